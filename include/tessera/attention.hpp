@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "tessera/plan.hpp"
+#include "tessera/tensor.hpp"
+
+namespace tessera {
+
+/// One task of a parallel loop: `worker` is in [0, workers) and no two bodies that run at once share it.
+using TaskBody = std::function<void(std::int64_t task, int worker)>;
+
+/// Runs body(task, worker) once for every task in [0, tasks), in any order, on at most `workers` threads, and returns
+/// when all are done. An exception of a body is to be rethrown to the caller. No task waits for another.
+using ParallelFor = std::function<void(std::int64_t tasks, int workers, const TaskBody& body)>;
+
+/// Tiles that a call touched, as the kernel itself counted them.
+struct TileCounters {
+    std::atomic<std::int64_t> full{0};     ///< every pair visible: ran without mask code
+    std::atomic<std::int64_t> partial{0};  ///< some pairs visible: ran with the mask
+    std::atomic<std::int64_t> skipped{0};  ///< no pair visible: never touched
+};
+
+/// How to run. Everything is optional.
+struct Execution {
+    ParallelFor parallel_for{};        ///< empty: tessera's own (oneTBB)
+    TileCounters* counters = nullptr;  ///< when set, the CPU kernels add their tile counts
+    void* stream = nullptr;            ///< CUDA stream; unused on the CPU
+};
+
+/// Tensors of a forward call. Shapes ([...] dense | [...] ragged); strides are free, each tensor has its own.
+struct ForwardArgs {
+    TensorView q;              ///< [batch, len_q, heads_q, head_dim]     | [total_q, heads_q, head_dim]
+    TensorView k;              ///< [batch, len_kv, heads_kv, head_dim]   | [total_kv, heads_kv, head_dim]
+    TensorView v;              ///< [batch, len_kv, heads_kv, head_dim_v] | [total_kv, heads_kv, head_dim_v]
+    TensorView bias{};         ///< [batch or 1, heads_q or 1, len_q or 1, len_kv or 1]; fp32 or the Problem's dtype
+    TensorView alibi_slopes{}; ///< fp32 [heads_q] or [batch, heads_q]
+    TensorView cu_seqlens_q{}; ///< ragged: int32 or int64 [batch + 1], from 0 to total_q, non-decreasing
+    TensorView cu_seqlens_kv{};
+    TensorView o;              ///< out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v]
+    TensorView lse{};          ///< out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q]; natural logarithm
+};
+
+/// Tensors of a backward call: the forward's inputs and results, the gradients of O and LSE, and where to put the rest.
+struct BackwardArgs {
+    TensorView q;
+    TensorView k;
+    TensorView v;
+    TensorView bias{};
+    TensorView alibi_slopes{};
+    TensorView cu_seqlens_q{};
+    TensorView cu_seqlens_kv{};
+    TensorView o;         ///< as the forward gave it
+    TensorView lse;       ///< as the forward gave it
+    TensorView d_o;       ///< gradient of O, shape of o, strides of its own
+    TensorView dlse{};    ///< gradient of LSE, optional, shape and dtype of lse
+    TensorView dq;        ///< out, shape of q
+    TensorView dk;        ///< out, shape of k
+    TensorView dv;        ///< out, shape of v
+    TensorView dbias{};   ///< out, when problem.bias_gradient: shape of bias (sizes 1 are summed over)
+};
+
+/// O = attention(Q, K, V), and LSE. Validates everything first: a call that throws has changed nothing.
+/// Throws Error(invalid_argument) naming the tensor, Error(workspace_too_small) when `workspace` is shorter than
+/// plan.workspace_bytes or not aligned to Plan::kWorkspaceAlignment.
+void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how = {});
+
+/// dQ, dK, dV (and dbias) by recomputing P from Q, K and LSE: no N x N matrix is kept from the forward.
+/// Deterministic: the same bits whatever the number of threads. Errors as forward().
+void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how = {});
+
+/// Owns a workspace of the right size and alignment for plans.
+/// Throws Error(out_of_memory) when it cannot be had.
+class Workspace {
+   public:
+    explicit Workspace(std::size_t bytes);
+    explicit Workspace(const Plan& plan) : Workspace(plan.workspace_bytes) {}
+    std::span<std::byte> span() const { return {data_.get(), bytes_}; }
+    operator std::span<std::byte>() const { return span(); }
+
+   private:
+    struct Free {
+        void operator()(std::byte* p) const;
+    };
+    std::unique_ptr<std::byte[], Free> data_;
+    std::size_t bytes_ = 0;
+};
+
+}  // namespace tessera

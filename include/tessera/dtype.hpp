@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace tessera {
+
+/// Element types. Attention runs on fp32, bf16 and fp16 (fp64 in the reference); int32 and int64 are for cu_seqlens.
+enum class DType : std::uint8_t { fp64, fp32, fp16, bf16, int32, int64 };
+
+/// Bytes of one element.
+constexpr std::int64_t size_of(DType dtype) {
+    switch (dtype) {
+        case DType::fp64:
+        case DType::int64: return 8;
+        case DType::fp32:
+        case DType::int32: return 4;
+        case DType::fp16:
+        case DType::bf16: return 2;
+    }
+    return 0;
+}
+
+constexpr const char* name_of(DType dtype) {
+    switch (dtype) {
+        case DType::fp64: return "fp64";
+        case DType::fp32: return "fp32";
+        case DType::fp16: return "fp16";
+        case DType::bf16: return "bf16";
+        case DType::int32: return "int32";
+        case DType::int64: return "int64";
+    }
+    return "?";
+}
+
+constexpr bool is_floating(DType dtype) { return dtype != DType::int32 && dtype != DType::int64; }
+
+}  // namespace tessera

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The whole public API:
+//
+//     Problem problem = Problem::dense(batch, len, heads, head_dim);   // what
+//     problem.mask.causal = Causal::bottom_right;
+//     Plan plan = tessera::plan(problem);                              // how, and why so
+//     Workspace workspace(plan);
+//     forward(plan, {.q = q, .k = k, .v = v, .o = o, .lse = lse}, workspace);
+#pragma once
+
+#include "tessera/attention.hpp"
+#include "tessera/dtype.hpp"
+#include "tessera/error.hpp"
+#include "tessera/kernel.hpp"
+#include "tessera/mask.hpp"
+#include "tessera/plan.hpp"
+#include "tessera/problem.hpp"
+#include "tessera/tensor.hpp"
