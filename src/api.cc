@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// forward() and backward(): validate everything, then hand over to the plan's kernel.
+#include <fmt/format.h>
+
+#include <new>
+
+#include "core/checks.hpp"
+#include "parallel.hpp"
+#include "registry.hpp"
+#include "tessera/attention.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera {
+namespace {
+
+void check_plan(const Plan& plan, Pass pass) {
+    if (plan.kernel == nullptr) throw Error(ErrorCode::invalid_argument, "plan", "expected a Plan made by plan()");
+    if (plan.pass != pass) {
+        throw Error(ErrorCode::invalid_argument, "plan",
+                    fmt::format("expected a plan for the {}, got one for the {}", name_of(pass), name_of(plan.pass)));
+    }
+}
+
+void check_workspace(const Plan& plan, std::span<std::byte> workspace) {
+    if (workspace.size() < plan.workspace_bytes) {
+        throw Error(ErrorCode::workspace_too_small, "workspace",
+                    fmt::format("expected {} bytes, got {}", plan.workspace_bytes, workspace.size()));
+    }
+    if (plan.workspace_bytes > 0 && reinterpret_cast<std::uintptr_t>(workspace.data()) % Plan::kWorkspaceAlignment != 0) {
+        throw Error(ErrorCode::workspace_too_small, "workspace",
+                    fmt::format("expected memory aligned to {} bytes, got {}", Plan::kWorkspaceAlignment,
+                                static_cast<const void*>(workspace.data())));
+    }
+}
+
+template <class Args>
+Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte> workspace, const Execution& how, Pass pass) {
+    check_plan(plan, pass);
+    plan.problem.validate();
+    check_tensors(plan.problem, args);
+    check_workspace(plan, workspace);
+    return {plan, args, workspace, how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for), how.counters, how.stream};
+}
+
+}  // namespace
+
+void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
+    const ForwardCall call = checked_call(plan, args, workspace, how, Pass::forward);
+    kernel_of(*plan.kernel).forward(call);
+}
+
+void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
+    const BackwardCall call = checked_call(plan, args, workspace, how, Pass::backward);
+    kernel_of(*plan.kernel).backward(call);
+}
+
+Workspace::Workspace(std::size_t bytes) : bytes_(bytes) {
+    const std::size_t rounded = (bytes / Plan::kWorkspaceAlignment + 1) * Plan::kWorkspaceAlignment;
+    data_.reset(static_cast<std::byte*>(std::aligned_alloc(Plan::kWorkspaceAlignment, rounded)));
+    if (data_ == nullptr) {
+        throw Error(ErrorCode::out_of_memory, "workspace", fmt::format("could not allocate {} bytes", bytes));
+    }
+}
+
+void Workspace::Free::operator()(std::byte* p) const { std::free(p); }
+
+}  // namespace tessera

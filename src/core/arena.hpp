@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+namespace tessera {
+
+/// Hands out aligned arrays from the caller's workspace, one after another. Without memory it only adds up, so the same
+/// code that lays a workspace out also tells its size: the two cannot disagree.
+class Arena {
+   public:
+    static constexpr std::size_t kAlignment = 64;
+    /// Sizes saturate here instead of wrapping: no machine has this much.
+    static constexpr std::size_t kTooMuch = std::numeric_limits<std::size_t>::max() / 4;
+
+    Arena() = default;
+    explicit Arena(std::span<std::byte> memory) : base_(memory.data()) {}
+
+    template <class T>
+    T* take(std::int64_t count) {
+        const auto n = static_cast<std::size_t>(count > 0 ? count : 0);
+        const std::size_t at = used_;
+        if (n > (kTooMuch - kAlignment) / sizeof(T) || used_ >= kTooMuch - n * sizeof(T) - kAlignment) {
+            used_ = kTooMuch;
+            return nullptr;
+        }
+        used_ += (n * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+        return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+    }
+
+    std::size_t used() const { return used_; }
+
+   private:
+    std::byte* base_ = nullptr;
+    std::size_t used_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/attention.hpp"
+#include "tessera/mask.hpp"
+#include "tessera/problem.hpp"
+
+namespace tessera {
+
+/// Entry `index` of a cu_seqlens tensor (int32 or int64).
+inline std::int64_t cu_seqlen(const TensorView& cu_seqlens, std::int64_t index) {
+    return cu_seqlens.dtype == DType::int32 ? *cu_seqlens.at<const std::int32_t>(index)
+                                            : *cu_seqlens.at<const std::int64_t>(index);
+}
+
+/// One batch member: its lengths and where its rows begin in a ragged tensor.
+struct Member {
+    std::int64_t batch = 0;
+    std::int64_t first_q = 0;   ///< first row of this member in a ragged q; 0 when dense
+    std::int64_t first_kv = 0;
+    std::int64_t len_q = 0;
+    std::int64_t len_kv = 0;
+};
+
+inline Member member_of(const Problem& problem, const TensorView& cu_q, const TensorView& cu_kv, std::int64_t batch) {
+    if (!problem.ragged) return {batch, 0, 0, problem.len_q, problem.len_kv};
+    const std::int64_t q = cu_seqlen(cu_q, batch);
+    const std::int64_t kv = cu_seqlen(cu_kv, batch);
+    return {batch, q, kv, cu_seqlen(cu_q, batch + 1) - q, cu_seqlen(cu_kv, batch + 1) - kv};
+}
+
+/// The rows of one head of one batch member: element (row, column), whatever the layout.
+struct HeadRows {
+    char* data = nullptr;
+    DType dtype = DType::fp32;
+    std::int64_t row_stride = 0;     ///< in elements
+    std::int64_t column_stride = 0;
+
+    void* at(std::int64_t row, std::int64_t column) const {
+        return data + (row * row_stride + column * column_stride) * size_of(dtype);
+    }
+};
+
+/// Rows of a [batch, len, heads, dim] or ragged [total, heads, dim] tensor; `first` is the member's first ragged row.
+inline HeadRows head_rows(const TensorView& t, const Member& member, std::int64_t first, std::int64_t head) {
+    if (t.data == nullptr) return {};  // an empty tensor; no offset may be added to null
+    const std::int64_t size = size_of(t.dtype);
+    auto* base = static_cast<char*>(t.data);
+    if (t.rank == 3) {
+        return {base + (first * t.strides[0] + head * t.strides[1]) * size, t.dtype, t.strides[0], t.strides[2]};
+    }
+    return {base + (member.batch * t.strides[0] + head * t.strides[2]) * size, t.dtype, t.strides[1], t.strides[3]};
+}
+
+/// The LSE entries of one head: [batch, heads, len] or ragged [heads, total]; one column.
+inline HeadRows lse_rows(const TensorView& t, const Member& member, std::int64_t head) {
+    if (t.data == nullptr) return {};
+    const std::int64_t size = size_of(t.dtype);
+    auto* base = static_cast<char*>(t.data);
+    if (t.rank == 2) {
+        return {base + (head * t.strides[0] + member.first_q * t.strides[1]) * size, t.dtype, t.strides[1], 0};
+    }
+    return {base + (member.batch * t.strides[0] + head * t.strides[1]) * size, t.dtype, t.strides[2], 0};
+}
+
+/// The [len_q, len_kv] matrix of a bias (or dbias) for one head: sizes 1 are broadcast by stride 0.
+inline HeadRows bias_rows(const TensorView& t, std::int64_t batch, std::int64_t head) {
+    if (t.data == nullptr) return {};
+    const auto stride = [&](std::size_t d) { return t.shape[d] == 1 ? 0 : t.strides[d]; };
+    auto* base = static_cast<char*>(t.data) + (batch * stride(0) + head * stride(1)) * size_of(t.dtype);
+    return {base, t.dtype, stride(2), stride(3)};
+}
+
+/// ALiBi slope of one head: [heads_q] or [batch, heads_q]; 0 without ALiBi.
+inline float alibi_slope(const TensorView& t, std::int64_t batch, std::int64_t head) {
+    if (!t.given()) return 0.0F;
+    return t.rank == 1 ? *t.at<const float>(head) : *t.at<const float>(batch, head);
+}
+
+}  // namespace tessera

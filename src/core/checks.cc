@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/checks.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "core/batch.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera {
+namespace {
+
+using Shape = std::vector<std::int64_t>;
+
+struct Named {
+    const char* name;
+    const TensorView* view;
+};
+
+[[noreturn]] void invalid(const char* name, const std::string& message) {
+    throw Error(ErrorCode::invalid_argument, name, message);
+}
+
+std::span<const std::int64_t> shape_of(const TensorView& t) {
+    return std::span(t.shape).first(static_cast<std::size_t>(t.rank));
+}
+
+void expect_memory(const char* name, const TensorView& t) {
+    if (t.device.type != DeviceType::cpu) invalid(name, "expected a tensor in host memory, got one on a CUDA device");
+    if (t.size() > 0 && t.data == nullptr) invalid(name, "expected an address, got null for " + t.describe());
+    if (reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::uintptr_t>(size_of(t.dtype)) != 0) {
+        invalid(name, fmt::format("expected an address aligned to its {} bytes per element, got {}", size_of(t.dtype),
+                                  static_cast<const void*>(t.data)));
+    }
+}
+
+void expect_shape(const char* name, const TensorView& t, const Shape& expected) {
+    if (!t.given()) invalid(name, fmt::format("expected a tensor [{}], got nothing", fmt::join(expected, ", ")));
+    const auto shape = shape_of(t);
+    if (!std::equal(shape.begin(), shape.end(), expected.begin(), expected.end())) {
+        invalid(name, fmt::format("expected shape [{}], got [{}]", fmt::join(expected, ", "), fmt::join(shape, ", ")));
+    }
+    expect_memory(name, t);
+}
+
+void expect_dtype(const char* name, const TensorView& t, DType expected) {
+    if (t.dtype != expected) {
+        invalid(name, fmt::format("expected dtype {}, got {}", name_of(expected), name_of(t.dtype)));
+    }
+}
+
+/// q, k, v, o and gradients: [batch, len, heads, dim], or [total, heads, dim] when ragged; the Problem's dtype.
+void check_rows(const Problem& p, const char* name, const TensorView& t, bool of_queries, std::int64_t dim) {
+    const std::int64_t heads = of_queries ? p.heads_q : p.heads_kv;
+    const Shape expected = p.ragged ? Shape{of_queries ? p.total_q : p.total_kv, heads, dim}
+                                    : Shape{p.batch, of_queries ? p.len_q : p.len_kv, heads, dim};
+    expect_shape(name, t, expected);
+    expect_dtype(name, t, p.dtype);
+}
+
+void check_lse(const Problem& p, const char* name, const TensorView& t) {
+    expect_shape(name, t, p.ragged ? Shape{p.heads_q, p.total_q} : Shape{p.batch, p.heads_q, p.len_q});
+    if (p.dtype == DType::fp64 && t.dtype == DType::fp64) return;
+    expect_dtype(name, t, DType::fp32);
+}
+
+void check_bias_like(const Problem& p, const char* name, const TensorView& t) {
+    const Shape full{p.batch, p.heads_q, p.len_q, p.len_kv};
+    const auto shape = shape_of(t);
+    bool fits = t.rank == 4;
+    for (std::size_t d = 0; fits && d < full.size(); ++d) fits = shape[d] == full[d] || shape[d] == 1;
+    if (!fits) {
+        invalid(name, fmt::format("expected [{}], any size also 1, got {}", fmt::join(full, ", "),
+                                  t.given() ? fmt::format("[{}]", fmt::join(shape, ", ")) : "nothing"));
+    }
+    if (t.dtype != DType::fp32 && t.dtype != p.dtype) {
+        invalid(name, fmt::format("expected dtype fp32 or {}, got {}", name_of(p.dtype), name_of(t.dtype)));
+    }
+    expect_memory(name, t);
+}
+
+void expect_absent(const char* name, const TensorView& t, const char* field) {
+    if (t.given()) invalid(name, fmt::format("expected nothing, since problem.{} is not set, got {}", field, t.describe()));
+}
+
+void check_alibi(const Problem& p, const TensorView& t) {
+    if (!p.alibi) return expect_absent("alibi_slopes", t, "alibi");
+    expect_shape("alibi_slopes", t, t.rank == 2 ? Shape{p.batch, p.heads_q} : Shape{p.heads_q});
+    expect_dtype("alibi_slopes", t, DType::fp32);
+}
+
+/// From 0 to the total, never falling, and no member longer than the bound that the Problem states.
+void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, std::int64_t total, std::int64_t longest) {
+    if (!p.ragged) return expect_absent(name, t, "ragged");
+    expect_shape(name, t, {p.batch + 1});
+    if (t.dtype != DType::int32 && t.dtype != DType::int64) {
+        invalid(name, fmt::format("expected dtype int32 or int64, got {}", name_of(t.dtype)));
+    }
+    if (cu_seqlen(t, 0) != 0) invalid(name, fmt::format("expected 0 at index 0, got {}", cu_seqlen(t, 0)));
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+        const std::int64_t begin = cu_seqlen(t, b);
+        const std::int64_t end = cu_seqlen(t, b + 1);
+        if (end < begin) {
+            invalid(name, fmt::format("expected non-decreasing values, got {} after {} at index {}", end, begin, b + 1));
+        }
+        if (end - begin > longest) {
+            invalid(name, fmt::format("expected lengths up to {} (the Problem's bound), got {} at index {}", longest,
+                                      end - begin, b + 1));
+        }
+    }
+    if (cu_seqlen(t, p.batch) != total) {
+        invalid(name, fmt::format("expected the total {} at index {}, got {}", total, p.batch, cu_seqlen(t, p.batch)));
+    }
+}
+
+template <class Args>
+void check_inputs(const Problem& p, const Args& args) {
+    check_rows(p, "q", args.q, true, p.head_dim);
+    check_rows(p, "k", args.k, false, p.head_dim);
+    check_rows(p, "v", args.v, false, p.head_dim_v);
+    if (p.bias) check_bias_like(p, "bias", args.bias);
+    else expect_absent("bias", args.bias, "bias");
+    check_alibi(p, args.alibi_slopes);
+    check_cu_seqlens(p, "cu_seqlens_q", args.cu_seqlens_q, p.total_q, p.len_q);
+    check_cu_seqlens(p, "cu_seqlens_kv", args.cu_seqlens_kv, p.total_kv, p.len_kv);
+}
+
+/// No output may share memory with itself, with another output or with an input.
+void check_outputs(std::span<const Named> outputs, std::span<const Named> inputs) {
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        const auto& [name, view] = outputs[i];
+        if (overlaps_itself(*view)) {
+            invalid(name, "expected an output whose elements are all distinct, got " + view->describe());
+        }
+        for (const Named& other : outputs.subspan(i + 1)) {
+            if (may_overlap(*view, *other.view)) invalid(other.name, fmt::format("overlaps the output {}", name));
+        }
+        for (const Named& input : inputs) {
+            if (may_overlap(*view, *input.view)) invalid(name, fmt::format("overlaps the input {}", input.name));
+        }
+    }
+}
+
+}  // namespace
+
+void check_tensors(const Problem& p, const ForwardArgs& args) {
+    check_inputs(p, args);
+    check_rows(p, "o", args.o, true, p.head_dim_v);
+    std::vector<Named> outputs{{"o", &args.o}};
+    if (args.lse.given()) {
+        check_lse(p, "lse", args.lse);
+        outputs.push_back({"lse", &args.lse});
+    }
+    const std::array<Named, 7> inputs{{{"q", &args.q},
+                                       {"k", &args.k},
+                                       {"v", &args.v},
+                                       {"bias", &args.bias},
+                                       {"alibi_slopes", &args.alibi_slopes},
+                                       {"cu_seqlens_q", &args.cu_seqlens_q},
+                                       {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
+    check_outputs(outputs, inputs);
+}
+
+void check_tensors(const Problem& p, const BackwardArgs& args) {
+    check_inputs(p, args);
+    check_rows(p, "o", args.o, true, p.head_dim_v);
+    check_lse(p, "lse", args.lse);
+    check_rows(p, "do", args.d_o, true, p.head_dim_v);
+    if (args.dlse.given()) check_lse(p, "dlse", args.dlse);
+    check_rows(p, "dq", args.dq, true, p.head_dim);
+    check_rows(p, "dk", args.dk, false, p.head_dim);
+    check_rows(p, "dv", args.dv, false, p.head_dim_v);
+    std::vector<Named> outputs{{"dq", &args.dq}, {"dk", &args.dk}, {"dv", &args.dv}};
+    if (p.bias_gradient) {
+        check_bias_like(p, "dbias", args.dbias);
+        const auto bias_shape = shape_of(args.bias);
+        expect_shape("dbias", args.dbias, Shape(bias_shape.begin(), bias_shape.end()));
+        outputs.push_back({"dbias", &args.dbias});
+    } else {
+        expect_absent("dbias", args.dbias, "bias_gradient");
+    }
+    const std::array<Named, 11> inputs{{{"q", &args.q},
+                                        {"k", &args.k},
+                                        {"v", &args.v},
+                                        {"o", &args.o},
+                                        {"lse", &args.lse},
+                                        {"do", &args.d_o},
+                                        {"dlse", &args.dlse},
+                                        {"bias", &args.bias},
+                                        {"alibi_slopes", &args.alibi_slopes},
+                                        {"cu_seqlens_q", &args.cu_seqlens_q},
+                                        {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
+    check_outputs(outputs, inputs);
+}
+
+}  // namespace tessera

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Everything that can be wrong with the tensors of a call, found before a byte is written.
+#pragma once
+
+#include "tessera/attention.hpp"
+#include "tessera/problem.hpp"
+
+namespace tessera {
+
+/// Throw Error(invalid_argument) naming the tensor, what was expected and what came.
+void check_tensors(const Problem& problem, const ForwardArgs& args);
+void check_tensors(const Problem& problem, const BackwardArgs& args);
+
+/// True when two views may share an element. Exact for views of one strided buffer (packed qkv and the like); views
+/// whose memory ranges meet with different strides count as sharing.
+bool may_overlap(const TensorView& a, const TensorView& b);
+
+/// True when two different indices of the view are the same element (stride 0, or strides that fold back).
+bool overlaps_itself(const TensorView& view);
+
+}  // namespace tessera

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tessera/problem.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tessera/error.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kMaxHeadDim = 256;
+constexpr std::int64_t kMaxLength = std::int64_t{1} << 32;  // the dropout counter has 32 bits for query and key / 4
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 62;
+
+[[noreturn]] void invalid(const char* field, const std::string& message) {
+    throw Error(ErrorCode::invalid_argument, field, message);
+}
+
+void expect_size(const char* field, std::int64_t value, std::int64_t low, std::int64_t high) {
+    if (value < low || value > high) invalid(field, fmt::format("expected {}..{}, got {}", low, high, value));
+}
+
+void expect_window(const char* field, std::int64_t value) {
+    if (value < 0) {
+        invalid(field, fmt::format("expected a number of keys >= 0, or tessera::unbounded for no limit, got {}", value));
+    }
+}
+
+/// Index arithmetic is in int64: no tensor may have more elements than that can count, N x N scores included.
+void expect_countable(const Problem& p) {
+    const double rows = static_cast<double>(p.ragged ? p.total_q : p.batch * p.len_q);
+    const double keys = static_cast<double>(p.ragged ? p.total_kv : p.batch * p.len_kv);
+    const double widest = static_cast<double>(std::max(p.head_dim, p.head_dim_v));
+    if (rows * static_cast<double>(p.heads_q) * widest > static_cast<double>(kMaxElements)) {
+        invalid("len_q", "the query tensor would have more than 2^62 elements");
+    }
+    if (keys * static_cast<double>(p.heads_kv) * widest > static_cast<double>(kMaxElements)) {
+        invalid("len_kv", "the key tensor would have more than 2^62 elements");
+    }
+}
+
+std::string side(std::int64_t window) { return window == unbounded ? "unbounded" : std::to_string(window); }
+
+std::string describe_mask(const Mask& mask) {
+    std::string text;
+    if (mask.causal == Causal::bottom_right) text += ", causal bottom-right";
+    if (mask.causal == Causal::top_left) text += ", causal top-left";
+    if (mask.window_left != unbounded || mask.window_right != unbounded) {
+        text += fmt::format(", window {},{}", side(mask.window_left), side(mask.window_right));
+    }
+    return text;
+}
+
+}  // namespace
+
+Problem Problem::dense(std::int64_t batch, std::int64_t len, std::int64_t heads, std::int64_t head_dim, DType dtype) {
+    return {.dtype = dtype,
+            .batch = batch,
+            .len_q = len,
+            .len_kv = len,
+            .heads_q = heads,
+            .heads_kv = heads,
+            .head_dim = head_dim,
+            .head_dim_v = head_dim};
+}
+
+double Problem::effective_scale() const { return scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head_dim)); }
+
+void Problem::validate() const {
+    if (!is_floating(dtype)) invalid("dtype", fmt::format("expected fp32, bf16, fp16 or fp64, got {}", name_of(dtype)));
+    constexpr std::int64_t kMaxCount = std::numeric_limits<std::uint32_t>::max();  // batch and head are Philox words
+    expect_size("batch", batch, 0, kMaxCount);
+    expect_size("len_q", len_q, 0, kMaxLength);
+    expect_size("len_kv", len_kv, 0, kMaxLength);
+    expect_size("heads_q", heads_q, 0, kMaxCount);
+    expect_size("heads_kv", heads_kv, 0, kMaxCount);
+    expect_size("head_dim", head_dim, 1, kMaxHeadDim);
+    expect_size("head_dim_v", head_dim_v, 1, kMaxHeadDim);
+    if (heads_kv == 0 ? heads_q != 0 : heads_q % heads_kv != 0) {
+        invalid("heads_q", fmt::format("expected a multiple of heads_kv = {}, got {}", heads_kv, heads_q));
+    }
+    if (ragged) {
+        expect_size("total_q", total_q, 0, kMaxElements);
+        expect_size("total_kv", total_kv, 0, kMaxElements);
+    } else if (total_q != 0 || total_kv != 0) {
+        invalid("total_q", "expected 0 for a Problem that is not ragged (set ragged, or leave the totals alone)");
+    }
+    expect_countable(*this);
+    expect_window("window_left", mask.window_left);
+    expect_window("window_right", mask.window_right);
+    if (!std::isfinite(effective_scale()) || !std::isfinite(static_cast<float>(effective_scale()))) {
+        invalid("scale", fmt::format("expected a number that is finite in fp32, got {}", *scale));
+    }
+    if (!(softcap >= 0) || !std::isfinite(static_cast<float>(softcap))) {
+        invalid("softcap", fmt::format("expected 0 (none) or a finite number > 0, got {}", softcap));
+    }
+    if (softcap > 0 && static_cast<float>(softcap) == 0.0F) {
+        invalid("softcap", fmt::format("expected a number that is over 0 in fp32, got {}", softcap));
+    }
+    if (!(dropout.probability >= 0 && dropout.probability < 1)) {
+        invalid("dropout", fmt::format("expected a probability in [0, 1), got {}", dropout.probability));
+    }
+    if (bias_gradient && !bias) invalid("bias_gradient", "expected a Problem with a bias");
+}
+
+std::string Problem::describe() const {
+    std::string text = fmt::format("{} batch {}, heads {}/{}, len {} x {}, head_dim {}", name_of(dtype), batch, heads_q,
+                                   heads_kv, len_q, len_kv, head_dim);
+    if (head_dim_v != head_dim) text += fmt::format("/{}", head_dim_v);
+    if (ragged) text += fmt::format(", ragged (rows {} x {})", total_q, total_kv);
+    text += describe_mask(mask);
+    if (scale) text += fmt::format(", scale {}", *scale);
+    if (softcap > 0) text += fmt::format(", softcap {}", softcap);
+    if (alibi) text += ", alibi";
+    if (bias) text += bias_gradient ? ", bias with gradient" : ", bias";
+    if (dropout.probability > 0) text += fmt::format(", dropout {} seed {}", dropout.probability, dropout.seed);
+    return text;
+}
+
+}  // namespace tessera

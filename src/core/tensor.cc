@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tessera/tensor.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "tessera/error.hpp"
+
+namespace tessera {
+
+std::int64_t TensorView::size() const {
+    std::int64_t count = 1;
+    for (int d = 0; d < rank; ++d) count *= shape[static_cast<std::size_t>(d)];
+    return count;
+}
+
+std::string TensorView::describe() const {
+    if (!given()) return "nothing";
+    const auto n = static_cast<std::size_t>(rank);
+    return fmt::format("{} [{}] strides [{}]", name_of(dtype), fmt::join(std::span(shape).first(n), ", "),
+                       fmt::join(std::span(strides).first(n), ", "));
+}
+
+TensorView dense_view(const void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
+    std::array<std::int64_t, TensorView::kMaxRank> strides{};
+    std::int64_t stride = 1;
+    for (auto d = std::min<std::size_t>(shape.size(), strides.size()); d-- > 0;) {
+        strides[d] = stride;
+        stride *= std::max<std::int64_t>(*(shape.begin() + d), 1);
+    }
+    TensorView view = strided_view(data, dtype, shape, shape, device);
+    view.strides = strides;
+    return view;
+}
+
+TensorView strided_view(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                        std::initializer_list<std::int64_t> strides, Device device) {
+    if (shape.size() > TensorView::kMaxRank || shape.size() == 0) {
+        throw Error(ErrorCode::invalid_argument, "shape",
+                    fmt::format("expected rank 1..{}, got {}", TensorView::kMaxRank, shape.size()));
+    }
+    if (shape.size() != strides.size()) {
+        throw Error(ErrorCode::invalid_argument, "strides",
+                    fmt::format("expected {} strides as for the shape, got {}", shape.size(), strides.size()));
+    }
+    TensorView view{.data = const_cast<void*>(data), .dtype = dtype, .rank = static_cast<int>(shape.size()), .device = device};
+    std::copy(shape.begin(), shape.end(), view.shape.begin());
+    std::copy(strides.begin(), strides.end(), view.strides.begin());
+    if (std::any_of(shape.begin(), shape.end(), [](std::int64_t n) { return n < 0; })) {
+        throw Error(ErrorCode::invalid_argument, "shape", "expected sizes >= 0, got " + view.describe());
+    }
+    return view;
+}
+
+TensorView transposed(const TensorView& view, int a, int b) {
+    if (a < 0 || b < 0 || a >= view.rank || b >= view.rank) {
+        throw Error(ErrorCode::invalid_argument, "dimension",
+                    fmt::format("expected two of 0..{}, got {} and {}", view.rank - 1, a, b));
+    }
+    TensorView result = view;
+    std::swap(result.shape[static_cast<std::size_t>(a)], result.shape[static_cast<std::size_t>(b)]);
+    std::swap(result.strides[static_cast<std::size_t>(a)], result.strides[static_cast<std::size_t>(b)]);
+    return result;
+}
+
+}  // namespace tessera

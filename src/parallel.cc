@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel.hpp"
+
+#include <tbb/info.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <atomic>
+
+namespace tessera {
+
+int available_threads() { return std::max(1, tbb::info::default_concurrency()); }
+
+void tbb_parallel_for(std::int64_t tasks, int workers, const TaskBody& body) {
+    const int used = static_cast<int>(std::min<std::int64_t>(workers, tasks));
+    if (used <= 1) {
+        for (std::int64_t task = 0; task < tasks; ++task) body(task, 0);
+        return;
+    }
+    std::atomic<std::int64_t> next{0};
+    const auto work = [&](int worker) {
+        for (std::int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
+    };
+    // The arena bounds the threads; each of its `used` loops is one worker, wherever oneTBB runs it.
+    tbb::task_arena arena(used);
+    arena.execute([&] { tbb::parallel_for(0, used, work, tbb::simple_partitioner()); });
+}
+
+}  // namespace tessera

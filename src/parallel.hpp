@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "tessera/attention.hpp"
+
+namespace tessera {
+
+/// Threads that this process may use at once (its CPU affinity counts).
+int available_threads();
+
+/// The default ParallelFor, on oneTBB. Tasks are taken one by one in rising order, so a caller that lists its longest
+/// tasks first gets a balanced loop.
+void tbb_parallel_for(std::int64_t tasks, int workers, const TaskBody& body);
+
+}  // namespace tessera

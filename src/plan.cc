@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tessera/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/arena.hpp"
+#include "parallel.hpp"
+#include "registry.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr std::int64_t kMaxBlock = 4096;
+
+void validate(const PlanOptions& options) {
+    if (options.threads < 0 || options.threads > kMaxThreads) {
+        throw Error(ErrorCode::invalid_argument, "threads", fmt::format("expected 0..{}, got {}", kMaxThreads, options.threads));
+    }
+    if (options.tile) {
+        for (const auto& [name, value] : {std::pair{"block_q", options.tile->block_q}, std::pair{"block_kv", options.tile->block_kv}}) {
+            if (value < 1 || value > kMaxBlock) {
+                throw Error(ErrorCode::invalid_argument, name, fmt::format("expected 1..{}, got {}", kMaxBlock, value));
+            }
+        }
+    }
+    if (!options.kernel.empty()) {
+        const auto all = kernels();
+        const auto known = std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return k.name == options.kernel; });
+        if (!known) {
+            throw Error(ErrorCode::invalid_argument, "kernel",
+                        fmt::format("expected a name that kernels() lists, got \"{}\"", options.kernel));
+        }
+    }
+}
+
+/// Why the caller's options leave this kernel out, or nothing.
+std::optional<std::string> unwanted(const KernelInfo& info, const PlanOptions& options) {
+    if (!options.kernel.empty() && info.name != options.kernel) return "kernel " + options.kernel + " was asked for";
+    if (options.backend && info.backend != *options.backend) {
+        return fmt::format("backend {} was asked for", name_of(*options.backend));
+    }
+    if (options.schedule && info.schedule != *options.schedule) {
+        return fmt::format("schedule {} was asked for", name_of(*options.schedule));
+    }
+    return std::nullopt;
+}
+
+/// Why this kernel can't compute the Problem, or nothing.
+std::optional<std::string> incapable(const Kernel& kernel, const Problem& problem, const PlanOptions& options) {
+    if (kernel.info.pass != options.pass) return fmt::format("computes the {} only", name_of(kernel.info.pass));
+    const auto& dtypes = kernel.info.dtypes;
+    if (std::find(dtypes.begin(), dtypes.end(), problem.dtype) == dtypes.end()) {
+        return fmt::format("does not take {}", name_of(problem.dtype));
+    }
+    return kernel.refuse(problem, options.tile);
+}
+
+[[noreturn]] void throw_no_kernel(const Problem& problem, const PlanOptions& options, const std::vector<Refusal>& refused) {
+    if (options.backend == Backend::cuda) {
+        const auto all = kernels();
+        const bool built = std::any_of(all.begin(), all.end(), [](const KernelInfo& k) { return k.backend == Backend::cuda; });
+        if (!built) throw Error(ErrorCode::device_unavailable, "backend", "this build has no CUDA kernels");
+    }
+    std::string reasons;
+    for (const Refusal& r : refused) {
+        if (r.kernel->pass == options.pass) reasons += fmt::format("\n  {}: {}", r.kernel->name, r.reason);
+    }
+    throw Error(ErrorCode::unsupported, "",
+                fmt::format("no kernel takes this {} ({}):{}", name_of(options.pass), problem.describe(), reasons));
+}
+
+/// Fills in how `kernel` would run the Problem. Returns why it can't after all, or nothing.
+std::optional<std::string> complete(Plan& plan, const Kernel& kernel, const PlanOptions& options) {
+    plan.kernel = &kernels()[static_cast<std::size_t>(&kernel - registry().data())];
+    plan.tile = options.tile.value_or(kernel.default_tile(plan.problem));
+    plan.threads = options.threads > 0 ? options.threads : available_threads();
+    plan.target = kernel.target();
+    plan.workspace_bytes = kernel.workspace_bytes(plan);
+    if (plan.workspace_bytes >= Arena::kTooMuch) return "would need more workspace than memory can address";
+    return std::nullopt;
+}
+
+std::string bytes_text(std::size_t bytes) {
+    const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    auto value = static_cast<double>(bytes);
+    std::size_t unit = 0;
+    while (value >= 1024 && unit + 1 < std::size(units)) value /= 1024, ++unit;
+    return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+}  // namespace
+
+Plan plan(const Problem& problem, const PlanOptions& options) {
+    problem.validate();
+    validate(options);
+    Plan result{.problem = problem, .pass = options.pass};
+    std::vector<Refusal> refused;
+    const auto infos = kernels();
+    bool chosen = false;
+    for (const Kernel& kernel : registry()) {
+        const KernelInfo* info = &infos[static_cast<std::size_t>(&kernel - registry().data())];
+        auto reason = incapable(kernel, problem, options);
+        const bool capable = !reason;
+        if (!reason) reason = unwanted(kernel.info, options);
+        if (!reason && chosen) reason = "could run it; comes after " + result.kernel->name + " in the order of preference";
+        if (!reason) reason = complete(result, kernel, options);
+        if (!reason) chosen = true;
+        else refused.push_back({info, *reason, capable});
+    }
+    if (!chosen) throw_no_kernel(problem, options, refused);
+    result.refused = std::move(refused);
+    return result;
+}
+
+std::string Plan::describe() const {
+    std::string text = fmt::format("problem    {}\nkernel     {} ({})\ntile       {} queries x {} keys\n", problem.describe(),
+                                   kernel->name, target, tile.block_q, tile.block_kv);
+    text += fmt::format("threads    {}\nworkspace  {}\n", threads, bytes_text(workspace_bytes));
+    for (const Refusal& r : refused) {
+        if (r.kernel->pass == pass) text += fmt::format("not        {}: {}\n", r.kernel->name, r.reason);
+    }
+    return text;
+}
+
+}  // namespace tessera

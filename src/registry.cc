@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "registry.hpp"
+
+#include <vector>
+
+#include "cpu/backend.hpp"
+#include "reference/backend.hpp"
+
+namespace tessera {
+namespace {
+
+std::vector<Kernel> collect() {
+    std::vector<Kernel> all = cpu::kernels();
+    for (Kernel& kernel : reference::kernels()) all.push_back(std::move(kernel));
+    return all;
+}
+
+const std::vector<KernelInfo>& infos() {
+    static const std::vector<KernelInfo> list = [] {
+        std::vector<KernelInfo> result;
+        for (const Kernel& kernel : registry()) result.push_back(kernel.info);
+        return result;
+    }();
+    return list;
+}
+
+}  // namespace
+
+std::span<const Kernel> registry() {
+    static const std::vector<Kernel> list = collect();
+    return list;
+}
+
+std::span<const KernelInfo> kernels() { return infos(); }
+
+const Kernel& kernel_of(const KernelInfo& info) {
+    return registry()[static_cast<std::size_t>(&info - infos().data())];
+}
+
+}  // namespace tessera
