@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "parallel.hpp"
 
+#include <tbb/global_control.h>
 #include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
@@ -20,10 +21,17 @@ void tbb_parallel_for(std::int64_t tasks, int workers, const TaskBody& body) {
     }
     std::atomic<std::int64_t> next{0};
     const auto work = [&](int worker) {
-        for (std::int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
+        try {
+            for (std::int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
+        } catch (...) {
+            next.store(tasks, std::memory_order_relaxed);  // the other workers need not finish what nobody will use
+            throw;
+        }
     };
-    // The arena bounds the threads; each of its `used` loops is one worker, wherever oneTBB runs it.
-    tbb::task_arena arena(used);
+    // The arena bounds the threads; each of its `used` loops is one worker, wherever oneTBB runs it. An arena of more
+    // threads than oneTBB may have would make it print a warning.
+    const auto allowed = tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism);
+    tbb::task_arena arena(std::min({used, available_threads(), static_cast<int>(allowed)}));
     arena.execute([&] { tbb::parallel_for(0, used, work, tbb::simple_partitioner()); });
 }
 

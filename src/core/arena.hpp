@@ -8,6 +8,12 @@
 
 namespace tessera {
 
+/// a * b for counts >= 0, cut at 2^62 where it would overflow: an Arena calls that too much.
+constexpr std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
+    constexpr std::int64_t kLimit = std::int64_t{1} << 62;
+    return b != 0 && a > kLimit / b ? kLimit : a * b;
+}
+
 /// Hands out aligned arrays from the caller's workspace, one after another. Without memory it only adds up, so the same
 /// code that lays a workspace out also tells its size: the two cannot disagree.
 class Arena {

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <span>
 #include <vector>
 
@@ -26,9 +28,20 @@ struct Named {
 }
 
 std::span<const std::int64_t> shape_of(const TensorView& t) {
-    return std::span(t.shape).first(static_cast<std::size_t>(t.rank));
+    return std::span(t.shape).first(static_cast<std::size_t>(std::clamp(t.rank, 0, TensorView::kMaxRank)));
 }
 
+/// Do all elements lie within a distance that int64 can hold? Strides come from the caller: nothing is sure of them.
+bool within_reach(const TensorView& t) {
+    double elements = 1;
+    for (std::size_t d = 0; d < shape_of(t).size(); ++d) {
+        const auto steps = static_cast<double>(std::max<std::int64_t>(t.shape[d] - 1, 0));
+        elements += steps * std::abs(static_cast<double>(t.strides[d]));
+    }
+    return elements * static_cast<double>(size_of(t.dtype)) <= 0x1p61;
+}
+
+/// The dtype is known to be right: without it there is no telling what is aligned.
 void expect_memory(const char* name, const TensorView& t) {
     if (t.device.type != DeviceType::cpu) invalid(name, "expected a tensor in host memory, got one on a CUDA device");
     if (t.size() > 0 && t.data == nullptr) invalid(name, "expected an address, got null for " + t.describe());
@@ -36,15 +49,17 @@ void expect_memory(const char* name, const TensorView& t) {
         invalid(name, fmt::format("expected an address aligned to its {} bytes per element, got {}", size_of(t.dtype),
                                   static_cast<const void*>(t.data)));
     }
+    if (!within_reach(t)) invalid(name, "expected elements within 2^61 bytes of each other, got " + t.describe());
 }
 
 void expect_shape(const char* name, const TensorView& t, const Shape& expected) {
     if (!t.given()) invalid(name, fmt::format("expected a tensor [{}], got nothing", fmt::join(expected, ", ")));
     const auto shape = shape_of(t);
-    if (!std::equal(shape.begin(), shape.end(), expected.begin(), expected.end())) {
-        invalid(name, fmt::format("expected shape [{}], got [{}]", fmt::join(expected, ", "), fmt::join(shape, ", ")));
+    const bool same = t.rank == static_cast<int>(expected.size()) && std::equal(shape.begin(), shape.end(), expected.begin());
+    if (!same) {
+        invalid(name, fmt::format("expected shape [{}], got [{}] of rank {}", fmt::join(expected, ", "),
+                                  fmt::join(shape, ", "), t.rank));
     }
-    expect_memory(name, t);
 }
 
 void expect_dtype(const char* name, const TensorView& t, DType expected) {
@@ -60,12 +75,13 @@ void check_rows(const Problem& p, const char* name, const TensorView& t, bool of
                                     : Shape{p.batch, of_queries ? p.len_q : p.len_kv, heads, dim};
     expect_shape(name, t, expected);
     expect_dtype(name, t, p.dtype);
+    expect_memory(name, t);
 }
 
 void check_lse(const Problem& p, const char* name, const TensorView& t) {
     expect_shape(name, t, p.ragged ? Shape{p.heads_q, p.total_q} : Shape{p.batch, p.heads_q, p.len_q});
-    if (p.dtype == DType::fp64 && t.dtype == DType::fp64) return;
-    expect_dtype(name, t, DType::fp32);
+    if (p.dtype != DType::fp64 || t.dtype != DType::fp64) expect_dtype(name, t, DType::fp32);
+    expect_memory(name, t);
 }
 
 void check_bias_like(const Problem& p, const char* name, const TensorView& t) {
@@ -91,6 +107,7 @@ void check_alibi(const Problem& p, const TensorView& t) {
     if (!p.alibi) return expect_absent("alibi_slopes", t, "alibi");
     expect_shape("alibi_slopes", t, t.rank == 2 ? Shape{p.batch, p.heads_q} : Shape{p.heads_q});
     expect_dtype("alibi_slopes", t, DType::fp32);
+    expect_memory("alibi_slopes", t);
 }
 
 /// From 0 to the total, never falling, and no member longer than the bound that the Problem states.
@@ -100,6 +117,7 @@ void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, s
     if (t.dtype != DType::int32 && t.dtype != DType::int64) {
         invalid(name, fmt::format("expected dtype int32 or int64, got {}", name_of(t.dtype)));
     }
+    expect_memory(name, t);
     if (cu_seqlen(t, 0) != 0) invalid(name, fmt::format("expected 0 at index 0, got {}", cu_seqlen(t, 0)));
     for (std::int64_t b = 0; b < p.batch; ++b) {
         const std::int64_t begin = cu_seqlen(t, b);

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// One dimension of a comparison of two views: a step in bytes, and how far the difference of two indices can go.
+/// One dimension of a comparison of two indices: a step, and how far the difference of the indices can go.
 struct Axis {
     std::int64_t stride;
     std::int64_t lowest;   // -(size of b - 1)
@@ -31,15 +31,23 @@ std::int64_t extent_bytes(const TensorView& t) {
     return extent * size_of(t.dtype);
 }
 
+void sort_by_stride(std::vector<Axis>& axes) {
+    std::sort(axes.begin(), axes.end(), [](const Axis& x, const Axis& y) { return x.stride > y.stride; });
+}
+
+/// The furthest that the axes from `axis` on can go together.
+std::int64_t reach_from(const std::vector<Axis>& axes, std::size_t axis) {
+    std::int64_t reach = 0;
+    for (; axis < axes.size(); ++axis) reach += axes[axis].stride * std::max(axes[axis].highest, -axes[axis].lowest);
+    return reach;
+}
+
 /// Is there a choice of one index difference per axis whose steps land within one element of `target` bytes?
 /// Axes are sorted by falling stride, so at each axis only the differences next to target / stride can do; where the
 /// inner axes reach further than one stride, all of them are tried.
 bool reaches(const std::vector<Axis>& axes, std::size_t axis, std::int64_t target, std::int64_t element_bytes) {
     if (axis == axes.size()) return std::abs(target) < element_bytes;
-    std::int64_t reach = element_bytes - 1;
-    for (std::size_t inner = axis + 1; inner < axes.size(); ++inner) {
-        reach += axes[inner].stride * std::max(axes[inner].highest, -axes[inner].lowest);
-    }
+    const std::int64_t reach = element_bytes - 1 + reach_from(axes, axis + 1);
     const Axis& here = axes[axis];
     if (here.stride == 0) return reaches(axes, axis + 1, target, element_bytes);
     const std::int64_t first = std::max(here.lowest, (target - reach) / here.stride - 1);
@@ -54,7 +62,7 @@ bool reaches(const std::vector<Axis>& axes, std::size_t axis, std::int64_t targe
 }  // namespace
 
 bool may_overlap(const TensorView& a, const TensorView& b) {
-    if (a.size() == 0 || b.size() == 0) return false;
+    if (!a.given() || !b.given() || a.size() == 0 || b.size() == 0) return false;
     const std::int64_t a_begin = reinterpret_cast<std::intptr_t>(a.data) + lowest_byte(a);
     const std::int64_t b_begin = reinterpret_cast<std::intptr_t>(b.data) + lowest_byte(b);
     if (a_begin + extent_bytes(a) <= b_begin || b_begin + extent_bytes(b) <= a_begin) return false;
@@ -69,22 +77,27 @@ bool may_overlap(const TensorView& a, const TensorView& b) {
         const std::int64_t lowest = sign > 0 ? -(b.shape[d] - 1) : -(a.shape[d] - 1);
         axes.push_back({std::abs(stride) * size_of(a.dtype), lowest, highest});
     }
-    std::sort(axes.begin(), axes.end(), [](const Axis& x, const Axis& y) { return x.stride > y.stride; });
+    sort_by_stride(axes);
     const std::int64_t distance = reinterpret_cast<std::intptr_t>(b.data) - reinterpret_cast<std::intptr_t>(a.data);
     return reaches(axes, 0, distance, size_of(a.dtype));
 }
 
 bool overlaps_itself(const TensorView& view) {
     if (view.size() <= 1) return false;
-    std::vector<std::pair<std::int64_t, std::int64_t>> axes;  // (stride, size)
+    std::vector<Axis> axes;  // strides in elements
     for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
-        if (view.shape[d] > 1) axes.emplace_back(std::abs(view.strides[d]), view.shape[d]);
+        if (view.shape[d] > 1) axes.push_back({std::abs(view.strides[d]), 1 - view.shape[d], view.shape[d] - 1});
     }
-    std::sort(axes.begin(), axes.end());
-    std::int64_t reach = 0;  // furthest element that the smaller strides get to
-    for (const auto& [stride, size] : axes) {
-        if (stride <= reach) return true;
-        reach += stride * (size - 1);
+    sort_by_stride(axes);
+    // Two indices of one element differ first along some axis, there by 1 or more (exchange them if need be).
+    for (std::size_t first = 0; first < axes.size(); ++first) {
+        const Axis& here = axes[first];
+        if (here.stride == 0) return true;
+        for (std::int64_t difference = 1; difference <= here.highest; ++difference) {
+            const std::int64_t target = difference * here.stride;
+            if (target > reach_from(axes, first + 1)) break;
+            if (reaches(axes, first + 1, target, 1)) return true;
+        }
     }
     return false;
 }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -29,16 +30,23 @@ void expect_window(const char* field, std::int64_t value) {
     }
 }
 
-/// Index arithmetic is in int64: no tensor may have more elements than that can count, N x N scores included.
+/// Index arithmetic is in int64: no tensor may have more elements than that can count, N x N scores included. Sizes 0
+/// count as 1, so that the product of any few of the sizes fits too, in whatever order it is made.
 void expect_countable(const Problem& p) {
-    const double rows = static_cast<double>(p.ragged ? p.total_q : p.batch * p.len_q);
-    const double keys = static_cast<double>(p.ragged ? p.total_kv : p.batch * p.len_kv);
-    const double widest = static_cast<double>(std::max(p.head_dim, p.head_dim_v));
-    if (rows * static_cast<double>(p.heads_q) * widest > static_cast<double>(kMaxElements)) {
-        invalid("len_q", "the query tensor would have more than 2^62 elements");
+    const auto at_least_1 = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(n, 1)); };
+    const double widest = at_least_1(std::max(p.head_dim, p.head_dim_v));
+    const double members = at_least_1(p.batch);
+    const double rows_q = p.ragged ? std::max(at_least_1(p.total_q), members) : members * at_least_1(p.len_q);
+    const double rows_kv = p.ragged ? std::max(at_least_1(p.total_kv), members) : members * at_least_1(p.len_kv);
+    const auto limit = static_cast<double>(kMaxElements);
+    if (rows_q * at_least_1(p.heads_q) * widest > limit) {
+        invalid(p.ragged ? "total_q" : "len_q", "expected sizes of the queries that multiply to 2^62 at most");
     }
-    if (keys * static_cast<double>(p.heads_kv) * widest > static_cast<double>(kMaxElements)) {
-        invalid("len_kv", "the key tensor would have more than 2^62 elements");
+    if (rows_kv * at_least_1(p.heads_kv) * widest > limit) {
+        invalid(p.ragged ? "total_kv" : "len_kv", "expected sizes of the keys that multiply to 2^62 at most");
+    }
+    if (std::max(rows_q, at_least_1(p.len_q)) * at_least_1(p.heads_q) * at_least_1(p.len_kv) > limit) {
+        invalid("len_kv", "expected 2^62 scores at most over all heads");
     }
 }
 
@@ -70,7 +78,9 @@ Problem Problem::dense(std::int64_t batch, std::int64_t len, std::int64_t heads,
 double Problem::effective_scale() const { return scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head_dim)); }
 
 void Problem::validate() const {
-    if (!is_floating(dtype)) invalid("dtype", fmt::format("expected fp32, bf16, fp16 or fp64, got {}", name_of(dtype)));
+    if (!is_floating(dtype) || size_of(dtype) == 0) {
+        invalid("dtype", fmt::format("expected fp32, bf16, fp16 or fp64, got {}", name_of(dtype)));
+    }
     constexpr std::int64_t kMaxCount = std::numeric_limits<std::uint32_t>::max();  // batch and head are Philox words
     expect_size("batch", batch, 0, kMaxCount);
     expect_size("len_q", len_q, 0, kMaxLength);
@@ -86,7 +96,11 @@ void Problem::validate() const {
         expect_size("total_q", total_q, 0, kMaxElements);
         expect_size("total_kv", total_kv, 0, kMaxElements);
     } else if (total_q != 0 || total_kv != 0) {
-        invalid("total_q", "expected 0 for a Problem that is not ragged (set ragged, or leave the totals alone)");
+        invalid(total_q != 0 ? "total_q" : "total_kv",
+                "expected 0 for a Problem that is not ragged (set ragged, or leave the totals alone)");
+    }
+    if (mask.causal > Causal::top_left) {
+        invalid("causal", fmt::format("expected none, bottom_right or top_left, got {}", static_cast<int>(mask.causal)));
     }
     expect_countable(*this);
     expect_window("window_left", mask.window_left);

@@ -5,35 +5,50 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <utility>
 
 #include "tessera/error.hpp"
 
 namespace tessera {
+namespace {
+
+constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max();
+
+/// The rank as an array size, also when a caller filled it in wrongly: messages describe such views too.
+std::size_t rank_of(const TensorView& view) { return static_cast<std::size_t>(std::clamp(view.rank, 0, TensorView::kMaxRank)); }
+
+}  // namespace
 
 std::int64_t TensorView::size() const {
     std::int64_t count = 1;
-    for (int d = 0; d < rank; ++d) count *= shape[static_cast<std::size_t>(d)];
+    for (const std::int64_t n : std::span(shape).first(rank_of(*this))) {
+        if (n <= 0) return 0;
+        count = count > kMostElements / n ? kMostElements : count * n;
+    }
     return count;
 }
 
 std::string TensorView::describe() const {
     if (!given()) return "nothing";
-    const auto n = static_cast<std::size_t>(rank);
+    const std::size_t n = rank_of(*this);
     return fmt::format("{} [{}] strides [{}]", name_of(dtype), fmt::join(std::span(shape).first(n), ", "),
                        fmt::join(std::span(strides).first(n), ", "));
 }
 
 TensorView dense_view(const void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
-    std::array<std::int64_t, TensorView::kMaxRank> strides{};
-    std::int64_t stride = 1;
-    for (auto d = std::min<std::size_t>(shape.size(), strides.size()); d-- > 0;) {
-        strides[d] = stride;
-        stride *= std::max<std::int64_t>(*(shape.begin() + d), 1);
-    }
     TensorView view = strided_view(data, dtype, shape, shape, device);
-    view.strides = strides;
+    std::int64_t stride = 1;
+    for (std::size_t d = shape.size(); d-- > 0;) {
+        view.strides[d] = stride;
+        const std::int64_t n = std::max<std::int64_t>(view.shape[d], 1);
+        if (stride > kMostElements / n) {
+            throw Error(ErrorCode::invalid_argument, "shape",
+                        fmt::format("expected sizes that multiply to less than 2^63, got [{}]", fmt::join(shape, ", ")));
+        }
+        stride *= n;
+    }
     return view;
 }
 

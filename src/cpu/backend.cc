@@ -1,8 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/backend.hpp"
 
-namespace tessera::cpu {
+#include <fmt/format.h>
+#include <hwy/highway.h>
 
-std::vector<Kernel> kernels() { return {}; }
+#include "cpu/schedules.hpp"
+#include "cpu/tile/tile.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr std::int64_t kMaxBlock = 1024;
+
+/// 64 queries are four AVX-512 vectors; 64 keys keep a tile of scores at 16 KiB, and with one head_dim up to 128 it
+/// shares the first-level cache with Q^T. Measured figures: docs/decisions/queries-in-lanes.md.
+Tile default_tile(const Problem& problem) { return {64, problem.head_dim <= 64 ? 128 : 64}; }
+
+std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile) {
+    if (tile && (tile->block_q > kMaxBlock || tile->block_kv > kMaxBlock)) {
+        return fmt::format("takes tiles up to {} x {}", kMaxBlock, kMaxBlock);
+    }
+#if HWY_ARCH_X86
+    if ((hwy::SupportedTargets() & (HWY_SSE4 | (HWY_SSE4 - 1))) == 0) return "needs a processor with SSE4.2";
+#endif
+    return std::nullopt;
+}
+
+struct Entry {
+    Schedule schedule;
+    const char* forward_summary;
+    const char* backward_summary;
+    const char* limits;
+    std::size_t (*forward_workspace)(const Plan&);
+    void (*forward)(const ForwardCall&);
+    std::size_t (*backward_workspace)(const Plan&);
+    void (*backward)(const BackwardCall&);
+};
+
+/// In order of preference.
+constexpr Entry kEntries[] = {
+    {Schedule::fa2, "Q blocks outer, O stays near until it is done; memory O(len)",
+     "parallel over K/V blocks in rounds, dQ without atomics; memory O(len)", "none",
+     fa2::forward_workspace, fa2::forward, fa2::backward_workspace, fa2::backward},
+    {Schedule::fa1, "K/V blocks outer, O, m, l rescaled and written back each step; memory O(len)",
+     "K/V blocks outer, dQ read and written each step; memory O(len)", "none",
+     fa1::forward_workspace, fa1::forward, fa1::backward_workspace, fa1::backward},
+    {Schedule::standard, "S and P materialised; memory O(len_q * len_kv)",
+     "P and dS materialised; memory O(len_q * len_kv)", "len_q * len_kv scores of all heads must fit memory",
+     standard::forward_workspace, standard::forward, standard::backward_workspace, standard::backward},
+};
+
+Kernel row(const Entry& entry, Pass pass) {
+    const bool is_forward = pass == Pass::forward;
+    return {
+        .info = {.name = fmt::format("cpu.{}.{}", name_of(entry.schedule), name_of(pass)),
+                 .backend = Backend::cpu,
+                 .schedule = entry.schedule,
+                 .pass = pass,
+                 .dtypes = {DType::fp32, DType::bf16, DType::fp16},
+                 .summary = is_forward ? entry.forward_summary : entry.backward_summary,
+                 .limits = entry.limits},
+        .refuse = refuse,
+        .default_tile = default_tile,
+        .workspace_bytes = is_forward ? entry.forward_workspace : entry.backward_workspace,
+        .target = tile::target_name,
+        .forward = is_forward ? entry.forward : nullptr,
+        .backward = is_forward ? nullptr : entry.backward,
+    };
+}
+
+}  // namespace
+
+std::vector<Kernel> kernels() {
+    std::vector<Kernel> rows;
+    for (const Entry& entry : kEntries) rows.push_back(row(entry, Pass::forward));
+    for (const Entry& entry : kEntries) rows.push_back(row(entry, Pass::backward));
+    return rows;
+}
 
 }  // namespace tessera::cpu

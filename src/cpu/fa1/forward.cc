@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa1 forward (FlashAttention paper, Algorithm 1): K/V blocks outer, Q blocks inner. O, m and l of every query live in
+// slow memory: each K/V block reads them all, rescales them and writes them back, O normalised by l at every step. It
+// touches O ceil(len_kv / block_kv) times where fa2 touches it once; that is the lesson of this file.
+//
+// Parallel over batch and heads as in the paper; when those are fewer than the threads, each head's queries are dealt
+// to several tasks, which are independent runs of the algorithm.
+#include <vector>
+
+#include "cpu/panel.hpp"
+#include "cpu/schedules.hpp"
+
+namespace tessera::cpu::fa1 {
+namespace {
+
+/// Memory of one worker.
+struct Scratch {
+    TileScratch tiles;
+    float* inverse;  // [lanes], 1 / l
+    float* old_l;    // [lanes]
+
+    Scratch(Arena& arena, const Geometry& g)
+        : tiles(arena, g), inverse(arena.take<float>(g.lanes)), old_l(arena.take<float>(g.lanes)) {}
+};
+
+/// Slow memory: what the algorithm keeps per query between K/V blocks, and Q^T ready for the lanes.
+struct Workspace {
+    float* q_t;   // [heads_q, panels, head_dim, lanes]
+    float* sums;  // [heads_q, panels, PanelSums]
+    std::vector<Scratch> workers;
+
+    Workspace(Arena& arena, const Plan& plan, const Geometry& g) {
+        const std::int64_t panels = plan.problem.heads_q * total_panels(plan.problem, g);
+        q_t = arena.take<float>(panels * g.head_dim * g.lanes);
+        sums = arena.take<float>(panels * PanelSums::floats(g));
+        for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g);
+    }
+};
+
+/// One (Q block, K/V block) step, lines 6 to 13 of the algorithm:
+///   P = exp(S - m_new);  l_new = exp(m - m_new) l + rowsum(P);  O = (exp(m - m_new) l / l_new) O + (P / l_new) V
+void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, const float* q_t,
+          const Scratch& scratch, PanelSums& sums) {
+    float* old_share = scratch.tiles.rescale;
+    std::copy_n(sums.state.l, panel.lanes, scratch.old_l);
+    scores(head, g, panel, kv, coverage, q_t, scratch.tiles.s, scratch.tiles.other);
+    tile::online_softmax(scratch.tiles.s, kv.keys, panel.lanes, panel.lanes, sums.state, old_share);
+    tile::invert_sums(sums.state, panel.lanes, scratch.inverse);
+    for (std::int64_t i = 0; i < panel.lanes; ++i) old_share[i] *= scratch.old_l[i] * scratch.inverse[i];
+    tile::scale_lanes(scratch.tiles.s, scratch.inverse, kv.keys, panel.lanes);
+    add_values(head, g, panel, kv, coverage, scratch.tiles.s, scratch.tiles.other, sums.o, tile::Into::scaled_add, old_share);
+}
+
+/// The algorithm for panels [begin, end) of one head.
+void run(const ForwardCall& call, const Geometry& g, const Head& head, Range panels, const Workspace& workspace,
+         const Scratch& scratch) {
+    TileTally tally(call.counters);
+    const Problem& p = call.plan.problem;
+    const auto slot = [&](std::int64_t index) {
+        return head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + index;
+    };
+    const auto q_t_of = [&](std::int64_t index) { return workspace.q_t + slot(index) * g.head_dim * g.lanes; };
+    const auto sums_of = [&](std::int64_t index) { return PanelSums(workspace.sums + slot(index) * PanelSums::floats(g), g); };
+
+    for (std::int64_t index = panels.begin; index < panels.end; ++index) {
+        const Panel panel(index, g.block_q, head.member.len_q);
+        const PanelSums sums = sums_of(index);
+        load_queries(head, g, panel, q_t_of(index));
+        tile::clear_state(sums.state, panel.lanes);
+        std::fill_n(sums.o, g.head_dim_v * panel.lanes, 0.0F);
+    }
+    for (std::int64_t first = 0; first < head.member.len_kv; first += g.block_kv) {
+        const Range keys{first, std::min(head.member.len_kv, first + g.block_kv)};
+        const Range queries = head.band.q_range(keys.begin, keys.end);
+        const Range touched{std::max(panels.begin, queries.begin / g.block_q), std::min(panels.end, ceil_div(queries.end, g.block_q))};
+        tally.skipped(panels.size(), queries.empty() ? 0 : touched.size());
+        if (queries.empty() || touched.empty()) continue;
+        const KvTile loaded = load_kv(head, g, first, keys.size(), scratch.tiles, touched.size() == 1);
+        for (std::int64_t index = touched.begin; index < touched.end; ++index) {
+            const Panel panel(index, g.block_q, head.member.len_q);
+            KvTile kv = loaded;
+            kv.keys = std::min(keys.end, head.keys_of(panel).end) - first;
+            const Coverage coverage = head.coverage(panel, kv);
+            PanelSums sums = sums_of(index);
+            step(head, g, panel, kv, coverage, q_t_of(index), scratch, sums);
+            tally.ran(coverage);
+        }
+    }
+    for (std::int64_t index = panels.begin; index < panels.end; ++index) {
+        const Panel panel(index, g.block_q, head.member.len_q);
+        const PanelSums sums = sums_of(index);
+        std::fill_n(scratch.inverse, panel.lanes, 1.0F);  // O is normalised already
+        tile::store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, scratch.inverse,
+                               head_rows(call.args.o, head.member, head.member.first_q, head.query_head), panel.first);
+        tile::store_lse(sums.state, panel.queries, lse_rows(call.args.lse, head.member, head.query_head), panel.first);
+    }
+}
+
+}  // namespace
+
+std::size_t forward_workspace(const Plan& plan) {
+    Arena arena;
+    const Geometry g(plan);
+    Workspace(arena, plan, g);
+    return arena.used();
+}
+
+void forward(const ForwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const Geometry g(call.plan);
+    Arena arena(call.workspace);
+    const Workspace workspace(arena, call.plan, g);
+    const std::int64_t heads = p.batch * p.heads_q;
+    if (heads == 0 || g.panels == 0) return;
+    const std::int64_t parts = std::clamp<std::int64_t>(ceil_div(2 * call.plan.threads, heads), 1, g.panels);
+    const std::int64_t panels_per_part = ceil_div(g.panels, heads >= call.plan.threads ? 1 : parts);
+    const std::int64_t tasks_per_head = ceil_div(g.panels, panels_per_part);
+    call.parallel_for(heads * tasks_per_head, call.plan.threads, [&](std::int64_t task, int worker) {
+        const Member member = member_of(p, call.args.cu_seqlens_q, call.args.cu_seqlens_kv, task % heads / p.heads_q);
+        const Head head(p, call.args, member, task % heads % p.heads_q);
+        const std::int64_t part = tasks_per_head - 1 - task / heads;  // the last queries see the most keys
+        const Range panels{part * panels_per_part,
+                           std::min(ceil_div(member.len_q, g.block_q), (part + 1) * panels_per_part)};
+        if (!panels.empty()) run(call, g, head, panels, workspace, workspace.workers[static_cast<std::size_t>(worker)]);
+    });
+}
+
+}  // namespace tessera::cpu::fa1

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa2 forward (FlashAttention-2 paper, Algorithm 1): Q blocks outer, K/V blocks inner; m, l and O stay in fast memory
+// until the block is done, and O is written once. Parallel over batch, heads and Q blocks, and over K/V when those are
+// fewer than the threads.
+//
+// The keys of a row are always summed in chunks of kChunk keys, each with its own (m, l, O), merged in rising order.
+// Whether the chunks of a row are run by one task or by many changes nothing in that sum, so the bits of a row depend
+// neither on the number of threads nor on its batch neighbours (docs/decisions/fixed-split.md).
+#include <vector>
+
+#include "cpu/panel.hpp"
+#include "cpu/schedules.hpp"
+
+namespace tessera::cpu::fa2 {
+namespace {
+
+constexpr std::int64_t kChunk = 512;      // keys; a merge costs under 1 % of a chunk's products
+constexpr std::int64_t kMaxPanels = 4;    // panels of a task: they share each K/V tile that is loaded
+constexpr std::int64_t kTasksPerWorker = 4;
+
+/// How the panels are dealt out. The panels of a kv head are those of all query heads that share it, one after another.
+struct Partition {
+    std::int64_t panels_per_kv_head;
+    std::int64_t panels_per_task = kMaxPanels;
+    std::int64_t tasks_per_kv_head;
+    std::int64_t kv_heads;  ///< of all batch members
+    std::int64_t chunks;    ///< of the longest member
+    bool split;             ///< a task is one chunk of one panel, and a second loop merges
+
+    Partition(const Plan& plan, const Geometry& g)
+        : panels_per_kv_head(plan.problem.group() * g.panels),
+          kv_heads(plan.problem.batch * plan.problem.heads_kv),
+          chunks(ceil_div(plan.problem.len_kv, kChunk)) {
+        const std::int64_t panels = kv_heads * panels_per_kv_head;
+        while (panels_per_task > 1 && panels < panels_per_task * plan.threads * kTasksPerWorker) panels_per_task /= 2;
+        tasks_per_kv_head = ceil_div(panels_per_kv_head, panels_per_task);
+        split = plan.threads > 1 && chunks > 1 && panels < 2 * plan.threads;
+    }
+};
+
+/// Memory of one worker.
+struct Scratch {
+    TileScratch tiles;
+    std::vector<float*> q_t;        // per panel: [head_dim, lanes]
+    std::vector<PanelSums> totals;  // per panel
+    std::vector<PanelSums> chunks;  // per panel: of the chunk at hand
+
+    Scratch(Arena& arena, const Geometry& g, std::int64_t panels) : tiles(arena, g) {
+        for (std::int64_t i = 0; i < panels; ++i) {
+            q_t.push_back(arena.take<float>(g.head_dim * g.lanes));
+            totals.emplace_back(arena, g);
+            chunks.emplace_back(arena, g);
+        }
+    }
+};
+
+struct Workspace {
+    std::vector<Scratch> workers;
+    float* partials = nullptr;  // [panel, chunk, PanelSums], only when K/V is split
+
+    Workspace(Arena& arena, const Plan& plan, const Geometry& g, const Partition& part) {
+        for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, part.panels_per_task);
+        if (part.split) partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head * part.chunks * PanelSums::floats(g));
+    }
+};
+
+/// A panel with its head and the keys that it sees.
+struct Work {
+    Head head;
+    Panel panel;
+    Range keys;
+
+    /// Panel `index` of kv head `kv_head` (of all batch members).
+    Work(const ForwardCall& call, const Geometry& g, std::int64_t kv_head, std::int64_t index)
+        : Work(call.plan.problem, call.args, g, kv_head / call.plan.problem.heads_kv,
+               kv_head % call.plan.problem.heads_kv * call.plan.problem.group() + index / g.panels, index % g.panels) {}
+
+   private:
+    Work(const Problem& p, const ForwardArgs& args, const Geometry& g, std::int64_t batch, std::int64_t query_head,
+         std::int64_t index)
+        : head(p, args, member_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, batch), query_head),
+          panel(index, g.block_q, head.member.len_q),
+          keys(head.keys_of(panel)) {}
+};
+
+Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
+/// Runs the K/V tiles of one chunk for panels that share a kv head: K/V tile outer so that each is loaded once, the
+/// panels inner. sums[i] receives the panel's result for this chunk alone.
+void attend_chunk(std::span<const Work> works, const Geometry& g, std::int64_t chunk, std::span<float* const> q_t,
+                  const TileScratch& tiles, std::span<PanelSums* const> sums, TileTally& tally) {
+    for (PanelSums* s : sums) s->started = false;
+    const Head& head = works.front().head;
+    const Range all{chunk * kChunk, std::min(head.member.len_kv, (chunk + 1) * kChunk)};
+    for (std::int64_t first = all.begin; first < all.end; first += g.block_kv) {
+        const Range tile_keys{first, std::min(all.end, first + g.block_kv)};
+        std::int64_t end = first;  // keys that some panel sees
+        for (const Work& work : works) {
+            const Range seen = common(tile_keys, work.keys);
+            if (!seen.empty()) end = std::max(end, seen.end);
+        }
+        if (end == first) continue;
+        const KvTile loaded = load_kv(head, g, first, end - first, tiles, works.size() == 1);
+        for (std::size_t i = 0; i < works.size(); ++i) {
+            const Range seen = common(tile_keys, works[i].keys);
+            if (seen.empty()) continue;
+            KvTile kv = loaded;
+            kv.keys = seen.end - first;
+            const Coverage coverage = works[i].head.coverage(works[i].panel, kv);
+            attend(works[i].head, g, works[i].panel, kv, coverage, q_t[i], tiles, *sums[i]);
+            tally.ran(coverage);
+        }
+    }
+}
+
+void count_skipped(const Work& work, const Geometry& g, TileTally& tally) {
+    std::int64_t touched = 0;
+    for (std::int64_t chunk = 0; chunk * kChunk < work.head.member.len_kv; ++chunk) {
+        const Range all{chunk * kChunk, std::min(work.head.member.len_kv, (chunk + 1) * kChunk)};
+        for (std::int64_t first = all.begin; first < all.end; first += g.block_kv) {
+            const bool seen = !common({first, std::min(all.end, first + g.block_kv)}, work.keys).empty();
+            touched += seen ? 1 : 0;
+            tally.skipped(1, seen ? 1 : 0);
+        }
+    }
+}
+
+/// A task that owns its panels from the first key to the last.
+void run_panels(const ForwardCall& call, const Geometry& g, std::span<const Work> works, Scratch& scratch) {
+    TileTally tally(call.counters);
+    Range keys = works.front().keys;
+    for (std::size_t i = 0; i < works.size(); ++i) {
+        load_queries(works[i].head, g, works[i].panel, scratch.q_t[i]);
+        scratch.totals[i].started = false;
+        if (keys.empty()) keys = works[i].keys;
+        else if (!works[i].keys.empty()) keys = {std::min(keys.begin, works[i].keys.begin), std::max(keys.end, works[i].keys.end)};
+        if (call.counters != nullptr) count_skipped(works[i], g, tally);
+    }
+    std::vector<PanelSums*> sums(works.size());
+    for (std::int64_t chunk = keys.begin / kChunk; chunk * kChunk < keys.end; ++chunk) {
+        // The first chunk of a panel is its total so far; later ones are merged into it.
+        for (std::size_t i = 0; i < works.size(); ++i) {
+            sums[i] = scratch.totals[i].started ? &scratch.chunks[i] : &scratch.totals[i];
+        }
+        attend_chunk(works, g, chunk, scratch.q_t, scratch.tiles, sums, tally);
+        for (std::size_t i = 0; i < works.size(); ++i) {
+            if (sums[i] != &scratch.chunks[i] || !sums[i]->started) continue;
+            const std::int64_t lanes = works[i].panel.lanes;
+            tile::merge(scratch.totals[i].state, scratch.totals[i].o, sums[i]->state, sums[i]->o, g.head_dim_v, lanes, lanes);
+        }
+    }
+    for (std::size_t i = 0; i < works.size(); ++i) {
+        finish(works[i].head, g, works[i].panel, scratch.totals[i], scratch.tiles.rescale, call.args);
+    }
+}
+
+void forward_whole(const ForwardCall& call, const Geometry& g, const Partition& part, Workspace& workspace) {
+    const std::int64_t tasks = part.kv_heads * part.tasks_per_kv_head;
+    const bool later_is_longer = !call.plan.problem.mask.trivial();
+    call.parallel_for(tasks, call.plan.threads, [&](std::int64_t task, int worker) {
+        // Under a causal mask the last panels see the most keys: they go first, of all heads, so that the loop ends
+        // with short tasks. Otherwise neighbours in time share K and V.
+        const std::int64_t kv_head = later_is_longer ? task % part.kv_heads : task / part.tasks_per_kv_head;
+        const std::int64_t block = later_is_longer ? part.tasks_per_kv_head - 1 - task / part.kv_heads : task % part.tasks_per_kv_head;
+        std::vector<Work> works;
+        const std::int64_t end = std::min(part.panels_per_kv_head, (block + 1) * part.panels_per_task);
+        for (std::int64_t index = block * part.panels_per_task; index < end; ++index) {
+            Work work(call, g, kv_head, index);
+            if (work.panel.queries > 0) works.push_back(work);
+        }
+        if (!works.empty()) run_panels(call, g, works, workspace.workers[static_cast<std::size_t>(worker)]);
+    });
+}
+
+/// Few panels, many keys: one task per (panel, chunk), then one per panel that merges in the same order.
+void forward_split(const ForwardCall& call, const Geometry& g, const Partition& part, Workspace& workspace) {
+    const std::int64_t panels = part.kv_heads * part.panels_per_kv_head;
+    const auto partial = [&](std::int64_t panel, std::int64_t chunk) {
+        return PanelSums(workspace.partials + (panel * part.chunks + chunk) * PanelSums::floats(g), g);
+    };
+    const auto chunk_seen = [](const Work& work, std::int64_t chunk) {
+        return work.panel.queries > 0 && !common({chunk * kChunk, (chunk + 1) * kChunk}, work.keys).empty();
+    };
+    call.parallel_for(panels * part.chunks, call.plan.threads, [&](std::int64_t task, int worker) {
+        const Scratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
+        const std::int64_t panel = task / part.chunks;
+        const Work work(call, g, panel / part.panels_per_kv_head, panel % part.panels_per_kv_head);
+        TileTally tally(call.counters);
+        if (call.counters != nullptr && task % part.chunks == 0 && work.panel.queries > 0) count_skipped(work, g, tally);
+        if (!chunk_seen(work, task % part.chunks)) return;
+        load_queries(work.head, g, work.panel, scratch.q_t[0]);
+        PanelSums sums = partial(panel, task % part.chunks);
+        PanelSums* const pointer = &sums;
+        attend_chunk({&work, 1}, g, task % part.chunks, {scratch.q_t.data(), 1}, scratch.tiles, {&pointer, 1}, tally);
+    });
+    call.parallel_for(panels, call.plan.threads, [&](std::int64_t panel, int worker) {
+        const Scratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
+        const Work work(call, g, panel / part.panels_per_kv_head, panel % part.panels_per_kv_head);
+        if (work.panel.queries == 0) return;
+        PanelSums total = scratch.totals[0];
+        total.started = false;
+        for (std::int64_t chunk = 0; chunk < part.chunks; ++chunk) {
+            if (!chunk_seen(work, chunk)) continue;
+            const PanelSums next = partial(panel, chunk);
+            if (total.started) {
+                tile::merge(total.state, total.o, next.state, next.o, g.head_dim_v, work.panel.lanes, work.panel.lanes);
+            } else {
+                total = next;
+                total.started = true;
+            }
+        }
+        finish(work.head, g, work.panel, total, scratch.tiles.rescale, call.args);
+    });
+}
+
+}  // namespace
+
+std::size_t forward_workspace(const Plan& plan) {
+    Arena arena;
+    const Geometry g(plan);
+    Workspace(arena, plan, g, Partition(plan, g));
+    return arena.used();
+}
+
+void forward(const ForwardCall& call) {
+    const Geometry g(call.plan);
+    const Partition part(call.plan, g);
+    Arena arena(call.workspace);
+    Workspace workspace(arena, call.plan, g, part);
+    if (part.split) forward_split(call, g, part, workspace);
+    else forward_whole(call, g, part, workspace);
+}
+
+}  // namespace tessera::cpu::fa2

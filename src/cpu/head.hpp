@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where things are: a query head, its panels of queries and its tiles of keys. No arithmetic on tensors here.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/batch.hpp"
+#include "core/philox.hpp"
+#include "cpu/tile/tile.hpp"
+#include "tessera/plan.hpp"
+
+namespace tessera::cpu {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// The sizes that all memory of a call is laid out by.
+struct Geometry {
+    std::int64_t block_q;
+    std::int64_t block_kv;
+    std::int64_t lanes;     ///< floats of one row of a full panel's tile
+    std::int64_t head_dim;
+    std::int64_t head_dim_v;
+    std::int64_t k_stride;  ///< floats of one row of a K tile, of Q and dK
+    std::int64_t v_stride;  ///< of a V tile, of dO and dV
+    std::int64_t panels;    ///< of one head of the longest batch member
+
+    explicit Geometry(const Plan& plan)
+        : block_q(std::max<std::int64_t>(1, std::min(plan.tile.block_q, plan.problem.len_q))),
+          block_kv(std::max<std::int64_t>(1, std::min(plan.tile.block_kv, plan.problem.len_kv))),
+          lanes(tile::padded(block_q)),
+          head_dim(plan.problem.head_dim),
+          head_dim_v(plan.problem.head_dim_v),
+          k_stride(tile::padded(head_dim)),
+          v_stride(tile::padded(head_dim_v)),
+          panels(ceil_div(plan.problem.len_q, block_q)) {}
+};
+
+/// Consecutive queries of one head, in the lanes.
+struct Panel {
+    std::int64_t first = 0;
+    std::int64_t queries = 0;
+    std::int64_t lanes = 0;  ///< queries, padded: the row stride of this panel's tiles
+
+    Panel(std::int64_t index, std::int64_t block_q, std::int64_t len_q)
+        : first(index * block_q), queries(std::clamp<std::int64_t>(len_q - first, 0, block_q)), lanes(tile::padded(queries)) {}
+};
+
+/// Consecutive keys of one head with their rows of K and V in fp32.
+struct KvTile {
+    std::int64_t first = 0;
+    std::int64_t keys = 0;
+    const float* k = nullptr;  // [keys, k_stride]
+    std::int64_t k_stride = 0;
+    const float* v = nullptr;  // [keys, v_stride]
+    std::int64_t v_stride = 0;
+};
+
+/// One query head of one batch member: where its rows are and the rules for its scores.
+struct Head {
+    Member member;
+    Band band;
+    std::int64_t query_head = 0;
+    std::int64_t kv_head = 0;
+    HeadRows q;  // [len_q, head_dim]
+    HeadRows k;  // [len_kv, head_dim]
+    HeadRows v;  // [len_kv, head_dim_v]
+    float query_scale = 1;  ///< folded into the query tile
+    tile::ScoreRule rule;
+    tile::DropoutRule dropout;
+
+    template <class Args>
+    Head(const Problem& p, const Args& args, const Member& m, std::int64_t head)
+        : member(m),
+          band(p.mask.bind(m.len_q, m.len_kv)),
+          query_head(head),
+          kv_head(head / p.group()),
+          q(head_rows(args.q, m, m.first_q, head)),
+          k(head_rows(args.k, m, m.first_kv, kv_head)),
+          v(head_rows(args.v, m, m.first_kv, kv_head)) {
+        const auto scale = static_cast<float>(p.effective_scale());
+        // A scale over 1 could carry a query over the largest float where the score itself is finite.
+        query_scale = std::abs(scale) <= 1 ? scale : 1.0F;
+        rule = {.scale = std::abs(scale) <= 1 ? 1.0F : scale,
+                .softcap = static_cast<float>(p.softcap),
+                .alibi = alibi_slope(args.alibi_slopes, m.batch, head),
+                .bias = bias_rows(args.bias, m.batch, head),
+                .diagonal = m.len_kv - m.len_q};
+        const double probability = p.dropout.probability;
+        dropout = {.seed = p.dropout.seed,
+                   .threshold = keep_threshold(probability),
+                   .kept = static_cast<float>(1.0 / (1.0 - probability)),
+                   .batch = m.batch,
+                   .head = head,
+                   .active = probability > 0};
+    }
+
+    /// The keys that some query of the panel sees.
+    Range keys_of(const Panel& panel) const { return band.kv_range(panel.first, panel.first + panel.queries); }
+
+    Coverage coverage(const Panel& panel, const KvTile& kv) const {
+        return band.coverage(panel.first, panel.first + panel.queries, kv.first, kv.first + kv.keys);
+    }
+
+    tile::Place place(const Panel& panel, const KvTile& kv) const { return {band, panel.first, kv.first}; }
+};
+
+/// Panels of all members lie one after another; a ragged member begins at its first row / block_q + its index, which
+/// leaves room for its last, shorter panel.
+inline std::int64_t first_panel(const Problem& p, const Geometry& g, const Member& m) {
+    return p.ragged ? m.first_q / g.block_q + m.batch : m.batch * g.panels;
+}
+inline std::int64_t total_panels(const Problem& p, const Geometry& g) {
+    return p.ragged ? p.total_q / g.block_q + p.batch : p.batch * g.panels;
+}
+
+/// First row of a member's keys among the rows of all members.
+inline std::int64_t first_kv_row(const Problem& p, const Member& m) { return p.ragged ? m.first_kv : m.batch * p.len_kv; }
+
+}  // namespace tessera::cpu

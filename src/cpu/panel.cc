@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/panel.hpp"
+
+#include <limits>
+
+namespace tessera::cpu {
+namespace {
+
+bool lies_packed(const HeadRows& rows) { return rows.dtype == DType::fp32 && rows.column_stride == 1; }
+
+/// matmul, or its slow twin where a hidden pair must not touch the result: only tiles that the mask cuts, and only when
+/// their rows hold a NaN or an infinity, since 0 times those is not 0.
+void matmul_where_visible(const tile::Product& product, const tile::Place& place, bool keys_are_rows, bool safe) {
+    if (safe) tile::matmul(product);
+    else if (keys_are_rows) tile::matmul_hidden_queries(product, place);
+    else tile::matmul_hidden_keys(product, place);
+}
+
+}  // namespace
+
+TileTally::~TileTally() {
+    if (counters_ == nullptr) return;
+    counters_->full += full_;
+    counters_->partial += partial_;
+    counters_->skipped += skipped_;
+}
+
+KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,
+               bool borrow) {
+    KvTile kv{.first = first, .keys = keys};
+    if (borrow && lies_packed(head.k)) {
+        kv.k = static_cast<const float*>(head.k.at(first, 0));
+        kv.k_stride = head.k.row_stride;
+    } else {
+        tile::load_rows(head.k, first, keys, g.head_dim, scratch.k, g.k_stride);
+        kv.k = scratch.k;
+        kv.k_stride = g.k_stride;
+    }
+    if (borrow && lies_packed(head.v)) {
+        kv.v = static_cast<const float*>(head.v.at(first, 0));
+        kv.v_stride = head.v.row_stride;
+    } else {
+        tile::load_rows(head.v, first, keys, g.head_dim_v, scratch.v, g.v_stride);
+        kv.v = scratch.v;
+        kv.v_stride = g.v_stride;
+    }
+    return kv;
+}
+
+void load_queries(const Head& head, const Geometry& g, const Panel& panel, float* q_t) {
+    tile::load_transposed(head.q, panel.first, panel.queries, g.head_dim, head.query_scale, q_t, panel.lanes);
+}
+
+void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, const float* q_t,
+            float* s, float* scratch, float* cap_slope) {
+    tile::matmul({.m = kv.keys, .n = panel.lanes, .k = g.head_dim,
+                  .a = kv.k, .a_row = kv.k_stride, .a_k = 1,
+                  .b = q_t, .b_stride = panel.lanes, .c = s, .c_stride = panel.lanes});
+    const tile::Place place = head.place(panel, kv);
+    if (!head.rule.trivial()) {
+        tile::transform_scores(head.rule, place, kv.keys, panel.queries, s, panel.lanes, scratch, cap_slope);
+    }
+    if (coverage == Coverage::partial) {
+        tile::fill_hidden(place, kv.keys, s, panel.lanes, -std::numeric_limits<float>::infinity());
+    }
+}
+
+void add_values(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, float* s,
+                float* scratch, float* o, tile::Into into, const float* rescale) {
+    const tile::Place place = head.place(panel, kv);
+    if (head.dropout.active) {
+        tile::dropout_factors(head.dropout, place, kv.keys, scratch, panel.lanes);
+        tile::multiply(s, scratch, kv.keys, panel.lanes);
+    }
+    const tile::Product product{.m = g.head_dim_v, .n = panel.lanes, .k = kv.keys,
+                                .a = kv.v, .a_row = 1, .a_k = kv.v_stride,
+                                .b = s, .b_stride = panel.lanes, .c = o, .c_stride = panel.lanes,
+                                .into = into, .lane_scale = rescale};
+    const bool safe = coverage == Coverage::full || tile::all_finite(kv.v, kv.v_stride, kv.keys, g.head_dim_v);
+    matmul_where_visible(product, place, false, safe);
+}
+
+void attend(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, const float* q_t,
+            const TileScratch& scratch, PanelSums& sums) {
+    scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
+    if (!sums.started) tile::clear_state(sums.state, panel.lanes);
+    tile::online_softmax(scratch.s, kv.keys, panel.lanes, panel.lanes, sums.state, scratch.rescale);
+    const tile::Into into = sums.started ? tile::Into::scaled_add : tile::Into::overwrite;
+    add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, sums.o, into, scratch.rescale);
+    sums.started = true;
+}
+
+void finish(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* inverse,
+            const ForwardArgs& args) {
+    const HeadRows o = head_rows(args.o, head.member, head.member.first_q, head.query_head);
+    if (!sums.started) {
+        tile::clear_state(sums.state, panel.lanes);
+        std::fill_n(sums.o, g.head_dim_v * panel.lanes, 0.0F);
+    }
+    tile::invert_sums(sums.state, panel.lanes, inverse);
+    tile::store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, inverse, o, panel.first);
+    tile::store_lse(sums.state, panel.queries, lse_rows(args.lse, head.member, head.query_head), panel.first);
+}
+
+void score_gradient(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+                    const GradientPanel& from, const GradientScratch& scratch) {
+    const tile::Place place = head.place(panel, kv);
+    scores(head, g, panel, kv, coverage, from.q_t, scratch.s, scratch.other, scratch.cap_slope);
+    tile::weights_from_lse(scratch.s, from.lse, kv.keys, panel.lanes, panel.lanes);
+    tile::matmul({.m = kv.keys, .n = panel.lanes, .k = g.head_dim_v,
+                  .a = kv.v, .a_row = kv.v_stride, .a_k = 1,
+                  .b = from.do_t, .b_stride = panel.lanes, .c = scratch.ds, .c_stride = panel.lanes});
+    if (head.dropout.active) {
+        tile::dropout_factors(head.dropout, place, kv.keys, scratch.other, panel.lanes);
+        tile::multiply(scratch.ds, scratch.other, kv.keys, panel.lanes);
+    }
+    tile::softmax_gradient(scratch.s, scratch.ds, from.delta, kv.keys, panel.lanes, panel.lanes);
+    if (head.dropout.active) tile::multiply(scratch.s, scratch.other, kv.keys, panel.lanes);
+    if (coverage == Coverage::partial) {
+        // Not 0 by itself: a hidden key or value may be NaN, and so may dP or the LSE be.
+        tile::fill_hidden(place, kv.keys, scratch.s, panel.lanes, 0.0F);
+        tile::fill_hidden(place, kv.keys, scratch.ds, panel.lanes, 0.0F);
+    }
+}
+
+void through_softcap(const Head& head, const Panel& panel, const KvTile& kv, const GradientScratch& scratch) {
+    if (head.rule.softcap > 0) tile::multiply(scratch.ds, scratch.cap_slope, kv.keys, panel.lanes);
+}
+
+void add_dv(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const GradientPanel& from, const float* p, float* dv) {
+    const bool safe = coverage == Coverage::full || tile::all_finite(from.d_o, g.v_stride, panel.queries, g.v_stride);
+    matmul_where_visible({.m = kv.keys, .n = g.v_stride, .k = panel.queries,
+                          .a = p, .a_row = panel.lanes, .a_k = 1,
+                          .b = from.d_o, .b_stride = g.v_stride, .c = dv, .c_stride = g.v_stride, .into = tile::Into::add},
+                         head.place(panel, kv), true, safe);
+}
+
+void add_dk(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const GradientPanel& from, const float* ds, float* dk) {
+    const bool safe = coverage == Coverage::full || tile::all_finite(from.q, g.k_stride, panel.queries, g.k_stride);
+    matmul_where_visible({.m = kv.keys, .n = g.k_stride, .k = panel.queries,
+                          .a = ds, .a_row = panel.lanes, .a_k = 1,
+                          .b = from.q, .b_stride = g.k_stride, .c = dk, .c_stride = g.k_stride, .into = tile::Into::add},
+                         head.place(panel, kv), true, safe);
+}
+
+void add_dq(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const GradientPanel& from, const float* ds) {
+    const bool safe = coverage == Coverage::full || tile::all_finite(kv.k, kv.k_stride, kv.keys, g.head_dim);
+    matmul_where_visible({.m = g.head_dim, .n = panel.lanes, .k = kv.keys,
+                          .a = kv.k, .a_row = 1, .a_k = kv.k_stride,
+                          .b = ds, .b_stride = panel.lanes, .c = from.dq_t, .c_stride = panel.lanes, .into = tile::Into::add},
+                         head.place(panel, kv), false, safe);
+}
+
+void backward_tile(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+                   const GradientPanel& from, const GradientScratch& scratch, float* dk, float* dv) {
+    score_gradient(head, g, panel, kv, coverage, from, scratch);
+    through_softcap(head, panel, kv, scratch);
+    add_dv(head, g, panel, kv, coverage, from, scratch.s, dv);
+    add_dk(head, g, panel, kv, coverage, from, scratch.ds, dk);
+    add_dq(head, g, panel, kv, coverage, from, scratch.ds);
+}
+
+}  // namespace tessera::cpu

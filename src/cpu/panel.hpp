@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one panel of queries does with one tile of keys: the tile words put together. The schedules call these in
+// different orders and differ in nothing else.
+#pragma once
+
+#include "core/arena.hpp"
+#include "cpu/head.hpp"
+#include "kernel/kernel.hpp"
+
+namespace tessera::cpu {
+
+/// Room for the tiles of one worker.
+struct TileScratch {
+    float* k;        // [block_kv, k_stride]
+    float* v;        // [block_kv, v_stride]
+    float* s;        // [block_kv, lanes]: scores, then weights
+    float* other;    // [block_kv, lanes]: bias, or dropout factors
+    float* rescale;  // [lanes]
+
+    TileScratch(Arena& arena, const Geometry& g)
+        : k(arena.take<float>(g.block_kv * g.k_stride)),
+          v(arena.take<float>(g.block_kv * g.v_stride)),
+          s(arena.take<float>(g.block_kv * g.lanes)),
+          other(arena.take<float>(g.block_kv * g.lanes)),
+          rescale(arena.take<float>(g.lanes)) {}
+};
+
+/// Running result of a panel: state and unnormalised O^T, [head_dim_v, lanes].
+struct PanelSums {
+    tile::RowState state;
+    float* o = nullptr;
+    bool started = false;  ///< false: nothing added yet, o holds no numbers
+
+    PanelSums(Arena& arena, const Geometry& g) : PanelSums(arena.take<float>(floats(g)), g) {}
+    /// In memory that is laid out already: m, l, then O^T.
+    PanelSums(float* memory, const Geometry& g) : state{memory, memory + g.lanes}, o(memory + 2 * g.lanes) {}
+    static std::int64_t floats(const Geometry& g) { return (2 + g.head_dim_v) * g.lanes; }
+};
+
+/// Counts the tiles of one task, and adds them to the caller's counters at its end.
+class TileTally {
+   public:
+    explicit TileTally(TileCounters* counters) : counters_(counters) {}
+    ~TileTally();
+    TileTally(const TileTally&) = delete;
+    TileTally& operator=(const TileTally&) = delete;
+    void ran(Coverage coverage) { ++(coverage == Coverage::full ? full_ : partial_); }
+    /// Of `all` tiles of a panel, `touched` ran.
+    void skipped(std::int64_t all, std::int64_t touched) { skipped_ += all - touched; }
+
+   private:
+    TileCounters* counters_;
+    std::int64_t full_ = 0;
+    std::int64_t partial_ = 0;
+    std::int64_t skipped_ = 0;
+};
+
+/// K and V rows [first, first + keys). With `borrow`, rows that already are packed fp32 are used where they lie;
+/// a copy pays when several panels read the tile.
+KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,
+               bool borrow);
+
+/// Q^T of a panel, with the scale. q_t: [head_dim, panel.lanes]
+void load_queries(const Head& head, const Geometry& g, const Panel& panel, float* q_t);
+
+/// s = scores of the tile, -inf where hidden. s: [kv.keys, panel.lanes]
+void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, const float* q_t,
+            float* s, float* scratch, float* cap_slope = nullptr);
+
+/// o = o * rescale + V^T s (Into::scaled_add) or as `into` says, after dropout. s: weights; o: [head_dim_v, panel.lanes]
+void add_values(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, float* s,
+                float* scratch, float* o, tile::Into into, const float* rescale);
+
+/// The fa2 step: scores, online softmax, O rescaled and added to.
+void attend(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, const float* q_t,
+            const TileScratch& scratch, PanelSums& sums);
+
+/// Writes O / l and the LSE of a panel; zeros and -inf where no key was seen.
+void finish(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* inverse,
+            const ForwardArgs& args);
+
+/// A panel as the backward keeps it in slow memory.
+struct GradientPanel {
+    float* q_t;    // [head_dim, lanes], with the scale
+    float* q;      // [queries, k_stride]
+    float* do_t;   // [head_dim_v, lanes]
+    float* d_o;    // [queries, v_stride]
+    float* lse;    // [lanes], +inf for empty rows
+    float* delta;  // [lanes], rowsum(dO * O) - dLSE
+    float* dq_t;   // [head_dim, lanes], the sum K^T dS so far
+};
+
+/// Room for the tiles of one backward worker, beyond TileScratch.
+struct GradientScratch : TileScratch {
+    float* ds;         // [block_kv, lanes]: dP, then dS
+    float* cap_slope;  // [block_kv, lanes]
+
+    GradientScratch(Arena& arena, const Geometry& g)
+        : TileScratch(arena, g), ds(arena.take<float>(g.block_kv * g.lanes)), cap_slope(arena.take<float>(g.block_kv * g.lanes)) {}
+};
+
+/// scratch.s = P (dropout applied), scratch.ds = dS, the gradient of the scores; 0 where hidden.
+/// scratch.cap_slope holds the softcap's derivative when there is a softcap.
+void score_gradient(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+                    const GradientPanel& from, const GradientScratch& scratch);
+
+/// ds of score_gradient() becomes the gradient of the scaled dot products: times the softcap's derivative.
+void through_softcap(const Head& head, const Panel& panel, const KvTile& kv, const GradientScratch& scratch);
+
+/// dV += P^T dO, dK += dS^T Q, dQ^T += K^T dS^T of one tile. p, ds: [keys, lanes]; dv: [keys, v_stride]; dk: [keys, k_stride]
+void add_dv(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const GradientPanel& from, const float* p, float* dv);
+void add_dk(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const GradientPanel& from, const float* ds, float* dk);
+void add_dq(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const GradientPanel& from, const float* ds);
+
+/// One tile of the backward from scores to sums: five products (S, dP, dV, dK, dQ).
+void backward_tile(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+                   const GradientPanel& from, const GradientScratch& scratch, float* dk, float* dv);
+
+}  // namespace tessera::cpu

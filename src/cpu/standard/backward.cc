@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Standard backward: P and dS of all pairs are materialised, two len_q x len_kv matrices per head, and then read again
+// for the products with dO, Q and K. The tiles and sums are those of the other schedules.
+#include "cpu/gradient.hpp"
+#include "cpu/schedules.hpp"
+
+namespace tessera::cpu::standard {
+namespace {
+
+struct Workspace : BackwardWorkspace {
+    std::int64_t matrix_floats;
+    float* p;   // [heads_q, panels, len_kv, lanes]
+    float* ds;  // [heads_q, panels, len_kv, lanes]
+
+    Workspace(Arena& arena, const Plan& plan, const Geometry& g)
+        : BackwardWorkspace(arena, plan, g), matrix_floats(plan.problem.len_kv * g.lanes) {
+        const std::int64_t panels = plan.problem.heads_q * total_panels(plan.problem, g);
+        p = arena.take<float>(saturating_product(panels, matrix_floats));
+        ds = arena.take<float>(saturating_product(panels, matrix_floats));
+    }
+
+    /// Where the rows of key `key` and panel `index` lie in both matrices.
+    std::int64_t at(const Plan& plan, const Geometry& g, const Head& head, std::int64_t index, std::int64_t key, std::int64_t lanes) const {
+        const std::int64_t slot = head.query_head * total_panels(plan.problem, g) + first_panel(plan.problem, g, head.member) + index;
+        return slot * matrix_floats + key * lanes;
+    }
+};
+
+/// P and dS of a panel, all its tiles.
+void materialise(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head, std::int64_t index,
+                 int worker) {
+    TileTally tally(call.counters);
+    const Panel panel(index, g.block_q, head.member.len_q);
+    const Range keys = head.keys_of(panel);
+    std::int64_t touched = 0;
+    for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv, ++touched) {
+        GradientScratch scratch = workspace.workers[static_cast<std::size_t>(worker)];
+        const KvTile kv = load_kv(head, g, first, std::min(g.block_kv, keys.end - first), scratch, true);
+        const Coverage coverage = head.coverage(panel, kv);
+        scratch.s = workspace.p + workspace.at(call.plan, g, head, index, first, panel.lanes);
+        scratch.ds = workspace.ds + workspace.at(call.plan, g, head, index, first, panel.lanes);
+        score_gradient(head, g, panel, kv, coverage, workspace.memory.panel(head, index), scratch);
+        through_softcap(head, panel, kv, scratch);
+        tally.ran(coverage);
+    }
+    tally.skipped(ceil_div(head.member.len_kv, g.block_kv), touched);
+}
+
+/// dQ of a panel from its rows of dS.
+void query_gradient(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head, std::int64_t index,
+                    int worker) {
+    const Panel panel(index, g.block_q, head.member.len_q);
+    const Range keys = head.keys_of(panel);
+    for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv) {
+        const KvTile kv = load_kv(head, g, first, std::min(g.block_kv, keys.end - first),
+                                  workspace.workers[static_cast<std::size_t>(worker)], true);
+        add_dq(head, g, panel, kv, head.coverage(panel, kv), workspace.memory.panel(head, index),
+               workspace.ds + workspace.at(call.plan, g, head, index, first, panel.lanes));
+    }
+}
+
+/// dK and dV of one block of keys from its columns of P and dS.
+void key_gradient(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head, Range keys) {
+    const Range queries = head.band.q_range(keys.begin, keys.end);
+    if (queries.empty()) return;
+    for (std::int64_t index = queries.begin / g.block_q; index * g.block_q < queries.end; ++index) {
+        const Panel panel(index, g.block_q, head.member.len_q);
+        // The panel's last tile was cut at the last key that it sees: further rows hold no numbers.
+        const KvTile kv{.first = keys.begin, .keys = std::min(keys.end, head.keys_of(panel).end) - keys.begin};
+        const Coverage coverage = head.coverage(panel, kv);
+        const GradientPanel from = workspace.memory.panel(head, index);
+        const std::int64_t at = workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
+        add_dv(head, g, panel, kv, coverage, from, workspace.p + at, workspace.memory.dv(head.member, head.kv_head, kv.first));
+        add_dk(head, g, panel, kv, coverage, from, workspace.ds + at, workspace.memory.dk(head.member, head.kv_head, kv.first));
+    }
+}
+
+}  // namespace
+
+std::size_t backward_workspace(const Plan& plan) {
+    Arena arena;
+    Workspace(arena, plan, Geometry(plan));
+    return arena.used();
+}
+
+void backward(const BackwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const Geometry g(call.plan);
+    Arena arena(call.workspace);
+    Workspace workspace(arena, call.plan, g);
+    workspace.memory.prepare(call);
+    const auto for_each_panel = [&](const auto& body) {
+        call.parallel_for(p.batch * p.heads_q * g.panels, call.plan.threads, [&](std::int64_t task, int worker) {
+            const Head head(p, call.args, member_of(call, task / g.panels / p.heads_q), task / g.panels % p.heads_q);
+            if (task % g.panels * g.block_q < head.member.len_q) body(head, task % g.panels, worker);
+        });
+    };
+    for_each_panel([&](const Head& head, std::int64_t index, int worker) { materialise(call, g, workspace, head, index, worker); });
+    for_each_panel([&](const Head& head, std::int64_t index, int worker) { query_gradient(call, g, workspace, head, index, worker); });
+    const std::int64_t blocks = ceil_div(p.len_kv, g.block_kv);
+    call.parallel_for(p.batch * p.heads_kv * blocks, call.plan.threads, [&](std::int64_t task, int) {
+        const Member member = member_of(call, task / blocks / p.heads_kv);
+        const Range keys{task % blocks * g.block_kv, std::min(member.len_kv, (task % blocks + 1) * g.block_kv)};
+        if (keys.empty()) return;
+        for_each_query_head(call, member, task / blocks % p.heads_kv,
+                            [&](const Head& head) { key_gradient(call, g, workspace, head, keys); });
+    });
+    workspace.bias.run(call, workspace.memory, workspace.workers);
+    workspace.memory.finish(call);
+}
+
+}  // namespace tessera::cpu::standard

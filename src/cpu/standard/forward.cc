@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Standard attention: S = Q K^T for all pairs goes to memory, a second pass turns its rows into P by softmax, a third
+// multiplies P by V. Three loops with the whole len_q x len_kv matrix between them: the baseline that the others avoid.
+// The products are the same tiles as everywhere, and tiles that the mask empties are left out here too.
+#include <limits>
+#include <vector>
+
+#include "cpu/panel.hpp"
+#include "cpu/schedules.hpp"
+
+namespace tessera::cpu::standard {
+namespace {
+
+/// Memory of one worker.
+struct Scratch {
+    TileScratch tiles;
+    float* q_t;      // [head_dim, lanes]
+    PanelSums sums;
+
+    Scratch(Arena& arena, const Geometry& g) : tiles(arena, g), q_t(arena.take<float>(g.head_dim * g.lanes)), sums(arena, g) {}
+};
+
+struct Workspace {
+    float* scores;  // [heads_q, panels, len_kv, lanes]: S, then P
+    float* states;  // [heads_q, panels, 2, lanes]: m and l of every row
+    std::vector<Scratch> workers;
+
+    Workspace(Arena& arena, const Plan& plan, const Geometry& g) {
+        const std::int64_t panels = plan.problem.heads_q * total_panels(plan.problem, g);
+        scores = arena.take<float>(saturating_product(panels, plan.problem.len_kv * g.lanes));
+        states = arena.take<float>(panels * 2 * g.lanes);
+        for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g);
+    }
+};
+
+/// A panel and its rows of the materialised matrix.
+struct Work {
+    Head head;
+    Panel panel;
+    Range keys;
+    float* matrix;  // [len_kv, lanes]
+    tile::RowState state;
+
+    Work(const ForwardCall& call, const Geometry& g, const Workspace& workspace, std::int64_t task)
+        : Work(call.plan.problem, call.args, g, workspace, task / g.panels, task % g.panels) {}
+
+   private:
+    Work(const Problem& p, const ForwardArgs& args, const Geometry& g, const Workspace& workspace, std::int64_t head_index,
+         std::int64_t index)
+        : head(p, args, member_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, head_index / p.heads_q), head_index % p.heads_q),
+          panel(index, g.block_q, head.member.len_q),
+          keys(head.keys_of(panel)) {
+        const std::int64_t slot = head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + index;
+        matrix = workspace.scores + slot * p.len_kv * g.lanes;
+        state = {workspace.states + slot * 2 * g.lanes, workspace.states + (slot * 2 + 1) * g.lanes};
+    }
+};
+
+/// Calls body(kv tile, coverage, rows of the matrix) for every tile of the panel that the mask leaves.
+template <class Body>
+void for_each_tile(const Work& work, const Geometry& g, const TileScratch& tiles, const Body& body) {
+    for (std::int64_t first = work.keys.begin / g.block_kv * g.block_kv; first < work.keys.end; first += g.block_kv) {
+        const KvTile kv = load_kv(work.head, g, first, std::min(g.block_kv, work.keys.end - first), tiles, true);
+        body(kv, work.head.coverage(work.panel, kv), work.matrix + first * work.panel.lanes);
+    }
+}
+
+void materialise_scores(const ForwardCall& call, const Geometry& g, const Work& work, const Scratch& scratch) {
+    TileTally tally(call.counters);
+    std::int64_t touched = 0;
+    load_queries(work.head, g, work.panel, scratch.q_t);
+    for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* s) {
+        scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.other);
+        tally.ran(coverage);
+        ++touched;
+    });
+    tally.skipped(ceil_div(work.head.member.len_kv, g.block_kv), touched);
+}
+
+/// P = softmax(S) over all keys of a row at once.
+void softmax_rows(const Geometry& g, const Work& work, const Scratch& scratch) {
+    tile::clear_state(work.state, work.panel.lanes);
+    if (work.keys.empty()) return;
+    const std::int64_t begin = work.keys.begin / g.block_kv * g.block_kv;
+    float* rows = work.matrix + begin * work.panel.lanes;
+    tile::online_softmax(rows, work.keys.end - begin, work.panel.lanes, work.panel.lanes, work.state, scratch.tiles.rescale);
+    tile::invert_sums(work.state, work.panel.lanes, scratch.tiles.rescale);
+    tile::scale_lanes(rows, scratch.tiles.rescale, work.keys.end - begin, work.panel.lanes);
+}
+
+void multiply_values(const ForwardCall& call, const Geometry& g, const Work& work, const Scratch& scratch) {
+    const Head& head = work.head;
+    float* o = scratch.sums.o;
+    std::fill_n(o, g.head_dim_v * work.panel.lanes, 0.0F);
+    for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* p) {
+        add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.other, o, tile::Into::add, nullptr);
+    });
+    std::fill_n(scratch.tiles.rescale, work.panel.lanes, 1.0F);  // P was normalised
+    tile::store_transposed(o, work.panel.lanes, work.panel.queries, g.head_dim_v, scratch.tiles.rescale,
+                           head_rows(call.args.o, head.member, head.member.first_q, head.query_head), work.panel.first);
+    tile::store_lse(work.state, work.panel.queries, lse_rows(call.args.lse, head.member, head.query_head), work.panel.first);
+}
+
+}  // namespace
+
+std::size_t forward_workspace(const Plan& plan) {
+    Arena arena;
+    const Geometry g(plan);
+    Workspace(arena, plan, g);
+    return arena.used();
+}
+
+void forward(const ForwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const Geometry g(call.plan);
+    Arena arena(call.workspace);
+    const Workspace workspace(arena, call.plan, g);
+    const auto for_each_panel = [&](const auto& body) {
+        call.parallel_for(p.batch * p.heads_q * g.panels, call.plan.threads, [&](std::int64_t task, int worker) {
+            const Work work(call, g, workspace, task);
+            if (work.panel.queries > 0) body(work, workspace.workers[static_cast<std::size_t>(worker)]);
+        });
+    };
+    for_each_panel([&](const Work& work, const Scratch& scratch) { materialise_scores(call, g, work, scratch); });
+    for_each_panel([&](const Work& work, const Scratch& scratch) { softmax_rows(g, work, scratch); });
+    for_each_panel([&](const Work& work, const Scratch& scratch) { multiply_values(call, g, work, scratch); });
+}
+
+}  // namespace tessera::cpu::standard

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+
+#include "core/numeric.hpp"
+#include "cpu/tile/tile.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/tile/load_store.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu::tile::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+using D16 = hn::Rebind<std::uint16_t, D>;
+using D32 = hn::RebindToUnsigned<D>;
+
+constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
+// x86 with AVX2 and later converts fp16 in hardware, rounding to nearest even; elsewhere core/numeric.hpp does.
+// (Highway numbers its targets from the best down.)
+constexpr bool kHardwareFp16 = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2;
+
+HWY_INLINE V widen(const float* from) { return hn::LoadU(D(), from); }
+
+HWY_INLINE V widen(const Bf16* from) {
+    const auto bits = hn::PromoteTo(D32(), hn::LoadU(D16(), &from->bits));
+    return hn::BitCast(D(), hn::ShiftLeft<16>(bits));
+}
+
+HWY_INLINE V widen(const Fp16* from) {
+    const D d;
+    if constexpr (kHardwareFp16) {
+        const hn::Rebind<hwy::float16_t, D> half;
+        return hn::PromoteTo(d, hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(from)));
+    } else {
+        HWY_ALIGN float values[kLanes];
+        for (std::int64_t i = 0; i < kWidth; ++i) values[i] = to_float(from[i]);
+        return hn::Load(d, values);
+    }
+}
+
+HWY_INLINE void narrow(V value, float* to) { hn::StoreU(value, D(), to); }
+
+HWY_INLINE void narrow(V value, Bf16* to) {
+    const D32 d32;
+    const auto bits = hn::BitCast(d32, value);
+    // Round to nearest, ties to even: add just under half, and the lowest kept bit.
+    const auto lowest = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1));
+    const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(d32, 0x7FFF)), lowest));
+    const auto quiet_nan = hn::Or(hn::ShiftRight<16>(bits), hn::Set(d32, 0x40));
+    const auto is_nan = hn::RebindMask(d32, hn::IsNaN(value));
+    const auto result = hn::BitCast(hn::RebindToSigned<D>(), hn::IfThenElse(is_nan, quiet_nan, rounded));
+    hn::StoreU(hn::DemoteTo(D16(), result), D16(), &to->bits);
+}
+
+HWY_INLINE void narrow(V value, Fp16* to) {
+    const D d;
+    if constexpr (kHardwareFp16) {
+        const hn::Rebind<hwy::float16_t, D> half;
+        hn::StoreU(hn::DemoteTo(half, value), half, reinterpret_cast<hwy::float16_t*>(to));
+    } else {
+        HWY_ALIGN float values[kLanes];
+        hn::Store(value, d, values);
+        for (std::int64_t i = 0; i < kWidth; ++i) to[i] = from_double<Fp16>(values[i]);
+    }
+}
+
+/// One packed row of `dim` elements to fp32.
+template <class T>
+HWY_INLINE void widen_row(const T* from, std::int64_t dim, float* to) {
+    std::int64_t c = 0;
+    for (; c + kWidth <= dim; c += kWidth) hn::StoreU(widen(from + c), D(), to + c);
+    for (; c < dim; ++c) to[c] = static_cast<float>(to_double(from[c]));
+}
+
+template <class T>
+HWY_INLINE void narrow_row(const float* from, std::int64_t dim, T* to) {
+    std::int64_t c = 0;
+    for (; c + kWidth <= dim; c += kWidth) narrow(hn::LoadU(D(), from + c), to + c);
+    for (; c < dim; ++c) to[c] = from_double<T>(from[c]);
+}
+
+void WidenRow(const HeadRows& from, std::int64_t row, std::int64_t dim, float* to) {
+    const void* at = from.at(row, 0);
+    if (from.column_stride != 1 || from.dtype == DType::fp64) {
+        for (std::int64_t c = 0; c < dim; ++c) to[c] = static_cast<float>(load_as_double(from.at(row, c), from.dtype));
+    } else if (from.dtype == DType::bf16) {
+        widen_row(static_cast<const Bf16*>(at), dim, to);
+    } else if (from.dtype == DType::fp16) {
+        widen_row(static_cast<const Fp16*>(at), dim, to);
+    } else {
+        std::memcpy(to, at, static_cast<std::size_t>(dim) * sizeof(float));
+    }
+}
+
+void NarrowRow(const float* from, std::int64_t dim, const HeadRows& to, std::int64_t row) {
+    void* at = to.at(row, 0);
+    if (to.column_stride != 1 || to.dtype == DType::fp64) {
+        for (std::int64_t c = 0; c < dim; ++c) store_from_double(to.at(row, c), to.dtype, from[c]);
+    } else if (to.dtype == DType::bf16) {
+        narrow_row(from, dim, static_cast<Bf16*>(at));
+    } else if (to.dtype == DType::fp16) {
+        narrow_row(from, dim, static_cast<Fp16*>(at));
+    } else {
+        std::memcpy(at, from, static_cast<std::size_t>(dim) * sizeof(float));
+    }
+}
+
+bool AllFinite(const float* matrix, std::int64_t stride, std::int64_t rows, std::int64_t dim) {
+    const D d;
+    // x * 0 is 0 for finite x and NaN otherwise; NaN survives the sum.
+    V sum = hn::Zero(d);
+    float rest = 0;
+    for (std::int64_t r = 0; r < rows; ++r) {
+        std::int64_t c = 0;
+        for (; c + kWidth <= dim; c += kWidth) sum = hn::MulAdd(hn::LoadU(d, matrix + r * stride + c), hn::Zero(d), sum);
+        for (; c < dim; ++c) rest += matrix[r * stride + c] * 0.0F;
+    }
+    return rest == 0 && hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)));
+}
+
+const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace tessera::cpu::tile::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::cpu::tile {
+
+HWY_EXPORT(WidenRow);
+HWY_EXPORT(NarrowRow);
+HWY_EXPORT(AllFinite);
+HWY_EXPORT(TargetName);
+
+namespace {
+
+constexpr std::int64_t kMaxDim = 256;   // head_dim and head_dim_v
+constexpr std::int64_t kRowGroup = 16;  // rows transposed together: one cache line of a tile row
+
+}  // namespace
+
+std::string target_name() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
+
+bool all_finite(const float* matrix, std::int64_t stride, std::int64_t rows, std::int64_t dim) {
+    return HWY_DYNAMIC_DISPATCH(AllFinite)(matrix, stride, rows, dim);
+}
+
+void load_rows(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float* to, std::int64_t stride) {
+    const auto widen = HWY_DYNAMIC_DISPATCH(WidenRow);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        widen(from, first + r, dim, to + r * stride);
+        std::fill(to + r * stride + dim, to + (r + 1) * stride, 0.0F);
+    }
+}
+
+void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float scale, float* to,
+                     std::int64_t stride) {
+    const auto widen = HWY_DYNAMIC_DISPATCH(WidenRow);
+    alignas(64) float group[kRowGroup][kMaxDim];
+    for (std::int64_t column = 0; column < dim; column += kMaxDim) {
+        const std::int64_t columns = std::min(kMaxDim, dim - column);
+        HeadRows part = from;
+        part.data = static_cast<char*>(from.at(0, column));
+        for (std::int64_t row = 0; row < stride; row += kRowGroup) {
+            const std::int64_t present = std::clamp<std::int64_t>(rows - row, 0, kRowGroup);
+            for (std::int64_t r = 0; r < present; ++r) widen(part, first + row + r, columns, group[r]);
+            for (std::int64_t r = present; r < kRowGroup; ++r) std::fill_n(group[r], columns, 0.0F);
+            for (std::int64_t c = 0; c < columns; ++c) {
+                float* lanes = to + (column + c) * stride + row;
+                for (std::int64_t r = 0; r < kRowGroup; ++r) lanes[r] = scale * group[r][c];
+            }
+        }
+    }
+}
+
+void store_rows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim, float scale, const HeadRows& to,
+                std::int64_t first) {
+    const auto narrow = HWY_DYNAMIC_DISPATCH(NarrowRow);
+    alignas(64) float row[kMaxDim];
+    for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < dim; ++c) row[c] = scale * from[r * stride + c];
+        narrow(row, dim, to, first + r);
+    }
+}
+
+void store_transposed(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim, const float* lane_scale,
+                      const HeadRows& to, std::int64_t first) {
+    const auto narrow = HWY_DYNAMIC_DISPATCH(NarrowRow);
+    alignas(64) float group[kRowGroup][kMaxDim];
+    for (std::int64_t row = 0; row < rows; row += kRowGroup) {
+        for (std::int64_t c = 0; c < dim; ++c) {
+            const float* lanes = from + c * stride + row;
+            for (std::int64_t r = 0; r < kRowGroup; ++r) group[r][c] = lanes[r] * lane_scale[row + r];
+        }
+        for (std::int64_t r = 0; r < std::min(kRowGroup, rows - row); ++r) narrow(group[r], dim, to, first + row + r);
+    }
+}
+
+}  // namespace tessera::cpu::tile
+#endif

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <limits>
+
+#include "core/numeric.hpp"
+#include "cpu/tile/tile.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/tile/softmax.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu::tile::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+
+constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
+
+/// exp(x) for x <= 0, to 1.5e-7 relative; exp(0) is exactly 1, exp(-inf) exactly 0, NaN stays NaN. Results under
+/// 2^-126 are 0: they could not change a sum that holds a 1, and subnormal numbers are slow.
+///
+/// x = n ln 2 + r, |r| <= ln 2 / 2;  exp(r) = 1 + r P(r), P the degree-4 minimax polynomial of (exp(r) - 1) / r for
+/// relative error (fitted in fp64); 2^n is added to the exponent field.
+HWY_INLINE V exp_of_nonpositive(V x) {
+    const D d;
+    const hn::RebindToSigned<D> di;
+    const V smallest = hn::Set(d, -87.33654F);  // ln 2^-126
+    const auto n = hn::NearestInt(hn::Mul(x, hn::Set(d, 1.44269504F)));
+    const V n_float = hn::ConvertTo(d, n);
+    // ln 2 in two parts, the first with trailing zeros, so that n * ln 2 is subtracted exactly.
+    V r = hn::NegMulAdd(n_float, hn::Set(d, 0.693145752F), x);
+    r = hn::NegMulAdd(n_float, hn::Set(d, 1.42860677e-6F), r);
+    V p = hn::MulAdd(hn::Set(d, 0x1.0fa7d8p-7F), r, hn::Set(d, 0x1.573ad0p-5F));
+    p = hn::MulAdd(p, r, hn::Set(d, 0x1.555a6ep-3F));
+    p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffdc4p-2F));
+    p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffff6p-1F));
+    p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+    const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(n)));
+    return hn::IfThenElse(hn::Lt(x, smallest), hn::Zero(d), scaled);
+}
+
+/// The maximum that is subtracted: 0 in place of -inf, so that a row without a key gets exp(-inf - 0) = 0, not NaN.
+HWY_INLINE V shift_of(V maximum) {
+    const D d;
+    return hn::IfThenElse(hn::Eq(maximum, hn::Set(d, -std::numeric_limits<float>::infinity())), hn::Zero(d), maximum);
+}
+
+void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state, float* rescale) {
+    const D d;
+    for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+        const V old = hn::Load(d, state.m + lane);
+        // Four independent maxima and sums hide the latency. A sum takes every fourth key counted from the tile's
+        // first, so hidden keys (which add 0) leave the bits of a row alone.
+        V max0 = old, max1 = old, max2 = old, max3 = old;
+        std::int64_t j = 0;
+        for (; j + 4 <= keys; j += 4) {
+            max0 = hn::Max(max0, hn::Load(d, s + j * stride + lane));
+            max1 = hn::Max(max1, hn::Load(d, s + (j + 1) * stride + lane));
+            max2 = hn::Max(max2, hn::Load(d, s + (j + 2) * stride + lane));
+            max3 = hn::Max(max3, hn::Load(d, s + (j + 3) * stride + lane));
+        }
+        for (; j < keys; ++j) max0 = hn::Max(max0, hn::Load(d, s + j * stride + lane));
+        const V maximum = hn::Max(hn::Max(max0, max1), hn::Max(max2, max3));
+        const V shift = shift_of(maximum);
+        const auto weight = [&](std::int64_t key) HWY_ATTR {
+            float* at = s + key * stride + lane;
+            const V p = exp_of_nonpositive(hn::Sub(hn::Load(d, at), shift));
+            hn::Store(p, d, at);
+            return p;
+        };
+        V sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+        for (j = 0; j + 4 <= keys; j += 4) {
+            sum0 = hn::Add(sum0, weight(j));
+            sum1 = hn::Add(sum1, weight(j + 1));
+            sum2 = hn::Add(sum2, weight(j + 2));
+            sum3 = hn::Add(sum3, weight(j + 3));
+        }
+        if (j < keys) sum0 = hn::Add(sum0, weight(j));
+        if (j + 1 < keys) sum1 = hn::Add(sum1, weight(j + 1));
+        if (j + 2 < keys) sum2 = hn::Add(sum2, weight(j + 2));
+        const V sum = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
+        const V alpha = exp_of_nonpositive(hn::Sub(old, shift));
+        hn::Store(alpha, d, rescale + lane);
+        hn::Store(maximum, d, state.m + lane);
+        hn::Store(hn::MulAdd(hn::Load(d, state.l + lane), alpha, sum), d, state.l + lane);
+    }
+}
+
+void Merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim, std::int64_t lanes,
+           std::int64_t stride) {
+    const D d;
+    for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+        const V m_a = hn::Load(d, into.m + lane);
+        const V m_b = hn::Load(d, state.m + lane);
+        const V maximum = hn::Max(m_a, m_b);
+        const V shift = shift_of(maximum);
+        const V a = exp_of_nonpositive(hn::Sub(m_a, shift));
+        const V b = exp_of_nonpositive(hn::Sub(m_b, shift));
+        const V l = hn::MulAdd(hn::Load(d, into.l + lane), a, hn::Mul(hn::Load(d, state.l + lane), b));
+        hn::Store(maximum, d, into.m + lane);
+        hn::Store(l, d, into.l + lane);
+        for (std::int64_t c = 0; c < dim; ++c) {
+            float* at = into_o + c * stride + lane;
+            hn::Store(hn::MulAdd(hn::Load(d, at), a, hn::Mul(hn::Load(d, o + c * stride + lane), b)), d, at);
+        }
+    }
+}
+
+void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride) {
+    const D d;
+    for (std::int64_t j = 0; j < keys; ++j) {
+        for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+            float* at = s + j * stride + lane;
+            // A weight is at most 1: where the LSE was rounded below a score, the difference is cut to 0.
+            const V x = hn::Min(hn::Zero(d), hn::Sub(hn::Load(d, at), hn::Load(d, lse + lane)));
+            hn::Store(exp_of_nonpositive(x), d, at);
+        }
+    }
+}
+
+void SoftmaxGradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes, std::int64_t stride) {
+    const D d;
+    for (std::int64_t j = 0; j < keys; ++j) {
+        for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+            float* at = dp + j * stride + lane;
+            const V difference = hn::Sub(hn::Load(d, at), hn::Load(d, delta + lane));
+            hn::Store(hn::Mul(hn::Load(d, p + j * stride + lane), difference), d, at);
+        }
+    }
+}
+
+}  // namespace tessera::cpu::tile::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::cpu::tile {
+
+HWY_EXPORT(OnlineSoftmax);
+HWY_EXPORT(Merge);
+HWY_EXPORT(WeightsFromLse);
+HWY_EXPORT(SoftmaxGradient);
+
+void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state, float* rescale) {
+    HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(s, keys, lanes, stride, state, rescale);
+}
+
+void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim, std::int64_t lanes,
+           std::int64_t stride) {
+    HWY_DYNAMIC_DISPATCH(Merge)(into, into_o, state, o, dim, lanes, stride);
+}
+
+void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride) {
+    HWY_DYNAMIC_DISPATCH(WeightsFromLse)(s, lse, keys, lanes, stride);
+}
+
+void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes, std::int64_t stride) {
+    HWY_DYNAMIC_DISPATCH(SoftmaxGradient)(p, dp, delta, keys, lanes, stride);
+}
+
+void clear_state(const RowState& state, std::int64_t lanes) {
+    for (std::int64_t i = 0; i < lanes; ++i) {
+        state.m[i] = -std::numeric_limits<float>::infinity();
+        state.l[i] = 0;
+    }
+}
+
+void invert_sums(const RowState& state, std::int64_t lanes, float* inverse) {
+    for (std::int64_t i = 0; i < lanes; ++i) inverse[i] = state.l[i] == 0 ? 0.0F : 1.0F / state.l[i];
+}
+
+void store_lse(const RowState& state, std::int64_t rows, const HeadRows& to, std::int64_t first) {
+    if (to.data == nullptr) return;
+    for (std::int64_t i = 0; i < rows; ++i) {
+        const double lse = static_cast<double>(state.m[i]) + std::log(static_cast<double>(state.l[i]));
+        store_from_double(to.at(first + i, 0), to.dtype, lse);
+    }
+}
+
+}  // namespace tessera::cpu::tile
+#endif

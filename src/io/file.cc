@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <limits>
+#include <string_view>
+#include <system_error>
+
+#include "tessera/error.hpp"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
+
+/// The memory limit of a container (cgroup v2); kUnlimited where there is none.
+std::uint64_t cgroup_limit() {
+    const int descriptor = ::open("/sys/fs/cgroup/memory.max", O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) return kUnlimited;
+    char text[32];
+    const ssize_t length = ::read(descriptor, text, sizeof text);
+    ::close(descriptor);
+    std::uint64_t limit = 0;
+    if (length <= 0 || std::from_chars(text, text + length, limit).ec != std::errc{}) return kUnlimited;
+    return limit;
+}
+
+std::string_view kind_of(mode_t mode) {
+    if (S_ISDIR(mode)) return "a directory";
+    if (S_ISFIFO(mode)) return "a FIFO";
+    if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
+    if (S_ISSOCK(mode)) return "a socket";
+    return "of another kind";
+}
+
+[[noreturn]] void cannot_open(const std::string& path, int error) {
+    throw Error(ErrorCode::cannot_open, "",
+                fmt::format("{}: cannot open: {}", path, std::generic_category().message(error)));
+}
+
+}  // namespace
+
+std::uint64_t memory_limit() {
+    std::uint64_t limit = cgroup_limit();
+    const long pages = ::sysconf(_SC_PHYS_PAGES);
+    const long page = ::sysconf(_SC_PAGESIZE);
+    if (pages > 0 && page > 0) {
+        limit = std::min(limit, static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page));
+    }
+    struct rlimit space {};
+    if (::getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+        limit = std::min(limit, static_cast<std::uint64_t>(space.rlim_cur));
+    }
+    return limit;
+}
+
+AlignedBytes allocate(std::uint64_t bytes, const std::string& origin, std::uint64_t limit) {
+    if (bytes > limit) {
+        throw Error(ErrorCode::out_of_memory, "",
+                    fmt::format("{}: expected at most {} bytes, the memory this process may use, came {}", origin,
+                                limit, bytes));
+    }
+    const std::size_t size = std::max<std::size_t>(bytes, 1);
+    void* memory = ::operator new[](size, std::align_val_t{kAlignment}, std::nothrow);
+    if (memory == nullptr) {
+        throw Error(ErrorCode::out_of_memory, "", fmt::format("{}: cannot allocate {} bytes", origin, bytes));
+    }
+    return AlignedBytes(static_cast<std::byte*>(memory));
+}
+
+void MemorySource::read(std::uint64_t offset, std::span<std::byte> into) const {
+    if (offset > bytes_.size() || into.size() > bytes_.size() - offset) {
+        throw Error(ErrorCode::bad_data, "",
+                    fmt::format("{}: expected {} bytes at offset {}, came only {} bytes in all", origin_, into.size(),
+                                offset, bytes_.size()));
+    }
+    if (!into.empty()) std::memcpy(into.data(), bytes_.data() + offset, into.size());
+}
+
+InputFile::InputFile(const std::string& path) : path_(path) {
+    // O_NONBLOCK: opening a FIFO without a writer would otherwise wait for ever; it has no effect on a regular file.
+    descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (descriptor_ < 0) cannot_open(path, errno);
+    struct stat info {};
+    if (::fstat(descriptor_, &info) != 0) {
+        const int error = errno;
+        ::close(descriptor_);
+        cannot_open(path, error);
+    }
+    if (!S_ISREG(info.st_mode)) {
+        ::close(descriptor_);
+        throw Error(ErrorCode::cannot_open, "",
+                    fmt::format("{}: expected a regular file, it is {}", path, kind_of(info.st_mode)));
+    }
+    size_ = static_cast<std::uint64_t>(info.st_size);
+}
+
+InputFile::~InputFile() { ::close(descriptor_); }
+
+void InputFile::read(std::uint64_t offset, std::span<std::byte> into) const {
+    std::size_t done = 0;
+    while (done < into.size()) {
+        const auto position = static_cast<off_t>(offset + done);
+        const ssize_t count = ::pread(descriptor_, into.data() + done, into.size() - done, position);
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) {
+            throw Error(ErrorCode::cannot_open, "",
+                        fmt::format("{}: cannot read: {}", path_, std::generic_category().message(errno)));
+        }
+        if (count == 0) {
+            throw Error(ErrorCode::bad_data, "",
+                        fmt::format("{}: expected {} bytes at offset {}, came {}: the file ends before", path_,
+                                    into.size(), offset, done));
+        }
+        done += static_cast<std::size_t>(count);
+    }
+}
+
+FileBytes read_file(const std::string& path, std::uint64_t limit) {
+    const InputFile file(path);
+    FileBytes bytes{allocate(file.size(), path, limit), static_cast<std::size_t>(file.size())};
+    file.read(0, {bytes.data.get(), bytes.size});
+    return bytes;
+}
+
+}  // namespace tessera::io
