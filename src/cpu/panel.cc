@@ -6,7 +6,12 @@
 namespace tessera::cpu {
 namespace {
 
-bool lies_packed(const HeadRows& rows) { return rows.dtype == DType::fp32 && rows.column_stride == 1; }
+/// Can the rows be used where they lie? Rows a multiple of 1 KiB apart share a few sets of the first-level cache, and a
+/// tile read down its columns would evict itself: a copy is faster.
+bool usable_in_place(const HeadRows& rows, std::int64_t dim) {
+    const bool crowds_cache = rows.row_stride > dim && rows.row_stride * size_of(DType::fp32) % 1024 == 0;
+    return rows.dtype == DType::fp32 && rows.column_stride == 1 && !crowds_cache;
+}
 
 /// matmul, or its slow twin where a hidden pair must not touch the result: only tiles that the mask cuts, and only when
 /// their rows hold a NaN or an infinity, since 0 times those is not 0.
@@ -28,7 +33,7 @@ TileTally::~TileTally() {
 KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,
                bool borrow) {
     KvTile kv{.first = first, .keys = keys};
-    if (borrow && lies_packed(head.k)) {
+    if (borrow && usable_in_place(head.k, g.head_dim)) {
         kv.k = static_cast<const float*>(head.k.at(first, 0));
         kv.k_stride = head.k.row_stride;
     } else {
@@ -36,7 +41,7 @@ KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int
         kv.k = scratch.k;
         kv.k_stride = g.k_stride;
     }
-    if (borrow && lies_packed(head.v)) {
+    if (borrow && usable_in_place(head.v, g.head_dim_v)) {
         kv.v = static_cast<const float*>(head.v.at(first, 0));
         kv.v_stride = head.v.row_stride;
     } else {

@@ -56,8 +56,8 @@ class TileTally {
     std::int64_t skipped_ = 0;
 };
 
-/// K and V rows [first, first + keys). With `borrow`, rows that already are packed fp32 are used where they lie;
-/// a copy pays when several panels read the tile.
+/// K and V rows [first, first + keys) in fp32. With `borrow`, rows that can be used where they lie are not copied: a copy
+/// pays when several panels read the tile.
 KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,
                bool borrow);
 

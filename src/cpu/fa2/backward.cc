@@ -1,72 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 backward (FlashAttention-2 paper, Algorithm 2): parallel over K/V blocks too. The paper adds to dQ with atomics;
-// here the work is cut so that no two tasks ever share a sum, and the order of every sum is fixed:
+// fa2 backward (FlashAttention-2 paper, Algorithm 2): K/V blocks outer, Q blocks inner, and parallel over K/V blocks too.
+// The paper adds to dQ with atomics, whose order differs from run to run. Here the order of every sum is fixed:
 //
-//   Queries and keys of a head are cut into chunks. In round r, key chunk j meets query chunk i = (j + r) mod n, n the
-//   larger number of chunks: a Latin square. Within a round every task has its own query chunk (dQ) and its own key
-//   chunk (dK, dV); after n rounds every pair has met once. dQ of a chunk is summed over rounds, and so are dK and dV,
-//   whoever runs the tasks.
+//   Panel i and key tile j meet in round (i - j) mod n, n the larger number of the two: a Latin square. dQ of a panel is
+//   summed over j = i, i-1, ..., 0, n-1, ..., i+1, and dK, dV of a tile over i = j, j+1, ..., n-1, 0, ..., j-1.
 //
-// When there are heads enough for all threads, one task runs all rounds of a head, in the same order: same bits, no
-// waiting (docs/decisions/deterministic-backward.md).
+// Heads enough for all threads: one task runs a head, column by column, from the last key tile to the first, once for
+// the queries i >= j and once for i < j; that visits both orders above, and each K/V tile is loaded twice. Fewer heads:
+// round by round, all tiles of a round at once; no two of them share a panel or a key tile. Same order, same bits
+// (docs/decisions/deterministic-backward.md).
 #include "cpu/gradient.hpp"
 #include "cpu/schedules.hpp"
 
 namespace tessera::cpu::fa2 {
 namespace {
 
-constexpr std::int64_t kChunk = 256;  // queries, and keys, of one task of a round
-
-/// The chunks of one head.
-struct Rounds {
-    std::int64_t panels_per_chunk;
-    std::int64_t tiles_per_chunk;
-    std::int64_t keys_per_chunk;
-    std::int64_t query_chunks;
-    std::int64_t key_chunks;
+/// One query head in tiles.
+struct Grid {
+    Head head;
+    std::int64_t panels;
+    std::int64_t key_tiles;
     std::int64_t rounds;
 
-    Rounds(const Geometry& g, std::int64_t len_q, std::int64_t len_kv)
-        : panels_per_chunk(ceil_div(kChunk, g.block_q)),
-          tiles_per_chunk(ceil_div(kChunk, g.block_kv)),
-          keys_per_chunk(tiles_per_chunk * g.block_kv),
-          query_chunks(ceil_div(ceil_div(len_q, g.block_q), panels_per_chunk)),
-          key_chunks(ceil_div(len_kv, keys_per_chunk)),
-          rounds(len_q == 0 ? 0 : std::max(query_chunks, key_chunks)) {}
+    Grid(const BackwardCall& call, const Geometry& g, const Member& member, std::int64_t query_head)
+        : head(call.plan.problem, call.args, member, query_head),
+          panels(ceil_div(member.len_q, g.block_q)),
+          key_tiles(ceil_div(member.len_kv, g.block_kv)),
+          rounds(std::max(panels, key_tiles)) {}
+
+    Range keys(const Geometry& g, std::int64_t j) const { return {j * g.block_kv, std::min(head.member.len_kv, (j + 1) * g.block_kv)}; }
 };
 
-/// Key chunk `j` against the query chunk that round `round` gives it.
-void run_pair(const Head& head, const Geometry& g, const Rounds& rounds, std::int64_t round, std::int64_t j,
-              const GradientMemory& memory, const GradientScratch& scratch, TileTally& tally) {
-    const std::int64_t i = (j + round) % rounds.rounds;
-    if (j >= rounds.key_chunks || i >= rounds.query_chunks) return;
-    const std::int64_t first_panel = i * rounds.panels_per_chunk;
-    const std::int64_t last_panel = std::min(first_panel + rounds.panels_per_chunk, ceil_div(head.member.len_q, g.block_q));
-    const std::int64_t end = std::min((j + 1) * rounds.keys_per_chunk, head.member.len_kv);
-    for (std::int64_t first = j * rounds.keys_per_chunk; first < end; first += g.block_kv) {
-        const Range keys{first, std::min(end, first + g.block_kv)};
-        const Range queries = head.band.q_range(keys.begin, keys.end);
-        const Range touched = queries.empty() ? Range{}
-                                              : Range{std::max(first_panel, queries.begin / g.block_q),
-                                                      std::min(last_panel, ceil_div(queries.end, g.block_q))};
-        tally.skipped(last_panel - first_panel, touched.size());
-        if (touched.empty()) continue;
-        const KvTile kv = load_kv(head, g, first, keys.size(), scratch, touched.size() == 1);
-        for (std::int64_t index = touched.begin; index < touched.end; ++index) {
-            const Panel panel(index, g.block_q, head.member.len_q);
-            const Coverage coverage = head.coverage(panel, kv);
-            backward_tile(head, g, panel, kv, coverage, memory.panel(head, index), scratch,
-                          memory.dk(head.member, head.kv_head, first), memory.dv(head.member, head.kv_head, first));
-            tally.ran(coverage);
-        }
+/// Key tile j against the panels that see it among `panels`, in rising order.
+void run_column(const Grid& grid, const Geometry& g, std::int64_t j, Range panels, const GradientMemory& memory,
+                const GradientScratch& scratch, TileTally& tally) {
+    const Head& head = grid.head;
+    const Range keys = grid.keys(g, j);
+    const Range queries = head.band.q_range(keys.begin, keys.end);
+    Range touched{};
+    if (!queries.empty()) {
+        touched = {std::max(panels.begin, queries.begin / g.block_q), std::min(panels.end, ceil_div(queries.end, g.block_q))};
+    }
+    tally.skipped(panels.size(), touched.size());
+    if (touched.empty()) return;
+    const KvTile kv = load_kv(head, g, keys.begin, keys.size(), scratch, touched.size() == 1);
+    for (std::int64_t i = touched.begin; i < touched.end; ++i) {
+        const Panel panel(i, g.block_q, head.member.len_q);
+        const Coverage coverage = head.coverage(panel, kv);
+        backward_tile(head, g, panel, kv, coverage, memory.panel(head, i), scratch,
+                      memory.dk(head.member, head.kv_head, keys.begin), memory.dv(head.member, head.kv_head, keys.begin));
+        tally.ran(coverage);
     }
 }
 
-/// Enough heads for the threads: each runs alone.
-bool heads_fill_threads(const Problem& p, int threads) {
-    const std::int64_t heads = p.batch * p.heads_kv;
-    return threads == 1 || (heads >= threads && (heads % threads == 0 || heads >= 4 * threads));
+void run_whole_head(const Grid& grid, const Geometry& g, const GradientMemory& memory, const GradientScratch& scratch,
+                    TileTally& tally) {
+    for (std::int64_t j = grid.key_tiles; j-- > 0;) run_column(grid, g, j, {j, grid.panels}, memory, scratch, tally);
+    for (std::int64_t j = grid.key_tiles; j-- > 0;) run_column(grid, g, j, {0, std::min(j, grid.panels)}, memory, scratch, tally);
+}
+
+/// The one panel that meets key tile j in this round.
+void run_round(const Grid& grid, const Geometry& g, std::int64_t round, std::int64_t j, const GradientMemory& memory,
+               const GradientScratch& scratch, TileTally& tally) {
+    if (round >= grid.rounds || j >= grid.key_tiles) return;
+    const std::int64_t i = (j + round) % grid.rounds;
+    if (i < grid.panels) run_column(grid, g, j, {i, i + 1}, memory, scratch, tally);
+}
+
+/// Heads enough to keep all threads busy to the end, with one task each.
+bool heads_fill_threads(std::int64_t kv_heads, int threads) {
+    constexpr std::int64_t kEven = 4;  // tasks per thread from which an uneven rest no longer matters
+    return kv_heads >= threads && (kv_heads % threads == 0 || kv_heads >= kEven * threads);
 }
 
 }  // namespace
@@ -82,38 +87,34 @@ void backward(const BackwardCall& call) {
     const Geometry g(call.plan);
     Arena arena(call.workspace);
     BackwardWorkspace workspace(arena, call.plan, g);
+    const GradientMemory& memory = workspace.memory;
     workspace.memory.prepare(call);
 
-    const Rounds longest(g, p.len_q, p.len_kv);
     const std::int64_t kv_heads = p.batch * p.heads_kv;
-    const auto pair = [&](std::int64_t kv_head, std::int64_t in_group, std::int64_t round, std::int64_t j, int worker, TileTally& tally) {
-        const Member member = member_of(call, kv_head / p.heads_kv);
-        const Rounds rounds(g, member.len_q, member.len_kv);
-        if (round >= rounds.rounds) return;
-        const Head head(p, call.args, member, kv_head % p.heads_kv * p.group() + in_group);
-        run_pair(head, g, rounds, round, j, workspace.memory, workspace.workers[static_cast<std::size_t>(worker)], tally);
+    const auto grid_of = [&](std::int64_t kv_head, std::int64_t in_group) {
+        return Grid(call, g, member_of(call, kv_head / p.heads_kv), kv_head % p.heads_kv * p.group() + in_group);
     };
-    const auto all_rounds = [&](const auto& body) {
-        for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
-            for (std::int64_t round = 0; round < longest.rounds; ++round) body(in_group, round);
-        }
-    };
-    if (heads_fill_threads(p, call.plan.threads)) {
+    if (heads_fill_threads(kv_heads, call.plan.threads)) {
         call.parallel_for(kv_heads, call.plan.threads, [&](std::int64_t kv_head, int worker) {
             TileTally tally(call.counters);
-            all_rounds([&](std::int64_t in_group, std::int64_t round) {
-                for (std::int64_t j = 0; j < longest.key_chunks; ++j) pair(kv_head, in_group, round, j, worker, tally);
-            });
+            for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
+                run_whole_head(grid_of(kv_head, in_group), g, memory, workspace.workers[static_cast<std::size_t>(worker)], tally);
+            }
         });
     } else {
-        all_rounds([&](std::int64_t in_group, std::int64_t round) {
-            call.parallel_for(kv_heads * longest.key_chunks, call.plan.threads, [&](std::int64_t task, int worker) {
-                TileTally tally(call.counters);
-                pair(task % kv_heads, in_group, round, task / kv_heads, worker, tally);
-            });
-        });
+        const std::int64_t key_tiles = ceil_div(p.len_kv, g.block_kv);
+        const std::int64_t rounds = p.len_q == 0 ? 0 : std::max(g.panels, key_tiles);
+        for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
+            for (std::int64_t round = 0; round < rounds; ++round) {
+                call.parallel_for(kv_heads * key_tiles, call.plan.threads, [&](std::int64_t task, int worker) {
+                    TileTally tally(call.counters);
+                    run_round(grid_of(task % kv_heads, in_group), g, round, task / kv_heads, memory,
+                              workspace.workers[static_cast<std::size_t>(worker)], tally);
+                });
+            }
+        }
     }
-    workspace.bias.run(call, workspace.memory, workspace.workers);
+    workspace.bias.run(call, memory, workspace.workers);
     workspace.memory.finish(call);
 }
 

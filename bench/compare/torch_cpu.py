@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times tessera beside PyTorch's CPU attention in one process, call by call in turn, and prints the ratios.
+
+    python3 bench/compare/torch_cpu.py build/libtessera.so [--quick] [--dtype fp32,bf16] [--out records.jsonl]
+
+tessera is loaded as a shared library (cmake -DBUILD_SHARED_LIBS=ON) and called through its C ABI. A figure is the median
+of alternating calls; FLOP are counted by visible pairs: 4 * pairs * head_dim forward, 10 * pairs * head_dim backward.
+Every timed result is first compared with PyTorch's fp32 one, so that a fast wrong answer can't be reported.
+"""
+import argparse
+import ctypes as c
+import datetime
+import itertools
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+
+FORWARD, BACKWARD = 0, 1
+BLOCK = 8  # calls in a row of one library
+DTYPES = {"fp32": (torch.float32, 1), "fp16": (torch.float16, 2), "bf16": (torch.bfloat16, 3)}
+
+
+class Tensor(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("dtype", c.c_int32), ("rank", c.c_int32), ("shape", c.c_int64 * 4),
+                ("strides", c.c_int64 * 4), ("device_type", c.c_int32), ("device_index", c.c_int32)]
+
+
+class Problem(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("dtype", c.c_int32), ("ragged", c.c_int32)] + \
+        [(n, c.c_int64) for n in ("batch", "len_q", "len_kv", "heads_q", "heads_kv", "head_dim", "head_dim_v",
+                                  "total_q", "total_kv", "window_left", "window_right")] + \
+        [(n, c.c_int32) for n in ("causal", "alibi", "bias", "bias_gradient")] + \
+        [("scale", c.c_double), ("softcap", c.c_double), ("dropout_probability", c.c_double), ("dropout_seed", c.c_uint64)]
+
+
+class Options(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("backend", c.c_int32), ("schedule", c.c_int32), ("kernel", c.c_char_p),
+                ("block_q", c.c_int64), ("block_kv", c.c_int64), ("threads", c.c_int32), ("reserved", c.c_int32),
+                ("parallel_for", c.c_void_p), ("parallel_for_context", c.c_void_p)]
+
+
+def args_struct(names):
+    return type("Args", (c.Structure,), {"_fields_": [("struct_size", c.c_size_t)] + [(n, Tensor) for n in names]})
+
+
+ForwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse"])
+BackwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse", "d_o",
+                            "dlse", "dq", "dk", "dv", "dbias"])
+
+
+class Tessera:
+    """The C ABI, as far as this script needs it. Tensors are torch's [batch, heads, len, head_dim]."""
+
+    def __init__(self, path):
+        self.lib = c.CDLL(path)
+        self.lib.tessera_last_error.restype = c.c_char_p
+        self.lib.tessera_version.restype = c.c_char_p
+
+    def check(self, status):
+        if status != 0:
+            raise RuntimeError(self.lib.tessera_last_error().decode())
+
+    @staticmethod
+    def view(t):
+        """[batch, heads, len, dim] -> [batch, len, heads, dim] by strides; LSE stays [batch, heads, len]."""
+        if t.dim() == 4:
+            t = t.transpose(1, 2)
+        code = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}[t.dtype]
+        pad = [0] * (4 - t.dim())
+        return Tensor(t.data_ptr(), code, t.dim(), (c.c_int64 * 4)(*t.shape, *pad), (c.c_int64 * 4)(*t.stride(), *pad))
+
+    def call(self, case, direction, tensors):
+        """A function that runs the prepared call."""
+        p = Problem()
+        self.check(self.lib.tessera_problem_init(c.byref(p), c.sizeof(p)))
+        p.dtype, p.batch, p.len_q, p.len_kv = DTYPES[case["dtype"]][1], 1, case["len"], case["len"]
+        p.heads_q = p.heads_kv = case["heads"]
+        p.head_dim = p.head_dim_v = case["head_dim"]
+        p.causal = 1 if case["causal"] else 0
+        options = Options(struct_size=c.sizeof(Options), threads=case["threads"])
+        size = c.c_size_t()
+        self.check(self.lib.tessera_workspace_bytes(c.byref(p), c.byref(options), direction, c.byref(size)))
+        memory = torch.empty(size.value + 64, dtype=torch.uint8)
+        address = (memory.data_ptr() + 63) // 64 * 64
+        kind = ForwardArgs if direction == FORWARD else BackwardArgs
+        args = kind(struct_size=c.sizeof(kind), **{name: self.view(t) for name, t in tensors.items()})
+        run = self.lib.tessera_forward if direction == FORWARD else self.lib.tessera_backward
+        keep = (p, options, args, memory, tensors)
+
+        def timed():
+            self.check(run(c.byref(keep[0]), c.byref(keep[1]), c.byref(keep[2]), c.c_void_p(address), size, None))
+        return timed
+
+
+def make_case_calls(lib, case):
+    """({pass: ours}, {pass: torch's}, worst relative difference of our results)."""
+    dtype = DTYPES[case["dtype"]][0]
+    shape = (1, case["heads"], case["len"], case["head_dim"])
+    q, k, v, d_o = (torch.randn(shape, dtype=torch.float32).to(dtype) for _ in range(4))
+    o, dq, dk, dv = (torch.full(shape, math.nan, dtype=dtype) for _ in range(4))
+    lse = torch.full(shape[:3], math.nan)
+    aten = torch.ops.aten
+    flash = aten._scaled_dot_product_flash_attention_for_cpu
+    flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    ours = {FORWARD: lib.call(case, FORWARD, dict(q=q, k=k, v=v, o=o, lse=lse)),
+            BACKWARD: lib.call(case, BACKWARD, dict(q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, dq=dq, dk=dk, dv=dv))}
+    out, torch_lse = flash(q, k, v, 0.0, case["causal"])
+    peers = {FORWARD: lambda: flash(q, k, v, 0.0, case["causal"]),
+             BACKWARD: lambda: flash_backward(d_o, q, k, v, out, torch_lse, 0.0, case["causal"])}
+    ours[FORWARD]()
+    ours[BACKWARD]()
+    exact_o, exact_lse = flash(q.float(), k.float(), v.float(), 0.0, case["causal"])
+    exact = (exact_o,) + tuple(flash_backward(d_o.float(), q.float(), k.float(), v.float(), exact_o, exact_lse, 0.0, case["causal"]))
+    mine = (o, dq, dk, dv)
+    worst = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(mine, exact))
+    theirs = (out,) + tuple(peers[BACKWARD]())
+    theirs_worst = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(theirs, exact))
+    return ours, peers, worst, theirs_worst
+
+
+def alternate(ours, theirs, seconds):
+    """Medians and interquartile ranges (ms) of calls taken in alternating blocks.
+
+    Between blocks the process sleeps until the other library's idle threads have stopped spinning; the first call of a
+    block wakes the library's own threads and is not counted.
+    """
+    times = ([], [])
+    stop = time.perf_counter() + seconds
+    while len(times[0]) < 3 or (time.perf_counter() < stop and len(times[0]) < 400):
+        for i, call in enumerate((ours, theirs)):
+            time.sleep(0.03)
+            call()
+            for _ in range(BLOCK):
+                begin = time.perf_counter()
+                call()
+                times[i].append((time.perf_counter() - begin) * 1e3)
+                if times[i][-1] > 200:
+                    break
+    quarter = [statistics.quantiles(t, n=4) for t in times]
+    return [(q[1], q[2] - q[0]) for q in quarter]
+
+
+def visible_pairs(case):
+    n = case["len"]
+    return case["heads"] * (n * (n + 1) // 2 if case["causal"] else n * n)
+
+
+def cpu_name():
+    try:
+        with open("/proc/cpuinfo") as f:
+            return next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def commit():
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def record(case, direction, by, ms, spread, versions, revision):
+    flop = (4 if direction == FORWARD else 10) * visible_pairs(case) * case["head_dim"]
+    return {"what": "measured", "by": by, "schedule": "fa2" if by == "tessera" else "", "pass": ("forward", "backward")[direction],
+            "dtype": case["dtype"], "batch": 1, "len_q": case["len"], "len_kv": case["len"], "heads_q": case["heads"],
+            "heads_kv": case["heads"], "head_dim": case["head_dim"], "head_dim_v": case["head_dim"],
+            "mask": "causal" if case["causal"] else "none", "deterministic": True, "ms": ms, "ms_spread": spread,
+            "tflops": flop / ms * 1e-9, "device": cpu_name(), "threads": case["threads"], "versions": versions,
+            "date": datetime.date.today().isoformat(), "commit": revision}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("library")
+    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--len", default="512,2048,8192")
+    parser.add_argument("--head-dim", default="64,128")
+    parser.add_argument("--groups", default="1x4,16x16,16x1", help="threads x heads")
+    parser.add_argument("--seconds", type=float, default=1.0, help="per case")
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    lib = Tessera(options.library)
+    versions = {"tessera": lib.lib.tessera_version().decode(), "torch": torch.__version__}
+    revision = commit()
+    out = open(options.out, "a") if options.out else None
+    ratios = {}
+    print(f"{'threads':>7} {'heads':>5} {'dtype':>5} {'dim':>4} {'mask':>6} {'len':>5} {'pass':>8} {'tessera':>9} {'torch':>9} {'ratio':>6}  error ours / torch")
+    for group, dtype, dim, causal, length in itertools.product(options.groups.split(","), options.dtype.split(","),
+                                                               map(int, options.head_dim.split(",")), (False, True),
+                                                               map(int, options.len.split(","))):
+        threads, heads = map(int, group.split("x"))
+        if threads == 1 and length > 2048:
+            continue
+        case = {"threads": threads, "heads": heads, "dtype": dtype, "head_dim": dim, "causal": causal, "len": length}
+        torch.set_num_threads(threads)
+        ours, peers, error, torch_error = make_case_calls(lib, case)
+        if not error < (1e-4 if dtype == "fp32" else 3e-2):
+            sys.exit(f"wrong result: {case}: relative error {error}")
+        for direction in (FORWARD, BACKWARD):
+            (ms, spread), (torch_ms, torch_spread) = alternate(ours[direction], peers[direction], options.seconds)
+            rows = [record(case, direction, "tessera", ms, spread, versions, revision),
+                    record(case, direction, "torch_cpu", torch_ms, torch_spread, versions, revision)]
+            if out:
+                out.writelines(json.dumps(row) + "\n" for row in rows)
+            ratio = torch_ms / ms
+            ratios.setdefault((group, dtype, rows[0]["pass"]), []).append(ratio)
+            print(f"{threads:7} {heads:5} {dtype:>5} {dim:4} {rows[0]['mask']:>6} {length:5} {rows[0]['pass']:>8} "
+                  f"{rows[0]['tflops'] * 1e3:7.0f} G {rows[1]['tflops'] * 1e3:7.0f} G {ratio:6.2f}  {error:.1e} / {torch_error:.1e}", flush=True)
+    print("\nPyTorch time / ours:      geometric mean   worst")
+    for (group, dtype, direction), values in ratios.items():
+        mean = math.exp(statistics.fmean(map(math.log, values)))
+        print(f"  {group:>6} {dtype:>5} {direction:>8} {mean:16.2f} {min(values):7.2f}")
+
+
+if __name__ == "__main__":
+    main()
