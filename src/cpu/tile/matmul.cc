@@ -26,26 +26,24 @@ constexpr int kMaxRows = 6;
 constexpr int kMaxVectors = HWY_ARCH_X86 && HWY_TARGET >= HWY_AVX2 ? 2 : 4;
 static_assert(kLanes % (kWidth * (kWidth == kLanes ? 1 : kMaxVectors)) == 0, "a tile row is a whole number of blocks");
 
+/// Stores one vector of A B into C. C is added last, after the k products: a long sum over tiles then rounds once a tile,
+/// not once a product, and its error grows with the square root of the number of tiles.
+HWY_INLINE void put(const Product& p, V sum, std::int64_t row, std::int64_t lane) {
+    const D d;
+    float* c = p.c + row * p.c_stride + lane;
+    if (p.into == Into::add) sum = hn::Add(hn::Load(d, c), sum);
+    if (p.into == Into::scaled_add) sum = hn::MulAdd(hn::Load(d, c), hn::Load(d, p.lane_scale + lane), sum);
+    hn::Store(sum, d, c);
+}
+
 template <int kRows, int kVectors>
 HWY_INLINE void block(const Product& p, std::int64_t row, std::int64_t lane) {
     const D d;
-    float* HWY_RESTRICT c = p.c + row * p.c_stride + lane;
     const float* HWY_RESTRICT a = p.a + row * p.a_row;
     const float* HWY_RESTRICT b = p.b + lane;
     V sums[kRows][kVectors];
     TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
         TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
-    }
-    if (p.into != Into::overwrite) {
-        TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
-            TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Load(d, c + r * p.c_stride + v * kWidth);
-        }
-    }
-    if (p.into == Into::scaled_add) {
-        TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) {
-            const V scale = hn::Load(d, p.lane_scale + lane + v * kWidth);
-            TESSERA_UNROLL for (int r = 0; r < kRows; ++r) sums[r][v] = hn::Mul(sums[r][v], scale);
-        }
     }
     for (std::int64_t k = 0; k < p.k; ++k) {
         V from_b[kVectors];
@@ -57,8 +55,8 @@ HWY_INLINE void block(const Product& p, std::int64_t row, std::int64_t lane) {
         a += p.a_k;
         b += p.b_stride;
     }
-    TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
-        TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) hn::Store(sums[r][v], d, c + r * p.c_stride + v * kWidth);
+    TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) {
+        TESSERA_UNROLL for (int r = 0; r < kRows; ++r) put(p, sums[r][v], row + r, lane + v * kWidth);
     }
 }
 
@@ -91,20 +89,12 @@ void Matmul(const Product& p) {
     }
 }
 
-/// Starting value of one vector of C, as block() has it.
-HWY_INLINE V start(const Product& p, std::int64_t row, std::int64_t lane) {
-    const D d;
-    if (p.into == Into::overwrite) return hn::Zero(d);
-    const V c = hn::Load(d, p.c + row * p.c_stride + lane);
-    return p.into == Into::add ? c : hn::Mul(c, hn::Load(d, p.lane_scale + lane));
-}
-
 void MatmulHiddenKeys(const Product& p, const Place& place) {
     const D d;
     HWY_ALIGN float seen[kLanes];
     for (std::int64_t lane = 0; lane < p.n; lane += kWidth) {
         for (std::int64_t row = 0; row < p.m; ++row) {
-            V sum = start(p, row, lane);
+            V sum = hn::Zero(d);
             for (std::int64_t k = 0; k < p.k; ++k) {
                 for (std::int64_t i = 0; i < kWidth; ++i) {
                     seen[i] = place.band.visible(place.q + lane + i, place.kv + k) ? 1.0F : 0.0F;
@@ -112,7 +102,7 @@ void MatmulHiddenKeys(const Product& p, const Place& place) {
                 const V next = hn::MulAdd(hn::Set(d, p.a[row * p.a_row + k * p.a_k]), hn::Load(d, p.b + k * p.b_stride + lane), sum);
                 sum = hn::IfThenElse(hn::Ne(hn::Load(d, seen), hn::Zero(d)), next, sum);
             }
-            hn::Store(sum, d, p.c + row * p.c_stride + lane);
+            put(p, sum, row, lane);
         }
     }
 }
@@ -121,12 +111,12 @@ void MatmulHiddenQueries(const Product& p, const Place& place) {
     const D d;
     for (std::int64_t lane = 0; lane < p.n; lane += kWidth) {
         for (std::int64_t row = 0; row < p.m; ++row) {
-            V sum = start(p, row, lane);
+            V sum = hn::Zero(d);
             for (std::int64_t k = 0; k < p.k; ++k) {
                 if (!place.band.visible(place.q + k, place.kv + row)) continue;
                 sum = hn::MulAdd(hn::Set(d, p.a[row * p.a_row + k * p.a_k]), hn::Load(d, p.b + k * p.b_stride + lane), sum);
             }
-            hn::Store(sum, d, p.c + row * p.c_stride + lane);
+            put(p, sum, row, lane);
         }
     }
 }

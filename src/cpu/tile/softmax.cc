@@ -48,12 +48,39 @@ HWY_INLINE V shift_of(V maximum) {
     return hn::IfThenElse(hn::Eq(maximum, hn::Set(d, -std::numeric_limits<float>::infinity())), hn::Zero(d), maximum);
 }
 
+// A long row is summed in blocks, so that the rounding of its sum grows with the square root of the blocks.
+constexpr std::int64_t kSumBlock = 256;
+
+/// Replaces the scores of keys [first, end) in one vector of lanes by exp(s - shift) and returns their sum. Four partial
+/// sums hide the latency; each takes every fourth key counted from the first, so that hidden keys, which add 0, leave the
+/// bits of a row alone.
+HWY_INLINE V exponentiate(float* s, std::int64_t first, std::int64_t end, std::int64_t stride, V shift) {
+    const D d;
+    const auto weight = [&](std::int64_t key) HWY_ATTR {
+        float* at = s + key * stride;
+        const V p = exp_of_nonpositive(hn::Sub(hn::Load(d, at), shift));
+        hn::Store(p, d, at);
+        return p;
+    };
+    V sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+    std::int64_t j = first;
+    for (; j + 4 <= end; j += 4) {
+        sum0 = hn::Add(sum0, weight(j));
+        sum1 = hn::Add(sum1, weight(j + 1));
+        sum2 = hn::Add(sum2, weight(j + 2));
+        sum3 = hn::Add(sum3, weight(j + 3));
+    }
+    if (j < end) sum0 = hn::Add(sum0, weight(j));
+    if (j + 1 < end) sum1 = hn::Add(sum1, weight(j + 1));
+    if (j + 2 < end) sum2 = hn::Add(sum2, weight(j + 2));
+    return hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
+}
+
 void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state, float* rescale) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const V old = hn::Load(d, state.m + lane);
-        // Four independent maxima and sums hide the latency. A sum takes every fourth key counted from the tile's
-        // first, so hidden keys (which add 0) leave the bits of a row alone.
+        // Four independent maxima hide the latency.
         V max0 = old, max1 = old, max2 = old, max3 = old;
         std::int64_t j = 0;
         for (; j + 4 <= keys; j += 4) {
@@ -65,23 +92,11 @@ void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t
         for (; j < keys; ++j) max0 = hn::Max(max0, hn::Load(d, s + j * stride + lane));
         const V maximum = hn::Max(hn::Max(max0, max1), hn::Max(max2, max3));
         const V shift = shift_of(maximum);
-        const auto weight = [&](std::int64_t key) HWY_ATTR {
-            float* at = s + key * stride + lane;
-            const V p = exp_of_nonpositive(hn::Sub(hn::Load(d, at), shift));
-            hn::Store(p, d, at);
-            return p;
-        };
-        V sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
-        for (j = 0; j + 4 <= keys; j += 4) {
-            sum0 = hn::Add(sum0, weight(j));
-            sum1 = hn::Add(sum1, weight(j + 1));
-            sum2 = hn::Add(sum2, weight(j + 2));
-            sum3 = hn::Add(sum3, weight(j + 3));
+        V sum = hn::Zero(d);
+        for (std::int64_t first = 0; first < keys; first += kSumBlock) {
+            const std::int64_t end = first + kSumBlock < keys ? first + kSumBlock : keys;
+            sum = hn::Add(sum, exponentiate(s + lane, first, end, stride, shift));
         }
-        if (j < keys) sum0 = hn::Add(sum0, weight(j));
-        if (j + 1 < keys) sum1 = hn::Add(sum1, weight(j + 1));
-        if (j + 2 < keys) sum2 = hn::Add(sum2, weight(j + 2));
-        const V sum = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
         const V alpha = exp_of_nonpositive(hn::Sub(old, shift));
         hn::Store(alpha, d, rescale + lane);
         hn::Store(maximum, d, state.m + lane);

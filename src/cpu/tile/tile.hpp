@@ -58,7 +58,7 @@ enum class Into {
 
 /// C[m, n] from A[m, k] and B[k, n]. A is read as broadcast scalars at a[i * a_row + kk * a_k], so it may be a matrix
 /// in any layout, transposed or not; B and C are tiles (n counts lanes, a multiple of kLanes). Each element sums its k
-/// products in rising order with fused multiply-adds: bits don't depend on how the tile is blocked.
+/// products in rising order with fused multiply-adds, and only then C: bits don't depend on how the tile is blocked.
 struct Product {
     std::int64_t m = 0;
     std::int64_t n = 0;
