@@ -14,3 +14,10 @@ function(tessera_target name)
         target_link_options(${name} PRIVATE -fsanitize=${TESSERA_SANITIZE})
     endif()
 endfunction()
+
+# Compile options of the files that Highway compiles for several instruction sets. On x86-64 the least is SSE4.2 (2008;
+# kernels refuse an older processor); of the others AVX2 and AVX-512 are built.
+set(TESSERA_SIMD_OPTIONS "")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    set(TESSERA_SIMD_OPTIONS "-march=x86-64-v2;-DHWY_DISABLE_PCLMUL_AES;-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)")
+endif()

@@ -23,7 +23,7 @@ constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
 /// 2^-126 are 0: they could not change a sum that holds a 1, and subnormal numbers are slow.
 ///
 /// x = n ln 2 + r, |r| <= ln 2 / 2;  exp(r) = 1 + r P(r), P the degree-4 minimax polynomial of (exp(r) - 1) / r for
-/// relative error (fitted in fp64); 2^n is added to the exponent field.
+/// relative error (fitted in fp64); 2^n is made from the exponent field.
 HWY_INLINE V exp_of_nonpositive(V x) {
     const D d;
     const hn::RebindToSigned<D> di;
@@ -38,8 +38,9 @@ HWY_INLINE V exp_of_nonpositive(V x) {
     p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffdc4p-2F));
     p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffff6p-1F));
     p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
-    const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(n)));
-    return hn::IfThenElse(hn::Lt(x, smallest), hn::Zero(d), scaled);
+    // A product, not a sum of exponent fields: n of a NaN is any integer, and only a product keeps the NaN.
+    const V power = hn::BitCast(d, hn::Add(hn::ShiftLeft<23>(n), hn::Set(di, 127 << 23)));
+    return hn::IfThenElse(hn::Lt(x, smallest), hn::Zero(d), hn::Mul(p, power));
 }
 
 /// The maximum that is subtracted: 0 in place of -inf, so that a row without a key gets exp(-inf - 0) = 0, not NaN.

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Each word of the tile vocabulary against plain loops, on every instruction set that this processor has.
+#include "cpu/tile/tile.hpp"
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "core/numeric.hpp"
+#include "core/philox.hpp"
+#include "targets.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+/// Floats at an aligned address.
+class Floats {
+   public:
+    explicit Floats(std::int64_t n, float value = 0) : memory_(static_cast<std::size_t>(n) + 16, value) {
+        const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
+        begin_ = memory_.data() + (64 - address % 64) % 64 / sizeof(float);
+    }
+    operator float*() { return begin_; }
+    void randomise(std::mt19937& rng, std::int64_t n) {
+        std::normal_distribution<float> normal;
+        for (std::int64_t i = 0; i < n; ++i) begin_[i] = normal(rng);
+    }
+
+   private:
+    std::vector<float> memory_;
+    float* begin_;
+};
+
+class Tile : public EachTarget {};
+INSTANTIATE_TEST_SUITE_P(Cpu, Tile, testing::ValuesIn(usable_targets()), target_label);
+
+TEST_P(Tile, runs_on_the_target_it_is_told) { EXPECT_EQ(tile::target_name(), hwy::TargetName(GetParam())); }
+
+TEST_P(Tile, matmul_every_shape_into_every_mode) {
+    std::mt19937 rng(1);
+    for (const std::int64_t m : {1, 5, 6, 7, 64}) {
+        for (const std::int64_t n : {16, 32, 48, 64, 80, 144}) {
+            for (const std::int64_t k : {0, 1, 3, 64}) {
+                for (const bool transposed : {false, true}) {
+                    for (const tile::Into into : {tile::Into::overwrite, tile::Into::add, tile::Into::scaled_add}) {
+                        Floats a(m * k + 1), b(k * n), c(m * n), scale(n);
+                        a.randomise(rng, m * k), b.randomise(rng, k * n), c.randomise(rng, m * n), scale.randomise(rng, n);
+                        std::vector<double> expected(static_cast<std::size_t>(m * n));
+                        for (std::int64_t i = 0; i < m; ++i) {
+                            for (std::int64_t j = 0; j < n; ++j) {
+                                double sum = into == tile::Into::overwrite ? 0 : c[i * n + j];
+                                if (into == tile::Into::scaled_add) sum *= scale[j];
+                                for (std::int64_t kk = 0; kk < k; ++kk) {
+                                    sum += static_cast<double>(transposed ? a[kk * m + i] : a[i * k + kk]) * b[kk * n + j];
+                                }
+                                expected[static_cast<std::size_t>(i * n + j)] = sum;
+                            }
+                        }
+                        tile::matmul({.m = m, .n = n, .k = k, .a = a, .a_row = transposed ? 1 : k, .a_k = transposed ? m : 1,
+                                      .b = b, .b_stride = n, .c = c, .c_stride = n, .into = into, .lane_scale = scale});
+                        for (std::int64_t i = 0; i < m * n; ++i) {
+                            ASSERT_NEAR(c[i], expected[static_cast<std::size_t>(i)], 2e-5) << m << " " << n << " " << k << " at " << i;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_P(Tile, hidden_pairs_add_nothing_and_visible_ones_the_same_bits) {
+    std::mt19937 rng(2);
+    constexpr std::int64_t kKeys = 20, kLanes = 32, kDim = 7;
+    const tile::Place place{Mask{.causal = Causal::bottom_right}.bind(32, 30), 0, 4};
+    Floats p(kKeys * kLanes), v(kKeys * kDim), o(kDim * kLanes), with_nan(kDim * kLanes);
+    p.randomise(rng, kKeys * kLanes), v.randomise(rng, kKeys * kDim);
+    tile::fill_hidden(place, kKeys, p, kLanes, 0.0F);
+    tile::Product product{.m = kDim, .n = kLanes, .k = kKeys, .a = v, .a_row = 1, .a_k = kDim,
+                          .b = p, .b_stride = kLanes, .c = o, .c_stride = kLanes};
+    tile::matmul(product);
+    for (std::int64_t c = 0; c < kDim; ++c) v[15 * kDim + c] = c % 2 ? std::nanf("") : kInf;  // key 19: hidden from queries < 21
+    product.c = with_nan;
+    tile::matmul_hidden_keys(product, place);
+    for (std::int64_t c = 0; c < kDim; ++c) {
+        for (std::int64_t i = 0; i < kLanes; ++i) {
+            const bool sees = place.band.visible(i, place.kv + 15);
+            ASSERT_EQ(std::isfinite(with_nan[c * kLanes + i]), !sees) << c << " " << i;
+            ASSERT_TRUE(sees || with_nan[c * kLanes + i] == o[c * kLanes + i]);
+        }
+    }
+}
+
+TEST_P(Tile, loads_and_stores_round_like_the_scalar_conversions) {
+    std::mt19937 rng(3);
+    constexpr std::int64_t kRows = 21, kDim = 37;
+    std::vector<float> values(kRows * kDim);
+    for (float& x : values) {
+        x = std::bit_cast<float>(static_cast<std::uint32_t>(rng()));
+        if (rng() % 2) x = std::ldexp(std::normal_distribution<float>()(rng), static_cast<int>(rng() % 40) - 30);
+    }
+    Floats rows(kRows * tile::padded(kDim)), lanes(kDim * tile::padded(kRows)), ones(tile::padded(kRows), 1.0F);
+    const HeadRows source{reinterpret_cast<char*>(values.data()), DType::fp32, kDim, 1};
+    tile::load_rows(source, 0, kRows, kDim, rows, tile::padded(kDim));
+    tile::load_transposed(source, 0, kRows, kDim, 1.0F, lanes, tile::padded(kRows));
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::fp64}) {
+        for (const std::int64_t column_stride : {1, 3}) {
+            std::vector<std::byte> a(kRows * kDim * 3 * 8, std::byte{0x5A}), b = a;
+            const HeadRows by_rows{reinterpret_cast<char*>(a.data()), dtype, kDim * column_stride, column_stride};
+            const HeadRows by_lanes{reinterpret_cast<char*>(b.data()), dtype, kDim * column_stride, column_stride};
+            tile::store_rows(rows, tile::padded(kDim), kRows, kDim, 1.0F, by_rows, 0);
+            tile::store_transposed(lanes, tile::padded(kRows), kRows, kDim, ones, by_lanes, 0);
+            for (std::int64_t r = 0; r < kRows; ++r) {
+                for (std::int64_t c = 0; c < kDim; ++c) {
+                    double expected = 0;
+                    store_from_double(&expected, dtype, values[static_cast<std::size_t>(r * kDim + c)]);
+                    expected = load_as_double(&expected, dtype);
+                    for (const HeadRows& rows_of : {by_rows, by_lanes}) {
+                        const double got = load_as_double(rows_of.at(r, c), dtype);
+                        ASSERT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected))) << name_of(dtype) << " " << r << " " << c;
+                    }
+                }
+            }
+            Floats back(kRows * tile::padded(kDim), std::nanf(""));
+            tile::load_rows(by_rows, 0, kRows, kDim, back, tile::padded(kDim));
+            for (std::int64_t r = 0; r < kRows; ++r) {
+                for (std::int64_t c = 0; c < tile::padded(kDim); ++c) {
+                    const float expected = c < kDim ? static_cast<float>(load_as_double(by_rows.at(r, c), dtype)) : 0.0F;
+                    const float got = back[r * tile::padded(kDim) + c];
+                    ASSERT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected)));
+                }
+            }
+        }
+    }
+}
+
+TEST_P(Tile, load_transposed_zeroes_lanes_without_a_row) {
+    std::vector<float> values(3 * 300, 2.0F);
+    Floats lanes(300 * 16, std::nanf(""));
+    tile::load_transposed({reinterpret_cast<char*>(values.data()), DType::fp32, 300, 1}, 0, 3, 300, 0.5F, lanes, 16);
+    for (std::int64_t c = 0; c < 300; ++c) {
+        for (std::int64_t i = 0; i < 16; ++i) ASSERT_EQ(lanes[c * 16 + i], i < 3 ? 1.0F : 0.0F);
+    }
+}
+
+TEST_P(Tile, all_finite_finds_a_single_bad_element) {
+    Floats x(4 * 48, 3e38F);
+    EXPECT_TRUE(tile::all_finite(x, 48, 4, 37));
+    for (const float bad : {kInf, -kInf, std::nanf("")}) {
+        for (const std::int64_t at : {0, 36, 48 + 16, 3 * 48 + 36}) {
+            const float kept = std::exchange(x[at], bad);
+            EXPECT_FALSE(tile::all_finite(x, 48, 4, 37)) << at;
+            x[at] = kept;
+        }
+        const float kept = std::exchange(x[37], bad);  // beyond dim: not looked at
+        EXPECT_TRUE(tile::all_finite(x, 48, 4, 37));
+        x[37] = kept;
+    }
+}
+
+TEST_P(Tile, exp_is_exact_to_two_units_in_the_last_place) {
+    // One key per row: online_softmax leaves exp(s - m) with m given.
+    constexpr std::int64_t kCount = 16 * 4096;
+    Floats s(kCount), m(kCount, 0.0F), l(kCount, 0.0F), rescale(kCount);
+    for (std::int64_t i = 0; i < kCount; ++i) s[i] = -87.3F * static_cast<float>(i) / kCount;
+    s[1] = -kInf, s[2] = std::nanf(""), s[3] = -88.0F, s[4] = -1e30F;
+    std::vector<float> x(static_cast<float*>(s), static_cast<float*>(s) + kCount);
+    tile::online_softmax(s, 1, kCount, kCount, {m, l}, rescale);
+    EXPECT_EQ(s[0], 1.0F);
+    EXPECT_EQ(s[1], 0.0F);
+    EXPECT_TRUE(std::isnan(s[2]));
+    EXPECT_EQ(s[3], 0.0F);
+    EXPECT_EQ(s[4], 0.0F);
+    for (std::int64_t i = 5; i < kCount; ++i) {
+        const double expected = std::exp(static_cast<double>(x[static_cast<std::size_t>(i)]));
+        ASSERT_NEAR(s[i] / expected, 1.0, 2.4e-7) << x[static_cast<std::size_t>(i)];
+    }
+}
+
+TEST_P(Tile, online_softmax_in_steps_is_softmax_at_once) {
+    std::mt19937 rng(4);
+    constexpr std::int64_t kKeys = 701, kLanes = 32;
+    Floats all(kKeys * kLanes), part(kKeys * kLanes), m(kLanes), l(kLanes), m2(kLanes), l2(kLanes), rescale(kLanes);
+    all.randomise(rng, kKeys * kLanes);
+    for (std::int64_t j = 0; j < kKeys; ++j) all[j * kLanes + 3] = -kInf;  // a row without a key
+    std::copy_n(static_cast<float*>(all), kKeys * kLanes, static_cast<float*>(part));
+    tile::clear_state({m, l}, kLanes);
+    tile::clear_state({m2, l2}, kLanes);
+    tile::online_softmax(all, kKeys, kLanes, kLanes, {m, l}, rescale);
+    for (std::int64_t first = 0; first < kKeys; first += 61) {
+        tile::online_softmax(part + first * kLanes, std::min<std::int64_t>(61, kKeys - first), kLanes, kLanes, {m2, l2}, rescale);
+    }
+    for (std::int64_t i = 0; i < kLanes; ++i) {
+        if (i == 3) {
+            EXPECT_EQ(m[i], -kInf);
+            EXPECT_EQ(l[i], 0.0F);
+            continue;
+        }
+        EXPECT_EQ(m[i], m2[i]);
+        EXPECT_NEAR(l[i] / l2[i], 1.0, 1e-6);
+    }
+}
+
+TEST_P(Tile, merge_with_nothing_changes_no_bit_and_nothing_with_nothing_is_nothing) {
+    std::mt19937 rng(5);
+    constexpr std::int64_t kLanes = 16, kDim = 5;
+    Floats m(kLanes), l(kLanes), o(kDim * kLanes), empty_m(kLanes), empty_l(kLanes), zero(kDim * kLanes);
+    m.randomise(rng, kLanes), l.randomise(rng, kLanes), o.randomise(rng, kDim * kLanes);
+    std::vector<float> before(static_cast<float*>(o), static_cast<float*>(o) + kDim * kLanes);
+    tile::clear_state({empty_m, empty_l}, kLanes);
+    tile::merge({m, l}, o, {empty_m, empty_l}, zero, kDim, kLanes, kLanes);
+    for (std::int64_t i = 0; i < kDim * kLanes; ++i) EXPECT_EQ(o[i], before[static_cast<std::size_t>(i)]);
+    Floats target_m(kLanes), target_l(kLanes), target(kDim * kLanes);
+    tile::clear_state({target_m, target_l}, kLanes);
+    tile::merge({target_m, target_l}, target, {m, l}, o, kDim, kLanes, kLanes);
+    for (std::int64_t i = 0; i < kDim * kLanes; ++i) EXPECT_EQ(target[i], o[i]);
+    tile::clear_state({target_m, target_l}, kLanes);
+    tile::merge({target_m, target_l}, zero, {empty_m, empty_l}, zero, kDim, kLanes, kLanes);
+    for (std::int64_t i = 0; i < kLanes; ++i) {
+        EXPECT_EQ(target_m[i], -kInf);
+        EXPECT_EQ(target_l[i], 0.0F);
+    }
+}
+
+TEST_P(Tile, fill_hidden_is_the_band) {
+    for (const Mask mask : {Mask{.causal = Causal::bottom_right}, Mask{.causal = Causal::top_left}, Mask{.window_left = 3, .window_right = 2}}) {
+        const tile::Place place{mask.bind(40, 25), 7, 5};
+        Floats s(18 * 32, 1.0F);
+        tile::fill_hidden(place, 18, s, 32, -5.0F);
+        for (std::int64_t j = 0; j < 18; ++j) {
+            for (std::int64_t i = 0; i < 32; ++i) ASSERT_EQ(s[j * 32 + i], place.band.visible(7 + i, 5 + j) ? 1.0F : -5.0F);
+        }
+    }
+}
+
+TEST_P(Tile, dropout_factors_are_the_philox_words) {
+    tile::DropoutRule rule{.seed = 0x123456789ABCDEFULL, .threshold = keep_threshold(0.3), .kept = 1 / 0.7F, .batch = 3, .head = 5, .active = true};
+    for (const std::int64_t first_key : {0, 1, 6, 4095}) {
+        const tile::Place place{Mask{}.bind(1 << 20, 1 << 20), 65530, first_key};
+        Floats factors(11 * 48, std::nanf(""));
+        tile::dropout_factors(rule, place, 11, factors, 48);
+        for (std::int64_t j = 0; j < 11; ++j) {
+            for (std::int64_t i = 0; i < 48; ++i) {
+                const bool kept = dropout_word(rule.seed, 3, 5, 65530 + i, first_key + j) < rule.threshold;
+                ASSERT_EQ(factors[j * 48 + i], kept ? rule.kept : 0.0F);
+            }
+        }
+    }
+}
+
+TEST_P(Tile, transform_scores_is_the_contract) {
+    std::mt19937 rng(6);
+    constexpr std::int64_t kKeys = 9, kLanes = 16, kLenQ = 14, kLenKv = 20;
+    std::vector<float> bias(kLenQ * kLenKv);
+    for (float& b : bias) b = std::normal_distribution<float>()(rng);
+    const tile::ScoreRule rule{.scale = 2.5F, .softcap = 3.0F, .alibi = 0.25F,
+                               .bias = {reinterpret_cast<char*>(bias.data()), DType::fp32, kLenKv, 1}, .diagonal = kLenKv - kLenQ};
+    const tile::Place place{Mask{}.bind(kLenQ, kLenKv), 2, 8};
+    Floats s(kKeys * kLanes), scratch(kKeys * kLanes), slope(kKeys * kLanes);
+    s.randomise(rng, kKeys * kLanes);
+    std::vector<float> x(static_cast<float*>(s), static_cast<float*>(s) + kKeys * kLanes);
+    tile::transform_scores(rule, place, kKeys, 12, s, kLanes, scratch, slope);
+    for (std::int64_t j = 0; j < kKeys; ++j) {
+        for (std::int64_t i = 0; i < 12; ++i) {
+            const double t = std::tanh(2.5 * x[static_cast<std::size_t>(j * kLanes + i)] / 3);
+            const double expected = 3 * t - 0.25 * std::abs(static_cast<double>(2 + i + rule.diagonal - 8 - j)) +
+                                    bias[static_cast<std::size_t>((2 + i) * kLenKv + 8 + j)];
+            ASSERT_NEAR(s[j * kLanes + i], expected, 2e-6);
+            ASSERT_NEAR(slope[j * kLanes + i], 1 - t * t, 1e-6);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tessera::cpu
