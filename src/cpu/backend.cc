@@ -13,8 +13,8 @@ namespace {
 constexpr std::int64_t kMaxBlock = 1024;
 
 /// 64 queries are four AVX-512 vectors, all that the accumulators of the tile product take; 64 keys keep the scores at
-/// 16 KiB, beside Q^T in the first-level cache, and waste the least on a causal diagonal. Measured on a 16-core Xeon with
-/// AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and pass.
+/// 16 KiB, beside Q^T in the first-level cache, and waste the least on a causal diagonal. Measured on a 16-core Xeon
+/// with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and pass.
 Tile default_tile(const Problem&) { return {64, 64}; }
 
 std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile) {
@@ -32,7 +32,8 @@ constexpr std::int64_t kFa1MaxLenKv = 131072;
 
 std::optional<std::string> refuse_fa1_forward(const Problem& problem, const std::optional<Tile>& tile) {
     if (problem.len_kv > kFa1MaxLenKv) {
-        return fmt::format("renormalises O at every K/V block: too inexact over {} keys, got {}", kFa1MaxLenKv, problem.len_kv);
+        return fmt::format("renormalises O at every K/V block: too inexact over {} keys, got {}", kFa1MaxLenKv,
+                           problem.len_kv);
     }
     return refuse(problem, tile);
 }
@@ -51,8 +52,8 @@ struct Entry {
 /// In order of preference.
 constexpr Entry kEntries[] = {
     {Schedule::fa2, "Q blocks outer, O stays near until it is done; memory O(len)",
-     "parallel over K/V blocks in rounds, dQ without atomics; memory O(len)", "none",
-     fa2::forward_workspace, fa2::forward, fa2::backward_workspace, fa2::backward},
+     "parallel over K/V blocks in rounds, dQ without atomics; memory O(len)", "none", fa2::forward_workspace,
+     fa2::forward, fa2::backward_workspace, fa2::backward},
     {Schedule::fa1, "K/V blocks outer, O, m, l rescaled and written back each step; memory O(len)",
      "K/V blocks outer, dQ read and written each step; memory O(len)", "forward: len_kv up to 131,072",
      fa1::forward_workspace, fa1::forward, fa1::backward_workspace, fa1::backward},

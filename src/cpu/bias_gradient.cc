@@ -5,8 +5,6 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kColumnsPerStore = 256;
-
 /// Everything along a dimension that the bias has once, or the one index that it has.
 Range shared_or_one(std::int64_t size, std::int64_t full, std::int64_t index) {
     return size == 1 ? Range{0, full} : Range{index, index + 1};
@@ -16,11 +14,13 @@ Range shared_or_one(std::int64_t size, std::int64_t full, std::int64_t index) {
 
 BiasGradient::BiasGradient(Arena& arena, const Plan& plan, const Geometry& g) : g_(g) {
     if (!plan.problem.bias_gradient) return;
-    for (int worker = 0; worker < plan.threads; ++worker) sums_.push_back(arena.take<float>(plan.problem.len_kv * g.lanes));
+    for (int worker = 0; worker < plan.threads; ++worker)
+        sums_.push_back(arena.take<float>(plan.problem.len_kv * g.lanes));
 }
 
 /// Adds dS of some panels of a head; all panels use the same lanes.
-void BiasGradient::add_head(const GradientMemory& memory, const Head& head, Range panels, const GradientScratch& scratch, float* sums) const {
+void BiasGradient::add_head(const GradientMemory& memory, const Head& head, Range panels,
+                            const GradientScratch& scratch, float* sums) const {
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
         const Panel panel(index, g_.block_q, head.member.len_q);
         if (panel.queries == 0) continue;
@@ -36,8 +36,8 @@ void BiasGradient::add_head(const GradientMemory& memory, const Head& head, Rang
 }
 
 /// Writes the sums of `queries` (one row when the bias has one), adding up keys too when the bias has one column.
-void BiasGradient::store(const TensorView& dbias, std::int64_t batch, std::int64_t head, Range queries, const float* sums,
-                         std::int64_t len_kv) const {
+void BiasGradient::store(const TensorView& dbias, std::int64_t batch, std::int64_t head, Range queries,
+                         const float* sums, std::int64_t len_kv) const {
     const HeadRows to = bias_rows(dbias, batch, head);
     const bool one_row = dbias.shape[2] == 1;
     const bool one_column = dbias.shape[3] == 1;
@@ -58,7 +58,8 @@ void BiasGradient::store(const TensorView& dbias, std::int64_t batch, std::int64
     }
 }
 
-void BiasGradient::run(const BackwardCall& call, const GradientMemory& memory, const std::vector<GradientScratch>& workers) const {
+void BiasGradient::run(const BackwardCall& call, const GradientMemory& memory,
+                       const std::vector<GradientScratch>& workers) const {
     const Problem& p = call.plan.problem;
     if (!p.bias_gradient) return;
     const TensorView& dbias = call.args.dbias;
@@ -74,10 +75,12 @@ void BiasGradient::run(const BackwardCall& call, const GradientMemory& memory, c
         const Range heads = shared_or_one(dbias.shape[1], p.heads_q, head);
         for (std::int64_t b = batches.begin; b < batches.end; ++b) {
             for (std::int64_t h = heads.begin; h < heads.end; ++h) {
-                add_head(memory, Head(p, call.args, member_of(call, b), h), panels, workers[static_cast<std::size_t>(worker)], sums);
+                add_head(memory, Head(p, call.args, member_of(call, b), h), panels,
+                         workers[static_cast<std::size_t>(worker)], sums);
             }
         }
-        const Range rows = one_row ? Range{0, 1} : Range{panels.begin * g_.block_q, std::min(p.len_q, panels.end * g_.block_q)};
+        const Range rows =
+            one_row ? Range{0, 1} : Range{panels.begin * g_.block_q, std::min(p.len_q, panels.end * g_.block_q)};
         store(dbias, batch, head, rows, sums, p.len_kv);
     });
 }

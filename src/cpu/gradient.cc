@@ -23,7 +23,8 @@ GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g
 }
 
 GradientPanel GradientMemory::panel(const Head& head, std::int64_t index) const {
-    const std::int64_t slot = head.query_head * total_panels(problem_, g_) + first_panel(problem_, g_, head.member) + index;
+    const std::int64_t slot =
+        head.query_head * total_panels(problem_, g_) + first_panel(problem_, g_, head.member) + index;
     float* at = panels_ + slot * panel_floats_;
     const auto take = [&](std::int64_t floats) { return std::exchange(at, at + floats); };
     // Braces evaluate from left to right: the members lie in this order.
@@ -53,8 +54,8 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
     tile::load_rows(head.q, panel.first, panel.queries, g_.head_dim, to.q, g_.k_stride);
     tile::load_transposed(d_o, panel.first, panel.queries, g_.head_dim_v, 1.0F, to.do_t, panel.lanes);
     tile::load_rows(d_o, panel.first, panel.queries, g_.head_dim_v, to.d_o, g_.v_stride);
-    tile::load_rows(head_rows(args.o, member, member.first_q, head.query_head), panel.first, panel.queries, g_.head_dim_v, o,
-                    g_.v_stride);
+    tile::load_rows(head_rows(args.o, member, member.first_q, head.query_head), panel.first, panel.queries,
+                    g_.head_dim_v, o, g_.v_stride);
     std::fill_n(to.dq_t, g_.head_dim * panel.lanes, 0.0F);
 
     const HeadRows lse = lse_rows(args.lse, member, head.query_head);

@@ -12,7 +12,7 @@ namespace tessera::cpu {
 
 /// Slow memory of a backward call.
 class GradientMemory {
-   public:
+ public:
     GradientMemory(Arena& arena, const Plan& plan, const Geometry& g);
 
     /// Panel `index` of a head.
@@ -28,26 +28,27 @@ class GradientMemory {
     /// Writes dQ, dK and dV.
     void finish(const BackwardCall& call) const;
 
-   private:
+ private:
     void prepare_panel(const BackwardArgs& args, const Head& head, std::int64_t index, float* o) const;
 
     const Problem& problem_;
     Geometry g_;
     std::int64_t panel_floats_;
-    float* panels_;             // [heads_q, total_panels, panel_floats]
-    float* dk_;                 // [heads_kv, rows_kv, k_stride]
-    float* dv_;                 // [heads_kv, rows_kv, v_stride]
-    std::vector<float*> o_;     // per worker: [block_q, v_stride]
+    float* panels_;          // [heads_q, total_panels, panel_floats]
+    float* dk_;              // [heads_kv, rows_kv, k_stride]
+    float* dv_;              // [heads_kv, rows_kv, v_stride]
+    std::vector<float*> o_;  // per worker: [block_q, v_stride]
 };
 
 /// dbias = sum of dS over everything that reads an element of the bias. Recomputes the tiles: no matrix is stored.
 class BiasGradient {
-   public:
+ public:
     BiasGradient(Arena& arena, const Plan& plan, const Geometry& g);
     void run(const BackwardCall& call, const GradientMemory& memory, const std::vector<GradientScratch>& workers) const;
 
-   private:
-    void add_head(const GradientMemory& memory, const Head& head, Range panels, const GradientScratch& scratch, float* sums) const;
+ private:
+    void add_head(const GradientMemory& memory, const Head& head, Range panels, const GradientScratch& scratch,
+                  float* sums) const;
     void store(const TensorView& dbias, std::int64_t batch, std::int64_t head, Range queries, const float* sums,
                std::int64_t len_kv) const;
 
@@ -61,7 +62,8 @@ struct BackwardWorkspace {
     std::vector<GradientScratch> workers;
     BiasGradient bias;
 
-    BackwardWorkspace(Arena& arena, const Plan& plan, const Geometry& g) : memory(arena, plan, g), bias(arena, plan, g) {
+    BackwardWorkspace(Arena& arena, const Plan& plan, const Geometry& g)
+        : memory(arena, plan, g), bias(arena, plan, g) {
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g);
     }
 };

@@ -19,7 +19,7 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 struct Geometry {
     std::int64_t block_q;
     std::int64_t block_kv;
-    std::int64_t lanes;     ///< floats of one row of a full panel's tile
+    std::int64_t lanes;  ///< floats of one row of a full panel's tile
     std::int64_t head_dim;
     std::int64_t head_dim_v;
     std::int64_t k_stride;  ///< floats of one row of a K tile, of Q and dK
@@ -44,7 +44,9 @@ struct Panel {
     std::int64_t lanes = 0;  ///< queries, padded: the row stride of this panel's tiles
 
     Panel(std::int64_t index, std::int64_t block_q, std::int64_t len_q)
-        : first(index * block_q), queries(std::clamp<std::int64_t>(len_q - first, 0, block_q)), lanes(tile::padded(queries)) {}
+        : first(index * block_q),
+          queries(std::clamp<std::int64_t>(len_q - first, 0, block_q)),
+          lanes(tile::padded(queries)) {}
 };
 
 /// Consecutive keys of one head with their rows of K and V in fp32.
@@ -63,9 +65,9 @@ struct Head {
     Band band;
     std::int64_t query_head = 0;
     std::int64_t kv_head = 0;
-    HeadRows q;  // [len_q, head_dim]
-    HeadRows k;  // [len_kv, head_dim]
-    HeadRows v;  // [len_kv, head_dim_v]
+    HeadRows q;             // [len_q, head_dim]
+    HeadRows k;             // [len_kv, head_dim]
+    HeadRows v;             // [len_kv, head_dim_v]
     float query_scale = 1;  ///< folded into the query tile
     tile::ScoreRule rule;
     tile::DropoutRule dropout;
@@ -116,6 +118,8 @@ inline std::int64_t total_panels(const Problem& p, const Geometry& g) {
 }
 
 /// First row of a member's keys among the rows of all members.
-inline std::int64_t first_kv_row(const Problem& p, const Member& m) { return p.ragged ? m.first_kv : m.batch * p.len_kv; }
+inline std::int64_t first_kv_row(const Problem& p, const Member& m) {
+    return p.ragged ? m.first_kv : m.batch * p.len_kv;
+}
 
 }  // namespace tessera::cpu

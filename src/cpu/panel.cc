@@ -56,11 +56,18 @@ void load_queries(const Head& head, const Geometry& g, const Panel& panel, float
     tile::load_transposed(head.q, panel.first, panel.queries, g.head_dim, head.query_scale, q_t, panel.lanes);
 }
 
-void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, const float* q_t,
-            float* s, float* scratch, float* cap_slope) {
-    tile::matmul({.m = kv.keys, .n = panel.lanes, .k = g.head_dim,
-                  .a = kv.k, .a_row = kv.k_stride, .a_k = 1,
-                  .b = q_t, .b_stride = panel.lanes, .c = s, .c_stride = panel.lanes});
+void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const float* q_t, float* s, float* scratch, float* cap_slope) {
+    tile::matmul({.m = kv.keys,
+                  .n = panel.lanes,
+                  .k = g.head_dim,
+                  .a = kv.k,
+                  .a_row = kv.k_stride,
+                  .a_k = 1,
+                  .b = q_t,
+                  .b_stride = panel.lanes,
+                  .c = s,
+                  .c_stride = panel.lanes});
     const tile::Place place = head.place(panel, kv);
     if (!head.rule.trivial()) {
         tile::transform_scores(head.rule, place, kv.keys, panel.queries, s, panel.lanes, scratch, cap_slope);
@@ -77,16 +84,24 @@ void add_values(const Head& head, const Geometry& g, const Panel& panel, const K
         tile::dropout_factors(head.dropout, place, kv.keys, scratch, panel.lanes);
         tile::multiply(s, scratch, kv.keys, panel.lanes);
     }
-    const tile::Product product{.m = g.head_dim_v, .n = panel.lanes, .k = kv.keys,
-                                .a = kv.v, .a_row = 1, .a_k = kv.v_stride,
-                                .b = s, .b_stride = panel.lanes, .c = o, .c_stride = panel.lanes,
-                                .into = into, .lane_scale = rescale};
+    const tile::Product product{.m = g.head_dim_v,
+                                .n = panel.lanes,
+                                .k = kv.keys,
+                                .a = kv.v,
+                                .a_row = 1,
+                                .a_k = kv.v_stride,
+                                .b = s,
+                                .b_stride = panel.lanes,
+                                .c = o,
+                                .c_stride = panel.lanes,
+                                .into = into,
+                                .lane_scale = rescale};
     const bool safe = coverage == Coverage::full || tile::all_finite(kv.v, kv.v_stride, kv.keys, g.head_dim_v);
     matmul_where_visible(product, place, false, safe);
 }
 
-void attend(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, const float* q_t,
-            const TileScratch& scratch, PanelSums& sums) {
+void attend(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const float* q_t, const TileScratch& scratch, PanelSums& sums) {
     scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
     if (!sums.started) tile::clear_state(sums.state, panel.lanes);
     tile::online_softmax(scratch.s, kv.keys, panel.lanes, panel.lanes, sums.state, scratch.rescale);
@@ -112,9 +127,16 @@ void score_gradient(const Head& head, const Geometry& g, const Panel& panel, con
     const tile::Place place = head.place(panel, kv);
     scores(head, g, panel, kv, coverage, from.q_t, scratch.s, scratch.other, scratch.cap_slope);
     tile::weights_from_lse(scratch.s, from.lse, kv.keys, panel.lanes, panel.lanes);
-    tile::matmul({.m = kv.keys, .n = panel.lanes, .k = g.head_dim_v,
-                  .a = kv.v, .a_row = kv.v_stride, .a_k = 1,
-                  .b = from.do_t, .b_stride = panel.lanes, .c = scratch.ds, .c_stride = panel.lanes});
+    tile::matmul({.m = kv.keys,
+                  .n = panel.lanes,
+                  .k = g.head_dim_v,
+                  .a = kv.v,
+                  .a_row = kv.v_stride,
+                  .a_k = 1,
+                  .b = from.do_t,
+                  .b_stride = panel.lanes,
+                  .c = scratch.ds,
+                  .c_stride = panel.lanes});
     if (head.dropout.active) {
         tile::dropout_factors(head.dropout, place, kv.keys, scratch.other, panel.lanes);
         tile::multiply(scratch.ds, scratch.other, kv.keys, panel.lanes);
@@ -135,27 +157,51 @@ void through_softcap(const Head& head, const Panel& panel, const KvTile& kv, con
 void add_dv(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const GradientPanel& from, const float* p, float* dv) {
     const bool safe = coverage == Coverage::full || tile::all_finite(from.d_o, g.v_stride, panel.queries, g.v_stride);
-    matmul_where_visible({.m = kv.keys, .n = g.v_stride, .k = panel.queries,
-                          .a = p, .a_row = panel.lanes, .a_k = 1,
-                          .b = from.d_o, .b_stride = g.v_stride, .c = dv, .c_stride = g.v_stride, .into = tile::Into::add},
+    matmul_where_visible({.m = kv.keys,
+                          .n = g.v_stride,
+                          .k = panel.queries,
+                          .a = p,
+                          .a_row = panel.lanes,
+                          .a_k = 1,
+                          .b = from.d_o,
+                          .b_stride = g.v_stride,
+                          .c = dv,
+                          .c_stride = g.v_stride,
+                          .into = tile::Into::add},
                          head.place(panel, kv), true, safe);
 }
 
 void add_dk(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const GradientPanel& from, const float* ds, float* dk) {
     const bool safe = coverage == Coverage::full || tile::all_finite(from.q, g.k_stride, panel.queries, g.k_stride);
-    matmul_where_visible({.m = kv.keys, .n = g.k_stride, .k = panel.queries,
-                          .a = ds, .a_row = panel.lanes, .a_k = 1,
-                          .b = from.q, .b_stride = g.k_stride, .c = dk, .c_stride = g.k_stride, .into = tile::Into::add},
+    matmul_where_visible({.m = kv.keys,
+                          .n = g.k_stride,
+                          .k = panel.queries,
+                          .a = ds,
+                          .a_row = panel.lanes,
+                          .a_k = 1,
+                          .b = from.q,
+                          .b_stride = g.k_stride,
+                          .c = dk,
+                          .c_stride = g.k_stride,
+                          .into = tile::Into::add},
                          head.place(panel, kv), true, safe);
 }
 
 void add_dq(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const GradientPanel& from, const float* ds) {
     const bool safe = coverage == Coverage::full || tile::all_finite(kv.k, kv.k_stride, kv.keys, g.head_dim);
-    matmul_where_visible({.m = g.head_dim, .n = panel.lanes, .k = kv.keys,
-                          .a = kv.k, .a_row = 1, .a_k = kv.k_stride,
-                          .b = ds, .b_stride = panel.lanes, .c = from.dq_t, .c_stride = panel.lanes, .into = tile::Into::add},
+    matmul_where_visible({.m = g.head_dim,
+                          .n = panel.lanes,
+                          .k = kv.keys,
+                          .a = kv.k,
+                          .a_row = 1,
+                          .a_k = kv.k_stride,
+                          .b = ds,
+                          .b_stride = panel.lanes,
+                          .c = from.dq_t,
+                          .c_stride = panel.lanes,
+                          .into = tile::Into::add},
                          head.place(panel, kv), false, safe);
 }
 

@@ -40,7 +40,7 @@ struct PanelSums {
 
 /// Counts the tiles of one task, and adds them to the caller's counters at its end.
 class TileTally {
-   public:
+ public:
     explicit TileTally(TileCounters* counters) : counters_(counters) {}
     ~TileTally();
     TileTally(const TileTally&) = delete;
@@ -49,15 +49,15 @@ class TileTally {
     /// Of `all` tiles of a panel, `touched` ran.
     void skipped(std::int64_t all, std::int64_t touched) { skipped_ += all - touched; }
 
-   private:
+ private:
     TileCounters* counters_;
     std::int64_t full_ = 0;
     std::int64_t partial_ = 0;
     std::int64_t skipped_ = 0;
 };
 
-/// K and V rows [first, first + keys) in fp32. With `borrow`, rows that can be used where they lie are not copied: a copy
-/// pays when several panels read the tile.
+/// K and V rows [first, first + keys) in fp32. With `borrow`, rows that can be used where they lie are not copied: a
+/// copy pays when several panels read the tile.
 KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,
                bool borrow);
 
@@ -65,16 +65,17 @@ KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int
 void load_queries(const Head& head, const Geometry& g, const Panel& panel, float* q_t);
 
 /// s = scores of the tile, -inf where hidden. s: [kv.keys, panel.lanes]
-void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, const float* q_t,
-            float* s, float* scratch, float* cap_slope = nullptr);
+void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const float* q_t, float* s, float* scratch, float* cap_slope = nullptr);
 
-/// o = o * rescale + V^T s (Into::scaled_add) or as `into` says, after dropout. s: weights; o: [head_dim_v, panel.lanes]
+/// o = o * rescale + V^T s (Into::scaled_add) or as `into` says, after dropout. s: weights; o: [head_dim_v,
+/// panel.lanes]
 void add_values(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, float* s,
                 float* scratch, float* o, tile::Into into, const float* rescale);
 
 /// The fa2 step: scores, online softmax, O rescaled and added to.
-void attend(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, const float* q_t,
-            const TileScratch& scratch, PanelSums& sums);
+void attend(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const float* q_t, const TileScratch& scratch, PanelSums& sums);
 
 /// Writes O / l and the LSE of a panel; zeros and -inf where no key was seen.
 void finish(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* inverse,
@@ -97,7 +98,9 @@ struct GradientScratch : TileScratch {
     float* cap_slope;  // [block_kv, lanes]
 
     GradientScratch(Arena& arena, const Geometry& g)
-        : TileScratch(arena, g), ds(arena.take<float>(g.block_kv * g.lanes)), cap_slope(arena.take<float>(g.block_kv * g.lanes)) {}
+        : TileScratch(arena, g),
+          ds(arena.take<float>(g.block_kv * g.lanes)),
+          cap_slope(arena.take<float>(g.block_kv * g.lanes)) {}
 };
 
 /// scratch.s = P (dropout applied), scratch.ds = dS, the gradient of the scores; 0 where hidden.
@@ -108,7 +111,8 @@ void score_gradient(const Head& head, const Geometry& g, const Panel& panel, con
 /// ds of score_gradient() becomes the gradient of the scaled dot products: times the softcap's derivative.
 void through_softcap(const Head& head, const Panel& panel, const KvTile& kv, const GradientScratch& scratch);
 
-/// dV += P^T dO, dK += dS^T Q, dQ^T += K^T dS^T of one tile. p, ds: [keys, lanes]; dv: [keys, v_stride]; dk: [keys, k_stride]
+/// dV += P^T dO, dK += dS^T Q, dQ^T += K^T dS^T of one tile. p, ds: [keys, lanes]; dv: [keys, v_stride]; dk: [keys,
+/// k_stride]
 void add_dv(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const GradientPanel& from, const float* p, float* dv);
 void add_dk(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,

@@ -14,13 +14,14 @@ namespace tessera::cpu {
 inline std::vector<std::int64_t> usable_targets() {
     std::vector<std::int64_t> targets;
     hwy::SetSupportedTargetsForTest(0);
-    for (std::int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1) targets.push_back(rest & -rest);
+    for (std::int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1)
+        targets.push_back(rest & -rest);
     return targets;
 }
 
 /// While it lives, the tile words run on one instruction set only.
 class OnlyTarget {
-   public:
+ public:
     explicit OnlyTarget(std::int64_t target) {
         hwy::SetSupportedTargetsForTest(target);
         hwy::GetChosenTarget().Update(hwy::SupportedTargets());
@@ -35,10 +36,12 @@ class OnlyTarget {
 
 /// A test that runs once per instruction set.
 class EachTarget : public testing::TestWithParam<std::int64_t> {
-   protected:
+ protected:
     OnlyTarget only_{GetParam()};
 };
 
-inline std::string target_label(const testing::TestParamInfo<std::int64_t>& info) { return hwy::TargetName(info.param); }
+inline std::string target_label(const testing::TestParamInfo<std::int64_t>& info) {
+    return hwy::TargetName(info.param);
+}
 
 }  // namespace tessera::cpu

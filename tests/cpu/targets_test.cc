@@ -19,7 +19,8 @@ TEST_P(Kernels, are_right_on_this_instruction_set) {
             if (kernel.backend != Backend::cpu) continue;
             const check::Outcome outcome = runner.run(kernel);
             ran += outcome.refusal ? 0 : 1;
-            EXPECT_TRUE(outcome.pass()) << check::to_command(check::random_case(2026, index), kernel.name) << "\n" << outcome.report.describe();
+            EXPECT_TRUE(outcome.pass()) << check::to_command(check::random_case(2026, index), kernel.name) << "\n"
+                                        << outcome.report.describe();
         }
     }
     EXPECT_GT(ran, 100);

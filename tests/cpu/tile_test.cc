@@ -18,7 +18,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// Floats at an aligned address.
 class Floats {
-   public:
+ public:
     explicit Floats(std::int64_t n, float value = 0) : memory_(static_cast<std::size_t>(n) + 16, value) {
         const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
         begin_ = memory_.data() + (64 - address % 64) % 64 / sizeof(float);
@@ -29,7 +29,7 @@ class Floats {
         for (std::int64_t i = 0; i < n; ++i) begin_[i] = normal(rng);
     }
 
-   private:
+ private:
     std::vector<float> memory_;
     float* begin_;
 };
@@ -47,22 +47,35 @@ TEST_P(Tile, matmul_every_shape_into_every_mode) {
                 for (const bool transposed : {false, true}) {
                     for (const tile::Into into : {tile::Into::overwrite, tile::Into::add, tile::Into::scaled_add}) {
                         Floats a(m * k + 1), b(k * n), c(m * n), scale(n);
-                        a.randomise(rng, m * k), b.randomise(rng, k * n), c.randomise(rng, m * n), scale.randomise(rng, n);
+                        a.randomise(rng, m * k), b.randomise(rng, k * n), c.randomise(rng, m * n),
+                            scale.randomise(rng, n);
                         std::vector<double> expected(static_cast<std::size_t>(m * n));
                         for (std::int64_t i = 0; i < m; ++i) {
                             for (std::int64_t j = 0; j < n; ++j) {
                                 double sum = into == tile::Into::overwrite ? 0 : c[i * n + j];
                                 if (into == tile::Into::scaled_add) sum *= scale[j];
                                 for (std::int64_t kk = 0; kk < k; ++kk) {
-                                    sum += static_cast<double>(transposed ? a[kk * m + i] : a[i * k + kk]) * b[kk * n + j];
+                                    sum +=
+                                        static_cast<double>(transposed ? a[kk * m + i] : a[i * k + kk]) * b[kk * n + j];
                                 }
                                 expected[static_cast<std::size_t>(i * n + j)] = sum;
                             }
                         }
-                        tile::matmul({.m = m, .n = n, .k = k, .a = a, .a_row = transposed ? 1 : k, .a_k = transposed ? m : 1,
-                                      .b = b, .b_stride = n, .c = c, .c_stride = n, .into = into, .lane_scale = scale});
+                        tile::matmul({.m = m,
+                                      .n = n,
+                                      .k = k,
+                                      .a = a,
+                                      .a_row = transposed ? 1 : k,
+                                      .a_k = transposed ? m : 1,
+                                      .b = b,
+                                      .b_stride = n,
+                                      .c = c,
+                                      .c_stride = n,
+                                      .into = into,
+                                      .lane_scale = scale});
                         for (std::int64_t i = 0; i < m * n; ++i) {
-                            ASSERT_NEAR(c[i], expected[static_cast<std::size_t>(i)], 2e-5) << m << " " << n << " " << k << " at " << i;
+                            ASSERT_NEAR(c[i], expected[static_cast<std::size_t>(i)], 2e-5)
+                                << m << " " << n << " " << k << " at " << i;
                         }
                     }
                 }
@@ -78,10 +91,19 @@ TEST_P(Tile, hidden_pairs_add_nothing_and_visible_ones_the_same_bits) {
     Floats p(kKeys * kLanes), v(kKeys * kDim), o(kDim * kLanes), with_nan(kDim * kLanes);
     p.randomise(rng, kKeys * kLanes), v.randomise(rng, kKeys * kDim);
     tile::fill_hidden(place, kKeys, p, kLanes, 0.0F);
-    tile::Product product{.m = kDim, .n = kLanes, .k = kKeys, .a = v, .a_row = 1, .a_k = kDim,
-                          .b = p, .b_stride = kLanes, .c = o, .c_stride = kLanes};
+    tile::Product product{.m = kDim,
+                          .n = kLanes,
+                          .k = kKeys,
+                          .a = v,
+                          .a_row = 1,
+                          .a_k = kDim,
+                          .b = p,
+                          .b_stride = kLanes,
+                          .c = o,
+                          .c_stride = kLanes};
     tile::matmul(product);
-    for (std::int64_t c = 0; c < kDim; ++c) v[15 * kDim + c] = c % 2 ? std::nanf("") : kInf;  // key 19: hidden from queries < 21
+    for (std::int64_t c = 0; c < kDim; ++c)
+        v[15 * kDim + c] = c % 2 ? std::nanf("") : kInf;  // key 19: hidden from queries < 21
     product.c = with_nan;
     tile::matmul_hidden_keys(product, place);
     for (std::int64_t c = 0; c < kDim; ++c) {
@@ -119,7 +141,8 @@ TEST_P(Tile, loads_and_stores_round_like_the_scalar_conversions) {
                     expected = load_as_double(&expected, dtype);
                     for (const HeadRows& rows_of : {by_rows, by_lanes}) {
                         const double got = load_as_double(rows_of.at(r, c), dtype);
-                        ASSERT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected))) << name_of(dtype) << " " << r << " " << c;
+                        ASSERT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected)))
+                            << name_of(dtype) << " " << r << " " << c;
                     }
                 }
             }
@@ -127,7 +150,8 @@ TEST_P(Tile, loads_and_stores_round_like_the_scalar_conversions) {
             tile::load_rows(by_rows, 0, kRows, kDim, back, tile::padded(kDim));
             for (std::int64_t r = 0; r < kRows; ++r) {
                 for (std::int64_t c = 0; c < tile::padded(kDim); ++c) {
-                    const float expected = c < kDim ? static_cast<float>(load_as_double(by_rows.at(r, c), dtype)) : 0.0F;
+                    const float expected =
+                        c < kDim ? static_cast<float>(load_as_double(by_rows.at(r, c), dtype)) : 0.0F;
                     const float got = back[r * tile::padded(kDim) + c];
                     ASSERT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected)));
                 }
@@ -190,7 +214,8 @@ TEST_P(Tile, online_softmax_in_steps_is_softmax_at_once) {
     tile::clear_state({m2, l2}, kLanes);
     tile::online_softmax(all, kKeys, kLanes, kLanes, {m, l}, rescale);
     for (std::int64_t first = 0; first < kKeys; first += 61) {
-        tile::online_softmax(part + first * kLanes, std::min<std::int64_t>(61, kKeys - first), kLanes, kLanes, {m2, l2}, rescale);
+        tile::online_softmax(part + first * kLanes, std::min<std::int64_t>(61, kKeys - first), kLanes, kLanes, {m2, l2},
+                             rescale);
     }
     for (std::int64_t i = 0; i < kLanes; ++i) {
         if (i == 3) {
@@ -225,18 +250,25 @@ TEST_P(Tile, merge_with_nothing_changes_no_bit_and_nothing_with_nothing_is_nothi
 }
 
 TEST_P(Tile, fill_hidden_is_the_band) {
-    for (const Mask mask : {Mask{.causal = Causal::bottom_right}, Mask{.causal = Causal::top_left}, Mask{.window_left = 3, .window_right = 2}}) {
+    for (const Mask mask : {Mask{.causal = Causal::bottom_right}, Mask{.causal = Causal::top_left},
+                            Mask{.window_left = 3, .window_right = 2}}) {
         const tile::Place place{mask.bind(40, 25), 7, 5};
         Floats s(18 * 32, 1.0F);
         tile::fill_hidden(place, 18, s, 32, -5.0F);
         for (std::int64_t j = 0; j < 18; ++j) {
-            for (std::int64_t i = 0; i < 32; ++i) ASSERT_EQ(s[j * 32 + i], place.band.visible(7 + i, 5 + j) ? 1.0F : -5.0F);
+            for (std::int64_t i = 0; i < 32; ++i)
+                ASSERT_EQ(s[j * 32 + i], place.band.visible(7 + i, 5 + j) ? 1.0F : -5.0F);
         }
     }
 }
 
 TEST_P(Tile, dropout_factors_are_the_philox_words) {
-    tile::DropoutRule rule{.seed = 0x123456789ABCDEFULL, .threshold = keep_threshold(0.3), .kept = 1 / 0.7F, .batch = 3, .head = 5, .active = true};
+    tile::DropoutRule rule{.seed = 0x123456789ABCDEFULL,
+                           .threshold = keep_threshold(0.3),
+                           .kept = 1 / 0.7F,
+                           .batch = 3,
+                           .head = 5,
+                           .active = true};
     for (const std::int64_t first_key : {0, 1, 6, 4095}) {
         const tile::Place place{Mask{}.bind(1 << 20, 1 << 20), 65530, first_key};
         Floats factors(11 * 48, std::nanf(""));
@@ -255,8 +287,11 @@ TEST_P(Tile, transform_scores_is_the_contract) {
     constexpr std::int64_t kKeys = 9, kLanes = 16, kLenQ = 14, kLenKv = 20;
     std::vector<float> bias(kLenQ * kLenKv);
     for (float& b : bias) b = std::normal_distribution<float>()(rng);
-    const tile::ScoreRule rule{.scale = 2.5F, .softcap = 3.0F, .alibi = 0.25F,
-                               .bias = {reinterpret_cast<char*>(bias.data()), DType::fp32, kLenKv, 1}, .diagonal = kLenKv - kLenQ};
+    const tile::ScoreRule rule{.scale = 2.5F,
+                               .softcap = 3.0F,
+                               .alibi = 0.25F,
+                               .bias = {reinterpret_cast<char*>(bias.data()), DType::fp32, kLenKv, 1},
+                               .diagonal = kLenKv - kLenQ};
     const tile::Place place{Mask{}.bind(kLenQ, kLenKv), 2, 8};
     Floats s(kKeys * kLanes), scratch(kKeys * kLanes), slope(kKeys * kLanes);
     s.randomise(rng, kKeys * kLanes);

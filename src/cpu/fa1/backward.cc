@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa1 backward (FlashAttention paper, Algorithm 4): K/V blocks outer, Q blocks inner; dK and dV of the block stay near
-// while every Q block is read again, and dQ is read, added to and written back for every K/V block. P is recomputed from
-// the LSE. Parallel over batch and kv heads only, as in the paper: compare fa2/backward.cc.
+// while every Q block is read again, and dQ is read, added to and written back for every K/V block. P is recomputed
+// from the LSE. Parallel over batch and kv heads only, as in the paper: compare fa2/backward.cc.
 #include "cpu/gradient.hpp"
 #include "cpu/schedules.hpp"
 
@@ -10,11 +10,12 @@ namespace tessera::cpu::fa1 {
 namespace {
 
 /// All Q blocks of one head against one K/V block.
-void run_queries(const Head& head, const Geometry& g, Range keys, const GradientMemory& memory, const GradientScratch& scratch,
-                 TileTally& tally) {
+void run_queries(const Head& head, const Geometry& g, Range keys, const GradientMemory& memory,
+                 const GradientScratch& scratch, TileTally& tally) {
     const Range queries = head.band.q_range(keys.begin, keys.end);
     const std::int64_t panels = ceil_div(head.member.len_q, g.block_q);
-    const Range touched = queries.empty() ? Range{} : Range{queries.begin / g.block_q, ceil_div(queries.end, g.block_q)};
+    const Range touched =
+        queries.empty() ? Range{} : Range{queries.begin / g.block_q, ceil_div(queries.end, g.block_q)};
     tally.skipped(panels, touched.size());
     if (touched.empty()) return;
     const KvTile kv = load_kv(head, g, keys.begin, keys.size(), scratch, touched.size() == 1);
@@ -22,7 +23,8 @@ void run_queries(const Head& head, const Geometry& g, Range keys, const Gradient
         const Panel panel(index, g.block_q, head.member.len_q);
         const Coverage coverage = head.coverage(panel, kv);
         backward_tile(head, g, panel, kv, coverage, memory.panel(head, index), scratch,
-                      memory.dk(head.member, head.kv_head, keys.begin), memory.dv(head.member, head.kv_head, keys.begin));
+                      memory.dk(head.member, head.kv_head, keys.begin),
+                      memory.dv(head.member, head.kv_head, keys.begin));
         tally.ran(coverage);
     }
 }
@@ -47,7 +49,8 @@ void backward(const BackwardCall& call) {
         for (std::int64_t first = 0; first < member.len_kv; first += g.block_kv) {
             const Range keys{first, std::min(member.len_kv, first + g.block_kv)};
             for_each_query_head(call, member, task % p.heads_kv, [&](const Head& head) {
-                run_queries(head, g, keys, workspace.memory, workspace.workers[static_cast<std::size_t>(worker)], tally);
+                run_queries(head, g, keys, workspace.memory, workspace.workers[static_cast<std::size_t>(worker)],
+                            tally);
             });
         }
     });

@@ -40,8 +40,8 @@ struct Workspace {
 
 /// One (Q block, K/V block) step, lines 6 to 13 of the algorithm:
 ///   P = exp(S - m_new);  l_new = exp(m - m_new) l + rowsum(P);  O = (exp(m - m_new) l / l_new) O + (P / l_new) V
-void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, const float* q_t,
-          const Scratch& scratch, PanelSums& sums) {
+void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+          const float* q_t, const Scratch& scratch, PanelSums& sums) {
     float* old_share = scratch.tiles.rescale;
     std::copy_n(sums.state.l, panel.lanes, scratch.old_l);
     scores(head, g, panel, kv, coverage, q_t, scratch.tiles.s, scratch.tiles.other);
@@ -49,7 +49,8 @@ void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile&
     tile::invert_sums(sums.state, panel.lanes, scratch.inverse);
     for (std::int64_t i = 0; i < panel.lanes; ++i) old_share[i] *= scratch.old_l[i] * scratch.inverse[i];
     tile::scale_lanes(scratch.tiles.s, scratch.inverse, kv.keys, panel.lanes);
-    add_values(head, g, panel, kv, coverage, scratch.tiles.s, scratch.tiles.other, sums.o, tile::Into::scaled_add, old_share);
+    add_values(head, g, panel, kv, coverage, scratch.tiles.s, scratch.tiles.other, sums.o, tile::Into::scaled_add,
+               old_share);
 }
 
 /// The algorithm for panels [begin, end) of one head.
@@ -61,7 +62,9 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
         return head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + index;
     };
     const auto q_t_of = [&](std::int64_t index) { return workspace.q_t + slot(index) * g.head_dim * g.lanes; };
-    const auto sums_of = [&](std::int64_t index) { return PanelSums(workspace.sums + slot(index) * PanelSums::floats(g), g); };
+    const auto sums_of = [&](std::int64_t index) {
+        return PanelSums(workspace.sums + slot(index) * PanelSums::floats(g), g);
+    };
 
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
         const Panel panel(index, g.block_q, head.member.len_q);
@@ -73,7 +76,8 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
     for (std::int64_t first = 0; first < head.member.len_kv; first += g.block_kv) {
         const Range keys{first, std::min(head.member.len_kv, first + g.block_kv)};
         const Range queries = head.band.q_range(keys.begin, keys.end);
-        const Range touched{std::max(panels.begin, queries.begin / g.block_q), std::min(panels.end, ceil_div(queries.end, g.block_q))};
+        const Range touched{std::max(panels.begin, queries.begin / g.block_q),
+                            std::min(panels.end, ceil_div(queries.end, g.block_q))};
         tally.skipped(panels.size(), queries.empty() ? 0 : touched.size());
         if (queries.empty() || touched.empty()) continue;
         const KvTile loaded = load_kv(head, g, first, keys.size(), scratch.tiles, touched.size() == 1);

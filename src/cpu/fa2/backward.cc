@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 backward (FlashAttention-2 paper, Algorithm 2): K/V blocks outer, Q blocks inner, and parallel over K/V blocks too.
-// The paper adds to dQ with atomics, whose order differs from run to run. Here the order of every sum is fixed:
+// fa2 backward (FlashAttention-2 paper, Algorithm 2): K/V blocks outer, Q blocks inner, and parallel over K/V blocks
+// too. The paper adds to dQ with atomics, whose order differs from run to run. Here the order of every sum is fixed:
 //
-//   Panel i and key tile j meet in round (i - j) mod n, n the larger number of the two: a Latin square. dQ of a panel is
-//   summed over j = i, i-1, ..., 0, n-1, ..., i+1, and dK, dV of a tile over i = j, j+1, ..., n-1, 0, ..., j-1.
+//   Panel i and key tile j meet in round (i - j) mod n, n the larger number of the two: a Latin square. dQ of a panel
+//   is summed over j = i, i-1, ..., 0, n-1, ..., i+1, and dK, dV of a tile over i = j, j+1, ..., n-1, 0, ..., j-1.
 //
 // Heads enough for all threads: one task runs a head, column by column, from the last key tile to the first, once for
 // the queries i >= j and once for i < j; that visits both orders above, and each K/V tile is loaded twice. Fewer heads:
@@ -29,7 +29,9 @@ struct Grid {
           key_tiles(ceil_div(member.len_kv, g.block_kv)),
           rounds(std::max(panels, key_tiles)) {}
 
-    Range keys(const Geometry& g, std::int64_t j) const { return {j * g.block_kv, std::min(head.member.len_kv, (j + 1) * g.block_kv)}; }
+    Range keys(const Geometry& g, std::int64_t j) const {
+        return {j * g.block_kv, std::min(head.member.len_kv, (j + 1) * g.block_kv)};
+    }
 };
 
 /// Key tile j against the panels that see it among `panels`, in rising order.
@@ -40,7 +42,8 @@ void run_column(const Grid& grid, const Geometry& g, std::int64_t j, Range panel
     const Range queries = head.band.q_range(keys.begin, keys.end);
     Range touched{};
     if (!queries.empty()) {
-        touched = {std::max(panels.begin, queries.begin / g.block_q), std::min(panels.end, ceil_div(queries.end, g.block_q))};
+        touched = {std::max(panels.begin, queries.begin / g.block_q),
+                   std::min(panels.end, ceil_div(queries.end, g.block_q))};
     }
     tally.skipped(panels.size(), touched.size());
     if (touched.empty()) return;
@@ -49,7 +52,8 @@ void run_column(const Grid& grid, const Geometry& g, std::int64_t j, Range panel
         const Panel panel(i, g.block_q, head.member.len_q);
         const Coverage coverage = head.coverage(panel, kv);
         backward_tile(head, g, panel, kv, coverage, memory.panel(head, i), scratch,
-                      memory.dk(head.member, head.kv_head, keys.begin), memory.dv(head.member, head.kv_head, keys.begin));
+                      memory.dk(head.member, head.kv_head, keys.begin),
+                      memory.dv(head.member, head.kv_head, keys.begin));
         tally.ran(coverage);
     }
 }
@@ -57,7 +61,8 @@ void run_column(const Grid& grid, const Geometry& g, std::int64_t j, Range panel
 void run_whole_head(const Grid& grid, const Geometry& g, const GradientMemory& memory, const GradientScratch& scratch,
                     TileTally& tally) {
     for (std::int64_t j = grid.key_tiles; j-- > 0;) run_column(grid, g, j, {j, grid.panels}, memory, scratch, tally);
-    for (std::int64_t j = grid.key_tiles; j-- > 0;) run_column(grid, g, j, {0, std::min(j, grid.panels)}, memory, scratch, tally);
+    for (std::int64_t j = grid.key_tiles; j-- > 0;)
+        run_column(grid, g, j, {0, std::min(j, grid.panels)}, memory, scratch, tally);
 }
 
 /// The one panel that meets key tile j in this round.
@@ -98,7 +103,8 @@ void backward(const BackwardCall& call) {
         call.parallel_for(kv_heads, call.plan.threads, [&](std::int64_t kv_head, int worker) {
             TileTally tally(call.counters);
             for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
-                run_whole_head(grid_of(kv_head, in_group), g, memory, workspace.workers[static_cast<std::size_t>(worker)], tally);
+                run_whole_head(grid_of(kv_head, in_group), g, memory,
+                               workspace.workers[static_cast<std::size_t>(worker)], tally);
             }
         });
     } else {

@@ -15,8 +15,8 @@
 namespace tessera::cpu::fa2 {
 namespace {
 
-constexpr std::int64_t kChunk = 512;      // keys; a merge costs under 1 % of a chunk's products
-constexpr std::int64_t kMaxPanels = 4;    // panels of a task: they share each K/V tile that is loaded
+constexpr std::int64_t kChunk = 512;    // keys; a merge costs under 1 % of a chunk's products
+constexpr std::int64_t kMaxPanels = 4;  // panels of a task: they share each K/V tile that is loaded
 constexpr std::int64_t kTasksPerWorker = 4;
 
 /// How the panels are dealt out. The panels of a kv head are those of all query heads that share it, one after another.
@@ -61,7 +61,8 @@ struct Workspace {
 
     Workspace(Arena& arena, const Plan& plan, const Geometry& g, const Partition& part) {
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, part.panels_per_task);
-        if (part.split) partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head * part.chunks * PanelSums::floats(g));
+        if (part.split)
+            partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head * part.chunks * PanelSums::floats(g));
     }
 };
 
@@ -76,7 +77,7 @@ struct Work {
         : Work(call.plan.problem, call.args, g, kv_head / call.plan.problem.heads_kv,
                kv_head % call.plan.problem.heads_kv * call.plan.problem.group() + index / g.panels, index % g.panels) {}
 
-   private:
+ private:
     Work(const Problem& p, const ForwardArgs& args, const Geometry& g, std::int64_t batch, std::int64_t query_head,
          std::int64_t index)
         : head(p, args, member_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, batch), query_head),
@@ -115,12 +116,10 @@ void attend_chunk(std::span<const Work> works, const Geometry& g, std::int64_t c
 }
 
 void count_skipped(const Work& work, const Geometry& g, TileTally& tally) {
-    std::int64_t touched = 0;
     for (std::int64_t chunk = 0; chunk * kChunk < work.head.member.len_kv; ++chunk) {
         const Range all{chunk * kChunk, std::min(work.head.member.len_kv, (chunk + 1) * kChunk)};
         for (std::int64_t first = all.begin; first < all.end; first += g.block_kv) {
             const bool seen = !common({first, std::min(all.end, first + g.block_kv)}, work.keys).empty();
-            touched += seen ? 1 : 0;
             tally.skipped(1, seen ? 1 : 0);
         }
     }
@@ -134,7 +133,8 @@ void run_panels(const ForwardCall& call, const Geometry& g, std::span<const Work
         load_queries(works[i].head, g, works[i].panel, scratch.q_t[i]);
         scratch.totals[i].started = false;
         if (keys.empty()) keys = works[i].keys;
-        else if (!works[i].keys.empty()) keys = {std::min(keys.begin, works[i].keys.begin), std::max(keys.end, works[i].keys.end)};
+        else if (!works[i].keys.empty())
+            keys = {std::min(keys.begin, works[i].keys.begin), std::max(keys.end, works[i].keys.end)};
         if (call.counters != nullptr) count_skipped(works[i], g, tally);
     }
     std::vector<PanelSums*> sums(works.size());
@@ -147,7 +147,8 @@ void run_panels(const ForwardCall& call, const Geometry& g, std::span<const Work
         for (std::size_t i = 0; i < works.size(); ++i) {
             if (sums[i] != &scratch.chunks[i] || !sums[i]->started) continue;
             const std::int64_t lanes = works[i].panel.lanes;
-            tile::merge(scratch.totals[i].state, scratch.totals[i].o, sums[i]->state, sums[i]->o, g.head_dim_v, lanes, lanes);
+            tile::merge(scratch.totals[i].state, scratch.totals[i].o, sums[i]->state, sums[i]->o, g.head_dim_v, lanes,
+                        lanes);
         }
     }
     for (std::size_t i = 0; i < works.size(); ++i) {
@@ -162,7 +163,8 @@ void forward_whole(const ForwardCall& call, const Geometry& g, const Partition& 
         // Under a causal mask the last panels see the most keys: they go first, of all heads, so that the loop ends
         // with short tasks. Otherwise neighbours in time share K and V.
         const std::int64_t kv_head = later_is_longer ? task % part.kv_heads : task / part.tasks_per_kv_head;
-        const std::int64_t block = later_is_longer ? part.tasks_per_kv_head - 1 - task / part.kv_heads : task % part.tasks_per_kv_head;
+        const std::int64_t block =
+            later_is_longer ? part.tasks_per_kv_head - 1 - task / part.kv_heads : task % part.tasks_per_kv_head;
         std::vector<Work> works;
         const std::int64_t end = std::min(part.panels_per_kv_head, (block + 1) * part.panels_per_task);
         for (std::int64_t index = block * part.panels_per_task; index < end; ++index) {
@@ -187,7 +189,8 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
         const std::int64_t panel = task / part.chunks;
         const Work work(call, g, panel / part.panels_per_kv_head, panel % part.panels_per_kv_head);
         TileTally tally(call.counters);
-        if (call.counters != nullptr && task % part.chunks == 0 && work.panel.queries > 0) count_skipped(work, g, tally);
+        if (call.counters != nullptr && task % part.chunks == 0 && work.panel.queries > 0)
+            count_skipped(work, g, tally);
         if (!chunk_seen(work, task % part.chunks)) return;
         load_queries(work.head, g, work.panel, scratch.q_t[0]);
         PanelSums sums = partial(panel, task % part.chunks);

@@ -21,15 +21,17 @@ struct Workspace : BackwardWorkspace {
     }
 
     /// Where the rows of key `key` and panel `index` lie in both matrices.
-    std::int64_t at(const Plan& plan, const Geometry& g, const Head& head, std::int64_t index, std::int64_t key, std::int64_t lanes) const {
-        const std::int64_t slot = head.query_head * total_panels(plan.problem, g) + first_panel(plan.problem, g, head.member) + index;
+    std::int64_t at(const Plan& plan, const Geometry& g, const Head& head, std::int64_t index, std::int64_t key,
+                    std::int64_t lanes) const {
+        const std::int64_t slot =
+            head.query_head * total_panels(plan.problem, g) + first_panel(plan.problem, g, head.member) + index;
         return slot * matrix_floats + key * lanes;
     }
 };
 
 /// P and dS of a panel, all its tiles.
-void materialise(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head, std::int64_t index,
-                 int worker) {
+void materialise(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head,
+                 std::int64_t index, int worker) {
     TileTally tally(call.counters);
     const Panel panel(index, g.block_q, head.member.len_q);
     const Range keys = head.keys_of(panel);
@@ -48,8 +50,8 @@ void materialise(const BackwardCall& call, const Geometry& g, const Workspace& w
 }
 
 /// dQ of a panel from its rows of dS.
-void query_gradient(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head, std::int64_t index,
-                    int worker) {
+void query_gradient(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head,
+                    std::int64_t index, int worker) {
     const Panel panel(index, g.block_q, head.member.len_q);
     const Range keys = head.keys_of(panel);
     for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv) {
@@ -61,7 +63,8 @@ void query_gradient(const BackwardCall& call, const Geometry& g, const Workspace
 }
 
 /// dK and dV of one block of keys from its columns of P and dS.
-void key_gradient(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head, Range keys) {
+void key_gradient(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head,
+                  Range keys) {
     const Range queries = head.band.q_range(keys.begin, keys.end);
     if (queries.empty()) return;
     for (std::int64_t index = queries.begin / g.block_q; index * g.block_q < queries.end; ++index) {
@@ -71,8 +74,10 @@ void key_gradient(const BackwardCall& call, const Geometry& g, const Workspace& 
         const Coverage coverage = head.coverage(panel, kv);
         const GradientPanel from = workspace.memory.panel(head, index);
         const std::int64_t at = workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
-        add_dv(head, g, panel, kv, coverage, from, workspace.p + at, workspace.memory.dv(head.member, head.kv_head, kv.first));
-        add_dk(head, g, panel, kv, coverage, from, workspace.ds + at, workspace.memory.dk(head.member, head.kv_head, kv.first));
+        add_dv(head, g, panel, kv, coverage, from, workspace.p + at,
+               workspace.memory.dv(head.member, head.kv_head, kv.first));
+        add_dk(head, g, panel, kv, coverage, from, workspace.ds + at,
+               workspace.memory.dk(head.member, head.kv_head, kv.first));
     }
 }
 
@@ -96,8 +101,12 @@ void backward(const BackwardCall& call) {
             if (task % g.panels * g.block_q < head.member.len_q) body(head, task % g.panels, worker);
         });
     };
-    for_each_panel([&](const Head& head, std::int64_t index, int worker) { materialise(call, g, workspace, head, index, worker); });
-    for_each_panel([&](const Head& head, std::int64_t index, int worker) { query_gradient(call, g, workspace, head, index, worker); });
+    for_each_panel([&](const Head& head, std::int64_t index, int worker) {
+        materialise(call, g, workspace, head, index, worker);
+    });
+    for_each_panel([&](const Head& head, std::int64_t index, int worker) {
+        query_gradient(call, g, workspace, head, index, worker);
+    });
     const std::int64_t blocks = ceil_div(p.len_kv, g.block_kv);
     call.parallel_for(p.batch * p.heads_kv * blocks, call.plan.threads, [&](std::int64_t task, int) {
         const Member member = member_of(call, task / blocks / p.heads_kv);

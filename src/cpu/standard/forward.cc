@@ -15,10 +15,11 @@ namespace {
 /// Memory of one worker.
 struct Scratch {
     TileScratch tiles;
-    float* q_t;      // [head_dim, lanes]
+    float* q_t;  // [head_dim, lanes]
     PanelSums sums;
 
-    Scratch(Arena& arena, const Geometry& g) : tiles(arena, g), q_t(arena.take<float>(g.head_dim * g.lanes)), sums(arena, g) {}
+    Scratch(Arena& arena, const Geometry& g)
+        : tiles(arena, g), q_t(arena.take<float>(g.head_dim * g.lanes)), sums(arena, g) {}
 };
 
 struct Workspace {
@@ -45,10 +46,11 @@ struct Work {
     Work(const ForwardCall& call, const Geometry& g, const Workspace& workspace, std::int64_t task)
         : Work(call.plan.problem, call.args, g, workspace, task / g.panels, task % g.panels) {}
 
-   private:
-    Work(const Problem& p, const ForwardArgs& args, const Geometry& g, const Workspace& workspace, std::int64_t head_index,
-         std::int64_t index)
-        : head(p, args, member_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, head_index / p.heads_q), head_index % p.heads_q),
+ private:
+    Work(const Problem& p, const ForwardArgs& args, const Geometry& g, const Workspace& workspace,
+         std::int64_t head_index, std::int64_t index)
+        : head(p, args, member_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, head_index / p.heads_q),
+               head_index % p.heads_q),
           panel(index, g.block_q, head.member.len_q),
           keys(head.keys_of(panel)) {
         const std::int64_t slot = head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + index;
@@ -84,7 +86,8 @@ void softmax_rows(const Geometry& g, const Work& work, const Scratch& scratch) {
     if (work.keys.empty()) return;
     const std::int64_t begin = work.keys.begin / g.block_kv * g.block_kv;
     float* rows = work.matrix + begin * work.panel.lanes;
-    tile::online_softmax(rows, work.keys.end - begin, work.panel.lanes, work.panel.lanes, work.state, scratch.tiles.rescale);
+    tile::online_softmax(rows, work.keys.end - begin, work.panel.lanes, work.panel.lanes, work.state,
+                         scratch.tiles.rescale);
     tile::invert_sums(work.state, work.panel.lanes, scratch.tiles.rescale);
     tile::scale_lanes(rows, scratch.tiles.rescale, work.keys.end - begin, work.panel.lanes);
 }
@@ -99,7 +102,8 @@ void multiply_values(const ForwardCall& call, const Geometry& g, const Work& wor
     std::fill_n(scratch.tiles.rescale, work.panel.lanes, 1.0F);  // P was normalised
     tile::store_transposed(o, work.panel.lanes, work.panel.queries, g.head_dim_v, scratch.tiles.rescale,
                            head_rows(call.args.o, head.member, head.member.first_q, head.query_head), work.panel.first);
-    tile::store_lse(work.state, work.panel.queries, lse_rows(call.args.lse, head.member, head.query_head), work.panel.first);
+    tile::store_lse(work.state, work.panel.queries, lse_rows(call.args.lse, head.member, head.query_head),
+                    work.panel.first);
 }
 
 }  // namespace

@@ -117,7 +117,8 @@ bool AllFinite(const float* matrix, std::int64_t stride, std::int64_t rows, std:
     float rest = 0;
     for (std::int64_t r = 0; r < rows; ++r) {
         std::int64_t c = 0;
-        for (; c + kWidth <= dim; c += kWidth) sum = hn::MulAdd(hn::LoadU(d, matrix + r * stride + c), hn::Zero(d), sum);
+        for (; c + kWidth <= dim; c += kWidth)
+            sum = hn::MulAdd(hn::LoadU(d, matrix + r * stride + c), hn::Zero(d), sum);
         for (; c < dim; ++c) rest += matrix[r * stride + c] * 0.0F;
     }
     return rest == 0 && hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)));
@@ -149,7 +150,8 @@ bool all_finite(const float* matrix, std::int64_t stride, std::int64_t rows, std
     return HWY_DYNAMIC_DISPATCH(AllFinite)(matrix, stride, rows, dim);
 }
 
-void load_rows(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float* to, std::int64_t stride) {
+void load_rows(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float* to,
+               std::int64_t stride) {
     const auto widen = HWY_DYNAMIC_DISPATCH(WidenRow);
     for (std::int64_t r = 0; r < rows; ++r) {
         widen(from, first + r, dim, to + r * stride);
@@ -157,8 +159,8 @@ void load_rows(const HeadRows& from, std::int64_t first, std::int64_t rows, std:
     }
 }
 
-void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float scale, float* to,
-                     std::int64_t stride) {
+void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float scale,
+                     float* to, std::int64_t stride) {
     const auto widen = HWY_DYNAMIC_DISPATCH(WidenRow);
     alignas(64) float group[kRowGroup][kMaxDim];
     for (std::int64_t column = 0; column < dim; column += kMaxDim) {
@@ -177,8 +179,8 @@ void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows
     }
 }
 
-void store_rows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim, float scale, const HeadRows& to,
-                std::int64_t first) {
+void store_rows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim, float scale,
+                const HeadRows& to, std::int64_t first) {
     const auto narrow = HWY_DYNAMIC_DISPATCH(NarrowRow);
     alignas(64) float row[kMaxDim];
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -187,8 +189,8 @@ void store_rows(const float* from, std::int64_t stride, std::int64_t rows, std::
     }
 }
 
-void store_transposed(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim, const float* lane_scale,
-                      const HeadRows& to, std::int64_t first) {
+void store_transposed(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,
+                      const float* lane_scale, const HeadRows& to, std::int64_t first) {
     const auto narrow = HWY_DYNAMIC_DISPATCH(NarrowRow);
     alignas(64) float group[kRowGroup][kMaxDim];
     for (std::int64_t row = 0; row < rows; row += kRowGroup) {

@@ -26,8 +26,8 @@ constexpr int kMaxRows = 6;
 constexpr int kMaxVectors = HWY_ARCH_X86 && HWY_TARGET >= HWY_AVX2 ? 2 : 4;
 static_assert(kLanes % (kWidth * (kWidth == kLanes ? 1 : kMaxVectors)) == 0, "a tile row is a whole number of blocks");
 
-/// Stores one vector of A B into C. C is added last, after the k products: a long sum over tiles then rounds once a tile,
-/// not once a product, and its error grows with the square root of the number of tiles.
+/// Stores one vector of A B into C. C is added last, after the k products: a long sum over tiles then rounds once a
+/// tile, not once a product, and its error grows with the square root of the number of tiles.
 HWY_INLINE void put(const Product& p, V sum, std::int64_t row, std::int64_t lane) {
     const D d;
     float* c = p.c + row * p.c_stride + lane;
@@ -99,7 +99,8 @@ void MatmulHiddenKeys(const Product& p, const Place& place) {
                 for (std::int64_t i = 0; i < kWidth; ++i) {
                     seen[i] = place.band.visible(place.q + lane + i, place.kv + k) ? 1.0F : 0.0F;
                 }
-                const V next = hn::MulAdd(hn::Set(d, p.a[row * p.a_row + k * p.a_k]), hn::Load(d, p.b + k * p.b_stride + lane), sum);
+                const V next = hn::MulAdd(hn::Set(d, p.a[row * p.a_row + k * p.a_k]),
+                                          hn::Load(d, p.b + k * p.b_stride + lane), sum);
                 sum = hn::IfThenElse(hn::Ne(hn::Load(d, seen), hn::Zero(d)), next, sum);
             }
             put(p, sum, row, lane);
@@ -114,7 +115,8 @@ void MatmulHiddenQueries(const Product& p, const Place& place) {
             V sum = hn::Zero(d);
             for (std::int64_t k = 0; k < p.k; ++k) {
                 if (!place.band.visible(place.q + k, place.kv + row)) continue;
-                sum = hn::MulAdd(hn::Set(d, p.a[row * p.a_row + k * p.a_k]), hn::Load(d, p.b + k * p.b_stride + lane), sum);
+                sum = hn::MulAdd(hn::Set(d, p.a[row * p.a_row + k * p.a_k]), hn::Load(d, p.b + k * p.b_stride + lane),
+                                 sum);
             }
             put(p, sum, row, lane);
         }
@@ -132,7 +134,9 @@ HWY_EXPORT(MatmulHiddenKeys);
 HWY_EXPORT(MatmulHiddenQueries);
 
 void matmul(const Product& product) { HWY_DYNAMIC_DISPATCH(Matmul)(product); }
-void matmul_hidden_keys(const Product& product, const Place& place) { HWY_DYNAMIC_DISPATCH(MatmulHiddenKeys)(product, place); }
+void matmul_hidden_keys(const Product& product, const Place& place) {
+    HWY_DYNAMIC_DISPATCH(MatmulHiddenKeys)(product, place);
+}
 void matmul_hidden_queries(const Product& product, const Place& place) {
     HWY_DYNAMIC_DISPATCH(MatmulHiddenQueries)(product, place);
 }

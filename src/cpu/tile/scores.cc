@@ -6,9 +6,9 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/tile/scores.cc"
+#include <hwy/contrib/math/math-inl.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-#include <hwy/contrib/math/math-inl.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::tile::HWY_NAMESPACE {
@@ -113,7 +113,8 @@ HWY_INLINE void philox_words(const DropoutRule& rule, std::int64_t query, std::i
     words[3] = c3;
 }
 
-void DropoutFactors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors, std::int64_t stride) {
+void DropoutFactors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors,
+                    std::int64_t stride) {
     const D d;
     const DU du;
     const V kept = hn::Set(d, rule.kept);
@@ -136,12 +137,14 @@ void DropoutFactors(const DropoutRule& rule, const Place& place, std::int64_t ke
 
 void Multiply(float* x, const float* y, std::int64_t count) {
     const D d;
-    for (std::int64_t i = 0; i < count; i += kWidth) hn::Store(hn::Mul(hn::Load(d, x + i), hn::Load(d, y + i)), d, x + i);
+    for (std::int64_t i = 0; i < count; i += kWidth)
+        hn::Store(hn::Mul(hn::Load(d, x + i), hn::Load(d, y + i)), d, x + i);
 }
 
 void Add(float* x, const float* y, std::int64_t count) {
     const D d;
-    for (std::int64_t i = 0; i < count; i += kWidth) hn::Store(hn::Add(hn::Load(d, x + i), hn::Load(d, y + i)), d, x + i);
+    for (std::int64_t i = 0; i < count; i += kWidth)
+        hn::Store(hn::Add(hn::Load(d, x + i), hn::Load(d, y + i)), d, x + i);
 }
 
 void ScaleLanes(float* x, const float* lane_scale, std::int64_t rows, std::int64_t stride) {
@@ -184,7 +187,8 @@ void fill_hidden(const Place& place, std::int64_t keys, float* s, std::int64_t s
     HWY_DYNAMIC_DISPATCH(FillHidden)(place, keys, s, stride, value);
 }
 
-void dropout_factors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors, std::int64_t stride) {
+void dropout_factors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors,
+                     std::int64_t stride) {
     HWY_DYNAMIC_DISPATCH(DropoutFactors)(rule, place, keys, factors, stride);
 }
 
@@ -192,7 +196,9 @@ void multiply(float* x, const float* y, std::int64_t rows, std::int64_t stride) 
     HWY_DYNAMIC_DISPATCH(Multiply)(x, y, rows * stride);
 }
 
-void add(float* x, const float* y, std::int64_t rows, std::int64_t stride) { HWY_DYNAMIC_DISPATCH(Add)(x, y, rows * stride); }
+void add(float* x, const float* y, std::int64_t rows, std::int64_t stride) {
+    HWY_DYNAMIC_DISPATCH(Add)(x, y, rows * stride);
+}
 
 void scale_lanes(float* x, const float* lane_scale, std::int64_t rows, std::int64_t stride) {
     HWY_DYNAMIC_DISPATCH(ScaleLanes)(x, lane_scale, rows, stride);

@@ -52,9 +52,9 @@ HWY_INLINE V shift_of(V maximum) {
 // A long row is summed in blocks, so that the rounding of its sum grows with the square root of the blocks.
 constexpr std::int64_t kSumBlock = 256;
 
-/// Replaces the scores of keys [first, end) in one vector of lanes by exp(s - shift) and returns their sum. Four partial
-/// sums hide the latency; each takes every fourth key counted from the first, so that hidden keys, which add 0, leave the
-/// bits of a row alone.
+/// Replaces the scores of keys [first, end) in one vector of lanes by exp(s - shift) and returns their sum. Four
+/// partial sums hide the latency; each takes every fourth key counted from the first, so that hidden keys, which add 0,
+/// leave the bits of a row alone.
 HWY_INLINE V exponentiate(float* s, std::int64_t first, std::int64_t end, std::int64_t stride, V shift) {
     const D d;
     const auto weight = [&](std::int64_t key) HWY_ATTR {
@@ -77,7 +77,8 @@ HWY_INLINE V exponentiate(float* s, std::int64_t first, std::int64_t end, std::i
     return hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
 }
 
-void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state, float* rescale) {
+void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
+                   float* rescale) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const V old = hn::Load(d, state.m + lane);
@@ -105,8 +106,8 @@ void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t
     }
 }
 
-void Merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim, std::int64_t lanes,
-           std::int64_t stride) {
+void Merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,
+           std::int64_t lanes, std::int64_t stride) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const V m_a = hn::Load(d, into.m + lane);
@@ -137,7 +138,8 @@ void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t 
     }
 }
 
-void SoftmaxGradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes, std::int64_t stride) {
+void SoftmaxGradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
+                     std::int64_t stride) {
     const D d;
     for (std::int64_t j = 0; j < keys; ++j) {
         for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
@@ -159,12 +161,13 @@ HWY_EXPORT(Merge);
 HWY_EXPORT(WeightsFromLse);
 HWY_EXPORT(SoftmaxGradient);
 
-void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state, float* rescale) {
+void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
+                    float* rescale) {
     HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(s, keys, lanes, stride, state, rescale);
 }
 
-void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim, std::int64_t lanes,
-           std::int64_t stride) {
+void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,
+           std::int64_t lanes, std::int64_t stride) {
     HWY_DYNAMIC_DISPATCH(Merge)(into, into_o, state, o, dim, lanes, stride);
 }
 
@@ -172,7 +175,8 @@ void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_
     HWY_DYNAMIC_DISPATCH(WeightsFromLse)(s, lse, keys, lanes, stride);
 }
 
-void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes, std::int64_t stride) {
+void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
+                      std::int64_t stride) {
     HWY_DYNAMIC_DISPATCH(SoftmaxGradient)(p, dp, delta, keys, lanes, stride);
 }
 

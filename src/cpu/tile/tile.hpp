@@ -28,27 +28,30 @@ constexpr std::int64_t padded(std::int64_t n) { return (n + kLanes - 1) / kLanes
 /// Name of the instruction set that the words run on: "AVX3", "AVX2", "NEON", ...
 std::string target_name();
 
-// ---- Between tensors (any dtype, any strides) and tiles --------------------------------------------------------------
+// ---- Between tensors (any dtype, any strides) and tiles
+// --------------------------------------------------------------
 
 /// to[r, c] = from[first + r, c], columns dim..stride set to 0. to: [rows, stride]
-void load_rows(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float* to, std::int64_t stride);
+void load_rows(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float* to,
+               std::int64_t stride);
 
 /// to[c, r] = scale * from[first + r, c], lanes rows..stride set to 0. to: [dim, stride]
-void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float scale, float* to,
-                     std::int64_t stride);
+void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float scale,
+                     float* to, std::int64_t stride);
 
 /// to[first + r, c] = scale * from[r, c]. from: [rows, stride]
-void store_rows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim, float scale, const HeadRows& to,
-                std::int64_t first);
+void store_rows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim, float scale,
+                const HeadRows& to, std::int64_t first);
 
 /// to[first + r, c] = from[c, r] * lane_scale[r]. from: [dim, stride]
-void store_transposed(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim, const float* lane_scale,
-                      const HeadRows& to, std::int64_t first);
+void store_transposed(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,
+                      const float* lane_scale, const HeadRows& to, std::int64_t first);
 
 /// Is every element of [rows, dim] finite?
 bool all_finite(const float* matrix, std::int64_t stride, std::int64_t rows, std::int64_t dim);
 
-// ---- The tile product ------------------------------------------------------------------------------------------------
+// ---- The tile product
+// ------------------------------------------------------------------------------------------------
 
 enum class Into {
     overwrite,   ///< C = A B
@@ -90,14 +93,15 @@ void matmul_hidden_keys(const Product& product, const Place& place);
 /// The same where m runs over keys and k over queries.
 void matmul_hidden_queries(const Product& product, const Place& place);
 
-// ---- Scores ----------------------------------------------------------------------------------------------------------
+// ---- Scores
+// ----------------------------------------------------------------------------------------------------------
 
 /// What turns scaled dot products into scores, short of the mask.
 struct ScoreRule {
-    float scale = 1;       ///< still to be applied to the dot products (1: the query tile carries it all)
-    float softcap = 0;     ///< 0: none
-    float alibi = 0;       ///< slope; 0: none
-    HeadRows bias{};       ///< [len_q, len_kv] of this head, may be absent
+    float scale = 1;            ///< still to be applied to the dot products (1: the query tile carries it all)
+    float softcap = 0;          ///< 0: none
+    float alibi = 0;            ///< slope; 0: none
+    HeadRows bias{};            ///< [len_q, len_kv] of this head, may be absent
     std::int64_t diagonal = 0;  ///< len_kv - len_q
 
     bool trivial() const { return scale == 1 && softcap == 0 && alibi == 0 && bias.data == nullptr; }
@@ -122,7 +126,8 @@ struct DropoutRule {
 };
 
 /// factors[j, i] = rule.kept or 0. factors: [keys, stride]
-void dropout_factors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors, std::int64_t stride);
+void dropout_factors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors,
+                     std::int64_t stride);
 
 /// x *= y, both [rows, stride].
 void multiply(float* x, const float* y, std::int64_t rows, std::int64_t stride);
@@ -133,7 +138,8 @@ void add(float* x, const float* y, std::int64_t rows, std::int64_t stride);
 /// x[r, i] *= lane_scale[i]. x: [rows, stride]
 void scale_lanes(float* x, const float* lane_scale, std::int64_t rows, std::int64_t stride);
 
-// ---- Softmax ---------------------------------------------------------------------------------------------------------
+// ---- Softmax
+// ---------------------------------------------------------------------------------------------------------
 
 /// Running state of a panel's rows: maximum m and sum l of exp(s - m); arrays of `lanes` floats.
 struct RowState {
@@ -147,12 +153,13 @@ void clear_state(const RowState& state, std::int64_t lanes);
 /// One step of the online softmax (FlashAttention paper, Algorithm 1, lines 10-12): takes the scores of `keys` more
 /// keys, replaces s by exp(s - m_new), updates m and l, and tells in `rescale` [lanes] what earlier sums relative to
 /// the old maximum must be multiplied by: exp(m_old - m_new).
-void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state, float* rescale);
+void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
+                    float* rescale);
 
 /// Folds the partial result (state, o) of other keys into (into, into_o), both relative to their own maximum: the exact
 /// merge of split K/V. o: [dim, stride]
-void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim, std::int64_t lanes,
-           std::int64_t stride);
+void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,
+           std::int64_t lanes, std::int64_t stride);
 
 /// inverse[i] = 1 / l[i], or 0 for a row that saw no key.
 void invert_sums(const RowState& state, std::int64_t lanes, float* inverse);
@@ -164,6 +171,7 @@ void store_lse(const RowState& state, std::int64_t rows, const HeadRows& to, std
 void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride);
 
 /// dp = p * (dp - delta): the gradient of the scores (FlashAttention paper, appendix B.2). p, dp: [keys, stride]
-void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes, std::int64_t stride);
+void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
+                      std::int64_t stride);
 
 }  // namespace tessera::cpu::tile
