@@ -6,9 +6,11 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/tile/scores.cc"
-#include <hwy/contrib/math/math-inl.h>
-#include <hwy/foreach_target.h>
+#include <hwy/foreach_target.h>  // first: it compiles this file once for each target
+
 #include <hwy/highway.h>
+
+#include <hwy/contrib/math/math-inl.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::tile::HWY_NAMESPACE {

@@ -7,7 +7,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/tile/softmax.cc"
-#include <hwy/foreach_target.h>
+#include <hwy/foreach_target.h>  // first: it compiles this file once for each target
+
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
