@@ -1,0 +1,35 @@
+# Installation: library, headers, license and the CMake package "tessera" (find_package(tessera), tessera::tessera).
+option(TESSERA_INSTALL "Generate the install rules" ${PROJECT_IS_TOP_LEVEL})
+
+# The version of tessera.h is what C and C++ callers see; it stands in two places, so it is compared here.
+file(STRINGS include/tessera/tessera.h TESSERA_HEADER_VERSION REGEX "#define TESSERA_VERSION ")
+if(NOT TESSERA_HEADER_VERSION MATCHES "\"${PROJECT_VERSION}\"")
+    message(FATAL_ERROR "project(tessera VERSION ${PROJECT_VERSION}), but tessera.h has: ${TESSERA_HEADER_VERSION}")
+endif()
+
+# Until 1.0 a new minor version may change the ABI. Without an export macro the objects of a static and of a shared
+# library are the same.
+set_target_properties(tessera PROPERTIES VERSION ${PROJECT_VERSION} DEFINE_SYMBOL ""
+                                         SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+
+if(TESSERA_INSTALL)
+    include(CMakePackageConfigHelpers)
+    set(TESSERA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
+    get_target_property(TESSERA_LIBRARY_TYPE tessera TYPE)
+    configure_package_config_file(cmake/tesseraConfig.cmake.in ${PROJECT_BINARY_DIR}/tesseraConfig.cmake
+                                  INSTALL_DESTINATION ${TESSERA_PACKAGE_DIR})
+    write_basic_package_version_file(${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+
+    install(TARGETS tessera EXPORT tesseraTargets COMPONENT library
+            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library)
+    install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/tessera COMPONENT library)
+    install(EXPORT tesseraTargets NAMESPACE tessera:: DESTINATION ${TESSERA_PACKAGE_DIR} COMPONENT library)
+    install(FILES ${PROJECT_BINARY_DIR}/tesseraConfig.cmake ${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake
+            DESTINATION ${TESSERA_PACKAGE_DIR} COMPONENT library)
+    if(TARGET tessera_cli)
+        file(RELATIVE_PATH TESSERA_LIB_FROM_BIN /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+        set_target_properties(tessera_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${TESSERA_LIB_FROM_BIN}")
+        install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT command)
+    endif()
+endif()

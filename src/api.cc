@@ -3,8 +3,10 @@
 // forward() and backward(): validate everything, then hand over to the plan's kernel.
 #include <fmt/format.h>
 
-#include <new>
+#include <algorithm>
+#include <cstdlib>
 
+#include "core/arena.hpp"
 #include "core/checks.hpp"
 #include "parallel.hpp"
 #include "registry.hpp"
@@ -15,7 +17,12 @@ namespace tessera {
 namespace {
 
 void check_plan(const Plan& plan, Pass pass) {
-    if (plan.kernel == nullptr) throw Error(ErrorCode::invalid_argument, "plan", "expected a Plan made by plan()");
+    // A Plan is a plain struct that callers can fill in: nothing of it is used before it is known to be plan()'s.
+    const auto all = kernels();
+    const bool known = std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return &k == plan.kernel; });
+    if (!known || plan.kernel->pass != plan.pass || plan.threads < 1) {
+        throw Error(ErrorCode::invalid_argument, "plan", "expected a Plan made by plan()");
+    }
     if (plan.pass != pass) {
         throw Error(ErrorCode::invalid_argument, "plan",
                     fmt::format("expected a plan for the {}, got one for the {}", name_of(pass), name_of(plan.pass)));
@@ -23,11 +30,19 @@ void check_plan(const Plan& plan, Pass pass) {
 }
 
 void check_workspace(const Plan& plan, std::span<std::byte> workspace) {
+    if (kernel_of(*plan.kernel).workspace_bytes(plan) > plan.workspace_bytes) {
+        throw Error(ErrorCode::invalid_argument, "plan", "expected a Plan as plan() made it, got one that was changed");
+    }
     if (workspace.size() < plan.workspace_bytes) {
         throw Error(ErrorCode::workspace_too_small, "workspace",
                     fmt::format("expected {} bytes, got {}", plan.workspace_bytes, workspace.size()));
     }
-    if (plan.workspace_bytes > 0 && reinterpret_cast<std::uintptr_t>(workspace.data()) % Plan::kWorkspaceAlignment != 0) {
+    if (plan.workspace_bytes > 0 && workspace.data() == nullptr) {
+        throw Error(ErrorCode::workspace_too_small, "workspace",
+                    fmt::format("expected {} bytes, got null", plan.workspace_bytes));
+    }
+    if (plan.workspace_bytes > 0 &&
+        reinterpret_cast<std::uintptr_t>(workspace.data()) % Plan::kWorkspaceAlignment != 0) {
         throw Error(ErrorCode::workspace_too_small, "workspace",
                     fmt::format("expected memory aligned to {} bytes, got {}", Plan::kWorkspaceAlignment,
                                 static_cast<const void*>(workspace.data())));
@@ -35,12 +50,14 @@ void check_workspace(const Plan& plan, std::span<std::byte> workspace) {
 }
 
 template <class Args>
-Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte> workspace, const Execution& how, Pass pass) {
+Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte> workspace, const Execution& how,
+                        Pass pass) {
     check_plan(plan, pass);
     plan.problem.validate();
     check_tensors(plan.problem, args);
     check_workspace(plan, workspace);
-    return {plan, args, workspace, how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for), how.counters, how.stream};
+    return {plan,         args,      workspace, how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for),
+            how.counters, how.stream};
 }
 
 }  // namespace
@@ -56,8 +73,10 @@ void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> w
 }
 
 Workspace::Workspace(std::size_t bytes) : bytes_(bytes) {
-    const std::size_t rounded = (bytes / Plan::kWorkspaceAlignment + 1) * Plan::kWorkspaceAlignment;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(Plan::kWorkspaceAlignment, rounded)));
+    if (bytes < Arena::kTooMuch) {  // more would wrap when rounded up
+        const std::size_t rounded = (bytes / Plan::kWorkspaceAlignment + 1) * Plan::kWorkspaceAlignment;
+        data_.reset(static_cast<std::byte*>(std::aligned_alloc(Plan::kWorkspaceAlignment, rounded)));
+    }
     if (data_ == nullptr) {
         throw Error(ErrorCode::out_of_memory, "workspace", fmt::format("could not allocate {} bytes", bytes));
     }

@@ -1,1 +1,343 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The C ABI over the C++ API: reads the structs, calls, and turns exceptions into a status and a message.
+#include "tessera/tessera.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <string>
+
+#include "tessera/tessera.hpp"
+
+namespace tessera {
+namespace {
+
+static_assert(TESSERA_OK == int(ErrorCode::ok) && TESSERA_INVALID_ARGUMENT == int(ErrorCode::invalid_argument) &&
+              TESSERA_UNSUPPORTED == int(ErrorCode::unsupported) && TESSERA_CANCELLED == int(ErrorCode::cancelled) &&
+              TESSERA_WORKSPACE_TOO_SMALL == int(ErrorCode::workspace_too_small) &&
+              TESSERA_OUT_OF_MEMORY == int(ErrorCode::out_of_memory) &&
+              TESSERA_CANNOT_OPEN == int(ErrorCode::cannot_open) && TESSERA_BAD_DATA == int(ErrorCode::bad_data) &&
+              TESSERA_CANNOT_WRITE == int(ErrorCode::cannot_write) && TESSERA_INTERNAL == int(ErrorCode::internal) &&
+              TESSERA_DEVICE_UNAVAILABLE == int(ErrorCode::device_unavailable));
+static_assert(TESSERA_FP64 == int(DType::fp64) && TESSERA_FP32 == int(DType::fp32) &&
+              TESSERA_FP16 == int(DType::fp16) && TESSERA_BF16 == int(DType::bf16) &&
+              TESSERA_INT32 == int(DType::int32) && TESSERA_INT64 == int(DType::int64));
+static_assert(TESSERA_CPU == int(DeviceType::cpu) && TESSERA_CUDA == int(DeviceType::cuda));
+static_assert(TESSERA_FORWARD == int(Pass::forward) && TESSERA_BACKWARD == int(Pass::backward));
+static_assert(TESSERA_CAUSAL_NONE == int(Causal::none) && TESSERA_CAUSAL_TOP_LEFT == int(Causal::top_left) &&
+              TESSERA_CAUSAL_BOTTOM_RIGHT == int(Causal::bottom_right));
+// Backend and schedule are one higher in C, where 0 stands for "any".
+static_assert(TESSERA_BACKEND_CPU == int(Backend::cpu) + 1 && TESSERA_BACKEND_CUDA == int(Backend::cuda) + 1 &&
+              TESSERA_BACKEND_REFERENCE == int(Backend::reference) + 1);
+static_assert(TESSERA_SCHEDULE_STANDARD == int(Schedule::standard) + 1 &&
+              TESSERA_SCHEDULE_FA1 == int(Schedule::fa1) + 1 && TESSERA_SCHEDULE_FA2 == int(Schedule::fa2) + 1 &&
+              TESSERA_SCHEDULE_FA3 == int(Schedule::fa3) + 1);
+static_assert(TESSERA_MAX_RANK == TensorView::kMaxRank && TESSERA_UNBOUNDED == unbounded &&
+              TESSERA_WORKSPACE_ALIGNMENT == Plan::kWorkspaceAlignment);
+
+/// Fixed memory, so that running out of memory can be reported too.
+struct LastError {
+    char message[4096];
+    char argument[64];
+};
+thread_local LastError last_error{};
+
+template <std::size_t N>
+void copy_text(char (&to)[N], const char* from) noexcept {
+    const std::size_t length = std::min(std::strlen(from), N - 1);
+    std::memcpy(to, from, length);
+    to[length] = '\0';
+}
+
+tessera_status fail(ErrorCode code, const char* message, const char* argument) noexcept {
+    copy_text(last_error.message, message);
+    copy_text(last_error.argument, argument);
+    return static_cast<tessera_status>(code);
+}
+
+template <class Body>
+tessera_status guarded(const Body& body) noexcept {
+    try {
+        body();
+        return TESSERA_OK;
+    } catch (const Error& error) {
+        return fail(error.code(), error.what(), error.argument().c_str());
+    } catch (const std::bad_alloc&) {
+        return fail(ErrorCode::out_of_memory, "out of memory", "");
+    } catch (const std::exception& error) {
+        return fail(ErrorCode::internal, error.what(), "");
+    } catch (...) {
+        return fail(ErrorCode::internal, "an exception of an unknown type", "");
+    }
+}
+
+[[noreturn]] void invalid(const std::string& argument, const std::string& message) {
+    throw Error(ErrorCode::invalid_argument, argument, message);
+}
+
+void expect_address(const char* name, const void* address) {
+    if (address == nullptr) invalid(name, "expected an address, got null");
+}
+
+/// Reads a struct that begins with struct_size. All structs are as they were first published, so sizeof(T) is the least
+/// that a caller can have; when one grows, the size of its first version stays the least.
+template <class T>
+T read_struct(const char* name, const T* from) {
+    expect_address(name, from);
+    const std::size_t size = from->struct_size;
+    if (size < sizeof(T)) {
+        invalid(fmt::format("{}.struct_size", name), fmt::format("expected at least {}, got {}", sizeof(T), size));
+    }
+    const auto* bytes = reinterpret_cast<const unsigned char*>(from);
+    if (std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char b) { return b != 0; })) {
+        invalid(fmt::format("{}.struct_size", name), "a field is set that this version of tessera does not know");
+    }
+    return *from;
+}
+
+/// `first` is the C constant of the first enumerator; `what` says which field of `name` it is.
+template <class Enum>
+Enum enum_value(const char* name, std::int32_t value, Enum last, int first = 0, const char* what = "") {
+    const int highest = static_cast<int>(last) + first;
+    if (value < first || value > highest)
+        invalid(name, fmt::format("expected {}{}..{}, got {}", what, first, highest, value));
+    return static_cast<Enum>(value - first);
+}
+
+bool flag(const char* name, std::int32_t value) {
+    if (value != 0 && value != 1) invalid(name, fmt::format("expected 0 or 1, got {}", value));
+    return value == 1;
+}
+
+Problem problem_of(const tessera_problem* from) {
+    const tessera_problem p = read_struct("problem", from);
+    Problem problem{.dtype = enum_value("dtype", p.dtype, DType::int64),
+                    .batch = p.batch,
+                    .len_q = p.len_q,
+                    .len_kv = p.len_kv,
+                    .heads_q = p.heads_q,
+                    .heads_kv = p.heads_kv,
+                    .head_dim = p.head_dim,
+                    .head_dim_v = p.head_dim_v,
+                    .ragged = flag("ragged", p.ragged),
+                    .total_q = p.total_q,
+                    .total_kv = p.total_kv,
+                    .mask = {enum_value("causal", p.causal, Causal::top_left), p.window_left, p.window_right},
+                    .softcap = p.softcap,
+                    .alibi = flag("alibi", p.alibi),
+                    .bias = flag("bias", p.bias),
+                    .bias_gradient = flag("bias_gradient", p.bias_gradient),
+                    .dropout = {p.dropout_probability, p.dropout_seed}};
+    if (p.scale != TESSERA_DEFAULT_SCALE) problem.scale = p.scale;
+    return problem;
+}
+
+tessera_options options_of(const tessera_options* from) {
+    if (from == nullptr) return {.struct_size = sizeof(tessera_options)};
+    const tessera_options options = read_struct("options", from);
+    if (options.reserved != 0) invalid("reserved", fmt::format("expected 0, got {}", options.reserved));
+    return options;
+}
+
+Plan plan_of(const tessera_problem* problem, const tessera_options& o, Pass pass) {
+    PlanOptions options{.pass = pass, .threads = o.threads};
+    if (o.backend != TESSERA_ANY_BACKEND) options.backend = enum_value("backend", o.backend, Backend::reference, 1);
+    if (o.schedule != TESSERA_ANY_SCHEDULE) options.schedule = enum_value("schedule", o.schedule, Schedule::fa3, 1);
+    if (o.kernel != nullptr) options.kernel = o.kernel;
+    if (o.block_q != 0 || o.block_kv != 0) options.tile = Tile{o.block_q, o.block_kv};
+    return plan(problem_of(problem), options);
+}
+
+TensorView tensor_of(const char* name, const tessera_tensor& t) {
+    if (t.rank < 0 || t.rank > TESSERA_MAX_RANK) {
+        invalid(name, fmt::format("expected rank 0..{}, got {}", TESSERA_MAX_RANK, t.rank));
+    }
+    TensorView view{.data = t.data,
+                    .dtype = enum_value(name, t.dtype, DType::int64, 0, "dtype "),
+                    .rank = t.rank,
+                    .device = {enum_value(name, t.device_type, DeviceType::cuda, 0, "device_type "), t.device_index}};
+    std::copy_n(t.shape, t.rank, view.shape.begin());
+    std::copy_n(t.strides, t.rank, view.strides.begin());
+    return view;
+}
+
+/// The tensors that both passes take.
+template <class Args, class From>
+Args inputs_of(const From& from) {
+    Args args;
+    args.q = tensor_of("q", from.q);
+    args.k = tensor_of("k", from.k);
+    args.v = tensor_of("v", from.v);
+    args.bias = tensor_of("bias", from.bias);
+    args.alibi_slopes = tensor_of("alibi_slopes", from.alibi_slopes);
+    args.cu_seqlens_q = tensor_of("cu_seqlens_q", from.cu_seqlens_q);
+    args.cu_seqlens_kv = tensor_of("cu_seqlens_kv", from.cu_seqlens_kv);
+    args.o = tensor_of("o", from.o);
+    args.lse = tensor_of("lse", from.lse);
+    return args;
+}
+
+ForwardArgs args_of(const tessera_forward_args* from) { return inputs_of<ForwardArgs>(read_struct("args", from)); }
+
+BackwardArgs args_of(const tessera_backward_args* from) {
+    const tessera_backward_args a = read_struct("args", from);
+    auto args = inputs_of<BackwardArgs>(a);
+    args.d_o = tensor_of("do", a.d_o);
+    args.dlse = tensor_of("dlse", a.dlse);
+    args.dq = tensor_of("dq", a.dq);
+    args.dk = tensor_of("dk", a.dk);
+    args.dv = tensor_of("dv", a.dv);
+    args.dbias = tensor_of("dbias", a.dbias);
+    return args;
+}
+
+/// One parallel loop handed to the caller's parallel_for. Exceptions of the body stop here and are rethrown after it.
+class CallerLoop {
+ public:
+    CallerLoop(std::int64_t tasks, int workers, const TaskBody& body) : tasks_(tasks), workers_(workers), body_(body) {}
+
+    void run(tessera_parallel_for parallel_for, void* context) {
+        parallel_for(
+            context, tasks_, workers_,
+            [](void* self, std::int64_t task, std::int32_t worker) {
+                static_cast<CallerLoop*>(self)->run_task(task, worker);
+            },
+            this);
+        if (exception_) std::rethrow_exception(exception_);
+        if (done_ != tasks_)
+            invalid("parallel_for", fmt::format("expected {} tasks to be run, it ran {}", tasks_, done_.load()));
+    }
+
+ private:
+    void run_task(std::int64_t task, std::int32_t worker) noexcept {
+        try {
+            if (task < 0 || task >= tasks_)
+                invalid("parallel_for", fmt::format("expected tasks under {}, got {}", tasks_, task));
+            if (worker < 0 || worker >= workers_) {
+                invalid("parallel_for", fmt::format("expected workers under {}, got {}", workers_, worker));
+            }
+            body_(task, worker);
+            ++done_;
+        } catch (...) {
+            const std::lock_guard lock(mutex_);
+            if (!exception_) exception_ = std::current_exception();
+        }
+    }
+
+    std::int64_t tasks_;
+    int workers_;
+    const TaskBody& body_;
+    std::atomic<std::int64_t> done_{0};
+    std::mutex mutex_;
+    std::exception_ptr exception_;
+};
+
+Execution execution_of(const tessera_options& options, void* stream) {
+    Execution how{.stream = stream};
+    if (options.parallel_for != nullptr) {
+        how.parallel_for = [parallel_for = options.parallel_for, context = options.parallel_for_context](
+                               std::int64_t tasks, int workers, const TaskBody& body) {
+            CallerLoop(tasks, workers, body).run(parallel_for, context);
+        };
+    }
+    return how;
+}
+
+std::span<std::byte> bytes_of(void* workspace, std::size_t bytes) {
+    if (workspace == nullptr && bytes > 0) expect_address("workspace", workspace);
+    return {static_cast<std::byte*>(workspace), bytes};
+}
+
+}  // namespace
+}  // namespace tessera
+
+using namespace tessera;
+
+const char* tessera_version(void) { return TESSERA_VERSION; }
+
+const char* tessera_last_error(void) { return last_error.message; }
+const char* tessera_last_error_argument(void) { return last_error.argument; }
+
+size_t tessera_kernel_count(void) {
+    std::size_t count = 0;
+    guarded([&] { count = kernels().size(); });
+    return count;
+}
+
+const char* tessera_kernel_name(size_t index) {
+    const char* name = nullptr;
+    guarded([&] { name = index < kernels().size() ? kernels()[index].name.c_str() : nullptr; });
+    return name;
+}
+
+tessera_status tessera_problem_init(tessera_problem* problem, size_t struct_size) {
+    return guarded([&] {
+        expect_address("problem", problem);
+        if (struct_size < sizeof(tessera_problem)) {
+            invalid("struct_size", fmt::format("expected at least {}, got {}", sizeof(tessera_problem), struct_size));
+        }
+        const Problem defaults;
+        std::memset(static_cast<void*>(problem), 0, struct_size);
+        problem->struct_size = struct_size;
+        problem->dtype = static_cast<std::int32_t>(defaults.dtype);
+        problem->batch = defaults.batch;
+        problem->heads_q = defaults.heads_q;
+        problem->heads_kv = defaults.heads_kv;
+        problem->head_dim = defaults.head_dim;
+        problem->head_dim_v = defaults.head_dim_v;
+        problem->window_left = defaults.mask.window_left;
+        problem->window_right = defaults.mask.window_right;
+        problem->scale = TESSERA_DEFAULT_SCALE;
+    });
+}
+
+tessera_status tessera_workspace_bytes(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                                       size_t* bytes) {
+    return guarded([&] {
+        expect_address("bytes", bytes);
+        *bytes = plan_of(problem, options_of(options), enum_value("pass", pass, Pass::backward)).workspace_bytes;
+    });
+}
+
+tessera_status tessera_plan_describe(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                                     char* buffer, size_t size, size_t* needed) {
+    return guarded([&] {
+        if (size > 0) expect_address("buffer", buffer);
+        const std::string text =
+            plan_of(problem, options_of(options), enum_value("pass", pass, Pass::backward)).describe();
+        if (size > 0) {
+            const std::size_t length = std::min(text.size(), size - 1);
+            std::memcpy(buffer, text.data(), length);
+            buffer[length] = '\0';
+        }
+        if (needed != nullptr) *needed = text.size() + 1;
+    });
+}
+
+tessera_status tessera_forward(const tessera_problem* problem, const tessera_options* options,
+                               const tessera_forward_args* args, void* workspace, size_t workspace_bytes,
+                               void* stream) {
+    return guarded([&] {
+        const tessera_options how = options_of(options);
+        const Plan chosen = plan_of(problem, how, Pass::forward);
+        const ForwardArgs tensors = args_of(args);
+        forward(chosen, tensors, bytes_of(workspace, workspace_bytes), execution_of(how, stream));
+    });
+}
+
+tessera_status tessera_backward(const tessera_problem* problem, const tessera_options* options,
+                                const tessera_backward_args* args, void* workspace, size_t workspace_bytes,
+                                void* stream) {
+    return guarded([&] {
+        const tessera_options how = options_of(options);
+        const Plan chosen = plan_of(problem, how, Pass::backward);
+        const BackwardArgs tensors = args_of(args);
+        backward(chosen, tensors, bytes_of(workspace, workspace_bytes), execution_of(how, stream));
+    });
+}

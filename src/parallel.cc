@@ -8,8 +8,24 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
+#include <utility>
 
 namespace tessera {
+namespace {
+
+/// Runs f in an arena of so many threads. The calling thread keeps its arena between calls, since making one and
+/// drawing workers into it costs microseconds; while it is in use a nested call of another width makes its own.
+template <class F>
+void in_arena_of(int threads, const F& f) {
+    thread_local std::unique_ptr<tbb::task_arena> kept;
+    std::unique_ptr<tbb::task_arena> arena = std::move(kept);
+    if (arena == nullptr || arena->max_concurrency() != threads) arena = std::make_unique<tbb::task_arena>(threads);
+    arena->execute(f);
+    kept = std::move(arena);
+}
+
+}  // namespace
 
 int available_threads() { return std::max(1, tbb::info::default_concurrency()); }
 
@@ -31,8 +47,8 @@ void tbb_parallel_for(std::int64_t tasks, int workers, const TaskBody& body) {
     // The arena bounds the threads; each of its `used` loops is one worker, wherever oneTBB runs it. An arena of more
     // threads than oneTBB may have would make it print a warning.
     const auto allowed = tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism);
-    tbb::task_arena arena(std::min({used, available_threads(), static_cast<int>(allowed)}));
-    arena.execute([&] { tbb::parallel_for(0, used, work, tbb::simple_partitioner()); });
+    const int threads = std::min({used, available_threads(), static_cast<int>(allowed)});
+    in_arena_of(threads, [&] { tbb::parallel_for(0, used, work, tbb::simple_partitioner()); });
 }
 
 }  // namespace tessera

@@ -18,10 +18,12 @@ constexpr std::int64_t kMaxBlock = 4096;
 
 void validate(const PlanOptions& options) {
     if (options.threads < 0 || options.threads > kMaxThreads) {
-        throw Error(ErrorCode::invalid_argument, "threads", fmt::format("expected 0..{}, got {}", kMaxThreads, options.threads));
+        throw Error(ErrorCode::invalid_argument, "threads",
+                    fmt::format("expected 0..{}, got {}", kMaxThreads, options.threads));
     }
     if (options.tile) {
-        for (const auto& [name, value] : {std::pair{"block_q", options.tile->block_q}, std::pair{"block_kv", options.tile->block_kv}}) {
+        for (const auto& [name, value] :
+             {std::pair{"block_q", options.tile->block_q}, std::pair{"block_kv", options.tile->block_kv}}) {
             if (value < 1 || value > kMaxBlock) {
                 throw Error(ErrorCode::invalid_argument, name, fmt::format("expected 1..{}, got {}", kMaxBlock, value));
             }
@@ -29,7 +31,8 @@ void validate(const PlanOptions& options) {
     }
     if (!options.kernel.empty()) {
         const auto all = kernels();
-        const auto known = std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return k.name == options.kernel; });
+        const auto known =
+            std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return k.name == options.kernel; });
         if (!known) {
             throw Error(ErrorCode::invalid_argument, "kernel",
                         fmt::format("expected a name that kernels() lists, got \"{}\"", options.kernel));
@@ -59,10 +62,12 @@ std::optional<std::string> incapable(const Kernel& kernel, const Problem& proble
     return kernel.refuse(problem, options.tile);
 }
 
-[[noreturn]] void throw_no_kernel(const Problem& problem, const PlanOptions& options, const std::vector<Refusal>& refused) {
+[[noreturn]] void throw_no_kernel(const Problem& problem, const PlanOptions& options,
+                                  const std::vector<Refusal>& refused) {
     if (options.backend == Backend::cuda) {
         const auto all = kernels();
-        const bool built = std::any_of(all.begin(), all.end(), [](const KernelInfo& k) { return k.backend == Backend::cuda; });
+        const bool built =
+            std::any_of(all.begin(), all.end(), [](const KernelInfo& k) { return k.backend == Backend::cuda; });
         if (!built) throw Error(ErrorCode::device_unavailable, "backend", "this build has no CUDA kernels");
     }
     std::string reasons;
@@ -92,6 +97,26 @@ std::string bytes_text(std::size_t bytes) {
     return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
 }
 
+/// One entry of describe(): a label, then words that go on below each other where a line would pass kColumns.
+std::string entry(std::string_view label, std::string_view words) {
+    constexpr std::size_t kColumns = 100;
+    constexpr std::size_t kIndent = 11;
+    std::string text = fmt::format("{:<{}}", label, kIndent);
+    std::size_t column = kIndent;
+    while (!words.empty()) {
+        const std::string_view word = words.substr(0, words.find(' '));
+        words.remove_prefix(std::min(words.size(), word.size() + 1));
+        if (column > kIndent && column + 1 + word.size() > kColumns) {
+            text += fmt::format("\n{:{}}", "", kIndent);
+            column = kIndent;
+        }
+        if (column > kIndent) text += ' ', ++column;
+        text += word;
+        column += word.size();
+    }
+    return text + '\n';
+}
+
 }  // namespace
 
 Plan plan(const Problem& problem, const PlanOptions& options) {
@@ -104,12 +129,16 @@ Plan plan(const Problem& problem, const PlanOptions& options) {
     for (const Kernel& kernel : registry()) {
         const KernelInfo* info = &infos[static_cast<std::size_t>(&kernel - registry().data())];
         auto reason = incapable(kernel, problem, options);
-        const bool capable = !reason;
+        bool capable = !reason;
         if (!reason) reason = unwanted(kernel.info, options);
-        if (!reason && chosen) reason = "could run it; comes after " + result.kernel->name + " in the order of preference";
-        if (!reason) reason = complete(result, kernel, options);
-        if (!reason) chosen = true;
-        else refused.push_back({info, *reason, capable});
+        if (!reason && chosen)
+            reason = "could run it; comes after " + result.kernel->name + " in the order of preference";
+        if (!reason) {
+            reason = complete(result, kernel, options);
+            chosen = capable = !reason;
+        }
+        if (!reason) continue;
+        refused.push_back({info, *reason, capable});
     }
     if (!chosen) throw_no_kernel(problem, options, refused);
     result.refused = std::move(refused);
@@ -117,11 +146,14 @@ Plan plan(const Problem& problem, const PlanOptions& options) {
 }
 
 std::string Plan::describe() const {
-    std::string text = fmt::format("problem    {}\nkernel     {} ({})\ntile       {} queries x {} keys\n", problem.describe(),
-                                   kernel->name, target, tile.block_q, tile.block_kv);
-    text += fmt::format("threads    {}\nworkspace  {}\n", threads, bytes_text(workspace_bytes));
+    if (kernel == nullptr) return entry("kernel", "none: not made by plan()");
+    std::string text = entry("problem", problem.describe());
+    text += entry("kernel", fmt::format("{} ({})", kernel->name, target));
+    text += entry("tile", fmt::format("{} queries x {} keys", tile.block_q, tile.block_kv));
+    text += entry("threads", std::to_string(threads));
+    text += entry("workspace", bytes_text(workspace_bytes));
     for (const Refusal& r : refused) {
-        if (r.kernel->pass == pass) text += fmt::format("not        {}: {}\n", r.kernel->name, r.reason);
+        if (r.kernel->pass == pass) text += entry("not", fmt::format("{}: {}", r.kernel->name, r.reason));
     }
     return text;
 }

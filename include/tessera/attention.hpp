@@ -58,7 +58,7 @@ struct BackwardArgs {
     TensorView cu_seqlens_kv{};
     TensorView o;         ///< as the forward gave it
     TensorView lse;       ///< as the forward gave it
-    TensorView d_o;       ///< gradient of O, shape of o, strides of its own
+    TensorView d_o;       ///< gradient of O, shape of o, strides of its own; "do" in messages
     TensorView dlse{};    ///< gradient of LSE, optional, shape and dtype of lse
     TensorView dq;        ///< out, shape of q
     TensorView dk;        ///< out, shape of k

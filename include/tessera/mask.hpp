@@ -68,7 +68,8 @@ struct Band {
     TESSERA_HOST_DEVICE constexpr Coverage coverage(std::int64_t q_begin, std::int64_t q_end, std::int64_t kv_begin,
                                                     std::int64_t kv_end) const {
         const Range touched = kv_range(q_begin, q_end);
-        if (touched.begin >= kv_end || touched.end <= kv_begin || touched.empty()) return Coverage::empty;
+        const bool apart = touched.begin >= kv_end || touched.end <= kv_begin;
+        if (apart || touched.empty() || kv_begin >= kv_end) return Coverage::empty;
         const bool full = kv_begin >= q_end - 1 + low && kv_end - 1 <= q_begin + high && kv_end <= len_kv;
         return full ? Coverage::full : Coverage::partial;
     }
@@ -80,7 +81,7 @@ struct Band {
         return pairs;
     }
 
-   private:
+ private:
     TESSERA_HOST_DEVICE static constexpr Range clipped(std::int64_t begin, std::int64_t end, std::int64_t limit) {
         begin = begin < 0 ? 0 : begin;
         end = end > limit ? limit : end;

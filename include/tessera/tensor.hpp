@@ -26,14 +26,14 @@ struct TensorView {
 
     void* data = nullptr;  ///< address of element (0, ..., 0); may be null only when size() == 0
     DType dtype = DType::fp32;
-    int rank = 0;          ///< 0: an optional tensor that was not given (a default-constructed view)
+    int rank = 0;  ///< 0: an optional tensor that was not given (a default-constructed view)
     std::array<std::int64_t, kMaxRank> shape{};
     std::array<std::int64_t, kMaxRank> strides{};
     Device device{};
 
     bool given() const { return rank > 0; }
 
-    /// Number of elements: the product of the shape.
+    /// Number of elements: the product of the shape. Stays at the largest int64 instead of wrapping.
     std::int64_t size() const;
 
     /// Address of the element at the given indices; no bounds are checked.
@@ -47,7 +47,8 @@ struct TensorView {
 };
 
 /// A view of packed memory in C order (the last dimension has stride 1).
-/// Throws Error(invalid_argument) when the rank is over TensorView::kMaxRank or a size is negative.
+/// Throws Error(invalid_argument) when the rank is 0 or over TensorView::kMaxRank, a size is negative, or there are
+/// more elements than int64 can count.
 TensorView dense_view(const void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
 
 /// A view with the given strides in elements; `shape` and `strides` have the same length.

@@ -17,7 +17,7 @@ constexpr std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
 /// Hands out aligned arrays from the caller's workspace, one after another. Without memory it only adds up, so the same
 /// code that lays a workspace out also tells its size: the two cannot disagree.
 class Arena {
-   public:
+ public:
     static constexpr std::size_t kAlignment = 64;
     /// Sizes saturate here instead of wrapping: no machine has this much.
     static constexpr std::size_t kTooMuch = std::numeric_limits<std::size_t>::max() / 4;
@@ -39,7 +39,7 @@ class Arena {
 
     std::size_t used() const { return used_; }
 
-   private:
+ private:
     std::byte* base_ = nullptr;
     std::size_t used_ = 0;
 };

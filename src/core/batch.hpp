@@ -18,7 +18,7 @@ inline std::int64_t cu_seqlen(const TensorView& cu_seqlens, std::int64_t index) 
 /// One batch member: its lengths and where its rows begin in a ragged tensor.
 struct Member {
     std::int64_t batch = 0;
-    std::int64_t first_q = 0;   ///< first row of this member in a ragged q; 0 when dense
+    std::int64_t first_q = 0;  ///< first row of this member in a ragged q; 0 when dense
     std::int64_t first_kv = 0;
     std::int64_t len_q = 0;
     std::int64_t len_kv = 0;
@@ -35,7 +35,7 @@ inline Member member_of(const Problem& problem, const TensorView& cu_q, const Te
 struct HeadRows {
     char* data = nullptr;
     DType dtype = DType::fp32;
-    std::int64_t row_stride = 0;     ///< in elements
+    std::int64_t row_stride = 0;  ///< in elements
     std::int64_t column_stride = 0;
 
     void* at(std::int64_t row, std::int64_t column) const {

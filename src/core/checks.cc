@@ -55,7 +55,8 @@ void expect_memory(const char* name, const TensorView& t) {
 void expect_shape(const char* name, const TensorView& t, const Shape& expected) {
     if (!t.given()) invalid(name, fmt::format("expected a tensor [{}], got nothing", fmt::join(expected, ", ")));
     const auto shape = shape_of(t);
-    const bool same = t.rank == static_cast<int>(expected.size()) && std::equal(shape.begin(), shape.end(), expected.begin());
+    const bool same =
+        t.rank == static_cast<int>(expected.size()) && std::equal(shape.begin(), shape.end(), expected.begin());
     if (!same) {
         invalid(name, fmt::format("expected shape [{}], got [{}] of rank {}", fmt::join(expected, ", "),
                                   fmt::join(shape, ", "), t.rank));
@@ -100,7 +101,8 @@ void check_bias_like(const Problem& p, const char* name, const TensorView& t) {
 }
 
 void expect_absent(const char* name, const TensorView& t, const char* field) {
-    if (t.given()) invalid(name, fmt::format("expected nothing, since problem.{} is not set, got {}", field, t.describe()));
+    if (t.given())
+        invalid(name, fmt::format("expected nothing, since problem.{} is not set, got {}", field, t.describe()));
 }
 
 void check_alibi(const Problem& p, const TensorView& t) {
@@ -111,7 +113,8 @@ void check_alibi(const Problem& p, const TensorView& t) {
 }
 
 /// From 0 to the total, never falling, and no member longer than the bound that the Problem states.
-void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, std::int64_t total, std::int64_t longest) {
+void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, std::int64_t total,
+                      std::int64_t longest) {
     if (!p.ragged) return expect_absent(name, t, "ragged");
     expect_shape(name, t, {p.batch + 1});
     if (t.dtype != DType::int32 && t.dtype != DType::int64) {
@@ -123,7 +126,8 @@ void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, s
         const std::int64_t begin = cu_seqlen(t, b);
         const std::int64_t end = cu_seqlen(t, b + 1);
         if (end < begin) {
-            invalid(name, fmt::format("expected non-decreasing values, got {} after {} at index {}", end, begin, b + 1));
+            invalid(name,
+                    fmt::format("expected non-decreasing values, got {} after {} at index {}", end, begin, b + 1));
         }
         if (end - begin > longest) {
             invalid(name, fmt::format("expected lengths up to {} (the Problem's bound), got {} at index {}", longest,

@@ -31,7 +31,8 @@ decltype(auto) visit_floating(DType dtype, F&& f) {
     }
 }
 
-/// Rounds a finite or infinite double to a format of `mantissa_bits` explicit bits and `exponent_bits`; NaN to quiet NaN.
+/// Rounds a finite or infinite double to a format of `mantissa_bits` explicit bits and `exponent_bits`; NaN to quiet
+/// NaN.
 template <int kMantissaBits, int kExponentBits>
 std::uint16_t round_to_16_bits(double value) {
     constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
@@ -54,7 +55,8 @@ std::uint16_t round_to_16_bits(double value) {
     if (rest > half || (rest == half && (kept & 1))) ++kept;
     // A normal significand carries its hidden bit into the exponent field; a carry out of it rounds up to the next
     // power of two, and from the largest finite value to infinity.
-    const std::uint64_t field = subnormal_shift > 0 ? 0 : static_cast<std::uint64_t>(exponent + kBias - 1) << kMantissaBits;
+    const std::uint64_t field =
+        subnormal_shift > 0 ? 0 : static_cast<std::uint64_t>(exponent + kBias - 1) << kMantissaBits;
     return static_cast<std::uint16_t>(sign | (field + kept));
 }
 
@@ -81,22 +83,29 @@ inline double to_double(Fp16 value) { return to_float(value); }
 template <class T>
 T from_double(double value);
 template <>
-inline double from_double<double>(double value) { return value; }
+inline double from_double<double>(double value) {
+    return value;
+}
 template <>
-inline float from_double<float>(double value) { return static_cast<float>(value); }
+inline float from_double<float>(double value) {
+    return static_cast<float>(value);
+}
 template <>
-inline Bf16 from_double<Bf16>(double value) { return {round_to_16_bits<7, 8>(value)}; }
+inline Bf16 from_double<Bf16>(double value) {
+    return {round_to_16_bits<7, 8>(value)};
+}
 template <>
-inline Fp16 from_double<Fp16>(double value) { return {round_to_16_bits<10, 5>(value)}; }
+inline Fp16 from_double<Fp16>(double value) {
+    return {round_to_16_bits<10, 5>(value)};
+}
 
 /// Reads (writes) one element of a floating tensor as fp64.
 inline double load_as_double(const void* element, DType dtype) {
     return visit_floating(dtype, [&](auto zero) { return to_double(*static_cast<const decltype(zero)*>(element)); });
 }
 inline void store_from_double(void* element, DType dtype, double value) {
-    visit_floating(dtype, [&](auto zero) {
-        *static_cast<decltype(zero)*>(element) = from_double<decltype(zero)>(value);
-    });
+    visit_floating(dtype,
+                   [&](auto zero) { *static_cast<decltype(zero)*>(element) = from_double<decltype(zero)>(value); });
 }
 
 }  // namespace tessera

@@ -50,8 +50,9 @@ bool reaches(const std::vector<Axis>& axes, std::size_t axis, std::int64_t targe
     const std::int64_t reach = element_bytes - 1 + reach_from(axes, axis + 1);
     const Axis& here = axes[axis];
     if (here.stride == 0) return reaches(axes, axis + 1, target, element_bytes);
-    const std::int64_t first = std::max(here.lowest, (target - reach) / here.stride - 1);
-    const std::int64_t last = std::min(here.highest, (target + reach) / here.stride + 1);
+    // Division rounds towards zero: at most one step too many on either side, which the loop leaves out.
+    const std::int64_t first = std::max(here.lowest, (target - reach) / here.stride);
+    const std::int64_t last = std::min(here.highest, (target + reach) / here.stride);
     for (std::int64_t difference = first; difference <= last; ++difference) {
         if (std::abs(target - difference * here.stride) > reach) continue;
         if (reaches(axes, axis + 1, target - difference * here.stride, element_bytes)) return true;
@@ -92,7 +93,6 @@ bool overlaps_itself(const TensorView& view) {
     // Two indices of one element differ first along some axis, there by 1 or more (exchange them if need be).
     for (std::size_t first = 0; first < axes.size(); ++first) {
         const Axis& here = axes[first];
-        if (here.stride == 0) return true;
         for (std::int64_t difference = 1; difference <= here.highest; ++difference) {
             const std::int64_t target = difference * here.stride;
             if (target > reach_from(axes, first + 1)) break;

@@ -30,7 +30,8 @@ TESSERA_HOST_DEVICE constexpr PhiloxBlock philox4x32(PhiloxBlock counter, std::u
         const std::uint64_t product0 = std::uint64_t{philox::kMultiplier0} * counter[0];
         const std::uint64_t product1 = std::uint64_t{philox::kMultiplier1} * counter[2];
         counter = {static_cast<std::uint32_t>(product1 >> 32) ^ counter[1] ^ key0, static_cast<std::uint32_t>(product1),
-                   static_cast<std::uint32_t>(product0 >> 32) ^ counter[3] ^ key1, static_cast<std::uint32_t>(product0)};
+                   static_cast<std::uint32_t>(product0 >> 32) ^ counter[3] ^ key1,
+                   static_cast<std::uint32_t>(product0)};
         key0 += philox::kWeyl0;
         key1 += philox::kWeyl1;
     }
@@ -40,9 +41,9 @@ TESSERA_HOST_DEVICE constexpr PhiloxBlock philox4x32(PhiloxBlock counter, std::u
 /// The random word of one attention weight.
 TESSERA_HOST_DEVICE constexpr std::uint32_t dropout_word(std::uint64_t seed, std::int64_t batch, std::int64_t head,
                                                          std::int64_t query, std::int64_t key) {
-    const PhiloxBlock block =
-        philox4x32({static_cast<std::uint32_t>(key / 4), static_cast<std::uint32_t>(query),
-                    static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(batch)}, seed);
+    const PhiloxBlock block = philox4x32({static_cast<std::uint32_t>(key / 4), static_cast<std::uint32_t>(query),
+                                          static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(batch)},
+                                         seed);
     return block[static_cast<std::size_t>(key % 4)];
 }
 

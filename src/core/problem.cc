@@ -26,7 +26,8 @@ void expect_size(const char* field, std::int64_t value, std::int64_t low, std::i
 
 void expect_window(const char* field, std::int64_t value) {
     if (value < 0) {
-        invalid(field, fmt::format("expected a number of keys >= 0, or tessera::unbounded for no limit, got {}", value));
+        invalid(field,
+                fmt::format("expected a number of keys >= 0, or tessera::unbounded for no limit, got {}", value));
     }
 }
 
@@ -100,7 +101,8 @@ void Problem::validate() const {
                 "expected 0 for a Problem that is not ragged (set ragged, or leave the totals alone)");
     }
     if (mask.causal > Causal::top_left) {
-        invalid("causal", fmt::format("expected none, bottom_right or top_left, got {}", static_cast<int>(mask.causal)));
+        invalid("causal",
+                fmt::format("expected none, bottom_right or top_left, got {}", static_cast<int>(mask.causal)));
     }
     expect_countable(*this);
     expect_window("window_left", mask.window_left);

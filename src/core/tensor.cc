@@ -17,7 +17,9 @@ namespace {
 constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max();
 
 /// The rank as an array size, also when a caller filled it in wrongly: messages describe such views too.
-std::size_t rank_of(const TensorView& view) { return static_cast<std::size_t>(std::clamp(view.rank, 0, TensorView::kMaxRank)); }
+std::size_t rank_of(const TensorView& view) {
+    return static_cast<std::size_t>(std::clamp(view.rank, 0, TensorView::kMaxRank));
+}
 
 }  // namespace
 
@@ -44,8 +46,9 @@ TensorView dense_view(const void* data, DType dtype, std::initializer_list<std::
         view.strides[d] = stride;
         const std::int64_t n = std::max<std::int64_t>(view.shape[d], 1);
         if (stride > kMostElements / n) {
-            throw Error(ErrorCode::invalid_argument, "shape",
-                        fmt::format("expected sizes that multiply to less than 2^63, got [{}]", fmt::join(shape, ", ")));
+            throw Error(
+                ErrorCode::invalid_argument, "shape",
+                fmt::format("expected sizes that multiply to less than 2^63, got [{}]", fmt::join(shape, ", ")));
         }
         stride *= n;
     }
@@ -62,7 +65,8 @@ TensorView strided_view(const void* data, DType dtype, std::initializer_list<std
         throw Error(ErrorCode::invalid_argument, "strides",
                     fmt::format("expected {} strides as for the shape, got {}", shape.size(), strides.size()));
     }
-    TensorView view{.data = const_cast<void*>(data), .dtype = dtype, .rank = static_cast<int>(shape.size()), .device = device};
+    TensorView view{
+        .data = const_cast<void*>(data), .dtype = dtype, .rank = static_cast<int>(shape.size()), .device = device};
     std::copy(shape.begin(), shape.end(), view.shape.begin());
     std::copy(strides.begin(), strides.end(), view.strides.begin());
     if (std::any_of(shape.begin(), shape.end(), [](std::int64_t n) { return n < 0; })) {

@@ -20,7 +20,10 @@ Kernel row(Pass pass) {
                  .summary = "plain loops in fp64, the definition that everything else is tested against",
                  .limits = "none"},
         .refuse = refuse,
-        .default_tile = [](const Problem&) { return Tile{1, 1}; },
+        .default_tile =
+            [](const Problem&) {
+                return Tile{1, 1};
+            },
         .workspace_bytes = is_forward ? forward_workspace : backward_workspace,
         .target = [] { return std::string("scalar"); },
         .forward = is_forward ? forward : nullptr,

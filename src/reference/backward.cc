@@ -2,6 +2,7 @@
 //
 // The gradients, from their definition (FlashAttention paper, appendix B.2), row by row. P is recomputed in fp64: the
 // stored O and LSE are not trusted, so a wrong forward can't hide in a backward that agrees with it.
+#include <algorithm>
 #include <vector>
 
 #include "core/arena.hpp"
@@ -13,16 +14,16 @@ namespace {
 
 /// Memory of one worker, all fp64.
 struct Scratch {
-    double* k;           // [len_kv, head_dim]
-    double* v;           // [len_kv, head_dim_v]
-    double* dk;          // [len_kv, head_dim]
-    double* dv;          // [len_kv, head_dim_v]
-    double* weights;     // [len_kv], P
-    double* dots;        // [len_kv], scale * q . k
-    double* ds;          // [len_kv], gradient of the scores
-    double* dbias_row;   // [len_kv]
-    double* q_row;       // [head_dim]
-    double* do_row;      // [head_dim_v]
+    double* k;          // [len_kv, head_dim]
+    double* v;          // [len_kv, head_dim_v]
+    double* dk;         // [len_kv, head_dim]
+    double* dv;         // [len_kv, head_dim_v]
+    double* weights;    // [len_kv], P
+    double* dots;       // [len_kv], scale * q . k
+    double* ds;         // [len_kv], gradient of the scores
+    double* dbias_row;  // [len_kv]
+    double* q_row;      // [head_dim]
+    double* do_row;     // [head_dim_v]
 
     Scratch(Arena& arena, const Problem& p)
         : k(arena.take<double>(p.len_kv * p.head_dim)),
@@ -45,7 +46,7 @@ void score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const
     head.softmax(i, s.q_row, s.weights, s.dots);
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) s.do_row[c] = load_as_double(d_o.at(i, c), d_o.dtype);
     const Range keys = head.band.row(i);
-    double delta = dlse.data != nullptr && !keys.empty() ? -load_as_double(dlse.at(i, 0), dlse.dtype) : 0;
+    double delta = dlse.data != nullptr ? -load_as_double(dlse.at(i, 0), dlse.dtype) : 0;
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
         double dp = 0;
         for (std::int64_t c = 0; c < p.head_dim_v; ++c) dp += s.do_row[c] * head.v[j * p.head_dim_v + c];
@@ -119,7 +120,8 @@ void bias_gradient_row(const Problem& p, const BackwardArgs& args, std::int64_t 
             if (rows.empty()) continue;
             const Head head(p, args, member, h, s.k, s.v);
             for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-                score_gradient(head, i, head_rows(args.d_o, member, member.first_q, h), lse_rows(args.dlse, member, h), s);
+                score_gradient(head, i, head_rows(args.d_o, member, member.first_q, h), lse_rows(args.dlse, member, h),
+                               s);
                 const Range keys = head.band.row(i);
                 for (std::int64_t j = keys.begin; j < keys.end; ++j) s.dbias_row[j] += s.ds[j];
             }

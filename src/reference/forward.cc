@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <vector>
+
 #include "core/arena.hpp"
 #include "reference/backend.hpp"
 #include "reference/head.hpp"

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 
 #include "core/batch.hpp"
@@ -30,7 +31,8 @@ struct Head {
     double* v = nullptr;  ///< [len_kv, head_dim_v]
 
     template <class Args>
-    Head(const Problem& p, const Args& args, const Member& m, std::int64_t query_head, double* k_memory, double* v_memory)
+    Head(const Problem& p, const Args& args, const Member& m, std::int64_t query_head, double* k_memory,
+         double* v_memory)
         : problem(p),
           member(m),
           head(query_head),
@@ -85,8 +87,8 @@ struct Head {
         for (std::int64_t c = 0; c < problem.head_dim; ++c) q_row[c] = load_as_double(q.at(i, c), q.dtype);
     }
 
-    /// Fills weights[j] = softmax over the visible keys of row i (0 elsewhere) and, when asked, the scaled dot products.
-    /// Returns the LSE: -inf for a row that sees no key, NaN when a visible score is NaN or +inf.
+    /// Fills weights[j] = softmax over the visible keys of row i (0 elsewhere) and, when asked, the scaled dot
+    /// products. Returns the LSE: -inf for a row that sees no key, NaN when a visible score is NaN or +inf.
     double softmax(std::int64_t i, const double* q_row, double* weights, double* dots) const {
         const Range keys = band.row(i);
         double maximum = -kInfinity;

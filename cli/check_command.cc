@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera check: runs kernels on cases of the whole contract and holds every result against the fp64 reference.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "check/run_case.hpp"
+#include "commands.hpp"
+#include "options.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+#include "report.hpp"
+#include "table.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct CheckOptions {
+    std::string cases = "100";
+    std::string seed = "1";
+    std::string kernel;
+    std::string only;  // --case
+};
+
+/// How close the worst case of one tensor came to its limit.
+struct Worst {
+    double used = -1;
+    std::string rule;
+    std::string case_id;
+};
+
+/// What one kernel did with the cases.
+struct Tally {
+    const KernelInfo* kernel = nullptr;
+    std::int64_t ran = 0;
+    std::int64_t refused = 0;
+    std::int64_t failed = 0;
+    std::map<std::string, Worst> worst;  // by tensor
+};
+
+struct Failure {
+    std::string command;
+    std::string problem;
+    std::string error;  // what was thrown instead of a result; empty when there is a report
+    check::Report report;
+};
+
+struct Result {
+    std::vector<Tally> tallies;
+    std::vector<Failure> failures;
+    std::int64_t cases = 0;
+};
+
+std::vector<Tally> wanted_kernels(const std::string& name) {
+    std::vector<Tally> tallies;
+    std::string known;
+    for (const KernelInfo& kernel : kernels()) {
+        known += (known.empty() ? "" : ", ") + kernel.name;
+        if (name.empty() || kernel.name == name) tallies.push_back({.kernel = &kernel});
+    }
+    if (tallies.empty()) unexpected("--kernel", "one of " + known, name);
+    return tallies;
+}
+
+/// What to run: named cases first, then random ones, which are generated when their turn comes.
+struct Selection {
+    std::vector<check::Case> named;
+    std::int64_t random = 0;
+
+    std::int64_t size() const { return static_cast<std::int64_t>(named.size()) + random; }
+    check::Case at(std::int64_t index, std::uint64_t seed) const {
+        const auto names = static_cast<std::int64_t>(named.size());
+        if (index < names) return named[static_cast<std::size_t>(index)];
+        return check::random_case(seed, static_cast<std::uint64_t>(index - names));
+    }
+};
+
+/// The corner cases and `--cases` random ones, or the one of `--case`.
+Selection wanted_cases(const CheckOptions& options, std::uint64_t seed) {
+    const std::int64_t count = parse_size("--cases", options.cases);
+    if (options.only.empty()) return {check::corner_cases(), count};
+    auto found = check::find_case(seed, options.only);
+    if (found) return {{std::move(*found)}, 0};
+    std::string names;
+    for (const check::Case& c : check::corner_cases()) names += ", " + c.id;
+    unexpected("--case", "a number" + names, options.only);
+}
+
+void note_worst(Tally& tally, const check::Report& report, const std::string& case_id) {
+    for (const check::TensorReport& t : report.tensors) {
+        Worst& worst = tally.worst[t.name];
+        if (t.used() > worst.used) worst = {t.used(), t.rule, case_id};
+    }
+}
+
+/// One case on one kernel. A throw is a failure of the case, not the end of the run.
+void run_one(check::CaseRunner& runner, const check::Case& which, Tally& tally, std::vector<Failure>& failures) {
+    Failure failure{check::to_command(which, tally.kernel->name), which.describe(), {}, {}};
+    try {
+        check::Outcome outcome = runner.run(*tally.kernel);
+        if (outcome.refusal) {
+            ++tally.refused;
+            return;
+        }
+        ++tally.ran;
+        note_worst(tally, outcome.report, which.id);
+        if (outcome.pass()) return;
+        failure.report = std::move(outcome.report);
+    } catch (const Error& error) {
+        if (error.code() == ErrorCode::out_of_memory) throw;
+        failure.error = error.what();
+    }
+    ++tally.failed;
+    failures.push_back(std::move(failure));
+}
+
+Result run_all(const CheckOptions& options) {
+    const std::uint64_t seed = parse_seed("--seed", options.seed);
+    Result result{.tallies = wanted_kernels(options.kernel)};
+    const Selection cases = wanted_cases(options, seed);
+    result.cases = cases.size();
+    Progress progress(cases.size());
+    for (std::int64_t i = 0; i < cases.size(); ++i) {
+        const check::Case which = cases.at(i, seed);
+        progress.step(fmt::format("case {}: {}", which.id, which.problem.describe()));
+        check::CaseRunner runner(which);
+        for (Tally& tally : result.tallies) run_one(runner, which, tally, result.failures);
+    }
+    return result;
+}
+
+void print_json(const Session& session, const CheckOptions& options, const Result& result) {
+    Json rows = Json::array();
+    for (const Tally& tally : result.tallies) {
+        Json tensors = Json::object();
+        for (const auto& [name, worst] : tally.worst) {
+            tensors[name] = {{"share_of_limit", worst.used}, {"rule", worst.rule}, {"case", worst.case_id}};
+        }
+        rows.push_back({{"kernel", tally.kernel->name},
+                        {"ran", tally.ran},
+                        {"refused", tally.refused},
+                        {"failed", tally.failed},
+                        {"worst", tensors}});
+    }
+    Json failures = Json::array();
+    for (const Failure& f : result.failures) {
+        Json row = {{"command", f.command}, {"problem", f.problem}};
+        if (f.error.empty()) row["report"] = json_of(f.report);
+        else row["error"] = f.error;
+        failures.push_back(row);
+    }
+    session.print_json(Json{{"pass", result.failures.empty()},
+                            {"seed", parse_seed("--seed", options.seed)},
+                            {"cases", result.cases},
+                            {"kernels", rows},
+                            {"failures", failures}});
+}
+
+std::string worst_text(const Tally& tally) {
+    std::string text;
+    for (const auto& [name, worst] : tally.worst) {
+        text += fmt::format("{}{} {:.0f}%", text.empty() ? "" : ", ", name, std::min(worst.used, 9.99) * 100);
+    }
+    return text.empty() ? "-" : text;
+}
+
+void print_failures(const Session& session, const std::vector<Failure>& failures, int width) {
+    constexpr std::size_t kShown = 5;
+    for (std::size_t i = 0; i < std::min(kShown, failures.size()); ++i) {
+        const Failure& f = failures[i];
+        const std::string what = f.error.empty() ? report_text(f.report, width) : f.error + "\n";
+        session.print(fmt::format("\n{}\n    {}\n{}", f.command, f.problem, what));
+    }
+    if (failures.size() > kShown) session.print(fmt::format("\nand {} more, by:\n", failures.size() - kShown));
+    for (std::size_t i = kShown; i < failures.size(); ++i) session.print(failures[i].command + "\n");
+}
+
+void print_text(const Session& session, const Result& result) {
+    const int width = terminal_width(STDOUT_FILENO);
+    Table table({{"kernel"},
+                 {"ran", Align::right},
+                 {"refused", Align::right},
+                 {"failed", Align::right},
+                 {"largest share of the limit"}});
+    for (const Tally& tally : result.tallies) {
+        table.add({tally.kernel->name, std::to_string(tally.ran), std::to_string(tally.refused),
+                   std::to_string(tally.failed), worst_text(tally)});
+    }
+    session.print(table.text(width));
+    print_failures(session, result.failures, width);
+    session.print(result.failures.empty() ? fmt::format("\nok: {} case{}\n", result.cases, result.cases == 1 ? "" : "s")
+                                          : fmt::format("\nFAIL: {} of the runs above\n", result.failures.size()));
+}
+
+void execute(const CheckOptions& options, Session& session) {
+    const Result result = run_all(options);
+    if (session.json) print_json(session, options, result);
+    else print_text(session, result);
+    if (!result.failures.empty()) session.exit_code = kCheckFailed;
+}
+
+}  // namespace
+
+void add_check_command(CLI::App& app, Session& session) {
+    CLI::App* command = add_command(
+        app, session, "check", "Run kernels on cases of the whole contract and compare with the fp64 reference",
+        {{"tessera check", "every kernel on the corner cases and 100 random ones"},
+         {"tessera check --cases 10000 --seed 7 --kernel cpu.fa2.backward", "one kernel, for longer"},
+         {"tessera check --case causal_square", "one case by its name"},
+         {"tessera check --kernel cpu.fa2.forward --seed 7 --case 1234", "a random case again, by its number"}});
+    auto options = std::make_shared<CheckOptions>();
+    command->add_option("--cases", options->cases, "Random cases besides the corner cases; default 100")
+        ->type_name("N");
+    command->add_option("--seed", options->seed, "Seed of the random cases; default 1")->type_name("N");
+    command->add_option("--kernel", options->kernel, "Only this kernel, by its name in tessera list; default all")
+        ->type_name("NAME");
+    command->add_option("--case", options->only, "Only this case: a number of the seed, or the name of a corner case")
+        ->type_name("ID");
+    command->callback([options, &session] { execute(*options, session); });
+}
+
+}  // namespace tessera::cli

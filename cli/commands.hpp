@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One function per subcommand, each in the file of its name. A function declares the options of its command and what
+// runs when the command is chosen; `app` and `session` outlive the parse.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "session.hpp"
+
+namespace tessera::cli {
+
+void add_run_command(CLI::App& app, Session& session);
+void add_check_command(CLI::App& app, Session& session);
+void add_bench_command(CLI::App& app, Session& session);
+void add_why_command(CLI::App& app, Session& session);
+void add_list_command(CLI::App& app, Session& session);
+void add_gen_command(CLI::App& app, Session& session);
+
+/// A command line and what it shows: "tessera list --json", "the same for programs".
+using Example = std::pair<std::string, std::string>;
+
+/// A subcommand with --json, and with examples at the end of its --help.
+CLI::App* add_command(CLI::App& app, Session& session, const std::string& name, const std::string& description,
+                      const std::vector<Example>& examples);
+
+}  // namespace tessera::cli

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// --help: usage, what the command does, options in groups that fit the terminal, examples.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "commands.hpp"
+#include "help.hpp"
+#include "table.hpp"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kCommonGroup = "Options";
+constexpr std::size_t kNameColumn = 26;  // option names up to here share the line with their description
+
+/// "-o,--output FILE"
+std::string option_text(const CLI::Option& option) {
+    std::string text = option.get_positional() ? option.get_name(true, false) : option.get_name(false, true);
+    if (!option.get_positional() && option.get_items_expected_max() > 0) text += " " + option.get_type_name();
+    return text;
+}
+
+/// One entry: the name at the left, its description wrapped beside it, or below a long name.
+std::string entry(const std::string& name, const std::string& description, std::size_t width) {
+    std::string text = "  " + name;
+    bool beside = name.size() + 4 <= kNameColumn;
+    for (const std::string& line : wrapped(description, width - kNameColumn)) {
+        if (beside) text = fmt::format("{:<{}}{}", text, kNameColumn, line);
+        else text += fmt::format("\n{:{}}{}", "", kNameColumn, line);
+        beside = false;
+    }
+    return text + "\n";
+}
+
+std::string options_text(const CLI::App& app, std::size_t width) {
+    std::vector<std::string> groups;
+    std::string text;
+    const auto options = app.get_options();
+    for (const CLI::Option* option : options) {
+        const std::string& group = option->get_group();
+        if (!group.empty() && std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+    }
+    // What every command has comes last.
+    std::stable_partition(groups.begin(), groups.end(), [](const std::string& group) { return group != kCommonGroup; });
+    for (const std::string& group : groups) {
+        text += "\n" + group + ":\n";
+        for (const CLI::Option* option : options) {
+            if (option->get_group() == group) text += entry(option_text(*option), option->get_description(), width);
+        }
+    }
+    return text;
+}
+
+std::string usage_text(const CLI::App& app) {
+    std::string text = "Usage: ";
+    for (const CLI::App* at = app.get_parent(); at != nullptr; at = at->get_parent()) text += at->get_name() + " ";
+    text += app.get_name();
+    if (!app.get_subcommands([](const CLI::App*) { return true; }).empty()) text += " COMMAND";
+    for (const CLI::Option* option : app.get_options()) {
+        if (option->get_positional()) text += " " + option->get_name(true, false) + "...";
+    }
+    return text + " [OPTIONS]\n\n";
+}
+
+}  // namespace
+
+std::string HelpFormatter::make_help(const CLI::App* app, std::string, CLI::AppFormatMode) const {
+    const auto width = static_cast<std::size_t>(terminal_width(STDOUT_FILENO));
+    std::string text = usage_text(*app);
+    for (const std::string& line : wrapped(app->get_description(), width)) text += line + "\n";
+    const auto commands = app->get_subcommands([](const CLI::App*) { return true; });
+    if (!commands.empty()) text += "\nCommands:\n";
+    for (const CLI::App* command : commands) text += entry(command->get_name(), command->get_description(), width);
+    text += options_text(*app, width);
+    if (!app->get_footer().empty()) text += "\n" + app->get_footer();
+    return text;
+}
+
+std::string examples_text(const std::vector<Example>& examples) {
+    std::string text = "Examples:\n";
+    for (const auto& [command, meaning] : examples) text += fmt::format("  # {}\n  {}\n", meaning, command);
+    return text;
+}
+
+CLI::App* add_command(CLI::App& app, Session& session, const std::string& name, const std::string& description,
+                      const std::vector<Example>& examples) {
+    CLI::App* command = app.add_subcommand(name, description);
+    command->set_help_flag("-h,--help", "Print this help and exit")->group(kCommonGroup);
+    command->add_flag("--json", session.json, "Print the result as one JSON document")->group(kCommonGroup);
+    command->footer(examples_text(examples));
+    return command;
+}
+
+}  // namespace tessera::cli

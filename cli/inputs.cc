@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "inputs.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "core/batch.hpp"
+#include "io/npy.hpp"
+#include "io/safetensors.hpp"
+#include "session.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kFiles = "Tensors of a .safetensors file";
+
+/// Roles in the order in which .npy files stand on the command line.
+constexpr const char* kPositional[] = {"q", "k", "v", "do"};
+
+/// "--cu-seqlens-q" for "cu_seqlens_q".
+std::string option_of_role(std::string role) {
+    std::replace(role.begin(), role.end(), '_', '-');
+    return "--" + role;
+}
+
+/// Reads the files into a map from role to tensor.
+class Reader {
+ public:
+    Reader(const InputOptions& options, Inputs& inputs) : options_(options), inputs_(inputs) { read_files(); }
+
+    /// The tensor of a role. A default name is used when no option gives one.
+    TensorView find(const std::string& role) const {
+        if (npy_) {
+            const auto at = std::find(std::begin(kPositional), std::end(kPositional), role) - std::begin(kPositional);
+            if (at < static_cast<std::ptrdiff_t>(inputs_.files.size()))
+                return only(inputs_.files[static_cast<std::size_t>(at)]);
+            bad_data(inputs_.origin(), "expected a fourth .npy file with do, the gradient of o, for --backward");
+        }
+        const auto named = options_.names.find(role);
+        const std::string& name = named == options_.names.end() ? role : named->second;
+        const io::TensorFile& file = inputs_.files.front();
+        const io::NamedTensor* tensor = file.find(name);
+        if (tensor == nullptr) {
+            bad_data(file.origin(), fmt::format("expected a tensor {} ({}), the file has {}", io::printable(name), role,
+                                                listed(file)));
+        }
+        return file.view(*tensor);
+    }
+
+    /// The tensor of a role that is used only when its option is given.
+    TensorView find_optional(const std::string& role) const {
+        return options_.names.contains(role) ? find(role) : TensorView{};
+    }
+
+ private:
+    void read_files() {
+        const auto& files = options_.files;
+        const auto ends_with = [](const char* end) {
+            return [end](const std::string& file) { return file.ends_with(end); };
+        };
+        npy_ = files.size() == 3 || files.size() == 4;
+        const bool fits = npy_ ? std::none_of(files.begin(), files.end(), ends_with(".safetensors"))
+                               : files.size() == 1 && !files.front().ends_with(".npy");
+        if (!fits) {
+            throw UsageError("FILE", fmt::format("expected one .safetensors file, or .npy files q k v [do], got {}",
+                                                 fmt::join(files, " ")));
+        }
+        if (!npy_) {
+            inputs_.files.push_back(io::read_safetensors(files.front()));
+            inputs_.metadata = inputs_.files.front().metadata();
+            return;
+        }
+        if (!options_.names.empty()) {
+            throw UsageError(option_of_role(options_.names.begin()->first),
+                             "names a tensor of a .safetensors file, got .npy files");
+        }
+        const io::NpyOptions how{.bf16 = options_.dtype == "bf16"};
+        for (const std::string& file : files) inputs_.files.push_back(io::read_npy(file, how));
+    }
+
+    static TensorView only(const io::TensorFile& file) { return file.view(file.tensors().front()); }
+
+    static std::string listed(const io::TensorFile& file) {
+        constexpr std::size_t kMost = 20;
+        std::string text;
+        for (const io::NamedTensor& t : std::span(file.tensors()).first(std::min(file.tensors().size(), kMost))) {
+            text += (text.empty() ? "" : ", ") + io::printable(t.name);
+        }
+        if (text.empty()) return "none";
+        return file.tensors().size() > kMost ? fmt::format("{}, and {} more", text, file.tensors().size() - kMost)
+                                             : text;
+    }
+
+    [[noreturn]] static void bad_data(const std::string& origin, const std::string& message) {
+        io::bad_data(origin, message);
+    }
+
+    const InputOptions& options_;
+    Inputs& inputs_;
+    bool npy_ = false;
+};
+
+[[noreturn]] void bad_tensor(const Inputs& inputs, const std::string& role, const std::string& message) {
+    io::bad_data(inputs.origin(), role + ": " + message);
+}
+
+void expect_rank(const Inputs& inputs, const char* role, const TensorView& t) {
+    const bool fits = inputs.layout.ragged ? t.rank == 3 : t.rank == (inputs.layout.unbatched ? 3 : 4);
+    if (!fits) {
+        bad_tensor(
+            inputs, role,
+            fmt::format("expected {}, got {}",
+                        inputs.layout.ragged ? "rank 3, since the batch is ragged" : "rank 4 (or 3 in all of q, k, v)",
+                        t.describe()));
+    }
+}
+
+/// The layout that a file's metadata tells is never guessed from, but a contradiction is worth a word.
+void note_other_layout(const Inputs& inputs) {
+    const auto told = inputs.metadata.find("layout");
+    if (told == inputs.metadata.end()) return;
+    const bool heads_first = told->second == "bhsd" || told->second.starts_with("batch,heads");
+    if (heads_first && inputs.layout.layout == Layout::bshd) {
+        print_note(fmt::format("{} says that its layout is {}; --layout bhsd reads it so", inputs.origin(),
+                               io::printable(told->second)));
+    }
+}
+
+/// The longest member that cu_seqlens tells; entries out of order are left for the library to reject.
+std::int64_t longest_member(const TensorView& cu_seqlens, std::int64_t total) {
+    std::int64_t longest = 0;
+    for (std::int64_t b = 0; b + 1 < cu_seqlens.shape[0]; ++b) {
+        const std::int64_t begin = cu_seqlen(cu_seqlens, b);
+        const std::int64_t end = cu_seqlen(cu_seqlens, b + 1);
+        if (begin >= 0 && end >= begin && end <= total) longest = std::max(longest, end - begin);
+    }
+    return longest;
+}
+
+void set_ragged(Inputs& inputs) {
+    Problem& p = inputs.problem;
+    if (!inputs.cu_seqlens_q.given()) throw UsageError("--cu-seqlens-q", "expected with --cu-seqlens-kv, got nothing");
+    if (!inputs.cu_seqlens_kv.given()) throw UsageError("--cu-seqlens-kv", "expected with --cu-seqlens-q, got nothing");
+    for (const auto& [role, t] :
+         {std::pair{"cu_seqlens_q", &inputs.cu_seqlens_q}, {"cu_seqlens_kv", &inputs.cu_seqlens_kv}}) {
+        if (t->rank != 1 || t->shape[0] < 1 || is_floating(t->dtype)) {
+            bad_tensor(inputs, role, "expected int32 or int64 [batch + 1], got " + t->describe());
+        }
+    }
+    p.ragged = true;
+    p.batch = inputs.cu_seqlens_q.shape[0] - 1;
+    p.total_q = inputs.q.shape[0];
+    p.total_kv = inputs.k.shape[0];
+    p.len_q = longest_member(inputs.cu_seqlens_q, p.total_q);
+    p.len_kv = longest_member(inputs.cu_seqlens_kv, p.total_kv);
+}
+
+/// Shapes as q, k and v state them; that they agree is for the library to check.
+void set_shapes(Inputs& inputs) {
+    for (const auto& [role, t] : {std::pair{"q", &inputs.q}, {"k", &inputs.k}, {"v", &inputs.v}}) {
+        expect_rank(inputs, role, *t);
+        *t = inputs.layout.canonical(*t);
+    }
+    Problem& p = inputs.problem;
+    if (inputs.layout.ragged) {
+        set_ragged(inputs);
+    } else {
+        p.batch = inputs.q.shape[0];
+        p.len_q = inputs.q.shape[1];
+        p.len_kv = inputs.k.shape[1];
+    }
+    const auto heads = static_cast<std::size_t>(inputs.q.rank - 2);
+    p.heads_q = inputs.q.shape[heads];
+    p.heads_kv = inputs.k.shape[heads];
+    p.head_dim = inputs.q.shape[heads + 1];
+    p.head_dim_v = inputs.v.shape[heads + 1];
+    p.bias = inputs.bias.given();
+    p.alibi = inputs.alibi_slopes.given();
+}
+
+/// Brings a tensor to the Problem's dtype, when --dtype names one; otherwise it must have it already.
+void set_dtype(Inputs& inputs, bool keep, const std::string& role, TensorView& t) {
+    if (!t.given() || t.dtype == inputs.problem.dtype) return;
+    if (!is_floating(t.dtype)) bad_tensor(inputs, role, "expected fp64, fp32, fp16 or bf16, got " + t.describe());
+    if (keep) {
+        bad_tensor(inputs, role,
+                   fmt::format("is {}, but q is {}; --dtype converts them to one", name_of(t.dtype),
+                               name_of(inputs.problem.dtype)));
+    }
+    inputs.owned.push_back(converted(role, t, inputs.problem.dtype));
+    t = inputs.owned.back().view;
+}
+
+}  // namespace
+
+void InputOptions::declare(CLI::App& command) {
+    command.add_option("FILE", files, "One .safetensors file, or .npy files: q k v, and do for --backward")
+        ->required()
+        ->group("Input");
+    const auto add_name = [&](const char* role, const char* option, const char* description) {
+        command
+            .add_option_function<std::string>(
+                option, [this, role](const std::string& name) { names[role] = name; }, description)
+            ->type_name("NAME")
+            ->group(kFiles);
+    };
+    add_name("q", "--q", "Queries; default q");
+    add_name("k", "--k", "Keys; default k");
+    add_name("v", "--v", "Values; default v");
+    add_name("do", "--do", "Gradient of the output, for --backward; default do");
+    add_name("dlse", "--dlse", "Gradient of the LSE, for --backward; default none");
+    add_name("bias", "--bias", "Additive bias [batch, heads, len_q, len_kv], any size also 1; default none");
+    add_name("alibi_slopes", "--alibi-slopes", "fp32 [heads] or [batch, heads]; default none");
+    add_name("cu_seqlens_q", "--cu-seqlens-q", "First rows of the members of a ragged batch, int [batch + 1]");
+    add_name("cu_seqlens_kv", "--cu-seqlens-kv", "The same for the keys");
+    command
+        .add_option("--layout", layout,
+                    "bshd (default): [batch, len, heads, dim]; bhsd: [batch, heads, len, dim]; batch may be left out")
+        ->type_name("NAME")
+        ->group(kFiles);
+    command.add_option("--dtype", dtype, "Compute in keep (default, the file's), fp32, bf16 or fp16")
+        ->type_name("TYPE")
+        ->group(kFiles);
+}
+
+std::string Inputs::origin() const {
+    std::string text;
+    for (const io::TensorFile& file : files) text += (text.empty() ? "" : ", ") + file.origin();
+    return text;
+}
+
+Inputs read_inputs(const InputOptions& options, bool backward) {
+    Inputs inputs;
+    inputs.layout.layout = parse_layout(options.layout);
+    const bool keep = options.dtype == "keep";
+    if (!keep) inputs.problem.dtype = parse_dtype(options.dtype);
+    for (const char* role : {"do", "dlse"}) {
+        if (!backward && options.names.contains(role))
+            throw UsageError(option_of_role(role), "expected --backward with it");
+    }
+    const Reader reader(options, inputs);
+    note_other_layout(inputs);
+    inputs.q = reader.find("q");
+    inputs.k = reader.find("k");
+    inputs.v = reader.find("v");
+    inputs.bias = reader.find_optional("bias");
+    inputs.alibi_slopes = reader.find_optional("alibi_slopes");
+    inputs.cu_seqlens_q = reader.find_optional("cu_seqlens_q");
+    inputs.cu_seqlens_kv = reader.find_optional("cu_seqlens_kv");
+    inputs.layout.ragged = inputs.cu_seqlens_q.given() || inputs.cu_seqlens_kv.given();
+    inputs.layout.unbatched = !inputs.layout.ragged && inputs.q.rank == 3;
+    if (keep) inputs.problem.dtype = inputs.q.dtype;
+    if (!is_floating(inputs.q.dtype))
+        bad_tensor(inputs, "q", "expected fp64, fp32, fp16 or bf16, got " + inputs.q.describe());
+    set_shapes(inputs);
+    if (backward) {
+        inputs.d_o = inputs.layout.canonical(reader.find("do"));
+        inputs.dlse = inputs.layout.canonical_lse(reader.find_optional("dlse"));
+    }
+    for (const auto& [role, t] : {std::pair{"q", &inputs.q}, {"k", &inputs.k}, {"v", &inputs.v}, {"do", &inputs.d_o}}) {
+        set_dtype(inputs, keep, role, *t);
+    }
+    if (inputs.bias.dtype != DType::fp32) set_dtype(inputs, keep, "bias", inputs.bias);
+    return inputs;
+}
+
+void expect_other_file(const std::string& output, const std::vector<std::string>& inputs) {
+    struct stat target {};
+    if (::stat(output.c_str(), &target) != 0) return;
+    for (const std::string& input : inputs) {
+        struct stat status {};
+        if (::stat(input.c_str(), &status) == 0 && status.st_dev == target.st_dev && status.st_ino == target.st_ino) {
+            throw UsageError("--output", fmt::format("expected another file than the input {}", input));
+        }
+    }
+}
+
+}  // namespace tessera::cli

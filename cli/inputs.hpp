@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The input files of `tessera run`: tensors found by name, seen in the canonical layout, in the dtype to compute in.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/tensor_file.hpp"
+#include "options.hpp"
+#include "tensors.hpp"
+#include "tessera/attention.hpp"
+
+namespace tessera::cli {
+
+/// Which files, and what the tensors in them are called.
+struct InputOptions {
+    std::vector<std::string> files;
+    std::map<std::string, std::string> names;  ///< role ("q", "bias", ...) to name, for the options that were given
+    std::string layout = "bshd";
+    std::string dtype = "keep";
+
+    void declare(CLI::App& command);
+};
+
+/// What was read. Views point into `files` and `converted`.
+struct Inputs {
+    std::vector<io::TensorFile> files;
+    std::vector<OwnedTensor> owned;  ///< tensors that had to change dtype
+    FileLayout layout;
+    Problem problem;     ///< shapes, dtype, raggedness, optional tensors; the scores are the caller's to set
+    TensorView q, k, v;  ///< canonical
+    TensorView bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv;
+    TensorView d_o, dlse;  ///< for the backward
+    std::map<std::string, std::string> metadata;
+
+    /// "qkv.safetensors", or the files' names with commas.
+    std::string origin() const;
+};
+
+/// Reads and judges everything that `tessera run` needs; `backward`: d_o too. Throws Error(bad_data) for files that
+/// don't hold what attention takes, UsageError for options that don't go together.
+Inputs read_inputs(const InputOptions& options, bool backward);
+
+/// Throws UsageError when `output` is one of the input files, under whatever name.
+void expect_other_file(const std::string& output, const std::vector<std::string>& inputs);
+
+}  // namespace tessera::cli

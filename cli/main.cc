@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The command `tessera`: parses, calls the subcommand, and turns every way to fail into one line and an exit code.
+#include <fmt/format.h>
+
+#include <new>
+
+#include "commands.hpp"
+#include "commit.hpp"
+#include "help.hpp"
+#include "signals.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cli {
+namespace {
+
+int exit_code_of(ErrorCode code) {
+    switch (code) {
+        case ErrorCode::ok: return kOk;
+        case ErrorCode::invalid_argument: return kUsage;
+        case ErrorCode::unsupported:
+        case ErrorCode::device_unavailable: return kUnavailable;
+        case ErrorCode::out_of_memory: return kOutOfMemory;
+        case ErrorCode::cannot_open: return kCannotOpen;
+        case ErrorCode::bad_data: return kBadData;
+        case ErrorCode::cannot_write: return kCannotWrite;
+        case ErrorCode::cancelled: return kInterrupted;
+        case ErrorCode::workspace_too_small:
+        case ErrorCode::internal: break;
+    }
+    return kInternal;
+}
+
+void add_commands(CLI::App& app, Session& session) {
+    app.name("tessera");
+    app.description(
+        "Exact attention by tiles: computes it, checks it, measures it, and says which kernel ran and why.");
+    app.formatter(std::make_shared<HelpFormatter>());
+    app.set_help_flag("-h,--help", "Print this help and exit");
+    app.set_version_flag("--version", fmt::format("tessera {} ({})", TESSERA_VERSION, TESSERA_COMMIT),
+                         "Print the version and exit");
+    app.add_flag("--json", session.json, "Print the result as one JSON document; also after the command");
+    app.require_subcommand(0, 1);  // a missing one is told in our own words
+    add_run_command(app, session);
+    add_check_command(app, session);
+    add_bench_command(app, session);
+    add_why_command(app, session);
+    add_list_command(app, session);
+    add_gen_command(app, session);
+    app.footer(examples_text({{"tessera run qkv.safetensors --causal bottom-right -o out.safetensors",
+                               "compute attention of the tensors q, k and v of a file"},
+                              {"tessera why --len 4096 --heads 32/8 --head-dim 128",
+                               "which kernel would run, and why no other"}}) +
+               "\nEach command teaches by example: tessera COMMAND --help\n");
+}
+
+/// The command that was being parsed, for "see tessera run --help".
+std::string command_of(const CLI::App& app) {
+    const auto chosen = app.get_subcommands();
+    return chosen.empty() ? "tessera" : "tessera " + chosen.back()->get_name();
+}
+
+int fail_usage(const CLI::App& app, const std::string& message) {
+    print_error(message);
+    print_note(command_of(app) + " --help shows the options");
+    return kUsage;
+}
+
+/// CLI11's message, its two bare ones in full words.
+std::string message_of(const CLI::ParseError& error) {
+    const std::string message = error.what();
+    const std::string option = message.substr(0, message.find(':'));
+    if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) return message;
+    if (message.find("missing") != std::string::npos) return option + ": expected a value, got nothing";
+    if (message.find("At Most") != std::string::npos) return option + ": expected once, got it more than once";
+    return message;
+}
+
+[[noreturn]] void throw_no_command(const CLI::App& app, const std::string& got) {
+    std::string names;
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+        names += (names.empty() ? "" : ", ") + command->get_name();
+    }
+    throw UsageError("COMMAND", fmt::format("expected one of {}, got {}", names, got));
+}
+
+void parse(CLI::App& app, int argc, char** argv) {
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ExtrasError&) {
+        const auto unknown = app.remaining();
+        if (!app.get_subcommands().empty() || unknown.empty()) throw;
+        throw_no_command(app, "\"" + unknown.front() + "\"");
+    }
+    if (app.get_subcommands().empty()) throw_no_command(app, "nothing");
+}
+
+int run(CLI::App& app, Session& session, int argc, char** argv) {
+    try {
+        parse(app, argc, argv);
+        return session.exit_code;
+    } catch (const CLI::CallForHelp&) {
+        session.print(app.help());
+        return kOk;
+    } catch (const CLI::CallForVersion& version) {
+        session.print(std::string(version.what()) + "\n");
+        return kOk;
+    } catch (const CLI::ParseError& error) {
+        return fail_usage(app, message_of(error));
+    } catch (const UsageError& error) {
+        return fail_usage(app, error.what());
+    }
+}
+
+/// Everything that can go wrong, --help into a full disk included.
+int run_guarded(CLI::App& app, Session& session, int argc, char** argv) {
+    try {
+        return run(app, session, argc, argv);
+    } catch (const Error& error) {
+        print_error(error.what());
+        return exit_code_of(error.code());
+    } catch (const ReaderGone&) {
+        end_by_closed_pipe();
+    } catch (const std::bad_alloc&) {
+        print_error("out of memory");
+        return kOutOfMemory;
+    } catch (const std::exception& error) {
+        print_error(fmt::format("internal: {}", error.what()));
+        return kInternal;
+    }
+}
+
+}  // namespace
+}  // namespace tessera::cli
+
+int main(int argc, char** argv) {
+    tessera::cli::guard_standard_streams();
+    tessera::cli::install_signal_handlers();
+    tessera::cli::Session session;
+    CLI::App app;
+    tessera::cli::add_commands(app, session);
+    return tessera::cli::run_guarded(app, session, argc, argv);
+}

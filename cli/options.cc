@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "parse.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kProblem = "What to compute";
+constexpr const char* kHow = "How";
+
+CLI::Option* add_text(CLI::App& command, const char* group, const char* name, std::string& value, const char* type,
+                      const std::string& description) {
+    return command.add_option(name, value, description)->type_name(type)->group(group);
+}
+
+Causal parse_causal(const std::string& text) {
+    return parse_choice<Causal>(
+        "--causal", text,
+        {{"none", Causal::none}, {"bottom-right", Causal::bottom_right}, {"top-left", Causal::top_left}});
+}
+
+std::int64_t parse_window_side(const std::string& window, std::string_view side) {
+    if (side == "unbounded" || side == "inf") return unbounded;
+    constexpr const char* kExpected = "LEFT,RIGHT, each a number of keys >= 0 or \"unbounded\"";
+    if (!side.empty() && side.front() == '-') {  // elsewhere -1 means "no limit"; here it is never guessed at
+        throw UsageError("--window",
+                         fmt::format("expected {}, got the negative {} in \"{}\"", kExpected, side, window));
+    }
+    if (side.empty() || side.find_first_not_of("0123456789") != std::string_view::npos)
+        unexpected("--window", kExpected, window);
+    return parse_size("--window", side);
+}
+
+void parse_window(const std::string& text, Mask& mask) {
+    const std::size_t comma = text.find(',');
+    mask.window_left = parse_window_side(text, std::string_view(text).substr(0, comma));
+    mask.window_right =
+        parse_window_side(text, comma == std::string::npos ? "" : std::string_view(text).substr(comma + 1));
+}
+
+std::vector<std::int64_t> parse_sizes(const std::string& option, const std::string& text) {
+    std::vector<std::int64_t> sizes;
+    for (const std::string& part : parse_list(option, text)) sizes.push_back(parse_size(option, part));
+    return sizes;
+}
+
+/// Throws the library's error again, in terms of the command line when an option is to blame.
+[[noreturn]] void rethrow(const Error& error) {
+    const std::string option = option_of(error.argument());
+    if (error.code() != ErrorCode::invalid_argument || option.empty()) throw Error(error);
+    const std::string message = error.what();
+    throw UsageError(option, message.substr(error.argument().size() + 2));  // what() is "argument: message"
+}
+
+/// One line for what this build does not have at all; plan() would list every kernel.
+void require_available(const PlanOptions& options) {
+    const auto all = kernels();
+    const auto any = [&](auto&& wanted) { return std::any_of(all.begin(), all.end(), wanted); };
+    if (options.backend && !any([&](const KernelInfo& k) { return k.backend == *options.backend; })) {
+        throw Error(
+            ErrorCode::device_unavailable, "--backend",
+            fmt::format("this build has no {} kernels (tessera list shows those it has)", name_of(*options.backend)));
+    }
+    const auto of_schedule = [&](const KernelInfo& k) {
+        return k.schedule == *options.schedule && k.pass == options.pass;
+    };
+    if (options.schedule && !any(of_schedule)) {
+        throw Error(ErrorCode::unsupported, "--schedule",
+                    fmt::format("this build has no {} kernel of schedule {} (tessera list shows those it has)",
+                                name_of(options.pass), name_of(*options.schedule)));
+    }
+}
+
+}  // namespace
+
+const char* name_of(Layout layout) { return layout == Layout::bshd ? "bshd" : "bhsd"; }
+
+Layout parse_layout(const std::string& text) {
+    return parse_choice<Layout>("--layout", text, {{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}});
+}
+
+DType parse_dtype(const std::string& text) {
+    return parse_choice<DType>(
+        "--dtype", text, {{"fp32", DType::fp32}, {"bf16", DType::bf16}, {"fp16", DType::fp16}, {"fp64", DType::fp64}});
+}
+
+std::string option_of(const std::string& argument) {
+    static const std::map<std::string, std::string> options = {
+        {"batch", "--batch"},    {"len_q", "--len-q"},       {"len_kv", "--len-kv"},       {"heads_q", "--heads"},
+        {"heads_kv", "--heads"}, {"head_dim", "--head-dim"}, {"head_dim_v", "--head-dim"}, {"dtype", "--dtype"},
+        {"total_q", "--ragged"}, {"total_kv", "--ragged"},   {"window_left", "--window"},  {"window_right", "--window"},
+        {"scale", "--scale"},    {"softcap", "--softcap"},   {"dropout", "--dropout"},     {"threads", "--threads"},
+        {"block_q", "--tile"},   {"block_kv", "--tile"},
+    };
+    const auto found = options.find(argument);
+    return found == options.end() ? "" : found->second;
+}
+
+void ScoreOptions::declare(CLI::App& command) {
+    add_text(command, kProblem, "--causal", causal, "ALIGN",
+             "none (default), bottom-right (the last query sees the last key) or top-left");
+    add_text(command, kProblem, "--window", window, "LEFT,RIGHT",
+             "Keys seen left and right of the bottom-right diagonal; a side may be unbounded");
+    add_text(command, kProblem, "--scale", scale, "X", "Factor of the scores; default 1/sqrt(head_dim)");
+    add_text(command, kProblem, "--softcap", softcap, "X", "Scores become X tanh(score / X)");
+    add_text(command, kProblem, "--dropout", dropout, "P", "Drop each weight with probability P, 0 <= P < 1");
+    add_text(command, kProblem, "--seed", seed, "N", "Seed of the random numbers; default 0");
+}
+
+void ScoreOptions::apply(Problem& problem) const {
+    problem.mask.causal = parse_causal(causal);
+    if (!window.empty()) parse_window(window, problem.mask);
+    if (!scale.empty()) problem.scale = parse_number("--scale", scale);
+    if (!softcap.empty()) problem.softcap = parse_number("--softcap", softcap);
+    if (!dropout.empty()) problem.dropout.probability = parse_number("--dropout", dropout);
+    if (!seed.empty()) problem.dropout.seed = parse_seed("--seed", seed);
+}
+
+void ShapeOptions::declare(CLI::App& command, bool lists) {
+    const std::string also_list = lists ? "; a list gives several problems" : "";
+    add_text(command, kProblem, "--batch", batch, "N", "Batch members; default 1");
+    add_text(command, kProblem, "--len", len, "N", "Queries and keys per member; default 1024" + also_list);
+    add_text(command, kProblem, "--len-q", len_q, "N", "Queries, when they are not as many as keys" + also_list);
+    add_text(command, kProblem, "--len-kv", len_kv, "N", "Keys, when they are not as many as queries" + also_list);
+    add_text(command, kProblem, "--heads", heads, "Q[/KV]",
+             "Query heads, and key heads that groups of them share; default 8" + also_list);
+    add_text(command, kProblem, "--head-dim", head_dim, "D[/DV]",
+             "Width of q and k, and of v; 1..256, default 64" + also_list);
+    add_text(command, kProblem, "--dtype", dtype, "TYPE",
+             "fp32 (default), bf16, fp16, or fp64 (reference only)" + also_list);
+    add_text(command, kProblem, "--ragged", ragged, "LENS",
+             "Lengths of the members of a ragged batch, LEN or QxKV: 100,37,1x512");
+    command.add_flag("--alibi", alibi, "With ALiBi slopes")->group(kProblem);
+    command.add_flag("--bias", bias, "With an additive bias tensor")->group(kProblem);
+}
+
+std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::members() const {
+    std::vector<std::pair<std::int64_t, std::int64_t>> result;
+    if (ragged.empty()) return result;
+    for (const std::string& part : parse_list("--ragged", ragged)) result.push_back(parse_pair("--ragged", part, 'x'));
+    return result;
+}
+
+std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::lengths() const {
+    const std::string both = len.empty() ? "1024" : len;
+    const auto of_q = len_q.empty() ? parse_sizes("--len", both) : parse_sizes("--len-q", len_q);
+    const auto of_kv = len_kv.empty() ? parse_sizes("--len", both) : parse_sizes("--len-kv", len_kv);
+    const bool square = len_q.empty() && len_kv.empty();
+    std::vector<std::pair<std::int64_t, std::int64_t>> result;
+    for (const std::int64_t q : of_q) {
+        if (square) {
+            result.emplace_back(q, q);
+            continue;
+        }
+        for (const std::int64_t kv : of_kv) result.emplace_back(q, kv);
+    }
+    return result;
+}
+
+Problem ShapeOptions::sized(std::int64_t len_of_q, std::int64_t len_of_kv) const {
+    Problem problem;
+    problem.batch = batch.empty() ? 1 : parse_size("--batch", batch);
+    problem.len_q = len_of_q;
+    problem.len_kv = len_of_kv;
+    problem.alibi = alibi;
+    problem.bias = bias;
+    return problem;
+}
+
+Problem ShapeOptions::ragged_shape() const {
+    if (!batch.empty() || !len.empty() || !len_q.empty() || !len_kv.empty()) {
+        throw UsageError("--ragged",
+                         "gives the batch and all lengths: expected none of --batch, --len, --len-q, --len-kv with it");
+    }
+    Problem problem = sized(0, 0);
+    problem.ragged = true;
+    problem.batch = 0;
+    for (const auto& [q, kv] : members()) {
+        ++problem.batch;
+        problem.len_q = std::max(problem.len_q, q);
+        problem.len_kv = std::max(problem.len_kv, kv);
+        if (__builtin_add_overflow(problem.total_q, q, &problem.total_q) ||
+            __builtin_add_overflow(problem.total_kv, kv, &problem.total_kv)) {
+            unexpected("--ragged", "lengths whose sum is below 2^63", ragged);
+        }
+    }
+    return problem;
+}
+
+std::vector<Problem> ShapeOptions::shapes() const {
+    if (!ragged.empty()) return {ragged_shape()};
+    std::vector<Problem> result;
+    for (const auto& [q, kv] : lengths()) result.push_back(sized(q, kv));
+    return result;
+}
+
+/// One Problem for each value in the comma list `values` and each Problem so far.
+template <class Set>
+static std::vector<Problem> crossed(const std::string& option, const std::string& values,
+                                    const std::vector<Problem>& problems, Set&& set) {
+    std::vector<Problem> result;
+    for (const std::string& value : parse_list(option, values)) {
+        for (Problem problem : problems) {
+            set(problem, value);
+            result.push_back(problem);
+        }
+    }
+    return result;
+}
+
+std::vector<Problem> ShapeOptions::problems(const ScoreOptions& scores) const {
+    std::vector<Problem> result =
+        crossed("--causal", scores.causal, shapes(), [&](Problem& p, const std::string& text) {
+            ScoreOptions one = scores;
+            one.causal = text;
+            one.apply(p);
+        });
+    result = crossed("--heads", heads, result, [](Problem& p, const std::string& text) {
+        std::tie(p.heads_q, p.heads_kv) = parse_pair("--heads", text, '/');
+    });
+    result = crossed("--head-dim", head_dim, result, [](Problem& p, const std::string& text) {
+        std::tie(p.head_dim, p.head_dim_v) = parse_pair("--head-dim", text, '/');
+    });
+    result =
+        crossed("--dtype", dtype, result, [](Problem& p, const std::string& text) { p.dtype = parse_dtype(text); });
+    for (const Problem& problem : result) validate_options(problem);
+    return result;
+}
+
+Problem ShapeOptions::problem(const ScoreOptions& scores) const {
+    for (const auto& [option, text] : {std::pair{"--len", len},
+                                       {"--len-q", len_q},
+                                       {"--len-kv", len_kv},
+                                       {"--heads", heads},
+                                       {"--head-dim", head_dim},
+                                       {"--dtype", dtype},
+                                       {"--causal", scores.causal}}) {
+        if (text.find(',') != std::string::npos) unexpected(option, "one value", text);
+    }
+    return problems(scores).front();
+}
+
+void HowOptions::declare(CLI::App& command, bool lists) {
+    add_text(command, kHow, "--backend", backend, "NAME", "auto (default), cpu, cuda or reference");
+    add_text(command, kHow, "--schedule", schedule, "NAME",
+             std::string("auto (default), standard, fa1, fa2 or fa3") +
+                 (lists ? "; a list measures several, all measures each" : ""));
+    add_text(command, kHow, "--tile", tile, "Q,KV", "Queries and keys per tile; default: the kernel's own");
+    add_text(command, kHow, "--threads", threads, "N", "Threads; default: one per core that this process may use");
+}
+
+PlanOptions HowOptions::plan_options(Pass pass, const std::string& schedule_name) const {
+    PlanOptions options{.pass = pass};
+    options.backend = parse_choice<std::optional<Backend>>(
+        "--backend", backend,
+        {{"auto", {}}, {"cpu", Backend::cpu}, {"cuda", Backend::cuda}, {"reference", Backend::reference}});
+    options.schedule = parse_choice<std::optional<Schedule>>("--schedule", schedule_name,
+                                                             {{"auto", {}},
+                                                              {"standard", Schedule::standard},
+                                                              {"fa1", Schedule::fa1},
+                                                              {"fa2", Schedule::fa2},
+                                                              {"fa3", Schedule::fa3}});
+    if (!tile.empty()) {
+        const auto parts = parse_list("--tile", tile);
+        if (parts.size() != 2) unexpected("--tile", "Q,KV, two whole numbers", tile);
+        options.tile = Tile{parse_size("--tile", parts[0]), parse_size("--tile", parts[1])};
+    }
+    if (!threads.empty()) {
+        constexpr std::int64_t kMostThreads = 1024;  // of PlanOptions::threads, an int
+        const std::int64_t count = parse_size("--threads", threads);
+        if (count < 1 || count > kMostThreads) unexpected("--threads", fmt::format("1..{}", kMostThreads), threads);
+        options.threads = static_cast<int>(count);
+    }
+    return options;
+}
+
+void validate_options(const Problem& problem) {
+    try {
+        problem.validate();
+    } catch (const Error& error) {
+        rethrow(error);
+    }
+}
+
+Plan plan_with(const Problem& problem, const PlanOptions& options) {
+    require_available(options);
+    try {
+        return plan(problem, options);
+    } catch (const Error& error) {
+        rethrow(error);
+    }
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The text of an option as a value. Every function throws UsageError naming the option, what was expected, what came.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "session.hpp"
+
+namespace tessera::cli {
+
+[[noreturn]] inline void unexpected(const std::string& option, const std::string& expected, std::string_view got) {
+    throw UsageError(option, fmt::format("expected {}, got \"{}\"", expected, got));
+}
+
+/// A whole number >= 0 without sign or suffix.
+std::int64_t parse_size(const std::string& option, std::string_view text);
+std::uint64_t parse_seed(const std::string& option, std::string_view text);
+double parse_number(const std::string& option, std::string_view text);
+
+/// "a,b,c" as its parts; an empty part is an error.
+std::vector<std::string> parse_list(const std::string& option, std::string_view text);
+
+/// "A/B" or "A" as a pair; the second is the first when it is left out.
+std::pair<std::int64_t, std::int64_t> parse_pair(const std::string& option, std::string_view text, char separator);
+
+/// One of a few names.
+template <class T>
+T parse_choice(const std::string& option, std::string_view text,
+               std::initializer_list<std::pair<const char*, T>> choices) {
+    std::string names;
+    for (const auto& [name, value] : choices) {
+        if (text == name) return value;
+        names += (names.empty() ? "" : ", ") + std::string(name);
+    }
+    unexpected(option, "one of " + names, text);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "tessera/attention.hpp"
+
+namespace tessera::cli {
+
+/// A progress bar on stderr. It shows itself only when stderr is a terminal and the work has passed a second; it is
+/// drawn by a thread of its own, so that one long call shows that it is alive, and it erases itself at the end.
+class Progress {
+ public:
+    /// `steps`: parts of the whole, each begun by step().
+    explicit Progress(std::int64_t steps);
+    ~Progress();
+    Progress(const Progress&) = delete;
+    Progress& operator=(const Progress&) = delete;
+
+    /// The next part begins; `label` says what it does.
+    void step(const std::string& label);
+
+    /// The current step has `tasks` parts more; one of them is done.
+    void expect(std::int64_t tasks) { tasks_ += tasks; }
+    void done() { tasks_done_.fetch_add(1, std::memory_order_relaxed); }
+
+    /// tessera's own parallel loop, counting its tasks as parts of the current step.
+    ParallelFor counted_parallel_for();
+
+ private:
+    void draw_until_done();
+    std::string line() const;
+
+    const std::int64_t steps_;
+    mutable std::mutex mutex_;
+    std::condition_variable wake_;
+    bool ended_ = false;
+    std::int64_t begun_ = 0;
+    std::string label_;
+    std::atomic<std::int64_t> tasks_{0};
+    std::atomic<std::int64_t> tasks_done_{0};
+    std::thread drawer_;
+};
+
+/// Erases the bar if one is on the screen. Safe in a signal handler.
+void clear_progress_line() noexcept;
+
+/// Erases the bar and keeps it away while the lock is held, so that other text can be written.
+std::unique_lock<std::mutex> terminal_without_progress();
+
+}  // namespace tessera::cli

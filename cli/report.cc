@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.hpp"
+
+#include <fmt/format.h>
+
+#include "measure/record.hpp"
+#include "table.hpp"
+
+namespace tessera::cli {
+
+Json json_of(const Problem& p) {
+    Json json = {{"dtype", name_of(p.dtype)},   {"batch", p.batch},           {"len_q", p.len_q},
+                 {"len_kv", p.len_kv},          {"heads_q", p.heads_q},       {"heads_kv", p.heads_kv},
+                 {"head_dim", p.head_dim},      {"head_dim_v", p.head_dim_v}, {"mask", measure::mask_text(p.mask)},
+                 {"scale", p.effective_scale()}};
+    if (const std::string features = measure::features_text(p); !features.empty()) json["features"] = features;
+    if (p.dropout.probability > 0) json["seed"] = p.dropout.seed;
+    return json;
+}
+
+Json json_of(const Plan& plan) {
+    return {{"kernel", plan.kernel->name},
+            {"backend", name_of(plan.kernel->backend)},
+            {"schedule", name_of(plan.kernel->schedule)},
+            {"pass", name_of(plan.pass)},
+            {"target", plan.target},
+            {"block_q", plan.tile.block_q},
+            {"block_kv", plan.tile.block_kv},
+            {"threads", plan.threads},
+            {"workspace_bytes", plan.workspace_bytes}};
+}
+
+Json json_of(const check::Report& report) {
+    Json tensors = Json::array();
+    for (const check::TensorReport& t : report.tensors) {
+        tensors.push_back({{"name", t.name},
+                           {"pass", t.pass},
+                           {"relative_rmse", t.relative_rmse},
+                           {"max_abs_error", t.max_abs_error},
+                           {"value", t.value},
+                           {"limit", t.limit},
+                           {"rule", t.rule},
+                           {"worst", t.worst}});
+    }
+    return {{"pass", report.pass()}, {"tensors", tensors}};
+}
+
+std::string plan_text(const Plan& plan) {
+    return fmt::format("{} ({}), tile {} x {}, {} thread{}, workspace {}", plan.kernel->name, plan.target,
+                       plan.tile.block_q, plan.tile.block_kv, plan.threads, plan.threads == 1 ? "" : "s",
+                       bytes_text(static_cast<double>(plan.workspace_bytes)));
+}
+
+std::string report_text(const check::Report& report, int width) {
+    Table table({{"tensor"},
+                 {"relative RMSE", Align::right},
+                 {"max error", Align::right},
+                 {"of limit", Align::right},
+                 {"verdict"}});
+    for (const check::TensorReport& t : report.tensors) {
+        const std::string verdict = t.pass ? "ok" : fmt::format("FAIL {}: {}", t.rule, t.worst);
+        table.add({t.name, fmt::format("{:.2e}", t.relative_rmse), fmt::format("{:.2e}", t.max_abs_error),
+                   fmt::format("{:.3g} %", t.used() * 100), verdict});
+    }
+    return table.text(width);
+}
+
+}  // namespace tessera::cli

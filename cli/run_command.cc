@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera run: attention of the tensors in files.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "check/compare.hpp"
+#include "commands.hpp"
+#include "commit.hpp"
+#include "inputs.hpp"
+#include "io/safetensors.hpp"
+#include "measure/record.hpp"
+#include "measure/timer.hpp"
+#include "measure/work.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+#include "report.hpp"
+#include "table.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct RunOptions {
+    InputOptions inputs;
+    ScoreOptions scores;
+    HowOptions how;
+    bool backward = false;
+    bool check = false;
+    std::string output;
+};
+
+/// One pass: its plan, what it took, and how it compares.
+struct PassResult {
+    Plan plan;
+    double ms = 0;
+    double gflops = 0;
+    TileCounters tiles;
+    std::optional<check::Report> report;
+};
+
+/// The results, in the shapes that the output file gets.
+struct Outputs {
+    OwnedTensor o, lse, dq, dk, dv;
+    std::vector<std::pair<std::string, TensorView>> named;
+};
+
+struct Run {
+    const RunOptions& options;
+    Inputs inputs;
+    Outputs outputs;
+    PassResult forward;
+    PassResult backward;
+};
+
+/// An error about the tensors is one about the files; one about an option is about the command line.
+[[noreturn]] void rethrow_for_files(const Error& error, const Inputs& inputs) {
+    if (error.code() != ErrorCode::invalid_argument) throw Error(error);
+    throw Error(ErrorCode::bad_data, inputs.origin(), error.what());
+}
+
+/// Sizes come from the files here, so that what is wrong with them is bad data and not bad usage.
+void set_problem(Run& run) {
+    try {
+        run.inputs.problem.validate();
+    } catch (const Error& error) {
+        rethrow_for_files(error, run.inputs);
+    }
+    run.options.scores.apply(run.inputs.problem);
+    validate_options(run.inputs.problem);
+}
+
+OwnedTensor make_like(const Run& run, const char* name, const TensorView& canonical, std::int64_t dim) {
+    std::vector<std::int64_t> shape(canonical.shape.begin(), canonical.shape.begin() + canonical.rank);
+    shape.back() = dim;
+    return make_tensor(name, run.inputs.problem.dtype, run.inputs.layout.in_file(shape));
+}
+
+void make_outputs(Run& run) {
+    const Problem& p = run.inputs.problem;
+    Outputs& out = run.outputs;
+    out.o = make_like(run, "o", run.inputs.q, p.head_dim_v);
+    out.lse = make_tensor("lse", DType::fp32, run.inputs.layout.lse_in_file(p));
+    out.named = {{"o", out.o.view}, {"lse", out.lse.view}};
+    if (!run.options.backward) return;
+    out.dq = make_like(run, "dq", run.inputs.q, p.head_dim);
+    out.dk = make_like(run, "dk", run.inputs.k, p.head_dim);
+    out.dv = make_like(run, "dv", run.inputs.v, p.head_dim_v);
+    out.named.insert(out.named.end(), {{"dq", out.dq.view}, {"dk", out.dk.view}, {"dv", out.dv.view}});
+}
+
+ForwardArgs forward_args(const Run& run) {
+    const Inputs& in = run.inputs;
+    return {.q = in.q,
+            .k = in.k,
+            .v = in.v,
+            .bias = in.bias,
+            .alibi_slopes = in.alibi_slopes,
+            .cu_seqlens_q = in.cu_seqlens_q,
+            .cu_seqlens_kv = in.cu_seqlens_kv,
+            .o = in.layout.canonical(run.outputs.o.view),
+            .lse = in.layout.canonical_lse(run.outputs.lse.view)};
+}
+
+BackwardArgs backward_args(const Run& run) {
+    const Inputs& in = run.inputs;
+    const auto canonical = [&](const OwnedTensor& t) { return in.layout.canonical(t.view); };
+    return {.q = in.q,
+            .k = in.k,
+            .v = in.v,
+            .bias = in.bias,
+            .alibi_slopes = in.alibi_slopes,
+            .cu_seqlens_q = in.cu_seqlens_q,
+            .cu_seqlens_kv = in.cu_seqlens_kv,
+            .o = canonical(run.outputs.o),
+            .lse = in.layout.canonical_lse(run.outputs.lse.view),
+            .d_o = in.d_o,
+            .dlse = in.dlse,
+            .dq = canonical(run.outputs.dq),
+            .dk = canonical(run.outputs.dk),
+            .dv = canonical(run.outputs.dv)};
+}
+
+template <class Call>
+void time_pass(const Run& run, PassResult& result, Progress& progress, const Call& call) {
+    progress.step(fmt::format("{} with {}", name_of(result.plan.pass), result.plan.kernel->name));
+    const Workspace workspace(result.plan);
+    const measure::Timer timer;
+    try {
+        call(workspace.span(), Execution{.parallel_for = progress.counted_parallel_for(), .counters = &result.tiles});
+    } catch (const Error& error) {
+        rethrow_for_files(error, run.inputs);
+    }
+    result.ms = timer.milliseconds();
+    const auto pairs = measure::visible_pairs(run.inputs.problem, run.inputs.cu_seqlens_q, run.inputs.cu_seqlens_kv);
+    result.gflops = measure::gflops(measure::flop(run.inputs.problem, result.plan.pass, pairs), result.ms);
+}
+
+void compute(Run& run, Progress& progress) {
+    const RunOptions& options = run.options;
+    run.forward.plan = plan_with(run.inputs.problem, options.how.plan_options(Pass::forward, options.how.schedule));
+    if (options.backward) {
+        run.backward.plan =
+            plan_with(run.inputs.problem, options.how.plan_options(Pass::backward, options.how.schedule));
+    }
+    make_outputs(run);
+    time_pass(run, run.forward, progress, [&](auto workspace, const Execution& how) {
+        forward(run.forward.plan, forward_args(run), workspace, how);
+    });
+    if (!options.backward) return;
+    time_pass(run, run.backward, progress, [&](auto workspace, const Execution& how) {
+        backward(run.backward.plan, backward_args(run), workspace, how);
+    });
+}
+
+void compare(Run& run, Progress& progress) {
+    progress.step("checking the forward against fp64");
+    run.forward.report = check::check_forward(run.inputs.problem, forward_args(run));
+    if (!run.options.backward) return;
+    progress.step("checking the backward against fp64");
+    run.backward.report = check::check_backward(run.inputs.problem, backward_args(run));
+}
+
+/// What the input said of itself, and what was computed from it.
+std::map<std::string, std::string> metadata_of(const Run& run) {
+    const Problem& p = run.inputs.problem;
+    std::map<std::string, std::string> metadata = run.inputs.metadata;
+    metadata["tessera.version"] = TESSERA_VERSION;
+    metadata["tessera.commit"] = TESSERA_COMMIT;
+    metadata["tessera.problem"] = p.describe();
+    metadata["tessera.mask"] = measure::mask_text(p.mask);
+    metadata["tessera.scale"] = fmt::format("{}", p.effective_scale());
+    metadata["tessera.layout"] = name_of(run.inputs.layout.layout);
+    metadata["tessera.forward"] = run.forward.plan.kernel->name;
+    if (run.options.backward) metadata["tessera.backward"] = run.backward.plan.kernel->name;
+    return metadata;
+}
+
+std::string written_text(const Run& run) {
+    std::string names;
+    double bytes = 0;
+    for (const auto& [name, view] : run.outputs.named) {
+        names += (names.empty() ? "" : ", ") + name;
+        bytes += static_cast<double>(view.size() * size_of(view.dtype));
+    }
+    return fmt::format("{} ({}; {})", run.options.output, names, bytes_text(bytes));
+}
+
+std::vector<std::pair<std::string, std::string>> pass_facts(const PassResult& result) {
+    std::vector<std::pair<std::string, std::string>> facts = {{name_of(result.plan.pass), plan_text(result.plan)}};
+    facts.emplace_back("", fmt::format("{}, {:.4g} GFLOP/s", milliseconds_text(result.ms), result.gflops));
+    const std::int64_t tiles = result.tiles.full + result.tiles.partial + result.tiles.skipped;
+    if (tiles > 0) {
+        facts.emplace_back("", fmt::format("tiles: {} full, {} partial, {} skipped", count_text(result.tiles.full),
+                                           count_text(result.tiles.partial), count_text(result.tiles.skipped)));
+    }
+    return facts;
+}
+
+std::string run_text(const Run& run) {
+    const int width = terminal_width(STDOUT_FILENO);
+    std::vector<std::pair<std::string, std::string>> facts = {
+        {"input", fmt::format("{} ({})", run.inputs.origin(), name_of(run.inputs.layout.layout))},
+        {"problem", run.inputs.problem.describe()}};
+    for (const PassResult* result : {&run.forward, &run.backward}) {
+        if (result->plan.kernel == nullptr) continue;
+        for (auto& fact : pass_facts(*result)) facts.push_back(std::move(fact));
+    }
+    if (!run.options.output.empty()) facts.emplace_back("written", written_text(run));
+    std::string text = facts_text(facts, width);
+    if (run.forward.report) {
+        check::Report both = *run.forward.report;
+        if (run.backward.report)
+            both.tensors.insert(both.tensors.end(), run.backward.report->tensors.begin(),
+                                run.backward.report->tensors.end());
+        text += fmt::format("\nAgainst the fp64 reference: {}\n{}",
+                            both.pass() ? "within the contract" : "OUTSIDE the contract", report_text(both, width));
+    }
+    return text;
+}
+
+Json pass_json(const PassResult& result) {
+    Json json = {{"plan", json_of(result.plan)},
+                 {"ms", result.ms},
+                 {"gflops", result.gflops},
+                 {"tiles",
+                  {{"full", result.tiles.full.load()},
+                   {"partial", result.tiles.partial.load()},
+                   {"skipped", result.tiles.skipped.load()}}}};
+    if (result.report) json["check"] = json_of(*result.report);
+    return json;
+}
+
+Json run_json(const Run& run) {
+    Json json = {{"input", run.options.inputs.files},
+                 {"layout", run.options.inputs.layout},
+                 {"problem", json_of(run.inputs.problem)},
+                 {"forward", pass_json(run.forward)}};
+    if (run.options.backward) json["backward"] = pass_json(run.backward);
+    if (!run.options.output.empty()) json["output"] = run.options.output;
+    return json;
+}
+
+/// Judges every option before a file is read.
+void judge_options(const RunOptions& options) {
+    Problem problem;
+    options.scores.apply(problem);
+    validate_options(problem);
+    options.how.plan_options(Pass::forward, options.how.schedule);
+}
+
+/// Finds out before the work what would lose its result after it.
+void expect_writable(const RunOptions& options) {
+    if (options.output.empty()) return;
+    if (!options.output.ends_with(".safetensors"))
+        unexpected("--output", "a name that ends in .safetensors", options.output);
+    expect_other_file(options.output, options.inputs.files);
+    const auto folder = std::filesystem::path(options.output).parent_path();
+    if (::access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) {
+        throw Error(ErrorCode::cannot_write, options.output,
+                    fmt::format("cannot write into its folder: {}", std::strerror(errno)));
+    }
+}
+
+void execute(const RunOptions& options, Session& session) {
+    const int steps = 1 + (options.backward ? 2 : 1) * (options.check ? 2 : 1) + (options.output.empty() ? 0 : 1);
+    Run run{.options = options};
+    {
+        Progress progress(steps);
+        judge_options(options);
+        expect_writable(options);
+        progress.step("reading");
+        run.inputs = read_inputs(options.inputs, options.backward);
+        set_problem(run);
+        compute(run, progress);
+        if (options.check) compare(run, progress);
+        if (!options.output.empty()) {
+            progress.step("writing " + options.output);
+            io::write_safetensors(options.output, run.outputs.named, metadata_of(run));
+        }
+    }
+    for (const auto* report : {&run.forward.report, &run.backward.report}) {
+        if (*report && !(*report)->pass()) session.exit_code = kCheckFailed;
+    }
+    if (session.json) session.print_json(run_json(run));
+    else session.print(run_text(run));
+}
+
+}  // namespace
+
+void add_run_command(CLI::App& app, Session& session) {
+    CLI::App* command = add_command(
+        app, session, "run",
+        "Compute attention of tensors in files; say which kernel ran, how fast and, with --check, how exactly",
+        {{"tessera run qkv.safetensors --causal bottom-right -o out.safetensors",
+          "o and lse of the tensors q, k and v"},
+         {"tessera run q.npy k.npy v.npy do.npy --backward -o grads.safetensors", "gradients too, from .npy files"},
+         {"tessera run layer.safetensors --layout bhsd --schedule fa1 --check",
+          "one schedule, compared with the fp64 reference"}});
+    auto options = std::make_shared<RunOptions>();
+    options->inputs.declare(*command);
+    options->scores.declare(*command);
+    options->how.declare(*command, false);
+    command->add_flag("--backward", options->backward, "Compute dq, dk and dv too");
+    command->add_flag("--check", options->check, "Compare with the fp64 reference; exit code 1 outside the contract");
+    command->add_option("-o,--output", options->output, "Write o, lse (and dq, dk, dv) there, in the input's layout")
+        ->type_name("FILE");
+    command->callback([options, &session] { execute(*options, session); });
+}
+
+}  // namespace tessera::cli

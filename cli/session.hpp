@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What main() and the subcommands share: where results go, and how a run ends.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace tessera::cli {
+
+/// Keys keep the order in which a command writes them.
+using Json = nlohmann::ordered_json;
+
+/// Exit codes of the command (docs: contract, "Command line").
+enum ExitCode : int {
+    kOk = 0,
+    kCheckFailed = 1,
+    kUsage = 2,
+    kBadData = 65,
+    kCannotOpen = 66,
+    kUnavailable = 69,
+    kInternal = 70,
+    kOutOfMemory = 71,
+    kCannotWrite = 73,
+    kInterrupted = 130,
+};
+
+/// The command line itself is wrong. The message names the option, what was expected and what came.
+class UsageError : public std::runtime_error {
+ public:
+    UsageError(const std::string& option, const std::string& message) : std::runtime_error(option + ": " + message) {}
+};
+
+/// Whoever read our stdout has gone (EPIPE): there is nobody to tell, so the run ends quietly.
+class ReaderGone : public std::exception {};
+
+struct Session {
+    bool json = false;    ///< --json: exactly one JSON document goes to stdout
+    int exit_code = kOk;  ///< what the process returns when nothing throws; a failed check sets kCheckFailed
+
+    /// Writes a result to stdout at once. Throws Error(cannot_write), or ReaderGone.
+    void print(std::string_view text) const;
+
+    /// Writes the one JSON document of a command, indented. Text that is not UTF-8 is replaced, never an error.
+    void print_json(const Json& document) const;
+};
+
+/// One line on stderr: "tessera: error: message". Control characters are escaped, so that a hostile file name cannot
+/// steer the terminal; further lines of `message` become lines "tessera: note: ...".
+void print_error(std::string_view message);
+void print_note(std::string_view message);
+
+}  // namespace tessera::cli

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::cli {
+
+/// Columns of the terminal behind `descriptor`; 80 when it is none. At most 100, since longer lines read badly.
+int terminal_width(int descriptor);
+
+/// `text` broken at spaces into lines of at most `width` bytes (a longer word stands alone).
+std::vector<std::string> wrapped(std::string_view text, std::size_t width);
+
+enum class Align : std::uint8_t { left, right };
+
+struct Column {
+    std::string title;
+    Align align = Align::left;
+    std::size_t width = 0;  ///< at least this wide; for tables whose rows are not known beforehand
+};
+
+/// A table of text: columns as wide as their longest cell, two spaces between them. When the lines would pass the
+/// width, the last column is wrapped under itself.
+class Table {
+ public:
+    explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+    /// As many cells as there are columns.
+    void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+    /// The titles and all rows.
+    std::string text(int width) const;
+
+    /// The titles, or one row, at the columns' own widths: for rows that appear one by one.
+    std::string titles() const;
+    std::string row(const std::vector<std::string>& cells) const;
+
+ private:
+    std::vector<std::size_t> widths() const;
+    std::string line(const std::vector<std::string>& cells, const std::vector<std::size_t>& widths) const;
+
+    std::vector<Column> columns_;
+    std::vector<std::vector<std::string>> rows_;
+};
+
+/// "1.53 MiB"
+std::string bytes_text(double bytes);
+
+/// Milliseconds with four significant digits: "0.0123 ms", "12.34 ms", "1234 ms".
+std::string milliseconds_text(double ms);
+
+/// 1234567 as "1,234,567".
+std::string count_text(std::int64_t count);
+
+/// Lines "name    value", the names padded to one width and the values wrapped.
+std::string facts_text(const std::vector<std::pair<std::string, std::string>>& facts, int width);
+
+}  // namespace tessera::cli

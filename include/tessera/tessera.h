@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The C ABI of tessera, plain C11. It has no handles: a call takes a problem, options and tensors, and gives a status.
+ *
+ *     tessera_problem problem;
+ *     tessera_problem_init(&problem, sizeof problem);
+ *     problem.batch = 1; problem.len_q = problem.len_kv = 1024; problem.heads_q = problem.heads_kv = 8;
+ *     size_t bytes;
+ *     tessera_workspace_bytes(&problem, NULL, TESSERA_FORWARD, &bytes);
+ *     void* workspace = aligned_alloc(TESSERA_WORKSPACE_ALIGNMENT, bytes rounded up to the alignment);
+ *     tessera_forward_args args = {.struct_size = sizeof args, .q = ..., .k = ..., .v = ..., .o = ..., .lse = ...};
+ *     if (tessera_forward(&problem, NULL, &args, workspace, bytes, NULL) != TESSERA_OK) puts(tessera_last_error());
+ *
+ * Nothing is allocated for the caller, no C++ exception leaves a call, and a call that fails has written nothing but
+ * the message of tessera_last_error (one exception: a parallel_for that doesn't run its tasks, see there).
+ * Every function may be called from any thread, at the same time.
+ */
+#ifndef TESSERA_TESSERA_H
+#define TESSERA_TESSERA_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TESSERA_VERSION "0.1.0"
+
+/* Status codes: the numbers of tessera::ErrorCode. They never change their meaning. */
+typedef int tessera_status;
+enum {
+    TESSERA_OK = 0,
+    TESSERA_INVALID_ARGUMENT = 1,    /* tessera_last_error_argument() names it */
+    TESSERA_UNSUPPORTED = 2,         /* a legal call that the asked-for kernel, schedule or backend does not take */
+    TESSERA_WORKSPACE_TOO_SMALL = 3, /* too short, or not aligned to TESSERA_WORKSPACE_ALIGNMENT */
+    TESSERA_OUT_OF_MEMORY = 4,
+    TESSERA_CANNOT_OPEN = 5,
+    TESSERA_BAD_DATA = 6,
+    TESSERA_CANNOT_WRITE = 7,
+    TESSERA_DEVICE_UNAVAILABLE = 8,
+    TESSERA_CANCELLED = 9,
+    TESSERA_INTERNAL = 10 /* a bug in tessera */
+};
+
+/* Values of the int32_t fields below. */
+enum { TESSERA_FP64 = 0, TESSERA_FP32 = 1, TESSERA_FP16 = 2, TESSERA_BF16 = 3, TESSERA_INT32 = 4, TESSERA_INT64 = 5 };
+enum { TESSERA_CPU = 0, TESSERA_CUDA = 1 }; /* where memory lives */
+enum { TESSERA_FORWARD = 0, TESSERA_BACKWARD = 1 };
+enum {
+    TESSERA_CAUSAL_NONE = 0,
+    TESSERA_CAUSAL_BOTTOM_RIGHT = 1, /* the last query sees the last key: key <= query + len_kv - len_q */
+    TESSERA_CAUSAL_TOP_LEFT = 2      /* the first query sees the first key only: key <= query */
+};
+enum { TESSERA_ANY_BACKEND = 0, TESSERA_BACKEND_CPU = 1, TESSERA_BACKEND_CUDA = 2, TESSERA_BACKEND_REFERENCE = 3 };
+enum {
+    TESSERA_ANY_SCHEDULE = 0,
+    TESSERA_SCHEDULE_STANDARD = 1,
+    TESSERA_SCHEDULE_FA1 = 2,
+    TESSERA_SCHEDULE_FA2 = 3,
+    TESSERA_SCHEDULE_FA3 = 4
+};
+
+#define TESSERA_MAX_RANK 4
+#define TESSERA_WORKSPACE_ALIGNMENT 64
+#define TESSERA_UNBOUNDED INT64_MAX       /* a window side without limit */
+#define TESSERA_DEFAULT_SCALE (-HUGE_VAL) /* scale = 1 / sqrt(head_dim) */
+
+/* A borrowed, strided array. Inputs are never written. Strides are in elements; those of inputs may be 0 or negative.
+ * rank 0 (a zeroed struct) stands for an optional tensor that is not given. This struct never grows. */
+typedef struct tessera_tensor {
+    void* data;    /* address of element (0, ..., 0); may be null when the tensor has no elements */
+    int32_t dtype; /* TESSERA_FP32, ... */
+    int32_t rank;
+    int64_t shape[TESSERA_MAX_RANK];
+    int64_t strides[TESSERA_MAX_RANK];
+    int32_t device_type;  /* TESSERA_CPU */
+    int32_t device_index; /* number of the CUDA device */
+} tessera_tensor;
+
+/* Structs that may grow begin with struct_size = sizeof of the struct as the caller's header has it. Fields that are
+ * added later mean their default when they are 0 or beyond struct_size; set bytes that this library doesn't know are
+ * TESSERA_INVALID_ARGUMENT. */
+
+/* What to compute; every field as in tessera::Problem (problem.hpp). Start from tessera_problem_init. */
+typedef struct tessera_problem {
+    size_t struct_size;
+    int32_t dtype;              /* TESSERA_FP32; of q, k, v, o and their gradients */
+    int32_t ragged;             /* 0; 1: batch members have their own lengths, given by cu_seqlens */
+    int64_t batch;              /* 1 */
+    int64_t len_q;              /* 0; when ragged, an upper bound over the members */
+    int64_t len_kv;             /* 0 */
+    int64_t heads_q;            /* 1; a multiple of heads_kv */
+    int64_t heads_kv;           /* 1 */
+    int64_t head_dim;           /* 64; 1..256 */
+    int64_t head_dim_v;         /* 64; 1..256 */
+    int64_t total_q;            /* 0; ragged only: rows of q over all members */
+    int64_t total_kv;           /* 0 */
+    int64_t window_left;        /* TESSERA_UNBOUNDED; inclusive, relative to the bottom-right diagonal */
+    int64_t window_right;       /* TESSERA_UNBOUNDED */
+    int32_t causal;             /* TESSERA_CAUSAL_NONE */
+    int32_t alibi;              /* 0; 1: alibi_slopes will be given */
+    int32_t bias;               /* 0; 1: an additive bias will be given */
+    int32_t bias_gradient;      /* 0; 1: the backward is to give dbias too */
+    double scale;               /* TESSERA_DEFAULT_SCALE */
+    double softcap;             /* 0: none */
+    double dropout_probability; /* 0; 0 <= p < 1 */
+    uint64_t dropout_seed;      /* 0 */
+} tessera_problem;
+
+/* Runs one task of a parallel loop. */
+typedef void (*tessera_task)(void* task_context, int64_t task, int32_t worker);
+
+/* Calls task(task_context, t, worker) once for every t in [0, tasks), in any order, on at most `workers` threads, with
+ * `worker` in [0, workers) and never the same at the same time on two threads; returns when all are done. A call whose
+ * parallel_for leaves tasks out or names a worker outside the range fails with TESSERA_INVALID_ARGUMENT
+ * ("parallel_for"), and its outputs are then undefined. */
+typedef void (*tessera_parallel_for)(void* context, int64_t tasks, int32_t workers, tessera_task task,
+                                     void* task_context);
+
+/* How to run; all zero (but for struct_size), or a null pointer instead of options: tessera chooses. */
+typedef struct tessera_options {
+    size_t struct_size;
+    int32_t backend;    /* TESSERA_ANY_BACKEND */
+    int32_t schedule;   /* TESSERA_ANY_SCHEDULE */
+    const char* kernel; /* null: any; else a name that tessera_kernel_name gives */
+    int64_t block_q;    /* tile; both 0: the kernel's own */
+    int64_t block_kv;
+    int32_t threads;                   /* 0: one per core that this process may use; 1..1024 */
+    int32_t reserved;                  /* 0 */
+    tessera_parallel_for parallel_for; /* null: tessera's own (oneTBB) */
+    void* parallel_for_context;
+} tessera_options;
+
+/* Tensors of a forward call; shapes as in tessera::ForwardArgs ([...] dense | [...] ragged). */
+typedef struct tessera_forward_args {
+    size_t struct_size;
+    tessera_tensor q;            /* [batch, len_q, heads_q, head_dim]     | [total_q, heads_q, head_dim] */
+    tessera_tensor k;            /* [batch, len_kv, heads_kv, head_dim]   | [total_kv, heads_kv, head_dim] */
+    tessera_tensor v;            /* [batch, len_kv, heads_kv, head_dim_v] | [total_kv, heads_kv, head_dim_v] */
+    tessera_tensor bias;         /* [batch or 1, heads_q or 1, len_q or 1, len_kv or 1]; fp32 or the problem's dtype */
+    tessera_tensor alibi_slopes; /* fp32 [heads_q] or [batch, heads_q] */
+    tessera_tensor cu_seqlens_q; /* ragged: int32 or int64 [batch + 1], from 0 to total_q, non-decreasing */
+    tessera_tensor cu_seqlens_kv;
+    tessera_tensor o;   /* out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v] */
+    tessera_tensor lse; /* out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q] */
+} tessera_forward_args;
+
+/* Tensors of a backward call. */
+typedef struct tessera_backward_args {
+    size_t struct_size;
+    tessera_tensor q;
+    tessera_tensor k;
+    tessera_tensor v;
+    tessera_tensor bias;
+    tessera_tensor alibi_slopes;
+    tessera_tensor cu_seqlens_q;
+    tessera_tensor cu_seqlens_kv;
+    tessera_tensor o;     /* as the forward gave it */
+    tessera_tensor lse;   /* as the forward gave it */
+    tessera_tensor d_o;   /* gradient of O, strides of its own; "do" in messages */
+    tessera_tensor dlse;  /* gradient of LSE, optional */
+    tessera_tensor dq;    /* out, shape of q */
+    tessera_tensor dk;    /* out, shape of k */
+    tessera_tensor dv;    /* out, shape of v */
+    tessera_tensor dbias; /* out, when problem.bias_gradient: shape of bias */
+} tessera_backward_args;
+
+/* "0.1.0": of the library that is running; TESSERA_VERSION is that of the header. */
+const char* tessera_version(void);
+
+/* The message of the last call that failed on this thread ("" before the first), and the argument to blame as the
+ * structs above spell it ("" when there is no single one). Valid until the next failing call on this thread. */
+const char* tessera_last_error(void);
+const char* tessera_last_error_argument(void);
+
+/* Every kernel of this build in order of preference. The name is null when index >= tessera_kernel_count(). */
+size_t tessera_kernel_count(void);
+const char* tessera_kernel_name(size_t index);
+
+/* Sets the defaults that stand beside the fields. struct_size is sizeof(tessera_problem) in the caller's header. */
+tessera_status tessera_problem_init(tessera_problem* problem, size_t struct_size);
+
+/* How many bytes, aligned to TESSERA_WORKSPACE_ALIGNMENT, the call with the same problem and options needs. */
+tessera_status tessera_workspace_bytes(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                                       size_t* bytes);
+
+/* Which kernel would run the problem, how, and why no other: several lines of text, as snprintf would write them:
+ * at most `size` bytes with the closing zero, cut off if there are more. *needed is what the whole text takes with its
+ * closing zero; `needed` may be null, and `buffer` when size is 0. */
+tessera_status tessera_plan_describe(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                                     char* buffer, size_t size, size_t* needed);
+
+/* O = attention(Q, K, V), and LSE. `stream` is the CUDA stream, unused on the CPU; `workspace` may be null when
+ * workspace_bytes is 0 and nothing is needed. */
+tessera_status tessera_forward(const tessera_problem* problem, const tessera_options* options,
+                               const tessera_forward_args* args, void* workspace, size_t workspace_bytes, void* stream);
+
+/* dQ, dK, dV (and dbias). */
+tessera_status tessera_backward(const tessera_problem* problem, const tessera_options* options,
+                                const tessera_backward_args* args, void* workspace, size_t workspace_bytes,
+                                void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

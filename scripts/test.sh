@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Everything that a change must pass: all tests of the release build, the tests under ASan/UBSan, those with threads
+# under TSan, a build with clang, and the checks of the source. The last line sums up; the exit status is 0 only when
+# all went well.
+# shellcheck source=scripts/setup.sh
+source "$(dirname "$0")/setup.sh"
+
+need "${BUILD_PACKAGES[@]}" libgtest-dev librapidcheck-dev clang python3
+if ! command -v clang-format-14 >/dev/null && command -v apt-get >/dev/null; then
+    apt_install clang-format-14 || echo "clang-format-14 cannot be had here: the format is not checked"
+fi
+
+passed=0
+failed=0
+problems=()
+
+# problem WHAT: something failed that is no test of ctest's.
+problem() {
+    echo "FAILED: $1"
+    problems+=("$1")
+    failed=$((failed + 1))
+}
+
+# build NAME FOLDER OPTION...
+build() {
+    local name=$1 folder=$2
+    shift 2
+    say "$name: build"
+    configure_and_build "$folder" "$@" && return
+    problem "$name: build"
+    return 1
+}
+
+# tests NAME FOLDER CTEST-ARGUMENT...: runs ctest and adds to the sums.
+tests() {
+    local name=$1 folder=$2 line
+    shift 2
+    say "$name: tests"
+    ctest --test-dir "$folder" --output-on-failure --timeout 900 -j "$JOBS" "$@" 2>&1 | tee "$folder/ctest.log" | short || true
+    # "97% tests passed, 3 tests failed out of 100"
+    line=$(grep -E '^[0-9]+% tests passed, ' "$folder/ctest.log" | tail -n 1 || true)
+    if [[ $line =~ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
+        failed=$((failed + BASH_REMATCH[1]))
+        passed=$((passed + BASH_REMATCH[2] - BASH_REMATCH[1]))
+        [[ ${BASH_REMATCH[1]} == 0 ]] || problems+=("$name: ${BASH_REMATCH[1]} tests")
+    else
+        problem "$name: no test was run"
+    fi
+}
+
+check_format() {
+    local files
+    mapfile -t files < <(git ls-files '*.hpp' '*.h' '*.cc' '*.c')
+    [[ ${#files[@]} == 0 ]] || clang-format-14 --dry-run --Werror "${files[@]}"
+}
+
+say "source"
+python3 tools/check_layers.py || problem "layers"
+if command -v clang-format-14 >/dev/null && git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    if check_format; then echo "format ok"; else problem "format"; fi
+fi
+
+WITH_TESTS=(-DTESSERA_BUILD_TESTS=ON -DTESSERA_BUILD_EXAMPLES=ON)
+if build release build --preset ci "${WITH_TESTS[@]}"; then tests release build; fi
+
+if build "ASan and UBSan" build-asan --preset asan "${WITH_TESTS[@]}"; then tests "ASan and UBSan" build-asan; fi
+
+# The kernels on plain threads: ThreadSanitizer can't see what orders oneTBB's tasks, since that isn't compiled with it.
+if build TSan build-tsan --preset tsan "${WITH_TESTS[@]}" -- c_api_threads_test; then
+    tests TSan build-tsan -R c_api_threads_test
+fi
+
+# The second compiler: every file compiles without a warning, and the library works from C.
+if build clang build-clang -G Ninja -S . -B build-clang -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=clang \
+    -DCMAKE_CXX_COMPILER=clang++ "${WITH_TESTS[@]}"; then
+    tests clang build-clang -R 'c_api'
+fi
+
+say "sum"
+[[ ${#problems[@]} == 0 ]] || printf 'failed: %s\n' "${problems[@]}"
+echo "$passed passed, $failed failed"
+[[ $failed == 0 ]]

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One test case: a Problem, how its inputs are filled and how its tensors lie in memory. Case I of seed S is generated
+// from (S, I) alone, so that two numbers are enough to reproduce it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "check/generate.hpp"
+#include "tessera/kernel.hpp"
+#include "tessera/problem.hpp"
+
+namespace tessera::check {
+
+/// How the tensors of a case lie in memory.
+enum class Layout : std::uint8_t {
+    bshd,    ///< packed [batch, len, heads, head_dim]
+    bhsd,    ///< packed [batch, heads, len, head_dim], seen through strides
+    random,  ///< every tensor its own: order of dimensions, gaps, misalignment, negative and (inputs) zero strides
+};
+
+/// Which entries of a bias are -inf.
+enum class BiasHoles : std::uint8_t { none, scattered, prefix, rows };
+
+struct Case {
+    std::string id;  ///< "17": the number of a random case; or the name of a corner case
+    std::uint64_t seed = 0;
+    Problem problem{};
+    std::optional<Tile> tile{};
+    int threads = 1;
+
+    Fill q = Fill::normal;
+    Fill k = Fill::normal;
+    Fill v = Fill::normal;
+    Fill d_o = Fill::normal;
+    Layout layout = Layout::bshd;
+    std::array<bool, 4> expanded{};  ///< random layout: q, k, v, d_o have one dimension of stride 0
+
+    DType bias_dtype = DType::fp32;
+    std::array<bool, 4> bias_broadcast{};  ///< which of batch, heads_q, len_q, len_kv have size 1 in the bias
+    BiasHoles bias_holes = BiasHoles::none;
+    bool alibi_per_batch = false;
+    bool lse = true;    ///< the forward is asked for LSE
+    bool dlse = false;  ///< the backward is given a gradient of LSE
+
+    std::vector<std::int64_t> lengths_q;  ///< ragged: one per member
+    std::vector<std::int64_t> lengths_kv;
+    DType cu_seqlens_dtype = DType::int32;
+
+    /// Sets ragged lengths, the totals and the bounds.
+    void set_lengths(std::vector<std::int64_t> of_q, std::vector<std::int64_t> of_kv);
+    /// The Problem and everything above, in one line.
+    std::string describe() const;
+};
+
+/// Case `index` of `seed`: anywhere in the contract, cheap enough for the reference to compute in a moment.
+Case random_case(std::uint64_t seed, std::uint64_t index);
+
+/// The named cases: one per corner of the contract.
+std::vector<Case> corner_cases();
+
+/// A random case by number or a corner case by name; nothing when there is none of this name.
+std::optional<Case> find_case(std::uint64_t seed, std::string_view id);
+
+/// The command that runs this case on this kernel: "tessera check --kernel cpu.fa2.forward --seed 1 --case 17".
+std::string to_command(const Case& which, std::string_view kernel);
+
+}  // namespace tessera::check

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The named cases. Each one stands for a corner that some attention library got wrong or that a tile size makes likely.
+#include "check/case.hpp"
+
+namespace tessera::check {
+namespace {
+
+struct Shape {
+    std::int64_t batch, len_q, len_kv, heads_q, heads_kv, head_dim, head_dim_v;
+};
+
+class List {
+ public:
+    /// Appends a case of this shape, for the caller to refine.
+    Case& add(const char* id, const Shape& s, DType dtype = DType::fp32) {
+        Case c{.id = id, .seed = cases.size() + 1};
+        c.problem = {.dtype = dtype,
+                     .batch = s.batch,
+                     .len_q = s.len_q,
+                     .len_kv = s.len_kv,
+                     .heads_q = s.heads_q,
+                     .heads_kv = s.heads_kv,
+                     .head_dim = s.head_dim,
+                     .head_dim_v = s.head_dim_v};
+        cases.push_back(std::move(c));
+        return cases.back();
+    }
+    std::vector<Case> cases;
+};
+
+void add_sizes(List& list) {
+    list.add("one_of_everything", {1, 1, 1, 1, 1, 1, 1});
+    list.add("no_batch", {0, 5, 7, 2, 2, 8, 8});
+    list.add("no_heads", {2, 5, 7, 0, 0, 8, 8});
+    list.add("no_query_heads", {2, 5, 7, 0, 2, 8, 8});
+    list.add("no_queries", {2, 0, 7, 2, 1, 8, 8});
+    list.add("no_keys", {2, 5, 0, 2, 2, 8, 8}).dlse = true;
+    list.add("nothing", {0, 0, 0, 0, 0, 1, 1});
+    list.add("one_key", {2, 33, 1, 2, 1, 16, 16});
+    list.add("decode", {2, 1, 777, 8, 2, 64, 64});
+    list.add("decode_bf16", {2, 1, 777, 8, 2, 64, 64}, DType::bf16);
+    list.add("square_64", {1, 64, 64, 1, 1, 64, 64});
+    list.add("past_64", {1, 65, 65, 1, 1, 65, 65});
+    list.add("under_64", {1, 63, 63, 1, 1, 63, 63});
+    list.add("three_times_512", {1, 3, 1537, 1, 1, 32, 32}).threads = 3;
+    list.add("many_queries", {1, 1537, 3, 1, 1, 32, 32}).threads = 3;
+    list.add("head_dim_256", {1, 70, 90, 2, 1, 256, 256});
+    list.add("head_dim_1", {2, 70, 90, 2, 1, 1, 1});
+    list.add("head_dim_3_v_200", {1, 40, 70, 2, 2, 3, 200});
+    list.add("head_dim_192_v_128", {1, 40, 70, 2, 1, 192, 128}, DType::bf16);
+    list.add("head_dim_200_v_1", {1, 40, 70, 2, 2, 200, 1}, DType::fp16);
+}
+
+void add_masks(List& list) {
+    const auto causal = [&](const char* id, std::int64_t len_q, std::int64_t len_kv, Causal kind) {
+        list.add(id, {1, len_q, len_kv, 2, 1, 32, 32}).problem.mask.causal = kind;
+    };
+    causal("causal_square", 130, 130, Causal::bottom_right);
+    causal("causal_br_more_keys", 70, 200, Causal::bottom_right);
+    causal("causal_br_more_queries", 200, 70, Causal::bottom_right);
+    causal("causal_tl_more_keys", 70, 200, Causal::top_left);
+    causal("causal_tl_more_queries", 200, 70, Causal::top_left);
+    const auto window = [&](const char* id, std::int64_t len_q, std::int64_t len_kv, std::int64_t left,
+                            std::int64_t right) {
+        Mask& mask = list.add(id, {1, len_q, len_kv, 2, 2, 16, 16}).problem.mask;
+        mask.window_left = left;
+        mask.window_right = right;
+    };
+    window("window_self_only", 100, 100, 0, 0);
+    window("window_left", 150, 150, 17, 0);
+    window("window_right", 150, 150, 0, 17);
+    window("window_decode", 1, 300, 20, 0);
+    window("window_more_queries", 300, 20, 5, 5);
+    window("window_wide", 80, 90, 1000, 1000);
+    Case& both = list.add("causal_tl_window", {1, 120, 60, 1, 1, 16, 16});
+    both.problem.mask = {.causal = Causal::top_left, .window_left = 70, .window_right = unbounded};
+}
+
+void add_scores(List& list) {
+    Case& cap = list.add("softcap_causal_gqa", {2, 70, 70, 4, 2, 32, 32});
+    cap.problem.softcap = 20;
+    cap.problem.mask.causal = Causal::bottom_right;
+    cap.q = Fill::large_logits;
+    Case& alibi = list.add("alibi_more_keys", {2, 40, 170, 4, 4, 32, 32});
+    alibi.problem.alibi = true;
+    alibi.alibi_per_batch = true;
+    Case& bias = list.add("bias_full_gradient", {2, 40, 70, 4, 2, 32, 32});
+    bias.problem.bias = bias.problem.bias_gradient = true;
+    bias.bias_holes = BiasHoles::scattered;
+    Case& rows = list.add("bias_rows_all_inf", {1, 70, 70, 2, 1, 32, 32});
+    rows.problem.bias = rows.problem.bias_gradient = true;
+    rows.bias_holes = BiasHoles::rows;
+    rows.dlse = true;
+    Case& prefix = list.add("bias_inf_prefix", {1, 33, 1540, 1, 1, 16, 16});
+    prefix.problem.bias = true;
+    prefix.bias_holes = BiasHoles::prefix;
+    prefix.bias_broadcast = {true, true, true, false};
+    Case& scalar = list.add("bias_scalar_gradient", {2, 30, 40, 2, 2, 8, 8});
+    scalar.problem.bias = scalar.problem.bias_gradient = true;
+    scalar.bias_broadcast = {true, true, true, true};
+    Case& dropout = list.add("dropout_half", {2, 100, 130, 2, 1, 32, 32});
+    dropout.problem.dropout = {.probability = 0.5, .seed = 42};
+    dropout.dlse = true;
+    list.add("scale_zero", {1, 50, 60, 1, 1, 32, 32}).problem.scale = 0;
+    list.add("scale_negative", {1, 50, 60, 1, 1, 32, 32}).problem.scale = -0.7;
+    list.add("large_logits", {1, 100, 300, 2, 2, 64, 64}).q = Fill::large_logits;
+    list.add("outliers_bf16", {1, 100, 300, 2, 2, 64, 64}, DType::bf16).k = Fill::outliers;
+}
+
+void add_ragged(List& list) {
+    const auto ragged = [&](const char* id, std::vector<std::int64_t> of_q, std::vector<std::int64_t> of_kv) -> Case& {
+        Case& c = list.add(id, {1, 0, 0, 4, 2, 24, 24});
+        c.set_lengths(std::move(of_q), std::move(of_kv));
+        c.threads = 2;
+        return c;
+    };
+    ragged("ragged_zero_everywhere", {0, 5, 0, 70, 0}, {0, 9, 33, 0, 0}).dlse = true;
+    ragged("ragged_one_key_each", {1, 1, 1, 1}, {1, 1, 1, 1});
+    ragged("ragged_decode", {1, 0, 1, 1}, {300, 10, 0, 65});
+    Case& causal = ragged("ragged_causal_softcap", {64, 1, 100, 17}, {64, 65, 90, 17});
+    causal.problem.mask.causal = Causal::bottom_right;
+    causal.problem.softcap = 10;
+    causal.cu_seqlens_dtype = DType::int64;
+    Case& loose = ragged("ragged_loose_bounds", {10, 20}, {30, 5});
+    loose.problem.len_q = 1000;  // bounds over the longest member are legal
+    loose.problem.len_kv = 700;
+    ragged("ragged_all_empty", {0, 0, 0}, {0, 0, 0});
+}
+
+void add_layouts(List& list) {
+    list.add("bhsd", {2, 70, 90, 4, 2, 64, 64}).layout = Layout::bhsd;
+    Case& random = list.add("random_layout", {2, 70, 90, 4, 2, 40, 24});
+    random.layout = Layout::random;
+    Case& expanded = list.add("expanded_inputs", {3, 40, 50, 4, 4, 32, 32});
+    expanded.layout = Layout::random;
+    expanded.expanded = {true, true, true, true};
+    Case& bf16 = list.add("random_layout_bf16", {2, 70, 90, 4, 2, 33, 65}, DType::bf16);
+    bf16.layout = Layout::random;
+    bf16.problem.mask.causal = Causal::bottom_right;
+    Case& codes = list.add("index_coded", {2, 70, 600, 2, 1, 32, 32});
+    codes.v = Fill::index_coded;
+    Case& tile = list.add("tile_1x1", {1, 9, 11, 2, 1, 8, 8});
+    tile.tile = Tile{1, 1};
+    Case& odd_tile = list.add("tile_7x13", {1, 50, 61, 2, 1, 20, 20});
+    odd_tile.tile = Tile{7, 13};
+    odd_tile.problem.mask.causal = Causal::bottom_right;
+}
+
+}  // namespace
+
+std::vector<Case> corner_cases() {
+    List list;
+    add_sizes(list);
+    add_masks(list);
+    add_scores(list);
+    add_ragged(list);
+    add_layouts(list);
+    return std::move(list.cases);
+}
+
+}  // namespace tessera::check

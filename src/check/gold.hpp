@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What compare.cc holds a result against, one struct per output tensor; everything is fp64 and packed.
+#pragma once
+
+#include <string>
+
+#include "check/packed.hpp"
+#include "tessera/attention.hpp"
+#include "tessera/problem.hpp"
+
+namespace tessera::check {
+
+/// Unit roundoff: half the distance from 1 to the next number.
+constexpr double unit_roundoff(DType dtype) {
+    switch (dtype) {
+        case DType::bf16: return 0x1p-8;
+        case DType::fp16: return 0x1p-11;
+        case DType::fp64: return 0x1p-53;
+        default: return 0x1p-24;
+    }
+}
+
+/// The smallest normal number: below it, rounding errors are those of this number.
+constexpr double smallest_normal(DType dtype) { return dtype == DType::fp16 ? 0x1p-14 : 0x1p-126; }
+
+/// One output: the right values and, element by element, how far off a kernel may be and why (see compare.hpp).
+struct TensorGold {
+    std::string name;
+    Packed value;      ///< from the fp64 reference
+    Packed magnitude;  ///< M: sum of the absolute values of the terms
+    Packed score;      ///< A: the score allowance, 0 in rows of ordinary scores
+    Packed stored_o;   ///< gradients: deviation that an error of 1 relative to each stored O element causes, squared
+    Packed unfused;    ///< the same-precision unfused result; empty for fp32 and fp64
+
+    /// Zeros of the shape of `like` everywhere.
+    TensorGold(std::string tensor_name, const TensorView& like)
+        : name(std::move(tensor_name)),
+          value(packed_zeros(like)),
+          magnitude(packed_zeros(like)),
+          score(packed_zeros(like)),
+          stored_o(packed_zeros(like)) {}
+};
+
+/// fp64 copies of the inputs of a call. `call` is the same call on the copies: fp64 throughout, no outputs.
+template <class Args>
+struct PackedCall {
+    Problem problem;  ///< dtype fp64
+    DType dtype;      ///< of the Problem that was packed
+    Packed q, k, v, bias, d_o, dlse;
+    Args call{};
+};
+
+/// An LSE of zeros: [batch, heads_q, len_q] or [heads_q, total_q].
+Packed packed_lse(const Problem& problem);
+
+PackedCall<ForwardArgs> pack(const Problem& problem, const ForwardArgs& args);
+PackedCall<BackwardArgs> pack(const Problem& problem, const BackwardArgs& args);
+
+/// Fills magnitude and score of both (magnitudes.cc). o.value must be filled in.
+void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, TensorGold& lse);
+
+/// The gradients' golds; dbias may be null.
+struct Gradients {
+    TensorGold* dq;
+    TensorGold* dk;
+    TensorGold* dv;
+    TensorGold* dbias;
+};
+void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients);
+
+}  // namespace tessera::check

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fp64 copies of tensors of any dtype and strides: what the gold is computed from and kept in.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/tensor.hpp"
+
+namespace tessera::check {
+
+/// An fp64 tensor that owns its memory. Moving keeps the view valid; copying would not, so there is no copy.
+struct Packed {
+    std::vector<double> data;
+    TensorView view{};  ///< C order; dimensions that were expanded by stride 0 stay expanded
+
+    Packed() = default;
+    Packed(Packed&&) = default;
+    Packed& operator=(Packed&&) = default;
+};
+
+/// Every element of `from`, converted exactly. A tensor that was not given stays so.
+Packed packed_copy(const TensorView& from);
+
+/// Zeros in the shape of `like`, C order.
+Packed packed_zeros(const TensorView& like);
+
+/// The shape with sizes 1 for the dimensions that the rank lacks.
+inline std::array<std::int64_t, 4> shape_of_rank_4(const TensorView& t) {
+    std::array<std::int64_t, 4> shape{1, 1, 1, 1};
+    for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) shape[d] = t.shape[d];
+    return shape;
+}
+
+/// Calls f(flat, element) for every element in C order: its C order index, and its address as std::byte*.
+template <class F>
+void for_each_element(const TensorView& t, F&& f) {
+    if (!t.given() || t.size() == 0) return;
+    const auto shape = shape_of_rank_4(t);
+    const auto stride = [&](std::size_t d) { return t.strides[d] * size_of(t.dtype); };
+    std::int64_t flat = 0;
+    for (std::int64_t a = 0; a < shape[0]; ++a) {
+        for (std::int64_t b = 0; b < shape[1]; ++b) {
+            for (std::int64_t c = 0; c < shape[2]; ++c) {
+                auto* row = static_cast<std::byte*>(t.data) + a * stride(0) + b * stride(1) + c * stride(2);
+                for (std::int64_t d = 0; d < shape[3]; ++d) f(flat++, row + d * stride(3));
+            }
+        }
+    }
+}
+
+/// "[1, 0, 3]": the indices of the element with C order index `flat`.
+std::string index_text(const TensorView& t, std::int64_t flat);
+
+}  // namespace tessera::check

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "check/run_case.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "check/guarded.hpp"
+#include "check/packed.hpp"
+#include "core/numeric.hpp"
+#include "tessera/error.hpp"
+#include "tessera/plan.hpp"
+
+namespace tessera::check {
+namespace {
+
+/// One number per tensor: its values and its layout come from the case's seed and this.
+enum Tensor : std::uint64_t { kQ, kK, kV, kBias, kSlopes, kCuQ, kCuKv, kO, kLse, kDo, kDlse, kDq, kDk, kDv, kDbias };
+
+constexpr double kHoleShare = 0.2;
+
+std::uint64_t seed_of(const Case& c, Tensor tensor) {
+    std::uint64_t id = 0;  // the id counts, so that corner cases of one seed differ too
+    for (const char letter : c.id) id = id * 131 + static_cast<unsigned char>(letter);
+    return Random(c.seed, id).bits(tensor);
+}
+
+GuardedTensor rows_tensor(const Case& c, Tensor tensor, bool of_queries, std::int64_t dim, bool expand = false) {
+    const Problem& p = c.problem;
+    const std::int64_t heads = of_queries ? p.heads_q : p.heads_kv;
+    const std::uint64_t seed = seed_of(c, tensor);
+    if (p.ragged) return {p.dtype, {of_queries ? p.total_q : p.total_kv, heads, dim}, c.layout, seed, expand};
+    return {p.dtype, {p.batch, of_queries ? p.len_q : p.len_kv, heads, dim}, c.layout, seed, expand};
+}
+
+GuardedTensor lse_tensor(const Case& c, Tensor tensor) {
+    const Problem& p = c.problem;
+    if (p.ragged) return {DType::fp32, {p.heads_q, p.total_q}, c.layout, seed_of(c, tensor)};
+    return {DType::fp32, {p.batch, p.heads_q, p.len_q}, c.layout, seed_of(c, tensor)};
+}
+
+GuardedTensor bias_tensor(const Case& c, Tensor tensor) {
+    const Problem& p = c.problem;
+    const auto size = [&](std::size_t d, std::int64_t full) { return c.bias_broadcast[d] ? 1 : full; };
+    return {c.bias_dtype,
+            {size(0, p.batch), size(1, p.heads_q), size(2, p.len_q), size(3, p.len_kv)},
+            c.layout,
+            seed_of(c, tensor)};
+}
+
+/// Turns entries of a filled bias into -inf.
+void punch_holes(const TensorView& bias, BiasHoles holes, std::uint64_t seed) {
+    if (holes == BiasHoles::none) return;
+    const Random random(seed, 0x401E5);
+    const std::int64_t columns = bias.shape[3];
+    for_each_element(bias, [&](std::int64_t flat, std::byte* element) {
+        const std::int64_t row = flat / columns;
+        const std::int64_t column = flat % columns;
+        bool hole = false;
+        if (holes == BiasHoles::scattered) hole = random.uniform(static_cast<std::uint64_t>(flat)) < kHoleShare;
+        if (holes == BiasHoles::prefix) hole = column < columns * 9 / 10;
+        if (holes == BiasHoles::rows) hole = random.uniform(static_cast<std::uint64_t>(row)) < kHoleShare;
+        if (hole) store_from_double(element, bias.dtype, -std::numeric_limits<double>::infinity());
+    });
+}
+
+GuardedTensor cu_seqlens(const Case& c, Tensor tensor, const std::vector<std::int64_t>& lengths) {
+    GuardedTensor result(c.cu_seqlens_dtype, {c.problem.batch + 1}, c.layout, seed_of(c, tensor));
+    std::int64_t sum = 0;
+    for (std::int64_t b = 0; b <= c.problem.batch; ++b) {
+        if (c.cu_seqlens_dtype == DType::int32) *result.view().at<std::int32_t>(b) = static_cast<std::int32_t>(sum);
+        else *result.view().at<std::int64_t>(b) = sum;
+        if (b < c.problem.batch) sum += lengths[static_cast<std::size_t>(b)];
+    }
+    return result;
+}
+
+GuardedTensor slopes_tensor(const Case& c) {
+    const Problem& p = c.problem;
+    GuardedTensor result = c.alibi_per_batch
+                               ? GuardedTensor(DType::fp32, {p.batch, p.heads_q}, c.layout, seed_of(c, kSlopes))
+                               : GuardedTensor(DType::fp32, {p.heads_q}, c.layout, seed_of(c, kSlopes));
+    for_each_element(result.view(), [](std::int64_t flat, std::byte* element) {
+        store_from_double(element, DType::fp32, std::exp2(-0.7 * static_cast<double>(flat % 9 + 1)));
+    });
+    return result;
+}
+
+/// Copies fp64 values into a tensor of any dtype, rounding once.
+void store_all(const TensorView& from, const TensorView& to) {
+    const auto* values = static_cast<const double*>(from.data);
+    for_each_element(
+        to, [&](std::int64_t flat, std::byte* element) { store_from_double(element, to.dtype, values[flat]); });
+}
+
+TensorReport memory_damage(const std::string& what) {
+    TensorReport report;
+    report.name = "memory";
+    report.rule = "changed outside the outputs";
+    report.value = 1;
+    report.pass = false;
+    report.worst = what;
+    return report;
+}
+
+/// The plan of a case for one kernel, or why there is none.
+std::variant<Plan, std::string> plan_of(const Case& c, const KernelInfo& kernel) {
+    PlanOptions options{.pass = kernel.pass, .kernel = kernel.name, .tile = c.tile, .threads = c.threads};
+    for (;;) {
+        try {
+            return plan(c.problem, options);
+        } catch (const Error& e) {
+            if (e.code() != ErrorCode::unsupported) throw;
+            if (!options.tile) return std::string(e.what());
+            options.tile.reset();
+        }
+    }
+}
+
+}  // namespace
+
+struct CaseRunner::State {
+    Case c;
+    GuardedTensor q, k, v, bias, slopes, cu_q, cu_kv, o, lse, d_o, dlse;
+    ForwardArgs forward{};
+    BackwardArgs backward{};
+    std::optional<ForwardGold> forward_gold;
+    std::optional<BackwardGold> backward_gold;
+
+    std::vector<std::pair<const char*, GuardedTensor*>> inputs() {
+        return {{"q", &q},
+                {"k", &k},
+                {"v", &v},
+                {"bias", &bias},
+                {"alibi_slopes", &slopes},
+                {"cu_seqlens_q", &cu_q},
+                {"cu_seqlens_kv", &cu_kv},
+                {"o", &o},
+                {"lse", &lse},
+                {"do", &d_o},
+                {"dlse", &dlse}};
+    }
+
+    template <class Args>
+    void set_inputs(Args& args) {
+        args.q = q.view();
+        args.k = k.view();
+        args.v = v.view();
+        args.bias = bias.view();
+        args.alibi_slopes = slopes.view();
+        args.cu_seqlens_q = cu_q.view();
+        args.cu_seqlens_kv = cu_kv.view();
+        args.o = o.view();
+    }
+
+    /// Runs a planned call between a snapshot and a comparison of all memory.
+    template <class Call>
+    void run_guarded(const Plan& how, std::vector<std::pair<const char*, GuardedTensor*>> outputs, Report& report,
+                     Call&& call) {
+        GuardedWorkspace workspace(how.workspace_bytes);
+        for (auto& [name, tensor] : outputs) tensor->poison(), tensor->snapshot();
+        for (auto& [name, tensor] : inputs()) tensor->snapshot();
+        call(workspace.span());
+        if (!workspace.bands_unchanged()) report.tensors.push_back(memory_damage("written outside the workspace"));
+        for (auto& [name, tensor] : outputs) {
+            if (!tensor->unchanged(false))
+                report.tensors.push_back(memory_damage(std::string("written between the elements of ") + name));
+        }
+        for (auto& [name, tensor] : inputs()) {
+            const bool is_output =
+                std::any_of(outputs.begin(), outputs.end(), [&](auto& out) { return out.second == tensor; });
+            if (!is_output && !tensor->unchanged(true))
+                report.tensors.push_back(memory_damage(std::string("written to the input ") + name));
+        }
+    }
+};
+
+CaseRunner::CaseRunner(const Case& which) : state_(std::make_unique<State>()) {
+    State& s = *state_;
+    s.c = which;
+    const Problem& p = s.c.problem;
+    s.q = rows_tensor(which, kQ, true, p.head_dim, which.expanded[0]);
+    s.k = rows_tensor(which, kK, false, p.head_dim, which.expanded[1]);
+    s.v = rows_tensor(which, kV, false, p.head_dim_v, which.expanded[2]);
+    s.o = rows_tensor(which, kO, true, p.head_dim_v);
+    s.d_o = rows_tensor(which, kDo, true, p.head_dim_v, which.expanded[3]);
+    s.lse = lse_tensor(which, kLse);
+    fill(s.q.view(), which.q, seed_of(which, kQ));
+    fill(s.k.view(), which.k, seed_of(which, kK));
+    fill(s.v.view(), which.v, seed_of(which, kV));
+    fill(s.d_o.view(), which.d_o, seed_of(which, kDo));
+    if (which.dlse) {
+        s.dlse = lse_tensor(which, kDlse);
+        fill(s.dlse.view(), Fill::normal, seed_of(which, kDlse));
+    }
+    if (p.bias) {
+        s.bias = bias_tensor(which, kBias);
+        fill(s.bias.view(), Fill::normal, seed_of(which, kBias));
+        punch_holes(s.bias.view(), which.bias_holes, seed_of(which, kBias));
+    }
+    if (p.alibi) s.slopes = slopes_tensor(which);
+    if (p.ragged) {
+        s.cu_q = cu_seqlens(which, kCuQ, which.lengths_q);
+        s.cu_kv = cu_seqlens(which, kCuKv, which.lengths_kv);
+    }
+    s.set_inputs(s.forward);
+    s.set_inputs(s.backward);
+    if (which.lse) s.forward.lse = s.lse.view();
+    s.backward.lse = s.lse.view();
+    s.backward.d_o = s.d_o.view();
+    s.backward.dlse = s.dlse.view();
+}
+
+CaseRunner::~CaseRunner() = default;
+
+const Problem& CaseRunner::problem() const { return state_->c.problem; }
+const ForwardArgs& CaseRunner::forward_inputs() const { return state_->forward; }
+const BackwardArgs& CaseRunner::backward_inputs() const { return state_->backward; }
+
+const ForwardGold& CaseRunner::forward_gold() {
+    if (!state_->forward_gold) state_->forward_gold.emplace(state_->c.problem, state_->forward);
+    return *state_->forward_gold;
+}
+
+const BackwardGold& CaseRunner::backward_gold() {
+    if (!state_->backward_gold) state_->backward_gold.emplace(state_->c.problem, state_->backward);
+    return *state_->backward_gold;
+}
+
+Outcome CaseRunner::run(const KernelInfo& kernel, const Execution& how) {
+    State& s = *state_;
+    Outcome outcome;
+    auto planned = plan_of(s.c, kernel);
+    if (auto* refusal = std::get_if<std::string>(&planned)) {
+        outcome.refusal = std::move(*refusal);
+        return outcome;
+    }
+    const Plan& plan = std::get<Plan>(planned);
+    if (kernel.pass == Pass::forward) {
+        Report damage;
+        s.run_guarded(plan, {{"o", &s.o}, {"lse", &s.lse}}, damage,
+                      [&](std::span<std::byte> workspace) { forward(plan, s.forward, workspace, how); });
+        outcome.report = forward_gold().compare(s.forward);
+        for (TensorReport& t : damage.tensors) outcome.report.tensors.push_back(std::move(t));
+        return outcome;
+    }
+    store_all(forward_gold().o(), s.o.view());
+    store_all(forward_gold().lse(), s.lse.view());
+    GuardedTensor dq = rows_tensor(s.c, kDq, true, s.c.problem.head_dim);
+    GuardedTensor dk = rows_tensor(s.c, kDk, false, s.c.problem.head_dim);
+    GuardedTensor dv = rows_tensor(s.c, kDv, false, s.c.problem.head_dim_v);
+    GuardedTensor dbias = s.c.problem.bias_gradient ? bias_tensor(s.c, kDbias) : GuardedTensor();
+    BackwardArgs args = s.backward;
+    args.dq = dq.view();
+    args.dk = dk.view();
+    args.dv = dv.view();
+    args.dbias = dbias.view();
+    Report damage;
+    s.run_guarded(plan, {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"dbias", &dbias}}, damage,
+                  [&](std::span<std::byte> workspace) { backward(plan, args, workspace, how); });
+    outcome.report = backward_gold().compare(args);
+    for (TensorReport& t : damage.tensors) outcome.report.tensors.push_back(std::move(t));
+    return outcome;
+}
+
+Outcome run_case(const Case& which, const KernelInfo& kernel) { return CaseRunner(which).run(kernel); }
+
+}  // namespace tessera::check

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "check/unfused.hpp"
+
+#include <cmath>
+#include <vector>
+
+#include "check/heads.hpp"
+
+namespace tessera::check {
+namespace {
+
+using reference::Head;
+
+double rounded(double value, DType dtype) {
+    return dtype == DType::bf16 ? to_double(from_double<Bf16>(value)) : to_double(from_double<Fp16>(value));
+}
+
+void round_all(Packed& tensor, DType dtype) {
+    for (double& value : tensor.data) value = rounded(value, dtype);
+}
+
+/// Rows of one head that every step needs, all [len_kv] but the query.
+struct Row {
+    std::vector<double> query;  // [head_dim]
+    std::vector<double> dots;   // rounded scores before the softcap
+    std::vector<double> p;      // rounded weights, without dropout
+    std::vector<double> ds;     // rounded gradient of the scores
+    explicit Row(const Problem& problem)
+        : query(static_cast<std::size_t>(problem.head_dim)),
+          dots(static_cast<std::size_t>(problem.len_kv)),
+          p(dots.size()),
+          ds(dots.size()) {}
+};
+
+/// P of row i over its visible keys; all 0 where the row sees nothing, NaN where it is undefined.
+void weights_of_row(const Head& head, std::int64_t i, DType dtype, Row& row) {
+    const Range keys = head.band.row(i);
+    head.load_query(i, row.query.data());
+    double maximum = -reference::kInfinity;
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        const auto at = static_cast<std::size_t>(j);
+        row.dots[at] = rounded(head.dot(row.query.data(), j), dtype);
+        row.p[at] = head.score(i, j, row.dots[at]);
+        maximum = std::fmax(maximum, row.p[at]);
+    }
+    if (maximum == -reference::kInfinity) maximum = 0;
+    double sum = 0;
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        sum += row.p[static_cast<std::size_t>(j)] = std::exp(row.p[static_cast<std::size_t>(j)] - maximum);
+    }
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        double& p = row.p[static_cast<std::size_t>(j)];
+        p = sum == 0 ? 0 : rounded(p / sum, dtype);
+    }
+}
+
+/// dS of row i over its visible keys.
+void score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, DType dtype,
+                    Row& row) {
+    const Problem& p = head.problem;
+    const Range keys = head.band.row(i);
+    double delta = dlse.data != nullptr && !keys.empty() ? -slot(dlse, i, 0) : 0;
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        double dp = 0;
+        for (std::int64_t c = 0; c < p.head_dim_v; ++c) dp += slot(d_o, i, c) * head.v[j * p.head_dim_v + c];
+        row.ds[static_cast<std::size_t>(j)] = head.dropout_factor(i, j) * rounded(dp, dtype);
+        delta += row.p[static_cast<std::size_t>(j)] * row.ds[static_cast<std::size_t>(j)];
+    }
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        double& ds = row.ds[static_cast<std::size_t>(j)];
+        ds = rounded(row.p[static_cast<std::size_t>(j)] * (ds - delta), dtype);
+    }
+}
+
+void add_row(const Head& head, std::int64_t i, const HeadRows& d_o, DType dtype, const Row& row, const HeadRows& dq,
+             const HeadRows& dk, const HeadRows& dv, const HeadRows& dbias) {
+    const Problem& p = head.problem;
+    const Range keys = head.band.row(i);
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        const auto at = static_cast<std::size_t>(j);
+        const double weight = rounded(row.p[at] * head.dropout_factor(i, j), dtype);
+        const double dx = p.effective_scale() * row.ds[at] * head.score_slope(row.dots[at]);
+        for (std::int64_t c = 0; c < p.head_dim_v; ++c) slot(dv, j, c) += weight * slot(d_o, i, c);
+        for (std::int64_t c = 0; c < p.head_dim; ++c) {
+            slot(dk, j, c) += dx * row.query[static_cast<std::size_t>(c)];
+            slot(dq, i, c) += dx * head.k[j * p.head_dim + c];
+        }
+        if (dbias.data != nullptr) slot(dbias, i, j) += row.ds[at];
+    }
+}
+
+}  // namespace
+
+void add_unfused(const PackedCall<ForwardArgs>& packed, DType dtype, TensorGold& o) {
+    const Problem& p = packed.problem;
+    o.unfused = packed_zeros(o.value.view);
+    Row row(p);
+    for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
+        const HeadRows out = head_rows(o.unfused.view, member, member.first_q, h);
+        for (std::int64_t i = 0; i < member.len_q; ++i) {
+            weights_of_row(head, i, dtype, row);
+            const Range keys = head.band.row(i);
+            for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+                const double weight = rounded(row.p[static_cast<std::size_t>(j)] * head.dropout_factor(i, j), dtype);
+                for (std::int64_t c = 0; c < p.head_dim_v; ++c)
+                    slot(out, i, c) += weight * head.v[j * p.head_dim_v + c];
+            }
+        }
+    });
+    round_all(o.unfused, dtype);
+}
+
+void add_unfused(const PackedCall<BackwardArgs>& packed, DType dtype, const Gradients& gradients) {
+    const Problem& p = packed.problem;
+    for (TensorGold* gold : {gradients.dq, gradients.dk, gradients.dv, gradients.dbias}) {
+        if (gold != nullptr) gold->unfused = packed_zeros(gold->value.view);
+    }
+    Row row(p);
+    for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
+        const HeadRows d_o = head_rows(packed.d_o.view, member, member.first_q, h);
+        const HeadRows dlse = lse_rows(packed.dlse.view, member, h);
+        const HeadRows dq = head_rows(gradients.dq->unfused.view, member, member.first_q, h);
+        const HeadRows dk = head_rows(gradients.dk->unfused.view, member, member.first_kv, h / p.group());
+        const HeadRows dv = head_rows(gradients.dv->unfused.view, member, member.first_kv, h / p.group());
+        const HeadRows dbias =
+            gradients.dbias != nullptr ? bias_rows(gradients.dbias->unfused.view, member.batch, h) : HeadRows{};
+        for (std::int64_t i = 0; i < member.len_q; ++i) {
+            weights_of_row(head, i, dtype, row);
+            score_gradient(head, i, d_o, dlse, dtype, row);
+            add_row(head, i, d_o, dtype, row, dq, dk, dv, dbias);
+        }
+    });
+    for (TensorGold* gold : {gradients.dq, gradients.dk, gradients.dv, gradients.dbias}) {
+        if (gold != nullptr) round_all(gold->unfused, dtype);
+    }
+}
+
+}  // namespace tessera::check

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "measure/cold_cache.hpp"
+#include "measure/statistics.hpp"
+#include "tessera/tensor.hpp"
+
+namespace tessera::measure {
+
+/// Times `call` `repeat` times, after one call that is not counted (first use of memory, threads and code). Before
+/// each, `operands` leave the caches. In milliseconds.
+Summary time_call(const std::function<void()>& call, std::span<const TensorView> operands, ColdCache& cache,
+                  int repeat);
+
+}  // namespace tessera::measure

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "measure/record.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "measure/work.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::measure {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string side_text(std::int64_t side) { return side == unbounded ? "unbounded" : std::to_string(side); }
+
+void join(std::string& text, const std::string& part) {
+    if (!text.empty()) text += ", ";
+    text += part;
+}
+
+/// The one list of fields: f(name, field, required). A field that is not required is left out when it says nothing.
+template <class R, class F>
+void for_each_field(R& r, F&& f) {
+    f("what", r.what, true), f("by", r.by, true), f("schedule", r.schedule, true), f("kernel", r.kernel, false);
+    f("pass", r.pass, true), f("dtype", r.dtype, true), f("batch", r.batch, true);
+    f("len_q", r.len_q, true), f("len_kv", r.len_kv, true);
+    f("heads_q", r.heads_q, true), f("heads_kv", r.heads_kv, true);
+    f("head_dim", r.head_dim, true), f("head_dim_v", r.head_dim_v, true);
+    f("mask", r.mask, true), f("features", r.features, false), f("deterministic", r.deterministic, true);
+    f("ms", r.ms, true), f("ms_spread", r.ms_spread, true), f("tflops", r.tflops, true);
+    f("bound", r.bound, false), f("percent_of_bound", r.percent_of_bound, false), f("bytes", r.bytes, false);
+    f("device", r.device, true), f("threads", r.threads, false), f("clock_mhz", r.clock_mhz, false);
+    f("versions", r.versions, false), f("date", r.date, true), f("commit", r.commit, false);
+}
+
+struct Writer {
+    Json json = Json::object();
+
+    template <class T>
+    void operator()(const char* name, const T& field, bool required) {
+        if (required || field != T{}) json[name] = field;
+    }
+    void operator()(const char* name, const std::optional<double>& field, bool) {
+        if (field) json[name] = *field;
+    }
+};
+
+struct Reader {
+    const Json& json;
+
+    template <class T>
+    void operator()(const char* name, T& field, bool required) const {
+        const auto found = json.find(name);
+        if (found == json.end()) {
+            if (required) throw Error(ErrorCode::bad_data, name, "expected this field in a record, got none");
+            return;
+        }
+        try {
+            read(*found, field);
+        } catch (const Json::exception& error) {
+            throw Error(ErrorCode::bad_data, name, fmt::format("not the type of this field: {}", error.what()));
+        }
+    }
+    template <class T>
+    static void read(const Json& value, T& field) {
+        field = value.get<T>();
+    }
+    static void read(const Json& value, std::optional<double>& field) { field = value.get<double>(); }
+};
+
+}  // namespace
+
+std::string mask_text(const Mask& mask) {
+    std::string text;
+    if (mask.causal == Causal::bottom_right) join(text, "causal bottom-right");
+    if (mask.causal == Causal::top_left) join(text, "causal top-left");
+    if (mask.window_left != unbounded || mask.window_right != unbounded) {
+        join(text, fmt::format("window {},{}", side_text(mask.window_left), side_text(mask.window_right)));
+    }
+    return text.empty() ? "none" : text;
+}
+
+std::string features_text(const Problem& problem) {
+    std::string text;
+    if (problem.ragged) join(text, fmt::format("ragged rows {} x {}", problem.total_q, problem.total_kv));
+    if (problem.softcap > 0) join(text, fmt::format("softcap {}", problem.softcap));
+    if (problem.alibi) join(text, "alibi");
+    if (problem.bias) join(text, problem.bias_gradient ? "bias with gradient" : "bias");
+    if (problem.dropout.probability > 0) join(text, fmt::format("dropout {}", problem.dropout.probability));
+    return text;
+}
+
+Record record_of(const Plan& plan, const Summary& milliseconds, double operations) {
+    const Problem& p = plan.problem;
+    return {.schedule = name_of(plan.kernel->schedule),
+            .kernel = plan.kernel->name,
+            .pass = name_of(plan.pass),
+            .dtype = name_of(p.dtype),
+            .batch = p.batch,
+            .len_q = p.len_q,
+            .len_kv = p.len_kv,
+            .heads_q = p.heads_q,
+            .heads_kv = p.heads_kv,
+            .head_dim = p.head_dim,
+            .head_dim_v = p.head_dim_v,
+            .mask = mask_text(p.mask),
+            .features = features_text(p),
+            .ms = milliseconds.median,
+            .ms_spread = milliseconds.spread,
+            .tflops = gflops(operations, milliseconds.median) / 1e3,
+            .threads = plan.threads};
+}
+
+Json to_json(const Record& record) {
+    Writer writer;
+    for_each_field(record, writer);
+    return std::move(writer.json);
+}
+
+Record record_from_json(const Json& json) {
+    if (!json.is_object()) throw Error(ErrorCode::bad_data, "record", "expected a JSON object");
+    Record record;
+    for_each_field(record, Reader{json});
+    return record;
+}
+
+}  // namespace tessera::measure

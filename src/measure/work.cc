@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "measure/work.hpp"
+
+#include "core/batch.hpp"
+
+namespace tessera::measure {
+
+std::int64_t visible_pairs(const Problem& problem, const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_kv) {
+    if (!problem.ragged) {
+        return problem.batch * problem.heads_q * problem.mask.bind(problem.len_q, problem.len_kv).visible_pairs();
+    }
+    std::int64_t pairs = 0;
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+        const Member member = member_of(problem, cu_seqlens_q, cu_seqlens_kv, b);
+        pairs += problem.mask.bind(member.len_q, member.len_kv).visible_pairs();
+    }
+    return pairs * problem.heads_q;
+}
+
+double flop(const Problem& problem, Pass pass, std::int64_t pairs) {
+    const std::int64_t per_pair = pass == Pass::forward ? 2 * (problem.head_dim + problem.head_dim_v)
+                                                        : 2 * (3 * problem.head_dim + 2 * problem.head_dim_v);
+    return static_cast<double>(pairs) * static_cast<double>(per_pair);
+}
+
+}  // namespace tessera::measure

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// list, why, bench, gen, --help: what they print.
+#include <sstream>
+
+#include "measure/record.hpp"
+#include "process.hpp"
+
+namespace tessera {
+namespace {
+
+class CommandsTest : public CommandTest {
+ protected:
+    static void expect_fits(const Outcome& outcome) {
+        std::istringstream lines(outcome.out);
+        for (std::string line; std::getline(lines, line);) {
+            EXPECT_LE(line.size(), 100U) << line;
+            EXPECT_TRUE(line.empty() || line.back() != ' ') << "trailing space: " << line;
+        }
+    }
+};
+
+TEST_F(CommandsTest, help_teaches_by_example_and_fits) {
+    const Outcome all = run_ok("--help");
+    expect_fits(all);
+    for (const char* command : {"run", "check", "bench", "why", "list", "gen"}) {
+        EXPECT_NE(all.out.find(command), std::string::npos);
+        const Outcome help = run_ok(std::string(command) + " --help");
+        EXPECT_NE(help.out.find("Examples:"), std::string::npos) << command;
+        expect_fits(help);
+    }
+    EXPECT_EQ(run_ok("--version").out.rfind("tessera ", 0), 0U);
+}
+
+TEST_F(CommandsTest, list_fits_and_parses) {
+    expect_fits(run_ok("list"));
+    const auto kernels = run_ok("list --json").json().at("kernels");
+    ASSERT_FALSE(kernels.empty());
+    EXPECT_EQ(kernels.back().at("backend"), "reference");
+    EXPECT_EQ(run_ok("--json list").json().at("kernels"), kernels);
+}
+
+TEST_F(CommandsTest, why_tells_of_every_kernel) {
+    const auto all = run_ok("list --json").json().at("kernels");
+    for (const char* options :
+         {"", " --backward", " --backend reference", " --dtype fp64", " --ragged 3,1x5 --bias --alibi"}) {
+        const auto json = run_ok(fmt::format("why --json{}", options)).json();
+        EXPECT_EQ(json.at("refused").size() + 1, all.size()) << options;
+        for (const auto& refusal : json.at("refused")) EXPECT_NE(refusal.at("reason"), "") << refusal.dump();
+        expect_fits(run_ok(fmt::format("why{}", options)));
+    }
+    const auto json = run_ok(
+                          "why --json --len-q 1 --len-kv 70 --heads 6/2 --head-dim 40/80 --causal bottom-right "
+                          "--window 5,inf --softcap 3")
+                          .json();
+    EXPECT_EQ(json.at("problem").at("heads_kv"), 2);
+    EXPECT_EQ(json.at("problem").at("head_dim_v"), 80);
+    EXPECT_EQ(json.at("problem").at("mask"), "causal bottom-right, window 5,unbounded");
+}
+
+TEST_F(CommandsTest, bench_measures_each_combination) {
+    const auto records =
+        run_ok("bench --len 16,32 --heads 2 --head-dim 8 --dtype fp32,bf16 --pass forward,backward --repeat 2 --json")
+            .json();
+    ASSERT_EQ(records.size(), 8U);
+    for (const auto& json : records) {
+        const measure::Record record = measure::record_from_json(json);
+        EXPECT_EQ(record.what, "measured");
+        EXPECT_GT(record.ms, 0);
+        EXPECT_GT(record.tflops, 0);
+        EXPECT_GE(record.ms_spread, 0);
+        EXPECT_FALSE(record.device.empty());
+        EXPECT_FALSE(record.commit.empty());
+        EXPECT_EQ(record.date.size(), 20U);
+    }
+    expect_fits(run_ok("bench --len 16,32 --heads 2 --head-dim 8 --schedule all --pass forward,backward --repeat 2"));
+}
+
+TEST_F(CommandsTest, bench_counts_visible_pairs_only) {
+    const auto tflop = [&](const std::string& options) {
+        const auto record = run_ok("bench --json --repeat 1 --heads 2 --head-dim 8 " + options).json().at(0);
+        return record.at("tflops").get<double>() * record.at("ms").get<double>() * 1e9;  // operations
+    };
+    EXPECT_NEAR(tflop("--len 32"), 2.0 * 32 * 32 * 2 * 16, 1);
+    EXPECT_NEAR(tflop("--len 32 --causal top-left"), 2.0 * (32 * 33 / 2) * 2 * 16, 1);
+    EXPECT_NEAR(tflop("--len 32 --pass backward"), 2.0 * 32 * 32 * 2 * 40, 1);
+    EXPECT_NEAR(tflop("--ragged 32,4x16"), 2.0 * (32 * 32 + 4 * 16) * 2 * 16, 1);
+}
+
+TEST_F(CommandsTest, bench_appends_records) {
+    const std::string bench = "bench --len 16 --heads 2 --head-dim 8 --repeat 1 -o r.jsonl";
+    run_ok(bench);
+    run_ok(bench + " --alibi --bias --dropout 0.1");
+    const auto records = measure::read_records(path("r.jsonl"));
+    ASSERT_EQ(records.size(), 2U);
+    EXPECT_EQ(records[1].features, "alibi, bias, dropout 0.1");
+}
+
+TEST_F(CommandsTest, gen_is_reproducible) {
+    for (const char* kind : {"normal", "outliers", "large-logits", "index-coded"}) {
+        const std::string gen = fmt::format("gen --kind {} --len 16 --heads 4/2 --head-dim 8 --seed 3 --grad", kind);
+        const auto json = run_ok(gen + " -o a.safetensors --json").json();
+        EXPECT_EQ(json.at("tensors").at("k").at("shape"), (std::vector<int>{1, 16, 2, 8}));
+        run_ok(gen + " -o b.safetensors");
+        EXPECT_EQ(text_of(path("a.safetensors")), text_of(path("b.safetensors")));
+        run_ok("run a.safetensors --backward --check");
+    }
+    run_ok("gen --len 16 --seed 4 -o b.safetensors");
+    EXPECT_NE(text_of(path("a.safetensors")), text_of(path("b.safetensors")));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every way to fail: the exit code, the message, and that nothing is left behind.
+#include <csignal>
+#include <thread>
+
+#include "process.hpp"
+
+namespace tessera {
+namespace {
+
+class ErrorsTest : public CommandTest {};
+
+using Names = std::set<std::string>;
+
+TEST_F(ErrorsTest, usage_is_two_and_names_the_option) {
+    expect_error("", 2, "COMMAND: expected one of run");
+    expect_error("frobnicate", 2, "got \"frobnicate\"");
+    expect_error("list --bogus", 2, "--bogus");
+    expect_error("run", 2, "FILE");
+    expect_error("run a.npy b.npy", 2, "FILE: expected one .safetensors file, or .npy files q k v [do]");
+    expect_error("why --heads 3/2", 2, "--heads: expected a multiple of heads_kv = 2, got 3");
+    expect_error("why --head-dim 257", 2, "--head-dim: expected 1..256, got 257");
+    expect_error("why --len 1,2", 2, "--len: expected one value, got \"1,2\"");
+    expect_error("why --len 12x", 2, "--len: expected a whole number");
+    expect_error("why --len", 2, "--len: expected a value, got nothing");
+    expect_error("why --len 1 --len 2", 2, "--len: expected once");
+    expect_error("why --ragged 5 --batch 2", 2, "--ragged: gives the batch");
+    expect_error("why --dtype int8", 2, "--dtype: expected one of fp32");
+    expect_error("bench --pass sideways", 2, "--pass: expected one of forward, backward");
+    expect_error("bench --repeat 0", 2, "--repeat: expected 1..");
+    expect_error("gen -o x.npy", 2, "--output: expected a name that ends in .safetensors");
+    expect_error("gen", 2, "--output");
+}
+
+TEST_F(ErrorsTest, usage_of_run) {
+    const std::string run = "run " + kSample + " --layout bhsd";
+    expect_error(run + " --window -1,0", 2, "the negative -1");
+    expect_error(run + " --window 5", 2, "--window: expected LEFT,RIGHT");
+    expect_error(run + " --softcap -1", 2, "--softcap: expected 0 (none) or a finite number > 0, got -1");
+    expect_error(run + " --scale abc", 2, "--scale: expected a number, got \"abc\"");
+    expect_error(run + " --scale nan", 2, "--scale: ");
+    expect_error(run + " --dropout 1", 2, "--dropout: expected a probability in [0, 1), got 1");
+    expect_error(run + " --schedule fa9", 2, "--schedule: expected one of auto, standard, fa1, fa2, fa3");
+    expect_error(run + " --threads 0", 2, "--threads: expected 1..1024, got \"0\"");
+    expect_error(run + " --tile 64", 2, "--tile: expected Q,KV");
+    expect_error(run + " --tile 0,64", 2, "--tile: expected 1..4096, got 0");
+    expect_error(run + " --dlse q", 2, "--dlse: expected --backward with it");
+    expect_error(run + " -o out.npy", 2, "--output: expected a name that ends in .safetensors");
+    EXPECT_EQ(names(), Names{});
+}
+
+TEST_F(ErrorsTest, bad_data_is_65) {
+    std::ofstream(path("garbage.safetensors")) << "not a tensor file at all";
+    expect_error("run garbage.safetensors", 65, "garbage.safetensors");
+    expect_error("run " + kSampleOptions + " --q nope", 65,
+                 "expected a tensor \"nope\" (q), the file has \"do\", \"k\", \"o\", \"q\", \"v\"");
+    expect_error("run " + kSampleOptions + " --k o --v do --bias q", 65, "bias: expected [1, 4, 1500, 1500]");
+    expect_error("run " + kSample + " --cu-seqlens-q q --cu-seqlens-kv q", 65, "rank 3");
+    run_ok("gen --len 8 --heads 2 --head-dim 4 -o a.safetensors");
+    std::filesystem::resize_file(path("a.safetensors"), std::filesystem::file_size(path("a.safetensors")) - 1);
+    expect_error("run a.safetensors", 65, "a.safetensors");
+    EXPECT_EQ(names(), (Names{"a.safetensors", "garbage.safetensors"}));
+}
+
+TEST_F(ErrorsTest, cannot_open_is_66) {
+    expect_error("run missing.safetensors", 66, "missing.safetensors: cannot open: No such file");
+    expect_error("run " + folder().string(), 66, "directory");
+    expect_error("run q.npy k.npy v.npy", 66, "q.npy");
+}
+
+TEST_F(ErrorsTest, what_is_not_built_is_69) {
+    const auto list = run_ok("list --json").json();
+    const auto has = [&](const std::string& field, const std::string& value) {
+        for (const auto& kernel : list.at("kernels")) {
+            if (kernel.at(field) == value) return true;
+        }
+        return false;
+    };
+    if (!has("backend", "cuda"))
+        expect_error("run " + kSampleOptions + " --backend cuda", 69, "--backend: this build has no cuda kernels");
+    if (!has("schedule", "fa3"))
+        expect_error("why --schedule fa3", 69, "--schedule: this build has no forward kernel of schedule fa3");
+}
+
+TEST_F(ErrorsTest, out_of_memory_is_71) {
+    expect_error("gen --len 60000000 --heads 64 --head-dim 256 -o big.safetensors", 71, "q");
+    EXPECT_EQ(names(), Names{});
+}
+
+TEST_F(ErrorsTest, cannot_write_is_73) {
+    expect_error("gen --len 8 -o no/such/folder.safetensors", 73, "no/such/folder.safetensors");
+    expect_error("run " + kSampleOptions + " -o no/such/folder.safetensors", 73, "no/such/folder.safetensors");
+    expect_error("bench --len 8 -o no/such/folder.jsonl", 73, "no/such/folder.jsonl");
+    EXPECT_EQ(run("list", "", ">/dev/full").code, 73);
+    EXPECT_EQ(run("list --json", "", ">&-").code, 73);
+    EXPECT_EQ(run("gen --len 64 -o x.safetensors", "ulimit -f 1;").code, 73);
+    EXPECT_EQ(names(), Names{});
+}
+
+TEST_F(ErrorsTest, an_output_is_never_an_input) {
+    run_ok("gen --len 8 --heads 2 --head-dim 4 -o a.safetensors");
+    std::filesystem::create_symlink("a.safetensors", path("link.safetensors"));
+    std::filesystem::create_hard_link(path("a.safetensors"), path("hard.safetensors"));
+    const std::string before = text_of(path("a.safetensors"));
+    expect_error("run link.safetensors -o a.safetensors", 2, "--output: expected another file than the input");
+    expect_error("run a.safetensors -o link.safetensors", 2, "--output");
+    expect_error("run a.safetensors -o hard.safetensors", 2, "--output");
+    EXPECT_EQ(text_of(path("a.safetensors")), before);
+}
+
+TEST_F(ErrorsTest, closed_output_does_not_reach_files) {
+    // With stdout closed, the output file must not become descriptor 1 and receive the report.
+    const Outcome outcome = run("gen --len 8 --heads 2 --head-dim 4 -o a.safetensors", "", ">&-");
+    EXPECT_EQ(outcome.code, 73);
+    run_ok("run a.safetensors");
+}
+
+TEST_F(ErrorsTest, a_reader_that_leaves_ends_the_command_quietly) {
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    ::close(ends[0]);
+    const Outcome outcome = run("list", "", fmt::format(">&{}", ends[1]));
+    ::close(ends[1]);
+    EXPECT_EQ(outcome.code, 128 + SIGPIPE);
+    EXPECT_EQ(outcome.err, "");
+}
+
+/// Starts the command with nothing but the default reaction to signals.
+pid_t start(const std::vector<std::string>& arguments) {
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    ::signal(SIGINT, SIG_DFL);
+    ::signal(SIGTERM, SIG_DFL);
+    std::vector<char*> argv;
+    for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
+    argv.push_back(nullptr);
+    if (::freopen("/dev/null", "w", stdout) != nullptr) ::execv(TESSERA_COMMAND, argv.data());
+    ::_exit(99);
+}
+
+/// Sends a signal, and returns how the command ended: its exit code, or minus the signal that killed it.
+int code_after_signal(pid_t child, int signal_number) {
+    ::kill(child, signal_number);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+TEST_F(ErrorsTest, interrupted_is_130_and_keeps_what_is_done) {
+    const std::string records = path("r.jsonl");
+    const std::vector<std::string> bench = {"tessera", "bench", "--len", "8,2048", "--repeat", "100000", "-o", records};
+    for (const auto& [signal_number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}}) {
+        const pid_t child = start(bench);
+        std::this_thread::sleep_for(std::chrono::milliseconds(700));
+        EXPECT_EQ(code_after_signal(child, signal_number), code);
+    }
+    for (const std::string& name : names()) EXPECT_EQ(name, "r.jsonl");
+}
+
+TEST_F(ErrorsTest, interrupted_write_leaves_nothing) {
+    const std::string target = path("big.safetensors");
+    const pid_t child = start({"tessera", "gen", "--len", "20000", "--heads", "16", "-o", target});
+    while (names().empty() && ::waitpid(child, nullptr, WNOHANG) == 0)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(names().count("big.safetensors"), 0U);  // the temporary file is there, under a name of its own
+    EXPECT_EQ(code_after_signal(child, SIGINT), 130);
+    EXPECT_EQ(names(), Names{});
+}
+
+TEST_F(ErrorsTest, hostile_names_do_not_reach_the_terminal) {
+    const Outcome outcome = run("run \"$(printf 'a\\033[31m\\nb')\"");
+    EXPECT_EQ(outcome.code, 66);
+    EXPECT_EQ(outcome.err.find('\033'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera

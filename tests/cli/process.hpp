@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs the command as a shell user does, and tells what came of it.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+namespace tessera {
+
+inline const std::string kSample = TESSERA_SOURCE_DIR "/examples/data/kjv-layer2.safetensors";
+inline const std::string kSampleOptions = kSample + " --layout bhsd --causal bottom-right --scale 0.125";
+
+struct Outcome {
+    int code = -1;  ///< exit code; 128 + n when signal n ended it
+    std::string out;
+    std::string err;
+
+    nlohmann::json json() const { return nlohmann::json::parse(out); }
+};
+
+inline std::string text_of(const std::filesystem::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Each test works in an empty folder of its own.
+class CommandTest : public testing::Test {
+ protected:
+    void SetUp() override {
+        std::string pattern = (std::filesystem::temp_directory_path() / "tessera_cli_XXXXXX").string();
+        ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+        root_ = pattern;
+        std::filesystem::create_directory(folder());
+    }
+    void TearDown() override { std::filesystem::remove_all(root_); }
+
+    std::filesystem::path folder() const { return root_ / "work"; }
+    std::string path(const std::string& name) const { return (folder() / name).string(); }
+
+    /// `tessera ARGUMENTS` in folder(); `shell` is put before it ("ulimit -f 1;"), `redirect` after it.
+    Outcome run(const std::string& arguments, const std::string& shell = "", const std::string& redirect = "") const {
+        const std::string script = fmt::format("cd {0}/work || exit 99\n{{ {1} {2} {3}; }} >{0}/out 2>{0}/err {4}",
+                                               root_.string(), shell, TESSERA_COMMAND, arguments, redirect);
+        const int status = std::system(script.c_str());
+        const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        return {code, text_of(root_ / "out"), text_of(root_ / "err")};
+    }
+
+    /// The same, expecting success.
+    Outcome run_ok(const std::string& arguments) const {
+        Outcome outcome = run(arguments);
+        EXPECT_EQ(outcome.code, 0) << "tessera " << arguments << "\n" << outcome.err;
+        return outcome;
+    }
+
+    /// Expects this exit code, one line "tessera: error: ..." that holds `message`, nothing on stdout.
+    void expect_error(const std::string& arguments, int code, const std::string& message) const {
+        const Outcome outcome = run(arguments);
+        EXPECT_EQ(outcome.code, code) << "tessera " << arguments << "\n" << outcome.err;
+        EXPECT_EQ(outcome.out, "") << arguments;
+        EXPECT_NE(outcome.err.find("tessera: error: "), std::string::npos) << arguments << "\n" << outcome.err;
+        EXPECT_NE(outcome.err.find(message), std::string::npos) << arguments << "\n" << outcome.err;
+    }
+
+    /// The names in folder().
+    std::set<std::string> names() const {
+        std::set<std::string> result;
+        for (const auto& entry : std::filesystem::directory_iterator(folder()))
+            result.insert(entry.path().filename().string());
+        return result;
+    }
+
+ private:
+    std::filesystem::path root_;
+};
+
+}  // namespace tessera

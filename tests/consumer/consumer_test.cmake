@@ -1,0 +1,45 @@
+# cmake -DSOURCE=<checkout> -DBUILD=<built tree> -DWORK=<scratch folder> -DGENERATOR= -DC_COMPILER= -DCXX_COMPILER=
+#       -DCONFIG= -P consumer_test.cmake
+# Builds and runs project/ against the installed library, against the source as a subdirectory, and the same shared.
+set(EXPECTED_CPP "C++ 0.0000 0.5000 1.0000 1.5000\nerror 1 head_dim\n")
+set(EXPECTED_C "C 0.0000 0.5000 1.0000 1.5000\nerror 1 head_dim\n")
+
+function(run)
+    execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+    if(NOT status EQUAL 0)
+        list(JOIN ARGN " " command)
+        message(FATAL_ERROR "${command}\nfailed (${status}):\n${output}")
+    endif()
+endfunction()
+
+function(expect_output program expected)
+    execute_process(COMMAND ${program} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+    if(NOT status EQUAL 0 OR NOT output STREQUAL expected)
+        message(FATAL_ERROR "${program} (${status}): expected\n${expected}got\n${output}${errors}")
+    endif()
+endfunction()
+
+# build_and_run(NAME FOLDER OPTIONS...): configures project/ into FOLDER, builds, runs and compares.
+function(build_and_run name folder)
+    run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/${folder}
+        -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_BUILD_TYPE=${CONFIG} ${ARGN})
+    run(${CMAKE_COMMAND} --build ${WORK}/${folder})
+    expect_output(${WORK}/${folder}/from_cpp "${EXPECTED_CPP}")
+    expect_output(${WORK}/${folder}/from_c "${EXPECTED_C}")
+    message(STATUS "${name}: ok")
+endfunction()
+
+file(REMOVE_RECURSE ${WORK})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix --component library)
+if(NOT EXISTS ${WORK}/prefix/include/tessera/tessera.h OR NOT EXISTS ${WORK}/prefix/share/licenses/tessera/LICENSE)
+    message(FATAL_ERROR "the headers or the license were not installed")
+endif()
+build_and_run("find_package" installed -DCMAKE_PREFIX_PATH=${WORK}/prefix)
+build_and_run("add_subdirectory" subdirectory -DTESSERA_CHECKOUT=${SOURCE})
+build_and_run("add_subdirectory, shared" subdirectory -DTESSERA_CHECKOUT=${SOURCE} -DBUILD_SHARED_LIBS=ON
+              -DTESSERA_INSTALL=ON)
+
+# An installed shared library needs none of its own dependencies at hand.
+run(${CMAKE_COMMAND} --install ${WORK}/subdirectory --prefix ${WORK}/shared_prefix --component library)
+build_and_run("find_package, shared" installed_shared -DCMAKE_PREFIX_PATH=${WORK}/shared_prefix
+              -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON -DCMAKE_DISABLE_FIND_PACKAGE_TBB=ON)

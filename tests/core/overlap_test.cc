@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// may_overlap() and overlaps_itself() against the set of bytes that views really touch.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "core/checks.hpp"
+#include "core/property.hpp"
+#include "core/tensors.hpp"
+
+namespace tessera {
+namespace {
+
+using test::for_each_index;
+using test::Index;
+
+std::int64_t byte_of(const TensorView& t, const Index& i) {
+    std::int64_t offset = 0;
+    for (std::size_t d = 0; d < i.size(); ++d) offset += i[d] * t.strides[d];
+    return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(t.data)) + offset * size_of(t.dtype);
+}
+
+std::set<std::int64_t> bytes_of(const TensorView& t) {
+    std::set<std::int64_t> bytes;
+    for_each_index(t, [&](const Index& i) {
+        for (std::int64_t b = 0; b < size_of(t.dtype); ++b) bytes.insert(byte_of(t, i) + b);
+    });
+    return bytes;
+}
+
+bool share_by_brute_force(const TensorView& a, const TensorView& b) {
+    const auto bytes = bytes_of(a);
+    const auto others = bytes_of(b);
+    return std::any_of(others.begin(), others.end(), [&](std::int64_t byte) { return bytes.count(byte) > 0; });
+}
+
+bool folds_by_brute_force(const TensorView& t) {
+    std::set<std::int64_t> elements;
+    bool twice = false;
+    for_each_index(t, [&](const Index& i) { twice = !elements.insert(byte_of(t, i)).second || twice; });
+    return twice;
+}
+
+/// A view of made-up addresses; nothing is ever read through it.
+TensorView fake(std::int64_t element, DType dtype, std::initializer_list<std::int64_t> shape,
+                std::initializer_list<std::int64_t> strides) {
+    return strided_view(reinterpret_cast<const void*>(0x100000 + element * size_of(dtype)), dtype, shape, strides);
+}
+
+TensorView arbitrary(int rank, DType dtype, std::int64_t furthest_stride) {
+    TensorView t{.dtype = dtype, .rank = rank};
+    for (std::size_t d = 0; d < static_cast<std::size_t>(rank); ++d) {
+        t.shape[d] = *rc::gen::inRange<std::int64_t>(1, 5);
+        t.strides[d] = *rc::gen::inRange<std::int64_t>(-furthest_stride, furthest_stride + 1);
+    }
+    t.data = reinterpret_cast<void*>(0x100000 + *rc::gen::inRange<std::int64_t>(-40, 41) * size_of(dtype));
+    return t;
+}
+
+DType arbitrary_dtype() { return *rc::gen::element(DType::fp64, DType::fp32, DType::bf16); }
+
+bool same_strides(const TensorView& a, const TensorView& b) {
+    if (a.rank != b.rank || size_of(a.dtype) != size_of(b.dtype)) return false;
+    for (std::size_t d = 0; d < static_cast<std::size_t>(a.rank); ++d) {
+        if (a.shape[d] > 1 && b.shape[d] > 1 && a.strides[d] != b.strides[d]) return false;
+    }
+    return true;
+}
+
+/// No false negative ever; no false positive for views of one strided buffer or for memory that does not meet.
+void check_pair(const TensorView& a, const TensorView& b) {
+    const bool shared = share_by_brute_force(a, b);
+    const bool claimed = may_overlap(a, b);
+    RC_LOG() << a.describe() << " at " << a.data << ", " << b.describe() << " at " << b.data << std::endl;
+    RC_ASSERT(claimed || !shared);
+    RC_ASSERT(claimed == may_overlap(b, a));
+    const auto bytes_a = bytes_of(a);
+    const auto bytes_b = bytes_of(b);
+    const bool apart = *bytes_a.rbegin() < *bytes_b.begin() || *bytes_b.rbegin() < *bytes_a.begin();
+    if (apart || same_strides(a, b)) RC_ASSERT(claimed == shared);
+}
+
+TEST(Overlap, any_two_small_views) {
+    EXPECT_TRUE(test::holds(3000, [] {
+        check_pair(arbitrary(*rc::gen::inRange(1, 5), arbitrary_dtype(), 12),
+                   arbitrary(*rc::gen::inRange(1, 5), arbitrary_dtype(), 12));
+    }));
+}
+
+TEST(Overlap, two_views_of_one_buffer_exactly) {
+    EXPECT_TRUE(test::holds(3000, [] {
+        const TensorView a = arbitrary(*rc::gen::inRange(1, 5), arbitrary_dtype(), 30);
+        TensorView b = arbitrary(a.rank, a.dtype, 30);
+        b.strides = a.strides;
+        check_pair(a, b);
+    }));
+}
+
+TEST(Overlap, addresses_between_elements) {
+    EXPECT_TRUE(test::holds(2000, [] {
+        const TensorView a = arbitrary(*rc::gen::inRange(1, 4), DType::fp32, 10);
+        TensorView b = a;
+        b.data = static_cast<std::byte*>(a.data) + *rc::gen::inRange(-60, 61);
+        check_pair(a, b);
+    }));
+}
+
+TEST(Overlap, with_itself_exactly) {
+    EXPECT_TRUE(test::holds(3000, [] {
+        const TensorView t = arbitrary(*rc::gen::inRange(1, 5), arbitrary_dtype(), *rc::gen::element(4, 12, 60));
+        RC_LOG() << t.describe() << std::endl;
+        RC_ASSERT(overlaps_itself(t) == folds_by_brute_force(t));
+    }));
+}
+
+TEST(Overlap, packed_qkv_parts_are_apart) {
+    // [batch, len, 3, heads, dim] in one buffer, and [total, heads_q + 2 heads_kv, dim] with GQA.
+    constexpr std::int64_t kHeads = 4, kDim = 8, kRow = 3 * kHeads * kDim, kLen = 5;
+    const auto part = [&](std::int64_t n) {
+        return fake(n * kHeads * kDim, DType::bf16, {2, kLen, kHeads, kDim}, {kLen * kRow, kRow, kDim, 1});
+    };
+    for (std::int64_t a = 0; a < 3; ++a) {
+        EXPECT_FALSE(overlaps_itself(part(a)));
+        for (std::int64_t b = 0; b < 3; ++b) EXPECT_EQ(may_overlap(part(a), part(b)), a == b);
+    }
+    const TensorView q = fake(0, DType::fp32, {9, 4, 8}, {64, 8, 1});
+    const TensorView k = fake(32, DType::fp32, {9, 2, 8}, {64, 8, 1});
+    const TensorView v = fake(48, DType::fp32, {9, 2, 8}, {64, 8, 1});
+    EXPECT_FALSE(may_overlap(q, k) || may_overlap(k, v) || may_overlap(q, v));
+    const TensorView one_more_head = fake(0, DType::fp32, {9, 5, 8}, {64, 8, 1});
+    EXPECT_TRUE(may_overlap(one_more_head, k));
+}
+
+TEST(Overlap, interleaved_halves_and_rows) {
+    const TensorView even = fake(0, DType::fp32, {4, 8}, {16, 2});
+    const TensorView odd = fake(1, DType::fp32, {4, 8}, {16, 2});
+    EXPECT_FALSE(may_overlap(even, odd));
+    const TensorView backwards = fake(63, DType::fp32, {4, 8}, {-16, -2});  // elements 63, 61, ...
+    const TensorView shifted = fake(62, DType::fp32, {4, 8}, {-16, -2});
+    EXPECT_FALSE(may_overlap(backwards, shifted));
+    EXPECT_TRUE(may_overlap(backwards, backwards));
+}
+
+TEST(Overlap, expanded_and_folded_outputs) {
+    EXPECT_TRUE(overlaps_itself(fake(0, DType::fp32, {2, 3, 4}, {0, 4, 1})));
+    EXPECT_TRUE(overlaps_itself(fake(0, DType::fp32, {3, 4}, {3, 1})));
+    EXPECT_FALSE(overlaps_itself(fake(0, DType::fp32, {1, 3, 4}, {0, 4, 1})));
+    EXPECT_FALSE(overlaps_itself(fake(20, DType::fp32, {3, 4}, {-4, -1})));
+    EXPECT_FALSE(overlaps_itself(fake(0, DType::fp32, {2, 3}, {3, 2})));  // {0,2,4} and {3,5,7}: distinct, interleaved
+}
+
+TEST(Overlap, empty_and_absent_views_share_nothing) {
+    const TensorView empty = fake(0, DType::fp32, {0, 4}, {4, 1});
+    const TensorView full = fake(0, DType::fp32, {4, 4}, {4, 1});
+    EXPECT_FALSE(may_overlap(empty, full) || may_overlap(full, empty) || overlaps_itself(empty));
+    TensorView switched_off = full;
+    switched_off.rank = 0;  // not given, whatever address is left in it
+    EXPECT_FALSE(may_overlap(full, switched_off) || may_overlap(switched_off, full));
+}
+
+TEST(Overlap, large_views_are_quick) {
+    // Millions of elements: the answer comes from strides, not from a walk.
+    constexpr std::int64_t kLen = 1 << 20;
+    const TensorView a = fake(0, DType::bf16, {64, kLen, 32, 128}, {kLen * 3 * 4096, 3 * 4096, 128, 1});
+    const TensorView b = fake(4096, DType::bf16, {64, kLen, 32, 128}, {kLen * 3 * 4096, 3 * 4096, 128, 1});
+    EXPECT_FALSE(may_overlap(a, b) || overlaps_itself(a));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Families of bugs that attention libraries really had: LSE and merging, masks that are off by one, softcap, dropout,
+// determinism. The numbers are those of the project's list of bugs.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "check/run_case.hpp"
+#include "core/philox.hpp"
+#include "kernels/support.hpp"
+
+namespace tessera::check {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// sglang 40903, vllm 47079, flashinfer 4485: LSE in base 2 taken for base e. Equal scores: LSE = ln(keys) + score.
+TEST(bug_families, bug_38_39_lse_is_the_natural_logarithm) {
+    for (const DType dtype : kStorageTypes) {
+        for (const std::int64_t keys : {1, 2, 64, 1000, 1537}) {
+            Problem p = make_problem(1, 3, keys, 2, 1, 16, dtype);
+            p.bias = true;
+            Attention a(p);
+            a.q.fill_value(0);
+            a.bias.fill_value(-2.5);
+            for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+                if (!a.forward(kernel)) return;
+                EXPECT_NEAR(a.lse.get(0, 1, 2), std::log(static_cast<double>(keys)) - 2.5, 6e-6) << keys << " keys";
+            });
+        }
+    }
+}
+
+// flash-attention 978, FlashMLA 77, vllm 39148: +inf for empty rows breaks merging
+TEST(bug_families, bug_40_41_lse_of_an_empty_row_is_minus_infinity) {
+    Problem p = make_problem(2, 70, 5, 2, 1, 16);
+    p.mask.causal = Causal::bottom_right;
+    Attention a(p);
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (!a.forward(kernel)) return;
+        for (std::int64_t i = 0; i < 65; ++i) ASSERT_EQ(a.lse.get(1, 1, i), -kInfinity);
+        for (std::int64_t i = 65; i < 70; ++i) ASSERT_TRUE(std::isfinite(a.lse.get(1, 1, i)));
+    });
+}
+
+/// Counts the visible keys of a query by equal scores: LSE = ln(count), and O = the mean of their codes.
+void expect_keys_seen(const Problem& p, std::int64_t (*first)(const Problem&, std::int64_t),
+                      std::int64_t (*last)(const Problem&, std::int64_t)) {
+    Attention a(p);
+    a.q.fill_value(0);
+    for (std::int64_t j = 0; j < p.len_kv; ++j) {
+        for (std::int64_t c = 0; c < p.head_dim_v; ++c) a.v.set(static_cast<double>(j), 0, j, 0, c);
+    }
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (!a.forward(kernel)) return;
+        for (std::int64_t i = 0; i < p.len_q; ++i) {
+            const std::int64_t low = std::max<std::int64_t>(first(p, i), 0);
+            const std::int64_t high = std::min(last(p, i), p.len_kv - 1);
+            const auto count = static_cast<double>(std::max<std::int64_t>(high - low + 1, 0));
+            if (count == 0) {
+                ASSERT_EQ(a.lse.get(0, 0, i), -kInfinity) << p.describe() << " query " << i;
+                continue;
+            }
+            ASSERT_NEAR(a.lse.get(0, 0, i), std::log(count), 1e-5) << p.describe() << " query " << i;
+            ASSERT_NEAR(a.o.get(0, i, 0, 0), 0.5 * static_cast<double>(low + high), 1e-3)
+                << p.describe() << " query " << i;
+        }
+    });
+}
+
+// flash-attention 282, 436; cutlass 2336; onnxruntime 28958; mlx 2835
+TEST(bug_families, bug_46_causal_alignment) {
+    const auto zero = [](const Problem&, std::int64_t) { return std::int64_t{0}; };
+    for (const std::int64_t q : {1, 5, 64, 65, 130}) {
+        for (const std::int64_t kv : {1, 5, 64, 65, 130}) {
+            Problem p = make_problem(1, q, kv, 1, 1, 8);
+            p.mask.causal = Causal::bottom_right;
+            expect_keys_seen(p, zero, [](const Problem& r, std::int64_t i) { return i + r.len_kv - r.len_q; });
+            p.mask.causal = Causal::top_left;
+            expect_keys_seen(p, zero, [](const Problem&, std::int64_t i) { return i; });
+        }
+    }
+}
+
+// flash-attention 1366, ROCm 185, transformers 39408: windows in decode, and whether their ends belong to them
+TEST(bug_families, bug_48_49_window_ends_are_inclusive) {
+    for (const std::int64_t q : {1, 3, 70}) {
+        for (const std::int64_t left : {0, 1, 63, 64, 65, 500}) {
+            for (const std::int64_t right : {0, 1, 64}) {
+                Problem p = make_problem(1, q, 140, 1, 1, 8);
+                p.mask = {.window_left = left, .window_right = right};
+                expect_keys_seen(
+                    p, [](const Problem& r, std::int64_t i) { return i + r.len_kv - r.len_q - r.mask.window_left; },
+                    [](const Problem& r, std::int64_t i) { return i + r.len_kv - r.len_q + r.mask.window_right; });
+            }
+        }
+    }
+}
+
+// flash-attention 2402: scores * tanh(scores). One key: LSE is the capped score, in closed form.
+TEST(bug_families, bug_50_softcap_closed_form) {
+    for (const double cap : {0.5, 8.0, 50.0}) {
+        for (const double score : {-400.0, -7.0, -0.01, 0.0, 0.3, 20.0, 1e6}) {
+            Problem p = make_problem(1, 1, 1, 1, 1, 1);
+            p.scale = 1;
+            p.softcap = cap;
+            Attention a(p);
+            a.q.fill_value(score);
+            a.k.fill_value(1);
+            for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+                if (!a.forward(kernel)) return;
+                const double capped = cap * std::tanh(score / cap);
+                EXPECT_NEAR(a.lse.get(0, 0, 0), capped, 2e-6 + std::abs(capped) * 0x1p-20)
+                    << "cap " << cap << " score " << score;
+            });
+        }
+    }
+}
+
+// flash-attention 2466, 2544: softcap in the backward of ragged batches
+TEST(bug_families, bug_51_softcap_ragged_backward) {
+    for (const DType dtype : kStorageTypes) {
+        const std::vector<std::int64_t> of_q{70, 0, 5, 33};
+        const std::vector<std::int64_t> of_kv{65, 9, 1, 80};
+        Problem p = make_ragged(of_q, of_kv, 4, 2, 32, dtype);
+        p.softcap = 3;
+        p.scale = 1;
+        p.mask.causal = Causal::bottom_right;
+        Attention a(p, 4, of_q, of_kv);
+        expect_right(a);
+    }
+}
+
+// flash-attention 845: slopes that were cast to fp16
+TEST(bug_families, bug_52_alibi_slopes_must_be_fp32) {
+    Problem p = make_problem(1, 4, 4, 2, 2, 8, DType::fp16);
+    p.alibi = true;
+    Attention a(p);
+    a.slopes = Tensor(DType::fp16, {2});
+    a.slopes.fill_value(0.25);
+    try {
+        const Plan how = plan(p);
+        forward(how, a.forward_args(), Workspace(how));
+        ADD_FAILURE() << "fp16 slopes were accepted";
+    } catch (const Error& e) {
+        EXPECT_EQ(e.argument(), "alibi_slopes");
+    }
+}
+
+/// Reads the dropout mask off a forward: equal scores, one-hot values. kept[(b, h, i, j)]
+std::vector<bool> mask_of_forward(Attention& a) {
+    const Problem& p = a.problem;
+    std::vector<bool> kept;
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+        for (std::int64_t h = 0; h < p.heads_q; ++h) {
+            for (std::int64_t i = 0; i < p.len_q; ++i) {
+                for (std::int64_t j = 0; j < p.len_kv; ++j) kept.push_back(a.o.get(b, i, h, j) != 0);
+            }
+        }
+    }
+    return kept;
+}
+
+Attention dropout_probe(double probability, std::uint64_t seed) {
+    Problem p = make_problem(2, 150, 130, 2, 2, 130);
+    p.dropout = {.probability = probability, .seed = seed};
+    Attention a(p);
+    a.q.fill_value(0);
+    a.v.fill_value(0);
+    for (std::int64_t i = 0; i < 2 * 2 * 130; ++i) a.v.set(1, i / 260, i % 130, i / 130 % 2, i % 130);
+    return a;
+}
+
+// flash-attention 314, ffpa 352: keep 0.977 instead of 0.90; masks alike across heads; int32 counters
+TEST(bug_families, bug_53_dropout_keeps_what_it_says) {
+    for (const double probability : {0.1, 0.5, 0.9}) {
+        Attention a = dropout_probe(probability, 1234567890123456789u);
+        const double keep = 1 - probability;
+        for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+            if (!a.forward(kernel)) return;
+            const std::vector<bool> kept = mask_of_forward(a);
+            double by_key[130] = {};
+            std::size_t at = 0;
+            for (std::int64_t b = 0; b < 2; ++b) {
+                for (std::int64_t h = 0; h < 2; ++h) {
+                    for (std::int64_t i = 0; i < 150; ++i) {
+                        for (std::int64_t j = 0; j < 130; ++j, ++at) {
+                            const bool expected =
+                                dropout_word(a.problem.dropout.seed, b, h, i, j) < keep_threshold(probability);
+                            ASSERT_EQ(kept[at], expected) << b << " " << h << " " << i << " " << j;
+                            by_key[j] += kept[at] ? 1 : 0;
+                        }
+                    }
+                }
+            }
+            // Chi-square over the keys, 130 degrees of freedom: 200 is passed once in 13,000 seeds.
+            const double n = 600;
+            double chi_square = 0;
+            for (const double count : by_key)
+                chi_square += (count - n * keep) * (count - n * keep) / (n * keep * (1 - keep));
+            EXPECT_LT(chi_square, 200);
+            EXPECT_GT(chi_square, 75);
+            EXPECT_NEAR(a.o.get(0, 0, 0, kept[0] ? 0 : 1) * 130 * keep, kept[0] || kept[1] ? 1 : 0, 1e-5);
+        });
+    }
+}
+
+// The same mask in the backward, and another one for another seed.
+TEST(bug_families, bug_53_dropout_backward_and_seeds) {
+    Problem p = make_problem(2, 70, 90, 4, 2, 24);
+    p.dropout = {.probability = 0.4, .seed = 99};
+    p.mask.causal = Causal::bottom_right;
+    Attention a(p);
+    expect_right(a);
+    Attention b = a;
+    b.problem.dropout.seed = 100;
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (!a.forward(kernel) || !b.forward(kernel)) return;
+        EXPECT_FALSE(a.o.same_bits(b.o));
+        EXPECT_TRUE(a.lse.same_bits(b.lse));  // LSE is of the weights before dropout
+    });
+}
+
+// vllm 47069, 51902; flashinfer 2424: bits that depend on neighbours, over more than three blocks of 512 keys
+TEST(bug_families, bug_69_long_rows_do_not_depend_on_neighbours) {
+    Problem one = make_problem(1, 3, 1600, 4, 2, 32, DType::bf16);
+    one.mask.causal = Causal::bottom_right;
+    Problem many = one;
+    many.batch = 5;
+    Attention alone(one, 3);
+    Attention among(many, 8);
+    for (auto which : {&Attention::q, &Attention::k, &Attention::v}) {
+        Tensor& to = among.*which;
+        const Tensor& from = alone.*which;
+        std::copy(from.memory.begin(), from.memory.end(),
+                  to.memory.begin() + static_cast<std::ptrdiff_t>(3 * from.memory.size()));
+    }
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (!alone.forward(kernel)) return;
+        for (const int threads : {1, 2, 7}) {
+            ASSERT_TRUE(among.forward(kernel, {.threads = threads}));
+            const auto first = among.o.memory.begin() + static_cast<std::ptrdiff_t>(3 * alone.o.memory.size());
+            EXPECT_TRUE(std::equal(alone.o.memory.begin(), alone.o.memory.end(), first)) << threads << " threads";
+        }
+    });
+}
+
+// flash-attention 2158, 2510: GQA, ragged, windowed backward that differs from run to run
+TEST(bug_families, bug_71_backward_is_deterministic) {
+    const std::vector<std::int64_t> of_q{200, 0, 65, 300};
+    const std::vector<std::int64_t> of_kv{300, 20, 64, 200};
+    Problem p = make_ragged(of_q, of_kv, 6, 2, 24);
+    p.mask = {.causal = Causal::bottom_right, .window_left = 100};
+    Attention a(p, 5, of_q, of_kv);
+    a.prepare_backward();
+    for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+        if (!a.backward(kernel)) return;
+        const int repeats = kernel.backend == Backend::reference ? 2 : 30;
+        for (int repeat = 0; repeat < repeats; ++repeat) {
+            Attention again = a;
+            ASSERT_TRUE(again.backward(kernel, {.threads = 1 + repeat % 4}));
+            ASSERT_TRUE(again.dq.same_bits(a.dq) && again.dk.same_bits(a.dk) && again.dv.same_bits(a.dv))
+                << "run " << repeat;
+        }
+    });
+}
+
+}  // namespace
+}  // namespace tessera::check

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The judge on trial: results that are wrong by a little have to fail, right ones have to pass. Without this, every
+// other test here could be green for nothing.
+#include "check/compare.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+
+#include "check/case.hpp"
+#include "check/gold.hpp"
+#include "check/guarded.hpp"
+#include "check/judge.hpp"
+#include "check/unfused.hpp"
+#include "kernels/support.hpp"
+
+namespace tessera::check {
+namespace {
+
+const KernelInfo& reference_forward() { return kernels()[kernels().size() - 2]; }
+const KernelInfo& reference_backward() { return kernels()[kernels().size() - 1]; }
+
+Attention finished(DType dtype, std::int64_t len_kv = 200) {
+    Attention a(make_problem(2, 160, len_kv, 2, 1, 32, dtype));
+    EXPECT_TRUE(a.forward(reference_forward()));
+    EXPECT_TRUE(a.backward(reference_backward()));
+    return a;
+}
+
+const TensorReport& of(const Report& report, const std::string& name) {
+    for (const TensorReport& t : report.tensors) {
+        if (t.name == name) return t;
+    }
+    ADD_FAILURE() << "no " << name;
+    return report.tensors.front();
+}
+
+TEST(compare, right_results_pass) {
+    for (const DType dtype : kStorageTypes) {
+        const Attention a = finished(dtype);
+        EXPECT_TRUE(a.check_forward().pass()) << a.check_forward().describe();
+        EXPECT_TRUE(a.check_backward().pass()) << a.check_backward().describe();
+    }
+}
+
+TEST(compare, fp32_limit_is_two_in_a_million) {
+    for (const auto& [factor, right] : {std::pair{1 + 1.8e-6, true}, {1 + 2.4e-6, false}, {1 - 2.4e-6, false}}) {
+        Attention a = finished(DType::fp32);
+        a.o.scale_by(factor);
+        EXPECT_EQ(of(a.check_forward(), "o").pass, right) << factor;
+    }
+    for (const auto& [factor, right] : {std::pair{1 + 0.9e-5, true}, {1 + 1.2e-5, false}}) {
+        for (Tensor Attention::*which : {&Attention::dq, &Attention::dk, &Attention::dv}) {
+            Attention a = finished(DType::fp32);
+            (a.*which).scale_by(factor);
+            EXPECT_EQ(a.check_backward().pass(), right) << factor;
+        }
+    }
+}
+
+TEST(compare, one_wrong_element_of_many_fails) {
+    for (const DType dtype : kStorageTypes) {
+        for (Tensor Attention::*which : {&Attention::o, &Attention::dq, &Attention::dk, &Attention::dv}) {
+            Attention a = finished(dtype);
+            Tensor& t = a.*which;
+            t.set(t.get(1, 77, 0, 13) + 0.02, 1, 77, 0, 13);
+            EXPECT_FALSE(a.check_forward().pass() && a.check_backward().pass()) << name_of(dtype);
+        }
+    }
+}
+
+TEST(compare, lse_of_another_base_or_off_by_a_little_fails) {
+    for (const DType dtype : kStorageTypes) {
+        Attention a = finished(dtype);
+        a.lse.scale_by(1.4426950408889634);
+        EXPECT_FALSE(of(a.check_forward(), "lse").pass);
+        Attention b = finished(dtype);
+        b.lse.set(b.lse.get(1, 0, 9) + 2e-5, 1, 0, 9);
+        EXPECT_FALSE(of(b.check_forward(), "lse").pass);
+    }
+}
+
+TEST(compare, nan_is_compared_exactly) {
+    Attention a = finished(DType::fp32);
+    a.o.set(std::nan(""), 0, 3, 1, 4);
+    const Report report = a.check_forward();
+    EXPECT_FALSE(of(report, "o").pass);
+    EXPECT_EQ(of(report, "o").rule, "NaN or infinity");
+    EXPECT_EQ(of(report, "o").worst.substr(0, 12), "[0, 3, 1, 4]");
+    Attention b(make_problem(1, 20, 20, 1, 1, 8));
+    b.k.set(std::nan(""), 0, 5, 0, 0);
+    ASSERT_TRUE(b.forward(reference_forward()));
+    EXPECT_TRUE(b.check_forward().pass());
+    b.o.set(0, 0, 11, 0, 3);
+    EXPECT_FALSE(b.check_forward().pass());
+    Attention c = finished(DType::fp32);
+    c.lse.set(-std::numeric_limits<double>::infinity(), 0, 0, 0);
+    EXPECT_FALSE(of(c.check_forward(), "lse").pass);
+}
+
+/// Cuts the low bits off instead of rounding: every error points to zero.
+TEST(compare, truncation_to_bf16_is_a_bias) {
+    Attention a = finished(DType::bf16);
+    const ForwardGold gold(a.problem, a.forward_args());
+    const auto* values = static_cast<const double*>(gold.o().data);
+    for_each_element(a.o.view, [&](std::int64_t flat, std::byte* element) {
+        const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(values[flat])) & 0xFFFF0000u;
+        store_from_double(element, DType::bf16, std::bit_cast<float>(bits));
+    });
+    const TensorReport report = of(gold.compare(a.forward_args()), "o");
+    EXPECT_FALSE(report.pass);
+    EXPECT_EQ(report.rule, "bias outward");
+}
+
+/// The unfused computation is the yardstick: it passes, and a result with twice its error does not.
+TEST(compare, unfused_computation_is_the_yardstick) {
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+        Attention a(make_problem(2, 160, 20, 2, 1, 32, dtype));
+        a.q.scale_by(
+            0.25);  // larger scores, rounded as the unfused computation rounds them, break the rule per element
+        const PackedCall<ForwardArgs> packed = pack(a.problem, a.forward_args());
+        const ForwardGold gold(a.problem, a.forward_args());
+        TensorGold unfused("o", a.o.view);
+        add_unfused(packed, dtype, unfused);
+        const auto* exact = static_cast<const double*>(gold.o().data);
+        for (const auto& [factor, right] : {std::pair{1.0, true}, {2.0, false}}) {
+            for_each_element(a.o.view, [&](std::int64_t flat, std::byte* element) {
+                const double error = unfused.unfused.data[static_cast<std::size_t>(flat)] - exact[flat];
+                store_from_double(element, dtype, exact[flat] + factor * error);
+            });
+            ForwardArgs args = a.forward_args();
+            args.lse = {};
+            EXPECT_EQ(gold.compare(args).pass(), right) << factor << "\n" << gold.compare(args).describe();
+        }
+    }
+}
+
+/// A key more or less at the diagonal is what masks get wrong.
+TEST(compare, mask_off_by_one_fails) {
+    for (const DType dtype : kStorageTypes) {
+        Problem right = make_problem(1, 160, 200, 2, 1, 32, dtype);
+        right.mask.causal = Causal::bottom_right;
+        Attention a(right);
+        a.problem.mask = {.window_right = 1};
+        ASSERT_TRUE(a.forward(reference_forward()));
+        ASSERT_TRUE(a.backward(reference_backward()));
+        a.problem = right;
+        const Report forward_report = a.check_forward();
+        EXPECT_FALSE(of(forward_report, "o").pass);
+        EXPECT_FALSE(of(forward_report, "lse").pass);
+        EXPECT_FALSE(a.check_backward().pass());
+    }
+}
+
+/// The scale folded into Q and rounded to bf16 with it: what a kernel must not do.
+TEST(compare, lse_from_prescaled_bf16_queries_fails) {
+    Attention a(make_problem(1, 64, 64, 1, 1, 64, DType::bf16));
+    a.problem.scale = 0.3;
+    Attention prescaled = a;
+    prescaled.q.scale_by(0.3);
+    prescaled.problem.scale = 1;
+    ASSERT_TRUE(prescaled.forward(reference_forward()));
+    a.lse = prescaled.lse;
+    EXPECT_FALSE(of(a.check_forward(), "lse").pass);
+}
+
+TEST(guarded, tells_gaps_and_bands) {
+    GuardedTensor t(DType::bf16, {3, 4, 5}, Layout::random, 11);
+    fill(t.view(), Fill::normal, 1);
+    t.snapshot();
+    EXPECT_TRUE(t.unchanged(true));
+    *static_cast<std::uint16_t*>(static_cast<void*>(t.view().at<std::uint16_t>(1, 2, 3))) = 7;
+    EXPECT_FALSE(t.unchanged(true));
+    EXPECT_TRUE(t.unchanged(false));
+    GuardedTensor packed(DType::fp32, {3, 4}, Layout::bshd, 0);
+    packed.snapshot();
+    packed.view().at<float>(0, 0)[12] = 1;  // one past the end
+    EXPECT_FALSE(packed.unchanged(false));
+    GuardedWorkspace workspace(100);
+    EXPECT_TRUE(workspace.bands_unchanged());
+    workspace.span().data()[100] = std::byte{0};
+    EXPECT_FALSE(workspace.bands_unchanged());
+}
+
+TEST(generate, same_numbers_everywhere) {
+    const Random random(42);
+    EXPECT_EQ(random.bits(0), Random(42).bits(0));
+    EXPECT_NE(random.bits(0), random.bits(1));
+    EXPECT_NE(random.bits(0), Random(42, 1).bits(0));
+    Tensor packed(DType::fp32, {2, 30, 4, 8});
+    fill(packed.view, Fill::normal, 5);
+    Tensor strided(DType::fp32, {2, 4, 30, 8});
+    const TensorView seen = transposed(strided.view, 1, 2);
+    fill(seen, Fill::normal, 5);
+    EXPECT_EQ(packed_copy(packed.view).data, packed_copy(seen).data);
+    double sum = 0;
+    double squares = 0;
+    for (std::uint64_t i = 0; i < 100'000; ++i) {
+        const double x = random.normal(i);
+        sum += x;
+        squares += x * x;
+    }
+    EXPECT_NEAR(sum / 1e5, 0, 0.015);
+    EXPECT_NEAR(squares / 1e5, 1, 0.02);
+    Tensor outliers(DType::fp32, {1, 1000, 10, 10});
+    fill(outliers.view, Fill::outliers, 9);
+    std::int64_t large = 0;
+    for (const double x : packed_copy(outliers.view).data) large += std::abs(x) > 6;
+    EXPECT_GT(large, 25);  // about 55 of the 100 outliers
+    EXPECT_LT(large, 90);
+}
+
+TEST(cases, are_reproduced_by_their_number) {
+    for (const std::uint64_t index : {0u, 7u, 149u}) {
+        const Case a = random_case(3, index);
+        const auto b = find_case(3, std::to_string(index));
+        ASSERT_TRUE(b.has_value());
+        EXPECT_EQ(a.describe(), b->describe());
+    }
+    EXPECT_NE(random_case(3, 1).describe(), random_case(4, 1).describe());
+    EXPECT_FALSE(find_case(3, "no such case").has_value());
+    for (const Case& c : corner_cases()) {
+        EXPECT_NO_THROW(c.problem.validate()) << c.id;
+        ASSERT_TRUE(find_case(0, c.id).has_value());
+        EXPECT_EQ(find_case(0, c.id)->describe(), c.describe());
+        EXPECT_EQ(to_command(c, "k"), "tessera check --kernel k --seed " + std::to_string(c.seed) + " --case " + c.id);
+    }
+    for (std::uint64_t index = 0; index < 2000; ++index)
+        ASSERT_NO_THROW(random_case(1, index).problem.validate()) << index;
+}
+
+}  // namespace
+}  // namespace tessera::check

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Owning tensors and one attention call around them, for tests that look at single bits and elements.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <initializer_list>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "check/compare.hpp"
+#include "check/generate.hpp"
+#include "check/packed.hpp"
+#include "core/numeric.hpp"
+#include "tessera/tessera.hpp"
+
+namespace tessera::check {
+
+/// A tensor that owns its memory, C order. `view` may be changed to look at the memory otherwise.
+struct Tensor {
+    std::vector<std::byte> memory;
+    TensorView view{};
+
+    Tensor() = default;
+    Tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
+        view = dense_view(nullptr, dtype, shape);
+        memory.resize(static_cast<std::size_t>(view.size() * size_of(dtype)));
+        view.data = memory.data();
+    }
+    Tensor(Tensor&&) = default;
+    Tensor& operator=(Tensor&&) = default;
+    Tensor(const Tensor& other) : memory(other.memory), view(other.view) { view.data = memory.data(); }
+    Tensor& operator=(const Tensor& other) { return *this = Tensor(other); }
+
+    /// Element by its indices, as fp64.
+    double get(std::int64_t a, std::int64_t b = 0, std::int64_t c = 0, std::int64_t d = 0) const {
+        return load_as_double(at(a, b, c, d), view.dtype);
+    }
+    void set(double value, std::int64_t a, std::int64_t b = 0, std::int64_t c = 0, std::int64_t d = 0) {
+        store_from_double(at(a, b, c, d), view.dtype, value);
+    }
+    void fill_value(double value) {
+        for_each_element(view,
+                         [&](std::int64_t, std::byte* element) { store_from_double(element, view.dtype, value); });
+    }
+    void scale_by(double factor) {
+        for_each_element(view, [&](std::int64_t, std::byte* element) {
+            store_from_double(element, view.dtype, factor * load_as_double(element, view.dtype));
+        });
+    }
+    void poison() { std::fill(memory.begin(), memory.end(), std::byte{0xFF}); }
+    bool same_bits(const Tensor& other) const { return memory == other.memory; }
+
+ private:
+    std::byte* at(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) const {
+        return static_cast<std::byte*>(view.data) + size_of(view.dtype) * (a * view.strides[0] + b * view.strides[1] +
+                                                                           c * view.strides[2] + d * view.strides[3]);
+    }
+};
+
+/// How to run a kernel in a test.
+struct Run {
+    int threads = 1;
+    std::optional<Tile> tile{};
+    Execution how{};
+};
+
+namespace detail {
+
+inline Tensor rows_tensor(const Problem& p, bool of_queries, std::int64_t dim) {
+    const std::int64_t heads = of_queries ? p.heads_q : p.heads_kv;
+    if (p.ragged) return {p.dtype, {of_queries ? p.total_q : p.total_kv, heads, dim}};
+    return {p.dtype, {p.batch, of_queries ? p.len_q : p.len_kv, heads, dim}};
+}
+
+inline Tensor lse_tensor(const Problem& p) {
+    if (p.ragged) return {DType::fp32, {p.heads_q, p.total_q}};
+    return {DType::fp32, {p.batch, p.heads_q, p.len_q}};
+}
+
+inline Tensor cu_seqlens(const std::vector<std::int64_t>& lengths) {
+    Tensor result(DType::int32, {static_cast<std::int64_t>(lengths.size()) + 1});
+    std::int32_t sum = 0;
+    *result.view.at<std::int32_t>(0) = 0;
+    for (std::size_t b = 0; b < lengths.size(); ++b) {
+        sum += static_cast<std::int32_t>(lengths[b]);
+        *result.view.at<std::int32_t>(static_cast<std::int64_t>(b) + 1) = sum;
+    }
+    return result;
+}
+
+/// More would not fit the machines that tests run on: only the schedules that materialise scores ask for it.
+inline constexpr std::size_t kMostWorkspace = std::size_t{1} << 30;
+
+inline std::optional<Plan> plan_for(const Problem& problem, const KernelInfo& kernel, const Run& run) {
+    try {
+        return plan(problem, {.pass = kernel.pass, .kernel = kernel.name, .tile = run.tile, .threads = run.threads});
+    } catch (const Error& e) {
+        if (e.code() != ErrorCode::unsupported) throw;
+        return std::nullopt;
+    }
+}
+
+}  // namespace detail
+
+/// A Problem with tensors of its own, filled with N(0, 1).
+struct Attention {
+    Problem problem;
+    Tensor q, k, v, bias, slopes, cu_q, cu_kv, d_o, dlse;  // inputs
+    Tensor o, lse, dq, dk, dv, dbias;                      // outputs
+
+    /// `lengths_*`: of the members of a ragged Problem.
+    explicit Attention(const Problem& p, std::uint64_t seed = 1, const std::vector<std::int64_t>& lengths_q = {},
+                       const std::vector<std::int64_t>& lengths_kv = {});
+
+    ForwardArgs forward_args() const;
+    BackwardArgs backward_args() const;
+
+    /// Run on poisoned outputs; false when the kernel refuses the Problem. The backward takes o and lse as they are.
+    [[nodiscard]] bool forward(const KernelInfo& kernel, const Run& run = {});
+    [[nodiscard]] bool backward(const KernelInfo& kernel, const Run& run = {});
+
+    /// Fills in o and lse for a backward, by the reference: a wrong forward is not the backward's fault.
+    void prepare_backward();
+
+    Report check_forward() const { return check::check_forward(problem, forward_args()); }
+    Report check_backward() const { return check::check_backward(problem, backward_args()); }
+};
+
+inline Attention::Attention(const Problem& p, std::uint64_t seed, const std::vector<std::int64_t>& lengths_q,
+                            const std::vector<std::int64_t>& lengths_kv)
+    : problem(p),
+      q(detail::rows_tensor(p, true, p.head_dim)),
+      k(detail::rows_tensor(p, false, p.head_dim)),
+      v(detail::rows_tensor(p, false, p.head_dim_v)),
+      d_o(detail::rows_tensor(p, true, p.head_dim_v)),
+      o(detail::rows_tensor(p, true, p.head_dim_v)),
+      lse(detail::lse_tensor(p)),
+      dq(q),
+      dk(k),
+      dv(v) {
+    fill(q.view, Fill::normal, seed * 16 + 1);
+    fill(k.view, Fill::normal, seed * 16 + 2);
+    fill(v.view, Fill::normal, seed * 16 + 3);
+    fill(d_o.view, Fill::normal, seed * 16 + 4);
+    if (p.bias) {
+        bias = Tensor(DType::fp32, {p.batch, p.heads_q, p.len_q, p.len_kv});
+        fill(bias.view, Fill::normal, seed * 16 + 5);
+        if (p.bias_gradient) dbias = bias;
+    }
+    if (p.alibi) {
+        slopes = Tensor(DType::fp32, {p.heads_q});
+        for (std::int64_t h = 0; h < p.heads_q; ++h) slopes.set(std::exp2(-static_cast<double>(h % 8 + 1)), h);
+    }
+    if (p.ragged) {
+        cu_q = detail::cu_seqlens(lengths_q);
+        cu_kv = detail::cu_seqlens(lengths_kv);
+    }
+}
+
+inline ForwardArgs Attention::forward_args() const {
+    return {.q = q.view,
+            .k = k.view,
+            .v = v.view,
+            .bias = bias.view,
+            .alibi_slopes = slopes.view,
+            .cu_seqlens_q = cu_q.view,
+            .cu_seqlens_kv = cu_kv.view,
+            .o = o.view,
+            .lse = lse.view};
+}
+
+inline BackwardArgs Attention::backward_args() const {
+    return {.q = q.view,
+            .k = k.view,
+            .v = v.view,
+            .bias = bias.view,
+            .alibi_slopes = slopes.view,
+            .cu_seqlens_q = cu_q.view,
+            .cu_seqlens_kv = cu_kv.view,
+            .o = o.view,
+            .lse = lse.view,
+            .d_o = d_o.view,
+            .dlse = dlse.view,
+            .dq = dq.view,
+            .dk = dk.view,
+            .dv = dv.view,
+            .dbias = dbias.view};
+}
+
+inline bool Attention::forward(const KernelInfo& kernel, const Run& run) {
+    const auto how = detail::plan_for(problem, kernel, run);
+    if (!how) return false;
+    o.poison();
+    lse.poison();
+    tessera::forward(*how, forward_args(), Workspace(*how), run.how);
+    return true;
+}
+
+inline bool Attention::backward(const KernelInfo& kernel, const Run& run) {
+    const auto how = detail::plan_for(problem, kernel, run);
+    if (!how) return false;
+    for (Tensor* out : {&dq, &dk, &dv, &dbias}) out->poison();
+    tessera::backward(*how, backward_args(), Workspace(*how), run.how);
+    return true;
+}
+
+inline void Attention::prepare_backward() {
+    const Plan how = plan(problem, {.backend = Backend::reference, .threads = 1});
+    tessera::forward(how, forward_args(), Workspace(how));
+}
+
+/// A dense Problem; `q` x `kv` tokens, `heads_q` / `heads_kv` heads.
+inline Problem make_problem(std::int64_t batch, std::int64_t q, std::int64_t kv, std::int64_t heads_q,
+                            std::int64_t heads_kv, std::int64_t head_dim, DType dtype = DType::fp32) {
+    return {.dtype = dtype,
+            .batch = batch,
+            .len_q = q,
+            .len_kv = kv,
+            .heads_q = heads_q,
+            .heads_kv = heads_kv,
+            .head_dim = head_dim,
+            .head_dim_v = head_dim};
+}
+
+/// A ragged Problem of members with these lengths.
+inline Problem make_ragged(const std::vector<std::int64_t>& lengths_q, const std::vector<std::int64_t>& lengths_kv,
+                           std::int64_t heads_q, std::int64_t heads_kv, std::int64_t head_dim,
+                           DType dtype = DType::fp32) {
+    const auto longest = [](const std::vector<std::int64_t>& l) {
+        return l.empty() ? 0 : *std::max_element(l.begin(), l.end());
+    };
+    Problem p = make_problem(static_cast<std::int64_t>(lengths_q.size()), longest(lengths_q), longest(lengths_kv),
+                             heads_q, heads_kv, head_dim, dtype);
+    p.ragged = true;
+    p.total_q = std::accumulate(lengths_q.begin(), lengths_q.end(), std::int64_t{0});
+    p.total_kv = std::accumulate(lengths_kv.begin(), lengths_kv.end(), std::int64_t{0});
+    return p;
+}
+
+/// Calls f(kernel) for every kernel of a pass, with its name in failure messages.
+template <class F>
+void for_each_kernel(Pass pass, F&& f) {
+    for (const KernelInfo& kernel : kernels()) {
+        if (kernel.pass != pass) continue;
+        SCOPED_TRACE(kernel.name);
+        f(kernel);
+    }
+}
+
+inline bool takes(const KernelInfo& kernel, DType dtype) {
+    for (const DType d : kernel.dtypes) {
+        if (d == dtype) return true;
+    }
+    return false;
+}
+
+/// Runs the forward on every kernel and compares with the reference, NaN for NaN.
+inline void expect_forward_right(Attention& a) {
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (!a.forward(kernel)) return;
+        const Report report = a.check_forward();
+        EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
+    });
+}
+
+/// The same for the backward.
+inline void expect_backward_right(Attention& a) {
+    a.prepare_backward();
+    for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+        if (!a.backward(kernel)) return;
+        const Report report = a.check_backward();
+        EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
+    });
+}
+
+inline void expect_right(Attention& a) {
+    expect_forward_right(a);
+    expect_backward_right(a);
+}
+
+inline constexpr DType kStorageTypes[] = {DType::fp32, DType::bf16, DType::fp16};
+
+}  // namespace tessera::check

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks what docs/architecture.md promises about the source tree, over the #include lines and the text of the files:
+
+- a layer includes only itself and the layers listed for it below;
+- third-party headers appear only where they belong;
+- a file has at most 400 lines, and its first lines name the license;
+- asm only in src/cuda/ptx, and no open points left in comments.
+
+Usage: check_layers.py [ROOT]. Prints one line per violation; exit status 1 when there are any.
+"""
+import pathlib
+import re
+import sys
+
+MAX_LINES = 400
+FOLDERS = ("include", "src", "cli", "bench", "tests", "examples", "python", "web")
+SUFFIXES = (".hpp", ".h", ".cc", ".c", ".cuh", ".cu")
+WITHOUT_INCLUDES = (".py", ".sh", ".cmake")
+
+# Folder or file -> layer; the longest prefix counts.
+LAYER_OF = {
+    "include/": "include",
+    "src/core/": "core",
+    "src/io/": "io",
+    "src/reference/": "reference",
+    "src/schedule/": "schedule",
+    "src/model/": "model",
+    "src/kernel/": "kernel",
+    "src/cpu/": "cpu",
+    "src/cpu/tile/": "cpu/tile",
+    "src/cuda/": "cuda",
+    "src/cuda/ptx/": "cuda/ptx",
+    "src/cuda/tile/": "cuda/tile",
+    "src/cuda/shared/": "cuda/shared",
+    "src/cuda/standard/": "cuda/standard",
+    "src/cuda/fa1/": "cuda/fa1",
+    "src/cuda/fa2/": "cuda/fa2",
+    "src/cuda/fa3/": "cuda/fa3",
+    "src/registry.": "registry",
+    "src/": "api",  # api, c_api, plan, parallel
+    "src/check/": "check",
+    "src/measure/": "measure",
+    "src/diagnose/": "diagnose",
+    "cli/": "cli",
+    "bench/": "bench",
+    "tests/": "tests",
+    "tests/consumer/": "examples",
+    "examples/": "examples",
+    "python/": "python",
+    "web/": "web",
+}
+
+CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/tile"}
+CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared"}
+LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
+TOOLS = {"io", "check", "measure", "diagnose"}
+# Layer -> the layers that it may include besides itself.
+ALLOWED = {
+    "include": set(),
+    "core": {"include"},
+    "io": {"include", "core"},
+    "schedule": {"include", "core"},
+    "model": {"include", "core", "schedule"},
+    "kernel": {"include", "core", "schedule"},
+    "reference": {"include", "core", "kernel"},
+    "cpu/tile": {"include", "core"},
+    "cpu": {"include", "core", "schedule", "kernel", "cpu/tile"},
+    "cuda/ptx": {"include"},
+    "cuda/tile": CUDA_TILE,
+    "cuda/shared": CUDA_TILE,
+    "cuda/standard": CUDA_SCHEDULE,
+    "cuda/fa1": CUDA_SCHEDULE,
+    "cuda/fa2": CUDA_SCHEDULE,
+    "cuda/fa3": CUDA_SCHEDULE,
+    "cuda": CUDA_SCHEDULE | {"cuda/standard", "cuda/fa1", "cuda/fa2", "cuda/fa3"},
+    "registry": {"include", "core", "kernel", "reference", "cpu", "cuda"},
+    "api": {"include", "core", "schedule", "model", "kernel", "registry"},
+    "check": LIBRARY | {"io"},
+    "measure": LIBRARY | {"io", "check"},
+    "diagnose": LIBRARY | {"io", "check", "measure"},
+    "cli": LIBRARY | TOOLS,
+    "bench": LIBRARY | TOOLS,
+    "python": LIBRARY | TOOLS,
+    "web": LIBRARY | TOOLS,
+    "examples": {"include"},
+    "tests": LIBRARY | TOOLS | {"cpu", "cpu/tile", "cuda", "cli"},
+}
+
+# Start of a third-party header -> the layers that may include it.
+THIRD_PARTY = {
+    "hwy/": {"cpu", "cpu/tile", "tests"},
+    "tbb/": {"api", "tests"},
+    "nlohmann/": TOOLS | {"cli", "bench", "tests"},
+    "CLI/": {"cli"},
+    "gtest/": {"tests"},
+    "gmock/": {"tests"},
+    "rapidcheck": {"tests"},
+    "cuda": {"cuda", "cuda/ptx", "cuda/tile", "cuda/shared", "cuda/standard", "cuda/fa1", "cuda/fa2", "cuda/fa3"},
+    "fmt/": set(ALLOWED) - {"include", "examples"},
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
+OPEN_POINT = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
+
+
+def layer_of(path: str) -> str:
+    return LAYER_OF[max((prefix for prefix in LAYER_OF if path.startswith(prefix)), key=len)]
+
+
+def source_files(root: pathlib.Path):
+    for folder in FOLDERS + ("tools", "scripts", "cmake"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file() and path.suffix in SUFFIXES + WITHOUT_INCLUDES and "corpus" not in path.parts:
+                yield path
+
+
+def find_header(root: pathlib.Path, includer: pathlib.Path, header: str):
+    for folder in (includer.parent, root / "include", root / "src", root / "cli", root / "tests"):
+        candidate = (folder / header).resolve()
+        if candidate.is_file() and candidate.is_relative_to(root):
+            return candidate.relative_to(root).as_posix()
+    return None  # generated in the build folder
+
+
+def check_includes(root: pathlib.Path, path: pathlib.Path, name: str, text: str):
+    layer = layer_of(name)
+    for match in INCLUDE.finditer(text):
+        header = match[1] or match[2]
+        line = text.count("\n", 0, match.start(0)) + 1 + match[0].startswith("\n")
+        for prefix, layers in THIRD_PARTY.items():
+            if header.startswith(prefix) and layer not in layers and find_header(root, path, header) is None:
+                yield f"{name}:{line}: {layer} does not use <{header}>"
+        target = find_header(root, path, header)
+        if target is None:
+            continue
+        other = layer_of(target)
+        if other != layer and other not in ALLOWED[layer]:
+            yield f"{name}:{line}: {layer} may not include {other} ({header})"
+
+
+def check_text(name: str, text: str):
+    lines = text.count("\n")
+    if lines > MAX_LINES:
+        yield f"{name}: {lines} lines, at most {MAX_LINES} are allowed"
+    if name.endswith(SUFFIXES) and "SPDX-License-Identifier: Apache-2.0" not in "".join(text.splitlines(True)[:2]):
+        yield f"{name}:1: the first line does not name the license"
+    for number, line in enumerate(text.splitlines(), 1):
+        if OPEN_POINT.search(line):
+            yield f"{name}:{number}: an open point is left: {line.strip()}"
+    if name.endswith(SUFFIXES) and not name.startswith("src/cuda/ptx/"):
+        if ASM.search(COMMENT_OR_STRING.sub('""', text)):
+            yield f"{name}: asm is allowed in src/cuda/ptx only"
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
+    problems = []
+    count = 0
+    for path in source_files(root):
+        name = path.relative_to(root).as_posix()
+        text = path.read_text(encoding="utf-8", errors="replace")
+        count += 1
+        problems += check_text(name, text)
+        if path.suffix in SUFFIXES and name.startswith(FOLDERS):
+            problems += check_includes(root, path, name, text)
+    for problem in problems:
+        print(problem)
+    print(f"{count} files, {len(problems)} violations")
+    return 1 if problems or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
