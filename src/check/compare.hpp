@@ -6,9 +6,9 @@
 // Then the numbers, with u = the unit roundoff of the dtype (fp32 2^-24, bf16 2^-8, fp16 2^-11) and, for each element,
 // M = the sum of the absolute values of the terms that it is the sum of (for O: sum_j p_j |v_j|):
 //
-//   fp32        |x - x*| <= max(2e-6 |x*|, 2 u |M|) + A     norms over the whole tensor; 1e-5 for gradients. The second
-//               term holds only where terms cancel to a 17th (gradients: an 84th) and less: no sum of rounded terms can
-//               do better.
+//   fp32        |x - x*| <= max(2e-6 |x*|, u/2 (1 + 4/sqrt(n)) |M|) + A, with norms over the n elements; 1e-5 for
+//               gradients. The second term holds only where terms cancel to a 67th and less (gradients: a 330th), or
+//               where a tensor of few elements is unlucky: no sum of rounded terms can do better.
 //   bf16, fp16  element by element |x - x*| <= 3 u M + A;   and against the same-precision unfused computation
 //               (unfused.hpp): max error <= 1.5x, RMSE <= 1.1x, where the unfused error counts at least as much as the
 //               final rounding of a perfect result; gradients get the effect of the rounding of the stored O on top, in
@@ -18,7 +18,7 @@
 //
 // A is the score allowance: what an error of 4 * 2^-24 * a in each score does, where a is the sum of the absolute
 // values that make up the score. Scores are fp32 in every kernel, so that an error in proportion to a * 2^-24 is
-// nobody's fault. It is granted only to rows whose probability-weighted a passes 64 (for LSE: 16, since a score near 0
+// nobody's fault. It is granted only to rows whose probability-weighted a passes 32 (for LSE: 16, since a score near 0
 // that is a sum of large terms has no |x*| to be relative to); N(0, 1) inputs with the default scale stay under 13 at
 // any head_dim, so that for them A = 0. Where it passes 10 % of a weight, the weight may be anything in [0, 1]. With a
 // softcap A also holds an error of 2^-22 in its slope 1 - tanh^2. Every limit has "tiny" added: the smallest normal

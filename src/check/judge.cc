@@ -190,8 +190,9 @@ class Judge {
     void relative_rmse() {
         const double relative = dtype_ == DType::fp64 ? 0x1p-44 : role_ == Role::output ? kForwardRmse : kGradientRmse;
         const double value = std::sqrt(sums_.value);
-        const double limit = std::max(relative * value, kCancelled * unit_ * std::sqrt(sums_.magnitude)) +
-                             std::sqrt(sums_.score) + tiny_ * std::sqrt(static_cast<double>(sums_.count));
+        const double n = static_cast<double>(sums_.count);
+        const double cancelled = kCancelled * (1 + kLuck / std::sqrt(n)) * unit_ * std::sqrt(sums_.magnitude);
+        const double limit = std::max(relative * value, cancelled) + std::sqrt(sums_.score) + tiny_ * std::sqrt(n);
         const double norm = value > 0 ? value : 1;
         hold("relative rmse", std::sqrt(sums_.error) / norm, limit / norm);
     }

@@ -14,7 +14,7 @@ namespace {
 using reference::Head;
 
 constexpr double kOrdinaryLse = 16;          // below this, LSE gets no allowance
-constexpr double kOrdinaryScore = 64;        // below this, weights get none
+constexpr double kOrdinaryScore = 32;        // below this, weights get none
 constexpr double kScoreError = 4 * 0x1p-24;  // of the sum of absolute values of a score
 constexpr double kSlopeError = 4 * 0x1p-24;  // of 1 - tanh^2: a difference of numbers near 1 where the cap bites
 constexpr double kSmallError = 0.1;          // a relative error of a weight up to which it may be linearised

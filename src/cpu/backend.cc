@@ -42,7 +42,8 @@ struct Entry {
     Schedule schedule;
     const char* forward_summary;
     const char* backward_summary;
-    const char* limits;
+    const char* forward_limits;
+    const char* backward_limits;
     std::size_t (*forward_workspace)(const Plan&);
     void (*forward)(const ForwardCall&);
     std::size_t (*backward_workspace)(const Plan&);
@@ -52,14 +53,15 @@ struct Entry {
 /// In order of preference.
 constexpr Entry kEntries[] = {
     {Schedule::fa2, "Q blocks outer, O stays near until it is done; memory O(len)",
-     "parallel over K/V blocks in rounds, dQ without atomics; memory O(len)", "none", fa2::forward_workspace,
+     "parallel over K/V blocks in rounds, dQ without atomics; memory O(len)", "none", "none", fa2::forward_workspace,
      fa2::forward, fa2::backward_workspace, fa2::backward},
     {Schedule::fa1, "K/V blocks outer, O, m, l rescaled and written back each step; memory O(len)",
-     "K/V blocks outer, dQ read and written each step; memory O(len)", "forward: len_kv up to 131,072",
+     "K/V blocks outer, dQ read and written each step; memory O(len)", "len_kv up to 131,072", "none",
      fa1::forward_workspace, fa1::forward, fa1::backward_workspace, fa1::backward},
     {Schedule::standard, "S and P materialised; memory O(len_q * len_kv)",
-     "P and dS materialised; memory O(len_q * len_kv)", "len_q * len_kv scores of all heads must fit memory",
-     standard::forward_workspace, standard::forward, standard::backward_workspace, standard::backward},
+     "P and dS materialised; memory O(len_q * len_kv)", "the scores of all heads must fit memory",
+     "two matrices of all scores must fit memory", standard::forward_workspace, standard::forward,
+     standard::backward_workspace, standard::backward},
 };
 
 Kernel row(const Entry& entry, Pass pass) {
@@ -71,7 +73,7 @@ Kernel row(const Entry& entry, Pass pass) {
                  .pass = pass,
                  .dtypes = {DType::fp32, DType::bf16, DType::fp16},
                  .summary = is_forward ? entry.forward_summary : entry.backward_summary,
-                 .limits = entry.limits},
+                 .limits = is_forward ? entry.forward_limits : entry.backward_limits},
         .refuse = is_forward && entry.schedule == Schedule::fa1 ? refuse_fa1_forward : refuse,
         .default_tile = default_tile,
         .workspace_bytes = is_forward ? entry.forward_workspace : entry.backward_workspace,
