@@ -5,6 +5,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -97,6 +98,11 @@ void store_all(const TensorView& from, const TensorView& to) {
         to, [&](std::int64_t flat, std::byte* element) { store_from_double(element, to.dtype, values[flat]); });
 }
 
+struct NamedTensor {
+    const char* name;
+    GuardedTensor* tensor;
+};
+
 TensorReport memory_damage(const std::string& what) {
     TensorReport report;
     report.name = "memory";
@@ -104,6 +110,11 @@ TensorReport memory_damage(const std::string& what) {
     report.value = 1;
     report.pass = false;
     report.worst = what;
+    return report;
+}
+
+Report appended(Report report, const Report& more) {
+    report.tensors.insert(report.tensors.end(), more.tensors.begin(), more.tensors.end());
     return report;
 }
 
@@ -131,7 +142,7 @@ struct CaseRunner::State {
     std::optional<ForwardGold> forward_gold;
     std::optional<BackwardGold> backward_gold;
 
-    std::vector<std::pair<const char*, GuardedTensor*>> inputs() {
+    std::vector<NamedTensor> inputs() {
         return {{"q", &q},
                 {"k", &k},
                 {"v", &v},
@@ -157,24 +168,26 @@ struct CaseRunner::State {
         args.o = o.view();
     }
 
-    /// Runs a planned call between a snapshot and a comparison of all memory.
+    Report run_forward(const Plan& plan, const Execution& how, const ForwardGold& gold);
+    Report run_backward(const Plan& plan, const Execution& how, const BackwardGold& gold);
+
+    /// Runs a planned call between a snapshot and a comparison of all memory. Inputs that are outputs of this call
+    /// (o and lse of a forward) count as outputs.
     template <class Call>
-    void run_guarded(const Plan& how, std::vector<std::pair<const char*, GuardedTensor*>> outputs, Report& report,
-                     Call&& call) {
+    void run_guarded(const Plan& how, std::span<const NamedTensor> outputs, Report& report, Call&& call) {
         GuardedWorkspace workspace(how.workspace_bytes);
-        for (auto& [name, tensor] : outputs) tensor->poison(), tensor->snapshot();
-        for (auto& [name, tensor] : inputs()) tensor->snapshot();
+        for (const NamedTensor& out : outputs) out.tensor->poison(), out.tensor->snapshot();
+        for (const NamedTensor& in : inputs()) in.tensor->snapshot();
         call(workspace.span());
-        if (!workspace.bands_unchanged()) report.tensors.push_back(memory_damage("written outside the workspace"));
-        for (auto& [name, tensor] : outputs) {
-            if (!tensor->unchanged(false))
-                report.tensors.push_back(memory_damage(std::string("written between the elements of ") + name));
+        const auto damaged = [&](const std::string& what) { report.tensors.push_back(memory_damage(what)); };
+        if (!workspace.bands_unchanged()) damaged("written outside the workspace");
+        for (const NamedTensor& out : outputs) {
+            if (!out.tensor->unchanged(false)) damaged(std::string("written between the elements of ") + out.name);
         }
-        for (auto& [name, tensor] : inputs()) {
-            const bool is_output =
-                std::any_of(outputs.begin(), outputs.end(), [&](auto& out) { return out.second == tensor; });
-            if (!is_output && !tensor->unchanged(true))
-                report.tensors.push_back(memory_damage(std::string("written to the input ") + name));
+        for (const NamedTensor& in : inputs()) {
+            const bool is_output = std::any_of(outputs.begin(), outputs.end(),
+                                               [&](const NamedTensor& out) { return out.tensor == in.tensor; });
+            if (!is_output && !in.tensor->unchanged(true)) damaged(std::string("written to the input ") + in.name);
         }
     }
 };
@@ -231,6 +244,31 @@ const BackwardGold& CaseRunner::backward_gold() {
     return *state_->backward_gold;
 }
 
+Report CaseRunner::State::run_forward(const Plan& plan, const Execution& how, const ForwardGold& gold) {
+    Report damage;
+    const NamedTensor outputs[] = {{"o", &o}, {"lse", &lse}};
+    run_guarded(plan, outputs, damage,
+                [&](std::span<std::byte> workspace) { tessera::forward(plan, forward, workspace, how); });
+    return appended(gold.compare(forward), damage);
+}
+
+Report CaseRunner::State::run_backward(const Plan& plan, const Execution& how, const BackwardGold& gold) {
+    GuardedTensor dq = rows_tensor(c, kDq, true, c.problem.head_dim);
+    GuardedTensor dk = rows_tensor(c, kDk, false, c.problem.head_dim);
+    GuardedTensor dv = rows_tensor(c, kDv, false, c.problem.head_dim_v);
+    GuardedTensor dbias = c.problem.bias_gradient ? bias_tensor(c, kDbias) : GuardedTensor();
+    BackwardArgs args = backward;
+    args.dq = dq.view();
+    args.dk = dk.view();
+    args.dv = dv.view();
+    args.dbias = dbias.view();
+    Report damage;
+    const NamedTensor outputs[] = {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"dbias", &dbias}};
+    run_guarded(plan, outputs, damage,
+                [&](std::span<std::byte> workspace) { tessera::backward(plan, args, workspace, how); });
+    return appended(gold.compare(args), damage);
+}
+
 Outcome CaseRunner::run(const KernelInfo& kernel, const Execution& how) {
     State& s = *state_;
     Outcome outcome;
@@ -241,29 +279,12 @@ Outcome CaseRunner::run(const KernelInfo& kernel, const Execution& how) {
     }
     const Plan& plan = std::get<Plan>(planned);
     if (kernel.pass == Pass::forward) {
-        Report damage;
-        s.run_guarded(plan, {{"o", &s.o}, {"lse", &s.lse}}, damage,
-                      [&](std::span<std::byte> workspace) { forward(plan, s.forward, workspace, how); });
-        outcome.report = forward_gold().compare(s.forward);
-        for (TensorReport& t : damage.tensors) outcome.report.tensors.push_back(std::move(t));
+        outcome.report = s.run_forward(plan, how, forward_gold());
         return outcome;
     }
     store_all(forward_gold().o(), s.o.view());
     store_all(forward_gold().lse(), s.lse.view());
-    GuardedTensor dq = rows_tensor(s.c, kDq, true, s.c.problem.head_dim);
-    GuardedTensor dk = rows_tensor(s.c, kDk, false, s.c.problem.head_dim);
-    GuardedTensor dv = rows_tensor(s.c, kDv, false, s.c.problem.head_dim_v);
-    GuardedTensor dbias = s.c.problem.bias_gradient ? bias_tensor(s.c, kDbias) : GuardedTensor();
-    BackwardArgs args = s.backward;
-    args.dq = dq.view();
-    args.dk = dk.view();
-    args.dv = dv.view();
-    args.dbias = dbias.view();
-    Report damage;
-    s.run_guarded(plan, {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"dbias", &dbias}}, damage,
-                  [&](std::span<std::byte> workspace) { backward(plan, args, workspace, how); });
-    outcome.report = backward_gold().compare(args);
-    for (TensorReport& t : damage.tensors) outcome.report.tensors.push_back(std::move(t));
+    outcome.report = s.run_backward(plan, how, backward_gold());
     return outcome;
 }
 

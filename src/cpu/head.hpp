@@ -26,8 +26,11 @@ struct Geometry {
     std::int64_t v_stride;  ///< of a V tile, of dO and dV
     std::int64_t panels;    ///< of one head of the longest batch member
 
-    explicit Geometry(const Plan& plan)
-        : block_q(std::max<std::int64_t>(1, std::min(plan.tile.block_q, plan.problem.len_q))),
+    explicit Geometry(const Plan& plan) : Geometry(plan, plan.tile.block_q) {}
+
+    /// With panels of another size than the plan's tile.
+    Geometry(const Plan& plan, std::int64_t queries_per_panel)
+        : block_q(std::max<std::int64_t>(1, std::min(queries_per_panel, plan.problem.len_q))),
           block_kv(std::max<std::int64_t>(1, std::min(plan.tile.block_kv, plan.problem.len_kv))),
           lanes(tile::padded(block_q)),
           head_dim(plan.problem.head_dim),

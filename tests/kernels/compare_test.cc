@@ -125,14 +125,14 @@ TEST(compare, unfused_computation_is_the_yardstick) {
         TensorGold unfused("o", a.o.view);
         add_unfused(packed, dtype, unfused);
         const auto* exact = static_cast<const double*>(gold.o().data);
-        for (const auto& [factor, right] : {std::pair{1.0, true}, {2.0, false}}) {
+        for (const double factor : {1.0, 2.0}) {
             for_each_element(a.o.view, [&](std::int64_t flat, std::byte* element) {
                 const double error = unfused.unfused.data[static_cast<std::size_t>(flat)] - exact[flat];
                 store_from_double(element, dtype, exact[flat] + factor * error);
             });
             ForwardArgs args = a.forward_args();
             args.lse = {};
-            EXPECT_EQ(gold.compare(args).pass(), right) << factor << "\n" << gold.compare(args).describe();
+            EXPECT_EQ(gold.compare(args).pass(), factor == 1) << factor << "\n" << gold.compare(args).describe();
         }
     }
 }

@@ -19,6 +19,19 @@ constexpr std::int64_t kChunk = 512;    // keys; a merge costs under 1 % of a ch
 constexpr std::int64_t kMaxPanels = 4;  // panels of a task: they share each K/V tile that is loaded
 constexpr std::int64_t kTasksPerWorker = 4;
 
+/// The sizes of this call. Lanes are independent of each other, so where tiles are fewer than threads the lanes of a
+/// panel are dealt to several tasks; no bit of a row depends on who its neighbours in the lanes are.
+Geometry geometry_of(const Plan& plan) {
+    constexpr std::int64_t kFewestLanes = tile::kLanes;
+    Geometry g(plan);
+    const std::int64_t chunks = std::max<std::int64_t>(1, ceil_div(plan.problem.len_kv, kChunk));
+    const std::int64_t heads = plan.problem.batch * plan.problem.heads_q;
+    while (g.block_q >= 2 * kFewestLanes && 2 * heads * g.panels * chunks <= plan.threads) {
+        g = Geometry(plan, ceil_div(g.block_q, 2 * kFewestLanes) * kFewestLanes);
+    }
+    return g;
+}
+
 /// How the panels are dealt out. The panels of a kv head are those of all query heads that share it, one after another.
 struct Partition {
     std::int64_t panels_per_kv_head;
@@ -221,13 +234,13 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
 
 std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
-    const Geometry g(plan);
+    const Geometry g = geometry_of(plan);
     Workspace(arena, plan, g, Partition(plan, g));
     return arena.used();
 }
 
 void forward(const ForwardCall& call) {
-    const Geometry g(call.plan);
+    const Geometry g = geometry_of(call.plan);
     const Partition part(call.plan, g);
     Arena arena(call.workspace);
     Workspace workspace(arena, call.plan, g, part);

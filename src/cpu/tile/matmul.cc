@@ -26,14 +26,39 @@ constexpr int kMaxRows = 6;
 constexpr int kMaxVectors = HWY_ARCH_X86 && HWY_TARGET >= HWY_AVX2 ? 2 : 4;
 static_assert(kLanes % (kWidth * (kWidth == kLanes ? 1 : kMaxVectors)) == 0, "a tile row is a whole number of blocks");
 
-/// Stores one vector of A B into C. C is added last, after the k products: a long sum over tiles then rounds once a
-/// tile, not once a product, and its error grows with the square root of the number of tiles.
-HWY_INLINE void put(const Product& p, V sum, std::int64_t row, std::int64_t lane) {
+/// Stores a block of A B into C. C is added last, after the k products: a long sum over tiles then rounds once a tile,
+/// not once a product, and its error grows with the square root of the number of tiles.
+template <int kRows, int kVectors>
+HWY_INLINE void add_to_c(const Product& p, const V (&sums)[kRows][kVectors], std::int64_t row, std::int64_t lane) {
     const D d;
-    float* c = p.c + row * p.c_stride + lane;
-    if (p.into == Into::add) sum = hn::Add(hn::Load(d, c), sum);
-    if (p.into == Into::scaled_add) sum = hn::MulAdd(hn::Load(d, c), hn::Load(d, p.lane_scale + lane), sum);
-    hn::Store(sum, d, c);
+    // Read once: the compiler must assume that a store to C changes the Product.
+    float* HWY_RESTRICT c = p.c + row * p.c_stride + lane;
+    const std::int64_t stride = p.c_stride;
+    const float* HWY_RESTRICT lane_scale = p.lane_scale;
+    switch (p.into) {
+        case Into::overwrite:
+            TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
+                TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) hn::Store(sums[r][v], d, c + r * stride + v * kWidth);
+            }
+            return;
+        case Into::add:
+            TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
+                TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) {
+                    float* at = c + r * stride + v * kWidth;
+                    hn::Store(hn::Add(hn::Load(d, at), sums[r][v]), d, at);
+                }
+            }
+            return;
+        case Into::scaled_add:
+            TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
+                TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) {
+                    float* at = c + r * stride + v * kWidth;
+                    hn::Store(hn::MulAdd(hn::Load(d, at), hn::Load(d, lane_scale + lane + v * kWidth), sums[r][v]), d,
+                              at);
+                }
+            }
+            return;
+    }
 }
 
 template <int kRows, int kVectors>
@@ -55,9 +80,7 @@ HWY_INLINE void block(const Product& p, std::int64_t row, std::int64_t lane) {
         a += p.a_k;
         b += p.b_stride;
     }
-    TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) {
-        TESSERA_UNROLL for (int r = 0; r < kRows; ++r) put(p, sums[r][v], row + r, lane + v * kWidth);
-    }
+    add_to_c<kRows, kVectors>(p, sums, row, lane);
 }
 
 /// All rows of a column block: full row blocks, then what is left.
@@ -103,7 +126,8 @@ void MatmulHiddenKeys(const Product& p, const Place& place) {
                                           hn::Load(d, p.b + k * p.b_stride + lane), sum);
                 sum = hn::IfThenElse(hn::Ne(hn::Load(d, seen), hn::Zero(d)), next, sum);
             }
-            put(p, sum, row, lane);
+            const V one[1][1] = {{sum}};
+            add_to_c<1, 1>(p, one, row, lane);
         }
     }
 }
@@ -118,7 +142,8 @@ void MatmulHiddenQueries(const Product& p, const Place& place) {
                 sum = hn::MulAdd(hn::Set(d, p.a[row * p.a_row + k * p.a_k]), hn::Load(d, p.b + k * p.b_stride + lane),
                                  sum);
             }
-            put(p, sum, row, lane);
+            const V one[1][1] = {{sum}};
+            add_to_c<1, 1>(p, one, row, lane);
         }
     }
 }
