@@ -33,8 +33,6 @@ std::span<const Kernel> registry() {
 
 std::span<const KernelInfo> kernels() { return infos(); }
 
-const Kernel& kernel_of(const KernelInfo& info) {
-    return registry()[static_cast<std::size_t>(&info - infos().data())];
-}
+const Kernel& kernel_of(const KernelInfo& info) { return registry()[static_cast<std::size_t>(&info - infos().data())]; }
 
 }  // namespace tessera

@@ -36,15 +36,15 @@ struct Execution {
 
 /// Tensors of a forward call. Shapes ([...] dense | [...] ragged); strides are free, each tensor has its own.
 struct ForwardArgs {
-    TensorView q;              ///< [batch, len_q, heads_q, head_dim]     | [total_q, heads_q, head_dim]
-    TensorView k;              ///< [batch, len_kv, heads_kv, head_dim]   | [total_kv, heads_kv, head_dim]
-    TensorView v;              ///< [batch, len_kv, heads_kv, head_dim_v] | [total_kv, heads_kv, head_dim_v]
-    TensorView bias{};         ///< [batch or 1, heads_q or 1, len_q or 1, len_kv or 1]; fp32 or the Problem's dtype
-    TensorView alibi_slopes{}; ///< fp32 [heads_q] or [batch, heads_q]
-    TensorView cu_seqlens_q{}; ///< ragged: int32 or int64 [batch + 1], from 0 to total_q, non-decreasing
+    TensorView q;               ///< [batch, len_q, heads_q, head_dim]     | [total_q, heads_q, head_dim]
+    TensorView k;               ///< [batch, len_kv, heads_kv, head_dim]   | [total_kv, heads_kv, head_dim]
+    TensorView v;               ///< [batch, len_kv, heads_kv, head_dim_v] | [total_kv, heads_kv, head_dim_v]
+    TensorView bias{};          ///< [batch or 1, heads_q or 1, len_q or 1, len_kv or 1]; fp32 or the Problem's dtype
+    TensorView alibi_slopes{};  ///< fp32 [heads_q] or [batch, heads_q]
+    TensorView cu_seqlens_q{};  ///< ragged: int32 or int64 [batch + 1], from 0 to total_q, non-decreasing
     TensorView cu_seqlens_kv{};
-    TensorView o;              ///< out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v]
-    TensorView lse{};          ///< out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q]; natural logarithm
+    TensorView o;      ///< out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v]
+    TensorView lse{};  ///< out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q]; natural logarithm
 };
 
 /// Tensors of a backward call: the forward's inputs and results, the gradients of O and LSE, and where to put the rest.
@@ -56,14 +56,14 @@ struct BackwardArgs {
     TensorView alibi_slopes{};
     TensorView cu_seqlens_q{};
     TensorView cu_seqlens_kv{};
-    TensorView o;         ///< as the forward gave it
-    TensorView lse;       ///< as the forward gave it
-    TensorView d_o;       ///< gradient of O, shape of o, strides of its own; "do" in messages
-    TensorView dlse{};    ///< gradient of LSE, optional, shape and dtype of lse
-    TensorView dq;        ///< out, shape of q
-    TensorView dk;        ///< out, shape of k
-    TensorView dv;        ///< out, shape of v
-    TensorView dbias{};   ///< out, when problem.bias_gradient: shape of bias (sizes 1 are summed over)
+    TensorView o;        ///< as the forward gave it
+    TensorView lse;      ///< as the forward gave it
+    TensorView d_o;      ///< gradient of O, shape of o, strides of its own; "do" in messages
+    TensorView dlse{};   ///< gradient of LSE, optional, shape and dtype of lse
+    TensorView dq;       ///< out, shape of q
+    TensorView dk;       ///< out, shape of k
+    TensorView dv;       ///< out, shape of v
+    TensorView dbias{};  ///< out, when problem.bias_gradient: shape of bias (sizes 1 are summed over)
 };
 
 /// O = attention(Q, K, V), and LSE. Validates everything first: a call that throws has changed nothing.
@@ -78,13 +78,13 @@ void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> w
 /// Owns a workspace of the right size and alignment for plans.
 /// Throws Error(out_of_memory) when it cannot be had.
 class Workspace {
-   public:
+ public:
     explicit Workspace(std::size_t bytes);
     explicit Workspace(const Plan& plan) : Workspace(plan.workspace_bytes) {}
     std::span<std::byte> span() const { return {data_.get(), bytes_}; }
     operator std::span<std::byte>() const { return span(); }
 
-   private:
+ private:
     struct Free {
         void operator()(std::byte* p) const;
     };

@@ -14,17 +14,17 @@ enum class ErrorCode : int {
     unsupported = 2,          ///< a legal call that the requested kernel, schedule or backend does not take
     workspace_too_small = 3,  ///< the workspace handed over is shorter or less aligned than the plan asks for
     out_of_memory = 4,
-    cannot_open = 5,          ///< an input file is missing, unreadable or not a regular file
-    bad_data = 6,             ///< an input file breaks its format
+    cannot_open = 5,  ///< an input file is missing, unreadable or not a regular file
+    bad_data = 6,     ///< an input file breaks its format
     cannot_write = 7,
     device_unavailable = 8,
     cancelled = 9,
-    internal = 10,            ///< a bug in tessera
+    internal = 10,  ///< a bug in tessera
 };
 
 /// The one exception type of the library.
 class Error : public std::runtime_error {
-   public:
+ public:
     /// `argument` is the name of the argument as the public API spells it ("k", "cu_seqlens_q", "window_left"),
     /// or empty when no single argument is to blame. `what()` is "argument: message".
     Error(ErrorCode code, std::string argument, const std::string& message)
@@ -35,7 +35,7 @@ class Error : public std::runtime_error {
     ErrorCode code() const noexcept { return code_; }
     const std::string& argument() const noexcept { return argument_; }
 
-   private:
+ private:
     ErrorCode code_;
     std::string argument_;
 };

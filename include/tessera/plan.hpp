@@ -16,9 +16,9 @@ struct PlanOptions {
     Pass pass = Pass::forward;
     std::optional<Backend> backend{};
     std::optional<Schedule> schedule{};
-    std::string kernel{};         ///< exact name of a kernel; empty: any
-    std::optional<Tile> tile{};   ///< default: the kernel's own for this head_dim and dtype
-    int threads = 0;              ///< 0: one per core that this process may use; 1..1024
+    std::string kernel{};        ///< exact name of a kernel; empty: any
+    std::optional<Tile> tile{};  ///< default: the kernel's own for this head_dim and dtype
+    int threads = 0;             ///< 0: one per core that this process may use; 1..1024
 };
 
 /// A kernel that will not run, and why.
@@ -34,10 +34,10 @@ struct Plan {
     Pass pass = Pass::forward;
     const KernelInfo* kernel = nullptr;
     Tile tile{};
-    int threads = 1;                       ///< workers that parallel_for may use at once
-    std::size_t workspace_bytes = 0;       ///< the caller hands over this much, aligned to kWorkspaceAlignment
-    std::vector<Refusal> refused;          ///< every other kernel, in order of preference
-    std::string target;                    ///< instruction set or device that the kernel will use: "AVX3", ...
+    int threads = 1;                  ///< workers that parallel_for may use at once
+    std::size_t workspace_bytes = 0;  ///< the caller hands over this much, aligned to kWorkspaceAlignment
+    std::vector<Refusal> refused;     ///< every other kernel, in order of preference
+    std::string target;               ///< instruction set or device that the kernel will use: "AVX3", ...
 
     static constexpr std::size_t kWorkspaceAlignment = 64;
 

@@ -29,13 +29,13 @@ struct Problem {
     std::int64_t batch = 1;  ///< members, also when ragged
     std::int64_t len_q = 0;  ///< queries per batch member; when ragged, an upper bound over the members
     std::int64_t len_kv = 0;
-    std::int64_t heads_q = 1;     ///< a multiple of heads_kv; query head h uses kv head h / (heads_q / heads_kv)
+    std::int64_t heads_q = 1;  ///< a multiple of heads_kv; query head h uses kv head h / (heads_q / heads_kv)
     std::int64_t heads_kv = 1;
-    std::int64_t head_dim = 64;   ///< of q and k, 1..256
-    std::int64_t head_dim_v = 64; ///< of v and o, 1..256
+    std::int64_t head_dim = 64;    ///< of q and k, 1..256
+    std::int64_t head_dim_v = 64;  ///< of v and o, 1..256
 
-    bool ragged = false;          ///< batch members have their own lengths, given by cu_seqlens
-    std::int64_t total_q = 0;     ///< ragged only: rows of q over all members
+    bool ragged = false;       ///< batch members have their own lengths, given by cu_seqlens
+    std::int64_t total_q = 0;  ///< ragged only: rows of q over all members
     std::int64_t total_kv = 0;
 
     Mask mask{};

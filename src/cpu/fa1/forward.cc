@@ -48,7 +48,8 @@ void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile&
     tile::online_softmax(scratch.tiles.s, kv.keys, panel.lanes, panel.lanes, sums.state, old_share);
     tile::invert_sums(sums.state, panel.lanes, scratch.inverse);
     for (std::int64_t i = 0; i < panel.lanes; ++i) {
-        // A quotient, not a product with 1 / l: exactly 1 where the block is hidden from the row, so that O stays as it is.
+        // A quotient, not a product with 1 / l: exactly 1 where the block is hidden from the row, so that O stays as it
+        // is.
         if (sums.state.l[i] != 0) old_share[i] *= scratch.old_l[i] / sums.state.l[i];
     }
     tile::scale_lanes(scratch.tiles.s, scratch.inverse, kv.keys, panel.lanes);
