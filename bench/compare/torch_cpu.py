@@ -133,7 +133,7 @@ def alternate(ours, theirs, seconds):
     """
     times = ([], [])
     stop = time.perf_counter() + seconds
-    while len(times[0]) < 3 or (time.perf_counter() < stop and len(times[0]) < 400):
+    while min(map(len, times)) < 3 or (time.perf_counter() < stop and len(times[0]) < 400):
         for i, call in enumerate((ours, theirs)):
             time.sleep(0.03)
             call()

@@ -62,9 +62,10 @@ struct BackwardWorkspace {
     std::vector<GradientScratch> workers;
     BiasGradient bias;
 
-    BackwardWorkspace(Arena& arena, const Plan& plan, const Geometry& g)
+    /// `kv_tiles`: how many K/V tiles a worker keeps loaded at once.
+    BackwardWorkspace(Arena& arena, const Plan& plan, const Geometry& g, std::int64_t kv_tiles = 1)
         : memory(arena, plan, g), bias(arena, plan, g) {
-        for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g);
+        for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, kv_tiles);
     }
 };
 

@@ -12,15 +12,15 @@ namespace tessera::cpu {
 
 /// Room for the tiles of one worker.
 struct TileScratch {
-    float* k;        // [block_kv, k_stride]
-    float* v;        // [block_kv, v_stride]
+    float* k;        // [kv_tiles * block_kv, k_stride]
+    float* v;        // [kv_tiles * block_kv, v_stride]
     float* s;        // [block_kv, lanes]: scores, then weights
     float* other;    // [block_kv, lanes]: bias, or dropout factors
     float* rescale;  // [lanes]
 
-    TileScratch(Arena& arena, const Geometry& g)
-        : k(arena.take<float>(g.block_kv * g.k_stride)),
-          v(arena.take<float>(g.block_kv * g.v_stride)),
+    explicit TileScratch(Arena& arena, const Geometry& g, std::int64_t kv_tiles = 1)
+        : k(arena.take<float>(kv_tiles * g.block_kv * g.k_stride)),
+          v(arena.take<float>(kv_tiles * g.block_kv * g.v_stride)),
           s(arena.take<float>(g.block_kv * g.lanes)),
           other(arena.take<float>(g.block_kv * g.lanes)),
           rescale(arena.take<float>(g.lanes)) {}
@@ -97,8 +97,8 @@ struct GradientScratch : TileScratch {
     float* ds;         // [block_kv, lanes]: dP, then dS
     float* cap_slope;  // [block_kv, lanes]
 
-    GradientScratch(Arena& arena, const Geometry& g)
-        : TileScratch(arena, g),
+    GradientScratch(Arena& arena, const Geometry& g, std::int64_t kv_tiles)
+        : TileScratch(arena, g, kv_tiles),
           ds(arena.take<float>(g.block_kv * g.lanes)),
           cap_slope(arena.take<float>(g.block_kv * g.lanes)) {}
 };

@@ -6,10 +6,10 @@
 //   Panel i and key tile j meet in round (i - j) mod n, n the larger number of the two: a Latin square. dQ of a panel
 //   is summed over j = i, i-1, ..., 0, n-1, ..., i+1, and dK, dV of a tile over i = j, j+1, ..., n-1, 0, ..., j-1.
 //
-// Heads enough for all threads: one task runs a head, column by column, from the last key tile to the first, once for
-// the queries i >= j and once for i < j; that visits both orders above, and each K/V tile is loaded twice. Fewer heads:
-// round by round, all tiles of a round at once; no two of them share a panel or a key tile. Same order, same bits
-// (docs/decisions/deterministic-backward.md).
+// Heads enough for all threads: one task runs a head, once for the queries i >= j and once for i < j, in groups of key
+// tiles from the last to the first, panels rising and for each panel the group's tiles falling. That visits both orders
+// above, and a panel that was read serves the whole group. Fewer heads: round by round, all tiles of a round at once;
+// no two of them share a panel or a key tile. Same order, same bits (docs/decisions/deterministic-backward.md).
 #include "cpu/gradient.hpp"
 #include "cpu/schedules.hpp"
 
@@ -34,35 +34,63 @@ struct Grid {
     }
 };
 
-/// Key tile j against the panels that see it among `panels`, in rising order.
-void run_column(const Grid& grid, const Geometry& g, std::int64_t j, Range panels, const GradientMemory& memory,
-                const GradientScratch& scratch, TileTally& tally) {
+/// Key tiles that a worker keeps loaded while the panels pass: with 4, at head_dim 128, they and their dK, dV take 512
+/// KiB of the second-level cache, and the panels, which stream from the third, are read a quarter as often.
+constexpr std::int64_t kColumns = 4;
+
+/// Tile j of loaded key tiles.
+KvTile slice(const KvTile& loaded, const Range& keys) {
+    KvTile kv = loaded;
+    kv.first = keys.begin;
+    kv.keys = keys.size();
+    kv.k += (keys.begin - loaded.first) * loaded.k_stride;
+    kv.v += (keys.begin - loaded.first) * loaded.v_stride;
+    return kv;
+}
+
+/// Key tiles `columns` against `panels`: panels rising, for each the tiles falling, pairs that take(i, j) leaves out
+/// not.
+template <class Take>
+void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panels, const GradientMemory& memory,
+                 const GradientScratch& scratch, TileTally& tally, const Take& take) {
+    if (panels.empty()) return;
     const Head& head = grid.head;
-    const Range keys = grid.keys(g, j);
-    const Range queries = head.band.q_range(keys.begin, keys.end);
-    Range touched{};
-    if (!queries.empty()) {
-        touched = {std::max(panels.begin, queries.begin / g.block_q),
-                   std::min(panels.end, ceil_div(queries.end, g.block_q))};
-    }
-    tally.skipped(panels.size(), touched.size());
-    if (touched.empty()) return;
-    const KvTile kv = load_kv(head, g, keys.begin, keys.size(), scratch, touched.size() == 1);
-    for (std::int64_t i = touched.begin; i < touched.end; ++i) {
+    const Range keys{grid.keys(g, columns.begin).begin, grid.keys(g, columns.end - 1).end};
+    const bool reused = panels.size() > 1;
+    KvTile loaded{};
+    for (std::int64_t i = panels.begin; i < panels.end; ++i) {
         const Panel panel(i, g.block_q, head.member.len_q);
-        const Coverage coverage = head.coverage(panel, kv);
-        backward_tile(head, g, panel, kv, coverage, memory.panel(head, i), scratch,
-                      memory.dk(head.member, head.kv_head, keys.begin),
-                      memory.dv(head.member, head.kv_head, keys.begin));
-        tally.ran(coverage);
+        for (std::int64_t j = columns.end; j-- > columns.begin;) {
+            if (!take(i, j)) continue;
+            const Range tile_keys = grid.keys(g, j);
+            const Coverage coverage =
+                head.band.coverage(panel.first, panel.first + panel.queries, tile_keys.begin, tile_keys.end);
+            if (coverage == Coverage::empty) {
+                tally.skipped(1, 0);
+                continue;
+            }
+            if (loaded.keys == 0) loaded = load_kv(head, g, keys.begin, keys.size(), scratch, !reused);
+            backward_tile(head, g, panel, slice(loaded, tile_keys), coverage, memory.panel(head, i), scratch,
+                          memory.dk(head.member, head.kv_head, tile_keys.begin),
+                          memory.dv(head.member, head.kv_head, tile_keys.begin));
+            tally.ran(coverage);
+        }
     }
 }
 
 void run_whole_head(const Grid& grid, const Geometry& g, const GradientMemory& memory, const GradientScratch& scratch,
                     TileTally& tally) {
-    for (std::int64_t j = grid.key_tiles; j-- > 0;) run_column(grid, g, j, {j, grid.panels}, memory, scratch, tally);
-    for (std::int64_t j = grid.key_tiles; j-- > 0;)
-        run_column(grid, g, j, {0, std::min(j, grid.panels)}, memory, scratch, tally);
+    const auto sweep = [&](bool queries_from_diagonal) {
+        for (std::int64_t end = grid.key_tiles; end > 0; end -= std::min(end, kColumns)) {
+            const Range columns{std::max<std::int64_t>(0, end - kColumns), end};
+            const Range panels = queries_from_diagonal ? Range{columns.begin, grid.panels}
+                                                       : Range{0, std::min(columns.end - 1, grid.panels)};
+            run_columns(grid, g, columns, panels, memory, scratch, tally,
+                        [&](std::int64_t i, std::int64_t j) { return (i >= j) == queries_from_diagonal; });
+        }
+    };
+    sweep(true);
+    sweep(false);
 }
 
 /// The one panel that meets key tile j in this round.
@@ -70,7 +98,9 @@ void run_round(const Grid& grid, const Geometry& g, std::int64_t round, std::int
                const GradientScratch& scratch, TileTally& tally) {
     if (round >= grid.rounds || j >= grid.key_tiles) return;
     const std::int64_t i = (j + round) % grid.rounds;
-    if (i < grid.panels) run_column(grid, g, j, {i, i + 1}, memory, scratch, tally);
+    if (i >= grid.panels) return;
+    run_columns(grid, g, {j, j + 1}, {i, i + 1}, memory, scratch, tally,
+                [](std::int64_t, std::int64_t) { return true; });
 }
 
 /// Heads enough to keep all threads busy to the end, with one task each.
@@ -83,7 +113,7 @@ bool heads_fill_threads(std::int64_t kv_heads, int threads) {
 
 std::size_t backward_workspace(const Plan& plan) {
     Arena arena;
-    BackwardWorkspace(arena, plan, Geometry(plan));
+    BackwardWorkspace(arena, plan, Geometry(plan), kColumns);
     return arena.used();
 }
 
@@ -91,7 +121,7 @@ void backward(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
     const Geometry g(call.plan);
     Arena arena(call.workspace);
-    BackwardWorkspace workspace(arena, call.plan, g);
+    BackwardWorkspace workspace(arena, call.plan, g, kColumns);
     const GradientMemory& memory = workspace.memory;
     workspace.memory.prepare(call);
 
