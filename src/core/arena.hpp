@@ -25,9 +25,12 @@ class Arena {
     Arena() = default;
     explicit Arena(std::span<std::byte> memory) : base_(memory.data()) {}
 
-    template <class T>
-    T* take(std::int64_t count) {
-        const auto n = static_cast<std::size_t>(count > 0 ? count : 0);
+    /// An array of as many elements as the product of the counts; the product saturates too.
+    template <class T, class... Counts>
+    T* take(Counts... counts) {
+        std::int64_t count = 1;
+        ((count = saturating_product(count, counts > 0 ? counts : 0)), ...);
+        const auto n = static_cast<std::size_t>(count);
         const std::size_t at = used_;
         if (n > (kTooMuch - kAlignment) / sizeof(T) || used_ >= kTooMuch - n * sizeof(T) - kAlignment) {
             used_ = kTooMuch;

@@ -43,34 +43,36 @@ struct HeadRows {
     }
 };
 
+/// Stride of a dimension as far as it matters: that of a size 1 is never stepped, and may be any number.
+inline std::int64_t step(const TensorView& t, std::size_t dimension) {
+    return t.shape[dimension] == 1 ? 0 : t.strides[dimension];
+}
+
 /// Rows of a [batch, len, heads, dim] or ragged [total, heads, dim] tensor; `first` is the member's first ragged row.
 inline HeadRows head_rows(const TensorView& t, const Member& member, std::int64_t first, std::int64_t head) {
     if (t.data == nullptr) return {};  // an empty tensor; no offset may be added to null
-    const std::int64_t size = size_of(t.dtype);
     auto* base = static_cast<char*>(t.data);
     if (t.rank == 3) {
-        return {base + (first * t.strides[0] + head * t.strides[1]) * size, t.dtype, t.strides[0], t.strides[2]};
+        return {base + (first * step(t, 0) + head * step(t, 1)) * size_of(t.dtype), t.dtype, step(t, 0), step(t, 2)};
     }
-    return {base + (member.batch * t.strides[0] + head * t.strides[2]) * size, t.dtype, t.strides[1], t.strides[3]};
+    return {base + (member.batch * step(t, 0) + head * step(t, 2)) * size_of(t.dtype), t.dtype, step(t, 1), step(t, 3)};
 }
 
 /// The LSE entries of one head: [batch, heads, len] or ragged [heads, total]; one column.
 inline HeadRows lse_rows(const TensorView& t, const Member& member, std::int64_t head) {
     if (t.data == nullptr) return {};
-    const std::int64_t size = size_of(t.dtype);
     auto* base = static_cast<char*>(t.data);
     if (t.rank == 2) {
-        return {base + (head * t.strides[0] + member.first_q * t.strides[1]) * size, t.dtype, t.strides[1], 0};
+        return {base + (head * step(t, 0) + member.first_q * step(t, 1)) * size_of(t.dtype), t.dtype, step(t, 1), 0};
     }
-    return {base + (member.batch * t.strides[0] + head * t.strides[1]) * size, t.dtype, t.strides[2], 0};
+    return {base + (member.batch * step(t, 0) + head * step(t, 1)) * size_of(t.dtype), t.dtype, step(t, 2), 0};
 }
 
 /// The [len_q, len_kv] matrix of a bias (or dbias) for one head: sizes 1 are broadcast by stride 0.
 inline HeadRows bias_rows(const TensorView& t, std::int64_t batch, std::int64_t head) {
     if (t.data == nullptr) return {};
-    const auto stride = [&](std::size_t d) { return t.shape[d] == 1 ? 0 : t.strides[d]; };
-    auto* base = static_cast<char*>(t.data) + (batch * stride(0) + head * stride(1)) * size_of(t.dtype);
-    return {base, t.dtype, stride(2), stride(3)};
+    auto* base = static_cast<char*>(t.data) + (batch * step(t, 0) + head * step(t, 1)) * size_of(t.dtype);
+    return {base, t.dtype, step(t, 2), step(t, 3)};
 }
 
 /// ALiBi slope of one head: [heads_q] or [batch, heads_q]; 0 without ALiBi.

@@ -18,7 +18,7 @@ struct Axis {
 std::int64_t lowest_byte(const TensorView& t) {
     std::int64_t at = 0;
     for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
-        if (t.strides[d] < 0) at += (t.shape[d] - 1) * t.strides[d];
+        if (t.shape[d] > 1 && t.strides[d] < 0) at += (t.shape[d] - 1) * t.strides[d];
     }
     return at * size_of(t.dtype);
 }
@@ -26,7 +26,7 @@ std::int64_t lowest_byte(const TensorView& t) {
 std::int64_t extent_bytes(const TensorView& t) {
     std::int64_t extent = 1;
     for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
-        extent += (t.shape[d] - 1) * std::abs(t.strides[d]);
+        if (t.shape[d] > 1) extent += (t.shape[d] - 1) * std::abs(t.strides[d]);
     }
     return extent * size_of(t.dtype);
 }

@@ -16,9 +16,9 @@ constexpr std::int64_t kRowsPerTask = 256;  // of dK and dV, when they are clear
 GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g) : problem_(plan.problem), g_(g) {
     panel_floats_ = (2 * g.head_dim + g.head_dim_v + 2) * g.lanes + g.block_q * (g.k_stride + g.v_stride);
     panel_floats_ = tile::padded(panel_floats_);
-    panels_ = arena.take<float>(problem_.heads_q * total_panels(problem_, g) * panel_floats_);
-    dk_ = arena.take<float>(problem_.heads_kv * problem_.rows_kv() * g.k_stride);
-    dv_ = arena.take<float>(problem_.heads_kv * problem_.rows_kv() * g.v_stride);
+    panels_ = arena.take<float>(problem_.heads_q, total_panels(problem_, g), panel_floats_);
+    dk_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.k_stride);
+    dv_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.v_stride);
     for (int worker = 0; worker < plan.threads; ++worker) o_.push_back(arena.take<float>(g.block_q * g.v_stride));
 }
 

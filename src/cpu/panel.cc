@@ -6,10 +6,10 @@
 namespace tessera::cpu {
 namespace {
 
-/// Can the rows be used where they lie? Rows a multiple of 1 KiB apart share a few sets of the first-level cache, and a
-/// tile read down its columns would evict itself: a copy is faster.
+/// Can the rows be used where they lie? Rows a multiple of 1 KiB (256 floats) apart share a few sets of the first-level
+/// cache, and a tile read down its columns would evict itself: a copy is faster.
 bool usable_in_place(const HeadRows& rows, std::int64_t dim) {
-    const bool crowds_cache = rows.row_stride > dim && rows.row_stride * size_of(DType::fp32) % 1024 == 0;
+    const bool crowds_cache = rows.row_stride > dim && rows.row_stride % 256 == 0;
     return rows.dtype == DType::fp32 && rows.column_stride == 1 && !crowds_cache;
 }
 
@@ -74,6 +74,10 @@ void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTil
     }
     if (coverage == Coverage::partial) {
         tile::fill_hidden(place, kv.keys, s, panel.lanes, -std::numeric_limits<float>::infinity());
+        // The slope of a hidden NaN is NaN, and would come back by 0 * NaN.
+        if (head.rule.softcap > 0 && cap_slope != nullptr) {
+            tile::fill_hidden(place, kv.keys, cap_slope, panel.lanes, 0.0F);
+        }
     }
 }
 

@@ -31,9 +31,9 @@ struct Workspace {
     std::vector<Scratch> workers;
 
     Workspace(Arena& arena, const Plan& plan, const Geometry& g) {
-        const std::int64_t panels = plan.problem.heads_q * total_panels(plan.problem, g);
-        q_t = arena.take<float>(panels * g.head_dim * g.lanes);
-        sums = arena.take<float>(panels * PanelSums::floats(g));
+        const std::int64_t panels = total_panels(plan.problem, g);
+        q_t = arena.take<float>(plan.problem.heads_q, panels, g.head_dim * g.lanes);
+        sums = arena.take<float>(plan.problem.heads_q, panels, PanelSums::floats(g));
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g);
     }
 };

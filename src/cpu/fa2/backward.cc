@@ -48,15 +48,17 @@ KvTile slice(const KvTile& loaded, const Range& keys) {
     return kv;
 }
 
-/// Key tiles `columns` against `panels`: panels rising, for each the tiles falling, pairs that take(i, j) leaves out
-/// not.
+/// Key tiles `columns` against `panels`: panels rising, for each the tiles falling; pairs that take(i, j) denies are
+/// left out.
 template <class Take>
 void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panels, const GradientMemory& memory,
                  const GradientScratch& scratch, TileTally& tally, const Take& take) {
-    if (panels.empty()) return;
     const Head& head = grid.head;
     const Range keys{grid.keys(g, columns.begin).begin, grid.keys(g, columns.end - 1).end};
-    const bool reused = panels.size() > 1;
+    const Range queries = head.band.q_range(keys.begin, keys.end);
+    if (queries.empty()) return;
+    panels = {std::max(panels.begin, queries.begin / g.block_q),
+              std::min(panels.end, ceil_div(queries.end, g.block_q))};
     KvTile loaded{};
     for (std::int64_t i = panels.begin; i < panels.end; ++i) {
         const Panel panel(i, g.block_q, head.member.len_q);
@@ -65,11 +67,8 @@ void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panel
             const Range tile_keys = grid.keys(g, j);
             const Coverage coverage =
                 head.band.coverage(panel.first, panel.first + panel.queries, tile_keys.begin, tile_keys.end);
-            if (coverage == Coverage::empty) {
-                tally.skipped(1, 0);
-                continue;
-            }
-            if (loaded.keys == 0) loaded = load_kv(head, g, keys.begin, keys.size(), scratch, !reused);
+            if (coverage == Coverage::empty) continue;
+            if (loaded.keys == 0) loaded = load_kv(head, g, keys.begin, keys.size(), scratch, panels.size() == 1);
             backward_tile(head, g, panel, slice(loaded, tile_keys), coverage, memory.panel(head, i), scratch,
                           memory.dk(head.member, head.kv_head, tile_keys.begin),
                           memory.dv(head.member, head.kv_head, tile_keys.begin));
@@ -93,14 +92,27 @@ void run_whole_head(const Grid& grid, const Geometry& g, const GradientMemory& m
     sweep(false);
 }
 
-/// The one panel that meets key tile j in this round.
-void run_round(const Grid& grid, const Geometry& g, std::int64_t round, std::int64_t j, const GradientMemory& memory,
-               const GradientScratch& scratch, TileTally& tally) {
-    if (round >= grid.rounds || j >= grid.key_tiles) return;
-    const std::int64_t i = (j + round) % grid.rounds;
-    if (i >= grid.panels) return;
+/// Pair `index` of a round: counted along the shorter side of the grid, so that no pair is outside it.
+void run_pair(const Grid& grid, const Geometry& g, std::int64_t round, std::int64_t index, const GradientMemory& memory,
+              const GradientScratch& scratch, TileTally& tally) {
+    if (round >= grid.rounds || index >= std::min(grid.panels, grid.key_tiles)) return;
+    const bool along_keys = grid.key_tiles <= grid.panels;
+    const std::int64_t i = along_keys ? (index + round) % grid.rounds : index;
+    const std::int64_t j = along_keys ? index : (index - round + grid.rounds) % grid.rounds;
     run_columns(grid, g, {j, j + 1}, {i, i + 1}, memory, scratch, tally,
                 [](std::int64_t, std::int64_t) { return true; });
+}
+
+/// Sets used[round] for the rounds in which some tile of the grid is not empty.
+void mark_rounds(const Grid& grid, const Geometry& g, char* used) {
+    for (std::int64_t j = 0; j < grid.key_tiles; ++j) {
+        const Range keys = grid.keys(g, j);
+        const Range queries = grid.head.band.q_range(keys.begin, keys.end);
+        if (queries.empty()) continue;
+        for (std::int64_t i = queries.begin / g.block_q; i * g.block_q < queries.end; ++i) {
+            used[(i - j + grid.rounds) % grid.rounds] = 1;
+        }
+    }
 }
 
 /// Heads enough to keep all threads busy to the end, with one task each.
@@ -109,48 +121,101 @@ bool heads_fill_threads(std::int64_t kv_heads, int threads) {
     return kv_heads >= threads && (kv_heads % threads == 0 || kv_heads >= kEven * threads);
 }
 
-}  // namespace
+/// Memory of a call.
+struct Workspace : BackwardWorkspace {
+    std::int64_t rounds;  // of the longest member that the Problem allows
+    char* used;           // [rounds]
 
-std::size_t backward_workspace(const Plan& plan) {
-    Arena arena;
-    BackwardWorkspace(arena, plan, Geometry(plan), kColumns);
-    return arena.used();
-}
+    Workspace(Arena& arena, const Plan& plan, const Geometry& g)
+        : BackwardWorkspace(arena, plan, g, kColumns),
+          rounds(std::max(g.panels, ceil_div(plan.problem.len_kv, g.block_kv))),
+          used(arena.take<char>(rounds)) {}
+};
 
-void backward(const BackwardCall& call) {
-    const Problem& p = call.plan.problem;
-    const Geometry g(call.plan);
-    Arena arena(call.workspace);
-    BackwardWorkspace workspace(arena, call.plan, g, kColumns);
-    const GradientMemory& memory = workspace.memory;
-    workspace.memory.prepare(call);
+/// The tiles of one call: whole heads at once, or round by round.
+class Run {
+ public:
+    Run(const BackwardCall& call, const Geometry& g, const Workspace& workspace)
+        : call_(call), g_(g), workspace_(workspace), kv_heads_(call.plan.problem.batch * call.plan.problem.heads_kv) {}
 
-    const std::int64_t kv_heads = p.batch * p.heads_kv;
-    const auto grid_of = [&](std::int64_t kv_head, std::int64_t in_group) {
-        return Grid(call, g, member_of(call, kv_head / p.heads_kv), kv_head % p.heads_kv * p.group() + in_group);
-    };
-    if (heads_fill_threads(kv_heads, call.plan.threads)) {
-        call.parallel_for(kv_heads, call.plan.threads, [&](std::int64_t kv_head, int worker) {
-            TileTally tally(call.counters);
-            for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
-                run_whole_head(grid_of(kv_head, in_group), g, memory,
-                               workspace.workers[static_cast<std::size_t>(worker)], tally);
+    void all() {
+        if (heads_fill_threads(kv_heads_, call_.plan.threads)) heads();
+        else rounds();
+        if (call_.counters != nullptr) report();
+    }
+
+ private:
+    Grid grid(std::int64_t kv_head, std::int64_t in_group) const {
+        const Problem& p = call_.plan.problem;
+        return Grid(call_, g_, member_of(call_, kv_head / p.heads_kv), kv_head % p.heads_kv * p.group() + in_group);
+    }
+    const GradientScratch& scratch(int worker) const { return workspace_.workers[static_cast<std::size_t>(worker)]; }
+
+    void heads() {
+        call_.parallel_for(kv_heads_, call_.plan.threads, [&](std::int64_t kv_head, int worker) {
+            TileTally tally(&ran_);
+            for (std::int64_t in_group = 0; in_group < call_.plan.problem.group(); ++in_group) {
+                run_whole_head(grid(kv_head, in_group), g_, workspace_.memory, scratch(worker), tally);
             }
         });
-    } else {
-        const std::int64_t key_tiles = ceil_div(p.len_kv, g.block_kv);
-        const std::int64_t rounds = p.len_q == 0 ? 0 : std::max(g.panels, key_tiles);
+    }
+
+    void rounds() {
+        const Problem& p = call_.plan.problem;
+        if (kv_heads_ == 0 || p.heads_q == 0) return;
+        std::fill_n(workspace_.used, workspace_.rounds, char{0});
+        std::int64_t pairs = 0;  // of a round of the largest member
+        for (std::int64_t b = 0; b < (p.ragged ? p.batch : 1); ++b) {
+            const Grid of_member = grid(b * p.heads_kv, 0);
+            mark_rounds(of_member, g_, workspace_.used);
+            pairs = std::max(pairs, std::min(of_member.panels, of_member.key_tiles));
+        }
         for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
-            for (std::int64_t round = 0; round < rounds; ++round) {
-                call.parallel_for(kv_heads * key_tiles, call.plan.threads, [&](std::int64_t task, int worker) {
-                    TileTally tally(call.counters);
-                    run_round(grid_of(task % kv_heads, in_group), g, round, task / kv_heads, memory,
-                              workspace.workers[static_cast<std::size_t>(worker)], tally);
+            for (std::int64_t round = 0; round < workspace_.rounds; ++round) {
+                if (workspace_.used[round] == 0) continue;
+                call_.parallel_for(kv_heads_ * pairs, call_.plan.threads, [&](std::int64_t task, int worker) {
+                    TileTally tally(&ran_);
+                    run_pair(grid(task % kv_heads_, in_group), g_, round, task / kv_heads_, workspace_.memory,
+                             scratch(worker), tally);
                 });
             }
         }
     }
-    workspace.bias.run(call, memory, workspace.workers);
+
+    /// What ran, and as skipped what is left of all tiles.
+    void report() {
+        std::int64_t all = 0;
+        for (std::int64_t kv_head = 0; kv_head < kv_heads_; ++kv_head) {
+            const Grid of_head = grid(kv_head, 0);
+            all += of_head.panels * of_head.key_tiles * call_.plan.problem.group();
+        }
+        call_.counters->full += ran_.full;
+        call_.counters->partial += ran_.partial;
+        call_.counters->skipped += all - ran_.full - ran_.partial;
+    }
+
+    const BackwardCall& call_;
+    const Geometry& g_;
+    const Workspace& workspace_;
+    std::int64_t kv_heads_;
+    TileCounters ran_;
+};
+
+}  // namespace
+
+std::size_t backward_workspace(const Plan& plan) {
+    Arena arena;
+    Workspace(arena, plan, Geometry(plan));
+    return arena.used();
+}
+
+void backward(const BackwardCall& call) {
+    const Geometry g(call.plan);
+    Arena arena(call.workspace);
+    Workspace workspace(arena, call.plan, g);
+    workspace.memory.prepare(call);
+    Run(call, g, workspace).all();
+    workspace.bias.run(call, workspace.memory, workspace.workers);
     workspace.memory.finish(call);
 }
 

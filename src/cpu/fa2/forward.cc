@@ -75,7 +75,7 @@ struct Workspace {
     Workspace(Arena& arena, const Plan& plan, const Geometry& g, const Partition& part) {
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, part.panels_per_task);
         if (part.split)
-            partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head * part.chunks * PanelSums::floats(g));
+            partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.chunks, PanelSums::floats(g));
     }
 };
 

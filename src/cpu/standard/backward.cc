@@ -15,9 +15,9 @@ struct Workspace : BackwardWorkspace {
 
     Workspace(Arena& arena, const Plan& plan, const Geometry& g)
         : BackwardWorkspace(arena, plan, g), matrix_floats(plan.problem.len_kv * g.lanes) {
-        const std::int64_t panels = plan.problem.heads_q * total_panels(plan.problem, g);
-        p = arena.take<float>(saturating_product(panels, matrix_floats));
-        ds = arena.take<float>(saturating_product(panels, matrix_floats));
+        const std::int64_t panels = total_panels(plan.problem, g);
+        p = arena.take<float>(plan.problem.heads_q, panels, matrix_floats);
+        ds = arena.take<float>(plan.problem.heads_q, panels, matrix_floats);
     }
 
     /// Where the rows of key `key` and panel `index` lie in both matrices.

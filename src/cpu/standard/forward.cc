@@ -28,9 +28,9 @@ struct Workspace {
     std::vector<Scratch> workers;
 
     Workspace(Arena& arena, const Plan& plan, const Geometry& g) {
-        const std::int64_t panels = plan.problem.heads_q * total_panels(plan.problem, g);
-        scores = arena.take<float>(saturating_product(panels, plan.problem.len_kv * g.lanes));
-        states = arena.take<float>(panels * 2 * g.lanes);
+        const std::int64_t panels = total_panels(plan.problem, g);
+        scores = arena.take<float>(plan.problem.heads_q, panels, plan.problem.len_kv, g.lanes);
+        states = arena.take<float>(plan.problem.heads_q, panels, 2 * g.lanes);
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g);
     }
 };

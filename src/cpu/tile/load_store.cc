@@ -88,7 +88,11 @@ HWY_INLINE void narrow_row(const float* from, std::int64_t dim, T* to) {
 void WidenRow(const HeadRows& from, std::int64_t row, std::int64_t dim, float* to) {
     const void* at = from.at(row, 0);
     if (from.column_stride != 1 || from.dtype == DType::fp64) {
-        for (std::int64_t c = 0; c < dim; ++c) to[c] = static_cast<float>(load_as_double(from.at(row, c), from.dtype));
+        visit_floating(from.dtype, [&](auto zero) {
+            const auto* element = static_cast<const decltype(zero)*>(at);
+            for (std::int64_t c = 0; c < dim; ++c)
+                to[c] = static_cast<float>(to_double(element[c * from.column_stride]));
+        });
     } else if (from.dtype == DType::bf16) {
         widen_row(static_cast<const Bf16*>(at), dim, to);
     } else if (from.dtype == DType::fp16) {
@@ -101,7 +105,10 @@ void WidenRow(const HeadRows& from, std::int64_t row, std::int64_t dim, float* t
 void NarrowRow(const float* from, std::int64_t dim, const HeadRows& to, std::int64_t row) {
     void* at = to.at(row, 0);
     if (to.column_stride != 1 || to.dtype == DType::fp64) {
-        for (std::int64_t c = 0; c < dim; ++c) store_from_double(to.at(row, c), to.dtype, from[c]);
+        visit_floating(to.dtype, [&](auto zero) {
+            auto* element = static_cast<decltype(zero)*>(at);
+            for (std::int64_t c = 0; c < dim; ++c) element[c * to.column_stride] = from_double<decltype(zero)>(from[c]);
+        });
     } else if (to.dtype == DType::bf16) {
         narrow_row(from, dim, static_cast<Bf16*>(at));
     } else if (to.dtype == DType::fp16) {
@@ -185,7 +192,7 @@ void store_rows(const float* from, std::int64_t stride, std::int64_t rows, std::
     const auto narrow = HWY_DYNAMIC_DISPATCH(NarrowRow);
     alignas(64) float row[kMaxDim];
     for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t c = 0; c < dim; ++c) row[c] = scale * from[r * stride + c];
+        for (std::int64_t c = 0; c < dim; ++c) row[c] = scale * from[r * stride + c] + 0.0F;
         narrow(row, dim, to, first + r);
     }
 }
@@ -197,7 +204,7 @@ void store_transposed(const float* from, std::int64_t stride, std::int64_t rows,
     for (std::int64_t row = 0; row < rows; row += kRowGroup) {
         for (std::int64_t c = 0; c < dim; ++c) {
             const float* lanes = from + c * stride + row;
-            for (std::int64_t r = 0; r < kRowGroup; ++r) group[r][c] = lanes[r] * lane_scale[row + r];
+            for (std::int64_t r = 0; r < kRowGroup; ++r) group[r][c] = lanes[r] * lane_scale[row + r] + 0.0F;
         }
         for (std::int64_t r = 0; r < std::min(kRowGroup, rows - row); ++r) narrow(group[r], dim, to, first + row + r);
     }

@@ -114,17 +114,22 @@ void Matmul(const Product& p) {
 
 void MatmulHiddenKeys(const Product& p, const Place& place) {
     const D d;
-    HWY_ALIGN float seen[kLanes];
+    const hn::RebindToSigned<D> di;
     for (std::int64_t lane = 0; lane < p.n; lane += kWidth) {
+        const auto query = hn::Iota(di, static_cast<std::int32_t>(lane));
         for (std::int64_t row = 0; row < p.m; ++row) {
             V sum = hn::Zero(d);
             for (std::int64_t k = 0; k < p.k; ++k) {
-                for (std::int64_t i = 0; i < kWidth; ++i) {
-                    seen[i] = place.band.visible(place.q + lane + i, place.kv + k) ? 1.0F : 0.0F;
-                }
-                const V next = hn::MulAdd(hn::Set(d, p.a[row * p.a_row + k * p.a_k]),
-                                          hn::Load(d, p.b + k * p.b_stride + lane), sum);
-                sum = hn::IfThenElse(hn::Ne(hn::Load(d, seen), hn::Zero(d)), next, sum);
+                // Lane i is query place.q + i, visible to the key when key - high <= query <= key - low.
+                const auto limit = [&](std::int64_t q) {
+                    return static_cast<std::int32_t>(q - place.q < -1 ? -1 : q - place.q > p.n ? p.n : q - place.q);
+                };
+                const auto lowest = hn::Set(di, limit(place.kv + k - place.band.high));
+                const auto highest = hn::Set(di, limit(place.kv + k - place.band.low));
+                const auto hidden = hn::Or(hn::Lt(query, lowest), hn::Gt(query, highest));
+                const V a = hn::Set(d, p.a[row * p.a_row + k * p.a_k]);
+                const V next = hn::MulAdd(a, hn::Load(d, p.b + k * p.b_stride + lane), sum);
+                sum = hn::IfThenElse(hn::RebindMask(d, hidden), sum, next);
             }
             const V one[1][1] = {{sum}};
             add_to_c<1, 1>(p, one, row, lane);

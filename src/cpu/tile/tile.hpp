@@ -44,6 +44,7 @@ void store_rows(const float* from, std::int64_t stride, std::int64_t rows, std::
                 const HeadRows& to, std::int64_t first);
 
 /// to[first + r, c] = from[c, r] * lane_scale[r]. from: [dim, stride]
+/// Both stores write +0 for -0: its sign would tell of products with hidden keys that underflowed.
 void store_transposed(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,
                       const float* lane_scale, const HeadRows& to, std::int64_t first);
 
@@ -87,7 +88,8 @@ struct Place {
 };
 
 /// matmul where k runs over keys and n over queries, and pairs that the band hides add nothing, not even 0 * NaN.
-/// Bit for bit matmul() when all numbers are finite and hidden weights are 0; slow, for tiles that hold NaN or Inf.
+/// Equal to matmul() (+0 equals -0) when all numbers are finite and hidden weights are 0; slow, for tiles that hold NaN
+/// or Inf.
 void matmul_hidden_keys(const Product& product, const Place& place);
 
 /// The same where m runs over keys and k over queries.
