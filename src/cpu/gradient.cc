@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/gradient.hpp"
 
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -14,7 +15,7 @@ constexpr std::int64_t kRowsPerTask = 256;  // of dK and dV, when they are clear
 }  // namespace
 
 GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g) : problem_(plan.problem), g_(g) {
-    panel_floats_ = (2 * g.head_dim + g.head_dim_v + 2) * g.lanes + g.block_q * (g.k_stride + g.v_stride);
+    panel_floats_ = (2 * g.head_dim + g.head_dim_v + 4) * g.lanes + g.block_q * (g.k_stride + g.v_stride);
     panel_floats_ = tile::padded(panel_floats_);
     panels_ = arena.take<float>(problem_.heads_q, total_panels(problem_, g), panel_floats_);
     dk_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.k_stride);
@@ -34,6 +35,7 @@ GradientPanel GradientMemory::panel(const Head& head, std::int64_t index) const 
             .d_o = take(g_.block_q * g_.v_stride),
             .lse = take(g_.lanes),
             .delta = take(g_.lanes),
+            .norm = take(2 * g_.lanes),
             .dq_t = take(g_.head_dim * g_.lanes)};
 }
 
@@ -62,6 +64,7 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
     const HeadRows dlse = lse_rows(args.dlse, member, head.query_head);
     std::fill_n(to.lse, panel.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(to.delta, panel.lanes, 0.0F);
+    to.norm[panel.lanes] = 0.0F;
     for (std::int64_t r = 0; r < panel.queries; ++r) {
         const auto value = static_cast<float>(load_as_double(lse.at(panel.first + r, 0), lse.dtype));
         // exp(s - +inf) = 0: an empty row, whose LSE is -inf, has no weights.
@@ -88,6 +91,43 @@ void GradientMemory::prepare(const BackwardCall& call) {
         std::fill_n(dk_ + first * g_.k_stride, count * g_.k_stride, 0.0F);
         std::fill_n(dv_ + first * g_.v_stride, count * g_.v_stride, 0.0F);
     });
+}
+
+/// P = exp(S - LSE) needs log(l) to stand in the last bits of LSE = m + log(l). From here on they are too few for the
+/// contract's 1e-5, and beyond 2^24 or so nothing of l is left: such rows are normalised by the sum of their own P.
+constexpr float kLargestExactLse = 256;
+
+void BackwardWorkspace::prepare(const BackwardCall& call) {
+    const Problem& p = call.plan.problem;
+    memory.prepare(call);
+    const std::int64_t panels = memory.panels();
+    call.parallel_for(p.batch * p.heads_q * panels, call.plan.threads, [&](std::int64_t task, int worker) {
+        const Head head(p, call.args, member_of(call, task / panels / p.heads_q), task / panels % p.heads_q);
+        memory.normalise_panel(head, task % panels, workers[static_cast<std::size_t>(worker)]);
+    });
+}
+
+void GradientMemory::normalise_panel(const Head& head, std::int64_t index, const GradientScratch& scratch) const {
+    const Panel panel(index, g_.block_q, head.member.len_q);
+    if (panel.queries == 0) return;
+    const GradientPanel to = this->panel(head, index);
+    const auto inexact = [&](std::int64_t r) {
+        return std::abs(to.lse[r]) > kLargestExactLse && std::isfinite(to.lse[r]);
+    };
+    bool any = false;
+    for (std::int64_t r = 0; r < panel.queries; ++r) any = any || inexact(r);
+    if (!any) return;
+    std::fill_n(to.norm, panel.lanes, 0.0F);
+    const Range keys = head.keys_of(panel);
+    for (std::int64_t first = keys.begin / g_.block_kv * g_.block_kv; first < keys.end; first += g_.block_kv) {
+        const KvTile kv = load_kv(head, g_, first, std::min(g_.block_kv, keys.end - first), scratch, true);
+        scores(head, g_, panel, kv, head.coverage(panel, kv), to.q_t, scratch.s, scratch.other);
+        tile::weights_from_lse(scratch.s, to.lse, kv.keys, panel.lanes, panel.lanes);
+        for (std::int64_t j = 0; j < kv.keys; ++j) tile::add(to.norm, scratch.s + j * panel.lanes, 1, panel.lanes);
+    }
+    for (std::int64_t r = 0; r < panel.lanes; ++r)
+        to.norm[r] = r < panel.queries && inexact(r) ? 1.0F / to.norm[r] : 1.0F;
+    to.norm[panel.lanes] = 1.0F;
 }
 
 void GradientMemory::finish(const BackwardCall& call) const {

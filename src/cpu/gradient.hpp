@@ -25,6 +25,12 @@ class GradientMemory {
     /// Fills the panels: Q, dO and their transposes in fp32, LSE, delta = rowsum(dO * O) - dLSE. Clears the sums.
     void prepare(const BackwardCall& call);
 
+    /// Fills `norm` of a panel, when some row needs it.
+    void normalise_panel(const Head& head, std::int64_t index, const GradientScratch& scratch) const;
+
+    /// Panels of the longest head.
+    std::int64_t panels() const { return g_.panels; }
+
     /// Writes dQ, dK and dV.
     void finish(const BackwardCall& call) const;
 
@@ -67,6 +73,9 @@ struct BackwardWorkspace {
         : memory(arena, plan, g), bias(arena, plan, g) {
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, kv_tiles);
     }
+
+    /// Everything that comes before the tiles.
+    void prepare(const BackwardCall& call);
 };
 
 /// Calls body(head) in rising order for the query heads that share a kv head.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/panel.hpp"
 
+#include <cmath>
 #include <limits>
 
 namespace tessera::cpu {
@@ -114,15 +115,45 @@ void attend(const Head& head, const Geometry& g, const Panel& panel, const KvTil
     sums.started = true;
 }
 
-void finish(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* inverse,
+void normalise(const Head& head, const Geometry& g, const Panel& panel, const float* q_t, const TileScratch& scratch,
+               PanelSums& sums, float* spare_o) {
+    if (!sums.started) return;
+    float* inverse = scratch.rescale;
+    tile::invert_sums(sums.state, panel.lanes, inverse);
+    const bool overflow = !tile::all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes);
+    tile::scale_lanes(sums.o, inverse, g.head_dim_v, panel.lanes);
+    if (!overflow) return;
+    // m is final: exp(s - m) / l are the weights. A row that saw no key has m = -inf; its weights are exp(-inf) = 0.
+    for (std::int64_t i = 0; i < panel.lanes; ++i) {
+        if (sums.state.l[i] == 0) sums.state.m[i] = std::numeric_limits<float>::infinity();
+    }
+    std::fill_n(spare_o, g.head_dim_v * panel.lanes, 0.0F);
+    const Range keys = head.keys_of(panel);
+    for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv) {
+        const KvTile kv = load_kv(head, g, first, std::min(g.block_kv, keys.end - first), scratch, true);
+        const Coverage coverage = head.coverage(panel, kv);
+        scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
+        tile::weights_from_lse(scratch.s, sums.state.m, kv.keys, panel.lanes, panel.lanes);
+        tile::scale_lanes(scratch.s, inverse, kv.keys, panel.lanes);
+        add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, spare_o, tile::Into::add, nullptr);
+    }
+    for (std::int64_t at = 0; at < g.head_dim_v * panel.lanes; ++at) {
+        if (!std::isfinite(sums.o[at]) && std::isfinite(spare_o[at])) sums.o[at] = spare_o[at];
+    }
+    for (std::int64_t i = 0; i < panel.lanes; ++i) {
+        if (sums.state.l[i] == 0) sums.state.m[i] = -std::numeric_limits<float>::infinity();
+    }
+}
+
+void finish(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* ones,
             const ForwardArgs& args) {
     const HeadRows o = head_rows(args.o, head.member, head.member.first_q, head.query_head);
     if (!sums.started) {
         tile::clear_state(sums.state, panel.lanes);
         std::fill_n(sums.o, g.head_dim_v * panel.lanes, 0.0F);
     }
-    tile::invert_sums(sums.state, panel.lanes, inverse);
-    tile::store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, inverse, o, panel.first);
+    std::fill_n(ones, panel.lanes, 1.0F);
+    tile::store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, ones, o, panel.first);
     tile::store_lse(sums.state, panel.queries, lse_rows(args.lse, head.member, head.query_head), panel.first);
 }
 
@@ -131,6 +162,7 @@ void score_gradient(const Head& head, const Geometry& g, const Panel& panel, con
     const tile::Place place = head.place(panel, kv);
     scores(head, g, panel, kv, coverage, from.q_t, scratch.s, scratch.other, scratch.cap_slope);
     tile::weights_from_lse(scratch.s, from.lse, kv.keys, panel.lanes, panel.lanes);
+    if (from.norm[panel.lanes] != 0) tile::scale_lanes(scratch.s, from.norm, kv.keys, panel.lanes);
     tile::matmul({.m = kv.keys,
                   .n = panel.lanes,
                   .k = g.head_dim_v,

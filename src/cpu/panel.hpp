@@ -77,8 +77,13 @@ void add_values(const Head& head, const Geometry& g, const Panel& panel, const K
 void attend(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const float* q_t, const TileScratch& scratch, PanelSums& sums);
 
-/// Writes O / l and the LSE of a panel; zeros and -inf where no key was seen.
-void finish(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* inverse,
+/// Divides O by l. Where the undivided sum passed the largest float though the quotient need not, the element is summed
+/// again from weights that are divided first. spare_o: another [head_dim_v, lanes]
+void normalise(const Head& head, const Geometry& g, const Panel& panel, const float* q_t, const TileScratch& scratch,
+               PanelSums& sums, float* spare_o);
+
+/// Writes O, normalised, and the LSE of a panel; zeros and -inf where no key was seen.
+void finish(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* ones,
             const ForwardArgs& args);
 
 /// A panel as the backward keeps it in slow memory.
@@ -89,6 +94,7 @@ struct GradientPanel {
     float* d_o;    // [queries, v_stride]
     float* lse;    // [lanes], +inf for empty rows
     float* delta;  // [lanes], rowsum(dO * O) - dLSE
+    float* norm;   // [lanes + 1], factors of P where LSE is too large to hold the row's sum; the last: 0 if all are 1
     float* dq_t;   // [head_dim, lanes], the sum K^T dS so far
 };
 

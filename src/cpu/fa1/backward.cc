@@ -42,7 +42,7 @@ void backward(const BackwardCall& call) {
     const Geometry g(call.plan);
     Arena arena(call.workspace);
     BackwardWorkspace workspace(arena, call.plan, g);
-    workspace.memory.prepare(call);
+    workspace.prepare(call);
     call.parallel_for(p.batch * p.heads_kv, call.plan.threads, [&](std::int64_t task, int worker) {
         TileTally tally(call.counters);
         const Member member = member_of(call, task / p.heads_kv);

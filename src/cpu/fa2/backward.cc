@@ -213,7 +213,7 @@ void backward(const BackwardCall& call) {
     const Geometry g(call.plan);
     Arena arena(call.workspace);
     Workspace workspace(arena, call.plan, g);
-    workspace.memory.prepare(call);
+    workspace.prepare(call);
     Run(call, g, workspace).all();
     workspace.bias.run(call, workspace.memory, workspace.workers);
     workspace.memory.finish(call);

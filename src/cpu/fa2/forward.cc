@@ -165,6 +165,8 @@ void run_panels(const ForwardCall& call, const Geometry& g, std::span<const Work
         }
     }
     for (std::size_t i = 0; i < works.size(); ++i) {
+        normalise(works[i].head, g, works[i].panel, scratch.q_t[i], scratch.tiles, scratch.totals[i],
+                  scratch.chunks[i].o);
         finish(works[i].head, g, works[i].panel, scratch.totals[i], scratch.tiles.rescale, call.args);
     }
 }
@@ -226,6 +228,8 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
                 total.started = true;
             }
         }
+        load_queries(work.head, g, work.panel, scratch.q_t[0]);
+        normalise(work.head, g, work.panel, scratch.q_t[0], scratch.tiles, total, scratch.chunks[0].o);
         finish(work.head, g, work.panel, total, scratch.tiles.rescale, call.args);
     });
 }

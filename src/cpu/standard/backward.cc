@@ -94,7 +94,7 @@ void backward(const BackwardCall& call) {
     const Geometry g(call.plan);
     Arena arena(call.workspace);
     Workspace workspace(arena, call.plan, g);
-    workspace.memory.prepare(call);
+    workspace.prepare(call);
     const auto for_each_panel = [&](const auto& body) {
         call.parallel_for(p.batch * p.heads_q * g.panels, call.plan.threads, [&](std::int64_t task, int worker) {
             const Head head(p, call.args, member_of(call, task / g.panels / p.heads_q), task / g.panels % p.heads_q);
