@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Finite inputs give finite and right results, however large; and what a mask hides can't come back by another way.
+#include <limits>
+
+#include "support.hpp"
+
+namespace tessera::check {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+/// The slope of a softcap at a hidden NaN is NaN itself; 0 * NaN must not reach dK or dQ.
+TEST(finite, hidden_nan_under_a_softcap_leaves_gradients_alone) {
+    Problem p = make_problem(1, 1, 40, 1, 1, 8);
+    p.softcap = 10;
+    p.mask = {.window_left = 5, .window_right = 0};
+    Attention a(p);
+    for (std::int64_t c = 0; c < 8; ++c) a.k.set(kNan, 0, 3, 0, c);
+    a.prepare_backward();
+    for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+        ASSERT_TRUE(a.backward(kernel));
+        EXPECT_TRUE(a.check_backward().pass());
+        for (std::int64_t j = 0; j < 40; ++j) EXPECT_TRUE(std::isfinite(a.dk.get(0, j, 0, 0))) << j;
+    });
+}
+
+/// A mask by finfo.min: all scores equal -FLT_MAX, the weights are 1 / n, and no fp32 LSE can say so.
+TEST(finite, gradients_of_rows_whose_lse_holds_no_sum) {
+    for (const double bias : {-3.4e38, -1e30, 67108864.0, 1e6}) {
+        Problem p = make_problem(1, 3, 130, 1, 1, 4);
+        p.bias = true;
+        Attention a(p);
+        a.q.fill_value(0);
+        a.bias.fill_value(bias);
+        a.d_o.fill_value(1);
+        a.prepare_backward();
+        for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+            ASSERT_TRUE(a.backward(kernel));
+            // dV[j] = sum over 3 queries of P = 3 / 130
+            for (std::int64_t j = 0; j < 130; ++j) ASSERT_NEAR(a.dv.get(0, j, 0, 0) / (3.0 / 130), 1, 1e-5) << bias;
+        });
+    }
+}
+
+/// The sum of the weights times V passes the largest float before it is divided; the result does not.
+TEST(finite, values_near_the_largest_float) {
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        Problem p = make_problem(1, 70, 700, 2, 1, 8, dtype);
+        p.mask.causal = Causal::bottom_right;
+        Attention a(p);
+        a.q.scale_by(0.1);
+        a.v.fill_value(1e37);
+        for (std::int64_t j = 0; j < 700; ++j) a.v.set(j % 2 ? -2e38 : 3e38, 0, j, 0, 3);
+        for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+            if (!takes(kernel, dtype)) return;
+            ASSERT_TRUE(a.forward(kernel, {.threads = 3}));
+            const double tolerance = dtype == DType::fp32 ? 1e-5 : 1e-2;
+            for (std::int64_t i = 0; i < 70; ++i) {
+                ASSERT_NEAR(a.o.get(0, i, 1, 0) / 1e37, 1, tolerance);
+                ASSERT_TRUE(std::isfinite(a.o.get(0, i, 1, 3))) << i;
+            }
+        });
+    }
+}
+
+/// An element that has to be summed again changes nothing in other elements of its row, nor in other rows.
+TEST(finite, a_visible_infinity_changes_only_what_sees_it) {
+    Problem p = make_problem(1, 64, 300, 1, 1, 8);
+    p.mask.causal = Causal::bottom_right;
+    Attention clean(p);
+    Attention dirty(p);
+    dirty.v.set(std::numeric_limits<double>::infinity(), 0, 260, 0, 2);  // seen by queries 24..63
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        ASSERT_TRUE(clean.forward(kernel) && dirty.forward(kernel));
+        for (std::int64_t i = 0; i < 64; ++i) {
+            for (std::int64_t c = 0; c < 8; ++c) {
+                if (i >= 24 && c == 2) EXPECT_FALSE(std::isfinite(dirty.o.get(0, i, 0, c)));
+                else EXPECT_EQ(dirty.o.get(0, i, 0, c), clean.o.get(0, i, 0, c)) << i << " " << c;
+            }
+        }
+    });
+}
+
+/// A product that underflows to -0 must not tell, by its sign, what a hidden value is.
+TEST(finite, the_sign_of_zero_does_not_tell_of_hidden_values) {
+    Problem p = make_problem(1, 2, 3, 1, 1, 1);
+    p.scale = 1;
+    p.mask.causal = Causal::bottom_right;
+    Attention a(p);
+    a.q.fill_value(1);
+    a.k.fill_value(0);
+    a.k.set(-80, 0, 1, 0, 0);
+    a.v.fill_value(0);
+    a.v.set(-1e-20, 0, 1, 0, 0);
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (kernel.backend == Backend::reference) return;
+        a.v.set(1, 0, 2, 0, 0);
+        ASSERT_TRUE(a.forward(kernel));
+        const bool sign = std::signbit(a.o.get(0, 0, 0, 0));
+        a.v.set(kNan, 0, 2, 0, 0);
+        ASSERT_TRUE(a.forward(kernel));
+        EXPECT_EQ(std::signbit(a.o.get(0, 0, 0, 0)), sign);
+    });
+}
+
+/// The stride of a size 1 is never stepped, whatever it says.
+TEST(finite, strides_of_size_one_may_be_anything) {
+    Attention a(make_problem(1, 1, 1, 1, 1, 8));
+    for (Tensor* t : {&a.q, &a.k, &a.v}) {
+        t->view.strides[0] = std::numeric_limits<std::int64_t>::min();
+        t->view.strides[1] = std::int64_t{1} << 62;
+        t->view.strides[2] = std::numeric_limits<std::int64_t>::max();
+    }
+    a.o.view.strides[1] = std::numeric_limits<std::int64_t>::min();
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        ASSERT_TRUE(a.forward(kernel));
+        for (std::int64_t c = 0; c < 8; ++c) {
+            EXPECT_NEAR(*(static_cast<const float*>(a.o.view.data) + c),
+                        *(static_cast<const float*>(a.v.view.data) + c), 1e-6);
+        }
+    });
+}
+
+/// Sizes that no memory has are refused by the plan, not wrapped.
+TEST(finite, impossible_sizes_are_refused) {
+    Problem p = make_problem(4294967295, 2097152, 2097152, 1, 1, 256);
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+        try {
+            const Plan made = plan(p, {.pass = pass, .backend = Backend::cpu, .schedule = Schedule::standard});
+            ADD_FAILURE() << made.workspace_bytes;
+        } catch (const Error& e) {
+            EXPECT_TRUE(e.code() == ErrorCode::unsupported || e.code() == ErrorCode::invalid_argument) << e.what();
+        }
+    }
+}
+
+/// Few heads, many empty rounds: a window over a long row costs what its visible tiles cost.
+TEST(finite, empty_rounds_are_not_walked) {
+    Problem p = make_problem(1, 1, 1 << 18, 1, 1, 4);
+    Attention a(p);
+    a.prepare_backward();
+    for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+        if (kernel.schedule != Schedule::fa2) return;
+        std::int64_t tasks = 0;
+        const ParallelFor count = [&](std::int64_t n, int, const TaskBody& body) {
+            tasks += n;
+            for (std::int64_t t = 0; t < n; ++t) body(t, 0);
+        };
+        ASSERT_TRUE(a.backward(kernel, {.threads = 4, .how = {.parallel_for = count}}));
+        EXPECT_LT(tasks, 3 * (1 << 18) / 64);
+        EXPECT_TRUE(a.check_backward().pass());
+    });
+}
+
+}  // namespace
+}  // namespace tessera::check
