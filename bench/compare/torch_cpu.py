@@ -161,8 +161,11 @@ def cpu_name():
 
 
 def commit():
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        return done.stdout.strip() or "unknown"
+    except OSError:
+        return "unknown"
 
 
 def record(case, direction, by, ms, spread, versions, revision):
@@ -183,11 +186,12 @@ def main():
     parser.add_argument("--head-dim", default="64,128")
     parser.add_argument("--groups", default="1x4,16x16,16x1", help="threads x heads")
     parser.add_argument("--seconds", type=float, default=1.0, help="per case")
-    parser.add_argument("--out")
+    parser.add_argument("--out", help="append Records (JSON lines) to this file")
+    parser.add_argument("--commit", help="of the library, when it runs outside its checkout")
     options = parser.parse_args()
     lib = Tessera(options.library)
     versions = {"tessera": lib.lib.tessera_version().decode(), "torch": torch.__version__}
-    revision = commit()
+    revision = options.commit or commit()
     out = open(options.out, "a") if options.out else None
     ratios = {}
     print(f"{'threads':>7} {'heads':>5} {'dtype':>5} {'dim':>4} {'mask':>6} {'len':>5} {'pass':>8} {'tessera':>9} {'torch':>9} {'ratio':>6}  error ours / torch")
