@@ -132,6 +132,40 @@ bool AllFinite(const float* matrix, std::int64_t stride, std::int64_t rows, std:
     return rest == 0 && hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)));
 }
 
+/// to[c, r] = from[r, c] * scale[c] + 0, for [rows, columns] in blocks of 4 x 4. The + 0 makes -0 to +0.
+void Transpose(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t columns, const float* scale,
+               float* to, std::int64_t to_stride) {
+    const hn::FixedTag<float, 4> d4;
+    const auto zero = hn::Zero(d4);
+    const std::int64_t whole_rows = rows / 4 * 4;
+    const std::int64_t whole_columns = columns / 4 * 4;
+    for (std::int64_t r = 0; r < whole_rows; r += 4) {
+        for (std::int64_t c = 0; c < whole_columns; c += 4) {
+            const float* at = from + r * from_stride + c;
+            const auto row0 = hn::LoadU(d4, at);
+            const auto row1 = hn::LoadU(d4, at + from_stride);
+            const auto row2 = hn::LoadU(d4, at + 2 * from_stride);
+            const auto row3 = hn::LoadU(d4, at + 3 * from_stride);
+            const auto low01 = hn::InterleaveLower(d4, row0, row1);   // 00 10 01 11
+            const auto low23 = hn::InterleaveLower(d4, row2, row3);   // 20 30 21 31
+            const auto high01 = hn::InterleaveUpper(d4, row0, row1);  // 02 12 03 13
+            const auto high23 = hn::InterleaveUpper(d4, row2, row3);
+            const auto put = [&](std::int64_t column, hn::Vec<hn::FixedTag<float, 4>> x) HWY_ATTR {
+                hn::StoreU(hn::Add(hn::Mul(x, hn::Set(d4, scale[column])), zero), d4, to + column * to_stride + r);
+            };
+            put(c, hn::ConcatLowerLower(d4, low23, low01));
+            put(c + 1, hn::ConcatUpperUpper(d4, low23, low01));
+            put(c + 2, hn::ConcatLowerLower(d4, high23, high01));
+            put(c + 3, hn::ConcatUpperUpper(d4, high23, high01));
+        }
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) {
+            to[c * to_stride + r] = from[r * from_stride + c] * scale[c] + 0.0F;
+        }
+    }
+}
+
 const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace tessera::cpu::tile::HWY_NAMESPACE
@@ -143,6 +177,7 @@ namespace tessera::cpu::tile {
 HWY_EXPORT(WidenRow);
 HWY_EXPORT(NarrowRow);
 HWY_EXPORT(AllFinite);
+HWY_EXPORT(Transpose);
 HWY_EXPORT(TargetName);
 
 namespace {
@@ -171,6 +206,8 @@ void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows
                      float* to, std::int64_t stride) {
     const auto widen = HWY_DYNAMIC_DISPATCH(WidenRow);
     alignas(64) float group[kRowGroup][kMaxDim];
+    alignas(64) float scales[kMaxDim];
+    std::fill_n(scales, std::min(kMaxDim, dim), scale);
     for (std::int64_t column = 0; column < dim; column += kMaxDim) {
         const std::int64_t columns = std::min(kMaxDim, dim - column);
         HeadRows part = from;
@@ -179,10 +216,8 @@ void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows
             const std::int64_t present = std::clamp<std::int64_t>(rows - row, 0, kRowGroup);
             for (std::int64_t r = 0; r < present; ++r) widen(part, first + row + r, columns, group[r]);
             for (std::int64_t r = present; r < kRowGroup; ++r) std::fill_n(group[r], columns, 0.0F);
-            for (std::int64_t c = 0; c < columns; ++c) {
-                float* lanes = to + (column + c) * stride + row;
-                for (std::int64_t r = 0; r < kRowGroup; ++r) lanes[r] = scale * group[r][c];
-            }
+            HWY_DYNAMIC_DISPATCH(Transpose)
+            (group[0], kMaxDim, kRowGroup, columns, scales, to + column * stride + row, stride);
         }
     }
 }
@@ -202,10 +237,7 @@ void store_transposed(const float* from, std::int64_t stride, std::int64_t rows,
     const auto narrow = HWY_DYNAMIC_DISPATCH(NarrowRow);
     alignas(64) float group[kRowGroup][kMaxDim];
     for (std::int64_t row = 0; row < rows; row += kRowGroup) {
-        for (std::int64_t c = 0; c < dim; ++c) {
-            const float* lanes = from + c * stride + row;
-            for (std::int64_t r = 0; r < kRowGroup; ++r) group[r][c] = lanes[r] * lane_scale[row + r] + 0.0F;
-        }
+        HWY_DYNAMIC_DISPATCH(Transpose)(from + row, stride, dim, kRowGroup, lane_scale + row, group[0], kMaxDim);
         for (std::int64_t r = 0; r < std::min(kRowGroup, rows - row); ++r) narrow(group[r], dim, to, first + row + r);
     }
 }
