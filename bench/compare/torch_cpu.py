@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times tessera beside PyTorch's CPU attention in one process, call by call in turn, and prints the ratios.
 
-    python3 bench/compare/torch_cpu.py build/libtessera.so [--quick] [--dtype fp32,bf16] [--out records.jsonl]
+    python3 bench/compare/torch_cpu.py build/src/libtessera.so [--quick] [--dtype fp32,bf16] [--out records.jsonl]
 
 tessera is loaded as a shared library (cmake -DBUILD_SHARED_LIBS=ON) and called through its C ABI. A figure is the median
 of alternating calls; FLOP are counted by visible pairs: 4 * pairs * head_dim forward, 10 * pairs * head_dim backward.
