@@ -34,7 +34,11 @@ struct PanelSums {
 
     PanelSums(Arena& arena, const Geometry& g) : PanelSums(arena.take<float>(floats(g)), g) {}
     /// In memory that is laid out already: m, l, then O^T.
-    PanelSums(float* memory, const Geometry& g) : state{memory, memory + g.lanes}, o(memory + 2 * g.lanes) {}
+    PanelSums(float* memory, const Geometry& g) {
+        if (memory == nullptr) return;  // the workspace is only being measured
+        state = {memory, memory + g.lanes};
+        o = memory + 2 * g.lanes;
+    }
     static std::int64_t floats(const Geometry& g) { return (2 + g.head_dim_v) * g.lanes; }
 };
 
