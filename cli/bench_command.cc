@@ -4,11 +4,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <functional>
 #include <memory>
 
 #include "bench_table.hpp"
 #include "commands.hpp"
 #include "commit.hpp"
+#include "device/device_copy.hpp"
 #include "generated.hpp"
 #include "measure/bench.hpp"
 #include "measure/host.hpp"
@@ -92,13 +94,13 @@ struct Operands {
     }
 };
 
-/// Each schedule that this build has kernels of, for "all".
-std::string schedule_list(const std::string& schedules) {
+/// Each schedule that this build has kernels of on the backend, for "all".
+std::string schedule_list(const std::string& schedules, Backend backend) {
     if (schedules != "all") return schedules;
     std::string text;
     for (const Schedule s : {Schedule::standard, Schedule::fa1, Schedule::fa2, Schedule::fa3}) {
         for (const KernelInfo& kernel : kernels()) {
-            if (kernel.schedule != s || kernel.backend == Backend::reference) continue;
+            if (kernel.schedule != s || kernel.backend != backend) continue;
             text += (text.empty() ? "" : ",") + std::string(name_of(s));
             break;
         }
@@ -120,7 +122,8 @@ std::vector<Pass> parse_passes(const std::string& text) {
 std::vector<Plan> make_plans(const BenchOptions& options) {
     std::vector<Plan> plans;
     std::optional<Error> reason;
-    const auto schedules = parse_list("--schedule", schedule_list(options.how.schedule));
+    const Backend backend = options.how.plan_options(Pass::forward, "auto").backend.value_or(Backend::cpu);
+    const auto schedules = parse_list("--schedule", schedule_list(options.how.schedule, backend));
     const auto passes = parse_passes(options.passes);
     for (const Problem& problem : options.shape.problems(options.scores)) {
         for (const Pass pass : passes) {
@@ -140,28 +143,51 @@ std::vector<Plan> make_plans(const BenchOptions& options) {
     return plans;
 }
 
+/// Times run(tensors, workspace) on tensors where the plan wants them; copies are no part of it.
+template <class Args, class Run>
+measure::Summary time_plan(const Plan& plan, const Args& host, std::span<const TensorView> views, int repeat,
+                           measure::ColdCache& cache, const Run& run) {
+    if (plan.device.type == DeviceType::cpu) {
+        const Workspace workspace(plan);
+        return measure::time_call([&] { run(host, workspace.span()); }, views, cache, repeat);
+    }
+    device::DeviceCopy copy(plan.device);
+    const Args mirrored = copy.add(host);
+    const std::span<std::byte> workspace = copy.workspace(plan.workspace_bytes);
+    const device::CacheEviction evict(plan.device);
+    const auto call = [&] {
+        run(mirrored, workspace);
+        device::synchronize(plan.device);
+    };
+    return measure::time_call(call, std::cref(evict), repeat);
+}
+
 measure::Record measure_plan(const Plan& plan, const BenchOptions& options, int repeat, measure::ColdCache& cache,
                              const Provenance& provenance, Progress& progress) {
     const Problem& problem = plan.problem;
     const bool is_forward = plan.pass == Pass::forward;
     const Operands operands(problem, options.shape.members(), !is_forward);
-    const Workspace workspace(plan);
-    const auto call_forward = [&](const Plan& p, const Workspace& w) { forward(p, operands.forward(), w.span()); };
-    if (!is_forward) {  // the backward starts from the forward's results, whoever computed them
-        const Plan before = tessera::plan(problem);
-        call_forward(before, Workspace(before));
-    }
-    const auto call = [&] {
-        if (is_forward) call_forward(plan, workspace);
-        else backward(plan, operands.backward(), workspace.span());
-        progress.done();
-    };
     progress.expect(repeat + 1);
-    const measure::Summary ms = measure::time_call(call, operands.views, cache, repeat);
+    measure::Summary ms;
+    if (is_forward) {
+        ms = time_plan(plan, operands.forward(), operands.views, repeat, cache, [&](const auto& args, auto workspace) {
+            forward(plan, args, workspace);
+            progress.done();
+        });
+    } else {  // starts from the forward's results, whoever computed them
+        const Plan before = tessera::plan(problem, {.device = plan.device});
+        device::run_on_host_tensors(before, operands.forward(),
+                                    [&](const auto& args, auto workspace) { forward(before, args, workspace); });
+        ms = time_plan(plan, operands.backward(), operands.views, repeat, cache, [&](const auto& args, auto workspace) {
+            backward(plan, args, workspace);
+            progress.done();
+        });
+    }
     const auto pairs = measure::visible_pairs(problem, operands.in.cu_seqlens_q.view, operands.in.cu_seqlens_kv.view);
     measure::Record record = measure::record_of(plan, ms, measure::flop(problem, plan.pass, pairs));
-    record.device = fmt::format("{} ({})", provenance.host.cpu, plan.target);
-    record.clock_mhz = measure::clock_mhz();
+    const bool on_host = plan.device.type == DeviceType::cpu;
+    record.device = on_host ? fmt::format("{} ({})", provenance.host.cpu, plan.target) : plan.target;
+    if (on_host) record.clock_mhz = measure::clock_mhz();
     record.versions = {{"tessera", TESSERA_VERSION}, {"compiler", TESSERA_COMPILER}};
     record.date = provenance.date;
     record.commit = TESSERA_COMMIT;

@@ -11,6 +11,7 @@
 
 #include "check/run_case.hpp"
 #include "commands.hpp"
+#include "device/device_copy.hpp"
 #include "options.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
@@ -24,6 +25,7 @@ namespace {
 struct CheckOptions {
     std::string cases = "100";
     std::string seed = "1";
+    std::string backend = "auto";
     std::string kernel;
     std::string only;  // --case
 };
@@ -57,10 +59,17 @@ struct Result {
     std::int64_t cases = 0;
 };
 
-std::vector<Tally> wanted_kernels(const std::string& name) {
+/// All kernels, or those of `--backend` and `--kernel`.
+std::vector<Tally> wanted_kernels(const CheckOptions& options) {
+    const std::string& name = options.kernel;
+    const auto backend = HowOptions{.backend = options.backend}.plan_options(Pass::forward, "auto").backend;
+    if (backend == Backend::cuda && !device::cuda_available()) {
+        throw Error(ErrorCode::device_unavailable, "--backend", "no CUDA device that this build can use");
+    }
     std::vector<Tally> tallies;
     std::string known;
     for (const KernelInfo& kernel : kernels()) {
+        if (backend && kernel.backend != *backend) continue;
         known += (known.empty() ? "" : ", ") + kernel.name;
         if (name.empty() || kernel.name == name) tallies.push_back({.kernel = &kernel});
     }
@@ -122,7 +131,7 @@ void run_one(check::CaseRunner& runner, const check::Case& which, Tally& tally, 
 
 Result run_all(const CheckOptions& options) {
     const std::uint64_t seed = parse_seed("--seed", options.seed);
-    Result result{.tallies = wanted_kernels(options.kernel)};
+    Result result{.tallies = wanted_kernels(options)};
     const Selection cases = wanted_cases(options, seed);
     result.cases = cases.size();
     Progress progress(cases.size());
@@ -218,6 +227,9 @@ void add_check_command(CLI::App& app, Session& session) {
     command->add_option("--cases", options->cases, "Random cases besides the corner cases; default 100")
         ->type_name("N");
     command->add_option("--seed", options->seed, "Seed of the random cases; default 1")->type_name("N");
+    command
+        ->add_option("--backend", options->backend, "Only kernels of this backend: cpu, cuda or reference; default all")
+        ->type_name("NAME");
     command->add_option("--kernel", options->kernel, "Only this kernel, by its name in tessera list; default all")
         ->type_name("NAME");
     command->add_option("--case", options->only, "Only this case: a number of the seed, or the name of a corner case")

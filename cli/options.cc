@@ -55,9 +55,11 @@ std::vector<std::int64_t> parse_sizes(const std::string& option, const std::stri
 /// Throws the library's error again, in terms of the command line when an option is to blame.
 [[noreturn]] void rethrow(const Error& error) {
     const std::string option = option_of(error.argument());
-    if (error.code() != ErrorCode::invalid_argument || option.empty()) throw Error(error);
     const std::string message = error.what();
-    throw UsageError(option, message.substr(error.argument().size() + 2));  // what() is "argument: message"
+    if (option.empty()) throw Error(error);
+    const std::string text = message.substr(error.argument().size() + 2);  // what() is "argument: message"
+    if (error.code() == ErrorCode::invalid_argument) throw UsageError(option, text);
+    throw Error(error.code(), option, text);
 }
 
 /// One line for what this build does not have at all; plan() would list every kernel.
@@ -98,7 +100,7 @@ std::string option_of(const std::string& argument) {
         {"heads_kv", "--heads"}, {"head_dim", "--head-dim"}, {"head_dim_v", "--head-dim"}, {"dtype", "--dtype"},
         {"total_q", "--ragged"}, {"total_kv", "--ragged"},   {"window_left", "--window"},  {"window_right", "--window"},
         {"scale", "--scale"},    {"softcap", "--softcap"},   {"dropout", "--dropout"},     {"threads", "--threads"},
-        {"block_q", "--tile"},   {"block_kv", "--tile"},
+        {"block_q", "--tile"},   {"block_kv", "--tile"},     {"backend", "--backend"},
     };
     const auto found = options.find(argument);
     return found == options.end() ? "" : found->second;

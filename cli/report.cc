@@ -18,12 +18,21 @@ Json json_of(const Problem& p) {
     return json;
 }
 
+namespace {
+
+std::string device_text(const Device& device) {
+    return device.type == DeviceType::cuda ? fmt::format("cuda:{}", device.index) : "cpu";
+}
+
+}  // namespace
+
 Json json_of(const Plan& plan) {
     return {{"kernel", plan.kernel->name},
             {"backend", name_of(plan.kernel->backend)},
             {"schedule", name_of(plan.kernel->schedule)},
             {"pass", name_of(plan.pass)},
             {"target", plan.target},
+            {"device", device_text(plan.device)},
             {"block_q", plan.tile.block_q},
             {"block_kv", plan.tile.block_kv},
             {"threads", plan.threads},
@@ -46,9 +55,11 @@ Json json_of(const check::Report& report) {
 }
 
 std::string plan_text(const Plan& plan) {
-    return fmt::format("{} ({}), tile {} x {}, {} thread{}, workspace {}", plan.kernel->name, plan.target,
-                       plan.tile.block_q, plan.tile.block_kv, plan.threads, plan.threads == 1 ? "" : "s",
-                       bytes_text(static_cast<double>(plan.workspace_bytes)));
+    const std::string runs_on = plan.device.type == DeviceType::cuda
+                                    ? device_text(plan.device)
+                                    : fmt::format("{} thread{}", plan.threads, plan.threads == 1 ? "" : "s");
+    return fmt::format("{} ({}), tile {} x {}, {}, workspace {}", plan.kernel->name, plan.target, plan.tile.block_q,
+                       plan.tile.block_kv, runs_on, bytes_text(static_cast<double>(plan.workspace_bytes)));
 }
 
 std::string report_text(const check::Report& report, int width) {

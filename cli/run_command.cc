@@ -10,6 +10,7 @@
 #include "check/compare.hpp"
 #include "commands.hpp"
 #include "commit.hpp"
+#include "device/device_copy.hpp"
 #include "inputs.hpp"
 #include "io/safetensors.hpp"
 #include "measure/record.hpp"
@@ -124,17 +125,21 @@ BackwardArgs backward_args(const Run& run) {
             .dv = canonical(run.outputs.dv)};
 }
 
-template <class Call>
-void time_pass(const Run& run, PassResult& result, Progress& progress, const Call& call) {
+/// Times call(tensors, workspace, how) on tensors where the plan wants them; copies are no part of it.
+template <class Args, class Call>
+void time_pass(const Run& run, PassResult& result, const Args& args, Progress& progress, const Call& call) {
     progress.step(fmt::format("{} with {}", name_of(result.plan.pass), result.plan.kernel->name));
-    const Workspace workspace(result.plan);
-    const measure::Timer timer;
+    const Execution how{.parallel_for = progress.counted_parallel_for(), .counters = &result.tiles};
     try {
-        call(workspace.span(), Execution{.parallel_for = progress.counted_parallel_for(), .counters = &result.tiles});
+        device::run_on_host_tensors(result.plan, args, [&](const Args& placed, std::span<std::byte> workspace) {
+            const measure::Timer timer;
+            call(placed, workspace, how);
+            device::synchronize(result.plan.device);
+            result.ms = timer.milliseconds();
+        });
     } catch (const Error& error) {
         rethrow_for_files(error, run.inputs);
     }
-    result.ms = timer.milliseconds();
     const auto pairs = measure::visible_pairs(run.inputs.problem, run.inputs.cu_seqlens_q, run.inputs.cu_seqlens_kv);
     result.gflops = measure::gflops(measure::flop(run.inputs.problem, result.plan.pass, pairs), result.ms);
 }
@@ -147,13 +152,15 @@ void compute(Run& run, Progress& progress) {
             plan_with(run.inputs.problem, options.how.plan_options(Pass::backward, options.how.schedule));
     }
     make_outputs(run);
-    time_pass(run, run.forward, progress, [&](auto workspace, const Execution& how) {
-        forward(run.forward.plan, forward_args(run), workspace, how);
-    });
+    time_pass(run, run.forward, forward_args(run), progress,
+              [&](const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
+                  forward(run.forward.plan, args, workspace, how);
+              });
     if (!options.backward) return;
-    time_pass(run, run.backward, progress, [&](auto workspace, const Execution& how) {
-        backward(run.backward.plan, backward_args(run), workspace, how);
-    });
+    time_pass(run, run.backward, backward_args(run), progress,
+              [&](const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
+                  backward(run.backward.plan, args, workspace, how);
+              });
 }
 
 void compare(Run& run, Progress& progress) {

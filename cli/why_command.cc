@@ -31,12 +31,15 @@ void print_json(const Session& session, const Plan& plan) {
 
 void print_text(const Session& session, const Plan& plan) {
     const int width = terminal_width(STDOUT_FILENO);
+    const std::pair<std::string, std::string> runs_on =
+        plan.device.type == DeviceType::cuda ? std::pair("device", fmt::format("CUDA device {}", plan.device.index))
+                                             : std::pair("threads", fmt::format("{}", plan.threads));
     std::string text = facts_text({{"problem", plan.problem.describe()},
                                    {"pass", name_of(plan.pass)},
                                    {"chosen", fmt::format("{}: {}", plan.kernel->name, plan.kernel->summary)},
                                    {"target", plan.target},
                                    {"tile", fmt::format("{} queries x {} keys", plan.tile.block_q, plan.tile.block_kv)},
-                                   {"threads", fmt::format("{}", plan.threads)},
+                                   runs_on,
                                    {"workspace", bytes_text(static_cast<double>(plan.workspace_bytes))}},
                                   width);
     Table table({{"not chosen"}, {"because"}});

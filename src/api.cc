@@ -20,7 +20,9 @@ void check_plan(const Plan& plan, Pass pass) {
     // A Plan is a plain struct that callers can fill in: nothing of it is used before it is known to be plan()'s.
     const auto all = kernels();
     const bool known = std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return &k == plan.kernel; });
-    if (!known || plan.kernel->pass != plan.pass || plan.threads < 1) {
+    const bool on_cuda = plan.device.type == DeviceType::cuda;
+    if (!known || plan.kernel->pass != plan.pass || plan.threads < 1 ||
+        (plan.kernel->backend == Backend::cuda) != on_cuda) {
         throw Error(ErrorCode::invalid_argument, "plan", "expected a Plan made by plan()");
     }
     if (plan.pass != pass) {
@@ -54,7 +56,7 @@ Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte>
                         Pass pass) {
     check_plan(plan, pass);
     plan.problem.validate();
-    check_tensors(plan.problem, args);
+    check_tensors(plan.problem, args, plan.device);
     check_workspace(plan, workspace);
     return {plan,         args,      workspace, how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for),
             how.counters, how.stream};
@@ -64,7 +66,14 @@ Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte>
 
 void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
     const ForwardCall call = checked_call(plan, args, workspace, how, Pass::forward);
-    kernel_of(*plan.kernel).forward(call);
+    const Kernel& kernel = kernel_of(*plan.kernel);
+    if (kernel.refuse_tensors != nullptr) {
+        if (const auto refusal = kernel.refuse_tensors(plan.problem, args)) {
+            throw Error(ErrorCode::unsupported, refusal->tensor,
+                        fmt::format("{} can't work on it: {}", kernel.info.name, refusal->reason));
+        }
+    }
+    kernel.forward(call);
 }
 
 void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how) {

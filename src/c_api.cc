@@ -11,6 +11,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 
 #include "tessera/tessera.hpp"
@@ -145,8 +146,8 @@ tessera_options options_of(const tessera_options* from) {
     return options;
 }
 
-Plan plan_of(const tessera_problem* problem, const tessera_options& o, Pass pass) {
-    PlanOptions options{.pass = pass, .threads = o.threads};
+Plan plan_of(const tessera_problem* problem, const tessera_options& o, Pass pass, std::optional<Device> device = {}) {
+    PlanOptions options{.pass = pass, .threads = o.threads, .device = device};
     if (o.backend != TESSERA_ANY_BACKEND) options.backend = enum_value("backend", o.backend, Backend::reference, 1);
     if (o.schedule != TESSERA_ANY_SCHEDULE) options.schedule = enum_value("schedule", o.schedule, Schedule::fa3, 1);
     if (o.kernel != nullptr) options.kernel = o.kernel;
@@ -195,6 +196,15 @@ BackwardArgs args_of(const tessera_backward_args* from) {
     args.dv = tensor_of("dv", a.dv);
     args.dbias = tensor_of("dbias", a.dbias);
     return args;
+}
+
+/// With TESSERA_BACKEND_CUDA the device of the call is that of q; nothing when q is elsewhere or wrong, or for the
+/// host.
+template <class Args>
+std::optional<Device> device_of(const tessera_options& options, const Args* args) {
+    if (options.backend != TESSERA_BACKEND_CUDA || args == nullptr || args->struct_size < sizeof(Args)) return {};
+    if (args->q.device_type != TESSERA_CUDA || args->q.device_index < 0) return {};
+    return Device{DeviceType::cuda, args->q.device_index};
 }
 
 /// One parallel loop handed to the caller's parallel_for. Exceptions of the body stop here and are rethrown after it.
@@ -325,7 +335,7 @@ tessera_status tessera_forward(const tessera_problem* problem, const tessera_opt
                                void* stream) {
     return guarded([&] {
         const tessera_options how = options_of(options);
-        const Plan chosen = plan_of(problem, how, Pass::forward);
+        const Plan chosen = plan_of(problem, how, Pass::forward, device_of(how, args));
         const ForwardArgs tensors = args_of(args);
         forward(chosen, tensors, bytes_of(workspace, workspace_bytes), execution_of(how, stream));
     });
@@ -336,7 +346,7 @@ tessera_status tessera_backward(const tessera_problem* problem, const tessera_op
                                 void* stream) {
     return guarded([&] {
         const tessera_options how = options_of(options);
-        const Plan chosen = plan_of(problem, how, Pass::backward);
+        const Plan chosen = plan_of(problem, how, Pass::backward, device_of(how, args));
         const BackwardArgs tensors = args_of(args);
         backward(chosen, tensors, bytes_of(workspace, workspace_bytes), execution_of(how, stream));
     });

@@ -29,6 +29,10 @@ void validate(const PlanOptions& options) {
             }
         }
     }
+    if (options.device && options.device->index < 0) {
+        throw Error(ErrorCode::invalid_argument, "device",
+                    fmt::format("expected an index from 0, got {}", options.device->index));
+    }
     if (!options.kernel.empty()) {
         const auto all = kernels();
         const auto known =
@@ -38,6 +42,24 @@ void validate(const PlanOptions& options) {
                         fmt::format("expected a name that kernels() lists, got \"{}\"", options.kernel));
         }
     }
+}
+
+/// Where the tensors live, as PlanOptions::device says.
+Device device_of(const PlanOptions& options) {
+    if (options.device) return *options.device;
+    bool on_cuda = options.backend == Backend::cuda;
+    for (const KernelInfo& info : kernels()) {
+        if (info.name == options.kernel && info.backend == Backend::cuda) on_cuda = true;
+    }
+    return {on_cuda ? DeviceType::cuda : DeviceType::cpu, 0};
+}
+
+/// Throws when nothing can run on the device at all, whatever the problem.
+void expect_available(const Device& device, const PlanOptions& options) {
+    const auto reason = unavailable(device);
+    if (!reason) return;
+    const char* argument = options.device ? "device" : options.backend ? "backend" : "kernel";
+    throw Error(ErrorCode::device_unavailable, argument, *reason);
 }
 
 /// Why the caller's options leave this kernel out, or nothing.
@@ -52,24 +74,25 @@ std::optional<std::string> unwanted(const KernelInfo& info, const PlanOptions& o
     return std::nullopt;
 }
 
+const char* memory_name(DeviceType type) { return type == DeviceType::cuda ? "CUDA memory" : "host memory"; }
+
 /// Why this kernel can't compute the Problem, or nothing.
-std::optional<std::string> incapable(const Kernel& kernel, const Problem& problem, const PlanOptions& options) {
+std::optional<std::string> incapable(const Kernel& kernel, const Problem& problem, const PlanOptions& options,
+                                     const Device& device) {
     if (kernel.info.pass != options.pass) return fmt::format("computes the {} only", name_of(kernel.info.pass));
     const auto& dtypes = kernel.info.dtypes;
     if (std::find(dtypes.begin(), dtypes.end(), problem.dtype) == dtypes.end()) {
         return fmt::format("does not take {}", name_of(problem.dtype));
     }
-    return kernel.refuse(problem, options.tile);
+    const DeviceType wanted = kernel.info.backend == Backend::cuda ? DeviceType::cuda : DeviceType::cpu;
+    if (device.type != wanted) {
+        return fmt::format("takes tensors in {}; they are in {}", memory_name(wanted), memory_name(device.type));
+    }
+    return kernel.refuse(problem, options.tile, device);
 }
 
 [[noreturn]] void throw_no_kernel(const Problem& problem, const PlanOptions& options,
                                   const std::vector<Refusal>& refused) {
-    if (options.backend == Backend::cuda) {
-        const auto all = kernels();
-        const bool built =
-            std::any_of(all.begin(), all.end(), [](const KernelInfo& k) { return k.backend == Backend::cuda; });
-        if (!built) throw Error(ErrorCode::device_unavailable, "backend", "this build has no CUDA kernels");
-    }
     std::string reasons;
     for (const Refusal& r : refused) {
         if (r.kernel->pass == options.pass) reasons += fmt::format("\n  {}: {}", r.kernel->name, r.reason);
@@ -83,7 +106,7 @@ std::optional<std::string> complete(Plan& plan, const Kernel& kernel, const Plan
     plan.kernel = &kernels()[static_cast<std::size_t>(&kernel - registry().data())];
     plan.tile = options.tile.value_or(kernel.default_tile(plan.problem));
     plan.threads = options.threads > 0 ? options.threads : available_threads();
-    plan.target = kernel.target();
+    plan.target = kernel.target(plan.device);
     plan.workspace_bytes = kernel.workspace_bytes(plan);
     if (plan.workspace_bytes >= Arena::kTooMuch) return "would need more workspace than memory can address";
     return std::nullopt;
@@ -122,13 +145,14 @@ std::string entry(std::string_view label, std::string_view words) {
 Plan plan(const Problem& problem, const PlanOptions& options) {
     problem.validate();
     validate(options);
-    Plan result{.problem = problem, .pass = options.pass};
+    Plan result{.problem = problem, .pass = options.pass, .device = device_of(options)};
+    expect_available(result.device, options);
     std::vector<Refusal> refused;
     const auto infos = kernels();
     bool chosen = false;
     for (const Kernel& kernel : registry()) {
         const KernelInfo* info = &infos[static_cast<std::size_t>(&kernel - registry().data())];
-        auto reason = incapable(kernel, problem, options);
+        auto reason = incapable(kernel, problem, options, result.device);
         bool capable = !reason;
         if (!reason) reason = unwanted(kernel.info, options);
         if (!reason && chosen)
@@ -150,7 +174,8 @@ std::string Plan::describe() const {
     std::string text = entry("problem", problem.describe());
     text += entry("kernel", fmt::format("{} ({})", kernel->name, target));
     text += entry("tile", fmt::format("{} queries x {} keys", tile.block_q, tile.block_kv));
-    text += entry("threads", std::to_string(threads));
+    if (device.type == DeviceType::cuda) text += entry("device", fmt::format("CUDA device {}", device.index));
+    else text += entry("threads", std::to_string(threads));
     text += entry("workspace", bytes_text(workspace_bytes));
     for (const Refusal& r : refused) {
         if (r.kernel->pass == pass) text += entry("not", fmt::format("{}: {}", r.kernel->name, r.reason));

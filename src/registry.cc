@@ -5,12 +5,18 @@
 
 #include "cpu/backend.hpp"
 #include "reference/backend.hpp"
+#if defined(TESSERA_HAS_CUDA)
+#include "cuda/backend.hpp"
+#endif
 
 namespace tessera {
 namespace {
 
 std::vector<Kernel> collect() {
     std::vector<Kernel> all = cpu::kernels();
+#if defined(TESSERA_HAS_CUDA)
+    for (Kernel& kernel : cuda::kernels()) all.push_back(std::move(kernel));
+#endif
     for (Kernel& kernel : reference::kernels()) all.push_back(std::move(kernel));
     return all;
 }
@@ -32,6 +38,15 @@ std::span<const Kernel> registry() {
 }
 
 std::span<const KernelInfo> kernels() { return infos(); }
+
+std::optional<std::string> unavailable(const Device& device) {
+    if (device.type == DeviceType::cpu) return std::nullopt;
+#if defined(TESSERA_HAS_CUDA)
+    return cuda::unavailable(device);
+#else
+    return "this build has no CUDA kernels";
+#endif
+}
 
 const Kernel& kernel_of(const KernelInfo& info) { return registry()[static_cast<std::size_t>(&info - infos().data())]; }
 

@@ -30,6 +30,7 @@ LAYER_OF = {
     "src/cpu/": "cpu",
     "src/cpu/tile/": "cpu/tile",
     "src/cuda/": "cuda",
+    "src/cuda/device.": "cuda/shared",
     "src/cuda/ptx/": "cuda/ptx",
     "src/cuda/tile/": "cuda/tile",
     "src/cuda/shared/": "cuda/shared",
@@ -40,6 +41,7 @@ LAYER_OF = {
     "src/registry.": "registry",
     "src/": "api",  # api, c_api, plan, parallel
     "src/check/": "check",
+    "src/device/": "device",
     "src/measure/": "measure",
     "src/diagnose/": "diagnose",
     "cli/": "cli",
@@ -54,7 +56,7 @@ LAYER_OF = {
 CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
-TOOLS = {"io", "check", "measure", "diagnose"}
+TOOLS = {"io", "device", "check", "measure", "diagnose"}
 # Layer -> the layers that it may include besides itself.
 ALLOWED = {
     "include": set(),
@@ -68,7 +70,7 @@ ALLOWED = {
     "cpu": {"include", "core", "schedule", "kernel", "cpu/tile"},
     "cuda/ptx": {"include"},
     "cuda/tile": CUDA_TILE,
-    "cuda/shared": CUDA_TILE,
+    "cuda/shared": CUDA_TILE | {"kernel"},
     "cuda/standard": CUDA_SCHEDULE,
     "cuda/fa1": CUDA_SCHEDULE,
     "cuda/fa2": CUDA_SCHEDULE,
@@ -76,9 +78,10 @@ ALLOWED = {
     "cuda": CUDA_SCHEDULE | {"cuda/standard", "cuda/fa1", "cuda/fa2", "cuda/fa3"},
     "registry": {"include", "core", "kernel", "reference", "cpu", "cuda"},
     "api": {"include", "core", "schedule", "model", "kernel", "registry"},
-    "check": LIBRARY | {"io"},
-    "measure": LIBRARY | {"io", "check"},
-    "diagnose": LIBRARY | {"io", "check", "measure"},
+    "device": {"include", "core"},
+    "check": LIBRARY | {"io", "device"},
+    "measure": LIBRARY | {"io", "device", "check"},
+    "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "cli": LIBRARY | TOOLS,
     "bench": LIBRARY | TOOLS,
     "python": LIBRARY | TOOLS,
@@ -96,7 +99,7 @@ THIRD_PARTY = {
     "gtest/": {"tests"},
     "gmock/": {"tests"},
     "rapidcheck": {"tests"},
-    "cuda": {"cuda", "cuda/ptx", "cuda/tile", "cuda/shared", "cuda/standard", "cuda/fa1", "cuda/fa2", "cuda/fa3"},
+    "cuda": {"device"} | {layer for layer in ALLOWED if layer.startswith("cuda")},
     "fmt/": set(ALLOWED) - {"include", "examples"},
 }
 

@@ -31,9 +31,13 @@ struct TileCounters {
 struct Execution {
     ParallelFor parallel_for{};        ///< empty: tessera's own (oneTBB)
     TileCounters* counters = nullptr;  ///< when set, the CPU kernels add their tile counts
-    void* stream = nullptr;            ///< CUDA stream; unused on the CPU
+    void* stream = nullptr;            ///< cudaStream_t; null: the default stream. Unused on the CPU
 };
 
+/// All tensors of a call live on plan.device. The cu_seqlens of a CUDA call are not validated, since reading them would
+/// wait for the device: its kernels clamp every entry to 0..total and every length to the Problem's bound, so entries
+/// that break the contract give wrong results, never an access outside the tensors.
+///
 /// Tensors of a forward call. Shapes ([...] dense | [...] ragged); strides are free, each tensor has its own.
 struct ForwardArgs {
     TensorView q;               ///< [batch, len_q, heads_q, head_dim]     | [total_q, heads_q, head_dim]
@@ -66,16 +70,18 @@ struct BackwardArgs {
     TensorView dbias{};  ///< out, when problem.bias_gradient: shape of bias (sizes 1 are summed over)
 };
 
-/// O = attention(Q, K, V), and LSE. Validates everything first: a call that throws has changed nothing.
-/// Throws Error(invalid_argument) naming the tensor, Error(workspace_too_small) when `workspace` is shorter than
-/// plan.workspace_bytes or not aligned to Plan::kWorkspaceAlignment.
+/// O = attention(Q, K, V), and LSE. Validates everything first: a call that throws has changed nothing. On a CUDA
+/// device the work is queued on how.stream: the call returns before it is done, and `workspace` is memory of that
+/// device. Throws Error(invalid_argument) naming the tensor, Error(workspace_too_small) when `workspace` is shorter
+/// than plan.workspace_bytes or not aligned to Plan::kWorkspaceAlignment, Error(unsupported) naming a
+/// tensor whose strides or alignment a CUDA kernel does not take, Error(internal) when CUDA refuses a launch.
 void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how = {});
 
 /// dQ, dK, dV (and dbias) by recomputing P from Q, K and LSE: no N x N matrix is kept from the forward.
 /// Deterministic: the same bits whatever the number of threads. Errors as forward().
 void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how = {});
 
-/// Owns a workspace of the right size and alignment for plans.
+/// Owns a workspace of the right size and alignment for plans, in host memory.
 /// Throws Error(out_of_memory) when it cannot be had.
 class Workspace {
  public:

@@ -8,6 +8,7 @@
 
 #include "tessera/kernel.hpp"
 #include "tessera/problem.hpp"
+#include "tessera/tensor.hpp"
 
 namespace tessera {
 
@@ -19,6 +20,9 @@ struct PlanOptions {
     std::string kernel{};        ///< exact name of a kernel; empty: any
     std::optional<Tile> tile{};  ///< default: the kernel's own for this head_dim and dtype
     int threads = 0;             ///< 0: one per core that this process may use; 1..1024
+    /// Where the tensors live. Default: CUDA device 0 when `backend` is cuda or `kernel` is a CUDA kernel, else host
+    /// memory.
+    std::optional<Device> device{};
 };
 
 /// A kernel that will not run, and why.
@@ -34,10 +38,11 @@ struct Plan {
     Pass pass = Pass::forward;
     const KernelInfo* kernel = nullptr;
     Tile tile{};
-    int threads = 1;                  ///< workers that parallel_for may use at once
+    Device device{};                  ///< of the tensors and the workspace
+    int threads = 1;                  ///< workers that parallel_for may use at once; of no effect on a CUDA device
     std::size_t workspace_bytes = 0;  ///< the caller hands over this much, aligned to kWorkspaceAlignment
     std::vector<Refusal> refused;     ///< every other kernel, in order of preference
-    std::string target;               ///< instruction set or device that the kernel will use: "AVX3", ...
+    std::string target;  ///< instruction set or device that the kernel will use: "AVX3", "sm_90 (NVIDIA H200)"
 
     static constexpr std::size_t kWorkspaceAlignment = 64;
 
@@ -46,8 +51,9 @@ struct Plan {
 };
 
 /// Chooses the first kernel of kernels() that takes the Problem and fits the options.
-/// Throws Error(invalid_argument) for a Problem or option that breaks the contract, and Error(unsupported) or
-/// Error(device_unavailable), with every reason, when the options leave no kernel.
+/// Throws Error(invalid_argument) for a Problem or option that breaks the contract, Error(device_unavailable) when the
+/// tensors are to live on a CUDA device that can't be used, and Error(unsupported), with every reason, when the options
+/// leave no kernel. Without a CUDA device in the options the CUDA driver is not called.
 Plan plan(const Problem& problem, const PlanOptions& options = {});
 
 }  // namespace tessera

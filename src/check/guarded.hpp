@@ -25,6 +25,8 @@ class GuardedTensor {
     GuardedTensor& operator=(GuardedTensor&&) = default;
 
     const TensorView& view() const { return view_; }
+    /// Everything, gaps and guard bands included.
+    std::span<std::byte> memory() { return memory_; }
 
     /// Poisons every byte, elements included.
     void poison();

@@ -16,7 +16,7 @@ namespace tessera::check {
 
 /// What became of one case on one kernel.
 struct Outcome {
-    std::optional<std::string> refusal;  ///< the plan's reason; then nothing ran
+    std::optional<std::string> refusal;  ///< of the plan or the call; then nothing ran
     Report report;                       ///< results, and one more row "memory" when a byte changed that should not
     bool pass() const { return refusal.has_value() || report.pass(); }
 };

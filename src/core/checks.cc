@@ -41,9 +41,24 @@ bool within_reach(const TensorView& t) {
     return elements * static_cast<double>(size_of(t.dtype)) <= 0x1p61;
 }
 
+std::string place_of(const Device& device) {
+    return device.type == DeviceType::cpu ? "in host memory" : fmt::format("on CUDA device {}", device.index);
+}
+
+/// There is one host memory: its index says nothing.
+bool same_memory(const Device& a, const Device& b) {
+    return a.type == b.type && (a.type == DeviceType::cpu || a.index == b.index);
+}
+
+void expect_devices(std::span<const Named> tensors, const Device& device) {
+    for (const auto& [name, view] : tensors) {
+        if (!view->given() || same_memory(view->device, device)) continue;
+        invalid(name, fmt::format("expected a tensor {}, got one {}", place_of(device), place_of(view->device)));
+    }
+}
+
 /// The dtype is known to be right: without it there is no telling what is aligned.
 void expect_memory(const char* name, const TensorView& t) {
-    if (t.device.type != DeviceType::cpu) invalid(name, "expected a tensor in host memory, got one on a CUDA device");
     if (t.size() > 0 && t.data == nullptr) invalid(name, "expected an address, got null for " + t.describe());
     if (reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::uintptr_t>(size_of(t.dtype)) != 0) {
         invalid(name, fmt::format("expected an address aligned to its {} bytes per element, got {}", size_of(t.dtype),
@@ -112,7 +127,8 @@ void check_alibi(const Problem& p, const TensorView& t) {
     expect_memory("alibi_slopes", t);
 }
 
-/// From 0 to the total, never falling, and no member longer than the bound that the Problem states.
+/// From 0 to the total, never falling, and no member longer than the bound that the Problem states. Values on a CUDA
+/// device are left to the kernels: to read them would be to wait for the device.
 void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, std::int64_t total,
                       std::int64_t longest) {
     if (!p.ragged) return expect_absent(name, t, "ragged");
@@ -121,6 +137,7 @@ void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, s
         invalid(name, fmt::format("expected dtype int32 or int64, got {}", name_of(t.dtype)));
     }
     expect_memory(name, t);
+    if (t.device.type == DeviceType::cuda) return;
     if (cu_seqlen(t, 0) != 0) invalid(name, fmt::format("expected 0 at index 0, got {}", cu_seqlen(t, 0)));
     for (std::int64_t b = 0; b < p.batch; ++b) {
         const std::int64_t begin = cu_seqlen(t, b);
@@ -169,14 +186,7 @@ void check_outputs(std::span<const Named> outputs, std::span<const Named> inputs
 
 }  // namespace
 
-void check_tensors(const Problem& p, const ForwardArgs& args) {
-    check_inputs(p, args);
-    check_rows(p, "o", args.o, true, p.head_dim_v);
-    std::vector<Named> outputs{{"o", &args.o}};
-    if (args.lse.given()) {
-        check_lse(p, "lse", args.lse);
-        outputs.push_back({"lse", &args.lse});
-    }
+void check_tensors(const Problem& p, const ForwardArgs& args, const Device& device) {
     const std::array<Named, 7> inputs{{{"q", &args.q},
                                        {"k", &args.k},
                                        {"v", &args.v},
@@ -184,27 +194,17 @@ void check_tensors(const Problem& p, const ForwardArgs& args) {
                                        {"alibi_slopes", &args.alibi_slopes},
                                        {"cu_seqlens_q", &args.cu_seqlens_q},
                                        {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
+    std::vector<Named> outputs{{"o", &args.o}};
+    if (args.lse.given()) outputs.push_back({"lse", &args.lse});
+    expect_devices(inputs, device);
+    expect_devices(outputs, device);
+    check_inputs(p, args);
+    check_rows(p, "o", args.o, true, p.head_dim_v);
+    if (args.lse.given()) check_lse(p, "lse", args.lse);
     check_outputs(outputs, inputs);
 }
 
-void check_tensors(const Problem& p, const BackwardArgs& args) {
-    check_inputs(p, args);
-    check_rows(p, "o", args.o, true, p.head_dim_v);
-    check_lse(p, "lse", args.lse);
-    check_rows(p, "do", args.d_o, true, p.head_dim_v);
-    if (args.dlse.given()) check_lse(p, "dlse", args.dlse);
-    check_rows(p, "dq", args.dq, true, p.head_dim);
-    check_rows(p, "dk", args.dk, false, p.head_dim);
-    check_rows(p, "dv", args.dv, false, p.head_dim_v);
-    std::vector<Named> outputs{{"dq", &args.dq}, {"dk", &args.dk}, {"dv", &args.dv}};
-    if (p.bias_gradient) {
-        check_bias_like(p, "dbias", args.dbias);
-        const auto bias_shape = shape_of(args.bias);
-        expect_shape("dbias", args.dbias, Shape(bias_shape.begin(), bias_shape.end()));
-        outputs.push_back({"dbias", &args.dbias});
-    } else {
-        expect_absent("dbias", args.dbias, "bias_gradient");
-    }
+void check_tensors(const Problem& p, const BackwardArgs& args, const Device& device) {
     const std::array<Named, 11> inputs{{{"q", &args.q},
                                         {"k", &args.k},
                                         {"v", &args.v},
@@ -216,6 +216,25 @@ void check_tensors(const Problem& p, const BackwardArgs& args) {
                                         {"alibi_slopes", &args.alibi_slopes},
                                         {"cu_seqlens_q", &args.cu_seqlens_q},
                                         {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
+    std::vector<Named> outputs{{"dq", &args.dq}, {"dk", &args.dk}, {"dv", &args.dv}};
+    if (p.bias_gradient) outputs.push_back({"dbias", &args.dbias});
+    expect_devices(inputs, device);
+    expect_devices(outputs, device);
+    check_inputs(p, args);
+    check_rows(p, "o", args.o, true, p.head_dim_v);
+    check_lse(p, "lse", args.lse);
+    check_rows(p, "do", args.d_o, true, p.head_dim_v);
+    if (args.dlse.given()) check_lse(p, "dlse", args.dlse);
+    check_rows(p, "dq", args.dq, true, p.head_dim);
+    check_rows(p, "dk", args.dk, false, p.head_dim);
+    check_rows(p, "dv", args.dv, false, p.head_dim_v);
+    if (p.bias_gradient) {
+        check_bias_like(p, "dbias", args.dbias);
+        const auto bias_shape = shape_of(args.bias);
+        expect_shape("dbias", args.dbias, Shape(bias_shape.begin(), bias_shape.end()));
+    } else {
+        expect_absent("dbias", args.dbias, "bias_gradient");
+    }
     check_outputs(outputs, inputs);
 }
 

@@ -8,9 +8,10 @@
 
 namespace tessera {
 
-/// Throw Error(invalid_argument) naming the tensor, what was expected and what came.
-void check_tensors(const Problem& problem, const ForwardArgs& args);
-void check_tensors(const Problem& problem, const BackwardArgs& args);
+/// Throw Error(invalid_argument) naming the tensor, what was expected and what came. Every tensor is to be on `device`;
+/// of those on a CUDA device the values are not read, so cu_seqlens there are checked in their shape only.
+void check_tensors(const Problem& problem, const ForwardArgs& args, const Device& device);
+void check_tensors(const Problem& problem, const BackwardArgs& args, const Device& device);
 
 /// True when two views may share an element. Exact for views of one strided buffer (packed qkv and the like); views
 /// whose memory ranges meet with different strides count as sharing.

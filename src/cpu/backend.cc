@@ -17,7 +17,7 @@ constexpr std::int64_t kMaxBlock = 1024;
 /// with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and pass.
 Tile default_tile(const Problem&) { return {64, 64}; }
 
-std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile) {
+std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile, const Device&) {
     if (tile && (tile->block_q > kMaxBlock || tile->block_kv > kMaxBlock)) {
         return fmt::format("takes tiles up to {} x {}", kMaxBlock, kMaxBlock);
     }
@@ -30,12 +30,13 @@ std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& til
 /// O is normalised anew at every K/V block, as the paper has it; from here on that rounding alone passes 2e-6.
 constexpr std::int64_t kFa1MaxLenKv = 131072;
 
-std::optional<std::string> refuse_fa1_forward(const Problem& problem, const std::optional<Tile>& tile) {
+std::optional<std::string> refuse_fa1_forward(const Problem& problem, const std::optional<Tile>& tile,
+                                              const Device& device) {
     if (problem.len_kv > kFa1MaxLenKv) {
         return fmt::format("renormalises O at every K/V block: too inexact over {} keys, got {}", kFa1MaxLenKv,
                            problem.len_kv);
     }
-    return refuse(problem, tile);
+    return refuse(problem, tile, device);
 }
 
 struct Entry {
@@ -77,7 +78,7 @@ Kernel row(const Entry& entry, Pass pass) {
         .refuse = is_forward && entry.schedule == Schedule::fa1 ? refuse_fa1_forward : refuse,
         .default_tile = default_tile,
         .workspace_bytes = is_forward ? entry.forward_workspace : entry.backward_workspace,
-        .target = tile::target_name,
+        .target = [](const Device&) { return tile::target_name(); },
         .forward = is_forward ? entry.forward : nullptr,
         .backward = is_forward ? nullptr : entry.backward,
     };

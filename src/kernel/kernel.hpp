@@ -21,23 +21,32 @@ struct Call {
     std::span<std::byte> workspace;
     ParallelFor parallel_for;  ///< never empty
     TileCounters* counters;    ///< may be null
-    void* stream;
+    void* stream;              ///< cudaStream_t of a CUDA kernel; null: the default stream
 };
 using ForwardCall = Call<ForwardArgs>;
 using BackwardCall = Call<BackwardArgs>;
 
+/// A legal tensor that a kernel can't work on, and why: "expected a last stride of 1, got 3".
+struct TensorRefusal {
+    const char* tensor;
+    std::string reason;
+};
+
 struct Kernel {
     KernelInfo info;
-    /// Why this kernel can't run the Problem (with this tile, when the caller names one); empty when it can.
-    /// dtype and pass are checked by plan() before.
-    std::optional<std::string> (*refuse)(const Problem& problem, const std::optional<Tile>& tile);
+    /// Why this kernel can't run the Problem on this device (with this tile, when the caller names one); empty when it
+    /// can. dtype, pass, and that the device is one of the kernel's backend and there, are checked by plan() before.
+    std::optional<std::string> (*refuse)(const Problem& problem, const std::optional<Tile>& tile, const Device& device);
     /// Depends on head_dim, dtype and target only, never on batch or lengths: bits must not depend on neighbours.
     Tile (*default_tile)(const Problem& problem);
-    /// For a Plan whose problem, pass, tile and threads are set.
+    /// For a Plan whose problem, pass, device, tile and threads are set.
     std::size_t (*workspace_bytes)(const Plan& plan);
-    std::string (*target)();
+    std::string (*target)(const Device& device);
     void (*forward)(const ForwardCall& call);    ///< null for a backward kernel
     void (*backward)(const BackwardCall& call);  ///< null for a forward kernel
+    /// What only the tensors of a call show (strides, alignment): the first one that this forward kernel can't work on,
+    /// or nothing. They are validated before. Null: takes all.
+    std::optional<TensorRefusal> (*refuse_tensors)(const Problem& problem, const ForwardArgs& args) = nullptr;
 };
 
 }  // namespace tessera

@@ -11,7 +11,10 @@
 namespace tessera::measure {
 
 /// Times `call` `repeat` times, after one call that is not counted (first use of memory, threads and code). Before
-/// each, `operands` leave the caches. In milliseconds.
+/// each, `make_cold` is called. In milliseconds.
+Summary time_call(const std::function<void()>& call, const std::function<void()>& make_cold, int repeat);
+
+/// The same; before each call `operands` leave the caches of the host.
 Summary time_call(const std::function<void()>& call, std::span<const TensorView> operands, ColdCache& cache,
                   int repeat);
 

@@ -4,7 +4,7 @@
 namespace tessera::reference {
 namespace {
 
-std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile) {
+std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile, const Device&) {
     if (tile) return "works row by row, not by tiles";
     return std::nullopt;
 }
@@ -25,7 +25,7 @@ Kernel row(Pass pass) {
                 return Tile{1, 1};
             },
         .workspace_bytes = is_forward ? forward_workspace : backward_workspace,
-        .target = [] { return std::string("scalar"); },
+        .target = [](const Device&) { return std::string("scalar"); },
         .forward = is_forward ? forward : nullptr,
         .backward = is_forward ? nullptr : backward,
     };

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <thread>
 
+#include "device/device_copy.hpp"
 #include "process.hpp"
 
 namespace tessera {
@@ -77,8 +78,13 @@ TEST_F(ErrorsTest, what_is_not_built_is_69) {
         }
         return false;
     };
-    if (!has("backend", "cuda"))
+    if (!has("backend", "cuda")) {
         expect_error("run " + kSampleOptions + " --backend cuda", 69, "--backend: this build has no cuda kernels");
+    } else if (!device::cuda_available()) {
+        expect_error("run " + kSampleOptions + " --backend cuda", 69, "--backend: no CUDA device: ");
+        expect_error("why --backend cuda", 69, "--backend: no CUDA device: ");
+        expect_error("check --backend cuda", 69, "--backend: no CUDA device");
+    }
     if (!has("schedule", "fa3"))
         expect_error("why --schedule fa3", 69, "--schedule: this build has no forward kernel of schedule fa3");
 }

@@ -52,7 +52,8 @@ class Spread {
 
 bool same_values(const Tensor& a, const Tensor& b) { return packed_copy(a.view).data == packed_copy(b.view).data; }
 
-/// Runs a kernel through views whose storage is not the Attention's own (Attention::forward would poison too much).
+/// Runs a kernel of the host through views whose storage is not the Attention's own (Attention::forward would poison
+/// too much).
 template <class Args, class Call>
 bool run_on(const Attention& a, const KernelInfo& kernel, const Args& args, Call&& call) {
     const auto how = detail::plan_for(a.problem, kernel, {});
@@ -69,6 +70,7 @@ void expect_spread_is_packed(const Problem& p, std::size_t dimension, std::int64
     if (!spread.ok()) GTEST_SKIP() << "no address space for " << p.describe();
     const double nan = std::nan("");
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (kernel.backend == Backend::cuda) return;  // a mirror would have all the memory between the elements
         if (!packed.forward(kernel)) return;
         for (Tensor* out : {&wide.o, &wide.lse}) out->fill_value(nan);
         ASSERT_TRUE(run_on(wide, kernel, wide.forward_args(), forward));
@@ -79,7 +81,7 @@ void expect_spread_is_packed(const Problem& p, std::size_t dimension, std::int64
     Spread::copy(packed.o.view, wide.o.view);
     Spread::copy(packed.lse.view, wide.lse.view);
     for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
-        if (!packed.backward(kernel)) return;
+        if (kernel.backend == Backend::cuda || !packed.backward(kernel)) return;
         for (Tensor* out : {&wide.dq, &wide.dk, &wide.dv}) out->fill_value(nan);
         ASSERT_TRUE(run_on(wide, kernel, wide.backward_args(), backward));
         for (Tensor Attention::*which : {&Attention::dq, &Attention::dk, &Attention::dv}) {
@@ -234,6 +236,7 @@ TEST(bug_families, bug_64_malformed_cu_seqlens) {
             const Attention before = b;
             const char* name = which == &Attention::cu_q ? "cu_seqlens_q" : "cu_seqlens_kv";
             for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+                if (kernel.backend == Backend::cuda) return;  // clamps them: nobody can look without waiting
                 expect_rejected(name, [&] { (void)run_on(b, kernel, b.forward_args(), forward); });
                 EXPECT_TRUE(b.o.same_bits(before.o) && b.lse.same_bits(before.lse));
             });
@@ -246,6 +249,7 @@ TEST(bug_families, bug_cpu_key_and_value_lengths_differ) {
     Attention a(make_problem(1, 8, 8, 1, 1, 8));
     a.v.view.shape[1] = 7;
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (kernel.backend == Backend::cuda) return;  // takes no tensors of the host
         expect_rejected("v", [&] { (void)run_on(a, kernel, a.forward_args(), forward); });
     });
 }

@@ -1,0 +1,68 @@
+# TESSERA_CUDA: are the CUDA kernels built? By default when there is a CUDA compiler that knows them; no GPU is needed to
+# build, and a library with CUDA kernels runs on machines without one.
+set(TESSERA_LEAST_CUDA 12.4)
+
+# Sets `result` to the reason why CUDA kernels can't be built, or to nothing.
+function(tessera_cuda_problem result)
+    include(CheckLanguage)
+    find_package(CUDAToolkit QUIET)  # also looks where nvcc is not on the PATH
+    if(CUDAToolkit_NVCC_EXECUTABLE AND NOT DEFINED ENV{CUDACXX})
+        set(ENV{CUDACXX} ${CUDAToolkit_NVCC_EXECUTABLE})
+    endif()
+    if(NOT CMAKE_CUDA_COMPILER)
+        unset(CMAKE_CUDA_COMPILER CACHE)  # check_language keeps what it did not find, too
+        check_language(CUDA)
+    endif()
+    set(problem "")
+    if(NOT CMAKE_CUDA_COMPILER)
+        set(problem "no CUDA compiler was found")
+    elseif(NOT CUDAToolkit_FOUND)
+        set(problem "there is ${CMAKE_CUDA_COMPILER}, but no CUDA toolkit was found")
+    elseif(CUDAToolkit_VERSION VERSION_LESS TESSERA_LEAST_CUDA)
+        set(problem "the CUDA toolkit is ${CUDAToolkit_VERSION}, ${TESSERA_LEAST_CUDA} or later is needed")
+    endif()
+    set(${result} "${problem}" PARENT_SCOPE)
+endfunction()
+
+if(NOT DEFINED TESSERA_CUDA OR TESSERA_CUDA)
+    tessera_cuda_problem(TESSERA_CUDA_PROBLEM)
+    if(TESSERA_CUDA_PROBLEM AND TESSERA_CUDA)
+        message(FATAL_ERROR "TESSERA_CUDA is ON, but ${TESSERA_CUDA_PROBLEM}")
+    elseif(TESSERA_CUDA_PROBLEM)
+        message(STATUS "CUDA kernels: not built, ${TESSERA_CUDA_PROBLEM}")
+    endif()
+endif()
+if(TESSERA_CUDA_PROBLEM)
+    set(TESSERA_CUDA_DEFAULT OFF)
+else()
+    set(TESSERA_CUDA_DEFAULT ON)
+endif()
+option(TESSERA_CUDA "Build the CUDA kernels" ${TESSERA_CUDA_DEFAULT})
+
+if(TESSERA_CUDA)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+        set(CMAKE_CUDA_ARCHITECTURES OFF)  # every target of this project names its own
+    endif()
+    enable_language(CUDA)
+    find_package(CUDAToolkit ${TESSERA_LEAST_CUDA} REQUIRED)
+    message(STATUS "CUDA kernels: built with ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}")
+endif()
+
+# tessera_cuda_kernels(NAME FOLDER ARCHITECTURES...): the .cu files of a folder, compiled for these architectures, become
+# part of the library. An object library of their own, since architectures are set for a whole target.
+function(tessera_cuda_kernels name folder)
+    file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cu)
+    if(NOT sources)
+        return()
+    endif()
+    add_library(${name} OBJECT ${sources})
+    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${ARGN}" CUDA_RUNTIME_LIBRARY None
+                                             POSITION_INDEPENDENT_CODE ON)
+    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+    # CMake 3.25 does not know that nvcc has C++20: no CUDA_STANDARD, nor a CXX_STANDARD, which would stand in for it.
+    target_compile_options(${name} PRIVATE -std=c++20 --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra)
+    if(TESSERA_WERROR)
+        target_compile_options(${name} PRIVATE -Werror=all-warnings)
+    endif()
+    target_sources(tessera PRIVATE $<TARGET_OBJECTS:${name}>)
+endfunction()

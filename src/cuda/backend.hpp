@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernel/kernel.hpp"
+
+namespace tessera::cuda {
+
+/// The CUDA backend's rows for the registry, in order of preference.
+std::vector<Kernel> kernels();
+
+/// Why nothing can run on this CUDA device, or nothing.
+std::optional<std::string> unavailable(const Device& device);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/device.hpp"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "tessera/error.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+DeviceProperties read_properties(int index) {
+    cudaDeviceProp read{};
+    check(cudaGetDeviceProperties(&read, index), "properties of a CUDA device");
+    return {.name = read.name,
+            .major = read.major,
+            .minor = read.minor,
+            .multiprocessors = read.multiProcessorCount,
+            .shared_bytes = static_cast<int>(read.sharedMemPerBlockOptin),
+            .l2_bytes = read.l2CacheSize};
+}
+
+/// What the driver told when it was asked: devices, or why there are none.
+struct Devices {
+    std::vector<DeviceProperties> list;
+    std::string problem;
+
+    Devices() {
+        int count = 0;
+        const cudaError_t status = cudaGetDeviceCount(&count);
+        if (status != cudaSuccess) {
+            problem = cudaGetErrorString(status);
+            cudaGetLastError();  // it was told: the next call is not to meet it again
+            return;
+        }
+        if (count == 0) problem = "the driver lists none";
+        for (int i = 0; i < count; ++i) list.push_back(read_properties(i));
+    }
+};
+
+const Devices& devices() {
+    static const Devices all;
+    return all;
+}
+
+std::string capability_text(int capability) { return fmt::format("{}.{}", capability / 10, capability % 10); }
+
+std::string needs(const Device& device, int wanted) {
+    return fmt::format("needs compute capability {}, device {} has {}", capability_text(wanted), device.index,
+                       capability_text(capability(properties(device))));
+}
+
+}  // namespace
+
+std::optional<std::string> unavailable(const Device& device) {
+    const Devices& all = devices();
+    if (all.list.empty()) return "no CUDA device: " + all.problem;
+    const auto count = all.list.size();
+    if (device.index < 0 || static_cast<std::size_t>(device.index) >= count) {
+        return fmt::format("no CUDA device {}: the driver lists {}", device.index, count);
+    }
+    return std::nullopt;
+}
+
+const DeviceProperties& properties(const Device& device) {
+    if (const auto problem = unavailable(device)) throw Error(ErrorCode::device_unavailable, "device", *problem);
+    return devices().list[static_cast<std::size_t>(device.index)];
+}
+
+std::optional<std::string> refuse_below(const Device& device, int least) {
+    if (capability(properties(device)) < least) return needs(device, least);
+    return std::nullopt;
+}
+
+std::optional<std::string> refuse_unless(const Device& device, int exactly) {
+    if (capability(properties(device)) != exactly) return needs(device, exactly);
+    return std::nullopt;
+}
+
+std::string target(const Device& device) {
+    const DeviceProperties& p = properties(device);
+    return fmt::format("sm_{} ({})", capability(p), p.name);
+}
+
+void check(cudaError_t status, const char* what) {
+    if (status == cudaSuccess) return;
+    cudaGetLastError();
+    ErrorCode code = ErrorCode::internal;
+    if (status == cudaErrorMemoryAllocation) code = ErrorCode::out_of_memory;
+    if (status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver || status == cudaErrorDevicesUnavailable) {
+        code = ErrorCode::device_unavailable;
+    }
+    throw Error(code, "", fmt::format("CUDA, {}: {}", what, cudaGetErrorString(status)));
+}
+
+CurrentDevice::CurrentDevice(const Device& device) {
+    check(cudaGetDevice(&before_), "asking for the current device");
+    check(cudaSetDevice(device.index), "choosing a device");
+}
+
+CurrentDevice::~CurrentDevice() { cudaSetDevice(before_); }
+
+}  // namespace tessera::cuda

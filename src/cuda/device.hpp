@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CUDA devices of this machine and the errors of the runtime, for the host code of the CUDA backend.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "kernel/kernel.hpp"
+
+namespace tessera::cuda {
+
+struct DeviceProperties {
+    std::string name;  ///< "NVIDIA H200"
+    int major = 0;     ///< compute capability
+    int minor = 0;
+    int multiprocessors = 0;
+    int shared_bytes = 0;  ///< shared memory that one block can have (opt-in)
+    std::int64_t l2_bytes = 0;
+};
+
+/// Why there is no such device, in the driver's words; empty when there is. No context is made for asking.
+std::optional<std::string> unavailable(const Device& device);
+
+/// Asked of the driver once. Throws Error(device_unavailable) when there is no such device.
+const DeviceProperties& properties(const Device& device);
+
+/// Compute capability, two digits in one number: 90 for 9.0.
+inline int capability(const DeviceProperties& p) { return p.major * 10 + p.minor; }
+
+/// For a row's `refuse`: "needs compute capability 8.0, device 0 has 7.5"; empty when the device has `least` or more.
+std::optional<std::string> refuse_below(const Device& device, int least);
+
+/// The same for code of one architecture only (sm_90a runs on 9.0 and nothing else).
+std::optional<std::string> refuse_unless(const Device& device, int exactly);
+
+/// For a row's `target`: "sm_90 (NVIDIA H200)".
+std::string target(const Device& device);
+
+/// Throws what the runtime says as an Error, "what: its words"; cudaSuccess is nothing.
+void check(cudaError_t status, const char* what);
+
+/// The device of the calling thread while this lives; the one before comes back.
+class CurrentDevice {
+ public:
+    explicit CurrentDevice(const Device& device);
+    ~CurrentDevice();
+    CurrentDevice(const CurrentDevice&) = delete;
+    CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+    int before_ = 0;
+};
+
+template <class Args>
+cudaStream_t stream_of(const Call<Args>& call) {
+    return static_cast<cudaStream_t>(call.stream);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace tessera::cuda::fa3 {
+
+/// One compiled shape of the kernel. Dimensions of a Problem are padded with zeros to the next shape that holds them.
+struct Config {
+    int head_dim;    ///< of Q and K: a multiple of 64
+    int head_dim_v;  ///< of V and O: a multiple of 64, at most head_dim (O leaves through Q's shared memory)
+    int block_kv;
+    int consumers;  ///< warpgroups of 64 queries each
+    int kv_stages;  ///< of K and of V
+    int q_stages;   ///< 2: the next Q tile arrives while the last O tile leaves
+
+    constexpr int block_q() const { return 64 * consumers; }
+    constexpr int threads() const { return 128 * (consumers + 1); }
+    /// 64 K registers, in steps of 8 a thread: what the producer gives up, the consumers take.
+    constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
+    constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
+};
+
+/// The compiled shapes, as types: what __global__ functions can be templates of.
+struct HeadDim64 {
+    static constexpr Config kConfig{
+        .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 3, .kv_stages = 4, .q_stages = 2};
+};
+struct HeadDim128 {
+    static constexpr Config kConfig{
+        .head_dim = 128, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 2};
+};
+struct HeadDim256 {
+    static constexpr Config kConfig{
+        .head_dim = 256, .head_dim_v = 256, .block_kv = 80, .consumers = 2, .kv_stages = 2, .q_stages = 1};
+};
+
+}  // namespace tessera::cuda::fa3

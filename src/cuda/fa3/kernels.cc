@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fa3/kernels.hpp"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cuda/device.hpp"
+#include "cuda/fa3/launch.hpp"
+#include "cuda/shared/arguments.hpp"
+#include "cuda/shared/tensor_map.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cuda::fa3 {
+namespace {
+
+constexpr int kCapability = 90;                            // wgmma and setmaxnreg exist on 9.0 only
+constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V that shall stay in a 50 MB L2
+constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
+
+Config config_of(const Problem& problem) {
+    const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
+    if (dim <= 64) return HeadDim64::kConfig;
+    if (dim <= 128) return HeadDim128::kConfig;
+    return HeadDim256::kConfig;
+}
+
+Tile default_tile(const Problem& problem) {
+    const Config c = config_of(problem);
+    return {c.block_q(), c.block_kv};
+}
+
+std::int64_t tiles_of(const Problem& problem) {
+    const std::int64_t block_q = config_of(problem).block_q();
+    return problem.batch * problem.heads_q * ((problem.len_q + block_q - 1) / block_q);
+}
+
+std::optional<std::string> refuse_scores(const Problem& problem) {
+    if (problem.bias) return "takes no additive bias";
+    if (problem.softcap > 0) return "takes no softcap";
+    if (problem.alibi) return "takes no ALiBi";
+    if (problem.dropout.probability > 0) return "takes no dropout";
+    if (!(problem.effective_scale() > 0)) return fmt::format("takes a scale over 0, got {}", problem.effective_scale());
+    return std::nullopt;
+}
+
+std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
+    if (auto reason = refuse_unless(device, kCapability)) return reason;
+    if (auto reason = refuse_sizes(problem)) return reason;
+    if (auto reason = refuse_scores(problem)) return reason;
+    if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) {
+        return fmt::format("takes a head_dim in multiples of 8, got {} and {}", problem.head_dim, problem.head_dim_v);
+    }
+    const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
+    if (longest >= kMaxIndex || tiles_of(problem) >= kMaxIndex) {
+        return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles_of(problem));
+    }
+    if (const Tile own = default_tile(problem); tile && *tile != own) {
+        return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
+    }
+    return std::nullopt;
+}
+
+/// Shapes of the tensors as the copy engine sees them.
+struct Shapes {
+    RowsShape q, k, v, o;
+    explicit Shapes(const Problem& p) {
+        const std::int64_t batch = p.ragged ? 1 : p.batch;
+        const std::int64_t len_q = p.ragged ? p.total_q : p.len_q;
+        const std::int64_t len_kv = p.ragged ? p.total_kv : p.len_kv;
+        q = {batch, len_q, p.heads_q, p.head_dim};
+        k = {batch, len_kv, p.heads_kv, p.head_dim};
+        v = {batch, len_kv, p.heads_kv, p.head_dim_v};
+        o = {batch, len_q, p.heads_q, p.head_dim_v};
+    }
+};
+
+/// Causal tiles are of different lengths: those of several heads are mixed, longest first, as long as the heads' K and
+/// V fit the L2. Without a diagonal, heads come one after the other.
+int heads_together(const Problem& p, const Band& band) {
+    if (band.high >= p.len_kv - 1) return 1;
+    const std::int64_t bytes = std::max<std::int64_t>(p.len_kv * (p.head_dim + p.head_dim_v) * 2, 1);
+    const std::int64_t kv_heads = std::max<std::int64_t>(kL2Share / bytes, 1);
+    return static_cast<int>(std::min(kv_heads * p.group(), p.batch * p.heads_q));
+}
+
+/// Do tiles take different times? Then they go to whoever is free, by a counter in the workspace.
+bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
+
+std::size_t workspace_bytes(const Plan& plan) { return uneven(plan.problem) ? Plan::kWorkspaceAlignment : 0; }
+
+Launch make_launch(const Plan& plan, const ForwardParams& params) {
+    const Problem& p = plan.problem;
+    const Config c = config_of(p);
+    const Shapes shapes(p);
+    Launch launch{};
+    launch.params = params;
+    launch.q = tensor_map(params.q, shapes.q, p.dtype, 64);
+    if (p.len_kv > 0 && shapes.k.len > 0) {
+        launch.k = tensor_map(params.k, shapes.k, p.dtype, c.block_kv);
+        launch.v = tensor_map(params.v, shapes.v, p.dtype, c.block_kv);
+    }
+    launch.store_by_copy_engine = !refuse_copy_engine(params.o, shapes.o);
+    if (launch.store_by_copy_engine) launch.o = tensor_map(params.o, shapes.o, p.dtype, 16);
+    launch.q_blocks = static_cast<int>((p.len_q + c.block_q() - 1) / c.block_q());
+    launch.heads_together = heads_together(p, p.mask.bind(p.len_q, p.len_kv));
+    launch.tiles = static_cast<int>(tiles_of(p));
+    return launch;
+}
+
+template <class T>
+cudaError_t start(const Config& c, const Launch& launch, int blocks, cudaStream_t stream) {
+    if (c.head_dim == 64) return start_forward<T, HeadDim64>(launch, blocks, stream);
+    if (c.head_dim == 128) return start_forward<T, HeadDim128>(launch, blocks, stream);
+    return start_forward<T, HeadDim256>(launch, blocks, stream);
+}
+
+void forward(const ForwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const ForwardParams params = forward_params(call);
+    if (p.rows_q() == 0 || p.heads_q == 0) return;
+    const CurrentDevice current(call.plan.device);
+    Launch launch = make_launch(call.plan, params);
+    if (uneven(p)) {
+        check(cudaMemsetAsync(call.workspace.data(), 0, sizeof(*launch.next_tile), stream_of(call)), "cudaMemsetAsync");
+        launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
+    }
+    const int blocks = std::min(properties(call.plan.device).multiprocessors, launch.tiles);
+    const auto start_of = p.dtype == DType::bf16 ? start<__nv_bfloat16> : start<__half>;
+    check(start_of(config_of(p), launch, blocks, stream_of(call)), "cuda.fa3.forward");
+}
+
+/// The copy engine needs aligned rows, which only the call shows.
+std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const ForwardArgs& args) {
+    const Shapes shapes(problem);
+    const struct {
+        const char* name;
+        const TensorView* view;
+        const RowsShape* shape;
+    } inputs[] = {{"q", &args.q, &shapes.q}, {"k", &args.k, &shapes.k}, {"v", &args.v, &shapes.v}};
+    for (const auto& [name, view, shape] : inputs) {
+        if (view->size() == 0) continue;
+        if (auto reason = refuse_copy_engine(rows_of(*view), *shape)) return TensorRefusal{name, *reason};
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<Kernel> kernels() {
+    return {
+        {.info = {.name = "cuda.fa3.forward",
+                  .backend = Backend::cuda,
+                  .schedule = Schedule::fa3,
+                  .pass = Pass::forward,
+                  .dtypes = {DType::bf16, DType::fp16},
+                  .summary = "producer and consumer warps, ping-pong, softmax under the products; memory O(len)",
+                  .limits = "sm_90; scale, causal and window only; head_dim in multiples of 8; 16-byte aligned rows"},
+         .refuse = refuse,
+         .default_tile = default_tile,
+         .workspace_bytes = workspace_bytes,
+         .target = target,
+         .forward = forward,
+         .backward = nullptr,
+         .refuse_tensors = refuse_tensors}};
+}
+
+}  // namespace tessera::cuda::fa3

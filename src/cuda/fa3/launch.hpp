@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "cuda/fa3/config.h"
+#include "cuda/tile/params.hpp"
+
+namespace tessera::cuda::fa3 {
+
+/// What the kernel is launched with.
+struct Launch {
+    ForwardParams params;
+    CUtensorMap q, k, v, o;
+    bool store_by_copy_engine;  ///< O has a tensor map
+    int q_blocks;               ///< tiles of queries of one head
+    int heads_together;         ///< (batch, head) pairs whose tiles are interleaved: their K and V stay in L2
+    int tiles;                  ///< over all batch members and heads
+    unsigned* next_tile;        ///< counter, 0 before the launch: whoever is free takes the next; null: in turn
+};
+
+/// Starts the kernel on `blocks` multiprocessors. One instance each in instances/.
+template <class T, class Shape>
+cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream);
+
+}  // namespace tessera::cuda::fa3

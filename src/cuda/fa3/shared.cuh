@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/fa3/config.h"
+#include "cuda/fa3/work.cuh"
+#include "cuda/tile/pipeline.cuh"
+#include "cuda/tile/slab.cuh"
+
+namespace tessera::cuda::fa3 {
+
+/// Warps of the producer warpgroup that look for NaN and infinities in V (warp 0 of it starts the copies).
+inline constexpr int kGuardWarps = 3;
+
+/// Shared memory of one block. Q is kept by warpgroup, so that O can leave through the Q tile that it came from.
+template <Config kConfig>
+struct alignas(1024) Shared {
+    using Slab64 = std::uint16_t[64][kSlabColumns];
+    using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];
+
+    Slab64 q[kConfig.q_stages][kConfig.consumers][kConfig.head_dim / kSlabColumns];
+    SlabKv k[kConfig.kv_stages][kConfig.head_dim / kSlabColumns];
+    SlabKv v[kConfig.kv_stages][kConfig.head_dim_v / kSlabColumns];
+    Ring<kConfig.q_stages> q_ring;
+    Ring<kConfig.kv_stages> k_ring;
+    Ring<kConfig.kv_stages> v_ring;
+    TileRing tiles;
+    ptx::Mbarrier v_clean[kConfig.kv_stages];     ///< V of a partial block has been searched by the guard
+    int v_dirty[kConfig.kv_stages][kGuardWarps];  ///< and a NaN or infinity was found and set to 0
+
+    __device__ void init_barriers() {
+        constexpr int kReaders = 4 * kConfig.consumers;  // one arrival a warp
+        q_ring.init(kReaders);
+        tiles.ring.init(kReaders + kGuardWarps);
+        k_ring.init(kReaders);
+        v_ring.init(kReaders + kGuardWarps);
+        for (auto& barrier : v_clean) ptx::mbarrier_init(barrier, kGuardWarps);
+        ptx::fence_mbarrier_init();
+    }
+};
+
+}  // namespace tessera::cuda::fa3

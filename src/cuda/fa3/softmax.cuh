@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Online softmax on the accumulators of wgmma: a thread holds two rows (r = 0, 1), a quad of threads a whole row.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/params.hpp"
+
+namespace tessera::cuda::fa3 {
+
+inline constexpr float kLn2 = 0.6931471805599453F;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
+
+/// Element 4 * j + 2 * r + e of an accumulator is row r, column 8 * j + 2 * (lane % 4) + e.
+constexpr int row_of(int element) { return element / 2 % 2; }
+constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
+
+/// Scores of pairs that are not visible become -inf. `row`: the thread's first row in the tile of queries.
+template <int kCount, class Work>
+__device__ __forceinline__ void hide(float (&scores)[kCount], const Work& work, int row, int first_key, int lane) {
+    const int query = work.q_begin + row;
+    const int shift = first_key + 2 * (lane % 4);  // relative to this, columns are compile-time numbers
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        const int r = row_of(i);
+        const int first = query + 8 * r + work.low - shift;
+        const int last = min(query + 8 * r + work.high, work.last_key) - shift;
+        if (column_of(i) < first || column_of(i) > last) scores[i] = -INFINITY;
+    }
+}
+
+/// P in bf16 is held 2^-32 times its value: the sum of P V then stays finite for every finite V, however many keys
+/// there are, and nothing is lost, since bf16 has the exponents of fp32. fp16 has not, but its V can't overflow the
+/// sum.
+template <class T>
+inline constexpr float kHeadroom = std::is_same_v<T, __half> ? 0.0F : 32.0F;
+
+/// Scaled maxima under this differ from an exact product by less than 2^-9: harmless, since p and l use the same m.
+/// Over it, the scaled score is rounded before m is subtracted, so that no exponent is ever far over 0.
+inline constexpr float kExactProducts = 32768.0F;
+
+/// Running maximum m (in units of log2: scaled) and sum l of two rows. l is this thread's share until finish().
+template <class T>
+struct RowState {
+    float max[2] = {-INFINITY, -INFINITY};
+    float sum[2] = {0, 0};
+
+    /// Takes in the scores of one block, [2 rows][kCount / 2 columns], and turns them into p = exp2(scale * (s - m)).
+    /// Returns what O has to be multiplied by. What a row gets depends on that row alone.
+    template <int kCount>
+    __device__ __forceinline__ float2 absorb(float (&scores)[kCount], float scale_log2);
+
+    /// Sums over the quad.
+    __device__ __forceinline__ void finish() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 1);
+            sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 2);
+        }
+    }
+    /// After finish(): the natural logarithm of the row's sum of exponentials; -inf for a row without keys.
+    __device__ __forceinline__ float lse(int r) const {
+        constexpr float kUnit = kHeadroom<T> == 0 ? 1.0F : 0x1p32F;
+        return (max[r] + log2f(sum[r] * kUnit)) * kLn2;
+    }
+    __device__ __forceinline__ float inverse_sum(int r) const { return sum[r] == 0.0F ? 0.0F : 1.0F / sum[r]; }
+};
+
+template <class T>
+template <int kCount>
+__device__ __forceinline__ float2 RowState<T>::absorb(float (&scores)[kCount], float scale_log2) {
+    float block_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) block_max[row_of(i)] = fmaxf(block_max[row_of(i)], scores[i]);
+    float rescale[2];
+    float subtract[2];
+    bool large[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(kAllLanes, block_max[r], 1));
+        block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(kAllLanes, block_max[r], 2));
+        const float before = max[r];
+        max[r] = fmaxf(before, __fmul_rn(block_max[r], scale_log2));
+        const float now = max[r] == -INFINITY ? 0.0F : max[r];  // nothing visible yet: exp2(-inf - 0) is the 0 wanted
+        rescale[r] = ptx::exp2_approx(before - now);
+        sum[r] *= rescale[r];
+        subtract[r] = now + kHeadroom<T>;
+        large[r] = fabsf(now) >= kExactProducts;
+    }
+    if (__any_sync(kAllLanes, large[0] || large[1])) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            const int r = row_of(i);
+            scores[i] = ptx::exp2_approx(large[r] ? __fmul_rn(scores[i], scale_log2) - subtract[r]
+                                                  : fmaf(scores[i], scale_log2, -subtract[r]));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            scores[i] = ptx::exp2_approx(fmaf(scores[i], scale_log2, -subtract[row_of(i)]));
+        }
+    }
+    // Two partial sums a row: short chains, and small rounding errors over long rows.
+    float parts[2][2] = {{0, 0}, {0, 0}};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) parts[row_of(i)][i % 2] += scores[i];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] += parts[r][0] + parts[r][1];
+    return {rescale[0], rescale[1]};
+}
+
+}  // namespace tessera::cuda::fa3

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How warps wait for each other and for the copy engine: one function = one instruction.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::cuda::ptx {
+
+/// A 64-bit barrier in shared memory that counts arrivals and bytes (PTX manual, "mbarrier").
+struct Mbarrier {
+    std::uint64_t state;
+};
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+/// mbarrier.init
+__device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+
+/// fence.mbarrier_init: the copy engine sees initialised barriers.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/// mbarrier.arrive
+__device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
+/// mbarrier.arrive.expect_tx: one arrival, and `bytes` that the copy engine will bring.
+__device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier& barrier, std::uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+                 : "memory");
+}
+
+/// mbarrier.try_wait.parity: has the phase of this parity ended? Sleeps for a while before it says no.
+__device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32_t parity) {
+    std::uint32_t done;
+    asm volatile(
+        "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.b32 %0, 1, 0, done;\n}\n"
+        : "=r"(done)
+        : "r"(shared_address(&barrier)), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+/// bar.sync: waits until `threads` threads have come to barrier `id` of the block.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// bar.arrive: comes to the barrier without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// fence.proxy.async: shared memory written by ordinary stores is seen by the copy engine and by wgmma.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// setmaxnreg.inc: the warpgroup takes registers up to kRegisters a thread.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+/// setmaxnreg.dec: the warpgroup gives registers back, down to kRegisters a thread.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace tessera::cuda::ptx

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arithmetic that C++ has no exact word for: one function = one instruction.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace tessera::cuda::ptx {
+
+/// No instruction: the same value, of which the compiler knows nothing.
+__device__ __forceinline__ int opaque(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+/// ex2.approx.ftz: 2^x to 2 ulp on the special-function unit; 2^-inf = 0, NaN stays.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/// cvt.rn.{bf16x2,f16x2}.f32: two numbers rounded to 16 bits each, `low` in the lower half.
+template <class T>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+    std::uint32_t packed;
+    if constexpr (std::is_same_v<T, __half>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+}  // namespace tessera::cuda::ptx

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The copy engine of Hopper (PTX manual, "cp.async.bulk.tensor") and stmatrix: one function = one instruction.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/ptx/barrier.cuh"
+
+namespace tessera::cuda::ptx {
+
+/// What the second-level cache should do with what is read (createpolicy encodings).
+enum class CacheHint : std::uint64_t {
+    normal = 0x1000000000000000,
+    evict_first = 0x12F0000000000000,
+    evict_last = 0x14F0000000000000,
+};
+
+/// prefetch.tensormap
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// cp.async.bulk.tensor.4d, global to shared memory: the box at coordinates (c0, c1, c2, c3), innermost first.
+__device__ __forceinline__ void tma_load_4d(void* shared, const CUtensorMap& map, int c0, int c1, int c2, int c3,
+                                            Mbarrier& barrier, CacheHint hint) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(shared)),
+        "l"(&map), "r"(shared_address(&barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
+        "l"(static_cast<std::uint64_t>(hint))
+        : "memory");
+}
+
+/// cp.async.bulk.tensor.4d, shared to global memory. What lies outside of the tensor is dropped.
+__device__ __forceinline__ void tma_store_4d(const void* shared, const CUtensorMap& map, int c0, int c1, int c2,
+                                             int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+                 "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
+
+/// cp.async.bulk.commit_group
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/// cp.async.bulk.wait_group.read 0: all stores of this thread have read their shared memory.
+__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+/// cp.async.bulk.wait_group 0: all stores of this thread are done.
+__device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/// stmatrix.x4: four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
+                                            std::uint32_t r3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r0), "r"(r1),
+                 "r"(r2), "r"(r3)
+                 : "memory");
+}
+
+}  // namespace tessera::cuda::ptx

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/shared/arguments.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <utility>
+
+#include "core/batch.hpp"
+#include "core/philox.hpp"
+#include "cuda/device.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+std::string memory_text(const cudaPointerAttributes& memory) {
+    if (memory.type == cudaMemoryTypeDevice) return fmt::format("memory of CUDA device {}", memory.device);
+    return "host memory";
+}
+
+/// Kernels would fault on anything else, and take every later CUDA call of the process with them.
+void expect_device_memory(const char* name, const void* data, const Device& device) {
+    cudaPointerAttributes memory{};
+    check(cudaPointerGetAttributes(&memory, data), "attributes of an address");
+    if (memory.type == cudaMemoryTypeManaged) return;
+    if (memory.type == cudaMemoryTypeDevice && memory.device == device.index) return;
+    throw Error(
+        ErrorCode::invalid_argument, name,
+        fmt::format("expected memory of CUDA device {}, got {} at {}", device.index, memory_text(memory), data));
+}
+
+void expect_device_memory(const ForwardCall& call) {
+    const ForwardArgs& a = call.args;
+    const std::pair<const char*, const TensorView*> tensors[] = {{"q", &a.q},
+                                                                 {"k", &a.k},
+                                                                 {"v", &a.v},
+                                                                 {"bias", &a.bias},
+                                                                 {"alibi_slopes", &a.alibi_slopes},
+                                                                 {"cu_seqlens_q", &a.cu_seqlens_q},
+                                                                 {"cu_seqlens_kv", &a.cu_seqlens_kv},
+                                                                 {"o", &a.o},
+                                                                 {"lse", &a.lse}};
+    for (const auto& [name, view] : tensors) {
+        if (view->given() && view->size() > 0) expect_device_memory(name, view->data, call.plan.device);
+    }
+    if (call.plan.workspace_bytes > 0) expect_device_memory("workspace", call.workspace.data(), call.plan.device);
+}
+
+/// [batch, heads, len] or ragged [heads, total].
+Rows lse_of(const TensorView& t) {
+    if (!t.given()) return {};
+    const bool ragged = t.rank == 2;
+    const std::size_t first = ragged ? 0 : 1;
+    return {.data = static_cast<char*>(t.data),
+            .batch = ragged ? 0 : step(t, 0),
+            .row = step(t, first + 1),
+            .head = step(t, first)};
+}
+
+Bias bias_of(const TensorView& t) {
+    if (!t.given()) return {};
+    return {.data = static_cast<const char*>(t.data),
+            .fp32 = t.dtype == DType::fp32,
+            .batch = step(t, 0),
+            .head = step(t, 1),
+            .row = step(t, 2),
+            .column = step(t, 3)};
+}
+
+void set_alibi(ForwardParams& params, const TensorView& slopes) {
+    if (!slopes.given()) return;
+    params.alibi_slopes = static_cast<const float*>(slopes.data);
+    params.alibi_batch = slopes.rank == 2 ? step(slopes, 0) : 0;
+    params.alibi_head = step(slopes, slopes.rank == 2 ? 1 : 0);
+}
+
+void set_members(ForwardParams& params, const TensorView& cu_q, const TensorView& cu_kv) {
+    if (!cu_q.given()) return;
+    params.cu_seqlens_q = cu_q.data;
+    params.cu_seqlens_kv = cu_kv.data;
+    params.cu_stride_q = step(cu_q, 0);
+    params.cu_stride_kv = step(cu_kv, 0);
+    params.cu_q_is_64 = cu_q.dtype == DType::int64;
+    params.cu_kv_is_64 = cu_kv.dtype == DType::int64;
+}
+
+void set_dropout(ForwardParams& params, const Dropout& dropout) {
+    if (dropout.probability <= 0) return;
+    params.keep_threshold = keep_threshold(dropout.probability);
+    params.seed = dropout.seed;
+    params.keep_scale = static_cast<float>(1 / (1 - dropout.probability));
+}
+
+}  // namespace
+
+std::optional<std::string> refuse_sizes(const Problem& p) {
+    // Half of what an int holds, so that a sum of two sizes, and a tile past the end, fit as well.
+    constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
+    const std::pair<const char*, std::int64_t> sizes[] = {{"batch", p.batch},       {"len_q", p.len_q},
+                                                          {"len_kv", p.len_kv},     {"total_q", p.total_q},
+                                                          {"total_kv", p.total_kv}, {"heads_q", p.heads_q}};
+    for (const auto& [name, size] : sizes) {
+        if (size > kMost) return fmt::format("counts in 32 bits: takes {} up to {}, got {}", name, kMost, size);
+    }
+    return std::nullopt;
+}
+
+Rows rows_of(const TensorView& t) {
+    const bool ragged = t.rank == 3;
+    const std::size_t first = ragged ? 0 : 1;
+    return {.data = static_cast<char*>(t.data),
+            .batch = ragged ? 0 : step(t, 0),
+            .row = step(t, first),
+            .head = step(t, first + 1),
+            .column = step(t, first + 2)};
+}
+
+ForwardParams forward_params(const ForwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const ForwardArgs& a = call.args;
+    expect_device_memory(call);
+    ForwardParams params;
+    params.q = rows_of(a.q);
+    params.k = rows_of(a.k);
+    params.v = rows_of(a.v);
+    params.o = rows_of(a.o);
+    params.lse = lse_of(a.lse);
+    params.bias = bias_of(a.bias);
+    set_alibi(params, a.alibi_slopes);
+    set_members(params, a.cu_seqlens_q, a.cu_seqlens_kv);
+    params.total_q = p.total_q;
+    params.total_kv = p.total_kv;
+    params.batch = p.batch;
+    params.len_q = static_cast<int>(p.len_q);
+    params.len_kv = static_cast<int>(p.len_kv);
+    params.heads_q = static_cast<int>(p.heads_q);
+    params.heads_kv = static_cast<int>(p.heads_kv);
+    params.group = static_cast<int>(p.group());
+    params.head_dim = static_cast<int>(p.head_dim);
+    params.head_dim_v = static_cast<int>(p.head_dim_v);
+    params.mask = p.mask;
+    params.scale = static_cast<float>(p.effective_scale());
+    params.softcap = static_cast<float>(p.softcap);
+    set_dropout(params, p.dropout);
+    return params;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tensor maps: how the copy engine of Hopper is told about a tensor.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "cuda/tile/params.hpp"
+#include "tessera/dtype.hpp"
+
+namespace tessera::cuda {
+
+/// Sizes of a [batch, len, heads, dim] tensor (ragged: batch 1, len = total).
+struct RowsShape {
+    std::int64_t batch = 0;
+    std::int64_t len = 0;
+    std::int64_t heads = 0;
+    std::int64_t dim = 0;
+};
+
+/// Why the copy engine can't address this tensor of 16-bit elements, "expected ..., got ..."; empty when it can.
+std::optional<std::string> refuse_copy_engine(const Rows& rows, const RowsShape& shape);
+
+/// A map of coordinates (dim, len, heads, batch) whose box is 64 columns x `box_rows` rows, 128-byte swizzle. Reads
+/// outside of the tensor give zeros, writes are dropped. The tensor is not refused by refuse_copy_engine().
+/// Throws Error(internal) when the driver does not make the map.
+CUtensorMap tensor_map(const Rows& rows, const RowsShape& shape, DType dtype, int box_rows);
+
+}  // namespace tessera::cuda

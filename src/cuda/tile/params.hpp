@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a forward kernel is told: plain numbers and device addresses, passed by value. Host and device code share it.
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/mask.hpp"
+
+namespace tessera::cuda {
+
+/// A [batch, len, heads, dim] or ragged [total, heads, dim] tensor in device memory; strides in elements.
+struct Rows {
+    char* data = nullptr;
+    std::int64_t batch = 0;  ///< 0 when ragged: a member begins at its cu_seqlens row
+    std::int64_t row = 0;
+    std::int64_t head = 0;
+    std::int64_t column = 0;
+};
+
+/// An additive bias [batch, heads_q, len_q, len_kv]; dimensions of size 1 have stride 0. No bias: null.
+struct Bias {
+    const char* data = nullptr;
+    bool fp32 = false;  ///< otherwise the Problem's dtype
+    std::int64_t batch = 0;
+    std::int64_t head = 0;
+    std::int64_t row = 0;
+    std::int64_t column = 0;
+};
+
+/// One batch member: its lengths, and where its rows begin in a ragged tensor (0 when dense).
+struct Member {
+    std::int64_t first_q = 0;
+    std::int64_t first_kv = 0;
+    int len_q = 0;
+    int len_kv = 0;
+};
+
+struct ForwardParams {
+    Rows q;    // [batch, len_q, heads_q, head_dim]
+    Rows k;    // [batch, len_kv, heads_kv, head_dim]
+    Rows v;    // [batch, len_kv, heads_kv, head_dim_v]
+    Rows o;    // [batch, len_q, heads_q, head_dim_v]
+    Rows lse;  // [batch, len_q, heads_q] fp32 (column unused); null: not wanted
+    Bias bias;
+    const float* alibi_slopes = nullptr;  // [batch, heads_q] by the strides below; null: none
+    std::int64_t alibi_batch = 0;
+    std::int64_t alibi_head = 0;
+    const void* cu_seqlens_q = nullptr;  // ragged: [batch + 1], int32 or int64; null: dense
+    const void* cu_seqlens_kv = nullptr;
+    std::int64_t cu_stride_q = 1;
+    std::int64_t cu_stride_kv = 1;
+    bool cu_q_is_64 = false;
+    bool cu_kv_is_64 = false;
+    std::int64_t total_q = 0;  ///< ragged: rows of q; begins and ends of members are clamped to it
+    std::int64_t total_kv = 0;
+
+    std::int64_t batch = 0;
+    int len_q = 0;  ///< ragged: the bound over the members
+    int len_kv = 0;
+    int heads_q = 0;
+    int heads_kv = 0;
+    int group = 1;  ///< query heads per kv head
+    int head_dim = 0;
+    int head_dim_v = 0;
+
+    Mask mask;
+    float scale = 0;                   ///< S = scale * Q K^T
+    float softcap = 0;                 ///< 0: none
+    std::uint64_t keep_threshold = 0;  ///< dropout: words under it are kept; 0: no dropout
+    std::uint64_t seed = 0;
+    float keep_scale = 1;  ///< 1 / (1 - probability)
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/device_copy.hpp"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <type_traits>
+#include <utility>
+
+#include "core/extent.hpp"
+#include "device/memory.hpp"
+
+namespace tessera::device {
+namespace {
+
+constexpr std::size_t kBand = 256;  // bytes; a multiple of what cudaMalloc aligns to
+constexpr int kPoison = 0xFF;
+constexpr std::size_t kMoreThanCaches = std::size_t{256} << 20;  // second-level caches of 2026 hold up to 126 MB
+
+/// Addresses of different arrays have an order only for std::less and its like.
+bool contains(std::span<const std::byte> outer, std::span<const std::byte> inner) {
+    const std::less_equal<> at_most;
+    return at_most(outer.data(), inner.data()) && at_most(inner.data() + inner.size(), outer.data() + outer.size());
+}
+
+template <class Args>
+std::vector<TensorView Args::*> tensors_of() {
+    using A = Args;
+    std::vector<TensorView A::*> all{
+        &A::q, &A::k, &A::v, &A::bias, &A::alibi_slopes, &A::cu_seqlens_q, &A::cu_seqlens_kv, &A::o, &A::lse};
+    if constexpr (std::is_same_v<A, BackwardArgs>) {
+        all.insert(all.end(), {&A::d_o, &A::dlse, &A::dq, &A::dk, &A::dv, &A::dbias});
+    }
+    return all;
+}
+
+/// Ranges that overlap become one: views of a packed buffer, whose elements lie between each other's.
+std::vector<std::span<std::byte>> merged(std::vector<std::span<std::byte>> ranges) {
+    std::sort(ranges.begin(), ranges.end(),
+              [](const auto& a, const auto& b) { return std::less<>()(a.data(), b.data()); });
+    std::vector<std::span<std::byte>> result;
+    for (const auto& range : ranges) {
+        if (result.empty() || std::less_equal<>()(result.back().data() + result.back().size(), range.data())) {
+            result.push_back(range);
+            continue;
+        }
+        std::span<std::byte>& last = result.back();
+        const auto offset = static_cast<std::size_t>(range.data() - last.data());
+        last = {last.data(), std::max(last.size(), offset + range.size())};
+    }
+    return result;
+}
+
+DeviceMemory allocated(const Device& device, std::size_t bytes) { return DeviceMemory(allocate(device, bytes)); }
+
+bool poisoned(const std::byte* on_device) {
+    std::array<std::byte, kBand> band{};
+    copy_out(band.data(), on_device, band.size());
+    return std::all_of(band.begin(), band.end(), [](std::byte b) { return b == std::byte{kPoison}; });
+}
+
+}  // namespace
+
+bool cuda_available() { return count_devices() > 0; }
+
+void synchronize(const Device& device) {
+    if (device.type == DeviceType::cuda) wait_for(device);
+}
+
+void FreeDeviceMemory::operator()(std::byte* p) const noexcept { release(p); }
+
+DeviceCopy::DeviceCopy(const Device& device) : device_(device) {}
+
+const DeviceCopy::Mirror* DeviceCopy::find(std::span<const std::byte> memory) const {
+    const auto found = std::find_if(mirrors_.begin(), mirrors_.end(),
+                                    [&](const Mirror& mirror) { return contains(mirror.host, memory); });
+    return found == mirrors_.end() ? nullptr : &*found;
+}
+
+void DeviceCopy::add_memory(std::span<std::byte> memory) {
+    if (memory.empty() || find(memory) != nullptr) return;
+    DeviceMemory copy = allocated(device_, memory.size());
+    copy_in(copy.get(), memory.data(), memory.size());
+    mirrors_.push_back({memory, std::move(copy)});
+}
+
+TensorView DeviceCopy::add(const TensorView& host) {
+    TensorView view = host;
+    view.device = device_;
+    const std::span<std::byte> bytes = extent(host);
+    if (bytes.empty()) {
+        view.data = nullptr;
+        return view;
+    }
+    add_memory(bytes);
+    const Mirror& mirror = *find(bytes);
+    view.data = mirror.memory.get() + (static_cast<std::byte*>(host.data) - mirror.host.data());
+    return view;
+}
+
+template <class Args>
+Args DeviceCopy::add_all(const Args& host) {
+    std::vector<std::span<std::byte>> ranges;
+    for (TensorView Args::*tensor : tensors_of<Args>()) {
+        const std::span<std::byte> bytes = extent(host.*tensor);
+        if (!bytes.empty()) ranges.push_back(bytes);
+    }
+    for (const std::span<std::byte>& range : merged(std::move(ranges))) add_memory(range);
+    Args result = host;
+    for (TensorView Args::*tensor : tensors_of<Args>()) result.*tensor = add(host.*tensor);
+    return result;
+}
+
+ForwardArgs DeviceCopy::add(const ForwardArgs& host) { return add_all(host); }
+BackwardArgs DeviceCopy::add(const BackwardArgs& host) { return add_all(host); }
+
+std::span<std::byte> DeviceCopy::workspace(std::size_t bytes) {
+    workspace_ = allocated(device_, bytes + 2 * kBand);
+    workspace_bytes_ = bytes;
+    fill(device_, workspace_.get(), kPoison, bytes + 2 * kBand);
+    return {workspace_.get() + kBand, bytes};
+}
+
+bool DeviceCopy::workspace_bands_unchanged() const {
+    return workspace_ == nullptr ||
+           (poisoned(workspace_.get()) && poisoned(workspace_.get() + kBand + workspace_bytes_));
+}
+
+void DeviceCopy::copy_back() const {
+    synchronize(device_);
+    for (const Mirror& mirror : mirrors_) copy_out(mirror.host.data(), mirror.memory.get(), mirror.host.size());
+}
+
+CacheEviction::CacheEviction(const Device& device) : device_(device), memory_(allocated(device, kMoreThanCaches)) {}
+
+void CacheEviction::operator()() const {
+    fill(device_, memory_.get(), 0, kMoreThanCaches);
+    synchronize(device_);
+}
+
+}  // namespace tessera::device
