@@ -9,7 +9,7 @@ of alternating calls; FLOP are counted by visible pairs: 4 * pairs * head_dim fo
 Every timed result is first compared with PyTorch's fp32 one, so that a fast wrong answer can't be reported.
 """
 import argparse
-import ctypes as c
+import ctypes
 import datetime
 import itertools
 import json
@@ -22,86 +22,20 @@ import time
 
 import torch
 
-FORWARD, BACKWARD = 0, 1
+import abi
+from abi import BACKWARD, FORWARD
+
 BLOCK = 8  # calls in a row of one library
-DTYPES = {"fp32": (torch.float32, 1), "fp16": (torch.float16, 2), "bf16": (torch.bfloat16, 3)}
-
-
-class Tensor(c.Structure):
-    _fields_ = [("data", c.c_void_p), ("dtype", c.c_int32), ("rank", c.c_int32), ("shape", c.c_int64 * 4),
-                ("strides", c.c_int64 * 4), ("device_type", c.c_int32), ("device_index", c.c_int32)]
-
-
-class Problem(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("dtype", c.c_int32), ("ragged", c.c_int32)] + \
-        [(n, c.c_int64) for n in ("batch", "len_q", "len_kv", "heads_q", "heads_kv", "head_dim", "head_dim_v",
-                                  "total_q", "total_kv", "window_left", "window_right")] + \
-        [(n, c.c_int32) for n in ("causal", "alibi", "bias", "bias_gradient")] + \
-        [("scale", c.c_double), ("softcap", c.c_double), ("dropout_probability", c.c_double), ("dropout_seed", c.c_uint64)]
-
-
-class Options(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("backend", c.c_int32), ("schedule", c.c_int32), ("kernel", c.c_char_p),
-                ("block_q", c.c_int64), ("block_kv", c.c_int64), ("threads", c.c_int32), ("reserved", c.c_int32),
-                ("parallel_for", c.c_void_p), ("parallel_for_context", c.c_void_p)]
-
-
-def args_struct(names):
-    return type("Args", (c.Structure,), {"_fields_": [("struct_size", c.c_size_t)] + [(n, Tensor) for n in names]})
-
-
-ForwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse"])
-BackwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse", "d_o",
-                            "dlse", "dq", "dk", "dv", "dbias"])
-
-
-class Tessera:
-    """The C ABI, as far as this script needs it. Tensors are torch's [batch, heads, len, head_dim]."""
-
-    def __init__(self, path):
-        self.lib = c.CDLL(path)
-        self.lib.tessera_last_error.restype = c.c_char_p
-        self.lib.tessera_version.restype = c.c_char_p
-
-    def check(self, status):
-        if status != 0:
-            raise RuntimeError(self.lib.tessera_last_error().decode())
-
-    @staticmethod
-    def view(t):
-        """[batch, heads, len, dim] -> [batch, len, heads, dim] by strides; LSE stays [batch, heads, len]."""
-        if t.dim() == 4:
-            t = t.transpose(1, 2)
-        code = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}[t.dtype]
-        pad = [0] * (4 - t.dim())
-        return Tensor(t.data_ptr(), code, t.dim(), (c.c_int64 * 4)(*t.shape, *pad), (c.c_int64 * 4)(*t.stride(), *pad))
-
-    def call(self, case, direction, tensors):
-        """A function that runs the prepared call."""
-        p = Problem()
-        self.check(self.lib.tessera_problem_init(c.byref(p), c.sizeof(p)))
-        p.dtype, p.batch, p.len_q, p.len_kv = DTYPES[case["dtype"]][1], 1, case["len"], case["len"]
-        p.heads_q = p.heads_kv = case["heads"]
-        p.head_dim = p.head_dim_v = case["head_dim"]
-        p.causal = 1 if case["causal"] else 0
-        options = Options(struct_size=c.sizeof(Options), threads=case["threads"])
-        size = c.c_size_t()
-        self.check(self.lib.tessera_workspace_bytes(c.byref(p), c.byref(options), direction, c.byref(size)))
-        memory = torch.empty(size.value + 64, dtype=torch.uint8)
-        address = (memory.data_ptr() + 63) // 64 * 64
-        kind = ForwardArgs if direction == FORWARD else BackwardArgs
-        args = kind(struct_size=c.sizeof(kind), **{name: self.view(t) for name, t in tensors.items()})
-        run = self.lib.tessera_forward if direction == FORWARD else self.lib.tessera_backward
-        keep = (p, options, args, memory, tensors)
-
-        def timed():
-            self.check(run(c.byref(keep[0]), c.byref(keep[1]), c.byref(keep[2]), c.c_void_p(address), size, None))
-        return timed
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def make_case_calls(lib, case):
     """({pass: ours}, {pass: torch's}, worst relative difference of our results)."""
-    dtype = DTYPES[case["dtype"]][0]
+    dtype = DTYPES[case["dtype"]]
+    size = {"dtype": abi.DTYPES[dtype], "batch": 1, "len_q": case["len"], "len_kv": case["len"],
+            "heads_q": case["heads"], "heads_kv": case["heads"], "head_dim": case["head_dim"],
+            "head_dim_v": case["head_dim"], "causal": int(case["causal"])}
+    how = abi.Options(struct_size=ctypes.sizeof(abi.Options), threads=case["threads"])
     shape = (1, case["heads"], case["len"], case["head_dim"])
     q, k, v, d_o = (torch.randn(shape, dtype=torch.float32).to(dtype) for _ in range(4))
     o, dq, dk, dv = (torch.full(shape, math.nan, dtype=dtype) for _ in range(4))
@@ -109,8 +43,8 @@ def make_case_calls(lib, case):
     aten = torch.ops.aten
     flash = aten._scaled_dot_product_flash_attention_for_cpu
     flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
-    ours = {FORWARD: lib.call(case, FORWARD, dict(q=q, k=k, v=v, o=o, lse=lse)),
-            BACKWARD: lib.call(case, BACKWARD, dict(q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, dq=dq, dk=dk, dv=dv))}
+    ours = {FORWARD: lib.prepare(size, how, FORWARD, dict(q=q, k=k, v=v, o=o, lse=lse)),
+            BACKWARD: lib.prepare(size, how, BACKWARD, dict(q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, dq=dq, dk=dk, dv=dv))}
     out, torch_lse = flash(q, k, v, 0.0, case["causal"])
     peers = {FORWARD: lambda: flash(q, k, v, 0.0, case["causal"]),
              BACKWARD: lambda: flash_backward(d_o, q, k, v, out, torch_lse, 0.0, case["causal"])}
@@ -189,8 +123,8 @@ def main():
     parser.add_argument("--out", help="append Records (JSON lines) to this file")
     parser.add_argument("--commit", help="of the library, when it runs outside its checkout")
     options = parser.parse_args()
-    lib = Tessera(options.library)
-    versions = {"tessera": lib.lib.tessera_version().decode(), "torch": torch.__version__}
+    lib = abi.Library(options.library)
+    versions = {"tessera": lib.version(), "torch": torch.__version__}
     revision = options.commit or commit()
     out = open(options.out, "a") if options.out else None
     ratios = {}

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tessera's C ABI (include/tessera/tessera.h) as the comparisons need it: torch tensors in, a callable out."""
+import ctypes as c
+
+import torch
+
+FORWARD, BACKWARD = 0, 1
+CUDA = 2  # backend
+DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+
+
+class Tensor(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("dtype", c.c_int32), ("rank", c.c_int32), ("shape", c.c_int64 * 4),
+                ("strides", c.c_int64 * 4), ("device_type", c.c_int32), ("device_index", c.c_int32)]
+
+
+class Problem(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("dtype", c.c_int32), ("ragged", c.c_int32)] + \
+        [(n, c.c_int64) for n in ("batch", "len_q", "len_kv", "heads_q", "heads_kv", "head_dim", "head_dim_v",
+                                  "total_q", "total_kv", "window_left", "window_right")] + \
+        [(n, c.c_int32) for n in ("causal", "alibi", "bias", "bias_gradient")] + \
+        [("scale", c.c_double), ("softcap", c.c_double), ("dropout_probability", c.c_double), ("dropout_seed", c.c_uint64)]
+
+
+class Options(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("backend", c.c_int32), ("schedule", c.c_int32), ("kernel", c.c_char_p),
+                ("block_q", c.c_int64), ("block_kv", c.c_int64), ("threads", c.c_int32), ("reserved", c.c_int32),
+                ("parallel_for", c.c_void_p), ("parallel_for_context", c.c_void_p)]
+
+
+def args_struct(names):
+    return type("Args", (c.Structure,), {"_fields_": [("struct_size", c.c_size_t)] + [(n, Tensor) for n in names]})
+
+
+ForwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse"])
+BackwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse", "d_o",
+                            "dlse", "dq", "dk", "dv", "dbias"])
+
+
+def view(t):
+    """[batch, heads, len, dim] -> [batch, len, heads, dim] by strides; LSE stays [batch, heads, len]."""
+    if t.dim() == 4:
+        t = t.transpose(1, 2)
+    pad = [0] * (4 - t.dim())
+    on_cuda = t.device.type == "cuda"
+    return Tensor(t.data_ptr(), DTYPES[t.dtype], t.dim(), (c.c_int64 * 4)(*t.shape, *pad),
+                  (c.c_int64 * 4)(*t.stride(), *pad), int(on_cuda), t.device.index if on_cuda else 0)
+
+
+class Library:
+    """tessera as a shared library (cmake -DBUILD_SHARED_LIBS=ON)."""
+
+    def __init__(self, path):
+        self.lib = c.CDLL(path)
+        self.lib.tessera_last_error.restype = c.c_char_p
+        self.lib.tessera_version.restype = c.c_char_p
+
+    def version(self):
+        return self.lib.tessera_version().decode()
+
+    def check(self, status):
+        if status != 0:
+            raise RuntimeError(self.lib.tessera_last_error().decode())
+
+    def prepare(self, shape, options, direction, tensors):
+        """A function that runs one call. shape: fields of a tessera_problem; tensors: torch's, [batch, heads, len,
+        head_dim] (LSE [batch, heads, len]), all on one device. CUDA work is queued on torch's current stream."""
+        problem = Problem()
+        self.check(self.lib.tessera_problem_init(c.byref(problem), c.sizeof(problem)))
+        for name, value in shape.items():
+            setattr(problem, name, value)
+        size = c.c_size_t()
+        self.check(self.lib.tessera_workspace_bytes(c.byref(problem), c.byref(options), direction, c.byref(size)))
+        device = tensors["q"].device
+        memory = torch.empty(size.value + 64, dtype=torch.uint8, device=device)
+        address = c.c_void_p((memory.data_ptr() + 63) // 64 * 64)
+        kind = ForwardArgs if direction == FORWARD else BackwardArgs
+        args = kind(struct_size=c.sizeof(kind), **{name: view(t) for name, t in tensors.items()})
+        run = self.lib.tessera_forward if direction == FORWARD else self.lib.tessera_backward
+        keep = (problem, options, args, memory, tensors)
+        stream = c.c_void_p(torch.cuda.current_stream().cuda_stream) if device.type == "cuda" else None
+
+        def call():
+            self.check(run(c.byref(keep[0]), c.byref(keep[1]), c.byref(keep[2]), address, size, stream))
+        return call

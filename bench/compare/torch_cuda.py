@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times tessera's CUDA forward beside PyTorch's FlashAttention-2 and cuDNN in one process, call by call in turn.
+
+    python3 bench/compare/torch_cuda.py build/src/libtessera.so [--schedules fa3] [--rows 128] [--out records.jsonl]
+
+The shapes and targets are those of h200_forward.json. Before each call 256 MiB are written, so that no operand is left
+in L2. A figure is the median over alternating calls, between CUDA events; FLOP are counted by visible pairs. Every timed
+result is first compared with PyTorch's in fp32, LSE too, so that a fast wrong answer can't be reported.
+"""
+import argparse
+import ctypes
+import datetime
+import json
+import math
+import pathlib
+import statistics
+import subprocess
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import abi
+
+SCHEDULES = {"standard": 1, "fa1": 2, "fa2": 3, "fa3": 4}
+SHAPES = pathlib.Path(__file__).with_name("h200_forward.json")
+
+
+def gold(q, k, v, causal):
+    """O of the first batch member's last two heads, and their LSE, in fp32 (PyTorch's matrix products, unfused)."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q[:1, -1:].float(), k[:1, -1:].float(), v[:1, -1:].float()
+    assert group >= 1
+    rows = slice(max(0, q.shape[2] - 1024), None)  # the last queries: they see the most keys
+    s = q[:, :, rows] @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if causal:
+        i = torch.arange(q.shape[2], device=q.device)[rows]
+        s = s.masked_fill(torch.arange(k.shape[2], device=q.device)[None] > i[:, None], -math.inf)
+    return rows, torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
+
+
+def check(name, o, lse, q, k, v, causal):
+    rows, right_o, right_lse = gold(q, k, v, causal)
+    error = ((o[:1, -1:, rows].float() - right_o).norm() / right_o.norm()).item()
+    lse_error = (lse[:1, -1:, rows] - right_lse).abs().max().item()
+    if not (error < 5e-3 and lse_error < 1e-3):
+        sys.exit(f"wrong result of {name}: O {error}, LSE {lse_error}")
+    return error
+
+
+def calls_of(lib, row, schedules):
+    dim, heads_q, heads_kv, causal, batch, length, _ = row
+    make = lambda heads: torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    q, k, v = make(heads_q), make(heads_kv), make(heads_kv)
+    shape = {"dtype": 3, "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q, "heads_kv": heads_kv,
+             "head_dim": dim, "head_dim_v": dim, "causal": causal}
+
+    def torch_call(backend):
+        def call():
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=bool(causal), enable_gqa=heads_q != heads_kv)
+        return call
+    calls = {"fa2": torch_call(SDPBackend.FLASH_ATTENTION), "cudnn": torch_call(SDPBackend.CUDNN_ATTENTION)}
+    for schedule in schedules:
+        o = torch.full_like(q, math.nan)
+        lse = torch.full((batch, heads_q, length), math.nan, device="cuda")
+        options = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA, schedule=SCHEDULES[schedule])
+        name = f"tessera {schedule}"
+        calls[name] = lib.prepare(shape, options, abi.FORWARD, dict(q=q, k=k, v=v, o=o, lse=lse))
+        calls[name]()
+        check(name, o, lse, q, k, v, causal)
+    return calls
+
+
+def times_of(calls, repeat, flush):
+    """Milliseconds of each call, in turn, with a cold L2."""
+    times = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(repeat):
+        for name, call in calls.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            flush.zero_()
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            times[name].append(begin.elapsed_time(end))
+    return times
+
+
+def query(field):
+    done = subprocess.run(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"], capture_output=True, text=True)
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 else ""
+
+
+def record(row, name, times, common):
+    dim, heads_q, heads_kv, causal, batch, length, _ = row
+    quarters = statistics.quantiles(times, n=4)
+    pairs = length * (length + 1) // 2 if causal else length * length
+    by, _, schedule = name.partition(" ")
+    return {"what": "measured", "by": by, "schedule": schedule or ("fa2" if by == "fa2" else ""), "pass": "forward",
+            "dtype": "bf16", "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q,
+            "heads_kv": heads_kv, "head_dim": dim, "head_dim_v": dim, "mask": "causal" if causal else "none",
+            "deterministic": True, "ms": quarters[1], "ms_spread": quarters[2] - quarters[0],
+            "tflops": 4 * batch * heads_q * dim * pairs / quarters[1] * 1e-9, **common}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("library")
+    parser.add_argument("--schedules", default="fa3", help="tessera's, comma-separated")
+    parser.add_argument("--rows", help="head dims, comma-separated: only rows of these")
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--out", help="append Records (JSON lines) to this file")
+    parser.add_argument("--commit", default="unknown", help="of the library")
+    options = parser.parse_args()
+    lib = abi.Library(options.library)
+    schedules = options.schedules.split(",")
+    flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    rows = json.loads(SHAPES.read_text())["rows"]
+    if options.rows:
+        rows = [r for r in rows if str(r[0]) in options.rows.split(",")]
+    ratios = {s: [] for s in schedules}
+    print("TFLOP/s; (times cuDNN)\n dim heads  mask   batch x len     fa2 cudnn  " + "  ".join(f"{s:>12}" for s in schedules) + "  target")
+    for row in rows:
+        times = times_of(calls_of(lib, row, schedules), options.repeat, flush)
+        common = {"device": torch.cuda.get_device_name(), "clock_mhz": int(query("clocks.sm") or 0),
+                  "versions": {"tessera": lib.version(), "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
+                               "driver": query("driver_version")},
+                  "date": datetime.date.today().isoformat(), "commit": options.commit}
+        records = {name: record(row, name, t, common) for name, t in times.items()}
+        if options.out:
+            with open(options.out, "a") as out:
+                out.writelines(json.dumps(r) + "\n" for r in records.values())
+        speed = {name: r["tflops"] for name, r in records.items()}
+        line = f"{row[0]:4} {row[1]:>2}/{row[2]:<2} {'causal' if row[3] else 'full':>6} {row[4]:4} x {row[5]:<6} {speed['fa2']:5.0f} {speed['cudnn']:5.0f}  "
+        for s in schedules:
+            ratio = speed[f"tessera {s}"] / speed["cudnn"]
+            ratios[s].append(ratio / row[6])
+            line += f"{speed[f'tessera {s}']:5.0f} ({ratio:.2f})  "
+        print(line + f"{row[6]:.2f}", flush=True)
+    for s, values in ratios.items():
+        print(f"{s}: of target, geometric mean {math.exp(statistics.fmean(map(math.log, values))):.3f}, worst {min(values):.3f}")
+
+
+if __name__ == "__main__":
+    main()
