@@ -182,6 +182,9 @@ __device__ __forceinline__ void Consumer<T, kConfig>::tile(int index) {
         partial = work.partial(n);
         if (partial) hide(s, work, row_in_tile(), n * kBlockKv, lane());
         const float2 rescale = rows.absorb(s, scale_log2);
+        // Never true. It is here for its place: the exponentials, on which it depends, are to come before the wait,
+        // while P V runs; left alone, the assembler moves them behind it.
+        if (rows.sum[0] < 0 || rows.sum[1] < 0) *static_cast<volatile int*>(&shared.never) = 1;
         ptx::wgmma_wait<0>();
         ptx::keep_in_place(o);
         release_v();

@@ -25,6 +25,7 @@ struct alignas(1024) Shared {
     Ring<kConfig.kv_stages> v_ring;
     TileRing tiles;
     ptx::Mbarrier v_clean[kConfig.kv_stages];     ///< V of a partial block has been searched by the guard
+    int never;                                    ///< nobody reads or writes it (Consumer::tile says what it is for)
     int v_dirty[kConfig.kv_stages][kGuardWarps];  ///< and a NaN or infinity was found and set to 0
 
     __device__ void init_barriers() {

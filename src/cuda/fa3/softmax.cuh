@@ -69,46 +69,64 @@ struct RowState {
     __device__ __forceinline__ float inverse_sum(int r) const { return sum[r] == 0.0F ? 0.0F : 1.0F / sum[r]; }
 };
 
+/// The largest score of each of the two rows, over the quad. Four chains a row, so that none waits for its last step.
+template <int kCount>
+__device__ __forceinline__ float2 row_max(const float (&scores)[kCount]) {
+    constexpr int kChains = 4;
+    float chain[2][kChains];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        const int c = (i / 4 * 2 + i % 2) % kChains;
+        chain[row_of(i)][c] = i < 2 * kChains ? scores[i] : fmaxf(chain[row_of(i)][c], scores[i]);
+    }
+    float result[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float m = fmaxf(fmaxf(chain[r][0], chain[r][1]), fmaxf(chain[r][2], chain[r][3]));
+        m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
+        result[r] = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
+    }
+    return {result[0], result[1]};
+}
+
 template <class T>
 template <int kCount>
 __device__ __forceinline__ float2 RowState<T>::absorb(float (&scores)[kCount], float scale_log2) {
-    float block_max[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) block_max[row_of(i)] = fmaxf(block_max[row_of(i)], scores[i]);
-    float rescale[2];
-    float subtract[2];
+    const float2 block_max = row_max(scores);
+    float rescale[2], subtract[2], factor[2];
     bool large[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(kAllLanes, block_max[r], 1));
-        block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(kAllLanes, block_max[r], 2));
         const float before = max[r];
-        max[r] = fmaxf(before, __fmul_rn(block_max[r], scale_log2));
+        max[r] = fmaxf(before, __fmul_rn(r == 0 ? block_max.x : block_max.y, scale_log2));
         const float now = max[r] == -INFINITY ? 0.0F : max[r];  // nothing visible yet: exp2(-inf - 0) is the 0 wanted
         rescale[r] = ptx::exp2_approx(before - now);
-        sum[r] *= rescale[r];
-        subtract[r] = now + kHeadroom<T>;
         large[r] = fabsf(now) >= kExactProducts;
+        factor[r] = scale_log2;
+        subtract[r] = now + kHeadroom<T>;
     }
-    if (__any_sync(kAllLanes, large[0] || large[1])) {
+    if (__any_sync(kAllLanes, large[0] || large[1])) {  // rare, and out of the way of the loop below
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             const int r = row_of(i);
-            scores[i] = ptx::exp2_approx(large[r] ? __fmul_rn(scores[i], scale_log2) - subtract[r]
-                                                  : fmaf(scores[i], scale_log2, -subtract[r]));
+            const float now = max[r] == -INFINITY ? 0.0F : max[r];
+            if (large[r]) scores[i] = __fmul_rn(scores[i], scale_log2) - now;
         }
-    } else {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            scores[i] = ptx::exp2_approx(fmaf(scores[i], scale_log2, -subtract[row_of(i)]));
+        for (int r = 0; r < 2; ++r) {
+            factor[r] = large[r] ? 1.0F : factor[r];
+            subtract[r] = large[r] ? kHeadroom<T> : subtract[r];
         }
     }
-    // Two partial sums a row: short chains, and small rounding errors over long rows.
-    float parts[2][2] = {{0, 0}, {0, 0}};
+    float parts[2][2];  // two partial sums a row: short chains, and small rounding errors over long rows
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) parts[row_of(i)][i % 2] += scores[i];
+    for (int i = 0; i < kCount; ++i) {
+        const int r = row_of(i);
+        scores[i] = ptx::exp2_approx(fmaf(scores[i], factor[r], -subtract[r]));
+        parts[r][i % 2] = i < 4 ? scores[i] : parts[r][i % 2] + scores[i];
+    }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sum[r] += parts[r][0] + parts[r][1];
+    for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], rescale[r], parts[r][0] + parts[r][1]);
     return {rescale[0], rescale[1]};
 }
 
