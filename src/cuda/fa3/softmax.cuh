@@ -98,7 +98,8 @@ __device__ __forceinline__ float2 RowState<T>::absorb(float (&scores)[kCount], f
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const float before = max[r];
-        max[r] = fmaxf(before, __fmul_rn(r == 0 ? block_max.x : block_max.y, scale_log2));
+        // Rounded as the subtraction below will round it: m is what is subtracted, to the last bit, in O, l and LSE.
+        max[r] = fmaxf(before, __fmul_rn(r == 0 ? block_max.x : block_max.y, scale_log2)) + kHeadroom<T> - kHeadroom<T>;
         const float now = max[r] == -INFINITY ? 0.0F : max[r];  // nothing visible yet: exp2(-inf - 0) is the 0 wanted
         rescale[r] = ptx::exp2_approx(before - now);
         large[r] = fabsf(now) >= kExactProducts;

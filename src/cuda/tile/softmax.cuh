@@ -57,9 +57,8 @@ struct RowPair {
             max[r] = fmaxf(before, block_max[r]);
             now[r] = finite_max(r);
             apart[r] = !fused(now[r], scale);
-            rescale[r] = ptx::exp2_approx(
-                apart[r] ? difference(before, now[r], scale)
-                         : __fmul_rn(before, scale.log2) - __fmul_rn(now[r], scale.log2));
+            rescale[r] = ptx::exp2_approx(apart[r] ? difference(before, now[r], scale)
+                                                   : __fmul_rn(before, scale.log2) - __fmul_rn(now[r], scale.log2));
             sum[r] *= rescale[r];
         }
         if (!kScaled || __any_sync(0xFFFFFFFF, apart[0] || apart[1])) exponentials_apart(s, now, apart, scale);
