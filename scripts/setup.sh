@@ -55,13 +55,13 @@ if command -v ccache >/dev/null; then
     export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
 fi
 
-# Of ninja's and ctest's lines "[n/all] ..." and "n/all Test ...", shows one in ten and all failures. Everything else
-# is shown. On a terminal ninja keeps to one line by itself.
+# Of ninja's and ctest's lines "[n/all] ..." and "n/all Test ..." (passed, skipped), shows one in ten. Everything
+# else is shown. On a terminal ninja keeps to one line by itself.
 short() {
     awk '
         /^\[[0-9]+\/[0-9]+\]/ { split(substr($1, 2), at, /[\/\]]/); label = substr($0, 1, 110) }
-        /^ *[0-9]+\/[0-9]+ Test.* Passed / { split($1, at, "/"); label = at[1] " of " at[2] " tests" }
-        /^\[[0-9]+\/[0-9]+\]|^ *[0-9]+\/[0-9]+ Test.* Passed / {
+        /^ *[0-9]+\/[0-9]+ Test.*( Passed |[*]Skipped )/ { split($1, at, "/"); label = at[1] " of " at[2] " tests" }
+        /^\[[0-9]+\/[0-9]+\]|^ *[0-9]+\/[0-9]+ Test.*( Passed |[*]Skipped )/ {
             tenth = int(10 * at[1] / at[2])
             if (tenth != last || at[1] == at[2]) { print label; fflush() }
             last = tenth
