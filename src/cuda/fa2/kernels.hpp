@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "kernel/kernel.hpp"
+
+namespace tessera::cuda::fa2 {
+
+/// FlashAttention-2 on every GPU from compute capability 8.0 on, in order of preference.
+std::vector<Kernel> kernels();
+
+}  // namespace tessera::cuda::fa2

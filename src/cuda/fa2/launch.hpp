@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/fa2/config.h"
+#include "cuda/tile/params.hpp"
+
+namespace tessera::cuda::fa2 {
+
+/// What the kernel is launched with.
+struct Launch {
+    ForwardParams params;
+    int q_blocks = 0;        ///< tiles of queries of one head
+    int heads_together = 1;  ///< (batch, head) pairs whose tiles are interleaved: their K and V stay in L2
+    bool vector_q = false;   ///< rows are read 16 bytes at a time: addresses, strides and head_dim allow it
+    bool vector_k = false;
+    bool vector_v = false;
+    bool vector_o = false;  ///< and written so
+};
+
+/// Does the call need a general shape?
+bool needs_general(const ForwardParams& params);
+
+/// `l2_bytes`: size of the device's L2; it moves the order of the tiles and no result.
+Launch make_launch(const ForwardParams& params, int block_q, std::int64_t l2_bytes);
+
+/// Starts a block for every tile of queries. One instance each in instances/.
+template <class T, class Shape>
+cudaError_t start_forward(const Launch& launch, cudaStream_t stream);
+
+}  // namespace tessera::cuda::fa2

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiles in shared memory, and the ways in and out. A tile is rows of kHeadDim 16-bit numbers in chunks of 16 bytes;
+// chunk c of row r lies at c ^ (r % 8), so that the eight rows of an 8 x 8 matrix fall on all banks.
+#pragma once
+
+#include "cuda/ptx/mma.cuh"
+#include "cuda/tile/params.hpp"
+
+namespace tessera::cuda::fa2 {
+
+inline constexpr int kChunk = 8;  // elements in 16 bytes
+
+/// Byte offset of a chunk in a tile.
+template <int kHeadDim>
+__device__ __forceinline__ int chunk_offset(int row, int chunk) {
+    return row * kHeadDim * 2 + ((chunk ^ (row % 8)) * 16);
+}
+
+/// Rows of one head of one member in global memory.
+struct Source {
+    const char* data = nullptr;  // row 0
+    std::int64_t row_bytes = 0;
+    std::int64_t column_bytes = 0;
+    int rows = 0;
+    int dim = 0;
+    bool vector = false;  // 16 bytes at a time
+
+    /// Eight elements from `column` on, one by one; zeros past the end.
+    __device__ __forceinline__ uint4 elements(int row, int column) const {
+        std::uint32_t words[4];
+        const char* from = data + row * row_bytes + column * column_bytes;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            words[i] = 0;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int offset = 2 * i + half;
+                if (row >= rows || column + offset >= dim) continue;
+                const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(from + offset * column_bytes);
+                words[i] |= bits << (16 * half);
+            }
+        }
+        return {words[0], words[1], words[2], words[3]};
+    }
+};
+
+/// Brings rows [first_row, first_row + kRows) into `tile`; what is outside of the source becomes 0. The vector way is
+/// under way on return.
+template <int kRows, int kHeadDim, int kThreads>
+__device__ __forceinline__ void load(char* tile, const Source& source, int first_row) {
+    constexpr int kChunks = kHeadDim / kChunk;
+    constexpr int kRowsAtOnce = kThreads / kChunks;
+    static_assert(kThreads % kChunks == 0 && kRows % kRowsAtOnce == 0);
+    const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+    const int row = static_cast<int>(threadIdx.x) / kChunks;
+    if (!source.vector) {
+#pragma unroll 1
+        for (int i = row; i < kRows; i += kRowsAtOnce) {
+            const uint4 values = source.elements(first_row + i, chunk * kChunk);
+            *reinterpret_cast<uint4*>(tile + chunk_offset<kHeadDim>(i, chunk)) = values;
+        }
+        return;
+    }
+    const char* from = source.data + (first_row + row) * source.row_bytes + chunk * 16;
+    const std::uint32_t to = ptx::shared_address(tile);
+    const bool inside = chunk * kChunk < source.dim;
+#pragma unroll
+    for (int i = 0; i < kRows; i += kRowsAtOnce) {
+        const bool valid = inside && first_row + row + i < source.rows;
+        ptx::cp_async_16(to + chunk_offset<kHeadDim>(row + i, chunk), valid ? from : source.data, valid);
+        from += kRowsAtOnce * source.row_bytes;
+    }
+}
+
+/// The exponent bits of both halves of a word, and what carries into the sign bit when all of a half's are set.
+template <class T>
+struct Exponent {
+    static constexpr std::uint32_t kMask = std::is_same_v<T, __half> ? 0x7C007C00 : 0x7F807F80;
+    static constexpr std::uint32_t kLowest = std::is_same_v<T, __half> ? 0x04000400 : 0x00800080;
+};
+
+/// Replaces Inf and NaN in a tile by 0, and tells whether this thread met any: weights of 0 must not meet them.
+template <class T, int kRows, int kHeadDim, int kThreads>
+__device__ __forceinline__ bool clean(char* tile) {
+    constexpr std::uint32_t kSigns = 0x80008000;
+    bool met = false;
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x) * 16; i < kRows * kHeadDim * 2; i += kThreads * 16) {
+        const uint4 chunk = *reinterpret_cast<const uint4*>(tile + i);
+        std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+        std::uint32_t any = 0;
+#pragma unroll
+        for (std::uint32_t& word : words) {
+            const std::uint32_t special = ((word & Exponent<T>::kMask) + Exponent<T>::kLowest) & kSigns;
+            any |= special;
+            word &= ~((special >> 15) * 0xFFFF);
+        }
+        if (any == 0) continue;
+        met = true;
+        *reinterpret_cast<uint4*>(tile + i) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    return met;
+}
+
+}  // namespace tessera::cuda::fa2

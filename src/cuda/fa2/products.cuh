@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two products of a warp, S = Q K^T and O += P V, from tiles in shared memory.
+#pragma once
+
+#include "cuda/fa2/memory.cuh"
+
+namespace tessera::cuda::fa2 {
+
+/// Where a lane reads its row of the four 8 x 8 matrices of an ldmatrix. Rows and chunks beyond it are compile-time
+/// offsets: the swizzle depends on row % 8 only, and is undone by an exclusive or.
+template <int kHeadDim>
+struct MatrixAddress {
+    std::uint32_t base;
+
+    __device__ __forceinline__ MatrixAddress(const char* tile, int row, int chunk)
+        : base(ptx::shared_address(tile) + chunk_offset<kHeadDim>(row, chunk)) {}
+    __device__ __forceinline__ std::uint32_t at(int rows, int chunks) const {
+        return (base ^ (chunks * 16 % 128)) + chunks * 16 / 128 * 128 + rows * kHeadDim * 2;
+    }
+    __device__ __forceinline__ void move(int bytes) { base += bytes; }
+
+    /// Matrices (rows 0-7, chunk 0), (rows 8-15, chunk 0), (rows 0-7, chunk 1), (rows 8-15, chunk 1): Q, and V
+    /// transposed.
+    __device__ static __forceinline__ MatrixAddress rows_first(const char* tile, int row, int lane) {
+        return {tile, row + lane % 16, lane / 16};
+    }
+    /// Matrices (rows 0-7, chunk 0), (rows 0-7, chunk 1), (rows 8-15, chunk 0), (rows 8-15, chunk 1): K.
+    __device__ static __forceinline__ MatrixAddress chunks_first(const char* tile, int lane) {
+        return {tile, lane / 16 * 8 + lane % 8, lane / 8 % 2};
+    }
+};
+
+/// The rows of Q of one warp: in registers, or read again for every tile of keys.
+template <Config kConfig>
+struct Queries {
+    static constexpr int kSteps = kConfig.head_dim / 16;
+    static constexpr int kHeld = kConfig.q_in_registers ? kSteps : 1;
+    MatrixAddress<kConfig.head_dim> address;
+    std::uint32_t held[kHeld][kConfig.row_tiles][4];  // A fragments: [step of 16 dims][16 rows][4]
+
+    __device__ __forceinline__ Queries(const char* tile, int warp, int lane)
+        : address(MatrixAddress<kConfig.head_dim>::rows_first(tile, warp * kConfig.rows_per_warp(), lane)) {}
+    __device__ __forceinline__ void read(int step) {
+#pragma unroll
+        for (int m = 0; m < kConfig.row_tiles; ++m) {
+            ptx::ldmatrix_x4(held[step % kHeld][m], address.at(16 * m, 2 * step));
+        }
+    }
+    __device__ __forceinline__ void read_all() {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) read(step);
+    }
+};
+
+/// S = Q K^T over one tile of keys; s: [16 rows][8 keys][4].
+template <class T, Config kConfig, int kRowTiles, int kTiles>
+__device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4], Queries<kConfig>& queries,
+                                            const MatrixAddress<kConfig.head_dim>& k) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[m][n][e] = 0;
+        }
+    }
+#pragma unroll
+    for (int step = 0; step < kConfig.head_dim / 16; ++step) {
+        if constexpr (!kConfig.q_in_registers) queries.read(step);
+        const auto& q = queries.held[step % Queries<kConfig>::kHeld];  // [16 rows][4]
+#pragma unroll
+        for (int n = 0; n < kTiles; n += 2) {
+            std::uint32_t b[4];  // B fragments of 16 keys x 16 dims
+            ptx::ldmatrix_x4(b, k.at(8 * n, 2 * step));
+#pragma unroll
+            for (int m = 0; m < kRowTiles; ++m) {
+                ptx::mma<T>(s[m][n], q[m], b[0], b[1]);
+                ptx::mma<T>(s[m][n + 1], q[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/// O += P V over one tile of keys; p: [16 rows][8 keys][4], o: [16 rows][8 dims][4].
+template <class T, int kHeadDim, int kRowTiles, int kTiles>
+__device__ __forceinline__ void multiply_pv(float (&o)[kRowTiles][kHeadDim / 8][4],
+                                            const float (&p)[kRowTiles][kTiles][4], const MatrixAddress<kHeadDim>& v) {
+#pragma unroll
+    for (int step = 0; step < kTiles / 2; ++step) {
+        std::uint32_t a[kRowTiles][4];  // A fragments: 16 rows x 16 keys
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            a[m][0] = ptx::pack<T>(p[m][2 * step][0], p[m][2 * step][1]);
+            a[m][1] = ptx::pack<T>(p[m][2 * step][2], p[m][2 * step][3]);
+            a[m][2] = ptx::pack<T>(p[m][2 * step + 1][0], p[m][2 * step + 1][1]);
+            a[m][3] = ptx::pack<T>(p[m][2 * step + 1][2], p[m][2 * step + 1][3]);
+        }
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; n += 2) {
+            std::uint32_t b[4];  // B fragments of 16 keys x 16 dims
+            ptx::ldmatrix_x4_trans(b, v.at(16 * step, n));
+#pragma unroll
+            for (int m = 0; m < kRowTiles; ++m) {
+                ptx::mma<T>(o[m][n], a[m], b[0], b[1]);
+                ptx::mma<T>(o[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+}  // namespace tessera::cuda::fa2
