@@ -3,9 +3,9 @@
 // O on its way to global memory: through the shared memory of Q, where each warp owns the rows that it alone reads.
 #pragma once
 
-#include "cuda/fa2/memory.cuh"
 #include "cuda/fa2/work.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/chunks.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace tessera::cuda::fa2 {

@@ -7,8 +7,8 @@
 
 #include "cuda/fa2/epilogue.cuh"
 #include "cuda/fa2/inputs.cuh"
-#include "cuda/fa2/products.cuh"
 #include "cuda/tile/softmax.cuh"
+#include "cuda/tile/warp_product.cuh"
 
 namespace tessera::cuda::fa2 {
 
@@ -38,7 +38,7 @@ struct Loop {
     const Scale scale;
     const int lane;
     const int query;  // of the thread's first row
-    Queries<kConfig> queries;
+    Queries<kConfig.head_dim, kConfig.row_tiles, kConfig.q_in_registers> queries;
     bool cleaned = false;  // a tile of V held Inf or NaN
 
     /// One tile of keys.
@@ -55,7 +55,7 @@ struct Loop {
         bool met = false;
         if constexpr (kMasked) met = clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(inputs.v_tile(stage));
         float s[kRowTiles][kConfig.block_kv / 8][4];  // S, then P: [16 rows][8 keys][4]
-        multiply_qk<T, kConfig>(s, queries, MatrixAddress<kHeadDim>::chunks_first(inputs.k_tile(stage), lane));
+        multiply_qk<T>(s, queries, MatrixAddress<kHeadDim>::chunks_first(inputs.k_tile(stage), lane));
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) weigh<kMasked>(s[m], query + 16 * m, first_key + lane % 4 * 2, m, out);
         if constexpr (kMasked) cleaned |= __syncthreads_or(met) != 0;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
                           .scale = kConfig.general ? Scale{} : Scale{p.scale, p.scale * kLog2E},
                           .lane = lane,
                           .query = work.q_begin + warp * kConfig.rows_per_warp() + lane / 4,
-                          .queries = Queries<kConfig>(memory, warp, lane)};
+                          .queries = {memory, warp * kConfig.rows_per_warp(), lane}};
     Accumulators<T, kConfig> out;
     if (tiles.count > 0) {
         inputs.load_q(work.q_begin);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/fa2/memory.cuh"
 #include "cuda/fa2/work.cuh"
+#include "cuda/tile/chunks.cuh"
 
 namespace tessera::cuda::fa2 {
 

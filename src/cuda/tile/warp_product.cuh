@@ -3,9 +3,9 @@
 // The two products of a warp, S = Q K^T and O += P V, from tiles in shared memory.
 #pragma once
 
-#include "cuda/fa2/memory.cuh"
+#include "cuda/tile/chunks.cuh"
 
-namespace tessera::cuda::fa2 {
+namespace tessera::cuda {
 
 /// Where a lane reads its row of the four 8 x 8 matrices of an ldmatrix. Rows and chunks beyond it are compile-time
 /// offsets: the swizzle depends on row % 8 only, and is undone by an exclusive or.
@@ -31,21 +31,19 @@ struct MatrixAddress {
     }
 };
 
-/// The rows of Q of one warp: in registers, or read again for every tile of keys.
-template <Config kConfig>
+/// The rows of Q of one warp, 16 * kRowTiles: in registers, or read again for every tile of keys.
+template <int kHeadDim, int kRowTiles, bool kInRegisters>
 struct Queries {
-    static constexpr int kSteps = kConfig.head_dim / 16;
-    static constexpr int kHeld = kConfig.q_in_registers ? kSteps : 1;
-    MatrixAddress<kConfig.head_dim> address;
-    std::uint32_t held[kHeld][kConfig.row_tiles][4];  // A fragments: [step of 16 dims][16 rows][4]
+    static constexpr int kSteps = kHeadDim / 16;
+    static constexpr int kHeld = kInRegisters ? kSteps : 1;
+    MatrixAddress<kHeadDim> address;
+    std::uint32_t held[kHeld][kRowTiles][4];  // A fragments: [step of 16 dims][16 rows][4]
 
-    __device__ __forceinline__ Queries(const char* tile, int warp, int lane)
-        : address(MatrixAddress<kConfig.head_dim>::rows_first(tile, warp * kConfig.rows_per_warp(), lane)) {}
+    __device__ __forceinline__ Queries(const char* tile, int first_row, int lane)
+        : address(MatrixAddress<kHeadDim>::rows_first(tile, first_row, lane)) {}
     __device__ __forceinline__ void read(int step) {
 #pragma unroll
-        for (int m = 0; m < kConfig.row_tiles; ++m) {
-            ptx::ldmatrix_x4(held[step % kHeld][m], address.at(16 * m, 2 * step));
-        }
+        for (int m = 0; m < kRowTiles; ++m) ptx::ldmatrix_x4(held[step % kHeld][m], address.at(16 * m, 2 * step));
     }
     __device__ __forceinline__ void read_all() {
 #pragma unroll
@@ -54,9 +52,10 @@ struct Queries {
 };
 
 /// S = Q K^T over one tile of keys; s: [16 rows][8 keys][4].
-template <class T, Config kConfig, int kRowTiles, int kTiles>
-__device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4], Queries<kConfig>& queries,
-                                            const MatrixAddress<kConfig.head_dim>& k) {
+template <class T, int kHeadDim, int kRowTiles, bool kInRegisters, int kTiles>
+__device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4],
+                                            Queries<kHeadDim, kRowTiles, kInRegisters>& queries,
+                                            const MatrixAddress<kHeadDim>& k) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -66,9 +65,9 @@ __device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4], Qu
         }
     }
 #pragma unroll
-    for (int step = 0; step < kConfig.head_dim / 16; ++step) {
-        if constexpr (!kConfig.q_in_registers) queries.read(step);
-        const auto& q = queries.held[step % Queries<kConfig>::kHeld];  // [16 rows][4]
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+        if constexpr (!kInRegisters) queries.read(step);
+        const auto& q = queries.held[step % Queries<kHeadDim, kRowTiles, kInRegisters>::kHeld];  // [16 rows][4]
 #pragma unroll
         for (int n = 0; n < kTiles; n += 2) {
             std::uint32_t b[4];  // B fragments of 16 keys x 16 dims
@@ -109,4 +108,4 @@ __device__ __forceinline__ void multiply_pv(float (&o)[kRowTiles][kHeadDim / 8][
     }
 }
 
-}  // namespace tessera::cuda::fa2
+}  // namespace tessera::cuda

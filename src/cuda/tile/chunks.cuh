@@ -7,7 +7,7 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/tile/params.hpp"
 
-namespace tessera::cuda::fa2 {
+namespace tessera::cuda {
 
 inline constexpr int kChunk = 8;  // elements in 16 bytes
 
@@ -103,4 +103,4 @@ __device__ __forceinline__ bool clean(char* tile) {
     return met;
 }
 
-}  // namespace tessera::cuda::fa2
+}  // namespace tessera::cuda
