@@ -11,8 +11,6 @@
 
 namespace tessera::cuda::fa3 {
 
-inline constexpr float kLog2E = 1.4426950408889634F;
-
 template <class T>
 __device__ __forceinline__ T* element(const Rows& rows, int batch, int head, std::int64_t row, int column) {
     return reinterpret_cast<T*>(rows.data) + batch * rows.batch + head * rows.head + row * rows.row +

@@ -63,9 +63,8 @@ struct Consumer {
 
     const Launch& launch;
     Shared<kConfig>& shared;
-    int warpgroup;  ///< 0 .. consumers - 1
-    int thread;     ///< 0 .. 127
-    float scale_log2 = launch.params.scale * kLog2E;
+    int warpgroup;                     ///< 0 .. consumers - 1
+    int thread;                        ///< 0 .. 127
     int never = min(launch.tiles, 0);  ///< 0, of which the compiler knows nothing: for weigh()
 
     QPosition q{};
@@ -195,16 +194,18 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Tile
         // pairs, and those that raise a maximum.
         if (partial) hide(s, tile, row_in_tile(), n * kConfig.block_kv, lane());
         float rescale[2];
-        rows.raise(s, tile, row_in_tile(), n * kConfig.block_kv, scale_log2, rescale);
+        rows.raise(s, tile, row_in_tile(), n * kConfig.block_kv, launch.scale_log2, launch.unscale, rescale);
+        if (n != tile.n_end - 1) {
 #pragma unroll
-        for (int i = 0; i < kConfig.head_dim_v / 2; ++i) o[i] *= rescale[row_of(i)];
+            for (int i = 0; i < kConfig.head_dim_v / 2; ++i) o[i] *= rescale[row_of(i)];
+        }
         output.release(shared.q_ring, lane());
         bool care = false;
 #pragma unroll 1
         while (!care) {
             std::uint64_t q_block, k_block, v_block;
             bool k_is_here, v_is_here;
-            weigh(s, p, rows, scale_log2, never, [&] {
+            weigh(s, p, rows, launch.scale_log2, never, [&] {
                 q_block = q_operand(q);
                 k_block = k_operand();
                 v_block = v_operand();

@@ -16,7 +16,8 @@
 namespace tessera::cuda::fa3 {
 namespace {
 
-constexpr int kCapability = 90;                            // wgmma and setmaxnreg exist on 9.0 only
+constexpr int kCapability = 90;  // wgmma and setmaxnreg exist on 9.0 only
+constexpr float kLog2E = 1.4426950408889634F;
 constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V that shall stay in a 50 MB L2
 constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
 
@@ -97,6 +98,8 @@ Launch make_launch(const Plan& plan, const ForwardParams& params) {
     const Shapes shapes(p);
     Launch launch{};
     launch.params = params;
+    launch.scale_log2 = params.scale * kLog2E;
+    launch.unscale = 1 / launch.scale_log2;
     launch.q = tensor_map(params.q, shapes.q, p.dtype, 64);
     if (p.len_kv > 0 && shapes.k.len > 0) {
         launch.k = tensor_map(params.k, shapes.k, p.dtype, c.block_kv);

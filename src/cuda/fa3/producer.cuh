@@ -78,27 +78,35 @@ struct Producer {
     }
 };
 
-/// Does a packed pair of 16-bit floats hold a NaN or infinity? kExponent: the exponent bits of one.
-__device__ __forceinline__ bool exponent_full(std::uint32_t pair, std::uint32_t exponent) {
-    return (pair & exponent) == exponent || (pair & (exponent << 16)) == (exponent << 16);
+/// Not 0 where one of the two 16-bit floats in a word is NaN or infinite: a full exponent carries into the sign bit.
+template <class T>
+__device__ __forceinline__ std::uint32_t special(std::uint32_t pair) {
+    constexpr std::uint32_t kExponents = std::is_same_v<T, __half> ? 0x7C007C00 : 0x7F807F80;
+    constexpr std::uint32_t kOnes = std::is_same_v<T, __half> ? 0x04000400 : 0x00800080;
+    return ((pair & kExponents) + kOnes) & 0x80008000;
+}
+template <class T>
+__device__ __forceinline__ std::uint32_t special(const uint4& c) {
+    return special<T>(c.x) | special<T>(c.y) | special<T>(c.z) | special<T>(c.w);
 }
 
 /// Sets NaN and infinities of one V tile to 0. Returns whether this warp met any.
 template <class T, int kBytes>
 __device__ __forceinline__ bool clean(void* tile, int thread) {
-    constexpr std::uint32_t kExponent = std::is_same_v<T, __half> ? 0x7C00 : 0x7F80;
+    constexpr int kChunks = kBytes / static_cast<int>(sizeof(uint4));
+    constexpr int kThreads = 32 * kGuardWarps;
+    constexpr int kAtOnce = 4;  // reads that wait for each other
     auto* chunks = static_cast<uint4*>(tile);
     bool found = false;
-    for (int i = thread; i < kBytes / static_cast<int>(sizeof(uint4)); i += 32 * kGuardWarps) {
-        const uint4 c = chunks[i];
-        if (!exponent_full(c.x, kExponent) && !exponent_full(c.y, kExponent) && !exponent_full(c.z, kExponent) &&
-            !exponent_full(c.w, kExponent)) {
-            continue;
-        }
+    for (int first = thread; first < kChunks; first += kAtOnce * kThreads) {
+        uint4 read[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) read[i] = chunks[min(first + i * kThreads, kChunks - 1)];
+        if ((special<T>(read[0]) | special<T>(read[1]) | special<T>(read[2]) | special<T>(read[3])) == 0) continue;
         found = true;
-        auto* element = reinterpret_cast<std::uint16_t*>(&chunks[i]);
-        for (int e = 0; e < 8; ++e) {
-            if ((element[e] & kExponent) == kExponent) element[e] = 0;
+        for (int i = first; i < min(first + kAtOnce * kThreads, kChunks); i += kThreads) {
+            auto* words = reinterpret_cast<std::uint32_t*>(&chunks[i]);
+            for (int w = 0; w < 4; ++w) words[w] &= ~((special<T>(words[w]) >> 15) * 0xFFFF);
         }
     }
     return __any_sync(kAllLanes, found);

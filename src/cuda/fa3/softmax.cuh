@@ -20,14 +20,19 @@ constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
 /// Scores of pairs that are not visible become -inf. `row`: the thread's first row in the tile of queries.
 template <int kCount>
 __device__ __forceinline__ void hide(float (&scores)[kCount], const Tile& tile, int row, int first_key, int lane) {
-    const int query = tile.q_begin + row;
-    const int shift = first_key + 2 * (lane % 4);  // relative to this, columns are compile-time numbers
+    const int shift = tile.q_begin + row - first_key - 2 * (lane % 4);  // columns are then compile-time numbers
+    const int low = shift + tile.low;
+    const int high = shift + tile.high;
+    const int end = tile.last_key - first_key - 2 * (lane % 4);
+    if (__any_sync(kAllLanes, low + 8 > 0)) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            if (column_of(i) < low + 8 * row_of(i)) scores[i] = -INFINITY;
+        }
+    }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-        const int r = row_of(i);
-        const int first = query + 8 * r + tile.low - shift;
-        const int last = ::min(query + 8 * r + tile.high, tile.last_key) - shift;
-        if (column_of(i) < first || column_of(i) > last) scores[i] = -INFINITY;
+        if (column_of(i) > min(high + 8 * row_of(i), end)) scores[i] = -INFINITY;
     }
 }
 
@@ -65,7 +70,7 @@ struct RowState {
     /// begins at `first_key`; `row`: the thread's first in the tile.
     template <int kCount>
     __device__ __forceinline__ void raise(float (&scores)[kCount], const Tile& tile, int row, int first_key,
-                                          float scale_log2, float (&rescale)[2]);
+                                          float scale_log2, float unscale, float (&rescale)[2]);
 
     /// Sums over the quad.
     __device__ __forceinline__ void finish() {
@@ -141,14 +146,14 @@ __device__ __forceinline__ float slack(const float (&scores)[kCount], int r, flo
     for (int i = 0; i < kCount / 2; ++i) {
         near[i % 2] += __saturatef(fmaf(scores[i / 2 * 4 + 2 * r + i % 2], scale_log2 / 4, 1 - m / 4));
     }
-    const float part = static_cast<float>(kCount) / static_cast<float>(visible);
+    const float part = __fdividef(kCount, static_cast<float>(visible));
     return fminf(fmaxf(__log2f(quad_sum(near[0] + near[1]) * part) * 1.25F, 0.0F), kMostSlack);
 }
 
 template <class T>
 template <int kCount>
 __device__ __forceinline__ void RowState<T>::raise(float (&scores)[kCount], const Tile& tile, int row, int first_key,
-                                                   float scale_log2, float (&rescale)[2]) {
+                                                   float scale_log2, float unscale, float (&rescale)[2]) {
     bool first[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -173,14 +178,13 @@ __device__ __forceinline__ void RowState<T>::raise(float (&scores)[kCount], cons
         const int begin = ::max(query + tile.low - first_key, 0);
         const int end = ::min(::min(query + tile.high, tile.last_key) + 1 - first_key, 2 * kCount);
         const float room = slack(scores, r, finite_max(r), end - begin, scale_log2);
-        if (first[r]) limit[r] = __float_as_int((finite_max(r) + room) / scale_log2);
+        if (first[r]) limit[r] = __float_as_int((finite_max(r) + room) * unscale);
         care |= limit[r] < 0 || large(r) || max[r] == -INFINITY;
     }
     careful = __any_sync(kAllLanes, care);
     if (!careful || !__any_sync(kAllLanes, large(0) || large(1))) return;
-    const float unscale = 1 / scale_log2;  // weigh() will scale once more
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+    for (int i = 0; i < kCount; ++i) {  // weigh() will scale once more
         const int r = row_of(i);
         if (large(r)) scores[i] = (__fmul_rn(scores[i], scale_log2) - max[r]) * unscale;
     }
