@@ -15,7 +15,7 @@ struct Config {
     constexpr int block_q() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
     /// 64 K registers, in steps of 8 a thread: what the producer gives up, the consumers take.
-    constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
+    constexpr int producer_registers() const { return consumers == 3 ? 32 : 48; }
     constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
 };
 
@@ -24,9 +24,22 @@ struct HeadDim64 {
     static constexpr Config kConfig{
         .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 3, .kv_stages = 4, .q_stages = 2};
 };
+/// Smaller tiles of queries, for short rows: less of a tile is hidden under a causal mask. The same bits as HeadDim64.
+struct HeadDim64Short {
+    static constexpr Config kConfig{
+        .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 2, .kv_stages = 4, .q_stages = 2};
+};
 struct HeadDim128 {
     static constexpr Config kConfig{
         .head_dim = 128, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 2};
+};
+struct HeadDim192V128 {
+    static constexpr Config kConfig{
+        .head_dim = 192, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 1};
+};
+struct HeadDim192 {
+    static constexpr Config kConfig{
+        .head_dim = 192, .head_dim_v = 192, .block_kv = 96, .consumers = 2, .kv_stages = 2, .q_stages = 1};
 };
 struct HeadDim256 {
     static constexpr Config kConfig{

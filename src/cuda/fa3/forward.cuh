@@ -78,8 +78,11 @@ struct Consumer {
     bool partial;  ///< the block whose scores are in s had hidden pairs
     bool dirty;    ///< a NaN or infinity was taken out of some V of this tile
 
-    __device__ __forceinline__ int lane() const { return thread % 32; }
-    __device__ __forceinline__ int row_in_tile() const { return 64 * warpgroup + 16 * (thread / 32) + lane() / 4; }
+    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+    /// The thread's first row; the producer's warps come before the consumers'.
+    __device__ __forceinline__ static int row_in_tile() {
+        return 16 * (static_cast<int>(threadIdx.x) / 32 - 4) + lane() / 4;
+    }
     __device__ __forceinline__ std::uint64_t q_operand(const QPosition& position) const {
         return uniform(row_descriptor(shared.q[position.stage()][warpgroup]));
     }
@@ -255,14 +258,14 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    const int thread = static_cast<int>(threadIdx.x) % 128;
     if (warpgroup == 0) {
+        const int thread = static_cast<int>(threadIdx.x);
         ptx::give_registers<kConfig.producer_registers()>();
         if (thread == 0) Producer<kConfig>{launch, shared}.run();
         else if (thread >= 32) guard<T, kConfig>(shared, thread - 32);
     } else {
         ptx::take_registers<kConfig.consumer_registers()>();
-        Consumer<T, kConfig>{launch, shared, warpgroup - 1, thread}.run();
+        Consumer<T, kConfig>{launch, shared, warpgroup - 1}.run();
     }
 }
 

@@ -21,11 +21,23 @@ constexpr float kLog2E = 1.4426950408889634F;
 constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V that shall stay in a 50 MB L2
 constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
 
+/// Do tiles take different times? Then they go to whoever is free, by a counter in the workspace.
+bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
+
+/// Calls f(shape) with the compiled shape for a problem.
+template <class F>
+auto with_shape(const Problem& p, F&& f) {
+    constexpr std::int64_t kShort = 1536;  // keys: measured, at head_dim 64 under a causal mask
+    const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+    if (dim <= 64) return uneven(p) && p.len_kv <= kShort ? f(HeadDim64Short{}) : f(HeadDim64{});
+    if (dim <= 128) return f(HeadDim128{});
+    if (p.head_dim <= 192 && p.head_dim_v <= 128) return f(HeadDim192V128{});
+    if (dim <= 192) return f(HeadDim192{});
+    return f(HeadDim256{});
+}
+
 Config config_of(const Problem& problem) {
-    const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
-    if (dim <= 64) return HeadDim64::kConfig;
-    if (dim <= 128) return HeadDim128::kConfig;
-    return HeadDim256::kConfig;
+    return with_shape(problem, [](auto shape) { return decltype(shape)::kConfig; });
 }
 
 Tile default_tile(const Problem& problem) {
@@ -87,9 +99,6 @@ int heads_together(const Problem& p, const Band& band) {
     return static_cast<int>(std::min(kv_heads * p.group(), p.batch * p.heads_q));
 }
 
-/// Do tiles take different times? Then they go to whoever is free, by a counter in the workspace.
-bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
-
 std::size_t workspace_bytes(const Plan& plan) { return uneven(plan.problem) ? Plan::kWorkspaceAlignment : 0; }
 
 Launch make_launch(const Plan& plan, const ForwardParams& params) {
@@ -113,13 +122,6 @@ Launch make_launch(const Plan& plan, const ForwardParams& params) {
     return launch;
 }
 
-template <class T>
-cudaError_t start(const Config& c, const Launch& launch, int blocks, cudaStream_t stream) {
-    if (c.head_dim == 64) return start_forward<T, HeadDim64>(launch, blocks, stream);
-    if (c.head_dim == 128) return start_forward<T, HeadDim128>(launch, blocks, stream);
-    return start_forward<T, HeadDim256>(launch, blocks, stream);
-}
-
 void forward(const ForwardCall& call) {
     const Problem& p = call.plan.problem;
     const ForwardParams params = forward_params(call);
@@ -131,8 +133,12 @@ void forward(const ForwardCall& call) {
         launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
     }
     const int blocks = std::min(properties(call.plan.device).multiprocessors, launch.tiles);
-    const auto start_of = p.dtype == DType::bf16 ? start<__nv_bfloat16> : start<__half>;
-    check(start_of(config_of(p), launch, blocks, stream_of(call)), "cuda.fa3.forward");
+    const cudaError_t status = with_shape(p, [&](auto shape) {
+        using Shape = decltype(shape);
+        if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));
+        return start_forward<__half, Shape>(launch, blocks, stream_of(call));
+    });
+    check(status, "cuda.fa3.forward");
 }
 
 /// The copy engine needs aligned rows, which only the call shows.
