@@ -14,9 +14,14 @@ struct Config {
 
     constexpr int block_q() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
-    /// 64 K registers, in steps of 8 a thread: what the producer gives up, the consumers take.
-    constexpr int producer_registers() const { return consumers == 3 ? 32 : 48; }
-    constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
+    /// Of a thread at launch, and after the producer has given up what the consumers take, in steps of 8.
+    constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+    constexpr int producer_registers() const { return consumers == 3 ? 32 : 56; }
+    constexpr int consumer_registers() const { return consumers == 3 ? 160 : 224; }
+    /// The consumers would wait forever for more.
+    constexpr bool registers_fit() const {
+        return producer_registers() + consumers * consumer_registers() <= (consumers + 1) * launch_registers();
+    }
 };
 
 /// The compiled shapes, as types: what __global__ functions can be templates of.

@@ -253,6 +253,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const Tile& ti
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
+    static_assert(kConfig.registers_fit());
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<kConfig>*>(memory);
     if (threadIdx.x == 0) shared.init_barriers();
