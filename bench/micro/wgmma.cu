@@ -23,7 +23,7 @@ constexpr double kClocks = 4e6;          // about how long a launch takes
 constexpr int kBoxRows = 128;
 constexpr int kBoxBytes = kBoxRows * kSlabRowBytes;
 constexpr int kMaxBoxes = 4;
-constexpr int kSourceRows = 1 << 15;  // x 128 bytes = 4 MiB: stays in L2
+constexpr int kOwnRows = 1024;  // of each multiprocessor: 128 KiB, together they stay in L2
 
 /// Copies that run beside the products: `boxes` of them are under way at any time; 0: none.
 struct Copies {
@@ -49,8 +49,11 @@ __device__ void copy_until_finished(const Copies& copies, SharedMemory& shared, 
         ptx::tma_load_4d(shared.boxes[box], copies.map, 0, row, 0, 0, shared.full[box], ptx::CacheHint::evict_last);
     };
     unsigned count = 0;
-    int row = static_cast<int>(blockIdx.x) * kBoxRows % kSourceRows;
-    const auto next_row = [&] { return row = (row + kBoxRows) % kSourceRows; };
+    int row = 0;
+    const auto next_row = [&] {
+        row = (row + kBoxRows) % kOwnRows;
+        return static_cast<int>(blockIdx.x) * kOwnRows + row;
+    };
     for (int box = 0; box < copies.boxes; ++box) start(box, next_row());
     bool more = true;
     while (more) {
@@ -141,11 +144,12 @@ Figure rate(const Chip& chip, Copies copies = {}) {
 /// The same beside copies; and what the copies brought meanwhile.
 template <int kN, bool kFromRegisters, int kWarpgroups>
 void add_beside_copies(std::vector<Figure>& figures, const Chip& chip, int boxes) {
-    const Buffer<char> source(std::size_t{kSourceRows} * kSlabRowBytes);
+    const int source_rows = kOwnRows * chip.multiprocessors;
+    const Buffer<char> source(static_cast<std::size_t>(source_rows) * kSlabRowBytes);
     cuda::check(cudaMemset(source.data(), 0x3F, source.bytes()), "cudaMemset");
     const Buffer<unsigned long long> bytes(1);
     cuda::check(cudaMemset(bytes.data(), 0, bytes.bytes()), "cudaMemset");
-    const RowsShape shape{1, kSourceRows, 1, kSlabColumns};
+    const RowsShape shape{1, source_rows, 1, kSlabColumns};
     const Rows rows{.data = source.data(), .row = kSlabColumns, .head = kSlabColumns, .column = 1};
     const Copies copies{tensor_map(rows, shape, DType::bf16, kBoxRows), boxes, bytes.data()};
     Figure products = rate<kN, kFromRegisters, kWarpgroups, true>(chip, copies);
@@ -184,7 +188,9 @@ std::vector<Figure> wgmma_figures(const Chip& chip) {
         add_beside_copies<128, false, 2>(figures, chip, boxes);
         add_beside_copies<128, true, 2>(figures, chip, boxes);
     }
+    add_beside_copies<64, false, 2>(figures, chip, 4);
     add_beside_copies<64, true, 3>(figures, chip, 4);
+    add_beside_copies<256, false, 2>(figures, chip, 4);
     add_beside_copies<128, false, 3>(figures, chip, 4);
     return figures;
 }

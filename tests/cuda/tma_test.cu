@@ -128,14 +128,17 @@ TEST_F(Tma, loads_a_box_in_the_layout_of_slabs_with_zeros_outside_of_the_tensor)
 
 TEST_F(Tma, stores_a_box_and_nothing_outside_of_the_tensor) {
     for (const Box& box : kBoxes) {
+        SCOPED_TRACE("box " + std::to_string(box.column) + " " + std::to_string(box.row) + " " +
+                     std::to_string(box.head) + " " + std::to_string(box.batch));
         Numbered tensor;
         run_block(store_box, 128, kSlabBytes, tensor.map(), box);
+        if (HasFatalFailure()) return;
         std::vector<std::uint16_t> expected = tensor.data.host;
         for (int i = 0; i < kBoxRows * 64; ++i) {
             const int index = Numbered::index(box, i / 64, i % 64);
             if (index >= 0) expected[static_cast<std::size_t>(index)] = static_cast<std::uint16_t>(0x8000 + i);
         }
-        ASSERT_EQ(tensor.data.fetch(), expected) << "box " << box.column << " " << box.row << " " << box.head;
+        ASSERT_EQ(tensor.data.fetch(), expected);
     }
 }
 
