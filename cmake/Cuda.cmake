@@ -48,21 +48,35 @@ if(TESSERA_CUDA)
     message(STATUS "CUDA kernels: built with ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}")
 endif()
 
+# tessera_cuda_target(NAME ARCHITECTURES...): what every target with .cu files is compiled with. Architectures are set
+# for a whole target.
+function(tessera_cuda_target name)
+    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${ARGN}" CUDA_RUNTIME_LIBRARY None
+                                             POSITION_INDEPENDENT_CODE ON)
+    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+    # CMake 3.25 does not know that nvcc has C++20: no CUDA_STANDARD, nor a CXX_STANDARD, which would stand in for it.
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -lineinfo
+                                           -Xcompiler=-Wall,-Wextra>)
+    if(TESSERA_WERROR)
+        target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+    endif()
+endfunction()
+
 # tessera_cuda_kernels(NAME FOLDER ARCHITECTURES...): the .cu files of a folder, compiled for these architectures, become
-# part of the library. An object library of their own, since architectures are set for a whole target.
+# part of the library.
 function(tessera_cuda_kernels name folder)
     file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cu)
     if(NOT sources)
         return()
     endif()
     add_library(${name} OBJECT ${sources})
-    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${ARGN}" CUDA_RUNTIME_LIBRARY None
-                                             POSITION_INDEPENDENT_CODE ON)
-    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-    # CMake 3.25 does not know that nvcc has C++20: no CUDA_STANDARD, nor a CXX_STANDARD, which would stand in for it.
-    target_compile_options(${name} PRIVATE -std=c++20 --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra)
-    if(TESSERA_WERROR)
-        target_compile_options(${name} PRIVATE -Werror=all-warnings)
-    endif()
+    tessera_cuda_target(${name} ${ARGN})
     target_sources(tessera PRIVATE $<TARGET_OBJECTS:${name}>)
+    # The test check_kernels (tests/tools) reads these objects, and what the compiler said of them.
+    set_property(GLOBAL APPEND PROPERTY TESSERA_KERNEL_TARGETS ${name})
+    if(TESSERA_BUILD_TESTS)
+        find_package(Python3 REQUIRED COMPONENTS Interpreter)
+        set(launcher ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/keep_compiler_log.py)
+        set_target_properties(${name} PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher};${CMAKE_CUDA_COMPILER_LAUNCHER}")
+    endif()
 endfunction()

@@ -63,7 +63,11 @@ if command -v clang-format-14 >/dev/null && git rev-parse --is-inside-work-tree 
 fi
 
 WITH_TESTS=(-DTESSERA_BUILD_TESTS=ON -DTESSERA_BUILD_EXAMPLES=ON)
-if build release build --preset ci "${WITH_TESTS[@]}"; then tests release build; fi
+if build release build --preset ci "${WITH_TESTS[@]}"; then
+    tests release build
+    # What the CUDA kernels take, and how large they are; the test itself has judged them.
+    ctest --test-dir build -R '^check_kernels$' --verbose | sed -n '/: Test command\|: Working\|: Test timeout/d; s/^[0-9]*: //p' || true
+fi
 
 # The second compiler and the sanitizers in one build. -O1 and line numbers only: compiled in a fraction of the time.
 # Without NDEBUG, so assertions are on. Without CUDA: nvcc has its own host compiler, and no kernel could run here.

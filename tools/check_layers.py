@@ -83,11 +83,11 @@ ALLOWED = {
     "measure": LIBRARY | {"io", "device", "check"},
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "cli": LIBRARY | TOOLS,
-    "bench": LIBRARY | TOOLS,
+    "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/tile", "cuda/shared"},
     "python": LIBRARY | TOOLS,
     "web": LIBRARY | TOOLS,
     "examples": {"include"},
-    "tests": LIBRARY | TOOLS | {"cpu", "cpu/tile", "cuda", "cli"},
+    "tests": LIBRARY | TOOLS | {"cpu", "cpu/tile", "cuda", "cuda/ptx", "cuda/tile", "cuda/shared", "cli"},
 }
 
 # Start of a third-party header -> the layers that may include it.
@@ -99,7 +99,7 @@ THIRD_PARTY = {
     "gtest/": {"tests"},
     "gmock/": {"tests"},
     "rapidcheck": {"tests"},
-    "cuda": {"device"} | {layer for layer in ALLOWED if layer.startswith("cuda")},
+    "cuda": {"device", "tests", "bench"} | {layer for layer in ALLOWED if layer.startswith("cuda")},
     "fmt/": set(ALLOWED) - {"include", "examples"},
 }
 

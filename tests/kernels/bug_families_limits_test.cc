@@ -15,7 +15,15 @@
 namespace tessera::check {
 namespace {
 
+/// Once for each type of storage: most CUDA kernels take 16 bits only.
+class bug_families_limits : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(types, bug_families_limits, testing::ValuesIn(kStorageTypes),
+                         [](const auto& which) { return std::string(name_of(which.param)); });
+
 constexpr std::int64_t kPast32Bits = (std::int64_t{1} << 32) + 16;  // as a 32-bit number: 16
+
+/// Small, for tests that are large otherwise; but on a GPU what its copy engine takes.
+std::int64_t small_head_dim(std::int64_t on_the_host) { return device::cuda_available() ? 8 : on_the_host; }
 
 /// Moves every tensor of a call to memory where one dimension has a stride past 2^32 elements. Returns false when the
 /// system does not give the address space.
@@ -104,13 +112,12 @@ TEST(bug_families, bug_26_30_offsets_past_2_to_the_32) {
 TEST(bug_families, bug_27_four_million_keys) {
     for (const std::int64_t extra : {-128, 0, 128}) {
         const std::int64_t len = (std::int64_t{1} << 22) + extra;
-        Problem p = make_problem(1, 1, len, 1, 1, 1, DType::bf16);
+        Problem p = make_problem(1, 1, len, 1, 1, small_head_dim(1), DType::bf16);
         Attention a(p);
         a.q.fill_value(0);
         fill(a.v.view, Fill::index_coded, 0);
-        Packed codes = packed_copy(a.v.view);
         double mean = 0;
-        for (const double code : codes.data) mean += code / static_cast<double>(len);
+        for (std::int64_t j = 0; j < len; ++j) mean += a.v.get(0, j, 0, 0) / static_cast<double>(len);
         for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
             a.problem.mask = {};
             if (!a.forward(kernel, {.threads = 2})) return;
@@ -137,9 +144,9 @@ TEST(bug_families, bug_30_scores_past_2_to_the_32) {
     *a.bias.view.at<float>(0, 0, kLen - 1, kLen - 4) = 5;
     *a.bias.view.at<float>(0, 0, 65'000, 64'999) = 5;
     for (const KernelInfo& kernel : kernels()) {
-        // The reference clears a row of len_kv weights for every query: minutes.
-        if (kernel.pass != Pass::forward || kernel.backend == Backend::reference || !a.forward(kernel, {.threads = 2}))
-            continue;
+        // The reference clears a row of len_kv weights for every query: minutes. A mirror for CUDA would be 18 GiB.
+        if (kernel.backend == Backend::reference || kernel.backend == Backend::cuda) continue;
+        if (kernel.pass != Pass::forward || !a.forward(kernel, {.threads = 2})) continue;
         SCOPED_TRACE(kernel.name);
         for (const std::int64_t row : {kWindow, std::int64_t{65'000}, std::int64_t{65'001}, kLen - 2, kLen - 1}) {
             double sum = 0;
@@ -157,10 +164,11 @@ TEST(bug_families, bug_30_scores_past_2_to_the_32) {
 }
 
 // pytorch 146704, 142228: more than 65,535 batch members or heads
-TEST(bug_families, bug_32_seventy_thousand_batches_and_heads) {
+TEST_P(bug_families_limits, bug_32_seventy_thousand_batches_and_heads) {
     for (const bool heads : {false, true}) {
         for (const std::int64_t n : {65'536, 70'000}) {
-            Attention a(heads ? make_problem(1, 1, 2, n, n / 2, 2) : make_problem(n, 1, 2, 1, 1, 2));
+            Attention a(heads ? make_problem(1, 1, 2, n, n / 2, small_head_dim(2), GetParam())
+                              : make_problem(n, 1, 2, 1, 1, small_head_dim(2), GetParam()));
             expect_right(a);
         }
     }

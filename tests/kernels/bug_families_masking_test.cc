@@ -24,6 +24,11 @@ bool all_finite(const Tensor& t) {
     return finite;
 }
 
+/// Once for each type of storage: most CUDA kernels take 16 bits only.
+class bug_families_masking : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(types, bug_families_masking, testing::ValuesIn(kStorageTypes),
+                         [](const auto& which) { return std::string(name_of(which.param)); });
+
 /// Runs a case on every kernel, between guard bands.
 void expect_case_right(const Case& which) {
     CaseRunner runner(which);
@@ -34,11 +39,11 @@ void expect_case_right(const Case& which) {
 }
 
 // flash-attention 334, 1052: columns past the end were not masked in the backward.
-TEST(bug_families, bug_1_3_tile_tails_at_every_size) {
+TEST_P(bug_families_masking, bug_1_3_tile_tails_at_every_size) {
     for (std::int64_t q = 1; q <= 17; ++q) {
         for (std::int64_t kv = 1; kv <= 17; kv += q % 3 + 1) {
             for (const double size : {1.0, 3.0, 30.0}) {
-                Attention a(make_problem(1, q, kv, 1, 1, 16), static_cast<std::uint64_t>(q * 17 + kv));
+                Attention a(make_problem(1, q, kv, 1, 1, 16, GetParam()), static_cast<std::uint64_t>(q * 17 + kv));
                 a.q.scale_by(size);
                 a.problem.mask.causal = kv % 2 == 0 ? Causal::bottom_right : Causal::none;
                 expect_right(a);
@@ -65,6 +70,7 @@ TEST(bug_families, bug_6_soak) {
             return static_cast<std::int64_t>(random.bits(i * 16 + what) % high) + 1;
         };
         Problem p = make_problem(1, draw(0, 40), draw(1, 90), 2, 1, draw(2, 20), kStorageTypes[i % 3]);
+        if (i % 2 == 0) p.head_dim = p.head_dim_v = 8 * draw(2, 16);  // what the copy engine of a GPU takes
         p.mask.causal = static_cast<Causal>(draw(3, 3) - 1);
         Attention a(p, i);
         a.q.scale_by(std::exp2(static_cast<double>(draw(4, 12)) - 6));
@@ -82,10 +88,10 @@ TEST(bug_families, bug_6_soak) {
 }
 
 // flash-attention 1745, flashinfer 941, vllm 936: 0 * NaN in slots that no query sees
-TEST(bug_families, bug_7_poison_in_unused_rows) {
+TEST_P(bug_families_masking, bug_7_poison_in_unused_rows) {
     const std::vector<std::int64_t> of_q{20, 30};
     const std::vector<std::int64_t> of_kv{33, 65};
-    const Attention clean(make_ragged(of_q, of_kv, 2, 1, 24), 7, of_q, of_kv);
+    const Attention clean(make_ragged(of_q, of_kv, 2, 1, 24, GetParam()), 7, of_q, of_kv);
     // The window leaves the first keys of each member to nobody.
     Attention a = clean;
     a.problem.mask.window_left = 5;
@@ -105,8 +111,8 @@ TEST(bug_families, bug_7_poison_in_unused_rows) {
 }
 
 // pytorch 101967: the mask hides a key of NaN, the bias does not matter
-TEST(bug_families, bug_8_nan_key_behind_mask_and_bias) {
-    Problem p = make_problem(1, 40, 80, 1, 1, 16);
+TEST_P(bug_families_masking, bug_8_nan_key_behind_mask_and_bias) {
+    Problem p = make_problem(1, 40, 80, 1, 1, 16, GetParam());
     p.mask.causal = Causal::top_left;
     p.bias = true;
     Attention a(p);
@@ -144,9 +150,9 @@ TEST(bug_families, bug_10_81_left_padding_leaves_rows_empty) {
 }
 
 // pytorch 109517
-TEST(bug_families, bug_11_finfo_min_as_mask) {
+TEST_P(bug_families_masking, bug_11_finfo_min_as_mask) {
     for (const double low : {-static_cast<double>(FLT_MAX), -1e30, -kInfinity}) {
-        Problem p = make_problem(1, 40, 130, 1, 1, 16);
+        Problem p = make_problem(1, 40, 130, 1, 1, 16, GetParam());
         p.bias = p.bias_gradient = true;
         Attention a(p);
         for (std::int64_t i = 0; i < 40; ++i) {
@@ -157,8 +163,8 @@ TEST(bug_families, bug_11_finfo_min_as_mask) {
 }
 
 // flashinfer 1178, 1050: whole tiles of -inf before and after the keys that count
-TEST(bug_families, bug_14_long_prefix_and_suffix_of_minus_infinity) {
-    Problem p = make_problem(1, 5, 1600, 1, 1, 16);
+TEST_P(bug_families_masking, bug_14_long_prefix_and_suffix_of_minus_infinity) {
+    Problem p = make_problem(1, 5, 1600, 1, 1, 16, GetParam());
     p.bias = true;
     Attention a(p);
     for (std::int64_t i = 0; i < 5; ++i) {
@@ -172,11 +178,11 @@ TEST(bug_families, bug_14_long_prefix_and_suffix_of_minus_infinity) {
 }
 
 // flash-attention (ROCm) b46c5875, a3a257c7: zero-length members, in the backward and beyond the end of memory
-TEST(bug_families, bug_15_17_zero_length_members) {
+TEST_P(bug_families_masking, bug_15_17_zero_length_members) {
     for (const auto& of_q : std::vector<std::vector<std::int64_t>>{{0, 7, 0}, {5, 0, 70}, {0, 0, 0}}) {
         for (const auto& of_kv : std::vector<std::vector<std::int64_t>>{{9, 0, 3}, {0, 65, 0}, {0, 0, 0}}) {
             Case c{.id = "zero_length"};
-            c.problem = make_problem(1, 0, 0, 4, 2, 20);
+            c.problem = make_problem(1, 0, 0, 4, 2, 24, GetParam());
             c.set_lengths(of_q, of_kv);
             c.dlse = true;
             c.threads = 2;
@@ -197,11 +203,11 @@ TEST(bug_families, bug_20_ragged_decode_with_empty_members) {
 }
 
 // pytorch 141219 (SIGFPE), 92892
-TEST(bug_families, bug_22_empty_tensors) {
+TEST_P(bug_families_masking, bug_22_empty_tensors) {
     for (std::int64_t which = 0; which < 5; ++which) {
         Case c{.id = "empty"};
         c.problem = make_problem(which == 0 ? 0 : 2, which == 1 ? 0 : 5, which == 2 ? 0 : 7, which == 3 ? 0 : 4,
-                                 which == 3 ? 0 : 2, 8);
+                                 which == 3 ? 0 : 2, 8, GetParam());
         if (which == 4) c.problem.heads_q = 0;
         expect_case_right(c);
     }
@@ -216,9 +222,9 @@ TEST(bug_families, bug_23_one_key_backward) {
 }
 
 // candle 3603: ragged causal batches of uneven lengths
-TEST(bug_families, bug_24_uneven_ragged_causal) {
+TEST_P(bug_families_masking, bug_24_uneven_ragged_causal) {
     Case c{.id = "uneven"};
-    c.problem = make_problem(1, 0, 0, 2, 1, 16);
+    c.problem = make_problem(1, 0, 0, 2, 1, 16, GetParam());
     c.problem.mask.causal = Causal::bottom_right;
     c.set_lengths({1, 473, 2, 65, 64, 63, 129}, {1, 473, 2, 65, 64, 63, 129});
     c.threads = 3;

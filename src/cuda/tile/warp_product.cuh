@@ -3,6 +3,7 @@
 // The two products of a warp, S = Q K^T and O += P V, from tiles in shared memory.
 #pragma once
 
+#include "cuda/ptx/math.cuh"
 #include "cuda/tile/chunks.cuh"
 
 namespace tessera::cuda {

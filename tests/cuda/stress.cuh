@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What stress tests share: calls on tensors that stay on the device, and results compared there.
+#pragma once
+
+#include <functional>
+
+#include "cuda/on_device.cuh"
+#include "device/device_copy.hpp"
+#include "kernels/support.hpp"
+
+namespace tessera::cuda::test {
+
+inline constexpr Device kDevice{DeviceType::cuda, 0};
+
+class OnDevice : public testing::Test {
+ protected:
+    void SetUp() override {
+        if (!device::cuda_available()) GTEST_SKIP() << "no CUDA device";
+    }
+};
+
+/// A stream of its own, waiting for no other.
+class Stream {
+ public:
+    Stream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }
+    ~Stream() { cudaStreamDestroy(stream_); }
+    Stream(const Stream&) = delete;
+    Stream& operator=(const Stream&) = delete;
+    operator cudaStream_t() const { return stream_; }
+
+ private:
+    cudaStream_t stream_ = nullptr;
+};
+
+/// Memory of the device without a copy on the host.
+class Memory {
+ public:
+    explicit Memory(std::size_t bytes) : bytes_(bytes) {
+        const cudaError_t status = cudaMalloc(&data_, bytes);
+        EXPECT_EQ(status, cudaSuccess) << bytes << " bytes: " << cudaGetErrorString(status);
+    }
+    ~Memory() { cudaFree(data_); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    void* data() const { return data_; }
+    std::size_t bytes() const { return bytes_; }
+
+ private:
+    void* data_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+/// Adds to `count` how many of `words` differ.
+__global__ inline void count_differences(const std::uint32_t* a, const std::uint32_t* b, std::size_t words,
+                                         unsigned* count) {
+    const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
+    unsigned mine = 0;
+    for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words; i += step) mine += a[i] != b[i];
+    if (mine > 0) atomicAdd(count, mine);
+}
+
+/// The CUDA forward kernels that take a Problem, with their plans.
+inline std::vector<Plan> plans_of(const Problem& problem) {
+    std::vector<Plan> plans;
+    for (const KernelInfo& kernel : kernels()) {
+        if (kernel.backend != Backend::cuda || kernel.pass != Pass::forward) continue;
+        if (auto how = check::detail::plan_for(problem, kernel, {})) plans.push_back(*how);
+    }
+    return plans;
+}
+
+}  // namespace tessera::cuda::test

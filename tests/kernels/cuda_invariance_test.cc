@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bits of a row on a GPU depend on the row, its keys and values, and on nothing else: not on the size of the batch,
+// the place in it, the other members, the other heads. Skipped without a GPU.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "device/device_copy.hpp"
+#include "kernels/support.hpp"
+
+namespace tessera::check {
+namespace {
+
+class CudaInvariance : public testing::Test {
+ protected:
+    void SetUp() override {
+        if (!device::cuda_available()) GTEST_SKIP() << "no CUDA device";
+    }
+};
+
+struct Shape {
+    std::int64_t len_q, len_kv, heads_q, heads_kv, head_dim;
+    DType dtype;
+    Mask mask;
+};
+
+/// Lengths of several blocks of every kernel, and no multiple of any.
+const Shape kShapes[] = {
+    {333, 333, 4, 2, 64, DType::bf16, {}},
+    {333, 401, 4, 2, 128, DType::fp16, {.causal = Causal::bottom_right}},
+    {257, 300, 2, 2, 256, DType::bf16, {.causal = Causal::top_left}},
+    {500, 500, 2, 1, 128, DType::bf16, {.causal = Causal::bottom_right, .window_left = 150}},
+    {1, 700, 4, 1, 128, DType::bf16, {}},
+};
+
+Problem problem_of(const Shape& s, std::int64_t batch) {
+    Problem p = make_problem(batch, s.len_q, s.len_kv, s.heads_q, s.heads_kv, s.head_dim, s.dtype);
+    p.mask = s.mask;
+    return p;
+}
+
+void for_each_cuda_kernel(const std::function<void(const KernelInfo&)>& f) {
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (kernel.backend == Backend::cuda) f(kernel);
+    });
+}
+
+using Bytes = std::vector<std::byte>;
+/// Part `index` of memory that is made of equal parts of `size`.
+Bytes part(const Bytes& memory, std::int64_t index, std::size_t size) {
+    const auto begin = memory.begin() + index * static_cast<std::ptrdiff_t>(size);
+    return {begin, begin + static_cast<std::ptrdiff_t>(size)};
+}
+
+TEST_F(CudaInvariance, a_member_has_the_same_bits_at_every_place_of_every_batch) {
+    for (const Shape& shape : kShapes) {
+        Attention alone(problem_of(shape, 1), 3);
+        for_each_cuda_kernel([&](const KernelInfo& kernel) {
+            if (!alone.forward(kernel)) return;
+            for (const std::int64_t batch : {2, 3, 40}) {
+                Attention among(problem_of(shape, batch), static_cast<std::uint64_t>(batch));
+                const std::int64_t places[] = {0, batch / 2, batch - 1};
+                for (const std::int64_t place : places) {
+                    for (auto which : {&Attention::q, &Attention::k, &Attention::v}) {
+                        const Bytes& from = (alone.*which).memory;
+                        std::copy(from.begin(), from.end(),
+                                  (among.*which).memory.begin() + place * static_cast<std::ptrdiff_t>(from.size()));
+                    }
+                }
+                ASSERT_TRUE(among.forward(kernel));
+                for (const std::int64_t place : places) {
+                    EXPECT_TRUE(part(among.o.memory, place, alone.o.memory.size()) == alone.o.memory &&
+                                part(among.lse.memory, place, alone.lse.memory.size()) == alone.lse.memory)
+                        << kernel.name << ": " << alone.problem.describe() << ", place " << place << " of " << batch;
+                }
+            }
+        });
+    }
+}
+
+TEST_F(CudaInvariance, a_head_has_the_same_bits_whatever_the_other_heads_hold_and_however_many_there_are) {
+    for (const Shape& shape : kShapes) {
+        Attention alone([&] {
+            Problem p = problem_of(shape, 1);
+            p.heads_q = p.heads_kv = 1;
+            return p;
+        }());
+        Attention among([&] {
+            Problem p = problem_of(shape, 1);
+            p.heads_q = 6;
+            p.heads_kv = 3;
+            return p;
+        }());
+        for (auto which : {&Attention::q, &Attention::k, &Attention::v}) {  // query heads 2 and 3 use kv head 1
+            const Tensor& from = alone.*which;
+            Tensor& to = among.*which;
+            for (std::int64_t row = 0; row < from.view.shape[1]; ++row) {
+                for (std::int64_t d = 0; d < from.view.shape[3]; ++d) {
+                    to.set(from.get(0, row, 0, d), 0, row, which == &Attention::q ? 3 : 1, d);
+                }
+            }
+        }
+        for_each_cuda_kernel([&](const KernelInfo& kernel) {
+            if (!alone.forward(kernel)) return;
+            ASSERT_TRUE(among.forward(kernel));
+            for (std::int64_t row = 0; row < shape.len_q; ++row) {
+                ASSERT_EQ(alone.lse.get(0, 0, row), among.lse.get(0, 3, row)) << kernel.name << ", row " << row;
+                for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+                    ASSERT_EQ(alone.o.get(0, row, 0, d), among.o.get(0, row, 3, d)) << kernel.name << ", row " << row;
+                }
+            }
+        });
+    }
+}
+
+TEST_F(CudaInvariance, a_ragged_member_has_the_same_bits_among_members_of_any_length) {
+    const std::vector<std::vector<std::int64_t>> neighbours{{}, {1, 700}, {0, 0, 64}, {129, 128, 127, 5}};
+    for (const Shape& shape : kShapes) {
+        Attention alone(
+            make_ragged({shape.len_q}, {shape.len_kv}, shape.heads_q, shape.heads_kv, shape.head_dim, shape.dtype), 3,
+            {shape.len_q}, {shape.len_kv});
+        alone.problem.mask = shape.mask;
+        for_each_cuda_kernel([&](const KernelInfo& kernel) {
+            if (!alone.forward(kernel)) return;
+            for (const auto& before : neighbours) {
+                std::vector<std::int64_t> of_q = before;
+                std::vector<std::int64_t> of_kv(before.rbegin(), before.rend());
+                const std::int64_t first_q = std::accumulate(of_q.begin(), of_q.end(), std::int64_t{0});
+                const std::int64_t first_kv = std::accumulate(of_kv.begin(), of_kv.end(), std::int64_t{0});
+                of_q.insert(of_q.end(), {shape.len_q, 77});
+                of_kv.insert(of_kv.end(), {shape.len_kv, 900});
+                Attention among(make_ragged(of_q, of_kv, shape.heads_q, shape.heads_kv, shape.head_dim, shape.dtype), 9,
+                                of_q, of_kv);
+                among.problem.mask = shape.mask;
+                for (auto which : {&Attention::q, &Attention::k, &Attention::v}) {
+                    const Bytes& from = (alone.*which).memory;
+                    const auto row_bytes = static_cast<std::int64_t>(from.size()) / (alone.*which).view.shape[0];
+                    const std::int64_t first = which == &Attention::q ? first_q : first_kv;
+                    std::copy(from.begin(), from.end(), (among.*which).memory.begin() + first * row_bytes);
+                }
+                ASSERT_TRUE(among.forward(kernel));
+                bool same = true;
+                for (std::int64_t h = 0; h < shape.heads_q; ++h) {
+                    for (std::int64_t row = 0; row < shape.len_q; ++row) {
+                        same = same && alone.lse.get(h, row) == among.lse.get(h, first_q + row);
+                        for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+                            same = same && alone.o.get(row, h, d) == among.o.get(first_q + row, h, d);
+                        }
+                    }
+                }
+                EXPECT_TRUE(same) << kernel.name << ": " << alone.problem.describe() << ", behind " << before.size()
+                                  << " members";
+            }
+        });
+    }
+}
+
+}  // namespace
+}  // namespace tessera::check

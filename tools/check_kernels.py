@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the compiled CUDA kernels, without a GPU, and prints what each one takes.
+
+    check_kernels.py [--library FILE] OBJECT...
+
+Fails when a kernel
+- uses local memory (spilled registers, arrays with run-time indices) beyond LOCAL_MEMORY,
+- made the assembler serialise its wgmma (messages C75xx in OBJECT.log, which tools/keep_compiler_log.py writes),
+- lacks instructions that NEEDS lists for it, or is not listed there.
+
+Nothing but Python is needed: kernels are read from the ELF images inside the objects (tools/cubin.py).
+"""
+import argparse
+import pathlib
+import re
+import sys
+from typing import NamedTuple
+
+sys.dont_write_bytecode = True  # the source tree stays as it is
+import cubin  # noqa: E402
+
+# Kernels, by their names, and the instructions without which they would not be what they say. The first row that
+# matches the whole name counts.
+NEEDS = [
+    (r"fa3::forward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
+    (r"fa2::.*float.*", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
+    (r"fa2::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
+    (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
+    (r"standard::softmax.*", {"MUFU"}),
+    (r"standard::.*", {"HMMA", "LDGSTS", "LDSM"}),
+    (r"fa1::.*", set()),
+]
+
+
+class Allowed(NamedTuple):
+    """Local memory that is known and has a reason: no more than this."""
+    name: str  # matches the whole name of the kernel
+    frame_bytes: int
+    accesses: int  # LDL and STL instructions
+    reason: str
+
+
+LOCAL_MEMORY = [
+    Allowed(r"fa2::forward_kernel<.*>", 296, 206, "loop-invariant values, and spills; being removed"),
+    Allowed(r"fa3::forward_kernel<.*HeadDim64.*>", 56, 42, "values of the tile, spilled around the main loop; being removed"),
+]
+
+# What ptxas says of a wgmma pipeline, and may say: code -> reason.
+ALLOWED_MESSAGES: dict[str, str] = {}
+
+MESSAGE = re.compile(r"\((C75\d\d)\)\s*(.*)")
+
+
+def problems_of(kernel, needs, local_memory):
+    row = next((instructions for name, instructions in needs if re.fullmatch(name, kernel.name)), None)
+    if row is None:
+        yield "is not listed in NEEDS (tools/check_kernels.py)"
+    for instruction in sorted(row or ()):
+        if not kernel.counts[instruction]:
+            yield f"has no {instruction}"
+    accesses = kernel.counts["LDL"] + kernel.counts["STL"]
+    if kernel.frame_bytes == 0 and accesses == 0:
+        return
+    allowed = next((a for a in local_memory if re.fullmatch(a.name, kernel.name)), Allowed("", 0, 0, ""))
+    if kernel.frame_bytes > allowed.frame_bytes or accesses > allowed.accesses:
+        yield (f"uses local memory: {kernel.frame_bytes} bytes a thread, {accesses} accesses "
+               f"(allowed: {allowed.frame_bytes} and {allowed.accesses})")
+
+
+def messages_of(log: str, allowed):
+    """The assembler's words about wgmma, each kind once for a function."""
+    seen = set()
+    for match in MESSAGE.finditer(log):
+        function = re.search(r"function '(\w+)'", match[2])
+        key = (match[1], function[1] if function else "")
+        if match[1] not in allowed and key not in seen:
+            seen.add(key)
+            yield f"{cubin.readable(key[1])}: {match[1]} {match[2][:90]}"
+
+
+def check(objects, needs=None, local_memory=None, allowed_messages=None):
+    """Returns (kernels, problems)."""
+    needs = NEEDS if needs is None else needs
+    local_memory = LOCAL_MEMORY if local_memory is None else local_memory
+    allowed_messages = ALLOWED_MESSAGES if allowed_messages is None else allowed_messages
+    kernels, problems = [], []
+    for path in map(pathlib.Path, objects):
+        found = cubin.kernels_of(path.read_bytes())
+        if not found:
+            problems.append(f"{path.name}: no kernels found")
+        kernels += found
+        for kernel in found:
+            problems += [f"{kernel.name}, {kernel.architecture}: {p}" for p in problems_of(kernel, needs, local_memory)]
+        log = path.with_name(path.name + ".log")
+        if not log.is_file():
+            problems.append(f"{path.name}: no {log.name} of the compiler beside it")
+            continue
+        problems += messages_of(log.read_text(errors="replace"), allowed_messages)
+    return kernels, problems
+
+
+def table(kernels):
+    """One line a kernel. Shared memory is what the kernel declares; launches add their own. Copies: LDGSTS and UTMALDG."""
+    yield f"{'kernel':<45}{'arch':>5}{'regs':>5}{'shared':>7}{'local':>6}{'LDL+STL':>8}{'code':>7}{'HGMMA':>6}{'HMMA':>5}{'copies':>7}"
+    for k in sorted(kernels, key=lambda k: (k.name, k.architecture)):
+        yield (f"{k.name[:45]:<45}{k.architecture:>5}{k.registers:>5}{k.shared_bytes:>7}{k.frame_bytes:>6}"
+               f"{k.counts['LDL'] + k.counts['STL']:>8}{k.code_bytes:>7}"
+               f"{k.counts['HGMMA']:>6}{k.counts['HMMA']:>5}{k.counts['UTMALDG'] + k.counts['LDGSTS']:>7}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("objects", nargs="+")
+    parser.add_argument("--library", type=pathlib.Path, help="whose size is reported")
+    options = parser.parse_args()
+    kernels, problems = check(options.objects)
+    print("\n".join(table(kernels)))
+    code = sum(k.code_bytes for k in kernels)
+    images = sum(cubin.image_bytes(pathlib.Path(o).read_bytes()) for o in options.objects)
+    print(f"{len(kernels)} kernels: {code / 1e6:.2f} MB of code in {images / 1e6:.2f} MB of images "
+          "(most of the rest: line numbers for profilers)")
+    if options.library:
+        print(f"{options.library.name}: {options.library.stat().st_size / 1e6:.2f} MB")
+    for a in LOCAL_MEMORY:
+        used = [k for k in kernels if re.fullmatch(a.name, k.name) and k.frame_bytes + k.counts["LDL"] + k.counts["STL"]]
+        print(f"allowed local memory, {'used' if used else 'NO LONGER NEEDED'}: {a.name}: {a.reason}")
+    print("\n".join(problems) or "kernels ok")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
