@@ -9,8 +9,7 @@ namespace tessera::cuda {
 
 /// Waits for the end of the phase of this parity.
 __device__ __forceinline__ void wait(ptx::Mbarrier& barrier, std::uint32_t parity) {
-    constexpr std::uint32_t kPatience = 1000000;  // nanoseconds: a waiting warp is to take no issue slots
-    while (!ptx::mbarrier_try_wait(barrier, parity, kPatience)) {
+    while (!ptx::mbarrier_try_wait(barrier, parity)) {
     }
 }
 
