@@ -49,8 +49,10 @@ struct Numbered {
     }
 };
 
-constexpr Box kBoxes[] = {{0, 0, 0, 0},   {0, 5, 2, 1},  {64, 0, 1, 0},  {0, 30, 1, 1}, {64, 30, 2, 1},
-                          {0, -10, 1, 0}, {0, 40, 0, 0}, {-32, 3, 1, 1}, {0, 0, 3, 0},  {0, 0, 0, 2}};
+constexpr Box kBoxes[] = {{0, 0, 0, 0}, {0, 5, 2, 1}, {64, 0, 1, 0}, {0, 30, 1, 1}, {64, 30, 2, 1}};
+constexpr Box kOutside[] = {{0, 40, 0, 0}, {128, 0, 0, 0}, {0, 0, 3, 0}, {0, 0, 0, 2}};
+/// For loads only: a store to a negative row is an illegal instruction (seen on an H200).
+constexpr Box kNegative[] = {{0, -10, 1, 0}, {-32, 3, 1, 1}};
 
 __device__ std::uint16_t& slab_element(char* slab, int row, int column) {
     return *reinterpret_cast<std::uint16_t*>(slab + swizzled(row, column / 8) + column % 8 * 2);
@@ -112,9 +114,9 @@ __global__ void store_matrices(const std::uint32_t* registers, std::uint16_t* ou
 
 class Tma : public OnHopper {};
 
-TEST_F(Tma, loads_a_box_in_the_layout_of_slabs_with_zeros_outside_of_the_tensor) {
+void expect_loads_right(std::span<const Box> boxes) {
     const Numbered tensor;
-    for (const Box& box : kBoxes) {
+    for (const Box& box : boxes) {
         Mirror<std::uint16_t> out(kBoxRows * 64);
         run_block(load_box, 128, kSlabBytes, tensor.map(), box, out.device());
         out.fetch();
@@ -126,13 +128,13 @@ TEST_F(Tma, loads_a_box_in_the_layout_of_slabs_with_zeros_outside_of_the_tensor)
     }
 }
 
-TEST_F(Tma, stores_a_box_and_nothing_outside_of_the_tensor) {
-    for (const Box& box : kBoxes) {
+void expect_stores_right(std::span<const Box> boxes) {
+    for (const Box& box : boxes) {
         SCOPED_TRACE("box " + std::to_string(box.column) + " " + std::to_string(box.row) + " " +
                      std::to_string(box.head) + " " + std::to_string(box.batch));
         Numbered tensor;
         run_block(store_box, 128, kSlabBytes, tensor.map(), box);
-        if (HasFatalFailure()) return;
+        if (testing::Test::HasFatalFailure()) return;
         std::vector<std::uint16_t> expected = tensor.data.host;
         for (int i = 0; i < kBoxRows * 64; ++i) {
             const int index = Numbered::index(box, i / 64, i % 64);
@@ -141,6 +143,16 @@ TEST_F(Tma, stores_a_box_and_nothing_outside_of_the_tensor) {
         ASSERT_EQ(tensor.data.fetch(), expected);
     }
 }
+
+TEST_F(Tma, loads_a_box_in_the_layout_of_slabs_with_zeros_outside_of_the_tensor) {
+    expect_loads_right(kBoxes);
+    expect_loads_right(kOutside);
+    expect_loads_right(kNegative);
+}
+
+TEST_F(Tma, stores_a_box_and_nothing_past_the_end_of_the_tensor) { expect_stores_right(kBoxes); }
+
+TEST_F(Tma, stores_nothing_of_a_box_that_lies_outside) { expect_stores_right(kOutside); }
 
 TEST_F(Tma, slab_offsets_are_a_permutation_in_which_eight_rows_of_a_chunk_meet_all_banks) {
     Mirror<int> offsets(64 * 8);

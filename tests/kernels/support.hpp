@@ -277,10 +277,10 @@ inline bool takes(const KernelInfo& kernel, DType dtype) {
     return false;
 }
 
-/// Runs the forward on every kernel and compares with the reference, NaN for NaN.
-inline void expect_forward_right(Attention& a) {
+/// Runs the forward on every kernel (of a backend) and compares with the reference, NaN for NaN.
+inline void expect_forward_right(Attention& a, const std::optional<Backend>& only = {}) {
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
-        if (!a.forward(kernel)) return;
+        if ((only && kernel.backend != *only) || !a.forward(kernel)) return;
         const Report report = a.check_forward();
         EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
     });
