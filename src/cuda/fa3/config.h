@@ -8,9 +8,10 @@ struct Config {
     int head_dim;    ///< of Q and K: a multiple of 64
     int head_dim_v;  ///< of V and O: a multiple of 64, at most head_dim (O leaves through Q's shared memory)
     int block_kv;
-    int consumers;  ///< warpgroups of 64 queries each
-    int kv_stages;  ///< of K and of V
-    int q_stages;   ///< 2: the next Q tile arrives while the last O tile leaves
+    int consumers;         ///< warpgroups of 64 queries each
+    int kv_stages;         ///< of K and of V
+    int q_stages;          ///< 2: the next Q tile arrives while the last O tile leaves
+    bool general = false;  ///< softcap, ALiBi, dropout, and scales of 0 and less
 
     constexpr int block_q() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
@@ -49,6 +50,25 @@ struct HeadDim192 {
 struct HeadDim256 {
     static constexpr Config kConfig{
         .head_dim = 256, .head_dim_v = 256, .block_kv = 80, .consumers = 2, .kv_stages = 2, .q_stages = 1};
+};
+/// Shapes that do more to a score have shorter blocks: registers for it.
+struct HeadDim64General {
+    static constexpr Config kConfig{.head_dim = 64,
+                                    .head_dim_v = 64,
+                                    .block_kv = 64,
+                                    .consumers = 2,
+                                    .kv_stages = 4,
+                                    .q_stages = 1,
+                                    .general = true};
+};
+struct HeadDim128General {
+    static constexpr Config kConfig{.head_dim = 128,
+                                    .head_dim_v = 128,
+                                    .block_kv = 64,
+                                    .consumers = 2,
+                                    .kv_stages = 4,
+                                    .q_stages = 1,
+                                    .general = true};
 };
 
 }  // namespace tessera::cuda::fa3

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cuda/fa3/epilogue.cuh"
+#include "cuda/fa3/extras.cuh"
 #include "cuda/fa3/producer.cuh"
 #include "cuda/fa3/shared.cuh"
 #include "cuda/fa3/softmax.cuh"
@@ -188,6 +189,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Tile
     bool more = true;
     partial = n < full_begin || n >= full_end;
     dirty = false;
+    const Extras<T, kConfig.general> extra(launch.params, tile, row_in_tile(), lane());
+    extra.transform(s, n * kConfig.block_kv);
     rows = {};
 #pragma unroll
     for (float& element : o) element = 0;
@@ -208,7 +211,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Tile
         while (!care) {
             std::uint64_t q_block, k_block, v_block;
             bool k_is_here, v_is_here;
-            weigh(s, p, rows, launch.scale_log2, never, [&] {
+            weigh(s, p, rows, launch.scale_log2, never, extra, n * kConfig.block_kv, [&] {
                 q_block = q_operand(q);
                 k_block = k_operand();
                 v_block = v_operand();
@@ -227,11 +230,15 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Tile
             ptx::keep_in_place(s);
             release_k();
             partial = n < full_begin || n >= full_end;
-            care = rows.rises(s) | partial;
+            if constexpr (!kConfig.general) care = rows.rises(s) | partial;  // while P V still runs
             ptx::wgmma_wait<0>();
             ptx::keep_in_place(o);
             ptx::keep_in_place(p);
             release_v();
+            if constexpr (kConfig.general) {
+                extra.transform(s, n * kConfig.block_kv);
+                care = rows.rises(s) | partial;
+            }
         }
     }
 }
@@ -239,7 +246,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Tile
 /// O and LSE leave; the Q stage is given back when O is out of it.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const Tile& tile) {
-    const float inverse[2] = {rows.inverse_sum(0), rows.inverse_sum(1)};
+    const float inverse[2] = {rows.inverse_sum(0) * launch.params.keep_scale,
+                              rows.inverse_sum(1) * launch.params.keep_scale};
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) o[i] *= inverse[row_of(i)];
     if (dirty) restore_lost<T, kConfig>(o, launch.params, tile, row_in_tile(), lane());

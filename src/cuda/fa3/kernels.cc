@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/device.hpp"
 #include "cuda/fa3/launch.hpp"
@@ -24,11 +25,19 @@ constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of the
 /// Do tiles take different times? Then they go to whoever is free, by a counter in the workspace.
 bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
 
+/// Does the problem need more than scale, mask and softmax?
+bool general(const Problem& p) {
+    const float scale = static_cast<float>(p.effective_scale());
+    return p.softcap > 0 || p.alibi || p.dropout.probability > 0 || !(std::isnormal(scale) && scale > 0) ||
+           !std::isfinite(scale * kLog2E);
+}
+
 /// Calls f(shape) with the compiled shape for a problem.
 template <class F>
 auto with_shape(const Problem& p, F&& f) {
     constexpr std::int64_t kShort = 1536;  // keys: measured, at head_dim 64 under a causal mask
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+    if (general(p)) return dim <= 64 ? f(HeadDim64General{}) : f(HeadDim128General{});
     if (dim <= 64) return uneven(p) && p.len_kv <= kShort ? f(HeadDim64Short{}) : f(HeadDim64{});
     if (dim <= 128) return f(HeadDim128{});
     if (p.head_dim <= 192 && p.head_dim_v <= 128) return f(HeadDim192V128{});
@@ -50,19 +59,15 @@ std::int64_t tiles_of(const Problem& problem) {
     return problem.batch * problem.heads_q * ((problem.len_q + block_q - 1) / block_q);
 }
 
-std::optional<std::string> refuse_scores(const Problem& problem) {
-    if (problem.bias) return "takes no additive bias";
-    if (problem.softcap > 0) return "takes no softcap";
-    if (problem.alibi) return "takes no ALiBi";
-    if (problem.dropout.probability > 0) return "takes no dropout";
-    if (!(problem.effective_scale() > 0)) return fmt::format("takes a scale over 0, got {}", problem.effective_scale());
-    return std::nullopt;
-}
-
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
     if (auto reason = refuse_unless(device, kCapability)) return reason;
     if (auto reason = refuse_sizes(problem)) return reason;
-    if (auto reason = refuse_scores(problem)) return reason;
+    if (problem.bias) return "takes no additive bias";
+    constexpr std::int64_t kMostGeneral = 128;
+    if (const auto dim = std::max(problem.head_dim, problem.head_dim_v); general(problem) && dim > kMostGeneral) {
+        return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
+                           kMostGeneral, dim);
+    }
     if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) {
         return fmt::format("takes a head_dim in multiples of 8, got {} and {}", problem.head_dim, problem.head_dim_v);
     }
@@ -107,7 +112,7 @@ Launch make_launch(const Plan& plan, const ForwardParams& params) {
     const Shapes shapes(p);
     Launch launch{};
     launch.params = params;
-    launch.scale_log2 = params.scale * kLog2E;
+    launch.scale_log2 = c.general ? kLog2E : params.scale * kLog2E;
     launch.unscale = 1 / launch.scale_log2;
     launch.q = tensor_map(params.q, shapes.q, p.dtype, 64);
     if (p.len_kv > 0 && shapes.k.len > 0) {
@@ -159,21 +164,21 @@ std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const Forwar
 }  // namespace
 
 std::vector<Kernel> kernels() {
-    return {
-        {.info = {.name = "cuda.fa3.forward",
-                  .backend = Backend::cuda,
-                  .schedule = Schedule::fa3,
-                  .pass = Pass::forward,
-                  .dtypes = {DType::bf16, DType::fp16},
-                  .summary = "producer and consumer warps, ping-pong, softmax under the products; memory O(len)",
-                  .limits = "sm_90; scale, causal and window only; head_dim in multiples of 8; 16-byte aligned rows"},
-         .refuse = refuse,
-         .default_tile = default_tile,
-         .workspace_bytes = workspace_bytes,
-         .target = target,
-         .forward = forward,
-         .backward = nullptr,
-         .refuse_tensors = refuse_tensors}};
+    return {{.info = {.name = "cuda.fa3.forward",
+                      .backend = Backend::cuda,
+                      .schedule = Schedule::fa3,
+                      .pass = Pass::forward,
+                      .dtypes = {DType::bf16, DType::fp16},
+                      .summary = "producer and consumer warps, ping-pong, softmax under the products; memory O(len)",
+                      .limits = "sm_90; no additive bias; head_dim in multiples of 8, over 128 scale and mask only; "
+                                "16-byte aligned rows"},
+             .refuse = refuse,
+             .default_tile = default_tile,
+             .workspace_bytes = workspace_bytes,
+             .target = target,
+             .forward = forward,
+             .backward = nullptr,
+             .refuse_tensors = refuse_tensors}};
 }
 
 }  // namespace tessera::cuda::fa3

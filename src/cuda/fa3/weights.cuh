@@ -15,7 +15,7 @@
 
 namespace tessera::cuda::fa3 {
 
-template <class T, int kCount>
+template <class T, int kCount, class Extra>
 struct Weigher {
     static constexpr int kChunk = 8;  // exponentials
     static constexpr int kChunks = kCount / kChunk;
@@ -27,6 +27,8 @@ struct Weigher {
     const float (&subtract)[2];
     float scale_log2;
     int never;
+    const Extra& extra;
+    int first_key;
     float parts[2][2];  // two partial sums a row: short chains, and small rounding errors over long rows
 
     template <int kBegin, int kEnd>
@@ -48,6 +50,7 @@ struct Weigher {
             float& part = parts[row_of(i)][i % 2];
             part = i < 4 ? scores[i] : part + scores[i];
         }
+        extra.template drop<kPart * kChunk, kChunk>(scores, first_key);
 #pragma unroll
         for (int i = kPart * kChunk; i < (kPart + 1) * kChunk; i += 2) {
             p[i / 8][i % 8 / 2] = ptx::pack<T>(scores[i], scores[i + 1]);
@@ -69,12 +72,13 @@ struct Weigher {
     }
 };
 
-/// Scores [2 rows][kCount / 2 columns] of this thread become weights in p, and their sums are added to the rows'.
-/// `never`: 0, of which the compiler knows nothing.
-template <class T, int kCount, class Beside>
+/// Scores [2 rows][kCount / 2 columns] of this thread, from `first_key` on, become weights in p, and their sums are
+/// added to the rows'. `never`: 0, of which the compiler knows nothing.
+template <class T, int kCount, class Extra, class Beside>
 __device__ __forceinline__ void weigh(float (&scores)[kCount], std::uint32_t (&p)[kCount / 8][4], RowState<T>& rows,
-                                      float scale_log2, int never, const Beside& beside) {
-    Weigher<T, kCount> weigher{scores, p, rows.subtract, scale_log2, never};
+                                      float scale_log2, int never, const Extra& extra, int first_key,
+                                      const Beside& beside) {
+    Weigher<T, kCount, Extra> weigher{scores, p, rows.subtract, scale_log2, never, extra, first_key};
     weigher.template run<0>(beside);
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] += weigher.parts[r][0] + weigher.parts[r][1];
