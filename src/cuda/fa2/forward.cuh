@@ -22,14 +22,11 @@ struct Accumulators {
     float o[kRowTiles][kDimTiles][4] = {};  // [16 rows][8 dims][4]
     RowPair<T> rows[kRowTiles];
 
-    __device__ __forceinline__ void rescale(const Raised (&raised)[kRowTiles]) {
+    __device__ __forceinline__ void rescale(int m, const Raised& raised) {
 #pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
+        for (int n = 0; n < kDimTiles; ++n) {
 #pragma unroll
-            for (int n = 0; n < kDimTiles; ++n) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) o[m][n][e] *= raised[m].rescale[e / 2];
-            }
+            for (int e = 0; e < 4; ++e) o[m][n][e] *= raised.rescale[e / 2];
         }
     }
 
@@ -81,48 +78,99 @@ struct Loop {
         if constexpr (kConfig.stages > 1) inputs.load_v(first_key, 0);
     }
 
-    /// One tile of keys.
+    /// One tile of keys, whatever it is like.
     __device__ __forceinline__ void step(int index, Accumulators<T, kConfig>& out) {
         const int stage = index % kConfig.stages;
         const int first_key = (work.tiles.first + index) * kConfig.block_kv;
-        ptx::cp_async_wait<0>();
-        __syncthreads();  // this tile is there for all, and all are done with the one before
+        wait_for_tile();
         if constexpr (kConfig.stages == 1) {
             inputs.load_v(first_key, 0);
         } else if (index + 1 < work.tiles.count) {
             inputs.load_k(first_key + kConfig.block_kv, 1 - stage);
             inputs.load_v(first_key + kConfig.block_kv, 1 - stage);
         }
-        if (work.tiles.full(work.tiles.first + index)) absorb<false>(index, first_key, stage, out);
-        else absorb<true>(index, first_key, stage, out);
-    }
-
-    template <bool kMasked>
-    __device__ __forceinline__ void absorb(int index, int first_key, int stage, Accumulators<T, kConfig>& out) {
-        const bool wanted = !kMasked || sees(first_key);
+        const bool wanted = sees(first_key);
         Scores s;
-        Step step;
+        Step weights;
         if (wanted) {
             multiply_qk<T>(s, queries, k.moved(stage * kConfig.stage_bytes()));
-            raise<kMasked>(s, first_key, step, out);
+            score<true>(s, first_key);
+            if (!raise(s, weights, out)) raise_large(s, weights, out);
         }
         if constexpr (kConfig.stages == 1) {
-            ptx::cp_async_wait<0>();
-            __syncthreads();
+            wait_for_tile();
             if (index + 1 < work.tiles.count) inputs.load_k(first_key + kConfig.block_kv, 0);
         }
-        if (kMasked && guarded) {
+        if (guarded && !work.tiles.full(work.tiles.first + index)) {
             clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(inputs.v_tile(stage));
             __syncthreads();
         }
-        if (!wanted) return;
+        if (wanted) weigh_and_add(s, first_key, stage, weights, out, [](int) {});
+    }
+
+    /// Tiles [begin, end) of the work, of which every query sees all: no mask, and the next tile is brought in between
+    /// the products, by threads that know where to read on. Returns the first tile that is still to be done, by step():
+    /// `end`, or, for this warp, one that needs more than is done here.
+    __device__ __forceinline__ int run(int begin, int end, Accumulators<T, kConfig>& out) {
+        using Keys = typename Inputs<T, kConfig>::KeyLoader;
+        constexpr bool kAhead = kConfig.stages > 1;  // both K and V are brought for the next tile; else V for this one
+        int first_key = (work.tiles.first + begin) * kConfig.block_kv;
+        typename Keys::Stream k_stream = inputs.k_stream(first_key + kConfig.block_kv);
+        typename Keys::Stream v_stream = inputs.v_stream(kAhead ? first_key + kConfig.block_kv : first_key);
+        const int count = work.tiles.count;
+#pragma unroll 1
+        for (int index = begin; index < end; ++index, first_key += kConfig.block_kv) {
+            const int stage = index % kConfig.stages;
+            const bool more = index + 1 < count;
+            wait_for_tile();
+            Scores s;
+            const std::uint32_t k_tile = ptx::shared_address(inputs.k_tile(kAhead ? 1 - stage : 0));
+            const std::uint32_t v_tile = k_tile + kConfig.kv_bytes();
+            multiply_qk<T>(s, queries, k.moved(stage * kConfig.stage_bytes()), [&](int step) {
+                constexpr int kSteps = kHeadDim / 16;
+#pragma unroll
+                for (int part = step * Keys::kParts / kSteps; part < (step + 1) * Keys::kParts / kSteps; ++part) {
+                    if constexpr (kAhead) k_stream.start(k_tile, part, inputs.k_layout(), more);
+                    v_stream.start(v_tile, part, inputs.v_layout(), more || !kAhead);
+                }
+            });
+            ptx::cp_async_commit();
+            Step weights;
+            score<false>(s, first_key);
+            if (!raise(s, weights, out)) return index;
+            if constexpr (!kAhead) wait_for_tile();
+            weigh_and_add(s, first_key, stage, weights, out, [&](int tile) {
+                constexpr int kSteps = kConfig.block_kv / 8;
+                if constexpr (!kAhead) {
+#pragma unroll
+                    for (int part = tile * Keys::kParts / kSteps; part < (tile + 1) * Keys::kParts / kSteps; ++part) {
+                        k_stream.start(k_tile, part, inputs.k_layout(), more);
+                    }
+                }
+            });
+            if constexpr (!kAhead) ptx::cp_async_commit();
+        }
+        return end;
+    }
+
+    /// What was on its way is there for all threads, and all are done with what they worked on before.
+    __device__ static __forceinline__ void wait_for_tile() {
+        ptx::cp_async_wait<0>();
+        __syncthreads();
+    }
+
+    /// O += P V. `between`(i) is called before columns 8 * i ... of P.
+    template <class Between>
+    __device__ __forceinline__ void weigh_and_add(Scores& s, int first_key, int stage, const Step& weights,
+                                                  Accumulators<T, kConfig>& out, const Between& between) {
         float part[kRowTiles][2] = {};
         multiply_pv<T, kHeadDim>(out.o, s, v.moved(stage * kConfig.stage_bytes()), [&](int tile) {
 #pragma unroll
-            for (int m = 0; m < kRowTiles; ++m) weigh(s[m][tile], first_key + 8 * tile, m, step, part[m]);
+            for (int m = 0; m < kRowTiles; ++m) weigh(s[m][tile], first_key + 8 * tile, m, weights, part[m]);
+            between(tile);
         });
 #pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) out.rows[m].add(step.raised[m], part[m]);
+        for (int m = 0; m < kRowTiles; ++m) out.rows[m].add(weights.raised[m], part[m]);
     }
 
     /// Does any row of the warp see any key of the tile? The others keep what they have, to the last bit.
@@ -138,32 +186,49 @@ struct Loop {
         float log2_scale;
     };
 
-    /// Products become scores; O is brought to the new maxima.
+    /// Products become scores.
     template <bool kMasked>
-    __device__ __forceinline__ void raise(Scores& s, int first_key, Step& step, Accumulators<T, kConfig>& out) const {
+    __device__ __forceinline__ void score(Scores& s, int first_key) const {
+        if constexpr (!kMasked && !kConfig.general) return;
         const Position position = Position::of_thread<kConfig>();
         const int query = work.q_begin + position.row();
         const int key = first_key + position.column();
-        bool any = false;
-        bool large = false;
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
             if constexpr (kConfig.general) head.template transform<kMasked>(s[m], work.visible, query + 16 * m, key);
-            else if constexpr (kMasked) hide(s[m], work.visible, query + 16 * m, key);
-            step.raised[m] = out.rows[m].raise(s[m], scale);
-            any |= step.raised[m].any();
-            large |= step.raised[m].large(0) || step.raised[m].large(1);
+            else hide(s[m], work.visible, query + 16 * m, key);
         }
-        step.log2_scale = scale.log2;
-        if (__any_sync(0xFFFFFFFF, large)) {
+    }
+
+    /// O is brought to the new maxima. False: a row's maximum is too large for fused exponents, nothing was done.
+    __device__ __forceinline__ bool raise(const Scores& s, Step& step, Accumulators<T, kConfig>& out) const {
+        RowPair<T> rows[kRowTiles];
+        bool large = false;
 #pragma unroll
-            for (int m = 0; m < kRowTiles; ++m) {
-                out.rows[m].subtract(s[m], scale, step.raised[m]);
-                any |= step.raised[m].any();
-            }
-            step.log2_scale = 1;
+        for (int m = 0; m < kRowTiles; ++m) {
+            rows[m] = out.rows[m];
+            step.raised[m] = rows[m].raise(rows[m].maxima(s[m]), scale);
+            large |= step.raised[m].any_large();
         }
-        if (__any_sync(0xFFFFFFFF, any)) out.rescale(step.raised);  // to multiply by 1 changes nothing
+        if (__any_sync(0xFFFFFFFF, large)) return false;
+        step.log2_scale = scale.log2;
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            out.rows[m] = rows[m];
+            if (__any_sync(0xFFFFFFFF, step.raised[m].any())) out.rescale(m, step.raised[m]);  // 1 changes nothing
+        }
+        return true;
+    }
+
+    /// The same for all rows.
+    __device__ __forceinline__ void raise_large(Scores& s, Step& step, Accumulators<T, kConfig>& out) const {
+        step.log2_scale = 1;
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            step.raised[m] = out.rows[m].raise(out.rows[m].maxima(s[m]), scale);
+            out.rows[m].subtract(s[m], scale, step.raised[m]);
+            out.rescale(m, step.raised[m]);
+        }
     }
 
     /// Scores of 16 rows x 8 keys become weights.
@@ -249,7 +314,10 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     for (;;) {
         if (tiles.count > 0) loop.begin();
 #pragma unroll 1
-        for (int i = 0; i < tiles.count; ++i) loop.step(i, out);
+        for (int i = 0; i < tiles.count; ++i) {
+            if (i == tiles.run_begin) i = loop.run(i, tiles.run_end, out);
+            if (i < tiles.count) loop.step(i, out);
+        }
         // Hidden Inf and NaN of V are rare: only when some have come through is the work done again without them.
         if (loop.guarded || tiles.all_full() || !__syncthreads_or(out.poisoned())) break;
         loop.guarded = true;

@@ -26,6 +26,12 @@ struct Inputs {
     __device__ __forceinline__ Layout v_layout() const {
         return layout(launch.params.v, launch.params.head_dim_v, launch.vector_v);
     }
+    __device__ __forceinline__ typename KeyLoader::Stream k_stream(int first_key) const {
+        return {work.k, k_layout(), first_key};
+    }
+    __device__ __forceinline__ typename KeyLoader::Stream v_stream(int first_key) const {
+        return {work.v, v_layout(), first_key};
+    }
     __device__ __forceinline__ char* k_tile(int stage) const {
         return shared + kConfig.q_bytes() + stage * kConfig.stage_bytes();
     }

@@ -17,11 +17,13 @@ struct KeyTiles {
     int count = 0;
     int full_begin = 0;  // [full_begin, full_end) need no mask code
     int full_end = 0;
+    int run_begin = 0;  // steps of the work, from 0: in [run_begin, run_end) the tile is full, and the next one, if
+    int run_end = 0;    // there is one, is whole and can be read 16 bytes at a time
 
     KeyTiles() = default;
     /// A tile is full when its first key is not under the band of the last query, and its last key not over the band
     /// of the first one, nor past the end (Band::coverage, solved for the tile).
-    __device__ KeyTiles(const Band& band, std::int64_t q_begin, std::int64_t q_end, int block_kv) {
+    __device__ KeyTiles(const Band& band, std::int64_t q_begin, std::int64_t q_end, int block_kv, bool vector) {
         const Range keys = band.kv_range(q_begin, q_end);
         if (keys.empty()) return;
         const std::int64_t lowest = max(q_end - 1 + band.low, std::int64_t{0});
@@ -30,6 +32,10 @@ struct KeyTiles {
         count = static_cast<int>((keys.end + block_kv - 1) / block_kv) - first;
         full_begin = static_cast<int>((lowest + block_kv - 1) / block_kv);
         full_end = static_cast<int>(highest / block_kv);
+        const int whole = static_cast<int>(band.len_kv / block_kv) - first;
+        run_begin = max(full_begin - first, 0);
+        run_end = min(full_end - first, whole < count ? whole - 1 : count);
+        if (!vector || run_end < run_begin) run_end = run_begin;
     }
 
     __device__ __forceinline__ bool full(int tile) const { return tile >= full_begin && tile < full_end; }
@@ -65,7 +71,9 @@ struct Work {
         v = p.v.data + head_offset(p.v, batch, member.first_kv, head / p.group, element_bytes);
         const Band band = p.mask.bind(member.len_q, member.len_kv);
         visible = Visible(band);
-        if (q_begin < member.len_q) tiles = KeyTiles(band, q_begin, min(q_begin + block_q, member.len_q), block_kv);
+        if (q_begin < member.len_q)
+            tiles = KeyTiles(band, q_begin, min(q_begin + block_q, member.len_q), block_kv,
+                             launch.vector_k && launch.vector_v);
     }
 };
 

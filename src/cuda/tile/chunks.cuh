@@ -76,6 +76,25 @@ struct Loader {
             from += step;
         }
     }
+
+    /// The vector way for whole tiles that follow each other, in parts that can be put between other work.
+    static constexpr int kParts = kRows / kRowsAtOnce;
+    class Stream {
+     public:
+        __device__ __forceinline__ Stream(const char* data, const Layout& layout, int first_row)
+            : from_(data + (first_row + row()) * layout.row + chunk() * 16), inside_(chunk() * kChunk < layout.dim) {}
+
+        /// Starts the next part of the tile at `tile`, an address of shared memory; zeros unless it `exists`.
+        __device__ __forceinline__ void start(std::uint32_t tile, int part, const Layout& layout, bool exists) {
+            ptx::cp_async_16(tile + chunk_offset<kHeadDim>(row() + part * kRowsAtOnce, chunk()), from_,
+                             inside_ && exists);
+            from_ += kRowsAtOnce * layout.row;
+        }
+
+     private:
+        const char* from_;
+        bool inside_;
+    };
 };
 
 /// Rows of one head of one member.

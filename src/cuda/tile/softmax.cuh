@@ -42,6 +42,7 @@ struct Raised {
 
     __device__ __forceinline__ bool any() const { return rescale[0] != 1.0F || rescale[1] != 1.0F; }
     __device__ __forceinline__ bool large(int r) const { return !(fabsf(offset[r]) < kFusedLimit); }
+    __device__ __forceinline__ bool any_large() const { return large(0) || large(1); }
 };
 
 /// Maximum m (of the scores as they come) and sum l of two rows. A block of scores is taken in by raise(), which finds
@@ -52,22 +53,30 @@ struct RowPair {
     float max[2] = {-INFINITY, -INFINITY};
     float sum[2] = {0, 0};  // the thread's share until finish(), 2^-kWeightShift times its value
 
+    /// The maxima after this block.
     template <int kTiles>
-    __device__ __forceinline__ Raised raise(const float (&s)[kTiles][4], const Scale& scale) {
-        Raised raised;
-        float block_max[2] = {-INFINITY, -INFINITY};
+    __device__ __forceinline__ float2 maxima(const float (&s)[kTiles][4]) const {
+        float found[2] = {max[0], max[1]};
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) block_max[e / 2] = fmaxf(block_max[e / 2], s[j][e]);
+            for (int e = 0; e < 4; ++e) found[e / 2] = fmaxf(found[e / 2], s[j][e]);
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(0xFFFFFFFF, block_max[r], 1));
-            block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(0xFFFFFFFF, block_max[r], 2));
+            found[r] = fmaxf(found[r], __shfl_xor_sync(0xFFFFFFFF, found[r], 1));
+            found[r] = fmaxf(found[r], __shfl_xor_sync(0xFFFFFFFF, found[r], 2));
+        }
+        return {found[0], found[1]};
+    }
+
+    __device__ __forceinline__ Raised raise(const float2& maxima, const Scale& scale) {
+        Raised raised;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
             raised.before[r] = max[r];
-            max[r] = fmaxf(max[r], block_max[r]);
-            raised.offset[r] = offset(r, scale);
+            max[r] = r == 0 ? maxima.x : maxima.y;
+            raised.offset[r] = offset(max[r], scale);
             raised.rescale[r] =
                 ptx::exp2_approx(fmaf(raised.before[r], scale.log2, kWeightShift<T>) - raised.offset[r]);
         }
@@ -111,9 +120,9 @@ struct RowPair {
     /// `rescale`: what O has to be multiplied by.
     template <int kTiles>
     __device__ __forceinline__ void absorb(float (&s)[kTiles][4], const Scale& scale, float (&rescale)[2]) {
-        Raised raised = raise(s, scale);
+        Raised raised = raise(maxima(s), scale);
         float log2_scale = scale.log2;
-        if (__any_sync(0xFFFFFFFF, raised.large(0) || raised.large(1))) {
+        if (__any_sync(0xFFFFFFFF, raised.any_large())) {
             subtract(s, scale, raised);
             log2_scale = 1;
         }
@@ -137,7 +146,7 @@ struct RowPair {
     /// After finish(): the natural logarithm of the sum of exponentials; -inf for a row without keys.
     __device__ __forceinline__ float lse(int r, const Scale& scale) const {
         const float l = sum[r] * kWeightUnit<T>;
-        const float m = offset(r, scale);
+        const float m = offset(max[r], scale);
         if (!(fabsf(m) < kFusedLimit)) return max[r] * scale.natural + logf(l);
         return (m - kWeightShift<T> + log2f(l)) * kNaturalLog2;
     }
@@ -147,8 +156,8 @@ struct RowPair {
 
  private:
     /// m in units of log2, and the weight shift. Nothing visible yet: exp(-inf - 0) is the 0 that is wanted.
-    __device__ __forceinline__ float offset(int r, const Scale& scale) const {
-        return max[r] == -INFINITY ? kWeightShift<T> : fmaf(max[r], scale.log2, kWeightShift<T>);
+    __device__ static __forceinline__ float offset(float m, const Scale& scale) {
+        return m == -INFINITY ? kWeightShift<T> : fmaf(m, scale.log2, kWeightShift<T>);
     }
 
     /// score - m in units of log2, both rounded before.

@@ -53,11 +53,12 @@ struct Queries {
     }
 };
 
-/// S = Q K^T over one tile of keys; s: [16 rows][8 keys][4].
-template <class T, int kHeadDim, int kRowTiles, bool kInRegisters, int kTiles>
+/// S = Q K^T over one tile of keys; s: [16 rows][8 keys][4]. `between`(i) is called once in each of the steps of 16
+/// dims, for work that can be done under the products.
+template <class T, int kHeadDim, int kRowTiles, bool kInRegisters, int kTiles, class Between>
 __device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4],
                                             Queries<kHeadDim, kRowTiles, kInRegisters>& queries,
-                                            const MatrixAddress<kHeadDim>& k) {
+                                            const MatrixAddress<kHeadDim>& k, const Between& between) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -80,7 +81,14 @@ __device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4],
                 ptx::mma<T>(s[m][n + 1], q[m], b[2], b[3]);
             }
         }
+        between(step);
     }
+}
+template <class T, int kHeadDim, int kRowTiles, bool kInRegisters, int kTiles>
+__device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4],
+                                            Queries<kHeadDim, kRowTiles, kInRegisters>& queries,
+                                            const MatrixAddress<kHeadDim>& k) {
+    multiply_qk<T>(s, queries, k, [](int) {});
 }
 
 /// O += P V over one tile of keys; p: [16 rows][8 keys][4], o: [16 rows][8 dims][4]. `prepare`(i) is called before
