@@ -16,18 +16,14 @@ struct Inputs {
         const ForwardParams& p = launch.params;
         const Member& member = work.member;
         const int kv_head = work.head / p.group;
-        q = source(p.q, head_offset(p.q, work.batch, member.first_q, work.head, sizeof(T)), member.len_q, p.head_dim,
-                   launch.vector_q);
-        k = source(p.k, head_offset(p.k, work.batch, member.first_kv, kv_head, sizeof(T)), member.len_kv, p.head_dim,
-                   launch.vector_k);
-        v = source(p.v, head_offset(p.v, work.batch, member.first_kv, kv_head, sizeof(T)), member.len_kv, p.head_dim_v,
-                   launch.vector_v);
+        q = source_of<T>(p.q, head_offset(p.q, work.batch, member.first_q, work.head, sizeof(T)), member.len_q,
+                         p.head_dim, launch.vector_q);
+        k = source_of<T>(p.k, head_offset(p.k, work.batch, member.first_kv, kv_head, sizeof(T)), member.len_kv,
+                         p.head_dim, launch.vector_k);
+        v = source_of<T>(p.v, head_offset(p.v, work.batch, member.first_kv, kv_head, sizeof(T)), member.len_kv,
+                         p.head_dim_v, launch.vector_v);
     }
 
-    __device__ static Source source(const Rows& rows, std::int64_t offset, int len, int dim, bool vector) {
-        constexpr std::int64_t kSize = sizeof(T);
-        return {rows.data + offset, rows.row * kSize, rows.column * kSize, len, dim, vector};
-    }
     __device__ __forceinline__ char* k_tile(int stage) const {
         return shared + kConfig.q_bytes() + 2 * stage * kConfig.kv_bytes();
     }

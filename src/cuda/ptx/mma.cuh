@@ -10,12 +10,9 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace tessera::cuda::ptx {
+#include "cuda/ptx/address.cuh"
 
-/// The address of shared memory in its own window, as the instructions below take it.
-__device__ __forceinline__ std::uint32_t shared_address(const void* memory) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(memory));
-}
+namespace tessera::cuda::ptx {
 
 /// "Warp-level Matrix Instructions: mma", m16n8k16: D[16, 8] += A[16, 16] B[16, 8], fp32 accumulators.
 /// Rows are lane / 4 and 8 below, in pairs of columns 2 * (lane % 4):

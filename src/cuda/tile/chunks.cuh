@@ -45,15 +45,22 @@ struct Source {
     }
 };
 
+/// Rows of one head: `offset` bytes from the tensor's first element (head_offset()), `len` rows of `dim` elements.
+template <class T>
+__device__ __forceinline__ Source source_of(const Rows& rows, std::int64_t offset, int len, int dim, bool vector) {
+    constexpr std::int64_t kSize = sizeof(T);
+    return {rows.data + offset, rows.row * kSize, rows.column * kSize, len, dim, vector};
+}
+
 /// Brings rows [first_row, first_row + kRows) into `tile`; what is outside of the source becomes 0. The vector way is
-/// under way on return.
+/// under way on return. `thread`: which of the kThreads that load together.
 template <int kRows, int kHeadDim, int kThreads>
-__device__ __forceinline__ void load(char* tile, const Source& source, int first_row) {
+__device__ __forceinline__ void load(char* tile, const Source& source, int first_row, int thread = threadIdx.x) {
     constexpr int kChunks = kHeadDim / kChunk;
     constexpr int kRowsAtOnce = kThreads / kChunks;
     static_assert(kThreads % kChunks == 0 && kRows % kRowsAtOnce == 0);
-    const int chunk = static_cast<int>(threadIdx.x) % kChunks;
-    const int row = static_cast<int>(threadIdx.x) / kChunks;
+    const int chunk = thread % kChunks;
+    const int row = thread / kChunks;
     if (!source.vector) {
 #pragma unroll 1
         for (int i = row; i < kRows; i += kRowsAtOnce) {

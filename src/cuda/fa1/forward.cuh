@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FlashAttention (Dao, 2022), algorithm 1: blocks of K and V outer, tiles of queries inner. O, m and l of every query
+// live in memory: each block of keys reads, rescales and writes back all of them. The warps of a group split the keys
+// of the block, so that each has a part of every sum, and meet through shared memory to add them up.
+#pragma once
+
+#include "cuda/fa1/combine.cuh"
+#include "cuda/tile/output.cuh"
+#include "cuda/tile/score.cuh"
+#include "cuda/tile/warp_product.cuh"
+
+namespace tessera::cuda::fa1 {
+
+/// What stays the same over the blocks of keys.
+template <class T, Config kConfig>
+struct Head {
+    static constexpr int kHeadDim = kConfig.head_dim;
+    const Launch& launch;
+    const Work& work;
+    const Shared<kConfig>& shared;
+    const Visible visible;
+    const HeadScores<T> scores;
+    const int own;  // tiles of queries own, own + step, ... are the group's
+    const int step;
+    bool cleaned = false;  // a block of V held Inf or NaN
+
+    __device__ Head(const Launch& launch, const Work& work, const Shared<kConfig>& shared)
+        : launch(launch),
+          work(work),
+          shared(shared),
+          visible(work.band),
+          scores(launch.params, work.member, work.batch, work.head),
+          own(work.part * kConfig.groups + shared.group),
+          step(launch.parts * kConfig.groups) {}
+
+    // The rows of the head, made anew for every use: the registers that would keep them are needed in between.
+    __device__ __forceinline__ Source queries() const {
+        const Rows& rows = launch.params.q;
+        const std::int64_t from = offset(rows, work.member.first_q, ptx::opaque(work.head));
+        return source_of<T>(rows, from, work.member.len_q, launch.params.head_dim, launch.vector_q);
+    }
+    __device__ __forceinline__ Source keys(const Rows& rows, int dim, bool vector) const {
+        const std::int64_t from = offset(rows, work.member.first_kv, ptx::opaque(work.head) / launch.params.group);
+        return source_of<T>(rows, from, work.member.len_kv, dim, vector);
+    }
+    __device__ __forceinline__ Source k() const {
+        return keys(launch.params.k, launch.params.head_dim, launch.vector_k);
+    }
+    __device__ __forceinline__ Source v() const {
+        return keys(launch.params.v, launch.params.head_dim_v, launch.vector_v);
+    }
+    __device__ __forceinline__ std::int64_t offset(const Rows& rows, std::int64_t first_row, int head) const {
+        return head_offset(rows, work.batch, first_row, head, sizeof(T));
+    }
+    __device__ __forceinline__ QueryTiles tiles_of(const Range& queries) const {
+        return {queries, kConfig.block_q(), own, step};
+    }
+    __device__ __forceinline__ KeyTiles blocks_of(int tile) const {
+        const int begin = tile * kConfig.block_q();
+        return {work.band, begin, min(begin + kConfig.block_q(), work.member.len_q), kConfig.block_kv};
+    }
+    __device__ __forceinline__ void load_q(int tile) const {
+        load<kConfig.block_q(), kHeadDim, kGroupThreads>(shared.q(), queries(), tile * kConfig.block_q(),
+                                                         static_cast<int>(threadIdx.x) % kGroupThreads);
+        ptx::cp_async_commit();
+    }
+
+    /// Brings a block of K and V; all threads of the block take part.
+    __device__ __forceinline__ void load_kv(int first_key) {
+        __syncthreads();  // all are done with the block before
+        load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.k(), k(), first_key);
+        load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v(), v(), first_key);
+        ptx::cp_async_commit();
+        ptx::cp_async_wait<0>();
+        __syncthreads();
+        const int end = first_key + kConfig.block_kv;
+        if (work.band.coverage(0, work.member.len_q, first_key, end) == Coverage::full) return;
+        cleaned |= __syncthreads_or(clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v())) != 0;
+    }
+
+    /// S of 16 rows and the warp's keys becomes P.
+    template <bool kMasked, int kTiles>
+    __device__ __forceinline__ void weights(float (&s)[kTiles][4], int row, int key, float2 (&ml)[2]) const {
+        if constexpr (kConfig.general) {
+            scores.template transform<kMasked>(s, visible, row, key);
+        } else {
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) s[j][e] = __fmul_rn(s[j][e], scores.scale);
+            }
+            if constexpr (kMasked) hide(s, visible, row, key);
+        }
+        weigh<T>(s, ml);
+        if constexpr (kConfig.general) {
+            if (scores.keep_threshold != 0) scores.drop(s, row, key, shared.lane);
+        }
+    }
+
+    /// O, m and l of the warp's own keys.
+    template <bool kMasked>
+    __device__ __forceinline__ void multiply(Parts<kConfig>& parts, int tile, int first_key) const {
+        constexpr int kKeys = kConfig.keys_per_warp();
+        constexpr int kRowBytes = kHeadDim * 2;
+        const int warp_key = shared.warp * kKeys;
+        float s[kConfig.row_tiles][kKeys / 8][4];  // S, then P: [16 rows][8 keys][4]
+        Queries<kHeadDim, kConfig.row_tiles, false> queries(shared.q(), 0, shared.lane);
+        multiply_qk<T>(s, queries,
+                       MatrixAddress<kHeadDim>::chunks_first(shared.k() + warp_key * kRowBytes, shared.lane));
+#pragma unroll
+        for (int m = 0; m < kConfig.row_tiles; ++m) {
+            const int row = 16 * m + shared.lane / 4;  // of the tile
+            float2 ml[2];
+            weights<kMasked>(s[m], tile * kConfig.block_q() + row, first_key + warp_key + shared.lane % 4 * 2, ml);
+            if (shared.lane % 4 != 0) continue;
+            shared.ml(shared.warp, row) = ml[0];
+            shared.ml(shared.warp, row + 8) = ml[1];
+        }
+        const auto v = MatrixAddress<kHeadDim>::rows_first(shared.v(), warp_key, shared.lane);
+        multiply_pv<T, kHeadDim>(parts.o, s, v.swapped(2 * shared.warp));
+    }
+
+    /// One tile of queries and one block of keys. `next`: the group's next tile, or none from `end` on.
+    __device__ __forceinline__ void step_of(int block, int tile, int next, int end) const {
+        const KeyTiles blocks = blocks_of(tile);
+        const bool begun = block != blocks.first;
+        Old<kConfig> old;
+        old.read_o(Stored<kConfig>(launch, work, shared, tile, begun), 0);
+        ptx::cp_async_wait<0>();
+        shared.meet();  // Q is there; all are done with what the last step exchanged
+        Parts<kConfig> parts;
+        if (blocks.full(block)) multiply<false>(parts, tile, block * kConfig.block_kv);
+        else multiply<true>(parts, tile, block * kConfig.block_kv);
+        const Stored<kConfig> stored(launch, work, shared, ptx::opaque(tile), begun);
+        old.read_ml(stored, shared.lane);
+        parts.send(shared, 0);
+        shared.meet();  // all are done with Q, and have sent
+        if (next < end) load_q(next);
+
+        Combination combinations[kConfig.row_tiles][2];
+#pragma unroll
+        for (int m = 0; m < kConfig.row_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) combine_rows(combinations[m][r], old.ml[m][r], 16 * m + 8 * r, stored);
+        }
+        parts.combine(shared, 0, old, combinations, stored);
+#pragma unroll
+        for (int unit = kConfig.units_at_once(); unit < kConfig.units(); unit += kConfig.units_at_once()) {
+            old.read_o(stored, unit);
+            shared.meet();  // all have taken what was sent
+            parts.send(shared, unit);
+            shared.meet();
+            parts.combine(shared, unit, old, combinations, stored);
+        }
+    }
+
+    /// m and l of one row over the block and all before it; one warp writes them back.
+    __device__ __forceinline__ void combine_rows(Combination& result, const float2& old, int first_row,
+                                                 const Stored<kConfig>& stored) const {
+        const int row = first_row + shared.lane / 4;
+        float2 of_warps[kWarps];
+#pragma unroll
+        for (int turn = 0; turn < kWarps; ++turn) of_warps[turn] = shared.ml(partner(shared.warp, turn), row);
+        result.set(old, of_warps);
+        if (shared.warp == 0 && shared.lane % 4 == 0) stored.ml[row] = result.ml;
+    }
+};
+
+/// The end of the algorithm for one tile of queries: O, rounded, and LSE to where the caller wants them.
+template <class T, Config kConfig>
+__device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
+    const Shared<kConfig>& shared = head.shared;
+    const ForwardParams& p = head.launch.params;
+    const Member& member = head.work.member;
+    const int q_begin = tile * kConfig.block_q();
+    const KeyTiles blocks = head.blocks_of(tile);
+    const Stored<kConfig> stored(head.launch, head.work, shared, tile, blocks.first < blocks.end);
+#pragma unroll
+    for (int unit = 0; unit < kConfig.units(); ++unit) {
+        constexpr int kUnitsOfRows = kConfig.head_dim / 64;
+        const int row = unit / kUnitsOfRows * 16 + shared.lane / 4;
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+            const float4 o = stored.read_o(unit, t);
+            const int chunk = unit % kUnitsOfRows * 8 + 2 * shared.warp + t;
+            const auto to = [&](int r) {
+                char* at = shared.q() + chunk_offset<kConfig.head_dim>(row + 8 * r, chunk) + shared.lane % 4 * 4;
+                return reinterpret_cast<std::uint32_t*>(at);
+            };
+            *to(0) = ptx::pack<T>(o.x * p.keep_scale, o.y * p.keep_scale);
+            *to(1) = ptx::pack<T>(o.z * p.keep_scale, o.w * p.keep_scale);
+        }
+    }
+    shared.meet();
+    const Target target = target_of<T>(p.o, head.offset(p.o, member.first_q, head.work.head), member.len_q,
+                                       p.head_dim_v, head.launch.vector_o);
+    constexpr int kRows = kConfig.block_q() / kWarps;
+    store<kConfig.head_dim, kRows>(
+        shared.q(), target, q_begin, shared.warp * kRows, shared.lane, [&](const uint4& chunk, int row, int column) {
+            if (!head.cleaned) return chunk;
+            return restore<T>(chunk, head.v(), max(head.visible.first(row), 0), head.visible.last(row) + 1, column);
+        });
+    const int row = shared.lane + 32 * shared.warp;
+    if (p.lse.data != nullptr && row < kConfig.block_q() && q_begin + row < member.len_q) {
+        const std::int64_t offset = head_offset(p.lse, head.work.batch, member.first_q, head.work.head, sizeof(float));
+        const float2 ml = stored.read_ml(row);
+        reinterpret_cast<float*>(p.lse.data + offset)[(q_begin + row) * p.lse.row] =
+            finite_max(ml.x) + logf(ml.y * exp2f(kWeightShift<T>));
+    }
+    shared.meet();  // all are done with the tile in shared memory
+}
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(const __grid_constant__ Launch launch) {
+    constexpr Config kConfig = Shape::kConfig;
+    extern __shared__ __align__(128) char memory[];
+    const Work work(launch, blockIdx.x, kConfig.block_q());
+    const Shared<kConfig> shared(memory);
+    Head<T, kConfig> head(launch, work, shared);
+
+    const KeyTiles blocks(work.band, 0, work.member.len_q, kConfig.block_kv);
+    for (int block = blocks.first; block < blocks.end; ++block) {
+        const int first_key = block * kConfig.block_kv;
+        const int last_key = min(first_key + kConfig.block_kv, work.member.len_kv);
+        const QueryTiles tiles = head.tiles_of(work.band.q_range(first_key, last_key));
+        if (tiles.first < tiles.end) head.load_q(tiles.first);
+        head.load_kv(first_key);
+        for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
+            head.step_of(block, tile, tile + tiles.step, tiles.end);
+        }
+    }
+    __syncthreads();  // m and l are written by one warp of the group, and read by all
+    const QueryTiles tiles = head.tiles_of({0, work.member.len_q});
+    for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) finish(head, tile);
+}
+
+template <class T, class Shape>
+cudaError_t start_forward(const Launch& launch, cudaStream_t stream) {
+    constexpr Config kConfig = Shape::kConfig;
+    const auto kernel = forward_kernel<T, Shape>;
+    const cudaError_t status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kConfig.shared_bytes());
+    if (status != cudaSuccess) return status;
+    const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.parts;
+    kernel<<<static_cast<unsigned>(blocks), kConfig.threads(), kConfig.shared_bytes(), stream>>>(launch);
+    return cudaGetLastError();
+}
+
+}  // namespace tessera::cuda::fa1
