@@ -12,6 +12,7 @@
 #include "cuda/fa1/shared.cuh"
 #include "cuda/fa1/state.cuh"
 #include "cuda/fa1/work.cuh"
+#include "cuda/ptx/mma.cuh"
 
 namespace tessera::cuda::fa1 {
 
@@ -32,30 +33,28 @@ struct Stored {
     __device__ __forceinline__ float4 read_o(int unit, int tile) const {
         return begun ? o[(unit * 2 + tile) * 32] : float4{0, 0, 0, 0};
     }
+    /// Brings the warp's part of O to the L2: each lane has a line of it, 8 vectors.
+    __device__ __forceinline__ void prefetch(int lane) const {
+        constexpr int kLines = kConfig.units() * 2 * 32 / 8;
+        static_assert(kLines <= 32);
+        if (begun && lane < kLines) ptx::prefetch_l2(o - lane + 8 * lane);
+    }
     __device__ __forceinline__ void write_o(int unit, int tile, const float4& value) const {
         o[(unit * 2 + tile) * 32] = value;
     }
     __device__ __forceinline__ float2 read_ml(int row) const { return begun ? ml[row] : float2{-INFINITY, 0}; }
 };
 
-/// A thread's O of the units that are exchanged at once, and its rows' m and l.
+/// A thread's O of the units that are exchanged at once, as it was before the step.
 template <Config kConfig>
 struct Old {
     float4 o[kConfig.units_at_once()][2];
-    float2 ml[kConfig.row_tiles][2];
 
-    __device__ __forceinline__ void read_o(const Stored<kConfig>& stored, int first_unit) {
+    __device__ __forceinline__ void read(const Stored<kConfig>& stored, int first_unit) {
 #pragma unroll
         for (int u = 0; u < kConfig.units_at_once(); ++u) {
 #pragma unroll
             for (int t = 0; t < 2; ++t) o[u][t] = stored.read_o(first_unit + u, t);
-        }
-    }
-    __device__ __forceinline__ void read_ml(const Stored<kConfig>& stored, int lane) {
-#pragma unroll
-        for (int m = 0; m < kConfig.row_tiles; ++m) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) ml[m][r] = stored.read_ml(16 * m + 8 * r + lane / 4);
         }
     }
 };

@@ -23,13 +23,14 @@ struct Config {
     /// 8 numbers, which it gets from each of the others.
     constexpr int units() const { return row_tiles * head_dim / 64; }
     constexpr int units_at_once() const { return units() > 1 ? 2 : 1; }
+    constexpr int rounds() const { return units() / units_at_once(); }
     static constexpr int unit_bytes() { return kWarps * (kWarps - 1) * 2 * 16 * 8 * 4; }
 
     constexpr int kv_bytes() const { return block_kv * head_dim * 2; }
     constexpr int q_bytes() const { return block_q() * head_dim * 2; }
     constexpr int state_bytes() const { return kWarps * block_q() * 8; }  ///< m and l of each warp's keys
     constexpr int group_bytes() const { return q_bytes() + units_at_once() * unit_bytes() + state_bytes(); }
-    constexpr int shared_bytes() const { return 2 * kv_bytes() + groups * group_bytes(); }
+    constexpr int shared_bytes() const { return 2 * kv_bytes() + groups * group_bytes() + 16; }
 };
 
 /// The compiled shapes, as types: what __global__ functions can be templates of.
@@ -49,7 +50,7 @@ struct HeadDim256 {
     static constexpr Config kConfig{.head_dim = 256, .block_kv = 128, .row_tiles = 1, .groups = 2, .general = false};
 };
 struct HeadDim256General {
-    static constexpr Config kConfig{.head_dim = 256, .block_kv = 128, .row_tiles = 1, .groups = 2, .general = true};
+    static constexpr Config kConfig{.head_dim = 256, .block_kv = 64, .row_tiles = 1, .groups = 2, .general = true};
 };
 
 }  // namespace tessera::cuda::fa1

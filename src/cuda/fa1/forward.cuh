@@ -23,7 +23,6 @@ struct Head {
     const HeadScores<T> scores;
     const int own;  // tiles of queries own, own + step, ... are the group's
     const int step;
-    bool cleaned = false;  // a block of V held Inf or NaN
 
     __device__ Head(const Launch& launch, const Work& work, const Shared<kConfig>& shared)
         : launch(launch),
@@ -35,14 +34,19 @@ struct Head {
           step(launch.parts * kConfig.groups) {}
 
     // The rows of the head, made anew for every use: the registers that would keep them are needed in between.
+    __device__ static __forceinline__ Work this_block(const Launch& launch) {
+        return {launch, static_cast<unsigned>(ptx::opaque(static_cast<int>(blockIdx.x))), kConfig.block_q()};
+    }
     __device__ __forceinline__ Source queries() const {
         const Rows& rows = launch.params.q;
         const std::int64_t from = offset(rows, work.member.first_q, ptx::opaque(work.head));
         return source_of<T>(rows, from, work.member.len_q, launch.params.head_dim, launch.vector_q);
     }
     __device__ __forceinline__ Source keys(const Rows& rows, int dim, bool vector) const {
-        const std::int64_t from = offset(rows, work.member.first_kv, ptx::opaque(work.head) / launch.params.group);
-        return source_of<T>(rows, from, work.member.len_kv, dim, vector);
+        const Work again = this_block(launch);
+        const int kv_head = again.head / launch.params.group;
+        const std::int64_t from = head_offset(rows, again.batch, again.member.first_kv, kv_head, sizeof(T));
+        return source_of<T>(rows, from, again.member.len_kv, dim, vector);
     }
     __device__ __forceinline__ Source k() const {
         return keys(launch.params.k, launch.params.head_dim, launch.vector_k);
@@ -53,12 +57,9 @@ struct Head {
     __device__ __forceinline__ std::int64_t offset(const Rows& rows, std::int64_t first_row, int head) const {
         return head_offset(rows, work.batch, first_row, head, sizeof(T));
     }
-    __device__ __forceinline__ QueryTiles tiles_of(const Range& queries) const {
-        return {queries, kConfig.block_q(), own, step};
-    }
-    __device__ __forceinline__ KeyTiles blocks_of(int tile) const {
-        const int begin = tile * kConfig.block_q();
-        return {work.band, begin, min(begin + kConfig.block_q(), work.member.len_q), kConfig.block_kv};
+    /// The group's tiles of queries that see one of keys [begin, end).
+    __device__ __forceinline__ QueryTiles tiles_of(int begin, int end) const {
+        return {max(begin - visible.high, 0), min(end - visible.low, work.member.len_q), kConfig.block_q(), own, step};
     }
     __device__ __forceinline__ void load_q(int tile) const {
         load<kConfig.block_q(), kHeadDim, kGroupThreads>(shared.q(), queries(), tile * kConfig.block_q(),
@@ -67,7 +68,7 @@ struct Head {
     }
 
     /// Brings a block of K and V; all threads of the block take part.
-    __device__ __forceinline__ void load_kv(int first_key) {
+    __device__ __forceinline__ void load_kv(int first_key) const {
         __syncthreads();  // all are done with the block before
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.k(), k(), first_key);
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v(), v(), first_key);
@@ -75,8 +76,9 @@ struct Head {
         ptx::cp_async_wait<0>();
         __syncthreads();
         const int end = first_key + kConfig.block_kv;
-        if (work.band.coverage(0, work.member.len_q, first_key, end) == Coverage::full) return;
-        cleaned |= __syncthreads_or(clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v())) != 0;
+        if (visible.full(0, work.member.len_q, first_key, end)) return;
+        if (clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v())) shared.cleaned() = true;
+        __syncthreads();
     }
 
     /// S of 16 rows and the warp's keys becomes P.
@@ -100,70 +102,94 @@ struct Head {
 
     /// O, m and l of the warp's own keys.
     template <bool kMasked>
-    __device__ __forceinline__ void multiply(Parts<kConfig>& parts, int tile, int first_key) const {
+    __device__ __forceinline__ void multiply(Parts<kConfig>& parts, int q_begin, int first_key) const {
         constexpr int kKeys = kConfig.keys_per_warp();
         constexpr int kRowBytes = kHeadDim * 2;
         const int warp_key = shared.warp * kKeys;
-        float s[kConfig.row_tiles][kKeys / 8][4];  // S, then P: [16 rows][8 keys][4]
-        Queries<kHeadDim, kConfig.row_tiles, false> queries(shared.q(), 0, shared.lane);
-        multiply_qk<T>(s, queries,
-                       MatrixAddress<kHeadDim>::chunks_first(shared.k() + warp_key * kRowBytes, shared.lane));
+        const int lane = ptx::opaque(shared.lane);  // addresses are made anew, so that none is kept between the steps
+        float s[kConfig.row_tiles][kKeys / 8][4];   // S, then P: [16 rows][8 keys][4]
+        Queries<kHeadDim, kConfig.row_tiles, false> queries(shared.q(), 0, lane);
+        multiply_qk<T>(s, queries, MatrixAddress<kHeadDim>::chunks_first(shared.k() + warp_key * kRowBytes, lane));
 #pragma unroll
         for (int m = 0; m < kConfig.row_tiles; ++m) {
             const int row = 16 * m + shared.lane / 4;  // of the tile
             float2 ml[2];
-            weights<kMasked>(s[m], tile * kConfig.block_q() + row, first_key + warp_key + shared.lane % 4 * 2, ml);
+            weights<kMasked>(s[m], q_begin + row, first_key + warp_key + shared.lane % 4 * 2, ml);
             if (shared.lane % 4 != 0) continue;
             shared.ml(shared.warp, row) = ml[0];
             shared.ml(shared.warp, row + 8) = ml[1];
         }
-        const auto v = MatrixAddress<kHeadDim>::rows_first(shared.v(), warp_key, shared.lane);
-        multiply_pv<T, kHeadDim>(parts.o, s, v.swapped(2 * shared.warp));
+        const auto v = MatrixAddress<kHeadDim>::rows_first(shared.v(), warp_key, lane);
+        std::uint32_t p[kKeys / 16][kConfig.row_tiles][4];  // A fragments: [16 keys][16 rows][4]
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step) {
+#pragma unroll
+            for (int m = 0; m < kConfig.row_tiles; ++m) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float(&two)[4] = s[m][2 * step + i / 2];
+                    p[step][m][i] = ptx::opaque(ptx::pack<T>(two[i % 2 * 2], two[i % 2 * 2 + 1]));
+                }
+            }
+        }
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step) {
+            add_rows_of_v<T, kHeadDim>(parts.o, p[step], v.swapped(2 * shared.warp), step);
+        }
     }
 
     /// One tile of queries and one block of keys. `next`: the group's next tile, or none from `end` on.
-    __device__ __forceinline__ void step_of(int block, int tile, int next, int end) const {
-        const KeyTiles blocks = blocks_of(tile);
-        const bool begun = block != blocks.first;
-        Old<kConfig> old;
-        old.read_o(Stored<kConfig>(launch, work, shared, tile, begun), 0);
+    __device__ __forceinline__ void step_of(int first_key, int tile, int next, int end) const {
+        const int q_begin = tile * kConfig.block_q();
+        const bool begun = first_key > max(visible.first(q_begin), 0);  // the tile has met keys before
+        Stored<kConfig>(launch, work, shared, tile, begun).prefetch(shared.lane);
         ptx::cp_async_wait<0>();
         shared.meet();  // Q is there; all are done with what the last step exchanged
         Parts<kConfig> parts;
-        if (blocks.full(block)) multiply<false>(parts, tile, block * kConfig.block_kv);
-        else multiply<true>(parts, tile, block * kConfig.block_kv);
-        const Stored<kConfig> stored(launch, work, shared, ptx::opaque(tile), begun);
-        old.read_ml(stored, shared.lane);
-        parts.send(shared, 0);
-        shared.meet();  // all are done with Q, and have sent
-        if (next < end) load_q(next);
-
-        Combination combinations[kConfig.row_tiles][2];
-#pragma unroll
-        for (int m = 0; m < kConfig.row_tiles; ++m) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) combine_rows(combinations[m][r], old.ml[m][r], 16 * m + 8 * r, stored);
+        if (visible.full(q_begin, q_begin + kConfig.block_q(), first_key, first_key + kConfig.block_kv)) {
+            multiply<false>(parts, q_begin, first_key);
+        } else {
+            multiply<true>(parts, q_begin, first_key);
         }
-        parts.combine(shared, 0, old, combinations, stored);
+
+        const Stored<kConfig> stored(launch, work, shared, ptx::opaque(tile), begun);
+        Old<kConfig> old[kConfig.rounds()];
+        old[0].read(stored, 0);
+        Combination combination{.ml = stored.read_ml(shared.lane % kConfig.block_q())};
+        Combination rows[kConfig.row_tiles][2];
+        parts.send(shared, 0);
 #pragma unroll
-        for (int unit = kConfig.units_at_once(); unit < kConfig.units(); unit += kConfig.units_at_once()) {
-            old.read_o(stored, unit);
+        for (int round = 0; round < kConfig.rounds(); ++round) {
+            const int unit = round * kConfig.units_at_once();
+            const bool last = round + 1 == kConfig.rounds();
+            if (!last) old[round + 1].read(stored, unit + kConfig.units_at_once());
+            shared.meet();  // all have sent, and are done with Q
+            if (round == 0) {
+                if (next < end) load_q(next);
+                combine_rows(combination, rows, stored);
+            }
+            parts.combine(shared, unit, old[round], rows, stored);
+            if (last) break;
             shared.meet();  // all have taken what was sent
-            parts.send(shared, unit);
-            shared.meet();
-            parts.combine(shared, unit, old, combinations, stored);
+            parts.send(shared, unit + kConfig.units_at_once());
         }
     }
 
-    /// m and l of one row over the block and all before it; one warp writes them back.
-    __device__ __forceinline__ void combine_rows(Combination& result, const float2& old, int first_row,
+    /// What the rows of the tile are multiplied by: each lane finds it for one row, given the row's old m and l, and
+    /// gets it for its own, rows: [16 rows][2]. One warp writes m and l back.
+    __device__ __forceinline__ void combine_rows(Combination& of_lane, Combination (&rows)[kConfig.row_tiles][2],
                                                  const Stored<kConfig>& stored) const {
-        const int row = first_row + shared.lane / 4;
+        const int row = shared.lane % kConfig.block_q();
         float2 of_warps[kWarps];
 #pragma unroll
         for (int turn = 0; turn < kWarps; ++turn) of_warps[turn] = shared.ml(partner(shared.warp, turn), row);
-        result.set(old, of_warps);
-        if (shared.warp == 0 && shared.lane % 4 == 0) stored.ml[row] = result.ml;
+        of_lane.set(of_lane.ml, of_warps);
+        if (shared.warp == 0) stored.ml[row] = of_lane.ml;
+#pragma unroll
+        for (int m = 0; m < kConfig.row_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) rows[m][r] = of_lane.of_lane(16 * m + 8 * r + shared.lane / 4);
+        }
     }
 };
 
@@ -174,8 +200,8 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     const ForwardParams& p = head.launch.params;
     const Member& member = head.work.member;
     const int q_begin = tile * kConfig.block_q();
-    const KeyTiles blocks = head.blocks_of(tile);
-    const Stored<kConfig> stored(head.launch, head.work, shared, tile, blocks.first < blocks.end);
+    const bool begun = head.visible.any(q_begin, min(q_begin + kConfig.block_q(), member.len_q));
+    const Stored<kConfig> stored(head.launch, head.work, shared, tile, begun);
 #pragma unroll
     for (int unit = 0; unit < kConfig.units(); ++unit) {
         constexpr int kUnitsOfRows = kConfig.head_dim / 64;
@@ -196,9 +222,10 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     const Target target = target_of<T>(p.o, head.offset(p.o, member.first_q, head.work.head), member.len_q,
                                        p.head_dim_v, head.launch.vector_o);
     constexpr int kRows = kConfig.block_q() / kWarps;
+    const bool cleaned = shared.cleaned();
     store<kConfig.head_dim, kRows>(
         shared.q(), target, q_begin, shared.warp * kRows, shared.lane, [&](const uint4& chunk, int row, int column) {
-            if (!head.cleaned) return chunk;
+            if (!cleaned) return chunk;
             return restore<T>(chunk, head.v(), max(head.visible.first(row), 0), head.visible.last(row) + 1, column);
         });
     const int row = shared.lane + 32 * shared.warp;
@@ -211,28 +238,43 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     shared.meet();  // all are done with the tile in shared memory
 }
 
+/// The loops of the algorithm: over blocks of keys, then over the tiles of queries that see one of them.
+template <class T, Config kConfig>
+__device__ __forceinline__ void attend(const Launch& launch, const Shared<kConfig>& shared) {
+    const Work work = Head<T, kConfig>::this_block(launch);
+    const Head<T, kConfig> head(launch, work, shared);
+    const Range keys = work.band.kv_range(0, work.member.len_q);
+    const int end = static_cast<int>(keys.end);
+    const int first_block = static_cast<int>(keys.begin) / kConfig.block_kv;
+    for (int first_key = first_block * kConfig.block_kv; first_key < end; first_key += kConfig.block_kv) {
+        const QueryTiles tiles = head.tiles_of(first_key, min(first_key + kConfig.block_kv, work.member.len_kv));
+        if (tiles.first < tiles.end) head.load_q(tiles.first);
+        head.load_kv(first_key);
+        for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
+            head.step_of(first_key, tile, tile + tiles.step, tiles.end);
+        }
+    }
+}
+
+/// O and LSE of all queries to where the caller wants them.
+template <class T, Config kConfig>
+__device__ __forceinline__ void finish(const Launch& launch, const Shared<kConfig>& shared) {
+    const Work work = Head<T, kConfig>::this_block(launch);
+    const Head<T, kConfig> head(launch, work, shared);
+    const QueryTiles tiles(0, work.member.len_q, kConfig.block_q(), head.own, head.step);
+    for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) finish(head, tile);
+}
+
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(128) char memory[];
-    const Work work(launch, blockIdx.x, kConfig.block_q());
     const Shared<kConfig> shared(memory);
-    Head<T, kConfig> head(launch, work, shared);
+    if (threadIdx.x == 0) shared.cleaned() = false;
 
-    const KeyTiles blocks(work.band, 0, work.member.len_q, kConfig.block_kv);
-    for (int block = blocks.first; block < blocks.end; ++block) {
-        const int first_key = block * kConfig.block_kv;
-        const int last_key = min(first_key + kConfig.block_kv, work.member.len_kv);
-        const QueryTiles tiles = head.tiles_of(work.band.q_range(first_key, last_key));
-        if (tiles.first < tiles.end) head.load_q(tiles.first);
-        head.load_kv(first_key);
-        for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
-            head.step_of(block, tile, tile + tiles.step, tiles.end);
-        }
-    }
+    attend<T>(launch, shared);
     __syncthreads();  // m and l are written by one warp of the group, and read by all
-    const QueryTiles tiles = head.tiles_of({0, work.member.len_q});
-    for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) finish(head, tile);
+    finish<T>(launch, shared);
 }
 
 template <class T, class Shape>

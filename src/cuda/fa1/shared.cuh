@@ -39,6 +39,11 @@ struct Shared {
         return reinterpret_cast<float4*>(parts())[slot * 32 + lane];
     }
 
+    /// Did a block of V hold Inf or NaN?
+    __device__ __forceinline__ bool& cleaned() const {
+        return *reinterpret_cast<bool*>(memory + 2 * kConfig.kv_bytes() + kConfig.groups * kConfig.group_bytes());
+    }
+
     /// All warps of the group have come here.
     __device__ __forceinline__ void meet() const { ptx::named_barrier_sync(1 + group, kGroupThreads); }
 

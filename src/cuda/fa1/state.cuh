@@ -50,7 +50,7 @@ struct Combination {
     float of_old;           // exp(m_old - m) l_old / l
     float of_part[kWarps];  // exp(m_w - m) / l
 
-    __device__ __forceinline__ void set(const float2& old, const float2 (&parts)[kWarps]) {
+    __device__ __forceinline__ void set(float2 old, const float2 (&parts)[kWarps]) {
         float m = old.x;
 #pragma unroll
         for (const float2& part : parts) m = fmaxf(m, part.x);
@@ -70,6 +70,15 @@ struct Combination {
 #pragma unroll
         for (float& part : of_part) part *= inverse;
         ml = {m, l};
+    }
+
+    /// That of the row that lane `lane` of the warp has, without its m and l.
+    __device__ __forceinline__ Combination of_lane(int lane) const {
+        Combination other;
+        other.of_old = __shfl_sync(0xFFFFFFFF, of_old, lane);
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) other.of_part[w] = __shfl_sync(0xFFFFFFFF, of_part[w], lane);
+        return other;
     }
 };
 

@@ -2,14 +2,14 @@
 #pragma once
 
 #include "cuda/fa1/launch.hpp"
-#include "cuda/tile/key_tiles.cuh"
 #include "cuda/tile/member.cuh"
+#include "tessera/mask.hpp"
 
 namespace tessera::cuda::fa1 {
 
 /// What one thread block works on: a (batch, head), or a part of its tiles of queries.
 struct Work {
-    std::int64_t batch;
+    int batch;
     int head;
     int part;
     Member member;
@@ -17,14 +17,15 @@ struct Work {
     std::int64_t first_tile;  // of the member in the workspace
 
     __device__ Work(const Launch& launch, unsigned index, int block_q)
-        : batch(index / launch.parts / launch.params.heads_q),
+        : batch(static_cast<int>(index / launch.parts / launch.params.heads_q)),
           head(static_cast<int>(index / launch.parts % launch.params.heads_q)),
           part(static_cast<int>(index % launch.parts)),
           member(member_of(launch.params, batch)),
           band(launch.params.mask.bind(member.len_q, member.len_kv)) {
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
         const std::int64_t before =  // a member may share its first tile with the one before: one more for each
-            ragged ? member.first_q / block_q + batch : batch * ((launch.params.len_q + block_q - 1) / block_q);
+            ragged ? member.first_q / block_q + batch
+                   : std::int64_t{batch} * ((launch.params.len_q + block_q - 1) / block_q);
         first_tile = head * launch.tiles + before;
     }
 };
@@ -35,11 +36,11 @@ struct QueryTiles {
     int end = 0;
     int step = 1;
 
-    /// Those that see one of the keys, or all.
-    __device__ QueryTiles(const Range& queries, int block_q, int own, int step) : step(step) {
-        if (queries.empty()) return;
-        first = static_cast<int>(queries.begin / block_q);
-        end = static_cast<int>((queries.end + block_q - 1) / block_q);
+    /// Those that hold one of queries [q_begin, q_end).
+    __device__ QueryTiles(int q_begin, int q_end, int block_q, int own, int step) : step(step) {
+        if (q_begin >= q_end) return;
+        first = q_begin / block_q;
+        end = (q_end + block_q - 1) / block_q;
         first += (own - first % step + step) % step;
     }
 };

@@ -56,6 +56,11 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from, 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+/// "Data Movement and Conversion Instructions: prefetch": the line of global memory is brought to the L2.
+__device__ __forceinline__ void prefetch_l2(const void* from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
+}
+
 /// "Data Movement and Conversion Instructions: cp.async.commit_group"
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
