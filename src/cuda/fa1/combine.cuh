@@ -37,7 +37,9 @@ struct Stored {
     __device__ __forceinline__ void prefetch(int lane) const {
         constexpr int kLines = kConfig.units() * 2 * 32 / 8;
         static_assert(kLines <= 32);
-        if (begun && lane < kLines) ptx::prefetch_l2(o - lane + 8 * lane);
+        if (!begun) return;
+        if (lane < kLines) ptx::prefetch_l2(o - lane + 8 * lane);
+        if (lane < kConfig.block_q()) ptx::prefetch_l2(ml + lane);
     }
     __device__ __forceinline__ void write_o(int unit, int tile, const float4& value) const {
         o[(unit * 2 + tile) * 32] = value;

@@ -50,7 +50,7 @@ struct HeadDim256 {
     static constexpr Config kConfig{.head_dim = 256, .block_kv = 128, .row_tiles = 1, .groups = 2, .general = false};
 };
 struct HeadDim256General {
-    static constexpr Config kConfig{.head_dim = 256, .block_kv = 64, .row_tiles = 1, .groups = 2, .general = true};
+    static constexpr Config kConfig{.head_dim = 256, .block_kv = 128, .row_tiles = 1, .groups = 2, .general = true};
 };
 
 }  // namespace tessera::cuda::fa1

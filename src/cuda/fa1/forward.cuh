@@ -21,8 +21,7 @@ struct Head {
     const Shared<kConfig>& shared;
     const Visible visible;
     const HeadScores<T> scores;
-    const int own;  // tiles of queries own, own + step, ... are the group's
-    const int step;
+    const int own;  // tiles of queries own, own + step(), ... are the group's
 
     __device__ Head(const Launch& launch, const Work& work, const Shared<kConfig>& shared)
         : launch(launch),
@@ -30,8 +29,9 @@ struct Head {
           shared(shared),
           visible(work.band),
           scores(launch.params, work.member, work.batch, work.head),
-          own(work.part * kConfig.groups + shared.group),
-          step(launch.parts * kConfig.groups) {}
+          own(work.part * kConfig.groups + shared.group) {}
+
+    __device__ __forceinline__ int step() const { return launch.parts * kConfig.groups; }
 
     // The rows of the head, made anew for every use: the registers that would keep them are needed in between.
     __device__ static __forceinline__ Work this_block(const Launch& launch) {
@@ -43,10 +43,8 @@ struct Head {
         return source_of<T>(rows, from, work.member.len_q, launch.params.head_dim, launch.vector_q);
     }
     __device__ __forceinline__ Source keys(const Rows& rows, int dim, bool vector) const {
-        const Work again = this_block(launch);
-        const int kv_head = again.head / launch.params.group;
-        const std::int64_t from = head_offset(rows, again.batch, again.member.first_kv, kv_head, sizeof(T));
-        return source_of<T>(rows, from, again.member.len_kv, dim, vector);
+        const std::int64_t from = offset(rows, work.member.first_kv, ptx::opaque(work.head) / launch.params.group);
+        return source_of<T>(rows, from, work.member.len_kv, dim, vector);
     }
     __device__ __forceinline__ Source k() const {
         return keys(launch.params.k, launch.params.head_dim, launch.vector_k);
@@ -59,9 +57,17 @@ struct Head {
     }
     /// The group's tiles of queries that see one of keys [begin, end).
     __device__ __forceinline__ QueryTiles tiles_of(int begin, int end) const {
-        return {max(begin - visible.high, 0), min(end - visible.low, work.member.len_q), kConfig.block_q(), own, step};
+        return {max(begin - visible.high, 0), min(end - visible.low, work.member.len_q), kConfig.block_q(), own,
+                step()};
     }
-    __device__ __forceinline__ void load_q(int tile) const {
+    /// O, m and l of a tile as they are before the block of keys.
+    __device__ __forceinline__ Stored<kConfig> stored_of(int first_key, int tile) const {
+        const bool begun = first_key > max(visible.first(tile * kConfig.block_q()), 0);  // it has met keys before
+        return {launch, work, shared, tile, begun};
+    }
+    /// Brings a tile of Q to shared memory, and its O, m and l to the L2.
+    __device__ __forceinline__ void fetch(int first_key, int tile) const {
+        stored_of(first_key, tile).prefetch(shared.lane);
         load<kConfig.block_q(), kHeadDim, kGroupThreads>(shared.q(), queries(), tile * kConfig.block_q(),
                                                          static_cast<int>(threadIdx.x) % kGroupThreads);
         ptx::cp_async_commit();
@@ -70,8 +76,9 @@ struct Head {
     /// Brings a block of K and V; all threads of the block take part.
     __device__ __forceinline__ void load_kv(int first_key) const {
         __syncthreads();  // all are done with the block before
-        load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.k(), k(), first_key);
-        load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v(), v(), first_key);
+        const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // addresses are made anew
+        load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.k(), k(), first_key, thread);
+        load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v(), v(), first_key, thread);
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>();
         __syncthreads();
@@ -120,29 +127,12 @@ struct Head {
             shared.ml(shared.warp, row + 8) = ml[1];
         }
         const auto v = MatrixAddress<kHeadDim>::rows_first(shared.v(), warp_key, lane);
-        std::uint32_t p[kKeys / 16][kConfig.row_tiles][4];  // A fragments: [16 keys][16 rows][4]
-#pragma unroll
-        for (int step = 0; step < kKeys / 16; ++step) {
-#pragma unroll
-            for (int m = 0; m < kConfig.row_tiles; ++m) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float(&two)[4] = s[m][2 * step + i / 2];
-                    p[step][m][i] = ptx::opaque(ptx::pack<T>(two[i % 2 * 2], two[i % 2 * 2 + 1]));
-                }
-            }
-        }
-#pragma unroll
-        for (int step = 0; step < kKeys / 16; ++step) {
-            add_rows_of_v<T, kHeadDim>(parts.o, p[step], v.swapped(2 * shared.warp), step);
-        }
+        multiply_pv<T, kHeadDim>(parts.o, s, v.swapped(2 * shared.warp));
     }
 
     /// One tile of queries and one block of keys. `next`: the group's next tile, or none from `end` on.
     __device__ __forceinline__ void step_of(int first_key, int tile, int next, int end) const {
         const int q_begin = tile * kConfig.block_q();
-        const bool begun = first_key > max(visible.first(q_begin), 0);  // the tile has met keys before
-        Stored<kConfig>(launch, work, shared, tile, begun).prefetch(shared.lane);
         ptx::cp_async_wait<0>();
         shared.meet();  // Q is there; all are done with what the last step exchanged
         Parts<kConfig> parts;
@@ -152,7 +142,7 @@ struct Head {
             multiply<true>(parts, q_begin, first_key);
         }
 
-        const Stored<kConfig> stored(launch, work, shared, ptx::opaque(tile), begun);
+        const Stored<kConfig> stored = stored_of(first_key, ptx::opaque(tile));
         Old<kConfig> old[kConfig.rounds()];
         old[0].read(stored, 0);
         Combination combination{.ml = stored.read_ml(shared.lane % kConfig.block_q())};
@@ -165,7 +155,7 @@ struct Head {
             if (!last) old[round + 1].read(stored, unit + kConfig.units_at_once());
             shared.meet();  // all have sent, and are done with Q
             if (round == 0) {
-                if (next < end) load_q(next);
+                if (next < end) fetch(first_key, next);
                 combine_rows(combination, rows, stored);
             }
             parts.combine(shared, unit, old[round], rows, stored);
@@ -248,10 +238,10 @@ __device__ __forceinline__ void attend(const Launch& launch, const Shared<kConfi
     const int first_block = static_cast<int>(keys.begin) / kConfig.block_kv;
     for (int first_key = first_block * kConfig.block_kv; first_key < end; first_key += kConfig.block_kv) {
         const QueryTiles tiles = head.tiles_of(first_key, min(first_key + kConfig.block_kv, work.member.len_kv));
-        if (tiles.first < tiles.end) head.load_q(tiles.first);
+        if (tiles.first < tiles.end) head.fetch(first_key, tiles.first);
         head.load_kv(first_key);
-        for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) {
-            head.step_of(first_key, tile, tile + tiles.step, tiles.end);
+        for (int tile = tiles.first; tile < tiles.end; tile += head.step()) {
+            head.step_of(first_key, tile, tile + head.step(), tiles.end);
         }
     }
 }
@@ -261,8 +251,8 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void finish(const Launch& launch, const Shared<kConfig>& shared) {
     const Work work = Head<T, kConfig>::this_block(launch);
     const Head<T, kConfig> head(launch, work, shared);
-    const QueryTiles tiles(0, work.member.len_q, kConfig.block_q(), head.own, head.step);
-    for (int tile = tiles.first; tile < tiles.end; tile += tiles.step) finish(head, tile);
+    const QueryTiles tiles(0, work.member.len_q, kConfig.block_q(), head.own, head.step());
+    for (int tile = tiles.first; tile < tiles.end; tile += head.step()) finish(head, tile);
 }
 
 template <class T, class Shape>

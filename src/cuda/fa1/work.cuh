@@ -34,10 +34,9 @@ struct Work {
 struct QueryTiles {
     int first = 0;
     int end = 0;
-    int step = 1;
 
     /// Those that hold one of queries [q_begin, q_end).
-    __device__ QueryTiles(int q_begin, int q_end, int block_q, int own, int step) : step(step) {
+    __device__ QueryTiles(int q_begin, int q_end, int block_q, int own, int step) {
         if (q_begin >= q_end) return;
         first = q_begin / block_q;
         end = (q_end + block_q - 1) / block_q;
