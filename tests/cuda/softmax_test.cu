@@ -17,11 +17,11 @@ constexpr int kKeys = 8 * kTiles * kBlocks;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// scores, weights: [kRows][kKeys]; rescale: [kRows][kBlocks]; inverse, lse: [kRows].
-template <class T, bool kScaled>
+template <class T>
 __global__ void online_softmax(const float* scores, Scale scale, float* weights, float* rescale, float* inverse,
                                float* lse) {
     const int lane = static_cast<int>(threadIdx.x);
-    RowPair<T, kScaled> rows;
+    RowPair<T> rows;
     for (int block = 0; block < kBlocks; ++block) {
         float s[kTiles][4];
         const auto at = [&](int j, int e) {
@@ -60,7 +60,7 @@ template <class T, bool kScaled>
 Softmax online(const std::vector<float>& scores, float scale) {
     const Mirror<float> in(scores);
     Mirror<float> weights(kRows * kKeys), rescale(kRows * kBlocks), inverse(kRows), lse(kRows);
-    run_block(online_softmax<T, kScaled>, 32, 0, static_cast<const float*>(in.device()),
+    run_block(online_softmax<T>, 32, 0, static_cast<const float*>(in.device()),
               kScaled ? Scale{scale, scale * kLog2E} : Scale{}, weights.device(), rescale.device(), inverse.device(),
               lse.device());
     weights.fetch();
