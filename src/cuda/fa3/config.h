@@ -8,15 +8,21 @@ struct Config {
     int head_dim;    ///< of Q and K: a multiple of 64
     int head_dim_v;  ///< of V and O: a multiple of 64, at most head_dim (O leaves through Q's shared memory)
     int block_kv;
-    int consumers;  ///< warpgroups of 64 queries each
-    int kv_stages;  ///< of K and of V
-    int q_stages;   ///< 2: the next Q tile arrives while the last O tile leaves
+    int consumers;         ///< warpgroups of 64 queries each
+    int kv_stages;         ///< of K and of V
+    int q_stages;          ///< 2: the next Q tile arrives while the last O tile leaves
+    bool general = false;  ///< softcap, ALiBi, dropout, and scales of 0 and less
 
     constexpr int block_q() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
-    /// 64 K registers, in steps of 8 a thread: what the producer gives up, the consumers take.
-    constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
-    constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
+    /// Of a thread at launch, and after the producer has given up what the consumers take, in steps of 8.
+    constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+    constexpr int producer_registers() const { return consumers == 3 ? 32 : 56; }
+    constexpr int consumer_registers() const { return consumers == 3 ? 160 : 224; }
+    /// The consumers would wait forever for more.
+    constexpr bool registers_fit() const {
+        return producer_registers() + consumers * consumer_registers() <= (consumers + 1) * launch_registers();
+    }
 };
 
 /// The compiled shapes, as types: what __global__ functions can be templates of.
@@ -24,13 +30,45 @@ struct HeadDim64 {
     static constexpr Config kConfig{
         .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 3, .kv_stages = 4, .q_stages = 2};
 };
+/// Smaller tiles of queries, for short rows: less of a tile is hidden under a causal mask. The same bits as HeadDim64.
+struct HeadDim64Short {
+    static constexpr Config kConfig{
+        .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 2, .kv_stages = 4, .q_stages = 2};
+};
 struct HeadDim128 {
     static constexpr Config kConfig{
         .head_dim = 128, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 2};
 };
+struct HeadDim192V128 {
+    static constexpr Config kConfig{
+        .head_dim = 192, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 1};
+};
+struct HeadDim192 {
+    static constexpr Config kConfig{
+        .head_dim = 192, .head_dim_v = 192, .block_kv = 96, .consumers = 2, .kv_stages = 2, .q_stages = 1};
+};
 struct HeadDim256 {
     static constexpr Config kConfig{
         .head_dim = 256, .head_dim_v = 256, .block_kv = 80, .consumers = 2, .kv_stages = 2, .q_stages = 1};
+};
+/// Shapes that do more to a score have shorter blocks: registers for it.
+struct HeadDim64General {
+    static constexpr Config kConfig{.head_dim = 64,
+                                    .head_dim_v = 64,
+                                    .block_kv = 64,
+                                    .consumers = 2,
+                                    .kv_stages = 4,
+                                    .q_stages = 1,
+                                    .general = true};
+};
+struct HeadDim128General {
+    static constexpr Config kConfig{.head_dim = 128,
+                                    .head_dim_v = 128,
+                                    .block_kv = 64,
+                                    .consumers = 2,
+                                    .kv_stages = 4,
+                                    .q_stages = 1,
+                                    .general = true};
 };
 
 }  // namespace tessera::cuda::fa3

@@ -11,9 +11,6 @@
 
 namespace tessera::cuda::fa3 {
 
-inline constexpr float kLog2E = 1.4426950408889634F;
-inline constexpr int kWarpgroupBarrier = 4;  ///< one for each consumer; lower ones: Turns and __syncthreads
-
 template <class T>
 __device__ __forceinline__ T* element(const Rows& rows, int batch, int head, std::int64_t row, int column) {
     return reinterpret_cast<T*>(rows.data) + batch * rows.batch + head * rows.head + row * rows.row +
@@ -21,47 +18,46 @@ __device__ __forceinline__ T* element(const Rows& rows, int batch, int head, std
 }
 
 /// Row of the tensor (ragged: over all members) of row `row` of a tile.
-template <class Work>
-__device__ __forceinline__ std::int64_t tensor_row(const Work& work, int row) {
-    return std::int64_t{work.first_q} + work.q_begin + row;
+__device__ __forceinline__ std::int64_t tensor_row(const Tile& tile, int row) {
+    return std::int64_t{tile.first_q} + tile.q_begin + row;
 }
 
-template <class T, class Work>
-__device__ __forceinline__ void store_lse(const ForwardParams& p, const Work& work, const RowState<T>& rows, int row,
+template <class T>
+__device__ __forceinline__ void store_lse(const ForwardParams& p, const Tile& tile, const RowState<T>& rows, int row,
                                           int lane) {
     if (p.lse.data == nullptr || lane % 4 != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        if (work.q_begin + row + 8 * r >= work.q_end) continue;
-        *element<float>(p.lse, work.batch, work.head, tensor_row(work, row + 8 * r), 0) = rows.lse(r);
+        if (tile.q_begin + row + 8 * r >= tile.q_end) continue;
+        *element<float>(p.lse, tile.batch, tile.head, tensor_row(tile, row + 8 * r), 0) = rows.lse(r);
     }
 }
 
 /// Rows of a tile that sees no key: O = 0, LSE = -inf.
-template <class T, Config kConfig, class Work>
-__device__ __forceinline__ void store_empty_rows(const ForwardParams& p, const Work& work, int row, int lane) {
-    store_lse(p, work, RowState<T>{}, row, lane);
+template <class T, Config kConfig>
+__device__ __forceinline__ void store_empty_rows(const ForwardParams& p, const Tile& tile, int row, int lane) {
+    store_lse(p, tile, RowState<T>{}, row, lane);
     for (int r = 0; r < 2; ++r) {
-        if (work.q_begin + row + 8 * r >= work.q_end) continue;
+        if (tile.q_begin + row + 8 * r >= tile.q_end) continue;
         for (int column = lane % 4; column < p.head_dim_v; column += 4) {
-            *element<T>(p.o, work.batch, work.head, tensor_row(work, row + 8 * r), column) = T(0.0F);
+            *element<T>(p.o, tile.batch, tile.head, tensor_row(tile, row + 8 * r), column) = T(0.0F);
         }
     }
 }
 
 /// Adds the NaN and infinities that the guard took out of V to the rows that see them. Rare, and slow.
-template <class T, Config kConfig, class Work>
+template <class T, Config kConfig>
 __device__ __forceinline__ void restore_lost(float (&o)[kConfig.head_dim_v / 2], const ForwardParams& p,
-                                             const Work& work, int row, int lane) {
+                                             const Tile& tile, int row, int lane) {
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
-        const int query = work.q_begin + row + 8 * row_of(i);
+        const int query = tile.q_begin + row + 8 * row_of(i);
         const int column = column_of(i) + 2 * (lane % 4);
         if (column >= p.head_dim_v) continue;
-        const T* value = element<T>(p.v, work.batch, work.head / p.group, work.first_kv, column);
-        const int last = min(query + work.high, work.last_key);
+        const T* value = element<T>(p.v, tile.batch, tile.head / p.group, tile.first_kv, column);
+        const int last = min(query + tile.high, tile.last_key);
 #pragma unroll 1
-        for (int key = max(query + work.low, 0); key <= last; ++key) {
+        for (int key = max(query + tile.low, 0); key <= last; ++key) {
             const float v = static_cast<float>(value[key * p.v.row]);
             if (!isfinite(v)) o[i] += v;
         }
@@ -86,15 +82,15 @@ struct OutputStage {
         if (lane == 0) ptx::tma_store_wait();
     }
 
-    template <class T, class Work, class Slab, int kSlabs>
+    template <class T, class Slab, int kSlabs>
     __device__ __forceinline__ void store(const float (&o)[kConfig.head_dim_v / 2], const Launch& launch,
-                                          const Work& work, Slab (&slabs)[kSlabs], int stage, int row, int lane) {
+                                          const Tile& tile, Slab (&slabs)[kSlabs], int stage, int row, int lane) {
         held = stage;
         const int warp_row = row - lane / 4;  // first of the warp's 16 rows in the tile
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        const bool whole = !ragged || work.q_begin + warp_row + 16 <= work.q_end;
+        const bool whole = !ragged || tile.q_begin + warp_row + 16 <= tile.q_end;
         if (!launch.store_by_copy_engine || !whole)
-            return this->template store_directly<T>(o, launch.params, work, row, lane);
+            return this->template store_directly<T>(o, launch.params, tile, row, lane);
         const int slab_row = warp_row % 64;
         const int matrix_row = slab_row + lane % 8 + (lane / 8 % 2) * 8;
 #pragma unroll
@@ -107,24 +103,24 @@ struct OutputStage {
         ptx::fence_proxy_async();
         __syncwarp();
         if (lane != 0) return;
-        const int first_row = static_cast<int>(tensor_row(work, warp_row));
+        const int first_row = static_cast<int>(tensor_row(tile, warp_row));
 #pragma unroll
         for (int slab = 0; slab < kConfig.head_dim_v / kSlabColumns; ++slab) {
-            ptx::tma_store_4d(&slabs[slab][slab_row], launch.o, slab * kSlabColumns, first_row, work.head,
-                              ragged ? 0 : work.batch);
+            ptx::tma_store_4d(&slabs[slab][slab_row], launch.o, slab * kSlabColumns, first_row, tile.head,
+                              ragged ? 0 : tile.batch);
         }
         ptx::tma_store_commit();
     }
 
-    template <class T, class Work>
+    template <class T>
     __device__ __forceinline__ void store_directly(const float (&o)[kConfig.head_dim_v / 2], const ForwardParams& p,
-                                                   const Work& work, int row, int lane) {
+                                                   const Tile& tile, int row, int lane) {
 #pragma unroll
         for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
             const int tile_row = row + 8 * row_of(i);
             const int column = column_of(i) + 2 * (lane % 4);
-            if (work.q_begin + tile_row < work.q_end && column < p.head_dim_v) {
-                *element<T>(p.o, work.batch, work.head, tensor_row(work, tile_row), column) = T(o[i]);
+            if (tile.q_begin + tile_row < tile.q_end && column < p.head_dim_v) {
+                *element<T>(p.o, tile.batch, tile.head, tensor_row(tile, tile_row), column) = T(o[i]);
             }
         }
     }

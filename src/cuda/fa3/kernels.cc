@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/device.hpp"
 #include "cuda/fa3/launch.hpp"
@@ -16,15 +17,36 @@
 namespace tessera::cuda::fa3 {
 namespace {
 
-constexpr int kCapability = 90;                            // wgmma and setmaxnreg exist on 9.0 only
+constexpr int kCapability = 90;  // wgmma and setmaxnreg exist on 9.0 only
+constexpr float kLog2E = 1.4426950408889634F;
 constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V that shall stay in a 50 MB L2
 constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
 
+/// Do tiles take different times? Then they go to whoever is free, by a counter in the workspace.
+bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
+
+/// Does the problem need more than scale, mask and softmax?
+bool general(const Problem& p) {
+    const float scale = static_cast<float>(p.effective_scale());
+    return p.softcap > 0 || p.alibi || p.dropout.probability > 0 || !(std::isnormal(scale) && scale > 0) ||
+           !std::isfinite(scale * kLog2E);
+}
+
+/// Calls f(shape) with the compiled shape for a problem.
+template <class F>
+auto with_shape(const Problem& p, F&& f) {
+    constexpr std::int64_t kShort = 1536;  // keys: measured, at head_dim 64 under a causal mask
+    const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+    if (general(p)) return dim <= 64 ? f(HeadDim64General{}) : f(HeadDim128General{});
+    if (dim <= 64) return uneven(p) && p.len_kv <= kShort ? f(HeadDim64Short{}) : f(HeadDim64{});
+    if (dim <= 128) return f(HeadDim128{});
+    if (p.head_dim <= 192 && p.head_dim_v <= 128) return f(HeadDim192V128{});
+    if (dim <= 192) return f(HeadDim192{});
+    return f(HeadDim256{});
+}
+
 Config config_of(const Problem& problem) {
-    const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
-    if (dim <= 64) return HeadDim64::kConfig;
-    if (dim <= 128) return HeadDim128::kConfig;
-    return HeadDim256::kConfig;
+    return with_shape(problem, [](auto shape) { return decltype(shape)::kConfig; });
 }
 
 Tile default_tile(const Problem& problem) {
@@ -37,19 +59,15 @@ std::int64_t tiles_of(const Problem& problem) {
     return problem.batch * problem.heads_q * ((problem.len_q + block_q - 1) / block_q);
 }
 
-std::optional<std::string> refuse_scores(const Problem& problem) {
-    if (problem.bias) return "takes no additive bias";
-    if (problem.softcap > 0) return "takes no softcap";
-    if (problem.alibi) return "takes no ALiBi";
-    if (problem.dropout.probability > 0) return "takes no dropout";
-    if (!(problem.effective_scale() > 0)) return fmt::format("takes a scale over 0, got {}", problem.effective_scale());
-    return std::nullopt;
-}
-
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
     if (auto reason = refuse_unless(device, kCapability)) return reason;
     if (auto reason = refuse_sizes(problem)) return reason;
-    if (auto reason = refuse_scores(problem)) return reason;
+    if (problem.bias) return "takes no additive bias";
+    constexpr std::int64_t kMostGeneral = 128;
+    if (const auto dim = std::max(problem.head_dim, problem.head_dim_v); general(problem) && dim > kMostGeneral) {
+        return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
+                           kMostGeneral, dim);
+    }
     if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) {
         return fmt::format("takes a head_dim in multiples of 8, got {} and {}", problem.head_dim, problem.head_dim_v);
     }
@@ -86,9 +104,6 @@ int heads_together(const Problem& p, const Band& band) {
     return static_cast<int>(std::min(kv_heads * p.group(), p.batch * p.heads_q));
 }
 
-/// Do tiles take different times? Then they go to whoever is free, by a counter in the workspace.
-bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
-
 std::size_t workspace_bytes(const Plan& plan) { return uneven(plan.problem) ? Plan::kWorkspaceAlignment : 0; }
 
 Launch make_launch(const Plan& plan, const ForwardParams& params) {
@@ -97,6 +112,8 @@ Launch make_launch(const Plan& plan, const ForwardParams& params) {
     const Shapes shapes(p);
     Launch launch{};
     launch.params = params;
+    launch.scale_log2 = c.general ? kLog2E : params.scale * kLog2E;
+    launch.unscale = 1 / launch.scale_log2;
     launch.q = tensor_map(params.q, shapes.q, p.dtype, 64);
     if (p.len_kv > 0 && shapes.k.len > 0) {
         launch.k = tensor_map(params.k, shapes.k, p.dtype, c.block_kv);
@@ -110,13 +127,6 @@ Launch make_launch(const Plan& plan, const ForwardParams& params) {
     return launch;
 }
 
-template <class T>
-cudaError_t start(const Config& c, const Launch& launch, int blocks, cudaStream_t stream) {
-    if (c.head_dim == 64) return start_forward<T, HeadDim64>(launch, blocks, stream);
-    if (c.head_dim == 128) return start_forward<T, HeadDim128>(launch, blocks, stream);
-    return start_forward<T, HeadDim256>(launch, blocks, stream);
-}
-
 void forward(const ForwardCall& call) {
     const Problem& p = call.plan.problem;
     const ForwardParams params = forward_params(call);
@@ -128,8 +138,12 @@ void forward(const ForwardCall& call) {
         launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
     }
     const int blocks = std::min(properties(call.plan.device).multiprocessors, launch.tiles);
-    const auto start_of = p.dtype == DType::bf16 ? start<__nv_bfloat16> : start<__half>;
-    check(start_of(config_of(p), launch, blocks, stream_of(call)), "cuda.fa3.forward");
+    const cudaError_t status = with_shape(p, [&](auto shape) {
+        using Shape = decltype(shape);
+        if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));
+        return start_forward<__half, Shape>(launch, blocks, stream_of(call));
+    });
+    check(status, "cuda.fa3.forward");
 }
 
 /// The copy engine needs aligned rows, which only the call shows.
@@ -150,21 +164,21 @@ std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const Forwar
 }  // namespace
 
 std::vector<Kernel> kernels() {
-    return {
-        {.info = {.name = "cuda.fa3.forward",
-                  .backend = Backend::cuda,
-                  .schedule = Schedule::fa3,
-                  .pass = Pass::forward,
-                  .dtypes = {DType::bf16, DType::fp16},
-                  .summary = "producer and consumer warps, ping-pong, softmax under the products; memory O(len)",
-                  .limits = "sm_90; scale, causal and window only; head_dim in multiples of 8; 16-byte aligned rows"},
-         .refuse = refuse,
-         .default_tile = default_tile,
-         .workspace_bytes = workspace_bytes,
-         .target = target,
-         .forward = forward,
-         .backward = nullptr,
-         .refuse_tensors = refuse_tensors}};
+    return {{.info = {.name = "cuda.fa3.forward",
+                      .backend = Backend::cuda,
+                      .schedule = Schedule::fa3,
+                      .pass = Pass::forward,
+                      .dtypes = {DType::bf16, DType::fp16},
+                      .summary = "producer and consumer warps, ping-pong, softmax under the products; memory O(len)",
+                      .limits = "sm_90; no additive bias; head_dim in multiples of 8, over 128 scale and mask only; "
+                                "16-byte aligned rows"},
+             .refuse = refuse,
+             .default_tile = default_tile,
+             .workspace_bytes = workspace_bytes,
+             .target = target,
+             .forward = forward,
+             .backward = nullptr,
+             .refuse_tensors = refuse_tensors}};
 }
 
 }  // namespace tessera::cuda::fa3

@@ -13,6 +13,8 @@ namespace tessera::cuda::fa3 {
 struct Launch {
     ForwardParams params;
     CUtensorMap q, k, v, o;
+    float scale_log2;           ///< of Q K^T to scores in units of log2; in general shapes, of scores to that
+    float unscale;              ///< 1 / scale_log2
     bool store_by_copy_engine;  ///< O has a tensor map
     int q_blocks;               ///< tiles of queries of one head
     int heads_together;         ///< (batch, head) pairs whose tiles are interleaved: their K and V stay in L2

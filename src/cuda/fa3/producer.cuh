@@ -17,93 +17,123 @@ __device__ __forceinline__ void copy_in(Slab (&slabs)[kSlabs], const CUtensorMap
     for (int s = 0; s < kSlabs; ++s) ptx::tma_load_4d(slabs[s], map, s * kSlabColumns, row, head, batch, full, hint);
 }
 
-/// Runs on one thread. K goes one block ahead of V, as the consumers take them; Q comes after the first K.
+/// One thread: all copies, in the order in which the consumers take them. V comes one block behind K, over the ends of
+/// tiles too: the first scores of a tile are multiplied beside the last P V of the one before.
 template <Config kConfig>
-__device__ __forceinline__ void produce(const Launch& launch, Shared<kConfig>& shared) {
-    RingPosition<kConfig.q_stages> q;
-    RingPosition<kConfig.kv_stages> k, v;
-    TileSource source{launch, shared.tiles};
-    for (int index = source.next(); index != kNoTile; index = source.next()) {
-        const Work<kConfig.block_q(), kConfig.block_kv> work(launch, index);
-        if (!work.has_keys()) continue;
-        const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        const int batch = ragged ? 0 : work.batch;
-        const int kv_head = work.head / launch.params.group;
-        const auto load_k = [&](int n) {
-            k.wait_empty(shared.k_ring);
-            ptx::mbarrier_arrive_expect(shared.k_ring.full[k.stage()], sizeof(shared.k[0]));
-            copy_in(shared.k[k.stage()], launch.k, work.first_kv + n * kConfig.block_kv, kv_head, batch,
-                    shared.k_ring.full[k.stage()], ptx::CacheHint::evict_last);
-            k.advance();
-        };
-        const auto load_v = [&](int n) {
-            v.wait_empty(shared.v_ring);
-            ptx::mbarrier_arrive_expect(shared.v_ring.full[v.stage()], sizeof(shared.v[0]));
-            copy_in(shared.v[v.stage()], launch.v, work.first_kv + n * kConfig.block_kv, kv_head, batch,
-                    shared.v_ring.full[v.stage()], ptx::CacheHint::evict_last);
-            v.advance();
-        };
-        load_k(work.n_end - 1);
+struct Producer {
+    struct Block {
+        bool exists, partial;
+        int row, head, batch;
+    };
+
+    const Launch& launch;
+    Shared<kConfig>& shared;
+    RingPosition<kConfig.q_stages> q{};
+    RingPosition<kConfig.kv_stages> k{}, v{};
+    Block before{};  ///< the block whose V is still to come
+
+    __device__ __forceinline__ void run() {
+        TileSource<kConfig.block_q(), kConfig.block_kv> source{launch, shared.tiles};
+        while (true) {
+            const Tile& tile = source.next();
+            if (!tile.exists) break;
+            const int batch = launch.params.cu_seqlens_q != nullptr ? 0 : tile.batch;
+            const int kv_head = tile.head / launch.params.group;
+            for (int n = tile.n_end - 1; n >= tile.n_begin; --n) {
+                const Block block{true, tile.partial(n), tile.first_kv + n * kConfig.block_kv, kv_head, batch};
+                const bool first = n == tile.n_end - 1;
+                load_k(block);
+                if (kConfig.q_stages > 1 && first) load_q(tile, batch);
+                if (before.exists) load_v(before);
+                if (kConfig.q_stages == 1 && first) load_q(tile, batch);
+                before = block;
+            }
+        }
+        if (before.exists) load_v(before);
+    }
+
+    __device__ __forceinline__ void load_q(const Tile& tile, int batch) {
         q.wait_empty(shared.q_ring);
-        ptx::mbarrier_arrive_expect(shared.q_ring.full[q.stage()], sizeof(shared.q[0]));
+        ptx::Mbarrier& full = shared.q_ring.full[q.stage()];
+        ptx::mbarrier_arrive_expect(full, sizeof(shared.q[0]));
         for (int w = 0; w < kConfig.consumers; ++w) {
-            copy_in(shared.q[q.stage()][w], launch.q, work.first_q + work.q_begin + 64 * w, work.head, batch,
-                    shared.q_ring.full[q.stage()], ptx::CacheHint::evict_first);
+            copy_in(shared.q[q.stage()][w], launch.q, tile.first_q + tile.q_begin + 64 * w, tile.head, batch, full,
+                    ptx::CacheHint::evict_first);
         }
         q.advance();
-        for (int n = work.n_end - 2; n >= work.n_begin; --n) {
-            load_k(n);
-            load_v(n + 1);
-        }
-        load_v(work.n_begin);
     }
+    __device__ __forceinline__ void load_k(const Block& block) {
+        k.wait_empty(shared.k_ring);
+        ptx::Mbarrier& full = shared.k_ring.full[k.stage()];
+        ptx::mbarrier_arrive_expect(full, sizeof(shared.k[0]));
+        copy_in(shared.k[k.stage()], launch.k, block.row, block.head, block.batch, full, ptx::CacheHint::evict_last);
+        k.advance();
+    }
+    __device__ __forceinline__ void load_v(const Block& block) {
+        v.wait_empty(shared.v_ring);
+        ptx::Mbarrier& full = block.partial ? shared.v_raw[v.stage()] : shared.v_ring.full[v.stage()];
+        ptx::mbarrier_arrive_expect(full, sizeof(shared.v[0]));
+        copy_in(shared.v[v.stage()], launch.v, block.row, block.head, block.batch, full, ptx::CacheHint::evict_last);
+        v.advance();
+    }
+};
+
+/// Not 0 where one of the two 16-bit floats in a word is NaN or infinite: a full exponent carries into the sign bit.
+template <class T>
+__device__ __forceinline__ std::uint32_t special(std::uint32_t pair) {
+    constexpr std::uint32_t kExponents = std::is_same_v<T, __half> ? 0x7C007C00 : 0x7F807F80;
+    constexpr std::uint32_t kOnes = std::is_same_v<T, __half> ? 0x04000400 : 0x00800080;
+    return ((pair & kExponents) + kOnes) & 0x80008000;
+}
+template <class T>
+__device__ __forceinline__ std::uint32_t special(const uint4& c) {
+    return special<T>(c.x) | special<T>(c.y) | special<T>(c.z) | special<T>(c.w);
 }
 
-/// Does a packed pair of 16-bit floats hold a NaN or infinity? kExponent: the exponent bits of one.
-__device__ __forceinline__ bool exponent_full(std::uint32_t pair, std::uint32_t exponent) {
-    return (pair & exponent) == exponent || (pair & (exponent << 16)) == (exponent << 16);
+/// Sets NaN and infinities of one V tile to 0. Returns whether this warp met any.
+template <class T, int kBytes>
+__device__ __forceinline__ bool clean(void* tile, int thread) {
+    constexpr int kChunks = kBytes / static_cast<int>(sizeof(uint4));
+    constexpr int kThreads = 32 * kGuardWarps;
+    constexpr int kAtOnce = 4;  // reads that wait for each other
+    auto* chunks = static_cast<uint4*>(tile);
+    bool found = false;
+    for (int first = thread; first < kChunks; first += kAtOnce * kThreads) {
+        uint4 read[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) read[i] = chunks[min(first + i * kThreads, kChunks - 1)];
+        if ((special<T>(read[0]) | special<T>(read[1]) | special<T>(read[2]) | special<T>(read[3])) == 0) continue;
+        found = true;
+        for (int i = first; i < min(first + kAtOnce * kThreads, kChunks); i += kThreads) {
+            auto* words = reinterpret_cast<std::uint32_t*>(&chunks[i]);
+            for (int w = 0; w < 4; ++w) words[w] &= ~((special<T>(words[w]) >> 15) * 0xFFFF);
+        }
+    }
+    return __any_sync(kAllLanes, found);
 }
 
 /// A hidden weight is 0, but 0 * NaN is NaN: in blocks where some row does not see some key, non-finite elements of V
-/// are set to 0 before they are multiplied. The consumers put them back into the rows that see them (restore_lost).
+/// are set to 0 before the consumers are told of it; they put them back into the rows that see them (restore_lost).
+/// `thread`: of the guard's warps.
 template <class T, Config kConfig>
-__device__ __forceinline__ void guard(const Launch& launch, Shared<kConfig>& shared, int thread) {
-    constexpr std::uint32_t kExponent = std::is_same_v<T, __half> ? 0x7C00 : 0x7F80;
-    constexpr int kChunks = sizeof(shared.v[0]) / sizeof(uint4);
+__device__ __forceinline__ void guard(Shared<kConfig>& shared, int thread) {
     RingPosition<kConfig.kv_stages> v;
-    TileReader reader{shared.tiles};
-    const int lane = thread % 32;
-    for (int index = reader.next(lane); index != kNoTile; index = reader.next(lane)) {
-        const Work<kConfig.block_q(), kConfig.block_kv> work(launch, index);
-        if (!work.has_keys()) continue;
-        for (int n = work.n_end - 1; n >= work.n_begin; --n, v.advance()) {
-            v.wait_full(shared.v_ring);  // also where there is nothing to do, to stay in step with the ring
-            if (!work.partial(n)) {
-                if (lane == 0) v.release(shared.v_ring);
-                continue;
-            }
-            auto* chunks = reinterpret_cast<uint4*>(shared.v[v.stage()]);
-            bool found = false;
-            for (int i = thread; i < kChunks; i += 32 * kGuardWarps) {
-                uint4 c = chunks[i];
-                if (!exponent_full(c.x, kExponent) && !exponent_full(c.y, kExponent) &&
-                    !exponent_full(c.z, kExponent) && !exponent_full(c.w, kExponent)) {
-                    continue;
-                }
-                found = true;
-                auto* element = reinterpret_cast<std::uint16_t*>(&chunks[i]);
-                for (int e = 0; e < 8; ++e) {
-                    if ((element[e] & kExponent) == kExponent) element[e] = 0;
-                }
-            }
-            const bool dirty = __any_sync(0xFFFFFFFF, found);
+    std::uint32_t raw_phase = 0;  // a bit for each stage
+    TileReader tiles{shared.tiles};
+    while (true) {
+        const int place = tiles.open();
+        const Tile tile = tiles[place];
+        tiles.close(place, thread % 32);
+        if (!tile.exists) return;
+        for (int n = tile.n_end - 1; n >= tile.n_begin; --n, v.advance()) {
+            if (!tile.partial(n)) continue;
+            wait(shared.v_raw[v.stage()], raw_phase >> v.stage() & 1);
+            raw_phase ^= 1U << v.stage();
+            const bool dirty = clean<T, sizeof(shared.v[0])>(shared.v[v.stage()], thread);
+            if (thread % 32 == 0) shared.v_dirty[v.stage()][thread / 32] = dirty;
             ptx::fence_proxy_async();
-            __syncwarp();
-            if (lane == 0) {
-                shared.v_dirty[v.stage()][thread / 32] = dirty;
-                ptx::mbarrier_arrive(shared.v_clean[v.stage()]);
-                v.release(shared.v_ring);
-            }
+            ptx::named_barrier_sync(kGuardBarrier, 32 * kGuardWarps);
+            if (thread == 0) ptx::mbarrier_arrive(shared.v_ring.full[v.stage()]);
         }
     }
 }

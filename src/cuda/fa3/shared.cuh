@@ -11,6 +11,12 @@ namespace tessera::cuda::fa3 {
 /// Warps of the producer warpgroup that look for NaN and infinities in V (warp 0 of it starts the copies).
 inline constexpr int kGuardWarps = 3;
 
+/// Named barriers: one for each consumer warpgroup, and one of the guard. 0 is __syncthreads.
+inline constexpr int kWarpgroupBarrier = 1;
+inline constexpr int kGuardBarrier = 8;
+
+inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
+
 /// Shared memory of one block. Q is kept by warpgroup, so that O can leave through the Q tile that it came from.
 template <Config kConfig>
 struct alignas(1024) Shared {
@@ -24,17 +30,16 @@ struct alignas(1024) Shared {
     Ring<kConfig.kv_stages> k_ring;
     Ring<kConfig.kv_stages> v_ring;
     TileRing tiles;
-    ptx::Mbarrier v_clean[kConfig.kv_stages];     ///< V of a partial block has been searched by the guard
-    int never;                                    ///< nobody reads or writes it (Consumer::tile says what it is for)
-    int v_dirty[kConfig.kv_stages][kGuardWarps];  ///< and a NaN or infinity was found and set to 0
+    ptx::Mbarrier v_raw[kConfig.kv_stages];       ///< V of a partial block has arrived, for the guard to search
+    int v_dirty[kConfig.kv_stages][kGuardWarps];  ///< a NaN or infinity was found there and set to 0
 
     __device__ void init_barriers() {
         constexpr int kReaders = 4 * kConfig.consumers;  // one arrival a warp
         q_ring.init(kReaders);
         tiles.ring.init(kReaders + kGuardWarps);
         k_ring.init(kReaders);
-        v_ring.init(kReaders + kGuardWarps);
-        for (auto& barrier : v_clean) ptx::mbarrier_init(barrier, kGuardWarps);
+        v_ring.init(kReaders);
+        for (auto& barrier : v_raw) ptx::mbarrier_init(barrier, 1);
         ptx::fence_mbarrier_init();
     }
 };

@@ -6,29 +6,33 @@
 #include <cmath>
 #include <type_traits>
 
+#include "cuda/fa3/shared.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa3 {
 
 inline constexpr float kLn2 = 0.6931471805599453F;
-inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
 /// Element 4 * j + 2 * r + e of an accumulator is row r, column 8 * j + 2 * (lane % 4) + e.
 constexpr int row_of(int element) { return element / 2 % 2; }
 constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
 
 /// Scores of pairs that are not visible become -inf. `row`: the thread's first row in the tile of queries.
-template <int kCount, class Work>
-__device__ __forceinline__ void hide(float (&scores)[kCount], const Work& work, int row, int first_key, int lane) {
-    const int query = work.q_begin + row;
-    const int shift = first_key + 2 * (lane % 4);  // relative to this, columns are compile-time numbers
+template <int kCount>
+__device__ __forceinline__ void hide(float (&scores)[kCount], const Tile& tile, int row, int first_key, int lane) {
+    const int shift = tile.q_begin + row - first_key - 2 * (lane % 4);  // columns are then compile-time numbers
+    const int low = shift + tile.low;
+    const int high = shift + tile.high;
+    const int end = tile.last_key - first_key - 2 * (lane % 4);
+    if (__any_sync(kAllLanes, low + 8 > 0)) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            if (column_of(i) < low + 8 * row_of(i)) scores[i] = -INFINITY;
+        }
+    }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-        const int r = row_of(i);
-        const int first = query + 8 * r + work.low - shift;
-        const int last = min(query + 8 * r + work.high, work.last_key) - shift;
-        if (column_of(i) < first || column_of(i) > last) scores[i] = -INFINITY;
+        if (column_of(i) > min(high + 8 * row_of(i), end)) scores[i] = -INFINITY;
     }
 }
 
@@ -42,16 +46,31 @@ inline constexpr float kHeadroom = std::is_same_v<T, __half> ? 0.0F : 32.0F;
 /// Over it, the scaled score is rounded before m is subtracted, so that no exponent is ever far over 0.
 inline constexpr float kExactProducts = 32768.0F;
 
-/// Running maximum m (in units of log2: scaled) and sum l of two rows. l is this thread's share until finish().
+/// A maximum m is left alone by scores that are a little over it, so that O is rescaled in few blocks only: the
+/// division by l makes up for weights over 1. A little: where many scores of the row's first block are near the
+/// maximum, so that none of them weighs much; a score that outweighs the others is to have weight 1, which 16 bits hold
+/// exactly. And never over 2^kMostSlack.
+inline constexpr float kMostSlack = 8.0F;
+
+/// Maximum m and sum l of two rows. What a row gets depends on that row alone.
 template <class T>
 struct RowState {
-    float max[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0, 0};
+    float max[2] = {-INFINITY, -INFINITY};  ///< in units of log2 (scaled); up to kMostSlack under the largest so far
+    float sum[2] = {0, 0};                  ///< this thread's share until finish()
+    float subtract[2];                      ///< weight = exp2(score * scale - subtract)
+    int limit[2] =
+        {};  ///< bits of the largest score that leaves the maximum alone; scores over 0 compare like their bits
+    bool careful = true;  ///< some row of this warp has met no key yet, has large scores, or a limit under 0
 
-    /// Takes in the scores of one block, [2 rows][kCount / 2 columns], and turns them into p = exp2(scale * (s - m)).
-    /// Returns what O has to be multiplied by. What a row gets depends on that row alone.
+    /// Has a block of scores, [2 rows][kCount / 2 columns], to be given to raise()? The same for all lanes of the warp.
     template <int kCount>
-    __device__ __forceinline__ float2 absorb(float (&scores)[kCount], float scale_log2);
+    __device__ __forceinline__ bool rises(const float (&scores)[kCount]) const;
+
+    /// Brings the maxima up to those of a block, where it takes that. O has to be multiplied by `rescale`. The block
+    /// begins at `first_key`; `row`: the thread's first in the tile.
+    template <int kCount>
+    __device__ __forceinline__ void raise(float (&scores)[kCount], const Tile& tile, int row, int first_key,
+                                          float scale_log2, float unscale, float (&rescale)[2]);
 
     /// Sums over the quad.
     __device__ __forceinline__ void finish() {
@@ -67,68 +86,108 @@ struct RowState {
         return (max[r] + log2f(sum[r] * kUnit)) * kLn2;
     }
     __device__ __forceinline__ float inverse_sum(int r) const { return sum[r] == 0.0F ? 0.0F : 1.0F / sum[r]; }
+
+ private:
+    __device__ __forceinline__ bool large(int r) const {
+        return max[r] != -INFINITY && fabsf(max[r]) >= kExactProducts;
+    }
+    __device__ __forceinline__ float finite_max(int r) const { return max[r] == -INFINITY ? 0.0F : max[r]; }
 };
 
-/// The largest score of each of the two rows, over the quad. Four chains a row, so that none waits for its last step.
+template <class T>
 template <int kCount>
-__device__ __forceinline__ float2 row_max(const float (&scores)[kCount]) {
-    constexpr int kChains = 4;
-    float chain[2][kChains];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-        const int c = (i / 4 * 2 + i % 2) % kChains;
-        chain[row_of(i)][c] = i < 2 * kChains ? scores[i] : fmaxf(chain[row_of(i)][c], scores[i]);
-    }
-    float result[2];
+__device__ __forceinline__ bool RowState<T>::rises(const float (&scores)[kCount]) const {
+    constexpr int kChains = 4;  // so that no maximum waits for the one before
+    bool over = careful;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float m = fmaxf(fmaxf(chain[r][0], chain[r][1]), fmaxf(chain[r][2], chain[r][3]));
-        m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
-        result[r] = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
+        int chain[kChains];
+#pragma unroll
+        for (int i = 0; i < kCount / 4; ++i) {
+            const int low = __float_as_int(scores[4 * i + 2 * r]);
+            const int high = __float_as_int(scores[4 * i + 2 * r + 1]);
+            chain[i % kChains] = i < kChains ? ::max(low, high) : __vimax3_s32(chain[i % kChains], low, high);
+        }
+        over |= __vimax3_s32(chain[0], chain[1], ::max(chain[2], chain[3])) > limit[r];
     }
-    return {result[0], result[1]};
+    return __any_sync(kAllLanes, over);
+}
+
+/// The largest score of row r in this thread.
+template <int kCount>
+__device__ __forceinline__ float thread_max(const float (&scores)[kCount], int r) {
+    constexpr int kChains = 4;
+    float chain[kChains];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+        const float score = scores[i / 2 * 4 + 2 * r + i % 2];
+        chain[i % kChains] = i < kChains ? score : fmaxf(chain[i % kChains], score);
+    }
+    return fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+    return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(kAllLanes, x, 1);
+    return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+/// How far over its maximum m a row's later scores may be, in units of log2. Scores of the row's first block count by
+/// how near they are to m, from 1 at m to 0 at a 16th of its weight; half of that is about l. Of a block that it sees a
+/// part of, the rest is taken to be like that part: `visible` keys of [2 * kCount].
+template <int kCount>
+__device__ __forceinline__ float slack(const float (&scores)[kCount], int r, float m, int visible, float scale_log2) {
+    float near[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+        near[i % 2] += __saturatef(fmaf(scores[i / 2 * 4 + 2 * r + i % 2], scale_log2 / 4, 1 - m / 4));
+    }
+    const float part = __fdividef(kCount, static_cast<float>(visible));
+    return fminf(fmaxf(__log2f(quad_sum(near[0] + near[1]) * part) * 1.25F, 0.0F), kMostSlack);
 }
 
 template <class T>
 template <int kCount>
-__device__ __forceinline__ float2 RowState<T>::absorb(float (&scores)[kCount], float scale_log2) {
-    const float2 block_max = row_max(scores);
-    float rescale[2], subtract[2], factor[2];
-    bool large[2];
+__device__ __forceinline__ void RowState<T>::raise(float (&scores)[kCount], const Tile& tile, int row, int first_key,
+                                                   float scale_log2, float unscale, float (&rescale)[2]) {
+    bool first[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+        const float block_max = quad_max(thread_max(scores, r));
         const float before = max[r];
-        // Rounded as the subtraction below will round it: m is what is subtracted, to the last bit, in O, l and LSE.
-        max[r] = fmaxf(before, __fmul_rn(r == 0 ? block_max.x : block_max.y, scale_log2)) + kHeadroom<T> - kHeadroom<T>;
-        const float now = max[r] == -INFINITY ? 0.0F : max[r];  // nothing visible yet: exp2(-inf - 0) is the 0 wanted
-        rescale[r] = ptx::exp2_approx(before - now);
-        large[r] = fabsf(now) >= kExactProducts;
-        factor[r] = scale_log2;
-        subtract[r] = now + kHeadroom<T>;
-    }
-    if (__any_sync(kAllLanes, large[0] || large[1])) {  // rare, and out of the way of the loop below
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            const int r = row_of(i);
-            const float now = max[r] == -INFINITY ? 0.0F : max[r];
-            if (large[r]) scores[i] = __fmul_rn(scores[i], scale_log2) - now;
+        first[r] = before == -INFINITY;
+        if (first[r] || large(r) || block_max > __int_as_float(limit[r])) {
+            // Rounded as the subtraction will round it: m is what is subtracted, to the last bit, in O, l and LSE.
+            max[r] = fmaxf(before, __fmul_rn(block_max, scale_log2)) + kHeadroom<T> - kHeadroom<T>;
+            limit[r] = __float_as_int(block_max);
         }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            factor[r] = large[r] ? 1.0F : factor[r];
-            subtract[r] = large[r] ? kHeadroom<T> : subtract[r];
-        }
+        // Nothing visible yet: exp2(-inf - 0) is the 0 that is wanted.
+        rescale[r] = ptx::exp2_approx(before - finite_max(r));
+        sum[r] *= rescale[r];
+        subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kHeadroom<T>;
     }
-    float parts[2][2];  // two partial sums a row: short chains, and small rounding errors over long rows
+    if (!__any_sync(kAllLanes, careful || first[0] || first[1])) return;
+    bool care = false;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+    for (int r = 0; r < 2; ++r) {
+        const int query = tile.q_begin + row + 8 * r;
+        const int begin = ::max(query + tile.low - first_key, 0);
+        const int end = ::min(::min(query + tile.high, tile.last_key) + 1 - first_key, 2 * kCount);
+        const float room = slack(scores, r, finite_max(r), end - begin, scale_log2);
+        if (first[r]) limit[r] = __float_as_int((finite_max(r) + room) * unscale);
+        care |= limit[r] < 0 || large(r) || max[r] == -INFINITY;
+    }
+    careful = __any_sync(kAllLanes, care);
+    if (!careful || !__any_sync(kAllLanes, large(0) || large(1))) return;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {  // weigh() will scale once more
         const int r = row_of(i);
-        scores[i] = ptx::exp2_approx(fmaf(scores[i], factor[r], -subtract[r]));
-        parts[r][i % 2] = i < 4 ? scores[i] : parts[r][i % 2] + scores[i];
+        if (large(r)) scores[i] = (__fmul_rn(scores[i], scale_log2) - max[r]) * unscale;
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], rescale[r], parts[r][0] + parts[r][1]);
-    return {rescale[0], rescale[1]};
 }
 
 }  // namespace tessera::cuda::fa3

@@ -37,13 +37,26 @@ __device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier& barrier, std::u
                  : "memory");
 }
 
-/// mbarrier.try_wait.parity: has the phase of this parity ended? Sleeps for a while before it says no.
-__device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32_t parity) {
+/// mbarrier.test_wait.parity: has the phase of this parity ended?
+__device__ __forceinline__ bool mbarrier_test_wait(Mbarrier& barrier, std::uint32_t parity) {
     std::uint32_t done;
     asm volatile(
-        "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.b32 %0, 1, 0, done;\n}\n"
+        "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.b32 %0, 1, 0, done;\n}\n"
         : "=r"(done)
         : "r"(shared_address(&barrier)), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+/// mbarrier.try_wait.parity: the same; sleeps for up to `nanoseconds` before it says no, and takes few issue slots.
+__device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32_t parity,
+                                                  std::uint32_t nanoseconds = 1'000'000) {
+    std::uint32_t done;
+    asm volatile(
+        "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2, %3;\nselp.b32 %0, 1, 0, "
+        "done;\n}\n"
+        : "=r"(done)
+        : "r"(shared_address(&barrier)), "r"(parity), "r"(nanoseconds)
         : "memory");
     return done != 0;
 }

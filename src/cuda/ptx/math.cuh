@@ -16,6 +16,14 @@ __device__ __forceinline__ int opaque(int value) {
     asm volatile("" : "+r"(value));
     return value;
 }
+__device__ __forceinline__ const char* opaque(const char* value) {
+    asm volatile("" : "+l"(value));
+    return value;
+}
+__device__ __forceinline__ std::int64_t opaque(std::int64_t value) {
+    asm volatile("" : "+l"(value));
+    return value;
+}
 
 /// ex2.approx.ftz: 2^x to 2 ulp on the special-function unit; 2^-inf = 0, NaN stays.
 __device__ __forceinline__ float exp2_approx(float x) {
@@ -31,6 +39,15 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
     if constexpr (std::is_same_v<T, __half>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
+}
+
+/// No asm: one half of what pack() made.
+template <class T>
+__device__ __forceinline__ float unpack(std::uint32_t packed, int half) {
+    const auto bits = static_cast<std::uint16_t>(packed >> (16 * half));
+    T value;
+    memcpy(&value, &bits, sizeof(value));
+    return static_cast<float>(value);
 }
 
 }  // namespace tessera::cuda::ptx

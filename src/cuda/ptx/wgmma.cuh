@@ -39,6 +39,12 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kCount]
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
+template <int kRows, int kCount>
+__device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][kCount]) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) keep_in_place(registers[i]);
+}
+
 // Operands 0..kN/2-1 of the instruction are the accumulators, in groups of eight.
 #define TESSERA_D1 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TESSERA_D2 \

@@ -38,6 +38,10 @@ struct RingPosition {
     __device__ __forceinline__ void advance() { ++taken; }
     /// Filling side: the stage may be overwritten. The first round passes at once.
     __device__ __forceinline__ void wait_empty(Ring<kStages>& ring) const { wait(ring.empty[stage()], phase() ^ 1); }
+    /// Reading side: does the stage hold its data? Doesn't wait.
+    __device__ __forceinline__ bool is_full(Ring<kStages>& ring) const {
+        return ptx::mbarrier_test_wait(ring.full[stage()], phase());
+    }
     /// Reading side: the stage holds its data.
     __device__ __forceinline__ void wait_full(Ring<kStages>& ring) const { wait(ring.full[stage()], phase()); }
     __device__ __forceinline__ void release(Ring<kStages>& ring) const { ptx::mbarrier_arrive(ring.empty[stage()]); }
