@@ -6,7 +6,8 @@
 
 The shapes and targets are those of h200_forward.json. Before each call 256 MiB are written, so that no operand is left
 in L2. A figure is the median over alternating calls, between CUDA events; FLOP are counted by visible pairs. Every timed
-result is first compared with PyTorch's in fp32, LSE too, so that a fast wrong answer can't be reported.
+result is first compared with PyTorch's in fp32, LSE too, so that a fast wrong answer can't be reported. A schedule that
+refuses a shape, or whose workspace does not fit, has no figure for it.
 """
 import argparse
 import ctypes
@@ -68,7 +69,10 @@ def calls_of(lib, row, schedules):
         lse = torch.full((batch, heads_q, length), math.nan, device="cuda")
         options = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA, schedule=SCHEDULES[schedule])
         name = f"tessera {schedule}"
-        calls[name] = lib.prepare(shape, options, abi.FORWARD, dict(q=q, k=k, v=v, o=o, lse=lse))
+        try:
+            calls[name] = lib.prepare(shape, options, abi.FORWARD, dict(q=q, k=k, v=v, o=o, lse=lse))
+        except (RuntimeError, torch.cuda.OutOfMemoryError):  # refused, or its workspace does not fit beside the others
+            continue
         calls[name]()
         check(name, o, lse, q, k, v, causal)
     return calls
@@ -126,6 +130,7 @@ def main():
     ratios = {s: [] for s in schedules}
     print("TFLOP/s; (times cuDNN)\n dim heads  mask   batch x len     fa2 cudnn  " + "  ".join(f"{s:>12}" for s in schedules) + "  target")
     for row in rows:
+        torch.cuda.empty_cache()
         times = times_of(calls_of(lib, row, schedules), options.repeat, flush)
         common = {"device": torch.cuda.get_device_name(), "clock_mhz": int(query("clocks.sm") or 0),
                   "versions": {"tessera": lib.version(), "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
@@ -138,12 +143,15 @@ def main():
         speed = {name: r["tflops"] for name, r in records.items()}
         line = f"{row[0]:4} {row[1]:>2}/{row[2]:<2} {'causal' if row[3] else 'full':>6} {row[4]:4} x {row[5]:<6} {speed['fa2']:5.0f} {speed['cudnn']:5.0f}  "
         for s in schedules:
+            if f"tessera {s}" not in speed:
+                line += "      -       "
+                continue
             ratio = speed[f"tessera {s}"] / speed["cudnn"]
             ratios[s].append(ratio / row[6])
             line += f"{speed[f'tessera {s}']:5.0f} ({ratio:.2f})  "
         print(line + f"{row[6]:.2f}", flush=True)
     for s, values in ratios.items():
-        print(f"{s}: of target, geometric mean {math.exp(statistics.fmean(map(math.log, values))):.3f}, worst {min(values):.3f}")
+        if values: print(f"{s}: of target, geometric mean {math.exp(statistics.fmean(map(math.log, values))):.3f}, worst {min(values):.3f}")
 
 
 if __name__ == "__main__":

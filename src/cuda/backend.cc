@@ -3,14 +3,18 @@
 
 #include <utility>
 
+#include "cuda/fa1/kernels.hpp"
 #include "cuda/fa2/kernels.hpp"
 #include "cuda/fa3/kernels.hpp"
+#include "cuda/standard/kernels.hpp"
 
 namespace tessera::cuda {
 
 std::vector<Kernel> kernels() {
     std::vector<Kernel> rows = fa3::kernels();
-    for (Kernel& kernel : fa2::kernels()) rows.push_back(std::move(kernel));
+    for (auto* of_schedule : {fa2::kernels, fa1::kernels, standard::kernels}) {
+        for (Kernel& kernel : of_schedule()) rows.push_back(std::move(kernel));
+    }
     return rows;
 }
 

@@ -18,7 +18,8 @@ DeviceProperties read_properties(int index) {
             .minor = read.minor,
             .multiprocessors = read.multiProcessorCount,
             .shared_bytes = static_cast<int>(read.sharedMemPerBlockOptin),
-            .l2_bytes = read.l2CacheSize};
+            .l2_bytes = read.l2CacheSize,
+            .memory_bytes = static_cast<std::int64_t>(read.totalGlobalMem)};
 }
 
 /// What the driver told when it was asked: devices, or why there are none.

@@ -20,6 +20,7 @@ struct DeviceProperties {
     int multiprocessors = 0;
     int shared_bytes = 0;  ///< shared memory that one block can have (opt-in)
     std::int64_t l2_bytes = 0;
+    std::int64_t memory_bytes = 0;
 };
 
 /// Why there is no such device, in the driver's words; empty when there is. No context is made for asking.

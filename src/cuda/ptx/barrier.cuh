@@ -5,16 +5,14 @@
 
 #include <cstdint>
 
+#include "cuda/ptx/address.cuh"
+
 namespace tessera::cuda::ptx {
 
 /// A 64-bit barrier in shared memory that counts arrivals and bytes (PTX manual, "mbarrier").
 struct Mbarrier {
     std::uint64_t state;
 };
-
-__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-}
 
 /// mbarrier.init
 __device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {

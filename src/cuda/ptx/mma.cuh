@@ -10,12 +10,9 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace tessera::cuda::ptx {
+#include "cuda/ptx/address.cuh"
 
-/// The address of shared memory in its own window, as the instructions below take it.
-__device__ __forceinline__ std::uint32_t shared_address(const void* memory) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(memory));
-}
+namespace tessera::cuda::ptx {
 
 /// "Warp-level Matrix Instructions: mma", m16n8k16: D[16, 8] += A[16, 16] B[16, 8], fp32 accumulators.
 /// Rows are lane / 4 and 8 below, in pairs of columns 2 * (lane % 4):
@@ -57,6 +54,11 @@ __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&matrices)[4], 
 __device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from, bool valid) {
     const int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+/// "Data Movement and Conversion Instructions: prefetch": the line of global memory is brought to the L2.
+__device__ __forceinline__ void prefetch_l2(const void* from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
 }
 
 /// "Data Movement and Conversion Instructions: cp.async.commit_group"

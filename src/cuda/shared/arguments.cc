@@ -116,6 +116,13 @@ Rows rows_of(const TensorView& t) {
             .column = step(t, first + 2)};
 }
 
+bool takes_vectors(const Rows& rows, int dim) {
+    constexpr std::int64_t kVector = 16;
+    const auto whole = [](std::int64_t stride) { return stride * 2 % kVector == 0; };
+    return rows.column == 1 && dim % 8 == 0 && reinterpret_cast<std::uintptr_t>(rows.data) % kVector == 0 &&
+           whole(rows.batch) && whole(rows.row) && whole(rows.head);
+}
+
 ForwardParams forward_params(const ForwardCall& call) {
     const Problem& p = call.plan.problem;
     const ForwardArgs& a = call.args;

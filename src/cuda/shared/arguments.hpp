@@ -17,6 +17,9 @@ std::optional<std::string> refuse_sizes(const Problem& problem);
 /// A [batch, len, heads, dim] or ragged [total, heads, dim] tensor.
 Rows rows_of(const TensorView& tensor);
 
+/// Can rows of `dim` 16-bit elements be read and written 16 bytes at a time?
+bool takes_vectors(const Rows& rows, int dim);
+
 /// Checks, too, that every tensor and the workspace are memory of the plan's device: throws Error(invalid_argument)
 /// naming the first one that is not.
 ForwardParams forward_params(const ForwardCall& call);

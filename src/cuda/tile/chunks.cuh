@@ -47,29 +47,34 @@ struct Loader {
     static constexpr int kRowsAtOnce = kThreads / kChunks;
     static_assert(kThreads % kChunks == 0 && kRows % kRowsAtOnce == 0);
 
-    __device__ static __forceinline__ int chunk() { return static_cast<int>(threadIdx.x % kChunks); }
-    __device__ static __forceinline__ int row() { return static_cast<int>(threadIdx.x / kChunks); }
+    __device__ static __forceinline__ int chunk(unsigned thread = threadIdx.x) {
+        return static_cast<int>(thread % kChunks);
+    }
+    __device__ static __forceinline__ int row(unsigned thread = threadIdx.x) {
+        return static_cast<int>(thread / kChunks);
+    }
 
     /// Brings rows [first_row, first_row + kRows) of `rows` to `tile`; what does not exist becomes 0. The vector way is
-    /// under way on return.
+    /// under way on return. `thread`: which of the kThreads that load together.
     __device__ static __forceinline__ void load(char* tile, const char* data, const Layout& layout, int first_row,
-                                                int rows) {
-        const int count = layout.dim - chunk() * kChunk;
-        const char* from = data + (first_row + row()) * layout.row + chunk() * kChunk * layout.column;
+                                                int rows, unsigned thread = threadIdx.x) {
+        const int count = layout.dim - chunk(thread) * kChunk;
+        const char* from = data + (first_row + row(thread)) * layout.row + chunk(thread) * kChunk * layout.column;
         // Opaque, or the compiler would keep multiples of it in registers that a kernel's loop is short of.
         const std::int64_t step = ptx::opaque(kRowsAtOnce * layout.row);
         if (layout.vector && first_row + kRows <= rows) {
 #pragma unroll
             for (int i = 0; i < kRows; i += kRowsAtOnce) {
-                const std::uint32_t to = ptx::shared_address(tile) + chunk_offset<kHeadDim>(row() + i, chunk());
+                const std::uint32_t to =
+                    ptx::shared_address(tile) + chunk_offset<kHeadDim>(row(thread) + i, chunk(thread));
                 ptx::cp_async_16(to, from, count > 0);
                 from += step;
             }
             return;
         }
 #pragma unroll 1
-        for (int i = row(); i < kRows; i += kRowsAtOnce) {
-            char* to = tile + chunk_offset<kHeadDim>(i, chunk());
+        for (int i = row(thread); i < kRows; i += kRowsAtOnce) {
+            char* to = tile + chunk_offset<kHeadDim>(i, chunk(thread));
             const int exist = first_row + i < rows ? count : 0;
             if (layout.vector) ptx::cp_async_16(ptx::shared_address(to), from, exist > 0);
             else *reinterpret_cast<uint4*>(to) = elements(from, layout.column, exist);
@@ -107,11 +112,19 @@ struct Source {
     bool vector = false;  // 16 bytes at a time
 };
 
-/// Brings rows [first_row, first_row + kRows) into `tile`.
+/// Rows of one head: `offset` bytes from the tensor's first element (head_offset()), `len` rows of `dim` elements.
+template <class T>
+__device__ __forceinline__ Source source_of(const Rows& rows, std::int64_t offset, int len, int dim, bool vector) {
+    constexpr std::int64_t kSize = sizeof(T);
+    return {rows.data + offset, rows.row * kSize, rows.column * kSize, len, dim, vector};
+}
+
+/// Brings rows [first_row, first_row + kRows) into `tile`. `thread`: which of the kThreads that load together.
 template <int kRows, int kHeadDim, int kThreads>
-__device__ __forceinline__ void load(char* tile, const Source& source, int first_row) {
-    Loader<kRows, kHeadDim, kThreads>::load(
-        tile, source.data, {source.row_bytes, source.column_bytes, source.dim, source.vector}, first_row, source.rows);
+__device__ __forceinline__ void load(char* tile, const Source& source, int first_row, unsigned thread = threadIdx.x) {
+    Loader<kRows, kHeadDim, kThreads>::load(tile, source.data,
+                                            {source.row_bytes, source.column_bytes, source.dim, source.vector},
+                                            first_row, source.rows, thread);
 }
 
 /// The exponent bits of both halves of a word, and what carries into the sign bit when all of a half's are set.

@@ -28,6 +28,14 @@ struct Visible {
           last_key(static_cast<int>(band.len_kv) - 1) {}
     __device__ __forceinline__ int first(int query) const { return query + low; }
     __device__ __forceinline__ int last(int query) const { return min(query + high, last_key); }
+    /// Does any of queries [q_begin, q_end) see any key?
+    __device__ __forceinline__ bool any(int q_begin, int q_end) const {
+        return low <= high && max(first(q_begin), 0) <= last(q_end - 1);
+    }
+    /// Do queries [q_begin, q_end) all see all of keys [begin, end)?
+    __device__ __forceinline__ bool full(int q_begin, int q_end, int begin, int end) const {
+        return begin >= first(q_end - 1) && end - 1 <= last(q_begin);
+    }
     __device__ __forceinline__ bool sees(int query, int key) const { return key >= first(query) && key <= last(query); }
 };
 

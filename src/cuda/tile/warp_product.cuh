@@ -23,6 +23,9 @@ struct MatrixAddress {
     /// The same place in another tile, `bytes` on.
     __device__ __forceinline__ MatrixAddress moved(int bytes) const { return MatrixAddress(base + bytes); }
 
+    /// Chunk c ^ `chunks` (less than 8) wherever this one gives chunk c.
+    __device__ __forceinline__ MatrixAddress swapped(int chunks) const { return MatrixAddress(base ^ (chunks * 16)); }
+
     /// Matrices (rows 0-7, chunk 0), (rows 8-15, chunk 0), (rows 0-7, chunk 1), (rows 8-15, chunk 1): Q, and V
     /// transposed.
     __device__ static __forceinline__ MatrixAddress rows_first(const char* tile, unsigned row, unsigned lane) {
@@ -92,6 +95,36 @@ __device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4],
     multiply_qk<T>(s, queries, k, [](int) {});
 }
 
+/// O += (16 columns of P, as A fragments) (16 rows of V); o: [16 rows][8 dims][4].
+template <class T, int kHeadDim, int kRowTiles>
+__device__ __forceinline__ void add_rows_of_v(float (&o)[kRowTiles][kHeadDim / 8][4],
+                                              const std::uint32_t (&a)[kRowTiles][4], const MatrixAddress<kHeadDim>& v,
+                                              int step) {
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; n += 2) {
+        std::uint32_t b[4];  // B fragments of 16 keys x 16 dims
+        ptx::ldmatrix_x4_trans(b, v.at(16 * step, n));
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            ptx::mma<T>(o[m][n], a[m], b[0], b[1]);
+            ptx::mma<T>(o[m][n + 1], a[m], b[2], b[3]);
+        }
+    }
+}
+
+/// O += P V over one tile of keys, P a tile [rows][kKeys] in shared memory like V; o: [16 rows][8 dims][4].
+template <class T, int kHeadDim, int kKeys, int kRowTiles>
+__device__ __forceinline__ void multiply_stored_pv(float (&o)[kRowTiles][kHeadDim / 8][4],
+                                                   const MatrixAddress<kKeys>& p, const MatrixAddress<kHeadDim>& v) {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+        std::uint32_t a[kRowTiles][4];  // A fragments: 16 rows x 16 keys
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) ptx::ldmatrix_x4(a[m], p.at(16 * m, 2 * step));
+        add_rows_of_v<T, kHeadDim>(o, a, v, step);
+    }
+}
+
 /// O += P V over one tile of keys; p: [16 rows][8 keys][4], o: [16 rows][8 dims][4]. `prepare`(i) is called before
 /// columns 8 * i ... of P are used: work on them is then done under the products of those before.
 template <class T, int kHeadDim, int kRowTiles, int kTiles, class Prepare>
@@ -110,16 +143,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[kRowTiles][kHeadDim / 8][
             a[m][2] = ptx::pack<T>(p[m][2 * step + 1][0], p[m][2 * step + 1][1]);
             a[m][3] = ptx::pack<T>(p[m][2 * step + 1][2], p[m][2 * step + 1][3]);
         }
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 8; n += 2) {
-            std::uint32_t b[4];  // B fragments of 16 keys x 16 dims
-            ptx::ldmatrix_x4_trans(b, v.at(16 * step, n));
-#pragma unroll
-            for (int m = 0; m < kRowTiles; ++m) {
-                ptx::mma<T>(o[m][n], a[m], b[0], b[1]);
-                ptx::mma<T>(o[m][n + 1], a[m], b[2], b[3]);
-            }
-        }
+        add_rows_of_v<T, kHeadDim>(o, a, v, step);
     }
 }
 

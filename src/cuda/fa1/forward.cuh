@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FlashAttention (Dao, 2022), algorithm 1: blocks of K and V outer, tiles of queries inner. O, m and l of every query
+// live in memory: each block of keys reads, rescales and writes back all of them. The warps of a group split the keys
+// of the block, so that each has a part of every sum, and meet through shared memory to add them up.
+#pragma once
+
+#include "cuda/fa1/combine.cuh"
+#include "cuda/tile/output.cuh"
+#include "cuda/tile/score.cuh"
+#include "cuda/tile/warp_product.cuh"
+
+namespace tessera::cuda::fa1 {
+
+/// What stays the same over the blocks of keys.
+template <class T, Config kConfig>
+struct Head {
+    static constexpr int kHeadDim = kConfig.head_dim;
+    const Launch& launch;
+    const Work& work;
+    const Shared<kConfig>& shared;
+    const Visible visible;
+    const HeadScores<T> scores;
+    const int own;  // tiles of queries own, own + step(), ... are the group's
+
+    __device__ Head(const Launch& launch, const Work& work, const Shared<kConfig>& shared)
+        : launch(launch),
+          work(work),
+          shared(shared),
+          visible(work.band),
+          scores(launch.params, work.member, work.batch, work.head),
+          own(work.part * kConfig.groups + shared.group) {}
+
+    __device__ __forceinline__ int step() const { return launch.parts * kConfig.groups; }
+
+    // The rows of the head, made anew for every use: the registers that would keep them are needed in between.
+    __device__ static __forceinline__ Work this_block(const Launch& launch) {
+        return {launch, static_cast<unsigned>(ptx::opaque(static_cast<int>(blockIdx.x))), kConfig.block_q()};
+    }
+    __device__ __forceinline__ Source queries() const {
+        const Rows& rows = launch.params.q;
+        const std::int64_t from = offset(rows, work.member.first_q, ptx::opaque(work.head));
+        return source_of<T>(rows, from, work.member.len_q, launch.params.head_dim, launch.vector_q);
+    }
+    __device__ __forceinline__ Source keys(const Rows& rows, int dim, bool vector) const {
+        const std::int64_t from = offset(rows, work.member.first_kv, ptx::opaque(work.head) / launch.params.group);
+        return source_of<T>(rows, from, work.member.len_kv, dim, vector);
+    }
+    __device__ __forceinline__ Source k() const {
+        return keys(launch.params.k, launch.params.head_dim, launch.vector_k);
+    }
+    __device__ __forceinline__ Source v() const {
+        return keys(launch.params.v, launch.params.head_dim_v, launch.vector_v);
+    }
+    __device__ __forceinline__ std::int64_t offset(const Rows& rows, std::int64_t first_row, int head) const {
+        return head_offset(rows, work.batch, first_row, head, sizeof(T));
+    }
+    /// The group's tiles of queries that see one of keys [begin, end).
+    __device__ __forceinline__ QueryTiles tiles_of(int begin, int end) const {
+        return {max(begin - visible.high, 0), min(end - visible.low, work.member.len_q), kConfig.block_q(), own,
+                step()};
+    }
+    /// O, m and l of a tile as they are before the block of keys.
+    __device__ __forceinline__ Stored<kConfig> stored_of(int first_key, int tile) const {
+        const bool begun = first_key > max(visible.first(tile * kConfig.block_q()), 0);  // it has met keys before
+        return {launch, work, shared, tile, begun};
+    }
+    /// Brings a tile of Q to shared memory, and its O, m and l to the L2.
+    __device__ __forceinline__ void fetch(int first_key, int tile) const {
+        stored_of(first_key, tile).prefetch(shared.lane);
+        load<kConfig.block_q(), kHeadDim, kGroupThreads>(shared.q(), queries(), tile * kConfig.block_q(),
+                                                         static_cast<int>(threadIdx.x) % kGroupThreads);
+        ptx::cp_async_commit();
+    }
+
+    /// Brings a block of K and V; all threads of the block take part.
+    __device__ __forceinline__ void load_kv(int first_key) const {
+        __syncthreads();                                                // all are done with the block before
+        const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // addresses are made anew
+        load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.k(), k(), first_key, thread);
+        load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v(), v(), first_key, thread);
+        ptx::cp_async_commit();
+        ptx::cp_async_wait<0>();
+        __syncthreads();
+        const int end = first_key + kConfig.block_kv;
+        if (visible.full(0, work.member.len_q, first_key, end)) return;
+        if (clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v())) shared.cleaned() = true;
+        __syncthreads();
+    }
+
+    /// S of 16 rows and the warp's keys becomes P.
+    template <bool kMasked, int kTiles>
+    __device__ __forceinline__ void weights(float (&s)[kTiles][4], int row, int key, float2 (&ml)[2]) const {
+        if constexpr (kConfig.general) {
+            scores.template transform<kMasked>(s, visible, row, key);
+        } else {
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) s[j][e] = __fmul_rn(s[j][e], launch.params.scale);
+            }
+            if constexpr (kMasked) hide(s, visible, row, key);
+        }
+        weigh<T>(s, ml);
+        if constexpr (kConfig.general) {
+            if (scores.drops()) scores.drop(s, row, key, shared.lane);
+        }
+    }
+
+    /// O, m and l of the warp's own keys.
+    template <bool kMasked>
+    __device__ __forceinline__ void multiply(Parts<kConfig>& parts, int q_begin, int first_key) const {
+        constexpr int kKeys = kConfig.keys_per_warp();
+        constexpr int kRowBytes = kHeadDim * 2;
+        const int warp_key = shared.warp * kKeys;
+        const int lane = ptx::opaque(shared.lane);  // addresses are made anew, so that none is kept between the steps
+        float s[kConfig.row_tiles][kKeys / 8][4];   // S, then P: [16 rows][8 keys][4]
+        Queries<kHeadDim, kConfig.row_tiles, false> queries(shared.q(), 0, lane);
+        multiply_qk<T>(s, queries, MatrixAddress<kHeadDim>::chunks_first(shared.k() + warp_key * kRowBytes, lane));
+#pragma unroll
+        for (int m = 0; m < kConfig.row_tiles; ++m) {
+            const int row = 16 * m + shared.lane / 4;  // of the tile
+            float2 ml[2];
+            weights<kMasked>(s[m], q_begin + row, first_key + warp_key + shared.lane % 4 * 2, ml);
+            if (shared.lane % 4 != 0) continue;
+            shared.ml(shared.warp, row) = ml[0];
+            shared.ml(shared.warp, row + 8) = ml[1];
+        }
+        const auto v = MatrixAddress<kHeadDim>::rows_first(shared.v(), warp_key, lane);
+        multiply_pv<T, kHeadDim>(parts.o, s, v.swapped(2 * shared.warp));
+    }
+
+    /// One tile of queries and one block of keys. `next`: the group's next tile, or none from `end` on.
+    __device__ __forceinline__ void step_of(int first_key, int tile, int next, int end) const {
+        const int q_begin = tile * kConfig.block_q();
+        ptx::cp_async_wait<0>();
+        shared.meet();  // Q is there; all are done with what the last step exchanged
+        Parts<kConfig> parts;
+        if (visible.full(q_begin, q_begin + kConfig.block_q(), first_key, first_key + kConfig.block_kv)) {
+            multiply<false>(parts, q_begin, first_key);
+        } else {
+            multiply<true>(parts, q_begin, first_key);
+        }
+
+        const Stored<kConfig> stored = stored_of(first_key, ptx::opaque(tile));
+        Old<kConfig> old[kConfig.rounds()];
+        old[0].read(stored, 0);
+        Combination combination{.ml = stored.read_ml(shared.lane % kConfig.block_q())};
+        Combination rows[kConfig.row_tiles][2];
+        parts.send(shared, 0);
+#pragma unroll
+        for (int round = 0; round < kConfig.rounds(); ++round) {
+            const int unit = round * kConfig.units_at_once();
+            const bool last = round + 1 == kConfig.rounds();
+            if (!last) old[round + 1].read(stored, unit + kConfig.units_at_once());
+            shared.meet();  // all have sent, and are done with Q
+            if (round == 0) {
+                if (next < end) fetch(first_key, next);
+                combine_rows(combination, rows, stored);
+            }
+            parts.combine(shared, unit, old[round], rows, stored);
+            if (last) break;
+            shared.meet();  // all have taken what was sent
+            parts.send(shared, unit + kConfig.units_at_once());
+        }
+    }
+
+    /// What the rows of the tile are multiplied by: each lane finds it for one row, given the row's old m and l, and
+    /// gets it for its own, rows: [16 rows][2]. One warp writes m and l back.
+    __device__ __forceinline__ void combine_rows(Combination& of_lane, Combination (&rows)[kConfig.row_tiles][2],
+                                                 const Stored<kConfig>& stored) const {
+        const int row = shared.lane % kConfig.block_q();
+        float2 of_warps[kWarps];
+#pragma unroll
+        for (int turn = 0; turn < kWarps; ++turn) of_warps[turn] = shared.ml(partner(shared.warp, turn), row);
+        of_lane.set(of_lane.ml, of_warps);
+        if (shared.warp == 0) stored.ml[row] = of_lane.ml;
+#pragma unroll
+        for (int m = 0; m < kConfig.row_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) rows[m][r] = of_lane.of_lane(16 * m + 8 * r + shared.lane / 4);
+        }
+    }
+};
+
+/// The end of the algorithm for one tile of queries: O, rounded, and LSE to where the caller wants them.
+template <class T, Config kConfig>
+__device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
+    const Shared<kConfig>& shared = head.shared;
+    const ForwardParams& p = head.launch.params;
+    const Member& member = head.work.member;
+    const int q_begin = tile * kConfig.block_q();
+    const bool begun = head.visible.any(q_begin, min(q_begin + kConfig.block_q(), member.len_q));
+    const Stored<kConfig> stored(head.launch, head.work, shared, tile, begun);
+#pragma unroll
+    for (int unit = 0; unit < kConfig.units(); ++unit) {
+        constexpr int kUnitsOfRows = kConfig.head_dim / 64;
+        const int row = unit / kUnitsOfRows * 16 + shared.lane / 4;
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+            const float4 o = stored.read_o(unit, t);
+            const int chunk = unit % kUnitsOfRows * 8 + 2 * shared.warp + t;
+            const auto to = [&](int r) {
+                char* at = shared.q() + chunk_offset<kConfig.head_dim>(row + 8 * r, chunk) + shared.lane % 4 * 4;
+                return reinterpret_cast<std::uint32_t*>(at);
+            };
+            const auto scaled = [&](float x) { return fmaf(x, p.keep_scale, 0.0F); };  // -0 becomes 0, as in stage()
+            *to(0) = ptx::pack<T>(scaled(o.x), scaled(o.y));
+            *to(1) = ptx::pack<T>(scaled(o.z), scaled(o.w));
+        }
+    }
+    shared.meet();
+    const Target target = target_of<T>(p.o, head.offset(p.o, member.first_q, head.work.head), member.len_q,
+                                       p.head_dim_v, head.launch.vector_o);
+    constexpr int kRows = kConfig.block_q() / kWarps;
+    const bool cleaned = shared.cleaned();
+    store<kConfig.head_dim, kRows>(
+        shared.q(), target, q_begin, shared.warp * kRows, shared.lane, [&](uint4& chunk, int row, int column) {
+            if (!cleaned) return;
+            restore<T>(chunk, head.v(), max(head.visible.first(row), 0), head.visible.last(row) + 1, column);
+        });
+    const int row = shared.lane + 32 * shared.warp;
+    if (p.lse.data != nullptr && row < kConfig.block_q() && q_begin + row < member.len_q) {
+        const std::int64_t offset = head_offset(p.lse, head.work.batch, member.first_q, head.work.head, sizeof(float));
+        const float2 ml = stored.read_ml(row);
+        reinterpret_cast<float*>(p.lse.data + offset)[(q_begin + row) * p.lse.row] =
+            finite_max(ml.x) + logf(ml.y * kWeightUnit<T>);
+    }
+    shared.meet();  // all are done with the tile in shared memory
+}
+
+/// The loops of the algorithm: over blocks of keys, then over the tiles of queries that see one of them.
+template <class T, Config kConfig>
+__device__ __forceinline__ void attend(const Launch& launch, const Shared<kConfig>& shared) {
+    const Work work = Head<T, kConfig>::this_block(launch);
+    const Head<T, kConfig> head(launch, work, shared);
+    const Range keys = work.band.kv_range(0, work.member.len_q);
+    const int end = static_cast<int>(keys.end);
+    const int first_block = static_cast<int>(keys.begin) / kConfig.block_kv;
+    for (int first_key = first_block * kConfig.block_kv; first_key < end; first_key += kConfig.block_kv) {
+        const QueryTiles tiles = head.tiles_of(first_key, min(first_key + kConfig.block_kv, work.member.len_kv));
+        if (tiles.first < tiles.end) head.fetch(first_key, tiles.first);
+        head.load_kv(first_key);
+        for (int tile = tiles.first; tile < tiles.end; tile += head.step()) {
+            head.step_of(first_key, tile, tile + head.step(), tiles.end);
+        }
+    }
+}
+
+/// O and LSE of all queries to where the caller wants them.
+template <class T, Config kConfig>
+__device__ __forceinline__ void finish(const Launch& launch, const Shared<kConfig>& shared) {
+    const Work work = Head<T, kConfig>::this_block(launch);
+    const Head<T, kConfig> head(launch, work, shared);
+    const QueryTiles tiles(0, work.member.len_q, kConfig.block_q(), head.own, head.step());
+    for (int tile = tiles.first; tile < tiles.end; tile += head.step()) finish(head, tile);
+}
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(const __grid_constant__ Launch launch) {
+    constexpr Config kConfig = Shape::kConfig;
+    extern __shared__ __align__(128) char memory[];
+    const Shared<kConfig> shared(memory);
+    if (threadIdx.x == 0) shared.cleaned() = false;
+
+    attend<T>(launch, shared);
+    __syncthreads();  // m and l are written by one warp of the group, and read by all
+    finish<T>(launch, shared);
+}
+
+template <class T, class Shape>
+cudaError_t start_forward(const Launch& launch, cudaStream_t stream) {
+    constexpr Config kConfig = Shape::kConfig;
+    const auto kernel = forward_kernel<T, Shape>;
+    const cudaError_t status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kConfig.shared_bytes());
+    if (status != cudaSuccess) return status;
+    const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.parts;
+    kernel<<<static_cast<unsigned>(blocks), kConfig.threads(), kConfig.shared_bytes(), stream>>>(launch);
+    return cudaGetLastError();
+}
+
+}  // namespace tessera::cuda::fa1

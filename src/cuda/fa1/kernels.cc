@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fa1/kernels.hpp"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/arena.hpp"
+#include "cuda/device.hpp"
+#include "cuda/fa1/launch.hpp"
+#include "cuda/shared/arguments.hpp"
+
+namespace tessera::cuda::fa1 {
+namespace {
+
+constexpr int kLeastCapability = 80;                       // bf16 products and cp.async
+constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
+
+Config config_of(const Problem& p) {
+    const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+    const bool general = p.softcap > 0 || p.alibi || p.bias || p.dropout.probability > 0;
+    if (dim <= 64) return general ? HeadDim64General::kConfig : HeadDim64::kConfig;
+    if (dim <= 128) return general ? HeadDim128General::kConfig : HeadDim128::kConfig;
+    return general ? HeadDim256General::kConfig : HeadDim256::kConfig;
+}
+
+Tile default_tile(const Problem& problem) {
+    const Config c = config_of(problem);
+    return {c.block_q(), c.block_kv};
+}
+
+std::int64_t tiles_of(std::int64_t rows, const Config& c) { return (rows + c.block_q() - 1) / c.block_q(); }
+
+/// What the algorithm keeps of every query between blocks of keys.
+struct Workspace {
+    std::int64_t tiles;  // of queries of a head; of ragged members, each may share one with the next
+    float* o;            // [heads_q, tiles, block_q, head_dim]
+    float2* ml;          // [heads_q, tiles, block_q]
+
+    Workspace(Arena& arena, const Problem& p)
+        : tiles(p.ragged ? p.total_q / config_of(p).block_q() + p.batch : p.batch * tiles_of(p.len_q, config_of(p))),
+          o(arena.take<float>(p.heads_q, tiles, config_of(p).block_q() * config_of(p).head_dim)),
+          ml(arena.take<float2>(p.heads_q, tiles, config_of(p).block_q())) {}
+};
+
+std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
+    if (auto reason = refuse_below(device, kLeastCapability)) return reason;
+    if (auto reason = refuse_sizes(problem)) return reason;
+    const Config c = config_of(problem);
+    if (const int has = properties(device).shared_bytes; c.shared_bytes() > has) {
+        return fmt::format("needs {} bytes of shared memory for head_dim {}, the device has {}", c.shared_bytes(),
+                           std::max(problem.head_dim, problem.head_dim_v), has);
+    }
+    const std::int64_t tiles = problem.batch * problem.heads_q * tiles_of(problem.len_q, c);
+    const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
+    if (longest >= kMaxIndex || tiles >= kMaxIndex) {
+        return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
+    }
+    if (tile && *tile != default_tile(problem)) {
+        return fmt::format("is compiled for tiles of {} x {}", c.block_q(), c.block_kv);
+    }
+    return std::nullopt;
+}
+
+/// One thread block has a (batch, head), as in the paper, unless multiprocessors would then have none: the tiles of
+/// queries of each are dealt to several, which are independent runs of the algorithm. No bit depends on it.
+int parts_of(const Problem& p, const Config& c, int multiprocessors) {
+    const std::int64_t most = std::max<std::int64_t>(tiles_of(p.len_q, c) / c.groups, 1);
+    return static_cast<int>(std::clamp<std::int64_t>(multiprocessors / (p.batch * p.heads_q), 1, most));
+}
+
+template <class T>
+cudaError_t start(const Config& c, const Launch& launch, cudaStream_t stream) {
+    if (c.head_dim == 64) {
+        return c.general ? start_forward<T, HeadDim64General>(launch, stream)
+                         : start_forward<T, HeadDim64>(launch, stream);
+    }
+    if (c.head_dim == 128) {
+        return c.general ? start_forward<T, HeadDim128General>(launch, stream)
+                         : start_forward<T, HeadDim128>(launch, stream);
+    }
+    return c.general ? start_forward<T, HeadDim256General>(launch, stream)
+                     : start_forward<T, HeadDim256>(launch, stream);
+}
+
+void forward(const ForwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const ForwardParams params = forward_params(call);
+    if (p.rows_q() == 0 || p.heads_q == 0 || p.len_q == 0) return;
+    const CurrentDevice current(call.plan.device);
+    const Config c = config_of(p);
+    Arena arena(call.workspace);
+    const Workspace workspace(arena, p);
+    const Launch launch{.params = params,
+                        .o = workspace.o,
+                        .ml = workspace.ml,
+                        .tiles = workspace.tiles,
+                        .parts = parts_of(p, c, properties(call.plan.device).multiprocessors),
+                        .vector_q = takes_vectors(params.q, params.head_dim),
+                        .vector_k = takes_vectors(params.k, params.head_dim),
+                        .vector_v = takes_vectors(params.v, params.head_dim_v),
+                        .vector_o = takes_vectors(params.o, params.head_dim_v)};
+    const auto start_of = p.dtype == DType::bf16 ? start<__nv_bfloat16> : start<__half>;
+    check(start_of(c, launch, stream_of(call)), "cuda.fa1.forward");
+}
+
+std::size_t workspace_bytes(const Plan& plan) {
+    Arena arena;
+    Workspace(arena, plan.problem);
+    return arena.used();
+}
+
+}  // namespace
+
+std::vector<Kernel> kernels() {
+    return {{.info = {.name = "cuda.fa1.forward",
+                      .backend = Backend::cuda,
+                      .schedule = Schedule::fa1,
+                      .pass = Pass::forward,
+                      .dtypes = {DType::bf16, DType::fp16},
+                      .summary = "K/V blocks outer; O, m and l rewritten in memory for every block; memory O(len)",
+                      .limits = "sm_80 and later; head_dim over 128 needs 193 KiB of shared memory"},
+             .refuse = refuse,
+             .default_tile = default_tile,
+             .workspace_bytes = workspace_bytes,
+             .target = target,
+             .forward = forward,
+             .backward = nullptr}};
+}
+
+}  // namespace tessera::cuda::fa1

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "kernel/kernel.hpp"
+
+namespace tessera::cuda::fa1 {
+
+/// FlashAttention on every GPU from compute capability 8.0 on.
+std::vector<Kernel> kernels();
+
+}  // namespace tessera::cuda::fa1

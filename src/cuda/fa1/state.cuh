@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The maxima and sums of one step: m and l of a warp over its own keys, of all warps over the block, and of a query
+// over all blocks so far.
+#pragma once
+
+#include "cuda/fa1/config.h"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace tessera::cuda::fa1 {
+
+/// exp(m - larger), where nothing visible yet, m = -inf, counts 0.
+__device__ __forceinline__ float decay(float m, float larger) { return ptx::exp2_approx((m - larger) * kLog2E); }
+
+__device__ __forceinline__ float finite_max(float m) { return m == -INFINITY ? 0.0F : m; }
+
+/// Softmax over a warp's keys of 16 rows, of which a thread holds parts of two, a quad of threads all: S becomes
+/// P = 2^-kWeightShift * exp(S - m). Returns (m, l) of both rows.
+template <class T, int kTiles>
+__device__ __forceinline__ void weigh(float (&s)[kTiles][4], float2 (&ml)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float m = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) m = fmaxf(m, fmaxf(s[j][2 * r], s[j][2 * r + 1]));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFF, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFF, m, 2));
+        const float subtracted = finite_max(m);
+        float l[2] = {0, 0};
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float& p = s[j][2 * r + e];
+                p = ptx::exp2_approx((p - subtracted) * kLog2E - kWeightShift<T>);
+                l[e] += p;
+            }
+        }
+        float sum = l[0] + l[1];
+        sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
+        sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
+        ml[r] = {m, sum};
+    }
+}
+
+/// Lines 10 to 12 of the algorithm for one row: what the old O and the warps' partial sums of O are multiplied by.
+struct Combination {
+    float2 ml;              // of the row, with this block
+    float of_old;           // exp(m_old - m) l_old / l
+    float of_part[kWarps];  // exp(m_w - m) / l
+
+    __device__ __forceinline__ void set(float2 old, const float2 (&parts)[kWarps]) {
+        float m = old.x;
+#pragma unroll
+        for (const float2& part : parts) m = fmaxf(m, part.x);
+        const float larger = finite_max(m);
+        const float old_l = decay(old.x, larger) * old.y;
+        float sums[kWarps];
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+            of_part[w] = decay(parts[w].x, larger);
+            sums[w] = of_part[w] * parts[w].y;
+        }
+        // In pairs: the same bits in every warp, though each begins with its own part.
+        const float l = old_l + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
+        // A quotient, not a product with 1 / l: exactly 1 where the block is hidden from the row, so that O stays.
+        of_old = l == 0 ? 0 : old_l / l;
+        const float inverse = l == 0 ? 0 : 1 / l;
+#pragma unroll
+        for (float& part : of_part) part *= inverse;
+        ml = {m, l};
+    }
+
+    /// That of the row that lane `lane` of the warp has, without its m and l.
+    __device__ __forceinline__ Combination of_lane(int lane) const {
+        Combination other;
+        other.of_old = __shfl_sync(0xFFFFFFFF, of_old, lane);
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) other.of_part[w] = __shfl_sync(0xFFFFFFFF, of_part[w], lane);
+        return other;
+    }
+};
+
+}  // namespace tessera::cuda::fa1

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/standard/kernels.hpp"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/arena.hpp"
+#include "cuda/device.hpp"
+#include "cuda/shared/arguments.hpp"
+#include "cuda/standard/launch.hpp"
+
+namespace tessera::cuda::standard {
+namespace {
+
+constexpr int kLeastCapability = 80;                       // bf16 products and cp.async
+constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
+
+Tile default_tile(const Problem&) { return {kBlockQ, kBlockKv}; }
+
+/// The N x N matrix, and what a row of O is multiplied by at the end.
+struct Workspace {
+    std::int64_t rows;   // of a head
+    std::int64_t pitch;  // whole tiles of keys
+    float* scores;       // [heads_q, rows, pitch]
+    float* factors;      // [heads_q, rows]
+
+    Workspace(Arena& arena, const Problem& p)
+        : rows(p.rows_q()),
+          pitch((p.len_kv + kBlockKv - 1) / kBlockKv * kBlockKv),
+          scores(arena.take<float>(p.heads_q, rows, pitch)),
+          factors(arena.take<float>(p.heads_q, rows)) {}
+};
+
+std::size_t workspace_bytes(const Problem& problem) {
+    Arena arena;
+    Workspace(arena, problem);
+    return arena.used();
+}
+
+std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
+    if (auto reason = refuse_below(device, kLeastCapability)) return reason;
+    if (auto reason = refuse_sizes(problem)) return reason;
+    const std::int64_t rows = saturating_product(saturating_product(problem.batch, problem.heads_q), problem.len_q);
+    const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
+    if (longest >= kMaxIndex || rows >= kMaxIndex) {
+        return fmt::format("counts rows up to {}, got {} and {}", kMaxIndex, longest, rows);
+    }
+    const auto memory = static_cast<double>(properties(device).memory_bytes);
+    const auto needed = static_cast<double>(workspace_bytes(problem));
+    if (needed > memory) {
+        return fmt::format("needs {:.1f} GiB for the scores of all pairs, the device has {:.1f} GiB",
+                           needed / (1 << 30), memory / (1 << 30));
+    }
+    if (tile && *tile != default_tile(problem)) {
+        return fmt::format("is compiled for tiles of {} x {}", kBlockQ, kBlockKv);
+    }
+    return std::nullopt;
+}
+
+Launch make_launch(const Problem& p, const ForwardParams& params, const Workspace& workspace) {
+    return {.params = params,
+            .scores = workspace.scores,
+            .factors = workspace.factors,
+            .rows = workspace.rows,
+            .pitch = workspace.pitch,
+            .q_blocks = static_cast<int>((p.len_q + kBlockQ - 1) / kBlockQ),
+            .vector_q = takes_vectors(params.q, params.head_dim),
+            .vector_k = takes_vectors(params.k, params.head_dim),
+            .vector_v = takes_vectors(params.v, params.head_dim_v),
+            .vector_o = takes_vectors(params.o, params.head_dim_v)};
+}
+
+template <class T>
+cudaError_t scores(const Launch& launch, cudaStream_t stream) {
+    if (launch.params.head_dim <= 64) return start_scores<T, HeadDim64>(launch, stream);
+    if (launch.params.head_dim <= 128) return start_scores<T, HeadDim128>(launch, stream);
+    return start_scores<T, HeadDim256>(launch, stream);
+}
+
+template <class T>
+cudaError_t values(const Launch& launch, cudaStream_t stream) {
+    if (launch.params.head_dim_v <= 64) return start_values<T, HeadDim64>(launch, stream);
+    if (launch.params.head_dim_v <= 128) return start_values<T, HeadDim128>(launch, stream);
+    return start_values<T, HeadDim256>(launch, stream);
+}
+
+template <class T>
+void start(const Launch& launch, cudaStream_t stream) {
+    check(scores<T>(launch, stream), "cuda.standard.forward, S");
+    check(start_softmax<T>(launch, stream), "cuda.standard.forward, P");
+    check(values<T>(launch, stream), "cuda.standard.forward, O");
+}
+
+void forward(const ForwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const ForwardParams params = forward_params(call);
+    if (p.rows_q() == 0 || p.heads_q == 0 || p.len_q == 0) return;
+    const CurrentDevice current(call.plan.device);
+    Arena arena(call.workspace);
+    const Launch launch = make_launch(p, params, Workspace(arena, p));
+    const auto start_of = p.dtype == DType::bf16 ? start<__nv_bfloat16> : start<__half>;
+    start_of(launch, stream_of(call));
+}
+
+}  // namespace
+
+std::vector<Kernel> kernels() {
+    return {{.info = {.name = "cuda.standard.forward",
+                      .backend = Backend::cuda,
+                      .schedule = Schedule::standard,
+                      .pass = Pass::forward,
+                      .dtypes = {DType::bf16, DType::fp16},
+                      .summary = "S and P of all pairs in memory, three kernels; memory O(len^2)",
+                      .limits = "sm_80 and later; scores of all pairs fit the device"},
+             .refuse = refuse,
+             .default_tile = default_tile,
+             .workspace_bytes = [](const Plan& plan) { return workspace_bytes(plan.problem); },
+             .target = target,
+             .forward = forward,
+             .backward = nullptr}};
+}
+
+}  // namespace tessera::cuda::standard

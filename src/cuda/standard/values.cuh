@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The third kernel: O = P V / l. A thread block owns a tile of queries; tiles of P and V are copied some steps ahead of
+// their product.
+#pragma once
+
+#include "cuda/standard/work.cuh"
+#include "cuda/tile/output.cuh"
+#include "cuda/tile/warp_product.cuh"
+
+namespace tessera::cuda::standard {
+
+/// What one thread block reads, and where it puts it: a P and a V tile for each stage.
+template <class T, Config kConfig>
+struct ValueTiles {
+    static constexpr int kStages = kConfig.value_stages();
+    const KeyTiles tiles;
+    const Source v;
+    const Head& head;
+    std::int64_t pitch;
+    int q_begin;
+    char* shared;
+
+    __device__ __forceinline__ char* p_tile(int tile) const {
+        return shared + (tile - tiles.first) % kStages * (kConfig.p_bytes() + kConfig.kv_bytes());
+    }
+    __device__ __forceinline__ char* v_tile(int tile) const { return p_tile(tile) + kConfig.p_bytes(); }
+
+    /// A group of copies for every tile, an empty one past the end: what is under way can be counted.
+    __device__ __forceinline__ void load_tile(int tile) const {
+        if (tile < tiles.end) {
+            const int key = tile * kConfig.block_kv();
+            const Source p{.data = reinterpret_cast<const char*>(head.scores) + key * std::int64_t{sizeof(T)},
+                           .row_bytes = pitch * std::int64_t{sizeof(float)},
+                           .column_bytes = sizeof(T),
+                           .rows = head.member.len_q,
+                           .dim = kConfig.block_kv(),
+                           .vector = true};
+            load<kConfig.block_q(), kConfig.block_kv(), kConfig.threads()>(p_tile(tile), p, q_begin);
+            load<kConfig.block_kv(), kConfig.head_dim, kConfig.threads()>(v_tile(tile), v, key);
+        }
+        ptx::cp_async_commit();
+    }
+};
+
+/// A warp's rows of O, multiplied by their factors, to memory by way of shared memory.
+template <class T, Config kConfig>
+__device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T, kConfig>& inputs, bool cleaned,
+                                        const float (&o)[kConfig.row_tiles][kConfig.head_dim / 8][4], int first_row,
+                                        int lane) {
+    const Head& head = inputs.head;
+    float factor[kConfig.row_tiles][2];
+#pragma unroll
+    for (int m = 0; m < kConfig.row_tiles; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = inputs.q_begin + first_row + 16 * m + 8 * r + lane / 4;
+            factor[m][r] = row < head.member.len_q ? head.factors[row] : 0.0F;
+        }
+    }
+    stage<T, kConfig.head_dim>(inputs.shared, o, factor, first_row, lane);
+    __syncwarp();
+    const ForwardParams& p = launch.params;
+    const std::int64_t offset = head_offset(p.o, head.batch, head.member.first_q, head.head, sizeof(T));
+    const Target target = target_of<T>(p.o, offset, head.member.len_q, p.head_dim_v, launch.vector_o);
+    const Visible visible(head.band);
+    store<kConfig.head_dim, kConfig.rows_per_warp()>(
+        inputs.shared, target, inputs.q_begin, first_row, lane, [&](uint4& chunk, int row, int column) {
+            if (!cleaned) return;
+            restore<T>(chunk, inputs.v, max(visible.first(row), 0), visible.last(row) + 1, column);
+        });
+}
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
+    values_kernel(const __grid_constant__ Launch launch) {
+    constexpr Config kConfig = Shape::kConfig;
+    constexpr int kHeadDim = kConfig.head_dim;
+    extern __shared__ __align__(128) char memory[];
+    const ForwardParams& p = launch.params;
+    const Head head(launch, blockIdx.x / launch.q_blocks);
+    const int q_begin = static_cast<int>(blockIdx.x % launch.q_blocks) * kConfig.block_q();
+    if (q_begin >= head.member.len_q) return;
+    const std::int64_t offset = head_offset(p.v, head.batch, head.member.first_kv, head.head / p.group, sizeof(T));
+    const ValueTiles<T, kConfig> inputs{
+        .tiles = head.tiles(q_begin),
+        .v = source_of<T>(p.v, offset, head.member.len_kv, p.head_dim_v, launch.vector_v),
+        .head = head,
+        .pitch = launch.pitch,
+        .q_begin = q_begin,
+        .shared = memory};
+    const KeyTiles& tiles = inputs.tiles;
+#pragma unroll
+    for (int i = 0; i + 1 < kConfig.value_stages(); ++i) inputs.load_tile(tiles.first + i);
+
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first_row = static_cast<int>(threadIdx.x) / 32 * kConfig.rows_per_warp();
+    float o[kConfig.row_tiles][kHeadDim / 8][4] = {};  // [16 rows][8 dims][4]
+    bool cleaned = false;                              // a tile of V held Inf or NaN
+    for (int tile = tiles.first; tile < tiles.end; ++tile) {
+        ptx::cp_async_wait<kConfig.value_stages() - 2>();
+        __syncthreads();  // this tile is there for all, and all are done with the one before
+        inputs.load_tile(tile + kConfig.value_stages() - 1);
+        char* v_tile = inputs.v_tile(tile);
+        if (!tiles.full(tile)) {
+            cleaned |= __syncthreads_or(clean<T, kConfig.block_kv(), kHeadDim, kConfig.threads()>(v_tile)) != 0;
+        }
+        multiply_stored_pv<T>(o, MatrixAddress<kConfig.block_kv()>::rows_first(inputs.p_tile(tile), first_row, lane),
+                              MatrixAddress<kHeadDim>::rows_first(v_tile, 0, lane));
+    }
+    __syncthreads();  // O goes where other warps' tiles were
+    write_o(launch, inputs, cleaned, o, first_row, lane);
+}
+
+template <class T, class Shape>
+cudaError_t start_values(const Launch& launch, cudaStream_t stream) {
+    constexpr Config kConfig = Shape::kConfig;
+    static_assert(kConfig.value_shared_bytes() >= kConfig.q_bytes(), "O leaves through the tiles");
+    const auto kernel = values_kernel<T, Shape>;
+    const cudaError_t status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kConfig.value_shared_bytes());
+    if (status != cudaSuccess) return status;
+    const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
+    kernel<<<static_cast<unsigned>(blocks), kConfig.threads(), kConfig.value_shared_bytes(), stream>>>(launch);
+    return cudaGetLastError();
+}
+
+}  // namespace tessera::cuda::standard
