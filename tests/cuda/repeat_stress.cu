@@ -35,6 +35,7 @@ struct Configuration {
     Problem problem;
     std::vector<std::int64_t> lengths_q{}, lengths_kv{};  // ragged
 };
+void PrintTo(const Configuration& c, std::ostream* out) { *out << c.problem.describe(); }
 
 Problem shape(DType dtype, std::int64_t batch, std::int64_t len_q, std::int64_t len_kv, std::int64_t heads_q,
               std::int64_t heads_kv, std::int64_t dim, Mask mask = {}) {

@@ -119,17 +119,17 @@ TEST(bug_families, bug_26_30_offsets_past_2_to_the_32) {
 
 // flash-attention 2662: more than 4M keys
 TEST(bug_families, bug_27_four_million_keys) {
-    for (const auto& [head_dim, only] : small_dims(1)) {
+    for (const SmallDim& dim : small_dims(1)) {
         for (const std::int64_t extra : {-128, 0, 128}) {
             const std::int64_t len = (std::int64_t{1} << 22) + extra;
-            Problem p = make_problem(1, 1, len, 1, 1, head_dim, DType::bf16);
+            Problem p = make_problem(1, 1, len, 1, 1, dim.head_dim, DType::bf16);
             Attention a(p);
             a.q.fill_value(0);
             fill(a.v.view, Fill::index_coded, 0);
             double mean = 0;
             for (std::int64_t j = 0; j < len; ++j) mean += a.v.get(0, j, 0, 0) / static_cast<double>(len);
             for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
-                if (only && kernel.backend != *only) return;
+                if (dim.only && kernel.backend != *dim.only) return;
                 a.problem.mask = {};
                 if (!a.forward(kernel, {.threads = 2})) return;
                 EXPECT_NEAR(a.lse.get(0, 0, 0), std::log(static_cast<double>(len)), 2e-6 + 16 * 0x1p-20);
@@ -177,12 +177,12 @@ TEST(bug_families, bug_30_scores_past_2_to_the_32) {
 
 // pytorch 146704, 142228: more than 65,535 batch members or heads
 TEST_P(bug_families_limits, bug_32_seventy_thousand_batches_and_heads) {
-    for (const auto& [head_dim, only] : small_dims(2)) {
+    for (const SmallDim& dim : small_dims(2)) {
         for (const bool heads : {false, true}) {
             for (const std::int64_t n : {65'536, 70'000}) {
-                Attention a(heads ? make_problem(1, 1, 2, n, n / 2, head_dim, GetParam())
-                                  : make_problem(n, 1, 2, 1, 1, head_dim, GetParam()));
-                if (only) expect_forward_right(a, only);
+                Attention a(heads ? make_problem(1, 1, 2, n, n / 2, dim.head_dim, GetParam())
+                                  : make_problem(n, 1, 2, 1, 1, dim.head_dim, GetParam()));
+                if (dim.only) expect_forward_right(a, dim.only);
                 else expect_right(a);
             }
         }

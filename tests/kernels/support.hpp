@@ -11,6 +11,7 @@
 #include <initializer_list>
 #include <numeric>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,11 @@
 #include "core/numeric.hpp"
 #include "device/device_copy.hpp"
 #include "tessera/tessera.hpp"
+
+namespace tessera {
+/// How GoogleTest shows a parameter.
+inline void PrintTo(DType dtype, std::ostream* out) { *out << name_of(dtype); }
+}  // namespace tessera
 
 namespace tessera::check {
 
