@@ -42,7 +42,7 @@ class Allowed(NamedTuple):
 
 
 LOCAL_MEMORY = [
-    Allowed(r"fa2::forward_kernel<.*>", 296, 206, "loop-invariant values, and spills; being removed"),
+    Allowed(r"fa2::forward_kernel<.*>", 296, 206, "loop-invariant values, and spills; to be removed"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 88, 103, "scalars of a tile's ends, and the producer's; none in the main loop"),
     Allowed(r"fa3::forward_kernel<.*HeadDim128General>", 8, 3, "one scalar"),
     Allowed(r"fa3::forward_kernel<.*HeadDim256>", 8, 9, "of the producer"),

@@ -96,27 +96,6 @@ __global__ void products(const T* q, const T* k, const T* v, const float* p, flo
     }
 }
 
-/// O = P V with P in shared memory as well; p: [16][kKeys], v: [kKeys][D], o: [16][D].
-template <class T, int kHeadDim, int kKeys>
-__global__ void stored_product(const T* p, const T* v, float* o) {
-    extern __shared__ __align__(128) char memory[];
-    char* v_tile = memory + 16 * kKeys * 2;
-    fill_tile<kKeys>(memory, p, 16);
-    fill_tile<kHeadDim>(v_tile, v, kKeys);
-    __syncwarp();
-    const int lane = static_cast<int>(threadIdx.x);
-    float sums[1][kHeadDim / 8][4] = {};
-    multiply_stored_pv<T, kHeadDim>(sums, MatrixAddress<kKeys>::rows_first(memory, 0, lane),
-                                    MatrixAddress<kHeadDim>::rows_first(v_tile, 0, lane));
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            o[(lane / 4 + e / 2 * 8) * kHeadDim + 8 * n + lane % 4 * 2 + e % 2] = sums[0][n][e];
-        }
-    }
-}
-
 template <int kHeadDim>
 void expect_offsets_right() {
     constexpr int kChunks = kHeadDim / kChunk;
@@ -221,33 +200,7 @@ void expect_products_right() {
     }
 }
 
-template <class T, int kHeadDim, int kKeys>
-void expect_stored_product_right() {
-    constexpr std::size_t kDim = kHeadDim;
-    const Mirror<T> p(small_integers<T>(16 * kKeys, 16)), v(small_integers<T>(kKeys * kDim, 17));
-    Mirror<float> o(16 * kDim);
-    run_block(stored_product<T, kHeadDim, kKeys>, 32, (16 + kDim) * kKeys * 2, static_cast<const T*>(p.device()),
-              static_cast<const T*>(v.device()), o.device());
-    o.fetch();
-    for (std::size_t i = 0; i < 16 * kDim; ++i) {
-        double expected = 0;
-        for (std::size_t j = 0; j < kKeys; ++j) {
-            expected += as_double(p.host[i / kDim * kKeys + j]) * as_double(v.host[j * kDim + i % kDim]);
-        }
-        ASSERT_EQ(o.host[i], expected) << "query " << i / kDim << " column " << i % kDim;
-    }
-}
-
 class Chunks : public OnHopper {};
-
-TEST_F(Chunks, the_product_of_a_stored_p_is_exact_for_integers) {
-    for_both_types([](auto t) {
-        using T = decltype(t);
-        expect_stored_product_right<T, 64, 64>();
-        expect_stored_product_right<T, 128, 64>();
-        expect_stored_product_right<T, 256, 128>();
-    });
-}
 
 TEST_F(Chunks, offsets_are_a_permutation_in_which_eight_rows_of_a_chunk_meet_all_banks) {
     expect_offsets_right<64>();

@@ -75,7 +75,7 @@ struct Head {
 
     /// Brings a block of K and V; all threads of the block take part.
     __device__ __forceinline__ void load_kv(int first_key) const {
-        __syncthreads();                                                // all are done with the block before
+        __syncthreads();  // all are done with the block before
         const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // addresses are made anew
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.k(), k(), first_key, thread);
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v(), v(), first_key, thread);
@@ -97,13 +97,13 @@ struct Head {
 #pragma unroll
             for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-                for (int e = 0; e < 4; ++e) s[j][e] = __fmul_rn(s[j][e], launch.params.scale);
+                for (int e = 0; e < 4; ++e) s[j][e] = __fmul_rn(s[j][e], scores.scale);
             }
             if constexpr (kMasked) hide(s, visible, row, key);
         }
         weigh<T>(s, ml);
         if constexpr (kConfig.general) {
-            if (scores.drops()) scores.drop(s, row, key, shared.lane);
+            if (scores.keep_threshold != 0) scores.drop(s, row, key, shared.lane);
         }
     }
 
@@ -204,9 +204,8 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
                 char* at = shared.q() + chunk_offset<kConfig.head_dim>(row + 8 * r, chunk) + shared.lane % 4 * 4;
                 return reinterpret_cast<std::uint32_t*>(at);
             };
-            const auto scaled = [&](float x) { return fmaf(x, p.keep_scale, 0.0F); };  // -0 becomes 0, as in stage()
-            *to(0) = ptx::pack<T>(scaled(o.x), scaled(o.y));
-            *to(1) = ptx::pack<T>(scaled(o.z), scaled(o.w));
+            *to(0) = ptx::pack<T>(o.x * p.keep_scale, o.y * p.keep_scale);
+            *to(1) = ptx::pack<T>(o.z * p.keep_scale, o.w * p.keep_scale);
         }
     }
     shared.meet();
@@ -215,16 +214,16 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     constexpr int kRows = kConfig.block_q() / kWarps;
     const bool cleaned = shared.cleaned();
     store<kConfig.head_dim, kRows>(
-        shared.q(), target, q_begin, shared.warp * kRows, shared.lane, [&](uint4& chunk, int row, int column) {
-            if (!cleaned) return;
-            restore<T>(chunk, head.v(), max(head.visible.first(row), 0), head.visible.last(row) + 1, column);
+        shared.q(), target, q_begin, shared.warp * kRows, shared.lane, [&](const uint4& chunk, int row, int column) {
+            if (!cleaned) return chunk;
+            return restore<T>(chunk, head.v(), max(head.visible.first(row), 0), head.visible.last(row) + 1, column);
         });
     const int row = shared.lane + 32 * shared.warp;
     if (p.lse.data != nullptr && row < kConfig.block_q() && q_begin + row < member.len_q) {
         const std::int64_t offset = head_offset(p.lse, head.work.batch, member.first_q, head.work.head, sizeof(float));
         const float2 ml = stored.read_ml(row);
         reinterpret_cast<float*>(p.lse.data + offset)[(q_begin + row) * p.lse.row] =
-            finite_max(ml.x) + logf(ml.y * kWeightUnit<T>);
+            finite_max(ml.x) + logf(ml.y * exp2f(kWeightShift<T>));
     }
     shared.meet();  // all are done with the tile in shared memory
 }

@@ -9,8 +9,6 @@ struct Config {
     int block_kv;   ///< keys of a tile
     int warps;      ///< each has its own rows of the tile of queries
     int row_tiles;  ///< rows of a warp in units of 16: each fragment of K and V serves all of them
-    int stages;     ///< of K and of V. 2: one is loaded while the other is worked on. 1: V is loaded while K is, and K
-                    ///< of the next tile while V is
     bool q_in_registers;
     int blocks_per_sm;  ///< that registers must allow for
     bool general;       ///< softcap, ALiBi, bias, dropout and scales of 0 and less
@@ -18,10 +16,10 @@ struct Config {
     constexpr int rows_per_warp() const { return 16 * row_tiles; }
     constexpr int block_q() const { return rows_per_warp() * warps; }
     constexpr int threads() const { return 32 * warps; }
+    constexpr int stages() const { return 2; }  ///< of K and of V: one is loaded while the other is worked on
     constexpr int q_bytes() const { return block_q() * head_dim * 2; }
     constexpr int kv_bytes() const { return block_kv * head_dim * 2; }
-    constexpr int stage_bytes() const { return 2 * kv_bytes(); }  ///< K, then V
-    constexpr int shared_bytes() const { return q_bytes() + stages * stage_bytes(); }
+    constexpr int shared_bytes() const { return q_bytes() + 2 * stages() * kv_bytes(); }
 };
 
 /// The compiled shapes, as types: what __global__ functions can be templates of. The general shape of a head_dim has
@@ -31,7 +29,6 @@ struct HeadDim64 {
                                     .block_kv = 64,
                                     .warps = 4,
                                     .row_tiles = 2,
-                                    .stages = 2,
                                     .q_in_registers = true,
                                     .blocks_per_sm = 2,
                                     .general = false};
@@ -41,7 +38,6 @@ struct HeadDim64General {
                                     .block_kv = 64,
                                     .warps = 8,
                                     .row_tiles = 1,
-                                    .stages = 2,
                                     .q_in_registers = false,
                                     .blocks_per_sm = 2,
                                     .general = true};
@@ -51,7 +47,6 @@ struct HeadDim128 {
                                     .block_kv = 64,
                                     .warps = 4,
                                     .row_tiles = 2,
-                                    .stages = 2,
                                     .q_in_registers = false,
                                     .blocks_per_sm = 2,
                                     .general = false};
@@ -61,7 +56,6 @@ struct HeadDim128General {
                                     .block_kv = 64,
                                     .warps = 8,
                                     .row_tiles = 1,
-                                    .stages = 2,
                                     .q_in_registers = false,
                                     .blocks_per_sm = 1,
                                     .general = true};
@@ -71,7 +65,6 @@ struct HeadDim256 {
                                     .block_kv = 32,
                                     .warps = 8,
                                     .row_tiles = 1,
-                                    .stages = 2,
                                     .q_in_registers = false,
                                     .blocks_per_sm = 1,
                                     .general = false};
@@ -81,7 +74,6 @@ struct HeadDim256General {
                                     .block_kv = 32,
                                     .warps = 8,
                                     .row_tiles = 1,
-                                    .stages = 2,
                                     .q_in_registers = false,
                                     .blocks_per_sm = 1,
                                     .general = true};

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(const __grid_c
     const Rows& lse = params.lse;
     const std::int64_t offset = head_offset(lse, head.batch, head.member.first_q, head.head, sizeof(float));
     auto* to = reinterpret_cast<float*>(lse.data + offset);
-    to[query * lse.row] = m + logf(l * kWeightUnit<T>);
+    to[query * lse.row] = m + logf(l * exp2f(kWeightShift<T>));
 }
 
 template <class T>

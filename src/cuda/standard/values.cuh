@@ -65,9 +65,9 @@ __device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T
     const Target target = target_of<T>(p.o, offset, head.member.len_q, p.head_dim_v, launch.vector_o);
     const Visible visible(head.band);
     store<kConfig.head_dim, kConfig.rows_per_warp()>(
-        inputs.shared, target, inputs.q_begin, first_row, lane, [&](uint4& chunk, int row, int column) {
-            if (!cleaned) return;
-            restore<T>(chunk, inputs.v, max(visible.first(row), 0), visible.last(row) + 1, column);
+        inputs.shared, target, inputs.q_begin, first_row, lane, [&](const uint4& chunk, int row, int column) {
+            if (!cleaned) return chunk;
+            return restore<T>(chunk, inputs.v, max(visible.first(row), 0), visible.last(row) + 1, column);
         });
 }
 

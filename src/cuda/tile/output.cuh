@@ -5,6 +5,7 @@
 
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/chunks.cuh"
+#include "cuda/tile/score.cuh"
 
 namespace tessera::cuda {
 
@@ -19,9 +20,8 @@ __device__ __forceinline__ void stage(char* tile, const float (&o)[kRowTiles][kH
             const int row = first_row + 16 * m + 8 * r + lane / 4;
 #pragma unroll
             for (int n = 0; n < kHeadDim / 8; ++n) {
-                // + 0: whether -0 met further products of weight 0 must not show.
-                const float low = fmaf(o[m][n][2 * r], factor[m][r], 0.0F);
-                const float high = fmaf(o[m][n][2 * r + 1], factor[m][r], 0.0F);
+                const float low = o[m][n][2 * r] * factor[m][r];
+                const float high = o[m][n][2 * r + 1] * factor[m][r];
                 *reinterpret_cast<std::uint32_t*>(tile + chunk_offset<kHeadDim>(row, n) + lane % 4 * 4) =
                     ptx::pack<T>(low, high);
             }
@@ -70,36 +70,30 @@ __device__ __forceinline__ void store(const char* tile, const Target& target, in
 #pragma unroll 4
     for (int row = first_row + lane / kChunks; row < first_row + kRows; row += 32 / kChunks) {
         if (q_begin + row >= target.rows || column >= target.dim) continue;
-        uint4 chunk = *reinterpret_cast<const uint4*>(tile + chunk_offset<kHeadDim>(row, column / kChunk));
-        finish(chunk, q_begin + row, column);
-        target.store(q_begin + row, column, chunk);
+        const uint4 chunk = *reinterpret_cast<const uint4*>(tile + chunk_offset<kHeadDim>(row, column / kChunk));
+        target.store(q_begin + row, column, finish(chunk, q_begin + row, column));
     }
-}
-
-/// a + b in both halves of a word, where b is Inf or NaN; a elsewhere.
-template <class T>
-__device__ __forceinline__ std::uint32_t add_special(std::uint32_t a, std::uint32_t b) {
-    float sum[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const float old = ptx::unpack<T>(a, half);
-        const float other = ptx::unpack<T>(b, half);
-        sum[half] = isfinite(other) ? old : old + other;
-    }
-    return ptx::pack<T>(sum[0], sum[1]);
 }
 
 /// Inf and NaN of V were taken out of tiles that not every query sees whole (clean()); the queries that do see them get
-/// them back here. For eight columns of one row of O, which sees keys [begin, end).
+/// them back here. For eight columns of one row of O, which sees keys [begin, end). By value: what a function takes by
+/// reference lives in memory for all of the kernel that calls it.
 template <class T>
-__device__ __forceinline__ void restore(uint4& chunk, const Source& v, int begin, int end, int column) {
-#pragma unroll 1
+__device__ __noinline__ uint4 restore(uint4 chunk, Source v, int begin, int end, int column) {
+    T values[kChunk];
+    memcpy(values, &chunk, sizeof(chunk));
     for (int key = begin; key < end; ++key) {
-        const uint4 row =
-            elements(v.data + key * v.row_bytes + column * v.column_bytes, v.column_bytes, v.dim - column);
-        chunk = {add_special<T>(chunk.x, row.x), add_special<T>(chunk.y, row.y), add_special<T>(chunk.z, row.z),
-                 add_special<T>(chunk.w, row.w)};
+        const uint4 row = v.elements(key, column);
+        T others[kChunk];
+        memcpy(others, &row, sizeof(row));
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+            const auto other = static_cast<float>(others[i]);
+            if (!isfinite(other)) values[i] = static_cast<T>(static_cast<float>(values[i]) + other);
+        }
     }
+    memcpy(&chunk, values, sizeof(chunk));
+    return chunk;
 }
 
 }  // namespace tessera::cuda

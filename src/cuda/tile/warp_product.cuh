@@ -14,25 +14,26 @@ template <int kHeadDim>
 struct MatrixAddress {
     std::uint32_t base;
 
-    __device__ __forceinline__ explicit MatrixAddress(std::uint32_t address) : base(address) {}
-    __device__ __forceinline__ MatrixAddress(const char* tile, unsigned row, unsigned chunk)
+    __device__ __forceinline__ MatrixAddress(const char* tile, int row, int chunk)
         : base(ptx::shared_address(tile) + chunk_offset<kHeadDim>(row, chunk)) {}
     __device__ __forceinline__ std::uint32_t at(int rows, int chunks) const {
         return (base ^ (chunks * 16 % 128)) + chunks * 16 / 128 * 128 + rows * kHeadDim * 2;
     }
-    /// The same place in another tile, `bytes` on.
-    __device__ __forceinline__ MatrixAddress moved(int bytes) const { return MatrixAddress(base + bytes); }
-
+    __device__ __forceinline__ void move(int bytes) { base += bytes; }
     /// Chunk c ^ `chunks` (less than 8) wherever this one gives chunk c.
-    __device__ __forceinline__ MatrixAddress swapped(int chunks) const { return MatrixAddress(base ^ (chunks * 16)); }
+    __device__ __forceinline__ MatrixAddress swapped(int chunks) const {
+        MatrixAddress other = *this;
+        other.base ^= chunks * 16;
+        return other;
+    }
 
     /// Matrices (rows 0-7, chunk 0), (rows 8-15, chunk 0), (rows 0-7, chunk 1), (rows 8-15, chunk 1): Q, and V
     /// transposed.
-    __device__ static __forceinline__ MatrixAddress rows_first(const char* tile, unsigned row, unsigned lane) {
+    __device__ static __forceinline__ MatrixAddress rows_first(const char* tile, int row, int lane) {
         return {tile, row + lane % 16, lane / 16};
     }
     /// Matrices (rows 0-7, chunk 0), (rows 0-7, chunk 1), (rows 8-15, chunk 0), (rows 8-15, chunk 1): K.
-    __device__ static __forceinline__ MatrixAddress chunks_first(const char* tile, unsigned lane) {
+    __device__ static __forceinline__ MatrixAddress chunks_first(const char* tile, int lane) {
         return {tile, lane / 16 * 8 + lane % 8, lane / 8 % 2};
     }
 };
@@ -57,12 +58,11 @@ struct Queries {
     }
 };
 
-/// S = Q K^T over one tile of keys; s: [16 rows][8 keys][4]. `between`(i) is called once in each of the steps of 16
-/// dims, for work that can be done under the products.
-template <class T, int kHeadDim, int kRowTiles, bool kInRegisters, int kTiles, class Between>
+/// S = Q K^T over one tile of keys; s: [16 rows][8 keys][4].
+template <class T, int kHeadDim, int kRowTiles, bool kInRegisters, int kTiles>
 __device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4],
                                             Queries<kHeadDim, kRowTiles, kInRegisters>& queries,
-                                            const MatrixAddress<kHeadDim>& k, const Between& between) {
+                                            const MatrixAddress<kHeadDim>& k) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -85,14 +85,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4],
                 ptx::mma<T>(s[m][n + 1], q[m], b[2], b[3]);
             }
         }
-        between(step);
     }
-}
-template <class T, int kHeadDim, int kRowTiles, bool kInRegisters, int kTiles>
-__device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4],
-                                            Queries<kHeadDim, kRowTiles, kInRegisters>& queries,
-                                            const MatrixAddress<kHeadDim>& k) {
-    multiply_qk<T>(s, queries, k, [](int) {});
 }
 
 /// O += (16 columns of P, as A fragments) (16 rows of V); o: [16 rows][8 dims][4].
@@ -125,16 +118,12 @@ __device__ __forceinline__ void multiply_stored_pv(float (&o)[kRowTiles][kHeadDi
     }
 }
 
-/// O += P V over one tile of keys; p: [16 rows][8 keys][4], o: [16 rows][8 dims][4]. `prepare`(i) is called before
-/// columns 8 * i ... of P are used: work on them is then done under the products of those before.
-template <class T, int kHeadDim, int kRowTiles, int kTiles, class Prepare>
+/// O += P V over one tile of keys; p: [16 rows][8 keys][4], o: [16 rows][8 dims][4].
+template <class T, int kHeadDim, int kRowTiles, int kTiles>
 __device__ __forceinline__ void multiply_pv(float (&o)[kRowTiles][kHeadDim / 8][4],
-                                            const float (&p)[kRowTiles][kTiles][4], const MatrixAddress<kHeadDim>& v,
-                                            const Prepare& prepare) {
+                                            const float (&p)[kRowTiles][kTiles][4], const MatrixAddress<kHeadDim>& v) {
 #pragma unroll
     for (int step = 0; step < kTiles / 2; ++step) {
-        prepare(2 * step);
-        prepare(2 * step + 1);
         std::uint32_t a[kRowTiles][4];  // A fragments: 16 rows x 16 keys
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
@@ -145,12 +134,6 @@ __device__ __forceinline__ void multiply_pv(float (&o)[kRowTiles][kHeadDim / 8][
         }
         add_rows_of_v<T, kHeadDim>(o, a, v, step);
     }
-}
-
-template <class T, int kHeadDim, int kRowTiles, int kTiles>
-__device__ __forceinline__ void multiply_pv(float (&o)[kRowTiles][kHeadDim / 8][4],
-                                            const float (&p)[kRowTiles][kTiles][4], const MatrixAddress<kHeadDim>& v) {
-    multiply_pv<T, kHeadDim>(o, p, v, [](int) {});
 }
 
 }  // namespace tessera::cuda
