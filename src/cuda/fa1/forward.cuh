@@ -75,7 +75,7 @@ struct Head {
 
     /// Brings a block of K and V; all threads of the block take part.
     __device__ __forceinline__ void load_kv(int first_key) const {
-        __syncthreads();  // all are done with the block before
+        __syncthreads();                                                // all are done with the block before
         const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // addresses are made anew
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.k(), k(), first_key, thread);
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v(), v(), first_key, thread);
