@@ -24,12 +24,11 @@ import cubin  # noqa: E402
 # matches the whole name counts.
 NEEDS = [
     (r"fa3::forward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
-    (r"fa2::.*float.*", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
+    (r".*<float.*>", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
     (r"fa2::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
-    (r"standard::softmax.*", {"MUFU"}),
-    (r"standard::.*", {"HMMA", "LDGSTS", "LDSM"}),
-    (r"fa1::.*", set()),
+    (r"standard::(scores|values)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
+    (r"standard::softmax_kernel<.*>", {"MUFU"}),
 ]
 
 
@@ -41,10 +40,10 @@ class Allowed(NamedTuple):
     reason: str
 
 
+# To shrink, not to grow: a row that says NO LONGER NEEDED in the output is to be deleted.
 LOCAL_MEMORY = [
     Allowed(r"fa2::forward_kernel<.*>", 296, 206, "loop-invariant values, and spills; to be removed"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 88, 103, "scalars of a tile's ends, and the producer's; none in the main loop"),
-    Allowed(r"fa3::forward_kernel<.*HeadDim128General>", 8, 3, "one scalar"),
     Allowed(r"fa3::forward_kernel<.*HeadDim256>", 8, 9, "of the producer"),
 ]
 
@@ -88,7 +87,11 @@ def check(objects, needs=None, local_memory=None, allowed_messages=None):
     allowed_messages = ALLOWED_MESSAGES if allowed_messages is None else allowed_messages
     kernels, problems = [], []
     for path in map(pathlib.Path, objects):
-        found = cubin.kernels_of(path.read_bytes())
+        try:
+            found = cubin.kernels_of(path.read_bytes())
+        except ValueError as error:
+            problems.append(f"{path.name}: {error}")
+            continue
         if not found:
             problems.append(f"{path.name}: no kernels found")
         kernels += found
@@ -103,8 +106,9 @@ def check(objects, needs=None, local_memory=None, allowed_messages=None):
 
 
 def table(kernels):
-    """One line a kernel. Shared memory is what the kernel declares; launches add their own. Copies: LDGSTS and UTMALDG."""
-    yield f"{'kernel':<45}{'arch':>5}{'regs':>5}{'shared':>7}{'local':>6}{'LDL+STL':>8}{'code':>7}{'HGMMA':>6}{'HMMA':>5}{'copies':>7}"
+    """One line a kernel. Shared memory: what it declares; launches add their own. Copies: LDGSTS and UTMALDG."""
+    yield (f"{'kernel':<45}{'arch':>5}{'regs':>5}{'shared':>7}{'local':>6}{'LDL+STL':>8}{'code':>7}"
+           f"{'HGMMA':>6}{'HMMA':>5}{'copies':>7}")
     for k in sorted(kernels, key=lambda k: (k.name, k.architecture)):
         yield (f"{k.name[:45]:<45}{k.architecture:>5}{k.registers:>5}{k.shared_bytes:>7}{k.frame_bytes:>6}"
                f"{k.counts['LDL'] + k.counts['STL']:>8}{k.code_bytes:>7}"
@@ -119,8 +123,8 @@ def main() -> int:
     kernels, problems = check(options.objects)
     print("\n".join(table(kernels)))
     code = sum(k.code_bytes for k in kernels)
-    images = sum(cubin.image_bytes(pathlib.Path(o).read_bytes()) for o in options.objects)
-    print(f"{len(kernels)} kernels: {code / 1e6:.2f} MB of code in {images / 1e6:.2f} MB of images "
+    stored = sum(cubin.device_bytes(pathlib.Path(o).read_bytes()) for o in options.objects)
+    print(f"{len(kernels)} kernels: {code / 1e6:.2f} MB of code in {stored / 1e6:.2f} MB for devices "
           "(most of the rest: line numbers for profilers)")
     if options.library:
         print(f"{options.library.name}: {options.library.stat().st_size / 1e6:.2f} MB")

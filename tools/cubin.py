@@ -83,7 +83,7 @@ def images_of(fatbin: bytes):
             payload = fatbin[entry + entry_header:entry + entry_header + entry_length]
             if kind == KIND_ELF:
                 if not payload.startswith(b"\x7fELF"):
-                    raise ValueError("a compressed image: build with nvcc's --no-compress to have it checked")
+                    raise ValueError("a compressed image; to have it checked, build with CUDAFLAGS=--no-compress")
                 yield payload
             entry += entry_header + entry_length
         at = end
@@ -93,8 +93,9 @@ def fatbins_of(binary: bytes):
     return [s.data for s in sections_of(binary) if s.name == ".nv_fatbin"]
 
 
-def image_bytes(binary: bytes) -> int:
-    return sum(len(image) for fatbin in fatbins_of(binary) for image in images_of(fatbin))
+def device_bytes(binary: bytes) -> int:
+    """Of all that is in a binary for devices: images and PTX."""
+    return sum(map(len, fatbins_of(binary)))
 
 
 def attributes_of(info: bytes):

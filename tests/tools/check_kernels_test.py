@@ -69,11 +69,12 @@ def expect(true, what):
         failures.append(what)
 
 
-def compile_kernels(folder: pathlib.Path) -> pathlib.Path:
+def compile_kernels(folder: pathlib.Path, *options: str) -> pathlib.Path:
     source, made = folder / "bad.cu", folder / "bad.cu.o"
     source.write_text(KERNELS)
     command = [sys.executable, SOURCE / "tools/keep_compiler_log.py", NVCC, "-std=c++20", "--expt-relaxed-constexpr", "-O3",
-               "-gencode", "arch=compute_90a,code=sm_90a", "-I", SOURCE / "src", "-c", source, "-o", made]
+               "-gencode", "arch=compute_90a,code=sm_90a", "-I", SOURCE / "src", *options, "-c", source,
+               "-o", made]
     subprocess.run(command, check=True, capture_output=True)
     return made
 
@@ -129,6 +130,10 @@ def main() -> int:
         expect(product.registers >= 32 and product.frame_bytes == 0 and product.code_bytes > 0, f"read {product}")
         check_opcodes(made)
         check_findings(made)
+        if "--compress-mode" in subprocess.run([NVCC, "--help"], capture_output=True, text=True, check=True).stdout:
+            compressed = compile_kernels(pathlib.Path(folder), "--compress-mode=size")
+            found = problems_with(compressed, [(r".*", set())])
+            expect(any("a compressed image" in p for p in found), f"a compressed image passed: {found}")
     print("\n".join(failures) or "check_kernels finds what it is for")
     return 1 if failures else 0
 
