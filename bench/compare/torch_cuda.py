@@ -71,7 +71,10 @@ def calls_of(lib, row, schedules):
         name = f"tessera {schedule}"
         try:
             calls[name] = lib.prepare(shape, options, abi.FORWARD, dict(q=q, k=k, v=v, o=o, lse=lse))
-        except (RuntimeError, torch.cuda.OutOfMemoryError):  # refused, or its workspace does not fit beside the others
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:  # refused, or no memory for its workspace
+            lines = str(error).splitlines()
+            reason = next((line for line in lines if f"cuda.{schedule}." in line), lines[0])
+            print(f"{name}, {shape}: {reason.strip()}", file=sys.stderr)
             continue
         calls[name]()
         check(name, o, lse, q, k, v, causal)

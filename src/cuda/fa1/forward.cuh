@@ -21,7 +21,7 @@ struct Head {
     const Shared<kConfig>& shared;
     const Visible visible;
     const HeadScores<T> scores;
-    const int own;  // tiles of queries own, own + step(), ... are the group's
+    const int own;  // tiles of queries own, own + stride(), ... are the group's
 
     __device__ Head(const Launch& launch, const Work& work, const Shared<kConfig>& shared)
         : launch(launch),
@@ -31,7 +31,7 @@ struct Head {
           scores(launch.params, work.member, work.batch, work.head),
           own(work.part * kConfig.groups + shared.group) {}
 
-    __device__ __forceinline__ int step() const { return launch.parts * kConfig.groups; }
+    __device__ __forceinline__ int stride() const { return launch.parts * kConfig.groups; }
 
     // The rows of the head, made anew for every use: the registers that would keep them are needed in between.
     __device__ static __forceinline__ Work this_block(const Launch& launch) {
@@ -58,7 +58,7 @@ struct Head {
     /// The group's tiles of queries that see one of keys [begin, end).
     __device__ __forceinline__ QueryTiles tiles_of(int begin, int end) const {
         return {max(begin - visible.high, 0), min(end - visible.low, work.member.len_q), kConfig.block_q(), own,
-                step()};
+                stride()};
     }
     /// O, m and l of a tile as they are before the block of keys.
     __device__ __forceinline__ Stored<kConfig> stored_of(int first_key, int tile) const {
@@ -130,8 +130,9 @@ struct Head {
         multiply_pv<T, kHeadDim>(parts.o, s, v.swapped(2 * shared.warp));
     }
 
-    /// One tile of queries and one block of keys. `next`: the group's next tile, or none from `end` on.
-    __device__ __forceinline__ void step_of(int first_key, int tile, int next, int end) const {
+    /// One tile of queries and one block of keys, lines 8 to 13 of the algorithm. `next`: the group's next tile, or
+    /// none from `end` on.
+    __device__ __forceinline__ void step(int first_key, int tile, int next, int end) const {
         const int q_begin = tile * kConfig.block_q();
         ptx::cp_async_wait<0>();
         shared.meet();  // Q is there; all are done with what the last step exchanged
@@ -240,8 +241,8 @@ __device__ __forceinline__ void attend(const Launch& launch, const Shared<kConfi
         const QueryTiles tiles = head.tiles_of(first_key, min(first_key + kConfig.block_kv, work.member.len_kv));
         if (tiles.first < tiles.end) head.fetch(first_key, tiles.first);
         head.load_kv(first_key);
-        for (int tile = tiles.first; tile < tiles.end; tile += head.step()) {
-            head.step_of(first_key, tile, tile + head.step(), tiles.end);
+        for (int tile = tiles.first; tile < tiles.end; tile += head.stride()) {
+            head.step(first_key, tile, tile + head.stride(), tiles.end);
         }
     }
 }
@@ -251,8 +252,8 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void finish(const Launch& launch, const Shared<kConfig>& shared) {
     const Work work = Head<T, kConfig>::this_block(launch);
     const Head<T, kConfig> head(launch, work, shared);
-    const QueryTiles tiles(0, work.member.len_q, kConfig.block_q(), head.own, head.step());
-    for (int tile = tiles.first; tile < tiles.end; tile += head.step()) finish(head, tile);
+    const QueryTiles tiles(0, work.member.len_q, kConfig.block_q(), head.own, head.stride());
+    for (int tile = tiles.first; tile < tiles.end; tile += head.stride()) finish(head, tile);
 }
 
 template <class T, class Shape>

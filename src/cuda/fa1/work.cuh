@@ -30,17 +30,17 @@ struct Work {
     }
 };
 
-/// Tiles of queries of one group of warps, every step-th of the range.
+/// Tiles of queries of one group of warps, every stride-th of the range.
 struct QueryTiles {
     int first = 0;
     int end = 0;
 
     /// Those that hold one of queries [q_begin, q_end).
-    __device__ QueryTiles(int q_begin, int q_end, int block_q, int own, int step) {
+    __device__ QueryTiles(int q_begin, int q_end, int block_q, int own, int stride) {
         if (q_begin >= q_end) return;
         first = q_begin / block_q;
         end = (q_end + block_q - 1) / block_q;
-        first += (own - first % step + step) % step;
+        first += (own - first % stride + stride) % stride;
     }
 };
 

@@ -40,6 +40,14 @@ std::size_t workspace_bytes(const Problem& problem) {
     return arena.used();
 }
 
+/// Of the larger one of the two products.
+int shared_bytes(const Problem& p) {
+    const auto of = [](std::int64_t dim) {
+        return dim <= 64 ? HeadDim64::kConfig : dim <= 128 ? HeadDim128::kConfig : HeadDim256::kConfig;
+    };
+    return std::max(of(p.head_dim).score_shared_bytes(), of(p.head_dim_v).value_shared_bytes());
+}
+
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
     if (auto reason = refuse_below(device, kLeastCapability)) return reason;
     if (auto reason = refuse_sizes(problem)) return reason;
@@ -47,6 +55,9 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
     if (longest >= kMaxIndex || rows >= kMaxIndex) {
         return fmt::format("counts rows up to {}, got {} and {}", kMaxIndex, longest, rows);
+    }
+    if (const int has = properties(device).shared_bytes; shared_bytes(problem) > has) {
+        return fmt::format("needs {} bytes of shared memory, the device has {}", shared_bytes(problem), has);
     }
     const auto memory = static_cast<double>(properties(device).memory_bytes);
     const auto needed = static_cast<double>(workspace_bytes(problem));
