@@ -29,6 +29,7 @@ TileTally::~TileTally() {
     counters_->full += full_;
     counters_->partial += partial_;
     counters_->skipped += skipped_;
+    counters_->elements += elements_;
 }
 
 KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,

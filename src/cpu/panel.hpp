@@ -49,7 +49,10 @@ class TileTally {
     ~TileTally();
     TileTally(const TileTally&) = delete;
     TileTally& operator=(const TileTally&) = delete;
-    void ran(Coverage coverage) { ++(coverage == Coverage::full ? full_ : partial_); }
+    void ran(Coverage coverage, const Panel& panel, const KvTile& kv) {
+        ++(coverage == Coverage::full ? full_ : partial_);
+        elements_ += panel.queries * kv.keys;
+    }
     /// Of `all` tiles of a panel, `touched` ran.
     void skipped(std::int64_t all, std::int64_t touched) { skipped_ += all - touched; }
 
@@ -58,6 +61,7 @@ class TileTally {
     std::int64_t full_ = 0;
     std::int64_t partial_ = 0;
     std::int64_t skipped_ = 0;
+    std::int64_t elements_ = 0;
 };
 
 /// K and V rows [first, first + keys) in fp32. With `borrow`, rows that can be used where they lie are not copied: a

@@ -25,7 +25,7 @@ void run_queries(const Head& head, const Geometry& g, Range keys, const Gradient
         backward_tile(head, g, panel, kv, coverage, memory.panel(head, index), scratch,
                       memory.dk(head.member, head.kv_head, keys.begin),
                       memory.dv(head.member, head.kv_head, keys.begin));
-        tally.ran(coverage);
+        tally.ran(coverage, panel, kv);
     }
 }
 

@@ -92,7 +92,7 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
             const Coverage coverage = head.coverage(panel, kv);
             PanelSums sums = sums_of(index);
             step(head, g, panel, kv, coverage, q_t_of(index), scratch, sums);
-            tally.ran(coverage);
+            tally.ran(coverage, panel, kv);
         }
     }
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {

@@ -72,7 +72,7 @@ void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panel
             backward_tile(head, g, panel, slice(loaded, tile_keys), coverage, memory.panel(head, i), scratch,
                           memory.dk(head.member, head.kv_head, tile_keys.begin),
                           memory.dv(head.member, head.kv_head, tile_keys.begin));
-            tally.ran(coverage);
+            tally.ran(coverage, panel, slice(loaded, tile_keys));
         }
     }
 }
@@ -191,6 +191,7 @@ class Run {
         }
         call_.counters->full += ran_.full;
         call_.counters->partial += ran_.partial;
+        call_.counters->elements += ran_.elements;
         call_.counters->skipped += all - ran_.full - ran_.partial;
     }
 

@@ -74,7 +74,7 @@ void materialise_scores(const ForwardCall& call, const Geometry& g, const Work& 
     load_queries(work.head, g, work.panel, scratch.q_t);
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* s) {
         scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.other);
-        tally.ran(coverage);
+        tally.ran(coverage, work.panel, kv);
         ++touched;
     });
     tally.skipped(ceil_div(work.head.member.len_kv, g.block_kv), touched);
