@@ -44,6 +44,7 @@ LAYER_OF = {
     "src/device/": "device",
     "src/measure/": "measure",
     "src/plot/": "plot",
+    "src/walk/": "walk",
     "src/diagnose/": "diagnose",
     "cli/": "cli",
     "bench/": "bench",
@@ -57,7 +58,7 @@ LAYER_OF = {
 CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
-TOOLS = {"io", "device", "check", "measure", "plot", "diagnose"}
+TOOLS = {"io", "device", "check", "measure", "plot", "walk", "diagnose"}
 # Layer -> the layers that it may include besides itself.
 ALLOWED = {
     "include": set(),
@@ -83,6 +84,7 @@ ALLOWED = {
     "check": LIBRARY | {"io", "device"},
     "measure": LIBRARY | {"io", "device", "check"},
     "plot": {"include"},
+    "walk": LIBRARY,
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "cli": LIBRARY | TOOLS,
     "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/tile", "cuda/shared"},

@@ -9,13 +9,14 @@
 // neither on the number of threads nor on its batch neighbours (docs/decisions/fixed-split.md).
 #include <vector>
 
+#include "core/split.hpp"
 #include "cpu/panel.hpp"
 #include "cpu/schedules.hpp"
 
 namespace tessera::cpu::fa2 {
 namespace {
 
-constexpr std::int64_t kChunk = 512;    // keys; a merge costs under 1 % of a chunk's products
+constexpr std::int64_t kChunk = kSplitKeys;
 constexpr std::int64_t kMaxPanels = 4;  // panels of a task: they share each K/V tile that is loaded
 constexpr std::int64_t kTasksPerWorker = 4;
 
