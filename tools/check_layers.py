@@ -43,6 +43,8 @@ LAYER_OF = {
     "src/check/": "check",
     "src/device/": "device",
     "src/measure/": "measure",
+    "src/plot/": "plot",
+    "src/walk/": "walk",
     "src/diagnose/": "diagnose",
     "cli/": "cli",
     "bench/": "bench",
@@ -56,7 +58,7 @@ LAYER_OF = {
 CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
-TOOLS = {"io", "device", "check", "measure", "diagnose"}
+TOOLS = {"io", "device", "check", "measure", "plot", "walk", "diagnose"}
 # Layer -> the layers that it may include besides itself.
 ALLOWED = {
     "include": set(),
@@ -81,6 +83,8 @@ ALLOWED = {
     "device": {"include", "core"},
     "check": LIBRARY | {"io", "device"},
     "measure": LIBRARY | {"io", "device", "check"},
+    "plot": {"include"},
+    "walk": LIBRARY,
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "cli": LIBRARY | TOOLS,
     "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/tile", "cuda/shared"},
@@ -96,6 +100,8 @@ THIRD_PARTY = {
     "tbb/": {"api", "tests"},
     "nlohmann/": TOOLS | {"cli", "bench", "tests"},
     "CLI/": {"cli"},
+    "librsvg/": {"plot"},
+    "cairo": {"plot"},
     "gtest/": {"tests"},
     "gmock/": {"tests"},
     "rapidcheck": {"tests"},

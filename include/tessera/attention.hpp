@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 
+#include "tessera/observer.hpp"
 #include "tessera/plan.hpp"
 #include "tessera/tensor.hpp"
 
@@ -33,6 +34,7 @@ struct Execution {
     ParallelFor parallel_for{};        ///< empty: tessera's own (oneTBB)
     TileCounters* counters = nullptr;  ///< when set, the CPU kernels add their tile counts
     void* stream = nullptr;            ///< cudaStream_t; null: the default stream. Unused on the CPU
+    TileObserver* observer = nullptr;  ///< when set, the CPU kernels tell it of every tile
 };
 
 /// All tensors of a call live on plan.device. The cu_seqlens of a CUDA call are not validated, since reading them would
