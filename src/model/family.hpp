@@ -36,6 +36,11 @@ struct Constants {
     int launches = 1;
 };
 
+/// Where mma.sync is not the native product instruction (Hopper, Blackwell), kernels that fetch its operands by
+/// ldmatrix take so much longer than the instruction alone needs. Fitted on flash-attention's fa2 in
+/// bench/results/h200/forward.jsonl and peers.jsonl; where mma.sync is native, there is nothing to stretch.
+inline constexpr double kWarpStretch = 1.45;
+
 struct Family {
     const char* by;
     Schedule schedule;

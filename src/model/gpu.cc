@@ -53,7 +53,11 @@ struct Gpu {
         prediction.tile = tile;
     }
 
-    double product_rate() const { return q.machine.product_flop(q.problem.dtype, family.warp_wide); }
+    /// FLOP/clk of a multiprocessor that the kernel's products reach.
+    double product_rate() const {
+        const bool stretched = family.warp_wide && q.machine.warp_matrix_share < 1 && size_of(q.problem.dtype) <= 2;
+        return q.machine.product_flop(q.problem.dtype, family.warp_wide) / (stretched ? kWarpStretch : 1);
+    }
     double flop_per_pair() const { return q.pass == Pass::forward ? 2 * (d + dv) : 2 * (3 * d + 2 * dv); }
 
     double shared_bytes() const;
@@ -131,7 +135,8 @@ void Gpu::add_roofs() {
     const Machine& machine = q.machine;
     const auto& work = out.cost.work;
     const double per_ms = sms * machine.rated_clock_ghz * 1e6;  // clocks of all multiprocessors
-    account.roof("tensor", static_cast<double>(work.flop) / (product_rate() * per_ms));
+    account.roof("tensor",
+                 static_cast<double>(work.flop) / (machine.product_flop(q.problem.dtype, family.warp_wide) * per_ms));
     account.roof("exp unit", static_cast<double>(work.exps) / (machine.exp_rate * per_ms));
     account.roof("shared memory", static_cast<double>(work.bytes.shared) / (machine.shared_bytes * per_ms));
     account.roof("L2", static_cast<double>(work.bytes.l2) / (machine.l2_bytes * per_ms));
@@ -245,16 +250,10 @@ void Gpu::fa1() {
     add("shared memory", tiles * c.shared_exposed * t.shared / sms);
     add("meetings of warps", tiles * c.step_cycles / sms);
     add("idle cores", idle);
-    // O, m and l: read and written for every block of keys, and once more at the beginning and the end.
+    // O, m and l are prefetched between blocks; the first and the last pass over them have nothing to hide behind.
     const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);
     const double rate = machine.dram_gbs * machine.dram_copy_share * 1e6;
-    const double between = tiles * m * (8 * dv + 16);
     const double ends = rows * (2 * (4 * dv + 8) + dv * e);
-    const bool far = !w.residency.queries;
-    account.note("O, m, l between blocks",
-                 "{} * {:.0f} rows * {:.0f} B / {:.4g} GB/s = {:.4g} ms, {:.2f} of it exposed", units.tiles, m,
-                 8 * dv + 16, rate * 1e-6, between / rate, far ? c.state_exposed : 0.0);
-    if (far) account.part("O, m, l in DRAM", c.state_exposed * between / rate);
     account.note("first and last pass over O", "{:.4g} B / {:.4g} GB/s = {:.4g} ms", ends, rate * 1e-6, ends / rate);
     account.part("first and last pass", c.dram_exposed * ends / rate);
     account.note("launches", "{} * {:.3g} us", c.launches, machine.launch_us.value);

@@ -272,7 +272,7 @@ std::vector<Machine> gpu_machines() {
          .rated_clock_ghz = {1.856, "2250 TFLOP/s / (148 * 8192)"},
          .loaded_clock_ghz = {1.7, "estimate: 1000 W limit"},
          .matrix_flop = {8192, kRate},
-         .warp_matrix_share = {0.25, "estimate: mma.sync is kept for old code"},
+         .warp_matrix_share = {0.333, "estimate: as many FLOP/clk as on Hopper"},
          .fma_flop = {256, kGuide},
          .exp_rate = {16, kGuide},
          .shared_bytes = {128, kBank},
