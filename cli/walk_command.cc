@@ -43,6 +43,7 @@ struct WalkTensors {
     Problem problem;
     ForwardArgs args;
     BackwardArgs gradients;
+    TensorView d_o;
     OwnedTensor o, lse, dq, dk, dv;
 
     void make_results(bool backward) {
@@ -69,13 +70,12 @@ struct WalkTensors {
                      .cu_seqlens_kv = args.cu_seqlens_kv,
                      .o = o.view,
                      .lse = lse.view,
-                     .d_o = problem_d_o,
+                     .d_o = d_o,
                      .dlse = read.dlse,
                      .dq = dq.view,
                      .dk = dk.view,
                      .dv = dv.view};
     }
-    TensorView problem_d_o;
 };
 
 void read_tensors(const WalkOptions& options, WalkTensors& t) {
@@ -102,7 +102,7 @@ void read_tensors(const WalkOptions& options, WalkTensors& t) {
               .alibi_slopes = in.alibi_slopes,
               .cu_seqlens_q = in.cu_seqlens_q,
               .cu_seqlens_kv = in.cu_seqlens_kv};
-    t.problem_d_o = in.d_o;
+    t.d_o = in.d_o;
     options.scores.apply(t.problem);
     validate_options(t.problem);
 }
@@ -117,7 +117,7 @@ void generate_tensors(const WalkOptions& options, WalkTensors& t) {
     t.made =
         generate_inputs(t.problem, {}, Layout::bshd, check::Fill::normal, t.problem.dropout.seed, options.backward);
     t.args = {.q = t.made.q.view, .k = t.made.k.view, .v = t.made.v.view};
-    t.problem_d_o = t.made.d_o.view;
+    t.d_o = t.made.d_o.view;
     t.origin = fmt::format("generated, normal, seed {}", t.problem.dropout.seed);
 }
 
@@ -171,6 +171,9 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
                                                              : *t.args.cu_seqlens_q.at<std::int64_t>(i);
         };
         len_q = entry(member + 1) - entry(member);
+    }
+    if (len_q == 0) {
+        throw UsageError(options.inputs.files.empty() ? "--len" : "--member", "expected a query to follow, got none");
     }
     const walk::Selection selection = selection_of(options, plan, len_q);
     const Execution counted{.parallel_for = progress.counted_parallel_for()};
