@@ -23,9 +23,10 @@ using ParallelFor = std::function<void(std::int64_t tasks, int workers, const Ta
 
 /// Tiles that a call touched, as the kernel itself counted them.
 struct TileCounters {
-    std::atomic<std::int64_t> full{0};     ///< every pair visible: ran without mask code
-    std::atomic<std::int64_t> partial{0};  ///< some pairs visible: ran with the mask
-    std::atomic<std::int64_t> skipped{0};  ///< no pair visible: never touched
+    std::atomic<std::int64_t> full{0};      ///< every pair visible: ran without mask code
+    std::atomic<std::int64_t> partial{0};   ///< some pairs visible: ran with the mask
+    std::atomic<std::int64_t> skipped{0};   ///< no pair visible: never touched
+    std::atomic<std::int64_t> elements{0};  ///< (query, key) pairs of the tiles that ran, hidden ones too
 };
 
 /// How to run. Everything is optional.

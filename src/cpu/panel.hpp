@@ -52,7 +52,10 @@ class TileTally {
     ~TileTally();
     TileTally(const TileTally&) = delete;
     TileTally& operator=(const TileTally&) = delete;
-    void ran(Coverage coverage) { ++(coverage == Coverage::full ? full_ : partial_); }
+    void ran(Coverage coverage, const Panel& panel, const KvTile& kv) {
+        ++(coverage == Coverage::full ? full_ : partial_);
+        elements_ += panel.queries * kv.keys;
+    }
     /// Of `all` tiles of a panel, `touched` ran.
     void skipped(std::int64_t all, std::int64_t touched) { skipped_ += all - touched; }
     /// make_report() is called only when somebody looks on.
@@ -67,6 +70,7 @@ class TileTally {
     std::int64_t full_ = 0;
     std::int64_t partial_ = 0;
     std::int64_t skipped_ = 0;
+    std::int64_t elements_ = 0;
 };
 
 /// What an observer is told of a panel and some keys; the schedule adds the arrays.

@@ -26,7 +26,7 @@ void run_queries(const Head& head, const Geometry& g, Range keys, const Gradient
         float* dk = memory.dk(head.member, head.kv_head, keys.begin);
         float* dv = memory.dv(head.member, head.kv_head, keys.begin);
         backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
-        tally.ran(coverage);
+        tally.ran(coverage, panel, kv);
         tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
     }
 }

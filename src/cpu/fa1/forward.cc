@@ -92,7 +92,7 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
             const Coverage coverage = head.coverage(panel, kv);
             PanelSums sums = sums_of(index);
             step(head, g, panel, kv, coverage, q_t_of(index), scratch, sums);
-            tally.ran(coverage);
+            tally.ran(coverage, panel, kv);
             tally.tell([&] {
                 TileReport report = report_of(TileStep::values, head, panel, {first, first + kv.keys}, coverage, sums);
                 report.p = scratch.tiles.s;

@@ -74,7 +74,7 @@ void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panel
             float* dk = memory.dk(head.member, head.kv_head, tile_keys.begin);
             float* dv = memory.dv(head.member, head.kv_head, tile_keys.begin);
             backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
-            tally.ran(coverage);
+            tally.ran(coverage, panel, kv);
             tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
         }
     }
@@ -194,6 +194,7 @@ class Run {
         }
         call_.counters->full += ran_.full;
         call_.counters->partial += ran_.partial;
+        call_.counters->elements += ran_.elements;
         call_.counters->skipped += all - ran_.full - ran_.partial;
     }
 

@@ -124,7 +124,7 @@ void attend_chunk(std::span<const Work> works, const Geometry& g, std::int64_t c
             kv.keys = seen.end - first;
             const Coverage coverage = works[i].head.coverage(works[i].panel, kv);
             attend(works[i].head, g, works[i].panel, kv, coverage, q_t[i], tiles, *sums[i]);
-            tally.ran(coverage);
+            tally.ran(coverage, works[i].panel, kv);
             tally.tell([&] {
                 TileReport report =
                     report_of(TileStep::values, works[i].head, works[i].panel, {first, seen.end}, coverage, *sums[i]);

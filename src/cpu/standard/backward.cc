@@ -44,7 +44,7 @@ void materialise(const BackwardCall& call, const Geometry& g, const Workspace& w
         scratch.ds = workspace.ds + workspace.at(call.plan, g, head, index, first, panel.lanes);
         score_gradient(head, g, panel, kv, coverage, workspace.memory.panel(head, index), scratch);
         through_softcap(head, panel, kv, scratch);
-        tally.ran(coverage);
+        tally.ran(coverage, panel, kv);
         tally.tell([&] {
             return report_of(TileStep::weights, head, panel, kv, coverage, workspace.memory.panel(head, index),
                              scratch.s, scratch.ds);

@@ -86,7 +86,7 @@ void materialise_scores(const ForwardCall& call, const Geometry& g, const Work& 
     load_queries(work.head, g, work.panel, scratch.q_t);
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* s) {
         scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.other);
-        tally.ran(coverage);
+        tally.ran(coverage, work.panel, kv);
         tally.tell([&] {
             TileReport report = report_of(TileStep::scores, work.head, work.panel, keys_of(kv), coverage);
             report.s = s;
