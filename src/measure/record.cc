@@ -70,6 +70,11 @@ struct Reader {
         field = value.get<T>();
     }
     static void read(const Json& value, std::optional<double>& field) { field = value.get<double>(); }
+    /// A version may be a plain number: cuDNN's is.
+    static void read(const Json& value, std::map<std::string, std::string>& field) {
+        for (const auto& [name, text] : value.items())
+            field[name] = text.is_number_integer() ? text.dump() : text.get<std::string>();
+    }
 };
 
 }  // namespace

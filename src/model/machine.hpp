@@ -26,25 +26,25 @@ struct Machine {
     std::string name;   ///< "h200"; what --device takes
     std::string title;  ///< "NVIDIA H200 SXM, 141 GB"
     MachineKind kind = MachineKind::gpu;
-    Quantity capability;            ///< GPU: 9.0; CPU: 0
-    Quantity cores;                 ///< multiprocessors; hardware threads
-    Quantity clock_ghz;             ///< highest clock under light load (on a CPU: one thread busy)
-    Quantity rated_clock_ghz;       ///< the clock at which the maker states peak rates: roofs are drawn with it
-    Quantity loaded_clock_ghz;      ///< with all product units busy: what the power allows
-    Quantity matrix_flop;           ///< FLOP/clk/core of products: 16-bit inputs, fp32 sums; CPU: fp32 multiply-adds
-    Quantity warp_matrix_share;     ///< of it that warp-wide instructions (mma.sync) reach; 1 where they are the best
-    Quantity fma_flop;              ///< FLOP/clk/core of fp32 multiply-adds
-    Quantity exp_rate;              ///< exponentials/clk/core
-    Quantity shared_bytes;          ///< bytes/clk/core of near memory: shared memory; CPU: its second-level cache
-    Quantity shared_kib;            ///< KiB of it for one core
-    Quantity l2_bytes;              ///< bytes/clk/core from what all cores share: L2; CPU: its last level
-    Quantity l2_mib;                ///< MiB of it
-    Quantity reduce_bytes;          ///< bytes/clk/core of fp32 sums added there by all cores at once; CPU: 0
-    Quantity dram_gbs;              ///< GB/s, peak
-    Quantity dram_read_share;       ///< of it that reading reaches
-    Quantity dram_copy_share;       ///< of it that reading and writing at once reach
-    Quantity memory_gib;            ///< GiB of device memory
-    Quantity launch_us;             ///< microseconds from one kernel to the next; CPU: to start a parallel loop
+    Quantity capability;         ///< GPU: 9.0; CPU: 0
+    Quantity cores;              ///< multiprocessors; hardware threads
+    Quantity clock_ghz;          ///< highest clock under light load (on a CPU: one thread busy)
+    Quantity rated_clock_ghz;    ///< the clock at which the maker states peak rates: roofs are drawn with it
+    Quantity loaded_clock_ghz;   ///< with all product units busy: what the power allows
+    Quantity matrix_flop;        ///< FLOP/clk/core of products: 16-bit inputs, fp32 sums; CPU: fp32 multiply-adds
+    Quantity warp_matrix_share;  ///< of it that warp-wide instructions (mma.sync) reach; 1 where they are the best
+    Quantity fma_flop;           ///< FLOP/clk/core of fp32 multiply-adds
+    Quantity exp_rate;           ///< exponentials/clk/core
+    Quantity shared_bytes;       ///< bytes/clk/core of near memory: shared memory; CPU: its second-level cache
+    Quantity shared_kib;         ///< KiB of it for one core
+    Quantity l2_bytes;           ///< bytes/clk/core from what all cores share: L2; CPU: its last level
+    Quantity l2_mib;             ///< MiB of it
+    Quantity reduce_bytes;       ///< bytes/clk/core of fp32 sums added there by all cores at once; CPU: 0
+    Quantity dram_gbs;           ///< GB/s, peak
+    Quantity dram_read_share;    ///< of it that reading reaches
+    Quantity dram_copy_share;    ///< of it that reading and writing at once reach
+    Quantity memory_gib;         ///< GiB of device memory
+    Quantity launch_us;          ///< microseconds from one kernel to the next; CPU: to start a parallel loop
 
     bool supports(DType dtype) const;
     /// FLOP/clk/core of matrix products of this dtype; `warp_wide`: by mma.sync.

@@ -16,15 +16,15 @@ struct PredictOptions {
     /// Whose kernels: "tessera", "flash-attention" (its fa2 and fa3), "cudnn" (as fa3), or "" for the kernels that
     /// constants were fitted for, tessera's first.
     std::string by{};
-    std::optional<Tile> tile{};  ///< default: the kernel's own
-    int threads = 0;             ///< CPU: 0 for all cores of the machine
+    std::optional<Tile> tile{};                                    ///< default: the kernel's own
+    int threads = 0;                                               ///< CPU: 0 for all cores of the machine
     std::vector<std::pair<std::int64_t, std::int64_t>> members{};  ///< of a ragged batch, as in schedule::Workload
     bool worksheet = false;                                        ///< fill Prediction::worksheet
 };
 
 /// Time that one unit would need for the whole problem if nothing else took any, at the rated clock.
 struct Roof {
-    std::string name;    ///< "tensor", "exp unit", "shared memory", "L2", "DRAM", "launch"; CPU: "FMA", "exp", ...
+    std::string name;  ///< "tensor", "exp unit", "shared memory", "L2", "DRAM", "launch"; CPU: "FMA", "exp", ...
     double ms = 0;
     double percent = 0;  ///< of the predicted time
 };
@@ -44,19 +44,19 @@ struct WorksheetLine {
 struct Prediction {
     Schedule schedule{};
     Pass pass{};
-    std::string by;          ///< whose kernel
-    std::string fitted_on;   ///< Records behind the constants; empty: none, the constants are those of a relative
+    std::string by;         ///< whose kernel
+    std::string fitted_on;  ///< Records behind the constants; empty: none, the constants are those of a relative
     Tile tile{};
     double ms = 0;
-    double tflops = 0;       ///< visible pairs only
-    double clock_ghz = 0;    ///< that the power allows for it
-    std::string bound;       ///< the roof that is nearest, or "launch", "idle cores" when most of the time is that
+    double tflops = 0;     ///< visible pairs only
+    double clock_ghz = 0;  ///< that the power allows for it
+    std::string bound;     ///< the roof that is nearest, or "launch", "idle cores" when most of the time is that
     double percent_of_bound = 0;
     std::vector<Roof> roofs;
     std::vector<Part> parts;
-    schedule::Cost cost;     ///< as counted for this machine's L2
+    schedule::Cost cost;  ///< as counted for this machine's L2
     schedule::Footprint memory;
-    double intensity = 0;    ///< FLOP per byte of DRAM
+    double intensity = 0;  ///< FLOP per byte of DRAM
     std::vector<WorksheetLine> worksheet;
 };
 
