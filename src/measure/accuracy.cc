@@ -83,7 +83,8 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     result.record = record;
     result.kernels = fmt::format("{} {}", options.by, record.by == "cudnn" ? "" : name_of(*schedule));
     if (result.kernels.back() == ' ') result.kernels.pop_back();
-    result.predicted_ms = model::predict(problem, *schedule, pass, *machine, options).ms;
+    result.prediction = model::predict(problem, *schedule, pass, *machine, options);
+    result.predicted_ms = result.prediction.ms;
     return std::nullopt;
 }
 
