@@ -32,7 +32,7 @@ struct BenchOptions {
 
 /// A set, its plans, and those of them that are still to be measured.
 struct Work {
-    const BenchSet& set;
+    BenchSet set;
     std::vector<Plan> plans;
 };
 

@@ -15,7 +15,10 @@ namespace {
 using measure::SweepCell;
 using measure::SweepRow;
 
-std::string win_text(const std::optional<double>& win) { return win ? fmt::format("{:.2f}x", *win) : "-"; }
+/// 0: not known.
+std::string win_text(double win) { return win > 0 ? fmt::format("{:.2f}x", win) : "-"; }
+
+std::string model_text(double win, double share) { return win_text(win > 0 ? measure::whole_win(share, win) : 0); }
 
 std::string bound_text(const model::Prediction& p) { return fmt::format("{} {:.0f} %", p.bound, p.percent_of_bound); }
 
@@ -86,10 +89,10 @@ std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> s
         if (show_batch) cells.push_back(count_text(row.problem.batch));
         for (const SweepCell& cell : row.cells) cells.push_back(cell.known() ? milliseconds_text(cell.ms()) : "-");
         const SweepCell* best = row.best();
-        const auto win = best != nullptr ? row.win(*best) : std::nullopt;
+        const double win = row.win(best);
         cells.push_back(best != nullptr ? fmt::format("{:.3g}", best->tflops()) : "-");
         cells.push_back(win_text(win));
-        if (share) cells.push_back(win ? fmt::format("{:.2f}x", measure::whole_win(*share, *win)) : "-");
+        if (share) cells.push_back(model_text(win, *share));
         cells.push_back(best != nullptr ? fmt::format("{}: {}", name_of(best->schedule), bound_text(best->longest()))
                                         : "-");
         table.add(cells);
@@ -117,10 +120,10 @@ std::string schedules_text(const SweepRow& row, const model::Machine& machine, s
     for (const SweepCell& cell : row.cells) {
         if (!cell.known()) continue;
         const model::Prediction& p = cell.longest();
-        const auto win = row.win(cell);
+        const double win = row.win(&cell);
         std::vector<std::string> cells{name_of(cell.schedule), milliseconds_text(cell.ms()),
                                        fmt::format("{:.3g}", cell.tflops()), win_text(win)};
-        if (share) cells.push_back(win ? fmt::format("{:.2f}x", measure::whole_win(*share, *win)) : "-");
+        if (share) cells.push_back(model_text(win, *share));
         for (const auto& [title, name] : roofs) {
             const auto roof = std::find_if(p.roofs.begin(), p.roofs.end(),
                                            [&, wanted = name](const model::Roof& r) { return r.name == wanted; });
@@ -250,7 +253,7 @@ Json json_of(const SweepRow& row) {
         } else {
             entry["ms"] = cell.ms();
             entry["tflops"] = cell.tflops();
-            if (const auto win = row.win(cell)) entry["win"] = *win;
+            if (const double win = row.win(&cell); win > 0) entry["win"] = win;
             entry["passes"] = Json::array();
             for (const auto& pass : cell.passes) entry["passes"].push_back(json_of(pass));
         }

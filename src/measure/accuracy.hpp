@@ -16,6 +16,7 @@ struct Comparison {
     Record record;
     std::string kernels;  ///< whose, and which schedule: "flash-attention fa3"
     double predicted_ms = 0;
+    model::Prediction prediction{};
     double error() const { return predicted_ms / record.ms - 1; }
 };
 

@@ -11,10 +11,6 @@
 
 namespace tessera::measure {
 
-/// The Problem that a Record tells of; nothing when it does not tell all (ragged lengths, a mask or dtype in other
-/// words). Bias, dropout and the like are left out: the model does not know them.
-std::optional<Problem> problem_of(const Record& record);
-
 /// What the model says of the call that a Record measured, on `machine` or, when null, on the one that its device
 /// names. Nothing when the machine, the problem or the kernel is not known to the model.
 std::optional<model::Prediction> predict(const Record& measured, const model::Machine* machine = nullptr);

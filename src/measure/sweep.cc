@@ -62,10 +62,10 @@ const SweepCell* SweepRow::of(Schedule schedule) const {
     return nullptr;
 }
 
-std::optional<double> SweepRow::win(const SweepCell& cell) const {
+double SweepRow::win(const SweepCell* cell) const {
     const SweepCell* standard = of(Schedule::standard);
-    if (standard == nullptr || !cell.known() || !(cell.ms() > 0)) return std::nullopt;
-    return standard->ms() / cell.ms();
+    if (standard == nullptr || cell == nullptr || !cell->known() || !(cell->ms() > 0)) return 0;
+    return standard->ms() / cell->ms();
 }
 
 SweepRow sweep_one(const Problem& problem, const SweepQuestion& question) {
@@ -91,8 +91,7 @@ std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedul
     pair.options.worksheet = false;
     const auto faster = [&](std::int64_t len) {
         const SweepRow row = sweep_one(with_length(problem, len), pair);
-        const auto win = row.win(row.cells.back());
-        return win.has_value() && *win > 1;
+        return row.win(&row.cells.back()) > 1;
     };
     std::vector<Range> ranges;
     bool before = false;

@@ -33,8 +33,8 @@ struct SweepRow {
     /// The fastest schedule, or null when none is known.
     const SweepCell* best() const;
     const SweepCell* of(Schedule schedule) const;
-    /// Time of standard attention over that of `cell`; nothing when one of them is not known.
-    std::optional<double> win(const SweepCell& cell) const;
+    /// Time of standard attention over that of `cell`; 0 when one of them is not known.
+    double win(const SweepCell* cell) const;
 };
 
 /// What a sweep asks.
