@@ -7,9 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "measure/predicted.hpp"
+#include "measure/record.hpp"
+#include "model/predict.hpp"
 
 namespace tessera::measure {
+
+/// The Problem that a Record is about. Throws Error(bad_data) for a dtype, a mask or a feature that it does not know;
+/// "causal" alone is bottom-right. A ragged Record has no member lengths and can't be asked about.
+Problem problem_of(const Record& record);
 
 /// A Record beside its prediction.
 struct Comparison {

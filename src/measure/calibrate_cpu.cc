@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -68,7 +70,14 @@ Work dependent_steps() {
     };
 }
 
-std::vector<float> floats(std::size_t n, float value) { return std::vector<float>(n, value); }
+/// Tiles are aligned to a cache line.
+std::shared_ptr<float[]> floats(std::int64_t n, float value) {
+    const auto count = static_cast<std::size_t>(n);
+    std::shared_ptr<float[]> tile(static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t{64})),
+                                  [](float* memory) { ::operator delete[](memory, std::align_val_t{64}); });
+    std::fill_n(tile.get(), count, value);
+    return tile;
+}
 
 /// FLOP of the library's own tile product, operands in the first-level cache.
 Work products() {
@@ -80,12 +89,12 @@ Work products() {
             cpu::tile::matmul({.m = kRows,
                                .n = kLanes,
                                .k = kDepth,
-                               .a = a.data(),
+                               .a = a.get(),
                                .a_row = kDepth,
                                .a_k = 1,
-                               .b = b.data(),
+                               .b = b.get(),
                                .b_stride = kLanes,
-                               .c = c.data(),
+                               .c = c.get(),
                                .c_stride = kLanes});
         }
         return 2.0 * kRows * kLanes * kDepth * kTimes;
@@ -97,7 +106,7 @@ Work exponentials() {
     constexpr std::int64_t kKeys = 64, kLanes = 64;
     return [s = floats(kKeys * kLanes, 0.5F), lse = floats(kLanes, 2.0F)]() mutable {
         constexpr int kTimes = 20;
-        for (int i = 0; i < kTimes; ++i) cpu::tile::weights_from_lse(s.data(), lse.data(), kKeys, kLanes, kLanes);
+        for (int i = 0; i < kTimes; ++i) cpu::tile::weights_from_lse(s.get(), lse.get(), kKeys, kLanes, kLanes);
         return static_cast<double>(kKeys * kLanes * kTimes);
     };
 }
