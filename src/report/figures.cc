@@ -16,9 +16,29 @@ using plot::Point;
 using plot::Scale;
 using plot::Series;
 
-/// The same colour and shape for the same who in all plots of a device.
+constexpr const char* kDeterministic = ", deterministic";
+
+/// The same colour and shape for the same who in all plots of a device. Those that are often in one plot have colours
+/// far apart; who is not in the list gets what the device leaves free.
 int color_of(const DeviceRows& device, const std::string& who) {
-    return static_cast<int>(std::find(device.who.begin(), device.who.end(), who) - device.who.begin());
+    static const std::vector<std::string> preferred = {
+        "tessera fa3",      "cuDNN",       "FlashAttention-3", "tessera fa1",
+        "FlashAttention-2", "tessera fa2", "tessera standard"};
+    const std::string name = who.substr(0, who.find(kDeterministic));
+    const auto at = std::find(preferred.begin(), preferred.end(), name);
+    if (at != preferred.end()) return static_cast<int>(at - preferred.begin());
+    int color = 1;
+    for (const std::string& other : device.who) {
+        if (other == who) break;
+        if (std::find(preferred.begin(), preferred.end(), other) == preferred.end()) ++color;
+    }
+    return color;
+}
+
+Series series_of(const DeviceRows& device, const std::string& who, Mark mark = Mark::line_and_points) {
+    Series series{.name = who, .mark = mark, .color = color_of(device, who)};
+    series.dashed = who.ends_with(kDeterministic);
+    return series;
 }
 
 std::size_t lengths_of(const Group& group) {
@@ -52,12 +72,12 @@ std::string strongest_peer(const DeviceRows& device, const Group& group) {
 std::optional<Figure> speed_up_over(const DeviceRows& device, const Group& group, const std::string& base) {
     const auto bases = group.of(base);
     if (bases.size() < 2) return std::nullopt;
-    Figure figure{.title = fmt::format("Times as fast as {}: {}", base, group.title()), .subtitle = group.subtitle()};
+    Figure figure{.title = fmt::format("Over {}: {}", base, group.title()), .subtitle = group.subtitle()};
     figure.x = length_axis();
     figure.y = {.label = fmt::format("time of {} / time", base), .from_zero = true};
-    double first = INFINITY, last = 0;
+    double first = INFINITY, last = 0, highest = 0;
     for (const std::string& who : device.who) {
-        Series series{.name = who, .color = color_of(device, who)};
+        Series series = series_of(device, who);
         for (const Row* row : who == base ? std::vector<const Row*>{} : group.of(who)) {
             const auto same = std::find_if(bases.begin(), bases.end(), [&](const Row* b) {
                 return b->record.len_q == row->record.len_q && b->record.len_kv == row->record.len_kv;
@@ -67,12 +87,13 @@ std::optional<Figure> speed_up_over(const DeviceRows& device, const Group& group
             const double ratio = (*same)->record.ms / row->record.ms;
             series.points.push_back(
                 {length, ratio, fmt::format("{}, {} tokens: {:.3g} times as fast", who, length, ratio)});
-            first = std::min(first, length), last = std::max(last, length);
+            first = std::min(first, length), last = std::max(last, length), highest = std::max(highest, ratio);
         }
         if (!series.points.empty()) figure.series.push_back(std::move(series));
     }
     if (figure.series.empty() || first >= last) return std::nullopt;
-    figure.guides = {{{first, 1}, {last, 1}, base, 0.0}};
+    figure.guides = {{{first, 1}, {last, 1}}};
+    if (highest < 1.1) figure.y.most = 1.2;  // the line of 1 is not at the edge
     return figure;
 }
 
@@ -126,11 +147,11 @@ std::vector<Figure> speed_figures(const DeviceRows& device) {
     std::vector<Figure> figures;
     for (const Group& group : device.groups) {
         if (lengths_of(group) < 2) continue;
-        Figure figure{.title = "Speed: " + group.title(), .subtitle = group.subtitle()};
+        Figure figure{.title = group.title(), .subtitle = group.subtitle()};
         figure.x = length_axis();
         figure.y = {.label = unit.name, .from_zero = true};
         for (const std::string& who : device.who) {
-            Series series{.name = who, .color = color_of(device, who)};
+            Series series = series_of(device, who);
             for (const Row* row : group.of(who)) {
                 series.points.push_back({static_cast<double>(row->record.len_kv), row->record.tflops * unit.per_tflops,
                                          note_of(*row, unit)});
@@ -145,6 +166,9 @@ std::vector<Figure> speed_figures(const DeviceRows& device) {
 std::vector<Figure> speed_up_figures(const DeviceRows& device) {
     std::vector<Figure> figures;
     for (const Group& group : device.groups) {
+        const bool ours = std::any_of(group.rows.begin(), group.rows.end(),
+                                      [](const Row& row) { return row.who.starts_with("tessera"); });
+        if (!ours) continue;  // peers among themselves are no matter of this report
         for (const std::string& base : {std::string("tessera standard"), strongest_peer(device, group)}) {
             if (auto figure = speed_up_over(device, group, base)) figures.push_back(std::move(*figure));
         }
@@ -171,7 +195,7 @@ std::vector<Figure> roofline_figures(const DeviceRows& device) {
         figure.y = {.label = unit.name, .scale = Scale::log10};
         double least = INFINITY, most = 0;
         for (const std::string& who : device.who) {
-            Series series{.name = who, .mark = Mark::points, .color = color_of(device, who)};
+            Series series = series_of(device, who, Mark::points);
             for (const Row* row : rows) {
                 if (row->who != who) continue;
                 series.points.push_back(
@@ -210,35 +234,57 @@ std::string accuracy_text(const std::vector<const Row*>& rows) {
                        100 * median_of(errors), 100 * *std::max_element(errors.begin(), errors.end()));
 }
 
+namespace {
+
+/// One point for each row at (predicted, y(row)).
+Figure prediction_figure(const DeviceRows& device, const std::vector<const Row*>& rows, std::string title,
+                         double (*y)(const Row&)) {
+    Figure figure{.title = std::move(title), .subtitle = accuracy_text(rows)};
+    figure.x = {.label = "predicted (ms)", .scale = Scale::log10};
+    for (const std::string& who : device.who) {
+        Series series = series_of(device, who, Mark::points);
+        for (const Row* row : rows) {
+            if (row->who != who) continue;
+            const std::string note =
+                fmt::format("{}, {} x {}: predicted {:.4g} ms, measured {:.4g} ms", who, row->record.len_q,
+                            row->record.len_kv, row->prediction->ms, row->record.ms);
+            series.points.push_back({row->prediction->ms, y(*row), note});
+        }
+        if (!series.points.empty()) figure.series.push_back(std::move(series));
+    }
+    return figure;
+}
+
+}  // namespace
+
 std::vector<Figure> prediction_figures(const DeviceRows& device) {
     std::vector<Figure> figures;
     for (const char* pass : {"forward", "backward"}) {
         const auto rows = predicted_rows(device, pass);
         if (rows.size() < 2) continue;
-        Figure figure{.title = fmt::format("Predicted against measured: {}", pass), .subtitle = accuracy_text(rows)};
-        figure.x = {.label = "predicted (ms)", .scale = Scale::log10};
-        figure.y = {.label = "measured (ms)", .scale = Scale::log10};
-        double least = INFINITY, most = 0;
-        for (const std::string& who : device.who) {
-            Series series{.name = who, .mark = Mark::points, .color = color_of(device, who)};
-            for (const Row* row : rows) {
-                if (row->who != who) continue;
-                series.points.push_back(
-                    {row->prediction->ms, row->record.ms,
-                     fmt::format("{}, {} x {}: predicted {:.4g} ms, measured {:.4g} ms", who, row->record.len_q,
-                                 row->record.len_kv, row->prediction->ms, row->record.ms)});
-                least = std::min({least, row->prediction->ms, row->record.ms});
-                most = std::max({most, row->prediction->ms, row->record.ms});
-            }
-            if (!series.points.empty()) figure.series.push_back(std::move(series));
+        double least = INFINITY, most = 0, lowest = 0.75, highest = 1.25;
+        for (const Row* row : rows) {
+            least = std::min({least, row->prediction->ms, row->record.ms});
+            most = std::max({most, row->prediction->ms, row->record.ms});
+            highest = std::max(highest, row->record.ms / row->prediction->ms);
+            lowest = std::min(lowest, row->record.ms / row->prediction->ms);
         }
         least /= 1.3, most *= 1.3;
-        figure.x.least = figure.y.least = least;
-        figure.x.most = figure.y.most = most;
-        figure.guides = {{{least, least}, {most, most}, "equal", 0.9},
-                         {{least, least * 1.2}, {most / 1.2, most}, "+20 %", 0.6},
-                         {{least * 1.2, least}, {most, most / 1.2}, ""}};
-        figures.push_back(std::move(figure));
+        Figure times = prediction_figure(device, rows, fmt::format("Predicted against measured: {}", pass),
+                                         [](const Row& row) { return row.record.ms; });
+        times.y = {.label = "measured (ms)", .scale = Scale::log10, .least = least, .most = most};
+        times.x.least = least, times.x.most = most;
+        times.guides = {{{least, least}, {most, most}, "equal", 0.5}};
+        figures.push_back(std::move(times));
+        Figure ratios = prediction_figure(device, rows, fmt::format("How far off: {}", pass),
+                                          [](const Row& row) { return row.record.ms / row.prediction->ms; });
+        ratios.y = {.label = "measured / predicted"};
+        ratios.y.least = std::floor(lowest * 4) / 4, ratios.y.most = std::ceil(highest * 4) / 4;
+        ratios.x.least = least, ratios.x.most = most;
+        ratios.guides = {{{least, 1}, {most, 1}},
+                         {{least, 1.2}, {most, 1.2}, "+20 %", 1.0},
+                         {{least, 0.8}, {most, 0.8}, "-20 %", 1.0}};
+        figures.push_back(std::move(ratios));
     }
     return figures;
 }

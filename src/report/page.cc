@@ -22,10 +22,10 @@ constexpr const char* kLayout =
     "p{margin:.3em 0;max-width:75ch;color:var(--plot-quiet)}"
     "nav{display:flex;flex-wrap:wrap;gap:.4em 1.2em;margin:.8em 0}"
     "a{color:var(--plot-c0)}"
-    ".plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr));gap:14px}"
+    ".plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,380px),1fr));gap:14px}"
     "figure{margin:0;padding:8px;background:var(--plot-surface);border:1px solid var(--plot-grid);border-radius:10px}"
     ".plot{display:block;width:100%;height:auto}"
-    "details{margin:1.2em 0}summary{cursor:pointer;padding:.4em 0;color:var(--plot-c0)}"
+    "details{margin:.6em 0}summary{cursor:pointer;padding:.4em 0;color:var(--plot-c0)}"
     ".scroll{overflow-x:auto;border:1px solid var(--plot-grid);border-radius:10px;background:var(--plot-surface)}"
     "table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums;width:100%}"
     "th,td{padding:.3em .7em;text-align:left;white-space:nowrap;border-bottom:1px solid var(--plot-grid)}"
@@ -43,6 +43,7 @@ std::string styles() {
 
 /// The parts of a device's section, in order.
 struct Part {
+    const char* id;
     const char* name;
     const char* about;
     std::vector<plot::Figure> figures;
@@ -50,13 +51,13 @@ struct Part {
 
 std::vector<Part> parts_of(const DeviceRows& device) {
     return {
-        {"Speed by length", "Only pairs that the mask leaves count. Higher is faster.", speed_figures(device)},
-        {"Speed-up", "How many times as fast as the one named at the line of 1.", speed_up_figures(device)},
-        {"Roofline",
+        {"speed", "Speed by length", "Only pairs that the mask leaves count. Higher is faster.", speed_figures(device)},
+        {"speed-up", "Speed-up", "How many times as fast as the one named at the line of 1.", speed_up_figures(device)},
+        {"roofline", "Roofline",
          "Measured rates under what the device could do at most: left of the ridge memory sets the limit, right of it "
          "the products, or the exponentials where their line is lower.",
          roofline_figures(device)},
-        {"Predicted against measured", "The model's time for the same call. On the line they agree.",
+        {"predicted", "Predicted against measured", "The model's time for the same call. On the line they agree.",
          prediction_figures(device)}};
 }
 
@@ -81,22 +82,37 @@ std::string table_text(const DeviceRows& device) {
     return text + "</tbody></table></div>";
 }
 
-std::string device_text(const DeviceRows& device, std::size_t index) {
-    std::string text = fmt::format("<section id=\"device-{}\"><h2>{}</h2>\n<p>{}.</p>\n", index, escaped(device.name),
-                                   escaped(provenance(device)));
+/// Links to the parts of a device's section.
+std::string nav_text(const std::vector<Part>& parts, const std::string& id) {
+    std::string text = "<nav>";
+    for (const Part& part : parts) {
+        if (!part.figures.empty()) text += fmt::format("<a href=\"#{}-{}\">{}</a>", id, part.id, part.name);
+    }
+    return text + fmt::format("<a href=\"#{}-all\">Table</a></nav>\n", id);
+}
+
+std::string device_text(const DeviceRows& device, const std::string& id) {
+    const Provenance from = provenance(device);
+    const std::vector<Part> parts = parts_of(device);
+    std::string text =
+        fmt::format("<section id=\"{}\"><h2>{}</h2>\n<p>{}.</p>\n", id, escaped(device.name), escaped(from.when));
     for (const char* pass : {"forward", "backward"}) {
         if (const auto accuracy = accuracy_text(predicted_rows(device, pass)); !accuracy.empty())
             text += fmt::format("<p>{}: {}.</p>\n", pass, accuracy);
     }
-    for (const Part& part : parts_of(device)) {
+    if (!from.versions.empty())
+        text += fmt::format("<details><summary>Versions</summary><p>{}</p></details>\n", escaped(from.versions));
+    text += nav_text(parts, id);
+    for (const Part& part : parts) {
         if (part.figures.empty()) continue;
-        text += fmt::format("<h3>{}</h3>\n<p>{}</p>\n<div class=\"plots\">\n", part.name, part.about);
+        text += fmt::format("<h3 id=\"{}-{}\">{}</h3>\n<p>{}</p>\n<div class=\"plots\">\n", id, part.id, part.name,
+                            part.about);
         for (const plot::Figure& figure : part.figures)
             text += "<figure>" + plot::svg(figure, plot::Home::page) + "</figure>\n";
         text += "</div>\n";
     }
-    text += fmt::format("<details><summary>All {} measurements</summary>\n{}\n</details></section>\n", device.count(),
-                        table_text(device));
+    text += fmt::format("<details id=\"{}-all\"><summary>All {} measurements</summary>\n{}\n</details></section>\n", id,
+                        device.count(), table_text(device));
     return text;
 }
 
@@ -115,9 +131,10 @@ std::string html_page(const Sorted& sorted, const std::string& title) {
         "</head>\n<body><header><h1>{0}</h1>\n<nav>",
         escaped(title), styles());
     for (std::size_t i = 0; i < sorted.devices.size(); ++i)
-        text += fmt::format("<a href=\"#device-{}\">{}</a>", i, escaped(sorted.devices[i].name));
+        text += fmt::format("<a href=\"#d{}\">{}</a>", i, escaped(sorted.devices[i].name));
     text += "</nav></header>\n<main>\n";
-    for (std::size_t i = 0; i < sorted.devices.size(); ++i) text += device_text(sorted.devices[i], i);
+    for (std::size_t i = 0; i < sorted.devices.size(); ++i)
+        text += device_text(sorted.devices[i], fmt::format("d{}", i));
     text +=
         "<footer>Times are medians. Rates count the matrix products of visible pairs: forward 2 (d + dv), backward "
         "2 (3 d + 2 dv) for each.</footer>\n</main></body></html>\n";

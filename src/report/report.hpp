@@ -24,7 +24,11 @@ std::string markdown(const Sorted& sorted, const std::string& title);
 std::vector<std::string> table_columns(const DeviceRows& device);
 std::vector<std::string> table_cells(const DeviceRows& device, const Group& group, const Row& row);
 
-/// "2026-03-01 to 2026-03-02; commits a1b2c3, d4e5f6; versions ..." of a device's Records.
-std::string provenance(const DeviceRows& device);
+/// Where a device's measurements come from.
+struct Provenance {
+    std::string when;      ///< "138 measurements, 2026-03-01 to 2026-03-02"
+    std::string versions;  ///< "commits a1b2c3, d4e5f6; cudnn 9.19.0, tessera 0.1.0"
+};
+Provenance provenance(const DeviceRows& device);
 
 }  // namespace tessera::report

@@ -135,7 +135,9 @@ DeviceRows device_of(const std::string& name, std::map<decltype(key_of(Group()))
 
 }  // namespace
 
-std::string Group::title() const { return fmt::format("{}, {} mask, head_dim {}", pass, mask, head_dim); }
+std::string Group::title() const {
+    return fmt::format("{}, {}, head_dim {}", pass, mask == "full" ? "full mask" : mask, head_dim);
+}
 
 std::string Group::subtitle() const {
     return fmt::format("{}, {} head{}{}{}", dtype, heads, heads == "1" ? "" : "s", others.empty() ? "" : ", ", others);

@@ -65,7 +65,7 @@ std::vector<std::string> table_cells(const DeviceRows& device, const Group& grou
     return cells;
 }
 
-std::string provenance(const DeviceRows& device) {
+Provenance provenance(const DeviceRows& device) {
     std::set<std::string> days, commits, versions;
     for (const Group& group : device.groups) {
         for (const Row& row : group.rows) {
@@ -75,17 +75,17 @@ std::string provenance(const DeviceRows& device) {
         }
     }
     const std::string when = days.size() == 1 ? *days.begin() : *days.begin() + " to " + *days.rbegin();
-    std::string text = fmt::format("{} measurements, {}", device.count(), when);
-    if (!commits.empty())
-        text += fmt::format("; commit{} {}", commits.size() == 1 ? "" : "s", fmt::join(commits, ", "));
-    if (!versions.empty()) text += fmt::format("; {}", fmt::join(versions, ", "));
-    return text;
+    std::string text;
+    if (!commits.empty()) text = fmt::format("commit{} {}", commits.size() == 1 ? "" : "s", fmt::join(commits, ", "));
+    if (!versions.empty()) text += fmt::format("{}{}", text.empty() ? "" : "; ", fmt::join(versions, ", "));
+    return {fmt::format("{} measurements, {}", device.count(), when), text};
 }
 
 std::string markdown(const Sorted& sorted, const std::string& title) {
     std::string text = fmt::format("# {}\n", title);
     for (const DeviceRows& device : sorted.devices) {
-        text += fmt::format("\n## {}\n\n{}.\n", device.name, provenance(device));
+        const Provenance from = provenance(device);
+        text += fmt::format("\n## {}\n\n{}; {}.\n", device.name, from.when, from.versions);
         for (const char* pass : {"forward", "backward"}) {
             std::string rows;
             for (const Group& group : device.groups) {
