@@ -47,6 +47,9 @@ void add_commands(CLI::App& app, Session& session) {
     add_report_command(app, session);
     add_walk_command(app, session);
     add_why_command(app, session);
+    add_plan_command(app, session);
+    add_roofline_command(app, session);
+    add_calibrate_command(app, session);
     add_list_command(app, session);
     add_gen_command(app, session);
     app.footer(examples_text({{"tessera run qkv.safetensors --causal bottom-right -o out.safetensors",

@@ -83,7 +83,7 @@ ALLOWED = {
     "api": {"include", "core", "schedule", "model", "kernel", "registry"},
     "device": {"include", "core"},
     "check": LIBRARY | {"io", "device"},
-    "measure": LIBRARY | {"io", "device", "check"},
+    "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/tile"},
     "plot": {"include"},
     "walk": LIBRARY,
     "report": LIBRARY | {"measure", "plot"},

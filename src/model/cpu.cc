@@ -102,7 +102,7 @@ void Cpu::run() {
     account.note("clock", "{:.0f} of {:.0f} cores busy: {:.3f} GHz", busy, m.cores.value, out.clock_ghz);
 
     const double total = products + softmax + calls;
-    double share = total / busy;
+    const double share = total / busy;
     double idle = 0;
     const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
     const bool rounds = !forward && q.schedule == Schedule::fa2 && threads > 1 &&
@@ -122,12 +122,15 @@ void Cpu::run() {
                    static_cast<double>(q.problem.rows_kv() * q.problem.heads_kv) * (d + dv);
     bytes *= static_cast<double>(size_of(q.problem.dtype));
     if (!forward) bytes *= 2 * kGradientTensors;
-    const double matrices = q.schedule == Schedule::standard && !w.residency.scores
-                                ? static_cast<double>(out.cost.elements) * (forward ? 16.0 : 20.0)
-                                : 0;
-    account.note("cold memory", "{:.4g} B / {:.4g} GB/s = {:.4g} ms", bytes + matrices, read * 1e-6,
-                 (bytes + matrices) / read);
-    account.part("DRAM", (bytes + matrices) / read);
+    account.note("cold memory", "{:.4g} B / {:.4g} GB/s = {:.4g} ms", bytes, read * 1e-6, bytes / read);
+    account.part("DRAM", bytes / read);
+    if (q.schedule == Schedule::standard) {
+        // S, P (and dS) written and read, and each line that is written first comes to the cache.
+        const double matrices = static_cast<double>(out.cost.elements) * (forward ? 20.0 : 28.0);
+        const double rate = w.residency.scores ? m.l2_bytes * busy * per_ms : read;
+        account.note("N x N matrices", "{:.4g} B / {:.4g} GB/s = {:.4g} ms", matrices, rate * 1e-6, matrices / rate);
+        account.part("N x N matrices", matrices / rate);
+    }
     double loops = forward ? 1 : 3;
     if (rounds)
         loops += static_cast<double>(std::max(schedule::ceil_div(q.problem.len_q, tile.block_q),
@@ -138,7 +141,6 @@ void Cpu::run() {
                      loops * m.launch_us * 1e-3);
         account.part("launch", loops * m.launch_us * 1e-3);
     }
-    share = 0;
 }
 
 }  // namespace
@@ -148,8 +150,6 @@ void predict_cpu(const Question& question, Prediction& prediction) {
     cpu.run();
     cpu.add_roofs();
     cpu.account.close();
-    cpu.account.note("time", "sum of the parts = {:.4g} ms, {:.4g} GFLOP/s of visible pairs", prediction.ms,
-                     prediction.tflops * 1e3);
 }
 
 }  // namespace tessera::model

@@ -42,9 +42,11 @@ class Account {
     void part(std::string name, double ms) {
         if (ms > 0) prediction_.parts.push_back({std::move(name), ms});
     }
+    /// The time is not less than this: what is missing becomes a part.
+    void at_least(const char* name, double ms);
     void roof(std::string name, double ms) { prediction_.roofs.push_back({std::move(name), ms, 0}); }
 
-    /// Sum of the parts, raised to the highest roof; shares, bound, TFLOP/s.
+    /// Sum of the parts, raised to the highest roof; shares, bound, TFLOP/s; the last line of the worksheet.
     void close();
 
  private:

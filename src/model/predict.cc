@@ -81,37 +81,41 @@ schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t
     return w;
 }
 
+void Account::at_least(const char* name, double ms) {
+    double sum = 0;
+    for (const Part& part : prediction_.parts) sum += part.ms;
+    if (ms <= sum) return;
+    note("not faster than", "{}: {:.4g} ms, more than the parts' {:.4g} ms", name, ms, sum);
+    prediction_.parts.push_back({std::string("waiting for ") + name, ms - sum});
+}
+
 void Account::close() {
     Prediction& p = prediction_;
-    const double tflop = static_cast<double>(p.cost.work.flop) * 1e-12;
-    p.ms = 0;
-    for (const Part& part : p.parts) p.ms += part.ms;
     const auto highest =
         std::max_element(p.roofs.begin(), p.roofs.end(), [](const Roof& a, const Roof& b) { return a.ms < b.ms; });
-    if (highest != p.roofs.end() && highest->ms > p.ms) {
-        note("not above a roof", "{} alone needs {:.4g} ms, more than the sum of {:.4g} ms", highest->name, highest->ms,
-             p.ms);
-        p.parts.push_back({"waiting for " + highest->name, highest->ms - p.ms});
-        p.ms = highest->ms;
+    if (highest != p.roofs.end()) at_least(highest->name.c_str(), highest->ms);
+    p.ms = 0;
+    std::string sum;
+    for (const Part& part : p.parts) {
+        p.ms += part.ms;
+        sum += fmt::format("{}{} {:.4g}", sum.empty() ? "" : " + ", part.name, part.ms);
     }
     for (Roof& roof : p.roofs) roof.percent = p.ms > 0 ? 100 * roof.ms / p.ms : 0;
     if (highest != p.roofs.end()) {
         p.bound = highest->name;
         p.percent_of_bound = highest->percent;
     }
-    const auto share = [&](const std::string& name) {
-        double ms = 0;
-        for (const Part& part : p.parts) ms += part.name == name ? part.ms : 0;
-        return p.ms > 0 ? ms / p.ms : 0;
-    };
     constexpr double kMost = 0.5;
-    for (const char* name : {"launch", "idle cores"}) {
-        if (share(name) > kMost) p.bound = name, p.percent_of_bound = 100 * share(name);
+    for (const Part& part : p.parts) {
+        const bool is_none = part.name == "launch" || part.name == "idle cores";  // no unit is busy then
+        if (is_none && part.ms > kMost * p.ms) p.bound = part.name, p.percent_of_bound = 100 * part.ms / p.ms;
     }
-    p.tflops = p.ms > 0 ? tflop / (p.ms * 1e-3) : 0;
-    p.intensity = p.cost.work.bytes.dram > 0
-                      ? static_cast<double>(p.cost.work.flop) / static_cast<double>(p.cost.work.bytes.dram)
-                      : 0;
+    const auto flop = static_cast<double>(p.cost.work.flop);
+    const auto dram = static_cast<double>(p.cost.work.bytes.dram);
+    p.tflops = p.ms > 0 ? flop * 1e-9 / p.ms : 0;
+    p.intensity = dram > 0 ? flop / dram : 0;
+    note("time", "{} = {:.4g} ms", sum, p.ms);
+    note("rate", "{} FLOP of visible pairs / {:.4g} ms = {:.4g} TFLOP/s", p.cost.work.flop, p.ms, p.tflops);
 }
 
 std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
