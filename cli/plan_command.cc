@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera plan: how a problem would be run and what that is predicted to cost, beside every kernel that was not chosen.
+// tessera plan (or why): which kernel would run a problem and what that is predicted to cost, and why no other.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -79,10 +79,12 @@ void print_text(const Session& session, const Plan& plan, const Predictor& predi
     std::vector<std::pair<std::string, std::string>> facts{
         {"problem", plan.problem.describe()},
         {"pass", name_of(plan.pass)},
-        {"chosen", plan_text(plan)},
-        {"predicted for", predict.machine() ? fmt::format("{}: {}", predict.machine()->name, predict.machine()->title)
-                                            : "no machine: this one is not known, --device takes a machine file"},
-        {"cost", cost_text(chosen)}};
+        {"chosen", fmt::format("{}: {}", plan.kernel->name, plan.kernel->summary)},
+        {"runs as", plan_text(plan)},
+        {"cost", predict.machine() ? cost_text(chosen)
+                                   : "not predicted: this machine is not known, --device takes one or its file"}};
+    if (predict.machine())
+        facts.emplace_back("on", fmt::format("{}: {}", predict.machine()->name, predict.machine()->title));
     if (chosen) {
         facts.emplace_back("moves", fmt::format("{} of DRAM, {} beyond a core's own memory",
                                                 bytes_text(static_cast<double>(chosen->cost.work.bytes.dram)),
@@ -113,10 +115,14 @@ void execute(const PlanCommandOptions& options, const Session& session) {
 
 void add_plan_command(CLI::App& app, Session& session) {
     CLI::App* command = add_command(
-        app, session, "plan", "Plan a problem: the kernel with its predicted cost, beside the kernels not chosen",
+        app, session, "plan", "Say which kernel would run a problem, at what predicted cost, and why no other",
         {{"tessera plan --len 4096 --heads 32/8 --head-dim 128 --causal bottom-right --device xeon-16",
           "a causal prefill on a known host"},
+         {"tessera plan --len-q 1 --len-kv 8192 --dtype bf16", "one query against a long cache"},
+         {"tessera plan --ragged 100,37,1x512 --backward --schedule fa1",
+          "the backward of a ragged batch, by one schedule"},
          {"tessera calibrate -o host.json && tessera plan --len 2048 --device host.json", "on this one"}});
+    command->alias("why");
     auto options = std::make_shared<PlanCommandOptions>();
     options->shape.declare(*command, false);
     options->scores.declare(*command);

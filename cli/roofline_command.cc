@@ -128,7 +128,7 @@ void add_roofline_command(CLI::App& app, Session& session) {
         app, session, "roofline", "Predict what schedules cost on a device, and what bounds them; runs nothing",
         {{"tessera roofline --device h200 --len 512:65536 --heads 16 --head-dim 128 --causal bottom-right",
           "how time and win grow with the length"},
-         {"tessera roofline --device a100 --tokens 16384 --len 512:16384 --heads 32 --pass both --svg a100.svg",
+         {"tessera roofline --device a100 --tokens 16384 --len 512:16384 --pass both --svg a.svg",
           "the sizes of the papers, drawn"},
          {"tessera roofline --device h200 --len 4096 --schedule fa3 --worksheet", "the calculation, to be redone"},
          {"tessera roofline --device l4 --len 8192 --amdahl 0.4", "and what a whole model gains"},

@@ -72,8 +72,8 @@ model::Machine calibrate_gpu(const model::Machine& start, std::span<const Record
     else if (warp.found()) m.matrix_flop = {warp.value, provenance}, m.warp_matrix_share = {1, provenance};
     const Best exps = best(micro, "ex2", flop);  // one operation each
     set(m.exp_rate, exps, exps.value);
-    const Best fma = best(micro, "FMA", flop);
-    set(m.fma_flop, fma, fma.value);
+    const Best fma = best(micro, "FMA", flop);  // counted as one operation, too
+    set(m.fma_flop, fma, 2 * fma.value);
     const Best shared = best(micro, "shared memory", bytes);
     set(m.shared_bytes, shared, shared.value);
     const Best l2 = best(micro, "copy engine, L2", bytes);

@@ -69,7 +69,7 @@ void Gpu::standard() {
                      pass.traffic, pass.products, c.pass_exposed, ms);
         account.part(part, ms);
     };
-    add(first, "pass 1");
+    add(first, forward ? "scores" : "P and dS");
     if (forward) {
         const double held = 4 * std::min(static_cast<double>(q.problem.len_kv), kKeysHeld) + 64;
         const double blocks = std::clamp(std::floor(q.machine.shared_kib * 1024 / held), 1.0, kMostRows);
@@ -82,11 +82,11 @@ void Gpu::standard() {
             "pass 2: softmax",
             "traffic {:.4g} ms ({:.0f} rows at once); {:.0f} rows * {:.0f} clk / {:.0f} = {:.4g} ms: {:.4g} ms",
             traffic, blocks, rows, c.row_cycles, sms, row_time, ms);
-        account.part("pass 2", ms);
+        account.part("softmax", ms);
     } else {
-        add({"pass 2: dQ", elements * 4 / read_rate(), products * 0.2}, "pass 2");
+        add({"pass 2: dQ", elements * 4 / read_rate(), products * 0.2}, "dQ");
     }
-    add(last, "pass 3");
+    add(last, forward ? "values" : "dV and dK");
     add_launches(c.launches);
 }
 
