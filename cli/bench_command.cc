@@ -11,6 +11,7 @@
 #include "bench_case.hpp"
 #include "bench_table.hpp"
 #include "commands.hpp"
+#include "device_option.hpp"
 #include "measure/predicted.hpp"
 #include "parse.hpp"
 #include "tessera/error.hpp"
@@ -26,6 +27,7 @@ struct BenchOptions {
     std::string repeat = "9";
     std::string warm_up = "20";
     std::string output;
+    std::string device;
     bool resume = false;
     bool list_suites = false;
 };
@@ -86,13 +88,14 @@ struct Result {
     std::optional<measure::AboveRoof> above;
 };
 
-Result result_of(const Plan& plan, Record measured) {
+/// `machine`: that --device named; null: the one that the Record's device names.
+Result result_of(const Plan& plan, Record measured, const model::Machine* machine) {
     Result result{.measured = std::move(measured)};
-    if (const auto prediction = measure::predict(result.measured)) {
+    if (const auto prediction = measure::predict(result.measured, machine)) {
         result.predicted = measure::record_of(*prediction, result.measured);
         result.measured.bound = prediction->bound;
     }
-    const model::Machine* machine = model::machine_of_device(result.measured.device);
+    if (machine == nullptr) machine = model::machine_of_device(result.measured.device);
     if (machine == nullptr) return result;
     result.above = measure::above_roof(result.measured, plan.problem, *machine);
     return result;
@@ -113,11 +116,14 @@ bool refused(const Result& result) {
 
 void run_set(const BenchOptions& options, const Work& work, BenchRun& run, Session& session, Progress& progress,
              std::vector<Record>& records) {
-    const BenchTable table(work.plans, run.host);
+    std::optional<model::Machine> machine;
+    if (!options.device.empty()) machine = machine_of_option(options.device);
+    const BenchTable table(work.plans, run.host, machine ? &*machine : nullptr);
     if (!session.json) session.print(table.head());
     for (const Plan& plan : work.plans) {
         progress.step(fmt::format("{}, len {} x {}", plan.kernel->name, plan.problem.len_q, plan.problem.len_kv));
-        const Result result = result_of(plan, measure_case(plan, work.set, run, progress));
+        const Result result =
+            result_of(plan, measure_case(plan, work.set, run, progress), machine ? &*machine : nullptr);
         if (refused(result)) {
             session.exit_code = kCheckFailed;
             continue;
@@ -145,6 +151,7 @@ void print_suites(const Session& session) {
 void execute(const BenchOptions& options, Session& session) {
     if (options.list_suites) return print_suites(session);
     BenchRun run{.method = method_of(options)};
+    if (!options.device.empty()) machine_of_option(options.device);  // fails before the work
     const std::vector<BenchSet> sets = sets_of(options);
     std::vector<Work> works;
     for (std::size_t i = 0; i < sets.size(); ++i) {
@@ -192,6 +199,8 @@ void add_bench_command(CLI::App& app, Session& session) {
     add_text("--warm-up", options->warm_up, "MS",
              "Calls that are not counted before: one, and until this time; default 20");
     add_text("-o,--output", options->output, "FILE", "Append the records to this file, one line of JSON each");
+    add_text("--device", options->device, "NAME",
+             "Machine to predict with: a file of tessera calibrate, or a name; default: by the device's name");
     command->add_flag("--resume", options->resume, "Leave out cases that the output has of this commit and device");
     command->callback([options, &session] { execute(*options, session); });
 }

@@ -55,11 +55,13 @@ Table make_table(const std::vector<std::size_t>& shown, const std::vector<Record
 
 }  // namespace
 
-BenchTable::BenchTable(std::span<const Plan> plans, const measure::Host& host) : table_({}) {
+BenchTable::BenchTable(std::span<const Plan> plans, const measure::Host& host, const model::Machine* machine)
+    : table_({}) {
     std::vector<Record> records;
     for (const Plan& plan : plans) {
         records.push_back(described(plan, host));
-        with_prediction_ = with_prediction_ || measure::predict(records.back()).has_value();
+        records.back().ms = 1;  // a time is no part of a prediction, but a record without one is not asked about
+        with_prediction_ = with_prediction_ || measure::predict(records.back(), machine).has_value();
     }
     for (std::size_t d = 0; d < std::size(kDescribing); ++d) {
         const auto text = kDescribing[d].text;

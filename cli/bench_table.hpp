@@ -9,6 +9,7 @@
 #include "measure/bench.hpp"
 #include "measure/host.hpp"
 #include "measure/record.hpp"
+#include "model/machine.hpp"
 #include "table.hpp"
 #include "tessera/plan.hpp"
 
@@ -18,7 +19,8 @@ namespace tessera::cli {
 /// columns are what differs, and the measurements.
 class BenchTable {
  public:
-    BenchTable(std::span<const Plan> plans, const measure::Host& host);
+    /// `machine`: to predict with; null: found by the device's name.
+    BenchTable(std::span<const Plan> plans, const measure::Host& host, const model::Machine* machine);
 
     /// What the rows share, and the titles.
     std::string head() const;

@@ -16,6 +16,7 @@ namespace tessera::cli {
 void add_run_command(CLI::App& app, Session& session);
 void add_check_command(CLI::App& app, Session& session);
 void add_bench_command(CLI::App& app, Session& session);
+void add_report_command(CLI::App& app, Session& session);
 void add_walk_command(CLI::App& app, Session& session);
 void add_plan_command(CLI::App& app, Session& session);
 void add_roofline_command(CLI::App& app, Session& session);

@@ -44,6 +44,7 @@ void add_commands(CLI::App& app, Session& session) {
     add_run_command(app, session);
     add_check_command(app, session);
     add_bench_command(app, session);
+    add_report_command(app, session);
     add_walk_command(app, session);
     add_plan_command(app, session);
     add_roofline_command(app, session);

@@ -45,6 +45,7 @@ LAYER_OF = {
     "src/measure/": "measure",
     "src/plot/": "plot",
     "src/walk/": "walk",
+    "src/report/": "report",
     "src/diagnose/": "diagnose",
     "cli/": "cli",
     "bench/": "bench",
@@ -58,7 +59,7 @@ LAYER_OF = {
 CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
-TOOLS = {"io", "device", "check", "measure", "plot", "walk", "diagnose"}
+TOOLS = {"io", "device", "check", "measure", "plot", "walk", "report", "diagnose"}
 # Layer -> the layers that it may include besides itself.
 ALLOWED = {
     "include": set(),
@@ -85,6 +86,7 @@ ALLOWED = {
     "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/tile"},
     "plot": {"include"},
     "walk": LIBRARY,
+    "report": LIBRARY | {"measure", "plot"},
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "cli": LIBRARY | TOOLS,
     "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/tile", "cuda/shared"},

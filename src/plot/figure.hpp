@@ -78,8 +78,8 @@ struct Figure {
     std::vector<Guide> guides{};
     std::vector<Note> notes{};
     Names names = Names::automatic;
-    double width = 460;
-    double height = 360;
+    double width = 400;
+    double height = 320;  ///< with one line of title; further lines and the legend come on top
 };
 
 }  // namespace tessera::plot

@@ -10,12 +10,16 @@
 namespace tessera::plot {
 namespace {
 
+constexpr double kBold = 1.12;          // letters of titles and end labels are this much wider
 constexpr double kEdge = 8;             // free on every side
 constexpr double kLine = 18;            // from one baseline of text to the next
 constexpr double kSample = 22;          // room of a legend's sample
 constexpr double kPixelsPerX = 58;      // at least, between two numbers of an axis
 constexpr double kPixelsPerPower = 40;  // the same on a log axis, whose numbers are short
 constexpr double kPixelsPerY = 38;
+
+/// Where the plotting area begins below a single line of title.
+constexpr double heading_of_one_line() { return kEdge - 2 + 2 * kLine + 14; }
 
 std::vector<double> values_of(const Figure& figure, double Point::*coordinate) {
     std::vector<double> values;
@@ -27,7 +31,7 @@ std::vector<double> values_of(const Figure& figure, double Point::*coordinate) {
 
 double widest_name(const Figure& figure) {
     double widest = 0;
-    for (const Series& series : figure.series) widest = std::max(widest, text_width(series.name, kTextSize));
+    for (const Series& series : figure.series) widest = std::max(widest, text_width(series.name, kTextSize * kBold));
     return widest;
 }
 
@@ -73,7 +77,8 @@ Frame::Frame(const Figure& figure)
       y_scale_(figure.y.scale) {
     const Names names = names_of(figure, x);
     place_heading(figure, names == Names::legend);
-    bottom = figure.height - kEdge - 2 * kLine - 4;
+    height = figure.height + top - heading_of_one_line();
+    bottom = height - kEdge - 2 * kLine - 4;
     y_ticks = ticks(y, y_scale_, std::max(2, static_cast<int>((bottom - top) / kPixelsPerY)));
     double widest = 0;
     for (const Tick& tick : y_ticks) widest = std::max(widest, text_width(tick.text, kTextSize));
@@ -87,7 +92,7 @@ Frame::Frame(const Figure& figure)
 /// Title, subtitle, legend, and the label of the y axis, which stands above the axis so that nobody tilts the head.
 void Frame::place_heading(const Figure& figure, bool with_legend) {
     const double room = figure.width - 2 * kEdge;
-    title = wrapped_to(figure.title, kTitleSize, room);
+    title = wrapped_to(figure.title, kTitleSize * kBold, room);
     subtitle = wrapped_to(figure.subtitle, kTextSize, room);
     double baseline = kEdge - 2 + kLine * static_cast<double>(title.size() + subtitle.size());
     if (with_legend) {

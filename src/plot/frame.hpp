@@ -34,7 +34,8 @@ struct Frame {
     std::vector<std::string> subtitle;  ///< lines
     std::vector<LegendEntry> legend;
     std::vector<EndLabel> end_labels;
-    double left = 0;  ///< of the plotting area, in pixels
+    double height = 0;  ///< of the whole drawing, in pixels
+    double left = 0;    ///< of the plotting area
     double top = 0;
     double right = 0;
     double bottom = 0;

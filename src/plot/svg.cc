@@ -43,9 +43,10 @@ class Drawing {
 
     void head() {
         const Palette& light = palette(Theme::light);
-        put("<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"plot\" viewBox=\"0 0 {0:g} {1:g}\"", figure_.width,
-            figure_.height);
-        if (home_ == Home::file) put(" width=\"{:g}\" height=\"{:g}\"", figure_.width, figure_.height);
+        // An HTML page knows what an <svg> is; a file must say it.
+        put("<svg{} class=\"plot\" viewBox=\"0 0 {:g} {:g}\"",
+            home_ == Home::file ? " xmlns=\"http://www.w3.org/2000/svg\"" : "", figure_.width, frame_.height);
+        if (home_ == Home::file) put(" width=\"{:g}\" height=\"{:g}\"", figure_.width, frame_.height);
         put(" role=\"img\" aria-label=\"{}\" font-family=\"{}\" font-size=\"{:g}\">\n", escaped(figure_.title),
             escaped(kFontFamily), kTextSize);
         put("<title>{}</title>\n", escaped(figure_.title));

@@ -135,6 +135,12 @@ void add_skipped(Trace& trace) {
     }
 }
 
+/// Does some query of the tile see a key?
+bool touches_keys(const Trace& trace) {
+    const Band band = trace.plan.problem.mask.bind(trace.len_q, trace.len_kv);
+    return !band.kv_range(trace.queries.begin, trace.queries.end).empty();
+}
+
 void add_traffic(Trace& trace) {
     const std::int64_t block = std::min(trace.plan.tile.block_q, trace.len_q);
     TrafficCount count(trace.plan, trace.queries.size(), (trace.len_q + block - 1) / block);
@@ -170,6 +176,10 @@ Trace traced(const Plan& plan, const Args& args, const Selection& selection, Exe
     how.observer = &recorder;
     const Workspace workspace(plan);
     run(plan, args, workspace, how);
+    if (trace.steps.empty() && touches_keys(trace)) {
+        throw Error(ErrorCode::unsupported, plan.kernel->name,
+                    fmt::format("does not tell its steps for {} problems of this kind", name_of(plan.problem.dtype)));
+    }
     add_skipped(trace);
     add_traffic(trace);
     return trace;

@@ -65,7 +65,8 @@ struct Trace {
 
 /// Runs forward(plan, args, ...) and follows one tile of queries; `args.o` and `args.lse` receive what forward() gives.
 /// The plan must be one of a CPU kernel, with one thread, so that steps come in the order of the algorithm: otherwise
-/// Error(invalid_argument). A selection outside the Problem is Error(invalid_argument) naming batch, head or row.
+/// Error(invalid_argument). Error(unsupported) when the kernel tells nothing. A selection outside the Problem is
+/// Error(invalid_argument) naming batch, head or row.
 Trace trace_forward(const Plan& plan, const ForwardArgs& args, const Selection& selection, const Execution& how = {});
 
 /// The same for backward(plan, args, ...).

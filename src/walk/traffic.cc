@@ -66,10 +66,10 @@ void TrafficCount::forward(TileStep step, double keys) {
 }
 
 /// Standard (Algorithm 3): P read for dV, dP written, P and dP read and dS written, dS read for dQ and again for dK: 7
-/// passes over the tile; of the queries Q, dQ and twice dO, of the keys K, V, dK, dV. Its P is the forward's, kept; where
-/// the CPU kernel makes P again it is counted as that read. fa1, fa2 (Algorithm 4): per tile Q, dO, LSE and D of the
-/// queries are read, dQ is read and written, in fp32; K, V, dK, dV of the keys are read or written once for all tiles of
-/// queries.
+/// passes over the tile; of the queries Q, dQ and twice dO, of the keys K, V, dK, dV. Its P is the forward's, kept;
+/// where the CPU kernel makes P again it is counted as that read. fa1, fa2 (Algorithm 4): per tile Q, dO, LSE and D of
+/// the queries are read, dQ is read and written, in fp32; K, V, dK, dV of the keys are read or written once for all
+/// tiles of queries.
 void TrafficCount::backward(TileStep step, double keys) {
     const double matrix = element_ * queries_ * keys;
     if (!begun_) {

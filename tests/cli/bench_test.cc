@@ -5,6 +5,7 @@
 #include <sstream>
 #include <thread>
 
+#include "measure/machine_file.hpp"
 #include "measure/record.hpp"
 #include "process.hpp"
 
@@ -69,6 +70,41 @@ TEST_F(BenchTest, mistakes_in_a_suite_name_the_field) {
     expect_error("bench --suite ./missing.json", 66, "missing.json");
     expect_error("bench --len 16 --resume", 2, "--resume: expected with --output");
     expect_error("bench --len 16 --warm-up -1", 2, "--warm-up: expected 0..60000");
+}
+
+/// A machine file whose products are `factor` times as fast as those of a known host.
+std::string machine_file(double factor) {
+    model::Machine machine = *model::find_machine("xeon-16");
+    machine.matrix_flop = {machine.matrix_flop * factor, "a test"};
+    machine.clock_ghz.source = machine.dram_gbs.source = "a test";
+    machine.dram_gbs.value = 1e6;
+    return measure::to_json(machine).dump();
+}
+
+TEST_F(BenchTest, predictions_stand_beside_measurements) {
+    write("m.json", machine_file(10));
+    const std::string bench = "bench --len 64,128 --heads 2 --repeat 2 --warm-up 0 --device m.json";
+    const Outcome outcome = run_ok(bench + " -o r.jsonl");
+    EXPECT_NE(outcome.out.find("predicted"), std::string::npos) << outcome.out;
+    const auto records = measure::read_records(path("r.jsonl"));
+    ASSERT_EQ(records.size(), 4U);
+    EXPECT_EQ(records[0].what, "measured");
+    EXPECT_EQ(records[1].what, "predicted");
+    EXPECT_EQ(records[1].len_q, 64);
+    EXPECT_GT(records[1].ms, 0);
+    EXPECT_FALSE(records[0].bound.empty());
+    run_ok(bench + " -o r.jsonl --resume");
+    EXPECT_EQ(measure::read_records(path("r.jsonl")).size(), 4U);
+}
+
+TEST_F(BenchTest, figures_above_the_roof_are_refused) {
+    write("m.json", machine_file(1e-6));
+    const Outcome outcome = run("bench --len 256 --heads 2 --repeat 2 --warm-up 0 --device m.json -o r.jsonl");
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_NE(outcome.err.find("above the"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("not recorded"), std::string::npos) << outcome.err;
+    EXPECT_TRUE(measure::read_records(path("r.jsonl")).empty());
+    expect_error("bench --len 16 --device nosuch", 2, "--device: expected a machine file");
 }
 
 TEST_F(BenchTest, a_killed_run_goes_on_where_it_was) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // src/measure: statistics, work, records and their files.
+#include <chrono>
+#include <thread>
 #include "measure/bench.hpp"
 #include "measure/host.hpp"
 #include "measure/record.hpp"
 #include "measure/statistics.hpp"
 #include "measure/work.hpp"
-#include <chrono>
-#include <thread>
 
 #include "process.hpp"
 #include "tessera/error.hpp"
@@ -77,7 +77,8 @@ class StepGauge : public Gauge {
 TEST(Bench, power_is_energy_over_time_of_the_calls) {
     const StepGauge gauge;
     const auto call = [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
-    const Measurement measured = time_call(call, [] {}, {.repeat = 4}, &gauge);
+    const Measurement measured = time_call(
+        call, [] {}, {.repeat = 4}, &gauge);
     EXPECT_EQ(measured.clock_mhz, 1000);
     ASSERT_TRUE(measured.watts.has_value());
     EXPECT_LT(*measured.watts, 501);  // 10 J in 20 ms, or a little longer

@@ -151,7 +151,7 @@ TEST(Png, is_a_picture_of_the_asked_size_or_a_clear_refusal) {
     EXPECT_EQ(bytes.substr(0, 8), "\x89PNG\r\n\x1a\n");
     const auto at = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
     EXPECT_EQ(at(18) * 256 + at(19), static_cast<int>(2 * figure.width));
-    EXPECT_EQ(at(22) * 256 + at(23), static_cast<int>(2 * figure.height));
+    EXPECT_EQ(at(22) * 256 + at(23), static_cast<int>(2 * Frame(figure).height));
     EXPECT_THROW(png("no svg"), Error);
     EXPECT_THROW(png(svg(figure), 1e6), Error);
 }
