@@ -39,7 +39,7 @@ struct Extras<T, true> {
     /// Dropped ones of the weights [kBegin, kBegin + kChunk) become 0.
     template <int kBegin, int kChunk, int kCount>
     __device__ __forceinline__ void drop(float (&weights)[kCount], int first_key) const {
-        if (head.keep_threshold == 0) return;
+        if (!head.drops()) return;
         auto& fragments = reinterpret_cast<float(&)[kChunk / 4][4]>(weights[kBegin]);
         head.drop(fragments, query, first_key + 2 * kBegin + lane % 4 * 2, lane);
     }
