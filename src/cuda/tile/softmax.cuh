@@ -112,16 +112,17 @@ struct alignas(16) RowPair {
         }
     }
 
-    /// l for the maxima that are now.
+    /// l for the maxima that are now. Here and in add(): not to be fused in one copy of the code and left apart in
+    /// another, or a row's bits would depend on where in a tile it is.
     __device__ __forceinline__ void rescale(const Raised& raised) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) sum[r] *= raised.rescale[r];
+        for (int r = 0; r < 2; ++r) sum[r] = __fmul_rn(sum[r], raised.rescale[r]);
     }
 
     /// Adds the sums of a block: one number each, so that rounding errors stay small over long rows.
     __device__ __forceinline__ void add(const float (&part)[2]) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) sum[r] += part[r];
+        for (int r = 0; r < 2; ++r) sum[r] = __fadd_rn(sum[r], part[r]);
     }
 
     /// `rescale`: what O has to be multiplied by.
@@ -151,7 +152,7 @@ struct alignas(16) RowPair {
     __device__ __forceinline__ float lse(int r, const Scale& scale) const {
         const float l = sum[r] * kWeightUnit<T>;
         const float m = offset(max[r], scale);
-        if (!(fabsf(m) < kFusedLimit)) return max[r] * scale.natural + ptx::log2_approx(l) * kNaturalLog2;
+        if (!(fabsf(m) < kFusedLimit)) return fmaf(max[r], scale.natural, ptx::log2_approx(l) * kNaturalLog2);
         return (m - kWeightShift<T> + ptx::log2_approx(l)) * kNaturalLog2;
     }
 
