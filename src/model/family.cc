@@ -198,7 +198,9 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
     }
     if (std::string_view(family.by) == "cudnn") return choose(kCudnn, dim, cut);
     if (!ours) return choose(kFlash3, dim, cut);
-    if (dim <= 64 && (problem.ragged || cut) && problem.len_kv <= kShort) return {128, 128};
+    const Band band = problem.mask.bind(problem.len_q, problem.len_kv);
+    const std::int64_t row = std::min(problem.len_kv, band.high - band.low + 1);  // keys that a query may see
+    if (dim <= 64 && (problem.ragged || cut) && row <= kShort) return {128, 128};
     if (problem.head_dim > 128 && problem.head_dim <= 192 && problem.head_dim_v <= 128) return {128, 128};
     return choose(kTesseraFa3, dim, cut);
 }
