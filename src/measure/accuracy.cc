@@ -69,6 +69,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     const auto schedule = schedule_of(record);
     if (record.pass != "forward" && record.pass != "backward") return "neither forward nor backward";
     if (!schedule) return fmt::format("no schedule is known of {}", record.by);
+    if (record.versions.contains("ncu")) return "timed under a profiler";
     if (!record.features.empty()) return "features that are not modelled";
     if (!(record.ms > 0)) return "no time";
     const bool backward = record.pass == "backward";

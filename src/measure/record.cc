@@ -30,7 +30,7 @@ void for_each_field(R& r, F&& f) {
     f("heads_q", r.heads_q, true), f("heads_kv", r.heads_kv, true);
     f("head_dim", r.head_dim, true), f("head_dim_v", r.head_dim_v, true);
     f("mask", r.mask, true), f("features", r.features, false), f("deterministic", r.deterministic, true);
-    f("ms", r.ms, true), f("ms_spread", r.ms_spread, true), f("tflops", r.tflops, true);
+    f("ms", r.ms, true), f("ms_spread", r.ms_spread, false), f("tflops", r.tflops, false);
     f("bound", r.bound, false), f("percent_of_bound", r.percent_of_bound, false), f("bytes", r.bytes, false);
     f("device", r.device, true), f("threads", r.threads, false), f("clock_mhz", r.clock_mhz, false);
     f("watts", r.watts, false);

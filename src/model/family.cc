@@ -7,8 +7,7 @@
 namespace tessera::model {
 namespace {
 
-constexpr const char* kOurs = "bench/results/h200/forward.jsonl (commit 462028a)";
-constexpr const char* kOurOthers = "bench/results/h200/schedules.jsonl";
+constexpr const char* kOurs = "bench/results/h200/forward.jsonl";
 constexpr const char* kBoth = "bench/results/h200/forward.jsonl and peers.jsonl";
 constexpr const char* kPeers = "bench/results/h200/peers.jsonl";
 
@@ -16,31 +15,31 @@ constexpr Family kFamilies[] = {
     {"tessera",
      Schedule::standard,
      Pass::forward,
-     kOurOthers,
+     kOurs,
      true,
      Order::as_they_lie,
      {.shared_exposed = 0.70, .row_cycles = 477, .row_exposed = 0.52, .pass_exposed = 0.28, .launches = 3}},
     {"tessera",
      Schedule::fa1,
      Pass::forward,
-     kOurOthers,
+     kOurs,
      true,
      Order::as_they_lie,
      {.shared_exposed = 0.18, .step_cycles = 2120, .dram_exposed = 1}},
     {"tessera",
      Schedule::fa2,
      Pass::forward,
-     kOurOthers,
+     kOurs,
      true,
      Order::as_they_lie,
-     {.exp_exposed = 0.42, .shared_exposed = 0.58, .end_cycles = 3460, .end_cycles_per_dim = 34, .cut_tiles = 0.64}},
+     {.exp_exposed = 0.08, .shared_exposed = 0.36, .end_cycles = 3650, .cut_tiles = 0.41, .dram_exposed = 0.35}},
     {"tessera",
      Schedule::fa3,
      Pass::forward,
      kOurs,
      false,
      Order::longest_first,
-     {.exp_exposed = 0.57, .end_cycles = 2900, .cut_tiles = 1.41, .dram_exposed = 0.67, .launches = 2}},
+     {.exp_exposed = 0.535, .end_cycles = 3380, .cut_tiles = 0.85, .dram_exposed = 0.48, .launches = 2}},
     {"flash-attention",
      Schedule::fa2,
      Pass::forward,
@@ -134,7 +133,8 @@ Tile choose(std::span<const TileRow> rows, std::int64_t head_dim, bool cut) {
 constexpr TileRow kTesseraStandard[] = {{256, {128, 64}, {128, 64}}};
 constexpr TileRow kTesseraFa1[] = {
     {64, {32, 256}, {32, 256}}, {128, {32, 192}, {32, 192}}, {256, {16, 128}, {16, 128}}};
-constexpr TileRow kTesseraFa2[] = {{128, {128, 64}, {128, 64}}, {256, {128, 32}, {128, 32}}};
+constexpr TileRow kTesseraFa2[] = {{256, {128, 64}, {128, 64}}};
+constexpr TileRow kTesseraFa2Fp32[] = {{128, {64, 64}, {64, 64}}, {256, {32, 32}, {32, 32}}};
 constexpr TileRow kTesseraFa3[] = {{64, {192, 128}, {192, 128}},
                                    {128, {128, 128}, {128, 128}},
                                    {192, {128, 96}, {128, 96}},
@@ -191,6 +191,7 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
         case Schedule::standard: return choose(kTesseraStandard, dim, cut);
         case Schedule::fa1: return choose(kTesseraFa1, dim, cut);
         case Schedule::fa2:
+            if (ours && size_of(problem.dtype) > 2) return choose(kTesseraFa2Fp32, dim, cut);
             if (ours) return choose(kTesseraFa2, dim, cut);
             return is_small(machine) ? choose(kFlash2Small, dim, cut) : choose(kFlash2, dim, cut);
         case Schedule::fa3: break;
@@ -205,9 +206,9 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
 std::int64_t padded_dim(const Family& family, std::int64_t head_dim) {
     const bool ours = std::string_view(family.by) == "tessera";
     for (const std::int64_t size : {32, 64, 96, 128, 192, 256}) {
-        const bool compiled = size == 64 || size == 128 || size == 256 ||
-                              (size == 192 && !(ours && family.warp_wide)) ||
-                              (!ours && (size == 96 || (size == 32 && family.schedule == Schedule::fa2)));
+        const bool compiled =
+            size == 64 || size == 128 || size == 256 || (size == 192 && !(ours && family.warp_wide)) ||
+            (size == 96 && !(ours && family.warp_wide)) || (!ours && size == 32 && family.schedule == Schedule::fa2);
         if (compiled && head_dim <= size) return size;
     }
     return head_dim;
