@@ -178,7 +178,8 @@ Trace traced(const Plan& plan, const Args& args, const Selection& selection, Exe
     run(plan, args, workspace, how);
     if (trace.steps.empty() && touches_keys(trace)) {
         throw Error(ErrorCode::unsupported, plan.kernel->name,
-                    fmt::format("does not tell its steps for {} problems of this kind", name_of(plan.problem.dtype)));
+                    fmt::format("does not tell its steps when it computes {} like this; in fp32 it does",
+                                name_of(plan.problem.dtype)));
     }
     add_skipped(trace);
     add_traffic(trace);
