@@ -26,7 +26,7 @@ namespace {
 std::vector<std::string> own_records() {
     std::vector<std::string> paths;
     std::error_code error;
-    for (const char* folder : {"h200", "cpu"}) {
+    for (const char* folder : {"h200", "cpu", "published"}) {
         const std::filesystem::path at = std::filesystem::path(TESSERA_RECORDS) / folder;
         for (const auto& entry : std::filesystem::directory_iterator(at, error)) {
             if (entry.path().extension() == ".jsonl") paths.push_back(entry.path().string());

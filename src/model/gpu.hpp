@@ -58,6 +58,7 @@ struct Gpu {
     int split_keys();
     double waiting(double share, double ends) const;
     void add_gradient_passes();
+    void note_dram();
 };
 
 }  // namespace tessera::model

@@ -56,6 +56,18 @@ void Gpu::add_gradient_passes() {
     account.part("before and after", bytes / copy_rate());
 }
 
+/// How the bytes of the forward come about, when every tensor moves once.
+void Gpu::note_dram() {
+    const Problem& p = q.problem;
+    const std::int64_t row = (p.head_dim + p.head_dim_v) * size_of(p.dtype);
+    const std::int64_t queries = p.rows_q() * p.heads_q;
+    const std::int64_t keys = p.rows_kv() * p.heads_kv;
+    if (q.pass == Pass::forward && queries * (row + 4) + keys * row == out.cost.work.bytes.dram)
+        account.note("bytes of DRAM", "Q, O and LSE {} * ({} + 4), K and V {} * {}: {} B", queries, row, keys, row,
+                     out.cost.work.bytes.dram);
+    else account.note("bytes of DRAM", "{} B, counted by the schedule (docs/model.md)", out.cost.work.bytes.dram);
+}
+
 void Gpu::fused() {
     const int launches = split_keys();
     const bool cut = out.cost.partial > 0 && !q.problem.mask.trivial();
@@ -67,8 +79,10 @@ void Gpu::fused() {
     const double idle = waiting(share, ends);
     account.note("ends of a unit", "{:.0f} + {:.3g} * {:.0f} + {:.2f} * {:.0f} = {:.0f} clk", c.end_cycles,
                  c.end_cycles_per_dim, d, cut_tiles, t.step, ends);
-    account.note("units of work", "{} tiles of {}; {} inner tiles together, {} to {} each", units.count,
-                 q.pass == Pass::forward ? "queries" : "keys", units.tiles, units.shortest, units.longest);
+    account.note("units of work",
+                 "{} tiles of {}, each head in rows of {}; the mask leaves {} inner tiles, {} to {} each", units.count,
+                 q.pass == Pass::forward ? "queries" : "keys", q.pass == Pass::forward ? tile.block_q : tile.block_kv,
+                 units.tiles, units.shortest, units.longest);
     account.note("share of a multiprocessor", "({} * {:.0f} + {} * {:.0f}) / {:.0f} = {:.0f} clk", units.tiles, t.step,
                  units.count, ends, sms, share);
     const char* why = q.schedule == Schedule::fa1            ? "whole heads"
@@ -87,6 +101,7 @@ void Gpu::fused() {
     add_gradient_passes();
     const double tensors = static_cast<double>(out.cost.work.bytes.dram) / read_rate();
     if (c.dram_exposed > 0) {
+        note_dram();
         account.note("tensors from DRAM", "{} B / {:.4g} GB/s = {:.4g} ms, {:.2f} of it exposed = {:.4g} ms",
                      out.cost.work.bytes.dram, read_rate() * 1e-6, tensors, c.dram_exposed, c.dram_exposed * tensors);
         account.part("DRAM", c.dram_exposed * tensors);

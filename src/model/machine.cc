@@ -54,6 +54,7 @@ const Machine* machine_of_device(std::string_view device) {
         {"A100-PCIE-40GB", "a100-40"},
         {"A100", "a100"},
         {"A10", "a10"},
+        {"RTX A5000", "rtxa5000"},
         {"L4", "l4"},
         {"RTX 3090", "rtx3090"},
         {"RTX 4090", "rtx4090"},

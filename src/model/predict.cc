@@ -115,7 +115,8 @@ void Account::close() {
     p.tflops = p.ms > 0 ? flop * 1e-9 / p.ms : 0;
     p.intensity = dram > 0 ? flop / dram : 0;
     note("time", "{} = {:.4g} ms", sum, p.ms);
-    note("rate", "{} FLOP of visible pairs / {:.4g} ms = {:.4g} TFLOP/s", p.cost.work.flop, p.ms, p.tflops);
+    note("rate", "{} visible pairs, {} FLOP / {:.4g} ms = {:.4g} TFLOP/s", p.cost.pairs, p.cost.work.flop, p.ms,
+         p.tflops);
 }
 
 std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,

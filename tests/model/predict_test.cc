@@ -165,6 +165,14 @@ TEST(Accuracy, cpu) {
     }
 }
 
+/// Other people's tables of devices that no constant was fitted on.
+TEST(Accuracy, published_tables) {
+    const auto comparisons = measure::compare(kept("published", {"others.jsonl"}));
+    EXPECT_EQ(comparisons.rows.size(), 28U);
+    for (const measure::Accuracy& a : measure::summarise(comparisons))
+        EXPECT_LE(a.mean, 0.15) << a.device << " " << a.kernels << " " << a.pass;
+}
+
 /// The model's tiles of tessera's CUDA kernels are the kernels' own (in builds that have them).
 TEST(Families, tiles_are_those_of_the_kernels) {
     for (const Kernel& kernel : registry()) {
