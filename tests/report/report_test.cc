@@ -112,8 +112,9 @@ TEST(Figures, hold_every_measurement_and_the_right_ratios) {
         for (const auto& point : series.points) EXPECT_NEAR(point.y, series.name == "cuDNN" ? 4 / 1.1 : 4, 1e-9);
     }
     EXPECT_NE(ups[1].title.find("cuDNN"), std::string::npos);
-    ASSERT_EQ(roofline_figures(device).size(), 1U);
-    for (const auto& series : roofline_figures(device)[0].series) {
+    const auto roofs = roofline_figures(device);
+    ASSERT_EQ(roofs.size(), 1U);
+    for (const auto& series : roofs[0].series) {
         for (const auto& point : series.points) EXPECT_LT(point.y, 989.5);  // under the products' roof
     }
     EXPECT_EQ(prediction_figures(device).size(), 2U);
