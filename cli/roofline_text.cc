@@ -87,7 +87,8 @@ std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> s
         std::vector<std::string> cells{square ? count_text(row.problem.len_kv)
                                               : fmt::format("{} x {}", row.problem.len_q, row.problem.len_kv)};
         if (show_batch) cells.push_back(count_text(row.problem.batch));
-        for (const SweepCell& cell : row.cells) cells.push_back(cell.known() ? milliseconds_text(cell.ms()) : "-");
+        for (const SweepCell& cell : row.cells)
+            cells.push_back(!cell.known() ? "-" : !cell.fits ? "no memory" : milliseconds_text(cell.ms()));
         const SweepCell* best = row.best();
         const double win = row.win(best);
         cells.push_back(best != nullptr ? fmt::format("{:.3g}", best->tflops()) : "-");
@@ -130,7 +131,7 @@ std::string schedules_text(const SweepRow& row, const model::Machine& machine, s
             cells.push_back(roof == p.roofs.end() ? "-" : fmt::format("{:.0f} %", roof->percent));
         }
         cells.push_back(bytes_text(static_cast<double>(p.memory.total())));
-        cells.push_back(p.bound);
+        cells.push_back(cell.fits ? p.bound : p.bound + "; does not fit");
         table.add(cells);
         std::string where;
         for (const model::Part& part : p.parts) {
@@ -252,6 +253,7 @@ Json json_of(const SweepRow& row) {
             entry["refusal"] = cell.refusal;
         } else {
             entry["ms"] = cell.ms();
+            entry["fits"] = cell.fits;
             entry["tflops"] = cell.tflops();
             if (const double win = row.win(&cell); win > 0) entry["win"] = win;
             entry["passes"] = Json::array();

@@ -50,7 +50,7 @@ const model::Prediction& SweepCell::longest() const {
 const SweepCell* SweepRow::best() const {
     const SweepCell* found = nullptr;
     for (const SweepCell& cell : cells) {
-        if (cell.known() && (found == nullptr || cell.ms() < found->ms())) found = &cell;
+        if (cell.known() && cell.fits && (found == nullptr || cell.ms() < found->ms())) found = &cell;
     }
     return found;
 }
@@ -71,7 +71,7 @@ double SweepRow::win(const SweepCell* cell) const {
 SweepRow sweep_one(const Problem& problem, const SweepQuestion& question) {
     SweepRow row{problem, {}};
     for (const Schedule schedule : question.schedules) {
-        SweepCell cell{schedule, {}, {}};
+        SweepCell cell{.schedule = schedule};
         const model::PredictOptions options = options_for(question, schedule);
         for (const Pass pass : question.passes) {
             if (const auto reason = model::refusal(problem, schedule, pass, question.machine, options)) {
@@ -80,6 +80,8 @@ SweepRow sweep_one(const Problem& problem, const SweepQuestion& question) {
                 break;
             }
             cell.passes.push_back(model::predict(problem, schedule, pass, question.machine, options));
+            const double room = question.machine.memory_gib * 1073741824.0;
+            cell.fits = cell.fits && static_cast<double>(cell.passes.back().memory.total()) <= room;
         }
         row.cells.push_back(std::move(cell));
     }

@@ -18,6 +18,7 @@ struct SweepCell {
     Schedule schedule{};
     std::vector<model::Prediction> passes;  ///< one for each pass asked for; empty when refused
     std::string refusal;
+    bool fits = true;  ///< tensors and workspace, in the machine's memory
 
     bool known() const { return !passes.empty(); }
     double ms() const;
@@ -30,10 +31,11 @@ struct SweepRow {
     Problem problem;
     std::vector<SweepCell> cells;  ///< one for each schedule, in the order asked for
 
-    /// The fastest schedule, or null when none is known.
+    /// The fastest schedule that fits, or null when none is known.
     const SweepCell* best() const;
     const SweepCell* of(Schedule schedule) const;
-    /// Time of standard attention over that of `cell`; 0 when one of them is not known.
+    /// Time of standard attention over that of `cell`; 0 when one of them is not known. Standard counts even where it
+    /// does not fit.
     double win(const SweepCell* cell) const;
 };
 

@@ -13,8 +13,17 @@ namespace {
     throw Error(ErrorCode::invalid_argument, argument, message);
 }
 
+/// Every count fits an int64: 16 (d + d_v) for each pair is more than any of them.
+void expect_countable(const Problem& p) {
+    const auto rows = static_cast<double>(p.ragged ? p.total_q : p.batch * p.len_q);
+    const double counts = rows * static_cast<double>(p.heads_q) * static_cast<double>(p.len_kv) * 16 *
+                          static_cast<double>(p.head_dim + p.head_dim_v);
+    if (counts > 4.6e18) invalid("len_kv", "expected fewer scores: their FLOP and bytes pass 2^62");
+}
+
 void validate(const Workload& w) {
     w.problem.validate();
+    expect_countable(w.problem);
     if (w.tile.block_q < 1) invalid("block_q", fmt::format("expected 1 or more, got {}", w.tile.block_q));
     if (w.tile.block_kv < 1) invalid("block_kv", fmt::format("expected 1 or more, got {}", w.tile.block_kv));
     if (w.residency.tiles_at_once < 1)

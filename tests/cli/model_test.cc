@@ -62,6 +62,7 @@ TEST_F(ModelCommandsTest, roofline_of_one_problem) {
     expect_says(run_ok("roofline --device xeon-16 --len 1024"), "fp32");
     expect_fits(run_ok("roofline --ragged 100,30x500,1x8192 --window 64,0 --heads 8/2"));
     expect_fits(run_ok("roofline --len-q 1 --len-kv 1024:65536 --heads 32/8 --by flash-attention"));
+    expect_says(run_ok("roofline --device l4 --len 65536,262144 --heads 16"), "no memory");
     const auto json = run_ok("roofline --tokens 16384 --len 512:2048 --json").json();
     EXPECT_EQ(json.at("rows").at(0).at("problem").at("batch"), 32);
     EXPECT_EQ(json.at("rows").at(2).at("problem").at("batch"), 8);
@@ -137,6 +138,7 @@ TEST_F(ModelCommandsTest, errors_name_the_option) {
     expect_error("roofline --device none.json --len 64", 66, "none.json");
     expect_error("roofline --len 512:64", 2, "--len");
     expect_error("roofline --len 0:64", 2, "--len");
+    expect_error("roofline --len 1073741824 --heads 1 --head-dim 128", 2, "len_kv");
     expect_error("roofline --schedule fa4", 2, "--schedule");
     expect_error("roofline --pass sideways", 2, "--pass");
     expect_error("roofline --by nobody", 2, "--by");

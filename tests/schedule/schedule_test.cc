@@ -196,6 +196,8 @@ TEST(Schedule, refuses_what_is_not_legal) {
     w.members.clear();
     w.problem.head_dim = 0;
     EXPECT_THROW(cost(w), Error);
+    w.problem = Problem::dense(1, std::int64_t{1} << 30, 1, 128);  // legal, but its FLOP pass 2^63
+    EXPECT_THROW(cost(w), Error);
 }
 
 }  // namespace
