@@ -136,6 +136,21 @@ void run_set(const BenchOptions& options, const Work& work, BenchRun& run, Sessi
     }
 }
 
+/// Says how to get predictions, once, when a case will have none for want of a machine.
+void note_unknown_machine(const BenchOptions& options, const measure::Host& host, const std::vector<Work>& works) {
+    if (!options.device.empty()) return;
+    for (const Work& work : works) {
+        for (const Plan& plan : work.plans) {
+            const std::string device = described(plan, host).device;
+            if (plan.kernel->backend == Backend::reference || model::machine_of_device(device) != nullptr) continue;
+            return print_note(
+                fmt::format("no predictions and roofs: the model does not know {}; tessera calibrate -o FILE "
+                            "measures it for --device FILE",
+                            device));
+        }
+    }
+}
+
 void print_suites(const Session& session) {
     const std::vector<Suite> suites = find_suites();
     if (session.json) {
@@ -161,6 +176,7 @@ void execute(const BenchOptions& options, Session& session) {
     drop_measured(options, run.host, works);
     if (!options.output.empty()) measure::append_records(options.output, {});  // fails now rather than after the work
 
+    note_unknown_machine(options, run.host, works);
     if (!session.json) session.print(bench_method_text(run.host, run.method));
     std::int64_t cases = 0;
     for (const Work& work : works) cases += static_cast<std::int64_t>(work.plans.size());

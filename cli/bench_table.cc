@@ -82,7 +82,7 @@ std::string BenchTable::row(const Record& measured, const std::optional<Record>&
     std::vector<std::string> cells;
     for (const std::size_t d : shown_) cells.push_back(kDescribing[d].text(measured));
     cells.push_back(milliseconds_text(measured.ms));
-    cells.push_back(milliseconds_text(measured.ms_spread));
+    cells.push_back(fmt::format("{:.2g} ms", measured.ms_spread));
     cells.push_back(fmt::format("{:.4g}", measured.tflops * 1e3));
     if (with_prediction_) {
         cells.push_back(predicted ? milliseconds_text(predicted->ms) : "");

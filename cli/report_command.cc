@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "commands.hpp"
+#include "device_option.hpp"
 #include "inputs.hpp"
 #include "io/atomic_file.hpp"
 #include "parse.hpp"
@@ -24,6 +25,7 @@ struct ReportOptions {
     std::vector<std::string> files;
     std::string output;
     std::string markdown;
+    std::string device;
     std::string title = "Attention: speed and prediction";
 };
 
@@ -39,7 +41,9 @@ report::Sorted read_all(const ReportOptions& options) {
         const auto more = measure::read_records(file);
         records.insert(records.end(), more.begin(), more.end());
     }
-    report::Sorted sorted = report::sorted(records);
+    std::optional<model::Machine> machine;
+    if (!options.device.empty()) machine = machine_of_option(options.device);
+    report::Sorted sorted = report::sorted(records, machine ? &*machine : nullptr);
     if (sorted.devices.empty()) {
         throw Error(
             ErrorCode::bad_data, options.files.front(),
@@ -110,6 +114,8 @@ void add_report_command(CLI::App& app, Session& session) {
     };
     add_text("-o,--output", options->output, "FILE", "Write the page there");
     add_text("--markdown", options->markdown, "FILE", "Write the tables there");
+    add_text("--device", options->device, "NAME",
+             "Machine of devices that the model does not know: a file of tessera calibrate, or a name");
     add_text("--title", options->title, "TEXT", "Title of both");
     command->callback([options, &session] { execute(*options, session); });
 }

@@ -278,7 +278,8 @@ std::string walk_text(const Trace& trace, const WalkView& view) {
     std::string text;
     std::string legend = trace.plan.pass == Pass::forward ? forward_legend(trace) : backward_legend(trace);
     legend +=
-        " moved: bytes between slow and fast memory for these queries so far; standard: what standard attention would "
+        " moved: bytes between slow and fast memory for these queries so far; standard: what "
+        "standard attention would "
         "have moved for the same tiles.";
     for (const std::string& line : wrapped(legend, static_cast<std::size_t>(view.width))) text += line + "\n";
     for (const Section& section : sections_of(trace, view)) text.append("\n").append(section_text(section, view));

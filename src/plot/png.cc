@@ -13,6 +13,22 @@
 #include <memory>
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)
+#define TESSERA_FINDS_LEAKS
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TESSERA_FINDS_LEAKS
+#endif
+#endif
+
+#if defined(TESSERA_HAS_RSVG) && defined(TESSERA_FINDS_LEAKS)
+// Fontconfig keeps its tables to the end of the process; the leak checker is told, by the names that it asks for.
+extern "C" const char* __lsan_default_suppressions();
+extern "C" const char* __lsan_default_suppressions() { return "leak:libfontconfig"; }
+extern "C" const char* __lsan_default_options();
+extern "C" const char* __lsan_default_options() { return "print_suppressions=0"; }
+#endif
+
 namespace tessera::plot {
 
 #ifdef TESSERA_HAS_RSVG

@@ -177,7 +177,7 @@ std::vector<Figure> speed_up_figures(const DeviceRows& device) {
 }
 
 std::vector<Figure> roofline_figures(const DeviceRows& device) {
-    if (device.machine == nullptr) return {};
+    if (!device.machine) return {};
     const Unit unit = unit_of(device);
     std::map<RooflineKey, std::vector<const Row*>> plots;
     for (const Group& group : device.groups) {

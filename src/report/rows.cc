@@ -108,14 +108,34 @@ std::vector<Group> split_by_batch(const Group& group) {
 }
 
 std::optional<std::string> reason_against(const Record& r) {
-    if (r.what != "measured") return "predicted: the model is asked anew";
     if (r.pass != "forward" && r.pass != "backward") return "neither forward nor backward";
     if (!(r.ms > 0) || !(r.tflops > 0)) return "no time or no rate";
     return std::nullopt;
 }
 
-DeviceRows device_of(const std::string& name, std::map<decltype(key_of(Group())), Group>& groups) {
-    DeviceRows device{.name = name, .machine = model::machine_of_device(name)};
+/// The prediction of the same case among the Records, the last one; what a plot needs of it.
+std::optional<model::Prediction> told(const Record& measured, std::span<const Record> predicted) {
+    Record wanted = measured;
+    wanted.what = "predicted";
+    std::optional<model::Prediction> result;
+    for (const Record& record : predicted) {
+        if (!same_case(record, wanted) || !(record.ms > 0)) continue;
+        result.emplace();
+        result->ms = record.ms;
+        result->tflops = record.tflops;
+        result->bound = record.bound;
+        const auto dram = record.bytes.find("dram");
+        if (dram != record.bytes.end() && dram->second > 0)
+            result->intensity = record.tflops * record.ms * 1e9 / dram->second;
+    }
+    return result;
+}
+
+DeviceRows device_of(const std::string& name, std::map<decltype(key_of(Group())), Group>& groups,
+                     std::span<const Record> predicted, const model::Machine* machine) {
+    DeviceRows device{.name = name};
+    if (const model::Machine* known = model::machine_of_device(name)) machine = known;
+    if (machine != nullptr) device.machine = *machine;
     std::set<std::string> who;
     for (auto& [key, group] : groups) {
         std::stable_sort(group.rows.begin(), group.rows.end(), [](const Row& a, const Row& b) {
@@ -123,7 +143,7 @@ DeviceRows device_of(const std::string& name, std::map<decltype(key_of(Group()))
         });
         for (Row& row : group.rows) {
             who.insert(row.who);
-            row.prediction = measure::predict(row.record);
+            row.prediction = machine == nullptr ? told(row.record, predicted) : measure::predict(row.record, machine);
         }
         for (Group& part : split_by_batch(group)) device.groups.push_back(std::move(part));
     }
@@ -157,10 +177,15 @@ std::size_t DeviceRows::count() const {
     return sum;
 }
 
-Sorted sorted(std::span<const Record> records) {
+Sorted sorted(std::span<const Record> records, const model::Machine* machine) {
     std::map<std::string, std::map<decltype(key_of(Group())), Group>> devices;
     Sorted result;
+    std::vector<Record> predicted;
     for (const Record& record : records) {
+        if (record.what != "measured") {
+            predicted.push_back(record);
+            continue;
+        }
         if (const auto reason = reason_against(record)) {
             ++result.left_out[*reason];
             continue;
@@ -168,7 +193,7 @@ Sorted sorted(std::span<const Record> records) {
         const Group group = group_of(record);
         take(devices[record.device].try_emplace(key_of(group), group).first->second, {record, who_of(record), {}});
     }
-    for (auto& [name, groups] : devices) result.devices.push_back(device_of(name, groups));
+    for (auto& [name, groups] : devices) result.devices.push_back(device_of(name, groups, predicted, machine));
     // The device with most measurements first.
     std::stable_sort(result.devices.begin(), result.devices.end(),
                      [](const DeviceRows& a, const DeviceRows& b) { return a.count() > b.count(); });

@@ -39,7 +39,7 @@ struct Group {
 
 struct DeviceRows {
     std::string name;
-    const model::Machine* machine = nullptr;  ///< null: not known to the model
+    std::optional<model::Machine> machine{};  ///< none: not known to the model
     std::vector<std::string> who;             ///< tessera's schedules first
     std::vector<Group> groups;                ///< forward first
     std::size_t count() const;
@@ -50,8 +50,9 @@ struct Sorted {
     std::map<std::string, int> left_out;  ///< how many Records were not taken, by reason
 };
 
-/// Predicted Records, and those that are no forward or backward, are left out; of several measurements of one case the
-/// newest counts.
-Sorted sorted(std::span<const measure::Record> records);
+/// Records that are no forward or backward are left out; of several measurements of one case the newest counts.
+/// `machine`: of the devices that the model does not know by name; null: none. Predictions are the model's; for a
+/// device without a machine they are those among the Records.
+Sorted sorted(std::span<const measure::Record> records, const model::Machine* machine = nullptr);
 
 }  // namespace tessera::report

@@ -142,13 +142,17 @@ bool touches_keys(const Trace& trace) {
 }
 
 void add_traffic(Trace& trace) {
-    const std::int64_t block = std::min(trace.plan.tile.block_q, trace.len_q);
-    TrafficCount count(trace.plan, trace.queries.size(), (trace.len_q + block - 1) / block);
+    TrafficCount count(trace.plan, trace.queries, trace.len_q, trace.len_kv);
     Traffic so_far;
-    for (Step& step : trace.steps) {
-        if (step.coverage != Coverage::empty) so_far = count.after(step.step, step.keys.size());
+    std::size_t last = 0;  // step that ran
+    for (std::size_t i = 0; i < trace.steps.size(); ++i) {
+        Step& step = trace.steps[i];
+        if (step.coverage != Coverage::empty) so_far = count.after(step.step, step.keys), last = i;
         step.moved = so_far;
     }
+    if (trace.plan.pass == Pass::forward) return;
+    so_far = count.after_backward();
+    for (std::size_t i = last; i < trace.steps.size(); ++i) trace.steps[i].moved = so_far;
 }
 
 template <class Args>
@@ -178,7 +182,8 @@ Trace traced(const Plan& plan, const Args& args, const Selection& selection, Exe
     run(plan, args, workspace, how);
     if (trace.steps.empty() && touches_keys(trace)) {
         throw Error(ErrorCode::unsupported, plan.kernel->name,
-                    fmt::format("does not tell its steps for {} problems of this kind", name_of(plan.problem.dtype)));
+                    fmt::format("does not tell its steps when it computes {} like this; in fp32 it does",
+                                name_of(plan.problem.dtype)));
     }
     add_skipped(trace);
     add_traffic(trace);

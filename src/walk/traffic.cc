@@ -1,93 +1,148 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// FlashAttention paper: Algorithm 0 (standard forward: K, V, Q read, O written, S written and read, P written and
-// read), Algorithm 1 (fa1: each outer step reads Q, O, l, m of every query and writes O, l, m), Algorithms 3 and 4
-// (backward); FlashAttention-2 paper, Algorithms 1 and 2 (fa2: Q read once, K and V for every tile of queries, O
-// written once).
 #include "walk/traffic.hpp"
 
-#include "tessera/dtype.hpp"
+#include <algorithm>
+
+#include "schedule/grid.hpp"
 
 namespace tessera::walk {
 namespace {
 
-constexpr double kFp32 = 4;
+using schedule::Operation;
+
+double overlap(const Range& a, const Range& b) {
+    return static_cast<double>(Range{std::max(a.begin, b.begin), std::min(a.end, b.end)}.size());
+}
+
+/// One head of one member, which is all that a tile of queries meets.
+schedule::Workload one_head(const Plan& plan, Schedule schedule, std::int64_t len_q, std::int64_t len_kv) {
+    Problem p;
+    p.dtype = plan.problem.dtype;
+    p.mask = plan.problem.mask;
+    p.batch = p.heads_q = p.heads_kv = 1;
+    p.len_q = len_q;
+    p.len_kv = len_kv;
+    p.head_dim = plan.problem.head_dim;
+    p.head_dim_v = plan.problem.head_dim_v;
+    return {.problem = p, .schedule = schedule, .pass = plan.pass, .tile = plan.tile};
+}
+
+/// Tiles of queries that meet these keys.
+double rows_that_meet(const schedule::Workload& w, const Range& keys) {
+    const Band band = w.problem.mask.bind(w.problem.len_q, w.problem.len_kv);
+    const Range seen = band.q_range(keys.begin, keys.end);
+    if (seen.empty()) return 1;
+    return static_cast<double>(schedule::ceil_div(seen.end, w.tile.block_q) - seen.begin / w.tile.block_q);
+}
 
 }  // namespace
 
-TrafficCount::TrafficCount(const Plan& plan, std::int64_t queries, std::int64_t query_tiles)
-    : schedule_(plan.kernel->schedule),
-      element_(static_cast<double>(size_of(plan.problem.dtype))),
-      d_(element_ * static_cast<double>(plan.problem.head_dim)),
-      dv_(element_ * static_cast<double>(plan.problem.head_dim_v)),
-      queries_(static_cast<double>(queries)),
-      share_(1.0 / static_cast<double>(query_tiles)) {}
+RowBytes::RowBytes(const schedule::Workload& workload, const Range& queries)
+    : schedule_(workload.schedule),
+      pass_(workload.pass),
+      queries_(queries),
+      workload_(workload),
+      keys_outer_(schedule_ == Schedule::fa1 || (schedule_ != Schedule::standard && pass_ == Pass::backward)) {
+    schedule::for_each_step(workload, [this](const schedule::Step& step) { visit(step); });
+    at_end_ += pending_;  // fa1: O, m and l once more, to be written as results
+}
 
-const Traffic& TrafficCount::after(TileStep step, std::int64_t keys) {
-    const auto count = static_cast<double>(keys);
-    switch (step) {
-        case TileStep::scores:
-        case TileStep::values:
-        case TileStep::finish: forward(step, count); break;
-        case TileStep::weights:
-        case TileStep::gradients:
-        case TileStep::dq:
-        case TileStep::dk_and_dv: backward(step, count); break;
-        case TileStep::softmax:  // S read, P written: standard itself, told once for all keys
-            traffic_.schedule += 2 * element_ * queries_ * count;
-            traffic_.standard = traffic_.schedule;
-            break;
-        case TileStep::merge: break;  // within fast memory
+/// Under which of the kernel's steps an operation falls.
+TileStep RowBytes::kind_of(Operation operation) {
+    const bool forward = pass_ == Pass::forward;
+    if (schedule_ != Schedule::standard) return forward ? TileStep::values : TileStep::gradients;
+    if (forward) {
+        if (operation == Operation::scores || operation == Operation::store_scores) return TileStep::scores;
+        const bool rows = operation == Operation::load_scores || operation == Operation::softmax ||
+                          operation == Operation::store_weights;
+        return rows ? TileStep::softmax : TileStep::values;
+    }
+    if (operation == Operation::load_weights) in_columns_ = true;
+    if (in_columns_) return TileStep::dk_and_dv;
+    return operation == Operation::load_ds || operation == Operation::dq_product ? TileStep::dq : TileStep::weights;
+}
+
+void RowBytes::add(TileStep kind, const Range& keys, double bytes) {
+    auto& parts = parts_[kind];
+    const auto same = std::find_if(parts.begin(), parts.end(), [&](const auto& part) { return part.first == keys; });
+    if (same == parts.end()) parts.emplace_back(keys, bytes);
+    else same->second += bytes;
+}
+
+void RowBytes::visit(const schedule::Step& step) {
+    const auto bytes = static_cast<double>(step.work.bytes.l2);
+    const TileStep kind = kind_of(step.operation);
+    if (step.queries.empty()) {
+        if (step.operation == Operation::store_dkv) {
+            const bool met = !last_keys_.empty() && last_keys_.begin == step.keys.begin;
+            const auto& parts = parts_[kind];
+            const bool meets = met || std::any_of(parts.begin(), parts.end(), [&](const auto& part) {
+                                   return part.first.begin == step.keys.begin;
+                               });
+            if (meets) add(kind, step.keys, bytes / rows_that_meet(workload_, step.keys));
+        } else if (keys_outer_) {
+            if (!(column_ == step.keys)) column_ = step.keys, column_share_ = 0;
+            column_share_ += bytes / rows_that_meet(workload_, step.keys);
+        } else {
+            without_row_ += bytes;
+        }
+        return;
+    }
+    const bool mine = step.queries == queries_;
+    if (mine) pending_ += without_row_;
+    without_row_ = 0;
+    if (!mine) return;
+    if (step.operation == Operation::store_state || step.operation == Operation::add_dq) {
+        add(last_kind_, last_keys_, bytes);
+    } else if (step.operation == Operation::store_o || step.operation == Operation::store_dq) {
+        at_end_ += bytes;
+    } else if (step.keys.empty()) {
+        pending_ += bytes;
+    } else {
+        if (keys_outer_ && column_.begin == step.keys.begin) pending_ += column_share_, column_share_ = 0;
+        add(kind, step.keys, pending_ + bytes);
+        pending_ = 0;
+        last_kind_ = kind;
+        last_keys_ = step.keys;
+    }
+}
+
+double RowBytes::of(TileStep step, const Range& keys) const {
+    const auto found = parts_.find(step);
+    if (found == parts_.end()) return 0;
+    double sum = 0;
+    for (const auto& [range, bytes] : found->second) {
+        if (!range.empty()) sum += bytes * overlap(range, keys) / static_cast<double>(range.size());
+    }
+    return sum;
+}
+
+double RowBytes::of(const Range& keys) const {
+    double sum = 0;
+    for (const auto& [kind, parts] : parts_) sum += of(kind, keys);
+    return sum;
+}
+
+TrafficCount::TrafficCount(const Plan& plan, const Range& queries, std::int64_t len_q, std::int64_t len_kv)
+    : TrafficCount(one_head(plan, plan.kernel->schedule, len_q, len_kv),
+                   one_head(plan, Schedule::standard, len_q, len_kv), queries) {}
+
+const Traffic& TrafficCount::after(TileStep step, const Range& keys) {
+    if (step == TileStep::merge) return traffic_;  // within fast memory
+    if (step == TileStep::finish) {
+        traffic_.schedule += own_.at_end();
+        traffic_.standard += standard_.at_end();
+    } else {
+        traffic_.schedule += own_.of(step, keys);
+        traffic_.standard += is_standard_ ? standard_.of(step, keys) : standard_.of(keys);
     }
     return traffic_;
 }
 
-void TrafficCount::forward(TileStep step, double keys) {
-    const double matrix = element_ * queries_ * keys;  // the tile's part of S, or of P
-    const double kv = (d_ + dv_) * keys;
-    if (step == TileStep::finish) {
-        if (schedule_ != Schedule::fa1) traffic_.schedule += queries_ * dv_;
-        if (schedule_ == Schedule::fa2) traffic_.schedule += queries_ * kFp32;  // LSE
-        traffic_.standard += queries_ * dv_;
-        return;
-    }
-    if (!begun_) {
-        begun_ = true;
-        if (schedule_ != Schedule::fa1) traffic_.schedule += queries_ * d_;
-        traffic_.standard += queries_ * d_;
-    }
-    if (schedule_ == Schedule::standard) {  // its three passes are steps of their own
-        traffic_.schedule += (step == TileStep::scores ? d_ : dv_) * keys * share_ + matrix;
-        traffic_.standard = traffic_.schedule;
-        return;
-    }
-    traffic_.schedule += schedule_ == Schedule::fa1 ? kv * share_ + queries_ * (d_ + 2 * dv_ + 4 * kFp32) : kv;
-    traffic_.standard += kv * share_ + 4 * matrix;
-}
-
-/// Standard (Algorithm 3): P read for dV, dP written, P and dP read and dS written, dS read for dQ and again for dK: 7
-/// passes over the tile; of the queries Q, dQ and twice dO, of the keys K, V, dK, dV. Its P is the forward's, kept;
-/// where the CPU kernel makes P again it is counted as that read. fa1, fa2 (Algorithm 4): per tile Q, dO, LSE and D of
-/// the queries are read, dQ is read and written, in fp32; K, V, dK, dV of the keys are read or written once for all
-/// tiles of queries.
-void TrafficCount::backward(TileStep step, double keys) {
-    const double matrix = element_ * queries_ * keys;
-    if (!begun_) {
-        begun_ = true;
-        traffic_.standard += queries_ * (2 * d_ + 2 * dv_);
-        if (schedule_ == Schedule::standard) traffic_.schedule = traffic_.standard;
-    }
-    const double of_keys = 2 * (d_ + dv_) * keys * share_;
-    switch (step) {
-        case TileStep::weights: traffic_.schedule += (d_ + dv_) * keys * share_ + 4 * matrix; break;
-        case TileStep::dq: traffic_.schedule += matrix; break;
-        case TileStep::dk_and_dv: traffic_.schedule += (d_ + dv_) * keys * share_ + 2 * matrix; break;
-        default:
-            traffic_.schedule += of_keys + queries_ * (d_ + dv_ + 2 * kFp32 + 2 * kFp32 * d_ / element_);
-            traffic_.standard += of_keys + 7 * matrix;
-            return;
-    }
-    traffic_.standard = traffic_.schedule;
+const Traffic& TrafficCount::after_backward() {
+    traffic_.schedule += own_.at_end();
+    traffic_.standard += standard_.at_end();
+    return traffic_;
 }
 
 }  // namespace tessera::walk

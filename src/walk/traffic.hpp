@@ -1,38 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
+#include <vector>
+
+#include "schedule/schedule.hpp"
 #include "tessera/observer.hpp"
 #include "tessera/plan.hpp"
 
 namespace tessera::walk {
 
-/// Bytes between slow and fast memory for one tile of queries, as the papers count them: every matrix in the Problem's
-/// dtype, m, l and LSE in fp32. K and V rows that are read once for all tiles of queries count in equal parts.
+/// Bytes between slow and fast memory for one tile of queries, as src/schedule counts them. K and V (dK and dV) that
+/// are moved once for all tiles of queries count in equal parts.
 struct Traffic {
     double schedule = 0;  ///< the schedule at hand
-    double standard = 0;  ///< standard attention over the same tiles: S and P (dP and dS) through slow memory
+    double standard = 0;  ///< standard attention over the same tiles: S and P (dS too) through slow memory
 };
 
-/// Counts the traffic of a tile of queries as the steps go by.
-class TrafficCount {
+/// The steps of a schedule that belong to one tile of queries, their bytes by what the kernel tells of.
+class RowBytes {
  public:
-    /// `queries`: of this tile. `query_tiles`: of the head.
-    TrafficCount(const Plan& plan, std::int64_t queries, std::int64_t query_tiles);
+    RowBytes(const schedule::Workload& workload, const Range& queries);
 
-    /// After the step.
-    const Traffic& after(TileStep step, std::int64_t keys);
+    /// Of a step of this kind with these keys; of parts of tiles their part.
+    double of(TileStep step, const Range& keys) const;
+    /// Of all steps with these keys, but for `at_end`.
+    double of(const Range& keys) const;
+    double at_end() const { return at_end_; }
 
  private:
-    void forward(TileStep step, double keys);
-    void backward(TileStep step, double keys);
+    void visit(const schedule::Step& step);
+    TileStep kind_of(schedule::Operation operation);
+    void add(TileStep kind, const Range& keys, double bytes);
 
     Schedule schedule_;
-    double element_;  ///< bytes
-    double d_;        ///< bytes of a row of Q, K
-    double dv_;       ///< bytes of a row of V, O
-    double queries_;
-    double share_;  ///< of what is read once for all tiles of queries
-    bool begun_ = false;
+    Pass pass_;
+    Range queries_;
+    std::map<TileStep, std::vector<std::pair<Range, double>>> parts_;
+    double at_end_ = 0;
+
+    // While the steps go by:
+    schedule::Workload workload_;
+    bool keys_outer_;
+    bool in_columns_ = false;  ///< standard backward: the products that run over the queries
+    double pending_ = 0;       ///< of this tile of queries, for its next step with keys
+    double without_row_ = 0;   ///< K or V for the next step with queries
+    Range column_{};           ///< keys that are loaded for all queries
+    double column_share_ = 0;  ///< what each tile of queries that meets them bears
+    TileStep last_kind_{};
+    Range last_keys_{};
+};
+
+/// Adds up the bytes as the kernel's steps go by.
+class TrafficCount {
+ public:
+    TrafficCount(const Plan& plan, const Range& queries, std::int64_t len_q, std::int64_t len_kv);
+
+    /// After the step.
+    const Traffic& after(TileStep step, const Range& keys);
+    /// What leaves at the end of a backward, which has no step of its own.
+    const Traffic& after_backward();
+
+ private:
+    TrafficCount(const schedule::Workload& workload, const schedule::Workload& standard, const Range& queries)
+        : is_standard_(workload.schedule == Schedule::standard),
+          own_(workload, queries),
+          standard_(standard, queries) {}
+
+    bool is_standard_;
+    RowBytes own_;
+    RowBytes standard_;
     Traffic traffic_;
 };
 

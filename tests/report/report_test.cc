@@ -58,7 +58,7 @@ TEST(Sorted, groups_what_differs_in_length_and_in_who) {
     const auto rows = device.groups[0].of("tessera fa3");
     EXPECT_NEAR(rows[0]->record.ms, 0.3, 1e-9);  // the newer one
     EXPECT_EQ(rows[1]->record.ms, 9);
-    EXPECT_EQ(all.left_out.size(), 2U);
+    EXPECT_EQ(all.left_out.size(), 1U);
     EXPECT_TRUE(rows[0]->prediction.has_value());
 }
 
@@ -80,6 +80,24 @@ TEST(Sorted, a_length_with_two_batches_makes_two_groups) {
     EXPECT_EQ(all.devices[0].count(), 36U);
 }
 
+TEST(Sorted, predictions_of_unknown_devices_are_those_of_the_records) {
+    std::vector<Record> records = some_records();
+    for (Record& record : records) record.device = "an abacus";
+    records.push_back(records[0]);
+    records.back().what = "predicted";
+    records.back().ms = 0.25;
+    records.back().bytes = {{"dram", 1e6}};
+    const Sorted all = sorted(records);
+    EXPECT_EQ(all.devices[0].count(), 18U);
+    const auto rows = predicted_rows(all.devices[0], "forward");
+    ASSERT_EQ(rows.size(), 1U);
+    EXPECT_EQ(rows[0]->prediction->ms, 0.25);
+    // A machine for them makes the model answer for all.
+    const Sorted known = sorted(records, model::find_machine("h200"));
+    EXPECT_EQ(predicted_rows(known.devices[0], "forward").size(), 18U);
+    EXPECT_FALSE(roofline_figures(known.devices[0]).empty());
+}
+
 TEST(Figures, hold_every_measurement_and_the_right_ratios) {
     const Sorted all = sorted(some_records());
     const DeviceRows& device = all.devices[0];
@@ -94,8 +112,9 @@ TEST(Figures, hold_every_measurement_and_the_right_ratios) {
         for (const auto& point : series.points) EXPECT_NEAR(point.y, series.name == "cuDNN" ? 4 / 1.1 : 4, 1e-9);
     }
     EXPECT_NE(ups[1].title.find("cuDNN"), std::string::npos);
-    ASSERT_EQ(roofline_figures(device).size(), 1U);
-    for (const auto& series : roofline_figures(device)[0].series) {
+    const auto roofs = roofline_figures(device);
+    ASSERT_EQ(roofs.size(), 1U);
+    for (const auto& series : roofs[0].series) {
         for (const auto& point : series.points) EXPECT_LT(point.y, 989.5);  // under the products' roof
     }
     EXPECT_EQ(prediction_figures(device).size(), 2U);
