@@ -5,6 +5,7 @@
 #include <hwy/highway.h>
 
 #include "cpu/schedules.hpp"
+#include "cpu/tile/packed.hpp"
 #include "cpu/tile/tile.hpp"
 
 namespace tessera::cpu {
@@ -16,6 +17,13 @@ constexpr std::int64_t kMaxBlock = 1024;
 /// 16 KiB, beside Q^T in the first-level cache, and waste the least on a causal diagonal. Measured on a 16-core Xeon
 /// with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and pass.
 Tile default_tile(const Problem&) { return {64, 64}; }
+
+/// Packed bf16: the two lane tiles of 32 queries fill the accumulators of AMX, and a block of keys bounds what a merge
+/// costs.
+Tile fa2_forward_tile(const Problem& problem) {
+    if (problem.dtype == DType::bf16 && tile::packed_words() != nullptr) return {32, 512};
+    return default_tile(problem);
+}
 
 std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile, const Device&) {
     if (tile && (tile->block_q > kMaxBlock || tile->block_kv > kMaxBlock)) {
@@ -76,7 +84,7 @@ Kernel row(const Entry& entry, Pass pass) {
                  .summary = is_forward ? entry.forward_summary : entry.backward_summary,
                  .limits = is_forward ? entry.forward_limits : entry.backward_limits},
         .refuse = is_forward && entry.schedule == Schedule::fa1 ? refuse_fa1_forward : refuse,
-        .default_tile = default_tile,
+        .default_tile = is_forward && entry.schedule == Schedule::fa2 ? fa2_forward_tile : default_tile,
         .workspace_bytes = is_forward ? entry.forward_workspace : entry.backward_workspace,
         .target = [](const Device&) { return tile::target_name(); },
         .forward = is_forward ? entry.forward : nullptr,

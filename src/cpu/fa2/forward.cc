@@ -9,6 +9,8 @@
 // neither on the number of threads nor on its batch neighbours (docs/decisions/fixed-split.md).
 #include <vector>
 
+#include "cpu/fa2/forward_packed.hpp"
+#include "cpu/packed_head.hpp"
 #include "cpu/panel.hpp"
 #include "cpu/schedules.hpp"
 
@@ -237,6 +239,7 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
 }  // namespace
 
 std::size_t forward_workspace(const Plan& plan) {
+    if (packed_fits(plan)) return forward_packed_workspace(plan);
     Arena arena;
     const Geometry g = geometry_of(plan);
     Workspace(arena, plan, g, Partition(plan, g));
@@ -244,6 +247,7 @@ std::size_t forward_workspace(const Plan& plan) {
 }
 
 void forward(const ForwardCall& call) {
+    if (packed_fits(call.plan)) return forward_packed(call);
     const Geometry g = geometry_of(call.plan);
     const Partition part(call.plan, g);
     Arena arena(call.workspace);
