@@ -80,7 +80,7 @@ ALLOWED = {
     "api": {"include", "core", "schedule", "model", "kernel", "registry"},
     "device": {"include", "core"},
     "check": LIBRARY | {"io", "device"},
-    "measure": LIBRARY | {"io", "device", "check"},
+    "measure": LIBRARY | {"io", "device", "check", "cpu/tile"},  # cpu/tile/peak.hpp: the rates of the cores
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "cli": LIBRARY | TOOLS,
     "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/tile", "cuda/shared"},

@@ -122,6 +122,10 @@ class Task {
     /// Writes O and LSE of panel i from its sums.
     void finish(std::size_t i, PanelSums& sums) const {
         const PackedPanel& work = works_[i];
+        if (sums.started && work.head.dropout.active) {
+            std::fill_n(scratch_.exact_tiles.rescale, work.panel.lanes, work.head.dropout.kept);
+            tile::scale_lanes(sums.o, scratch_.exact_tiles.rescale, g_.head_dim_v, work.panel.lanes);
+        }
         if (sums.started && !tile::all_finite(sums.o, work.panel.lanes, g_.head_dim_v, work.panel.lanes)) {
             load_queries(work.head, g_, work.panel, scratch_.q_t);  // normalise() may compute scores again
         }
@@ -161,8 +165,11 @@ class Task {
         if (t + 1 < steps_.size()) products[count++] = next_scores(t + 1);
         const Stage& at = stage(t);
         if (work.head.dropout.active) {
-            tile::dropout_factors(work.head.dropout, {work.head.band, work.panel.first, step.keys.begin},
-                                  step.keys.size(), scratch_.other, work.panel.lanes);
+            // 1 where kept: the factor 1 / (1 - p) comes after the sum, so that it doesn't meet the rounding of P.
+            tile::DropoutRule rule = work.head.dropout;
+            rule.kept = 1;
+            tile::dropout_factors(rule, {work.head.band, work.panel.first, step.keys.begin}, step.keys.size(),
+                                  scratch_.other, work.panel.lanes);
         }
         run_.words.multiply_beside_weights(std::span(products.data(), count),
                                            {.s = at.s,
