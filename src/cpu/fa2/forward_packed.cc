@@ -122,10 +122,7 @@ class Task {
     /// Writes O and LSE of panel i from its sums.
     void finish(std::size_t i, PanelSums& sums) const {
         const PackedPanel& work = works_[i];
-        if (sums.started && work.head.dropout.active) {
-            std::fill_n(scratch_.exact_tiles.rescale, work.panel.lanes, work.head.dropout.kept);
-            tile::scale_lanes(sums.o, scratch_.exact_tiles.rescale, g_.head_dim_v, work.panel.lanes);
-        }
+        if (sums.started) scale_to_rounded_sum(work, sums);
         if (sums.started && !tile::all_finite(sums.o, work.panel.lanes, g_.head_dim_v, work.panel.lanes)) {
             load_queries(work.head, g_, work.panel, scratch_.q_t);  // normalise() may compute scores again
         }
@@ -134,6 +131,18 @@ class Task {
     }
 
  private:
+    /// normalise() divides by l; the weights that were multiplied sum to something else, by their rounding: without
+    /// this, errors that rows have in common would not average out. Dropout's factor comes along.
+    void scale_to_rounded_sum(const PackedPanel& work, const PanelSums& sums) const {
+        float* factor = scratch_.exact_tiles.rescale;
+        for (std::int64_t i = 0; i < work.panel.lanes; ++i) {
+            const float rounded = sums.o[sum_row(g_) * work.panel.lanes + i];
+            factor[i] = rounded == 0 ? 1.0F : sums.state.l[i] / rounded;
+            if (work.head.dropout.active) factor[i] *= work.head.dropout.kept;
+        }
+        tile::scale_lanes(sums.o, factor, g_.head_dim_v, work.panel.lanes);
+    }
+
     Stage& stage(std::size_t t) { return stages_[t % 2]; }
 
     void add_steps(std::int64_t block, TileTally& tally) {
@@ -179,6 +188,7 @@ class Task {
                                             .maximum = maximum_known_ ? at.maximum : nullptr,
                                             .m = at.state.m,
                                             .l = at.state.l,
+                                            .rounded = at.rounded,
                                             .p = at.p,
                                             .factors = work.head.dropout.active ? scratch_.other : nullptr});
         if (t > 0) add_result(steps_[t - 1], stage(t - 1));
@@ -245,8 +255,9 @@ class Task {
         PanelSums& total = totals_[step.panel];
         float* o = total.started ? scratch_.block_o : total.o;
         if (!v_finite_[step.block % 2]) add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, o);
+        std::copy_n(at.rounded, lanes, o + sum_row(g_) * lanes);
         if (total.started) {
-            tile::merge(total.state, total.o, at.state, o, g_.head_dim_v, lanes, lanes);
+            tile::merge(total.state, total.o, at.state, o, sum_row(g_) + 1, lanes, lanes);
         } else {
             std::copy_n(at.state.m, lanes, total.state.m);
             std::copy_n(at.state.l, lanes, total.state.l);
@@ -323,7 +334,8 @@ void Run::run_split() const {
             if (std::max(keys.begin, work.keys.begin) >= std::min(keys.end, work.keys.end)) continue;
             const PanelSums next = partial(kv_head, panel, block);
             if (total.started) {
-                tile::merge(total.state, total.o, next.state, next.o, g.head_dim_v, work.panel.lanes, work.panel.lanes);
+                tile::merge(total.state, total.o, next.state, next.o, sum_row(g) + 1, work.panel.lanes,
+                            work.panel.lanes);
             } else {
                 total = next;
                 total.started = true;

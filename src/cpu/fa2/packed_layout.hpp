@@ -37,20 +37,25 @@ struct Partition {
     }
 };
 
-/// A panel's result: m, l, O^T [16 * dim_tiles_v, lanes].
-inline std::int64_t sums_floats(const PackedGeometry& g) { return (2 + g.dim_tiles_v * tile::kTileRows) * g.lanes; }
+/// Rows of O^T: those that the value product writes, and the sum of the weights as they were rounded for it.
+inline std::int64_t sum_row(const PackedGeometry& g) { return g.dim_tiles_v * tile::kTileRows; }
+
+/// A panel's result: m, l, O^T [sum_row + 1, lanes].
+inline std::int64_t sums_floats(const PackedGeometry& g) { return (2 + sum_row(g) + 1) * g.lanes; }
 
 /// What a step holds between its stages; two are in flight.
 struct Stage {
     float* s;              // [block_kv, lanes]
     Bf16* p;               // pair tiles [block_kv / 32][lanes / 16]
     tile::RowState state;  // [lanes] each, of this step alone
+    float* rounded;        // [lanes], sum of p
     float* maximum;        // [lanes], of s before its scale
 
     Stage(Arena& arena, const PackedGeometry& g)
         : s(arena.take<float>(g.block_kv_rows(), g.lanes)),
           p(arena.take<Bf16>(g.block_kv_rows(), g.lanes)),
           state{arena.take<float>(g.lanes), arena.take<float>(g.lanes)},
+          rounded(arena.take<float>(g.lanes)),
           maximum(arena.take<float>(g.lanes)) {}
 };
 
@@ -59,7 +64,7 @@ struct Scratch {
     std::array<Stage, 2> stages;
     Bf16* k = nullptr;           // row tiles [block_kv / 16][depth_tiles], when tasks pack for themselves
     Bf16* v[2] = {};             // row tiles [block_kv / 32][dim_tiles_v] of even and odd blocks, likewise
-    float* block_o;              // [16 * dim_tiles_v, lanes]
+    float* block_o;              // [sum_row + 1, lanes]
     float* other;                // [block_kv, lanes]: bias, dropout factors
     std::vector<Bf16*> queries;  // per panel: pair tiles [depth_tiles][lanes / 16]
     std::vector<float*> totals;  // per panel: m, l, O^T
@@ -70,7 +75,7 @@ struct Scratch {
 
     Scratch(Arena& arena, const PackedGeometry& g, const Partition& part)
         : stages{Stage(arena, g), Stage(arena, g)},
-          block_o(arena.take<float>(g.dim_tiles_v * tile::kTileRows, g.lanes)),
+          block_o(arena.take<float>(sum_row(g) + 1, g.lanes)),
           other(arena.take<float>(g.block_kv_rows(), g.lanes)),
           exact(exact_geometry(g)),
           exact_tiles(arena, exact),

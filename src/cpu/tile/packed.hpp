@@ -89,8 +89,9 @@ struct WeightsJob {
     const float* maximum = nullptr;  ///< [lanes] or null: of s, when it is known
     float* m = nullptr;              // [lanes]
     float* l = nullptr;              // [lanes]
+    float* rounded = nullptr;        ///< [lanes]: the sum of P as packed, before dropout
     Bf16* p = nullptr;               // pair tiles, lane tiles next to each other
-    const float* factors = nullptr;  ///< [keys, lanes], of dropout: P is multiplied after l was summed
+    const float* factors = nullptr;  ///< [keys, lanes] or null, of dropout: 1 where P is kept, else 0
 };
 
 /// P = exp(scale * s - lse) and dS = P * (dP - delta), packed as the products of the backward take them. Rows beyond

@@ -15,11 +15,9 @@ HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")
 namespace tessera::cpu::tile {
 namespace {
 
-inline __m512bh as_bf16(__m512i x) {
-    __m512bh y;
-    std::memcpy(&y, &x, sizeof y);
-    return y;
-}
+#include "cpu/tile/packed_pack-inl.hpp"
+// After what it uses.
+#include "cpu/tile/packed_softmax-inl.hpp"
 
 /// 8 rows of one row tile by kLanes pair tiles.
 template <int kLanes>
@@ -35,12 +33,12 @@ inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, 
         for (int pair = 0; pair < 16; ++pair) {
             __m512bh from_b[kLanes];
             TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
-                from_b[v] = as_bf16(_mm512_load_si512(b + v * p.b.column_step + pair * kTileDepth));
+                from_b[v] = from_bits(_mm512_load_si512(b + v * p.b.column_step + pair * kTileDepth));
             }
             TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
                 std::int32_t two;
                 std::memcpy(&two, a + r * kTileDepth + 2 * pair, sizeof two);
-                const __m512bh from_a = as_bf16(_mm512_set1_epi32(two));
+                const __m512bh from_a = from_bits(_mm512_set1_epi32(two));
                 TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
                     sums[r][v] = _mm512_dpbf16_ps(sums[r][v], from_a, from_b[v]);
                 }
@@ -62,9 +60,6 @@ inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between&
     for (std::int64_t k = 0; k < p.k; ++k) between();
 }
 
-#include "cpu/tile/packed_pack-inl.hpp"
-#include "cpu/tile/packed_softmax-inl.hpp"
-// After those that it uses.
 #include "cpu/tile/packed_multiply-inl.hpp"
 
 void nothing_to_set_up() {}

@@ -18,6 +18,12 @@ inline __m512 exp_of_nonpositive(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
+inline __m512bh from_bits(__m512i x) {
+    __m512bh y;
+    std::memcpy(&y, &x, sizeof y);
+    return y;
+}
+
 inline __m512i bits(__m512bh x) {
     __m512i y;
     std::memcpy(&y, &x, sizeof y);
@@ -70,7 +76,7 @@ class WeightsInSteps {
         const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
         shift_ = _mm512_mask_mov_ps(m, _mm512_cmp_ps_mask(m, lowest, _CMP_EQ_OQ), _mm512_setzero_ps());
         sum_ = _mm512_setzero_ps();
-        even_sum_ = odd_sum_ = _mm512_setzero_ps();
+        even_sum_ = odd_sum_ = rounded_sum_ = _mm512_setzero_ps();
         key_ = 0;
     }
 
@@ -87,12 +93,15 @@ class WeightsInSteps {
         __m512 odd = _mm512_setzero_ps();
         if (key_ < job_.keys) even_sum_ = _mm512_add_ps(even_sum_, even = weight(key_));
         if (key_ + 1 < job_.keys) odd_sum_ = _mm512_add_ps(odd_sum_, odd = weight(key_ + 1));
+        __m512i pairs = to_bf16_pairs(even, odd);
+        rounded_sum_ = _mm512_dpbf16_ps(rounded_sum_, from_bits(pairs), from_bits(_mm512_set1_epi16(0x3F80)));
         if (job_.factors != nullptr) {
             if (key_ < job_.keys) even = dropped(key_, even);
             if (key_ + 1 < job_.keys) odd = dropped(key_ + 1, odd);
+            pairs = to_bf16_pairs(even, odd);
         }
         Bf16* tile = job_.p + (key_ / kTileDepth * lane_tiles_ + lane_tile_) * kTileElements;
-        _mm512_store_si512(tile + key_ % kTileDepth * kTileRows, to_bf16_pairs(even, odd));
+        _mm512_store_si512(tile + key_ % kTileDepth * kTileRows, pairs);
         key_ += 2;
         if (key_ % kTileDepth != 0) return;
         // A tile's sum first: the rounding of a long sum grows with the number of tiles, not of keys.
@@ -100,6 +109,7 @@ class WeightsInSteps {
         even_sum_ = odd_sum_ = _mm512_setzero_ps();
         if (key_ < job_.keys) return;
         _mm512_storeu_ps(job_.l + lane_tile_ * kTileRows, sum_);
+        _mm512_storeu_ps(job_.rounded + lane_tile_ * kTileRows, rounded_sum_);
         if (++lane_tile_ < lane_tiles_) begin_lanes();
     }
 
@@ -112,6 +122,7 @@ class WeightsInSteps {
     __m512 sum_;
     __m512 even_sum_;
     __m512 odd_sum_;
+    __m512 rounded_sum_;
 };
 
 inline void weights(const WeightsJob& job) { WeightsInSteps(job).finish(); }
