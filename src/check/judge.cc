@@ -202,7 +202,7 @@ class Judge {
     void against_unfused() {
         const double n = static_cast<double>(sums_.count);
         const double floor = tiny_;
-        const double luck = 1 + kLuck / std::sqrt(n);
+        const double luck = 1 + kLuck / std::sqrt(independent());
         const double max_limit = kMaxRatio * std::max(sums_.max_unfused, sums_.max_perfect) * luck +
                                  kFp32Noise * sums_.max_magnitude + sums_.max_score +
                                  kStoredTail * unit_ * sums_.max_stored_o + floor;
@@ -224,9 +224,21 @@ class Judge {
         return static_cast<std::int64_t>(distinct.size());
     }
 
+    /// Elements of distinct rows.
+    double independent() const {
+        const std::size_t dim = row_size();
+        const std::size_t rows = errors_.size() / dim;
+        const std::int64_t distinct = distinct_rows(rows, dim);
+        return distinct < kBiasRows ? static_cast<double>(distinct) * static_cast<double>(dim)
+                                    : static_cast<double>(sums_.count);
+    }
+
+    std::size_t row_size() const {
+        return static_cast<std::size_t>(std::max<std::int64_t>(got_.shape[static_cast<std::size_t>(got_.rank) - 1], 1));
+    }
+
     void unbiased() {
-        const auto dim =
-            static_cast<std::size_t>(std::max<std::int64_t>(got_.shape[static_cast<std::size_t>(got_.rank) - 1], 1));
+        const std::size_t dim = row_size();
         const std::size_t rows = errors_.size() / dim;
         if (distinct_rows(rows, dim) < kBiasRows) return;
         for (const bool outward : {false, true}) {

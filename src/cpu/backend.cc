@@ -18,11 +18,13 @@ constexpr std::int64_t kMaxBlock = 1024;
 /// with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and pass.
 Tile default_tile(const Problem&) { return {64, 64}; }
 
+bool packed(const Problem& problem) { return problem.dtype == DType::bf16 && tile::packed_words() != nullptr; }
+
 /// Packed bf16: the two lane tiles of 32 queries fill the accumulators of AMX, and a block of keys bounds what a merge
 /// costs.
-Tile fa2_forward_tile(const Problem& problem) {
-    if (problem.dtype == DType::bf16 && tile::packed_words() != nullptr) return {32, 512};
-    return default_tile(problem);
+Tile fa2_forward_tile(const Problem& problem) { return packed(problem) ? Tile{32, 512} : default_tile(problem); }
+Tile fa2_backward_tile(const Problem& problem) {
+    return packed(problem) && !problem.bias_gradient ? Tile{128, 256} : default_tile(problem);
 }
 
 std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile, const Device&) {
@@ -84,7 +86,9 @@ Kernel row(const Entry& entry, Pass pass) {
                  .summary = is_forward ? entry.forward_summary : entry.backward_summary,
                  .limits = is_forward ? entry.forward_limits : entry.backward_limits},
         .refuse = is_forward && entry.schedule == Schedule::fa1 ? refuse_fa1_forward : refuse,
-        .default_tile = is_forward && entry.schedule == Schedule::fa2 ? fa2_forward_tile : default_tile,
+        .default_tile = entry.schedule != Schedule::fa2 ? default_tile
+                        : is_forward                    ? fa2_forward_tile
+                                                        : fa2_backward_tile,
         .workspace_bytes = is_forward ? entry.forward_workspace : entry.backward_workspace,
         .target = [](const Device&) { return tile::target_name(); },
         .forward = is_forward ? entry.forward : nullptr,

@@ -34,14 +34,22 @@ inline bool packed_fits(const Plan& plan) {
            plan.tile.block_kv % tile::kTileDepth == 0 && plan.tile.block_q % tile::kTileDepth == 0;
 }
 
-/// How many rows the keys of all members of a kv head take when each member begins at a multiple of 32.
-inline std::int64_t packed_rows(const Problem& p) {
-    return p.ragged ? round_up(p.total_kv, tile::kTileDepth) + p.batch * tile::kTileDepth
-                    : p.batch * round_up(p.len_kv, tile::kTileDepth);
+/// Rows (queries or keys) of all members of a head when each member begins at a multiple of 32, and where one begins.
+inline std::int64_t packed_rows(const Problem& p, std::int64_t len, std::int64_t total) {
+    return p.ragged ? round_up(total, tile::kTileDepth) + p.batch * tile::kTileDepth
+                    : p.batch * round_up(len, tile::kTileDepth);
 }
-inline std::int64_t first_packed_row(const Problem& p, const Member& m) {
-    return p.ragged ? (m.first_kv / tile::kTileDepth + m.batch) * tile::kTileDepth
-                    : m.batch * round_up(p.len_kv, tile::kTileDepth);
+inline std::int64_t first_packed_row(const Problem& p, const Member& m, std::int64_t len, std::int64_t first) {
+    return p.ragged ? (first / tile::kTileDepth + m.batch) * tile::kTileDepth
+                    : m.batch * round_up(len, tile::kTileDepth);
+}
+inline std::int64_t packed_keys(const Problem& p) { return packed_rows(p, p.len_kv, p.total_kv); }
+inline std::int64_t packed_queries(const Problem& p) { return packed_rows(p, p.len_q, p.total_q); }
+inline std::int64_t first_packed_key(const Problem& p, const Member& m) {
+    return first_packed_row(p, m, p.len_kv, m.first_kv);
+}
+inline std::int64_t first_packed_query(const Problem& p, const Member& m) {
+    return first_packed_row(p, m, p.len_q, m.first_q);
 }
 
 /// Tiles from key `key`, a multiple of 32, on. Keys as rows: row tiles [keys / 16][dim / 32].

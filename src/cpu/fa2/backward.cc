@@ -10,6 +10,7 @@
 // tiles from the last to the first, panels rising and for each panel the group's tiles falling. That visits both orders
 // above, and a panel that was read serves the whole group. Fewer heads: round by round, all tiles of a round at once;
 // no two of them share a panel or a key tile. Same order, same bits (docs/decisions/deterministic-backward.md).
+#include "cpu/fa2/backward_packed.hpp"
 #include "cpu/gradient.hpp"
 #include "cpu/schedules.hpp"
 
@@ -204,12 +205,14 @@ class Run {
 }  // namespace
 
 std::size_t backward_workspace(const Plan& plan) {
+    if (backward_packed_fits(plan)) return backward_packed_workspace(plan);
     Arena arena;
     Workspace(arena, plan, Geometry(plan));
     return arena.used();
 }
 
 void backward(const BackwardCall& call) {
+    if (backward_packed_fits(call.plan)) return backward_packed(call);
     const Geometry g(call.plan);
     Arena arena(call.workspace);
     Workspace workspace(arena, call.plan, g);

@@ -5,7 +5,7 @@
 // K and V^T are packed once per kv head and shared by all panels of queries. A step is one panel against one block of
 // keys, on its own: S^T = K Q^T, P and its sums, O^T = V^T P; then it is merged into the panel's result, blocks in
 // rising order. The steps of a task are a pipeline: while the vector unit takes the exponentials of step t, the matrix
-// unit multiplies the scores of step t + 1 and the values of step t - 1. Which steps share a task changes no bit.
+// unit multiplies the values of step t - 1. Which steps share a task changes no bit.
 #include "cpu/fa2/forward_packed.hpp"
 
 #include <span>
@@ -53,12 +53,12 @@ struct Run {
     }
     /// Shared tiles of a kv head from key `key` on.
     tile::Tiles shared_k(std::int64_t kv_head, std::int64_t key) const {
-        const std::int64_t rows = kv_head % problem().heads_kv * packed_rows(problem());
-        return key_rows(workspace.k, g.depth_tiles, rows + first_packed_row(problem(), member(kv_head)) + key);
+        const std::int64_t rows = kv_head % problem().heads_kv * packed_keys(problem());
+        return key_rows(workspace.k, g.depth_tiles, rows + first_packed_key(problem(), member(kv_head)) + key);
     }
     tile::Tiles shared_v(std::int64_t kv_head, std::int64_t key) const {
-        const std::int64_t rows = kv_head % problem().heads_kv * packed_rows(problem());
-        return key_columns(workspace.v, g.dim_tiles_v, rows + first_packed_row(problem(), member(kv_head)) + key);
+        const std::int64_t rows = kv_head % problem().heads_kv * packed_keys(problem());
+        return key_columns(workspace.v, g.dim_tiles_v, rows + first_packed_key(problem(), member(kv_head)) + key);
     }
     void pack_k(const HeadRows& k, const Range& keys, const tile::Tiles& to) const {
         words.pack({k, keys.begin, keys.size(), g.head_dim, tile::Form::rows, to});
@@ -106,11 +106,15 @@ class Task {
             run_.words.pack({work.head.q, work.panel.first, work.panel.queries, g_.head_dim, tile::Form::column_pairs,
                              work.pairs(scratch_.queries[i])});
         }
+        std::fill_n(scratch_.ones, tile::kTileElements, Bf16{});
+        std::fill_n(scratch_.ones, tile::kTileDepth, Bf16{0x3F80});
         for (std::int64_t block = blocks.begin; block < blocks.end; ++block) add_steps(block, tally);
         for (std::size_t t = 0; t < steps_.size(); ++t) run_step(t);
         if (!steps_.empty()) {
             const Step& last = steps_.back();
-            run_.words.multiply(value_product(last, stage(steps_.size() - 1)));
+            for (const tile::TileProduct& product : value_products(last, stage(steps_.size() - 1))) {
+                run_.words.multiply(product);
+            }
             add_result(last, stage(steps_.size() - 1));
         }
     }
@@ -137,8 +141,8 @@ class Task {
         float* factor = scratch_.exact_tiles.rescale;
         for (std::int64_t i = 0; i < work.panel.lanes; ++i) {
             const float rounded = sums.o[sum_row(g_) * work.panel.lanes + i];
-            factor[i] = rounded == 0 ? 1.0F : sums.state.l[i] / rounded;
-            if (work.head.dropout.active) factor[i] *= work.head.dropout.kept;
+            const bool whole = rounded != 0 && !work.head.dropout.active;  // the sum is of what dropout leaves
+            factor[i] = whole ? sums.state.l[i] / rounded : work.head.dropout.kept;
         }
         tile::scale_lanes(sums.o, factor, g_.head_dim_v, work.panel.lanes);
     }
@@ -158,21 +162,15 @@ class Task {
         }
     }
 
-    /// Weights of step t, beside the products of its neighbours.
+    /// Scores of step t, then its weights beside the values of step t - 1: those two need different numbers and
+    /// different units. (Scores beside weights gain nothing: the loads of the one wait for the tile stores of the
+    /// other.)
     void run_step(std::size_t t) {
-        if (t == 0) {
-            const tile::TileProduct first = next_scores(t);
-            run_.words.multiply(first);
-        }
         const Step& step = steps_[t];
         const PackedPanel& work = works_[step.panel];
-        finish_step_scores(t);
-        prepare_values(t);
-        std::array<tile::TileProduct, 2> products;
-        std::size_t count = 0;
-        if (t > 0) products[count++] = value_product(steps_[t - 1], stage(t - 1));
-        if (t + 1 < steps_.size()) products[count++] = next_scores(t + 1);
         const Stage& at = stage(t);
+        compute_scores(t);
+        prepare_values(t);
         if (work.head.dropout.active) {
             // 1 where kept: the factor 1 / (1 - p) comes after the sum, so that it doesn't meet the rounding of P.
             tile::DropoutRule rule = work.head.dropout;
@@ -180,44 +178,40 @@ class Task {
             tile::dropout_factors(rule, {work.head.band, work.panel.first, step.keys.begin}, step.keys.size(),
                                   scratch_.other, work.panel.lanes);
         }
-        run_.words.multiply_beside_weights(std::span(products.data(), count),
-                                           {.s = at.s,
+        std::array<tile::TileProduct, 2> products;
+        if (t > 0) products = value_products(steps_[t - 1], stage(t - 1));
+        run_.words.multiply_beside_weights(std::span(products.data(), t > 0 ? 2 : 0),
+                                           {.s = scratch_.s,
                                             .keys = step.keys.size(),
                                             .lanes = work.panel.lanes,
                                             .scale = work.weight_scale(),
                                             .maximum = maximum_known_ ? at.maximum : nullptr,
                                             .m = at.state.m,
                                             .l = at.state.l,
-                                            .rounded = at.rounded,
                                             .p = at.p,
                                             .factors = work.head.dropout.active ? scratch_.other : nullptr});
         if (t > 0) add_result(steps_[t - 1], stage(t - 1));
     }
 
-    tile::TileProduct next_scores(std::size_t t) {
+    void compute_scores(std::size_t t) {
         const Step& step = steps_[t];
         const PackedPanel& work = works_[step.panel];
-        Stage& at = stage(t);
         const Range all = run_.keys_of_block(work.head.member, step.block);
         if (run_.part.pack_in_task && (t == 0 || steps_[t - 1].block != step.block)) {
             run_.pack_k(work.head.k, all, key_rows(scratch_.k, g_.depth_tiles, 0));
         }
         const tile::Tiles k = run_.part.pack_in_task ? key_rows(scratch_.k, g_.depth_tiles, step.keys.begin - all.begin)
                                                      : run_.shared_k(kv_head_, step.keys.begin);
-        tile::TileProduct product = scores_product(work, step, k, scratch_.queries[step.panel], g_.depth_tiles, at.s);
+        tile::TileProduct product =
+            scores_product(work, step, k, scratch_.queries[step.panel], g_.depth_tiles, scratch_.s);
         // Rows beyond the last key must not count.
-        if (work.plain && step.rows() == step.keys.size() && all_visible(work, step.keys)) {
-            std::fill_n(at.maximum, work.panel.lanes, -std::numeric_limits<float>::infinity());
-            product.maximum = at.maximum;
-        }
-        return product;
-    }
-
-    void finish_step_scores(std::size_t t) {
-        const Step& step = steps_[t];
-        const PackedPanel& work = works_[step.panel];
         maximum_known_ = work.plain && step.rows() == step.keys.size() && all_visible(work, step.keys);
-        if (!maximum_known_) finish_scores(work, step, stage(t).s, scratch_.other);
+        if (maximum_known_) {
+            product.maximum = stage(t).maximum;
+            std::fill_n(product.maximum, work.panel.lanes, -std::numeric_limits<float>::infinity());
+        }
+        run_.words.multiply(product);
+        if (!maximum_known_) finish_scores(work, step, scratch_.s, scratch_.other);
     }
 
     /// V^T of step t's block, when tasks pack for themselves. Blocks come one after another, and at most two are in
@@ -234,18 +228,24 @@ class Task {
         }
     }
 
-    tile::TileProduct value_product(const Step& step, const Stage& at) {
+    /// O^T = V^T P, and the sum of P as it was rounded.
+    std::array<tile::TileProduct, 2> value_products(const Step& step, const Stage& at) {
         const PackedPanel& work = works_[step.panel];
         const std::int64_t in_block = step.keys.begin - step.block * g_.block_kv;
         const tile::Tiles v = run_.part.pack_in_task ? key_columns(scratch_.v[step.block % 2], g_.dim_tiles_v, in_block)
                                                      : run_.shared_v(kv_head_, step.keys.begin);
-        return {.m = g_.dim_tiles_v,
-                .n = work.lane_tiles(),
-                .k = step.rows() / tile::kTileDepth,
-                .a = v,
-                .b = work.pairs(at.p),
-                .c = totals_[step.panel].started ? scratch_.block_o : totals_[step.panel].o,
-                .c_stride = work.panel.lanes};
+        const tile::TileProduct values{.m = g_.dim_tiles_v,
+                                       .n = work.lane_tiles(),
+                                       .k = step.rows() / tile::kTileDepth,
+                                       .a = v,
+                                       .b = work.pairs(at.p),
+                                       .c = totals_[step.panel].started ? scratch_.block_o : totals_[step.panel].o,
+                                       .c_stride = work.panel.lanes};
+        tile::TileProduct sums = values;
+        sums.m = 1;
+        sums.a = {scratch_.ones, 0, 0};
+        sums.c += sum_row(g_) * work.panel.lanes;
+        return {values, sums};
     }
 
     /// After the values: the step's part becomes the panel's total, or is merged into it.
@@ -255,7 +255,6 @@ class Task {
         PanelSums& total = totals_[step.panel];
         float* o = total.started ? scratch_.block_o : total.o;
         if (!v_finite_[step.block % 2]) add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, o);
-        std::copy_n(at.rounded, lanes, o + sum_row(g_) * lanes);
         if (total.started) {
             tile::merge(total.state, total.o, at.state, o, sum_row(g_) + 1, lanes, lanes);
         } else {

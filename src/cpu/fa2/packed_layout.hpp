@@ -37,34 +37,34 @@ struct Partition {
     }
 };
 
-/// Rows of O^T: those that the value product writes, and the sum of the weights as they were rounded for it.
+/// O^T as products write it: 16 * dim_tiles_v rows, and a tile whose first row is the sum of the weights as they were
+/// rounded for the product.
 inline std::int64_t sum_row(const PackedGeometry& g) { return g.dim_tiles_v * tile::kTileRows; }
+inline std::int64_t value_rows(const PackedGeometry& g) { return sum_row(g) + tile::kTileRows; }
 
-/// A panel's result: m, l, O^T [sum_row + 1, lanes].
-inline std::int64_t sums_floats(const PackedGeometry& g) { return (2 + sum_row(g) + 1) * g.lanes; }
+/// A panel's result: m, l, O^T [value_rows, lanes].
+inline std::int64_t sums_floats(const PackedGeometry& g) { return (2 + value_rows(g)) * g.lanes; }
 
 /// What a step holds between its stages; two are in flight.
 struct Stage {
-    float* s;              // [block_kv, lanes]
     Bf16* p;               // pair tiles [block_kv / 32][lanes / 16]
     tile::RowState state;  // [lanes] each, of this step alone
-    float* rounded;        // [lanes], sum of p
     float* maximum;        // [lanes], of s before its scale
 
     Stage(Arena& arena, const PackedGeometry& g)
-        : s(arena.take<float>(g.block_kv_rows(), g.lanes)),
-          p(arena.take<Bf16>(g.block_kv_rows(), g.lanes)),
+        : p(arena.take<Bf16>(g.block_kv_rows(), g.lanes)),
           state{arena.take<float>(g.lanes), arena.take<float>(g.lanes)},
-          rounded(arena.take<float>(g.lanes)),
           maximum(arena.take<float>(g.lanes)) {}
 };
 
 /// Memory of one worker.
 struct Scratch {
     std::array<Stage, 2> stages;
+    float* s;                    // [block_kv, lanes]
+    Bf16* ones;                  // a row tile, its first row 1: times P the sum of the weights
     Bf16* k = nullptr;           // row tiles [block_kv / 16][depth_tiles], when tasks pack for themselves
     Bf16* v[2] = {};             // row tiles [block_kv / 32][dim_tiles_v] of even and odd blocks, likewise
-    float* block_o;              // [sum_row + 1, lanes]
+    float* block_o;              // [value_rows, lanes]
     float* other;                // [block_kv, lanes]: bias, dropout factors
     std::vector<Bf16*> queries;  // per panel: pair tiles [depth_tiles][lanes / 16]
     std::vector<float*> totals;  // per panel: m, l, O^T
@@ -75,7 +75,9 @@ struct Scratch {
 
     Scratch(Arena& arena, const PackedGeometry& g, const Partition& part)
         : stages{Stage(arena, g), Stage(arena, g)},
-          block_o(arena.take<float>(sum_row(g) + 1, g.lanes)),
+          s(arena.take<float>(g.block_kv_rows(), g.lanes)),
+          ones(arena.take<Bf16>(tile::kTileElements)),
+          block_o(arena.take<float>(value_rows(g), g.lanes)),
           other(arena.take<float>(g.block_kv_rows(), g.lanes)),
           exact(exact_geometry(g)),
           exact_tiles(arena, exact),
@@ -106,7 +108,7 @@ struct Workspace {
     std::vector<Scratch> workers;
 
     Workspace(Arena& arena, const Plan& plan, const PackedGeometry& g, const Partition& part) {
-        const std::int64_t rows = part.pack_in_task ? 0 : packed_rows(plan.problem);
+        const std::int64_t rows = part.pack_in_task ? 0 : packed_keys(plan.problem);
         k = arena.take<Bf16>(plan.problem.heads_kv, rows, g.depth_tiles * tile::kTileDepth);
         v = arena.take<Bf16>(plan.problem.heads_kv, rows, g.dim_tiles_v * tile::kTileRows);
         v_finite = arena.take<char>(part.pack_in_task ? 0 : part.kv_heads, part.blocks);

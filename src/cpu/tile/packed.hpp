@@ -66,7 +66,8 @@ struct PackJob {
     bool finite_only = false;
 };
 
-/// C[16 * m, 16 * n] fp32 = or += A B, for m x k row tiles and k x n pair tiles.
+/// C[16 * m, 16 * n] fp32 = or += A B, for m x k row tiles and k x n pair tiles. An element is C, or 0, to which 32
+/// products after the other are added: a long product has the same bits in one call and in several that add.
 struct TileProduct {
     std::int64_t m = 0;
     std::int64_t n = 0;
@@ -89,7 +90,6 @@ struct WeightsJob {
     const float* maximum = nullptr;  ///< [lanes] or null: of s, when it is known
     float* m = nullptr;              // [lanes]
     float* l = nullptr;              // [lanes]
-    float* rounded = nullptr;        ///< [lanes]: the sum of P as packed, before dropout
     Bf16* p = nullptr;               // pair tiles, lane tiles next to each other
     const float* factors = nullptr;  ///< [keys, lanes] or null, of dropout: 1 where P is kept, else 0
 };
@@ -121,6 +121,9 @@ struct PackedWords {
     /// Products and weights of independent data at once: the tile unit multiplies while the vector unit takes exp.
     void (*multiply_beside_weights)(std::span<const TileProduct>, const WeightsJob&);
     void (*gradient)(const GradientJob&);
+    /// sums[i] = sum over c of a[first + i, c] * b[first + i, c], bf16 rows of `dim` elements
+    void (*row_dots)(const HeadRows& a, const HeadRows& b, std::int64_t first, std::int64_t rows, std::int64_t dim,
+                     float* sums);
     /// Between begin and end a thread may use the words; on AMX they set up and release its tile registers.
     void (*begin)();
     void (*end)();

@@ -23,9 +23,12 @@ namespace {
 template <int kLanes>
 inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, std::int64_t j) {
     constexpr int kRows = 8;
+    float* c = p.c + (i * kTileRows + half * kRows) * p.c_stride + j * kTileRows;
     __m512 sums[kRows][kLanes];
     TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
-        TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) sums[r][v] = _mm512_setzero_ps();
+        TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
+            sums[r][v] = p.add ? _mm512_load_ps(c + r * p.c_stride + v * kTileRows) : _mm512_setzero_ps();
+        }
     }
     for (std::int64_t k = 0; k < p.k; ++k) {
         const Bf16* a = p.a.data + i * p.a.row_step + k * p.a.column_step + half * kRows * kTileDepth;
@@ -45,11 +48,9 @@ inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, 
             }
         }
     }
-    float* c = p.c + (i * kTileRows + half * kRows) * p.c_stride + j * kTileRows;
     TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
         TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
-            float* at = c + r * p.c_stride + v * kTileRows;
-            _mm512_store_ps(at, p.add ? _mm512_add_ps(_mm512_load_ps(at), sums[r][v]) : sums[r][v]);
+            _mm512_store_ps(c + r * p.c_stride + v * kTileRows, sums[r][v]);
         }
     }
 }
@@ -71,6 +72,7 @@ const PackedWords kDotWords = {.pack = pack,
                                .weights = weights,
                                .multiply_beside_weights = multiply_beside_weights,
                                .gradient = gradient,
+                               .row_dots = row_dots,
                                .begin = nothing_to_set_up,
                                .end = nothing_to_set_up};
 

@@ -62,7 +62,7 @@ inline void multiply_beside_weights(std::span<const TileProduct> products, const
     std::int64_t steps = 0;
     for (const TileProduct& p : products) steps += (p.m + 1) / 2 * ((p.n + 1) / 2) * p.k;
     WeightsInSteps in_steps(job);
-    SomeWeights some{in_steps, steps == 0 ? 0 : (in_steps.steps() + steps - 1) / steps};
+    SomeWeights some{in_steps, steps == 0 ? 0 : (in_steps.left() + steps - 1) / steps};
     for (const TileProduct& p : products) product(p, some);
-    in_steps.finish();
+    in_steps.run(in_steps.left());
 }

@@ -117,3 +117,28 @@ inline bool pack(const PackJob& job) {
     }
     return read.all_finite();
 }
+
+/// The even and the odd elements of a vector of bf16, as fp32.
+inline __m512 even_of(__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+inline __m512 odd_of(__m512i x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xFFFF0000U))));
+}
+
+inline void row_dots(const HeadRows& a, const HeadRows& b, std::int64_t first, std::int64_t rows, std::int64_t dim,
+                     float* sums) {
+    const PackJob job_a{.from = a, .first = first, .rows = rows, .dim = dim};
+    const PackJob job_b{.from = b, .first = first, .rows = rows, .dim = dim};
+    RowReader read_a(job_a);
+    RowReader read_b(job_b);
+    for (std::int64_t row = 0; row < rows; ++row) {
+        __m512 even = _mm512_setzero_ps();
+        __m512 odd = _mm512_setzero_ps();
+        for (std::int64_t c = 0; c < dim; c += 32) {
+            const __m512i x = read_a(row, c);
+            const __m512i y = read_b(row, c);
+            even = _mm512_fmadd_ps(even_of(x), even_of(y), even);
+            odd = _mm512_fmadd_ps(odd_of(x), odd_of(y), odd);
+        }
+        sums[row] = _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
+    }
+}
