@@ -224,13 +224,14 @@ class Judge {
         return static_cast<std::int64_t>(distinct.size());
     }
 
-    /// Elements of distinct rows.
+    /// How many errors are independent of each other: those of rows that are copies of a few are not, and the elements
+    /// of one row share its weights.
     double independent() const {
         const std::size_t dim = row_size();
         const std::size_t rows = errors_.size() / dim;
         const std::int64_t distinct = distinct_rows(rows, dim);
-        return distinct < kBiasRows ? static_cast<double>(distinct) * static_cast<double>(dim)
-                                    : static_cast<double>(sums_.count);
+        const bool copies = distinct < kBiasRows && 2 * distinct < static_cast<std::int64_t>(rows);
+        return static_cast<double>(copies ? distinct : sums_.count);
     }
 
     std::size_t row_size() const {

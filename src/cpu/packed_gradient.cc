@@ -95,6 +95,7 @@ bool PackedGradients::prepare_queries(const BackwardArgs& args, const Head& head
     for (std::int64_t r = 0; r < round_up(rows, kGroup); ++r) {
         // exp(s - +inf) = 0: an empty row, whose LSE is -inf, has no weights, nor has padding.
         to.lse[r] = std::numeric_limits<float>::infinity();
+        to.norm[r] = 1;
         if (r >= rows) {
             to.delta[r] = 0;
             continue;

@@ -68,13 +68,15 @@ class Strip {
             if (q_.has_norm[group] != 0) job.norm = q_.norm;
         }
         if (work_.head.dropout.active) {
-            tile::dropout_factors(work_.head.dropout, place(), keys_.keys.size(), scratch_.factors, lanes());
+            tile::DropoutRule rule = work_.head.dropout;
+            rule.kept = 1;
+            tile::dropout_factors(rule, place(), keys_.keys.size(), scratch_.factors, lanes());
             job.factors = scratch_.factors;
+            job.kept = work_.head.dropout.kept;
         }
         if (work_.rule.softcap > 0) job.cap_slope = scratch_.cap_slope;
-        if (!full()) {
-            std::fill_n(scratch_.visible, keys_.keys.size() * lanes(), 1.0F);
-            tile::fill_hidden(place(), keys_.keys.size(), scratch_.visible, lanes(), 0.0F);
+        if (!full() || work_.panel.queries < lanes()) {
+            mark_visible();
             job.visible = scratch_.visible;
         }
         words_.gradient(job);
@@ -104,6 +106,16 @@ class Strip {
     tile::Tiles rows(Bf16* data) const { return {data, lanes() / kGroup * tile::kTileElements, tile::kTileElements}; }
     void product(const tile::Tiles& a, const tile::Tiles& b, std::int64_t depth, float* c) const {
         words_.multiply({2, lanes() / tile::kTileRows, depth, a, b, c, lanes()});
+    }
+
+    /// visible = 1 where a query sees a key; lanes beyond the last query see none, whatever the band says of them.
+    void mark_visible() const {
+        for (std::int64_t j = 0; j < keys_.keys.size(); ++j) {
+            float* row = scratch_.visible + j * lanes();
+            std::fill_n(row, work_.panel.queries, 1.0F);
+            std::fill(row + work_.panel.queries, row + lanes(), 0.0F);
+        }
+        if (!full()) tile::fill_hidden(place(), keys_.keys.size(), scratch_.visible, lanes(), 0.0F);
     }
 
     /// sums[key, c] += weight[key, i] * x[i, c] for special x, where query i sees the key.

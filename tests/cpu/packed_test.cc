@@ -218,7 +218,7 @@ TEST_P(Packed, gradient_of_the_scores) {
         slope(keys * lanes), visible(keys * lanes, 1.0F);
     randomise(rng, s, keys * lanes, 2), randomise(rng, dp, keys * lanes), randomise(rng, delta, lanes);
     randomise(rng, norm, lanes), randomise(rng, slope, keys * lanes);
-    for (std::int64_t i = 0; i < keys * lanes; i += 2) factors[i] = 1.25F;
+    for (std::int64_t i = 0; i < keys * lanes; i += 2) factors[i] = 1;
     for (std::int64_t i = 0; i < keys * lanes; i += 5) visible[i] = 0, s[i] = dp[i] = std::nanf("");
     Array<Bf16> p(rows * lanes), ds(rows * lanes), pairs(rows * lanes);
     const Tiles p_rows{p, 2 * kTileElements, kTileElements}, ds_rows{ds, 2 * kTileElements, kTileElements};
@@ -226,7 +226,7 @@ TEST_P(Packed, gradient_of_the_scores) {
     for (const bool all : {false, true}) {
         GradientJob job{.s = s, .dp = dp, .keys = keys, .lanes = lanes, .scale = 0.5F, .lse = lse, .delta = delta};
         job.visible = visible;
-        if (all) job.norm = norm, job.factors = factors, job.cap_slope = slope;
+        if (all) job.norm = norm, job.factors = factors, job.kept = 1.25F, job.cap_slope = slope;
         job.p_rows = p_rows, job.ds_rows = ds_rows, job.ds_pairs = ds_pairs;
         words().gradient(job);
         for (std::int64_t j = 0; j < rows; ++j) {
@@ -235,7 +235,7 @@ TEST_P(Packed, gradient_of_the_scores) {
                 double weight = 0, slope_of_s = 0;
                 if (j < keys && visible[at] != 0) {
                     weight = std::exp(std::min(0.0, 0.5 * s[at] - 3.0)) * (all ? norm[i] : 1);
-                    slope_of_s = weight * (dp[at] * (all ? factors[at] : 1) - delta[i]) * (all ? slope[at] : 1);
+                    slope_of_s = weight * (dp[at] * (all ? 1.25 * factors[at] : 1) - delta[i]) * (all ? slope[at] : 1);
                     weight *= all ? factors[at] : 1;
                 }
                 expect_rounded(in_row_tiles(p_rows, j, i), weight);

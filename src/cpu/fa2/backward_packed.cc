@@ -73,9 +73,10 @@ class Run {
             }
         }
         const auto scale = static_cast<float>(p_.effective_scale());
+        const auto kept = static_cast<float>(1 / (1 - p_.dropout.probability));  // weights were packed without it
         tile::store_rows(at.dk, k_stride(), keys.size(), g_.head_dim, scale,
                          head_rows(call_.args.dk, member, member.first_kv, kv_head), keys.begin);
-        tile::store_rows(at.dv, v_stride(), keys.size(), g_.head_dim_v, 1.0F,
+        tile::store_rows(at.dv, v_stride(), keys.size(), g_.head_dim_v, kept,
                          head_rows(call_.args.dv, member, member.first_kv, kv_head), keys.begin);
     }
 

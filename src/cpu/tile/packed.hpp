@@ -105,7 +105,8 @@ struct GradientJob {
     const float* lse = nullptr;        // [lanes], +inf: no weight
     const float* delta = nullptr;      // [lanes]
     const float* norm = nullptr;       ///< [lanes] or null: factors of P
-    const float* factors = nullptr;    ///< [keys, lanes] or null: dropout
+    const float* factors = nullptr;    ///< [keys, lanes] or null, of dropout: 1 where P is kept, else 0
+    float kept = 1;                    ///< factor of a kept dP; that of P comes after the sum
     const float* cap_slope = nullptr;  ///< [keys, lanes] or null: the softcap's derivative
     const float* visible = nullptr;    ///< [keys, lanes] or null: where it is 0, P and dS are 0
     Tiles p_rows;                      ///< [keys / 16][lanes / 32]

@@ -176,7 +176,9 @@ inline WeightAndGradient gradient_of(const GradientJob& job, std::int64_t key, s
     __m512 p = exp_of_nonpositive(x);
     if (job.norm != nullptr) p = _mm512_mul_ps(p, _mm512_loadu_ps(job.norm + lane));
     __m512 dp = _mm512_loadu_ps(job.dp + at);
-    if (job.factors != nullptr) dp = _mm512_mul_ps(dp, _mm512_loadu_ps(job.factors + at));
+    if (job.factors != nullptr) {
+        dp = _mm512_mul_ps(_mm512_mul_ps(dp, _mm512_set1_ps(job.kept)), _mm512_loadu_ps(job.factors + at));
+    }
     __m512 ds = _mm512_mul_ps(p, _mm512_sub_ps(dp, _mm512_loadu_ps(job.delta + lane)));
     if (job.factors != nullptr) p = _mm512_mul_ps(p, _mm512_loadu_ps(job.factors + at));
     if (job.cap_slope != nullptr) ds = _mm512_mul_ps(ds, _mm512_loadu_ps(job.cap_slope + at));
