@@ -146,8 +146,8 @@ void PackedGradients::store_queries(const BackwardArgs& args, const Head& head, 
     alignas(64) float scale[kGroup];
     std::fill_n(scale, kGroup, static_cast<float>(problem_.effective_scale()));
     const std::int64_t rows = std::min(kGroup, head.member.len_q - first);
-    tile::store_transposed(queries(head, first).dq_t, kGroup, rows, g_.head_dim, scale,
-                           head_rows(args.dq, head.member, head.member.first_q, head.query_head), first);
+    tile::packed_words()->store_columns(queries(head, first).dq_t, kGroup, rows, g_.head_dim, scale,
+                                        head_rows(args.dq, head.member, head.member.first_q, head.query_head), first);
 }
 
 }  // namespace tessera::cpu

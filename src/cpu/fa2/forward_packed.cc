@@ -126,27 +126,31 @@ class Task {
     /// Writes O and LSE of panel i from its sums.
     void finish(std::size_t i, PanelSums& sums) const {
         const PackedPanel& work = works_[i];
-        if (sums.started) scale_to_rounded_sum(work, sums);
-        if (sums.started && !tile::all_finite(sums.o, work.panel.lanes, g_.head_dim_v, work.panel.lanes)) {
-            load_queries(work.head, g_, work.panel, scratch_.q_t);  // normalise() may compute scores again
+        const std::int64_t lanes = work.panel.lanes;
+        float* factor = scratch_.exact_tiles.rescale;
+        if (sums.started) {
+            // Divided by the sum of the weights as they were multiplied: by l, errors of their rounding that rows have
+            // in common would not average out. Dropout takes from the multiplied ones, so l it is, and its own factor.
+            const float* l = work.head.dropout.active ? sums.state.l : sums.o + sum_row(g_) * lanes;
+            for (std::int64_t r = 0; r < lanes; ++r) factor[r] = l[r] == 0 ? 0.0F : work.head.dropout.kept / l[r];
+            const HeadRows o =
+                head_rows(run_.call.args.o, work.head.member, work.head.member.first_q, work.head.query_head);
+            if (run_.words.store_columns(sums.o, lanes, work.panel.queries, g_.head_dim_v, factor, o,
+                                         work.panel.first)) {
+                tile::store_lse(sums.state, work.panel.queries,
+                                lse_rows(run_.call.args.lse, work.head.member, work.head.query_head), work.panel.first);
+                return;
+            }
+            // NaN or infinite: perhaps only before the division.
+            for (std::int64_t r = 0; r < lanes; ++r) factor[r] *= sums.state.l[r];
+            tile::scale_lanes(sums.o, factor, g_.head_dim_v, lanes);
+            load_queries(work.head, g_, work.panel, scratch_.q_t);
         }
         normalise(work.head, scratch_.exact, work.panel, scratch_.q_t, scratch_.exact_tiles, sums, scratch_.spare_o);
-        cpu::finish(work.head, g_, work.panel, sums, scratch_.exact_tiles.rescale, run_.call.args);
+        cpu::finish(work.head, g_, work.panel, sums, factor, run_.call.args);
     }
 
  private:
-    /// normalise() divides by l; the weights that were multiplied sum to something else, by their rounding: without
-    /// this, errors that rows have in common would not average out. Dropout's factor comes along.
-    void scale_to_rounded_sum(const PackedPanel& work, const PanelSums& sums) const {
-        float* factor = scratch_.exact_tiles.rescale;
-        for (std::int64_t i = 0; i < work.panel.lanes; ++i) {
-            const float rounded = sums.o[sum_row(g_) * work.panel.lanes + i];
-            const bool whole = rounded != 0 && !work.head.dropout.active;  // the sum is of what dropout leaves
-            factor[i] = whole ? sums.state.l[i] / rounded : work.head.dropout.kept;
-        }
-        tile::scale_lanes(sums.o, factor, g_.head_dim_v, work.panel.lanes);
-    }
-
     Stage& stage(std::size_t t) { return stages_[t % 2]; }
 
     void add_steps(std::int64_t block, TileTally& tally) {

@@ -122,6 +122,10 @@ struct PackedWords {
     /// Products and weights of independent data at once: the tile unit multiplies while the vector unit takes exp.
     void (*multiply_beside_weights)(std::span<const TileProduct>, const WeightsJob&);
     void (*gradient)(const GradientJob&);
+    /// to[first + i, c] = from[c, i] * lane_scale[i] in bf16, +0 for -0. Returns whether all are finite.
+    /// from: [dim rounded up to 16, stride]; lane_scale: [rows rounded up to 16]
+    bool (*store_columns)(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,
+                          const float* lane_scale, const HeadRows& to, std::int64_t first);
     /// sums[i] = sum over c of a[first + i, c] * b[first + i, c], bf16 rows of `dim` elements
     void (*row_dots)(const HeadRows& a, const HeadRows& b, std::int64_t first, std::int64_t rows, std::int64_t dim,
                      float* sums);

@@ -103,6 +103,7 @@ const PackedWords kAmxWords = {.pack = pack,
                                .weights = weights,
                                .multiply_beside_weights = multiply_beside_weights,
                                .gradient = gradient,
+                               .store_columns = store_columns,
                                .row_dots = row_dots,
                                .begin = configure,
                                .end = release};

@@ -72,6 +72,7 @@ const PackedWords kDotWords = {.pack = pack,
                                .weights = weights,
                                .multiply_beside_weights = multiply_beside_weights,
                                .gradient = gradient,
+                               .store_columns = store_columns,
                                .row_dots = row_dots,
                                .begin = nothing_to_set_up,
                                .end = nothing_to_set_up};

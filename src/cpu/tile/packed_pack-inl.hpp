@@ -142,3 +142,43 @@ inline void row_dots(const HeadRows& a, const HeadRows& b, std::int64_t first, s
         sums[row] = _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
     }
 }
+
+/// 16 columns of O^T from `column` on for 16 rows, as 16 vectors of one row each.
+inline void scaled_rows(const float* from, std::int64_t stride, std::int64_t column, __m512 scale, __m512i (&x)[16]) {
+    for (int c = 0; c < 16; ++c) {
+        const __m512 values = _mm512_mul_ps(_mm512_loadu_ps(from + (column + c) * stride), scale);
+        x[c] = _mm512_castps_si512(_mm512_add_ps(values, _mm512_setzero_ps()));  // + 0: -0 becomes 0
+    }
+    transpose(x);
+}
+
+inline bool store_columns(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,
+                          const float* lane_scale, const HeadRows& to, std::int64_t first) {
+    const __m512i exponent = _mm512_set1_epi32(0x7F800000);
+    __mmask16 special = 0;
+    for (std::int64_t row = 0; row < rows; row += 16) {
+        const __m512 scale = _mm512_loadu_ps(lane_scale + row);
+        const std::int64_t present = rows - row < 16 ? rows - row : 16;
+        for (std::int64_t column = 0; column < dim; column += 16) {
+            __m512i x[16];
+            scaled_rows(from + row, stride, column, scale, x);
+            const std::int64_t left = dim - column;
+            const auto inside = static_cast<__mmask16>(left >= 16 ? 0xFFFF : (1 << left) - 1);
+            for (std::int64_t r = 0; r < present; ++r) {
+                special |= _mm512_mask_cmpeq_epi32_mask(inside, _mm512_and_si512(x[r], exponent), exponent);
+                const __m256bh narrow = _mm512_cvtneps_pbh(_mm512_castsi512_ps(x[r]));
+                __m256i bits16;
+                std::memcpy(&bits16, &narrow, sizeof bits16);
+                auto* at = static_cast<std::uint16_t*>(to.at(first + row + r, column));
+                if (to.column_stride == 1) {
+                    _mm256_mask_storeu_epi16(at, inside, bits16);
+                } else {
+                    alignas(32) std::uint16_t values[16];
+                    _mm256_store_si256(reinterpret_cast<__m256i*>(values), bits16);
+                    for (std::int64_t c = 0; c < (left < 16 ? left : 16); ++c) at[c * to.column_stride] = values[c];
+                }
+            }
+        }
+    }
+    return special == 0;
+}

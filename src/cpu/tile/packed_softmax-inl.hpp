@@ -5,8 +5,9 @@
 
 /// exp(x) for x <= 0 as in softmax.cc: 4e-7 relative, exp(0) = 1, exp(-inf) = 0, NaN stays NaN.
 inline __m512 exp_of_nonpositive(__m512 x) {
-    // The constant first: of two operands one of which is NaN the instruction returns the second.
-    x = _mm512_max_ps(_mm512_set1_ps(-110.0F), x);  // 2^-158 becomes 0 below
+    // Results under 2^-126 are 0, by the mask: SCALEF takes hundreds of cycles to make a subnormal number, or a 0 of
+    // one.
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.33654F), _CMP_NLT_UQ);
     const __m512 magic = _mm512_set1_ps(12582912.0F);
     const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), magic), magic);
     const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693147181F), x);
@@ -15,7 +16,7 @@ inline __m512 exp_of_nonpositive(__m512 x) {
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.fffdc4p-2F));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.fffff6p-1F));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
-    return _mm512_scalef_ps(p, n);
+    return _mm512_maskz_scalef_ps(normal, p, n);
 }
 
 inline __m512bh from_bits(__m512i x) {
