@@ -51,23 +51,6 @@ void check_workspace(const Plan& plan, std::span<std::byte> workspace) {
     }
 }
 
-/// The default loop, on as many of the plan's threads as the work is worth: to begin on another thread takes some
-/// microseconds.
-ParallelFor default_parallel_for(const Plan& plan) {
-    if (plan.kernel->backend != Backend::cpu) return tbb_parallel_for;
-    constexpr double kFlopPerThread = 1e6;
-    const Problem& p = plan.problem;
-    const double pairs = static_cast<double>(p.batch) * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) *
-                         static_cast<double>(p.len_kv);
-    const double flop = 2 * pairs * static_cast<double>(p.head_dim + p.head_dim_v);
-    const double worth = 1 + flop / kFlopPerThread;
-    if (worth >= plan.threads) return tbb_parallel_for;
-    const int limit = static_cast<int>(worth);
-    return [limit](std::int64_t tasks, int workers, const TaskBody& body) {
-        tbb_parallel_for(tasks, std::min(workers, limit), body);
-    };
-}
-
 template <class Args>
 Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte> workspace, const Execution& how,
                         Pass pass) {
@@ -75,7 +58,7 @@ Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte>
     plan.problem.validate();
     check_tensors(plan.problem, args, plan.device);
     check_workspace(plan, workspace);
-    return {plan,         args,      workspace, how.parallel_for ? how.parallel_for : default_parallel_for(plan),
+    return {plan,         args,      workspace, how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for),
             how.counters, how.stream};
 }
 

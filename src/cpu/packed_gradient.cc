@@ -126,9 +126,9 @@ bool PackedGradients::prepare(const BackwardCall& call) const {
     const std::int64_t parts_q = ceil_div(p.len_q, kRows);
     const std::int64_t parts_kv = ceil_div(p.len_kv, kRows);
     const std::int64_t tasks_q = p.batch * p.heads_q * parts_q;
-    const std::int64_t tasks = tasks_q + p.batch * p.heads_kv * parts_kv;
+    const std::int64_t tasks = p.heads_q == 0 ? 0 : tasks_q + p.batch * p.heads_kv * parts_kv;
     std::atomic<bool> inexact{false};
-    call.parallel_for(tasks, call.plan.threads, [&](std::int64_t task, int) {
+    call.parallel_for(tasks, worthwhile_threads(call.plan), [&](std::int64_t task, int) {
         const bool is_q = task < tasks_q;
         const std::int64_t index = is_q ? task : task - tasks_q;
         const std::int64_t parts = is_q ? parts_q : parts_kv;

@@ -140,7 +140,7 @@ class Run {
         : call_(call), g_(g), workspace_(workspace), kv_heads_(call.plan.problem.batch * call.plan.problem.heads_kv) {}
 
     void all() {
-        if (heads_fill_threads(kv_heads_, call_.plan.threads)) heads();
+        if (heads_fill_threads(kv_heads_, worthwhile_threads(call_.plan))) heads();
         else rounds();
         if (call_.counters != nullptr) report();
     }
@@ -153,7 +153,7 @@ class Run {
     const GradientScratch& scratch(int worker) const { return workspace_.workers[static_cast<std::size_t>(worker)]; }
 
     void heads() {
-        call_.parallel_for(kv_heads_, call_.plan.threads, [&](std::int64_t kv_head, int worker) {
+        call_.parallel_for(kv_heads_, worthwhile_threads(call_.plan), [&](std::int64_t kv_head, int worker) {
             TileTally tally(&ran_);
             for (std::int64_t in_group = 0; in_group < call_.plan.problem.group(); ++in_group) {
                 run_whole_head(grid(kv_head, in_group), g_, workspace_.memory, scratch(worker), tally);
@@ -174,11 +174,12 @@ class Run {
         for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
             for (std::int64_t round = 0; round < workspace_.rounds; ++round) {
                 if (workspace_.used[round] == 0) continue;
-                call_.parallel_for(kv_heads_ * pairs, call_.plan.threads, [&](std::int64_t task, int worker) {
-                    TileTally tally(&ran_);
-                    run_pair(grid(task % kv_heads_, in_group), g_, round, task / kv_heads_, workspace_.memory,
-                             scratch(worker), tally);
-                });
+                call_.parallel_for(kv_heads_ * pairs, worthwhile_threads(call_.plan),
+                                   [&](std::int64_t task, int worker) {
+                                       TileTally tally(&ran_);
+                                       run_pair(grid(task % kv_heads_, in_group), g_, round, task / kv_heads_,
+                                                workspace_.memory, scratch(worker), tally);
+                                   });
             }
         }
     }

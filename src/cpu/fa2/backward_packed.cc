@@ -35,13 +35,17 @@ struct Workspace {
 class Run {
  public:
     explicit Run(const BackwardCall& call)
-        : call_(call), p_(call.plan.problem), g_(call.plan, kBlockQ), workspace_(make(call, g_)) {}
+        : call_(call),
+          p_(call.plan.problem),
+          threads_(worthwhile_threads(call.plan)),
+          g_(call.plan, kBlockQ),
+          workspace_(make(call, g_)) {}
 
     void all() const {
         if (workspace_.memory.prepare(call_)) normalise();
         const std::int64_t heads = p_.batch * p_.heads_kv;
-        const auto together = static_cast<double>(ceil_div(heads, call_.plan.threads));
-        const double apart = kTwiceCost * static_cast<double>(heads) / call_.plan.threads;
+        const auto together = static_cast<double>(ceil_div(heads, threads_));
+        const double apart = kTwiceCost * static_cast<double>(heads) / threads_;
         if (together <= apart) whole_heads();
         else parts();
         if (call_.counters != nullptr) count();
@@ -100,7 +104,7 @@ class Run {
 
     /// Rows whose LSE is too large, before the tiles need their factors.
     void normalise() const {
-        call_.parallel_for(p_.batch * p_.heads_q, call_.plan.threads, [&](std::int64_t task, int worker) {
+        call_.parallel_for(p_.batch * p_.heads_q, threads_, [&](std::int64_t task, int worker) {
             const tile::PackedSession session(*tile::packed_words());
             PackedPanel work = head(member_of(call_, task / p_.heads_q), task % p_.heads_q);
             for (std::int64_t q = 0; q < work.head.member.len_q; q += tile::kTileDepth) {
@@ -110,7 +114,7 @@ class Run {
     }
 
     void whole_heads() const {
-        call_.parallel_for(p_.batch * p_.heads_kv, call_.plan.threads, [&](std::int64_t task, int worker) {
+        call_.parallel_for(p_.batch * p_.heads_kv, threads_, [&](std::int64_t task, int worker) {
             const tile::PackedSession session(*tile::packed_words());
             const Member member = member_of(call_, task / p_.heads_kv);
             const std::int64_t kv_head = task % p_.heads_kv;
@@ -125,7 +129,7 @@ class Run {
 
     /// Rows of a task: as many as leave some tasks for every worker, from `most` down.
     std::int64_t rows_per_task(std::int64_t heads, std::int64_t len, std::int64_t most) const {
-        while (most > tile::kTileDepth && heads * ceil_div(len, most) < kTasksPerWorker * call_.plan.threads) most /= 2;
+        while (most > tile::kTileDepth && heads * ceil_div(len, most) < kTasksPerWorker * threads_) most /= 2;
         return most;
     }
 
@@ -136,24 +140,23 @@ class Run {
         const std::int64_t parts_q = ceil_div(p_.len_q, rows_q);
         const std::int64_t tasks_kv = p_.batch * p_.heads_kv * parts_kv;
         // Under a causal mask the first keys and the last queries have the most to do: they go first.
-        call_.parallel_for(tasks_kv + p_.batch * p_.heads_q * parts_q, call_.plan.threads,
-                           [&](std::int64_t task, int worker) {
-                               const tile::PackedSession session(*tile::packed_words());
-                               if (task < tasks_kv) {
-                                   const std::int64_t head = task % (p_.batch * p_.heads_kv);
-                                   const Member member = member_of(call_, head / p_.heads_kv);
-                                   const std::int64_t k = task / (p_.batch * p_.heads_kv) * rows_kv;
-                                   const Range keys{k, std::min(member.len_kv, k + rows_kv)};
-                                   if (!keys.empty()) run_keys(member, head % p_.heads_kv, keys, worker, false);
-                               } else {
-                                   const std::int64_t index = task - tasks_kv;
-                                   const std::int64_t head = index % (p_.batch * p_.heads_q);
-                                   const Member member = member_of(call_, head / p_.heads_q);
-                                   const std::int64_t q = (parts_q - 1 - index / (p_.batch * p_.heads_q)) * rows_q;
-                                   const Range queries{q, std::min(member.len_q, q + rows_q)};
-                                   if (!queries.empty()) run_queries(member, head % p_.heads_q, queries, worker);
-                               }
-                           });
+        call_.parallel_for(tasks_kv + p_.batch * p_.heads_q * parts_q, threads_, [&](std::int64_t task, int worker) {
+            const tile::PackedSession session(*tile::packed_words());
+            if (task < tasks_kv) {
+                const std::int64_t head = task % (p_.batch * p_.heads_kv);
+                const Member member = member_of(call_, head / p_.heads_kv);
+                const std::int64_t k = task / (p_.batch * p_.heads_kv) * rows_kv;
+                const Range keys{k, std::min(member.len_kv, k + rows_kv)};
+                if (!keys.empty()) run_keys(member, head % p_.heads_kv, keys, worker, false);
+            } else {
+                const std::int64_t index = task - tasks_kv;
+                const std::int64_t head = index % (p_.batch * p_.heads_q);
+                const Member member = member_of(call_, head / p_.heads_q);
+                const std::int64_t q = (parts_q - 1 - index / (p_.batch * p_.heads_q)) * rows_q;
+                const Range queries{q, std::min(member.len_q, q + rows_q)};
+                if (!queries.empty()) run_queries(member, head % p_.heads_q, queries, worker);
+            }
+        });
     }
 
     /// Tiles of the plan's size, whoever ran them.
@@ -177,6 +180,7 @@ class Run {
 
     const BackwardCall& call_;
     const Problem& p_;
+    int threads_;  ///< that take part
     PackedGeometry g_;
     Workspace workspace_;
 };

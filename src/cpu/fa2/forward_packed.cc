@@ -282,7 +282,7 @@ class Task {
 };
 
 void Run::pack_all() const {
-    call.parallel_for(part.kv_heads * part.blocks, call.plan.threads, [&](std::int64_t task, int) {
+    call.parallel_for(part.kv_heads * part.blocks, part.threads, [&](std::int64_t task, int) {
         const std::int64_t kv_head = task / part.blocks;
         const Member m = member(kv_head);
         const Range keys = keys_of_block(m, task % part.blocks);
@@ -296,7 +296,7 @@ void Run::pack_all() const {
 
 void Run::run_whole() const {
     const bool later_is_longer = !problem().mask.trivial();
-    call.parallel_for(part.kv_heads * part.tasks_per_kv_head, call.plan.threads, [&](std::int64_t index, int worker) {
+    call.parallel_for(part.kv_heads * part.tasks_per_kv_head, part.threads, [&](std::int64_t index, int worker) {
         // Under a causal mask the last panels see the most keys: they go first, of all heads, so that the loop ends
         // with short tasks. Otherwise neighbours in time share K and V.
         const std::int64_t kv_head = later_is_longer ? index % part.kv_heads : index / part.tasks_per_kv_head;
@@ -316,7 +316,7 @@ void Run::run_split() const {
         return PanelSums(workspace.partials + slot * sums_floats(g), g);
     };
     const std::int64_t groups = part.kv_heads * part.tasks_per_kv_head;
-    call.parallel_for(groups * part.blocks, call.plan.threads, [&](std::int64_t index, int worker) {
+    call.parallel_for(groups * part.blocks, part.threads, [&](std::int64_t index, int worker) {
         const std::int64_t block = index % part.blocks;
         const std::int64_t kv_head = index / part.blocks / part.tasks_per_kv_head;
         const std::int64_t first = index / part.blocks % part.tasks_per_kv_head * part.panels_per_task;
@@ -325,7 +325,7 @@ void Run::run_split() const {
         task.into([&](std::int64_t panel) { return partial(kv_head, panel, block); });
         task.attend({block, block + 1});
     });
-    call.parallel_for(part.kv_heads * part.panels_per_kv_head, call.plan.threads, [&](std::int64_t index, int worker) {
+    call.parallel_for(part.kv_heads * part.panels_per_kv_head, part.threads, [&](std::int64_t index, int worker) {
         const std::int64_t kv_head = index / part.panels_per_kv_head;
         const std::int64_t panel = index % part.panels_per_kv_head;
         Task task(*this, kv_head, {panel, panel + 1}, worker);

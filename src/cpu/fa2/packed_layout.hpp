@@ -21,16 +21,18 @@ struct Partition {
     std::int64_t tasks_per_kv_head;
     std::int64_t kv_heads;  ///< of all batch members
     std::int64_t blocks;    ///< of keys, of the longest member
+    int threads;            ///< that take part
     bool split;             ///< a task is one block of keys, and a second loop merges
     bool pack_in_task;      ///< keys that no other task uses, or so few that sharing them costs more
 
     Partition(const Plan& plan, const PackedGeometry& g)
         : panels_per_kv_head(plan.problem.group() * g.panels),
           kv_heads(plan.problem.batch * plan.problem.heads_kv),
-          blocks(ceil_div(plan.problem.len_kv, g.block_kv)) {
+          blocks(ceil_div(plan.problem.len_kv, g.block_kv)),
+          threads(worthwhile_threads(plan)) {
         const std::int64_t panels = kv_heads * panels_per_kv_head;
-        while (panels_per_task > 1 && panels < panels_per_task * plan.threads * kTasksPerWorker) panels_per_task /= 2;
-        split = plan.threads > 1 && blocks > 1 && panels < 2 * plan.threads;
+        while (panels_per_task > 1 && panels < panels_per_task * threads * kTasksPerWorker) panels_per_task /= 2;
+        split = threads > 1 && blocks > 1 && panels < 2 * threads;
         if (split) panels_per_task = std::min(panels_per_kv_head, kMaxPanels);
         tasks_per_kv_head = ceil_div(panels_per_kv_head, std::max<std::int64_t>(1, panels_per_task));
         pack_in_task = tasks_per_kv_head <= 1 || plan.problem.len_kv <= 4 * g.block_q;
@@ -115,7 +117,7 @@ struct Workspace {
         if (part.split) {
             partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.blocks, sums_floats(g));
         }
-        for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, part);
+        for (int worker = 0; worker < part.threads; ++worker) workers.emplace_back(arena, g, part);
     }
 };
 
