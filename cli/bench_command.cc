@@ -4,218 +4,172 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <functional>
+#include <algorithm>
+#include <filesystem>
 #include <memory>
 
+#include "bench_case.hpp"
 #include "bench_table.hpp"
 #include "commands.hpp"
-#include "commit.hpp"
-#include "device/device_copy.hpp"
-#include "generated.hpp"
-#include "measure/bench.hpp"
-#include "measure/host.hpp"
-#include "measure/record.hpp"
-#include "measure/work.hpp"
-#include "options.hpp"
+#include "device_option.hpp"
+#include "measure/predicted.hpp"
 #include "parse.hpp"
-#include "progress.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::cli {
 namespace {
 
+using measure::Record;
+
 struct BenchOptions {
-    ShapeOptions shape;
-    ScoreOptions scores;
-    HowOptions how;
-    std::string passes = "forward";
+    BenchSet set;
+    std::string suite;
     std::string repeat = "9";
+    std::string warm_up = "20";
     std::string output;
+    std::string device;
+    bool resume = false;
+    bool list_suites = false;
 };
 
-/// Where and when the measurements are taken.
-struct Provenance {
-    measure::Host host = measure::describe_host();
-    std::string date = measure::utc_date();
-};
-
-/// All that a plan reads and writes, for both passes.
-struct Operands {
-    GeneratedInputs in;
-    OwnedTensor o, lse, dq, dk, dv;
-    std::vector<TensorView> views;  ///< of every tensor, to be evicted from the caches
-
-    Operands(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& members, bool backward)
-        : in(generate_inputs(p, members, Layout::bshd, check::Fill::normal, p.dropout.seed, backward)) {
-        using Shape = std::vector<std::int64_t>;
-        const auto like = [&](const char* name, const TensorView& t, std::int64_t dim) {
-            Shape shape(t.shape.begin(), t.shape.begin() + t.rank);
-            shape.back() = dim;
-            return make_tensor(name, p.dtype, shape);
-        };
-        o = like("o", in.q.view, p.head_dim_v);
-        lse = make_tensor("lse", DType::fp32, in.layout.lse_in_file(p));
-        if (backward) {
-            dq = like("dq", in.q.view, p.head_dim);
-            dk = like("dk", in.k.view, p.head_dim);
-            dv = like("dv", in.v.view, p.head_dim_v);
-        }
-        for (const auto& [name, view] : in.named()) views.push_back(view);
-        for (const OwnedTensor* t : {&o, &lse, &dq, &dk, &dv}) {
-            if (t->view.given()) views.push_back(t->view);
-        }
-    }
-
-    ForwardArgs forward() const {
-        return {.q = in.q.view,
-                .k = in.k.view,
-                .v = in.v.view,
-                .bias = in.bias.view,
-                .alibi_slopes = in.alibi_slopes.view,
-                .cu_seqlens_q = in.cu_seqlens_q.view,
-                .cu_seqlens_kv = in.cu_seqlens_kv.view,
-                .o = o.view,
-                .lse = lse.view};
-    }
-    BackwardArgs backward() const {
-        return {.q = in.q.view,
-                .k = in.k.view,
-                .v = in.v.view,
-                .bias = in.bias.view,
-                .alibi_slopes = in.alibi_slopes.view,
-                .cu_seqlens_q = in.cu_seqlens_q.view,
-                .cu_seqlens_kv = in.cu_seqlens_kv.view,
-                .o = o.view,
-                .lse = lse.view,
-                .d_o = in.d_o.view,
-                .dq = dq.view,
-                .dk = dk.view,
-                .dv = dv.view};
-    }
-};
-
-/// Each schedule that this build has kernels of on the backend, for "all".
-std::string schedule_list(const std::string& schedules, Backend backend) {
-    if (schedules != "all") return schedules;
-    std::string text;
-    for (const Schedule s : {Schedule::standard, Schedule::fa1, Schedule::fa2, Schedule::fa3}) {
-        for (const KernelInfo& kernel : kernels()) {
-            if (kernel.schedule != s || kernel.backend != backend) continue;
-            text += (text.empty() ? "" : ",") + std::string(name_of(s));
-            break;
-        }
-    }
-    return text.empty() ? "auto" : text;
-}
-
-std::vector<Pass> parse_passes(const std::string& text) {
-    std::vector<Pass> passes;
-    for (const std::string& pass : parse_list("--pass", text)) {
-        passes.push_back(
-            parse_choice<Pass>("--pass", pass, {{"forward", Pass::forward}, {"backward", Pass::backward}}));
-    }
-    return passes;
-}
-
-/// A plan for each combination; those that no kernel takes are told and left out. Throws the last reason when none is
-/// left.
-std::vector<Plan> make_plans(const BenchOptions& options) {
+/// A set, its plans, and those of them that are still to be measured.
+struct Work {
+    BenchSet set;
     std::vector<Plan> plans;
-    std::optional<Error> reason;
-    const Backend backend = options.how.plan_options(Pass::forward, "auto").backend.value_or(Backend::cpu);
-    const auto schedules = parse_list("--schedule", schedule_list(options.how.schedule, backend));
-    const auto passes = parse_passes(options.passes);
-    for (const Problem& problem : options.shape.problems(options.scores)) {
-        for (const Pass pass : passes) {
-            for (const std::string& schedule : schedules) {
-                const PlanOptions how = options.how.plan_options(pass, schedule);
-                try {
-                    plans.push_back(plan_with(problem, how));
-                } catch (const Error& error) {
-                    if (error.code() != ErrorCode::unsupported) throw;
-                    reason = error;
-                    print_note(fmt::format("skipped schedule {}, {}, {}", schedule, name_of(pass), problem.describe()));
-                }
-            }
-        }
-    }
-    if (plans.empty() && reason) throw Error(*reason);
-    return plans;
-}
+};
 
-/// Times run(tensors, workspace) on tensors where the plan wants them; copies are no part of it.
-template <class Args, class Run>
-measure::Summary time_plan(const Plan& plan, const Args& host, std::span<const TensorView> views, int repeat,
-                           measure::ColdCache& cache, const Run& run) {
-    if (plan.device.type == DeviceType::cpu) {
-        const Workspace workspace(plan);
-        return measure::time_call([&] { run(host, workspace.span()); }, views, cache, repeat);
-    }
-    device::DeviceCopy copy(plan.device);
-    const Args mirrored = copy.add(host);
-    const std::span<std::byte> workspace = copy.workspace(plan.workspace_bytes);
-    const device::CacheEviction evict(plan.device);
-    const auto call = [&] {
-        run(mirrored, workspace);
-        device::synchronize(plan.device);
-    };
-    return measure::time_call(call, std::cref(evict), repeat);
-}
-
-measure::Record measure_plan(const Plan& plan, const BenchOptions& options, int repeat, measure::ColdCache& cache,
-                             const Provenance& provenance, Progress& progress) {
-    const Problem& problem = plan.problem;
-    const bool is_forward = plan.pass == Pass::forward;
-    const Operands operands(problem, options.shape.members(), !is_forward);
-    progress.expect(repeat + 1);
-    measure::Summary ms;
-    if (is_forward) {
-        ms = time_plan(plan, operands.forward(), operands.views, repeat, cache, [&](const auto& args, auto workspace) {
-            forward(plan, args, workspace);
-            progress.done();
-        });
-    } else {  // starts from the forward's results, whoever computed them
-        const Plan before = tessera::plan(problem, {.device = plan.device});
-        device::run_on_host_tensors(before, operands.forward(),
-                                    [&](const auto& args, auto workspace) { forward(before, args, workspace); });
-        ms = time_plan(plan, operands.backward(), operands.views, repeat, cache, [&](const auto& args, auto workspace) {
-            backward(plan, args, workspace);
-            progress.done();
-        });
-    }
-    const auto pairs = measure::visible_pairs(problem, operands.in.cu_seqlens_q.view, operands.in.cu_seqlens_kv.view);
-    measure::Record record = measure::record_of(plan, ms, measure::flop(problem, plan.pass, pairs));
-    const bool on_host = plan.device.type == DeviceType::cpu;
-    record.device = on_host ? fmt::format("{} ({})", provenance.host.cpu, plan.target) : plan.target;
-    if (on_host) record.clock_mhz = measure::clock_mhz();
-    record.versions = {{"tessera", TESSERA_VERSION}, {"compiler", TESSERA_COMPILER}};
-    record.date = provenance.date;
-    record.commit = TESSERA_COMMIT;
-    return record;
-}
-
-void execute(const BenchOptions& options, const Session& session) {
+measure::Method method_of(const BenchOptions& options) {
     constexpr std::int64_t kMostRepeats = 1'000'000;
     const std::int64_t repeat = parse_size("--repeat", options.repeat);
     if (repeat < 1 || repeat > kMostRepeats) unexpected("--repeat", fmt::format("1..{}", kMostRepeats), options.repeat);
-    const std::vector<Plan> plans = make_plans(options);
+    const double warm_up = parse_number("--warm-up", options.warm_up);
+    if (!(warm_up >= 0 && warm_up <= 60'000)) unexpected("--warm-up", "0..60000 milliseconds", options.warm_up);
+    return {.repeat = static_cast<int>(repeat), .warm_up_ms = warm_up};
+}
+
+/// The sets of the suite, or the one of the command line.
+std::vector<BenchSet> sets_of(const BenchOptions& options) {
+    if (options.suite.empty()) return {options.set};
+    return read_suite(options.suite).sets;
+}
+
+std::vector<Plan> plans_of(const BenchOptions& options, const BenchSet& set, std::size_t index) {
+    if (options.suite.empty()) return set.plans(false);
+    try {
+        return set.plans(true);
+    } catch (const UsageError& error) {  // options stand in the suite's file
+        throw Error(ErrorCode::bad_data, options.suite, fmt::format("sets[{}]: {}", index, error.what()));
+    }
+}
+
+/// Leaves out what the file has already, measured by this commit on this device.
+void drop_measured(const BenchOptions& options, const measure::Host& host, std::vector<Work>& works) {
+    if (!options.resume) return;
+    if (options.output.empty()) throw UsageError("--resume", "expected with --output, whose records it goes on from");
+    std::vector<Record> done;
+    if (std::filesystem::exists(options.output)) done = measure::read_records(options.output);
+    std::size_t dropped = 0;
+    for (Work& work : works) {
+        dropped += std::erase_if(work.plans, [&](const Plan& plan) {
+            const Record wanted = described(plan, host);
+            return std::any_of(done.begin(), done.end(), [&](const Record& record) {
+                return measure::same_case(record, wanted) && record.commit == wanted.commit;
+            });
+        });
+    }
+    std::erase_if(works, [](const Work& work) { return work.plans.empty(); });
+    print_note(fmt::format("{} cases are in {} already", dropped, options.output));
+}
+
+/// A measurement, what the model says beside it, and whether it can be.
+struct Result {
+    Record measured;
+    std::optional<Record> predicted;
+    std::optional<measure::AboveRoof> above;
+};
+
+/// `machine`: that --device named; null: the one that the Record's device names.
+Result result_of(const Plan& plan, Record measured, const model::Machine* machine) {
+    Result result{.measured = std::move(measured)};
+    if (const auto prediction = measure::predict(result.measured, machine)) {
+        result.predicted = measure::record_of(*prediction, result.measured);
+        result.measured.bound = prediction->bound;
+    }
+    if (machine == nullptr) machine = model::machine_of_device(result.measured.device);
+    if (machine == nullptr) return result;
+    result.above = measure::above_roof(result.measured, plan.problem, *machine);
+    return result;
+}
+
+/// Tells of a figure above a roof; true when it must not become a Record.
+bool refused(const Result& result) {
+    if (!result.above) return false;
+    const std::string what = fmt::format("{}, len {} x {}: {}", result.measured.kernel, result.measured.len_q,
+                                         result.measured.len_kv, result.above->reason);
+    if (!result.above->certain) {
+        print_note(what + ", but that roof is an estimate");
+        return false;
+    }
+    print_error(what + "; not recorded");
+    return true;
+}
+
+void run_set(const BenchOptions& options, const Work& work, BenchRun& run, Session& session, Progress& progress,
+             std::vector<Record>& records) {
+    std::optional<model::Machine> machine;
+    if (!options.device.empty()) machine = machine_of_option(options.device);
+    const BenchTable table(work.plans, run.host, machine ? &*machine : nullptr);
+    if (!session.json) session.print(table.head());
+    for (const Plan& plan : work.plans) {
+        progress.step(fmt::format("{}, len {} x {}", plan.kernel->name, plan.problem.len_q, plan.problem.len_kv));
+        const Result result =
+            result_of(plan, measure_case(plan, work.set, run, progress), machine ? &*machine : nullptr);
+        if (refused(result)) {
+            session.exit_code = kCheckFailed;
+            continue;
+        }
+        std::vector<Record> lines = {result.measured};
+        if (result.predicted) lines.push_back(*result.predicted);
+        if (!options.output.empty()) measure::append_records(options.output, lines);
+        if (!session.json) session.print(table.row(result.measured, result.predicted));
+        records.insert(records.end(), lines.begin(), lines.end());
+    }
+}
+
+void print_suites(const Session& session) {
+    const std::vector<Suite> suites = find_suites();
+    if (session.json) {
+        Json json = Json::array();
+        for (const Suite& suite : suites) json.push_back({{"name", suite.name}, {"about", suite.about}});
+        return session.print_json(json);
+    }
+    Table table({{"suite"}, {"about"}});
+    for (const Suite& suite : suites) table.add({suite.name, suite.about});
+    session.print(table.text(terminal_width(STDOUT_FILENO)));
+}
+
+void execute(const BenchOptions& options, Session& session) {
+    if (options.list_suites) return print_suites(session);
+    BenchRun run{.method = method_of(options)};
+    if (!options.device.empty()) machine_of_option(options.device);  // fails before the work
+    const std::vector<BenchSet> sets = sets_of(options);
+    std::vector<Work> works;
+    for (std::size_t i = 0; i < sets.size(); ++i) {
+        works.push_back({sets[i], plans_of(options, sets[i], i)});
+        if (works.back().plans.empty()) works.pop_back();
+    }
+    drop_measured(options, run.host, works);
     if (!options.output.empty()) measure::append_records(options.output, {});  // fails now rather than after the work
 
-    const Provenance provenance;
-    measure::ColdCache cache(provenance.host.cache_bytes);
-    const BenchTable table(plans);
-    if (!session.json) session.print(table.head(provenance.host, static_cast<int>(repeat)));
-    std::vector<measure::Record> records;
-    Progress progress(static_cast<std::int64_t>(plans.size()));
-    for (const Plan& plan : plans) {
-        progress.step(fmt::format("{}, len {} x {}", plan.kernel->name, plan.problem.len_q, plan.problem.len_kv));
-        records.push_back(measure_plan(plan, options, static_cast<int>(repeat), cache, provenance, progress));
-        if (!options.output.empty()) measure::append_records(options.output, {records.back()});
-        if (!session.json) session.print(table.row(records.back()));
-    }
+    if (!session.json) session.print(bench_method_text(run.host, run.method));
+    std::int64_t cases = 0;
+    for (const Work& work : works) cases += static_cast<std::int64_t>(work.plans.size());
+    std::vector<Record> records;
+    Progress progress(cases);
+    for (const Work& work : works) run_set(options, work, run, session, progress, records);
     if (!session.json) return;
     Json document = Json::array();
-    for (const measure::Record& record : records) document.push_back(measure::to_json(record));
+    for (const Record& record : records) document.push_back(measure::to_json(record));
     session.print_json(document);
 }
 
@@ -227,18 +181,27 @@ void add_bench_command(CLI::App& app, Session& session) {
                     "Measure time and rate: median and interquartile range, caches cold, only visible pairs counted",
                     {{"tessera bench --len 512,2048,8192 --causal bottom-right", "how time grows with the length"},
                      {"tessera bench --schedule all --pass forward,backward --len 1024", "every schedule, both passes"},
+                     {"tessera bench --suite lengths -o results.jsonl --resume",
+                      "a whole suite, from where an interruption left it"},
                      {"tessera bench --heads 32/8 --head-dim 128 --dtype fp32,bf16 -o results.jsonl",
                       "append records to a file, one JSON object per line"}});
     auto options = std::make_shared<BenchOptions>();
-    options->shape.declare(*command, true);
-    options->scores.declare(*command);
-    options->how.declare(*command, true);
-    command->add_option("--pass", options->passes, "forward (default), backward, or both: forward,backward")
-        ->type_name("NAME");
-    command->add_option("--repeat", options->repeat, "Measured calls of each, after one that is not counted; default 9")
-        ->type_name("N");
-    command->add_option("-o,--output", options->output, "Append the records to this file, one line of JSON each")
-        ->type_name("FILE");
+    options->set.shape.declare(*command, true);
+    options->set.scores.declare(*command);
+    options->set.how.declare(*command, true);
+    const auto add_text = [&](const char* name, std::string& value, const char* type, const char* description) {
+        return command->add_option(name, value, description)->type_name(type);
+    };
+    add_text("--pass", options->set.passes, "NAME", "forward (default), backward, or both: forward,backward");
+    add_text("--suite", options->suite, "NAME", "Cases of a suite, by name or from a file, instead of those options");
+    command->add_flag("--list-suites", options->list_suites, "Show the suites that have names");
+    add_text("--repeat", options->repeat, "N", "Measured calls of each; default 9");
+    add_text("--warm-up", options->warm_up, "MS",
+             "Calls that are not counted before: one, and until this time; default 20");
+    add_text("-o,--output", options->output, "FILE", "Append the records to this file, one line of JSON each");
+    add_text("--device", options->device, "NAME",
+             "Machine to predict with: a file of tessera calibrate, or a name; default: by the device's name");
+    command->add_flag("--resume", options->resume, "Leave out cases that the output has of this commit and device");
     command->callback([options, &session] { execute(*options, session); });
 }
 

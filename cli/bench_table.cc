@@ -6,6 +6,9 @@
 
 #include <algorithm>
 
+#include "bench_case.hpp"
+#include "measure/predicted.hpp"
+
 namespace tessera::cli {
 namespace {
 
@@ -29,27 +32,37 @@ constexpr Describing kDescribing[] = {
     {"len", [](const Record& r) { return pair_text(r.len_q, r.len_kv, "x"); }},
     {"head_dim", [](const Record& r) { return pair_text(r.head_dim, r.head_dim_v, "/"); }},
     {"mask", [](const Record& r) { return r.mask; }},
+    {"threads", [](const Record& r) { return fmt::format("{}", r.threads); }},
     {"with", [](const Record& r) { return r.features; }},
 };
 
-Table make_table(const std::vector<std::size_t>& shown, const std::vector<Record>& records) {
+Table make_table(const std::vector<std::size_t>& shown, const std::vector<Record>& records, bool with_prediction) {
     std::vector<Column> columns;
     for (const std::size_t d : shown) {
         std::size_t widest = 0;
         for (const Record& record : records) widest = std::max(widest, kDescribing[d].text(record).size());
         columns.push_back({kDescribing[d].title, Align::left, widest});
     }
-    columns.push_back({"time", Align::right, 10});
-    columns.push_back({"spread", Align::right, 10});
-    columns.push_back({"GFLOP/s", Align::right, 8});
+    columns.push_back({"time", Align::right, 9});
+    columns.push_back({"spread", Align::right, 9});
+    columns.push_back({"GFLOP/s", Align::right, 7});
+    if (with_prediction) {
+        columns.push_back({"predicted", Align::right, 9});
+        columns.push_back({"off by", Align::right, 6});
+    }
     return Table(columns);
 }
 
 }  // namespace
 
-BenchTable::BenchTable(std::span<const Plan> plans) : table_({}) {
+BenchTable::BenchTable(std::span<const Plan> plans, const measure::Host& host, const model::Machine* machine)
+    : table_({}) {
     std::vector<Record> records;
-    for (const Plan& plan : plans) records.push_back(measure::record_of(plan, {}, 0));
+    for (const Plan& plan : plans) {
+        records.push_back(described(plan, host));
+        records.back().ms = 1;  // a time is no part of a prediction, but a record without one is not asked about
+        with_prediction_ = with_prediction_ || measure::predict(records.back(), machine).has_value();
+    }
     for (std::size_t d = 0; d < std::size(kDescribing); ++d) {
         const auto text = kDescribing[d].text;
         const bool same = std::all_of(records.begin(), records.end(),
@@ -58,25 +71,33 @@ BenchTable::BenchTable(std::span<const Plan> plans) : table_({}) {
         else if (!text(records.front()).empty())
             shared_ += fmt::format("{}{} {}", shared_.empty() ? "" : ", ", kDescribing[d].title, text(records.front()));
     }
-    threads_ = fmt::format("{}", plans.front().threads);
-    table_ = make_table(shown_, records);
+    table_ = make_table(shown_, records, with_prediction_);
 }
 
-std::string BenchTable::head(const measure::Host& host, int repeat) const {
-    return facts_text({{"machine", fmt::format("{}, {} threads", host.cpu, threads_)},
-                       {"problem", shared_},
-                       {"method", fmt::format("median and interquartile range of {} calls, caches cold", repeat)}},
-                      terminal_width(STDOUT_FILENO)) +
-           "\n" + table_.titles();
+std::string BenchTable::head() const {
+    return "\n" + facts_text({{"problem", shared_}}, terminal_width(STDOUT_FILENO)) + table_.titles();
 }
 
-std::string BenchTable::row(const Record& record) const {
+std::string BenchTable::row(const Record& measured, const std::optional<Record>& predicted) const {
     std::vector<std::string> cells;
-    for (const std::size_t d : shown_) cells.push_back(kDescribing[d].text(record));
-    cells.push_back(milliseconds_text(record.ms));
-    cells.push_back(milliseconds_text(record.ms_spread));
-    cells.push_back(fmt::format("{:.4g}", record.tflops * 1e3));
+    for (const std::size_t d : shown_) cells.push_back(kDescribing[d].text(measured));
+    cells.push_back(milliseconds_text(measured.ms));
+    cells.push_back(milliseconds_text(measured.ms_spread));
+    cells.push_back(fmt::format("{:.4g}", measured.tflops * 1e3));
+    if (with_prediction_) {
+        cells.push_back(predicted ? milliseconds_text(predicted->ms) : "");
+        cells.push_back(predicted ? fmt::format("{:+.0f} %", (predicted->ms / measured.ms - 1) * 100) : "");
+    }
     return table_.row(cells);
+}
+
+std::string bench_method_text(const measure::Host& host, const measure::Method& method) {
+    return facts_text(
+        {{"machine", host.cpu},
+         {"method", fmt::format("median and interquartile range of {} calls after {:g} ms of warm-up, caches "
+                                "cold before each",
+                                method.repeat, method.warm_up_ms)}},
+        terminal_width(STDOUT_FILENO));
 }
 
 }  // namespace tessera::cli

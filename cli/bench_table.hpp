@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "measure/bench.hpp"
 #include "measure/host.hpp"
 #include "measure/record.hpp"
+#include "model/machine.hpp"
 #include "table.hpp"
 #include "tessera/plan.hpp"
 
@@ -16,17 +19,21 @@ namespace tessera::cli {
 /// columns are what differs, and the measurements.
 class BenchTable {
  public:
-    explicit BenchTable(std::span<const Plan> plans);
+    /// `machine`: to predict with; null: found by the device's name.
+    BenchTable(std::span<const Plan> plans, const measure::Host& host, const model::Machine* machine);
 
-    /// The machine, what the rows share, and the titles.
-    std::string head(const measure::Host& host, int repeat) const;
-    std::string row(const measure::Record& record) const;
+    /// What the rows share, and the titles.
+    std::string head() const;
+    std::string row(const measure::Record& measured, const std::optional<measure::Record>& predicted) const;
 
  private:
     std::vector<std::size_t> shown_;  ///< indices into the list of describing columns
     std::string shared_;
-    std::string threads_;
     Table table_;
+    bool with_prediction_ = false;
 };
+
+/// The machine and how cases are measured: above all tables.
+std::string bench_method_text(const measure::Host& host, const measure::Method& method);
 
 }  // namespace tessera::cli

@@ -16,7 +16,11 @@ namespace tessera::cli {
 void add_run_command(CLI::App& app, Session& session);
 void add_check_command(CLI::App& app, Session& session);
 void add_bench_command(CLI::App& app, Session& session);
-void add_why_command(CLI::App& app, Session& session);
+void add_report_command(CLI::App& app, Session& session);
+void add_walk_command(CLI::App& app, Session& session);
+void add_plan_command(CLI::App& app, Session& session);
+void add_roofline_command(CLI::App& app, Session& session);
+void add_calibrate_command(CLI::App& app, Session& session);
 void add_list_command(CLI::App& app, Session& session);
 void add_gen_command(CLI::App& app, Session& session);
 

@@ -197,9 +197,9 @@ void set_dtype(Inputs& inputs, bool keep, const std::string& role, TensorView& t
 
 }  // namespace
 
-void InputOptions::declare(CLI::App& command) {
+void InputOptions::declare(CLI::App& command, bool required) {
     command.add_option("FILE", files, "One .safetensors file, or .npy files: q k v, and do for --backward")
-        ->required()
+        ->required(required)
         ->group("Input");
     const auto add_name = [&](const char* role, const char* option, const char* description) {
         command

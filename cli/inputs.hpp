@@ -22,7 +22,8 @@ struct InputOptions {
     std::string layout = "bshd";
     std::string dtype = "keep";
 
-    void declare(CLI::App& command);
+    /// `required`: a file must be given.
+    void declare(CLI::App& command, bool required = true);
 };
 
 /// What was read. Views point into `files` and `converted`.

@@ -44,13 +44,19 @@ void add_commands(CLI::App& app, Session& session) {
     add_run_command(app, session);
     add_check_command(app, session);
     add_bench_command(app, session);
-    add_why_command(app, session);
+    add_report_command(app, session);
+    add_walk_command(app, session);
+    add_plan_command(app, session);
+    add_roofline_command(app, session);
+    add_calibrate_command(app, session);
     add_list_command(app, session);
     add_gen_command(app, session);
     app.footer(examples_text({{"tessera run qkv.safetensors --causal bottom-right -o out.safetensors",
                                "compute attention of the tensors q, k and v of a file"},
-                              {"tessera why --len 4096 --heads 32/8 --head-dim 128",
-                               "which kernel would run, and why no other"}}) +
+                              {"tessera plan --len 4096 --heads 32/8 --head-dim 128",
+                               "which kernel would run, at what cost, and why no other"},
+                              {"tessera roofline --device h200 --len 512:65536 --head-dim 128",
+                               "what each schedule would cost on a GPU"}}) +
                "\nEach command teaches by example: tessera COMMAND --help\n");
 }
 

@@ -144,6 +144,15 @@ void ShapeOptions::declare(CLI::App& command, bool lists) {
     command.add_flag("--bias", bias, "With an additive bias tensor")->group(kProblem);
 }
 
+void ShapeOptions::declare_sizes(CLI::App& command) {
+    constexpr const char* kSizes = "Sizes, without a file";
+    add_text(command, kSizes, "--len", len, "N", "Queries and keys; default 256");
+    add_text(command, kSizes, "--len-q", len_q, "N", "Queries, when they are not as many as keys");
+    add_text(command, kSizes, "--len-kv", len_kv, "N", "Keys, when they are not as many as queries");
+    add_text(command, kSizes, "--heads", heads, "Q[/KV]", "Query heads, and key heads that groups share; default 1");
+    add_text(command, kSizes, "--head-dim", head_dim, "D[/DV]", "Width of q and k, and of v; 1..256, default 64");
+}
+
 std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::members() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> result;
     if (ragged.empty()) return result;
@@ -257,6 +266,11 @@ void HowOptions::declare(CLI::App& command, bool lists) {
                  (lists ? "; a list measures several, all measures each" : ""));
     add_text(command, kHow, "--tile", tile, "Q,KV", "Queries and keys per tile; default: the kernel's own");
     add_text(command, kHow, "--threads", threads, "N", "Threads; default: one per core that this process may use");
+}
+
+void HowOptions::declare_order(CLI::App& command) {
+    add_text(command, kHow, "--schedule", schedule, "NAME", "auto (default), standard, fa1 or fa2");
+    add_text(command, kHow, "--tile", tile, "Q,KV", "Queries and keys per tile; default: the kernel's own");
 }
 
 PlanOptions HowOptions::plan_options(Pass pass, const std::string& schedule_name) const {

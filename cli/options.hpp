@@ -51,6 +51,9 @@ struct ShapeOptions {
     /// `lists`: several values with commas between them are offered, and make as many Problems.
     void declare(CLI::App& command, bool lists);
 
+    /// Lengths, heads and head_dim only.
+    void declare_sizes(CLI::App& command);
+
     /// Every combination of the lists, in the order dtype, head_dim, heads, mask, length. Validated.
     std::vector<Problem> problems(const ScoreOptions& scores) const;
 
@@ -75,6 +78,8 @@ struct HowOptions {
     std::string threads;
 
     void declare(CLI::App& command, bool lists);
+    /// Schedule and tile only.
+    void declare_order(CLI::App& command);
     /// `schedule_name`: one of the list in `schedule`.
     PlanOptions plan_options(Pass pass, const std::string& schedule_name) const;
 };

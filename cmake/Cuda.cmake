@@ -38,6 +38,7 @@ else()
     set(TESSERA_CUDA_DEFAULT ON)
 endif()
 option(TESSERA_CUDA "Build the CUDA kernels" ${TESSERA_CUDA_DEFAULT})
+option(TESSERA_CUDA_LINE_INFO "Keep source lines in CUDA kernels, for profilers: a library four times the size" OFF)
 
 if(TESSERA_CUDA)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
@@ -55,8 +56,11 @@ function(tessera_cuda_target name)
                                              POSITION_INDEPENDENT_CODE ON)
     target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
     # CMake 3.25 does not know that nvcc has C++20: no CUDA_STANDARD, nor a CXX_STANDARD, which would stand in for it.
-    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -lineinfo
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr
                                            -Xcompiler=-Wall,-Wextra>)
+    if(TESSERA_CUDA_LINE_INFO)
+        target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>)
+    endif()
     if(TESSERA_WERROR)
         target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
     endif()

@@ -31,5 +31,7 @@ if(TESSERA_INSTALL)
         file(RELATIVE_PATH TESSERA_LIB_FROM_BIN /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
         set_target_properties(tessera_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${TESSERA_LIB_FROM_BIN}")
         install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT command)
+        # The command looks for them at ../share/tessera/suites from where it lies.
+        install(DIRECTORY bench/suites DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera COMPONENT command)
     endif()
 endif()

@@ -6,7 +6,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # shellcheck disable=SC2034  # used by the scripts that source this one
-BUILD_PACKAGES=(g++ cmake ninja-build libhwy-dev libtbb-dev libfmt-dev nlohmann-json3-dev libcli11-dev)
+BUILD_PACKAGES=(g++ cmake ninja-build pkg-config libhwy-dev libtbb-dev libfmt-dev nlohmann-json3-dev libcli11-dev
+                librsvg2-dev libcairo2-dev)
 JOBS=${JOBS:-$(nproc)}
 
 say() { printf '\n== %s\n' "$*"; }

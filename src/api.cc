@@ -58,8 +58,8 @@ Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte>
     plan.problem.validate();
     check_tensors(plan.problem, args, plan.device);
     check_workspace(plan, workspace);
-    return {plan,         args,      workspace, how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for),
-            how.counters, how.stream};
+    return {plan,         args,       workspace,   how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for),
+            how.counters, how.stream, how.observer};
 }
 
 }  // namespace

@@ -43,6 +43,9 @@ LAYER_OF = {
     "src/check/": "check",
     "src/device/": "device",
     "src/measure/": "measure",
+    "src/plot/": "plot",
+    "src/walk/": "walk",
+    "src/report/": "report",
     "src/diagnose/": "diagnose",
     "cli/": "cli",
     "bench/": "bench",
@@ -56,7 +59,7 @@ LAYER_OF = {
 CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
-TOOLS = {"io", "device", "check", "measure", "diagnose"}
+TOOLS = {"io", "device", "check", "measure", "plot", "walk", "report", "diagnose"}
 # Layer -> the layers that it may include besides itself.
 ALLOWED = {
     "include": set(),
@@ -80,7 +83,10 @@ ALLOWED = {
     "api": {"include", "core", "schedule", "model", "kernel", "registry"},
     "device": {"include", "core"},
     "check": LIBRARY | {"io", "device"},
-    "measure": LIBRARY | {"io", "device", "check", "cpu/tile"},  # cpu/tile/peak.hpp: the rates of the cores
+    "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/tile"},
+    "plot": {"include"},
+    "walk": LIBRARY,
+    "report": LIBRARY | {"measure", "plot"},
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "cli": LIBRARY | TOOLS,
     "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/tile", "cuda/shared"},
@@ -96,6 +102,8 @@ THIRD_PARTY = {
     "tbb/": {"api", "tests"},
     "nlohmann/": TOOLS | {"cli", "bench", "tests"},
     "CLI/": {"cli"},
+    "librsvg/": {"plot"},
+    "cairo": {"plot"},
     "gtest/": {"tests"},
     "gmock/": {"tests"},
     "rapidcheck": {"tests"},

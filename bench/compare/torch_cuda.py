@@ -136,7 +136,7 @@ def main():
         torch.cuda.empty_cache()
         times = times_of(calls_of(lib, row, schedules), options.repeat, flush)
         common = {"device": torch.cuda.get_device_name(), "clock_mhz": int(query("clocks.sm") or 0),
-                  "versions": {"tessera": lib.version(), "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
+                  "versions": {"tessera": lib.version(), "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()),
                                "driver": query("driver_version")},
                   "date": datetime.date.today().isoformat(), "commit": options.commit}
         records = {name: record(row, name, t, common) for name, t in times.items()}

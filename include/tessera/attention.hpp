@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 
+#include "tessera/observer.hpp"
 #include "tessera/plan.hpp"
 #include "tessera/tensor.hpp"
 
@@ -22,9 +23,10 @@ using ParallelFor = std::function<void(std::int64_t tasks, int workers, const Ta
 
 /// Tiles that a call touched, as the kernel itself counted them.
 struct TileCounters {
-    std::atomic<std::int64_t> full{0};     ///< every pair visible: ran without mask code
-    std::atomic<std::int64_t> partial{0};  ///< some pairs visible: ran with the mask
-    std::atomic<std::int64_t> skipped{0};  ///< no pair visible: never touched
+    std::atomic<std::int64_t> full{0};      ///< every pair visible: ran without mask code
+    std::atomic<std::int64_t> partial{0};   ///< some pairs visible: ran with the mask
+    std::atomic<std::int64_t> skipped{0};   ///< no pair visible: never touched
+    std::atomic<std::int64_t> elements{0};  ///< (query, key) pairs of the tiles that ran, hidden ones too
 };
 
 /// How to run. Everything is optional.
@@ -32,6 +34,7 @@ struct Execution {
     ParallelFor parallel_for{};        ///< empty: tessera's own (oneTBB)
     TileCounters* counters = nullptr;  ///< when set, the CPU kernels add their tile counts
     void* stream = nullptr;            ///< cudaStream_t; null: the default stream. Unused on the CPU
+    TileObserver* observer = nullptr;  ///< when set, the CPU kernels tell it of every tile
 };
 
 /// All tensors of a call live on plan.device. The cu_seqlens of a CUDA call are not validated, since reading them would

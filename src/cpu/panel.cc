@@ -29,6 +29,47 @@ TileTally::~TileTally() {
     counters_->full += full_;
     counters_->partial += partial_;
     counters_->skipped += skipped_;
+    counters_->elements += elements_;
+}
+
+TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage) {
+    TileReport report{.step = step, .batch = head.member.batch, .query_head = head.query_head};
+    report.queries = {panel.first, panel.first + panel.queries};
+    report.keys = keys;
+    report.coverage = coverage;
+    report.lanes = panel.lanes;
+    return report;
+}
+
+TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage,
+                     const PanelSums& sums) {
+    TileReport report = report_of(step, head, panel, keys, coverage);
+    report.m = sums.state.m;
+    report.l = sums.state.l;
+    report.o = sums.o;
+    return report;
+}
+
+TileReport report_of(TileStep step, const Head& head, const Panel& panel, const KvTile& kv, Coverage coverage,
+                     const GradientPanel& from, const float* p, const float* ds) {
+    TileReport report = report_of(step, head, panel, {kv.first, kv.first + kv.keys}, coverage);
+    report.pass = Pass::backward;
+    report.p = p;
+    report.ds = ds;
+    report.lse = from.lse;
+    report.delta = from.delta;
+    return report;
+}
+
+TileReport report_of(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+                     const GradientPanel& from, const GradientScratch& scratch, const float* dk, const float* dv) {
+    TileReport report = report_of(TileStep::gradients, head, panel, kv, coverage, from, scratch.s, scratch.ds);
+    report.dq = from.dq_t;
+    report.dk = dk;
+    report.dk_stride = g.k_stride;
+    report.dv = dv;
+    report.dv_stride = g.v_stride;
+    return report;
 }
 
 KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,

@@ -42,23 +42,44 @@ struct PanelSums {
     static std::int64_t floats(const Geometry& g) { return (2 + g.head_dim_v) * g.lanes; }
 };
 
-/// Counts the tiles of one task, and adds them to the caller's counters at its end.
+/// Counts the tiles of one task, adds them to the caller's counters at its end, and tells the caller's observer.
 class TileTally {
  public:
-    explicit TileTally(TileCounters* counters) : counters_(counters) {}
+    explicit TileTally(TileCounters* counters, TileObserver* observer = nullptr)
+        : counters_(counters), observer_(observer) {}
+    template <class Args>
+    explicit TileTally(const Call<Args>& call) : TileTally(call.counters, call.observer) {}
     ~TileTally();
     TileTally(const TileTally&) = delete;
     TileTally& operator=(const TileTally&) = delete;
-    void ran(Coverage coverage) { ++(coverage == Coverage::full ? full_ : partial_); }
+    void ran(Coverage coverage, const Panel& panel, const KvTile& kv) { ran(coverage, panel.queries * kv.keys); }
+    /// A tile of so many pairs of a query and a key.
+    void ran(Coverage coverage, std::int64_t elements) {
+        ++(coverage == Coverage::full ? full_ : partial_);
+        elements_ += elements;
+    }
     /// Of `all` tiles of a panel, `touched` ran.
     void skipped(std::int64_t all, std::int64_t touched) { skipped_ += all - touched; }
+    /// make_report() is called only when somebody looks on.
+    template <class MakeReport>
+    void tell(const MakeReport& make_report) const {
+        if (observer_ != nullptr) observer_->saw(make_report());
+    }
 
  private:
     TileCounters* counters_;
+    TileObserver* observer_;
     std::int64_t full_ = 0;
     std::int64_t partial_ = 0;
     std::int64_t skipped_ = 0;
+    std::int64_t elements_ = 0;
 };
+
+/// What an observer is told of a panel and some keys; the schedule adds the arrays.
+TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage);
+/// With the running sums of a forward.
+TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage,
+                     const PanelSums& sums);
 
 /// K and V rows [first, first + keys) in fp32. With `borrow`, rows that can be used where they lie are not copied: a
 /// copy pays when several panels read the tile.
@@ -129,6 +150,13 @@ void add_dk(const Head& head, const Geometry& g, const Panel& panel, const KvTil
             const GradientPanel& from, const float* ds, float* dk);
 void add_dq(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const GradientPanel& from, const float* ds);
+
+/// What an observer is told of a tile of the backward.
+TileReport report_of(TileStep step, const Head& head, const Panel& panel, const KvTile& kv, Coverage coverage,
+                     const GradientPanel& from, const float* p, const float* ds);
+/// The same after its gradients were added to dq of `from`, dk [keys, k_stride] and dv [keys, v_stride].
+TileReport report_of(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+                     const GradientPanel& from, const GradientScratch& scratch, const float* dk, const float* dv);
 
 /// One tile of the backward from scores to sums: five products (S, dP, dV, dK, dQ).
 void backward_tile(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,

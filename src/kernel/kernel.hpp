@@ -22,6 +22,7 @@ struct Call {
     ParallelFor parallel_for;  ///< never empty
     TileCounters* counters;    ///< may be null
     void* stream;              ///< cudaStream_t of a CUDA kernel; null: the default stream
+    TileObserver* observer;    ///< may be null
 };
 using ForwardCall = Call<ForwardArgs>;
 using BackwardCall = Call<BackwardArgs>;

@@ -2,20 +2,36 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "measure/cold_cache.hpp"
+#include "measure/gauge.hpp"
 #include "measure/statistics.hpp"
 #include "tessera/tensor.hpp"
 
 namespace tessera::measure {
 
-/// Times `call` `repeat` times, after one call that is not counted (first use of memory, threads and code). Before
-/// each, `make_cold` is called. In milliseconds.
-Summary time_call(const std::function<void()>& call, const std::function<void()>& make_cold, int repeat);
+/// How a call is measured.
+struct Method {
+    int repeat = 9;         ///< calls that count
+    double warm_up_ms = 0;  ///< before them: one call, and more until this time has passed
+};
+
+struct Measurement {
+    Summary ms;            ///< of the calls
+    double clock_mhz = 0;  ///< median of readings right after each call; 0: not known
+    /// Mean power during the calls; nothing when it can't be read or they are too short for the counter.
+    std::optional<double> watts{};
+};
+
+/// Times `call` after a warm-up that is not counted (first use of memory, threads and code, clocks that rise). Before
+/// each counted call, `make_cold` is called.
+Measurement time_call(const std::function<void()>& call, const std::function<void()>& make_cold, const Method& method,
+                      const Gauge* gauge = nullptr);
 
 /// The same; before each call `operands` leave the caches of the host.
-Summary time_call(const std::function<void()>& call, std::span<const TensorView> operands, ColdCache& cache,
-                  int repeat);
+Measurement time_call(const std::function<void()>& call, std::span<const TensorView> operands, ColdCache& cache,
+                      const Method& method, const Gauge* gauge = nullptr);
 
 }  // namespace tessera::measure

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "measure/work.hpp"
 #include "tessera/error.hpp"
@@ -32,6 +33,7 @@ void for_each_field(R& r, F&& f) {
     f("ms", r.ms, true), f("ms_spread", r.ms_spread, true), f("tflops", r.tflops, true);
     f("bound", r.bound, false), f("percent_of_bound", r.percent_of_bound, false), f("bytes", r.bytes, false);
     f("device", r.device, true), f("threads", r.threads, false), f("clock_mhz", r.clock_mhz, false);
+    f("watts", r.watts, false);
     f("versions", r.versions, false), f("date", r.date, true), f("commit", r.commit, false);
 }
 
@@ -68,6 +70,11 @@ struct Reader {
         field = value.get<T>();
     }
     static void read(const Json& value, std::optional<double>& field) { field = value.get<double>(); }
+    /// A version may be a plain number: cuDNN's is.
+    static void read(const Json& value, std::map<std::string, std::string>& field) {
+        for (const auto& [name, text] : value.items())
+            field[name] = text.is_number_integer() ? text.dump() : text.get<std::string>();
+    }
 };
 
 }  // namespace
@@ -111,6 +118,14 @@ Record record_of(const Plan& plan, const Summary& milliseconds, double operation
             .ms_spread = milliseconds.spread,
             .tflops = gflops(operations, milliseconds.median) / 1e3,
             .threads = plan.threads};
+}
+
+bool same_case(const Record& a, const Record& b) {
+    const auto identity = [](const Record& r) {
+        return std::tie(r.what, r.by, r.schedule, r.kernel, r.pass, r.dtype, r.batch, r.len_q, r.len_kv, r.heads_q,
+                        r.heads_kv, r.head_dim, r.head_dim_v, r.mask, r.features, r.deterministic, r.device, r.threads);
+    };
+    return identity(a) == identity(b);
 }
 
 Json to_json(const Record& record) {

@@ -40,7 +40,8 @@ struct Record {
     std::map<std::string, double> bytes{};  ///< moved, by memory level
     std::string device;
     int threads = 0;
-    double clock_mhz = 0;  ///< 0: not known
+    double clock_mhz = 0;           ///< 0: not known
+    std::optional<double> watts{};  ///< mean power of the device during the calls
     std::map<std::string, std::string> versions{};
     std::string date;
     std::string commit;
@@ -54,6 +55,9 @@ std::string mask_text(const Mask& mask);
 
 /// What a Problem asks for besides mask and sizes: "softcap 30, alibi"; empty when nothing.
 std::string features_text(const Problem& problem);
+
+/// Are both of the same case: who computed what on which device, whatever came out and when?
+bool same_case(const Record& a, const Record& b);
 
 nlohmann::ordered_json to_json(const Record& record);
 

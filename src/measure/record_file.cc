@@ -46,6 +46,8 @@ class AppendedFile {
             if (written >= 0) text.remove_prefix(static_cast<std::size_t>(written));
             else if (errno != EINTR) cannot_write(path_);
         }
+        // A power cut loses no record that was told of. Pipes and the like can't be synced.
+        if (::fdatasync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) cannot_write(path_);
     }
 
  private:

@@ -23,7 +23,7 @@ class CommandsTest : public CommandTest {
 TEST_F(CommandsTest, help_teaches_by_example_and_fits) {
     const Outcome all = run_ok("--help");
     expect_fits(all);
-    for (const char* command : {"run", "check", "bench", "why", "list", "gen"}) {
+    for (const char* command : {"run", "check", "bench", "report", "walk", "why", "list", "gen"}) {
         EXPECT_NE(all.out.find(command), std::string::npos);
         const Outcome help = run_ok(std::string(command) + " --help");
         EXPECT_NE(help.out.find("Examples:"), std::string::npos) << command;

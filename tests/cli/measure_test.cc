@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // src/measure: statistics, work, records and their files.
+#include <chrono>
+#include <thread>
 #include "measure/bench.hpp"
 #include "measure/host.hpp"
 #include "measure/record.hpp"
 #include "measure/statistics.hpp"
 #include "measure/work.hpp"
+
 #include "process.hpp"
 #include "tessera/error.hpp"
 
@@ -43,10 +46,44 @@ TEST(Bench, calls_once_more_than_it_counts) {
     const TensorView view = dense_view(data.data(), DType::fp32, {1000});
     const TensorView empty = dense_view(nullptr, DType::fp32, {0});
     int calls = 0;
-    const Summary summary = time_call([&] { ++calls; }, std::vector{view, empty}, cache, 4);
+    const Measurement measured = time_call([&] { ++calls; }, std::vector{view, empty}, cache, {.repeat = 4});
     EXPECT_EQ(calls, 5);
-    EXPECT_EQ(summary.count, 4U);
+    EXPECT_EQ(measured.ms.count, 4U);
+    EXPECT_EQ(measured.clock_mhz, 0);
     EXPECT_EQ(data[999], 1.0F);
+}
+
+TEST(Bench, warms_up_for_the_time_that_is_asked) {
+    int calls = 0;
+    const auto call = [&] {
+        ++calls;
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    };
+    time_call(call, [] {}, {.repeat = 1, .warm_up_ms = 20});
+    EXPECT_GE(calls, 3);
+    EXPECT_LE(calls, 11);
+}
+
+/// 10 J more at each reading.
+class StepGauge : public Gauge {
+ public:
+    double clock_mhz() const override { return 1000; }
+    std::optional<double> joules() const override { return joules_ += 10; }
+
+ private:
+    mutable double joules_ = 0;
+};
+
+TEST(Bench, power_is_energy_over_time_of_the_calls) {
+    const StepGauge gauge;
+    const auto call = [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
+    const Measurement measured = time_call(
+        call, [] {}, {.repeat = 4}, &gauge);
+    EXPECT_EQ(measured.clock_mhz, 1000);
+    ASSERT_TRUE(measured.watts.has_value());
+    EXPECT_LT(*measured.watts, 501);  // 10 J in 20 ms, or a little longer
+    EXPECT_GT(*measured.watts, 200);
+    EXPECT_FALSE(time_call([] {}, [] {}, {.repeat = 4}, &gauge).watts.has_value());  // too short to tell
 }
 
 TEST(Host, tells_what_it_can) {

@@ -17,11 +17,11 @@ constexpr int kKeys = 8 * kTiles * kBlocks;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// scores, weights: [kRows][kKeys]; rescale: [kRows][kBlocks]; inverse, lse: [kRows].
-template <class T, bool kScaled>
+template <class T>
 __global__ void online_softmax(const float* scores, Scale scale, float* weights, float* rescale, float* inverse,
                                float* lse) {
     const int lane = static_cast<int>(threadIdx.x);
-    RowPair<T, kScaled> rows;
+    RowPair<T> rows;
     for (int block = 0; block < kBlocks; ++block) {
         float s[kTiles][4];
         const auto at = [&](int j, int e) {
@@ -56,13 +56,12 @@ struct Softmax {
     std::vector<float> lse;       // [kRows]
 };
 
-template <class T, bool kScaled>
+template <class T>
 Softmax online(const std::vector<float>& scores, float scale) {
     const Mirror<float> in(scores);
     Mirror<float> weights(kRows * kKeys), rescale(kRows * kBlocks), inverse(kRows), lse(kRows);
-    run_block(online_softmax<T, kScaled>, 32, 0, static_cast<const float*>(in.device()),
-              kScaled ? Scale{scale, scale * kLog2E} : Scale{}, weights.device(), rescale.device(), inverse.device(),
-              lse.device());
+    run_block(online_softmax<T>, 32, 0, static_cast<const float*>(in.device()), Scale{scale, scale * kLog2E},
+              weights.device(), rescale.device(), inverse.device(), lse.device());
     weights.fetch();
     rescale.fetch();
     inverse.fetch();
@@ -117,8 +116,8 @@ std::vector<float> random_scores(double size, std::uint64_t seed) {
 void expect_online_right(const std::vector<float>& scores, float scale) {
     for_both_types([&](auto t) {
         using T = decltype(t);
-        expect_right(online<T, true>(scores, scale), scores, scale);
-        expect_right(online<T, false>(scores, 1), scores, 1);
+        expect_right(online<T>(scores, scale), scores, scale);
+        expect_right(online<T>(scores, 1), scores, 1);
     });
 }
 
@@ -147,7 +146,7 @@ TEST_F(OnlineSoftmax, of_logits_of_any_size_has_no_weight_over_1) {
             for (float& s : scores) s = static_cast<float>(s + offset * size);
             for_both_types([&](auto t) {
                 using T = decltype(t);
-                for (const Softmax& got : {online<T, true>(scores, 0.125F), online<T, false>(scores, 1)}) {
+                for (const Softmax& got : {online<T>(scores, 0.125F), online<T>(scores, 1)}) {
                     for (std::size_t row = 0; row < kRows; ++row) {
                         double sum = 0;
                         for (std::size_t j = 0; j < kKeys; ++j) sum += got.weights[row * kKeys + j];
@@ -155,8 +154,8 @@ TEST_F(OnlineSoftmax, of_logits_of_any_size_has_no_weight_over_1) {
                         EXPECT_TRUE(std::isfinite(got.lse[row]));
                     }
                 }
-                if (size < 1e6) expect_right(online<T, true>(scores, 0.125F), scores, 0.125);
-                if (size < 1e6) expect_right(online<T, false>(scores, 1), scores, 1);
+                if (size < 1e6) expect_right(online<T>(scores, 0.125F), scores, 0.125);
+                if (size < 1e6) expect_right(online<T>(scores, 1), scores, 1);
             });
         }
     }
@@ -169,8 +168,8 @@ TEST_F(OnlineSoftmax, of_a_row_does_not_depend_on_the_other_rows) {
         mixed[3 * kKeys + j] *= 1e6F;  // takes the other way through the exponentials
         mixed[12 * kKeys + j] = std::nanf("");
     }
-    const Softmax alone = online<__nv_bfloat16, true>(scores, 0.125F);
-    const Softmax among = online<__nv_bfloat16, true>(mixed, 0.125F);
+    const Softmax alone = online<__nv_bfloat16>(scores, 0.125F);
+    const Softmax among = online<__nv_bfloat16>(mixed, 0.125F);
     for (std::size_t row = 0; row < kRows; ++row) {
         if (row == 12) EXPECT_TRUE(std::isnan(among.lse[row]));
         if (row == 3 || row == 12) continue;
@@ -187,8 +186,8 @@ TEST_F(OnlineSoftmax, of_a_score_of_plus_infinity_or_nan_is_nan) {
         scores[6 * kKeys + 70] = special;
         for_both_types([&](auto t) {
             using T = decltype(t);
-            EXPECT_TRUE(std::isnan(online<T, true>(scores, 0.125F).lse[6]));
-            EXPECT_TRUE(std::isnan(online<T, false>(scores, 1).lse[6]));
+            EXPECT_TRUE(std::isnan(online<T>(scores, 0.125F).lse[6]));
+            EXPECT_TRUE(std::isnan(online<T>(scores, 1).lse[6]));
         });
     }
 }

@@ -22,10 +22,12 @@ void run_queries(const Head& head, const Geometry& g, Range keys, const Gradient
     for (std::int64_t index = touched.begin; index < touched.end; ++index) {
         const Panel panel(index, g.block_q, head.member.len_q);
         const Coverage coverage = head.coverage(panel, kv);
-        backward_tile(head, g, panel, kv, coverage, memory.panel(head, index), scratch,
-                      memory.dk(head.member, head.kv_head, keys.begin),
-                      memory.dv(head.member, head.kv_head, keys.begin));
-        tally.ran(coverage);
+        const GradientPanel from = memory.panel(head, index);
+        float* dk = memory.dk(head.member, head.kv_head, keys.begin);
+        float* dv = memory.dv(head.member, head.kv_head, keys.begin);
+        backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
+        tally.ran(coverage, panel, kv);
+        tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
     }
 }
 
@@ -44,7 +46,7 @@ void backward(const BackwardCall& call) {
     BackwardWorkspace workspace(arena, call.plan, g);
     workspace.prepare(call);
     call.parallel_for(p.batch * p.heads_kv, call.plan.threads, [&](std::int64_t task, int worker) {
-        TileTally tally(call.counters);
+        TileTally tally(call);
         const Member member = member_of(call, task / p.heads_kv);
         for (std::int64_t first = 0; first < member.len_kv; first += g.block_kv) {
             const Range keys{first, std::min(member.len_kv, first + g.block_kv)};

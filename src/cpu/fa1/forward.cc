@@ -60,7 +60,7 @@ void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile&
 /// The algorithm for panels [begin, end) of one head.
 void run(const ForwardCall& call, const Geometry& g, const Head& head, Range panels, const Workspace& workspace,
          const Scratch& scratch) {
-    TileTally tally(call.counters);
+    TileTally tally(call);
     const Problem& p = call.plan.problem;
     const auto slot = [&](std::int64_t index) {
         return head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + index;
@@ -92,7 +92,13 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
             const Coverage coverage = head.coverage(panel, kv);
             PanelSums sums = sums_of(index);
             step(head, g, panel, kv, coverage, q_t_of(index), scratch, sums);
-            tally.ran(coverage);
+            tally.ran(coverage, panel, kv);
+            tally.tell([&] {
+                TileReport report = report_of(TileStep::values, head, panel, {first, first + kv.keys}, coverage, sums);
+                report.p = scratch.tiles.s;
+                report.rescale = scratch.tiles.rescale;
+                return report;
+            });
         }
     }
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
@@ -102,6 +108,7 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
         tile::store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, scratch.inverse,
                                head_rows(call.args.o, head.member, head.member.first_q, head.query_head), panel.first);
         tile::store_lse(sums.state, panel.queries, lse_rows(call.args.lse, head.member, head.query_head), panel.first);
+        tally.tell([&] { return report_of(TileStep::finish, head, panel, head.keys_of(panel), Coverage::full, sums); });
     }
 }
 

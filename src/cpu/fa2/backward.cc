@@ -70,10 +70,13 @@ void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panel
                 head.band.coverage(panel.first, panel.first + panel.queries, tile_keys.begin, tile_keys.end);
             if (coverage == Coverage::empty) continue;
             if (loaded.keys == 0) loaded = load_kv(head, g, keys.begin, keys.size(), scratch, panels.size() == 1);
-            backward_tile(head, g, panel, slice(loaded, tile_keys), coverage, memory.panel(head, i), scratch,
-                          memory.dk(head.member, head.kv_head, tile_keys.begin),
-                          memory.dv(head.member, head.kv_head, tile_keys.begin));
-            tally.ran(coverage);
+            const KvTile kv = slice(loaded, tile_keys);
+            const GradientPanel from = memory.panel(head, i);
+            float* dk = memory.dk(head.member, head.kv_head, tile_keys.begin);
+            float* dv = memory.dv(head.member, head.kv_head, tile_keys.begin);
+            backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
+            tally.ran(coverage, panel, kv);
+            tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
         }
     }
 }
@@ -154,7 +157,7 @@ class Run {
 
     void heads() {
         call_.parallel_for(kv_heads_, worthwhile_threads(call_.plan), [&](std::int64_t kv_head, int worker) {
-            TileTally tally(&ran_);
+            TileTally tally(&ran_, call_.observer);
             for (std::int64_t in_group = 0; in_group < call_.plan.problem.group(); ++in_group) {
                 run_whole_head(grid(kv_head, in_group), g_, workspace_.memory, scratch(worker), tally);
             }
@@ -176,7 +179,7 @@ class Run {
                 if (workspace_.used[round] == 0) continue;
                 call_.parallel_for(kv_heads_ * pairs, worthwhile_threads(call_.plan),
                                    [&](std::int64_t task, int worker) {
-                                       TileTally tally(&ran_);
+                                       TileTally tally(&ran_, call_.observer);
                                        run_pair(grid(task % kv_heads_, in_group), g_, round, task / kv_heads_,
                                                 workspace_.memory, scratch(worker), tally);
                                    });
@@ -193,6 +196,7 @@ class Run {
         }
         call_.counters->full += ran_.full;
         call_.counters->partial += ran_.partial;
+        call_.counters->elements += ran_.elements;
         call_.counters->skipped += all - ran_.full - ran_.partial;
     }
 
@@ -206,14 +210,14 @@ class Run {
 }  // namespace
 
 std::size_t backward_workspace(const Plan& plan) {
-    if (backward_packed_fits(plan)) return backward_packed_workspace(plan);
     Arena arena;
     Workspace(arena, plan, Geometry(plan));
-    return arena.used();
+    // A call that is observed runs these tiles, in fp32, also where packed ones would run.
+    return backward_packed_fits(plan) ? std::max(arena.used(), backward_packed_workspace(plan)) : arena.used();
 }
 
 void backward(const BackwardCall& call) {
-    if (backward_packed_fits(call.plan)) return backward_packed(call);
+    if (call.observer == nullptr && backward_packed_fits(call.plan)) return backward_packed(call);
     const Geometry g(call.plan);
     Arena arena(call.workspace);
     Workspace workspace(arena, call.plan, g);

@@ -168,8 +168,10 @@ class Run {
                 for (std::int64_t k = 0; k < of.member.len_kv; k += kBlockKv) {
                     const Coverage coverage = of.band.coverage(q, std::min(of.member.len_q, q + kBlockQ), k,
                                                                std::min(of.member.len_kv, k + kBlockKv));
+                    const std::int64_t elements =
+                        std::min(kBlockQ, of.member.len_q - q) * std::min(kBlockKv, of.member.len_kv - k);
                     if (coverage == Coverage::empty) tally.skipped(1, 0);
-                    else tally.ran(coverage);
+                    else tally.ran(coverage, elements);
                 }
             }
         }

@@ -9,6 +9,7 @@
 // neither on the number of threads nor on its batch neighbours (docs/decisions/fixed-split.md).
 #include <vector>
 
+#include "core/split.hpp"
 #include "cpu/fa2/forward_packed.hpp"
 #include "cpu/fa2/stack_heads.hpp"
 #include "cpu/packed_head.hpp"
@@ -18,7 +19,7 @@
 namespace tessera::cpu::fa2 {
 namespace {
 
-constexpr std::int64_t kChunk = 512;    // keys; a merge costs under 1 % of a chunk's products
+constexpr std::int64_t kChunk = kSplitKeys;
 constexpr std::int64_t kMaxPanels = 4;  // panels of a task: they share each K/V tile that is loaded
 constexpr std::int64_t kTasksPerWorker = 4;
 
@@ -128,7 +129,14 @@ void attend_chunk(std::span<const Work> works, const Geometry& g, std::int64_t c
             kv.keys = seen.end - first;
             const Coverage coverage = works[i].head.coverage(works[i].panel, kv);
             attend(works[i].head, g, works[i].panel, kv, coverage, q_t[i], tiles, *sums[i]);
-            tally.ran(coverage);
+            tally.ran(coverage, works[i].panel, kv);
+            tally.tell([&] {
+                TileReport report =
+                    report_of(TileStep::values, works[i].head, works[i].panel, {first, seen.end}, coverage, *sums[i]);
+                report.p = tiles.s;
+                report.rescale = tiles.rescale;
+                return report;
+            });
         }
     }
 }
@@ -143,9 +151,18 @@ void count_skipped(const Work& work, const Geometry& g, TileTally& tally) {
     }
 }
 
+/// The keys of a chunk that a panel sees.
+Range chunk_keys(const Work& work, std::int64_t chunk) {
+    return common({chunk * kChunk, (chunk + 1) * kChunk}, work.keys);
+}
+
+void tell_sums(const TileTally& tally, TileStep step, const Work& work, Range keys, const PanelSums& sums) {
+    tally.tell([&] { return report_of(step, work.head, work.panel, keys, Coverage::full, sums); });
+}
+
 /// A task that owns its panels from the first key to the last.
 void run_panels(const ForwardCall& call, const Geometry& g, std::span<const Work> works, Scratch& scratch) {
-    TileTally tally(call.counters);
+    TileTally tally(call);
     Range keys = works.front().keys;
     for (std::size_t i = 0; i < works.size(); ++i) {
         load_queries(works[i].head, g, works[i].panel, scratch.q_t[i]);
@@ -167,12 +184,14 @@ void run_panels(const ForwardCall& call, const Geometry& g, std::span<const Work
             const std::int64_t lanes = works[i].panel.lanes;
             tile::merge(scratch.totals[i].state, scratch.totals[i].o, sums[i]->state, sums[i]->o, g.head_dim_v, lanes,
                         lanes);
+            tell_sums(tally, TileStep::merge, works[i], chunk_keys(works[i], chunk), scratch.totals[i]);
         }
     }
     for (std::size_t i = 0; i < works.size(); ++i) {
         normalise(works[i].head, g, works[i].panel, scratch.q_t[i], scratch.tiles, scratch.totals[i],
                   scratch.chunks[i].o);
         finish(works[i].head, g, works[i].panel, scratch.totals[i], scratch.tiles.rescale, call.args);
+        tell_sums(tally, TileStep::finish, works[i], works[i].keys, scratch.totals[i]);
     }
 }
 
@@ -202,13 +221,13 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
         return PanelSums(workspace.partials + (panel * part.chunks + chunk) * PanelSums::floats(g), g);
     };
     const auto chunk_seen = [](const Work& work, std::int64_t chunk) {
-        return work.panel.queries > 0 && !common({chunk * kChunk, (chunk + 1) * kChunk}, work.keys).empty();
+        return work.panel.queries > 0 && !chunk_keys(work, chunk).empty();
     };
     call.parallel_for(panels * part.chunks, part.threads, [&](std::int64_t task, int worker) {
         const Scratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
         const std::int64_t panel = task / part.chunks;
         const Work work(call, g, panel / part.panels_per_kv_head, panel % part.panels_per_kv_head);
-        TileTally tally(call.counters);
+        TileTally tally(call);
         if (call.counters != nullptr && task % part.chunks == 0 && work.panel.queries > 0)
             count_skipped(work, g, tally);
         if (!chunk_seen(work, task % part.chunks)) return;
@@ -228,6 +247,7 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
             const PanelSums next = partial(panel, chunk);
             if (total.started) {
                 tile::merge(total.state, total.o, next.state, next.o, g.head_dim_v, work.panel.lanes, work.panel.lanes);
+                tell_sums(TileTally(nullptr, call.observer), TileStep::merge, work, chunk_keys(work, chunk), total);
             } else {
                 total = next;
                 total.started = true;
@@ -236,27 +256,39 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
         load_queries(work.head, g, work.panel, scratch.q_t[0]);
         normalise(work.head, g, work.panel, scratch.q_t[0], scratch.tiles, total, scratch.chunks[0].o);
         finish(work.head, g, work.panel, total, scratch.tiles.rescale, call.args);
+        tell_sums(TileTally(nullptr, call.observer), TileStep::finish, work, work.keys, total);
     });
 }
 
-}  // namespace
-
-std::size_t forward_workspace(const Plan& given) {
-    const Plan plan = stackable(given.problem) ? stacked(given) : given;
-    if (packed_fits(plan)) return forward_packed_workspace(plan);
+/// Memory of a call in fp32 tiles.
+std::size_t plain_workspace(const Plan& plan) {
     Arena arena;
     const Geometry g = geometry_of(plan);
     Workspace(arena, g, Partition(plan, g));
     return arena.used();
 }
 
+}  // namespace
+
+std::size_t forward_workspace(const Plan& plan) {
+    // A call that is observed runs fp32 tiles of the problem as it is, also where stacked or packed ones would run.
+    std::size_t bytes = plain_workspace(plan);
+    if (stackable(plan.problem)) {
+        const Plan rows = stacked(plan);
+        bytes = std::max(bytes, packed_fits(rows) ? forward_packed_workspace(rows) : plain_workspace(rows));
+    } else if (packed_fits(plan)) {
+        bytes = std::max(bytes, forward_packed_workspace(plan));
+    }
+    return bytes;
+}
+
 void forward(const ForwardCall& call) {
-    if (stackable(call.plan.problem)) {
+    if (call.observer == nullptr && stackable(call.plan.problem)) {
         const Plan plan = stacked(call.plan);
         const ForwardArgs args = stacked(call.args, call.plan.problem.group());
-        return forward({plan, args, call.workspace, call.parallel_for, call.counters, call.stream});
+        return forward({plan, args, call.workspace, call.parallel_for, call.counters, call.stream, nullptr});
     }
-    if (packed_fits(call.plan)) return forward_packed(call);
+    if (call.observer == nullptr && packed_fits(call.plan)) return forward_packed(call);
     const Geometry g = geometry_of(call.plan);
     const Partition part(call.plan, g);
     Arena arena(call.workspace);

@@ -160,7 +160,8 @@ class Task {
             Range seen{std::max(all.begin, works_[i].keys.begin), std::min(all.end, works_[i].keys.end)};
             tally.skipped(1, seen.empty() ? 0 : 1);
             if (seen.empty()) continue;
-            tally.ran(all_visible(works_[i], all) ? Coverage::full : Coverage::partial);
+            tally.ran(all_visible(works_[i], all) ? Coverage::full : Coverage::partial,
+                      works_[i].panel.queries * seen.size());
             seen.begin = seen.begin / tile::kTileDepth * tile::kTileDepth;
             steps_.push_back({{seen}, i, block});
         }

@@ -32,7 +32,7 @@ struct Workspace : BackwardWorkspace {
 /// P and dS of a panel, all its tiles.
 void materialise(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head,
                  std::int64_t index, int worker) {
-    TileTally tally(call.counters);
+    TileTally tally(call);
     const Panel panel(index, g.block_q, head.member.len_q);
     const Range keys = head.keys_of(panel);
     std::int64_t touched = 0;
@@ -44,7 +44,11 @@ void materialise(const BackwardCall& call, const Geometry& g, const Workspace& w
         scratch.ds = workspace.ds + workspace.at(call.plan, g, head, index, first, panel.lanes);
         score_gradient(head, g, panel, kv, coverage, workspace.memory.panel(head, index), scratch);
         through_softcap(head, panel, kv, scratch);
-        tally.ran(coverage);
+        tally.ran(coverage, panel, kv);
+        tally.tell([&] {
+            return report_of(TileStep::weights, head, panel, kv, coverage, workspace.memory.panel(head, index),
+                             scratch.s, scratch.ds);
+        });
     }
     tally.skipped(ceil_div(head.member.len_kv, g.block_kv), touched);
 }
@@ -57,8 +61,16 @@ void query_gradient(const BackwardCall& call, const Geometry& g, const Workspace
     for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv) {
         const KvTile kv = load_kv(head, g, first, std::min(g.block_kv, keys.end - first),
                                   workspace.workers[static_cast<std::size_t>(worker)], true);
-        add_dq(head, g, panel, kv, head.coverage(panel, kv), workspace.memory.panel(head, index),
-               workspace.ds + workspace.at(call.plan, g, head, index, first, panel.lanes));
+        const GradientPanel from = workspace.memory.panel(head, index);
+        const std::int64_t at = workspace.at(call.plan, g, head, index, first, panel.lanes);
+        const Coverage coverage = head.coverage(panel, kv);
+        add_dq(head, g, panel, kv, coverage, from, workspace.ds + at);
+        TileTally(nullptr, call.observer).tell([&] {
+            TileReport report =
+                report_of(TileStep::dq, head, panel, kv, coverage, from, workspace.p + at, workspace.ds + at);
+            report.dq = from.dq_t;
+            return report;
+        });
     }
 }
 
@@ -74,10 +86,19 @@ void key_gradient(const BackwardCall& call, const Geometry& g, const Workspace& 
         const Coverage coverage = head.coverage(panel, kv);
         const GradientPanel from = workspace.memory.panel(head, index);
         const std::int64_t at = workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
-        add_dv(head, g, panel, kv, coverage, from, workspace.p + at,
-               workspace.memory.dv(head.member, head.kv_head, kv.first));
-        add_dk(head, g, panel, kv, coverage, from, workspace.ds + at,
-               workspace.memory.dk(head.member, head.kv_head, kv.first));
+        float* dk = workspace.memory.dk(head.member, head.kv_head, kv.first);
+        float* dv = workspace.memory.dv(head.member, head.kv_head, kv.first);
+        add_dv(head, g, panel, kv, coverage, from, workspace.p + at, dv);
+        add_dk(head, g, panel, kv, coverage, from, workspace.ds + at, dk);
+        TileTally(nullptr, call.observer).tell([&] {
+            TileReport report =
+                report_of(TileStep::dk_and_dv, head, panel, kv, coverage, from, workspace.p + at, workspace.ds + at);
+            report.dk = dk;
+            report.dk_stride = g.k_stride;
+            report.dv = dv;
+            report.dv_stride = g.v_stride;
+            return report;
+        });
     }
 }
 

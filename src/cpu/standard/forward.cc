@@ -68,20 +68,37 @@ void for_each_tile(const Work& work, const Geometry& g, const TileScratch& tiles
     }
 }
 
+Range keys_of(const KvTile& kv) { return {kv.first, kv.first + kv.keys}; }
+
+TileReport report_of_values(TileStep step, const Work& work, Range keys, Coverage coverage, const float* p,
+                            const float* o) {
+    TileReport report = report_of(step, work.head, work.panel, keys, coverage);
+    report.p = p;
+    report.m = work.state.m;
+    report.l = work.state.l;
+    report.o = o;
+    return report;
+}
+
 void materialise_scores(const ForwardCall& call, const Geometry& g, const Work& work, const Scratch& scratch) {
-    TileTally tally(call.counters);
+    TileTally tally(call);
     std::int64_t touched = 0;
     load_queries(work.head, g, work.panel, scratch.q_t);
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* s) {
         scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.other);
-        tally.ran(coverage);
+        tally.ran(coverage, work.panel, kv);
+        tally.tell([&] {
+            TileReport report = report_of(TileStep::scores, work.head, work.panel, keys_of(kv), coverage);
+            report.s = s;
+            return report;
+        });
         ++touched;
     });
     tally.skipped(ceil_div(work.head.member.len_kv, g.block_kv), touched);
 }
 
 /// P = softmax(S) over all keys of a row at once.
-void softmax_rows(const Geometry& g, const Work& work, const Scratch& scratch) {
+void softmax_rows(const ForwardCall& call, const Geometry& g, const Work& work, const Scratch& scratch) {
     tile::clear_state(work.state, work.panel.lanes);
     if (work.keys.empty()) return;
     const std::int64_t begin = work.keys.begin / g.block_kv * g.block_kv;
@@ -90,20 +107,30 @@ void softmax_rows(const Geometry& g, const Work& work, const Scratch& scratch) {
                          scratch.tiles.rescale);
     tile::invert_sums(work.state, work.panel.lanes, scratch.tiles.rescale);
     tile::scale_lanes(rows, scratch.tiles.rescale, work.keys.end - begin, work.panel.lanes);
+    TileTally(nullptr, call.observer).tell([&] {
+        TileReport report = report_of(TileStep::softmax, work.head, work.panel, {begin, work.keys.end}, Coverage::full);
+        report.p = rows;
+        report.m = work.state.m;
+        report.l = work.state.l;
+        return report;
+    });
 }
 
 void multiply_values(const ForwardCall& call, const Geometry& g, const Work& work, const Scratch& scratch) {
     const Head& head = work.head;
+    const TileTally tally(nullptr, call.observer);
     float* o = scratch.sums.o;
     std::fill_n(o, g.head_dim_v * work.panel.lanes, 0.0F);
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* p) {
         add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.other, o, tile::Into::add, nullptr);
+        tally.tell([&] { return report_of_values(TileStep::values, work, keys_of(kv), coverage, p, o); });
     });
     std::fill_n(scratch.tiles.rescale, work.panel.lanes, 1.0F);  // P was normalised
     tile::store_transposed(o, work.panel.lanes, work.panel.queries, g.head_dim_v, scratch.tiles.rescale,
                            head_rows(call.args.o, head.member, head.member.first_q, head.query_head), work.panel.first);
     tile::store_lse(work.state, work.panel.queries, lse_rows(call.args.lse, head.member, head.query_head),
                     work.panel.first);
+    tally.tell([&] { return report_of_values(TileStep::finish, work, work.keys, Coverage::full, nullptr, o); });
 }
 
 }  // namespace
@@ -127,7 +154,7 @@ void forward(const ForwardCall& call) {
         });
     };
     for_each_panel([&](const Work& work, const Scratch& scratch) { materialise_scores(call, g, work, scratch); });
-    for_each_panel([&](const Work& work, const Scratch& scratch) { softmax_rows(g, work, scratch); });
+    for_each_panel([&](const Work& work, const Scratch& scratch) { softmax_rows(call, g, work, scratch); });
     for_each_panel([&](const Work& work, const Scratch& scratch) { multiply_values(call, g, work, scratch); });
 }
 

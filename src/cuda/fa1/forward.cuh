@@ -97,13 +97,13 @@ struct Head {
 #pragma unroll
             for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-                for (int e = 0; e < 4; ++e) s[j][e] = __fmul_rn(s[j][e], scores.scale);
+                for (int e = 0; e < 4; ++e) s[j][e] = __fmul_rn(s[j][e], scores.params.scale);
             }
             if constexpr (kMasked) hide(s, visible, row, key);
         }
         weigh<T>(s, ml);
         if constexpr (kConfig.general) {
-            if (scores.keep_threshold != 0) scores.drop(s, row, key, shared.lane);
+            if (scores.drops()) scores.drop(s, row, key, shared.lane);
         }
     }
 
@@ -213,12 +213,11 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     const Target target = target_of<T>(p.o, head.offset(p.o, member.first_q, head.work.head), member.len_q,
                                        p.head_dim_v, head.launch.vector_o);
     constexpr int kRows = kConfig.block_q() / kWarps;
-    const bool cleaned = shared.cleaned();
-    store<kConfig.head_dim, kRows>(
-        shared.q(), target, q_begin, shared.warp * kRows, shared.lane, [&](const uint4& chunk, int row, int column) {
-            if (!cleaned) return chunk;
-            return restore<T>(chunk, head.v(), max(head.visible.first(row), 0), head.visible.last(row) + 1, column);
-        });
+    if (shared.cleaned()) {
+        restore<T, kConfig.head_dim, kRows>(shared.q(), head.v(), head.visible, q_begin, shared.warp * kRows,
+                                            shared.lane);
+    }
+    store<kConfig.head_dim, kRows>(shared.q(), target, q_begin, shared.warp * kRows, shared.lane);
     const int row = shared.lane + 32 * shared.warp;
     if (p.lse.data != nullptr && row < kConfig.block_q() && q_begin + row < member.len_q) {
         const std::int64_t offset = head_offset(p.lse, head.work.batch, member.first_q, head.work.head, sizeof(float));

@@ -9,27 +9,38 @@ struct Config {
     int block_kv;   ///< keys of a tile
     int warps;      ///< each has its own rows of the tile of queries
     int row_tiles;  ///< rows of a warp in units of 16: each fragment of K and V serves all of them
+    int stages;     ///< of K and of V. 2: one is loaded while the other is worked on. 1: V is loaded while K is, and K
+                    ///< of the next tile while V is
     bool q_in_registers;
-    int blocks_per_sm;  ///< that registers must allow for
-    bool general;       ///< softcap, ALiBi, bias, dropout and scales of 0 and less
+    bool rows_in_shared;  ///< m and l are kept in shared memory, where registers would not do
+    int blocks_per_sm;    ///< that registers must allow for
+    bool general;         ///< softcap, ALiBi, bias, dropout and scales of 0 and less
 
     constexpr int rows_per_warp() const { return 16 * row_tiles; }
     constexpr int block_q() const { return rows_per_warp() * warps; }
     constexpr int threads() const { return 32 * warps; }
-    constexpr int stages() const { return 2; }  ///< of K and of V: one is loaded while the other is worked on
     constexpr int q_bytes() const { return block_q() * head_dim * 2; }
     constexpr int kv_bytes() const { return block_kv * head_dim * 2; }
-    constexpr int shared_bytes() const { return q_bytes() + 2 * stages() * kv_bytes(); }
+    constexpr int stage_bytes() const { return 2 * kv_bytes(); }  ///< K, then V
+    constexpr int rows_bytes() const { return rows_in_shared ? row_tiles * threads() * 16 : 0; }
+    constexpr int rows_offset() const { return q_bytes() + stages * stage_bytes(); }
+    constexpr int shared_bytes() const { return rows_offset() + rows_bytes(); }
 };
 
+/// Queries and keys of a tile in fp32, for a padded head_dim of 64, 128 or 256.
+constexpr int block_fp32(int head_dim) { return head_dim <= 128 ? 64 : 32; }
+
 /// The compiled shapes, as types: what __global__ functions can be templates of. The general shape of a head_dim has
-/// the same tile; it needs registers for more than the products, so that more warps have fewer rows each.
+/// the same tile; it needs registers for more than the products, so that fewer blocks share a multiprocessor, or more
+/// warps have fewer rows each.
 struct HeadDim64 {
     static constexpr Config kConfig{.head_dim = 64,
                                     .block_kv = 64,
                                     .warps = 4,
                                     .row_tiles = 2,
+                                    .stages = 2,
                                     .q_in_registers = true,
+                                    .rows_in_shared = false,
                                     .blocks_per_sm = 2,
                                     .general = false};
 };
@@ -38,8 +49,10 @@ struct HeadDim64General {
                                     .block_kv = 64,
                                     .warps = 8,
                                     .row_tiles = 1,
+                                    .stages = 2,
                                     .q_in_registers = false,
-                                    .blocks_per_sm = 2,
+                                    .rows_in_shared = false,
+                                    .blocks_per_sm = 1,
                                     .general = true};
 };
 struct HeadDim128 {
@@ -47,7 +60,9 @@ struct HeadDim128 {
                                     .block_kv = 64,
                                     .warps = 4,
                                     .row_tiles = 2,
+                                    .stages = 2,
                                     .q_in_registers = false,
+                                    .rows_in_shared = true,
                                     .blocks_per_sm = 2,
                                     .general = false};
 };
@@ -56,25 +71,31 @@ struct HeadDim128General {
                                     .block_kv = 64,
                                     .warps = 8,
                                     .row_tiles = 1,
+                                    .stages = 2,
                                     .q_in_registers = false,
+                                    .rows_in_shared = false,
                                     .blocks_per_sm = 1,
                                     .general = true};
 };
 struct HeadDim256 {
     static constexpr Config kConfig{.head_dim = 256,
-                                    .block_kv = 32,
+                                    .block_kv = 64,
                                     .warps = 8,
                                     .row_tiles = 1,
+                                    .stages = 2,
                                     .q_in_registers = false,
+                                    .rows_in_shared = false,
                                     .blocks_per_sm = 1,
                                     .general = false};
 };
 struct HeadDim256General {
     static constexpr Config kConfig{.head_dim = 256,
-                                    .block_kv = 32,
+                                    .block_kv = 64,
                                     .warps = 8,
                                     .row_tiles = 1,
+                                    .stages = 2,
                                     .q_in_registers = false,
+                                    .rows_in_shared = false,
                                     .blocks_per_sm = 1,
                                     .general = true};
 };

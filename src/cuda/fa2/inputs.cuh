@@ -6,36 +6,50 @@
 
 namespace tessera::cuda::fa2 {
 
-/// What a thread block reads, and where it puts it: Q, then a K and a V tile for each stage.
+/// What a thread block reads, and where it puts it: Q, then a K and a V tile for each stage. No register is held
+/// between two tiles: strides and sizes are read from the launch, the rest from shared memory.
 template <class T, Config kConfig>
 struct Inputs {
-    Source q, k, v;
+    using KeyLoader = Loader<kConfig.block_kv, kConfig.head_dim, kConfig.threads()>;
+
+    const Launch& launch;
+    const Work& work;
     char* shared;
 
-    __device__ Inputs(const Launch& launch, const Work& work, char* memory) : shared(memory) {
-        const ForwardParams& p = launch.params;
-        const Member& member = work.member;
-        const int kv_head = work.head / p.group;
-        q = source_of<T>(p.q, head_offset(p.q, work.batch, member.first_q, work.head, sizeof(T)), member.len_q,
-                         p.head_dim, launch.vector_q);
-        k = source_of<T>(p.k, head_offset(p.k, work.batch, member.first_kv, kv_head, sizeof(T)), member.len_kv,
-                         p.head_dim, launch.vector_k);
-        v = source_of<T>(p.v, head_offset(p.v, work.batch, member.first_kv, kv_head, sizeof(T)), member.len_kv,
-                         p.head_dim_v, launch.vector_v);
+    __device__ __forceinline__ Source k() const {
+        return {work.k,
+                launch.params.k.row * std::int64_t{sizeof(T)},
+                launch.params.k.column * std::int64_t{sizeof(T)},
+                work.member.len_kv,
+                launch.params.head_dim,
+                launch.vector_k};
     }
-
+    __device__ __forceinline__ Source v() const {
+        return {work.v,
+                launch.params.v.row * std::int64_t{sizeof(T)},
+                launch.params.v.column * std::int64_t{sizeof(T)},
+                work.member.len_kv,
+                launch.params.head_dim_v,
+                launch.vector_v};
+    }
     __device__ __forceinline__ char* k_tile(int stage) const {
-        return shared + kConfig.q_bytes() + 2 * stage * kConfig.kv_bytes();
+        return shared + kConfig.q_bytes() + stage * kConfig.stage_bytes();
     }
     __device__ __forceinline__ char* v_tile(int stage) const { return k_tile(stage) + kConfig.kv_bytes(); }
 
-    __device__ __forceinline__ void load_q(int q_begin) const {
-        load<kConfig.block_q(), kConfig.head_dim, kConfig.threads()>(shared, q, q_begin);
+    __device__ __forceinline__ void load_q() const {
+        const ForwardParams& p = launch.params;
+        const std::int64_t from = head_offset(p.q, work.batch, work.member.first_q, work.head, sizeof(T));
+        load<kConfig.block_q(), kConfig.head_dim, kConfig.threads()>(
+            shared, source_of<T>(p.q, from, work.member.len_q, p.head_dim, launch.vector_q), work.q_begin);
         ptx::cp_async_commit();
     }
-    __device__ __forceinline__ void load_kv(int first_key, int stage) const {
-        load<kConfig.block_kv, kConfig.head_dim, kConfig.threads()>(k_tile(stage), k, first_key);
-        load<kConfig.block_kv, kConfig.head_dim, kConfig.threads()>(v_tile(stage), v, first_key);
+    __device__ __forceinline__ void load_k(int first_key, int stage) const {
+        KeyLoader::load(k_tile(stage), k(), first_key, ptx::opaque(static_cast<int>(threadIdx.x)));
+        ptx::cp_async_commit();
+    }
+    __device__ __forceinline__ void load_v(int first_key, int stage) const {
+        KeyLoader::load(v_tile(stage), v(), first_key, ptx::opaque(static_cast<int>(threadIdx.x)));
         ptx::cp_async_commit();
     }
 };

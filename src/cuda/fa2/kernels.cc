@@ -17,15 +17,25 @@ namespace {
 constexpr int kLeastCapability = 80;                       // bf16 products and cp.async
 constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
 
-/// The plain and the general shape of a head_dim have the same tile.
-Config config_of(const Problem& problem) {
+/// head_dim and head_dim_v are padded to this.
+int padded_dim(const Problem& problem) {
     const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
-    if (dim <= 64) return HeadDim64::kConfig;
-    if (dim <= 128) return HeadDim128::kConfig;
-    return HeadDim256::kConfig;
+    if (dim <= 64) return 64;
+    return dim <= 128 ? 128 : 256;
+}
+
+/// In 16 bits. The plain and the general shape of a head_dim have the same tile.
+Config config_of(const Problem& problem) {
+    const int dim = padded_dim(problem);
+    if (dim == 64) return HeadDim64::kConfig;
+    return dim == 128 ? HeadDim128::kConfig : HeadDim256::kConfig;
 }
 
 Tile default_tile(const Problem& problem) {
+    if (problem.dtype == DType::fp32) {
+        const int block = block_fp32(padded_dim(problem));
+        return {block, block};
+    }
     const Config c = config_of(problem);
     return {c.block_q(), c.block_kv};
 }
@@ -57,15 +67,24 @@ cudaError_t start(const Config& c, const Launch& launch, cudaStream_t stream) {
     return general ? start_forward<T, HeadDim256General>(launch, stream) : start_forward<T, HeadDim256>(launch, stream);
 }
 
+cudaError_t start_fp32(int dim, const Launch& launch, cudaStream_t stream) {
+    if (dim == 64) return start_forward_fp32<64>(launch, stream);
+    return dim == 128 ? start_forward_fp32<128>(launch, stream) : start_forward_fp32<256>(launch, stream);
+}
+
 void forward(const ForwardCall& call) {
     const Problem& p = call.plan.problem;
     const ForwardParams params = forward_params(call);
     if (p.rows_q() == 0 || p.heads_q == 0 || p.len_q == 0) return;
     const CurrentDevice current(call.plan.device);
-    const Config c = config_of(p);
-    const Launch launch = make_launch(params, c.block_q(), properties(call.plan.device).l2_bytes);
-    const auto start_of = p.dtype == DType::bf16 ? start<__nv_bfloat16> : start<__half>;
-    check(start_of(c, launch, stream_of(call)), "cuda.fa2.forward");
+    const auto block_q = static_cast<int>(default_tile(p).block_q);
+    const Launch launch = make_launch(params, block_q, properties(call.plan.device).l2_bytes);
+    const cudaStream_t stream = stream_of(call);
+    cudaError_t status = cudaSuccess;
+    if (p.dtype == DType::fp32) status = start_fp32(padded_dim(p), launch, stream);
+    else if (p.dtype == DType::bf16) status = start<__nv_bfloat16>(config_of(p), launch, stream);
+    else status = start<__half>(config_of(p), launch, stream);
+    check(status, "cuda.fa2.forward");
 }
 
 }  // namespace
@@ -75,7 +94,7 @@ std::vector<Kernel> kernels() {
                       .backend = Backend::cuda,
                       .schedule = Schedule::fa2,
                       .pass = Pass::forward,
-                      .dtypes = {DType::bf16, DType::fp16},
+                      .dtypes = {DType::bf16, DType::fp16, DType::fp32},
                       .summary = "Q blocks outer, O in registers until it is done; memory O(len)",
                       .limits = "sm_80 and later"},
              .refuse = refuse,

@@ -4,12 +4,18 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/shared/arguments.hpp"
-
 namespace tessera::cuda::fa2 {
 namespace {
 
+constexpr std::int64_t kVectorBytes = 16;
 constexpr std::int64_t kElementBytes = 2;
+
+bool whole_vectors(std::int64_t stride) { return stride * kElementBytes % kVectorBytes == 0; }
+
+bool takes_vectors(const Rows& rows, int head_dim) {
+    return rows.column == 1 && head_dim % 8 == 0 && reinterpret_cast<std::uintptr_t>(rows.data) % kVectorBytes == 0 &&
+           whole_vectors(rows.batch) && whole_vectors(rows.row) && whole_vectors(rows.head);
+}
 
 /// Causal tiles are of different lengths: those of several heads are mixed, longest first, as long as the heads' K and
 /// V fit three fifths of the L2. Without a diagonal, heads come one after the other.

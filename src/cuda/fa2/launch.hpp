@@ -29,4 +29,8 @@ Launch make_launch(const ForwardParams& params, int block_q, std::int64_t l2_byt
 template <class T, class Shape>
 cudaError_t start_forward(const Launch& launch, cudaStream_t stream);
 
+/// The same in fp32, for head_dim and head_dim_v up to kHeadDim: 64, 128 or 256.
+template <int kHeadDim>
+cudaError_t start_forward_fp32(const Launch& launch, cudaStream_t stream);
+
 }  // namespace tessera::cuda::fa2

@@ -4,41 +4,25 @@
 #pragma once
 
 #include "cuda/fa2/launch.hpp"
+#include "cuda/tile/key_tiles.cuh"
 #include "cuda/tile/member.cuh"
-#include "tessera/mask.hpp"
+#include "cuda/tile/score.cuh"
 
 namespace tessera::cuda::fa2 {
 
-/// The tiles of keys in the order of the work: first those that need mask code, at both ends of the band, then the full
-/// ones between them.
-struct KeyTiles {
-    int first = 0;       // tile numbers: keys first * block_kv ...
-    int full_begin = 0;  // full tiles are [full_begin, full_end)
-    int full_end = 0;
-    int partial = 0;  // how many there are of each
-    int count = 0;
+/// Steps of the work, numbered from 0 as the tiles of keys are from tiles.first: in [begin, end) the tile is full, and
+/// the next one, if there is one, is all there and can be read 16 bytes at a time.
+struct Run {
+    int begin = 0;
+    int end = 0;
 
-    /// A tile is full when its first key is not under the band of the last query, and its last key not over the band
-    /// of the first one, nor past the end (Band::coverage, solved for the tile).
-    __device__ KeyTiles(const Band& band, std::int64_t q_begin, std::int64_t q_end, int block_kv) {
-        const Range keys = band.kv_range(q_begin, q_end);
-        if (keys.empty()) return;
-        const std::int64_t lowest = max(q_end - 1 + band.low, std::int64_t{0});
-        const std::int64_t highest = max(min(q_begin + band.high + 1, band.len_kv), std::int64_t{0});
-        first = static_cast<int>(keys.begin / block_kv);
-        const int last = static_cast<int>((keys.end + block_kv - 1) / block_kv);
-        full_begin = min(max(static_cast<int>((lowest + block_kv - 1) / block_kv), first), last);
-        full_end = min(static_cast<int>(highest / block_kv), last);
-        if (full_end <= full_begin) full_begin = full_end = last;
-        count = last - first;
-        partial = count - (full_end - full_begin);
-    }
-
-    /// Number of the tile at `step` of the work.
-    __device__ __forceinline__ int at(int step) const {
-        if (step >= partial) return full_begin + step - partial;
-        const int before = full_begin - first;
-        return step < before ? first + step : full_end + step - before;
+    Run() = default;
+    __device__ Run(const KeyTiles& tiles, std::int64_t len_kv, int block_kv, bool vector) {
+        const int count = tiles.end - tiles.first;
+        const int whole = static_cast<int>(len_kv / block_kv) - tiles.first;
+        begin = max(tiles.full_begin - tiles.first, 0);
+        end = min(tiles.full_end - tiles.first, whole < count ? whole - 1 : count);
+        if (!vector || end < begin) end = begin;
     }
 };
 
@@ -47,27 +31,40 @@ struct Work {
     std::int64_t batch = 0;
     int head = 0;
     int q_begin = 0;
-    Band band;
+    const char* k = nullptr;  // row 0 of the head
+    const char* v = nullptr;
+    ScoreInputs scores;
+    Visible visible;
+    KeyTiles tiles;
+    Run run;
+    bool guarded = false;  // Inf and NaN of V are taken out of tiles that not every query sees whole
 
+    /// `index`: of the thread block; there are less than 2^31.
     /// Tiles of queries go from last to first: the longest of a causal mask come first. Inside a group of heads, all
     /// heads come before the next tile; heads of one kv head are neighbours.
-    __device__ Work(const Launch& launch, unsigned index, int block_q) {
+    __device__ Work(const Launch& launch, unsigned index, int block_q, int block_kv, int element_bytes) {
         const ForwardParams& p = launch.params;
-        const std::int64_t pairs = p.batch * p.heads_q;
-        const std::int64_t of_group = static_cast<std::int64_t>(launch.heads_together) * launch.q_blocks;
-        const std::int64_t first_pair = index / of_group * launch.heads_together;
-        const auto in_group = static_cast<unsigned>(index % of_group);
-        const auto heads =
-            static_cast<unsigned>(min(pairs - first_pair, static_cast<std::int64_t>(launch.heads_together)));
-        const std::int64_t pair = first_pair + in_group % heads;
-        batch = pair / p.heads_q;
-        head = static_cast<int>(pair % p.heads_q);
-        q_begin = (launch.q_blocks - 1 - static_cast<int>(in_group / heads)) * block_q;
+        const auto heads_q = static_cast<unsigned>(p.heads_q);
+        const unsigned pairs = static_cast<unsigned>(p.batch) * heads_q;
+        const auto together = static_cast<unsigned>(launch.heads_together);
+        const auto q_blocks = static_cast<unsigned>(launch.q_blocks);
+        const unsigned first_pair = index / (together * q_blocks) * together;
+        const unsigned in_group = index - first_pair * q_blocks;
+        const unsigned heads = min(pairs - first_pair, together);
+        const unsigned pair = first_pair + in_group % heads;
+        batch = pair / heads_q;
+        head = static_cast<int>(pair % heads_q);
+        q_begin = static_cast<int>(q_blocks - 1 - in_group / heads) * block_q;
         member = member_of(p, batch);
-        band = p.mask.bind(member.len_q, member.len_kv);
+        k = p.k.data + head_offset(p.k, batch, member.first_kv, head / p.group, element_bytes);
+        v = p.v.data + head_offset(p.v, batch, member.first_kv, head / p.group, element_bytes);
+        scores = ScoreInputs(p, batch, head);
+        const Band band = p.mask.bind(member.len_q, member.len_kv);
+        visible = Visible(band);
+        if (q_begin >= member.len_q) return;
+        tiles = KeyTiles(band, q_begin, min(q_begin + block_q, member.len_q), block_kv);
+        run = Run(tiles, member.len_kv, block_kv, launch.vector_k && launch.vector_v);
     }
-
-    __device__ int q_end(int block_q) const { return min(q_begin + block_q, member.len_q); }
 };
 
 }  // namespace tessera::cuda::fa2

@@ -3,16 +3,26 @@
 
 namespace tessera::cuda::fa3 {
 
+/// What a score goes through besides scale and mask.
+enum class Scores {
+    plain,    ///< nothing
+    capped,   ///< softcap
+    general,  ///< softcap, ALiBi, dropout, and scales of 0 and less
+};
+
 /// One compiled shape of the kernel. Dimensions of a Problem are padded with zeros to the next shape that holds them.
 struct Config {
-    int head_dim;    ///< of Q and K: a multiple of 64
-    int head_dim_v;  ///< of V and O: a multiple of 64, at most head_dim (O leaves through Q's shared memory)
+    int head_dim;    ///< of Q and K: a multiple of 32
+    int head_dim_v;  ///< of V and O: a multiple of 32, at most head_dim (O leaves through Q's shared memory)
     int block_kv;
-    int consumers;         ///< warpgroups of 64 queries each
-    int kv_stages;         ///< of K and of V
-    int q_stages;          ///< 2: the next Q tile arrives while the last O tile leaves
-    bool general = false;  ///< softcap, ALiBi, dropout, and scales of 0 and less
+    int consumers;  ///< warpgroups of 64 queries each
+    int kv_stages;  ///< of K and of V
+    int q_stages;   ///< 2: the next Q tile arrives while the last O tile leaves
+    Scores scores = Scores::plain;
 
+    /// Slabs of 64 columns in shared memory; zeros past head_dim.
+    constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
+    constexpr int v_slabs() const { return (head_dim_v + 63) / 64; }
     constexpr int block_q() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
     /// Of a thread at launch, and after the producer has given up what the consumers take, in steps of 8.
@@ -35,6 +45,10 @@ struct HeadDim64Short {
     static constexpr Config kConfig{
         .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 2, .kv_stages = 4, .q_stages = 2};
 };
+struct HeadDim96 {
+    static constexpr Config kConfig{
+        .head_dim = 96, .head_dim_v = 96, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 2};
+};
 struct HeadDim128 {
     static constexpr Config kConfig{
         .head_dim = 128, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 2};
@@ -51,6 +65,25 @@ struct HeadDim256 {
     static constexpr Config kConfig{
         .head_dim = 256, .head_dim_v = 256, .block_kv = 80, .consumers = 2, .kv_stages = 2, .q_stages = 1};
 };
+/// With a softcap.
+struct HeadDim64Capped {
+    static constexpr Config kConfig{.head_dim = 64,
+                                    .head_dim_v = 64,
+                                    .block_kv = 128,
+                                    .consumers = 2,
+                                    .kv_stages = 4,
+                                    .q_stages = 2,
+                                    .scores = Scores::capped};
+};
+struct HeadDim128Capped {
+    static constexpr Config kConfig{.head_dim = 128,
+                                    .head_dim_v = 128,
+                                    .block_kv = 128,
+                                    .consumers = 2,
+                                    .kv_stages = 2,
+                                    .q_stages = 2,
+                                    .scores = Scores::capped};
+};
 /// Shapes that do more to a score have shorter blocks: registers for it.
 struct HeadDim64General {
     static constexpr Config kConfig{.head_dim = 64,
@@ -59,7 +92,7 @@ struct HeadDim64General {
                                     .consumers = 2,
                                     .kv_stages = 4,
                                     .q_stages = 1,
-                                    .general = true};
+                                    .scores = Scores::general};
 };
 struct HeadDim128General {
     static constexpr Config kConfig{.head_dim = 128,
@@ -68,7 +101,7 @@ struct HeadDim128General {
                                     .consumers = 2,
                                     .kv_stages = 4,
                                     .q_stages = 1,
-                                    .general = true};
+                                    .scores = Scores::general};
 };
 
 }  // namespace tessera::cuda::fa3

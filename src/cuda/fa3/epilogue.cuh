@@ -105,7 +105,7 @@ struct OutputStage {
         if (lane != 0) return;
         const int first_row = static_cast<int>(tensor_row(tile, warp_row));
 #pragma unroll
-        for (int slab = 0; slab < kConfig.head_dim_v / kSlabColumns; ++slab) {
+        for (int slab = 0; slab < kConfig.v_slabs(); ++slab) {
             ptx::tma_store_4d(&slabs[slab][slab_row], launch.o, slab * kSlabColumns, first_row, tile.head,
                               ragged ? 0 : tile.batch);
         }

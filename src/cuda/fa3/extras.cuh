@@ -10,23 +10,66 @@
 
 namespace tessera::cuda::fa3 {
 
-template <class T, bool kGeneral>
+template <class T, Scores kScores>
 struct Extras {
-    __device__ __forceinline__ Extras(const ForwardParams&, const Tile&, int, int) {}
+    __device__ __forceinline__ Extras(const Launch&, const Tile&, int, int) {}
     template <int kCount>
     __device__ __forceinline__ void transform(float (&)[kCount], int) const {}
     template <int kBegin, int kChunk, int kCount>
     __device__ __forceinline__ void drop(float (&)[kCount], int) const {}
 };
 
+/// Softcap. Near 0, where scores that are small beside the cap lie, a polynomial: seven operations, none of them on the
+/// special-function unit, which the exponentials keep busy. A score becomes the same whatever its neighbours are.
 template <class T>
-struct Extras<T, true> {
+struct Extras<T, Scores::capped> {
+    const Cap& cap;
+
+    __device__ __forceinline__ Extras(const Launch& launch, const Tile&, int, int) : cap(launch.cap) {}
+
+    template <int kCount>
+    __device__ __forceinline__ void transform(float (&scores)[kCount], int) const {
+        constexpr int kChains = 4;
+        float largest[kChains] = {};
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) largest[i % kChains] = fmaxf(largest[i % kChains], fabsf(scores[i]));
+        const float most = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
+        if (__any_sync(kAllLanes, most >= cap.near)) {
+#pragma unroll
+            for (float& score : scores) score = fabsf(score) < cap.near ? near(score) : far(score);
+        } else {
+#pragma unroll
+            for (float& score : scores) score = near(score);
+        }
+    }
+    template <int kBegin, int kChunk, int kCount>
+    __device__ __forceinline__ void drop(float (&)[kCount], int) const {}
+
+ private:
+    __device__ __forceinline__ float near(float x) const {
+        const float u = __fmul_rn(x, x);
+        float p = fmaf(cap.coefficients[3], u, cap.coefficients[2]);
+        p = fmaf(p, u, cap.coefficients[1]);
+        p = fmaf(p, u, cap.coefficients[0]);
+        return __fmul_rn(x, fmaf(p, u, 1.0F));
+    }
+    __device__ __forceinline__ float far(float x) const {
+        const float fraction =
+            ptx::reciprocal_approx(__fadd_rn(ptx::exp2_approx(__fmul_rn(fabsf(x), cap.exponent)), 1));
+        return copysignf(__fmul_rn(fmaf(-2.0F, fraction, 1.0F), cap.most), x);
+    }
+};
+
+template <class T>
+struct Extras<T, Scores::general> {
     HeadScores<T> head;
     int query;  ///< of the thread's first row
     int lane;
 
-    __device__ __forceinline__ Extras(const ForwardParams& p, const Tile& tile, int row, int own_lane)
-        : head(p, member_of(p, tile.batch), tile.batch, tile.head), query(tile.q_begin + row), lane(own_lane) {}
+    __device__ __forceinline__ Extras(const Launch& launch, const Tile& tile, int row, int own_lane)
+        : head(launch.params, member_of(launch.params, tile.batch), tile.batch, tile.head),
+          query(tile.q_begin + row),
+          lane(own_lane) {}
 
     /// Products of Q and K, [2 rows][kCount / 2 columns] from `first_key` on, become scores in units of the natural
     /// logarithm.
@@ -39,7 +82,7 @@ struct Extras<T, true> {
     /// Dropped ones of the weights [kBegin, kBegin + kChunk) become 0.
     template <int kBegin, int kChunk, int kCount>
     __device__ __forceinline__ void drop(float (&weights)[kCount], int first_key) const {
-        if (head.keep_threshold == 0) return;
+        if (!head.drops()) return;
         auto& fragments = reinterpret_cast<float(&)[kChunk / 4][4]>(weights[kBegin]);
         head.drop(fragments, query, first_key + 2 * kBegin + lane % 4 * 2, lane);
     }

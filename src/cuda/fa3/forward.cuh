@@ -34,12 +34,10 @@ __device__ __forceinline__ void start_scores(float (&s)[kConfig.block_kv / 2], s
     ptx::keep_in_place(s);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int slab = 0; slab < kConfig.head_dim / kSlabColumns; ++slab) {
-#pragma unroll
-        for (int step = 0; step < kSlabColumns / 16; ++step) {
-            ptx::wgmma_ss<kConfig.block_kv, T>(s, q + slab * kQSlab + step * kStepColumns,
-                                               k + slab * kKSlab + step * kStepColumns, slab + step > 0);
-        }
+    for (int column = 0; column < kConfig.head_dim; column += 16) {
+        const int slab = column / kSlabColumns;
+        const int step = column % kSlabColumns / 16 * kStepColumns;
+        ptx::wgmma_ss<kConfig.block_kv, T>(s, q + slab * kQSlab + step, k + slab * kKSlab + step, column > 0);
     }
     ptx::wgmma_commit();
 }
@@ -189,7 +187,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Tile
     bool more = true;
     partial = n < full_begin || n >= full_end;
     dirty = false;
-    const Extras<T, kConfig.general> extra(launch.params, tile, row_in_tile(), lane());
+    const Extras<T, kConfig.scores> extra(launch, tile, row_in_tile(), lane());
     extra.transform(s, n * kConfig.block_kv);
     rows = {};
 #pragma unroll
@@ -230,15 +228,14 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Tile
             ptx::keep_in_place(s);
             release_k();
             partial = n < full_begin || n >= full_end;
-            if constexpr (!kConfig.general) care = rows.rises(s) | partial;  // while P V still runs
+            // While P V still runs. A cap only lowers the scores over 0 that are looked at here.
+            if constexpr (kConfig.scores != Scores::general) care = rows.rises(s) | partial;
             ptx::wgmma_wait<0>();
             ptx::keep_in_place(o);
             ptx::keep_in_place(p);
             release_v();
-            if constexpr (kConfig.general) {
-                extra.transform(s, n * kConfig.block_kv);
-                care = rows.rises(s) | partial;
-            }
+            extra.transform(s, n * kConfig.block_kv);
+            if constexpr (kConfig.scores == Scores::general) care = rows.rises(s) | partial;
         }
     }
 }
@@ -264,7 +261,10 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
     static_assert(kConfig.registers_fit());
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<kConfig>*>(memory);
-    if (threadIdx.x == 0) shared.init_barriers();
+    if (threadIdx.x == 0) {
+        for (const CUtensorMap* map : {&launch.q, &launch.k, &launch.v, &launch.o}) ptx::prefetch_tensor_map(*map);
+        shared.init_barriers();
+    }
     __syncthreads();
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup == 0) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "cuda/device.hpp"
 #include "cuda/fa3/launch.hpp"
@@ -25,20 +26,49 @@ constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of the
 /// Do tiles take different times? Then they go to whoever is free, by a counter in the workspace.
 bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
 
-/// Does the problem need more than scale, mask and softmax?
-bool general(const Problem& p) {
-    const float scale = static_cast<float>(p.effective_scale());
-    return p.softcap > 0 || p.alibi || p.dropout.probability > 0 || !(std::isnormal(scale) && scale > 0) ||
-           !std::isfinite(scale * kLog2E);
+/// tanh(x) / x = 1 + sum of these times x^2, x^4, ... on |x| < 0.55, to 4e-8: the smallest largest error.
+constexpr double kTanhNear = 0.55;
+constexpr double kTanh[4] = {-0.33332957, 0.13320941, -0.05268411, 0.01645871};
+
+Cap cap_of(double softcap, double scale) {
+    const double to_unit = scale / softcap;
+    Cap cap{.near = static_cast<float>(kTanhNear / to_unit),
+            .exponent = static_cast<float>(2 * std::numbers::log2e * to_unit),
+            .most = static_cast<float>(1 / to_unit)};
+    for (int i = 0; i < 4; ++i) cap.coefficients[i] = static_cast<float>(kTanh[i] * std::pow(to_unit, 2 * i + 2));
+    return cap;
+}
+
+/// Are all numbers of a cap normal in fp32?
+bool fits(const Cap& cap) {
+    bool all = std::isnormal(cap.near) && std::isnormal(cap.exponent) && std::isnormal(cap.most);
+    for (const float c : cap.coefficients) all &= std::isnormal(c);
+    return all;
+}
+
+/// What the scores of a problem go through besides scale and mask.
+Scores scores_of(const Problem& p) {
+    const auto scale = static_cast<float>(p.effective_scale());
+    if (p.alibi || p.dropout.probability > 0 || !(std::isnormal(scale) && scale > 0) ||
+        !std::isfinite(scale * kLog2E)) {
+        return Scores::general;
+    }
+    if (p.softcap <= 0) return Scores::plain;
+    return fits(cap_of(p.softcap, scale)) ? Scores::capped : Scores::general;
 }
 
 /// Calls f(shape) with the compiled shape for a problem.
 template <class F>
 auto with_shape(const Problem& p, F&& f) {
-    constexpr std::int64_t kShort = 1536;  // keys: measured, at head_dim 64 under a causal mask
+    constexpr std::int64_t kShort = 1536;  // keys of a row: measured, at head_dim 64 under a causal mask
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-    if (general(p)) return dim <= 64 ? f(HeadDim64General{}) : f(HeadDim128General{});
-    if (dim <= 64) return uneven(p) && p.len_kv <= kShort ? f(HeadDim64Short{}) : f(HeadDim64{});
+    const Scores scores = scores_of(p);
+    if (scores == Scores::general) return dim <= 64 ? f(HeadDim64General{}) : f(HeadDim128General{});
+    if (scores == Scores::capped) return dim <= 64 ? f(HeadDim64Capped{}) : f(HeadDim128Capped{});
+    const Band band = p.mask.bind(p.len_q, p.len_kv);
+    const std::int64_t row = std::min(p.len_kv, band.high - band.low + 1);  // keys that a query may see
+    if (dim <= 64) return uneven(p) && row <= kShort ? f(HeadDim64Short{}) : f(HeadDim64{});
+    if (dim <= 96) return f(HeadDim96{});
     if (dim <= 128) return f(HeadDim128{});
     if (p.head_dim <= 192 && p.head_dim_v <= 128) return f(HeadDim192V128{});
     if (dim <= 192) return f(HeadDim192{});
@@ -64,7 +94,8 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     if (auto reason = refuse_sizes(problem)) return reason;
     if (problem.bias) return "takes no additive bias";
     constexpr std::int64_t kMostGeneral = 128;
-    if (const auto dim = std::max(problem.head_dim, problem.head_dim_v); general(problem) && dim > kMostGeneral) {
+    if (const auto dim = std::max(problem.head_dim, problem.head_dim_v);
+        scores_of(problem) != Scores::plain && dim > kMostGeneral) {
         return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
                            kMostGeneral, dim);
     }
@@ -112,8 +143,9 @@ Launch make_launch(const Plan& plan, const ForwardParams& params) {
     const Shapes shapes(p);
     Launch launch{};
     launch.params = params;
-    launch.scale_log2 = c.general ? kLog2E : params.scale * kLog2E;
+    launch.scale_log2 = c.scores == Scores::general ? kLog2E : params.scale * kLog2E;
     launch.unscale = 1 / launch.scale_log2;
+    if (c.scores == Scores::capped) launch.cap = cap_of(p.softcap, params.scale);
     launch.q = tensor_map(params.q, shapes.q, p.dtype, 64);
     if (p.len_kv > 0 && shapes.k.len > 0) {
         launch.k = tensor_map(params.k, shapes.k, p.dtype, c.block_kv);

@@ -9,12 +9,22 @@
 
 namespace tessera::cuda::fa3 {
 
+/// A softcap c over scores S = scale * x, on products x of Q and K, so that S stays scale * (what x becomes):
+/// x -> c / scale * tanh(x * scale / c).
+struct Cap {
+    float near;             ///< under this |x|, the polynomial x (1 + c[0] x^2 + c[1] x^4 + ...)
+    float coefficients[4];  ///< in powers of x^2
+    float exponent;         ///< over it, sign(x) * most * (1 - 2 / (2^(exponent |x|) + 1))
+    float most;
+};
+
 /// What the kernel is launched with.
 struct Launch {
     ForwardParams params;
     CUtensorMap q, k, v, o;
     float scale_log2;           ///< of Q K^T to scores in units of log2; in general shapes, of scores to that
     float unscale;              ///< 1 / scale_log2
+    Cap cap;                    ///< in shapes with a softcap
     bool store_by_copy_engine;  ///< O has a tensor map
     int q_blocks;               ///< tiles of queries of one head
     int heads_together;         ///< (batch, head) pairs whose tiles are interleaved: their K and V stay in L2

@@ -23,9 +23,9 @@ struct alignas(1024) Shared {
     using Slab64 = std::uint16_t[64][kSlabColumns];
     using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];
 
-    Slab64 q[kConfig.q_stages][kConfig.consumers][kConfig.head_dim / kSlabColumns];
-    SlabKv k[kConfig.kv_stages][kConfig.head_dim / kSlabColumns];
-    SlabKv v[kConfig.kv_stages][kConfig.head_dim_v / kSlabColumns];
+    Slab64 q[kConfig.q_stages][kConfig.consumers][kConfig.qk_slabs()];
+    SlabKv k[kConfig.kv_stages][kConfig.qk_slabs()];
+    SlabKv v[kConfig.kv_stages][kConfig.v_slabs()];
     Ring<kConfig.q_stages> q_ring;
     Ring<kConfig.kv_stages> k_ring;
     Ring<kConfig.kv_stages> v_ring;

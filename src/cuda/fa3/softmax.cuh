@@ -83,9 +83,11 @@ struct RowState {
     /// After finish(): the natural logarithm of the row's sum of exponentials; -inf for a row without keys.
     __device__ __forceinline__ float lse(int r) const {
         constexpr float kUnit = kHeadroom<T> == 0 ? 1.0F : 0x1p32F;
-        return (max[r] + log2f(sum[r] * kUnit)) * kLn2;
+        return (max[r] + ptx::log2_approx(sum[r] * kUnit)) * kLn2;
     }
-    __device__ __forceinline__ float inverse_sum(int r) const { return sum[r] == 0.0F ? 0.0F : 1.0F / sum[r]; }
+    __device__ __forceinline__ float inverse_sum(int r) const {
+        return sum[r] == 0.0F ? 0.0F : ptx::reciprocal_approx(sum[r]);
+    }
 
  private:
     __device__ __forceinline__ bool large(int r) const {

@@ -32,6 +32,20 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
+/// rcp.approx.ftz: 1 / x to 1 ulp; infinite for 0 and subnormal x.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/// lg2.approx.ftz: log2(x), 2^-22 off at most around 1, to 2 ulp elsewhere; -inf for 0 and subnormal x.
+__device__ __forceinline__ float log2_approx(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /// cvt.rn.{bf16x2,f16x2}.f32: two numbers rounded to 16 bits each, `low` in the lower half.
 template <class T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {

@@ -63,12 +63,12 @@ __device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T
     const ForwardParams& p = launch.params;
     const std::int64_t offset = head_offset(p.o, head.batch, head.member.first_q, head.head, sizeof(T));
     const Target target = target_of<T>(p.o, offset, head.member.len_q, p.head_dim_v, launch.vector_o);
-    const Visible visible(head.band);
-    store<kConfig.head_dim, kConfig.rows_per_warp()>(
-        inputs.shared, target, inputs.q_begin, first_row, lane, [&](const uint4& chunk, int row, int column) {
-            if (!cleaned) return chunk;
-            return restore<T>(chunk, inputs.v, max(visible.first(row), 0), visible.last(row) + 1, column);
-        });
+    constexpr int kRows = kConfig.rows_per_warp();
+    if (cleaned) {
+        restore<T, kConfig.head_dim, kRows>(inputs.shared, inputs.v, Visible(head.band), inputs.q_begin, first_row,
+                                            lane);
+    }
+    store<kConfig.head_dim, kRows>(inputs.shared, target, inputs.q_begin, first_row, lane);
 }
 
 template <class T, class Shape>

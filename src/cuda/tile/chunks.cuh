@@ -4,6 +4,7 @@
 // chunk c of row r lies at c ^ (r % 8), so that the eight rows of an 8 x 8 matrix fall on all banks.
 #pragma once
 
+#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/tile/params.hpp"
 
@@ -28,18 +29,16 @@ struct Source {
 
     /// Eight elements from `column` on, one by one; zeros past the end.
     __device__ __forceinline__ uint4 elements(int row, int column) const {
-        std::uint32_t words[4];
+        // Opaque, or the compiler would keep its multiples in registers that a kernel's loop is short of.
+        const std::int64_t step = ptx::opaque(column_bytes);
         const char* from = data + row * row_bytes + column * column_bytes;
+        const int count = row < rows ? dim - column : 0;
+        std::uint32_t words[4] = {0, 0, 0, 0};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            words[i] = 0;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int offset = 2 * i + half;
-                if (row >= rows || column + offset >= dim) continue;
-                const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(from + offset * column_bytes);
-                words[i] |= bits << (16 * half);
-            }
+        for (int i = 0; i < kChunk; ++i) {
+            if (i >= count) break;
+            const std::uint32_t bits = *reinterpret_cast<const std::uint16_t*>(from + i * step);
+            words[i / 2] |= bits << (i % 2 * 16);
         }
         return {words[0], words[1], words[2], words[3]};
     }
@@ -52,32 +51,78 @@ __device__ __forceinline__ Source source_of(const Rows& rows, std::int64_t offse
     return {rows.data + offset, rows.row * kSize, rows.column * kSize, len, dim, vector};
 }
 
-/// Brings rows [first_row, first_row + kRows) into `tile`; what is outside of the source becomes 0. The vector way is
-/// under way on return. `thread`: which of the kThreads that load together.
+/// A thread's part in bringing kRows rows to a tile: one chunk of every kRowsAtOnce-th row.
 template <int kRows, int kHeadDim, int kThreads>
-__device__ __forceinline__ void load(char* tile, const Source& source, int first_row, int thread = threadIdx.x) {
-    constexpr int kChunks = kHeadDim / kChunk;
-    constexpr int kRowsAtOnce = kThreads / kChunks;
+struct Loader {
+    static constexpr int kChunks = kHeadDim / kChunk;
+    static constexpr int kRowsAtOnce = kThreads / kChunks;
+    static constexpr int kParts = kRows / kRowsAtOnce;
     static_assert(kThreads % kChunks == 0 && kRows % kRowsAtOnce == 0);
-    const int chunk = thread % kChunks;
-    const int row = thread / kChunks;
-    if (!source.vector) {
+
+    /// Brings rows [first_row, first_row + kRows); what is outside of the source becomes 0. The vector way is under way
+    /// on return. `thread`: which of the kThreads.
+    __device__ static __forceinline__ void load(char* tile, const Source& source, int first_row, int thread) {
+        const int chunk = thread % kChunks;
+        const int row = thread / kChunks;
+        const char* from = source.data + (first_row + row) * source.row_bytes + chunk * 16;
+        // Opaque, or the compiler would keep its multiples in registers that a kernel's loop is short of.
+        const std::int64_t step = ptx::opaque(kRowsAtOnce * source.row_bytes);
+        const bool inside = chunk * kChunk < source.dim;
+        if (source.vector && first_row + kRows <= source.rows) {
+            const std::uint32_t to = ptx::shared_address(tile);
+#pragma unroll
+            for (int i = 0; i < kRows; i += kRowsAtOnce) {
+                ptx::cp_async_16(to + chunk_offset<kHeadDim>(row + i, chunk), from, inside);
+                from += step;
+            }
+            return;
+        }
 #pragma unroll 1
         for (int i = row; i < kRows; i += kRowsAtOnce) {
-            const uint4 values = source.elements(first_row + i, chunk * kChunk);
-            *reinterpret_cast<uint4*>(tile + chunk_offset<kHeadDim>(i, chunk)) = values;
+            char* to = tile + chunk_offset<kHeadDim>(i, chunk);
+            const bool valid = inside && first_row + i < source.rows;
+            if (source.vector) ptx::cp_async_16(ptx::shared_address(to), valid ? from : source.data, valid);
+            else *reinterpret_cast<uint4*>(to) = source.elements(first_row + i, chunk * kChunk);
+            from += step;
         }
-        return;
     }
-    const char* from = source.data + (first_row + row) * source.row_bytes + chunk * 16;
-    const std::uint32_t to = ptx::shared_address(tile);
-    const bool inside = chunk * kChunk < source.dim;
-#pragma unroll
-    for (int i = 0; i < kRows; i += kRowsAtOnce) {
-        const bool valid = inside && first_row + row + i < source.rows;
-        ptx::cp_async_16(to + chunk_offset<kHeadDim>(row + i, chunk), valid ? from : source.data, valid);
-        from += kRowsAtOnce * source.row_bytes;
-    }
+
+    /// The vector way for rows that are all there, in kParts parts that can be put between other work.
+    class Parts {
+     public:
+        Parts() = default;
+        /// Of the rows that begin with `first_row`; only zeros unless they `exist`.
+        __device__ __forceinline__ Parts(char* tile, const Source& source, int first_row, bool exist) {
+            // Opaque, or the compiler would keep what follows in registers that a kernel's loop is short of.
+            const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
+            const int row = thread / kChunks;
+            const int chunk = thread % kChunks;
+            to_ = ptx::shared_address(tile) + chunk_offset<kHeadDim>(row, chunk);
+            from_ = source.data + (first_row + row) * source.row_bytes + chunk * 16;
+            step_ = kRowsAtOnce * source.row_bytes;
+            inside_ = exist && chunk * kChunk < source.dim;
+        }
+
+        /// To be called with 0, 1, ... kParts - 1.
+        __device__ __forceinline__ void start(int part) {
+            // Rows that are 8 apart are swizzled alike, those 4 apart differ in one bit of the place.
+            static_assert(kRowsAtOnce % 4 == 0);
+            const std::uint32_t swapped = part * kRowsAtOnce % 8 == 4 ? 64 : 0;
+            ptx::cp_async_16((to_ ^ swapped) + part * kRowsAtOnce * kHeadDim * 2, from_, inside_);
+            from_ += step_;
+        }
+
+     private:
+        std::uint32_t to_;
+        const char* from_;
+        std::int64_t step_;
+        bool inside_;
+    };
+};
+
+template <int kRows, int kHeadDim, int kThreads>
+__device__ __forceinline__ void load(char* tile, const Source& source, int first_row, int thread = threadIdx.x) {
+    Loader<kRows, kHeadDim, kThreads>::load(tile, source, first_row, thread);
 }
 
 /// The exponent bits of both halves of a word, and what carries into the sign bit when all of a half's are set.

@@ -13,6 +13,7 @@ struct KeyTiles {
     int full_begin = 0;  // tiles [full_begin, full_end) need no mask code
     int full_end = 0;
 
+    KeyTiles() = default;
     /// A tile is full when its first key is not under the band of the last query, and its last key not over the band
     /// of the first one, nor past the end (Band::coverage, solved for the tile).
     __device__ KeyTiles(const Band& band, std::int64_t q_begin, std::int64_t q_end, int block_kv) {
@@ -27,6 +28,8 @@ struct KeyTiles {
     }
 
     __device__ __forceinline__ bool holds(int tile) const { return tile >= first && tile < end; }
+    __device__ __forceinline__ int count() const { return end - first; }
+    __device__ __forceinline__ bool all_full() const { return full_begin <= first && full_end >= end; }
     __device__ __forceinline__ bool full(int tile) const { return tile >= full_begin && tile < full_end; }
 };
 

@@ -20,8 +20,9 @@ __device__ __forceinline__ void stage(char* tile, const float (&o)[kRowTiles][kH
             const int row = first_row + 16 * m + 8 * r + lane / 4;
 #pragma unroll
             for (int n = 0; n < kHeadDim / 8; ++n) {
-                const float low = o[m][n][2 * r] * factor[m][r];
-                const float high = o[m][n][2 * r + 1] * factor[m][r];
+                // + 0: whether -0 met further products of weight 0 must not show.
+                const float low = fmaf(o[m][n][2 * r], factor[m][r], 0.0F);
+                const float high = fmaf(o[m][n][2 * r + 1], factor[m][r], 0.0F);
                 *reinterpret_cast<std::uint32_t*>(tile + chunk_offset<kHeadDim>(row, n) + lane % 4 * 4) =
                     ptx::pack<T>(low, high);
             }
@@ -38,12 +39,12 @@ struct Target {
     int dim = 0;
     bool vector = false;
 
+    __device__ __forceinline__ char* at(int row, int column) const {
+        return data + row * row_bytes + column * column_bytes;
+    }
+    /// Element by element.
     __device__ __forceinline__ void store(int row, int column, const uint4& chunk) const {
-        char* to = data + row * row_bytes + column * column_bytes;
-        if (vector) {
-            *reinterpret_cast<uint4*>(to) = chunk;
-            return;
-        }
+        char* to = at(row, column);
         const std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
@@ -61,39 +62,65 @@ __device__ __forceinline__ Target target_of(const Rows& rows, std::int64_t offse
     return {rows.data + offset, rows.row * kSize, rows.column * kSize, len, dim, vector};
 }
 
-/// A warp's rows from shared to global memory. `finish`(chunk, row of the tile, column) has the last word.
-template <int kHeadDim, int kRows, class Finish>
-__device__ __forceinline__ void store(const char* tile, const Target& target, int q_begin, int first_row, int lane,
-                                      const Finish& finish) {
+/// A warp's rows from shared to global memory.
+template <int kHeadDim, int kRows>
+__device__ __forceinline__ void store(const char* tile, const Target& target, int q_begin, int first_row, int lane) {
     constexpr int kChunks = kHeadDim / kChunk;
+    constexpr int kRowsAtOnce = 32 / kChunks;
     const int column = lane % kChunks * kChunk;
+    const int row = first_row + lane / kChunks;
+    if (column >= target.dim) return;
+    const auto chunk = [&](int i) {
+        return *reinterpret_cast<const uint4*>(tile + chunk_offset<kHeadDim>(row + i, column / kChunk));
+    };
+    if (target.vector) {
+        char* to = target.at(q_begin + row, column);
 #pragma unroll 4
-    for (int row = first_row + lane / kChunks; row < first_row + kRows; row += 32 / kChunks) {
-        if (q_begin + row >= target.rows || column >= target.dim) continue;
-        const uint4 chunk = *reinterpret_cast<const uint4*>(tile + chunk_offset<kHeadDim>(row, column / kChunk));
-        target.store(q_begin + row, column, finish(chunk, q_begin + row, column));
+        for (int i = 0; i < kRows; i += kRowsAtOnce) {
+            if (q_begin + row + i < target.rows) *reinterpret_cast<uint4*>(to) = chunk(i);
+            to += kRowsAtOnce * target.row_bytes;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kRows; i += kRowsAtOnce) {
+        if (q_begin + row + i < target.rows) target.store(q_begin + row + i, column, chunk(i));
     }
 }
 
-/// Inf and NaN of V were taken out of tiles that not every query sees whole (clean()); the queries that do see them get
-/// them back here. For eight columns of one row of O, which sees keys [begin, end). By value: what a function takes by
-/// reference lives in memory for all of the kernel that calls it.
+/// a + b in both halves of a word where b is Inf or NaN; a elsewhere.
 template <class T>
-__device__ __noinline__ uint4 restore(uint4 chunk, Source v, int begin, int end, int column) {
-    T values[kChunk];
-    memcpy(values, &chunk, sizeof(chunk));
-    for (int key = begin; key < end; ++key) {
-        const uint4 row = v.elements(key, column);
-        T others[kChunk];
-        memcpy(others, &row, sizeof(row));
+__device__ __forceinline__ std::uint32_t add_special(std::uint32_t a, std::uint32_t b) {
+    float sum[2];
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) {
-            const auto other = static_cast<float>(others[i]);
-            if (!isfinite(other)) values[i] = static_cast<T>(static_cast<float>(values[i]) + other);
-        }
+    for (int half = 0; half < 2; ++half) {
+        const float old = ptx::unpack<T>(a, half);
+        const float other = ptx::unpack<T>(b, half);
+        sum[half] = isfinite(other) ? old : old + other;
     }
-    memcpy(&chunk, values, sizeof(chunk));
-    return chunk;
+    return ptx::pack<T>(sum[0], sum[1]);
+}
+
+/// Inf and NaN of V were taken out of tiles that not every query sees whole (clean()); the queries that do see them get
+/// them back here, in a warp's rows of O that wait in shared memory to be stored.
+template <class T, int kHeadDim, int kRows>
+__device__ __forceinline__ void restore(char* tile, const Source& v, const Visible& visible, int q_begin, int first_row,
+                                        int lane) {
+    constexpr int kChunks = kHeadDim / kChunk;
+    const int column = lane % kChunks * kChunk;
+#pragma unroll 1
+    for (int row = first_row + lane / kChunks; row < first_row + kRows; row += 32 / kChunks) {
+        auto* place = reinterpret_cast<uint4*>(tile + chunk_offset<kHeadDim>(row, column / kChunk));
+        uint4 chunk = *place;
+        const int end = visible.last(q_begin + row) + 1;
+#pragma unroll 1
+        for (int key = max(visible.first(q_begin + row), 0); key < end; ++key) {
+            const uint4 other = v.elements(key, column);
+            chunk = {add_special<T>(chunk.x, other.x), add_special<T>(chunk.y, other.y),
+                     add_special<T>(chunk.z, other.z), add_special<T>(chunk.w, other.w)};
+        }
+        *place = chunk;
+    }
 }
 
 }  // namespace tessera::cuda

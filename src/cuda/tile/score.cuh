@@ -8,9 +8,11 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cfloat>
 #include <cmath>
 
 #include "core/philox.hpp"
+#include "cuda/ptx/math.cuh"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda {
@@ -21,6 +23,7 @@ struct Visible {
     int high = 0;
     int last_key = -1;
 
+    Visible() = default;
     __device__ explicit Visible(const Band& band)
         : low(static_cast<int>(max(band.low, -band.len_q))),
           high(static_cast<int>(min(band.high, band.len_kv))),
@@ -55,34 +58,55 @@ __device__ __forceinline__ void hide(float (&s)[kTiles][4], const Visible& visib
     }
 }
 
-/// What the scores of one head go through.
+/// tanh(x) to 4e-7 of itself, without a branch: 1 - 2 / (exp(2 |x|) + 1), and near 0, where that cancels, the odd
+/// polynomial with the smallest largest error on [0, 0.55].
+__device__ __forceinline__ float hyperbolic_tangent(float x) {
+    constexpr float kTwiceLog2E = 2.8853900817779268F;
+    const float far = fmaf(-2.0F, ptx::reciprocal_approx(ptx::exp2_approx(fabsf(x) * kTwiceLog2E) + 1.0F), 1.0F);
+    const float u = x * x;
+    float p = fmaf(0.01645870879F, u, -0.05268411338F);
+    p = fmaf(p, u, 0.13320940733F);
+    p = fmaf(p, u, -0.33332958817F);
+    const float near = fmaf(x * u, p, x);
+    return fabsf(x) < 0.55F ? near : copysignf(far, x);
+}
+
+/// Where the scores of one head find what is their own.
+struct ScoreInputs {
+    float slope = 0;             // of ALiBi; 0: none
+    const char* bias = nullptr;  // at (query 0, key 0) of the head; null: none
+
+    ScoreInputs() = default;
+    __device__ ScoreInputs(const ForwardParams& p, std::int64_t batch, int head) {
+        if (p.alibi_slopes) slope = p.alibi_slopes[batch * p.alibi_batch + head * p.alibi_head];
+        if (p.bias.data) bias = p.bias.data + (batch * p.bias.batch + head * p.bias.head) * (p.bias.fp32 ? 4 : 2);
+    }
+};
+
+/// What the scores of one head go through. `params` is to be the kernel's parameter: what is read from there needs no
+/// register between two tiles.
 template <class T>
 struct HeadScores {
-    float scale = 1;
-    float softcap = 0;  // 0: none
-    float slope = 0;    // of ALiBi; 0: none
-    int diagonal = 0;   // len_kv - len_q
+    const ForwardParams& params;
+    float slope = 0;
+    int diagonal = 0;  // len_kv - len_q
     int last_query = 0;
-    Bias bias;  // data: at (query 0, key 0) of the head; null: none
-    std::uint64_t seed = 0;
-    std::uint64_t keep_threshold = 0;  // 0: no dropout
+    const char* bias = nullptr;
     std::uint32_t batch = 0;
     std::uint32_t head = 0;
 
-    __device__ HeadScores(const ForwardParams& p, const Member& member, std::int64_t batch_index, int head_index)
-        : scale(p.scale),
-          softcap(p.softcap),
+    __device__ __forceinline__ HeadScores(const ForwardParams& p, const Member& member, std::int64_t batch_index,
+                                          int head_index, const ScoreInputs& inputs)
+        : params(p),
+          slope(inputs.slope),
           diagonal(member.len_kv - member.len_q),
           last_query(member.len_q - 1),
-          bias(p.bias),
-          seed(p.seed),
-          keep_threshold(p.keep_threshold),
+          bias(inputs.bias),
           batch(static_cast<std::uint32_t>(batch_index)),
-          head(static_cast<std::uint32_t>(head_index)) {
-        if (p.alibi_slopes) slope = p.alibi_slopes[batch_index * p.alibi_batch + head_index * p.alibi_head];
-        const int size = bias.fp32 ? 4 : 2;
-        if (bias.data) bias.data += (batch_index * bias.batch + head_index * bias.head) * size;
-    }
+          head(static_cast<std::uint32_t>(head_index)) {}
+    __device__ __forceinline__ HeadScores(const ForwardParams& p, const Member& member, std::int64_t batch_index,
+                                          int head_index)
+        : HeadScores(p, member, batch_index, head_index, ScoreInputs(p, batch_index, head_index)) {}
 
     /// From products of Q and K to scores in units of the natural logarithm. kMasked: not every pair may be visible;
     /// what is not becomes -inf, and its bias is not read.
@@ -91,52 +115,59 @@ struct HeadScores {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) s[j][e] = __fmul_rn(s[j][e], scale);
+            for (int e = 0; e < 4; ++e) s[j][e] = __fmul_rn(s[j][e], params.scale);
         }
-        if (softcap > 0) cap(s);
+        if (params.softcap > 0) cap(s);
         if (slope != 0) add_alibi(s, query, key);
-        if (bias.data) add_bias<kMasked>(s, visible, query, key);
+        if (bias) add_bias<kMasked>(s, visible, query, key);
         if constexpr (kMasked) hide(s, visible, query, key);
     }
 
-    /// Dropped weights become 0. One Philox block serves 4 keys, two neighbouring lanes: the even lane makes it for
-    /// the upper row, the odd lane for the lower, and they exchange the halves that the other one needs.
+    __device__ __forceinline__ bool drops() const { return params.keep_threshold != 0; }
+
+    /// Dropped weights of 8 keys become 0. One Philox block serves 4 keys, two neighbouring lanes: the even lane makes
+    /// it for the upper row, the odd lane for the lower, and they exchange the halves that the other one needs.
+    __device__ __forceinline__ void drop(float (&p)[4], int query, int key, int lane) const {
+        const bool odd = lane % 2 != 0;
+        const auto last_kept = static_cast<std::uint32_t>(params.keep_threshold - 1);
+        const auto row = static_cast<std::uint32_t>(odd ? query + 8 : query);
+        const PhiloxBlock own = philox4x32({static_cast<std::uint32_t>(key / 4), row, head, batch}, params.seed);
+        const std::uint32_t got0 = __shfl_xor_sync(0xFFFFFFFF, odd ? own[0] : own[2], 1);
+        const std::uint32_t got1 = __shfl_xor_sync(0xFFFFFFFF, odd ? own[1] : own[3], 1);
+        if ((odd ? got0 : own[0]) > last_kept) p[0] = 0;
+        if ((odd ? got1 : own[1]) > last_kept) p[1] = 0;
+        if ((odd ? own[2] : got0) > last_kept) p[2] = 0;
+        if ((odd ? own[3] : got1) > last_kept) p[3] = 0;
+    }
     template <int kTiles>
     __device__ __forceinline__ void drop(float (&p)[kTiles][4], int query, int key, int lane) const {
-        const bool odd = lane % 2 != 0;
-        const auto last_kept = static_cast<std::uint32_t>(keep_threshold - 1);
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-            const auto block_of_keys = static_cast<std::uint32_t>((key + 8 * j) / 4);
-            const auto row = static_cast<std::uint32_t>(odd ? query + 8 : query);
-            const PhiloxBlock own = philox4x32({block_of_keys, row, head, batch}, seed);
-            const std::uint32_t got0 = __shfl_xor_sync(0xFFFFFFFF, odd ? own[0] : own[2], 1);
-            const std::uint32_t got1 = __shfl_xor_sync(0xFFFFFFFF, odd ? own[1] : own[3], 1);
-            if ((odd ? got0 : own[0]) > last_kept) p[j][0] = 0;
-            if ((odd ? got1 : own[1]) > last_kept) p[j][1] = 0;
-            if ((odd ? own[2] : got0) > last_kept) p[j][2] = 0;
-            if ((odd ? own[3] : got1) > last_kept) p[j][3] = 0;
-        }
+        for (int j = 0; j < kTiles; ++j) drop(p[j], query, key + 8 * j, lane);
     }
 
  private:
     template <int kTiles>
     __device__ __forceinline__ void cap(float (&s)[kTiles][4]) const {
+        const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // of a subnormal: inf
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) s[j][e] = softcap * tanhf(s[j][e] / softcap);
+            for (int e = 0; e < 4; ++e) s[j][e] = params.softcap * hyperbolic_tangent(s[j][e] * inverse);
         }
     }
 
     template <int kTiles>
     __device__ __forceinline__ void add_alibi(float (&s)[kTiles][4], int query, int key) const {
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
+        for (int r = 0; r < 2; ++r) {
+            const auto apart = static_cast<float>(query + 8 * r + diagonal - key);  // exact up to 2^24
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int distance = abs(query + 8 * (e / 2) + diagonal - (key + 8 * j + e % 2));
-                s[j][e] = fmaf(-slope, static_cast<float>(distance), s[j][e]);
+            for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const float distance = fabsf(apart - static_cast<float>(8 * j + e));
+                    s[j][2 * r + e] = fmaf(-slope, distance, s[j][2 * r + e]);
+                }
             }
         }
     }
@@ -146,21 +177,23 @@ struct HeadScores {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             // Rows past the last are computed and thrown away; the bias has none.
-            const std::int64_t row = min(query + 8 * r, last_query) * bias.row + key * bias.column;
+            std::int64_t at = min(query + 8 * r, last_query) * params.bias.row + key * params.bias.column;
+            const std::int64_t step = ptx::opaque(params.bias.column);  // its multiples would take registers
 #pragma unroll
             for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     if (kMasked && !visible.sees(query + 8 * r, key + 8 * j + e)) continue;
-                    s[j][2 * r + e] += bias_at(row + (8 * j + e) * bias.column);
+                    s[j][2 * r + e] += bias_at(at + e * step);
                 }
+                at += 8 * step;
             }
         }
     }
 
     __device__ __forceinline__ float bias_at(std::int64_t index) const {
-        if (bias.fp32) return reinterpret_cast<const float*>(bias.data)[index];
-        return static_cast<float>(reinterpret_cast<const T*>(bias.data)[index]);
+        if (params.bias.fp32) return reinterpret_cast<const float*>(bias)[index];
+        return static_cast<float>(reinterpret_cast<const T*>(bias)[index]);
     }
 };
 

@@ -58,11 +58,16 @@ struct Queries {
     }
 };
 
-/// S = Q K^T over one tile of keys; s: [16 rows][8 keys][4].
-template <class T, int kHeadDim, int kRowTiles, bool kInRegisters, int kTiles>
+/// Nothing to do between the products.
+struct NothingBetween {
+    __device__ __forceinline__ void operator()(int) const {}
+};
+
+/// S = Q K^T over one tile of keys; s: [16 rows][8 keys][4]. `between`(i) is called in step i of the kHeadDim / 16.
+template <class T, int kHeadDim, int kRowTiles, bool kInRegisters, int kTiles, class Between = NothingBetween>
 __device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4],
                                             Queries<kHeadDim, kRowTiles, kInRegisters>& queries,
-                                            const MatrixAddress<kHeadDim>& k) {
+                                            const MatrixAddress<kHeadDim>& k, const Between& between = {}) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -85,6 +90,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[kRowTiles][kTiles][4],
                 ptx::mma<T>(s[m][n + 1], q[m], b[2], b[3]);
             }
         }
+        between(step);
     }
 }
 
@@ -118,12 +124,16 @@ __device__ __forceinline__ void multiply_stored_pv(float (&o)[kRowTiles][kHeadDi
     }
 }
 
-/// O += P V over one tile of keys; p: [16 rows][8 keys][4], o: [16 rows][8 dims][4].
-template <class T, int kHeadDim, int kRowTiles, int kTiles>
+/// O += P V over one tile of keys; p: [16 rows][8 keys][4], o: [16 rows][8 dims][4]. `prepare`(i) is called before
+/// columns 8 * i ... of P are used: work on them is then done under the products of those before.
+template <class T, int kHeadDim, int kRowTiles, int kTiles, class Prepare = NothingBetween>
 __device__ __forceinline__ void multiply_pv(float (&o)[kRowTiles][kHeadDim / 8][4],
-                                            const float (&p)[kRowTiles][kTiles][4], const MatrixAddress<kHeadDim>& v) {
+                                            const float (&p)[kRowTiles][kTiles][4], const MatrixAddress<kHeadDim>& v,
+                                            const Prepare& prepare = {}) {
 #pragma unroll
     for (int step = 0; step < kTiles / 2; ++step) {
+        prepare(2 * step);
+        prepare(2 * step + 1);
         std::uint32_t a[kRowTiles][4];  // A fragments: 16 rows x 16 keys
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {

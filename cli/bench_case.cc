@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_case.hpp"
+
+#include <fmt/format.h>
+
+#include <functional>
+
+#include "commit.hpp"
+#include "device/device_copy.hpp"
+#include "generated.hpp"
+#include "measure/work.hpp"
+
+namespace tessera::cli {
+namespace {
+
+/// All that a plan reads and writes, for both passes.
+struct Operands {
+    GeneratedInputs in;
+    OwnedTensor o, lse, dq, dk, dv;
+    std::vector<TensorView> views;  ///< of every tensor, to be evicted from the caches
+
+    Operands(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& members, bool backward)
+        : in(generate_inputs(p, members, Layout::bshd, check::Fill::normal, p.dropout.seed, backward)) {
+        using Shape = std::vector<std::int64_t>;
+        const auto like = [&](const char* name, const TensorView& t, std::int64_t dim) {
+            Shape shape(t.shape.begin(), t.shape.begin() + t.rank);
+            shape.back() = dim;
+            return make_tensor(name, p.dtype, shape);
+        };
+        o = like("o", in.q.view, p.head_dim_v);
+        lse = make_tensor("lse", DType::fp32, in.layout.lse_in_file(p));
+        if (backward) {
+            dq = like("dq", in.q.view, p.head_dim);
+            dk = like("dk", in.k.view, p.head_dim);
+            dv = like("dv", in.v.view, p.head_dim_v);
+        }
+        for (const auto& [name, view] : in.named()) views.push_back(view);
+        for (const OwnedTensor* t : {&o, &lse, &dq, &dk, &dv}) {
+            if (t->view.given()) views.push_back(t->view);
+        }
+    }
+
+    ForwardArgs forward() const {
+        return {.q = in.q.view,
+                .k = in.k.view,
+                .v = in.v.view,
+                .bias = in.bias.view,
+                .alibi_slopes = in.alibi_slopes.view,
+                .cu_seqlens_q = in.cu_seqlens_q.view,
+                .cu_seqlens_kv = in.cu_seqlens_kv.view,
+                .o = o.view,
+                .lse = lse.view};
+    }
+    BackwardArgs backward() const {
+        return {.q = in.q.view,
+                .k = in.k.view,
+                .v = in.v.view,
+                .bias = in.bias.view,
+                .alibi_slopes = in.alibi_slopes.view,
+                .cu_seqlens_q = in.cu_seqlens_q.view,
+                .cu_seqlens_kv = in.cu_seqlens_kv.view,
+                .o = o.view,
+                .lse = lse.view,
+                .d_o = in.d_o.view,
+                .dq = dq.view,
+                .dk = dk.view,
+                .dv = dv.view};
+    }
+};
+
+/// Times run(tensors, workspace) on tensors where the plan wants them.
+template <class Args, class Run>
+measure::Measurement time_plan(const Plan& plan, const Args& host, std::span<const TensorView> views, BenchRun& bench,
+                               const Run& run) {
+    const auto gauge = measure::gauge_of(plan.device);
+    if (plan.device.type == DeviceType::cpu) {
+        const Workspace workspace(plan);
+        const auto call = [&] { run(host, workspace.span()); };
+        return measure::time_call(call, views, bench.cache, bench.method, gauge.get());
+    }
+    device::DeviceCopy copy(plan.device);
+    const Args mirrored = copy.add(host);
+    const std::span<std::byte> workspace = copy.workspace(plan.workspace_bytes);
+    const device::CacheEviction evict(plan.device);
+    const auto call = [&] {
+        run(mirrored, workspace);
+        device::synchronize(plan.device);
+    };
+    return measure::time_call(call, std::cref(evict), bench.method, gauge.get());
+}
+
+measure::Measurement time_pass(const Plan& plan, const Operands& operands, BenchRun& run, Progress& progress) {
+    if (plan.pass == Pass::forward) {
+        return time_plan(plan, operands.forward(), operands.views, run, [&](const auto& args, auto workspace) {
+            forward(plan, args, workspace);
+            progress.done();
+        });
+    }
+    // It starts from the forward's results, whoever computed them.
+    const Plan before = tessera::plan(plan.problem, {.device = plan.device});
+    device::run_on_host_tensors(before, operands.forward(),
+                                [&](const auto& args, auto workspace) { forward(before, args, workspace); });
+    return time_plan(plan, operands.backward(), operands.views, run, [&](const auto& args, auto workspace) {
+        backward(plan, args, workspace);
+        progress.done();
+    });
+}
+
+}  // namespace
+
+measure::Record described(const Plan& plan, const measure::Host& host) {
+    measure::Record record = measure::record_of(plan, {}, 0);
+    const bool on_host = plan.device.type == DeviceType::cpu;
+    record.device = on_host ? fmt::format("{} ({})", host.cpu, plan.target) : plan.target;
+    record.versions = {{"tessera", TESSERA_VERSION}, {"compiler", TESSERA_COMPILER}};
+    record.commit = TESSERA_COMMIT;
+    return record;
+}
+
+measure::Record measure_case(const Plan& plan, const BenchSet& set, BenchRun& run, Progress& progress) {
+    const Operands operands(plan.problem, set.shape.members(), plan.pass == Pass::backward);
+    progress.expect(run.method.repeat + 1);
+    measure::Record record = described(plan, run.host);
+    record.date = measure::utc_date();
+    const measure::Measurement measured = time_pass(plan, operands, run, progress);
+    const auto pairs =
+        measure::visible_pairs(plan.problem, operands.in.cu_seqlens_q.view, operands.in.cu_seqlens_kv.view);
+    record.ms = measured.ms.median;
+    record.ms_spread = measured.ms.spread;
+    record.tflops = measure::gflops(measure::flop(plan.problem, plan.pass, pairs), measured.ms.median) / 1e3;
+    record.clock_mhz = measured.clock_mhz;
+    record.watts = measured.watts;
+    return record;
+}
+
+}  // namespace tessera::cli

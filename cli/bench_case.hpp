@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One case of `tessera bench`: a plan on generated tensors, timed.
+#pragma once
+
+#include "measure/bench.hpp"
+#include "measure/host.hpp"
+#include "measure/record.hpp"
+#include "progress.hpp"
+#include "suite.hpp"
+
+namespace tessera::cli {
+
+/// What all cases share.
+struct BenchRun {
+    measure::Method method;
+    measure::Host host = measure::describe_host();
+    measure::ColdCache cache{host.cache_bytes};
+};
+
+/// The Record of a case, without its measurement: what a Record in a file must agree with to be of the same case.
+measure::Record described(const Plan& plan, const measure::Host& host);
+
+/// Runs and times the plan; the Record with its provenance. Tensors where the plan wants them; copies are no part of
+/// the time.
+measure::Record measure_case(const Plan& plan, const BenchSet& set, BenchRun& run, Progress& progress);
+
+}  // namespace tessera::cli

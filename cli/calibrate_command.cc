@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera calibrate: the roofs of the machine at hand, as a machine file that other commands take.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <memory>
+
+#include "commands.hpp"
+#include "device_option.hpp"
+#include "measure/calibrate.hpp"
+#include "measure/machine_file.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct CalibrateOptions {
+    std::string threads;
+    std::vector<std::string> micro;
+    std::string device;
+    std::string name;
+    std::string output;
+};
+
+std::string text_of(const model::Machine& machine) {
+    const int width = terminal_width(STDOUT_FILENO);
+    Table table({{"quantity"}, {"value", Align::right}, {"unit"}, {"source"}});
+    for_each_quantity(machine, [&](const char* name, const char* unit, const model::Quantity& quantity) {
+        table.add({name, fmt::format("{:.4g}", quantity.value), unit, quantity.source});
+    });
+    const double peak = machine.peak_tflops(machine.kind == model::MachineKind::gpu ? DType::bf16 : DType::fp32);
+    return facts_text({{"machine", fmt::format("{}: {}", machine.name, machine.title)},
+                       {"products", fmt::format("{:.4g} TFLOP/s at most", peak)},
+                       {"exps", fmt::format("{:.4g} a second at most",
+                                            machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e9)}},
+                      width) +
+           "\n" + table.text(width);
+}
+
+model::Machine calibrate(const CalibrateOptions& options) {
+    if (!options.micro.empty()) {
+        if (options.device.empty())
+            throw UsageError("--device", "expected the GPU that the Records are of: its datasheet tells the rest");
+        std::vector<measure::Record> records;
+        for (const std::string& path : options.micro) {
+            for (measure::Record& record : measure::read_records(path)) records.push_back(std::move(record));
+        }
+        return measure::calibrate_gpu(machine_of_option(options.device), records);
+    }
+    if (!options.device.empty()) throw UsageError("--device", "expected --micro RECORDS with it");
+    const auto threads = options.threads.empty() ? 0 : parse_size("--threads", options.threads);
+    constexpr std::int64_t kMost = 1024;
+    if (threads > kMost || (threads == 0 && !options.threads.empty()))
+        unexpected("--threads", fmt::format("1..{}", kMost), options.threads);
+    Progress progress(measure::kCpuMeasurements);
+    return measure::calibrate_cpu(static_cast<int>(threads), [&](const std::string& what) { progress.step(what); });
+}
+
+void execute(const CalibrateOptions& options, const Session& session) {
+    model::Machine machine = calibrate(options);
+    if (!options.name.empty()) machine.name = options.name;
+    if (!options.output.empty()) measure::write_machine(options.output, machine);
+    if (session.json) session.print_json(measure::to_json(machine));
+    else session.print(text_of(machine));
+}
+
+}  // namespace
+
+void add_calibrate_command(CLI::App& app, Session& session) {
+    CLI::App* command = add_command(
+        app, session, "calibrate", "Measure the roofs of the machine at hand and write a machine file for --device",
+        {{"tessera calibrate -o host.json", "this CPU: products, exponentials, caches, memory; 5 seconds"},
+         {"tessera calibrate --device h200 --micro bench/results/h200/micro.jsonl -o mine.json",
+          "a GPU, from the Records that bench/micro wrote on it"},
+         {"tessera roofline --device host.json --len 512:8192", "use it"}});
+    auto options = std::make_shared<CalibrateOptions>();
+    command->add_option("--threads", options->threads, "Threads of the CPU; default: all that this process may use")
+        ->type_name("N");
+    command->add_option("--micro", options->micro, "Records of bench/micro: calibrate the GPU that they are of")
+        ->type_name("FILE");
+    command->add_option("--device", options->device, "With --micro: the GPU to start from, by name or machine file")
+        ->type_name("NAME");
+    command->add_option("--name", options->name, "Name in the file; default: this-host, or NAME-calibrated")
+        ->type_name("TEXT");
+    command->add_option("-o,--output", options->output, "Write the machine file")->type_name("FILE");
+    command->callback([options, &session] { execute(*options, session); });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera plan (or why): which kernel would run a problem and what that is predicted to cost, and why no other.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <memory>
+
+#include "commands.hpp"
+#include "device_option.hpp"
+#include "options.hpp"
+#include "report.hpp"
+#include "roofline_text.hpp"
+#include "table.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct PlanCommandOptions {
+    ShapeOptions shape;
+    ScoreOptions scores;
+    HowOptions how;
+    bool backward = false;
+    std::string device;
+};
+
+/// Predictions for kernels, on one machine each for CPU and GPU.
+class Predictor {
+ public:
+    Predictor(const PlanCommandOptions& options, const Plan& plan) : members_(options.shape.members()), plan_(plan) {
+        if (!options.device.empty()) machine_ = machine_of_option(options.device);
+        else if (const model::Machine* known = model::machine_of_device(plan.target)) machine_ = *known;
+    }
+
+    const std::optional<model::Machine>& machine() const { return machine_; }
+
+    /// Of this kernel for the plan's Problem; nothing when the machine is of another kind or nothing is known.
+    std::optional<model::Prediction> operator()(const KernelInfo& kernel, std::optional<Tile> tile) const {
+        if (!machine_ || kernel.pass != plan_.pass) return std::nullopt;
+        const bool gpu = machine_->kind == model::MachineKind::gpu;
+        if (kernel.backend != (gpu ? Backend::cuda : Backend::cpu)) return std::nullopt;
+        model::PredictOptions options{.by = "tessera", .tile = tile, .members = members_};
+        if (!gpu) options.threads = plan_.threads;
+        if (model::refusal(plan_.problem, kernel.schedule, kernel.pass, *machine_, options)) return std::nullopt;
+        return model::predict(plan_.problem, kernel.schedule, kernel.pass, *machine_, options);
+    }
+
+ private:
+    std::vector<std::pair<std::int64_t, std::int64_t>> members_;
+    const Plan& plan_;
+    std::optional<model::Machine> machine_;
+};
+
+std::string cost_text(const std::optional<model::Prediction>& p) {
+    if (!p) return "-";
+    return fmt::format("{}, {:.4g} TFLOP/s, bound by {} ({:.0f} % of it)", milliseconds_text(p->ms), p->tflops,
+                       p->bound, p->percent_of_bound);
+}
+
+void print_json(const Session& session, const Plan& plan, const Predictor& predict) {
+    Json chosen = json_of(plan);
+    if (const auto p = predict(*plan.kernel, plan.tile)) chosen["predicted"] = json_of(*p);
+    Json refused = Json::array();
+    for (const Refusal& r : plan.refused) {
+        Json entry{{"kernel", r.kernel->name}, {"reason", r.reason}, {"capable", r.capable}};
+        if (r.capable) {
+            if (const auto p = predict(*r.kernel, std::nullopt)) entry["predicted"] = json_of(*p);
+        }
+        refused.push_back(entry);
+    }
+    Json document{{"problem", json_of(plan.problem)}, {"chosen", chosen}, {"refused", refused}};
+    if (predict.machine()) document["device"] = predict.machine()->name;
+    session.print_json(document);
+}
+
+void print_text(const Session& session, const Plan& plan, const Predictor& predict) {
+    const int width = terminal_width(STDOUT_FILENO);
+    const auto chosen = predict(*plan.kernel, plan.tile);
+    std::vector<std::pair<std::string, std::string>> facts{
+        {"problem", plan.problem.describe()},
+        {"pass", name_of(plan.pass)},
+        {"chosen", fmt::format("{}: {}", plan.kernel->name, plan.kernel->summary)},
+        {"runs as", plan_text(plan)},
+        {"cost", predict.machine() ? cost_text(chosen)
+                                   : "not predicted: this machine is not known, --device takes one or its file"}};
+    if (predict.machine())
+        facts.emplace_back("on", fmt::format("{}: {}", predict.machine()->name, predict.machine()->title));
+    if (chosen) {
+        facts.emplace_back("moves", fmt::format("{} of DRAM, {} beyond a core's own memory",
+                                                bytes_text(static_cast<double>(chosen->cost.work.bytes.dram)),
+                                                bytes_text(static_cast<double>(chosen->cost.work.bytes.l2))));
+        facts.emplace_back("tiles", fmt::format("{} full, {} partial, {} skipped", count_text(chosen->cost.full),
+                                                count_text(chosen->cost.partial), count_text(chosen->cost.skipped)));
+        facts.emplace_back("memory", bytes_text(static_cast<double>(chosen->memory.total())));
+    }
+    Table table({{"not chosen"}, {"predicted", Align::right}, {"because"}});
+    for (const Refusal& r : plan.refused) {
+        if (r.kernel->pass != plan.pass) continue;
+        const auto p = r.capable ? predict(*r.kernel, std::nullopt) : std::nullopt;
+        table.add({r.kernel->name, p ? milliseconds_text(p->ms) : "-", r.reason});
+    }
+    session.print(facts_text(facts, width) + "\n" + table.text(width));
+}
+
+void execute(const PlanCommandOptions& options, const Session& session) {
+    const Problem problem = options.shape.problem(options.scores);
+    const Plan plan = plan_with(
+        problem, options.how.plan_options(options.backward ? Pass::backward : Pass::forward, options.how.schedule));
+    const Predictor predict(options, plan);
+    if (session.json) print_json(session, plan, predict);
+    else print_text(session, plan, predict);
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app, Session& session) {
+    CLI::App* command = add_command(
+        app, session, "plan", "Say which kernel would run a problem, at what predicted cost, and why no other",
+        {{"tessera plan --len 4096 --heads 32/8 --head-dim 128 --causal bottom-right --device xeon-16",
+          "a causal prefill on a known host"},
+         {"tessera plan --len-q 1 --len-kv 8192 --dtype bf16", "one query against a long cache"},
+         {"tessera plan --ragged 100,37,1x512 --backward --schedule fa1",
+          "the backward of a ragged batch, by one schedule"},
+         {"tessera calibrate -o host.json && tessera plan --len 2048 --device host.json", "on this one"}});
+    command->alias("why");
+    auto options = std::make_shared<PlanCommandOptions>();
+    options->shape.declare(*command, false);
+    options->scores.declare(*command);
+    options->how.declare(*command, false);
+    command->add_flag("--backward", options->backward, "The backward instead of the forward");
+    command
+        ->add_option("--device", options->device,
+                     "Machine to predict for: a file of tessera calibrate, or one of " + machine_names())
+        ->type_name("NAME");
+    command->callback([options, &session] { execute(*options, session); });
+}
+
+}  // namespace tessera::cli

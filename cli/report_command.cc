@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera report: Records as one HTML page and as Markdown tables.
+#include "report/report.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "commands.hpp"
+#include "inputs.hpp"
+#include "io/atomic_file.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct ReportOptions {
+    std::vector<std::string> files;
+    std::string output;
+    std::string markdown;
+    std::string title = "Attention: speed and prediction";
+};
+
+void write_text(const std::string& path, const std::string& text) {
+    io::AtomicFile file(path);
+    file.write(std::as_bytes(std::span(text)));
+    file.commit();
+}
+
+report::Sorted read_all(const ReportOptions& options) {
+    std::vector<measure::Record> records;
+    for (const std::string& file : options.files) {
+        const auto more = measure::read_records(file);
+        records.insert(records.end(), more.begin(), more.end());
+    }
+    report::Sorted sorted = report::sorted(records);
+    if (sorted.devices.empty()) {
+        throw Error(
+            ErrorCode::bad_data, options.files.front(),
+            fmt::format("expected measurements of a forward or a backward, got {} other records", records.size()));
+    }
+    return sorted;
+}
+
+void print_summary(const ReportOptions& options, const report::Sorted& sorted, const Session& session) {
+    Json devices = Json::array();
+    Table table({{"device"}, {"measurements", Align::right}, {"plots", Align::right}});
+    for (const report::DeviceRows& device : sorted.devices) {
+        const std::size_t plots = report::plots_of(device);
+        devices.push_back({{"device", device.name}, {"measurements", device.count()}, {"plots", plots}});
+        table.add({device.name, fmt::format("{}", device.count()), fmt::format("{}", plots)});
+    }
+    if (session.json) {
+        Json json = {{"devices", devices}, {"left_out", sorted.left_out}};
+        if (!options.output.empty()) json["html"] = options.output;
+        if (!options.markdown.empty()) json["markdown"] = options.markdown;
+        return session.print_json(json);
+    }
+    const int width = terminal_width(STDOUT_FILENO);
+    std::vector<std::pair<std::string, std::string>> facts;
+    if (!options.output.empty()) facts.emplace_back("written", options.output);
+    if (!options.markdown.empty()) facts.emplace_back("written", options.markdown);
+    for (const auto& [reason, count] : sorted.left_out)
+        facts.emplace_back("left out", fmt::format("{} record{} ({})", count, count == 1 ? "" : "s", reason));
+    session.print(table.text(width) + "\n" + facts_text(facts, width));
+}
+
+void execute(const ReportOptions& options, const Session& session) {
+    if (options.output.empty() && options.markdown.empty())
+        throw UsageError("--output",
+                         "expected a file for the page, or --markdown with one for the tables, got neither");
+    if (options.output == options.markdown) unexpected("--markdown", "another file than --output", options.markdown);
+    for (const std::string& output : {options.output, options.markdown}) {
+        if (!output.empty()) expect_other_file(output, options.files);
+    }
+    report::Sorted sorted;
+    {
+        Progress progress(3);
+        progress.step("reading and predicting");
+        sorted = read_all(options);
+        progress.step("drawing");
+        if (!options.output.empty()) write_text(options.output, report::html_page(sorted, options.title));
+        progress.step("tables");
+        if (!options.markdown.empty()) write_text(options.markdown, report::markdown(sorted, options.title));
+    }
+    print_summary(options, sorted, session);
+}
+
+}  // namespace
+
+void add_report_command(CLI::App& app, Session& session) {
+    CLI::App* command =
+        add_command(app, session, "report",
+                    "Make one HTML page of Records: speed by length, speed-up, roofline, predicted against measured; "
+                    "and Markdown tables",
+                    {{"tessera report results.jsonl -o report.html", "a page that needs nothing else, for a browser"},
+                     {"tessera report bench/results/h200/*.jsonl --markdown table.md", "the figures as tables"}});
+    auto options = std::make_shared<ReportOptions>();
+    command->add_option("RECORDS", options->files, "Files of records, as tessera bench -o writes them")
+        ->required()
+        ->group("Input");
+    const auto add_text = [&](const char* name, std::string& value, const char* type, const char* description) {
+        command->add_option(name, value, description)->type_name(type);
+    };
+    add_text("-o,--output", options->output, "FILE", "Write the page there");
+    add_text("--markdown", options->markdown, "FILE", "Write the tables there");
+    add_text("--title", options->title, "TEXT", "Title of both");
+    command->callback([options, &session] { execute(*options, session); });
+}
+
+}  // namespace tessera::cli

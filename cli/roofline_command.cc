@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera roofline: what schedules cost on a device, without running anything.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include "commands.hpp"
+#include "device_option.hpp"
+#include "io/atomic_file.hpp"
+#include "parse.hpp"
+#include "plot/png.hpp"
+#include "plot/svg.hpp"
+#include "roofline_options.hpp"
+#include "roofline_text.hpp"
+#include "table.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cli {
+namespace {
+
+/// The Records that the project keeps, where this build was configured.
+std::vector<std::string> own_records() {
+    std::vector<std::string> paths;
+    std::error_code error;
+    for (const char* folder : {"h200", "cpu"}) {
+        const std::filesystem::path at = std::filesystem::path(TESSERA_RECORDS) / folder;
+        for (const auto& entry : std::filesystem::directory_iterator(at, error)) {
+            if (entry.path().extension() == ".jsonl") paths.push_back(entry.path().string());
+        }
+    }
+    if (paths.empty())
+        throw Error(ErrorCode::cannot_open, "--records",
+                    "the source tree of this build is gone: name files of Records");
+    std::sort(paths.begin(), paths.end());
+    return paths;
+}
+
+void show_accuracy(const RooflineOptions& options, const Session& session) {
+    std::vector<measure::Record> records;
+    for (const std::string& path : options.records.empty() ? own_records() : options.records) {
+        for (measure::Record& record : measure::read_records(path)) records.push_back(std::move(record));
+    }
+    const measure::Comparisons comparisons = measure::compare(records);
+    if (session.json) session.print_json(json_of(comparisons));
+    else session.print(accuracy_text(comparisons, terminal_width(STDOUT_FILENO)));
+}
+
+void write_file(const std::string& path, std::string_view bytes) {
+    io::AtomicFile file(path);
+    file.write(std::as_bytes(std::span(bytes)));
+    file.commit();
+}
+
+void draw(const RooflineOptions& options, const model::Machine& machine, std::span<const measure::SweepRow> rows) {
+    if (options.svg.empty() && options.png.empty()) return;
+    const std::string svg = plot::svg(measure::roofline_figure(machine, rows));
+    if (!options.svg.empty()) write_file(options.svg, svg);
+    if (!options.png.empty()) write_file(options.png, plot::png(svg));
+}
+
+/// Rows that differ in nothing but length (and batch) make one table.
+bool is_range(std::span<const measure::SweepRow> rows) {
+    const Problem& a = rows.front().problem;
+    return std::all_of(rows.begin(), rows.end(), [&](const measure::SweepRow& row) {
+        const Problem& b = row.problem;
+        return a.heads_q == b.heads_q && a.heads_kv == b.heads_kv && a.head_dim == b.head_dim &&
+               a.head_dim_v == b.head_dim_v && a.dtype == b.dtype && a.mask == b.mask;
+    });
+}
+
+void print_text(const RooflineOptions& options, const measure::SweepQuestion& question,
+                std::span<const measure::SweepRow> rows, const Session& session) {
+    const int width = terminal_width(STDOUT_FILENO);
+    const auto share = options.attention_share();
+    // Tables of one head_dim, mask and so on after another.
+    for (std::size_t begin = 0; begin < rows.size();) {
+        std::size_t end = begin + 1;
+        while (end < rows.size() && is_range(rows.subspan(begin, end - begin + 1))) ++end;
+        const auto part = rows.subspan(begin, end - begin);
+        std::string text = begin > 0 ? "\n" : "";
+        text += heading_text(question.machine, part, width) + "\n";
+        if (options.worksheet) {
+            for (const measure::SweepRow& row : part) text += worksheet_text(row, question.machine, width);
+        } else if (part.size() == 1) {
+            text += schedules_text(part.front(), question.machine, share, width) + "\n";
+            text += limits_text(part.front(), question, width);
+        } else {
+            text += lengths_text(part, share, width) + "\n" + limits_text(part.front(), question, width);
+        }
+        session.print(text);
+        begin = end;
+    }
+}
+
+void execute(const RooflineOptions& options, const Session& session) {
+    if (options.accuracy) return show_accuracy(options, session);
+    if (!options.records.empty()) throw UsageError("--records", "expected --accuracy with it");
+    const model::Machine machine = machine_of_option(options.device);
+    const measure::SweepQuestion question{machine, options.schedule_list(), options.passes(),
+                                          options.predict_options()};
+    options.attention_share();  // judged before any work
+    std::vector<measure::SweepRow> rows;
+    std::string reasons;
+    for (const Problem& problem : options.problems(machine)) {
+        rows.push_back(measure::sweep_one(problem, question));
+        for (const auto& cell : rows.back().cells) {
+            if (!cell.known() && reasons.find(cell.refusal) == std::string::npos)
+                reasons += fmt::format("\n  {}: {}", name_of(cell.schedule), cell.refusal);
+        }
+    }
+    const bool any = std::any_of(rows.begin(), rows.end(), [](const auto& row) { return row.best() != nullptr; });
+    if (!any) throw Error(ErrorCode::unsupported, "", "no schedule can be predicted:" + reasons);
+    draw(options, machine, rows);
+    if (!session.json) return print_text(options, question, rows, session);
+    Json document = Json::array();
+    for (const measure::SweepRow& row : rows) document.push_back(json_of(row));
+    session.print_json(Json{{"device", machine.name}, {"rows", document}});
+}
+
+}  // namespace
+
+void add_roofline_command(CLI::App& app, Session& session) {
+    CLI::App* command = add_command(
+        app, session, "roofline", "Predict what schedules cost on a device, and what bounds them; runs nothing",
+        {{"tessera roofline --device h200 --len 512:65536 --heads 16 --head-dim 128 --causal bottom-right",
+          "how time and win grow with the length"},
+         {"tessera roofline --device a100 --tokens 16384 --len 512:16384 --pass both --svg a.svg",
+          "the sizes of the papers, drawn"},
+         {"tessera roofline --device h200 --len 4096 --schedule fa3 --worksheet", "the calculation, to be redone"},
+         {"tessera roofline --device l4 --len 8192 --amdahl 0.4", "and what a whole model gains"},
+         {"tessera roofline --accuracy", "how far the model is from measurements"}});
+    auto options = std::make_shared<RooflineOptions>();
+    options->declare(*command);
+    command->callback([options, command, &session] {
+        options->dtype_given = command->count("--dtype") > 0;
+        execute(*options, session);
+    });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "roofline_options.hpp"
+
+#include <fmt/format.h>
+
+#include "device_option.hpp"
+#include "parse.hpp"
+
+namespace tessera::cli {
+namespace {
+
+/// "512:65536" as "512,1024,...,65536"; what has no colon stays as it is.
+std::string expanded(const std::string& option, const std::string& text) {
+    const std::size_t colon = text.find(':');
+    if (colon == std::string::npos) return text;
+    const std::int64_t first = parse_size(option, std::string_view(text).substr(0, colon));
+    const std::int64_t last = parse_size(option, std::string_view(text).substr(colon + 1));
+    constexpr std::int64_t kMost = std::int64_t{1} << 32;
+    if (first < 1 || last < first || last > kMost)
+        unexpected(option, "FIRST:LAST with 1 <= FIRST <= LAST <= 2^32", text);
+    std::string list;
+    for (std::int64_t len = first; len <= last; len *= 2) list += (list.empty() ? "" : ",") + std::to_string(len);
+    return list;
+}
+
+}  // namespace
+
+void RooflineOptions::declare(CLI::App& command) {
+    shape.declare(command, true);
+    scores.declare(command);
+    const auto add = [&](const char* name, std::string& value, const char* type, const std::string& text) {
+        command.add_option(name, value, text)->type_name(type);
+    };
+    add("--device", device, "NAME", "Machine: a file of tessera calibrate, or " + machine_names() + "; default h200");
+    add("--schedule", schedules, "NAME", "all (default), or a list of standard, fa1, fa2, fa3");
+    add("--pass", pass, "NAME", "forward (default), backward, or both: their sum");
+    add("--by", by, "NAME",
+        "Whose kernels: published (default: flash-attention's fa2 and fa3, tessera's standard and fa1), tessera, "
+        "flash-attention or cudnn");
+    add("--threads", threads, "N", "Threads of a CPU; default: all of the machine");
+    add("--tokens", tokens, "N", "Batch members so that batch * len is N, as published tables have it");
+    command.add_flag("--worksheet", worksheet, "The prediction as a calculation to be redone by hand");
+    add("--svg", svg, "FILE", "Draw the log-log roofline, schedules as points that move with the length");
+    add("--png", png, "FILE", "The same as pixels");
+    add("--amdahl", amdahl, "X", "Attention is this share of a model's time (0..1) with standard: the model's win");
+    command.add_flag("--accuracy", accuracy, "Errors of the model on the Records that the project keeps");
+    command.add_option("--records", records, "With --accuracy: these files of Records instead")->type_name("FILE");
+}
+
+std::vector<Schedule> RooflineOptions::schedule_list() const {
+    if (schedules == "all") return {Schedule::standard, Schedule::fa1, Schedule::fa2, Schedule::fa3};
+    std::vector<Schedule> list;
+    for (const std::string& name : parse_list("--schedule", schedules)) {
+        list.push_back(parse_choice<Schedule>("--schedule", name,
+                                              {{"standard", Schedule::standard},
+                                               {"fa1", Schedule::fa1},
+                                               {"fa2", Schedule::fa2},
+                                               {"fa3", Schedule::fa3}}));
+    }
+    return list;
+}
+
+std::vector<Pass> RooflineOptions::passes() const {
+    return parse_choice<std::vector<Pass>>(
+        "--pass", pass,
+        {{"forward", {Pass::forward}}, {"backward", {Pass::backward}}, {"both", {Pass::forward, Pass::backward}}});
+}
+
+model::PredictOptions RooflineOptions::predict_options() const {
+    model::PredictOptions options;
+    options.by = parse_choice<std::string>("--by", by,
+                                           {{"published", "published"},
+                                            {"tessera", "tessera"},
+                                            {"flash-attention", "flash-attention"},
+                                            {"cudnn", "cudnn"}});
+    options.members = shape.members();
+    options.worksheet = worksheet;
+    if (!threads.empty()) {
+        const std::int64_t count = parse_size("--threads", threads);
+        constexpr std::int64_t kMost = 1024;
+        if (count < 1 || count > kMost) unexpected("--threads", fmt::format("1..{}", kMost), threads);
+        options.threads = static_cast<int>(count);
+    }
+    return options;
+}
+
+std::optional<double> RooflineOptions::attention_share() const {
+    if (amdahl.empty()) return std::nullopt;
+    const double share = parse_number("--amdahl", amdahl);
+    if (!(share >= 0 && share <= 1)) unexpected("--amdahl", "a share between 0 and 1", amdahl);
+    return share;
+}
+
+std::vector<Problem> RooflineOptions::problems(const model::Machine& machine) const {
+    ShapeOptions asked = shape;
+    asked.len = expanded("--len", shape.len);
+    asked.len_q = expanded("--len-q", shape.len_q);
+    asked.len_kv = expanded("--len-kv", shape.len_kv);
+    if (!dtype_given)
+        asked.dtype = machine.kind == model::MachineKind::gpu && machine.supports(DType::bf16) ? "bf16"
+                      : machine.kind == model::MachineKind::gpu                                ? "fp16"
+                                                                                               : "fp32";
+    std::vector<Problem> list = asked.problems(scores);
+    if (tokens.empty()) return list;
+    if (!shape.batch.empty() || !shape.ragged.empty())
+        throw UsageError("--tokens", "gives the batch: expected neither --batch nor --ragged with it");
+    const std::int64_t count = parse_size("--tokens", tokens);
+    for (Problem& problem : list) {
+        problem.batch = std::max<std::int64_t>(1, problem.len_q > 0 ? count / problem.len_q : 1);
+        validate_options(problem);
+    }
+    return list;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The options of `tessera roofline`, and what they ask for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "measure/sweep.hpp"
+#include "options.hpp"
+
+namespace tessera::cli {
+
+struct RooflineOptions {
+    ShapeOptions shape;
+    ScoreOptions scores;
+    std::string device = "h200";
+    std::string schedules = "all";
+    std::string pass = "forward";
+    std::string by = "published";
+    std::string threads;
+    std::string tokens;
+    std::string svg;
+    std::string png;
+    std::string amdahl;
+    bool worksheet = false;
+    bool accuracy = false;
+    bool dtype_given = false;
+    std::vector<std::string> records;
+
+    void declare(CLI::App& command);
+
+    std::vector<Schedule> schedule_list() const;
+    std::vector<Pass> passes() const;
+    model::PredictOptions predict_options() const;
+    /// The share of attention, when --amdahl is given.
+    std::optional<double> attention_share() const;
+    /// Every problem, lengths rising as given; "512:65536" doubles. dtype without --dtype: bf16 on GPUs, fp32 on CPUs.
+    std::vector<Problem> problems(const model::Machine& machine) const;
+};
+
+}  // namespace tessera::cli

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "roofline_text.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "measure/record.hpp"
+#include "report.hpp"
+#include "table.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using measure::SweepCell;
+using measure::SweepRow;
+
+/// 0: not known.
+std::string win_text(double win) { return win > 0 ? fmt::format("{:.2f}x", win) : "-"; }
+
+std::string model_text(double win, double share) { return win_text(win > 0 ? measure::whole_win(share, win) : 0); }
+
+std::string bound_text(const model::Prediction& p) { return fmt::format("{} {:.0f} %", p.bound, p.percent_of_bound); }
+
+/// "1-812" or "from 1 on".
+std::string range_text(const Range& range) {
+    return range.end == 0 ? fmt::format("from {} on", count_text(range.begin))
+                          : fmt::format("from {} to {}", count_text(range.begin), count_text(range.end - 1));
+}
+
+std::string kernels_text(std::span<const SweepRow> rows) {
+    std::string text;
+    for (const SweepCell& cell : rows.front().cells) {
+        if (!cell.known()) continue;
+        const model::Prediction& p = cell.passes.front();
+        text += fmt::format("{}{} of {}", text.empty() ? "" : ", ", name_of(cell.schedule), p.by);
+        if (p.fitted_on.empty()) text += " (constants of a relative)";
+    }
+    return text;
+}
+
+}  // namespace
+
+std::string heading_text(const model::Machine& machine, std::span<const SweepRow> rows, int width) {
+    Problem shown = rows.front().problem;
+    std::string problem = shown.describe();
+    if (rows.size() > 1) {
+        problem = fmt::format("{}, heads {}/{}, head_dim {}", name_of(shown.dtype), shown.heads_q, shown.heads_kv,
+                              shown.head_dim);
+        if (shown.head_dim_v != shown.head_dim) problem += fmt::format("/{}", shown.head_dim_v);
+        const std::string mask = measure::mask_text(shown.mask);
+        if (mask != "none") problem += ", " + mask;
+    }
+    std::string passes;
+    for (const SweepCell& cell : rows.front().cells) {
+        if (!cell.known() || !passes.empty()) continue;
+        for (const auto& pass : cell.passes) passes += (passes.empty() ? "" : " + ") + std::string(name_of(pass.pass));
+    }
+    std::vector<std::pair<std::string, std::string>> facts{
+        {"device", fmt::format("{}: {}, {:.4g} TFLOP/s, {:.4g} GB/s", machine.name, machine.title,
+                               machine.peak_tflops(shown.dtype), machine.dram_gbs.value)},
+        {"problem", problem},
+        {"pass", passes},
+        {"kernels", kernels_text(rows)}};
+    for (const SweepCell& cell : rows.front().cells) {
+        if (!cell.known()) facts.emplace_back("no " + std::string(name_of(cell.schedule)), cell.refusal);
+    }
+    return facts_text(facts, width);
+}
+
+std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> share, int width) {
+    const auto same = [&](auto member) {
+        return std::all_of(rows.begin(), rows.end(),
+                           [&](const SweepRow& r) { return r.problem.*member == rows.front().problem.*member; });
+    };
+    const bool show_batch = !same(&Problem::batch);
+    const bool square =
+        std::all_of(rows.begin(), rows.end(), [](const SweepRow& r) { return r.problem.len_q == r.problem.len_kv; });
+    std::vector<Column> columns{{"len", Align::right}};
+    if (show_batch) columns.push_back({"batch", Align::right});
+    for (const SweepCell& cell : rows.front().cells) columns.push_back({name_of(cell.schedule), Align::right});
+    for (const char* title : {"TFLOP/s", "win"}) columns.push_back({title, Align::right});
+    if (share) columns.push_back({"model", Align::right});
+    columns.push_back({"bound of the best"});
+    Table table(columns);
+    for (const SweepRow& row : rows) {
+        std::vector<std::string> cells{square ? count_text(row.problem.len_kv)
+                                              : fmt::format("{} x {}", row.problem.len_q, row.problem.len_kv)};
+        if (show_batch) cells.push_back(count_text(row.problem.batch));
+        for (const SweepCell& cell : row.cells) cells.push_back(cell.known() ? milliseconds_text(cell.ms()) : "-");
+        const SweepCell* best = row.best();
+        const double win = row.win(best);
+        cells.push_back(best != nullptr ? fmt::format("{:.3g}", best->tflops()) : "-");
+        cells.push_back(win_text(win));
+        if (share) cells.push_back(model_text(win, *share));
+        cells.push_back(best != nullptr ? fmt::format("{}: {}", name_of(best->schedule), bound_text(best->longest()))
+                                        : "-");
+        table.add(cells);
+    }
+    return table.text(width);
+}
+
+std::string schedules_text(const SweepRow& row, const model::Machine& machine, std::optional<double> share, int width) {
+    std::vector<Column> columns{{"schedule"}, {"time", Align::right}, {"TFLOP/s", Align::right}, {"win", Align::right}};
+    if (share) columns.push_back({"model", Align::right});
+    const bool gpu = machine.kind == model::MachineKind::gpu;
+    const std::vector<std::pair<std::string, std::string>> roofs =
+        gpu ? std::vector<std::pair<std::string, std::string>>{{"tensor", "tensor"},
+                                                               {"exp", "exp unit"},
+                                                               {"shared", "shared memory"},
+                                                               {"L2", "L2"},
+                                                               {"DRAM", "DRAM"}}
+            : std::vector<std::pair<std::string, std::string>>{
+                  {"FMA", "FMA"}, {"exp", "exp"}, {"cache", "cache"}, {"DRAM", "DRAM"}};
+    for (const auto& [title, name] : roofs) columns.push_back({title, Align::right});
+    columns.push_back({"memory", Align::right});
+    columns.push_back({"bound"});
+    Table table(columns);
+    std::string parts;
+    for (const SweepCell& cell : row.cells) {
+        if (!cell.known()) continue;
+        const model::Prediction& p = cell.longest();
+        const double win = row.win(&cell);
+        std::vector<std::string> cells{name_of(cell.schedule), milliseconds_text(cell.ms()),
+                                       fmt::format("{:.3g}", cell.tflops()), win_text(win)};
+        if (share) cells.push_back(model_text(win, *share));
+        for (const auto& [title, name] : roofs) {
+            const auto roof = std::find_if(p.roofs.begin(), p.roofs.end(),
+                                           [&, wanted = name](const model::Roof& r) { return r.name == wanted; });
+            cells.push_back(roof == p.roofs.end() ? "-" : fmt::format("{:.0f} %", roof->percent));
+        }
+        cells.push_back(bytes_text(static_cast<double>(p.memory.total())));
+        cells.push_back(p.bound);
+        table.add(cells);
+        std::string where;
+        for (const model::Part& part : p.parts) {
+            const double percent = 100 * part.ms / p.ms;
+            if (percent < 0.5) continue;
+            where += fmt::format("{}{} {:.0f} %", where.empty() ? "" : ", ", part.name, percent);
+        }
+        parts += facts_text({{fmt::format("{:<8}", name_of(cell.schedule)), where}}, width);
+    }
+    return table.text(width) + "\nWhere the time goes\n" + parts;
+}
+
+std::string worksheet_text(const SweepRow& row, const model::Machine& machine, int width) {
+    std::string text;
+    for (const SweepCell& cell : row.cells) {
+        for (const model::Prediction& p : cell.passes) {
+            text += fmt::format("{}Worksheet: {} {} of {} on {}\n", text.empty() ? "" : "\n", name_of(p.schedule),
+                                name_of(p.pass), p.by, machine.name);
+            Table table({{"", Align::right}, {"what"}, {"calculation"}});
+            int number = 0;
+            for (const model::WorksheetLine& line : p.worksheet)
+                table.add({fmt::format("{}", ++number), line.what, line.formula});
+            text += table.text(width);
+        }
+    }
+    return text;
+}
+
+std::string limits_text(const SweepRow& row, const measure::SweepQuestion& question, int width) {
+    std::vector<std::pair<std::string, std::string>> facts;
+    const bool with_standard = row.of(Schedule::standard) != nullptr;
+    for (const SweepCell& cell : row.cells) {
+        if (!cell.known()) continue;
+        std::string text;
+        if (with_standard && cell.schedule != Schedule::standard && !row.problem.ragged) {
+            for (const Range& range : measure::faster_than_standard(row.problem, cell.schedule, question))
+                text += (text.empty() ? "faster than standard " : ", ") + range_text(range);
+            text += text.empty() ? "never faster than standard; " : "; ";
+        }
+        const std::int64_t longest =
+            model::longest_that_fits(row.problem, cell.schedule, question.passes.back(), question.machine);
+        text += fmt::format("up to {} keys fit {:.4g} GiB", count_text(longest), question.machine.memory_gib.value);
+        facts.emplace_back(name_of(cell.schedule), text);
+    }
+    return facts_text(facts, width);
+}
+
+std::string accuracy_text(const measure::Comparisons& comparisons, int width) {
+    std::string text;
+    std::string device;
+    const auto all = measure::summarise(comparisons);
+    Table table({});
+    const auto flush = [&] {
+        if (!device.empty()) text += (text.empty() ? "" : "\n") + device + "\n" + table.text(width);
+    };
+    for (const measure::Accuracy& a : all) {
+        if (a.device != device) {
+            flush();
+            device = a.device;
+            table = Table({{"kernels"},
+                           {"pass"},
+                           {"rows", Align::right},
+                           {"median", Align::right},
+                           {"mean", Align::right},
+                           {"worst", Align::right},
+                           {"worst row"}});
+        }
+        const measure::Record& w = a.worst_row->record;
+        std::string where =
+            fmt::format("{} x {}, {}/{} heads of {}", w.batch, w.len_kv, w.heads_q, w.heads_kv, w.head_dim);
+        if (w.mask != "none") where += ", " + w.mask;
+        if (w.threads > 0) where += fmt::format(", {} threads", w.threads);
+        table.add({a.kernels.empty() ? "all" : a.kernels, a.pass, count_text(a.rows),
+                   fmt::format("{:.1f} %", 100 * a.median), fmt::format("{:.1f} %", 100 * a.mean),
+                   fmt::format("{:+.1f} %", 100 * a.worst_row->error()), where});
+    }
+    flush();
+    for (const auto& [reason, count] : comparisons.left_out) text += fmt::format("left out: {} ({})\n", reason, count);
+    return text;
+}
+
+Json json_of(const model::Prediction& p) {
+    Json roofs = Json::object();
+    for (const model::Roof& roof : p.roofs) roofs[roof.name] = {{"ms", roof.ms}, {"percent", roof.percent}};
+    Json parts = Json::object();
+    for (const model::Part& part : p.parts) parts[part.name] = part.ms;
+    Json json{{"schedule", name_of(p.schedule)},
+              {"pass", name_of(p.pass)},
+              {"by", p.by},
+              {"fitted_on", p.fitted_on},
+              {"tile", {p.tile.block_q, p.tile.block_kv}},
+              {"ms", p.ms},
+              {"tflops", p.tflops},
+              {"clock_ghz", p.clock_ghz},
+              {"bound", p.bound},
+              {"percent_of_bound", p.percent_of_bound},
+              {"roofs", roofs},
+              {"parts_ms", parts},
+              {"flop", p.cost.work.flop},
+              {"exps", p.cost.work.exps},
+              {"bytes",
+               {{"dram", p.cost.work.bytes.dram}, {"l2", p.cost.work.bytes.l2}, {"shared", p.cost.work.bytes.shared}}},
+              {"tiles", {{"full", p.cost.full}, {"partial", p.cost.partial}, {"skipped", p.cost.skipped}}},
+              {"memory_bytes", {{"tensors", p.memory.tensors}, {"workspace", p.memory.workspace}}},
+              {"intensity", p.intensity}};
+    if (!p.worksheet.empty()) {
+        Json lines = Json::array();
+        for (const auto& line : p.worksheet) lines.push_back({{"what", line.what}, {"calculation", line.formula}});
+        json["worksheet"] = lines;
+    }
+    return json;
+}
+
+Json json_of(const SweepRow& row) {
+    Json schedules = Json::array();
+    for (const SweepCell& cell : row.cells) {
+        Json entry{{"schedule", name_of(cell.schedule)}};
+        if (!cell.known()) {
+            entry["refusal"] = cell.refusal;
+        } else {
+            entry["ms"] = cell.ms();
+            entry["tflops"] = cell.tflops();
+            if (const double win = row.win(&cell); win > 0) entry["win"] = win;
+            entry["passes"] = Json::array();
+            for (const auto& pass : cell.passes) entry["passes"].push_back(json_of(pass));
+        }
+        schedules.push_back(entry);
+    }
+    return {{"problem", json_of(row.problem)}, {"schedules", schedules}};
+}
+
+Json json_of(const measure::Comparisons& comparisons) {
+    Json groups = Json::array();
+    for (const measure::Accuracy& a : measure::summarise(comparisons)) {
+        groups.push_back({{"device", a.device},
+                          {"kernels", a.kernels.empty() ? "all" : a.kernels},
+                          {"pass", a.pass},
+                          {"rows", a.rows},
+                          {"median", a.median},
+                          {"mean", a.mean},
+                          {"worst", a.worst}});
+    }
+    Json rows = Json::array();
+    for (const measure::Comparison& row : comparisons.rows) {
+        Json record = measure::to_json(row.record);
+        record["predicted_ms"] = row.predicted_ms;
+        record["error"] = row.error();
+        rows.push_back(record);
+    }
+    return {{"groups", groups}, {"rows", rows}, {"left_out", comparisons.left_out}};
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera walk: one tile of queries through the schedule, step by step.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "commands.hpp"
+#include "generated.hpp"
+#include "inputs.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+#include "report.hpp"
+#include "table.hpp"
+#include "tessera/error.hpp"
+#include "walk_text.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct WalkOptions {
+    InputOptions inputs;
+    ShapeOptions shape;
+    ScoreOptions scores;
+    HowOptions how;
+    std::string member = "0";
+    std::string head = "0";
+    std::string row;
+    std::string q_tile;
+    bool backward = false;
+    bool by_hand = false;
+    bool all = false;
+};
+
+/// The tensors of a call, from files or made from the seed, and room for its results in the canonical layout.
+struct WalkTensors {
+    Inputs read;
+    GeneratedInputs made;
+    std::string origin;
+    Problem problem;
+    ForwardArgs args;
+    BackwardArgs gradients;
+    TensorView d_o;
+    OwnedTensor o, lse, dq, dk, dv;
+
+    void make_results(bool backward) {
+        using Shape = std::vector<std::int64_t>;
+        const auto like = [&](const char* name, const TensorView& t, std::int64_t dim) {
+            Shape shape(t.shape.begin(), t.shape.begin() + t.rank);
+            shape.back() = dim;
+            return make_tensor(name, problem.dtype, shape);
+        };
+        o = like("o", args.q, problem.head_dim_v);
+        lse = make_tensor("lse", DType::fp32, FileLayout{.ragged = problem.ragged}.lse_in_file(problem));
+        args.o = o.view;
+        args.lse = lse.view;
+        if (!backward) return;
+        dq = like("dq", args.q, problem.head_dim);
+        dk = like("dk", args.k, problem.head_dim);
+        dv = like("dv", args.v, problem.head_dim_v);
+        gradients = {.q = args.q,
+                     .k = args.k,
+                     .v = args.v,
+                     .bias = args.bias,
+                     .alibi_slopes = args.alibi_slopes,
+                     .cu_seqlens_q = args.cu_seqlens_q,
+                     .cu_seqlens_kv = args.cu_seqlens_kv,
+                     .o = o.view,
+                     .lse = lse.view,
+                     .d_o = d_o,
+                     .dlse = read.dlse,
+                     .dq = dq.view,
+                     .dk = dk.view,
+                     .dv = dv.view};
+    }
+};
+
+void read_tensors(const WalkOptions& options, WalkTensors& t) {
+    for (const auto& [option, text] : {std::pair{"--len", options.shape.len},
+                                       {"--len-q", options.shape.len_q},
+                                       {"--len-kv", options.shape.len_kv},
+                                       {"--heads", options.shape.heads},
+                                       {"--head-dim", options.shape.head_dim}}) {
+        if (!text.empty()) throw UsageError(option, "expected no sizes with a file, which has its own");
+    }
+    t.read = read_inputs(options.inputs, options.backward);
+    const Inputs& in = t.read;
+    t.origin = in.origin();
+    t.problem = in.problem;
+    try {
+        t.problem.validate();
+    } catch (const Error& error) {
+        throw Error(ErrorCode::bad_data, t.origin, error.what());
+    }
+    t.args = {.q = in.q,
+              .k = in.k,
+              .v = in.v,
+              .bias = in.bias,
+              .alibi_slopes = in.alibi_slopes,
+              .cu_seqlens_q = in.cu_seqlens_q,
+              .cu_seqlens_kv = in.cu_seqlens_kv};
+    t.d_o = in.d_o;
+    options.scores.apply(t.problem);
+    validate_options(t.problem);
+}
+
+void generate_tensors(const WalkOptions& options, WalkTensors& t) {
+    ShapeOptions shape = options.shape;
+    if (shape.len.empty()) shape.len = "256";
+    if (shape.heads.empty()) shape.heads = "1";
+    if (shape.head_dim.empty()) shape.head_dim = "64";
+    shape.dtype = options.inputs.dtype == "keep" ? "fp32" : options.inputs.dtype;
+    t.problem = shape.problem(options.scores);
+    t.made =
+        generate_inputs(t.problem, {}, Layout::bshd, check::Fill::normal, t.problem.dropout.seed, options.backward);
+    t.args = {.q = t.made.q.view, .k = t.made.k.view, .v = t.made.v.view};
+    t.d_o = t.made.d_o.view;
+    t.origin = fmt::format("generated, normal, seed {}", t.problem.dropout.seed);
+}
+
+/// A row of the tile that the options ask for: of --row, of --q-tile, or of the last tile.
+walk::Selection selection_of(const WalkOptions& options, const Plan& plan, std::int64_t len_q) {
+    walk::Selection selection{.batch = parse_size("--member", options.member),
+                              .head = parse_size("--head", options.head)};
+    const std::int64_t block = std::max<std::int64_t>(1, std::min(plan.tile.block_q, len_q));
+    const std::int64_t tiles = (len_q + block - 1) / block;
+    if (!options.row.empty()) {
+        if (!options.q_tile.empty()) throw UsageError("--q-tile", "expected without --row, which says the tile");
+        selection.row = parse_size("--row", options.row);
+    } else if (!options.q_tile.empty()) {
+        const std::int64_t tile = parse_size("--q-tile", options.q_tile);
+        if (tile >= tiles) unexpected("--q-tile", fmt::format("0..{}", tiles - 1), options.q_tile);
+        selection.row = tile * block;
+    } else {
+        selection.row = (tiles - 1) * block;
+    }
+    return selection;
+}
+
+bool same_bytes(const TensorView& view, const std::vector<std::byte>& bytes) {
+    return std::memcmp(view.data, bytes.data(), bytes.size()) == 0;
+}
+
+std::vector<std::byte> bytes_of(const TensorView& view) {
+    const auto* begin = static_cast<const std::byte*>(view.data);
+    return std::vector<std::byte>(begin, begin + view.size() * size_of(view.dtype));
+}
+
+/// The trace, and whether the results of its run have the bits of a run that nobody watched.
+struct Walked {
+    walk::Trace trace;
+    bool same_bits = true;
+};
+
+Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progress) {
+    HowOptions how = options.how;
+    how.backend = "cpu";
+    how.threads = "1";
+    const Plan plan =
+        plan_with(t.problem, how.plan_options(options.backward ? Pass::backward : Pass::forward, how.schedule));
+    t.make_results(options.backward);
+    const auto member = parse_size("--member", options.member);
+    if (member >= t.problem.batch) unexpected("--member", fmt::format("0..{}", t.problem.batch - 1), options.member);
+    std::int64_t len_q = t.problem.len_q;
+    if (t.problem.ragged) {
+        const auto entry = [&](std::int64_t i) {
+            return t.args.cu_seqlens_q.dtype == DType::int32 ? std::int64_t{*t.args.cu_seqlens_q.at<std::int32_t>(i)}
+                                                             : *t.args.cu_seqlens_q.at<std::int64_t>(i);
+        };
+        len_q = entry(member + 1) - entry(member);
+    }
+    if (len_q == 0) {
+        throw UsageError(options.inputs.files.empty() ? "--len" : "--member", "expected a query to follow, got none");
+    }
+    const walk::Selection selection = selection_of(options, plan, len_q);
+    const Execution counted{.parallel_for = progress.counted_parallel_for()};
+    progress.step("a run that nobody watches");
+    Plan before = plan;
+    if (options.backward) before = plan_with(t.problem, {.backend = Backend::cpu, .threads = 1});
+    forward(before, t.args, Workspace(before), counted);
+    std::vector<TensorView> results = {t.o.view, t.lse.view};
+    if (options.backward) {
+        backward(plan, t.gradients, Workspace(plan), counted);
+        results = {t.dq.view, t.dk.view, t.dv.view};
+    }
+    std::vector<std::vector<std::byte>> unwatched;
+    for (const TensorView& view : results) unwatched.push_back(bytes_of(view));
+    progress.step("the same, watched");
+    Walked walked{options.backward ? walk::trace_backward(plan, t.gradients, selection, counted)
+                                   : walk::trace_forward(plan, t.args, selection, counted)};
+    for (std::size_t i = 0; i < results.size(); ++i)
+        walked.same_bits = walked.same_bits && same_bytes(results[i], unwatched[i]);
+    return walked;
+}
+
+std::string result_text(const walk::Trace& trace, std::int64_t row) {
+    const auto lane = static_cast<std::size_t>(row - trace.queries.begin);
+    const walk::Step& last = trace.steps.back();
+    if (trace.plan.pass == Pass::backward || last.m.empty()) return "";
+    std::string o;
+    for (std::int64_t c = 0; c < std::min<std::int64_t>(4, last.o.columns); ++c)
+        o += fmt::format("{}{:.7g}", c == 0 ? "" : ", ", last.o.at(static_cast<std::int64_t>(lane), c));
+    const double m = static_cast<double>(last.m[lane]), l = static_cast<double>(last.l[lane]);
+    if (l == 0) return fmt::format("row {} sees no key: O = 0, LSE = -inf", row);
+    return fmt::format("O = ({}{}), LSE = m + ln l = {:.7g} + {:.7g} = {:.7g}", o, last.o.columns > 4 ? ", ..." : "", m,
+                       std::log(l), m + std::log(l));
+}
+
+std::string trace_text(const WalkOptions& options, const WalkTensors& t, const Walked& walked) {
+    const walk::Trace& trace = walked.trace;
+    WalkView view{.all = options.all, .width = terminal_width(STDOUT_FILENO)};
+    if (!options.row.empty()) view.row = trace.selection.row;
+    const std::string who =
+        fmt::format("queries {}..{} of {}, head {}{}{}", trace.queries.begin, trace.queries.end - 1, trace.len_q,
+                    trace.selection.head, t.problem.batch > 1 ? fmt::format(", member {}", trace.selection.batch) : "",
+                    view.row ? fmt::format("; values of row {}", *view.row) : "");
+    std::string text = facts_text(
+        {{"input", t.origin}, {"problem", t.problem.describe()}, {"kernel", plan_text(trace.plan)}, {"follows", who}},
+        view.width);
+    text += "\n" + walk_text(trace, view) + "\n";
+    const walk::Traffic moved = trace.steps.empty() ? walk::Traffic{} : trace.steps.back().moved;
+    std::vector<std::pair<std::string, std::string>> facts;
+    if (view.row && !trace.steps.empty() && !result_text(trace, *view.row).empty())
+        facts.emplace_back("result", result_text(trace, *view.row));
+    facts.emplace_back("tiles", fmt::format("{} full, {} partial, {} skipped", trace.count(Coverage::full),
+                                            trace.count(Coverage::partial), trace.count(Coverage::empty)));
+    facts.emplace_back(
+        "moved", fmt::format("{}; standard attention {}, {:.3g} times as much", bytes_text(moved.schedule),
+                             bytes_text(moved.standard), moved.schedule > 0 ? moved.standard / moved.schedule : 1));
+    facts.emplace_back("bits", walked.same_bits ? "all results are those of a run that nobody watched, bit for bit"
+                                                : "NOT those of a run that nobody watched");
+    return text + facts_text(facts, view.width);
+}
+
+/// Errors of the selection in terms of the options.
+[[noreturn]] void rethrow_selection(const Error& error) {
+    const std::string text = std::string(error.what());
+    for (const auto& [argument, option] : {std::pair{"batch", "--member"}, {"head", "--head"}, {"row", "--row"}}) {
+        if (error.code() == ErrorCode::invalid_argument && error.argument() == argument)
+            throw UsageError(option, text.substr(error.argument().size() + 2));
+    }
+    throw Error(error);
+}
+
+void execute_by_hand(const WalkOptions& options, Session& session) {
+    if (!options.inputs.files.empty())
+        throw UsageError("--by-hand", "expected no file: the example has its own numbers");
+    Problem problem;
+    options.scores.apply(problem);
+    const auto schedule =
+        options.how.plan_options(Pass::forward, options.how.schedule).schedule.value_or(Schedule::fa2);
+    const Mask mask{.causal = problem.mask.causal};
+    const walk::Hand hand = walk::work_by_hand(schedule, mask);
+    if (session.json) session.print_json(json_of(hand, options.backward));
+    else session.print(hand_text(hand, options.backward, terminal_width(STDOUT_FILENO)));
+}
+
+void execute(const WalkOptions& options, Session& session) {
+    if (options.by_hand) return execute_by_hand(options, session);
+    WalkTensors tensors;
+    Walked walked;
+    {
+        Progress progress(3);
+        progress.step("reading");
+        if (options.inputs.files.empty()) generate_tensors(options, tensors);
+        else read_tensors(options, tensors);
+        try {
+            walked = walk_through(options, tensors, progress);
+        } catch (const Error& error) {
+            rethrow_selection(error);
+        }
+    }
+    if (!walked.same_bits) session.exit_code = kCheckFailed;
+    if (!session.json) return session.print(trace_text(options, tensors, walked));
+    std::optional<std::int64_t> row;
+    if (!options.row.empty()) row = walked.trace.selection.row;
+    Json json = json_of(walked.trace, row);
+    json["input"] = tensors.origin;
+    json["same_bits_as_unwatched"] = walked.same_bits;
+    session.print_json(json);
+}
+
+}  // namespace
+
+void add_walk_command(CLI::App& app, Session& session) {
+    CLI::App* command = add_command(
+        app, session, "walk",
+        "Step through one tile of queries: m, l, rescaling, partial O, tiles and bytes, in the kernel's own numbers",
+        {{"tessera walk examples/data/kjv-layer2.safetensors --layout bhsd --causal bottom-right --row 700",
+          "query 700 of a real model meets its keys, tile by tile"},
+         {"tessera walk --len 256 --schedule fa1 --causal bottom-right",
+          "another order of the loops, on random numbers"},
+         {"tessera walk --by-hand --backward", "four queries and four keys in fractions, to redo with a pencil"},
+         {"tessera walk --len 200 --tile 32,32 --json", "every value of the trace, for programs"}});
+    auto options = std::make_shared<WalkOptions>();
+    options->shape.heads.clear();
+    options->shape.head_dim.clear();
+    options->inputs.declare(*command, false);
+    options->shape.declare_sizes(*command);
+    options->scores.declare(*command);
+    options->how.declare_order(*command);
+    constexpr const char* kWhat = "What to follow";
+    const auto add_text = [&](const char* name, std::string& value, const char* description) {
+        command->add_option(name, value, description)->type_name("N")->group(kWhat);
+    };
+    add_text("--row", options->row, "Follow this query: its own m, l, rescale and O");
+    add_text("--q-tile", options->q_tile, "Follow this tile of queries as a whole; default: the last");
+    add_text("--head", options->head, "Query head; default 0");
+    add_text("--member", options->member, "Batch member; default 0");
+    command->add_flag("--backward", options->backward, "The backward instead of the forward")->group(kWhat);
+    command->add_flag("--by-hand", options->by_hand, "A 4 x 4 example in exact fractions instead")->group(kWhat);
+    command->add_flag("--all", options->all, "Show every tile, however many")->group(kWhat);
+    command->callback([options, &session] { execute(*options, session); });
+}
+
+}  // namespace tessera::cli

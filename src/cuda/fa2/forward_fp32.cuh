@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The same algorithm in fp32: every product is an FMA of fp32 numbers, every exponential is accurate, for those who
+// need that. 16 x 16 threads; each has a few rows of the tile of queries (16 apart), and of S a few keys (16 apart), of
+// O four columns in every 64.
+#pragma once
+
+#include <new>
+
+#include "core/philox.hpp"
+#include "cuda/fa2/work.cuh"
+
+namespace tessera::cuda::fa2 {
+
+template <int kHeadDim_>
+struct TileFp32 {
+    static constexpr int kHeadDim = kHeadDim_;
+    static constexpr int kThreads = 256;
+    static constexpr int kBlock = block_fp32(kHeadDim);  // queries, and keys
+    static constexpr int kPer = kBlock / 16;             // rows of a thread, and keys
+    static constexpr int kRow = kHeadDim + 4;            // floats from one row to the next: no two lanes in one bank
+    static constexpr int kRowP = kBlock + 4;
+    static constexpr int kFloats = 2 * kBlock * kRow + kBlock * kRowP;  // Q, then K and V in turn, then P
+
+    float* q;
+    float* kv;
+    float* p;
+
+    __device__ explicit TileFp32(char* memory)
+        : q(reinterpret_cast<float*>(memory)), kv(q + kBlock * kRow), p(kv + kBlock * kRow) {}
+};
+
+/// P is held 2^-32 times its value, so that O stays finite for every finite V.
+inline constexpr float kHeadroomFp32 = 0x1p-32F;
+
+/// Rows [first_row, first_row + kBlock) of a head; zeros for what does not exist.
+template <class Tile>
+__device__ void load_fp32(float* to, const char* data, const Rows& rows, int first_row, int row_count, int dim) {
+    for (int i = static_cast<int>(threadIdx.x); i < Tile::kBlock * Tile::kHeadDim; i += Tile::kThreads) {
+        const int row = i / Tile::kHeadDim;
+        const int column = i % Tile::kHeadDim;
+        float value = 0;
+        if (first_row + row < row_count && column < dim) {
+            value = reinterpret_cast<const float*>(data)[(first_row + row) * rows.row + column * rows.column];
+        }
+        to[row * Tile::kRow + column] = value;
+    }
+}
+
+/// One thread's rows.
+template <class Tile>
+struct RowsFp32 {
+    float max[Tile::kPer];
+    float sum[Tile::kPer];  // the thread's share
+    float o[Tile::kPer][Tile::kHeadDim / 16];
+
+    __device__ RowsFp32() {
+#pragma unroll
+        for (int i = 0; i < Tile::kPer; ++i) {
+            max[i] = -INFINITY;
+            sum[i] = 0;
+#pragma unroll
+            for (float& value : o[i]) value = 0;
+        }
+    }
+};
+
+/// Over the 16 threads of a row.
+template <class Combine>
+__device__ __forceinline__ float over_row(float value, const Combine& combine) {
+#pragma unroll
+    for (int lane = 1; lane < 16; lane *= 2) value = combine(value, __shfl_xor_sync(0xFFFFFFFF, value, lane));
+    return value;
+}
+
+template <class Tile>
+struct LoopFp32 {
+    static constexpr int kPer = Tile::kPer;
+    static constexpr int kBlock = Tile::kBlock;
+    using Scores = float[kPer][kPer];  // [rows][keys]
+
+    const ForwardParams& params;
+    const Work& work;
+    const Tile tile;
+    const int row;     // the thread's first in the tile of queries
+    const int column;  // and key in the tile of keys
+
+    __device__ __forceinline__ int query(int i) const { return work.q_begin + row + 16 * i; }
+
+    /// S = Q K^T.
+    __device__ void multiply_qk(Scores& s) const {
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) {
+#pragma unroll
+            for (int j = 0; j < kPer; ++j) s[i][j] = 0;
+        }
+#pragma unroll 4
+        for (int d = 0; d < Tile::kHeadDim; d += 4) {
+            float4 k[kPer];
+#pragma unroll
+            for (int j = 0; j < kPer; ++j) k[j] = vector(tile.kv + (column + 16 * j) * Tile::kRow + d);
+#pragma unroll
+            for (int i = 0; i < kPer; ++i) {
+                const float4 q = vector(tile.q + (row + 16 * i) * Tile::kRow + d);
+#pragma unroll
+                for (int j = 0; j < kPer; ++j) {
+                    s[i][j] = fmaf(q.x, k[j].x, s[i][j]);
+                    s[i][j] = fmaf(q.y, k[j].y, s[i][j]);
+                    s[i][j] = fmaf(q.z, k[j].z, s[i][j]);
+                    s[i][j] = fmaf(q.w, k[j].w, s[i][j]);
+                }
+            }
+        }
+    }
+
+    /// What a score is besides the product, in units of the natural logarithm; -inf if the pair is not visible.
+    __device__ float score(float product, int query, int key) const {
+        if (!work.visible.sees(query, key) || query >= work.member.len_q) return -INFINITY;
+        float s = __fmul_rn(product, params.scale);
+        if (params.softcap > 0) s = params.softcap * tanhf(s / params.softcap);
+        if (work.scores.slope != 0) {
+            const int distance = abs(query + work.member.len_kv - work.member.len_q - key);
+            s = fmaf(-work.scores.slope, static_cast<float>(distance), s);
+        }
+        if (work.scores.bias) {
+            const std::int64_t at = query * params.bias.row + key * params.bias.column;
+            s += reinterpret_cast<const float*>(work.scores.bias)[at];
+        }
+        return s;
+    }
+
+    /// S becomes P, in shared memory; O is brought to the new maxima.
+    __device__ void weigh(Scores& s, int first_key, RowsFp32<Tile>& rows) const {
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) {
+            float found = rows.max[i];
+#pragma unroll
+            for (int j = 0; j < kPer; ++j) {
+                s[i][j] = score(s[i][j], query(i), first_key + column + 16 * j);
+                found = fmaxf(found, s[i][j]);
+            }
+            found = over_row(found, [](float a, float b) { return fmaxf(a, b); });
+            const float m = found == -INFINITY ? 0.0F : found;  // nothing visible yet: exp(-inf - 0) is the 0 wanted
+            const float rescale = expf(rows.max[i] - m);
+            rows.max[i] = found;
+            float part = 0;
+#pragma unroll
+            for (int j = 0; j < kPer; ++j) {
+                const int key = first_key + column + 16 * j;
+                float p = expf(s[i][j] - m);
+                part += p;
+                if (params.keep_threshold != 0 && !kept(query(i), key)) p = 0;
+                tile.p[(row + 16 * i) * Tile::kRowP + column + 16 * j] = p * kHeadroomFp32;
+            }
+            rows.sum[i] = fmaf(rows.sum[i], rescale, part);
+#pragma unroll
+            for (float& value : rows.o[i]) value *= rescale;
+        }
+    }
+
+    __device__ bool kept(int query, int key) const {
+        const PhiloxBlock block =
+            philox4x32({static_cast<std::uint32_t>(key / 4), static_cast<std::uint32_t>(query),
+                        static_cast<std::uint32_t>(work.head), static_cast<std::uint32_t>(work.batch)},
+                       params.seed);
+        // Chosen so, and not by an index, since registers have none.
+        const std::uint32_t low = key % 2 == 0 ? block[0] : block[1];
+        const std::uint32_t high = key % 2 == 0 ? block[2] : block[3];
+        return (key % 4 < 2 ? low : high) < params.keep_threshold;
+    }
+
+    /// O += P V. kMasked: keys that a row does not see are left out, since 0 times what V holds there may be NaN.
+    template <bool kMasked>
+    __device__ void multiply_pv(int first_key, RowsFp32<Tile>& rows) const {
+#pragma unroll 2
+        for (int key = 0; key < kBlock; ++key) {
+            float p[kPer];
+            bool wanted[kPer];
+#pragma unroll
+            for (int i = 0; i < kPer; ++i) {
+                p[i] = tile.p[(row + 16 * i) * Tile::kRowP + key];
+                wanted[i] = !kMasked || work.visible.sees(query(i), first_key + key);
+            }
+#pragma unroll
+            for (int n = 0; n < Tile::kHeadDim / 64; ++n) {
+                const float4 v = vector(tile.kv + key * Tile::kRow + 64 * n + 4 * column);
+#pragma unroll
+                for (int i = 0; i < kPer; ++i) {
+                    if (!wanted[i]) continue;
+                    rows.o[i][4 * n] = fmaf(p[i], v.x, rows.o[i][4 * n]);
+                    rows.o[i][4 * n + 1] = fmaf(p[i], v.y, rows.o[i][4 * n + 1]);
+                    rows.o[i][4 * n + 2] = fmaf(p[i], v.z, rows.o[i][4 * n + 2]);
+                    rows.o[i][4 * n + 3] = fmaf(p[i], v.w, rows.o[i][4 * n + 3]);
+                }
+            }
+        }
+    }
+
+    __device__ static __forceinline__ float4 vector(const float* from) {
+        return *reinterpret_cast<const float4*>(from);
+    }
+
+    /// O, normalised, and LSE to global memory.
+    __device__ void store(const RowsFp32<Tile>& rows) const {
+        const std::int64_t first = work.member.first_q;
+        char* o = params.o.data + head_offset(params.o, work.batch, first, work.head, sizeof(float));
+        char* lse = params.lse.data + head_offset(params.lse, work.batch, first, work.head, sizeof(float));
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) {
+            const float l = over_row(rows.sum[i], [](float a, float b) { return a + b; });
+            if (query(i) >= work.member.len_q) continue;
+            const float m = rows.max[i] == -INFINITY ? 0.0F : rows.max[i];
+            if (params.lse.data && column == 0) reinterpret_cast<float*>(lse)[query(i) * params.lse.row] = m + logf(l);
+            const float factor = l == 0.0F ? 0.0F : params.keep_scale / l;
+#pragma unroll
+            for (int n = 0; n < Tile::kHeadDim / 16; ++n) {
+                const int dim = n / 4 * 64 + 4 * column + n % 4;
+                if (dim >= params.head_dim_v) continue;
+                const float value = rows.o[i][n] * factor / kHeadroomFp32;
+                reinterpret_cast<float*>(o)[query(i) * params.o.row + dim * params.o.column] = value;
+            }
+        }
+    }
+};
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads) forward_fp32_kernel(const __grid_constant__ Launch launch) {
+    extern __shared__ __align__(128) char memory[];
+    __shared__ alignas(Work) char work_memory[sizeof(Work)];
+    const Work& work = *reinterpret_cast<const Work*>(work_memory);
+    if (threadIdx.x == 0) new (work_memory) Work(launch, blockIdx.x, Tile::kBlock, Tile::kBlock, sizeof(float));
+    __syncthreads();
+    if (work.q_begin >= work.member.len_q) return;
+
+    const ForwardParams& p = launch.params;
+    const LoopFp32<Tile> loop{p, work, Tile(memory), static_cast<int>(threadIdx.x / 16),
+                              static_cast<int>(threadIdx.x % 16)};
+    const char* q = p.q.data + head_offset(p.q, work.batch, work.member.first_q, work.head, sizeof(float));
+    load_fp32<Tile>(loop.tile.q, q, p.q, work.q_begin, work.member.len_q, p.head_dim);
+    RowsFp32<Tile> rows;
+    for (int i = 0; i < work.tiles.count(); ++i) {
+        const int number = work.tiles.first + i;
+        const int first_key = number * Tile::kBlock;
+        typename LoopFp32<Tile>::Scores s;
+        __syncthreads();  // all are done with V of the tile before
+        load_fp32<Tile>(loop.tile.kv, work.k, p.k, first_key, work.member.len_kv, p.head_dim);
+        __syncthreads();
+        loop.multiply_qk(s);
+        loop.weigh(s, first_key, rows);
+        __syncthreads();
+        load_fp32<Tile>(loop.tile.kv, work.v, p.v, first_key, work.member.len_kv, p.head_dim_v);
+        __syncthreads();
+        if (work.tiles.full(number)) loop.template multiply_pv<false>(first_key, rows);
+        else loop.template multiply_pv<true>(first_key, rows);
+    }
+    loop.store(rows);
+}
+
+template <int kHeadDim>
+cudaError_t start_forward_fp32(const Launch& launch, cudaStream_t stream) {
+    using Tile = TileFp32<kHeadDim>;
+    constexpr int kSharedBytes = Tile::kFloats * static_cast<int>(sizeof(float));
+    const auto kernel = forward_fp32_kernel<Tile>;
+    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+    if (status != cudaSuccess) return status;
+    const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
+    kernel<<<static_cast<unsigned>(blocks), Tile::kThreads, kSharedBytes, stream>>>(launch);
+    return cudaGetLastError();
+}
+
+}  // namespace tessera::cuda::fa2

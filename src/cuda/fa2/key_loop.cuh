@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/fa2/accumulators.cuh"
+#include "cuda/fa2/inputs.cuh"
+#include "cuda/tile/warp_product.cuh"
+
+namespace tessera::cuda::fa2 {
+
+/// The loop over the tiles of keys. What a row gets is the same in step() and in run(), to the last bit.
+template <class T, Config kConfig>
+struct KeyLoop {
+    static constexpr int kRowTiles = kConfig.row_tiles;
+    static constexpr int kHeadDim = kConfig.head_dim;
+    static constexpr bool kTwoStages = kConfig.stages == 2;
+    using Scores = float[kRowTiles][kConfig.block_kv / 8][4];  // S, then P: [16 rows][8 keys][4]
+    using Out = Accumulators<T, kConfig>;
+    using Keys = typename Inputs<T, kConfig>::KeyLoader;
+
+    const Inputs<T, kConfig> inputs;
+    const Work& work;  // in shared memory: registers are few
+    const Scale scale;
+    Queries<kHeadDim, kRowTiles, kConfig.q_in_registers> queries;  // when they are in registers
+
+    /// All tiles of keys, in ascending order.
+    __device__ __forceinline__ void multiply(Out& out) {
+        const int count = work.tiles.count();
+        if (count == 0) return;
+        inputs.load_k(first_key(0), 0);
+        if constexpr (kTwoStages) inputs.load_v(first_key(0), 0);
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+            if (i == work.run.begin) i = run(i, out);
+            if (i < count) step(i, out);
+        }
+    }
+
+ private:
+    __device__ __forceinline__ int first_key(int index) const { return (work.tiles.first + index) * kConfig.block_kv; }
+    __device__ static __forceinline__ int stage_of(int index) {
+        return static_cast<int>(static_cast<unsigned>(index) % kConfig.stages);
+    }
+
+    /// What was on its way is there for all threads, and all are done with what they worked on before.
+    __device__ static __forceinline__ void wait_for_tile() {
+        ptx::cp_async_wait<0>();
+        __syncthreads();
+    }
+
+    /// One tile of keys, whatever it is like.
+    __device__ __forceinline__ void step(int index, Out& out) {
+        const int stage = stage_of(index);
+        const bool more = index + 1 < work.tiles.count();
+        wait_for_tile();
+        if constexpr (!kTwoStages) {
+            inputs.load_v(first_key(index), 0);
+        } else if (more) {
+            inputs.load_k(first_key(index + 1), 1 - stage);
+            inputs.load_v(first_key(index + 1), 1 - stage);
+        }
+        const bool wanted = sees(first_key(index));
+        Scores s;
+        Raised raised[kRowTiles];
+        if constexpr (kTwoStages) guard(index, stage);
+        if (wanted) {
+            multiply_qk(s, stage, NothingBetween());
+            absorb<true>(s, first_key(index), raised, out);
+        }
+        if constexpr (!kTwoStages) {
+            wait_for_tile();
+            if (more) inputs.load_k(first_key(index + 1), 0);
+            guard(index, 0);
+        }
+        if (wanted) weigh_and_add(s, first_key(index), stage, raised, out, NothingBetween());
+    }
+
+    /// Tiles from `index` to run.end: no mask, and the copies of the next tile are put between the products. With two
+    /// stages those of K and V between the products of Q and K, with one those of V there, and of the next K between
+    /// the products of P and V. Returns the first tile that is still to be done.
+    __device__ __forceinline__ int run(int index, Out& out) {
+#pragma unroll 1
+        for (; index < work.run.end; ++index) {
+            const int stage = stage_of(index);
+            const bool more = index + 1 < work.tiles.count();
+            wait_for_tile();
+            const int key = first_key(index);
+            const int next_key = key + kConfig.block_kv;
+            typename Keys::Parts parts;
+            Scores s;
+            multiply_qk(s, stage, [&](int step) {
+                constexpr int kSteps = kHeadDim / 16;
+                constexpr int kForEach = kTwoStages ? kSteps / 2 : kSteps;  // steps for the copies of one tile
+                if (kTwoStages && step == 0) parts = {inputs.k_tile(1 - stage), inputs.k(), next_key, more};
+                if (kTwoStages && step == kForEach) parts = {inputs.v_tile(1 - stage), inputs.v(), next_key, more};
+                if (!kTwoStages && step == 0) parts = {inputs.v_tile(0), inputs.v(), key, true};
+                start<(Keys::kParts + kForEach - 1) / kForEach>(parts, step % kForEach);
+            });
+            ptx::cp_async_commit();
+            Raised raised[kRowTiles];
+            absorb<false>(s, key, raised, out);
+            if constexpr (!kTwoStages) wait_for_tile();
+            weigh_and_add(s, key, stage, raised, out, [&](int tile) {
+                if constexpr (kTwoStages) return;
+                if (tile == 0) parts = {inputs.k_tile(0), inputs.k(), next_key, more};
+                constexpr int kSteps = kConfig.block_kv / 8;
+                start<(Keys::kParts + kSteps - 1) / kSteps>(parts, tile);
+            });
+            if constexpr (!kTwoStages) ptx::cp_async_commit();
+        }
+        return index;
+    }
+
+    /// The next kCount parts of a copy.
+    template <int kCount>
+    __device__ static __forceinline__ void start(typename Keys::Parts& parts, int step) {
+#pragma unroll
+        for (int part = step * kCount; part < min((step + 1) * kCount, Keys::kParts); ++part) parts.start(part);
+    }
+
+    /// Takes Inf and NaN out of a tile of V that is there, if that is wanted.
+    __device__ __forceinline__ void guard(int index, int stage) const {
+        if (!work.guarded || work.tiles.full(work.tiles.first + index)) return;
+        clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(inputs.v_tile(stage));
+        __syncthreads();
+    }
+
+    /// Does any row of the warp see any key of the tile? The others keep what they have, to the last bit.
+    __device__ __forceinline__ bool sees(int first_key) const {
+        const int first_query = work.q_begin + Position::of_thread<kConfig>().first_row;
+        return work.visible.first(first_query) < first_key + kConfig.block_kv &&
+               work.visible.last(first_query + kConfig.rows_per_warp() - 1) >= first_key;
+    }
+
+    /// S = Q K^T. `between`(i) is called in each of the steps of 16 dims.
+    template <class Between>
+    __device__ __forceinline__ void multiply_qk(Scores& s, int stage, const Between& between) {
+        const Position position = Position::of_thread<kConfig>();
+        const auto k = MatrixAddress<kHeadDim>::chunks_first(inputs.k_tile(stage), position.lane);
+        if constexpr (kConfig.q_in_registers) {
+            cuda::multiply_qk<T>(s, queries, k, between);
+        } else {
+            decltype(queries) again(inputs.shared, position.first_row, position.lane);
+            cuda::multiply_qk<T>(s, again, k, between);
+        }
+    }
+
+    /// Products become scores, m is raised to their maximum, and O and l are brought to it.
+    template <bool kMasked>
+    __device__ __forceinline__ void absorb(Scores& s, int first_key, Raised (&raised)[kRowTiles], Out& out) const {
+        score<kMasked>(s, first_key);
+        RowPair<T> rows[kRowTiles];
+        bool large = false;
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            rows[m] = out.rows(m);
+            raised[m] = rows[m].raise(rows[m].maxima(s[m]), scale);
+            large |= raised[m].any_large();
+        }
+        if (__any_sync(0xFFFFFFFF, large)) {
+#pragma unroll
+            for (int m = 0; m < kRowTiles; ++m) rows[m].subtract(s[m], scale, raised[m]);
+        }
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            rows[m].rescale(raised[m]);
+            out.set_rows(m, rows[m]);
+            if (__any_sync(0xFFFFFFFF, raised[m].any())) out.rescale(m, raised[m]);  // times 1 changes nothing
+        }
+    }
+
+    /// Put together where it is needed: in the loop registers are few.
+    __device__ __forceinline__ HeadScores<T> head() const {
+        return {inputs.launch.params, work.member, work.batch, work.head, work.scores};
+    }
+
+    template <bool kMasked>
+    __device__ __forceinline__ void score(Scores& s, int first_key) const {
+        if constexpr (!kMasked && !kConfig.general) return;
+        const Position position = Position::of_thread<kConfig>();
+        const int query = work.q_begin + position.row();
+        const int key = first_key + position.column();
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            if constexpr (kConfig.general) head().template transform<kMasked>(s[m], work.visible, query + 16 * m, key);
+            else hide(s[m], work.visible, query + 16 * m, key);
+        }
+    }
+
+    /// S becomes P, and O += P V: the exponentials of one step are taken under the products of the step before.
+    /// `between`(i) is called before columns 8 * i ... of P.
+    template <class Between>
+    __device__ __forceinline__ void weigh_and_add(Scores& s, int first_key, int stage,
+                                                  const Raised (&raised)[kRowTiles], Out& out, const Between& between) {
+        float part[kRowTiles][2] = {};
+        const int lane = Position::of_thread<kConfig>().lane;
+        const auto v = MatrixAddress<kHeadDim>::rows_first(inputs.v_tile(stage), 0, lane);
+        multiply_pv<T, kHeadDim>(out.o, s, v, [&](int tile) {
+#pragma unroll
+            for (int m = 0; m < kRowTiles; ++m) {
+                RowPair<T>::weigh(s[m][tile], raised[m], part[m]);
+                drop(s[m][tile], m, first_key + 8 * tile);
+            }
+            between(tile);
+        });
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+            RowPair<T> rows = out.rows(m);
+            rows.add(part[m]);
+            out.set_rows(m, rows);
+        }
+    }
+
+    /// Weights of 16 rows x 8 keys that fall to the dropout become 0.
+    __device__ __forceinline__ void drop(float (&p)[4], int m, int first_key) const {
+        if constexpr (kConfig.general) {
+            const HeadScores<T> scores = head();
+            if (!scores.drops()) return;
+            const Position position = Position::of_thread<kConfig>();
+            scores.drop(p, work.q_begin + position.row() + 16 * m, first_key + position.column(), position.lane);
+        }
+    }
+};
+
+}  // namespace tessera::cuda::fa2

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "measure/accuracy.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "tessera/error.hpp"
+
+namespace tessera::measure {
+namespace {
+
+std::int64_t side_of(const std::string& text) {
+    if (text == "unbounded") return unbounded;
+    try {
+        return std::stoll(text);
+    } catch (const std::exception&) {
+        throw Error(ErrorCode::bad_data, "mask", fmt::format("expected a number of keys, got \"{}\"", text));
+    }
+}
+
+/// The reverse of mask_text().
+Mask mask_of(const std::string& text) {
+    Mask mask;
+    std::size_t at = 0;
+    while (at < text.size()) {
+        std::size_t end = text.find(", ", at);
+        if (end == std::string::npos) end = text.size();
+        const std::string part = text.substr(at, end - at);
+        at = end + 2;
+        if (part == "none") continue;
+        if (part == "causal" || part == "causal bottom-right") {
+            mask.causal = Causal::bottom_right;
+        } else if (part == "causal top-left") {
+            mask.causal = Causal::top_left;
+        } else if (const std::size_t comma = part.find(',');
+                   part.starts_with("window ") && comma != std::string::npos) {
+            mask.window_left = side_of(part.substr(7, comma - 7));
+            mask.window_right = side_of(part.substr(comma + 1));
+        } else {
+            throw Error(ErrorCode::bad_data, "mask", fmt::format("expected causal or window, got \"{}\"", part));
+        }
+    }
+    return mask;
+}
+
+DType dtype_of(const std::string& text) {
+    for (const DType dtype : {DType::fp64, DType::fp32, DType::fp16, DType::bf16}) {
+        if (text == name_of(dtype)) return dtype;
+    }
+    throw Error(ErrorCode::bad_data, "dtype", fmt::format("expected fp64, fp32, fp16 or bf16, got \"{}\"", text));
+}
+
+std::optional<Schedule> schedule_of(const Record& record) {
+    if (record.by == "cudnn") return Schedule::fa3;  // asynchronous products, producers and consumers
+    for (const Schedule s : {Schedule::standard, Schedule::fa1, Schedule::fa2, Schedule::fa3}) {
+        if (record.schedule == name_of(s)) return s;
+    }
+    return std::nullopt;
+}
+
+/// Whose kernels a Record's `by` are.
+std::string family_of(const std::string& by) { return by == "fa2" || by == "fa3" ? "flash-attention" : by; }
+
+/// What keeps a Record from being compared, or nothing and its comparison.
+std::optional<std::string> try_compare(const Record& record, const model::Machine* machine, Comparison& result) {
+    const auto schedule = schedule_of(record);
+    if (record.pass != "forward" && record.pass != "backward") return "neither forward nor backward";
+    if (!schedule) return fmt::format("no schedule is known of {}", record.by);
+    if (!record.features.empty()) return "features that are not modelled";
+    if (!(record.ms > 0)) return "no time";
+    const bool backward = record.pass == "backward";
+    if (backward && record.deterministic && record.by != "tessera")
+        return "deterministic backward of a peer: another kernel";
+    if (machine == nullptr) machine = model::machine_of_device(record.device);
+    if (machine == nullptr) return fmt::format("no machine is known for \"{}\"", record.device);
+    const Problem problem = problem_of(record);
+    const Pass pass = backward ? Pass::backward : Pass::forward;
+    const model::PredictOptions options{.by = family_of(record.by), .threads = record.threads};
+    if (const auto reason = model::refusal(problem, *schedule, pass, *machine, options)) return reason;
+    result.record = record;
+    result.kernels = fmt::format("{} {}", options.by, record.by == "cudnn" ? "" : name_of(*schedule));
+    if (result.kernels.back() == ' ') result.kernels.pop_back();
+    result.prediction = model::predict(problem, *schedule, pass, *machine, options);
+    result.predicted_ms = result.prediction.ms;
+    return std::nullopt;
+}
+
+Accuracy accuracy_of(std::span<const Comparison* const> rows) {
+    Accuracy a;
+    a.rows = static_cast<int>(rows.size());
+    std::vector<double> errors;
+    for (const Comparison* row : rows) {
+        const double error = std::abs(row->error());
+        errors.push_back(error);
+        a.mean += error / static_cast<double>(rows.size());
+        if (error >= a.worst) a.worst = error, a.worst_row = row;
+    }
+    std::sort(errors.begin(), errors.end());
+    const std::size_t half = errors.size() / 2;
+    a.median = errors.size() % 2 == 1 ? errors[half] : (errors[half - 1] + errors[half]) / 2;
+    return a;
+}
+
+}  // namespace
+
+Problem problem_of(const Record& record) {
+    if (record.features.find("ragged") != std::string::npos)
+        throw Error(ErrorCode::bad_data, "features", "a ragged record does not tell the lengths of its members");
+    Problem p;
+    p.dtype = dtype_of(record.dtype);
+    p.batch = record.batch;
+    p.len_q = record.len_q;
+    p.len_kv = record.len_kv;
+    p.heads_q = record.heads_q;
+    p.heads_kv = record.heads_kv;
+    p.head_dim = record.head_dim;
+    p.head_dim_v = record.head_dim_v;
+    p.mask = mask_of(record.mask);
+    try {
+        p.validate();
+    } catch (const Error& error) {
+        throw Error(ErrorCode::bad_data, error.argument(), error.what());
+    }
+    return p;
+}
+
+Comparisons compare(std::span<const Record> records, const model::Machine* machine) {
+    Comparisons result;
+    for (const Record& record : records) {
+        Comparison row;
+        if (const auto reason = try_compare(record, machine, row)) ++result.left_out[*reason];
+        else result.rows.push_back(std::move(row));
+    }
+    return result;
+}
+
+std::vector<Accuracy> summarise(const Comparisons& comparisons) {
+    using Key = std::array<std::string, 3>;
+    std::map<Key, std::vector<const Comparison*>> groups;
+    std::map<std::string, std::vector<const Comparison*>> devices;
+    for (const Comparison& row : comparisons.rows) {
+        groups[{row.record.device, row.record.pass, row.kernels}].push_back(&row);
+        devices[row.record.device].push_back(&row);
+    }
+    std::vector<Accuracy> result;
+    for (const auto& [device, all] : devices) {
+        for (const auto& [key, rows] : groups) {
+            if (key[0] != device) continue;
+            Accuracy a = accuracy_of(rows);
+            a.device = device, a.pass = key[1], a.kernels = key[2];
+            result.push_back(a);
+        }
+        Accuracy a = accuracy_of(all);
+        a.device = device;
+        result.push_back(a);
+    }
+    // Forward before backward.
+    std::stable_sort(result.begin(), result.end(), [](const Accuracy& a, const Accuracy& b) {
+        const auto rank = [](const Accuracy& x) { return x.kernels.empty() ? 2 : x.pass == "forward" ? 0 : 1; };
+        return a.device == b.device && rank(a) < rank(b);
+    });
+    return result;
+}
+
+}  // namespace tessera::measure

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The roofs of the CPU at hand. Every rate is the best of several short runs: a roof is what the machine can do, and
+// whatever else runs on it only takes away.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "cpu/tile/tile.hpp"
+#include "io/file.hpp"
+#include "measure/calibrate.hpp"
+#include "measure/host.hpp"
+#include "measure/timer.hpp"
+#include "parallel.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::measure {
+namespace {
+
+constexpr double kSeconds = 0.08;  // of one run
+constexpr int kRuns = 5;
+
+/// What one thread does again and again: returns the work that it has done, in its unit.
+using Work = std::function<double()>;
+
+/// Best rate (work / second of all threads together) of kRuns; make(thread) prepares a thread's work.
+double best_rate(int threads, const std::function<Work(int)>& make) {
+    double best = 0;
+    for (int run = 0; run < kRuns; ++run) {
+        std::atomic<int> ready{0};
+        std::vector<double> rates(static_cast<std::size_t>(threads));
+        std::vector<std::thread> pool;
+        for (int t = 0; t < threads; ++t) {
+            pool.emplace_back([&, t] {
+                const Work work = make(t);
+                work();
+                ++ready;
+                while (ready.load() < threads) std::this_thread::yield();
+                double done = 0;
+                const Timer timer;
+                while (timer.seconds() < kSeconds) done += work();
+                rates[static_cast<std::size_t>(t)] = done / timer.seconds();
+            });
+        }
+        for (std::thread& thread : pool) thread.join();
+        double sum = 0;
+        for (const double rate : rates) sum += rate;
+        best = std::max(best, sum);
+    }
+    return best;
+}
+
+/// x = x a + b, each step waiting for the one before: 4 clocks on x86-64 (3 for the product, 1 for the sum).
+Work dependent_steps() {
+    return [x = std::uint64_t{1}]() mutable {
+        constexpr int kSteps = 100'000;
+        constexpr double kClocks = 4;
+        for (int i = 0; i < kSteps; ++i) x = x * 6364136223846793005ULL + 1442695040888963407ULL;
+        static std::atomic<std::uint64_t> sink;
+        sink.store(x, std::memory_order_relaxed);
+        return kSteps * kClocks;
+    };
+}
+
+/// Tiles are aligned to a cache line.
+std::shared_ptr<float[]> floats(std::int64_t n, float value) {
+    const auto count = static_cast<std::size_t>(n);
+    std::shared_ptr<float[]> tile(static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t{64})),
+                                  [](float* memory) { ::operator delete[](memory, std::align_val_t{64}); });
+    std::fill_n(tile.get(), count, value);
+    return tile;
+}
+
+/// FLOP of the library's own tile product, operands in the first-level cache.
+Work products() {
+    constexpr std::int64_t kRows = 64, kLanes = 64, kDepth = 64;
+    return [a = floats(kRows * kDepth, 0.5F), b = floats(kDepth * kLanes, 0.25F),
+            c = floats(kRows * kLanes, 0.0F)]() mutable {
+        constexpr int kTimes = 20;
+        for (int i = 0; i < kTimes; ++i) {
+            cpu::tile::matmul({.m = kRows,
+                               .n = kLanes,
+                               .k = kDepth,
+                               .a = a.get(),
+                               .a_row = kDepth,
+                               .a_k = 1,
+                               .b = b.get(),
+                               .b_stride = kLanes,
+                               .c = c.get(),
+                               .c_stride = kLanes});
+        }
+        return 2.0 * kRows * kLanes * kDepth * kTimes;
+    };
+}
+
+/// exp(s - lse) of a tile, by the library's own exponential.
+Work exponentials() {
+    constexpr std::int64_t kKeys = 64, kLanes = 64;
+    return [s = floats(kKeys * kLanes, 0.5F), lse = floats(kLanes, 2.0F)]() mutable {
+        constexpr int kTimes = 20;
+        for (int i = 0; i < kTimes; ++i) cpu::tile::weights_from_lse(s.get(), lse.get(), kKeys, kLanes, kLanes);
+        return static_cast<double>(kKeys * kLanes * kTimes);
+    };
+}
+
+/// Bytes read: the C library's search for a byte that is not there reads as fast as loads go.
+Work reading(std::size_t bytes) {
+    auto buffer = std::make_shared<std::vector<char>>(bytes, '\0');
+    return [buffer] {
+        const std::size_t part = buffer->size();
+        if (std::memchr(buffer->data(), 1, part) != nullptr) return 0.0;
+        return static_cast<double>(part);
+    };
+}
+
+/// Microseconds until an empty parallel loop on all threads is done: the best of many.
+double loop_microseconds(int threads) {
+    double best = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < 300; ++i) {
+        const Timer timer;
+        tbb_parallel_for(threads, threads, [](std::int64_t, int) {});
+        best = std::min(best, timer.seconds() * 1e6);
+    }
+    return best;
+}
+
+model::Quantity measured(double value) { return {value, "measured by tessera calibrate"}; }
+
+/// Three digits say what such a measurement knows.
+double rounded(double value) {
+    if (value == 0) return 0;
+    const double unit = std::pow(10, std::floor(std::log10(value)) - 2);
+    return std::round(value / unit) * unit;
+}
+
+}  // namespace
+
+model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
+    const Host host = describe_host();
+    if (threads <= 0) threads = host.cores;
+    if (threads > host.cores)
+        throw Error(ErrorCode::invalid_argument, "threads",
+                    fmt::format("expected up to {}, the cores of this process, got {}", host.cores, threads));
+    const auto rate = [&](const char* what, int workers, const std::function<Work(int)>& make) {
+        progress(fmt::format("{}, {} thread{}", what, workers, workers == 1 ? "" : "s"));
+        return best_rate(workers, make);
+    };
+    const double hertz = rate("clock", 1, [](int) { return dependent_steps(); });
+    const double product_1 = rate("products", 1, [](int) { return products(); });
+    const double product_n = rate("products", threads, [](int) { return products(); });
+    const double exps = rate("exponentials", 1, [](int) { return exponentials(); });
+    constexpr std::size_t kSecondLevel = std::size_t{384} << 10;
+    const double near = rate("second-level cache", 1, [](int) { return reading(kSecondLevel); });
+    const std::size_t last = std::max<std::size_t>(static_cast<std::size_t>(host.cache_bytes), std::size_t{4} << 20);
+    const auto share = last / 2 / static_cast<std::size_t>(threads);
+    const double far = rate("last-level cache", threads, [&](int) { return reading(share); });
+    const std::size_t beyond = std::max(last * 4 / static_cast<std::size_t>(threads), std::size_t{64} << 20);
+    const double memory = rate("memory", threads, [&](int) { return reading(beyond); });
+    progress("parallel loop");
+    const double loop = loop_microseconds(threads);
+
+    model::Machine m;
+    m.name = "this-host";
+    m.title = fmt::format("{}, {} threads", host.cpu, threads);
+    m.kind = model::MachineKind::cpu;
+    m.capability = {0, "none"};
+    m.cores = {static_cast<double>(threads), "the threads that were measured"};
+    const double loaded = hertz * std::min(1.0, product_n / threads / product_1);
+    m.clock_ghz = measured(rounded(hertz * 1e-9));
+    m.rated_clock_ghz = m.clock_ghz;
+    m.loaded_clock_ghz = {rounded(loaded * 1e-9), "measured: what products lose per thread when all threads run"};
+    m.matrix_flop = measured(rounded(product_1 / hertz));
+    m.warp_matrix_share = {1, "no other product instruction is used"};
+    m.fma_flop = m.matrix_flop;
+    m.exp_rate = measured(rounded(exps / hertz));
+    m.shared_bytes = measured(rounded(near / hertz));
+    m.shared_kib = {static_cast<double>(kSecondLevel >> 10), "the size that was read"};
+    m.l2_bytes = measured(rounded(far / threads / loaded));
+    m.l2_mib = {static_cast<double>(last) / 1048576.0, "as the system tells"};
+    m.reduce_bytes = {0, "no such unit"};
+    m.dram_gbs = measured(rounded(memory * 1e-9));
+    m.dram_read_share = {1, "the rate is that of reading"};
+    m.dram_copy_share = {0.8, "estimate: usual"};
+    m.memory_gib = {rounded(static_cast<double>(io::memory_limit()) / 1073741824.0), "as the system tells"};
+    m.launch_us = measured(rounded(loop));
+    validate(m);
+    return m;
+}
+
+}  // namespace tessera::measure

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "measure/machine_file.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "io/atomic_file.hpp"
+#include "io/file.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::measure {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+[[noreturn]] void bad(const std::string& field, const std::string& expected, const Json& got) {
+    throw Error(ErrorCode::bad_data, field,
+                fmt::format("expected {}, got {}", expected, got.is_null() ? "nothing" : got.dump().substr(0, 60)));
+}
+
+const Json& member(const Json& json, const std::string& name) {
+    static const Json nothing;
+    const auto found = json.find(name);
+    return found == json.end() ? nothing : *found;
+}
+
+std::string text_of(const Json& json, const std::string& name, const std::string& field) {
+    const Json& value = member(json, name);
+    if (!value.is_string() || value.get<std::string>().empty()) bad(field, "a text", value);
+    return value.get<std::string>();
+}
+
+model::Quantity quantity_of(const Json& json, const std::string& name, const std::string& unit) {
+    const Json& value = member(json, name);
+    if (!value.is_object()) bad(name, "an object with value, unit and source", value);
+    for (const auto& [key, unused] : value.items()) {
+        if (key != "value" && key != "unit" && key != "source") bad(name + "." + key, "value, unit or source", key);
+    }
+    if (!member(value, "value").is_number()) bad(name + ".value", "a number", member(value, "value"));
+    const Json& got = member(value, "unit");
+    if (!got.is_string() || got.get<std::string>() != unit) bad(name + ".unit", fmt::format("\"{}\"", unit), got);
+    return {member(value, "value").get<double>(), text_of(value, "source", name + ".source")};
+}
+
+}  // namespace
+
+Json to_json(const model::Machine& machine) {
+    Json json{{"name", machine.name},
+              {"title", machine.title},
+              {"kind", machine.kind == model::MachineKind::gpu ? "gpu" : "cpu"}};
+    for_each_quantity(machine, [&](const char* name, const char* unit, const model::Quantity& quantity) {
+        json[name] = Json{{"value", quantity.value}, {"unit", unit}, {"source", quantity.source}};
+    });
+    return json;
+}
+
+model::Machine machine_from_json(const Json& json) {
+    if (!json.is_object()) bad("machine", "a JSON object", json);
+    model::Machine machine;
+    std::set<std::string> known{"name", "title", "kind"};
+    machine.name = text_of(json, "name", "name");
+    machine.title = text_of(json, "title", "title");
+    const std::string kind = text_of(json, "kind", "kind");
+    if (kind != "gpu" && kind != "cpu") bad("kind", "gpu or cpu", kind);
+    machine.kind = kind == "gpu" ? model::MachineKind::gpu : model::MachineKind::cpu;
+    for_each_quantity(machine, [&](const char* name, const char* unit, model::Quantity& quantity) {
+        known.insert(name);
+        quantity = quantity_of(json, name, unit);
+    });
+    for (const auto& [key, value] : json.items()) {
+        if (!known.contains(key)) bad(key, "a field of a machine", value);
+    }
+    validate(machine);
+    return machine;
+}
+
+model::Machine read_machine(const std::string& path) {
+    const io::FileBytes bytes = io::read_file(path);
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data.get()), bytes.size);
+    const Json json = Json::parse(text, nullptr, false);
+    if (json.is_discarded()) throw Error(ErrorCode::bad_data, path, "expected a machine file: one JSON object");
+    try {
+        return machine_from_json(json);
+    } catch (const Error& error) {
+        throw Error(ErrorCode::bad_data, path, error.what());
+    }
+}
+
+void write_machine(const std::string& path, const model::Machine& machine) {
+    const std::string text = to_json(machine).dump(2) + "\n";
+    io::AtomicFile file(path);
+    file.write(std::as_bytes(std::span(text)));
+    file.commit();
+}
+
+}  // namespace tessera::measure

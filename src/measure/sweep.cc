@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "measure/sweep.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace tessera::measure {
+namespace {
+
+constexpr std::int64_t kShortest = 16;
+constexpr std::int64_t kLongest = std::int64_t{1} << 20;
+
+/// `by` for one schedule: "published" is resolved here.
+model::PredictOptions options_for(const SweepQuestion& question, Schedule schedule) {
+    model::PredictOptions options = question.options;
+    if (options.by != "published") return options;
+    const bool has_authors_kernels = schedule == Schedule::fa2 || schedule == Schedule::fa3;
+    const bool on_gpu = question.machine.kind == model::MachineKind::gpu;
+    options.by = has_authors_kernels && on_gpu ? "flash-attention" : "tessera";
+    return options;
+}
+
+Problem with_length(const Problem& problem, std::int64_t len) {
+    Problem p = problem;
+    p.len_kv = len;
+    if (problem.len_q == problem.len_kv) p.len_q = len;
+    return p;
+}
+
+}  // namespace
+
+double SweepCell::ms() const {
+    double sum = 0;
+    for (const auto& pass : passes) sum += pass.ms;
+    return sum;
+}
+
+double SweepCell::tflops() const {
+    double flop = 0;
+    for (const auto& pass : passes) flop += static_cast<double>(pass.cost.work.flop);
+    return ms() > 0 ? flop * 1e-9 / ms() : 0;
+}
+
+const model::Prediction& SweepCell::longest() const {
+    return *std::max_element(passes.begin(), passes.end(), [](const auto& a, const auto& b) { return a.ms < b.ms; });
+}
+
+const SweepCell* SweepRow::best() const {
+    const SweepCell* found = nullptr;
+    for (const SweepCell& cell : cells) {
+        if (cell.known() && (found == nullptr || cell.ms() < found->ms())) found = &cell;
+    }
+    return found;
+}
+
+const SweepCell* SweepRow::of(Schedule schedule) const {
+    for (const SweepCell& cell : cells) {
+        if (cell.schedule == schedule && cell.known()) return &cell;
+    }
+    return nullptr;
+}
+
+double SweepRow::win(const SweepCell* cell) const {
+    const SweepCell* standard = of(Schedule::standard);
+    if (standard == nullptr || cell == nullptr || !cell->known() || !(cell->ms() > 0)) return 0;
+    return standard->ms() / cell->ms();
+}
+
+SweepRow sweep_one(const Problem& problem, const SweepQuestion& question) {
+    SweepRow row{problem, {}};
+    for (const Schedule schedule : question.schedules) {
+        SweepCell cell{schedule, {}, {}};
+        const model::PredictOptions options = options_for(question, schedule);
+        for (const Pass pass : question.passes) {
+            if (const auto reason = model::refusal(problem, schedule, pass, question.machine, options)) {
+                cell.refusal = *reason;
+                cell.passes.clear();
+                break;
+            }
+            cell.passes.push_back(model::predict(problem, schedule, pass, question.machine, options));
+        }
+        row.cells.push_back(std::move(cell));
+    }
+    return row;
+}
+
+std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedule, const SweepQuestion& question) {
+    SweepQuestion pair{question.machine, {Schedule::standard, schedule}, question.passes, question.options};
+    pair.options.worksheet = false;
+    const auto faster = [&](std::int64_t len) {
+        const SweepRow row = sweep_one(with_length(problem, len), pair);
+        return row.win(&row.cells.back()) > 1;
+    };
+    std::vector<Range> ranges;
+    bool before = false;
+    std::int64_t previous = kShortest;
+    for (std::int64_t len = kShortest; len <= kLongest; previous = len, len *= 2) {
+        const bool now = faster(len);
+        if (now == before) continue;
+        std::int64_t low = len == kShortest ? 0 : previous;  // still as before
+        std::int64_t high = len;
+        while (high - low > std::max<std::int64_t>(1, low / 32)) {
+            const std::int64_t middle = low + (high - low) / 2;
+            if (middle == 0) break;
+            (faster(middle) == before ? low : high) = middle;
+        }
+        if (now) ranges.push_back({high, 0});
+        else ranges.back().end = high;
+        before = now;
+    }
+    return ranges;
+}
+
+double whole_win(double part, double win) { return 1 / (1 - part + part / win); }
+
+plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows) {
+    plot::Figure figure;
+    const Problem& first = rows.front().problem;
+    figure.title = fmt::format("Roofline of {}", machine.title);
+    figure.subtitle = fmt::format("head_dim {}, {}, lengths {} to {}", first.head_dim, name_of(first.dtype),
+                                  first.len_kv, rows.back().problem.len_kv);
+    figure.x = {.label = "FLOP per byte of DRAM", .scale = plot::Scale::log10};
+    figure.y = {.label = "TFLOP/s", .scale = plot::Scale::log10};
+    const double peak = machine.peak_tflops(first.dtype);
+    const double slope = machine.dram_gbs * 1e-3;  // TFLOP/s for each FLOP/B
+    const double ridge = peak / slope;
+    double least = ridge / 2;
+    double most = ridge * 2;
+    double lowest = peak / 2;
+    double flop_per_exp = 0;
+    for (std::size_t s = 0; s < rows.front().cells.size(); ++s) {
+        plot::Series series{.name = name_of(rows.front().cells[s].schedule), .points = {}};
+        for (const SweepRow& row : rows) {
+            const SweepCell& cell = row.cells[s];
+            if (!cell.known()) continue;
+            double flop = 0, bytes = 0, exps = 0;
+            for (const auto& pass : cell.passes) {
+                flop += static_cast<double>(pass.cost.work.flop);
+                bytes += static_cast<double>(pass.cost.work.bytes.dram);
+                exps += static_cast<double>(pass.cost.work.exps);
+            }
+            if (!(flop > 0) || !(bytes > 0)) continue;
+            flop_per_exp = flop / exps;
+            const double intensity = flop / bytes;
+            least = std::min(least, intensity / 1.5);
+            most = std::max(most, intensity * 1.5);
+            lowest = std::min(lowest, cell.tflops() / 1.5);
+            series.points.push_back(
+                {intensity, cell.tflops(),
+                 fmt::format("length {}: {:.4g} ms, {:.3g} TFLOP/s", row.problem.len_kv, cell.ms(), cell.tflops())});
+        }
+        if (!series.points.empty()) figure.series.push_back(std::move(series));
+    }
+    figure.x.least = least;
+    figure.x.most = most;
+    figure.y.least = std::min(lowest, least * slope);
+    figure.y.most = peak * 1.6;
+    figure.guides.push_back(
+        {{least, least * slope}, {ridge, peak}, fmt::format("DRAM {:.0f} GB/s", machine.dram_gbs.value), 0.3});
+    figure.guides.push_back({{ridge, peak}, {most, peak}, fmt::format("products {:.3g} TFLOP/s", peak), 0.7});
+    const double exp_roof = machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e-3 * flop_per_exp;
+    if (flop_per_exp > 0 && exp_roof < peak * 1.5 && exp_roof > 1.02 * lowest) {
+        figure.guides.push_back(
+            {{exp_roof / slope, exp_roof}, {most, exp_roof}, fmt::format("exp unit {:.3g}", exp_roof), 0.3});
+    }
+    return figure;
+}
+
+}  // namespace tessera::measure

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/family.hpp"
+
+#include <algorithm>
+#include <string>
+
+namespace tessera::model {
+namespace {
+
+constexpr const char* kOurs = "bench/results/h200/forward.jsonl (commit 462028a)";
+constexpr const char* kOurOthers = "bench/results/h200/schedules.jsonl";
+constexpr const char* kBoth = "bench/results/h200/forward.jsonl and peers.jsonl";
+constexpr const char* kPeers = "bench/results/h200/peers.jsonl";
+
+constexpr Family kFamilies[] = {
+    {"tessera",
+     Schedule::standard,
+     Pass::forward,
+     kOurOthers,
+     true,
+     Order::as_they_lie,
+     {.shared_exposed = 0.70, .row_cycles = 477, .row_exposed = 0.52, .pass_exposed = 0.28, .launches = 3}},
+    {"tessera",
+     Schedule::fa1,
+     Pass::forward,
+     kOurOthers,
+     true,
+     Order::as_they_lie,
+     {.shared_exposed = 0.18, .step_cycles = 2120, .dram_exposed = 1}},
+    {"tessera",
+     Schedule::fa2,
+     Pass::forward,
+     kOurOthers,
+     true,
+     Order::as_they_lie,
+     {.exp_exposed = 0.42, .shared_exposed = 0.58, .end_cycles = 3460, .end_cycles_per_dim = 34, .cut_tiles = 0.64}},
+    {"tessera",
+     Schedule::fa3,
+     Pass::forward,
+     kOurs,
+     false,
+     Order::longest_first,
+     {.exp_exposed = 0.57, .end_cycles = 2900, .cut_tiles = 1.41, .dram_exposed = 0.67, .launches = 2}},
+    {"flash-attention",
+     Schedule::fa2,
+     Pass::forward,
+     kBoth,
+     true,
+     Order::as_they_lie,
+     {.exp_exposed = 0.56, .shared_exposed = 0.34, .end_cycles = 1800, .end_cycles_per_dim = 8.4, .cut_tiles = 0.92}},
+    {"flash-attention",
+     Schedule::fa3,
+     Pass::forward,
+     kPeers,
+     false,
+     Order::longest_first,
+     {.exp_exposed = 0.68, .end_cycles = 500, .cut_tiles = 0.44, .dram_exposed = 0.41}},
+    {"cudnn",
+     Schedule::fa3,
+     Pass::forward,
+     kBoth,
+     false,
+     Order::longest_first,
+     {.exp_exposed = 0.93, .end_cycles_per_dim = 30, .cut_tiles = 0.49}},
+    {"flash-attention",
+     Schedule::fa2,
+     Pass::backward,
+     kPeers,
+     true,
+     Order::as_they_lie,
+     {.exp_exposed = 1.30,
+      .adds_exposed = 0.96,
+      .end_cycles = 3980,
+      .end_cycles_per_dim = 36,
+      .cut_tiles = 0.30,
+      .dram_exposed = 0.05,
+      .launches = 3}},
+    {"flash-attention",
+     Schedule::fa3,
+     Pass::backward,
+     kPeers,
+     false,
+     Order::longest_first,
+     {.adds_exposed = 0.81, .end_cycles = 4430, .end_cycles_per_dim = 21, .cut_tiles = 0.455, .launches = 3}},
+    {"cudnn",
+     Schedule::fa3,
+     Pass::backward,
+     kPeers,
+     false,
+     Order::longest_first,
+     {.exp_exposed = 0.73,
+      .adds_exposed = 0.83,
+      .end_cycles = 6930,
+      .end_cycles_per_dim = 22,
+      .cut_tiles = 0.60,
+      .launches = 3}},
+    // No such kernels on GPUs yet: the constants are those of the nearest relative.
+    {"tessera",
+     Schedule::standard,
+     Pass::backward,
+     "",
+     true,
+     Order::as_they_lie,
+     {.shared_exposed = 0.70, .row_exposed = 1, .pass_exposed = 0.28, .launches = 4}},
+    {"tessera",
+     Schedule::fa1,
+     Pass::backward,
+     "",
+     true,
+     Order::as_they_lie,
+     {.exp_exposed = 1.30,
+      .adds_exposed = 0.96,
+      .end_cycles = 3980,
+      .end_cycles_per_dim = 36,
+      .cut_tiles = 0.30,
+      .dram_exposed = 0.05,
+      .launches = 2}},
+};
+
+struct TileRow {
+    std::int64_t head_dim;  ///< up to
+    Tile whole;             ///< without a mask
+    Tile cut;               ///< with one
+};
+
+/// The first row that holds head_dim.
+Tile choose(std::span<const TileRow> rows, std::int64_t head_dim, bool cut) {
+    const auto row = std::find_if(rows.begin(), rows.end(), [&](const TileRow& r) { return head_dim <= r.head_dim; });
+    const TileRow& chosen = row == rows.end() ? rows.back() : *row;
+    return cut ? chosen.cut : chosen.whole;
+}
+
+// src/cuda/*/config.h
+constexpr TileRow kTesseraStandard[] = {{256, {128, 64}, {128, 64}}};
+constexpr TileRow kTesseraFa1[] = {
+    {64, {32, 256}, {32, 256}}, {128, {32, 192}, {32, 192}}, {256, {16, 128}, {16, 128}}};
+constexpr TileRow kTesseraFa2[] = {{128, {128, 64}, {128, 64}}, {256, {128, 32}, {128, 32}}};
+constexpr TileRow kTesseraFa3[] = {{64, {192, 128}, {192, 128}},
+                                   {128, {128, 128}, {128, 128}},
+                                   {192, {128, 96}, {128, 96}},
+                                   {256, {128, 80}, {128, 80}}};
+// flash-attention: hopper/tile_size.h; csrc/flash_attn/src/flash_fwd_launch_template.h, flash_bwd_launch_template.h
+constexpr TileRow kFlash3[] = {{64, {192, 192}, {192, 128}},
+                               {96, {192, 144}, {192, 128}},
+                               {128, {128, 176}, {128, 128}},
+                               {192, {128, 112}, {128, 112}},
+                               {256, {128, 80}, {128, 80}}};
+constexpr TileRow kFlash2[] = {{64, {128, 128}, {128, 128}}, {256, {128, 64}, {128, 64}}};
+constexpr TileRow kFlash2Small[] = {
+    {64, {128, 128}, {128, 128}}, {128, {128, 32}, {64, 64}}, {192, {128, 64}, {64, 64}}, {256, {64, 64}, {64, 64}}};
+constexpr TileRow kFlash3Backward[] = {{64, {128, 128}, {128, 128}},
+                                       {96, {64, 128}, {64, 128}},
+                                       {128, {80, 128}, {64, 128}},
+                                       {192, {64, 96}, {64, 96}},
+                                       {256, {64, 80}, {64, 80}}};
+constexpr TileRow kFlash2Backward[] = {
+    {64, {128, 128}, {128, 128}}, {128, {64, 128}, {64, 128}}, {256, {64, 64}, {64, 64}}};
+constexpr TileRow kFlash2BackwardSmall[] = {{64, {64, 128}, {64, 128}}, {256, {64, 64}, {64, 64}}};
+constexpr TileRow kCudnn[] = {{128, {128, 128}, {128, 128}}, {256, {128, 64}, {128, 64}}};
+
+/// Shared memory of 8.6, 8.9 and older: too small for the tiles of 8.0 and 9.0.
+bool is_small(const Machine& machine) { return machine.shared_kib < 128; }
+
+}  // namespace
+
+std::span<const Family> gpu_families() { return kFamilies; }
+
+const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
+    const Family* found = nullptr;
+    for (const Family& family : kFamilies) {
+        if (family.schedule != schedule || family.pass != pass || (!by.empty() && by != family.by)) continue;
+        const bool better = found == nullptr || (found->fitted_on[0] == '\0' && family.fitted_on[0] != '\0');
+        if (better) found = &family;
+    }
+    return found;
+}
+
+Tile tile_of(const Family& family, const Problem& problem, const Machine& machine) {
+    const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
+    const bool cut = !problem.mask.trivial();
+    const bool ours = std::string_view(family.by) == "tessera";
+    if (family.pass == Pass::backward) {
+        if (family.schedule == Schedule::standard) return {128, 64};
+        if (family.schedule == Schedule::fa3 && !(std::string_view(family.by) == "cudnn"))
+            return choose(kFlash3Backward, dim, cut);
+        if (is_small(machine)) return choose(kFlash2BackwardSmall, dim, cut);
+        return choose(kFlash2Backward, dim, cut);
+    }
+    constexpr std::int64_t kShort = 1536;  // src/cuda/fa3/kernels.cc: smaller tiles of queries for short rows
+    switch (family.schedule) {
+        case Schedule::standard: return choose(kTesseraStandard, dim, cut);
+        case Schedule::fa1: return choose(kTesseraFa1, dim, cut);
+        case Schedule::fa2:
+            if (ours) return choose(kTesseraFa2, dim, cut);
+            return is_small(machine) ? choose(kFlash2Small, dim, cut) : choose(kFlash2, dim, cut);
+        case Schedule::fa3: break;
+    }
+    if (std::string_view(family.by) == "cudnn") return choose(kCudnn, dim, cut);
+    if (!ours) return choose(kFlash3, dim, cut);
+    if (dim <= 64 && (problem.ragged || cut) && problem.len_kv <= kShort) return {128, 128};
+    if (problem.head_dim > 128 && problem.head_dim <= 192 && problem.head_dim_v <= 128) return {128, 128};
+    return choose(kTesseraFa3, dim, cut);
+}
+
+std::int64_t padded_dim(const Family& family, std::int64_t head_dim) {
+    const bool ours = std::string_view(family.by) == "tessera";
+    for (const std::int64_t size : {32, 64, 96, 128, 192, 256}) {
+        const bool compiled = size == 64 || size == 128 || size == 256 ||
+                              (size == 192 && !(ours && family.warp_wide)) ||
+                              (!ours && (size == 96 || (size == 32 && family.schedule == Schedule::fa2)));
+        if (compiled && head_dim <= size) return size;
+    }
+    return head_dim;
+}
+
+std::int64_t rows_per_reader(const Family& family, std::int64_t head_dim) {
+    if (!family.warp_wide) return 64;
+    return family.pass == Pass::forward && head_dim > 128 ? 16 : 32;
+}
+
+}  // namespace tessera::model

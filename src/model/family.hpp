@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the model knows of a family of kernels: its tiles, and a few constants that say how much of each unit's time the
+// kernel leaves exposed. They hold for every device; a device differs in its Machine only.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "model/machine.hpp"
+#include "tessera/kernel.hpp"
+#include "tessera/problem.hpp"
+
+namespace tessera::model {
+
+/// How the work of a kernel is dealt out.
+enum class Order {
+    longest_first,  ///< tiles of most work first, to whoever is free
+    as_they_lie,    ///< in the order of the tensors
+};
+
+/// Time of a tile = products + the shares below of the other units' time: 0 is perfect overlap, 1 none.
+struct Constants {
+    double exp_exposed = 0;         ///< of the exponentials' time (the maximum, sums and rescaling run with them)
+    double shared_exposed = 0;      ///< of the near memory's time
+    double adds_exposed = 0;        ///< of the time of adding dQ in the L2
+    double step_cycles = 0;         ///< of a tile of keys beside that: fa1's warps meet and exchange O
+    double end_cycles = 0;          ///< of a tile of queries (backward: keys), beside its tiles: filling and emptying
+    double end_cycles_per_dim = 0;  ///< the same, for each of the head_dim columns
+    double cut_tiles = 0;           ///< tiles' worth of time that a diagonal costs beside its share of tiles
+    double dram_exposed = 0;        ///< of the time of the tensors' own DRAM traffic
+    double state_exposed = 0;       ///< fa1: of the traffic of O, m, l between blocks
+    double row_cycles = 0;          ///< standard: of a row of the softmax
+    double row_exposed = 0;         ///< standard: of the softmax's traffic when rows dominate
+    double pass_exposed = 0;        ///< standard: of the shorter one of a pass' products and traffic
+    int launches = 1;
+};
+
+/// Where mma.sync is not the native product instruction (Hopper, Blackwell), kernels that fetch its operands by
+/// ldmatrix take so much longer than the instruction alone needs. Fitted on flash-attention's fa2 in
+/// bench/results/h200/forward.jsonl and peers.jsonl; where mma.sync is native, there is nothing to stretch.
+inline constexpr double kWarpStretch = 1.45;
+
+struct Family {
+    const char* by;
+    Schedule schedule;
+    Pass pass;
+    const char* fitted_on;  ///< Records behind the constants; "": none
+    bool warp_wide;         ///< products by mma.sync, not by wgmma
+    Order order;
+    Constants constants;
+};
+
+std::span<const Family> gpu_families();
+
+/// The family for these; `by` empty: tessera's if fitted, else the fitted one, else any. Null: none.
+const Family* find_family(Schedule schedule, Pass pass, const std::string& by);
+
+/// The tile that a family's kernel has for a Problem on a machine.
+Tile tile_of(const Family& family, const Problem& problem, const Machine& machine);
+
+/// head_dim as the kernel computes it: padded with zeros to the next compiled size.
+std::int64_t padded_dim(const Family& family, std::int64_t head_dim);
+
+/// Queries (backward: keys) of one reader of shared memory.
+std::int64_t rows_per_reader(const Family& family, std::int64_t head_dim);
+
+}  // namespace tessera::model

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "model/family.hpp"
+#include "model/parts.hpp"
+
+namespace tessera::model {
+
+/// Clocks of one inner tile, by unit, as if nothing else were in the way.
+struct TileCycles {
+    double products = 0;
+    double exps = 0;
+    double shared = 0;
+    double adds = 0;   ///< of dQ, in the L2
+    double loads = 0;  ///< from the L2: a tile can't be faster than its operands come
+    double step = 0;   ///< all together: the products, what is exposed of the others, and never less than loads
+};
+
+/// One prediction for a GPU while it is made.
+struct Gpu {
+    const Question& q;
+    const Family& family;
+    const Constants& c;
+    Prediction& out;
+    Account account;
+    Tile tile;
+    double d, dv, e;  ///< head_dims as computed, bytes of an element
+    double m, n;      ///< the tile
+    double sms;
+    schedule::Workload workload;
+    Units units;
+    TileCycles t;
+
+    Gpu(const Question& question, const Family& f, Prediction& prediction);
+
+    /// FLOP/clk of a multiprocessor that the kernel's products reach.
+    double product_rate() const;
+    double flop_per_pair() const { return q.pass == Pass::forward ? 2 * (d + dv) : 2 * (3 * d + 2 * dv); }
+    /// Bytes through shared memory for one inner tile: what is loaded is written once, and read by each reader.
+    double shared_bytes() const;
+    /// Bytes a millisecond.
+    double read_rate() const { return q.machine.dram_gbs * q.machine.dram_read_share * 1e6; }
+    double copy_rate() const { return q.machine.dram_gbs * q.machine.dram_copy_share * 1e6; }
+
+    /// Sets the clock for `cycles` in which `tiles` are computed; returns clocks a millisecond.
+    double set_clock(double tiles, double cycles);
+    /// The parts of the tiles' time that products, exponentials, shared memory and adds leave exposed.
+    void add_tile_parts(double tiles, double clocks_per_ms);
+    void add_launches(int launches);
+
+    void fused();     ///< fa2, fa3, and the backward of fa1
+    void fa1();       ///< forward
+    void standard();  ///< both passes
+
+ private:
+    TileCycles tile_cycles() const;
+    void note_tile();
+    int split_keys();
+    double waiting(double share, double ends) const;
+    void add_gradient_passes();
+};
+
+}  // namespace tessera::model

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/machine.hpp"
+
+#include <fmt/format.h>
+
+#include <cctype>
+#include <cmath>
+
+#include "model/machines.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::model {
+
+bool Machine::supports(DType dtype) const {
+    if (kind == MachineKind::cpu) return dtype == DType::fp32 || dtype == DType::bf16 || dtype == DType::fp16;
+    constexpr double kFirstWithBf16 = 8.0;
+    return dtype == DType::fp16 || dtype == DType::fp32 || (dtype == DType::bf16 && capability >= kFirstWithBf16);
+}
+
+double Machine::product_flop(DType dtype, bool warp_wide) const {
+    if (kind == MachineKind::cpu) return matrix_flop;  // 16-bit inputs are widened
+    if (size_of(dtype) > 2) return fma_flop;
+    return matrix_flop * (warp_wide ? warp_matrix_share.value : 1.0);
+}
+
+double Machine::peak_tflops(DType dtype) const { return product_flop(dtype, false) * cores * rated_clock_ghz * 1e-3; }
+
+std::span<const Machine> machines() {
+    static const std::vector<Machine> all = [] {
+        std::vector<Machine> list = gpu_machines();
+        for (Machine& cpu : cpu_machines()) list.push_back(std::move(cpu));
+        return list;
+    }();
+    return all;
+}
+
+const Machine* find_machine(std::string_view name) {
+    for (const Machine& machine : machines()) {
+        if (machine.name == name) return &machine;
+    }
+    return nullptr;
+}
+
+const Machine* machine_of_device(std::string_view device) {
+    struct Known {
+        const char* text;
+        const char* name;
+    };
+    constexpr Known kKnown[] = {
+        {"H200", "h200"},
+        {"H100 PCIe", "h100-pcie"},
+        {"H100", "h100"},
+        {"A100-SXM4-40GB", "a100-40"},
+        {"A100-PCIE-40GB", "a100-40"},
+        {"A100", "a100"},
+        {"A10", "a10"},
+        {"L4", "l4"},
+        {"RTX 3090", "rtx3090"},
+        {"RTX 4090", "rtx4090"},
+        {"V100", "v100"},
+        {"T4", "t4"},
+        {"B200", "b200"},
+        {"Intel(R) Xeon(R) Processor", "xeon-16"},
+    };
+    for (const Known& known : kKnown) {
+        const std::size_t at = device.find(known.text);
+        if (at == std::string_view::npos) continue;
+        const std::size_t end = at + std::string_view(known.text).size();
+        const bool whole = end == device.size() || std::isalnum(static_cast<unsigned char>(device[end])) == 0;
+        if (whole) return find_machine(known.name);
+    }
+    return nullptr;
+}
+
+void validate(const Machine& machine) {
+    for_each_quantity(machine, [&](const std::string& name, const char*, const Quantity& quantity) {
+        const bool may_be_zero = name == "capability" || name == "reduce_bytes";
+        const bool is_share = name.ends_with("_share");
+        const double value = quantity.value;
+        if (!std::isfinite(value) || value < 0 || (value == 0 && !may_be_zero) || (is_share && value > 1)) {
+            throw Error(ErrorCode::bad_data, name,
+                        fmt::format("expected a number {}, got {}", is_share ? "over 0, at most 1" : "over 0", value));
+        }
+    });
+}
+
+}  // namespace tessera::model

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What predictions for GPUs and CPUs share.
+#pragma once
+
+#include <fmt/format.h>
+
+#include "model/predict.hpp"
+
+namespace tessera::model {
+
+/// What is to be predicted, everything chosen.
+struct Question {
+    const Problem& problem;
+    Schedule schedule;
+    Pass pass;
+    const Machine& machine;
+    const PredictOptions& options;
+};
+
+/// The units of work of a kernel: tiles of queries (backward: of keys) of all heads, each with its inner tiles.
+struct Units {
+    std::int64_t count = 0;
+    std::int64_t tiles = 0;     ///< inner tiles of all
+    std::int64_t longest = 0;   ///< inner tiles of the unit that has most
+    std::int64_t shortest = 0;  ///< of the one that has least
+};
+Units units_of(const schedule::Workload& workload);
+
+/// The workload with what stays in the machine's L2 when `at_once` units run at a time.
+schedule::Workload workload_of(const Question& question, const Tile& tile, std::int64_t at_once);
+
+/// Collects a prediction: parts that add up, roofs, and the worksheet.
+class Account {
+ public:
+    Account(Prediction& prediction, bool worksheet) : prediction_(prediction), worksheet_(worksheet) {}
+
+    template <class... Args>
+    void note(const char* what, fmt::format_string<Args...> formula, Args&&... args) {
+        if (worksheet_) prediction_.worksheet.push_back({what, fmt::format(formula, std::forward<Args>(args)...)});
+    }
+    void part(std::string name, double ms) {
+        if (ms > 0) prediction_.parts.push_back({std::move(name), ms});
+    }
+    /// The time is not less than this: what is missing becomes a part.
+    void at_least(const char* name, double ms);
+    void roof(std::string name, double ms) { prediction_.roofs.push_back({std::move(name), ms, 0}); }
+
+    /// Sum of the parts, raised to the highest roof; shares, bound, TFLOP/s; the last line of the worksheet.
+    void close();
+
+ private:
+    Prediction& prediction_;
+    bool worksheet_;
+};
+
+void predict_gpu(const Question& question, Prediction& prediction);
+void predict_cpu(const Question& question, Prediction& prediction);
+
+}  // namespace tessera::model

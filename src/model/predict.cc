@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/predict.hpp"
+
+#include <algorithm>
+
+#include "model/family.hpp"
+#include "model/parts.hpp"
+#include "schedule/grid.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::model {
+namespace {
+
+/// Share of the L2 that the tensors of a kernel can count on: other traffic passes through it too.
+constexpr double kL2Usable = 0.8;
+
+/// Does a prediction for this Problem need nothing but its sizes? Softcap, bias and dropout cost time that is not
+/// modelled: it is left out.
+std::optional<std::string> refusal_of_machine(const Problem& problem, Schedule schedule, const Machine& machine) {
+    if (!machine.supports(problem.dtype))
+        return fmt::format("{} does not compute {}", machine.name, name_of(problem.dtype));
+    constexpr double kHopper = 9.0;
+    if (schedule != Schedule::fa3) return std::nullopt;
+    if (machine.kind == MachineKind::cpu) return "fa3 is an order for GPUs with asynchronous products";
+    if (machine.capability != kHopper)
+        return fmt::format("fa3 needs wgmma: compute capability 9.0, {} has {:.1f}", machine.name,
+                           machine.capability.value);
+    if (size_of(problem.dtype) > 2) return "fa3 needs 16-bit inputs";
+    return std::nullopt;
+}
+
+}  // namespace
+
+Units units_of(const schedule::Workload& w) {
+    Units units;
+    bool any = false;
+    const bool rows_outer = w.pass == Pass::forward;
+    for (const auto& [lengths, times] : schedule::distinct_members(w)) {
+        const schedule::Grid grid{w.problem.mask.bind(lengths.first, lengths.second), w.tile, rows_outer};
+        const std::int64_t outer = rows_outer ? grid.rows() : grid.columns();
+        const std::int64_t heads = times * w.problem.heads_q;
+        if (heads == 0) continue;
+        units.count += heads * outer;
+        for (std::int64_t n = 0; n < outer; ++n) {
+            const std::int64_t inner = (rows_outer ? grid.columns_of(n) : grid.rows_of(n)).size();
+            units.tiles += heads * inner;
+            units.longest = std::max(units.longest, inner);
+            units.shortest = any ? std::min(units.shortest, inner) : inner;
+            any = true;
+        }
+    }
+    return units;
+}
+
+schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t at_once) {
+    const Problem& p = q.problem;
+    schedule::Workload w{
+        .problem = p, .schedule = q.schedule, .pass = q.pass, .tile = tile, .members = q.options.members};
+    const double usable = kL2Usable * q.machine.l2_mib * 1048576.0;
+    const double e = static_cast<double>(size_of(p.dtype));
+    const auto len_q = static_cast<double>(p.len_q);
+    const auto len_kv = static_cast<double>(p.len_kv);
+    const auto outer = static_cast<double>(
+        std::max<std::int64_t>(1, q.pass == Pass::forward ? schedule::ceil_div(p.len_q, tile.block_q) * p.group()
+                                                          : schedule::ceil_div(p.len_kv, tile.block_kv)));
+    const auto heads = static_cast<double>(p.batch * (q.pass == Pass::forward ? p.heads_kv : p.heads_q));
+    // Heads whose tiles run at the same time.
+    const double active = std::min(heads, std::max(1.0, static_cast<double>(at_once) / outer));
+    const double keys = active * len_kv * static_cast<double>(p.head_dim + p.head_dim_v) * e;
+    double per_query = static_cast<double>(p.head_dim + p.head_dim_v) * e + 4.0 * static_cast<double>(p.head_dim);
+    double query_heads = active;
+    if (q.schedule == Schedule::fa1) {  // one block for each head, all heads side by side
+        query_heads = std::min(static_cast<double>(p.batch * p.heads_q), static_cast<double>(at_once));
+        per_query = static_cast<double>(p.head_dim) * e + 4.0 * static_cast<double>(p.head_dim_v) + 8;
+    }
+    w.residency.keys = keys <= usable;
+    w.residency.queries = query_heads * len_q * per_query <= usable;
+    w.residency.scores =
+        static_cast<double>(p.batch * p.heads_q) * len_q * len_kv * 4 <= usable;  // written whole before it is read
+    w.residency.tiles_at_once = std::max<std::int64_t>(1, at_once);
+    return w;
+}
+
+void Account::at_least(const char* name, double ms) {
+    double sum = 0;
+    for (const Part& part : prediction_.parts) sum += part.ms;
+    if (ms <= sum) return;
+    note("not faster than", "{}: {:.4g} ms, more than the parts' {:.4g} ms", name, ms, sum);
+    prediction_.parts.push_back({std::string("waiting for ") + name, ms - sum});
+}
+
+void Account::close() {
+    Prediction& p = prediction_;
+    const auto highest =
+        std::max_element(p.roofs.begin(), p.roofs.end(), [](const Roof& a, const Roof& b) { return a.ms < b.ms; });
+    if (highest != p.roofs.end()) at_least(highest->name.c_str(), highest->ms);
+    p.ms = 0;
+    std::string sum;
+    for (const Part& part : p.parts) {
+        p.ms += part.ms;
+        sum += fmt::format("{}{} {:.4g}", sum.empty() ? "" : " + ", part.name, part.ms);
+    }
+    for (Roof& roof : p.roofs) roof.percent = p.ms > 0 ? 100 * roof.ms / p.ms : 0;
+    if (highest != p.roofs.end()) {
+        p.bound = highest->name;
+        p.percent_of_bound = highest->percent;
+    }
+    constexpr double kMost = 0.5;
+    for (const Part& part : p.parts) {
+        const bool is_none = part.name == "launch" || part.name == "idle cores";  // no unit is busy then
+        if (is_none && part.ms > kMost * p.ms) p.bound = part.name, p.percent_of_bound = 100 * part.ms / p.ms;
+    }
+    const auto flop = static_cast<double>(p.cost.work.flop);
+    const auto dram = static_cast<double>(p.cost.work.bytes.dram);
+    p.tflops = p.ms > 0 ? flop * 1e-9 / p.ms : 0;
+    p.intensity = dram > 0 ? flop / dram : 0;
+    note("time", "{} = {:.4g} ms", sum, p.ms);
+    note("rate", "{} FLOP of visible pairs / {:.4g} ms = {:.4g} TFLOP/s", p.cost.work.flop, p.ms, p.tflops);
+}
+
+std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
+                                   const PredictOptions& options) {
+    if (auto reason = refusal_of_machine(problem, schedule, machine)) return reason;
+    if (machine.kind == MachineKind::cpu) {
+        if (options.by.empty() || options.by == "tessera") return std::nullopt;
+        return fmt::format("only tessera's kernels are known on CPUs, got {}", options.by);
+    }
+    if (find_family(schedule, pass, options.by) != nullptr) return std::nullopt;
+    return fmt::format("no {} {} kernel of {} is known", name_of(schedule), name_of(pass),
+                       options.by.empty() ? "anyone" : options.by);
+}
+
+Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
+                   const PredictOptions& options) {
+    problem.validate();
+    if (const auto reason = refusal(problem, schedule, pass, machine, options))
+        throw Error(ErrorCode::unsupported, "schedule", *reason);
+    Prediction prediction{.schedule = schedule, .pass = pass};
+    const Question question{problem, schedule, pass, machine, options};
+    if (machine.kind == MachineKind::gpu) predict_gpu(question, prediction);
+    else predict_cpu(question, prediction);
+    return prediction;
+}
+
+std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine) {
+    const double room = machine.memory_gib * 1073741824.0;
+    const bool square = problem.len_q == problem.len_kv;
+    const auto fits = [&](std::int64_t len) {
+        Problem p = problem;
+        p.ragged = false;
+        p.total_q = p.total_kv = 0;
+        p.len_kv = len;
+        if (square) p.len_q = len;
+        const auto cells =
+            static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
+        if (schedule == Schedule::standard && 4 * cells > room) return false;
+        const auto bytes = schedule::footprint({.problem = p, .schedule = schedule, .pass = pass, .tile = {1, 1}});
+        return static_cast<double>(bytes.total()) <= room;
+    };
+    std::int64_t low = 0;
+    std::int64_t high = std::int64_t{1} << 32;
+    if (fits(high)) return high;
+    while (high - low > 1) {
+        const std::int64_t middle = low + (high - low) / 2;
+        (fits(middle) ? low : high) = middle;
+    }
+    return low;
+}
+
+}  // namespace tessera::model

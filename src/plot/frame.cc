@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plot/frame.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "plot/style.hpp"
+#include "plot/text.hpp"
+
+namespace tessera::plot {
+namespace {
+
+constexpr double kBold = 1.12;          // letters of titles and end labels are this much wider
+constexpr double kEdge = 8;             // free on every side
+constexpr double kLine = 18;            // from one baseline of text to the next
+constexpr double kSample = 22;          // room of a legend's sample
+constexpr double kPixelsPerX = 58;      // at least, between two numbers of an axis
+constexpr double kPixelsPerPower = 40;  // the same on a log axis, whose numbers are short
+constexpr double kPixelsPerY = 38;
+
+/// Where the plotting area begins below a single line of title.
+constexpr double heading_of_one_line() { return kEdge - 2 + 2 * kLine + 14; }
+
+std::vector<double> values_of(const Figure& figure, double Point::*coordinate) {
+    std::vector<double> values;
+    for (const Series& series : figure.series) {
+        for (const Point& point : series.points) values.push_back(point.*coordinate);
+    }
+    return values;
+}
+
+double widest_name(const Figure& figure) {
+    double widest = 0;
+    for (const Series& series : figure.series) widest = std::max(widest, text_width(series.name, kTextSize * kBold));
+    return widest;
+}
+
+/// Names stand at the lines when all series are lines that reach the right side, few, and their names take little of
+/// the width.
+Names names_of(const Figure& figure, const Limits& x) {
+    if (figure.names != Names::automatic) return figure.names;
+    if (figure.series.size() < 2) return figure.series.empty() ? Names::none : Names::legend;
+    const bool lines = std::all_of(figure.series.begin(), figure.series.end(), [&](const Series& s) {
+        double last = 0;
+        for (const Point& point : s.points) last = std::max(last, along(point.x, x, figure.x.scale));
+        return s.mark != Mark::points && last > 0.85;
+    });
+    return lines && figure.series.size() <= 5 && widest_name(figure) < 0.2 * figure.width ? Names::at_lines
+                                                                                          : Names::legend;
+}
+
+/// Moves labels apart to at least `gap`, in their order, within [top, bottom] as far as there is room.
+void spread(std::vector<EndLabel>& labels, double gap, double top, double bottom) {
+    std::stable_sort(labels.begin(), labels.end(), [](const auto& a, const auto& b) { return a.y < b.y; });
+    for (int round = 0; round < 60; ++round) {
+        for (std::size_t i = 0; i + 1 < labels.size(); ++i) {
+            const double overlap = gap - (labels[i + 1].y - labels[i].y);
+            if (overlap <= 0) continue;
+            labels[i].y -= overlap / 2;
+            labels[i + 1].y += overlap / 2;
+        }
+        for (EndLabel& label : labels) label.y = std::clamp(label.y, top, bottom);
+    }
+}
+
+}  // namespace
+
+double along(double value, const Limits& limits, Scale scale) {
+    if (scale == Scale::linear) return (value - limits.least) / (limits.most - limits.least);
+    return std::log(value / limits.least) / std::log(limits.most / limits.least);
+}
+
+Frame::Frame(const Figure& figure)
+    : x(limits_of(figure.x, "x axis", values_of(figure, &Point::x))),
+      y(limits_of(figure.y, "y axis", values_of(figure, &Point::y))),
+      x_scale_(figure.x.scale),
+      y_scale_(figure.y.scale) {
+    const Names names = names_of(figure, x);
+    place_heading(figure, names == Names::legend);
+    height = figure.height + top - heading_of_one_line();
+    bottom = height - kEdge - 2 * kLine - 4;
+    y_ticks = ticks(y, y_scale_, std::max(2, static_cast<int>((bottom - top) / kPixelsPerY)));
+    double widest = 0;
+    for (const Tick& tick : y_ticks) widest = std::max(widest, text_width(tick.text, kTextSize));
+    left = kEdge + widest + 8;
+    right = figure.width - kEdge - (names == Names::at_lines ? widest_name(figure) + 10 : 6);
+    const double apart = x_scale_ == Scale::linear ? kPixelsPerX : kPixelsPerPower;
+    x_ticks = ticks(x, x_scale_, std::max(2, static_cast<int>((right - left) / apart)));
+    if (names == Names::at_lines) place_end_labels(figure);
+}
+
+/// Title, subtitle, legend, and the label of the y axis, which stands above the axis so that nobody tilts the head.
+void Frame::place_heading(const Figure& figure, bool with_legend) {
+    const double room = figure.width - 2 * kEdge;
+    title = wrapped_to(figure.title, kTitleSize * kBold, room);
+    subtitle = wrapped_to(figure.subtitle, kTextSize, room);
+    double baseline = kEdge - 2 + kLine * static_cast<double>(title.size() + subtitle.size());
+    if (with_legend) {
+        double at = kEdge;
+        baseline += kLine + 4;
+        for (std::size_t i = 0; i < figure.series.size(); ++i) {
+            const double width = kSample + 6 + text_width(figure.series[i].name, kTextSize);
+            if (at > kEdge && at + width > figure.width - kEdge) {
+                at = kEdge;
+                baseline += kLine;
+            }
+            legend.push_back({i, at, baseline});
+            at += width + 14;
+        }
+    }
+    top = baseline + kLine + 14;
+}
+
+void Frame::place_end_labels(const Figure& figure) {
+    for (std::size_t i = 0; i < figure.series.size(); ++i) {
+        const auto& points = figure.series[i].points;
+        if (points.empty()) continue;
+        const auto last =
+            std::max_element(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
+        const double at = std::clamp(py(last->y), top, bottom);
+        end_labels.push_back({i, at, at});
+    }
+    spread(end_labels, kLine - 2, top, bottom);
+}
+
+double Frame::px(double value) const { return left + (right - left) * along(value, x, x_scale_); }
+double Frame::py(double value) const { return bottom - (bottom - top) * along(value, y, y_scale_); }
+
+}  // namespace tessera::plot

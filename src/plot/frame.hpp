@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where things stand in a drawing: margins, axes, and the way from data to pixels.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plot/figure.hpp"
+#include "plot/ticks.hpp"
+
+namespace tessera::plot {
+
+/// One name of the legend, at the left end of its sample.
+struct LegendEntry {
+    std::size_t series = 0;
+    double x = 0;
+    double y = 0;  ///< baseline
+};
+
+/// A name beside the last point of its series.
+struct EndLabel {
+    std::size_t series = 0;
+    double y = 0;       ///< middle of the text
+    double line_y = 0;  ///< where its line ends
+};
+
+struct Frame {
+    Limits x;
+    Limits y;
+    std::vector<Tick> x_ticks;
+    std::vector<Tick> y_ticks;
+    std::vector<std::string> title;     ///< lines
+    std::vector<std::string> subtitle;  ///< lines
+    std::vector<LegendEntry> legend;
+    std::vector<EndLabel> end_labels;
+    double height = 0;  ///< of the whole drawing, in pixels
+    double left = 0;    ///< of the plotting area
+    double top = 0;
+    double right = 0;
+    double bottom = 0;
+
+    /// Throws Error(invalid_argument) for data that don't fit the axes.
+    explicit Frame(const Figure& figure);
+
+    double px(double value) const;
+    double py(double value) const;
+
+ private:
+    void place_heading(const Figure& figure, bool with_legend);
+    void place_end_labels(const Figure& figure);
+
+    Scale x_scale_;
+    Scale y_scale_;
+};
+
+/// How far along the axis a value is, 0 at its least end and 1 at its most.
+double along(double value, const Limits& limits, Scale scale);
+
+}  // namespace tessera::plot

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plot/png.hpp"
+
+#include <fmt/format.h>
+
+#include "tessera/error.hpp"
+
+#ifdef TESSERA_HAS_RSVG
+#include <cairo.h>
+#include <librsvg/rsvg.h>
+
+#include <cmath>
+#include <memory>
+#endif
+
+namespace tessera::plot {
+
+#ifdef TESSERA_HAS_RSVG
+namespace {
+
+constexpr double kMostPixels = 16384;  // of a side
+
+struct Unref {
+    void operator()(RsvgHandle* handle) const { g_object_unref(handle); }
+    void operator()(GError* error) const { g_error_free(error); }
+    void operator()(cairo_surface_t* surface) const { cairo_surface_destroy(surface); }
+    void operator()(cairo_t* context) const { cairo_destroy(context); }
+};
+template <class T>
+using Owned = std::unique_ptr<T, Unref>;
+
+[[noreturn]] void refuse(GError* error) {
+    const Owned<GError> owned(error);
+    throw Error(ErrorCode::invalid_argument, "svg", owned != nullptr ? owned->message : "librsvg can't draw it");
+}
+
+cairo_status_t append(void* to, const unsigned char* bytes, unsigned int count) {
+    static_cast<std::string*>(to)->append(reinterpret_cast<const char*>(bytes), count);
+    return CAIRO_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+bool can_draw_png() { return true; }
+
+std::string png(std::string_view svg, double scale) {
+    GError* error = nullptr;
+    const Owned<RsvgHandle> handle(
+        rsvg_handle_new_from_data(reinterpret_cast<const guint8*>(svg.data()), svg.size(), &error));
+    if (handle == nullptr) refuse(error);
+    double width = 0, height = 0;
+    if (!rsvg_handle_get_intrinsic_size_in_pixels(handle.get(), &width, &height)) {
+        throw Error(ErrorCode::invalid_argument, "svg", "expected a width and a height in pixels, got none");
+    }
+    width = std::ceil(width * scale);
+    height = std::ceil(height * scale);
+    if (!(width >= 1 && height >= 1 && width <= kMostPixels && height <= kMostPixels)) {
+        throw Error(ErrorCode::invalid_argument, "svg",
+                    fmt::format("expected 1 to {} pixels each way, got {} x {}", kMostPixels, width, height));
+    }
+    const Owned<cairo_surface_t> surface(
+        cairo_image_surface_create(CAIRO_FORMAT_ARGB32, static_cast<int>(width), static_cast<int>(height)));
+    const Owned<cairo_t> context(cairo_create(surface.get()));
+    const RsvgRectangle all{0, 0, width, height};
+    if (!rsvg_handle_render_document(handle.get(), context.get(), &all, &error)) refuse(error);
+    std::string bytes;
+    if (cairo_surface_write_to_png_stream(surface.get(), append, &bytes) != CAIRO_STATUS_SUCCESS) {
+        throw Error(ErrorCode::out_of_memory, "png", "cairo could not make the picture");
+    }
+    return bytes;
+}
+
+#else
+
+bool can_draw_png() { return false; }
+
+std::string png(std::string_view, double) {
+    throw Error(ErrorCode::unsupported, "png",
+                "this build has no librsvg: install librsvg2-dev and build again, or take SVG");
+}
+
+#endif
+
+}  // namespace tessera::plot

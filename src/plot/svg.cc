@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plot/svg.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "plot/frame.hpp"
+#include "plot/style.hpp"
+#include "plot/text.hpp"
+
+namespace tessera::plot {
+namespace {
+
+using Out = std::back_insert_iterator<std::string>;
+
+/// Collects the elements; colours are light ones, which the classes override where variables are known.
+class Drawing {
+ public:
+    Drawing(const Figure& figure, Home home) : figure_(figure), frame_(figure), home_(home) {}
+
+    std::string text() {
+        head();
+        axes();
+        begin_clip();
+        for (const Guide& guide : figure_.guides) guide_line(guide);
+        for (std::size_t i = 0; i < figure_.series.size(); ++i) series(i);
+        text_ += "</svg>\n";
+        for (const Guide& guide : figure_.guides) guide_label(guide);
+        for (const Note& note : figure_.notes) note_text(note);
+        names();
+        text_ += "</svg>\n";
+        return std::move(text_);
+    }
+
+ private:
+    template <class... T>
+    void put(fmt::format_string<T...> format, T&&... values) {
+        fmt::format_to(Out(text_), format, std::forward<T>(values)...);
+    }
+
+    void head() {
+        const Palette& light = palette(Theme::light);
+        // An HTML page knows what an <svg> is; a file must say it.
+        put("<svg{} class=\"plot\" viewBox=\"0 0 {:g} {:g}\"",
+            home_ == Home::file ? " xmlns=\"http://www.w3.org/2000/svg\"" : "", figure_.width, frame_.height);
+        if (home_ == Home::file) put(" width=\"{:g}\" height=\"{:g}\"", figure_.width, frame_.height);
+        put(" role=\"img\" aria-label=\"{}\" font-family=\"{}\" font-size=\"{:g}\">\n", escaped(figure_.title),
+            escaped(kFontFamily), kTextSize);
+        put("<title>{}</title>\n", escaped(figure_.title));
+        if (home_ == Home::file) {
+            put("<style>.plot{{{}}}@media (prefers-color-scheme:dark){{.plot{{{}}}}}{}</style>\n",
+                css_variables(Theme::light), css_variables(Theme::dark), css_rules());
+            put("<rect class=\"plot-surface\" width=\"100%\" height=\"100%\" fill=\"{}\"/>\n", light.surface);
+        }
+        double baseline = 6;
+        for (const std::string& line : frame_.title) {
+            baseline += 18;
+            put("<text class=\"plot-ink\" x=\"8\" y=\"{:g}\" font-size=\"{:g}\" font-weight=\"600\" "
+                "fill=\"{}\">{}</text>\n",
+                baseline, kTitleSize, light.ink, escaped(line));
+        }
+        for (const std::string& line : frame_.subtitle) {
+            baseline += 18;
+            words(8, baseline, "start", line);
+        }
+    }
+
+    /// Text in quiet ink.
+    void words(double x, double y, const char* anchor, const std::string& line) {
+        put("<text class=\"plot-quiet\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\">{}</text>\n", x, y,
+            anchor, palette(Theme::light).quiet, escaped(line));
+    }
+
+    void axes() {
+        const Frame& f = frame_;
+        const Palette& light = palette(Theme::light);
+        put("<path class=\"plot-grid\" stroke=\"{}\" fill=\"none\" d=\"", light.grid);
+        for (const Tick& tick : f.x_ticks) put("M{:.1f} {:.1f}V{:.1f}", f.px(tick.value), f.top, f.bottom);
+        for (const Tick& tick : f.y_ticks) put("M{:.1f} {:.1f}H{:.1f}", f.left, f.py(tick.value), f.right);
+        put("\"/>\n<path class=\"plot-axis\" stroke=\"{}\" fill=\"none\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", light.quiet,
+            f.left, f.bottom, f.right);
+        for (const Tick& tick : f.x_ticks) {
+            if (!tick.text.empty()) words(f.px(tick.value), f.bottom + 18, "middle", tick.text);
+        }
+        for (const Tick& tick : f.y_ticks) {
+            if (!tick.text.empty()) words(f.left - 6, f.py(tick.value) + 4.5, "end", tick.text);
+        }
+        words((f.left + f.right) / 2, f.bottom + 37, "middle", figure_.x.label);
+        words(8, f.top - 10, "start", figure_.y.label);
+    }
+
+    /// A nested drawing cuts what leaves the plotting area, without an id for a clip path. It has a few pixels more
+    /// than the area, for marks at its edge.
+    void begin_clip() {
+        constexpr double kMarks = 6;
+        const double x = frame_.left - kMarks, y = frame_.top - kMarks;
+        const double width = frame_.right - frame_.left + 2 * kMarks, height = frame_.bottom - frame_.top + 2 * kMarks;
+        put("<svg x=\"{0:.1f}\" y=\"{1:.1f}\" width=\"{2:.1f}\" height=\"{3:.1f}\" viewBox=\"{0:.1f} {1:.1f} {2:.1f} "
+            "{3:.1f}\">\n",
+            x, y, width, height);
+    }
+
+    int color_of(std::size_t index) const {
+        return figure_.series[index].color.value_or(static_cast<int>(index)) % kColors;
+    }
+    void begin_color(std::size_t index) {
+        const int color = color_of(index);
+        put("<g class=\"plot-c{}\" color=\"{}\">", color, palette(Theme::light).series[color]);
+    }
+
+    void line(const Series& s) {
+        if (s.mark == Mark::points || s.points.size() < 2) return;
+        put("<path fill=\"none\" stroke=\"currentColor\" stroke-width=\"2.2\" stroke-linejoin=\"round\"{} d=\"",
+            s.dashed ? " stroke-dasharray=\"6 4\"" : "");
+        char command = 'M';
+        for (const Point& p : s.points) {
+            put("{}{:.1f} {:.1f}", command, frame_.px(p.x), frame_.py(p.y));
+            command = 'L';
+        }
+        text_ += "\"/>";
+    }
+
+    /// Each series has a shape besides its colour.
+    void mark(std::size_t index, double x, double y, const std::string& note) {
+        const double r = 4;
+        switch (color_of(index) % 4) {
+            case 0: put("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:g}\"", x, y, r); break;
+            case 1: put("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"7\" height=\"7\"", x - 3.5, y - 3.5); break;
+            case 2: put("<path d=\"M{:.1f} {:.1f}l4.8 8.2h-9.6z\"", x, y - 5); break;
+            default: put("<path d=\"M{:.1f} {:.1f}l5 5l-5 5l-5 -5z\"", x, y - 5); break;
+        }
+        put(" class=\"plot-halo\" fill=\"currentColor\" stroke=\"{}\" stroke-width=\"1\"",
+            palette(Theme::light).surface);
+        if (note.empty()) text_ += "/>";
+        else put("><title>{}</title>{}", escaped(note), closing(index));
+    }
+    const char* closing(std::size_t index) const {
+        const int shape = color_of(index) % 4;
+        return shape == 0 ? "</circle>" : shape == 1 ? "</rect>" : "</path>";
+    }
+
+    void series(std::size_t index) {
+        const Series& s = figure_.series[index];
+        begin_color(index);
+        line(s);
+        if (s.mark != Mark::line) {
+            for (const Point& p : s.points) mark(index, frame_.px(p.x), frame_.py(p.y), p.note);
+        }
+        text_ += "</g>\n";
+    }
+
+    void guide_line(const Guide& g) {
+        put("<path class=\"plot-axis\" stroke=\"{}\" stroke-width=\"1.3\" stroke-dasharray=\"4 3\" fill=\"none\" "
+            "d=\"M{:.1f} {:.1f}L{:.1f} {:.1f}\"/>\n",
+            palette(Theme::light).quiet, frame_.px(g.from.x), frame_.py(g.from.y), frame_.px(g.to.x),
+            frame_.py(g.to.y));
+    }
+
+    /// Along the line, just above it, kept inside the plotting area.
+    void guide_label(const Guide& g) {
+        if (g.label.empty()) return;
+        const double x0 = frame_.px(g.from.x), y0 = frame_.py(g.from.y);
+        const double dx = frame_.px(g.to.x) - x0, dy = frame_.py(g.to.y) - y0;
+        double begin = 0, end = 1;  // the part of the line within the area
+        const auto cut = [&](double at, double step, double least, double most) {
+            if (step == 0) return;
+            const double a = (least - at) / step, b = (most - at) / step;
+            begin = std::max(begin, std::min(a, b));
+            end = std::min(end, std::max(a, b));
+        };
+        cut(x0, dx, frame_.left, frame_.right);
+        cut(y0, dy, frame_.top, frame_.bottom);
+        if (begin >= end) return;
+        const double half = text_width(g.label, kTextSize) / 2 + 4;
+        const double length = std::hypot(dx, dy);
+        double t = begin + (end - begin) * g.label_at;
+        if (half / length * 2 < end - begin) t = std::clamp(t, begin + half / length, end - half / length);
+        double angle = std::atan2(dy, dx);
+        if (std::cos(angle) < 0) angle += 3.14159265358979;
+        put("<text class=\"plot-quiet\" transform=\"translate({:.1f} {:.1f}) rotate({:.1f})\" y=\"-5\" "
+            "text-anchor=\"middle\" fill=\"{}\">{}</text>\n",
+            x0 + t * dx, y0 + t * dy, angle * 180 / 3.14159265358979, palette(Theme::light).quiet, escaped(g.label));
+    }
+
+    void note_text(const Note& note) {
+        const double x = frame_.px(note.at.x);
+        const double width = text_width(note.text, kTextSize);
+        const bool to_the_left = x + 8 + width > frame_.right;
+        words(to_the_left ? x - 8 : x + 8, frame_.py(note.at.y) - 8, to_the_left ? "end" : "start", note.text);
+    }
+
+    void names() {
+        for (const LegendEntry& entry : frame_.legend) {
+            const Series& s = figure_.series[entry.series];
+            begin_color(entry.series);
+            if (s.mark != Mark::points) {
+                put("<path stroke=\"currentColor\" stroke-width=\"2.2\"{} d=\"M{:.1f} {:.1f}h22\"/>",
+                    s.dashed ? " stroke-dasharray=\"6 4\"" : "", entry.x, entry.y - 4.5);
+            }
+            if (s.mark != Mark::line) mark(entry.series, entry.x + 11, entry.y - 4.5, "");
+            text_ += "</g>";
+            words(entry.x + 28, entry.y, "start", s.name);
+        }
+        for (const EndLabel& label : frame_.end_labels) {
+            begin_color(label.series);
+            if (std::abs(label.y - label.line_y) > 6) {
+                put("<path stroke=\"currentColor\" stroke-opacity=\"0.5\" fill=\"none\" d=\"M{:.1f} {:.1f}L{:.1f} "
+                    "{:.1f}\"/>",
+                    frame_.right + 1, label.line_y, frame_.right + 9, label.y);
+            }
+            put("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"currentColor\" font-weight=\"600\">{}</text></g>\n",
+                frame_.right + 11, label.y + 4.5, escaped(figure_.series[label.series].name));
+        }
+    }
+
+    const Figure& figure_;
+    Frame frame_;
+    Home home_;
+    std::string text_;
+};
+
+}  // namespace
+
+std::string svg(const Figure& figure, Home home) { return Drawing(figure, home).text(); }
+
+}  // namespace tessera::plot

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/figures.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+namespace tessera::report {
+namespace {
+
+using plot::Figure;
+using plot::Mark;
+using plot::Point;
+using plot::Scale;
+using plot::Series;
+
+constexpr const char* kDeterministic = ", deterministic";
+
+/// The same colour and shape for the same who in all plots of a device. Those that are often in one plot have colours
+/// far apart; who is not in the list gets what the device leaves free.
+int color_of(const DeviceRows& device, const std::string& who) {
+    static const std::vector<std::string> preferred = {
+        "tessera fa3",      "cuDNN",       "FlashAttention-3", "tessera fa1",
+        "FlashAttention-2", "tessera fa2", "tessera standard"};
+    const std::string name = who.substr(0, who.find(kDeterministic));
+    const auto at = std::find(preferred.begin(), preferred.end(), name);
+    if (at != preferred.end()) return static_cast<int>(at - preferred.begin());
+    int color = 1;
+    for (const std::string& other : device.who) {
+        if (other == who) break;
+        if (std::find(preferred.begin(), preferred.end(), other) == preferred.end()) ++color;
+    }
+    return color;
+}
+
+Series series_of(const DeviceRows& device, const std::string& who, Mark mark = Mark::line_and_points) {
+    Series series{.name = who, .mark = mark, .color = color_of(device, who)};
+    series.dashed = who.ends_with(kDeterministic);
+    return series;
+}
+
+std::size_t lengths_of(const Group& group) {
+    std::set<std::int64_t> lengths;
+    for (const Row& row : group.rows) lengths.insert(row.record.len_kv);
+    return lengths.size();
+}
+
+std::string note_of(const Row& row, const Unit& unit) {
+    return fmt::format("{}, batch {}, {} x {}: {:.4g} ms, {:.4g} {}", row.who, row.record.batch, row.record.len_q,
+                       row.record.len_kv, row.record.ms, row.record.tflops * unit.per_tflops, unit.name);
+}
+
+plot::Axis length_axis() { return {.label = "length (tokens)", .scale = Scale::log2}; }
+
+/// The best of the peers that measured every length of tessera's, by the sum of its times.
+std::string strongest_peer(const DeviceRows& device, const Group& group) {
+    std::string best;
+    double least = INFINITY;
+    for (const std::string& who : device.who) {
+        if (who.starts_with("tessera")) continue;
+        const auto rows = group.of(who);
+        if (rows.size() < lengths_of(group)) continue;
+        double sum = 0;
+        for (const Row* row : rows) sum += std::log(row->record.ms);
+        if (sum < least) least = sum, best = who;
+    }
+    return best;
+}
+
+std::optional<Figure> speed_up_over(const DeviceRows& device, const Group& group, const std::string& base) {
+    const auto bases = group.of(base);
+    if (bases.size() < 2) return std::nullopt;
+    Figure figure{.title = fmt::format("Over {}: {}", base, group.title()), .subtitle = group.subtitle()};
+    figure.x = length_axis();
+    figure.y = {.label = fmt::format("time of {} / time", base), .from_zero = true};
+    double first = INFINITY, last = 0, highest = 0;
+    for (const std::string& who : device.who) {
+        Series series = series_of(device, who);
+        for (const Row* row : who == base ? std::vector<const Row*>{} : group.of(who)) {
+            const auto same = std::find_if(bases.begin(), bases.end(), [&](const Row* b) {
+                return b->record.len_q == row->record.len_q && b->record.len_kv == row->record.len_kv;
+            });
+            if (same == bases.end()) continue;
+            const auto length = static_cast<double>(row->record.len_kv);
+            const double ratio = (*same)->record.ms / row->record.ms;
+            series.points.push_back(
+                {length, ratio, fmt::format("{}, {} tokens: {:.3g} times as fast", who, length, ratio)});
+            first = std::min(first, length), last = std::max(last, length), highest = std::max(highest, ratio);
+        }
+        if (!series.points.empty()) figure.series.push_back(std::move(series));
+    }
+    if (figure.series.empty() || first >= last) return std::nullopt;
+    figure.guides = {{{first, 1}, {last, 1}}};
+    if (highest < 1.1) figure.y.most = 1.2;  // the line of 1 is not at the edge
+    return figure;
+}
+
+double median_of(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const std::size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+/// What a roofline plot holds.
+struct RooflineKey {
+    std::string pass, dtype, head_dim;
+    std::int64_t dim = 0;
+    friend bool operator<(const RooflineKey& a, const RooflineKey& b) {
+        return std::make_tuple(a.pass == "backward", a.dim, a.dtype, a.head_dim) <
+               std::make_tuple(b.pass == "backward", b.dim, b.dtype, b.head_dim);
+    }
+};
+
+/// The roofs: DRAM's slope, the products' level, and that of the exponentials where it is lower.
+void add_roofs(Figure& figure, const model::Machine& machine, const Row& any, double least_x, double most_x,
+               const Unit& unit) {
+    const bool is_bf16 = any.record.dtype != "fp32";
+    const double peak = machine.peak_tflops(is_bf16 ? DType::bf16 : DType::fp32) * unit.per_tflops;
+    const double slope = machine.dram_gbs * 1e-3 * unit.per_tflops;  // rate for each FLOP per byte
+    const double ridge = peak / slope;
+    figure.guides.push_back(
+        {{least_x, least_x * slope}, {ridge, peak}, fmt::format("DRAM {:.4g} GB/s", machine.dram_gbs.value)});
+    figure.guides.push_back({{ridge, peak}, {most_x, peak}, fmt::format("products {:.4g} {}", peak, unit.name), 1.0});
+    const double flop_per_exp =
+        static_cast<double>(any.record.head_dim + any.record.head_dim_v) * (any.record.pass == "backward" ? 5.0 : 2.0);
+    const double exps =
+        machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e-3 * unit.per_tflops * flop_per_exp;
+    if (exps < peak) {
+        figure.guides.push_back({{exps / slope, exps}, {most_x, exps}, fmt::format("exp unit {:.4g}", exps), 1.0});
+    }
+}
+
+}  // namespace
+
+Unit unit_of(const DeviceRows& device) {
+    double most = 0;
+    for (const Group& group : device.groups) {
+        for (const Row& row : group.rows) most = std::max(most, row.record.tflops);
+    }
+    return most < 5 ? Unit{"GFLOP/s", 1000} : Unit{};
+}
+
+std::vector<Figure> speed_figures(const DeviceRows& device) {
+    const Unit unit = unit_of(device);
+    std::vector<Figure> figures;
+    for (const Group& group : device.groups) {
+        if (lengths_of(group) < 2) continue;
+        Figure figure{.title = group.title(), .subtitle = group.subtitle()};
+        figure.x = length_axis();
+        figure.y = {.label = unit.name, .from_zero = true};
+        for (const std::string& who : device.who) {
+            Series series = series_of(device, who);
+            for (const Row* row : group.of(who)) {
+                series.points.push_back({static_cast<double>(row->record.len_kv), row->record.tflops * unit.per_tflops,
+                                         note_of(*row, unit)});
+            }
+            if (!series.points.empty()) figure.series.push_back(std::move(series));
+        }
+        figures.push_back(std::move(figure));
+    }
+    return figures;
+}
+
+std::vector<Figure> speed_up_figures(const DeviceRows& device) {
+    std::vector<Figure> figures;
+    for (const Group& group : device.groups) {
+        const bool ours = std::any_of(group.rows.begin(), group.rows.end(),
+                                      [](const Row& row) { return row.who.starts_with("tessera"); });
+        if (!ours) continue;  // peers among themselves are no matter of this report
+        for (const std::string& base : {std::string("tessera standard"), strongest_peer(device, group)}) {
+            if (auto figure = speed_up_over(device, group, base)) figures.push_back(std::move(*figure));
+        }
+    }
+    return figures;
+}
+
+std::vector<Figure> roofline_figures(const DeviceRows& device) {
+    if (device.machine == nullptr) return {};
+    const Unit unit = unit_of(device);
+    std::map<RooflineKey, std::vector<const Row*>> plots;
+    for (const Group& group : device.groups) {
+        for (const Row& row : group.rows) {
+            const bool whole_device =
+                device.machine->kind == model::MachineKind::gpu || row.record.threads >= device.machine->cores;
+            if (!row.prediction || row.prediction->intensity <= 0 || !whole_device) continue;
+            plots[{group.pass, group.dtype, group.head_dim, row.record.head_dim}].push_back(&row);
+        }
+    }
+    std::vector<Figure> figures;
+    for (const auto& [key, rows] : plots) {
+        Figure figure{.title = fmt::format("Roofline: {}, {}, head_dim {}", key.pass, key.dtype, key.head_dim)};
+        figure.x = {.label = "FLOP per byte of DRAM (the model's bytes)", .scale = Scale::log10};
+        figure.y = {.label = unit.name, .scale = Scale::log10};
+        double least = INFINITY, most = 0;
+        for (const std::string& who : device.who) {
+            Series series = series_of(device, who, Mark::points);
+            for (const Row* row : rows) {
+                if (row->who != who) continue;
+                series.points.push_back(
+                    {row->prediction->intensity, row->record.tflops * unit.per_tflops, note_of(*row, unit)});
+                least = std::min(least, row->prediction->intensity), most = std::max(most, row->prediction->intensity);
+            }
+            if (!series.points.empty()) figure.series.push_back(std::move(series));
+        }
+        const double peak =
+            device.machine->peak_tflops(key.dtype == "fp32" ? DType::fp32 : DType::bf16) * unit.per_tflops;
+        const double ridge = peak / (device.machine->dram_gbs * 1e-3 * unit.per_tflops);
+        figure.x.least = std::min(least, ridge) / 3;
+        figure.x.most = std::max(most, ridge) * 3;
+        figure.y.most = peak * 1.8;
+        add_roofs(figure, *device.machine, *rows.front(), *figure.x.least, *figure.x.most, unit);
+        figures.push_back(std::move(figure));
+    }
+    return figures;
+}
+
+std::vector<const Row*> predicted_rows(const DeviceRows& device, const std::string& pass) {
+    std::vector<const Row*> rows;
+    for (const Group& group : device.groups) {
+        for (const Row& row : group.rows) {
+            if (group.pass == pass && row.prediction && row.prediction->ms > 0) rows.push_back(&row);
+        }
+    }
+    return rows;
+}
+
+std::string accuracy_text(const std::vector<const Row*>& rows) {
+    if (rows.empty()) return "";
+    std::vector<double> errors;
+    for (const Row* row : rows) errors.push_back(std::abs(row->off_by()));
+    return fmt::format("{} predictions, off by {:.1f} % in the median, {:.0f} % at worst", rows.size(),
+                       100 * median_of(errors), 100 * *std::max_element(errors.begin(), errors.end()));
+}
+
+namespace {
+
+/// One point for each row at (predicted, y(row)).
+Figure prediction_figure(const DeviceRows& device, const std::vector<const Row*>& rows, std::string title,
+                         double (*y)(const Row&)) {
+    Figure figure{.title = std::move(title), .subtitle = accuracy_text(rows)};
+    figure.x = {.label = "predicted (ms)", .scale = Scale::log10};
+    for (const std::string& who : device.who) {
+        Series series = series_of(device, who, Mark::points);
+        for (const Row* row : rows) {
+            if (row->who != who) continue;
+            const std::string note =
+                fmt::format("{}, {} x {}: predicted {:.4g} ms, measured {:.4g} ms", who, row->record.len_q,
+                            row->record.len_kv, row->prediction->ms, row->record.ms);
+            series.points.push_back({row->prediction->ms, y(*row), note});
+        }
+        if (!series.points.empty()) figure.series.push_back(std::move(series));
+    }
+    return figure;
+}
+
+}  // namespace
+
+std::vector<Figure> prediction_figures(const DeviceRows& device) {
+    std::vector<Figure> figures;
+    for (const char* pass : {"forward", "backward"}) {
+        const auto rows = predicted_rows(device, pass);
+        if (rows.size() < 2) continue;
+        double least = INFINITY, most = 0, lowest = 0.75, highest = 1.25;
+        for (const Row* row : rows) {
+            least = std::min({least, row->prediction->ms, row->record.ms});
+            most = std::max({most, row->prediction->ms, row->record.ms});
+            highest = std::max(highest, row->record.ms / row->prediction->ms);
+            lowest = std::min(lowest, row->record.ms / row->prediction->ms);
+        }
+        least /= 1.3, most *= 1.3;
+        Figure times = prediction_figure(device, rows, fmt::format("Predicted against measured: {}", pass),
+                                         [](const Row& row) { return row.record.ms; });
+        times.y = {.label = "measured (ms)", .scale = Scale::log10, .least = least, .most = most};
+        times.x.least = least, times.x.most = most;
+        times.guides = {{{least, least}, {most, most}, "equal", 0.5}};
+        figures.push_back(std::move(times));
+        Figure ratios = prediction_figure(device, rows, fmt::format("How far off: {}", pass),
+                                          [](const Row& row) { return row.record.ms / row.prediction->ms; });
+        ratios.y = {.label = "measured / predicted"};
+        ratios.y.least = std::floor(lowest * 4) / 4, ratios.y.most = std::ceil(highest * 4) / 4;
+        ratios.x.least = least, ratios.x.most = most;
+        ratios.guides = {{{least, 1}, {most, 1}},
+                         {{least, 1.2}, {most, 1.2}, "+20 %", 1.0},
+                         {{least, 0.8}, {most, 0.8}, "-20 %", 1.0}};
+        figures.push_back(std::move(ratios));
+    }
+    return figures;
+}
+
+}  // namespace tessera::report

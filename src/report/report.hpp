@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Records as a page to read, and as tables for a README.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "report/rows.hpp"
+
+namespace tessera::report {
+
+/// One self-contained HTML page: plots as SVG, tables, styles within; no script, nothing loaded from anywhere. Light or
+/// dark as the reader's system is set, one column on a phone, several on a wide screen.
+std::string html_page(const Sorted& sorted, const std::string& title);
+
+/// How many plots html_page() draws.
+std::size_t plots_of(const DeviceRows& device);
+
+/// Tables of all measurements with their predictions, one for each device and pass.
+std::string markdown(const Sorted& sorted, const std::string& title);
+
+/// The columns of the tables, and a row's cells.
+std::vector<std::string> table_columns(const DeviceRows& device);
+std::vector<std::string> table_cells(const DeviceRows& device, const Group& group, const Row& row);
+
+/// Where a device's measurements come from.
+struct Provenance {
+    std::string when;      ///< "138 measurements, 2026-03-01 to 2026-03-02"
+    std::string versions;  ///< "commits a1b2c3, d4e5f6; cudnn 9.19.0, tessera 0.1.0"
+};
+Provenance provenance(const DeviceRows& device);
+
+}  // namespace tessera::report

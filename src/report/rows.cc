@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/rows.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "measure/predicted.hpp"
+
+namespace tessera::report {
+namespace {
+
+using measure::Record;
+
+bool on_gpu(const Record& r) {
+    const model::Machine* machine = model::machine_of_device(r.device);
+    return r.kernel.starts_with("cuda.") || (machine != nullptr && machine->kind == model::MachineKind::gpu);
+}
+
+/// Peers by the names that people know them by.
+std::string who_of(const Record& r) {
+    static const std::map<std::string, std::string> known = {
+        {"cudnn", "cuDNN"}, {"fa2", "FlashAttention-2"}, {"fa3", "FlashAttention-3"}, {"torch_cpu", "PyTorch"}};
+    if (r.by == "tessera") return "tessera " + r.schedule;
+    const auto found = known.find(r.by);
+    std::string who = found == known.end() ? r.by : found->second;
+    if (r.pass == "backward" && r.deterministic && on_gpu(r)) who += ", deterministic";
+    return who;
+}
+
+/// tessera's own first, from the newest schedule on, then the others by name.
+auto rank_of(const std::string& who) {
+    const bool other = !who.starts_with("tessera");
+    static const std::vector<std::string> schedules = {"tessera fa3", "tessera fa2", "tessera fa1"};
+    const auto at = std::find(schedules.begin(), schedules.end(), who) - schedules.begin();
+    return std::make_tuple(other, at, who);
+}
+
+std::string mask_of(const Record& r) {
+    if (r.mask == "none") return "full";
+    const bool square = r.len_q == r.len_kv;
+    const bool is_causal = r.mask == "causal" || r.mask == "causal bottom-right" || r.mask == "causal top-left";
+    return square && is_causal ? "causal" : r.mask;
+}
+
+std::string pair_text(std::int64_t a, std::int64_t b) {
+    return a == b ? fmt::format("{}", a) : fmt::format("{}/{}", a, b);
+}
+
+void add(std::string& text, const std::string& part) {
+    if (!text.empty()) text += ", ";
+    text += part;
+}
+
+Group group_of(const Record& r) {
+    Group g{.pass = r.pass, .dtype = r.dtype, .mask = mask_of(r)};
+    g.heads = pair_text(r.heads_q, r.heads_kv);
+    g.head_dim = pair_text(r.head_dim, r.head_dim_v);
+    if (r.threads > 0 && !on_gpu(r)) add(g.others, fmt::format("{} thread{}", r.threads, r.threads == 1 ? "" : "s"));
+    if (r.len_q != r.len_kv) add(g.others, fmt::format("{} quer{}", r.len_q, r.len_q == 1 ? "y" : "ies"));
+    if (!r.features.empty()) add(g.others, r.features);
+    return g;
+}
+
+auto key_of(const Group& g) {
+    const auto numbers = [](const std::string& text) { return std::make_pair(text.size(), text); };  // 64 before 128
+    return std::make_tuple(g.pass == "backward", numbers(g.head_dim), numbers(g.heads), g.others, g.dtype,
+                           g.mask != "full", g.mask);
+}
+
+/// Of the same case, whatever names the mask has.
+bool same_row(const Row& a, const Row& b) {
+    const auto key = [](const Row& r) {
+        return std::make_tuple(r.who, r.record.batch, r.record.len_q, r.record.len_kv);
+    };
+    return key(a) == key(b);
+}
+
+void take(Group& group, Row row) {
+    const auto same =
+        std::find_if(group.rows.begin(), group.rows.end(), [&](const Row& r) { return same_row(r, row); });
+    if (same == group.rows.end()) group.rows.push_back(std::move(row));
+    else if (same->record.date <= row.record.date) *same = std::move(row);
+}
+
+/// One batch per length, or a group for each batch.
+std::vector<Group> split_by_batch(const Group& group) {
+    std::set<std::tuple<std::string, std::int64_t, std::int64_t>> seen;
+    const bool split = std::any_of(group.rows.begin(), group.rows.end(), [&](const Row& r) {
+        return !seen.insert({r.who, r.record.len_q, r.record.len_kv}).second;
+    });
+    if (!split) return {group};
+    std::map<std::int64_t, Group> parts;
+    for (const Row& row : group.rows) {
+        Group& part = parts[row.record.batch];
+        if (part.rows.empty()) {
+            part = group;
+            part.rows.clear();
+            add(part.others, fmt::format("batch {}", row.record.batch));
+        }
+        part.rows.push_back(row);
+    }
+    std::vector<Group> result;
+    for (auto& [batch, part] : parts) result.push_back(std::move(part));
+    return result;
+}
+
+std::optional<std::string> reason_against(const Record& r) {
+    if (r.what != "measured") return "predicted: the model is asked anew";
+    if (r.pass != "forward" && r.pass != "backward") return "neither forward nor backward";
+    if (!(r.ms > 0) || !(r.tflops > 0)) return "no time or no rate";
+    return std::nullopt;
+}
+
+DeviceRows device_of(const std::string& name, std::map<decltype(key_of(Group())), Group>& groups) {
+    DeviceRows device{.name = name, .machine = model::machine_of_device(name)};
+    std::set<std::string> who;
+    for (auto& [key, group] : groups) {
+        std::stable_sort(group.rows.begin(), group.rows.end(), [](const Row& a, const Row& b) {
+            return std::make_tuple(rank_of(a.who), a.record.len_kv) < std::make_tuple(rank_of(b.who), b.record.len_kv);
+        });
+        for (Row& row : group.rows) {
+            who.insert(row.who);
+            row.prediction = measure::predict(row.record);
+        }
+        for (Group& part : split_by_batch(group)) device.groups.push_back(std::move(part));
+    }
+    device.who.assign(who.begin(), who.end());
+    std::sort(device.who.begin(), device.who.end(),
+              [](const std::string& a, const std::string& b) { return rank_of(a) < rank_of(b); });
+    return device;
+}
+
+}  // namespace
+
+std::string Group::title() const {
+    return fmt::format("{}, {}, head_dim {}", pass, mask == "full" ? "full mask" : mask, head_dim);
+}
+
+std::string Group::subtitle() const {
+    return fmt::format("{}, {} head{}{}{}", dtype, heads, heads == "1" ? "" : "s", others.empty() ? "" : ", ", others);
+}
+
+std::vector<const Row*> Group::of(const std::string& who) const {
+    std::vector<const Row*> result;
+    for (const Row& row : rows) {
+        if (row.who == who) result.push_back(&row);
+    }
+    return result;
+}
+
+std::size_t DeviceRows::count() const {
+    std::size_t sum = 0;
+    for (const Group& group : groups) sum += group.rows.size();
+    return sum;
+}
+
+Sorted sorted(std::span<const Record> records) {
+    std::map<std::string, std::map<decltype(key_of(Group())), Group>> devices;
+    Sorted result;
+    for (const Record& record : records) {
+        if (const auto reason = reason_against(record)) {
+            ++result.left_out[*reason];
+            continue;
+        }
+        const Group group = group_of(record);
+        take(devices[record.device].try_emplace(key_of(group), group).first->second, {record, who_of(record), {}});
+    }
+    for (auto& [name, groups] : devices) result.devices.push_back(device_of(name, groups));
+    // The device with most measurements first.
+    std::stable_sort(result.devices.begin(), result.devices.end(),
+                     [](const DeviceRows& a, const DeviceRows& b) { return a.count() > b.count(); });
+    return result;
+}
+
+}  // namespace tessera::report

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the schedules share in telling their steps: sizes in bytes, and the loops over members and heads.
+#pragma once
+
+#include "schedule/grid.hpp"
+#include "schedule/schedule.hpp"
+
+namespace tessera::schedule {
+
+/// Bytes of an element of sums in slow memory (O of fa1, dQ, S), and of m, l, LSE, D.
+inline constexpr std::int64_t kSum = 4;
+
+/// Queries whose product is made by one reader of shared memory: each reader fetches the whole K and V tile.
+/// fa3: a warpgroup (wgmma's 64 rows); the others: a warp with two fragments of 16 rows.
+constexpr std::int64_t rows_per_reader(Schedule schedule) { return schedule == Schedule::fa3 ? 64 : 32; }
+
+/// Row sizes in bytes.
+struct Sizes {
+    std::int64_t d, dv;  ///< head_dim, head_dim_v in elements
+    std::int64_t e;      ///< bytes of an element
+    std::int64_t q, v;   ///< of a row of Q, K, dQ, dK; of V, O, dO, dV
+
+    explicit Sizes(const Problem& p)
+        : d(p.head_dim), dv(p.head_dim_v), e(size_of(p.dtype)), q(p.head_dim * e), v(p.head_dim_v * e) {}
+
+    std::int64_t state() const { return kSum * dv + 2 * kSum; }  ///< O in fp32, m and l of one query
+};
+
+/// Steps of one workload, or of a part of it.
+class Emitter {
+ public:
+    Emitter(const Workload& workload, const Visitor& visit)
+        : workload_(workload), sizes_(workload.problem), visit_(visit) {}
+
+    const Workload& workload() const { return workload_; }
+    const Sizes& sizes() const { return sizes_; }
+
+    void at(std::int64_t member, std::int64_t query_head) {
+        step_.member = member;
+        step_.query_head = query_head;
+    }
+    /// A step that moves or computes something for these queries and keys.
+    void emit(Operation operation, Range queries, Range keys, unsigned touches, const Work& work,
+              Coverage coverage = Coverage::full) {
+        step_.operation = operation;
+        step_.queries = queries;
+        step_.keys = keys;
+        step_.touches = touches;
+        step_.work = work;
+        step_.coverage = coverage;
+        visit_(step_);
+    }
+
+ private:
+    const Workload& workload_;
+    Sizes sizes_;
+    const Visitor& visit_;
+    Step step_{};
+};
+
+/// Bytes that are moved between near and slow memory; the part that crosses DRAM when `first`.
+constexpr Work moved(std::int64_t bytes, bool first, std::int64_t shared = 0) {
+    return {.bytes = {.dram = first ? bytes : 0, .l2 = bytes, .shared = shared}};
+}
+constexpr Work computed(std::int64_t flop, std::int64_t shared, std::int64_t exps = 0) {
+    return {.bytes = {.shared = shared}, .flop = flop, .exps = exps};
+}
+
+/// One kv head of one member.
+struct KvHead {
+    std::int64_t member;
+    Grid grid;
+    std::int64_t first_query_head;
+    std::int64_t group;
+};
+
+/// Where a step is: a tile of queries, and one of keys.
+struct Place {
+    std::int64_t i = 0;
+    std::int64_t j = 0;
+    Range queries{};
+    Range loaded{};      ///< keys of the whole tile
+    Range computed{};    ///< of the part that is computed
+    bool first = false;  ///< what the inner loop loads is not in the L2 yet
+
+    std::int64_t elements() const { return queries.size() * computed.size(); }
+};
+
+/// Calls row(i, queries) for every tile of queries of the group's heads, in order.
+template <class Row>
+void for_each_row(Emitter& out, const KvHead& kv, const Row& row) {
+    for (std::int64_t h = 0; h < kv.group; ++h) {
+        out.at(kv.member, kv.first_query_head + h);
+        for (std::int64_t i = 0; i < kv.grid.rows(); ++i) row(i, kv.grid.queries(i));
+    }
+}
+
+/// Calls tile(place) for every tile of row i, in order.
+template <class Tile>
+void for_each_tile(const Grid& grid, std::int64_t i, FirstReads& reads, const Tile& tile) {
+    reads.begin(i);
+    const Range columns = grid.columns_of(i);
+    for (std::int64_t j = columns.begin; j < columns.end; ++j) {
+        tile(Place{i, j, grid.queries(i), grid.keys(j), grid.computed(i, j), reads.first(j)});
+    }
+}
+
+/// How K and V are first read, for FirstReads.
+inline FirstReads reads_of_keys(const Workload& w) {
+    return FirstReads(w.residency.keys ? 0 : std::max<std::int64_t>(w.residency.tiles_at_once, 1));
+}
+
+/// Readers of shared memory for a tile of queries (of keys, in the backward).
+inline std::int64_t readers(const Workload& w, const Range& rows) {
+    return ceil_div(rows.size(), rows_per_reader(w.schedule));
+}
+
+/// Calls body(KvHead) for every kv head of every member.
+template <class Body>
+void for_each_kv_head(const Workload& workload, bool trimmed, const Body& body) {
+    const Problem& p = workload.problem;
+    std::int64_t member = 0;
+    for (const auto& [lengths, times] : distinct_members(workload)) {
+        const Grid grid{p.mask.bind(lengths.first, lengths.second), workload.tile, trimmed};
+        for (std::int64_t n = 0; n < times; ++n, ++member) {
+            for (std::int64_t h = 0; h < p.heads_kv; ++h) body(KvHead{member, grid, h * p.group(), p.group()});
+        }
+    }
+}
+
+/// The sum of body(grid) over members, each a Cost of one kv head with its group of query heads; tile counts are added.
+template <class Body>
+Cost sum_over_kv_heads(const Workload& workload, bool trimmed, const Body& body) {
+    const Problem& p = workload.problem;
+    Cost total;
+    for (const auto& [lengths, times] : distinct_members(workload)) {
+        const Grid grid{p.mask.bind(lengths.first, lengths.second), workload.tile, trimmed};
+        total += times * p.heads_kv * body(grid);
+    }
+    return total;
+}
+
+/// Tile counts, elements and pairs of one head in closed form.
+Cost tile_counts(const Grid& grid);
+
+/// Rows of K (or V) that cross DRAM for one kv head when tiles of queries are the outer loop: once each while they stay
+/// in the L2; otherwise once for every tiles_at_once tiles of queries, and for every query head.
+std::int64_t first_reads_of_keys(const Workload& workload, const Grid& grid);
+
+/// What one tile of queries does with keys, over all tiles that it touches.
+struct RowOfTiles {
+    std::int64_t rows = 0;         ///< queries
+    std::int64_t readers = 0;      ///< of them
+    std::int64_t tiles = 0;        ///< of keys
+    std::int64_t loaded = 0;       ///< keys in whole tiles
+    std::int64_t computed = 0;     ///< keys to the last one seen
+    std::int64_t key_readers = 0;  ///< readers whose rows are keys, summed over the tiles
+};
+RowOfTiles row_of_tiles(const Workload& workload, const Grid& grid, std::int64_t i);
+
+// One function of steps and one of cost for each schedule and pass.
+void standard_forward_steps(Emitter& emitter);
+void standard_backward_steps(Emitter& emitter);
+void fa1_forward_steps(Emitter& emitter);
+void fa1_backward_steps(Emitter& emitter);
+void fa2_forward_steps(Emitter& emitter);
+void fa2_backward_steps(Emitter& emitter);  ///< of fa3 too
+void fa3_forward_steps(Emitter& emitter);
+Cost standard_forward_cost(const Workload& workload);
+Cost standard_backward_cost(const Workload& workload);
+Cost fa1_forward_cost(const Workload& workload);
+Cost fa1_backward_cost(const Workload& workload);
+Cost fa2_forward_cost(const Workload& workload);  ///< of fa3 too
+Cost fa2_backward_cost(const Workload& workload);
+
+}  // namespace tessera::schedule

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The matrix of scores of one head, cut into tiles: which tiles of keys meet a tile of queries, and the other way
+// round. All answers come from the Band, as in the kernels.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "schedule/step.hpp"
+
+namespace tessera::schedule {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+struct Grid {
+    Band band;
+    Tile block;
+    /// Forward kernels end a row's last tile at the last key that its queries see; backward ones, whose outer loop is
+    /// over keys, do not.
+    bool trimmed = true;
+
+    std::int64_t rows() const { return ceil_div(band.len_q, block.block_q); }
+    std::int64_t columns() const { return ceil_div(band.len_kv, block.block_kv); }
+
+    Range queries(std::int64_t i) const { return {i * block.block_q, std::min(band.len_q, (i + 1) * block.block_q)}; }
+    Range keys(std::int64_t j) const { return {j * block.block_kv, std::min(band.len_kv, (j + 1) * block.block_kv)}; }
+
+    /// Tiles of keys that row i touches.
+    Range columns_of(std::int64_t i) const { return tiles(seen_by(i), block.block_kv); }
+    /// Tiles of queries that column j touches.
+    Range rows_of(std::int64_t j) const {
+        const Range k = keys(j);
+        return tiles(band.q_range(k.begin, k.end), block.block_q);
+    }
+
+    /// Keys of tile (i, j) that are computed.
+    Range computed(std::int64_t i, std::int64_t j) const {
+        const Range k = keys(j);
+        return {k.begin, trimmed ? std::min(k.end, seen_by(i).end) : k.end};
+    }
+
+    Coverage coverage(std::int64_t i, std::int64_t j) const {
+        const Range q = queries(i);
+        const Range k = computed(i, j);
+        return band.coverage(q.begin, q.end, k.begin, k.end);
+    }
+
+    /// Visible pairs of tile (i, j), counted query by query.
+    std::int64_t pairs(std::int64_t i, std::int64_t j) const {
+        const Range k = keys(j);
+        std::int64_t sum = 0;
+        for (std::int64_t q = queries(i).begin; q < queries(i).end; ++q) {
+            const Range seen = band.row(q);
+            sum += Range{std::max(seen.begin, k.begin), std::min(seen.end, k.end)}.size();
+        }
+        return sum;
+    }
+
+    Range seen_by(std::int64_t i) const {
+        const Range q = queries(i);
+        return band.kv_range(q.begin, q.end);
+    }
+
+    /// Rows (keys or queries) of tiles `range`, cut at `length`.
+    static std::int64_t extent(const Range& range, std::int64_t size, std::int64_t length) {
+        return range.empty() ? 0 : std::min(range.end * size, length) - range.begin * size;
+    }
+
+ private:
+    static Range tiles(const Range& seen, std::int64_t size) {
+        return seen.empty() ? Range{} : Range{seen.begin / size, ceil_div(seen.end, size)};
+    }
+};
+
+/// Sum over all queries of the keys that they see, in closed form: with ramp(x) = sum over q of clamp(q + x, 0, len_kv)
+/// it is ramp(high + 1) - ramp(low).
+std::int64_t visible_pairs(const Band& band);
+
+/// Tiles of row i that hold visible pairs only, in closed form: those from the first one that the last query of the row
+/// sees whole to the last one that the first query sees whole.
+std::int64_t full_tiles(const Grid& grid, std::int64_t i);
+
+/// Remembers how far a run of neighbours has read, to tell a first read from a repeated one. Ranges come in rising
+/// order, so that one number is enough.
+class FirstReads {
+ public:
+    /// `tiles_at_once` neighbours share a read; 0: all do.
+    explicit FirstReads(std::int64_t tiles_at_once) : tiles_at_once_(tiles_at_once) {}
+    /// Neighbour `index` of the outer loop begins.
+    void begin(std::int64_t index) {
+        if (tiles_at_once_ > 0 && index % tiles_at_once_ == 0) end_ = 0;
+    }
+    /// Is tile `index` read for the first time?
+    bool first(std::int64_t index) {
+        if (index < end_) return false;
+        end_ = index + 1;
+        return true;
+    }
+
+ private:
+    std::int64_t tiles_at_once_;
+    std::int64_t end_ = 0;
+};
+
+}  // namespace tessera::schedule

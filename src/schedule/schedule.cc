@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "schedule/schedule.hpp"
+
+#include <fmt/format.h>
+
+#include "schedule/emit.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::schedule {
+namespace {
+
+[[noreturn]] void invalid(const char* argument, const std::string& message) {
+    throw Error(ErrorCode::invalid_argument, argument, message);
+}
+
+void validate(const Workload& w) {
+    w.problem.validate();
+    if (w.tile.block_q < 1) invalid("block_q", fmt::format("expected 1 or more, got {}", w.tile.block_q));
+    if (w.tile.block_kv < 1) invalid("block_kv", fmt::format("expected 1 or more, got {}", w.tile.block_kv));
+    if (w.residency.tiles_at_once < 1)
+        invalid("tiles_at_once", fmt::format("expected 1 or more, got {}", w.residency.tiles_at_once));
+    if (w.members.empty()) return;
+    if (!w.problem.ragged) invalid("members", "expected none for a Problem that is not ragged");
+    std::int64_t q = 0;
+    std::int64_t kv = 0;
+    for (const auto& [len_q, len_kv] : w.members) q += len_q, kv += len_kv;
+    if (static_cast<std::int64_t>(w.members.size()) != w.problem.batch || q != w.problem.total_q ||
+        kv != w.problem.total_kv) {
+        invalid("members",
+                fmt::format("expected {} of {} queries and {} keys in all, got {} of {} and {}", w.problem.batch,
+                            w.problem.total_q, w.problem.total_kv, w.members.size(), q, kv));
+    }
+}
+
+}  // namespace
+
+std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::int64_t>> distinct_members(const Workload& w) {
+    const Problem& p = w.problem;
+    if (!p.ragged) return {{{p.len_q, p.len_kv}, p.batch}};
+    if (w.members.empty()) {
+        if (p.batch == 0) return {};
+        return {{{p.total_q / p.batch, p.total_kv / p.batch}, p.batch}};
+    }
+    std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::int64_t>> runs;
+    for (const auto& lengths : w.members) {
+        if (!runs.empty() && runs.back().first == lengths) ++runs.back().second;
+        else runs.push_back({lengths, 1});
+    }
+    return runs;
+}
+
+void for_each_step(const Workload& workload, const Visitor& visit) {
+    validate(workload);
+    Emitter out(workload, visit);
+    const bool forward = workload.pass == Pass::forward;
+    switch (workload.schedule) {
+        case Schedule::standard: return forward ? standard_forward_steps(out) : standard_backward_steps(out);
+        case Schedule::fa1: return forward ? fa1_forward_steps(out) : fa1_backward_steps(out);
+        case Schedule::fa2: return forward ? fa2_forward_steps(out) : fa2_backward_steps(out);
+        case Schedule::fa3: return forward ? fa3_forward_steps(out) : fa2_backward_steps(out);
+    }
+}
+
+Cost sum_of_steps(const Workload& workload) {
+    Cost sum;
+    for_each_step(workload, [&](const Step& step) {
+        sum.work += step.work;
+        sum.pairs += step.work.exps;
+        if (step.operation != Operation::scores) return;
+        ++(step.coverage == Coverage::full ? sum.full : sum.partial);
+        sum.elements += step.queries.size() * step.keys.size();
+    });
+    for_each_kv_head(workload, true,
+                     [&](const KvHead& kv) { sum.skipped += kv.group * kv.grid.rows() * kv.grid.columns(); });
+    sum.skipped -= sum.full + sum.partial;
+    return sum;
+}
+
+Cost cost(const Workload& workload) {
+    validate(workload);
+    const bool forward = workload.pass == Pass::forward;
+    switch (workload.schedule) {
+        case Schedule::standard: return forward ? standard_forward_cost(workload) : standard_backward_cost(workload);
+        case Schedule::fa1: return forward ? fa1_forward_cost(workload) : fa1_backward_cost(workload);
+        case Schedule::fa2:
+        case Schedule::fa3: return forward ? fa2_forward_cost(workload) : fa2_backward_cost(workload);
+    }
+    return {};
+}
+
+Footprint footprint(const Workload& workload) {
+    const Problem& p = workload.problem;
+    const Sizes z(p);
+    const std::int64_t queries = p.rows_q() * p.heads_q;
+    const std::int64_t keys = p.rows_kv() * p.heads_kv;
+    const bool forward = workload.pass == Pass::forward;
+    Footprint bytes;
+    bytes.tensors = queries * (z.q + z.v + kSum) + keys * (z.q + z.v);
+    if (!forward) bytes.tensors += queries * (z.v + z.q) + keys * (z.q + z.v);  // dO, dQ; dK, dV
+    if (workload.schedule == Schedule::standard) {
+        // S, with P in its place; P and dS.
+        const std::int64_t matrices = (forward ? 1 : 2) * kSum;
+        for (const auto& [lengths, times] : distinct_members(workload))
+            bytes.workspace += times * p.heads_q * lengths.first * lengths.second * matrices;
+        if (!forward) bytes.workspace += queries * kSum;
+    } else if (!forward) {
+        bytes.workspace = queries * (kSum * z.d + (workload.schedule == Schedule::fa1 ? 0 : kSum));
+    } else if (workload.schedule == Schedule::fa1) {
+        bytes.workspace = queries * z.state();
+    }
+    return bytes;
+}
+
+}  // namespace tessera::schedule

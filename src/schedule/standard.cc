@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Standard attention, forward (FlashAttention paper, section 2.2, Algorithm 0): S and P of all pairs go through slow
+// memory. Per query head, with N^2 the elements of the tiles that the mask leaves:
+//   S = Q K^T      reads Q once and K for every tile of queries; writes 4 N^2
+//   P = softmax(S) reads 4 N^2, writes e N^2 (e: bytes of the Problem's dtype)
+//   O = P V        reads e N^2 and V for every tile of queries; writes O and LSE
+// so N^2 (8 + 2 e) bytes for scores: 12 a pair in 16 bits, 16 in fp32. With S kept in e bytes it is the paper's 4 e.
+#include "schedule/emit.hpp"
+
+namespace tessera::schedule {
+namespace {
+
+void make_scores(Emitter& out, const KvHead& kv) {
+    const Workload& w = out.workload();
+    const Sizes& z = out.sizes();
+    FirstReads reads = reads_of_keys(w);
+    for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
+        out.emit(Operation::load_q, q, {}, kNothing, moved(q.size() * z.q, true, q.size() * z.q));
+        for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+            const std::int64_t bytes = at.loaded.size() * z.q;
+            out.emit(Operation::load_k, {}, at.loaded, kNothing, moved(bytes, at.first, bytes));
+            out.emit(Operation::scores, q, at.computed, kS,
+                     computed(2 * z.d * kv.grid.pairs(i, at.j), readers(w, q) * at.computed.size() * z.q),
+                     kv.grid.coverage(i, at.j));
+            out.emit(Operation::store_scores, q, at.computed, kS, moved(at.elements() * kSum, !w.residency.scores));
+        });
+    });
+}
+
+void make_weights(Emitter& out, const KvHead& kv) {
+    const bool far = !out.workload().residency.scores;
+    for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
+        const Range columns = kv.grid.columns_of(i);
+        if (columns.empty()) return;
+        const Range keys{columns.begin * kv.grid.block.block_kv, kv.grid.seen_by(i).end};
+        const std::int64_t elements = q.size() * keys.size();
+        std::int64_t pairs = 0;
+        for (std::int64_t j = columns.begin; j < columns.end; ++j) pairs += kv.grid.pairs(i, j);
+        out.emit(Operation::load_scores, q, keys, kNothing, moved(elements * kSum, far));
+        out.emit(Operation::softmax, q, keys, kM | kL | kP, computed(0, 0, pairs));
+        out.emit(Operation::store_weights, q, keys, kP, moved(elements * out.sizes().e, far));
+    });
+}
+
+void multiply_values(Emitter& out, const KvHead& kv) {
+    const Workload& w = out.workload();
+    const Sizes& z = out.sizes();
+    FirstReads reads = reads_of_keys(w);
+    for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
+        for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+            const std::int64_t bytes = at.loaded.size() * z.v;
+            const std::int64_t weights = at.elements() * z.e;
+            out.emit(Operation::load_v, {}, at.loaded, kNothing, moved(bytes, at.first, bytes));
+            out.emit(Operation::load_weights, q, at.computed, kNothing, moved(weights, !w.residency.scores, weights));
+            out.emit(Operation::values, q, at.computed, kO,
+                     computed(2 * z.dv * kv.grid.pairs(i, at.j), readers(w, q) * at.computed.size() * z.v));
+        });
+        out.emit(Operation::store_o, q, {}, kO, moved(q.size() * (z.v + kSum), true));
+    });
+}
+
+}  // namespace
+
+void standard_forward_steps(Emitter& out) {
+    const Workload& w = out.workload();
+    for_each_kv_head(w, true, [&](const KvHead& kv) { make_scores(out, kv); });
+    for_each_kv_head(w, true, [&](const KvHead& kv) { make_weights(out, kv); });
+    for_each_kv_head(w, true, [&](const KvHead& kv) { multiply_values(out, kv); });
+}
+
+Cost standard_forward_cost(const Workload& w) {
+    const Sizes z(w.problem);
+    return sum_over_kv_heads(w, true, [&](const Grid& grid) {
+        Cost head = tile_counts(grid);
+        const std::int64_t scores = head.elements * 2 * (kSum + z.e);
+        const std::int64_t rows = grid.band.len_q * (z.q + z.v + kSum);
+        head.work = {.bytes = {.dram = rows + (w.residency.scores ? 0 : scores),
+                               .l2 = rows + scores,
+                               .shared = grid.band.len_q * z.q + head.elements * z.e},
+                     .flop = head.pairs * 2 * (z.d + z.dv),
+                     .exps = head.pairs};
+        for (std::int64_t i = 0; i < grid.rows(); ++i) {
+            const RowOfTiles row = row_of_tiles(w, grid, i);
+            head.work.bytes.l2 += row.loaded * (z.q + z.v);
+            head.work.bytes.shared += (row.loaded + row.readers * row.computed) * (z.q + z.v);
+        }
+        Cost total = w.problem.group() * head;
+        total.work.bytes.dram += first_reads_of_keys(w, grid) * (z.q + z.v);
+        return total;
+    });
+}
+
+}  // namespace tessera::schedule

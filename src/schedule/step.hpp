@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A schedule as data: what a tile operation moves and computes, and the sums of those.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/kernel.hpp"
+#include "tessera/problem.hpp"
+
+namespace tessera::schedule {
+
+/// One tile operation. The names are those of the papers' algorithms: Q_i is the tile of queries, K_j, V_j of keys.
+enum class Operation : std::uint8_t {
+    // forward
+    load_q,         ///< Q_i comes near
+    load_k,         ///< K_j
+    load_v,         ///< V_j
+    scores,         ///< S = Q_i K_j^T
+    softmax,        ///< m and l with the new scores, P = exp(S - m)
+    values,         ///< O_i += P V_j
+    store_o,        ///< O_i / l_i and LSE_i leave
+    init_state,     ///< fa1: O_i, m_i, l_i = 0, -inf, 0 in slow memory
+    load_state,     ///< fa1: O_i, m_i, l_i are read
+    store_state,    ///< fa1: O_i, m_i, l_i are written back
+    store_scores,   ///< standard: S goes to slow memory
+    load_scores,    ///< standard: rows of S come back
+    store_weights,  ///< standard: P goes to slow memory
+    load_weights,   ///< standard: P comes back
+    // backward
+    row_dots,        ///< D_i = rowsum(dO_i * O_i); dQ_i = 0 in slow memory
+    load_gradients,  ///< dO_i, LSE_i and D_i (fa1: O_i instead of D_i)
+    weights_again,   ///< P = exp(S - LSE)
+    dv_product,      ///< dV_j += P^T dO_i
+    dp_product,      ///< dP = dO_i V_j^T, dS = P * (dP - D_i)
+    dq_product,      ///< dQ_i += dS K_j
+    dk_product,      ///< dK_j += dS^T Q_i
+    add_dq,          ///< the sum of dQ_i in slow memory grows (fa1: read and written; fa2, fa3: added there)
+    store_ds,        ///< standard: dS goes to slow memory
+    load_ds,         ///< standard: dS comes back
+    store_dkv,       ///< dK_j, dV_j leave
+    store_dq,        ///< dQ_i leaves in the Problem's dtype
+};
+const char* name_of(Operation operation);
+
+/// Bytes moved. `l2`: between a multiprocessor and what all share (on a CPU: beyond the core's own caches). `dram`:
+/// the part of those that also crosses the device memory's bus. `shared`: into and out of a multiprocessor's own
+/// memory.
+struct Bytes {
+    std::int64_t dram = 0;
+    std::int64_t l2 = 0;
+    std::int64_t shared = 0;
+    friend bool operator==(const Bytes&, const Bytes&) = default;
+};
+
+struct Work {
+    Bytes bytes{};
+    std::int64_t flop = 0;  ///< of matrix products, for pairs that the mask lets through
+    std::int64_t exps = 0;  ///< for the same pairs
+    Work& operator+=(const Work& other);
+    friend bool operator==(const Work&, const Work&) = default;
+};
+Work operator*(std::int64_t times, const Work& work);
+
+/// Values of the algorithm that a step changes, as bits of Step::touches.
+enum State : unsigned { kNothing = 0, kM = 1, kL = 2, kO = 4, kS = 8, kP = 16, kDq = 32, kDk = 64, kDv = 128 };
+
+struct Step {
+    Operation operation{};
+    std::int64_t member = 0;      ///< of the batch
+    std::int64_t query_head = 0;  ///< within the member; of the first head of the group where a step serves all of it
+    Range queries{};              ///< empty where a step has none
+    Range keys{};
+    Coverage coverage = Coverage::full;
+    unsigned touches = kNothing;  ///< bits of State
+    Work work{};
+};
+
+/// What a whole schedule costs.
+struct Cost {
+    Work work{};
+    std::int64_t full = 0;      ///< tiles whose pairs are all visible
+    std::int64_t partial = 0;   ///< tiles with visible and hidden pairs
+    std::int64_t skipped = 0;   ///< tiles without a visible pair
+    std::int64_t elements = 0;  ///< pairs of the tiles that run, hidden ones too: what hardware computes
+    std::int64_t pairs = 0;     ///< visible ones
+    Cost& operator+=(const Cost& other);
+    friend bool operator==(const Cost&, const Cost&) = default;
+};
+Cost operator*(std::int64_t times, const Cost& cost);
+
+/// Which tensors are found again in the L2 when a later tile asks for them: a matter of the cache's size, which a
+/// schedule does not know.
+struct Residency {
+    bool keys = true;     ///< K and V, after the first tile of queries that reads them
+    bool queries = true;  ///< Q, O, dO, dQ and what is kept for each query (m, l, D), after the first tile of keys
+    bool scores = false;  ///< the N x N matrices of `standard`
+    std::int64_t tiles_at_once = 1;  ///< neighbours of the outer loop that run together share one read of what is not
+                                     ///< resident
+    friend bool operator==(const Residency&, const Residency&) = default;
+};
+
+/// What a schedule is asked about.
+struct Workload {
+    Problem problem{};
+    Schedule schedule = Schedule::fa2;
+    Pass pass = Pass::forward;
+    Tile tile{};
+    Residency residency{};
+    /// (queries, keys) of each member of a ragged batch. Empty and ragged: members of equal lengths are assumed.
+    std::vector<std::pair<std::int64_t, std::int64_t>> members{};
+};
+
+}  // namespace tessera::schedule

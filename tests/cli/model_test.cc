@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// roofline, plan, calibrate: what they print and write.
+#include <sstream>
+
+#include "plot/png.hpp"
+#include "process.hpp"
+
+namespace tessera {
+namespace {
+
+class ModelCommandsTest : public CommandTest {
+ protected:
+    static void expect_fits(const Outcome& outcome) {
+        std::istringstream lines(outcome.out);
+        for (std::string line; std::getline(lines, line);) {
+            EXPECT_LE(line.size(), 100U) << line;
+            EXPECT_TRUE(line.empty() || line.back() != ' ') << "trailing space: " << line;
+        }
+    }
+    static void expect_says(const Outcome& outcome, const std::string& text) {
+        EXPECT_NE(outcome.out.find(text), std::string::npos) << text << "\n" << outcome.out;
+    }
+};
+
+TEST_F(ModelCommandsTest, help_fits) {
+    for (const char* command : {"roofline", "plan", "calibrate"}) {
+        const Outcome help = run_ok(std::string(command) + " --help");
+        expect_says(help, "Examples:");
+        expect_fits(help);
+    }
+}
+
+TEST_F(ModelCommandsTest, roofline_over_lengths) {
+    const std::string command = "roofline --device h200 --len 512:4096 --heads 16 --head-dim 128 --causal bottom-right";
+    const Outcome text = run_ok(command);
+    expect_fits(text);
+    for (const char* word : {"standard", "fa1", "fa2", "fa3", "win", "4,096", "faster than standard", "keys fit"})
+        expect_says(text, word);
+    const auto rows = run_ok(command + " --json").json().at("rows");
+    ASSERT_EQ(rows.size(), 4U);
+    double before = 0;
+    for (const auto& row : rows) {
+        for (const auto& schedule : row.at("schedules")) {
+            const auto& pass = schedule.at("passes").at(0);
+            EXPECT_GT(pass.at("ms").get<double>(), 0);
+            for (const auto& [name, roof] : pass.at("roofs").items())
+                EXPECT_LE(roof.at("ms").get<double>(), pass.at("ms").get<double>() * (1 + 1e-9)) << name;
+        }
+        const double ms = row.at("schedules").at(3).at("ms").get<double>();
+        EXPECT_GT(ms, before);
+        before = ms;
+    }
+    EXPECT_EQ(rows.at(0).at("problem").at("dtype"), "bf16");  // the GPU's own, unless asked otherwise
+}
+
+TEST_F(ModelCommandsTest, roofline_of_one_problem) {
+    expect_fits(run_ok("roofline --len 4096 --amdahl 0.4"));
+    expect_says(run_ok("roofline --len 4096 --pass both"), "forward + backward");
+    expect_says(run_ok("roofline --device v100 --len 1024"), "fp16");
+    expect_says(run_ok("roofline --device a100 --len 1024"), "fa3 needs wgmma");
+    expect_says(run_ok("roofline --device xeon-16 --len 1024"), "fp32");
+    expect_fits(run_ok("roofline --ragged 100,30x500,1x8192 --window 64,0 --heads 8/2"));
+    expect_fits(run_ok("roofline --len-q 1 --len-kv 1024:65536 --heads 32/8 --by flash-attention"));
+    const auto json = run_ok("roofline --tokens 16384 --len 512:2048 --json").json();
+    EXPECT_EQ(json.at("rows").at(0).at("problem").at("batch"), 32);
+    EXPECT_EQ(json.at("rows").at(2).at("problem").at("batch"), 8);
+}
+
+/// The numbers of the worksheet's last lines are those of the prediction.
+TEST_F(ModelCommandsTest, worksheet_ends_in_the_prediction) {
+    for (const char* how : {"--schedule fa3", "--schedule fa2 --pass backward", "--schedule standard", "--schedule fa1",
+                            "--schedule fa2 --device xeon-16"}) {
+        const std::string command = fmt::format("roofline --len 2048 --heads 16 --worksheet {}", how);
+        expect_fits(run_ok(command));
+        const auto pass = run_ok(command + " --json").json().at("rows").at(0).at("schedules").at(0).at("passes").at(0);
+        const auto& lines = pass.at("worksheet");
+        ASSERT_GE(lines.size(), 6U);
+        const std::string time = lines.at(lines.size() - 2).at("calculation");
+        EXPECT_NE(time.find(fmt::format("= {:.4g} ms", pass.at("ms").get<double>())), std::string::npos) << time;
+        // The terms of the sum, as printed, add up to it.
+        double sum = 0;
+        std::istringstream words(time.substr(0, time.rfind('=')));
+        for (std::string word; words >> word;) {
+            if (std::isdigit(static_cast<unsigned char>(word.front())) != 0 && word.find('-') == std::string::npos)
+                sum += std::stod(word);
+        }
+        EXPECT_NEAR(sum / pass.at("ms").get<double>(), 1, 2e-3) << time;
+    }
+}
+
+TEST_F(ModelCommandsTest, roofline_draws) {
+    run_ok("roofline --len 512:4096 --svg r.svg");
+    const std::string svg = text_of(path("r.svg"));
+    EXPECT_NE(svg.find("<svg"), std::string::npos);
+    for (const char* name : {"standard", "fa3", "DRAM", "products"})
+        EXPECT_NE(svg.find(name), std::string::npos) << name;
+    if (plot::can_draw_png()) {
+        run_ok("roofline --len 512:4096 --png r.png");
+        EXPECT_EQ(text_of(path("r.png")).substr(1, 3), "PNG");
+    }
+    EXPECT_EQ(run("roofline --len 512 --svg none/r.svg").code, 73);
+}
+
+TEST_F(ModelCommandsTest, roofline_tells_its_accuracy) {
+    const Outcome text = run_ok("roofline --accuracy");
+    expect_fits(text);
+    expect_says(text, "NVIDIA H200");
+    const auto groups = run_ok("roofline --accuracy --json").json().at("groups");
+    EXPECT_GE(groups.size(), 10U);
+    EXPECT_EQ(run("roofline --accuracy --records none.jsonl").code, 66);
+}
+
+TEST_F(ModelCommandsTest, calibrate_writes_a_machine_that_commands_take) {
+    expect_fits(run_ok("calibrate --threads 1 --name mine -o m.json"));
+    expect_says(run_ok("roofline --device m.json --len 512,1024"), "mine");
+    expect_fits(run_ok("plan --device m.json --len 512"));
+    const auto plan = run_ok("plan --device ./m.json --len 512 --threads 1 --json").json();
+    EXPECT_EQ(plan.at("device"), "mine");
+    EXPECT_GT(plan.at("chosen").at("predicted").at("ms").get<double>(), 0);
+    run_ok("calibrate --device h200 --micro " TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl -o g.json");
+    expect_says(run_ok("roofline --device g.json --len 4096"), "h200-calibrated");
+}
+
+TEST_F(ModelCommandsTest, plan_shows_the_others_too) {
+    const Outcome text = run_ok("plan --len 2048 --device xeon-16 --threads 16 --causal bottom-right");
+    expect_fits(text);
+    for (const char* word : {"cpu.fa2.forward", "cpu.standard.forward", "xeon-16", "not chosen", "reference.forward"})
+        expect_says(text, word);
+    const auto json = run_ok("plan --len 2048 --device xeon-16 --json --backward").json();
+    EXPECT_EQ(json.at("chosen").at("predicted").at("pass"), "backward");
+    expect_fits(run_ok("plan --len 64"));
+}
+
+TEST_F(ModelCommandsTest, errors_name_the_option) {
+    expect_error("roofline --device h300 --len 64", 2, "--device");
+    expect_error("roofline --device none.json --len 64", 66, "none.json");
+    expect_error("roofline --len 512:64", 2, "--len");
+    expect_error("roofline --len 0:64", 2, "--len");
+    expect_error("roofline --schedule fa4", 2, "--schedule");
+    expect_error("roofline --pass sideways", 2, "--pass");
+    expect_error("roofline --by nobody", 2, "--by");
+    expect_error("roofline --amdahl 1.5", 2, "--amdahl");
+    expect_error("roofline --tokens 64 --batch 2", 2, "--tokens");
+    expect_error("roofline --records x.jsonl", 2, "--records");
+    expect_error("roofline --device a100 --schedule fa3", 69, "wgmma");
+    expect_error("calibrate --threads 0", 2, "--threads");
+    expect_error("calibrate --device h200", 2, "--device");
+    expect_error("calibrate --micro x.jsonl", 2, "--device");
+    expect_error("plan --device nowhere", 2, "--device");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera walk: what it prints, and that its numbers are those of tessera run.
+#include <cmath>
+#include <sstream>
+
+#include "io/safetensors.hpp"
+#include "process.hpp"
+
+namespace tessera {
+namespace {
+
+class WalkTest : public CommandTest {
+ protected:
+    static void expect_fits(const Outcome& outcome) {
+        std::istringstream lines(outcome.out);
+        for (std::string line; std::getline(lines, line);) {
+            EXPECT_LE(line.size(), 100U) << line;
+            EXPECT_TRUE(line.empty() || line.back() != ' ') << "trailing space: " << line;
+        }
+    }
+    /// Element (batch 0, head, row, column) of a tensor [1, heads, len, dim] that `tessera run` wrote.
+    double element(const std::string& name, std::int64_t head, std::int64_t row, std::int64_t column) const {
+        const io::TensorFile file = io::read_safetensors(path("out.safetensors"));
+        return static_cast<double>(*file.view(*file.find(name)).at<const float>(0, head, row, column));
+    }
+};
+
+TEST_F(WalkTest, values_on_the_sample_are_those_of_run) {
+    for (const char* schedule : {"standard", "fa1", "fa2"}) {
+        run_ok(fmt::format("run {} --schedule {} --backward -o out.safetensors", kSampleOptions, schedule));
+        const auto walk = fmt::format("walk {} --schedule {} --head 3 --row 700 --json", kSampleOptions, schedule);
+        const auto forward = run_ok(walk).json();
+        EXPECT_EQ(forward.at("same_bits_as_unwatched"), true);
+        EXPECT_EQ(forward.at("queries"), (std::vector<int>{640, 704}));
+        const auto& last = forward.at("steps").back();
+        EXPECT_EQ(last.at("step"), "finish");
+        for (const int c : {0, 17, 63}) {
+            EXPECT_EQ(last.at("o").at(static_cast<std::size_t>(c)).get<double>(), element("o", 3, 700, c)) << schedule;
+        }
+        const auto backward = run_ok(walk + " --backward").json();
+        EXPECT_EQ(backward.at("same_bits_as_unwatched"), true);
+        double dq = 0;
+        for (const auto& step : backward.at("steps")) {
+            if (step.contains("dq")) dq = step.at("dq").at(17).get<double>();
+        }
+        EXPECT_EQ(dq * 0.125, element("dq", 3, 700, 17)) << schedule;  // the scale is a power of two: exact
+        EXPECT_EQ(backward.at("tiles").at("skipped"), 13);
+    }
+}
+
+TEST_F(WalkTest, prints_tables_that_fit) {
+    for (const char* schedule : {"standard", "fa1", "fa2"}) {
+        for (const char* more : {"", " --backward", " --row 100", " --row 100 --backward"}) {
+            const Outcome outcome =
+                run_ok(fmt::format("walk --len 300 --causal bottom-right --schedule {}{}", schedule, more));
+            expect_fits(outcome);
+            EXPECT_NE(outcome.out.find("bit for bit"), std::string::npos);
+        }
+    }
+    expect_fits(run_ok("walk --len-q 1 --len-kv 700 --heads 4/2 --head-dim 40/80 --dtype bf16 --schedule fa1"));
+    const Outcome all = run_ok("walk --len 8000 --head-dim 8 --all");
+    const Outcome cut = run_ok("walk --len 8000 --head-dim 8");
+    EXPECT_GT(all.out.size(), cut.out.size());
+    EXPECT_NE(cut.out.find("--all"), std::string::npos);
+    EXPECT_EQ(all.out.find("--all"), std::string::npos);
+}
+
+TEST_F(WalkTest, by_hand_shows_fractions) {
+    for (const char* schedule : {"standard", "fa1", "fa2"}) {
+        const Outcome outcome = run_ok(fmt::format("walk --by-hand --backward --schedule {}", schedule));
+        expect_fits(outcome);
+        EXPECT_NE(outcome.out.find("O = (32/9, 4/9)"), std::string::npos) << outcome.out;
+        const auto json = run_ok(fmt::format("walk --by-hand --backward --json --schedule {}", schedule)).json();
+        EXPECT_EQ(json.at("rows").at(0).at("o"), (std::vector<std::string>{"32/9", "4/9"}));
+    }
+}
+
+TEST_F(WalkTest, bad_options_are_told) {
+    expect_error("walk --row 256", 2, "--row: expected 0..255, got 256");
+    expect_error("walk --head 1", 2, "--head: expected 0..0, got 1");
+    expect_error("walk --member 1", 2, "--member: expected 0..0");
+    expect_error("walk --q-tile 9", 2, "--q-tile: expected 0..3");
+    expect_error("walk --row 1 --q-tile 0", 2, "--q-tile");
+    expect_error("walk --schedule fa3", 69, "fa3");
+    expect_error("walk --by-hand " + kSample, 2, "--by-hand");
+    expect_error("walk " + kSample + " --len 5", 2, "--len");
+    expect_error("walk nosuch.safetensors", 66, "nosuch.safetensors");
+    expect_error("walk --len 0", 2, "--len");
+}
+
+}  // namespace
+}  // namespace tessera

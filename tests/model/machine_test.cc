@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Machines: the table, machine files, calibration.
+#include "model/machine.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "measure/calibrate.hpp"
+#include "measure/machine_file.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::model {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+TEST(Machines, every_number_has_a_source) {
+    std::set<std::string> names;
+    for (const Machine& machine : machines()) {
+        EXPECT_TRUE(names.insert(machine.name).second) << machine.name;
+        EXPECT_NO_THROW(validate(machine)) << machine.name;
+        for_each_quantity(machine, [&](const char* name, const char*, const Quantity& quantity) {
+            EXPECT_FALSE(quantity.source.empty()) << machine.name << " " << name;
+        });
+        EXPECT_GE(machine.clock_ghz, machine.loaded_clock_ghz) << machine.name;
+    }
+    for (const char* name :
+         {"v100", "t4", "a100-40", "a100", "a10", "l4", "rtx3090", "rtx4090", "h100-pcie", "h100", "h200", "b200"})
+        EXPECT_TRUE(names.contains(name)) << name;
+}
+
+/// Dense peaks with fp32 sums, as the makers state them.
+TEST(Machines, peaks_are_those_of_the_datasheets) {
+    const std::pair<const char*, double> peaks[] = {
+        {"v100", 125},      {"t4", 65},         {"a100", 312}, {"a10", 125},  {"l4", 121},   {"rtx3090", 71},
+        {"rtx4090", 165.2}, {"h100-pcie", 756}, {"h100", 989}, {"h200", 989}, {"b200", 2250}};
+    for (const auto& [name, tflops] : peaks) {
+        EXPECT_NEAR(find_machine(name)->peak_tflops(DType::fp16) / tflops, 1, 0.01) << name;
+    }
+    EXPECT_FALSE(find_machine("v100")->supports(DType::bf16));
+    EXPECT_TRUE(find_machine("a100")->supports(DType::bf16));
+    EXPECT_EQ(find_machine("no such"), nullptr);
+}
+
+TEST(Machines, are_found_by_device_names) {
+    const auto name_of = [](const char* device) {
+        const Machine* machine = machine_of_device(device);
+        return machine == nullptr ? std::string("none") : machine->name;
+    };
+    EXPECT_EQ(name_of("NVIDIA H200"), "h200");
+    EXPECT_EQ(name_of("sm_90 (NVIDIA H100 80GB HBM3)"), "h100");
+    EXPECT_EQ(name_of("NVIDIA H100 PCIe"), "h100-pcie");
+    EXPECT_EQ(name_of("NVIDIA A100-SXM4-80GB"), "a100");
+    EXPECT_EQ(name_of("NVIDIA A100-SXM4-40GB"), "a100-40");
+    EXPECT_EQ(name_of("NVIDIA A10"), "a10");
+    EXPECT_EQ(name_of("NVIDIA L40S"), "none");
+    EXPECT_EQ(name_of("AVX3"), "none");
+}
+
+class MachineFile : public testing::Test {
+ protected:
+    void SetUp() override {
+        path_ = (std::filesystem::temp_directory_path() / ("tessera_machine_" + std::to_string(::getpid()) + ".json"))
+                    .string();
+    }
+    void TearDown() override { std::filesystem::remove(path_); }
+
+    void expect_bad(const Json& json, const std::string& message) const {
+        std::ofstream(path_) << json.dump();
+        try {
+            measure::read_machine(path_);
+            ADD_FAILURE() << "read " << json.dump();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::bad_data);
+            EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
+        }
+    }
+    std::string path_;
+};
+
+TEST_F(MachineFile, round_trip_of_every_machine) {
+    for (const Machine& machine : machines()) {
+        measure::write_machine(path_, machine);
+        const Machine back = measure::read_machine(path_);
+        EXPECT_EQ(measure::to_json(back), measure::to_json(machine));
+    }
+}
+
+TEST_F(MachineFile, is_read_strictly) {
+    const Json good = measure::to_json(*find_machine("h200"));
+    Json json = good;
+    json.erase("exp_rate");
+    expect_bad(json, "exp_rate: expected an object");
+    json = good;
+    json["speed"] = 3;
+    expect_bad(json, "speed: expected a field of a machine");
+    json = good;
+    json["cores"]["value"] = "132";
+    expect_bad(json, "cores.value: expected a number, got \"132\"");
+    json = good;
+    json["cores"].erase("source");
+    expect_bad(json, "cores.source: expected a text, got nothing");
+    json = good;
+    json["clock_ghz"]["unit"] = "MHz";
+    expect_bad(json, "clock_ghz.unit: expected \"GHz\", got \"MHz\"");
+    json = good;
+    json["dram_gbs"]["value"] = -1;
+    expect_bad(json, "dram_gbs: expected a number over 0, got -1");
+    json = good;
+    json["warp_matrix_share"]["value"] = 1.5;
+    expect_bad(json, "warp_matrix_share: expected a number over 0, at most 1, got 1.5");
+    json = good;
+    json["kind"] = "tpu";
+    expect_bad(json, "kind: expected gpu or cpu");
+    std::ofstream(path_) << "{ not json";
+    EXPECT_THROW(measure::read_machine(path_), Error);
+    EXPECT_THROW(measure::read_machine(path_ + ".none"), Error);
+}
+
+TEST(Calibrate, gpu_from_records_of_bench_micro) {
+    const auto records = measure::read_records(TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl");
+    const Machine machine = measure::calibrate_gpu(*find_machine("h100"), records);
+    EXPECT_NEAR(machine.matrix_flop, 4095, 5);
+    EXPECT_NEAR(machine.warp_matrix_share, 0.667, 0.002);
+    EXPECT_NEAR(machine.exp_rate, 16, 0.1);
+    EXPECT_NEAR(machine.fma_flop, 244, 2);
+    EXPECT_NEAR(machine.shared_bytes, 128, 1);
+    EXPECT_NEAR(machine.launch_us, 2.8, 0.2);
+    EXPECT_NEAR(machine.clock_ghz, 1.966, 0.01);
+    EXPECT_NE(machine.exp_rate.source.find("measured"), std::string::npos);
+    EXPECT_EQ(machine.l2_mib.source, find_machine("h100")->l2_mib.source);  // not measured: stays
+    EXPECT_THROW(measure::calibrate_gpu(*find_machine("h100"), {}), Error);
+}
+
+TEST(Calibrate, cpu_gives_a_machine_that_can_be) {
+    int told = 0;
+    const Machine machine = measure::calibrate_cpu(1, [&](const std::string&) { ++told; });
+    EXPECT_LE(told, measure::kCpuMeasurements);
+    EXPECT_NO_THROW(validate(machine));
+    EXPECT_EQ(machine.kind, MachineKind::cpu);
+    EXPECT_GT(machine.clock_ghz, 0.5);
+    EXPECT_LT(machine.clock_ghz, 8);
+    EXPECT_LE(machine.loaded_clock_ghz, machine.clock_ghz);
+    EXPECT_GT(machine.matrix_flop, machine.exp_rate);
+    EXPECT_THROW(measure::calibrate_cpu(100'000, [](const std::string&) {}), Error);
+}
+
+}  // namespace
+}  // namespace tessera::model

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Predictions: never above a roof, parts that add up, and as near to the kept Records as promised.
+#include "model/predict.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "core/property.hpp"
+#include "measure/accuracy.hpp"
+#include "measure/sweep.hpp"
+#include "model/family.hpp"
+#include "registry.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::model {
+namespace {
+
+constexpr Schedule kSchedules[] = {Schedule::standard, Schedule::fa1, Schedule::fa2, Schedule::fa3};
+
+Problem any_problem() {
+    const auto length = [] {
+        return *rc::gen::weightedOneOf<std::int64_t>({{1, rc::gen::just<std::int64_t>(1)},
+                                                      {1, rc::gen::just<std::int64_t>(0)},
+                                                      {6, rc::gen::inRange<std::int64_t>(1, 9000)}});
+    };
+    Problem p;
+    p.dtype = *rc::gen::element(DType::bf16, DType::fp16, DType::fp32);
+    p.batch = *rc::gen::inRange(0, 5);
+    p.heads_kv = *rc::gen::inRange(1, 9);
+    p.heads_q = p.heads_kv * *rc::gen::inRange(1, 5);
+    p.len_q = length();
+    p.len_kv = length();
+    p.head_dim = *rc::gen::inRange(1, 257);
+    p.head_dim_v = *rc::gen::inRange(1, 257);
+    p.mask.causal = *rc::gen::element(Causal::none, Causal::bottom_right, Causal::top_left);
+    if (*rc::gen::inRange(0, 3) == 0) p.mask.window_left = *rc::gen::inRange<std::int64_t>(0, 600);
+    return p;
+}
+
+TEST(Predict, is_never_above_a_roof_and_adds_up) {
+    EXPECT_TRUE(test::holds(300, [] {
+        const Problem p = any_problem();
+        for (const Machine& machine : machines()) {
+            for (const Schedule schedule : kSchedules) {
+                for (const Pass pass : {Pass::forward, Pass::backward}) {
+                    for (const char* by : {"", "flash-attention", "cudnn"}) {
+                        const PredictOptions options{.by = by, .worksheet = true};
+                        if (refusal(p, schedule, pass, machine, options)) {
+                            RC_ASSERT_THROWS_AS(predict(p, schedule, pass, machine, options), Error);
+                            continue;
+                        }
+                        const Prediction x = predict(p, schedule, pass, machine, options);
+                        RC_LOG() << machine.name << " " << name_of(schedule) << " " << p.describe() << "\n";
+                        RC_ASSERT(std::isfinite(x.ms) && x.ms >= 0);
+                        double sum = 0;
+                        for (const Part& part : x.parts) {
+                            RC_ASSERT(std::isfinite(part.ms) && part.ms >= 0);
+                            sum += part.ms;
+                        }
+                        RC_ASSERT(std::abs(sum - x.ms) <= 1e-9 * x.ms);
+                        for (const Roof& roof : x.roofs) RC_ASSERT(roof.ms <= x.ms * (1 + 1e-9));
+                        RC_ASSERT(x.tflops <= machine.peak_tflops(p.dtype) * (1 + 1e-9));
+                        RC_ASSERT(!x.worksheet.empty());
+                    }
+                }
+            }
+        }
+    }));
+}
+
+/// Worked out by hand from the formulas of docs/model.md.
+TEST(Predict, agrees_with_paper_and_pencil) {
+    Problem p = Problem::dense(1, 4096, 16, 128, DType::bf16);
+    const Machine& h200 = *find_machine("h200");
+    const Prediction x = predict(p, Schedule::fa3, Pass::forward, h200, {.by = "flash-attention"});
+    // Tiles of 128 x 176: 2816 + 0.68 * 1408 = 3773.4 clk; 24 of them in each of 32 * 16 tiles of queries, and 500.
+    const double unit = 24 * (2816 + 0.68 * 1408) + 500;
+    const double clocks = 4 * unit;  // 512 units on 132 multiprocessors: 4 rounds
+    const double load = 512 * 24 * 128.0 * 176 * 512 / (clocks * 132 * 4096);
+    const double ghz = 1.98 - 0.35 * load;
+    const double dram = (4.0 * 4096 * 2048 * 2 + 4 * 4096 * 16) / (4800e6 * 0.94);
+    EXPECT_NEAR(x.ms, clocks / (ghz * 1e6) + 0.41 * dram + 0.003, 1e-9);
+    EXPECT_EQ(x.tile, (Tile{128, 176}));
+    EXPECT_EQ(x.bound, "tensor");
+}
+
+TEST(Predict, refuses_what_no_kernel_can) {
+    const Problem p = Problem::dense(1, 64, 1, 64, DType::bf16);
+    EXPECT_TRUE(refusal(p, Schedule::fa3, Pass::forward, *find_machine("a100")).has_value());
+    EXPECT_TRUE(refusal(p, Schedule::fa2, Pass::forward, *find_machine("v100")).has_value());
+    EXPECT_TRUE(refusal(p, Schedule::fa3, Pass::forward, *find_machine("xeon-16")).has_value());
+    EXPECT_TRUE(refusal(p, Schedule::fa2, Pass::forward, *find_machine("h200"), {.by = "nobody"}).has_value());
+    EXPECT_FALSE(refusal(p, Schedule::fa3, Pass::forward, *find_machine("h100")).has_value());
+    Problem wrong = p;
+    wrong.heads_kv = 0;
+    EXPECT_THROW(predict(wrong, Schedule::fa2, Pass::forward, *find_machine("h200")), Error);
+}
+
+TEST(Predict, the_longest_that_fits_fits) {
+    const Machine& machine = *find_machine("l4");
+    const double room = machine.memory_gib * 1073741824.0;
+    for (const Schedule schedule : kSchedules) {
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+            Problem p = Problem::dense(2, 128, 16, 64, DType::bf16);
+            const std::int64_t longest = longest_that_fits(p, schedule, pass, machine);
+            const auto bytes = [&](std::int64_t len) {
+                p.len_q = p.len_kv = len;
+                return static_cast<double>(
+                    schedule::footprint({.problem = p, .schedule = schedule, .pass = pass, .tile = {64, 64}}).total());
+            };
+            EXPECT_LE(bytes(longest), room) << name_of(schedule);
+            EXPECT_GT(bytes(longest + 1), room) << name_of(schedule);
+        }
+    }
+}
+
+TEST(Sweep, wins_and_crossings) {
+    const Machine& machine = *find_machine("h200");
+    const measure::SweepQuestion question{machine, {Schedule::standard, Schedule::fa1}, {Pass::forward}, {}};
+    // At head_dim 256, fa1 moves more than the N x N matrix (src/cuda/fa1/README.md): it loses from some length on.
+    const Problem p = Problem::dense(16, 1024, 8, 256, DType::bf16);
+    const auto ranges = measure::faster_than_standard(p, Schedule::fa1, question);
+    ASSERT_FALSE(ranges.empty());
+    for (const Range& range : ranges) {
+        const auto win = [&](std::int64_t len) {
+            Problem at = p;
+            at.len_q = at.len_kv = len;
+            const auto row = measure::sweep_one(at, question);
+            return row.win(&row.cells.back());
+        };
+        EXPECT_GT(win(range.begin), 1);
+        if (range.end > 0) {
+            EXPECT_LE(win(range.end), 1);
+        }
+    }
+    EXPECT_NEAR(measure::whole_win(0.5, 2), 1 / 0.75, 1e-12);
+    EXPECT_NEAR(measure::whole_win(0, 9), 1, 1e-12);
+    EXPECT_NEAR(measure::whole_win(1, 9), 9, 1e-12);
+}
+
+std::vector<measure::Record> kept(const std::string& folder, std::initializer_list<const char*> names) {
+    std::vector<measure::Record> all;
+    for (const char* name : names) {
+        const auto records =
+            measure::read_records(fmt::format("{}/bench/results/{}/{}", TESSERA_SOURCE_DIR, folder, name));
+        all.insert(all.end(), records.begin(), records.end());
+    }
+    return all;
+}
+
+TEST(Accuracy, h200) {
+    const auto comparisons = measure::compare(kept("h200", {"forward.jsonl", "peers.jsonl", "schedules.jsonl"}));
+    EXPECT_EQ(comparisons.rows.size(), 522U);
+    for (const measure::Accuracy& a : measure::summarise(comparisons)) {
+        EXPECT_LE(a.median, 0.06) << a.kernels << " " << a.pass;
+        EXPECT_LE(a.worst, 0.20) << a.kernels << " " << a.pass;
+    }
+}
+
+TEST(Accuracy, cpu) {
+    for (const measure::Accuracy& a : measure::summarise(measure::compare(kept("cpu", {"torch_fp32_xeon16.jsonl"})))) {
+        EXPECT_LE(a.median, 0.12) << a.kernels << " " << a.pass;
+    }
+}
+
+/// The model's tiles of tessera's CUDA kernels are the kernels' own (in builds that have them).
+TEST(Families, tiles_are_those_of_the_kernels) {
+    for (const Kernel& kernel : registry()) {
+        if (kernel.info.backend != Backend::cuda) continue;
+        const Family* family = find_family(kernel.info.schedule, kernel.info.pass, "tessera");
+        ASSERT_NE(family, nullptr) << kernel.info.name;
+        for (const std::int64_t head_dim : {32, 64, 80, 128, 192, 256}) {
+            for (const Causal causal : {Causal::none, Causal::bottom_right}) {
+                for (const std::int64_t len : {512, 4096}) {
+                    Problem p = Problem::dense(1, len, 2, head_dim, DType::bf16);
+                    p.mask.causal = causal;
+                    EXPECT_EQ(tile_of(*family, p, *find_machine("h200")), kernel.default_tile(p))
+                        << kernel.info.name << " " << p.describe();
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tessera::model

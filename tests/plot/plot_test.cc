@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "plot/frame.hpp"
+#include "plot/png.hpp"
+#include "plot/style.hpp"
+#include "plot/svg.hpp"
+#include "plot/text.hpp"
+#include "plot/ticks.hpp"
+#include "plot/xml_check.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::plot {
+namespace {
+
+Figure speed_by_length() {
+    Figure figure{.title = "Speed by length <forward> & causal",
+                  .subtitle = "bf16, 16 heads of 128",
+                  .x = {.label = "length (tokens)", .scale = Scale::log2},
+                  .y = {.label = "TFLOP/s", .from_zero = true},
+                  .series = {{.name = "fa3"}, {.name = "fa2"}, {.name = "standard"}}};
+    double speed = 100;
+    for (double length = 512; length <= 16384; length *= 2, speed += 90) {
+        figure.series[0].points.push_back({length, speed, "fa3 at 512"});
+        figure.series[1].points.push_back({length, speed * 0.6});
+        figure.series[2].points.push_back({length, 50});
+    }
+    return figure;
+}
+
+std::vector<std::string> texts(const std::vector<Tick>& ticks) {
+    std::vector<std::string> result;
+    for (const Tick& tick : ticks) result.push_back(tick.text);
+    return result;
+}
+
+using Texts = std::vector<std::string>;
+
+TEST(Ticks, linear_ticks_are_round_numbers) {
+    EXPECT_EQ(texts(ticks({0, 700}, Scale::linear, 7)), (Texts{"0", "100", "200", "300", "400", "500", "600", "700"}));
+    EXPECT_EQ(texts(ticks({0, 1}, Scale::linear, 5)), (Texts{"0", "0.2", "0.4", "0.6", "0.8", "1"}));
+    EXPECT_EQ(texts(ticks({-0.3, 0.3}, Scale::linear, 3)), (Texts{"-0.2", "0", "0.2"}));
+}
+
+TEST(Ticks, lengths_are_powers_of_two) {
+    EXPECT_EQ(texts(ticks({500, 9000}, Scale::log2, 8)), (Texts{"512", "1k", "2k", "4k", "8k"}));
+    EXPECT_EQ(texts(ticks({500, 9000}, Scale::log2, 3)), (Texts{"512", "", "2k", "", "8k"}));
+}
+
+TEST(Ticks, decades_have_numbers_and_their_parts_lines) {
+    EXPECT_EQ(texts(ticks({1, 100}, Scale::log10, 8)), (Texts{"1", "2", "5", "10", "20", "50", "100"}));
+    EXPECT_EQ(texts(ticks({1, 100}, Scale::log10, 4)), (Texts{"1", "", "", "10", "", "", "100"}));
+    EXPECT_EQ(texts(ticks({1e-3, 1e3}, Scale::log10, 7)), (Texts{"0.001", "0.01", "0.1", "1", "10", "100", "1k"}));
+}
+
+TEST(Ticks, numbers_are_short) {
+    EXPECT_EQ(number_text(0), "0");
+    EXPECT_EQ(number_text(1500), "1.5k");
+    EXPECT_EQ(number_text(1500, true), "1500");
+    EXPECT_EQ(number_text(131072, true), "128k");
+    EXPECT_EQ(number_text(0.30000000000000004), "0.3");
+    EXPECT_EQ(number_text(989e12), "989T");
+}
+
+TEST(Limits, refuse_what_does_not_fit_the_scale) {
+    const Axis log{.label = "x", .scale = Scale::log10};
+    for (const double bad : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+        try {
+            limits_of(log, "x axis", {1, bad});
+            ADD_FAILURE() << bad;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+            EXPECT_NE(std::string(error.what()).find("x axis"), std::string::npos) << error.what();
+        }
+    }
+    EXPECT_THROW(limits_of({.label = "y", .least = 5, .most = 5}, "y axis", {}), Error);
+}
+
+TEST(Limits, hold_all_values) {
+    for (const Scale scale : {Scale::linear, Scale::log2, Scale::log10}) {
+        const Limits limits = limits_of({.label = "x", .scale = scale}, "x axis", {3, 700, 42});
+        EXPECT_LT(limits.least, 3.0001);
+        EXPECT_GT(limits.most, 700);
+        EXPECT_NEAR(along(limits.least, limits, scale), 0, 1e-12);
+        EXPECT_NEAR(along(limits.most, limits, scale), 1, 1e-12);
+    }
+}
+
+TEST(Frame, names_at_lines_do_not_overlap_and_stay_inside) {
+    Figure figure = speed_by_length();
+    for (auto& series : figure.series) {
+        for (auto& point : series.points) point.y = 100;  // all lines end at the same place
+    }
+    const Frame frame(figure);
+    ASSERT_EQ(frame.end_labels.size(), 3U);
+    for (std::size_t i = 0; i + 1 < 3; ++i) {
+        EXPECT_GE(frame.end_labels[i + 1].y - frame.end_labels[i].y, 14);
+    }
+    EXPECT_GE(frame.end_labels.front().y, frame.top);
+    EXPECT_LE(frame.end_labels.back().y, frame.bottom);
+}
+
+TEST(Frame, a_long_legend_wraps_within_the_width) {
+    Figure figure = speed_by_length();
+    figure.names = Names::legend;
+    for (int i = 0; i < 6; ++i) figure.series.push_back({.name = "a peer with a long name " + std::to_string(i)});
+    const Frame frame(figure);
+    ASSERT_EQ(frame.legend.size(), 9U);
+    for (const LegendEntry& entry : frame.legend) {
+        const double end = entry.x + 28 + text_width(figure.series[entry.series].name, kTextSize);
+        EXPECT_LE(end, figure.width);
+        EXPECT_LT(entry.y, frame.top);
+    }
+}
+
+TEST(Svg, is_well_formed_and_refers_to_nothing_outside) {
+    for (const Home home : {Home::file, Home::page}) {
+        Figure figure = speed_by_length();
+        figure.guides = {{{512, 500}, {16384, 500}, "the roof"}};
+        figure.notes = {{{1024, 200}, "here & there"}};
+        const std::string text = svg(figure, home);
+        EXPECT_EQ(first_xml_error(text), "");
+        EXPECT_EQ(text.find("href"), std::string::npos);
+        EXPECT_EQ(text.find("url("), std::string::npos);
+        EXPECT_EQ(text.find(" id="), std::string::npos);
+        EXPECT_NE(text.find("&lt;forward&gt; &amp; causal"), std::string::npos);
+        EXPECT_EQ(text.find("<style>") != std::string::npos, home == Home::file);
+    }
+}
+
+TEST(Xml, errors_are_found) {
+    EXPECT_EQ(first_xml_error("<a><b x=\"1\"/>text</a>"), "");
+    EXPECT_NE(first_xml_error("<a><b></a>"), "");
+    EXPECT_NE(first_xml_error("<a x=1></a>"), "");
+    EXPECT_NE(first_xml_error("<a>&nosuch;</a>"), "");
+    EXPECT_NE(first_xml_error("<a>"), "");
+    EXPECT_NE(first_xml_error("<a></a><a></a>"), "");
+}
+
+TEST(Png, is_a_picture_of_the_asked_size_or_a_clear_refusal) {
+    const Figure figure = speed_by_length();
+    if (!can_draw_png()) {
+        EXPECT_THROW(png(svg(figure)), Error);
+        return;
+    }
+    const std::string bytes = png(svg(figure), 2);
+    ASSERT_GT(bytes.size(), 24U);
+    EXPECT_EQ(bytes.substr(0, 8), "\x89PNG\r\n\x1a\n");
+    const auto at = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
+    EXPECT_EQ(at(18) * 256 + at(19), static_cast<int>(2 * figure.width));
+    EXPECT_EQ(at(22) * 256 + at(23), static_cast<int>(2 * Frame(figure).height));
+    EXPECT_THROW(png("no svg"), Error);
+    EXPECT_THROW(png(svg(figure), 1e6), Error);
+}
+
+}  // namespace
+}  // namespace tessera::plot

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/report.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "plot/xml_check.hpp"
+#include "report/figures.hpp"
+
+namespace tessera::report {
+namespace {
+
+using measure::Record;
+
+Record measured(const std::string& by, const std::string& schedule, std::int64_t len, double ms) {
+    Record r{.by = by, .schedule = schedule, .pass = "forward", .dtype = "bf16", .batch = 16384 / len, .len_q = len};
+    r.len_kv = len;
+    r.heads_q = r.heads_kv = 16;
+    r.head_dim = r.head_dim_v = 128;
+    r.mask = "causal";
+    r.device = "NVIDIA H200";
+    r.date = "2026-11-20";
+    r.ms = ms;
+    r.tflops = 2.0 * static_cast<double>(r.batch * 16 * len * (len + 1) * 128) / (ms * 1e9);
+    return r;
+}
+
+std::vector<Record> some_records() {
+    std::vector<Record> records;
+    for (std::int64_t len = 512; len <= 16384; len *= 2) {
+        const double ms = 0.2 * static_cast<double>(len) / 512 + 0.1;
+        records.push_back(measured("tessera", "fa3", len, ms));
+        records.push_back(measured("tessera", "standard", len, ms * 4));
+        records.push_back(measured("cudnn", "", len, ms * 1.1));
+    }
+    return records;
+}
+
+TEST(Sorted, groups_what_differs_in_length_and_in_who) {
+    std::vector<Record> records = some_records();
+    records.push_back(measured("tessera", "fa3", 512, 9));  // again, older
+    records.back().date = "2026-11-19";
+    records.push_back(measured("tessera", "fa3", 1024, 9));  // again, newer, and under the mask's full name
+    records.back().date = "2026-11-21";
+    records.back().mask = "causal bottom-right";
+    records.push_back(measured("tessera", "fa3", 512, 1));
+    records.back().what = "predicted";
+    records.push_back(measured("tessera", "fa3", 512, 1));
+    records.back().pass = "micro";
+    const Sorted all = sorted(records);
+    ASSERT_EQ(all.devices.size(), 1U);
+    const DeviceRows& device = all.devices[0];
+    ASSERT_EQ(device.groups.size(), 1U);
+    EXPECT_EQ(device.count(), 18U);
+    EXPECT_EQ(device.who, (std::vector<std::string>{"tessera fa3", "tessera standard", "cuDNN"}));
+    const auto rows = device.groups[0].of("tessera fa3");
+    EXPECT_NEAR(rows[0]->record.ms, 0.3, 1e-9);  // the newer one
+    EXPECT_EQ(rows[1]->record.ms, 9);
+    EXPECT_EQ(all.left_out.size(), 2U);
+    EXPECT_TRUE(rows[0]->prediction.has_value());
+}
+
+TEST(Sorted, a_length_with_two_batches_makes_two_groups) {
+    std::vector<Record> records = some_records();
+    for (Record r : some_records()) {
+        r.batch = 64;
+        records.push_back(r);
+    }
+    const Sorted all = sorted(records);
+    for (const Group& group : all.devices[0].groups) {
+        for (const Row& row : group.rows) {
+            const auto twins = std::count_if(group.rows.begin(), group.rows.end(), [&](const Row& other) {
+                return other.who == row.who && other.record.len_q == row.record.len_q;
+            });
+            EXPECT_EQ(twins, 1);
+        }
+    }
+    EXPECT_EQ(all.devices[0].count(), 36U);
+}
+
+TEST(Figures, hold_every_measurement_and_the_right_ratios) {
+    const Sorted all = sorted(some_records());
+    const DeviceRows& device = all.devices[0];
+    const auto speed = speed_figures(device);
+    ASSERT_EQ(speed.size(), 1U);
+    std::size_t points = 0;
+    for (const auto& series : speed[0].series) points += series.points.size();
+    EXPECT_EQ(points, 18U);
+    const auto ups = speed_up_figures(device);
+    ASSERT_EQ(ups.size(), 2U);  // over standard, over the peer
+    for (const auto& series : ups[0].series) {
+        for (const auto& point : series.points) EXPECT_NEAR(point.y, series.name == "cuDNN" ? 4 / 1.1 : 4, 1e-9);
+    }
+    EXPECT_NE(ups[1].title.find("cuDNN"), std::string::npos);
+    ASSERT_EQ(roofline_figures(device).size(), 1U);
+    for (const auto& series : roofline_figures(device)[0].series) {
+        for (const auto& point : series.points) EXPECT_LT(point.y, 989.5);  // under the products' roof
+    }
+    EXPECT_EQ(prediction_figures(device).size(), 2U);
+}
+
+TEST(Figures, unknown_devices_have_no_roofline) {
+    std::vector<Record> records = some_records();
+    for (Record& record : records) record.device = "an abacus";
+    const Sorted all = sorted(records);
+    EXPECT_TRUE(roofline_figures(all.devices[0]).empty());
+    EXPECT_TRUE(prediction_figures(all.devices[0]).empty());
+    EXPECT_EQ(speed_figures(all.devices[0]).size(), 1U);
+}
+
+/// Numbers of a needle in a text.
+std::size_t count(const std::string& text, const std::string& needle) {
+    std::size_t n = 0;
+    for (std::size_t at = text.find(needle); at != std::string::npos; at = text.find(needle, at + 1)) ++n;
+    return n;
+}
+
+TEST(Page, is_self_contained_and_well_formed) {
+    std::vector<Record> records = some_records();
+    records[0].device = "<script>alert(1)</script> & \"co\"";
+    const Sorted all = sorted(records);
+    const std::string page = html_page(all, "A <title> & more");
+    EXPECT_EQ(plot::XmlCheck(page, {"meta"}).run(), "");
+    for (const char* outside :
+         {"http:", "https:", "//cdn", "url(", "@import", "src=", "<script", "<link", "javascript:"})
+        EXPECT_EQ(page.find(outside), std::string::npos) << outside;
+    EXPECT_EQ(count(page, "<svg class=\"plot\""), plots_of(all.devices[0]) + plots_of(all.devices[1]));
+    EXPECT_NE(page.find("width=device-width"), std::string::npos);
+    EXPECT_NE(page.find("prefers-color-scheme:dark"), std::string::npos);
+    EXPECT_NE(page.find("<title>A &lt;title&gt; &amp; more</title>"), std::string::npos);
+    // Every link goes to something on the page, and ids are unique.
+    for (std::size_t at = page.find("href=\"#"); at != std::string::npos; at = page.find("href=\"#", at + 1)) {
+        const std::string id = page.substr(at + 7, page.find('"', at + 7) - at - 7);
+        EXPECT_EQ(count(page, " id=\"" + id + "\""), 1U) << id;
+    }
+    EXPECT_EQ(count(page, "<tr>"), 18U + 2);
+}
+
+TEST(Markdown, has_a_line_for_each_measurement) {
+    const Sorted all = sorted(some_records());
+    const std::string text = markdown(all, "Title");
+    EXPECT_EQ(count(text, "\n| tessera fa3 |"), 6U);
+    EXPECT_EQ(count(text, "\n| cuDNN |"), 6U);
+    EXPECT_NE(text.find("predicted ms"), std::string::npos);
+    std::size_t columns = 0;
+    for (std::size_t begin = text.find("\n|") + 1; text[begin] == '|'; begin = text.find('\n', begin) + 1) {
+        const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+        const std::size_t bars = count(line, "|");
+        if (columns == 0) columns = bars;
+        EXPECT_EQ(bars, columns) << line;
+    }
+}
+
+TEST(Accuracy, is_said_in_words) {
+    const Sorted all = sorted(some_records());
+    EXPECT_NE(accuracy_text(predicted_rows(all.devices[0], "forward")).find("18 predictions, off by"),
+              std::string::npos)
+        << accuracy_text(predicted_rows(all.devices[0], "forward"));
+    EXPECT_EQ(accuracy_text({}), "");
+}
+
+}  // namespace
+}  // namespace tessera::report
