@@ -205,6 +205,7 @@ void forward_whole(const ForwardCall& call, const Geometry& g, const Partition& 
         const std::int64_t block =
             later_is_longer ? part.tasks_per_kv_head - 1 - task / part.kv_heads : task % part.tasks_per_kv_head;
         std::vector<Work> works;
+        works.reserve(kMaxPanels);  // as much for one as for many
         const std::int64_t end = std::min(part.panels_per_kv_head, (block + 1) * part.panels_per_task);
         for (std::int64_t index = block * part.panels_per_task; index < end; ++index) {
             Work work(call, g, kv_head, index);

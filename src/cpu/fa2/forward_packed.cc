@@ -8,6 +8,7 @@
 // unit multiplies the values of step t - 1. Which steps share a task changes no bit.
 #include "cpu/fa2/forward_packed.hpp"
 
+#include <optional>
 #include <span>
 
 #include "cpu/fa2/packed_layout.hpp"
@@ -82,6 +83,10 @@ class Task {
           kv_head_(kv_head),
           scratch_(run.workspace.workers[static_cast<std::size_t>(worker)]),
           stages_(scratch_.stages) {
+        works_.reserve(kMaxPanels);  // as much for one as for many
+        totals_.reserve(kMaxPanels);
+        index_.reserve(kMaxPanels);
+        steps_.reserve(kMaxPanels);
         for (std::int64_t index = panels.begin; index < panels.end; ++index) {
             const PackedPanel work = run.panel(kv_head, index);
             if (work.panel.queries == 0) continue;
@@ -108,14 +113,15 @@ class Task {
         }
         std::fill_n(scratch_.ones, tile::kTileElements, Bf16{});
         std::fill_n(scratch_.ones, tile::kTileDepth, Bf16{0x3F80});
-        for (std::int64_t block = blocks.begin; block < blocks.end; ++block) add_steps(block, tally);
-        for (std::size_t t = 0; t < steps_.size(); ++t) run_step(t);
-        if (!steps_.empty()) {
-            const Step& last = steps_.back();
-            for (const tile::TileProduct& product : value_products(last, stage(steps_.size() - 1))) {
+        for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
+            add_steps(block, tally);
+            for (const Step& step : steps_) run_step(step);
+        }
+        if (previous_) {
+            for (const tile::TileProduct& product : value_products(*previous_, last_stage())) {
                 run_.words.multiply(product);
             }
-            add_result(last, stage(steps_.size() - 1));
+            add_result(*previous_, last_stage());
         }
     }
 
@@ -151,9 +157,13 @@ class Task {
     }
 
  private:
-    Stage& stage(std::size_t t) { return stages_[t % 2]; }
+    /// Of the step at hand, and of the one before.
+    Stage& this_stage() { return stages_[steps_run_ % 2]; }
+    Stage& last_stage() { return stages_[(steps_run_ + 1) % 2]; }
+    bool begins_block(const Step& step) const { return !previous_ || previous_->block != step.block; }
 
     void add_steps(std::int64_t block, TileTally& tally) {
+        steps_.clear();
         for (std::size_t i = 0; i < works_.size(); ++i) {
             const Range all = run_.keys_of_block(works_[i].head.member, block);
             if (all.empty()) continue;
@@ -167,15 +177,14 @@ class Task {
         }
     }
 
-    /// Scores of step t, then its weights beside the values of step t - 1: those two need different numbers and
+    /// Scores of a step, then its weights beside the values of the step before: those two need different numbers and
     /// different units. (Scores beside weights gain nothing: the loads of the one wait for the tile stores of the
     /// other.)
-    void run_step(std::size_t t) {
-        const Step& step = steps_[t];
+    void run_step(const Step& step) {
         const PackedPanel& work = works_[step.panel];
-        const Stage& at = stage(t);
-        compute_scores(t);
-        prepare_values(t);
+        const Stage& at = this_stage();
+        compute_scores(step);
+        prepare_values(step);
         if (work.head.dropout.active) {
             // 1 where kept: the factor 1 / (1 - p) comes after the sum, so that it doesn't meet the rounding of P.
             tile::DropoutRule rule = work.head.dropout;
@@ -184,8 +193,8 @@ class Task {
                                   scratch_.other, work.panel.lanes);
         }
         std::array<tile::TileProduct, 2> products;
-        if (t > 0) products = value_products(steps_[t - 1], stage(t - 1));
-        run_.words.multiply_beside_weights(std::span(products.data(), t > 0 ? 2 : 0),
+        if (previous_) products = value_products(*previous_, last_stage());
+        run_.words.multiply_beside_weights(std::span(products.data(), previous_ ? 2 : 0),
                                            {.s = scratch_.s,
                                             .keys = step.keys.size(),
                                             .lanes = work.panel.lanes,
@@ -195,14 +204,15 @@ class Task {
                                             .l = at.state.l,
                                             .p = at.p,
                                             .factors = work.head.dropout.active ? scratch_.other : nullptr});
-        if (t > 0) add_result(steps_[t - 1], stage(t - 1));
+        if (previous_) add_result(*previous_, last_stage());
+        previous_ = step;
+        ++steps_run_;
     }
 
-    void compute_scores(std::size_t t) {
-        const Step& step = steps_[t];
+    void compute_scores(const Step& step) {
         const PackedPanel& work = works_[step.panel];
         const Range all = run_.keys_of_block(work.head.member, step.block);
-        if (run_.part.pack_in_task && (t == 0 || steps_[t - 1].block != step.block)) {
+        if (run_.part.pack_in_task && begins_block(step)) {
             run_.pack_k(work.head.k, all, key_rows(scratch_.k, g_.depth_tiles, 0));
         }
         const tile::Tiles k = run_.part.pack_in_task ? key_rows(scratch_.k, g_.depth_tiles, step.keys.begin - all.begin)
@@ -212,21 +222,20 @@ class Task {
         // Rows beyond the last key must not count.
         maximum_known_ = work.plain && step.rows() == step.keys.size() && all_visible(work, step.keys);
         if (maximum_known_) {
-            product.maximum = stage(t).maximum;
+            product.maximum = this_stage().maximum;
             std::fill_n(product.maximum, work.panel.lanes, -std::numeric_limits<float>::infinity());
         }
         run_.words.multiply(product);
         if (!maximum_known_) finish_scores(work, step, scratch_.s, scratch_.other);
     }
 
-    /// V^T of step t's block, when tasks pack for themselves. Blocks come one after another, and at most two are in
+    /// V^T of a step's block, when tasks pack for themselves. Blocks come one after another, and at most two are in
     /// use.
-    void prepare_values(std::size_t t) {
-        const Step& step = steps_[t];
+    void prepare_values(const Step& step) {
         const std::int64_t odd = step.block % 2;
         if (!run_.part.pack_in_task) {
             v_finite_[odd] = run_.workspace.v_finite[kv_head_ * run_.part.blocks + step.block] != 0;
-        } else if (t == 0 || steps_[t - 1].block != step.block) {
+        } else if (begins_block(step)) {
             const Head& head = works_[step.panel].head;
             const Range all = run_.keys_of_block(head.member, step.block);
             v_finite_[odd] = run_.pack_v(head.v, all, key_columns(scratch_.v[odd], g_.dim_tiles_v, 0));
@@ -277,7 +286,9 @@ class Task {
     std::vector<PackedPanel> works_;
     std::vector<std::int64_t> index_;  // of the panel, in its kv head
     std::vector<PanelSums> totals_;
-    std::vector<Step> steps_;
+    std::vector<Step> steps_;  // of the block at hand
+    std::optional<Step> previous_;
+    std::size_t steps_run_ = 0;
     bool maximum_known_ = false;
     bool v_finite_[2] = {true, true};  // of even and odd blocks
 };
