@@ -8,8 +8,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <utility>
+
+#include "ready_workers.hpp"
 
 namespace tessera {
 namespace {
@@ -36,19 +40,27 @@ void tbb_parallel_for(std::int64_t tasks, int workers, const TaskBody& body) {
         return;
     }
     std::atomic<std::int64_t> next{0};
+    std::exception_ptr error;
+    std::once_flag first_error;
     const auto work = [&](int worker) {
         try {
             for (std::int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
         } catch (...) {
             next.store(tasks, std::memory_order_relaxed);  // the other workers need not finish what nobody will use
-            throw;
+            std::call_once(first_error, [&] { error = std::current_exception(); });
         }
     };
-    // The arena bounds the threads; each of its `used` loops is one worker, wherever oneTBB runs it. An arena of more
-    // threads than oneTBB may have would make it print a warning.
+    // More threads than oneTBB may have would make it print a warning.
     const auto allowed = tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism);
     const int threads = std::min({used, available_threads(), static_cast<int>(allowed)});
-    in_arena_of(threads, [&] { tbb::parallel_for(0, used, work, tbb::simple_partitioner()); });
+    if (threads <= 1) {
+        work(0);
+    } else if (!run_on_ready_workers(threads, work)) {
+        // Another call has the ready threads. The arena bounds the threads; each of its `used` loops is one worker,
+        // wherever oneTBB runs it.
+        in_arena_of(threads, [&] { tbb::parallel_for(0, used, work, tbb::simple_partitioner()); });
+    }
+    if (error) std::rethrow_exception(error);
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <hwy/highway.h>
 
 #include "cpu/schedules.hpp"
+#include "cpu/tile/packed.hpp"
 #include "cpu/tile/tile.hpp"
 
 namespace tessera::cpu {
@@ -17,12 +18,23 @@ constexpr std::int64_t kMaxBlock = 1024;
 /// with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and pass.
 Tile default_tile(const Problem&) { return {64, 64}; }
 
+bool packed(const Problem& problem) { return problem.dtype == DType::bf16 && tile::packed_words() != nullptr; }
+
+/// Packed bf16: the two lane tiles of 32 queries fill the accumulators of AMX, and a block of keys bounds what a merge
+/// costs.
+Tile fa2_forward_tile(const Problem& problem) { return packed(problem) ? Tile{32, 512} : default_tile(problem); }
+Tile fa2_backward_tile(const Problem& problem) {
+    return packed(problem) && !problem.bias_gradient ? Tile{128, 256} : default_tile(problem);
+}
+
 std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile, const Device&) {
     if (tile && (tile->block_q > kMaxBlock || tile->block_kv > kMaxBlock)) {
         return fmt::format("takes tiles up to {} x {}", kMaxBlock, kMaxBlock);
     }
 #if HWY_ARCH_X86
-    if ((hwy::SupportedTargets() & (HWY_SSE4 | (HWY_SSE4 - 1))) == 0) return "needs a processor with SSE4.2";
+    // Asked once: each time it runs CPUID, which takes tens of microseconds on a virtual machine.
+    static const bool has_sse4 = (hwy::SupportedTargets() & (HWY_SSE4 | (HWY_SSE4 - 1))) != 0;
+    if (!has_sse4) return "needs a processor with SSE4.2";
 #endif
     return std::nullopt;
 }
@@ -76,7 +88,9 @@ Kernel row(const Entry& entry, Pass pass) {
                  .summary = is_forward ? entry.forward_summary : entry.backward_summary,
                  .limits = is_forward ? entry.forward_limits : entry.backward_limits},
         .refuse = is_forward && entry.schedule == Schedule::fa1 ? refuse_fa1_forward : refuse,
-        .default_tile = default_tile,
+        .default_tile = entry.schedule != Schedule::fa2 ? default_tile
+                        : is_forward                    ? fa2_forward_tile
+                                                        : fa2_backward_tile,
         .workspace_bytes = is_forward ? entry.forward_workspace : entry.backward_workspace,
         .target = [](const Device&) { return tile::target_name(); },
         .forward = is_forward ? entry.forward : nullptr,

@@ -52,9 +52,11 @@ class TileTally {
     ~TileTally();
     TileTally(const TileTally&) = delete;
     TileTally& operator=(const TileTally&) = delete;
-    void ran(Coverage coverage, const Panel& panel, const KvTile& kv) {
+    void ran(Coverage coverage, const Panel& panel, const KvTile& kv) { ran(coverage, panel.queries * kv.keys); }
+    /// A tile of so many pairs of a query and a key.
+    void ran(Coverage coverage, std::int64_t elements) {
         ++(coverage == Coverage::full ? full_ : partial_);
-        elements_ += panel.queries * kv.keys;
+        elements_ += elements;
     }
     /// Of `all` tiles of a panel, `touched` ran.
     void skipped(std::int64_t all, std::int64_t touched) { skipped_ += all - touched; }

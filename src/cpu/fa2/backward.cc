@@ -10,6 +10,7 @@
 // tiles from the last to the first, panels rising and for each panel the group's tiles falling. That visits both orders
 // above, and a panel that was read serves the whole group. Fewer heads: round by round, all tiles of a round at once;
 // no two of them share a panel or a key tile. Same order, same bits (docs/decisions/deterministic-backward.md).
+#include "cpu/fa2/backward_packed.hpp"
 #include "cpu/gradient.hpp"
 #include "cpu/schedules.hpp"
 
@@ -142,7 +143,7 @@ class Run {
         : call_(call), g_(g), workspace_(workspace), kv_heads_(call.plan.problem.batch * call.plan.problem.heads_kv) {}
 
     void all() {
-        if (heads_fill_threads(kv_heads_, call_.plan.threads)) heads();
+        if (heads_fill_threads(kv_heads_, worthwhile_threads(call_.plan))) heads();
         else rounds();
         if (call_.counters != nullptr) report();
     }
@@ -155,7 +156,7 @@ class Run {
     const GradientScratch& scratch(int worker) const { return workspace_.workers[static_cast<std::size_t>(worker)]; }
 
     void heads() {
-        call_.parallel_for(kv_heads_, call_.plan.threads, [&](std::int64_t kv_head, int worker) {
+        call_.parallel_for(kv_heads_, worthwhile_threads(call_.plan), [&](std::int64_t kv_head, int worker) {
             TileTally tally(&ran_, call_.observer);
             for (std::int64_t in_group = 0; in_group < call_.plan.problem.group(); ++in_group) {
                 run_whole_head(grid(kv_head, in_group), g_, workspace_.memory, scratch(worker), tally);
@@ -176,11 +177,12 @@ class Run {
         for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
             for (std::int64_t round = 0; round < workspace_.rounds; ++round) {
                 if (workspace_.used[round] == 0) continue;
-                call_.parallel_for(kv_heads_ * pairs, call_.plan.threads, [&](std::int64_t task, int worker) {
-                    TileTally tally(&ran_, call_.observer);
-                    run_pair(grid(task % kv_heads_, in_group), g_, round, task / kv_heads_, workspace_.memory,
-                             scratch(worker), tally);
-                });
+                call_.parallel_for(kv_heads_ * pairs, worthwhile_threads(call_.plan),
+                                   [&](std::int64_t task, int worker) {
+                                       TileTally tally(&ran_, call_.observer);
+                                       run_pair(grid(task % kv_heads_, in_group), g_, round, task / kv_heads_,
+                                                workspace_.memory, scratch(worker), tally);
+                                   });
             }
         }
     }
@@ -210,10 +212,12 @@ class Run {
 std::size_t backward_workspace(const Plan& plan) {
     Arena arena;
     Workspace(arena, plan, Geometry(plan));
-    return arena.used();
+    // A call that is observed runs these tiles, in fp32, also where packed ones would run.
+    return backward_packed_fits(plan) ? std::max(arena.used(), backward_packed_workspace(plan)) : arena.used();
 }
 
 void backward(const BackwardCall& call) {
+    if (call.observer == nullptr && backward_packed_fits(call.plan)) return backward_packed(call);
     const Geometry g(call.plan);
     Arena arena(call.workspace);
     Workspace workspace(arena, call.plan, g);

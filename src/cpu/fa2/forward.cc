@@ -10,6 +10,9 @@
 #include <vector>
 
 #include "core/split.hpp"
+#include "cpu/fa2/forward_packed.hpp"
+#include "cpu/fa2/stack_heads.hpp"
+#include "cpu/packed_head.hpp"
 #include "cpu/panel.hpp"
 #include "cpu/schedules.hpp"
 
@@ -27,7 +30,7 @@ Geometry geometry_of(const Plan& plan) {
     Geometry g(plan);
     const std::int64_t chunks = std::max<std::int64_t>(1, ceil_div(plan.problem.len_kv, kChunk));
     const std::int64_t heads = plan.problem.batch * plan.problem.heads_q;
-    while (g.block_q >= 2 * kFewestLanes && 2 * heads * g.panels * chunks <= plan.threads) {
+    while (g.block_q >= 2 * kFewestLanes && 2 * heads * g.panels * chunks <= worthwhile_threads(plan)) {
         g = Geometry(plan, ceil_div(g.block_q, 2 * kFewestLanes) * kFewestLanes);
     }
     return g;
@@ -40,16 +43,18 @@ struct Partition {
     std::int64_t tasks_per_kv_head;
     std::int64_t kv_heads;  ///< of all batch members
     std::int64_t chunks;    ///< of the longest member
+    int threads;            ///< that take part
     bool split;             ///< a task is one chunk of one panel, and a second loop merges
 
     Partition(const Plan& plan, const Geometry& g)
         : panels_per_kv_head(plan.problem.group() * g.panels),
           kv_heads(plan.problem.batch * plan.problem.heads_kv),
-          chunks(ceil_div(plan.problem.len_kv, kChunk)) {
+          chunks(ceil_div(plan.problem.len_kv, kChunk)),
+          threads(worthwhile_threads(plan)) {
         const std::int64_t panels = kv_heads * panels_per_kv_head;
-        while (panels_per_task > 1 && panels < panels_per_task * plan.threads * kTasksPerWorker) panels_per_task /= 2;
+        while (panels_per_task > 1 && panels < panels_per_task * threads * kTasksPerWorker) panels_per_task /= 2;
         tasks_per_kv_head = ceil_div(panels_per_kv_head, panels_per_task);
-        split = plan.threads > 1 && chunks > 1 && panels < 2 * plan.threads;
+        split = threads > 1 && chunks > 1 && panels < 2 * threads;
     }
 };
 
@@ -73,8 +78,8 @@ struct Workspace {
     std::vector<Scratch> workers;
     float* partials = nullptr;  // [panel, chunk, PanelSums], only when K/V is split
 
-    Workspace(Arena& arena, const Plan& plan, const Geometry& g, const Partition& part) {
-        for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, part.panels_per_task);
+    Workspace(Arena& arena, const Geometry& g, const Partition& part) {
+        for (int worker = 0; worker < part.threads; ++worker) workers.emplace_back(arena, g, part.panels_per_task);
         if (part.split)
             partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.chunks, PanelSums::floats(g));
     }
@@ -193,13 +198,14 @@ void run_panels(const ForwardCall& call, const Geometry& g, std::span<const Work
 void forward_whole(const ForwardCall& call, const Geometry& g, const Partition& part, Workspace& workspace) {
     const std::int64_t tasks = part.kv_heads * part.tasks_per_kv_head;
     const bool later_is_longer = !call.plan.problem.mask.trivial();
-    call.parallel_for(tasks, call.plan.threads, [&](std::int64_t task, int worker) {
+    call.parallel_for(tasks, part.threads, [&](std::int64_t task, int worker) {
         // Under a causal mask the last panels see the most keys: they go first, of all heads, so that the loop ends
         // with short tasks. Otherwise neighbours in time share K and V.
         const std::int64_t kv_head = later_is_longer ? task % part.kv_heads : task / part.tasks_per_kv_head;
         const std::int64_t block =
             later_is_longer ? part.tasks_per_kv_head - 1 - task / part.kv_heads : task % part.tasks_per_kv_head;
         std::vector<Work> works;
+        works.reserve(kMaxPanels);  // as much for one as for many
         const std::int64_t end = std::min(part.panels_per_kv_head, (block + 1) * part.panels_per_task);
         for (std::int64_t index = block * part.panels_per_task; index < end; ++index) {
             Work work(call, g, kv_head, index);
@@ -218,7 +224,7 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
     const auto chunk_seen = [](const Work& work, std::int64_t chunk) {
         return work.panel.queries > 0 && !chunk_keys(work, chunk).empty();
     };
-    call.parallel_for(panels * part.chunks, call.plan.threads, [&](std::int64_t task, int worker) {
+    call.parallel_for(panels * part.chunks, part.threads, [&](std::int64_t task, int worker) {
         const Scratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
         const std::int64_t panel = task / part.chunks;
         const Work work(call, g, panel / part.panels_per_kv_head, panel % part.panels_per_kv_head);
@@ -231,7 +237,7 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
         PanelSums* const pointer = &sums;
         attend_chunk({&work, 1}, g, task % part.chunks, {scratch.q_t.data(), 1}, scratch.tiles, {&pointer, 1}, tally);
     });
-    call.parallel_for(panels, call.plan.threads, [&](std::int64_t panel, int worker) {
+    call.parallel_for(panels, part.threads, [&](std::int64_t panel, int worker) {
         const Scratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
         const Work work(call, g, panel / part.panels_per_kv_head, panel % part.panels_per_kv_head);
         if (work.panel.queries == 0) return;
@@ -255,20 +261,39 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
     });
 }
 
-}  // namespace
-
-std::size_t forward_workspace(const Plan& plan) {
+/// Memory of a call in fp32 tiles.
+std::size_t plain_workspace(const Plan& plan) {
     Arena arena;
     const Geometry g = geometry_of(plan);
-    Workspace(arena, plan, g, Partition(plan, g));
+    Workspace(arena, g, Partition(plan, g));
     return arena.used();
 }
 
+}  // namespace
+
+std::size_t forward_workspace(const Plan& plan) {
+    // A call that is observed runs fp32 tiles of the problem as it is, also where stacked or packed ones would run.
+    std::size_t bytes = plain_workspace(plan);
+    if (stackable(plan.problem)) {
+        const Plan rows = stacked(plan);
+        bytes = std::max(bytes, packed_fits(rows) ? forward_packed_workspace(rows) : plain_workspace(rows));
+    } else if (packed_fits(plan)) {
+        bytes = std::max(bytes, forward_packed_workspace(plan));
+    }
+    return bytes;
+}
+
 void forward(const ForwardCall& call) {
+    if (call.observer == nullptr && stackable(call.plan.problem)) {
+        const Plan plan = stacked(call.plan);
+        const ForwardArgs args = stacked(call.args, call.plan.problem.group());
+        return forward({plan, args, call.workspace, call.parallel_for, call.counters, call.stream, nullptr});
+    }
+    if (call.observer == nullptr && packed_fits(call.plan)) return forward_packed(call);
     const Geometry g = geometry_of(call.plan);
     const Partition part(call.plan, g);
     Arena arena(call.workspace);
-    Workspace workspace(arena, call.plan, g, part);
+    Workspace workspace(arena, g, part);
     if (part.split) forward_split(call, g, part, workspace);
     else forward_whole(call, g, part, workspace);
 }

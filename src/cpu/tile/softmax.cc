@@ -205,7 +205,8 @@ void store_lse(const RowState& state, std::int64_t rows, const HeadRows& to, std
     if (to.data == nullptr) return;
     for (std::int64_t i = 0; i < rows; ++i) {
         const double lse = static_cast<double>(state.m[i]) + std::log(static_cast<double>(state.l[i]));
-        store_from_double(to.at(first + i, 0), to.dtype, lse);
+        if (to.dtype == DType::fp32) *static_cast<float*>(to.at(first + i, 0)) = static_cast<float>(lse);
+        else store_from_double(to.at(first + i, 0), to.dtype, lse);
     }
 }
 

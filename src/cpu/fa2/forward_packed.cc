@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa2 forward on packed bf16 tiles: the loop order of forward.cc, its products on the matrix unit.
+//
+// K and V^T are packed once per kv head and shared by all panels of queries. A step is one panel against one block of
+// keys, on its own: S^T = K Q^T, P and its sums, O^T = V^T P; then it is merged into the panel's result, blocks in
+// rising order. The steps of a task are a pipeline: while the vector unit takes the exponentials of step t, the matrix
+// unit multiplies the values of step t - 1. Which steps share a task changes no bit.
+#include "cpu/fa2/forward_packed.hpp"
+
+#include <optional>
+#include <span>
+
+#include "cpu/fa2/packed_layout.hpp"
+
+namespace tessera::cpu::fa2 {
+namespace {
+
+PackedGeometry geometry_of(const Plan& plan) { return {plan, plan.tile.block_q}; }
+
+/// One panel against keys of one block.
+struct Step : PackedKeys {
+    std::size_t panel;
+    std::int64_t block;
+};
+
+/// One call.
+struct Run {
+    const ForwardCall& call;
+    PackedGeometry g;
+    Partition part;
+    Workspace workspace;
+    const tile::PackedWords& words;
+
+    explicit Run(const ForwardCall& c) : Run(c, Arena(c.workspace)) {}
+    Run(const ForwardCall& c, Arena arena)
+        : call(c),
+          g(geometry_of(c.plan)),
+          part(c.plan, g),
+          workspace(arena, c.plan, g, part),
+          words(*tile::packed_words()) {}
+
+    const Problem& problem() const { return call.plan.problem; }
+    Member member(std::int64_t kv_head) const {
+        return member_of(problem(), call.args.cu_seqlens_q, call.args.cu_seqlens_kv, kv_head / problem().heads_kv);
+    }
+    /// Panel `index` of kv head `kv_head` (of all batch members).
+    PackedPanel panel(std::int64_t kv_head, std::int64_t index) const {
+        const std::int64_t query_head = kv_head % problem().heads_kv * problem().group() + index / g.panels;
+        return {problem(), call.args, g, member(kv_head), query_head, index % g.panels};
+    }
+    Range keys_of_block(const Member& m, std::int64_t block) const {
+        return {block * g.block_kv, std::min(m.len_kv, (block + 1) * g.block_kv)};
+    }
+    /// Shared tiles of a kv head from key `key` on.
+    tile::Tiles shared_k(std::int64_t kv_head, std::int64_t key) const {
+        const std::int64_t rows = kv_head % problem().heads_kv * packed_keys(problem());
+        return key_rows(workspace.k, g.depth_tiles, rows + first_packed_key(problem(), member(kv_head)) + key);
+    }
+    tile::Tiles shared_v(std::int64_t kv_head, std::int64_t key) const {
+        const std::int64_t rows = kv_head % problem().heads_kv * packed_keys(problem());
+        return key_columns(workspace.v, g.dim_tiles_v, rows + first_packed_key(problem(), member(kv_head)) + key);
+    }
+    void pack_k(const HeadRows& k, const Range& keys, const tile::Tiles& to) const {
+        words.pack({k, keys.begin, keys.size(), g.head_dim, tile::Form::rows, to});
+    }
+    bool pack_v(const HeadRows& v, const Range& keys, const tile::Tiles& to) const {
+        return words.pack({v, keys.begin, keys.size(), g.head_dim_v, tile::Form::columns, to, true});
+    }
+
+    void pack_all() const;
+    void run() const;
+    void run_whole() const;
+    void run_split() const;
+};
+
+/// The panels of one task against some blocks of keys.
+class Task {
+ public:
+    Task(const Run& run, std::int64_t kv_head, Range panels, int worker)
+        : run_(run),
+          g_(run.g),
+          kv_head_(kv_head),
+          scratch_(run.workspace.workers[static_cast<std::size_t>(worker)]),
+          stages_(scratch_.stages) {
+        works_.reserve(kMaxPanels);  // as much for one as for many
+        totals_.reserve(kMaxPanels);
+        index_.reserve(kMaxPanels);
+        steps_.reserve(kMaxPanels);
+        for (std::int64_t index = panels.begin; index < panels.end; ++index) {
+            const PackedPanel work = run.panel(kv_head, index);
+            if (work.panel.queries == 0) continue;
+            totals_.emplace_back(scratch_.totals[works_.size()], g_);
+            works_.push_back(work);
+            index_.push_back(index);
+        }
+    }
+
+    /// The sums of panel `index` go to memory(index) instead of the worker's.
+    template <class Memory>
+    void into(const Memory& memory) {
+        for (std::size_t i = 0; i < works_.size(); ++i) totals_[i] = memory(index_[i]);
+    }
+
+    /// Results of the panels over blocks [begin, end) of keys, in totals().
+    void attend(Range blocks) {
+        TileTally tally(run_.call.counters);
+        tile::PackedSession session(run_.words);
+        for (std::size_t i = 0; i < works_.size(); ++i) {
+            const PackedPanel& work = works_[i];
+            run_.words.pack({work.head.q, work.panel.first, work.panel.queries, g_.head_dim, tile::Form::column_pairs,
+                             work.pairs(scratch_.queries[i])});
+        }
+        std::fill_n(scratch_.ones, tile::kTileElements, Bf16{});
+        std::fill_n(scratch_.ones, tile::kTileDepth, Bf16{0x3F80});
+        for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
+            add_steps(block, tally);
+            for (const Step& step : steps_) run_step(step);
+        }
+        if (previous_) {
+            for (const tile::TileProduct& product : value_products(*previous_, last_stage())) {
+                run_.words.multiply(product);
+            }
+            add_result(*previous_, last_stage());
+        }
+    }
+
+    const PackedPanel& work(std::size_t i) const { return works_[i]; }
+    std::size_t panels() const { return works_.size(); }
+    PanelSums& total(std::size_t i) { return totals_[i]; }
+
+    /// Writes O and LSE of panel i from its sums.
+    void finish(std::size_t i, PanelSums& sums) const {
+        const PackedPanel& work = works_[i];
+        const std::int64_t lanes = work.panel.lanes;
+        float* factor = scratch_.exact_tiles.rescale;
+        if (sums.started) {
+            // Divided by the sum of the weights as they were multiplied: by l, errors of their rounding that rows have
+            // in common would not average out. Dropout takes from the multiplied ones, so l it is, and its own factor.
+            const float* l = work.head.dropout.active ? sums.state.l : sums.o + sum_row(g_) * lanes;
+            for (std::int64_t r = 0; r < lanes; ++r) factor[r] = l[r] == 0 ? 0.0F : work.head.dropout.kept / l[r];
+            const HeadRows o =
+                head_rows(run_.call.args.o, work.head.member, work.head.member.first_q, work.head.query_head);
+            if (run_.words.store_columns(sums.o, lanes, work.panel.queries, g_.head_dim_v, factor, o,
+                                         work.panel.first)) {
+                tile::store_lse(sums.state, work.panel.queries,
+                                lse_rows(run_.call.args.lse, work.head.member, work.head.query_head), work.panel.first);
+                return;
+            }
+            // NaN or infinite: perhaps only before the division.
+            for (std::int64_t r = 0; r < lanes; ++r) factor[r] *= sums.state.l[r];
+            tile::scale_lanes(sums.o, factor, g_.head_dim_v, lanes);
+            load_queries(work.head, g_, work.panel, scratch_.q_t);
+        }
+        normalise(work.head, scratch_.exact, work.panel, scratch_.q_t, scratch_.exact_tiles, sums, scratch_.spare_o);
+        cpu::finish(work.head, g_, work.panel, sums, factor, run_.call.args);
+    }
+
+ private:
+    /// Of the step at hand, and of the one before.
+    Stage& this_stage() { return stages_[steps_run_ % 2]; }
+    Stage& last_stage() { return stages_[(steps_run_ + 1) % 2]; }
+    bool begins_block(const Step& step) const { return !previous_ || previous_->block != step.block; }
+
+    void add_steps(std::int64_t block, TileTally& tally) {
+        steps_.clear();
+        for (std::size_t i = 0; i < works_.size(); ++i) {
+            const Range all = run_.keys_of_block(works_[i].head.member, block);
+            if (all.empty()) continue;
+            Range seen{std::max(all.begin, works_[i].keys.begin), std::min(all.end, works_[i].keys.end)};
+            tally.skipped(1, seen.empty() ? 0 : 1);
+            if (seen.empty()) continue;
+            tally.ran(all_visible(works_[i], all) ? Coverage::full : Coverage::partial,
+                      works_[i].panel.queries * seen.size());
+            seen.begin = seen.begin / tile::kTileDepth * tile::kTileDepth;
+            steps_.push_back({{seen}, i, block});
+        }
+    }
+
+    /// Scores of a step, then its weights beside the values of the step before: those two need different numbers and
+    /// different units. (Scores beside weights gain nothing: the loads of the one wait for the tile stores of the
+    /// other.)
+    void run_step(const Step& step) {
+        const PackedPanel& work = works_[step.panel];
+        const Stage& at = this_stage();
+        compute_scores(step);
+        prepare_values(step);
+        if (work.head.dropout.active) {
+            // 1 where kept: the factor 1 / (1 - p) comes after the sum, so that it doesn't meet the rounding of P.
+            tile::DropoutRule rule = work.head.dropout;
+            rule.kept = 1;
+            tile::dropout_factors(rule, {work.head.band, work.panel.first, step.keys.begin}, step.keys.size(),
+                                  scratch_.other, work.panel.lanes);
+        }
+        std::array<tile::TileProduct, 2> products;
+        if (previous_) products = value_products(*previous_, last_stage());
+        run_.words.multiply_beside_weights(std::span(products.data(), previous_ ? 2 : 0),
+                                           {.s = scratch_.s,
+                                            .keys = step.keys.size(),
+                                            .lanes = work.panel.lanes,
+                                            .scale = work.weight_scale(),
+                                            .maximum = maximum_known_ ? at.maximum : nullptr,
+                                            .m = at.state.m,
+                                            .l = at.state.l,
+                                            .p = at.p,
+                                            .factors = work.head.dropout.active ? scratch_.other : nullptr});
+        if (previous_) add_result(*previous_, last_stage());
+        previous_ = step;
+        ++steps_run_;
+    }
+
+    void compute_scores(const Step& step) {
+        const PackedPanel& work = works_[step.panel];
+        const Range all = run_.keys_of_block(work.head.member, step.block);
+        if (run_.part.pack_in_task && begins_block(step)) {
+            run_.pack_k(work.head.k, all, key_rows(scratch_.k, g_.depth_tiles, 0));
+        }
+        const tile::Tiles k = run_.part.pack_in_task ? key_rows(scratch_.k, g_.depth_tiles, step.keys.begin - all.begin)
+                                                     : run_.shared_k(kv_head_, step.keys.begin);
+        tile::TileProduct product =
+            scores_product(work, step, k, scratch_.queries[step.panel], g_.depth_tiles, scratch_.s);
+        // Rows beyond the last key must not count.
+        maximum_known_ = work.plain && step.rows() == step.keys.size() && all_visible(work, step.keys);
+        if (maximum_known_) {
+            product.maximum = this_stage().maximum;
+            std::fill_n(product.maximum, work.panel.lanes, -std::numeric_limits<float>::infinity());
+        }
+        run_.words.multiply(product);
+        if (!maximum_known_) finish_scores(work, step, scratch_.s, scratch_.other);
+    }
+
+    /// V^T of a step's block, when tasks pack for themselves. Blocks come one after another, and at most two are in
+    /// use.
+    void prepare_values(const Step& step) {
+        const std::int64_t odd = step.block % 2;
+        if (!run_.part.pack_in_task) {
+            v_finite_[odd] = run_.workspace.v_finite[kv_head_ * run_.part.blocks + step.block] != 0;
+        } else if (begins_block(step)) {
+            const Head& head = works_[step.panel].head;
+            const Range all = run_.keys_of_block(head.member, step.block);
+            v_finite_[odd] = run_.pack_v(head.v, all, key_columns(scratch_.v[odd], g_.dim_tiles_v, 0));
+        }
+    }
+
+    /// O^T = V^T P, and the sum of P as it was rounded.
+    std::array<tile::TileProduct, 2> value_products(const Step& step, const Stage& at) {
+        const PackedPanel& work = works_[step.panel];
+        const std::int64_t in_block = step.keys.begin - step.block * g_.block_kv;
+        const tile::Tiles v = run_.part.pack_in_task ? key_columns(scratch_.v[step.block % 2], g_.dim_tiles_v, in_block)
+                                                     : run_.shared_v(kv_head_, step.keys.begin);
+        const tile::TileProduct values{.m = g_.dim_tiles_v,
+                                       .n = work.lane_tiles(),
+                                       .k = step.rows() / tile::kTileDepth,
+                                       .a = v,
+                                       .b = work.pairs(at.p),
+                                       .c = totals_[step.panel].started ? scratch_.block_o : totals_[step.panel].o,
+                                       .c_stride = work.panel.lanes};
+        tile::TileProduct sums = values;
+        sums.m = 1;
+        sums.a = {scratch_.ones, 0, 0};
+        sums.c += sum_row(g_) * work.panel.lanes;
+        return {values, sums};
+    }
+
+    /// After the values: the step's part becomes the panel's total, or is merged into it.
+    void add_result(const Step& step, const Stage& at) {
+        const PackedPanel& work = works_[step.panel];
+        const std::int64_t lanes = work.panel.lanes;
+        PanelSums& total = totals_[step.panel];
+        float* o = total.started ? scratch_.block_o : total.o;
+        if (!v_finite_[step.block % 2]) add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, o);
+        if (total.started) {
+            tile::merge(total.state, total.o, at.state, o, sum_row(g_) + 1, lanes, lanes);
+        } else {
+            std::copy_n(at.state.m, lanes, total.state.m);
+            std::copy_n(at.state.l, lanes, total.state.l);
+            total.started = true;
+        }
+    }
+
+    const Run& run_;
+    const PackedGeometry& g_;
+    std::int64_t kv_head_;
+    const Scratch& scratch_;
+    std::array<Stage, 2> stages_;
+    std::vector<PackedPanel> works_;
+    std::vector<std::int64_t> index_;  // of the panel, in its kv head
+    std::vector<PanelSums> totals_;
+    std::vector<Step> steps_;  // of the block at hand
+    std::optional<Step> previous_;
+    std::size_t steps_run_ = 0;
+    bool maximum_known_ = false;
+    bool v_finite_[2] = {true, true};  // of even and odd blocks
+};
+
+void Run::pack_all() const {
+    call.parallel_for(part.kv_heads * part.blocks, part.threads, [&](std::int64_t task, int) {
+        const std::int64_t kv_head = task / part.blocks;
+        const Member m = member(kv_head);
+        const Range keys = keys_of_block(m, task % part.blocks);
+        workspace.v_finite[task] = 1;
+        if (keys.empty()) return;
+        const Head head(problem(), call.args, m, kv_head % problem().heads_kv * problem().group());
+        pack_k(head.k, keys, shared_k(kv_head, keys.begin));
+        workspace.v_finite[task] = pack_v(head.v, keys, shared_v(kv_head, keys.begin)) ? 1 : 0;
+    });
+}
+
+void Run::run_whole() const {
+    const bool later_is_longer = !problem().mask.trivial();
+    call.parallel_for(part.kv_heads * part.tasks_per_kv_head, part.threads, [&](std::int64_t index, int worker) {
+        // Under a causal mask the last panels see the most keys: they go first, of all heads, so that the loop ends
+        // with short tasks. Otherwise neighbours in time share K and V.
+        const std::int64_t kv_head = later_is_longer ? index % part.kv_heads : index / part.tasks_per_kv_head;
+        const std::int64_t group =
+            later_is_longer ? part.tasks_per_kv_head - 1 - index / part.kv_heads : index % part.tasks_per_kv_head;
+        const std::int64_t first = group * part.panels_per_task;
+        Task task(*this, kv_head, {first, std::min(part.panels_per_kv_head, first + part.panels_per_task)}, worker);
+        task.attend({0, part.blocks});
+        for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, task.total(i));
+    });
+}
+
+/// Few panels, many keys: one task per (panels, block), then one per panel that merges in the same order.
+void Run::run_split() const {
+    const auto partial = [&](std::int64_t kv_head, std::int64_t index, std::int64_t block) {
+        const std::int64_t slot = (kv_head * part.panels_per_kv_head + index) * part.blocks + block;
+        return PanelSums(workspace.partials + slot * sums_floats(g), g);
+    };
+    const std::int64_t groups = part.kv_heads * part.tasks_per_kv_head;
+    call.parallel_for(groups * part.blocks, part.threads, [&](std::int64_t index, int worker) {
+        const std::int64_t block = index % part.blocks;
+        const std::int64_t kv_head = index / part.blocks / part.tasks_per_kv_head;
+        const std::int64_t first = index / part.blocks % part.tasks_per_kv_head * part.panels_per_task;
+        const Range panels{first, std::min(part.panels_per_kv_head, first + part.panels_per_task)};
+        Task task(*this, kv_head, panels, worker);
+        task.into([&](std::int64_t panel) { return partial(kv_head, panel, block); });
+        task.attend({block, block + 1});
+    });
+    call.parallel_for(part.kv_heads * part.panels_per_kv_head, part.threads, [&](std::int64_t index, int worker) {
+        const std::int64_t kv_head = index / part.panels_per_kv_head;
+        const std::int64_t panel = index % part.panels_per_kv_head;
+        Task task(*this, kv_head, {panel, panel + 1}, worker);
+        if (task.panels() == 0) return;
+        const PackedPanel& work = task.work(0);
+        PanelSums& total = task.total(0);
+        for (std::int64_t block = 0; block < part.blocks; ++block) {
+            const Range keys = keys_of_block(work.head.member, block);
+            if (std::max(keys.begin, work.keys.begin) >= std::min(keys.end, work.keys.end)) continue;
+            const PanelSums next = partial(kv_head, panel, block);
+            if (total.started) {
+                tile::merge(total.state, total.o, next.state, next.o, sum_row(g) + 1, work.panel.lanes,
+                            work.panel.lanes);
+            } else {
+                total = next;
+                total.started = true;
+            }
+        }
+        task.finish(0, total);
+    });
+}
+
+void Run::run() const {
+    if (!part.pack_in_task) pack_all();
+    if (part.split) run_split();
+    else run_whole();
+}
+
+}  // namespace
+
+std::size_t forward_packed_workspace(const Plan& plan) {
+    Arena arena;
+    const PackedGeometry g = geometry_of(plan);
+    Workspace(arena, plan, g, Partition(plan, g));
+    return arena.used();
+}
+
+void forward_packed(const ForwardCall& call) { Run(call).run(); }
+
+}  // namespace tessera::cpu::fa2

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/packed_gradient_tile.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace tessera::cpu {
+namespace {
+
+constexpr std::int64_t kGroup = tile::kTileDepth;
+
+Range rounded(const Range& range) { return {range.begin / kGroup * kGroup, round_up(range.end, kGroup)}; }
+Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
+/// Calls f(row, column, value) for the NaN and infinite elements of rows of x.
+template <class F>
+void for_each_special(const HeadRows& x, const Range& rows, std::int64_t dim, const F& f) {
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+        for (std::int64_t column = 0; column < dim; ++column) {
+            const float value = to_float(*static_cast<const Bf16*>(x.at(row, column)));
+            if (!std::isfinite(value)) f(row, column, value);
+        }
+    }
+}
+
+/// One strip: its 32 keys (fewer at the end) and the queries that see some of them, a multiple of 32 of lanes.
+class Strip {
+ public:
+    Strip(const PackedGradients& memory, const PackedGradientScratch& scratch, PackedPanel& work, const Range& queries,
+          const Range& keys)
+        : g_(memory.geometry()),
+          scratch_(scratch),
+          words_(*tile::packed_words()),
+          work_(work),
+          queries_(queries),
+          keys_{keys},
+          q_(memory.queries(work.head, queries.begin)),
+          kv_(memory.keys(work.head.member, work.head.kv_head, keys.begin)) {
+        work_.panel.first = queries.begin;
+        work_.panel.queries = std::min(queries.end, work.head.member.len_q) - queries.begin;
+        work_.panel.lanes = queries.size();
+    }
+
+    std::int64_t lanes() const { return work_.panel.lanes; }
+    bool full() const { return all_visible(work_, keys_.keys); }
+    tile::Place place() const { return {work_.head.band, queries_.begin, keys_.keys.begin}; }
+
+    void scores() const {
+        product(kv_.k_rows, q_.q_pairs, g_.depth_tiles, scratch_.s);
+        finish_scores(work_, keys_, scratch_.s, scratch_.other, scratch_.cap_slope);
+    }
+
+    /// P and dS, packed; dS also as pairs, at `ds_pairs`.
+    void gradient(const tile::Tiles& ds_pairs) const {
+        scores();
+        product(kv_.v_rows, q_.do_pairs, g_.depth_tiles_v, scratch_.dp);
+        tile::GradientJob job{.s = scratch_.s,
+                              .dp = scratch_.dp,
+                              .keys = keys_.keys.size(),
+                              .lanes = lanes(),
+                              .scale = work_.weight_scale(),
+                              .lse = q_.lse,
+                              .delta = q_.delta,
+                              .p_rows = rows(scratch_.p_rows),
+                              .ds_rows = rows(scratch_.ds_rows),
+                              .ds_pairs = ds_pairs};
+        for (std::int64_t group = 0; group < lanes() / kGroup; ++group) {
+            if (q_.has_norm[group] != 0) job.norm = q_.norm;
+        }
+        if (work_.head.dropout.active) {
+            tile::DropoutRule rule = work_.head.dropout;
+            rule.kept = 1;
+            tile::dropout_factors(rule, place(), keys_.keys.size(), scratch_.factors, lanes());
+            job.factors = scratch_.factors;
+            job.kept = work_.head.dropout.kept;
+        }
+        if (work_.rule.softcap > 0) job.cap_slope = scratch_.cap_slope;
+        if (!full() || work_.panel.queries < lanes()) {
+            mark_visible();
+            job.visible = scratch_.visible;
+        }
+        words_.gradient(job);
+    }
+
+    /// dV += P^T dO, dK += dS^T Q, for the strip's keys. dv: [32, 16 * dim_tiles_v], dk: [32, 16 * dim_tiles]
+    void add_to_keys(float* dk, float* dv, const BackwardArgs& args) const {
+        words_.multiply({2, g_.dim_tiles_v, lanes() / kGroup, rows(scratch_.p_rows), q_.do_rows, dv,
+                         g_.dim_tiles_v * tile::kTileRows, true});
+        words_.multiply({2, g_.dim_tiles, lanes() / kGroup, rows(scratch_.ds_rows), q_.q_rows, dk,
+                         g_.dim_tiles * tile::kTileRows, true});
+        for (std::int64_t group = 0; group < lanes() / kGroup; ++group) {
+            const std::int64_t first = queries_.begin + group * kGroup;
+            const Range present{first, std::min(first + kGroup, work_.head.member.len_q)};
+            if (q_.do_finite[group] == 0) {
+                const HeadRows d_o =
+                    head_rows(args.d_o, work_.head.member, work_.head.member.first_q, work_.head.query_head);
+                add_special(d_o, present, g_.head_dim_v, scratch_.p_rows, dv, g_.dim_tiles_v * tile::kTileRows);
+            }
+            if (q_.q_finite[group] == 0) {
+                add_special(work_.head.q, present, g_.head_dim, scratch_.ds_rows, dk, g_.dim_tiles * tile::kTileRows);
+            }
+        }
+    }
+
+ private:
+    tile::Tiles rows(Bf16* data) const { return {data, lanes() / kGroup * tile::kTileElements, tile::kTileElements}; }
+    void product(const tile::Tiles& a, const tile::Tiles& b, std::int64_t depth, float* c) const {
+        words_.multiply({2, lanes() / tile::kTileRows, depth, a, b, c, lanes()});
+    }
+
+    /// visible = 1 where a query sees a key; lanes beyond the last query see none, whatever the band says of them.
+    void mark_visible() const {
+        for (std::int64_t j = 0; j < keys_.keys.size(); ++j) {
+            float* row = scratch_.visible + j * lanes();
+            std::fill_n(row, work_.panel.queries, 1.0F);
+            std::fill(row + work_.panel.queries, row + lanes(), 0.0F);
+        }
+        if (!full()) tile::fill_hidden(place(), keys_.keys.size(), scratch_.visible, lanes(), 0.0F);
+    }
+
+    /// sums[key, c] += weight[key, i] * x[i, c] for special x, where query i sees the key.
+    void add_special(const HeadRows& x, const Range& present, std::int64_t dim, const Bf16* weights, float* sums,
+                     std::int64_t stride) const {
+        for_each_special(x, present, dim, [&](std::int64_t query, std::int64_t column, float value) {
+            for (std::int64_t j = 0; j < keys_.keys.size(); ++j) {
+                if (!work_.head.band.visible(query, keys_.keys.begin + j)) continue;
+                const std::int64_t lane = query - queries_.begin;
+                const Bf16* tile =
+                    weights + (j / tile::kTileRows * (lanes() / kGroup) + lane / kGroup) * tile::kTileElements;
+                sums[j * stride + column] += to_float(tile[j % tile::kTileRows * kGroup + lane % kGroup]) * value;
+            }
+        });
+    }
+
+    const PackedGeometry& g_;
+    const PackedGradientScratch& scratch_;
+    const tile::PackedWords& words_;
+    PackedPanel& work_;
+    Range queries_;
+    PackedKeys keys_;
+    PackedGradients::Queries q_;
+    PackedGradients::Keys kv_;
+};
+
+/// dQ^T += K^T dS^T of 32 queries, for the strips of `keys` that they see.
+void add_to_queries(const PackedGradients& memory, PackedPanel& work, std::int64_t query, const Range& keys,
+                    const tile::Tiles& ds_pairs) {
+    const PackedGeometry& g = memory.geometry();
+    const std::int64_t end = std::min(query + kGroup, work.head.member.len_q);
+    const Range seen = common(rounded(common(work.head.band.kv_range(query, end), keys)), rounded(keys));
+    if (seen.empty()) return;
+    const PackedGradients::Keys kv = memory.keys(work.head.member, work.head.kv_head, seen.begin);
+    tile::Tiles pairs = ds_pairs;
+    pairs.data += (seen.begin - keys.begin) / kGroup * ds_pairs.row_step;
+    float* dq_t = memory.queries(work.head, query).dq_t;
+    tile::packed_words()->multiply({g.dim_tiles, 2, seen.size() / kGroup, kv.k_columns, pairs, dq_t, kGroup, true});
+    work.panel = Panel(0, kGroup, end - query);
+    work.panel.first = query;
+    work.panel.lanes = kGroup;
+    for (std::int64_t strip = 0; strip < seen.size() / kGroup; ++strip) {
+        if (kv.k_finite[strip] != 0) continue;
+        const std::int64_t first = seen.begin + strip * kGroup;
+        const PackedKeys of_strip{{first, std::min(first + kGroup, work.head.member.len_kv)}};
+        // Two lane tiles of 32 keys lie together in one row of the pairs.
+        add_special_keys(work, of_strip, work.head.k, g.head_dim, pairs.data + strip * pairs.row_step, dq_t);
+    }
+}
+
+}  // namespace
+
+PackedGradientScratch::PackedGradientScratch(Arena& arena, const PackedGeometry& g, std::int64_t block_q,
+                                             std::int64_t block_kv)
+    : s(arena.take<float>(kGroup, block_q)),
+      dp(arena.take<float>(kGroup, block_q)),
+      other(arena.take<float>(kGroup, block_q)),
+      factors(arena.take<float>(kGroup, block_q)),
+      cap_slope(arena.take<float>(kGroup, block_q)),
+      visible(arena.take<float>(kGroup, block_q)),
+      p_rows(arena.take<Bf16>(kGroup, block_q)),
+      ds_rows(arena.take<Bf16>(kGroup, block_q)),
+      ds_pairs(arena.take<Bf16>(block_kv, block_q)),
+      dk(arena.take<float>(block_kv, g.dim_tiles * tile::kTileRows)),
+      dv(arena.take<float>(block_kv, g.dim_tiles_v * tile::kTileRows)) {}
+
+void packed_gradient_tile(const PackedGradients& memory, const PackedGradientScratch& scratch, PackedPanel& work,
+                          const Range& queries, const Range& keys, const BackwardArgs& args, Wanted wanted) {
+    const PackedGeometry& g = memory.geometry();
+    const std::int64_t lane_tiles = round_up(queries.size(), kGroup) / tile::kTileRows;
+    const tile::Tiles ds_pairs{scratch.ds_pairs, lane_tiles * tile::kTileElements, tile::kTileElements};
+    for (std::int64_t key = keys.begin; key < keys.end; key += kGroup) {
+        const Range strip_keys{key, std::min(key + kGroup, work.head.member.len_kv)};
+        const Range seen = common(rounded(common(work.head.band.q_range(strip_keys.begin, strip_keys.end), queries)),
+                                  rounded(queries));
+        if (seen.empty()) continue;
+        const Strip strip(memory, scratch, work, seen, strip_keys);
+        tile::Tiles pairs = ds_pairs;
+        pairs.data += (key - keys.begin) / kGroup * ds_pairs.row_step +
+                      (seen.begin - queries.begin) / tile::kTileRows * ds_pairs.column_step;
+        strip.gradient(pairs);
+        if (wanted.keys) {
+            strip.add_to_keys(scratch.dk + (key - keys.begin) * g.dim_tiles * tile::kTileRows,
+                              scratch.dv + (key - keys.begin) * g.dim_tiles_v * tile::kTileRows, args);
+        }
+    }
+    if (!wanted.queries) return;
+    for (std::int64_t query = queries.begin; query < queries.end; query += kGroup) {
+        tile::Tiles pairs = ds_pairs;
+        pairs.data += (query - queries.begin) / tile::kTileRows * ds_pairs.column_step;
+        add_to_queries(memory, work, query, keys, pairs);
+    }
+}
+
+void packed_normalise(const PackedGradients& memory, const PackedGradientScratch& scratch, PackedPanel& work,
+                      std::int64_t first) {
+    const PackedGradients::Queries q = memory.queries(work.head, first);
+    const auto inexact = [&](std::int64_t i) { return PackedGradients::inexact_lse(q.lse[i]); };
+    bool any = false;
+    for (std::int64_t i = 0; i < kGroup; ++i) any = any || inexact(i);
+    if (!any) return;
+    double sums[kGroup] = {};
+    const std::int64_t end = std::min(first + kGroup, work.head.member.len_q);
+    const Range keys = work.head.band.kv_range(first, end);
+    for (std::int64_t key = keys.begin / kGroup * kGroup; key < keys.end; key += kGroup) {
+        const Range strip_keys{key, std::min(key + kGroup, work.head.member.len_kv)};
+        const Strip strip(memory, scratch, work, {first, first + kGroup}, strip_keys);
+        strip.scores();
+        for (std::int64_t j = 0; j < strip_keys.size(); ++j) {
+            for (std::int64_t i = 0; i < kGroup; ++i) {
+                const float s = scratch.s[j * kGroup + i] * work.weight_scale();
+                sums[i] += std::exp(std::min(0.0F, s - q.lse[i]));
+            }
+        }
+    }
+    for (std::int64_t i = 0; i < kGroup; ++i) q.norm[i] = inexact(i) ? static_cast<float>(1 / sums[i]) : 1.0F;
+    *q.has_norm = 1;
+}
+
+}  // namespace tessera::cpu

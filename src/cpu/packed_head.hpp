@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the packed tiles of a call lie (tile/packed.hpp): keys and values packed once and shared by all query blocks.
+#pragma once
+
+#include "core/arena.hpp"
+#include "cpu/head.hpp"
+#include "cpu/tile/packed.hpp"
+
+namespace tessera::cpu {
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return ceil_div(n, to) * to; }
+
+/// The sizes that a packed call is laid out by.
+struct PackedGeometry : Geometry {
+    std::int64_t depth_tiles;    ///< of head_dim, 32 each
+    std::int64_t depth_tiles_v;  ///< of head_dim_v
+    std::int64_t dim_tiles;      ///< of head_dim, 16 each
+    std::int64_t dim_tiles_v;    ///< of head_dim_v
+
+    PackedGeometry(const Plan& plan, std::int64_t queries_per_panel)
+        : Geometry(plan, queries_per_panel),
+          depth_tiles(ceil_div(head_dim, tile::kTileDepth)),
+          depth_tiles_v(ceil_div(head_dim_v, tile::kTileDepth)),
+          dim_tiles(ceil_div(head_dim, tile::kTileRows)),
+          dim_tiles_v(ceil_div(head_dim_v, tile::kTileRows)) {}
+
+    std::int64_t block_kv_rows() const { return round_up(block_kv, tile::kTileDepth); }
+};
+
+/// Can and should the plan's problem be computed from packed bf16 tiles?
+inline bool packed_fits(const Plan& plan) {
+    return plan.problem.dtype == DType::bf16 && tile::packed_words() != nullptr &&
+           plan.tile.block_kv % tile::kTileDepth == 0 && plan.tile.block_q % tile::kTileDepth == 0;
+}
+
+/// Rows (queries or keys) of all members of a head when each member begins at a multiple of 32, and where one begins.
+inline std::int64_t packed_rows(const Problem& p, std::int64_t len, std::int64_t total) {
+    return p.ragged ? round_up(total, tile::kTileDepth) + p.batch * tile::kTileDepth
+                    : p.batch * round_up(len, tile::kTileDepth);
+}
+inline std::int64_t first_packed_row(const Problem& p, const Member& m, std::int64_t len, std::int64_t first) {
+    return p.ragged ? (first / tile::kTileDepth + m.batch) * tile::kTileDepth
+                    : m.batch * round_up(len, tile::kTileDepth);
+}
+inline std::int64_t packed_keys(const Problem& p) { return packed_rows(p, p.len_kv, p.total_kv); }
+inline std::int64_t packed_queries(const Problem& p) { return packed_rows(p, p.len_q, p.total_q); }
+inline std::int64_t first_packed_key(const Problem& p, const Member& m) {
+    return first_packed_row(p, m, p.len_kv, m.first_kv);
+}
+inline std::int64_t first_packed_query(const Problem& p, const Member& m) {
+    return first_packed_row(p, m, p.len_q, m.first_q);
+}
+
+/// Tiles from key `key`, a multiple of 32, on. Keys as rows: row tiles [keys / 16][dim / 32].
+inline tile::Tiles key_rows(Bf16* data, std::int64_t depth_tiles, std::int64_t key) {
+    const std::int64_t step = depth_tiles * tile::kTileElements;
+    return {data == nullptr ? nullptr : data + key / tile::kTileRows * step, step, tile::kTileElements};
+}
+
+/// Keys as depth: row tiles [dim / 16][keys / 32], those of 32 keys together.
+inline tile::Tiles key_columns(Bf16* data, std::int64_t dim_tiles, std::int64_t key) {
+    const std::int64_t step = dim_tiles * tile::kTileElements;
+    return {data == nullptr ? nullptr : data + key / tile::kTileDepth * step, tile::kTileElements, step};
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bf16 words of the tile vocabulary, for processors that multiply bf16 matrices: the layout stays queries-in-lanes
+// (tile.hpp), scores and sums stay fp32, and only what enters a product is packed into tiles of 1 KiB:
+//
+//   row tile   [16 rows][32 deep]            left operand, row-major
+//   pair tile  [16 pairs][16 lanes][2]       right operand: rows 2p and 2p + 1 of a [32 deep, 16 lanes] matrix, lane by
+//                                            lane beside each other
+//
+// A product of a row tile and a pair tile adds 32 products to each of 16 x 16 fp32 sums: one TDPBF16PS of AMX, or 256
+// VDPBF16PS of AVX512-BF16. The words are compiled once for each of the two units (docs/decisions/packed-bf16.md).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/batch.hpp"
+#include "core/numeric.hpp"
+
+namespace tessera::cpu::tile {
+
+inline constexpr std::int64_t kTileRows = 16;       // also the lanes of a pair tile
+inline constexpr std::int64_t kTileDepth = 32;      // products that one tile product adds to an element
+inline constexpr std::int64_t kTileElements = 512;  // of a row tile and of a pair tile
+
+/// What multiplies bf16 tiles.
+enum class Unit {
+    none,  ///< nothing that beats fp32: the fp32 words do all
+    dot,   ///< AVX512-BF16, where it is faster than fp32: AMD, from Zen 4
+    amx,   ///< AMX-BF16
+};
+
+/// The unit of this processor. AMX counts when the operating system grants its registers.
+Unit unit();
+
+/// Another unit, which the processor must have, until the next call. For tests; not while kernels run.
+void set_unit_for_test(Unit unit);
+/// Does this processor run the words of that unit?
+bool has_unit(Unit unit);
+
+/// Tiles of a packed matrix: tile (i, j) begins at data + i * row_step + j * column_step elements.
+struct Tiles {
+    Bf16* data = nullptr;
+    std::int64_t row_step = 0;
+    std::int64_t column_step = 0;
+};
+
+/// How a matrix M [rows, dim] is packed.
+enum class Form {
+    rows,          ///< row tiles of M: tiles [rows / 16][dim / 32]
+    columns,       ///< row tiles of M^T: tiles [dim / 16][rows / 32]
+    row_pairs,     ///< pair tiles of M: tiles [rows / 32][dim / 16]
+    column_pairs,  ///< pair tiles of M^T: tiles [dim / 32][rows / 16]
+};
+
+/// Packs rows first .. first + rows of a bf16 matrix; what the tiles have beyond rows and dim is 0.
+/// `finite_only`: elements that are NaN or infinite become 0. Returns whether all elements were finite (true without
+/// `finite_only`).
+struct PackJob {
+    HeadRows from;
+    std::int64_t first = 0;
+    std::int64_t rows = 0;
+    std::int64_t dim = 0;
+    Form form = Form::rows;
+    Tiles to;
+    bool finite_only = false;
+};
+
+/// C[16 * m, 16 * n] fp32 = or += A B, for m x k row tiles and k x n pair tiles. An element is C, or 0, to which 32
+/// products after the other are added: a long product has the same bits in one call and in several that add.
+struct TileProduct {
+    std::int64_t m = 0;
+    std::int64_t n = 0;
+    std::int64_t k = 0;
+    Tiles a;
+    Tiles b;
+    float* c = nullptr;  // [16 * m, c_stride]
+    std::int64_t c_stride = 0;
+    bool add = false;
+    float* maximum = nullptr;  ///< [16 * n] or null: takes the maximum of itself and every row of C
+};
+
+/// P = exp(scale * s - m) of one block of keys on its own: m its maximum, l its sum, P in pair tiles [keys / 32][lanes
+/// / 16] (rows beyond the keys 0).
+struct WeightsJob {
+    const float* s = nullptr;  // [keys, lanes]
+    std::int64_t keys = 0;
+    std::int64_t lanes = 0;
+    float scale = 1;                 ///< positive
+    const float* maximum = nullptr;  ///< [lanes] or null: of s, when it is known
+    float* m = nullptr;              // [lanes]
+    float* l = nullptr;              // [lanes]
+    Bf16* p = nullptr;               // pair tiles, lane tiles next to each other
+    const float* factors = nullptr;  ///< [keys, lanes] or null, of dropout: 1 where P is kept, else 0
+};
+
+/// P = exp(scale * s - lse) and dS = P * (dP - delta), packed as the products of the backward take them. Rows beyond
+/// the keys, up to a multiple of 32, are 0.
+struct GradientJob {
+    const float* s = nullptr;   // [keys, lanes]
+    const float* dp = nullptr;  // [keys, lanes]
+    std::int64_t keys = 0;
+    std::int64_t lanes = 0;  ///< a multiple of 32
+    float scale = 1;
+    const float* lse = nullptr;        // [lanes], +inf: no weight
+    const float* delta = nullptr;      // [lanes]
+    const float* norm = nullptr;       ///< [lanes] or null: factors of P
+    const float* factors = nullptr;    ///< [keys, lanes] or null, of dropout: 1 where P is kept, else 0
+    float kept = 1;                    ///< factor of a kept dP; that of P comes after the sum
+    const float* cap_slope = nullptr;  ///< [keys, lanes] or null: the softcap's derivative
+    const float* visible = nullptr;    ///< [keys, lanes] or null: where it is 0, P and dS are 0
+    Tiles p_rows;                      ///< [keys / 16][lanes / 32]
+    Tiles ds_rows;                     ///< likewise
+    Tiles ds_pairs;                    ///< [keys / 32][lanes / 16]
+};
+
+/// The words of one unit.
+struct PackedWords {
+    bool (*pack)(const PackJob&);
+    void (*multiply)(const TileProduct&);
+    void (*weights)(const WeightsJob&);
+    /// Products and weights of independent data at once: the tile unit multiplies while the vector unit takes exp.
+    void (*multiply_beside_weights)(std::span<const TileProduct>, const WeightsJob&);
+    void (*gradient)(const GradientJob&);
+    /// to[first + i, c] = from[c, i] * lane_scale[i] in bf16, +0 for -0. Returns whether all are finite.
+    /// from: [dim rounded up to 16, stride]; lane_scale: [rows rounded up to 16]
+    bool (*store_columns)(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,
+                          const float* lane_scale, const HeadRows& to, std::int64_t first);
+    /// sums[i] = sum over c of a[first + i, c] * b[first + i, c], bf16 rows of `dim` elements
+    void (*row_dots)(const HeadRows& a, const HeadRows& b, std::int64_t first, std::int64_t rows, std::int64_t dim,
+                     float* sums);
+    /// Between begin and end a thread may use the words; on AMX they set up and release its tile registers.
+    void (*begin)();
+    void (*end)();
+};
+
+/// Words of unit(); null when there is none.
+const PackedWords* packed_words();
+
+/// A task's use of the words.
+class PackedSession {
+ public:
+    explicit PackedSession(const PackedWords& words) : words_(words) { words_.begin(); }
+    ~PackedSession() { words_.end(); }
+    PackedSession(const PackedSession&) = delete;
+    PackedSession& operator=(const PackedSession&) = delete;
+
+ private:
+    const PackedWords& words_;
+};
+
+}  // namespace tessera::cpu::tile

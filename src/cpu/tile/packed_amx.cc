@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bf16 words on AMX: TDPBF16PS multiplies a row tile by a pair tile and adds to 16 x 16 fp32 sums, 16 cycles each.
+// 2 x 2 sums, 2 left and 2 right tiles fill the eight tile registers: one load for each product.
+//
+// The tile intrinsics take register numbers as literals and tell the compiler nothing of the memory that they read or
+// write; fences around the words keep it from moving other accesses across.
+#include <immintrin.h>
+
+#include <hwy/base.h>
+#include <atomic>
+#include <cstring>
+#include <limits>
+
+#include "cpu/tile/packed_units.hpp"
+
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,amx-tile,amx-bf16")
+namespace tessera::cpu::tile {
+namespace {
+
+inline void compiler_fence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+
+/// Tile registers 0 1 / 2 3: sums; 4 5: left; 6 7: right.
+template <int kRows, int kLanes>
+inline void load_sums(const float* c, std::int64_t stride) {
+    const std::int64_t bytes = stride * 4;
+    _tile_loadd(0, c, bytes);
+    if constexpr (kLanes > 1) _tile_loadd(1, c + 16, bytes);
+    if constexpr (kRows > 1) _tile_loadd(2, c + 16 * stride, bytes);
+    if constexpr (kRows > 1 && kLanes > 1) _tile_loadd(3, c + 16 * stride + 16, bytes);
+}
+
+template <int kRows, int kLanes>
+inline void clear_sums() {
+    _tile_zero(0);
+    if constexpr (kLanes > 1) _tile_zero(1);
+    if constexpr (kRows > 1) _tile_zero(2);
+    if constexpr (kRows > 1 && kLanes > 1) _tile_zero(3);
+}
+
+template <int kRows, int kLanes>
+inline void store_sums(float* c, std::int64_t stride) {
+    const std::int64_t bytes = stride * 4;
+    _tile_stored(0, c, bytes);
+    if constexpr (kLanes > 1) _tile_stored(1, c + 16, bytes);
+    if constexpr (kRows > 1) _tile_stored(2, c + 16 * stride, bytes);
+    if constexpr (kRows > 1 && kLanes > 1) _tile_stored(3, c + 16 * stride + 16, bytes);
+}
+
+template <int kRows, int kLanes, class Between>
+inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between& between) {
+    constexpr std::int64_t kRowBytes = 64;
+    float* c = p.c + i * kTileRows * p.c_stride + j * kTileRows;
+    compiler_fence();
+    if (p.add) load_sums<kRows, kLanes>(c, p.c_stride);
+    else clear_sums<kRows, kLanes>();
+    const Bf16* a = p.a.data + i * p.a.row_step;
+    const Bf16* b = p.b.data + j * p.b.column_step;
+    for (std::int64_t k = 0; k < p.k; ++k) {
+        _tile_loadd(4, a, kRowBytes);
+        _tile_loadd(6, b, kRowBytes);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (kLanes > 1) {
+            _tile_loadd(7, b + p.b.column_step, kRowBytes);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if constexpr (kRows > 1) {
+            _tile_loadd(5, a + p.a.row_step, kRowBytes);
+            _tile_dpbf16ps(2, 5, 6);
+        }
+        if constexpr (kRows > 1 && kLanes > 1) _tile_dpbf16ps(3, 5, 7);
+        a += p.a.column_step;
+        b += p.b.row_step;
+        between();
+    }
+    store_sums<kRows, kLanes>(c, p.c_stride);
+    compiler_fence();
+}
+
+#include "cpu/tile/packed_pack-inl.hpp"
+#include "cpu/tile/packed_softmax-inl.hpp"
+// After those that it uses.
+#include "cpu/tile/packed_multiply-inl.hpp"
+
+/// What LDTILECFG reads: palette 1, all eight registers 16 rows of 64 bytes.
+struct alignas(64) TileConfig {
+    std::uint8_t palette = 1;
+    std::uint8_t start_row = 0;
+    std::uint8_t reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(TileConfig) == 64);
+constexpr TileConfig kConfig{};
+
+void configure() { _tile_loadconfig(&kConfig); }
+void release() { _tile_release(); }
+
+}  // namespace
+
+const PackedWords kAmxWords = {.pack = pack,
+                               .multiply = multiply,
+                               .weights = weights,
+                               .multiply_beside_weights = multiply_beside_weights,
+                               .gradient = gradient,
+                               .store_columns = store_columns,
+                               .row_dots = row_dots,
+                               .begin = configure,
+                               .end = release};
+
+}  // namespace tessera::cpu::tile
+HWY_POP_ATTRIBUTES

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bf16 words on AVX512-BF16: VDPBF16PS adds two products to each of 16 lanes. 8 x 2 accumulators take 16 of them
+// for 10 loads.
+#include <immintrin.h>
+
+#include <hwy/base.h>
+#include <cstring>
+#include <limits>
+
+#include "cpu/tile/packed_units.hpp"
+#include "cpu/tile/simd.hpp"
+
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")
+namespace tessera::cpu::tile {
+namespace {
+
+#include "cpu/tile/packed_pack-inl.hpp"
+// After what it uses.
+#include "cpu/tile/packed_softmax-inl.hpp"
+
+/// 8 rows of one row tile by kLanes pair tiles.
+template <int kLanes>
+inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, std::int64_t j) {
+    constexpr int kRows = 8;
+    float* c = p.c + (i * kTileRows + half * kRows) * p.c_stride + j * kTileRows;
+    __m512 sums[kRows][kLanes];
+    TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
+        TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
+            sums[r][v] = p.add ? _mm512_load_ps(c + r * p.c_stride + v * kTileRows) : _mm512_setzero_ps();
+        }
+    }
+    for (std::int64_t k = 0; k < p.k; ++k) {
+        const Bf16* a = p.a.data + i * p.a.row_step + k * p.a.column_step + half * kRows * kTileDepth;
+        const Bf16* b = p.b.data + k * p.b.row_step + j * p.b.column_step;
+        for (int pair = 0; pair < 16; ++pair) {
+            __m512bh from_b[kLanes];
+            TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
+                from_b[v] = from_bits(_mm512_load_si512(b + v * p.b.column_step + pair * kTileDepth));
+            }
+            TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
+                std::int32_t two;
+                std::memcpy(&two, a + r * kTileDepth + 2 * pair, sizeof two);
+                const __m512bh from_a = from_bits(_mm512_set1_epi32(two));
+                TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
+                    sums[r][v] = _mm512_dpbf16_ps(sums[r][v], from_a, from_b[v]);
+                }
+            }
+        }
+    }
+    TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
+        TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
+            _mm512_store_ps(c + r * p.c_stride + v * kTileRows, sums[r][v]);
+        }
+    }
+}
+
+template <int kRows, int kLanes, class Between>
+inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between& between) {
+    for (std::int64_t half = 0; half < 2 * kRows; ++half) half_block<kLanes>(p, i + half / 2, half % 2, j);
+    for (std::int64_t k = 0; k < p.k; ++k) between();
+}
+
+#include "cpu/tile/packed_multiply-inl.hpp"
+
+void nothing_to_set_up() {}
+
+}  // namespace
+
+const PackedWords kDotWords = {.pack = pack,
+                               .multiply = multiply,
+                               .weights = weights,
+                               .multiply_beside_weights = multiply_beside_weights,
+                               .gradient = gradient,
+                               .store_columns = store_columns,
+                               .row_dots = row_dots,
+                               .begin = nothing_to_set_up,
+                               .end = nothing_to_set_up};
+
+}  // namespace tessera::cpu::tile
+HWY_POP_ATTRIBUTES

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The packed bf16 words against plain loops, and the kernels that use them, on every matrix unit of this processor. On
+// one without AMX the kernels run on VDPBF16PS: same layout, same pipeline.
+#include "cpu/tile/packed.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check/run_case.hpp"
+
+namespace tessera::cpu::tile {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+/// While it lives, unit() is this one.
+class OnlyUnit {
+ public:
+    explicit OnlyUnit(Unit chosen) : before_(unit()) { set_unit_for_test(chosen); }
+    ~OnlyUnit() { set_unit_for_test(before_); }
+    OnlyUnit(const OnlyUnit&) = delete;
+    OnlyUnit& operator=(const OnlyUnit&) = delete;
+
+ private:
+    Unit before_;
+};
+
+class Packed : public testing::TestWithParam<Unit> {
+ protected:
+    void SetUp() override {
+        if (!has_unit(GetParam())) GTEST_SKIP() << "this processor has no such unit";
+        set_unit_for_test(GetParam());
+        session_ = std::make_unique<PackedSession>(*packed_words());
+    }
+    void TearDown() override {
+        session_.reset();
+        set_unit_for_test(before_);
+    }
+    const PackedWords& words() const { return *packed_words(); }
+
+ private:
+    Unit before_ = unit();
+    std::unique_ptr<PackedSession> session_;
+};
+
+std::string unit_label(const testing::TestParamInfo<Unit>& info) { return info.param == Unit::amx ? "amx" : "dot"; }
+INSTANTIATE_TEST_SUITE_P(Cpu, Packed, testing::Values(Unit::dot, Unit::amx), unit_label);
+
+/// Elements at an aligned address.
+template <class T>
+class Array {
+ public:
+    explicit Array(std::int64_t n, T value = T{}) : memory_(static_cast<std::size_t>(n) + 64, value) {
+        const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
+        begin_ = memory_.data() + (64 - address % 64) % 64 / sizeof(T);
+    }
+    operator T*() { return begin_; }
+
+ private:
+    std::vector<T> memory_;
+    T* begin_;
+};
+
+void randomise(std::mt19937& rng, Bf16* x, std::int64_t n) {
+    std::normal_distribution<double> normal;
+    for (std::int64_t i = 0; i < n; ++i) x[i] = from_double<Bf16>(normal(rng));
+}
+void randomise(std::mt19937& rng, float* x, std::int64_t n, float width = 1) {
+    std::normal_distribution<float> normal(0, width);
+    for (std::int64_t i = 0; i < n; ++i) x[i] = normal(rng);
+}
+
+/// Element (row, depth) of row tiles, and (depth, lane) of pair tiles.
+Bf16& in_row_tiles(const Tiles& t, std::int64_t row, std::int64_t depth) {
+    return t.data[row / 16 * t.row_step + depth / 32 * t.column_step + row % 16 * 32 + depth % 32];
+}
+Bf16& in_pair_tiles(const Tiles& t, std::int64_t depth, std::int64_t lane) {
+    return t
+        .data[depth / 32 * t.row_step + lane / 16 * t.column_step + depth % 32 / 2 * 32 + lane % 16 * 2 + depth % 2];
+}
+
+TEST_P(Packed, packs_every_form_with_zeros_around) {
+    std::mt19937 rng(1);
+    for (const std::int64_t rows : {1, 15, 16, 33, 64}) {
+        for (const std::int64_t dim : {1, 24, 32, 80, 129}) {
+            for (const std::int64_t step : {1, 3}) {
+                const std::int64_t stride = dim * step + 5;
+                Array<Bf16> from((rows + 2) * stride);
+                randomise(rng, from, (rows + 2) * stride);
+                const HeadRows view{reinterpret_cast<char*>(static_cast<Bf16*>(from)), DType::bf16, stride, step};
+                const std::int64_t row_tiles = (rows + 31) / 32 * 2, dim_tiles = (dim + 31) / 32 * 2;
+                for (const Form form : {Form::rows, Form::columns, Form::row_pairs, Form::column_pairs}) {
+                    Array<Bf16> to(row_tiles * dim_tiles * kTileElements, Bf16{0x7FFF});
+                    const bool along_rows = form == Form::rows || form == Form::row_pairs;
+                    const Tiles tiles{to, (along_rows ? dim_tiles : row_tiles) * kTileElements, kTileElements};
+                    EXPECT_TRUE(words().pack({view, 2, rows, dim, form, tiles}));
+                    const std::int64_t padded_rows = form == Form::rows || form == Form::column_pairs
+                                                         ? (rows + 15) / 16 * 16
+                                                         : (rows + 31) / 32 * 32;
+                    const std::int64_t padded_dim =
+                        form == Form::rows || form == Form::column_pairs ? (dim + 31) / 32 * 32 : (dim + 15) / 16 * 16;
+                    for (std::int64_t r = 0; r < padded_rows; ++r) {
+                        for (std::int64_t c = 0; c < padded_dim; ++c) {
+                            const Bf16 got = form == Form::rows        ? in_row_tiles(tiles, r, c)
+                                             : form == Form::columns   ? in_row_tiles(tiles, c, r)
+                                             : form == Form::row_pairs ? in_pair_tiles(tiles, r, c)
+                                                                       : in_pair_tiles(tiles, c, r);
+                            const unsigned expected = r < rows && c < dim ? from[(r + 2) * stride + c * step].bits : 0U;
+                            ASSERT_EQ(got.bits, expected) << rows << " x " << dim << " at " << r << ", " << c;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_P(Packed, finite_only_packs_0_for_nan_and_infinity_and_says_so) {
+    Array<Bf16> from(32 * 32, Bf16{0x3F80}), to(kTileElements * 4);
+    from[5] = Bf16{0x7FC0}, from[40] = Bf16{0xFF80}, from[41] = Bf16{0x7F7F};
+    const HeadRows view{reinterpret_cast<char*>(static_cast<Bf16*>(from)), DType::bf16, 32, 1};
+    const Tiles tiles{to, kTileElements, kTileElements};
+    EXPECT_FALSE(words().pack({view, 0, 16, 32, Form::rows, tiles, true}));
+    EXPECT_EQ(to[5].bits, 0);
+    EXPECT_EQ(to[40].bits, 0);
+    EXPECT_EQ(to[41].bits, 0x7F7F);
+    EXPECT_TRUE(words().pack({view, 2, 16, 32, Form::rows, tiles, true}));
+}
+
+TEST_P(Packed, multiplies_every_shape) {
+    std::mt19937 rng(2);
+    for (const std::int64_t m : {1, 2, 3}) {
+        for (const std::int64_t n : {1, 2, 3}) {
+            for (const std::int64_t k : {1, 4}) {
+                for (const bool add : {false, true}) {
+                    Array<Bf16> a(m * k * kTileElements), b(n * k * kTileElements);
+                    Array<float> c(m * n * 256), before(m * n * 256), maximum(n * 16, -1.0F);
+                    randomise(rng, a, m * k * kTileElements), randomise(rng, b, n * k * kTileElements);
+                    randomise(rng, c, m * n * 256);
+                    std::copy_n(static_cast<float*>(c), m * n * 256, static_cast<float*>(before));
+                    const Tiles at{a, k * kTileElements, kTileElements}, bt{b, n * kTileElements, kTileElements};
+                    words().multiply({m, n, k, at, bt, c, n * 16, add, maximum});
+                    for (std::int64_t j = 0; j < 16 * n; ++j) {
+                        float largest = -1;
+                        for (std::int64_t i = 0; i < 16 * m; ++i) {
+                            double sum = add ? before[i * n * 16 + j] : 0;
+                            for (std::int64_t d = 0; d < 32 * k; ++d)
+                                sum += to_double(in_row_tiles(at, i, d)) * to_double(in_pair_tiles(bt, d, j));
+                            ASSERT_NEAR(c[i * n * 16 + j], sum, 2e-5) << m << n << k << " at " << i << ", " << j;
+                            largest = std::max(largest, c[i * n * 16 + j]);
+                        }
+                        ASSERT_EQ(maximum[j], largest);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// bf16 holds 8 bits: half a unit in the last place is up to 2^-8 of the value.
+void expect_rounded(Bf16 got, double exact) { EXPECT_NEAR(to_double(got), exact, 0x1.01p-8 * std::abs(exact)); }
+
+TEST_P(Packed, weights_alone_and_beside_a_product) {
+    std::mt19937 rng(3);
+    for (const std::int64_t keys : {1, 30, 32, 77, 512}) {
+        for (const std::int64_t lanes : {16, 32}) {
+            for (const bool drop : {false, true}) {
+                Array<float> s(keys * lanes), factors(keys * lanes, 1.0F), m(lanes), l(lanes);
+                randomise(rng, s, keys * lanes, 9);
+                s[0] = -kInf;                                                      // one hidden key
+                for (std::int64_t j = 0; j < keys; ++j) s[j * lanes + 1] = -kInf;  // a row without keys
+                s[(keys - 1) * lanes + 2] = std::numeric_limits<float>::quiet_NaN();
+                for (std::int64_t i = 0; drop && i < keys * lanes; i += 3) factors[i] = 0;
+                const std::int64_t rows = (keys + 31) / 32 * 32;
+                Array<Bf16> p(rows * lanes), p2(rows * lanes), a(4 * kTileElements), b(4 * kTileElements);
+                Array<float> c(32 * 32), c2(32 * 32);
+                randomise(rng, a, 4 * kTileElements), randomise(rng, b, 4 * kTileElements);
+                WeightsJob job{.s = s, .keys = keys, .lanes = lanes, .scale = 0.25F, .m = m, .l = l, .p = p};
+                if (drop) job.factors = factors;
+                words().weights(job);
+                const Tiles tiles{p, lanes / 16 * kTileElements, kTileElements};
+                for (std::int64_t i = 0; i < lanes; ++i) {
+                    double sum = 0;
+                    for (std::int64_t j = 0; j < rows; ++j) {
+                        const bool none = j >= keys || s[j * lanes + i] == -kInf;
+                        const double weight = none ? 0 : std::exp(0.25 * s[j * lanes + i] - m[i]);
+                        sum += weight;
+                        const Bf16 got = in_pair_tiles(tiles, j, i);
+                        if (std::isnan(weight)) EXPECT_TRUE(std::isnan(to_float(got)));
+                        else expect_rounded(got, drop && j < keys ? weight * factors[j * lanes + i] : weight);
+                    }
+                    if (std::isnan(sum)) EXPECT_TRUE(std::isnan(l[i]));
+                    else EXPECT_NEAR(l[i], sum, 1e-6 * sum);
+                }
+                EXPECT_EQ(m[1], -kInf);
+                const TileProduct product{2, 2, 2, {a, 1024, 512}, {b, 1024, 512}, c, 32};
+                words().multiply(product);
+                TileProduct again = product;
+                again.c = c2;
+                job.p = p2;
+                words().multiply_beside_weights({&again, 1}, job);
+                EXPECT_EQ(std::memcmp(p, p2, static_cast<std::size_t>(rows * lanes) * sizeof(Bf16)), 0);
+                EXPECT_EQ(std::memcmp(c, c2, 32 * 32 * sizeof(float)), 0);
+            }
+        }
+    }
+}
+
+TEST_P(Packed, gradient_of_the_scores) {
+    std::mt19937 rng(4);
+    const std::int64_t keys = 45, rows = 64, lanes = 64;
+    Array<float> s(keys * lanes), dp(keys * lanes), lse(lanes, 3.0F), delta(lanes), norm(lanes), factors(keys * lanes),
+        slope(keys * lanes), visible(keys * lanes, 1.0F);
+    randomise(rng, s, keys * lanes, 2), randomise(rng, dp, keys * lanes), randomise(rng, delta, lanes);
+    randomise(rng, norm, lanes), randomise(rng, slope, keys * lanes);
+    for (std::int64_t i = 0; i < keys * lanes; i += 2) factors[i] = 1;
+    for (std::int64_t i = 0; i < keys * lanes; i += 5) visible[i] = 0, s[i] = dp[i] = std::nanf("");
+    Array<Bf16> p(rows * lanes), ds(rows * lanes), pairs(rows * lanes);
+    const Tiles p_rows{p, 2 * kTileElements, kTileElements}, ds_rows{ds, 2 * kTileElements, kTileElements};
+    const Tiles ds_pairs{pairs, 4 * kTileElements, kTileElements};
+    for (const bool all : {false, true}) {
+        GradientJob job{.s = s, .dp = dp, .keys = keys, .lanes = lanes, .scale = 0.5F, .lse = lse, .delta = delta};
+        job.visible = visible;
+        if (all) job.norm = norm, job.factors = factors, job.kept = 1.25F, job.cap_slope = slope;
+        job.p_rows = p_rows, job.ds_rows = ds_rows, job.ds_pairs = ds_pairs;
+        words().gradient(job);
+        for (std::int64_t j = 0; j < rows; ++j) {
+            for (std::int64_t i = 0; i < lanes; ++i) {
+                const std::int64_t at = j * lanes + i;
+                double weight = 0, slope_of_s = 0;
+                if (j < keys && visible[at] != 0) {
+                    weight = std::exp(std::min(0.0, 0.5 * s[at] - 3.0)) * (all ? norm[i] : 1);
+                    slope_of_s = weight * (dp[at] * (all ? 1.25 * factors[at] : 1) - delta[i]) * (all ? slope[at] : 1);
+                    weight *= all ? factors[at] : 1;
+                }
+                expect_rounded(in_row_tiles(p_rows, j, i), weight);
+                EXPECT_NEAR(to_double(in_row_tiles(ds_rows, j, i)), slope_of_s, 0x1.1p-8 * std::abs(slope_of_s) + 1e-6);
+                EXPECT_EQ(in_row_tiles(ds_rows, j, i).bits, in_pair_tiles(ds_pairs, j, i).bits);
+            }
+        }
+    }
+}
+
+TEST(PackedKernels, are_right_on_every_unit) {
+    for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {
+        if (!has_unit(chosen)) continue;
+        const OnlyUnit only(chosen);
+        int ran = 0;
+        for (std::uint64_t index = 0; index < 500; ++index) {
+            check::Case random = check::random_case(2027, index);
+            if (random.problem.dtype != DType::bf16) continue;
+            if (index % 4 != 0) random.tile.reset();
+            check::CaseRunner runner(random);
+            for (const KernelInfo& kernel : kernels()) {
+                if (kernel.backend != Backend::cpu || kernel.schedule != Schedule::fa2) continue;
+                const check::Outcome outcome = runner.run(kernel);
+                ran += outcome.refusal ? 0 : 1;
+                EXPECT_TRUE(outcome.pass()) << "unit " << static_cast<int>(chosen) << "\n"
+                                            << check::to_command(random, kernel.name) << "\n"
+                                            << outcome.report.describe();
+            }
+        }
+        EXPECT_GT(ran, 100);
+    }
+}
+
+}  // namespace
+}  // namespace tessera::cpu::tile
