@@ -12,6 +12,7 @@
 #include "bench_table.hpp"
 #include "commands.hpp"
 #include "device_option.hpp"
+#include "measure/calibrate.hpp"
 #include "measure/predicted.hpp"
 #include "parse.hpp"
 #include "tessera/error.hpp"
@@ -30,6 +31,7 @@ struct BenchOptions {
     std::string device;
     bool resume = false;
     bool list_suites = false;
+    bool roofs = false;
 };
 
 /// A set, its plans, and those of them that are still to be measured.
@@ -94,6 +96,9 @@ Result result_of(const Plan& plan, Record measured, const model::Machine* machin
     if (const auto prediction = measure::predict(result.measured, machine)) {
         result.predicted = measure::record_of(*prediction, result.measured);
         result.measured.bound = prediction->bound;
+        for (const model::Roof& roof : prediction->roofs) {
+            if (roof.name == prediction->bound) result.measured.percent_of_bound = 100 * roof.ms / result.measured.ms;
+        }
     }
     if (machine == nullptr) machine = model::machine_of_device(result.measured.device);
     if (machine == nullptr) return result;
@@ -114,16 +119,13 @@ bool refused(const Result& result) {
     return true;
 }
 
-void run_set(const BenchOptions& options, const Work& work, BenchRun& run, Session& session, Progress& progress,
-             std::vector<Record>& records) {
-    std::optional<model::Machine> machine;
-    if (!options.device.empty()) machine = machine_of_option(options.device);
-    const BenchTable table(work.plans, run.host, machine ? &*machine : nullptr);
+void run_set(const BenchOptions& options, const model::Machine* machine, const Work& work, BenchRun& run,
+             Session& session, Progress& progress, std::vector<Record>& records) {
+    const BenchTable table(work.plans, run.host, machine);
     if (!session.json) session.print(table.head());
     for (const Plan& plan : work.plans) {
         progress.step(fmt::format("{}, len {} x {}", plan.kernel->name, plan.problem.len_q, plan.problem.len_kv));
-        const Result result =
-            result_of(plan, measure_case(plan, work.set, run, progress), machine ? &*machine : nullptr);
+        const Result result = result_of(plan, measure_case(plan, work.set, run, progress), machine);
         if (refused(result)) {
             session.exit_code = kCheckFailed;
             continue;
@@ -138,7 +140,7 @@ void run_set(const BenchOptions& options, const Work& work, BenchRun& run, Sessi
 
 /// Says how to get predictions, once, when a case will have none for want of a machine.
 void note_unknown_machine(const BenchOptions& options, const measure::Host& host, const std::vector<Work>& works) {
-    if (!options.device.empty()) return;
+    if (!options.device.empty() || options.roofs) return;
     for (const Work& work : works) {
         for (const Plan& plan : work.plans) {
             const std::string device = described(plan, host).device;
@@ -163,10 +165,19 @@ void print_suites(const Session& session) {
     session.print(table.text(terminal_width(STDOUT_FILENO)));
 }
 
+/// The CPU at hand, its roofs measured.
+model::Machine measured_machine() {
+    Progress progress(measure::kCpuMeasurements);
+    return measure::calibrate_cpu(0, [&](const std::string& what) { progress.step(what); });
+}
+
 void execute(const BenchOptions& options, Session& session) {
     if (options.list_suites) return print_suites(session);
     BenchRun run{.method = method_of(options)};
-    if (!options.device.empty()) machine_of_option(options.device);  // fails before the work
+    if (options.roofs && !options.device.empty())
+        throw UsageError("--roofs", "expected without --device: it measures the machine that --device names");
+    std::optional<model::Machine> machine;
+    if (!options.device.empty()) machine = machine_of_option(options.device);  // fails before the work
     const std::vector<BenchSet> sets = sets_of(options);
     std::vector<Work> works;
     for (std::size_t i = 0; i < sets.size(); ++i) {
@@ -178,11 +189,13 @@ void execute(const BenchOptions& options, Session& session) {
 
     note_unknown_machine(options, run.host, works);
     if (!session.json) session.print(bench_method_text(run.host, run.method));
+    if (options.roofs) machine = measured_machine();
     std::int64_t cases = 0;
     for (const Work& work : works) cases += static_cast<std::int64_t>(work.plans.size());
     std::vector<Record> records;
     Progress progress(cases);
-    for (const Work& work : works) run_set(options, work, run, session, progress, records);
+    for (const Work& work : works)
+        run_set(options, machine ? &*machine : nullptr, work, run, session, progress, records);
     if (!session.json) return;
     Json document = Json::array();
     for (const Record& record : records) document.push_back(measure::to_json(record));
@@ -217,6 +230,7 @@ void add_bench_command(CLI::App& app, Session& session) {
     add_text("-o,--output", options->output, "FILE", "Append the records to this file, one line of JSON each");
     add_text("--device", options->device, "NAME",
              "Machine to predict with: a file of tessera calibrate, or a name; default: by the device's name");
+    command->add_flag("--roofs", options->roofs, "Measure the roofs of this CPU first, and predict and judge by them");
     command->add_flag("--resume", options->resume, "Leave out cases that the output has of this commit and device");
     command->callback([options, &session] { execute(*options, session); });
 }

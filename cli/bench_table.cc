@@ -49,6 +49,7 @@ Table make_table(const std::vector<std::size_t>& shown, const std::vector<Record
     if (with_prediction) {
         columns.push_back({"predicted", Align::right, 9});
         columns.push_back({"off by", Align::right, 6});
+        columns.push_back({"of its bound", Align::right, 12});
     }
     return Table(columns);
 }
@@ -87,6 +88,8 @@ std::string BenchTable::row(const Record& measured, const std::optional<Record>&
     if (with_prediction_) {
         cells.push_back(predicted ? milliseconds_text(predicted->ms) : "");
         cells.push_back(predicted ? fmt::format("{:+.0f} %", (predicted->ms / measured.ms - 1) * 100) : "");
+        cells.push_back(
+            measured.percent_of_bound ? fmt::format("{} {:.0f} %", measured.bound, *measured.percent_of_bound) : "");
     }
     return table_.row(cells);
 }

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/tile/peak.hpp"
 #include "cpu/tile/tile.hpp"
 #include "io/file.hpp"
 #include "measure/calibrate.hpp"
@@ -156,6 +157,8 @@ model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
     const double hertz = rate("clock", 1, [](int) { return dependent_steps(); });
     const double product_1 = rate("products", 1, [](int) { return products(); });
     const double product_n = rate("products", threads, [](int) { return products(); });
+    progress("products of bf16 tiles, 1 thread");
+    const double tiles = best_rate(1, [](int) { return [] { return cpu::tile::peak_tile_products(100); }; });
     const double exps = rate("exponentials", 1, [](int) { return exponentials(); });
     constexpr std::size_t kSecondLevel = std::size_t{384} << 10;
     const double near = rate("second-level cache", 1, [](int) { return reading(kSecondLevel); });
@@ -177,9 +180,10 @@ model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
     m.clock_ghz = measured(rounded(hertz * 1e-9));
     m.rated_clock_ghz = m.clock_ghz;
     m.loaded_clock_ghz = {rounded(loaded * 1e-9), "measured: what products lose per thread when all threads run"};
-    m.matrix_flop = measured(rounded(product_1 / hertz));
+    m.fma_flop = measured(rounded(product_1 / hertz));
+    m.matrix_flop =
+        tiles > product_1 ? measured(rounded(tiles / hertz)) : m.fma_flop;  // without such a unit bf16 is widened
     m.warp_matrix_share = {1, "no other product instruction is used"};
-    m.fma_flop = m.matrix_flop;
     m.exp_rate = measured(rounded(exps / hertz));
     m.shared_bytes = measured(rounded(near / hertz));
     m.shared_kib = {static_cast<double>(kSecondLevel >> 10), "the size that was read"};

@@ -58,7 +58,8 @@ std::optional<AboveRoof> above_roof(const Record& measured, const Problem& probl
         is_cpu && measured.threads > 0 ? std::min<double>(measured.threads, machine.cores) : machine.cores;
     const double roof = machine.product_flop(problem.dtype, false) * cores * machine.clock_ghz * 1e-3;  // TFLOP/s
     if (measured.tflops > roof) {
-        const bool estimate = is_estimate(machine.matrix_flop) || is_estimate(machine.clock_ghz);
+        const bool estimate =
+            is_estimate(machine.matrix_flop) || is_estimate(machine.fma_flop) || is_estimate(machine.clock_ghz);
         return AboveRoof{fmt::format("{:.4g} TFLOP/s is above the {:.4g} TFLOP/s that the products of {} can reach",
                                      measured.tflops, roof, machine.name),
                          !estimate};

@@ -81,7 +81,7 @@ void Cpu::add_roofs() {
     const Machine& m = q.machine;
     const auto& work = out.cost.work;
     const double rated = threads * m.rated_clock_ghz * 1e6;  // clocks a millisecond
-    account.roof("FMA", static_cast<double>(work.flop) / (m.matrix_flop * rated));
+    account.roof("FMA", static_cast<double>(work.flop) / (m.product_flop(q.problem.dtype, false) * rated));
     account.roof("exp", static_cast<double>(work.exps) / (m.exp_rate * rated));
     account.roof("cache", static_cast<double>(work.bytes.l2) / (m.l2_bytes * rated));
     account.roof("DRAM", static_cast<double>(work.bytes.dram) / (m.dram_gbs * 1e6));
@@ -98,7 +98,7 @@ void Cpu::add_arithmetic() {
     const double elements = static_cast<double>(out.cost.elements) * padding;
     const double share_of_exp = forward() ? kSoftmaxForward : kSoftmaxBackward;
     const auto tiles = static_cast<double>(units.tiles);
-    const double products = elements * per_pair / m.matrix_flop;
+    const double products = elements * per_pair / m.product_flop(q.problem.dtype, false);
     const double softmax = elements / m.exp_rate * share_of_exp;
     const double calls = tiles * kStepCycles;
     const double total = products + softmax + calls;
@@ -111,7 +111,7 @@ void Cpu::add_arithmetic() {
     account.note("elements", "{} pairs in {} tiles, with padded lanes {:.4g}", out.cost.elements, units.tiles,
                  elements);
     account.note("products", "{:.4g} * {:.0f} FLOP / {:.4g} FLOP/clk = {:.4g} clk", elements, per_pair,
-                 m.matrix_flop.value, products);
+                 m.product_flop(q.problem.dtype, false), products);
     account.note("softmax", "{:.4g} / {:.3g} exp/clk * {:.2g} = {:.4g} clk", elements, m.exp_rate.value, share_of_exp,
                  softmax);
     account.note("calls", "{} * {:.0f} = {:.4g} clk", units.tiles, kStepCycles, calls);

@@ -18,7 +18,7 @@ bool Machine::supports(DType dtype) const {
 }
 
 double Machine::product_flop(DType dtype, bool warp_wide) const {
-    if (kind == MachineKind::cpu) return matrix_flop;  // 16-bit inputs are widened
+    if (kind == MachineKind::cpu) return dtype == DType::bf16 ? matrix_flop : fma_flop;  // fp16 is widened
     if (size_of(dtype) > 2) return fma_flop;
     return matrix_flop * (warp_wide ? warp_matrix_share.value : 1.0);
 }

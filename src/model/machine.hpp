@@ -31,7 +31,7 @@ struct Machine {
     Quantity clock_ghz;          ///< highest clock under light load (on a CPU: one thread busy)
     Quantity rated_clock_ghz;    ///< the clock at which the maker states peak rates: roofs are drawn with it
     Quantity loaded_clock_ghz;   ///< with all product units busy: what the power allows
-    Quantity matrix_flop;        ///< FLOP/clk/core of products: 16-bit inputs, fp32 sums; CPU: fp32 multiply-adds
+    Quantity matrix_flop;        ///< FLOP/clk/core of products: 16-bit inputs, fp32 sums; CPU: bf16
     Quantity warp_matrix_share;  ///< of it that warp-wide instructions (mma.sync) reach; 1 where they are the best
     Quantity fma_flop;           ///< FLOP/clk/core of fp32 multiply-adds
     Quantity exp_rate;           ///< exponentials/clk/core

@@ -8,6 +8,7 @@ namespace {
 
 constexpr const char* kInferred = "estimate: what the fastest calls of bench/results/cpu need";
 constexpr const char* kPorts = "two 512-bit multiply-adds a clock";
+constexpr const char* kTiles = "AMX: 16 x 16 x 32 products every 16 clocks";
 constexpr const char* kStaticModel = "static analysis of the exp2 loop: 6 clocks for 16";
 constexpr const char* kUsual = "estimate: usual for servers of this kind";
 
@@ -23,7 +24,7 @@ std::vector<Machine> cpu_machines() {
          .clock_ghz = {2.9, kInferred},
          .rated_clock_ghz = {2.9, kInferred},
          .loaded_clock_ghz = {2.67, kInferred},
-         .matrix_flop = {64, kPorts},
+         .matrix_flop = {1024, kTiles},
          .warp_matrix_share = {1, "no other product instruction is used"},
          .fma_flop = {64, kPorts},
          .exp_rate = {2.67, kStaticModel},

@@ -75,7 +75,7 @@ TEST_F(BenchTest, mistakes_in_a_suite_name_the_field) {
 /// A machine file whose products are `factor` times as fast as those of a known host.
 std::string machine_file(double factor) {
     model::Machine machine = *model::find_machine("xeon-16");
-    machine.matrix_flop = {machine.matrix_flop * factor, "a test"};
+    machine.fma_flop = {machine.fma_flop * factor, "a test"};
     machine.clock_ghz.source = machine.dram_gbs.source = "a test";
     machine.dram_gbs.value = 1e6;
     return measure::to_json(machine).dump();

@@ -34,8 +34,8 @@ __device__ __forceinline__ void tma_load_4d(void* shared, const CUtensorMap& map
         : "memory");
 }
 
-/// cp.async.bulk.tensor.4d, shared to global memory. What lies past its end is dropped; a negative coordinate is an illegal
-/// instruction (seen on an H200).
+/// cp.async.bulk.tensor.4d, shared to global memory. What lies past its end is dropped; a negative coordinate is an
+/// illegal instruction (seen on an H200).
 __device__ __forceinline__ void tma_store_4d(const void* shared, const CUtensorMap& map, int c0, int c1, int c2,
                                              int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
