@@ -19,16 +19,23 @@ namespace {
 std::atomic<std::int64_t> live_bytes{0};
 std::atomic<std::int64_t> peak_bytes{0};
 
-void* counted(std::size_t bytes, std::size_t alignment) {
+/// Null when there is no memory.
+void* counted_or_null(std::size_t bytes, std::size_t alignment) noexcept {
     const std::size_t rounded = (bytes / alignment + 1) * alignment;
     void* memory =
         alignment > alignof(std::max_align_t) ? std::aligned_alloc(alignment, rounded) : std::malloc(rounded);
-    if (memory == nullptr) throw std::bad_alloc();
+    if (memory == nullptr) return nullptr;
     const auto size = static_cast<std::int64_t>(malloc_usable_size(memory));
     const std::int64_t live = live_bytes.fetch_add(size, std::memory_order_relaxed) + size;
     std::int64_t peak = peak_bytes.load(std::memory_order_relaxed);
     while (peak < live && !peak_bytes.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
     }
+    return memory;
+}
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+    void* const memory = counted_or_null(bytes, alignment);
+    if (memory == nullptr) throw std::bad_alloc();
     return memory;
 }
 
@@ -53,6 +60,18 @@ void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_a
 void* operator new[](std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
 void* operator new(std::size_t bytes, std::align_val_t to) { return counted(bytes, static_cast<std::size_t>(to)); }
 void* operator new[](std::size_t bytes, std::align_val_t to) { return counted(bytes, static_cast<std::size_t>(to)); }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    return counted_or_null(bytes, alignof(std::max_align_t));
+}
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
+    return counted_or_null(bytes, alignof(std::max_align_t));
+}
+void* operator new(std::size_t bytes, std::align_val_t to, const std::nothrow_t&) noexcept {
+    return counted_or_null(bytes, static_cast<std::size_t>(to));
+}
+void* operator new[](std::size_t bytes, std::align_val_t to, const std::nothrow_t&) noexcept {
+    return counted_or_null(bytes, static_cast<std::size_t>(to));
+}
 void operator delete(void* memory) noexcept { uncounted(memory); }
 void operator delete[](void* memory) noexcept { uncounted(memory); }
 void operator delete(void* memory, std::size_t) noexcept { uncounted(memory); }
