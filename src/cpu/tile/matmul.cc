@@ -64,7 +64,12 @@ HWY_INLINE void add_to_c(const Product& p, const V (&sums)[kRows][kVectors], std
 template <int kRows, int kVectors>
 HWY_INLINE void block(const Product& p, std::int64_t row, std::int64_t lane) {
     const D d;
-    const float* HWY_RESTRICT a = p.a + row * p.a_row;
+    // A pointer for every four rows: the others are at one, two and three strides from it, so that few registers of
+    // the core hold the addresses of many rows.
+    constexpr int kGroups = (kRows + 3) / 4;
+    const std::int64_t stride = p.a_row;
+    const float* HWY_RESTRICT a[kGroups];
+    TESSERA_UNROLL for (int g = 0; g < kGroups; ++g) a[g] = p.a + (row + 4 * g) * stride;
     const float* HWY_RESTRICT b = p.b + lane;
     V sums[kRows][kVectors];
     TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -74,19 +79,30 @@ HWY_INLINE void block(const Product& p, std::int64_t row, std::int64_t lane) {
         V from_b[kVectors];
         TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) from_b[v] = hn::Load(d, b + v * kWidth);
         TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
-            const V from_a = hn::Set(d, a[r * p.a_row]);
+            const V from_a = hn::Set(d, a[r / 4][r % 4 * stride]);
             TESSERA_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(from_a, from_b[v], sums[r][v]);
         }
-        a += p.a_k;
+        TESSERA_UNROLL for (int g = 0; g < kGroups; ++g) a[g] += p.a_k;
         b += p.b_stride;
     }
     add_to_c<kRows, kVectors>(p, sums, row, lane);
 }
 
+/// Rows of a block that is few vectors wide: more of them, or too few multiply-adds would be under way at once, each of
+/// which waits for the one before it in its row. Decoding has one vector of queries.
+template <int kVectors>
+inline constexpr int kTallRows = kVectors == 1   ? 16
+                                 : kVectors == 2 ? 12
+                                                 : kMaxRows;
+
 /// All rows of a column block: full row blocks, then what is left.
 template <int kVectors>
 HWY_INLINE void column(const Product& p, std::int64_t lane) {
     std::int64_t row = 0;
+    if constexpr (kVectors < kMaxVectors) {
+        for (; row + kTallRows<kVectors> <= p.m; row += kTallRows<kVectors>)
+            block<kTallRows<kVectors>, kVectors>(p, row, lane);
+    }
     for (; row + kMaxRows <= p.m; row += kMaxRows) block<kMaxRows, kVectors>(p, row, lane);
     switch (p.m - row) {
         case 5: return block<5, kVectors>(p, row, lane);
