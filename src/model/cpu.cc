@@ -11,11 +11,22 @@
 namespace tessera::model {
 namespace {
 
-// Fitted on bench/results/cpu/torch_fp32_xeon16.jsonl (tessera's rows: fa2, fp32, 1 and 16 threads, 32 + 32 rows).
-constexpr double kSoftmaxForward = 2.3;   // of the exponentials' time: maximum, sum, scale of O
-constexpr double kSoftmaxBackward = 4.0;  // P and dS, and their transposes
-constexpr double kStepCycles = 2000;      // of a tile: calls, packing of K and V
+/// What the kernels of a dtype and pass leave exposed.
+struct CpuConstants {
+    double product_share;  ///< of the product rate that they reach
+    double exp_share;  ///< of the exponentials' time: with the maximum, sums and rescaling, less what is under products
+    double last;       ///< tasks that the last thread is later by, in tiles of queries (backward: of keys)
+    double loops;      ///< starts of parallel loops that the call is worth
+    double call_us;    ///< of a call, whatever its size: code and tables are cold
+};
+
+// Fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44 rows each).
+constexpr CpuConstants kForward{.product_share = 0.92, .exp_share = 1.13, .last = 0.5, .loops = 1, .call_us = 23};
+constexpr CpuConstants kBackward{.product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33};
+constexpr CpuConstants kForwardBf16{.product_share = 0.255, .exp_share = 0.82, .last = 0.5, .loops = 6, .call_us = 20};
+constexpr CpuConstants kBackwardBf16{.product_share = 0.48, .exp_share = 5.05, .last = 1.8, .loops = 0, .call_us = 41};
 constexpr double kGradientTensors = 2.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too
+constexpr double kCoreReads = 0.12;       // of the memory's rate, one core alone
 
 constexpr Tile kTile{64, 64};         // cpu/backend.cc
 constexpr double kLanes = 16;         // tile.hpp: rows of a tile are padded to it
@@ -38,9 +49,9 @@ struct Cpu {
           account(prediction, question.options.worksheet),
           tile(question.options.tile.value_or(kTile)),
           threads(question.options.threads > 0 ? question.options.threads : question.machine.cores.value) {
-        threads = std::min(threads, q.machine.cores.value);
+        threads = std::min({threads, q.machine.cores.value, std::max(1.0, std::floor(worthwhile_threads()))});
         prediction.by = "tessera";
-        prediction.fitted_on = q.schedule == Schedule::fa2 ? "bench/results/cpu/torch_fp32_xeon16.jsonl" : "";
+        prediction.fitted_on = q.schedule == Schedule::fa2 ? "bench/results/cpu/torch_amx_xeon16.jsonl" : "";
         prediction.tile = tile;
         workload = workload_of(q, tile, static_cast<std::int64_t>(threads));
         units = units_of(workload);
@@ -54,12 +65,32 @@ struct Cpu {
     }
 
     bool forward() const { return q.pass == Pass::forward; }
+    bool bf16() const { return q.problem.dtype == DType::bf16; }
+    const CpuConstants& constants() const {
+        if (forward()) return bf16() ? kForwardBf16 : kForward;
+        return bf16() ? kBackwardBf16 : kBackward;
+    }
+    /// Of one thread.
+    double product_rate() const { return q.machine.product_flop(q.problem.dtype, false) * constants().product_share; }
+    double worthwhile_threads() const;
     double tasks() const;
     void add_arithmetic();
     void add_memory();
     void add_loops();
     void add_roofs();
 };
+
+/// Threads that the work is worth, as src/cpu/head.hpp has it: FLOP of all pairs, or bytes of K and V.
+double Cpu::worthwhile_threads() const {
+    const Problem& p = q.problem;
+    const auto dims = static_cast<double>(p.head_dim + p.head_dim_v);
+    const auto members = static_cast<double>(p.batch);
+    const double pairs =
+        members * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
+    const double bytes =
+        members * static_cast<double>(p.heads_kv * p.len_kv) * dims * static_cast<double>(size_of(p.dtype));
+    return std::max(2 * (forward() ? 1 : 2.5) * pairs * dims / (bf16() ? 5e6 : 2.5e6), bytes / 2e5);
+}
 
 /// How many tasks the kernels can make of the problem.
 double Cpu::tasks() const {
@@ -92,35 +123,38 @@ void Cpu::add_arithmetic() {
     const Machine& m = q.machine;
     const auto d = static_cast<double>(q.problem.head_dim);
     const auto dv = static_cast<double>(q.problem.head_dim_v);
-    const double per_pair = forward() ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
+    const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
+    double per_pair = forward() ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
+    const bool apart =
+        !forward() && bf16() && kv_heads < threads;  // dK, dV and dQ by tasks of their own: seven products
+    if (apart) per_pair += 2 * (d + dv);
     const auto rows = static_cast<double>(std::min(tile.block_q, std::max<std::int64_t>(q.problem.len_q, 1)));
     const double padding = std::ceil(rows / kLanes) * kLanes / rows;  // lanes beyond the last query are computed
     const double elements = static_cast<double>(out.cost.elements) * padding;
-    const double share_of_exp = forward() ? kSoftmaxForward : kSoftmaxBackward;
     const auto tiles = static_cast<double>(units.tiles);
-    const double products = elements * per_pair / m.product_flop(q.problem.dtype, false);
-    const double softmax = elements / m.exp_rate * share_of_exp;
-    const double calls = tiles * kStepCycles;
-    const double total = products + softmax + calls;
+    const CpuConstants& c = constants();
+    const double products = elements * per_pair / product_rate();
+    const double softmax = elements / m.exp_rate * c.exp_share;
+    const double total = products + softmax;
     const double share = total / busy;
     double idle = 0;
-    if (forward() && busy > 1 && tiles > 0) idle = 0.5 * static_cast<double>(units.shortest) * total / tiles;
-    const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
+    if (busy > 1 && tiles > 0) {
+        const double side = forward() ? static_cast<double>(units.shortest) : 0.5 * static_cast<double>(units.longest);
+        idle = c.last * side * total / tiles;
+    }
     if (!forward() && q.schedule == Schedule::fa1 && kv_heads > 0)  // whole heads
         idle = std::ceil(kv_heads / busy) / kv_heads * total - share;
     account.note("elements", "{} pairs in {} tiles, with padded lanes {:.4g}", out.cost.elements, units.tiles,
                  elements);
-    account.note("products", "{:.4g} * {:.0f} FLOP / {:.4g} FLOP/clk = {:.4g} clk", elements, per_pair,
-                 m.product_flop(q.problem.dtype, false), products);
-    account.note("softmax", "{:.4g} / {:.3g} exp/clk * {:.2g} = {:.4g} clk", elements, m.exp_rate.value, share_of_exp,
+    account.note("products", "{:.4g} * {:.0f} FLOP / {:.4g} FLOP/clk = {:.4g} clk", elements, per_pair, product_rate(),
+                 products);
+    account.note("softmax", "{:.4g} / {:.3g} exp/clk * {:.3g} = {:.4g} clk", elements, m.exp_rate.value, c.exp_share,
                  softmax);
-    account.note("calls", "{} * {:.0f} = {:.4g} clk", units.tiles, kStepCycles, calls);
     account.note("clock", "{:.0f} of {:.0f} cores busy: {:.3f} GHz", busy, m.cores.value, out.clock_ghz);
     account.note("share of a thread", "{:.4g} / {:.0f} = {:.4g} clk, {:.4g} more until the last is done", total, busy,
                  share, idle);
     account.part("products", products / busy / per_ms);
     account.part("softmax", softmax / busy / per_ms);
-    account.part("calls", calls / busy / per_ms);
     account.part("idle cores", idle / per_ms);
 }
 
@@ -128,7 +162,7 @@ void Cpu::add_arithmetic() {
 void Cpu::add_memory() {
     const Machine& m = q.machine;
     const Problem& p = q.problem;
-    const double read = m.dram_gbs * m.dram_read_share * 1e6;
+    const double read = m.dram_gbs * m.dram_read_share * std::min(1.0, kCoreReads * busy) * 1e6;
     double bytes = static_cast<double>(p.rows_q() * p.heads_q + p.rows_kv() * p.heads_kv) *
                    static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
     if (!forward()) bytes *= 2 * kGradientTensors;
@@ -142,20 +176,13 @@ void Cpu::add_memory() {
     account.part("N x N matrices", matrices / rate);
 }
 
-/// Parallel loops; fa2's backward has one for each round of its Latin square when heads do not fill the threads.
+/// What a call takes whatever its size, and the start of threads.
 void Cpu::add_loops() {
-    if (threads <= 1) return;
-    const Problem& p = q.problem;
-    const auto kv_heads = static_cast<double>(p.batch * p.heads_kv);
-    const bool heads_fill = kv_heads >= threads && (std::fmod(kv_heads, threads) == 0 || kv_heads >= 4 * threads);
-    double loops = forward() ? 1 : 3;
-    if (!forward() && q.schedule == Schedule::fa2 && !heads_fill) {
-        const std::int64_t rounds =
-            std::max(schedule::ceil_div(p.len_q, tile.block_q), schedule::ceil_div(p.len_kv, tile.block_kv));
-        loops += static_cast<double>(rounds * p.group());
-    }
-    const double ms = loops * q.machine.launch_us * 1e-3;
-    account.note("parallel loops", "{:.0f} * {:.3g} us = {:.4g} ms", loops, q.machine.launch_us.value, ms);
+    const CpuConstants& c = constants();
+    const double loops = threads > 1 ? c.loops : 0;
+    const double ms = (c.call_us + loops * q.machine.launch_us) * 1e-3;
+    account.note("call and parallel loops", "{:.3g} us + {:.0f} * {:.3g} us = {:.4g} ms", c.call_us, loops,
+                 q.machine.launch_us.value, ms);
     account.part("launch", ms);
 }
 

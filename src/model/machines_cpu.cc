@@ -6,10 +6,9 @@
 namespace tessera::model {
 namespace {
 
-constexpr const char* kInferred = "estimate: what the fastest calls of bench/results/cpu need";
+constexpr const char* kProbed = "measured on that host: peak loops of src/measure/roofs.hpp";
+constexpr const char* kInferred = "fitted with the constants of src/model/cpu.cc";
 constexpr const char* kPorts = "two 512-bit multiply-adds a clock";
-constexpr const char* kTiles = "AMX: 16 x 16 x 32 products every 16 clocks";
-constexpr const char* kStaticModel = "static analysis of the exp2 loop: 6 clocks for 16";
 constexpr const char* kUsual = "estimate: usual for servers of this kind";
 
 }  // namespace
@@ -17,27 +16,27 @@ constexpr const char* kUsual = "estimate: usual for servers of this kind";
 std::vector<Machine> cpu_machines() {
     return {
         {.name = "xeon-16",
-         .title = "Intel Xeon with AVX-512, 16 cores of a virtual machine",
+         .title = "Intel Xeon with AVX-512 and AMX, 16 cores of a virtual machine",
          .kind = MachineKind::cpu,
          .capability = {0, "none"},
          .cores = {16, "bench/results/cpu"},
-         .clock_ghz = {2.9, kInferred},
-         .rated_clock_ghz = {2.9, kInferred},
-         .loaded_clock_ghz = {2.67, kInferred},
-         .matrix_flop = {1024, kTiles},
+         .clock_ghz = {3.6, kProbed},
+         .rated_clock_ghz = {3.6, kProbed},
+         .loaded_clock_ghz = {3.38, kProbed},
+         .matrix_flop = {888, kProbed},
          .warp_matrix_share = {1, "no other product instruction is used"},
          .fma_flop = {64, kPorts},
-         .exp_rate = {2.67, kStaticModel},
+         .exp_rate = {2.1, kProbed},
          .shared_bytes = {48, kUsual},
          .shared_kib = {2048, kUsual},
          .l2_bytes = {10, kUsual},
          .l2_mib = {32, kUsual},
          .reduce_bytes = {0, "no such unit"},
-         .dram_gbs = {44, kInferred},
-         .dram_read_share = {0.8, kUsual},
+         .dram_gbs = {352, kProbed},
+         .dram_read_share = {0.85, kUsual},
          .dram_copy_share = {0.7, kUsual},
          .memory_gib = {64, kUsual},
-         .launch_us = {44, kInferred}},
+         .launch_us = {6, kInferred}},
     };
 }
 

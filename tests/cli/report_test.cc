@@ -9,7 +9,7 @@ namespace {
 class ReportTest : public CommandTest {};
 
 const std::string kRecords = TESSERA_SOURCE_DIR "/bench/results/h200/forward.jsonl " TESSERA_SOURCE_DIR
-                                                "/bench/results/cpu/torch_fp32_xeon16.jsonl";
+                                                "/bench/results/cpu/torch_amx_xeon16.jsonl";
 
 TEST_F(ReportTest, writes_page_and_tables_of_the_committed_records) {
     const auto json = run_ok("report " + kRecords + " -o r.html --markdown r.md --title 'My page' --json").json();

@@ -162,7 +162,7 @@ TEST(Accuracy, h200) {
 }
 
 TEST(Accuracy, cpu) {
-    for (const measure::Accuracy& a : measure::summarise(measure::compare(kept("cpu", {"torch_fp32_xeon16.jsonl"})))) {
+    for (const measure::Accuracy& a : measure::summarise(measure::compare(kept("cpu", {"torch_amx_xeon16.jsonl"})))) {
         EXPECT_LE(a.median, 0.12) << a.kernels << " " << a.pass;
     }
 }
