@@ -213,7 +213,6 @@ class Judge {
         hold("rmse / unfused", std::sqrt(sums_.error / n), rmse_limit);
     }
 
-    /// Errors of one row share its weights, so the rows' means are what may be taken for independent.
     /// Rows that differ in some expected value: with inputs of stride 0 all queries may be the same one, whose error is
     /// that of one row however often it is counted.
     std::int64_t distinct_rows(std::size_t rows, std::size_t dim) const {
@@ -238,6 +237,7 @@ class Judge {
         return static_cast<std::size_t>(std::max<std::int64_t>(got_.shape[static_cast<std::size_t>(got_.rank) - 1], 1));
     }
 
+    /// Errors of one row share its weights, so the rows' means are what may be taken for independent.
     void unbiased() {
         const std::size_t dim = row_size();
         const std::size_t rows = errors_.size() / dim;

@@ -6,7 +6,7 @@
 namespace tessera::model {
 namespace {
 
-constexpr const char* kProbed = "measured on that host: peak loops of src/measure/roofs.hpp";
+constexpr const char* kProbed = "measured on that host by peak loops (probe_roofs of commit 5bdbca1)";
 constexpr const char* kInferred = "fitted with the constants of src/model/cpu.cc";
 constexpr const char* kPorts = "two 512-bit multiply-adds a clock";
 constexpr const char* kUsual = "estimate: usual for servers of this kind";

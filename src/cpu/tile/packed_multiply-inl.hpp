@@ -2,11 +2,8 @@
 //
 // The loops around a unit's block of 2 x 2 tiles, and the table of its words. Included inside the namespace and the
 // target attributes of a unit's file, which has defined
-//
-//   template <int kRows, int kLanes, class Between>
-//   void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between& between);
-//
-// C of kRows x kLanes tiles from tile (i, j) on; between() is called once for each step of k.
+// block<kRows, kLanes>: C of kRows x kLanes tiles from tile (i, j) on. It calls what it is given to do between products
+// once for each step of k.
 
 inline void take_maximum(const TileProduct& p, std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t lanes) {
     for (std::int64_t lane = j * 16; lane < (j + lanes) * 16; lane += 16) {

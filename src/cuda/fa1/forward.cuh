@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/fa1/combine.cuh"
+#include "cuda/shared/start.cuh"
 #include "cuda/tile/output.cuh"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/warp_product.cuh"
@@ -270,13 +271,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
 template <class T, class Shape>
 cudaError_t start_forward(const Launch& launch, cudaStream_t stream) {
     constexpr Config kConfig = Shape::kConfig;
-    const auto kernel = forward_kernel<T, Shape>;
-    const cudaError_t status =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kConfig.shared_bytes());
-    if (status != cudaSuccess) return status;
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.parts;
-    kernel<<<static_cast<unsigned>(blocks), kConfig.threads(), kConfig.shared_bytes(), stream>>>(launch);
-    return cudaGetLastError();
+    return start(forward_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.shared_bytes(), launch, stream);
 }
 
 }  // namespace tessera::cuda::fa1

@@ -9,6 +9,7 @@
 
 #include "core/philox.hpp"
 #include "cuda/fa2/work.cuh"
+#include "cuda/shared/start.cuh"
 
 namespace tessera::cuda::fa2 {
 
@@ -260,12 +261,8 @@ template <int kHeadDim>
 cudaError_t start_forward_fp32(const Launch& launch, cudaStream_t stream) {
     using Tile = TileFp32<kHeadDim>;
     constexpr int kSharedBytes = Tile::kFloats * static_cast<int>(sizeof(float));
-    const auto kernel = forward_fp32_kernel<Tile>;
-    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-    if (status != cudaSuccess) return status;
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
-    kernel<<<static_cast<unsigned>(blocks), Tile::kThreads, kSharedBytes, stream>>>(launch);
-    return cudaGetLastError();
+    return start(forward_fp32_kernel<Tile>, blocks, Tile::kThreads, kSharedBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa2

@@ -16,6 +16,7 @@
 #include "cuda/fa3/work.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/shared/start.cuh"
 
 namespace tessera::cuda::fa3 {
 
@@ -280,15 +281,9 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
 
 template <class T, class Shape>
 cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream) {
-    constexpr auto kernel = forward_kernel<T, Shape>;
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
-    if (const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-        status != cudaSuccess) {
-        return status;
-    }
-    kernel<<<static_cast<unsigned>(blocks), Shape::kConfig.threads(), kBytes, stream>>>(launch);
-    return cudaGetLastError();
+    return start(forward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3

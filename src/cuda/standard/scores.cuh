@@ -4,6 +4,7 @@
 // queries; the next tile of K is copied while this one is multiplied. Tiles that the mask empties are left out.
 #pragma once
 
+#include "cuda/shared/start.cuh"
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/chunks.cuh"
 #include "cuda/tile/score.cuh"
@@ -81,13 +82,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
 template <class T, class Shape>
 cudaError_t start_scores(const Launch& launch, cudaStream_t stream) {
     constexpr Config kConfig = Shape::kConfig;
-    const auto kernel = scores_kernel<T, Shape>;
-    const cudaError_t status =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kConfig.score_shared_bytes());
-    if (status != cudaSuccess) return status;
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
-    kernel<<<static_cast<unsigned>(blocks), kConfig.threads(), kConfig.score_shared_bytes(), stream>>>(launch);
-    return cudaGetLastError();
+    return start(scores_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.score_shared_bytes(), launch, stream);
 }
 
 }  // namespace tessera::cuda::standard

@@ -4,6 +4,7 @@
 // their product.
 #pragma once
 
+#include "cuda/shared/start.cuh"
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/output.cuh"
 #include "cuda/tile/warp_product.cuh"
@@ -116,13 +117,8 @@ template <class T, class Shape>
 cudaError_t start_values(const Launch& launch, cudaStream_t stream) {
     constexpr Config kConfig = Shape::kConfig;
     static_assert(kConfig.value_shared_bytes() >= kConfig.q_bytes(), "O leaves through the tiles");
-    const auto kernel = values_kernel<T, Shape>;
-    const cudaError_t status =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kConfig.value_shared_bytes());
-    if (status != cudaSuccess) return status;
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
-    kernel<<<static_cast<unsigned>(blocks), kConfig.threads(), kConfig.value_shared_bytes(), stream>>>(launch);
-    return cudaGetLastError();
+    return start(values_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.value_shared_bytes(), launch, stream);
 }
 
 }  // namespace tessera::cuda::standard
