@@ -18,9 +18,9 @@ constexpr std::int64_t kMaxBlock = 1024;
 /// with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and pass.
 Tile default_tile(const Problem&) { return {64, 64}; }
 
-bool packed(const Problem& problem) { return problem.dtype == DType::bf16 && tile::packed_words() != nullptr; }
+bool packed(const Problem& problem) { return tile::packing_pays(problem.dtype); }
 
-/// Packed bf16: the two lane tiles of 32 queries fill the accumulators of AMX, and a block of keys bounds what a merge
+/// Packed: the two lane tiles of 32 queries fill the accumulators of AMX, and a block of keys bounds what a merge
 /// costs.
 Tile fa2_forward_tile(const Problem& problem) { return packed(problem) ? Tile{32, 512} : default_tile(problem); }
 Tile fa2_backward_tile(const Problem& problem) {

@@ -19,32 +19,31 @@ PackedGradients::PackedGradients(Arena& arena, const Plan& plan, const PackedGeo
     : problem_(plan.problem), g_(g) {
     const std::int64_t heads = problem_.heads_q;
     const std::int64_t queries = packed_queries(problem_);
-    q_pairs_ = arena.take<Bf16>(heads, queries, g.depth_tiles * tile::kTileDepth);
-    q_rows_ = arena.take<Bf16>(heads, queries, g.dim_tiles * tile::kTileRows);
-    do_pairs_ = arena.take<Bf16>(heads, queries, g.depth_tiles_v * tile::kTileDepth);
-    do_rows_ = arena.take<Bf16>(heads, queries, g.dim_tiles_v * tile::kTileRows);
+    q_pairs_ = arena.take<Bf16>(heads, queries, g.depth_row(g.depth_tiles));
+    q_rows_ = arena.take<Bf16>(heads, queries, g.dim_row(g.dim_tiles));
+    do_pairs_ = arena.take<Bf16>(heads, queries, g.depth_row(g.depth_tiles_v));
+    do_rows_ = arena.take<Bf16>(heads, queries, g.dim_row(g.dim_tiles_v));
     lse_ = arena.take<float>(heads, queries);
     delta_ = arena.take<float>(heads, queries);
     norm_ = arena.take<float>(heads, queries);
     dq_t_ = arena.take<float>(heads, queries, g.dim_tiles * tile::kTileRows);
     flags_q_ = arena.take<char>(3, heads, queries / kGroup);
     const std::int64_t keys = packed_keys(problem_);
-    k_rows_ = arena.take<Bf16>(problem_.heads_kv, keys, g.depth_tiles * tile::kTileDepth);
-    k_columns_ = arena.take<Bf16>(problem_.heads_kv, keys, g.dim_tiles * tile::kTileRows);
-    v_rows_ = arena.take<Bf16>(problem_.heads_kv, keys, g.depth_tiles_v * tile::kTileDepth);
-    flags_kv_ = arena.take<char>(problem_.heads_kv, keys / kGroup);
+    k_rows_ = arena.take<Bf16>(problem_.heads_kv, keys, g.depth_row(g.depth_tiles));
+    k_columns_ = arena.take<Bf16>(problem_.heads_kv, keys, g.dim_row(g.dim_tiles));
+    v_rows_ = arena.take<Bf16>(problem_.heads_kv, keys, g.depth_row(g.depth_tiles_v));
+    flags_kv_ = arena.take<char>(2, problem_.heads_kv, keys / kGroup);
 }
 
 PackedGradients::Queries PackedGradients::queries(const Head& head, std::int64_t first) const {
     const std::int64_t all = packed_queries(problem_);
     const std::int64_t row = head.query_head * all + first_packed_query(problem_, head.member) + first;
     const auto lanes = [&](Bf16* data, std::int64_t depth_tiles) {  // [queries / 16][depth]: lanes step over depth
-        return tile::Tiles{data + row * depth_tiles * tile::kTileDepth, tile::kTileElements,
-                           depth_tiles * tile::kTileElements};
+        return tile::Tiles{data + row * g_.depth_row(depth_tiles), g_.tile_elements(),
+                           depth_tiles * g_.tile_elements()};
     };
     const auto rows = [&](Bf16* data, std::int64_t dim_tiles) {
-        return tile::Tiles{data + row * dim_tiles * tile::kTileRows, dim_tiles * tile::kTileElements,
-                           tile::kTileElements};
+        return tile::Tiles{data + row * g_.dim_row(dim_tiles), dim_tiles * g_.tile_elements(), g_.tile_elements()};
     };
     char* flags = flags_q_ + row / kGroup;
     const std::int64_t plane = problem_.heads_q * all / kGroup;
@@ -63,10 +62,13 @@ PackedGradients::Queries PackedGradients::queries(const Head& head, std::int64_t
 
 PackedGradients::Keys PackedGradients::keys(const Member& member, std::int64_t kv_head, std::int64_t first) const {
     const std::int64_t row = kv_head * packed_keys(problem_) + first_packed_key(problem_, member) + first;
-    return {.k_rows = key_rows(k_rows_, g_.depth_tiles, row),
-            .k_columns = key_columns(k_columns_, g_.dim_tiles, row),
-            .v_rows = key_rows(v_rows_, g_.depth_tiles_v, row),
-            .k_finite = flags_kv_ + row / kGroup};
+    char* flags = flags_kv_ + row / kGroup;
+    const std::int64_t plane = problem_.heads_kv * packed_keys(problem_) / kGroup;
+    return {.k_rows = key_rows(k_rows_, g_, g_.depth_tiles, row),
+            .k_columns = key_columns(k_columns_, g_, g_.dim_tiles, row),
+            .v_rows = key_rows(v_rows_, g_, g_.depth_tiles_v, row),
+            .k_finite = flags,
+            .v_finite = flags + plane};
 }
 
 bool PackedGradients::prepare_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const {
@@ -75,7 +77,9 @@ bool PackedGradients::prepare_queries(const BackwardArgs& args, const Head& head
     const Queries to = queries(head, first);
     const HeadRows d_o = head_rows(args.d_o, head.member, head.member.first_q, head.query_head);
     const HeadRows o = head_rows(args.o, head.member, head.member.first_q, head.query_head);
-    words.pack({head.q, first, rows, g_.head_dim, tile::Form::column_pairs, to.q_pairs});
+    // As in the forward: fp32 queries take the scale along, where it is no more than 1.
+    const float scale = g_.parts == 1 ? 1.0F : head.query_scale;
+    words.pack({head.q, first, rows, g_.head_dim, tile::Form::column_pairs, to.q_pairs, false, scale});
     words.pack({d_o, first, rows, g_.head_dim_v, tile::Form::column_pairs, to.do_pairs});
     words.row_dots(d_o, o, first, rows, g_.head_dim_v, to.delta);
     std::fill_n(to.dq_t, round_up(rows, kGroup) * g_.dim_tiles * tile::kTileRows, 0.0F);
@@ -113,10 +117,10 @@ void PackedGradients::prepare_keys(const Head& head, std::int64_t first) const {
     const std::int64_t rows = std::min(kRows, head.member.len_kv - first);
     const Keys to = keys(head.member, head.kv_head, first);
     words.pack({head.k, first, rows, g_.head_dim, tile::Form::rows, to.k_rows});
-    words.pack({head.v, first, rows, g_.head_dim_v, tile::Form::rows, to.v_rows});
     for (std::int64_t r = 0; r < rows; r += kGroup) {
         const std::int64_t count = std::min(kGroup, rows - r);
         const Keys at = keys(head.member, head.kv_head, first + r);
+        *at.v_finite = words.pack({head.v, first + r, count, g_.head_dim_v, tile::Form::rows, at.v_rows});
         *at.k_finite = words.pack({head.k, first + r, count, g_.head_dim, tile::Form::columns, at.k_columns, true});
     }
 }

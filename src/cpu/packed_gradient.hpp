@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Slow memory of a backward call on packed bf16 tiles: the inputs in the forms that its five products take, and dQ in
+// Slow memory of a backward call on packed tiles: the inputs in the forms that its five products take, and dQ in
 // fp32. All of it is O(len). The counterpart of gradient.hpp.
 #pragma once
 
@@ -16,7 +16,8 @@ class PackedGradients {
     /// Packs everything, clears dQ. Returns whether some LSE is too large to normalise by (inexact_lse()).
     bool prepare(const BackwardCall& call) const;
 
-    /// P = exp(S - LSE) needs log(l) to stand in the last bits of LSE = m + log(l), as in gradient.cc.
+    /// P = exp(S - LSE) needs log(l) to stand in the last bits of LSE = m + log(l), as in gradient.cc; where it can't,
+    /// `lse` becomes m and `norm` 1 / l.
     static bool inexact_lse(float lse) { return std::abs(lse) > 256 && std::isfinite(lse); }
 
     /// Writes dQ of queries first .. first + 32 of a head.
@@ -44,6 +45,7 @@ class PackedGradients {
         tile::Tiles k_columns;  // K^T, row tiles [dim_tiles][keys / 32], finite
         tile::Tiles v_rows;     // V, row tiles [keys / 16][depth_tiles_v]
         char* k_finite;         // [keys / 32]
+        char* v_finite;         // [keys / 32], in fp32
     };
     Keys keys(const Member& member, std::int64_t kv_head, std::int64_t first) const;
 
@@ -68,7 +70,7 @@ class PackedGradients {
     Bf16* k_rows_;
     Bf16* k_columns_;
     Bf16* v_rows_;
-    char* flags_kv_;  // [heads_kv, packed keys / 32]
+    char* flags_kv_;  // [2, heads_kv, packed keys / 32]
 };
 
 }  // namespace tessera::cpu

@@ -12,13 +12,13 @@ constexpr std::int64_t kGroup = tile::kTileDepth;
 Range rounded(const Range& range) { return {range.begin / kGroup * kGroup, round_up(range.end, kGroup)}; }
 Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
-/// Calls f(row, column, value) for the NaN and infinite elements of rows of x.
+/// Calls f(row, column, value) for the special elements of rows of x.
 template <class F>
 void for_each_special(const HeadRows& x, const Range& rows, std::int64_t dim, const F& f) {
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
         for (std::int64_t column = 0; column < dim; ++column) {
-            const float value = to_float(*static_cast<const Bf16*>(x.at(row, column)));
-            if (!std::isfinite(value)) f(row, column, value);
+            const float value = element(x, row, column);
+            if (special(x, value)) f(row, column, value);
         }
     }
 }
@@ -26,12 +26,13 @@ void for_each_special(const HeadRows& x, const Range& rows, std::int64_t dim, co
 /// One strip: its 32 keys (fewer at the end) and the queries that see some of them, a multiple of 32 of lanes.
 class Strip {
  public:
-    Strip(const PackedGradients& memory, const PackedGradientScratch& scratch, PackedPanel& work, const Range& queries,
-          const Range& keys)
+    Strip(const PackedGradients& memory, const PackedGradientScratch& scratch, PackedPanel& work,
+          const BackwardArgs& args, const Range& queries, const Range& keys)
         : g_(memory.geometry()),
           scratch_(scratch),
           words_(*tile::packed_words()),
           work_(work),
+          args_(args),
           queries_(queries),
           keys_{keys},
           q_(memory.queries(work.head, queries.begin)),
@@ -47,6 +48,10 @@ class Strip {
 
     void scores() const {
         product(kv_.k_rows, q_.q_pairs, g_.depth_tiles, scratch_.s);
+        if (!packable(*kv_.k_finite, q_.q_finite)) {
+            redo_special_products(work_.head.k, keys_.keys, work_.head.q, present(), g_.head_dim, work_.query_scale(),
+                                  scratch_.s, lanes());
+        }
         finish_scores(work_, keys_, scratch_.s, scratch_.other, scratch_.cap_slope);
     }
 
@@ -54,6 +59,9 @@ class Strip {
     void gradient(const tile::Tiles& ds_pairs) const {
         scores();
         product(kv_.v_rows, q_.do_pairs, g_.depth_tiles_v, scratch_.dp);
+        if (!packable(*kv_.v_finite, q_.do_finite)) {
+            redo_special_products(work_.head.v, keys_.keys, d_o(), present(), g_.head_dim_v, 1, scratch_.dp, lanes());
+        }
         tile::GradientJob job{.s = scratch_.s,
                               .dp = scratch_.dp,
                               .keys = keys_.keys.size(),
@@ -61,6 +69,7 @@ class Strip {
                               .scale = work_.weight_scale(),
                               .lse = q_.lse,
                               .delta = q_.delta,
+                              .parts = g_.parts,
                               .p_rows = rows(scratch_.p_rows),
                               .ds_rows = rows(scratch_.ds_rows),
                               .ds_pairs = ds_pairs};
@@ -83,29 +92,46 @@ class Strip {
     }
 
     /// dV += P^T dO, dK += dS^T Q, for the strip's keys. dv: [32, 16 * dim_tiles_v], dk: [32, 16 * dim_tiles]
-    void add_to_keys(float* dk, float* dv, const BackwardArgs& args) const {
-        words_.multiply({2, g_.dim_tiles_v, lanes() / kGroup, rows(scratch_.p_rows), q_.do_rows, dv,
+    void add_to_keys(float* dk, float* dv) const {
+        words_.multiply({g_.parts, 2, g_.dim_tiles_v, lanes() / kGroup, rows(scratch_.p_rows), q_.do_rows, dv,
                          g_.dim_tiles_v * tile::kTileRows, true});
-        words_.multiply({2, g_.dim_tiles, lanes() / kGroup, rows(scratch_.ds_rows), q_.q_rows, dk,
+        words_.multiply({g_.parts, 2, g_.dim_tiles, lanes() / kGroup, rows(scratch_.ds_rows), q_.q_rows, dk,
                          g_.dim_tiles * tile::kTileRows, true});
         for (std::int64_t group = 0; group < lanes() / kGroup; ++group) {
             const std::int64_t first = queries_.begin + group * kGroup;
-            const Range present{first, std::min(first + kGroup, work_.head.member.len_q)};
+            const Range of_group{first, std::min(first + kGroup, work_.head.member.len_q)};
             if (q_.do_finite[group] == 0) {
-                const HeadRows d_o =
-                    head_rows(args.d_o, work_.head.member, work_.head.member.first_q, work_.head.query_head);
-                add_special(d_o, present, g_.head_dim_v, scratch_.p_rows, dv, g_.dim_tiles_v * tile::kTileRows);
+                add_special(d_o(), of_group, g_.head_dim_v, scratch_.p_rows, dv, g_.dim_tiles_v * tile::kTileRows);
             }
             if (q_.q_finite[group] == 0) {
-                add_special(work_.head.q, present, g_.head_dim, scratch_.ds_rows, dk, g_.dim_tiles * tile::kTileRows);
+                add_special(work_.head.q, of_group, g_.head_dim, scratch_.ds_rows, dk, g_.dim_tiles * tile::kTileRows);
             }
         }
     }
 
  private:
-    tile::Tiles rows(Bf16* data) const { return {data, lanes() / kGroup * tile::kTileElements, tile::kTileElements}; }
+    tile::Tiles rows(Bf16* data) const { return {data, lanes() / kGroup * g_.tile_elements(), g_.tile_elements()}; }
+    Range present() const { return {queries_.begin, queries_.begin + work_.panel.queries}; }
+    HeadRows d_o() const {
+        return head_rows(args_.d_o, work_.head.member, work_.head.member.first_q, work_.head.query_head);
+    }
+    /// Do the packed products of these keys and queries stand for all of them? bf16 packs NaN and infinity for these.
+    bool packable(char keys_finite, const char* queries_finite) const {
+        if (g_.parts == 1) return true;
+        bool all = keys_finite != 0;
+        for (std::int64_t group = 0; group < lanes() / kGroup; ++group) all = all && queries_finite[group] != 0;
+        return all;
+    }
     void product(const tile::Tiles& a, const tile::Tiles& b, std::int64_t depth, float* c) const {
-        words_.multiply({2, lanes() / tile::kTileRows, depth, a, b, c, lanes()});
+        words_.multiply({.parts = g_.parts,
+                         .m = 2,
+                         .n = lanes() / tile::kTileRows,
+                         .k = depth,
+                         .a = a,
+                         .b = b,
+                         .c = c,
+                         .c_stride = lanes(),
+                         .small_first = true});
     }
 
     /// visible = 1 where a query sees a key; lanes beyond the last query see none, whatever the band says of them.
@@ -119,15 +145,16 @@ class Strip {
     }
 
     /// sums[key, c] += weight[key, i] * x[i, c] for special x, where query i sees the key.
-    void add_special(const HeadRows& x, const Range& present, std::int64_t dim, const Bf16* weights, float* sums,
+    void add_special(const HeadRows& x, const Range& of_group, std::int64_t dim, const Bf16* weights, float* sums,
                      std::int64_t stride) const {
-        for_each_special(x, present, dim, [&](std::int64_t query, std::int64_t column, float value) {
+        for_each_special(x, of_group, dim, [&](std::int64_t query, std::int64_t column, float value) {
             for (std::int64_t j = 0; j < keys_.keys.size(); ++j) {
                 if (!work_.head.band.visible(query, keys_.keys.begin + j)) continue;
                 const std::int64_t lane = query - queries_.begin;
                 const Bf16* tile =
-                    weights + (j / tile::kTileRows * (lanes() / kGroup) + lane / kGroup) * tile::kTileElements;
-                sums[j * stride + column] += to_float(tile[j % tile::kTileRows * kGroup + lane % kGroup]) * value;
+                    weights + (j / tile::kTileRows * (lanes() / kGroup) + lane / kGroup) * g_.tile_elements();
+                sums[j * stride + column] +=
+                    packed_row_element(tile, g_.parts, j % tile::kTileRows, lane % kGroup) * value;
             }
         });
     }
@@ -136,6 +163,7 @@ class Strip {
     const PackedGradientScratch& scratch_;
     const tile::PackedWords& words_;
     PackedPanel& work_;
+    const BackwardArgs& args_;
     Range queries_;
     PackedKeys keys_;
     PackedGradients::Queries q_;
@@ -153,7 +181,8 @@ void add_to_queries(const PackedGradients& memory, PackedPanel& work, std::int64
     tile::Tiles pairs = ds_pairs;
     pairs.data += (seen.begin - keys.begin) / kGroup * ds_pairs.row_step;
     float* dq_t = memory.queries(work.head, query).dq_t;
-    tile::packed_words()->multiply({g.dim_tiles, 2, seen.size() / kGroup, kv.k_columns, pairs, dq_t, kGroup, true});
+    tile::packed_words()->multiply(
+        {g.parts, g.dim_tiles, 2, seen.size() / kGroup, kv.k_columns, pairs, dq_t, kGroup, true});
     work.panel = Panel(0, kGroup, end - query);
     work.panel.first = query;
     work.panel.lanes = kGroup;
@@ -176,9 +205,9 @@ PackedGradientScratch::PackedGradientScratch(Arena& arena, const PackedGeometry&
       factors(arena.take<float>(kGroup, block_q)),
       cap_slope(arena.take<float>(kGroup, block_q)),
       visible(arena.take<float>(kGroup, block_q)),
-      p_rows(arena.take<Bf16>(kGroup, block_q)),
-      ds_rows(arena.take<Bf16>(kGroup, block_q)),
-      ds_pairs(arena.take<Bf16>(block_kv, block_q)),
+      p_rows(arena.take<Bf16>(kGroup, block_q * g.parts)),
+      ds_rows(arena.take<Bf16>(kGroup, block_q * g.parts)),
+      ds_pairs(arena.take<Bf16>(block_kv, block_q * g.parts)),
       dk(arena.take<float>(block_kv, g.dim_tiles * tile::kTileRows)),
       dv(arena.take<float>(block_kv, g.dim_tiles_v * tile::kTileRows)) {}
 
@@ -186,20 +215,20 @@ void packed_gradient_tile(const PackedGradients& memory, const PackedGradientScr
                           const Range& queries, const Range& keys, const BackwardArgs& args, Wanted wanted) {
     const PackedGeometry& g = memory.geometry();
     const std::int64_t lane_tiles = round_up(queries.size(), kGroup) / tile::kTileRows;
-    const tile::Tiles ds_pairs{scratch.ds_pairs, lane_tiles * tile::kTileElements, tile::kTileElements};
+    const tile::Tiles ds_pairs{scratch.ds_pairs, lane_tiles * g.tile_elements(), g.tile_elements()};
     for (std::int64_t key = keys.begin; key < keys.end; key += kGroup) {
         const Range strip_keys{key, std::min(key + kGroup, work.head.member.len_kv)};
         const Range seen = common(rounded(common(work.head.band.q_range(strip_keys.begin, strip_keys.end), queries)),
                                   rounded(queries));
         if (seen.empty()) continue;
-        const Strip strip(memory, scratch, work, seen, strip_keys);
+        const Strip strip(memory, scratch, work, args, seen, strip_keys);
         tile::Tiles pairs = ds_pairs;
         pairs.data += (key - keys.begin) / kGroup * ds_pairs.row_step +
                       (seen.begin - queries.begin) / tile::kTileRows * ds_pairs.column_step;
         strip.gradient(pairs);
         if (wanted.keys) {
             strip.add_to_keys(scratch.dk + (key - keys.begin) * g.dim_tiles * tile::kTileRows,
-                              scratch.dv + (key - keys.begin) * g.dim_tiles_v * tile::kTileRows, args);
+                              scratch.dv + (key - keys.begin) * g.dim_tiles_v * tile::kTileRows);
         }
     }
     if (!wanted.queries) return;
@@ -211,27 +240,34 @@ void packed_gradient_tile(const PackedGradients& memory, const PackedGradientScr
 }
 
 void packed_normalise(const PackedGradients& memory, const PackedGradientScratch& scratch, PackedPanel& work,
-                      std::int64_t first) {
+                      const BackwardArgs& args, std::int64_t first) {
     const PackedGradients::Queries q = memory.queries(work.head, first);
     const auto inexact = [&](std::int64_t i) { return PackedGradients::inexact_lse(q.lse[i]); };
     bool any = false;
     for (std::int64_t i = 0; i < kGroup; ++i) any = any || inexact(i);
     if (!any) return;
+    float maxima[kGroup];
+    std::fill_n(maxima, kGroup, -std::numeric_limits<float>::infinity());
     double sums[kGroup] = {};
     const std::int64_t end = std::min(first + kGroup, work.head.member.len_q);
     const Range keys = work.head.band.kv_range(first, end);
-    for (std::int64_t key = keys.begin / kGroup * kGroup; key < keys.end; key += kGroup) {
-        const Range strip_keys{key, std::min(key + kGroup, work.head.member.len_kv)};
-        const Strip strip(memory, scratch, work, {first, first + kGroup}, strip_keys);
-        strip.scores();
-        for (std::int64_t j = 0; j < strip_keys.size(); ++j) {
-            for (std::int64_t i = 0; i < kGroup; ++i) {
-                const float s = scratch.s[j * kGroup + i] * work.weight_scale();
-                sums[i] += std::exp(std::min(0.0F, s - q.lse[i]));
+    const auto for_each_score = [&](const auto& f) {
+        for (std::int64_t key = keys.begin / kGroup * kGroup; key < keys.end; key += kGroup) {
+            const Range strip_keys{key, std::min(key + kGroup, work.head.member.len_kv)};
+            const Strip strip(memory, scratch, work, args, {first, first + kGroup}, strip_keys);
+            strip.scores();
+            for (std::int64_t j = 0; j < strip_keys.size(); ++j) {
+                for (std::int64_t i = 0; i < kGroup; ++i) f(i, scratch.s[j * kGroup + i] * work.weight_scale());
             }
         }
+    };
+    // By the maximum of these scores, not of those that made the LSE: one unit in the last place of 1e10 is a thousand.
+    for_each_score([&](std::int64_t i, float s) { maxima[i] = std::max(maxima[i], s); });
+    for_each_score([&](std::int64_t i, float s) { sums[i] += std::exp(s - maxima[i]); });
+    for (std::int64_t i = 0; i < kGroup; ++i) {
+        q.norm[i] = inexact(i) ? static_cast<float>(1 / sums[i]) : 1.0F;
+        if (inexact(i)) q.lse[i] = maxima[i];
     }
-    for (std::int64_t i = 0; i < kGroup; ++i) q.norm[i] = inexact(i) ? static_cast<float>(1 / sums[i]) : 1.0F;
     *q.has_norm = 1;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One tile of the backward on packed bf16 tiles: queries by keys, from scores to sums. The counterpart of
+// One tile of the backward on packed tiles: queries by keys, from scores to sums. The counterpart of
 // backward_tile() in panel.hpp.
 #pragma once
 
@@ -38,6 +38,6 @@ void packed_gradient_tile(const PackedGradients& memory, const PackedGradientScr
 
 /// Fills `norm` for 32 queries whose LSE is too large to hold the row's sum; nothing when there are none.
 void packed_normalise(const PackedGradients& memory, const PackedGradientScratch& scratch, PackedPanel& work,
-                      std::int64_t first);
+                      const BackwardArgs& args, std::int64_t first);
 
 }  // namespace tessera::cpu

@@ -17,21 +17,28 @@ struct PackedGeometry : Geometry {
     std::int64_t depth_tiles_v;  ///< of head_dim_v
     std::int64_t dim_tiles;      ///< of head_dim, 16 each
     std::int64_t dim_tiles_v;    ///< of head_dim_v
+    int parts;                   ///< of each element
 
     PackedGeometry(const Plan& plan, std::int64_t queries_per_panel)
         : Geometry(plan, queries_per_panel),
           depth_tiles(ceil_div(head_dim, tile::kTileDepth)),
           depth_tiles_v(ceil_div(head_dim_v, tile::kTileDepth)),
           dim_tiles(ceil_div(head_dim, tile::kTileRows)),
-          dim_tiles_v(ceil_div(head_dim_v, tile::kTileRows)) {}
+          dim_tiles_v(ceil_div(head_dim_v, tile::kTileRows)),
+          parts(tile::parts_of(plan.problem.dtype)) {}
 
+    /// Elements of a tile, in all its parts.
+    std::int64_t tile_elements() const { return tile::kTileElements * parts; }
+    /// Elements of a packed row: so many tiles of 32, or of 16.
+    std::int64_t depth_row(std::int64_t depth_tiles_of) const { return depth_tiles_of * tile::kTileDepth * parts; }
+    std::int64_t dim_row(std::int64_t dim_tiles_of) const { return dim_tiles_of * tile::kTileRows * parts; }
     std::int64_t block_kv_rows() const { return round_up(block_kv, tile::kTileDepth); }
 };
 
-/// Can and should the plan's problem be computed from packed bf16 tiles?
+/// Can and should the plan's problem be computed from packed tiles?
 inline bool packed_fits(const Plan& plan) {
-    return plan.problem.dtype == DType::bf16 && tile::packed_words() != nullptr &&
-           plan.tile.block_kv % tile::kTileDepth == 0 && plan.tile.block_q % tile::kTileDepth == 0;
+    return tile::packing_pays(plan.problem.dtype) && plan.tile.block_kv % tile::kTileDepth == 0 &&
+           plan.tile.block_q % tile::kTileDepth == 0;
 }
 
 /// Rows (queries or keys) of all members of a head when each member begins at a multiple of 32, and where one begins.
@@ -53,15 +60,15 @@ inline std::int64_t first_packed_query(const Problem& p, const Member& m) {
 }
 
 /// Tiles from key `key`, a multiple of 32, on. Keys as rows: row tiles [keys / 16][dim / 32].
-inline tile::Tiles key_rows(Bf16* data, std::int64_t depth_tiles, std::int64_t key) {
-    const std::int64_t step = depth_tiles * tile::kTileElements;
-    return {data == nullptr ? nullptr : data + key / tile::kTileRows * step, step, tile::kTileElements};
+inline tile::Tiles key_rows(Bf16* data, const PackedGeometry& g, std::int64_t depth_tiles, std::int64_t key) {
+    const std::int64_t step = depth_tiles * g.tile_elements();
+    return {data == nullptr ? nullptr : data + key / tile::kTileRows * step, step, g.tile_elements()};
 }
 
 /// Keys as depth: row tiles [dim / 16][keys / 32], those of 32 keys together.
-inline tile::Tiles key_columns(Bf16* data, std::int64_t dim_tiles, std::int64_t key) {
-    const std::int64_t step = dim_tiles * tile::kTileElements;
-    return {data == nullptr ? nullptr : data + key / tile::kTileDepth * step, tile::kTileElements, step};
+inline tile::Tiles key_columns(Bf16* data, const PackedGeometry& g, std::int64_t dim_tiles, std::int64_t key) {
+    const std::int64_t step = dim_tiles * g.tile_elements();
+    return {data == nullptr ? nullptr : data + key / tile::kTileDepth * step, g.tile_elements(), step};
 }
 
 }  // namespace tessera::cpu

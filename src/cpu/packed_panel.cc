@@ -3,18 +3,21 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace tessera::cpu {
 
 tile::TileProduct scores_product(const PackedPanel& work, const PackedKeys& keys, const tile::Tiles& key_tiles,
                                  Bf16* query_pairs, std::int64_t depth_tiles, float* s) {
-    return {.m = keys.rows() / tile::kTileRows,
+    return {.parts = work.parts,
+            .m = keys.rows() / tile::kTileRows,
             .n = work.lane_tiles(),
             .k = depth_tiles,
             .a = key_tiles,
             .b = work.pairs(query_pairs),
             .c = s,
-            .c_stride = work.panel.lanes};
+            .c_stride = work.panel.lanes,
+            .small_first = true};
 }
 
 bool all_visible(const PackedPanel& work, const Range& keys) {
@@ -40,20 +43,57 @@ bool finish_scores(const PackedPanel& work, const PackedKeys& keys, float* s, fl
     return transformed || masked;
 }
 
+float element(const HeadRows& x, std::int64_t row, std::int64_t column) {
+    const void* at = x.at(row, column);
+    return x.dtype == DType::fp32 ? *static_cast<const float*>(at) : to_float(*static_cast<const Bf16*>(at));
+}
+
+float packed_row_element(const Bf16* tile, int parts, std::int64_t row, std::int64_t depth) {
+    float sum = 0;
+    for (int part = 0; part < parts; ++part) {
+        sum += to_float(tile[part * tile::kTileElements + row * tile::kTileDepth + depth]);
+    }
+    return sum;
+}
+
+float packed_pair_element(const Bf16* tile, int parts, std::int64_t depth, std::int64_t lane) {
+    return packed_row_element(tile, parts, depth / 2, lane * 2 + depth % 2);
+}
+
+void redo_special_products(const HeadRows& x, const Range& rows, const HeadRows& y, const Range& columns,
+                           std::int64_t dim, float scale, float* s, std::int64_t stride) {
+    const auto is_special = [&](const HeadRows& matrix, std::int64_t row) {
+        for (std::int64_t c = 0; c < dim; ++c) {
+            if (special(matrix, element(matrix, row, c))) return true;
+        }
+        return false;
+    };
+    std::vector<char> special_columns;
+    for (std::int64_t j = columns.begin; j < columns.end; ++j) special_columns.push_back(is_special(y, j) ? 1 : 0);
+    for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+        const bool special_row = is_special(x, i);
+        for (std::int64_t j = columns.begin; j < columns.end; ++j) {
+            if (!special_row && special_columns[static_cast<std::size_t>(j - columns.begin)] == 0) continue;
+            float sum = 0;
+            for (std::int64_t c = 0; c < dim; ++c) sum += element(x, i, c) * (element(y, j, c) * scale);
+            s[(i - rows.begin) * stride + j - columns.begin] = sum;
+        }
+    }
+}
+
 void add_special_keys(const PackedPanel& work, const PackedKeys& keys, const HeadRows& x, std::int64_t dim,
                       const Bf16* weight_pairs, float* c) {
     for (std::int64_t key = keys.keys.begin; key < keys.keys.end; ++key) {
         const std::int64_t row = key - keys.keys.begin;
         for (std::int64_t column = 0; column < dim; ++column) {
-            const float value = to_float(*static_cast<const Bf16*>(x.at(key, column)));
-            if (std::isfinite(value)) continue;
+            const float value = element(x, key, column);
+            if (!special(x, value)) continue;
             for (std::int64_t i = 0; i < work.panel.queries; ++i) {
                 if (!work.head.band.visible(work.panel.first + i, key)) continue;
                 const std::int64_t tile = row / tile::kTileDepth * work.lane_tiles() + i / tile::kTileRows;
-                const std::int64_t in_tile =
-                    row % tile::kTileDepth / 2 * tile::kTileDepth + i % tile::kTileRows * 2 + row % 2;
+                const Bf16* weights = weight_pairs + tile * work.parts * tile::kTileElements;
                 c[column * work.panel.lanes + i] +=
-                    to_float(weight_pairs[tile * tile::kTileElements + in_tile]) * value;
+                    packed_pair_element(weights, work.parts, row % tile::kTileDepth, i % tile::kTileRows) * value;
             }
         }
     }

@@ -14,24 +14,30 @@ struct PackedPanel {
     Head head;
     Panel panel;
     Range keys;
-    tile::ScoreRule rule;  ///< with all of the scale: packed queries carry none of it
+    tile::ScoreRule rule;  ///< with all of the scale in bf16, where packed queries carry none of it
     bool plain;            ///< the rule is a positive scale only, which the weights take along
+    int parts;             ///< of each packed element
 
     template <class Args>
-    PackedPanel(const Problem& p, const Args& args, const Geometry& g, const Member& member, std::int64_t query_head,
-                std::int64_t index)
+    PackedPanel(const Problem& p, const Args& args, const PackedGeometry& g, const Member& member,
+                std::int64_t query_head, std::int64_t index)
         : head(p, args, member, query_head),
           panel(index, g.block_q, member.len_q),
           keys(head.keys_of(panel)),
-          rule(head.rule) {
-        rule.scale = static_cast<float>(p.effective_scale());
+          rule(head.rule),
+          parts(g.parts) {
+        if (parts == 1) rule.scale = static_cast<float>(p.effective_scale());
         plain = rule.scale > 0 && rule.softcap == 0 && rule.alibi == 0 && rule.bias.data == nullptr;
     }
 
+    /// What queries are multiplied by when they are packed.
+    float query_scale() const { return parts == 1 ? 1.0F : head.query_scale; }
     float weight_scale() const { return plain ? rule.scale : 1.0F; }
     std::int64_t lane_tiles() const { return panel.lanes / tile::kTileRows; }
     /// Pair tiles [depth / 32][lanes / 16].
-    tile::Tiles pairs(Bf16* data) const { return {data, lane_tiles() * tile::kTileElements, tile::kTileElements}; }
+    tile::Tiles pairs(Bf16* data) const {
+        return {data, lane_tiles() * parts * tile::kTileElements, parts * tile::kTileElements};
+    }
 };
 
 /// Keys of one block that a panel sees, from a multiple of 32 on.
@@ -51,8 +57,23 @@ bool finish_scores(const PackedPanel& work, const PackedKeys& keys, float* s, fl
 /// Does every query of the panel see all of these keys?
 bool all_visible(const PackedPanel& work, const Range& keys);
 
-/// C[c, i] += sum over keys of weight[key, i] * X[key, c] for the elements of X that are NaN or infinite, where the
-/// query sees the key: packed as 0, they are added here. Slow, for few. weight: pair tiles; c: [dim, lanes]
+/// Elements of a row that the packed ones can't stand for: of fp32 the unpackable ones, of bf16 NaN and infinity.
+float element(const HeadRows& x, std::int64_t row, std::int64_t column);
+inline bool special(const HeadRows& x, float value) {
+    return x.dtype == DType::fp32 ? tile::unpackable(value) : !std::isfinite(value);
+}
+
+/// The number at (row, depth) of row tiles, or at (depth, lane) of pair tiles: the sum of its parts.
+float packed_row_element(const Bf16* tile, int parts, std::int64_t row, std::int64_t depth);
+float packed_pair_element(const Bf16* tile, int parts, std::int64_t depth, std::int64_t lane);
+
+/// s[i, j] = dot product of row `rows.begin + i` of x and row `columns.begin + j` of y, times scale, once more in fp32
+/// where one of them has special elements, which were packed as 0. Slow, for few. s: [rows, stride]
+void redo_special_products(const HeadRows& x, const Range& rows, const HeadRows& y, const Range& columns,
+                           std::int64_t dim, float scale, float* s, std::int64_t stride);
+
+/// C[c, i] += sum over keys of weight[key, i] * X[key, c] for the special elements of X where the query sees the key:
+/// packed as 0, they are added here. Slow, for few. weight: pair tiles; c: [dim, lanes]
 void add_special_keys(const PackedPanel& work, const PackedKeys& keys, const HeadRows& x, std::int64_t dim,
                       const Bf16* weight_pairs, float* c);
 

@@ -21,30 +21,32 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 /// While it lives, unit() is this one.
 class OnlyUnit {
  public:
-    explicit OnlyUnit(Unit chosen) : before_(unit()) { set_unit_for_test(chosen); }
-    ~OnlyUnit() { set_unit_for_test(before_); }
+    explicit OnlyUnit(Unit chosen) { set_unit_for_test(chosen, true); }
+    ~OnlyUnit() { set_unit_for_test(before_, before_fp32_); }
     OnlyUnit(const OnlyUnit&) = delete;
     OnlyUnit& operator=(const OnlyUnit&) = delete;
 
  private:
-    Unit before_;
+    Unit before_ = unit();
+    bool before_fp32_ = packing_pays(DType::fp32);
 };
 
 class Packed : public testing::TestWithParam<Unit> {
  protected:
     void SetUp() override {
         if (!has_unit(GetParam())) GTEST_SKIP() << "this processor has no such unit";
-        set_unit_for_test(GetParam());
+        set_unit_for_test(GetParam(), true);
         session_ = std::make_unique<PackedSession>(*packed_words());
     }
     void TearDown() override {
         session_.reset();
-        set_unit_for_test(before_);
+        set_unit_for_test(before_, before_fp32_);
     }
     const PackedWords& words() const { return *packed_words(); }
 
  private:
     Unit before_ = unit();
+    bool before_fp32_ = packing_pays(DType::fp32);
     std::unique_ptr<PackedSession> session_;
 };
 
@@ -144,7 +146,7 @@ TEST_P(Packed, multiplies_every_shape) {
                     randomise(rng, c, m * n * 256);
                     std::copy_n(static_cast<float*>(c), m * n * 256, static_cast<float*>(before));
                     const Tiles at{a, k * kTileElements, kTileElements}, bt{b, n * kTileElements, kTileElements};
-                    words().multiply({m, n, k, at, bt, c, n * 16, add, maximum});
+                    words().multiply({1, m, n, k, at, bt, c, n * 16, add, false, maximum});
                     for (std::int64_t j = 0; j < 16 * n; ++j) {
                         float largest = -1;
                         for (std::int64_t i = 0; i < 16 * m; ++i) {
@@ -198,7 +200,7 @@ TEST_P(Packed, weights_alone_and_beside_a_product) {
                     else EXPECT_NEAR(l[i], sum, 1e-6 * sum);
                 }
                 EXPECT_EQ(m[1], -kInf);
-                const TileProduct product{2, 2, 2, {a, 1024, 512}, {b, 1024, 512}, c, 32};
+                const TileProduct product{1, 2, 2, 2, {a, 1024, 512}, {b, 1024, 512}, c, 32};
                 words().multiply(product);
                 TileProduct again = product;
                 again.c = c2;
@@ -253,7 +255,7 @@ TEST(PackedKernels, are_right_on_every_unit) {
         int ran = 0;
         for (std::uint64_t index = 0; index < 500; ++index) {
             check::Case random = check::random_case(2027, index);
-            if (random.problem.dtype != DType::bf16) continue;
+            if (random.problem.dtype == DType::fp16) continue;
             if (index % 4 != 0) random.tile.reset();
             check::CaseRunner runner(random);
             for (const KernelInfo& kernel : kernels()) {

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 backward on packed bf16 tiles (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed: dK and dV
+// fa2 backward on packed tiles (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed: dK and dV
 // of a key over query heads and queries rising, dQ of a query over keys rising, each in steps of 32, without atomics.
 //
-// Heads enough for all threads: one task runs a kv head, key blocks outer, query blocks inner, five products for each
-// tile. Fewer heads: some tasks make dK and dV of a few keys over all queries, the others dQ of a few queries over all
-// keys. Scores and dP are made twice (seven products), but no task waits for another, and one head keeps all threads
-// busy. The sums are the same, so the bits are (docs/decisions/packed-bf16.md).
+// Heads enough for all threads: five products for each tile, key blocks outer, stripes of queries inner, whose next
+// blocks are dealt out as they get ready (stripes.hpp). Fewer heads: some tasks make dK and dV of a few keys over all
+// queries, the others dQ of a few queries over all keys. Scores and dP are made twice (seven products), but no task
+// waits for another, and one head keeps all threads busy. The sums are the same, so the bits are
+// (docs/decisions/packed-bf16.md).
 #include "cpu/fa2/backward_packed.hpp"
 
 #include <vector>
 
+#include "cpu/fa2/stripes.hpp"
 #include "cpu/gradient.hpp"
 #include "cpu/packed_gradient_tile.hpp"
 
@@ -19,15 +21,38 @@ namespace {
 
 constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 for a product of dK and dV
 constexpr std::int64_t kBlockKv = 256;  // keys of a tile: with their dK and dV they stay in the second-level cache
-constexpr double kTwiceCost = 1.7;      // of making dK, dV and dQ apart, relative to together
 constexpr std::int64_t kTasksPerWorker = 3;
+constexpr std::int64_t kStripesPerWorker = 4;
+
+/// How the tiles are dealt out.
+struct Partition {
+    int threads;           ///< that take part
+    std::int64_t heads;    ///< kv heads of all members
+    std::int64_t stripes;  ///< of a head; more than there are key blocks could not run at once
+    bool striped;          ///< else in parts
+
+    explicit Partition(const Plan& plan)
+        : threads(worthwhile_threads(plan)), heads(plan.problem.batch * plan.problem.heads_kv) {
+        const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(plan.problem.len_kv, kBlockKv));
+        const std::int64_t tiles =
+            std::max<std::int64_t>(1, plan.problem.group() * ceil_div(plan.problem.len_q, kBlockQ));
+        const std::int64_t wanted = ceil_div(kStripesPerWorker * threads, std::max<std::int64_t>(1, heads));
+        stripes = threads == 1 ? 1 : std::min({wanted, blocks, tiles});
+        striped = heads >= threads || heads * stripes >= kStripesPerWorker * threads;
+    }
+};
 
 struct Workspace {
     PackedGradients memory;
     std::vector<PackedGradientScratch> workers;
+    float* dk = nullptr;  // [heads, keys of the longest member, k_stride] of stripes
+    float* dv = nullptr;  // likewise, v_stride
 
-    Workspace(Arena& arena, const Plan& plan, const PackedGeometry& g) : memory(arena, plan, g) {
+    Workspace(Arena& arena, const Plan& plan, const PackedGeometry& g, const Partition& part) : memory(arena, plan, g) {
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, kBlockQ, kBlockKv);
+        if (!part.striped || part.stripes == 1) return;
+        dk = arena.take<float>(plan.problem.heads_kv, packed_keys(plan.problem), g.dim_tiles * tile::kTileRows);
+        dv = arena.take<float>(plan.problem.heads_kv, packed_keys(plan.problem), g.dim_tiles_v * tile::kTileRows);
     }
 };
 
@@ -37,24 +62,22 @@ class Run {
     explicit Run(const BackwardCall& call)
         : call_(call),
           p_(call.plan.problem),
-          threads_(worthwhile_threads(call.plan)),
+          part_(call.plan),
+          threads_(part_.threads),
           g_(call.plan, kBlockQ),
-          workspace_(make(call, g_)) {}
+          workspace_(make(call, g_, part_)) {}
 
     void all() const {
         if (workspace_.memory.prepare(call_)) normalise();
-        const std::int64_t heads = p_.batch * p_.heads_kv;
-        const auto together = static_cast<double>(ceil_div(heads, threads_));
-        const double apart = kTwiceCost * static_cast<double>(heads) / threads_;
-        if (together <= apart) whole_heads();
+        if (part_.striped) stripes();
         else parts();
         if (call_.counters != nullptr) count();
     }
 
  private:
-    static Workspace make(const BackwardCall& call, const PackedGeometry& g) {
+    static Workspace make(const BackwardCall& call, const PackedGeometry& g, const Partition& part) {
         Arena arena(call.workspace);
-        return Workspace(arena, call.plan, g);
+        return Workspace(arena, call.plan, g, part);
     }
     const PackedGradientScratch& scratch(int worker) const {
         return workspace_.workers[static_cast<std::size_t>(worker)];
@@ -63,19 +86,30 @@ class Run {
         return {p_, call_.args, g_, member, query_head, 0};
     }
 
-    /// Keys [begin, end), at most kBlockKv, against all queries that see them; writes dK and dV.
-    void run_keys(const Member& member, std::int64_t kv_head, const Range& keys, int worker, bool with_queries) const {
-        const PackedGradientScratch& at = scratch(worker);
+    /// Tiles of queries of a member, those of all query heads of a kv head one after another.
+    std::int64_t query_tiles(const Member& member) const { return p_.group() * ceil_div(member.len_q, kBlockQ); }
+
+    /// Keys [begin, end), at most kBlockKv, against tiles [begin, end) of queries; adds to dK and dV of `at`.
+    void run_keys(const Member& member, std::int64_t kv_head, const Range& keys, const Range& tiles,
+                  const PackedGradientScratch& at, bool with_queries) const {
+        const std::int64_t tiles_of_head = ceil_div(member.len_q, kBlockQ);
+        for (std::int64_t t = tiles.begin; t < tiles.end; ++t) {
+            PackedPanel work = head(member, kv_head * p_.group() + t / tiles_of_head);
+            const std::int64_t q = t % tiles_of_head * kBlockQ;
+            const Range seen = work.head.band.q_range(keys.begin, keys.end);
+            if (seen.begin >= q + kBlockQ || seen.end <= q) continue;
+            packed_gradient_tile(workspace_.memory, at, work, {q, std::min(member.len_q, q + kBlockQ)}, keys,
+                                 call_.args, {.keys = true, .queries = with_queries});
+        }
+    }
+
+    void clear_keys(const PackedGradientScratch& at, const Range& keys) const {
         std::fill_n(at.dk, keys.size() * k_stride(), 0.0F);
         std::fill_n(at.dv, keys.size() * v_stride(), 0.0F);
-        for (std::int64_t h = kv_head * p_.group(); h < (kv_head + 1) * p_.group(); ++h) {
-            PackedPanel work = head(member, h);
-            const Range queries = work.head.band.q_range(keys.begin, keys.end);
-            for (std::int64_t q = queries.begin / kBlockQ * kBlockQ; q < queries.end; q += kBlockQ) {
-                packed_gradient_tile(workspace_.memory, at, work, {q, std::min(member.len_q, q + kBlockQ)}, keys,
-                                     call_.args, {.keys = true, .queries = with_queries});
-            }
-        }
+    }
+
+    void store_keys(const PackedGradientScratch& at, const Member& member, std::int64_t kv_head,
+                    const Range& keys) const {
         const auto scale = static_cast<float>(p_.effective_scale());
         const auto kept = static_cast<float>(1 / (1 - p_.dropout.probability));  // weights were packed without it
         tile::store_rows(at.dk, k_stride(), keys.size(), g_.head_dim, scale,
@@ -108,23 +142,63 @@ class Run {
             const tile::PackedSession session(*tile::packed_words());
             PackedPanel work = head(member_of(call_, task / p_.heads_q), task % p_.heads_q);
             for (std::int64_t q = 0; q < work.head.member.len_q; q += tile::kTileDepth) {
-                packed_normalise(workspace_.memory, scratch(worker), work, q);
+                packed_normalise(workspace_.memory, scratch(worker), work, call_.args, q);
             }
         });
     }
 
-    void whole_heads() const {
-        call_.parallel_for(p_.batch * p_.heads_kv, threads_, [&](std::int64_t task, int worker) {
+    /// Scratch whose sums of the keys outlast the block, where another stripe goes on with them.
+    PackedGradientScratch sums_of(const Member& member, std::int64_t kv_head, const Range& keys, int worker) const {
+        PackedGradientScratch at = scratch(worker);
+        if (workspace_.dk == nullptr) return at;
+        const std::int64_t row = kv_head * packed_keys(p_) + first_packed_key(p_, member) + keys.begin;
+        at.dk = workspace_.dk + row * k_stride();
+        at.dv = workspace_.dv + row * v_stride();
+        return at;
+    }
+
+    void stripes() const {
+        const auto blocks_of = [&](std::int64_t head) {
+            return std::max<std::int64_t>(1, ceil_div(member_of(call_, head / p_.heads_kv).len_kv, kBlockKv));
+        };
+        if (part_.stripes == 1 && (threads_ == 1 || part_.heads >= kStripesPerWorker * threads_)) {
+            call_.parallel_for(part_.heads, threads_, [&](std::int64_t head, int worker) {
+                const tile::PackedSession session(*tile::packed_words());
+                const std::int64_t blocks = blocks_of(head);
+                for (std::int64_t j = 0; j < blocks; ++j) run_block({head, 0, j, j + 1 == blocks, true}, worker);
+            });
+            return;
+        }
+        Stripes stripes(part_.heads, part_.stripes);
+        for (std::int64_t head = 0; head < part_.heads; ++head) {
+            const std::int64_t blocks = blocks_of(head);
+            stripes.set_blocks(head, blocks);
+        }
+        const std::int64_t workers = std::min<std::int64_t>(threads_, part_.heads * part_.stripes);
+        call_.parallel_for(workers, threads_, [&](std::int64_t, int worker) {
             const tile::PackedSession session(*tile::packed_words());
-            const Member member = member_of(call_, task / p_.heads_kv);
-            const std::int64_t kv_head = task % p_.heads_kv;
-            for (std::int64_t k = 0; k < member.len_kv; k += kBlockKv) {
-                run_keys(member, kv_head, {k, std::min(member.len_kv, k + kBlockKv)}, worker, true);
-            }
-            for (std::int64_t h = kv_head * p_.group(); h < (kv_head + 1) * p_.group(); ++h) {
-                store_queries(Head(p_, call_.args, member, h), {0, member.len_q});
-            }
+            stripes.work([&](const Stripes::Block& block) { run_block(block, worker); });
         });
+    }
+
+    void run_block(const Stripes::Block& block, int worker) const {
+        const Member member = member_of(call_, block.head / p_.heads_kv);
+        const std::int64_t kv_head = block.head % p_.heads_kv;
+        const Range keys{std::min(member.len_kv, block.block * kBlockKv),
+                         std::min(member.len_kv, (block.block + 1) * kBlockKv)};
+        const std::int64_t tiles = query_tiles(member);
+        const Range mine{tiles * block.stripe / part_.stripes, tiles * (block.stripe + 1) / part_.stripes};
+        const PackedGradientScratch at = sums_of(member, kv_head, keys, worker);
+        if (block.stripe == 0) clear_keys(at, keys);
+        run_keys(member, kv_head, keys, mine, at, true);
+        if (block.last_of_block) store_keys(at, member, kv_head, keys);
+        if (!block.last_of_stripe) return;
+        const std::int64_t tiles_of_head = ceil_div(member.len_q, kBlockQ);
+        for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+            const std::int64_t q = t % tiles_of_head * kBlockQ;
+            const Head of(p_, call_.args, member, kv_head * p_.group() + t / tiles_of_head);
+            store_queries(of, {q, std::min(member.len_q, q + kBlockQ)});
+        }
     }
 
     /// Rows of a task: as many as leave some tasks for every worker, from `most` down.
@@ -147,7 +221,10 @@ class Run {
                 const Member member = member_of(call_, head / p_.heads_kv);
                 const std::int64_t k = task / (p_.batch * p_.heads_kv) * rows_kv;
                 const Range keys{k, std::min(member.len_kv, k + rows_kv)};
-                if (!keys.empty()) run_keys(member, head % p_.heads_kv, keys, worker, false);
+                if (keys.empty()) return;
+                clear_keys(scratch(worker), keys);
+                run_keys(member, head % p_.heads_kv, keys, {0, query_tiles(member)}, scratch(worker), false);
+                store_keys(scratch(worker), member, head % p_.heads_kv, keys);
             } else {
                 const std::int64_t index = task - tasks_kv;
                 const std::int64_t head = index % (p_.batch * p_.heads_q);
@@ -182,7 +259,8 @@ class Run {
 
     const BackwardCall& call_;
     const Problem& p_;
-    int threads_;  ///< that take part
+    Partition part_;
+    int threads_;
     PackedGeometry g_;
     Workspace workspace_;
 };
@@ -196,7 +274,7 @@ bool backward_packed_fits(const Plan& plan) {
 
 std::size_t backward_packed_workspace(const Plan& plan) {
     Arena arena;
-    Workspace(arena, plan, PackedGeometry(plan, kBlockQ));
+    Workspace(arena, plan, PackedGeometry(plan, kBlockQ), Partition(plan));
     return arena.used();
 }
 

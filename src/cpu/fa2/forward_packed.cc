@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 forward on packed bf16 tiles: the loop order of forward.cc, its products on the matrix unit.
+// fa2 forward on packed tiles: the loop order of forward.cc, its products on the matrix unit.
 //
 // K and V^T are packed once per kv head and shared by all panels of queries. A step is one panel against one block of
 // keys, on its own: S^T = K Q^T, P and its sums, O^T = V^T P; then it is merged into the panel's result, blocks in
@@ -8,6 +8,8 @@
 // unit multiplies the values of step t - 1. Which steps share a task changes no bit.
 #include "cpu/fa2/forward_packed.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
 #include <span>
 
@@ -55,17 +57,24 @@ struct Run {
     /// Shared tiles of a kv head from key `key` on.
     tile::Tiles shared_k(std::int64_t kv_head, std::int64_t key) const {
         const std::int64_t rows = kv_head % problem().heads_kv * packed_keys(problem());
-        return key_rows(workspace.k, g.depth_tiles, rows + first_packed_key(problem(), member(kv_head)) + key);
+        return key_rows(workspace.k, g, g.depth_tiles, rows + first_packed_key(problem(), member(kv_head)) + key);
     }
     tile::Tiles shared_v(std::int64_t kv_head, std::int64_t key) const {
         const std::int64_t rows = kv_head % problem().heads_kv * packed_keys(problem());
-        return key_columns(workspace.v, g.dim_tiles_v, rows + first_packed_key(problem(), member(kv_head)) + key);
+        return key_columns(workspace.v, g, g.dim_tiles_v, rows + first_packed_key(problem(), member(kv_head)) + key);
     }
-    void pack_k(const HeadRows& k, const Range& keys, const tile::Tiles& to) const {
-        words.pack({k, keys.begin, keys.size(), g.head_dim, tile::Form::rows, to});
+    bool pack_k(const HeadRows& k, const Range& keys, const tile::Tiles& to) const {
+        return words.pack({k, keys.begin, keys.size(), g.head_dim, tile::Form::rows, to});
     }
     bool pack_v(const HeadRows& v, const Range& keys, const tile::Tiles& to) const {
         return words.pack({v, keys.begin, keys.size(), g.head_dim_v, tile::Form::columns, to, true});
+    }
+
+    /// Were all keys of a block packable, by the flags of their groups?
+    bool all_finite(const char* flags, std::int64_t kv_head, const Range& keys) const {
+        const char* of_head = flags + kv_head * Workspace::key_groups(call.plan);
+        return std::all_of(of_head + keys.begin / tile::kTileDepth, of_head + ceil_div(keys.end, tile::kTileDepth),
+                           [](char finite) { return finite != 0; });
     }
 
     void pack_all() const;
@@ -87,6 +96,7 @@ class Task {
         totals_.reserve(kMaxPanels);
         index_.reserve(kMaxPanels);
         steps_.reserve(kMaxPanels);
+        q_finite_.reserve(kMaxPanels);
         for (std::int64_t index = panels.begin; index < panels.end; ++index) {
             const PackedPanel work = run.panel(kv_head, index);
             if (work.panel.queries == 0) continue;
@@ -108,8 +118,10 @@ class Task {
         tile::PackedSession session(run_.words);
         for (std::size_t i = 0; i < works_.size(); ++i) {
             const PackedPanel& work = works_[i];
-            run_.words.pack({work.head.q, work.panel.first, work.panel.queries, g_.head_dim, tile::Form::column_pairs,
-                             work.pairs(scratch_.queries[i])});
+            const bool finite =
+                run_.words.pack({work.head.q, work.panel.first, work.panel.queries, g_.head_dim,
+                                 tile::Form::column_pairs, work.pairs(scratch_.queries[i]), false, work.query_scale()});
+            q_finite_.push_back(finite ? 1 : 0);
         }
         std::fill_n(scratch_.ones, tile::kTileElements, Bf16{});
         std::fill_n(scratch_.ones, tile::kTileDepth, Bf16{0x3F80});
@@ -118,9 +130,8 @@ class Task {
             for (const Step& step : steps_) run_step(step);
         }
         if (previous_) {
-            for (const tile::TileProduct& product : value_products(*previous_, last_stage())) {
-                run_.words.multiply(product);
-            }
+            const std::array products = value_products(*previous_, last_stage());
+            for (std::size_t i = 0; i < product_count(); ++i) run_.words.multiply(products[i]);
             add_result(*previous_, last_stage());
         }
     }
@@ -137,7 +148,9 @@ class Task {
         if (sums.started) {
             // Divided by the sum of the weights as they were multiplied: by l, errors of their rounding that rows have
             // in common would not average out. Dropout takes from the multiplied ones, so l it is, and its own factor.
-            const float* l = work.head.dropout.active ? sums.state.l : sums.o + sum_row(g_) * lanes;
+            // Weights in three parts aren't rounded.
+            const bool use_l = work.head.dropout.active || g_.parts > 1;
+            const float* l = use_l ? sums.state.l : sums.o + sum_row(g_) * lanes;
             for (std::int64_t r = 0; r < lanes; ++r) factor[r] = l[r] == 0 ? 0.0F : work.head.dropout.kept / l[r];
             const HeadRows o =
                 head_rows(run_.call.args.o, work.head.member, work.head.member.first_q, work.head.query_head);
@@ -147,12 +160,17 @@ class Task {
                                 lse_rows(run_.call.args.lse, work.head.member, work.head.query_head), work.panel.first);
                 return;
             }
-            // NaN or infinite: perhaps only before the division.
+            // NaN or infinite: perhaps only before the division. What is finite keeps its bits.
+            std::copy_n(sums.o, g_.head_dim_v * lanes, scratch_.block_o);
+            tile::scale_lanes(scratch_.block_o, factor, g_.head_dim_v, lanes);
             for (std::int64_t r = 0; r < lanes; ++r) factor[r] *= sums.state.l[r];
             tile::scale_lanes(sums.o, factor, g_.head_dim_v, lanes);
             load_queries(work.head, g_, work.panel, scratch_.q_t);
         }
         normalise(work.head, scratch_.exact, work.panel, scratch_.q_t, scratch_.exact_tiles, sums, scratch_.spare_o);
+        for (std::int64_t at = 0; sums.started && at < g_.head_dim_v * lanes; ++at) {
+            if (std::isfinite(scratch_.block_o[at])) sums.o[at] = scratch_.block_o[at];
+        }
         cpu::finish(work.head, g_, work.panel, sums, factor, run_.call.args);
     }
 
@@ -194,7 +212,7 @@ class Task {
         }
         std::array<tile::TileProduct, 2> products;
         if (previous_) products = value_products(*previous_, last_stage());
-        run_.words.multiply_beside_weights(std::span(products.data(), previous_ ? 2 : 0),
+        run_.words.multiply_beside_weights(std::span(products.data(), previous_ ? product_count() : 0),
                                            {.s = scratch_.s,
                                             .keys = step.keys.size(),
                                             .lanes = work.panel.lanes,
@@ -202,6 +220,7 @@ class Task {
                                             .maximum = maximum_known_ ? at.maximum : nullptr,
                                             .m = at.state.m,
                                             .l = at.state.l,
+                                            .parts = g_.parts,
                                             .p = at.p,
                                             .factors = work.head.dropout.active ? scratch_.other : nullptr});
         if (previous_) add_result(*previous_, last_stage());
@@ -213,19 +232,28 @@ class Task {
         const PackedPanel& work = works_[step.panel];
         const Range all = run_.keys_of_block(work.head.member, step.block);
         if (run_.part.pack_in_task && begins_block(step)) {
-            run_.pack_k(work.head.k, all, key_rows(scratch_.k, g_.depth_tiles, 0));
+            k_finite_ = run_.pack_k(work.head.k, all, key_rows(scratch_.k, g_, g_.depth_tiles, 0));
+        } else if (!run_.part.pack_in_task) {
+            k_finite_ = run_.all_finite(run_.workspace.k_finite, kv_head_, all);
         }
-        const tile::Tiles k = run_.part.pack_in_task ? key_rows(scratch_.k, g_.depth_tiles, step.keys.begin - all.begin)
-                                                     : run_.shared_k(kv_head_, step.keys.begin);
+        const tile::Tiles k = run_.part.pack_in_task
+                                  ? key_rows(scratch_.k, g_, g_.depth_tiles, step.keys.begin - all.begin)
+                                  : run_.shared_k(kv_head_, step.keys.begin);
         tile::TileProduct product =
             scores_product(work, step, k, scratch_.queries[step.panel], g_.depth_tiles, scratch_.s);
         // Rows beyond the last key must not count.
-        maximum_known_ = work.plain && step.rows() == step.keys.size() && all_visible(work, step.keys);
+        const bool finite = k_finite_ && q_finite_[step.panel] != 0;
+        maximum_known_ = work.plain && finite && step.rows() == step.keys.size() && all_visible(work, step.keys);
         if (maximum_known_) {
             product.maximum = this_stage().maximum;
             std::fill_n(product.maximum, work.panel.lanes, -std::numeric_limits<float>::infinity());
         }
         run_.words.multiply(product);
+        if (!finite) {
+            const Range queries{work.panel.first, work.panel.first + work.panel.queries};
+            redo_special_products(work.head.k, step.keys, work.head.q, queries, g_.head_dim, work.query_scale(),
+                                  scratch_.s, work.panel.lanes);
+        }
         if (!maximum_known_) finish_scores(work, step, scratch_.s, scratch_.other);
     }
 
@@ -234,21 +262,25 @@ class Task {
     void prepare_values(const Step& step) {
         const std::int64_t odd = step.block % 2;
         if (!run_.part.pack_in_task) {
-            v_finite_[odd] = run_.workspace.v_finite[kv_head_ * run_.part.blocks + step.block] != 0;
+            v_finite_[odd] = run_.all_finite(run_.workspace.v_finite, kv_head_,
+                                             run_.keys_of_block(works_[step.panel].head.member, step.block));
         } else if (begins_block(step)) {
             const Head& head = works_[step.panel].head;
             const Range all = run_.keys_of_block(head.member, step.block);
-            v_finite_[odd] = run_.pack_v(head.v, all, key_columns(scratch_.v[odd], g_.dim_tiles_v, 0));
+            v_finite_[odd] = run_.pack_v(head.v, all, key_columns(scratch_.v[odd], g_, g_.dim_tiles_v, 0));
         }
     }
 
-    /// O^T = V^T P, and the sum of P as it was rounded.
+    /// O^T = V^T P, and in bf16 the sum of P as it was rounded.
+    std::size_t product_count() const { return g_.parts == 1 ? 2 : 1; }
     std::array<tile::TileProduct, 2> value_products(const Step& step, const Stage& at) {
         const PackedPanel& work = works_[step.panel];
         const std::int64_t in_block = step.keys.begin - step.block * g_.block_kv;
-        const tile::Tiles v = run_.part.pack_in_task ? key_columns(scratch_.v[step.block % 2], g_.dim_tiles_v, in_block)
-                                                     : run_.shared_v(kv_head_, step.keys.begin);
-        const tile::TileProduct values{.m = g_.dim_tiles_v,
+        const tile::Tiles v = run_.part.pack_in_task
+                                  ? key_columns(scratch_.v[step.block % 2], g_, g_.dim_tiles_v, in_block)
+                                  : run_.shared_v(kv_head_, step.keys.begin);
+        const tile::TileProduct values{.parts = g_.parts,
+                                       .m = g_.dim_tiles_v,
                                        .n = work.lane_tiles(),
                                        .k = step.rows() / tile::kTileDepth,
                                        .a = v,
@@ -270,7 +302,7 @@ class Task {
         float* o = total.started ? scratch_.block_o : total.o;
         if (!v_finite_[step.block % 2]) add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, o);
         if (total.started) {
-            tile::merge(total.state, total.o, at.state, o, sum_row(g_) + 1, lanes, lanes);
+            tile::merge(total.state, total.o, at.state, o, merged_rows(g_), lanes, lanes);
         } else {
             std::copy_n(at.state.m, lanes, total.state.m);
             std::copy_n(at.state.l, lanes, total.state.l);
@@ -290,19 +322,26 @@ class Task {
     std::optional<Step> previous_;
     std::size_t steps_run_ = 0;
     bool maximum_known_ = false;
+    std::vector<char> q_finite_;       // per panel
+    bool k_finite_ = true;             // of the block at hand
     bool v_finite_[2] = {true, true};  // of even and odd blocks
 };
 
 void Run::pack_all() const {
-    call.parallel_for(part.kv_heads * part.blocks, part.threads, [&](std::int64_t task, int) {
-        const std::int64_t kv_head = task / part.blocks;
+    const std::int64_t parts = ceil_div(problem().len_kv, part.packed_together);
+    call.parallel_for(part.kv_heads * parts, part.threads, [&](std::int64_t task, int) {
+        const std::int64_t kv_head = task / parts;
         const Member m = member(kv_head);
-        const Range keys = keys_of_block(m, task % part.blocks);
-        workspace.v_finite[task] = 1;
+        const std::int64_t begin = task % parts * part.packed_together;
+        const Range keys{begin, std::min(m.len_kv, begin + part.packed_together)};
         if (keys.empty()) return;
         const Head head(problem(), call.args, m, kv_head % problem().heads_kv * problem().group());
-        pack_k(head.k, keys, shared_k(kv_head, keys.begin));
-        workspace.v_finite[task] = pack_v(head.v, keys, shared_v(kv_head, keys.begin)) ? 1 : 0;
+        const bool k_finite = pack_k(head.k, keys, shared_k(kv_head, keys.begin));
+        const bool v_finite = pack_v(head.v, keys, shared_v(kv_head, keys.begin));
+        const std::int64_t group = kv_head * Workspace::key_groups(call.plan) + keys.begin / tile::kTileDepth;
+        const std::int64_t groups = ceil_div(keys.size(), tile::kTileDepth);
+        std::fill_n(workspace.k_finite + group, groups, k_finite ? 1 : 0);
+        std::fill_n(workspace.v_finite + group, groups, v_finite ? 1 : 0);
     });
 }
 
@@ -349,7 +388,7 @@ void Run::run_split() const {
             if (std::max(keys.begin, work.keys.begin) >= std::min(keys.end, work.keys.end)) continue;
             const PanelSums next = partial(kv_head, panel, block);
             if (total.started) {
-                tile::merge(total.state, total.o, next.state, next.o, sum_row(g) + 1, work.panel.lanes,
+                tile::merge(total.state, total.o, next.state, next.o, merged_rows(g), work.panel.lanes,
                             work.panel.lanes);
             } else {
                 total = next;

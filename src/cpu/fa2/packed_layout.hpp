@@ -11,7 +11,8 @@
 namespace tessera::cpu::fa2 {
 
 inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block of K and V in the second-level cache
-inline constexpr std::int64_t kTasksPerWorker = 3;
+inline constexpr std::int64_t kTasksPerWorker = 2;
+inline constexpr std::int64_t kFewestPackedKeys = tile::kTileDepth;  // of a task that packs for all
 inline constexpr std::int64_t kExactBlock = 64;  // keys of a tile where an overflow is computed again in fp32
 
 /// How the panels are dealt out; those of a kv head are those of all query heads that share it.
@@ -19,11 +20,12 @@ struct Partition {
     std::int64_t panels_per_kv_head;
     std::int64_t panels_per_task = kMaxPanels;
     std::int64_t tasks_per_kv_head;
-    std::int64_t kv_heads;  ///< of all batch members
-    std::int64_t blocks;    ///< of keys, of the longest member
-    int threads;            ///< that take part
-    bool split;             ///< a task is one block of keys, and a second loop merges
-    bool pack_in_task;      ///< keys that no other task uses, or so few that sharing them costs more
+    std::int64_t kv_heads;         ///< of all batch members
+    std::int64_t blocks;           ///< of keys, of the longest member
+    int threads;                   ///< that take part
+    bool split;                    ///< a task is one block of keys, and a second loop merges
+    bool pack_in_task;             ///< each task packs the keys of its panels for itself, into its own cache
+    std::int64_t packed_together;  ///< keys of a task that packs for all
 
     Partition(const Plan& plan, const PackedGeometry& g)
         : panels_per_kv_head(plan.problem.group() * g.panels),
@@ -31,18 +33,28 @@ struct Partition {
           blocks(ceil_div(plan.problem.len_kv, g.block_kv)),
           threads(worthwhile_threads(plan)) {
         const std::int64_t panels = kv_heads * panels_per_kv_head;
-        while (panels_per_task > 1 && panels < panels_per_task * threads * kTasksPerWorker) panels_per_task /= 2;
+        while (threads > 1 && panels_per_task > 1 && panels < panels_per_task * threads * kTasksPerWorker) {
+            panels_per_task /= 2;
+        }
         split = threads > 1 && blocks > 1 && panels < 2 * threads;
         if (split) panels_per_task = std::min(panels_per_kv_head, kMaxPanels);
         tasks_per_kv_head = ceil_div(panels_per_kv_head, std::max<std::int64_t>(1, panels_per_task));
-        pack_in_task = tasks_per_kv_head <= 1 || plan.problem.len_kv <= 4 * g.block_q;
+        // Packing a key takes about the time of two panels with it, and again as long when other cores must fetch it.
+        pack_in_task = tasks_per_kv_head <= 2 || plan.problem.len_kv <= 4 * g.block_q;
+        packed_together = g.block_kv_rows();
+        while (packed_together > kFewestPackedKeys &&
+               kv_heads * ceil_div(plan.problem.len_kv, packed_together) < kTasksPerWorker * threads) {
+            packed_together = round_up(packed_together / 2, tile::kTileDepth);
+        }
     }
 };
 
-/// O^T as products write it: 16 * dim_tiles_v rows, and a tile whose first row is the sum of the weights as they were
-/// rounded for the product.
+/// O^T as products write it: 16 * dim_tiles_v rows; in bf16, whose product takes rounded weights, also a tile whose
+/// first row is their sum.
 inline std::int64_t sum_row(const PackedGeometry& g) { return g.dim_tiles_v * tile::kTileRows; }
-inline std::int64_t value_rows(const PackedGeometry& g) { return sum_row(g) + tile::kTileRows; }
+inline std::int64_t value_rows(const PackedGeometry& g) { return sum_row(g) + (g.parts == 1 ? tile::kTileRows : 0); }
+/// Rows that a merge takes along.
+inline std::int64_t merged_rows(const PackedGeometry& g) { return sum_row(g) + (g.parts == 1 ? 1 : 0); }
 
 /// A panel's result: m, l, O^T [value_rows, lanes].
 inline std::int64_t sums_floats(const PackedGeometry& g) { return (2 + value_rows(g)) * g.lanes; }
@@ -54,7 +66,7 @@ struct Stage {
     float* maximum;        // [lanes], of s before its scale
 
     Stage(Arena& arena, const PackedGeometry& g)
-        : p(arena.take<Bf16>(g.block_kv_rows(), g.lanes)),
+        : p(arena.take<Bf16>(g.block_kv_rows(), g.lanes * g.parts)),
           state{arena.take<float>(g.lanes), arena.take<float>(g.lanes)},
           maximum(arena.take<float>(g.lanes)) {}
 };
@@ -86,11 +98,11 @@ struct Scratch {
           q_t(arena.take<float>(g.head_dim, g.lanes)),
           spare_o(arena.take<float>(g.head_dim_v, g.lanes)) {
         if (part.pack_in_task) {
-            k = arena.take<Bf16>(g.block_kv_rows(), g.depth_tiles * tile::kTileDepth);
-            for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_tiles_v * tile::kTileRows);
+            k = arena.take<Bf16>(g.block_kv_rows(), g.depth_row(g.depth_tiles));
+            for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
         }
         for (std::int64_t i = 0; i < part.panels_per_task; ++i) {
-            queries.push_back(arena.take<Bf16>(g.depth_tiles * tile::kTileDepth, g.lanes));
+            queries.push_back(arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes));
             totals.push_back(arena.take<float>(sums_floats(g)));
         }
     }
@@ -105,20 +117,23 @@ struct Scratch {
 struct Workspace {
     Bf16* k;                    // [heads_kv], row tiles [packed rows / 16][depth_tiles]
     Bf16* v;                    // [heads_kv], row tiles [packed rows / 32][dim_tiles_v]
-    char* v_finite;             // [kv_heads, blocks]
+    char* k_finite;             // [kv_heads, key groups]: of 32 keys each
+    char* v_finite;             // likewise
     float* partials = nullptr;  // [panel, block, sums], when keys are split
     std::vector<Scratch> workers;
 
     Workspace(Arena& arena, const Plan& plan, const PackedGeometry& g, const Partition& part) {
         const std::int64_t rows = part.pack_in_task ? 0 : packed_keys(plan.problem);
-        k = arena.take<Bf16>(plan.problem.heads_kv, rows, g.depth_tiles * tile::kTileDepth);
-        v = arena.take<Bf16>(plan.problem.heads_kv, rows, g.dim_tiles_v * tile::kTileRows);
-        v_finite = arena.take<char>(part.pack_in_task ? 0 : part.kv_heads, part.blocks);
+        k = arena.take<Bf16>(plan.problem.heads_kv, rows, g.depth_row(g.depth_tiles));
+        v = arena.take<Bf16>(plan.problem.heads_kv, rows, g.dim_row(g.dim_tiles_v));
+        k_finite = arena.take<char>(part.pack_in_task ? 0 : part.kv_heads, key_groups(plan));
+        v_finite = arena.take<char>(part.pack_in_task ? 0 : part.kv_heads, key_groups(plan));
         if (part.split) {
             partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.blocks, sums_floats(g));
         }
         for (int worker = 0; worker < part.threads; ++worker) workers.emplace_back(arena, g, part);
     }
+    static std::int64_t key_groups(const Plan& plan) { return ceil_div(plan.problem.len_kv, tile::kTileDepth); }
 };
 
 }  // namespace tessera::cpu::fa2

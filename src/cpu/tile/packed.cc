@@ -72,16 +72,29 @@ Unit best_unit() { return Unit::none; }
 
 #endif
 
-std::atomic<Unit>& chosen() {
-    static std::atomic<Unit> unit{best_unit()};
-    return unit;
+struct Choice {
+    std::atomic<Unit> unit{best_unit()};
+    std::atomic<bool> pack_fp32{unit == Unit::amx};
+};
+
+Choice& choice() {
+    static Choice choice;
+    return choice;
 }
 
 }  // namespace
 
-Unit unit() { return chosen().load(std::memory_order_relaxed); }
+Unit unit() { return choice().unit.load(std::memory_order_relaxed); }
 
-void set_unit_for_test(Unit unit) { chosen().store(unit, std::memory_order_relaxed); }
+bool packing_pays(DType dtype) {
+    if (unit() == Unit::none || parts_of(dtype) == 0) return false;
+    return dtype == DType::bf16 || choice().pack_fp32.load(std::memory_order_relaxed);
+}
+
+void set_unit_for_test(Unit unit, bool pack_fp32) {
+    choice().unit.store(unit, std::memory_order_relaxed);
+    choice().pack_fp32.store(pack_fp32, std::memory_order_relaxed);
+}
 
 bool has_unit([[maybe_unused]] Unit unit) {
     if (unit == Unit::none) return true;

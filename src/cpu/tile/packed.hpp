@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bf16 words of the tile vocabulary, for processors that multiply bf16 matrices: the layout stays queries-in-lanes
-// (tile.hpp), scores and sums stay fp32, and only what enters a product is packed into tiles of 1 KiB:
+// The packed words of the tile vocabulary, for processors that multiply bf16 matrices: the layout stays
+// queries-in-lanes (tile.hpp), scores and sums stay fp32, and only what enters a product is packed into tiles of 1 KiB:
 //
 //   row tile   [16 rows][32 deep]            left operand, row-major
 //   pair tile  [16 pairs][16 lanes][2]       right operand: rows 2p and 2p + 1 of a [32 deep, 16 lanes] matrix, lane by
@@ -9,6 +9,10 @@
 //
 // A product of a row tile and a pair tile adds 32 products to each of 16 x 16 fp32 sums: one TDPBF16PS of AMX, or 256
 // VDPBF16PS of AVX512-BF16. The words are compiled once for each of the two units (docs/decisions/packed-bf16.md).
+//
+// A number of more than bf16's 8 bits is packed in PARTS, the sum of which it is: fp32 in three, each of 8 bits. The
+// parts of a tile lie one after another, and a product of two such matrices is six products of parts
+// (docs/decisions/fp32-in-parts.md).
 #pragma once
 
 #include <cstdint>
@@ -21,7 +25,10 @@ namespace tessera::cpu::tile {
 
 inline constexpr std::int64_t kTileRows = 16;       // also the lanes of a pair tile
 inline constexpr std::int64_t kTileDepth = 32;      // products that one tile product adds to an element
-inline constexpr std::int64_t kTileElements = 512;  // of a row tile and of a pair tile
+inline constexpr std::int64_t kTileElements = 512;  // of a row tile and of a pair tile, in each part
+
+/// bf16 numbers whose sum an element of this type is; 0: such tensors aren't packed.
+constexpr int parts_of(DType dtype) { return dtype == DType::bf16 ? 1 : dtype == DType::fp32 ? 3 : 0; }
 
 /// What multiplies bf16 tiles.
 enum class Unit {
@@ -33,12 +40,18 @@ enum class Unit {
 /// The unit of this processor. AMX counts when the operating system grants its registers.
 Unit unit();
 
-/// Another unit, which the processor must have, until the next call. For tests; not while kernels run.
-void set_unit_for_test(Unit unit);
+/// Is packing tensors of this type faster than the words of tile.hpp? bf16 on any unit; fp32, whose product is six, on
+/// AMX only.
+bool packing_pays(DType dtype);
+
+/// Another unit, which the processor must have, until the next call; with `pack_fp32` it takes fp32 too. For tests; not
+/// while kernels run.
+void set_unit_for_test(Unit unit, bool pack_fp32);
 /// Does this processor run the words of that unit?
 bool has_unit(Unit unit);
 
-/// Tiles of a packed matrix: tile (i, j) begins at data + i * row_step + j * column_step elements.
+/// Tiles of a packed matrix: tile (i, j) begins at data + i * row_step + j * column_step elements, its further parts
+/// kTileElements apart from there.
 struct Tiles {
     Bf16* data = nullptr;
     std::int64_t row_step = 0;
@@ -53,9 +66,9 @@ enum class Form {
     column_pairs,  ///< pair tiles of M^T: tiles [dim / 32][rows / 16]
 };
 
-/// Packs rows first .. first + rows of a bf16 matrix; what the tiles have beyond rows and dim is 0.
-/// `finite_only`: elements that are NaN or infinite become 0. Returns whether all elements were finite (true without
-/// `finite_only`).
+/// Packs rows first .. first + rows of a matrix, in parts_of(its type); what the tiles have beyond rows and dim is 0.
+/// `finite_only`: elements that are NaN or infinite become 0. fp32 ones always do, and those of 2^127 and more, which
+/// parts can't hold (unpackable()). Returns whether no element became 0 for that.
 struct PackJob {
     HeadRows from;
     std::int64_t first = 0;
@@ -64,11 +77,16 @@ struct PackJob {
     Form form = Form::rows;
     Tiles to;
     bool finite_only = false;
+    float scale = 1;  ///< of fp32 elements, before they are parted
 };
 
-/// C[16 * m, 16 * n] fp32 = or += A B, for m x k row tiles and k x n pair tiles. An element is C, or 0, to which 32
-/// products after the other are added: a long product has the same bits in one call and in several that add.
+/// Is x one of the elements that are packed as 0, for the caller to add?
+constexpr bool unpackable(float x) { return !(x < 0x1p127F && x > -0x1p127F); }
+
+/// C[16 * m, 16 * n] fp32 = or += A B, for m x k row tiles and k x n pair tiles in `parts`. An element is C, or 0, to
+/// which 32 products after the other are added: a long product has the same bits in one call and in several that add.
 struct TileProduct {
+    int parts = 1;  ///< 1 or 3, of A and of B
     std::int64_t m = 0;
     std::int64_t n = 0;
     std::int64_t k = 0;
@@ -77,6 +95,9 @@ struct TileProduct {
     float* c = nullptr;  // [16 * m, c_stride]
     std::int64_t c_stride = 0;
     bool add = false;
+    /// Of numbers in parts: all products of smaller parts go before those of the largest, so that few roundings are of
+    /// a whole sum. Takes more loads; the bits are those of this k only.
+    bool small_first = false;
     float* maximum = nullptr;  ///< [16 * n] or null: takes the maximum of itself and every row of C
 };
 
@@ -90,6 +111,7 @@ struct WeightsJob {
     const float* maximum = nullptr;  ///< [lanes] or null: of s, when it is known
     float* m = nullptr;              // [lanes]
     float* l = nullptr;              // [lanes]
+    int parts = 1;                   ///< of P
     Bf16* p = nullptr;               // pair tiles, lane tiles next to each other
     const float* factors = nullptr;  ///< [keys, lanes] or null, of dropout: 1 where P is kept, else 0
 };
@@ -109,6 +131,7 @@ struct GradientJob {
     float kept = 1;                    ///< factor of a kept dP; that of P comes after the sum
     const float* cap_slope = nullptr;  ///< [keys, lanes] or null: the softcap's derivative
     const float* visible = nullptr;    ///< [keys, lanes] or null: where it is 0, P and dS are 0
+    int parts = 1;                     ///< of P and dS
     Tiles p_rows;                      ///< [keys / 16][lanes / 32]
     Tiles ds_rows;                     ///< likewise
     Tiles ds_pairs;                    ///< [keys / 32][lanes / 16]
@@ -122,11 +145,11 @@ struct PackedWords {
     /// Products and weights of independent data at once: the tile unit multiplies while the vector unit takes exp.
     void (*multiply_beside_weights)(std::span<const TileProduct>, const WeightsJob&);
     void (*gradient)(const GradientJob&);
-    /// to[first + i, c] = from[c, i] * lane_scale[i] in bf16, +0 for -0. Returns whether all are finite.
+    /// to[first + i, c] = from[c, i] * lane_scale[i] in bf16 or fp32, +0 for -0. Returns whether all are finite.
     /// from: [dim rounded up to 16, stride]; lane_scale: [rows rounded up to 16]
     bool (*store_columns)(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,
                           const float* lane_scale, const HeadRows& to, std::int64_t first);
-    /// sums[i] = sum over c of a[first + i, c] * b[first + i, c], bf16 rows of `dim` elements
+    /// sums[i] = sum over c of a[first + i, c] * b[first + i, c], bf16 or fp32 rows of `dim` elements
     void (*row_dots)(const HeadRows& a, const HeadRows& b, std::int64_t first, std::int64_t rows, std::int64_t dim,
                      float* sums);
     /// Between begin and end a thread may use the words; on AMX they set up and release its tile registers.

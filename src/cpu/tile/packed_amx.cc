@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bf16 words on AMX: TDPBF16PS multiplies a row tile by a pair tile and adds to 16 x 16 fp32 sums, 16 cycles each.
-// 2 x 2 sums, 2 left and 2 right tiles fill the eight tile registers: one load for each product.
+// The packed words on AMX: TDPBF16PS multiplies a row tile by a pair tile and adds to 16 x 16 fp32 sums, 16 cycles
+// each. 2 x 2 sums, 2 left and 2 right tiles fill the eight tile registers: one load for each product, and 14 for the
+// 24 of numbers in three parts.
 //
 // The tile intrinsics take register numbers as literals and tell the compiler nothing of the memory that they read or
 // write; fences around the words keep it from moving other accesses across.
@@ -47,31 +48,58 @@ inline void store_sums(float* c, std::int64_t stride) {
     if constexpr (kRows > 1 && kLanes > 1) _tile_stored(3, c + 16 * stride + 16, bytes);
 }
 
-template <int kRows, int kLanes, class Between>
-inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between& between) {
+/// Adds the products of parts kPairs<kParts>[kAt] up to [kEnd].
+template <int kParts, int kRows, int kLanes, std::size_t kAt, std::size_t kEnd, bool kFirst, class Between>
+inline void add_products(const Bf16* a, std::int64_t next_a, const Bf16* b, std::int64_t next_b, Between& between) {
     constexpr std::int64_t kRowBytes = 64;
+    constexpr PairOfParts kPair = kPairs<kParts>[kAt];
+    constexpr PairOfParts kBefore = kFirst ? PairOfParts{-1, -1} : kPairs<kParts>[kFirst ? 0 : kAt - 1];
+    constexpr bool kNewA = kBefore.a != kPair.a;
+    constexpr bool kNewB = kBefore.b != kPair.b;
+    const Bf16* part_a = a + kPair.a * kTileElements;
+    const Bf16* part_b = b + kPair.b * kTileElements;
+    if constexpr (kNewA) _tile_loadd(4, part_a, kRowBytes);
+    if constexpr (kNewB) _tile_loadd(6, part_b, kRowBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kLanes > 1) {
+        if constexpr (kNewB) _tile_loadd(7, part_b + next_b, kRowBytes);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (kRows > 1) {
+        if constexpr (kNewA) _tile_loadd(5, part_a + next_a, kRowBytes);
+        _tile_dpbf16ps(2, 5, 6);
+    }
+    if constexpr (kRows > 1 && kLanes > 1) _tile_dpbf16ps(3, 5, 7);
+    between();
+    if constexpr (kAt + 1 < kEnd) {
+        add_products<kParts, kRows, kLanes, kAt + 1, kEnd, false>(a, next_a, b, next_b, between);
+    }
+}
+
+/// The same over all of k.
+template <int kParts, int kRows, int kLanes, std::size_t kAt, std::size_t kEnd, class Between>
+inline void add_all(const TileProduct& p, std::int64_t i, std::int64_t j, Between& between) {
+    const Bf16* a = p.a.data + i * p.a.row_step;
+    const Bf16* b = p.b.data + j * p.b.column_step;
+    for (std::int64_t k = 0; k < p.k; ++k) {
+        add_products<kParts, kRows, kLanes, kAt, kEnd, true>(a, p.a.row_step, b, p.b.column_step, between);
+        a += p.a.column_step;
+        b += p.b.row_step;
+    }
+}
+
+template <int kParts, int kRows, int kLanes, class Between>
+inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between& between) {
     float* c = p.c + i * kTileRows * p.c_stride + j * kTileRows;
     compiler_fence();
     if (p.add) load_sums<kRows, kLanes>(c, p.c_stride);
     else clear_sums<kRows, kLanes>();
-    const Bf16* a = p.a.data + i * p.a.row_step;
-    const Bf16* b = p.b.data + j * p.b.column_step;
-    for (std::int64_t k = 0; k < p.k; ++k) {
-        _tile_loadd(4, a, kRowBytes);
-        _tile_loadd(6, b, kRowBytes);
-        _tile_dpbf16ps(0, 4, 6);
-        if constexpr (kLanes > 1) {
-            _tile_loadd(7, b + p.b.column_step, kRowBytes);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if constexpr (kRows > 1) {
-            _tile_loadd(5, a + p.a.row_step, kRowBytes);
-            _tile_dpbf16ps(2, 5, 6);
-        }
-        if constexpr (kRows > 1 && kLanes > 1) _tile_dpbf16ps(3, 5, 7);
-        a += p.a.column_step;
-        b += p.b.row_step;
-        between();
+    constexpr std::size_t kAll = std::size(kPairs<kParts>);
+    if (kParts > 1 && p.small_first) {
+        add_all<kParts, kRows, kLanes, 0, kAll - 1>(p, i, j, between);
+        add_all<kParts, kRows, kLanes, kAll - 1, kAll>(p, i, j, between);
+    } else {
+        add_all<kParts, kRows, kLanes, 0, kAll>(p, i, j, between);
     }
     store_sums<kRows, kLanes>(c, p.c_stride);
     compiler_fence();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bf16 words on AVX512-BF16: VDPBF16PS adds two products to each of 16 lanes. 8 x 2 accumulators take 16 of them
+// The packed words on AVX512-BF16: VDPBF16PS adds two products to each of 16 lanes. 8 x 2 accumulators take 16 of them
 // for 10 loads.
 #include <immintrin.h>
 
@@ -20,7 +20,7 @@ namespace {
 #include "cpu/tile/packed_softmax-inl.hpp"
 
 /// 8 rows of one row tile by kLanes pair tiles.
-template <int kLanes>
+template <int kParts, int kLanes>
 inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, std::int64_t j) {
     constexpr int kRows = 8;
     float* c = p.c + (i * kTileRows + half * kRows) * p.c_stride + j * kTileRows;
@@ -30,20 +30,27 @@ inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, 
             sums[r][v] = p.add ? _mm512_load_ps(c + r * p.c_stride + v * kTileRows) : _mm512_setzero_ps();
         }
     }
-    for (std::int64_t k = 0; k < p.k; ++k) {
-        const Bf16* a = p.a.data + i * p.a.row_step + k * p.a.column_step + half * kRows * kTileDepth;
-        const Bf16* b = p.b.data + k * p.b.row_step + j * p.b.column_step;
-        for (int pair = 0; pair < 16; ++pair) {
-            __m512bh from_b[kLanes];
-            TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
-                from_b[v] = from_bits(_mm512_load_si512(b + v * p.b.column_step + pair * kTileDepth));
-            }
-            TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
-                std::int32_t two;
-                std::memcpy(&two, a + r * kTileDepth + 2 * pair, sizeof two);
-                const __m512bh from_a = from_bits(_mm512_set1_epi32(two));
+    // Once over k for all pairs of parts, or, with the small products first, twice.
+    constexpr std::size_t kAll = std::size(kPairs<kParts>);
+    const std::size_t before = kParts > 1 && p.small_first ? kAll - 1 : kAll;
+    for (std::int64_t step = 0; step < (before < kAll ? 2 * p.k : p.k); ++step) {
+        const std::int64_t k = step < p.k ? step : step - p.k;
+        for (std::size_t pair = step < p.k ? 0 : before; pair < (step < p.k ? before : kAll); ++pair) {
+            const PairOfParts parts = kPairs<kParts>[pair];
+            const Bf16* a = tile_of(p.a, i, k) + parts.a * kTileElements + half * kRows * kTileDepth;
+            const Bf16* b = tile_of(p.b, k, j) + parts.b * kTileElements;
+            for (int d = 0; d < 16; ++d) {
+                __m512bh from_b[kLanes];
                 TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
-                    sums[r][v] = _mm512_dpbf16_ps(sums[r][v], from_a, from_b[v]);
+                    from_b[v] = from_bits(_mm512_load_si512(b + v * p.b.column_step + d * kTileDepth));
+                }
+                TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
+                    std::int32_t two;
+                    std::memcpy(&two, a + r * kTileDepth + 2 * d, sizeof two);
+                    const __m512bh from_a = from_bits(_mm512_set1_epi32(two));
+                    TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
+                        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], from_a, from_b[v]);
+                    }
                 }
             }
         }
@@ -55,10 +62,10 @@ inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, 
     }
 }
 
-template <int kRows, int kLanes, class Between>
+template <int kParts, int kRows, int kLanes, class Between>
 inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between& between) {
-    for (std::int64_t half = 0; half < 2 * kRows; ++half) half_block<kLanes>(p, i + half / 2, half % 2, j);
-    for (std::int64_t k = 0; k < p.k; ++k) between();
+    for (std::int64_t half = 0; half < 2 * kRows; ++half) half_block<kParts, kLanes>(p, i + half / 2, half % 2, j);
+    for (std::size_t step = 0; step < static_cast<std::size_t>(p.k) * std::size(kPairs<kParts>); ++step) between();
 }
 
 #include "cpu/tile/packed_multiply-inl.hpp"

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loops around a unit's block of 2 x 2 tiles, and the table of its words. Included inside the namespace and the
-// target attributes of a unit's file, which has defined
-// block<kRows, kLanes>: C of kRows x kLanes tiles from tile (i, j) on. It calls what it is given to do between products
-// once for each step of k.
+// The loops around a unit's block of 2 x 2 tiles. Included inside the namespace and the target attributes of a unit's
+// file, which has defined block<kParts, kRows, kLanes>: C of kRows x kLanes tiles from tile (i, j) on. It calls what it
+// is given to do between products once for each product of parts in each step of k.
 
 inline void take_maximum(const TileProduct& p, std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t lanes) {
     for (std::int64_t lane = j * 16; lane < (j + lanes) * 16; lane += 16) {
@@ -19,24 +18,30 @@ inline void take_maximum(const TileProduct& p, std::int64_t i, std::int64_t rows
     }
 }
 
-template <int kRows, class Between>
+template <int kParts, int kRows, class Between>
 inline void row_of_blocks(const TileProduct& p, std::int64_t i, Between& between) {
     std::int64_t j = 0;
     for (; j + 2 <= p.n; j += 2) {
-        block<kRows, 2>(p, i, j, between);
+        block<kParts, kRows, 2>(p, i, j, between);
         if (p.maximum != nullptr) take_maximum(p, i, kRows, j, 2);
     }
     if (j < p.n) {
-        block<kRows, 1>(p, i, j, between);
+        block<kParts, kRows, 1>(p, i, j, between);
         if (p.maximum != nullptr) take_maximum(p, i, kRows, j, 1);
     }
 }
 
+template <int kParts, class Between>
+inline void product_in_parts(const TileProduct& p, Between& between) {
+    std::int64_t i = 0;
+    for (; i + 2 <= p.m; i += 2) row_of_blocks<kParts, 2>(p, i, between);
+    if (i < p.m) row_of_blocks<kParts, 1>(p, i, between);
+}
+
 template <class Between>
 inline void product(const TileProduct& p, Between& between) {
-    std::int64_t i = 0;
-    for (; i + 2 <= p.m; i += 2) row_of_blocks<2>(p, i, between);
-    if (i < p.m) row_of_blocks<1>(p, i, between);
+    if (p.parts == 1) product_in_parts<1>(p, between);
+    else product_in_parts<3>(p, between);
 }
 
 struct Nothing {
@@ -57,7 +62,9 @@ struct SomeWeights {
 
 inline void multiply_beside_weights(std::span<const TileProduct> products, const WeightsJob& job) {
     std::int64_t steps = 0;
-    for (const TileProduct& p : products) steps += (p.m + 1) / 2 * ((p.n + 1) / 2) * p.k;
+    for (const TileProduct& p : products) {
+        steps += (p.m + 1) / 2 * ((p.n + 1) / 2) * p.k * (p.parts == 1 ? std::size(kPairs<1>) : std::size(kPairs<3>));
+    }
     WeightsInSteps in_steps(job);
     SomeWeights some{in_steps, steps == 0 ? 0 : (in_steps.left() + steps - 1) / steps};
     for (const TileProduct& p : products) product(p, some);

@@ -4,10 +4,10 @@
 // inside the namespace and the target attributes of a unit's file.
 
 /// exp(x) for x <= 0 as in softmax.cc: 4e-7 relative, exp(0) = 1, exp(-inf) = 0, NaN stays NaN.
-inline __m512 exp_of_nonpositive(__m512 x) {
-    // Results under 2^-126 are 0, by the mask: SCALEF takes hundreds of cycles to make a subnormal number, or a 0 of
-    // one.
-    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.33654F), _CMP_NLT_UQ);
+/// Results under exp(lowest) are 0.
+inline __m512 exp_of_nonpositive(__m512 x, float lowest) {
+    // By a mask: SCALEF takes hundreds of cycles to make a subnormal number, or a 0 of one.
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(lowest), _CMP_NLT_UQ);
     const __m512 magic = _mm512_set1_ps(12582912.0F);
     const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), magic), magic);
     const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693147181F), x);
@@ -17,6 +17,23 @@ inline __m512 exp_of_nonpositive(__m512 x) {
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.fffff6p-1F));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
     return _mm512_maskz_scalef_ps(normal, p, n);
+}
+
+/// The exponent under which a weight counts as 0: ln 2^-126, and with three parts ln 2^-102, so that each part is a
+/// normal number. Neither adds anything to a sum that holds a 1.
+template <int kParts>
+inline constexpr float kLowest = kParts == 1 ? -87.33654F : -70.70101F;
+
+/// Parts of x by cutting: 8 bits each, the last exactly what is left. What cutting has over rounding is that NaN stays
+/// NaN and infinity infinite.
+template <int kParts>
+inline void cut(__m512 x, __m512 (&parts)[kParts]) {
+    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
+    for (int part = 0; part + 1 < kParts; ++part) {
+        parts[part] = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), mask));
+        x = _mm512_sub_ps(x, parts[part]);
+    }
+    parts[kParts - 1] = x;
 }
 
 inline __m512bh from_bits(__m512i x) {
@@ -44,6 +61,28 @@ inline __m512i to_bf16_pairs(__m512 even, __m512 odd) {
     return _mm512_mask_blend_epi16(0xAAAAAAAA, low, high);
 }
 
+/// The same of numbers that bf16 holds exactly.
+inline __m512i exact_bf16_pairs(__m512 even, __m512 odd) {
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(_mm512_castps_si512(even), 16),
+                                   _mm512_castps_si512(odd));
+}
+
+/// Stores a pair tile's row, in parts.
+template <int kParts>
+inline void store_pairs(Bf16* to, __m512 even, __m512 odd) {
+    if constexpr (kParts == 1) {
+        _mm512_store_si512(to, to_bf16_pairs(even, odd));
+    } else {
+        __m512 of_even[kParts];
+        __m512 of_odd[kParts];
+        cut(even, of_even);
+        cut(odd, of_odd);
+        for (int part = 0; part < kParts; ++part) {
+            _mm512_store_si512(to + part * kTileElements, exact_bf16_pairs(of_even[part], of_odd[part]));
+        }
+    }
+}
+
 inline __m512 column_maximum(const float* s, std::int64_t keys, std::int64_t stride) {
     __m512 max[4];
     for (__m512& x : max) x = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
@@ -69,8 +108,9 @@ class WeightsInSteps {
 
     void run(std::int64_t count) {
         for (; count > 0 && left_ > 0; --count, --left_) {
-            if (key_ + kKeys <= job_.keys && job_.factors == nullptr) step();
-            else partial_step();
+            const bool whole = key_ + kKeys <= job_.keys && job_.factors == nullptr;
+            if (job_.parts == 1) whole ? step<1>() : partial_step<1>();
+            else whole ? step<3>() : partial_step<3>();
             key_ += kKeys;
             if (key_ % kTileDepth == 0) end_tile();
         }
@@ -91,48 +131,52 @@ class WeightsInSteps {
         key_ = 0;
     }
 
-    __m512 weight(const float* s, __m512 scale, __m512 shift) const {
-        return exp_of_nonpositive(_mm512_sub_ps(_mm512_mul_ps(_mm512_loadu_ps(s), scale), shift));
+    template <int kParts>
+    static __m512 weight(const float* s, __m512 scale, __m512 shift) {
+        return exp_of_nonpositive(_mm512_sub_ps(_mm512_mul_ps(_mm512_loadu_ps(s), scale), shift), kLowest<kParts>);
     }
     /// Where the weights of key_ go.
+    template <int kParts>
     Bf16* pairs() const {
-        Bf16* tile = job_.p + (key_ / kTileDepth * lane_tiles_ + lane_tile_) * kTileElements;
+        Bf16* tile = job_.p + (key_ / kTileDepth * lane_tiles_ + lane_tile_) * kTileElements * kParts;
         return tile + key_ % kTileDepth * kTileRows;
     }
 
+    template <int kParts>
     void step() {
         const float* s = job_.s + key_ * job_.lanes + lane_tile_ * kTileRows;
         const std::int64_t lanes = job_.lanes;
         const __m512 scale = _mm512_set1_ps(job_.scale);
         const __m512 shift = shift_;
-        Bf16* to = pairs();
+        Bf16* to = pairs<kParts>();
         __m512 even_sum = even_sum_;
         __m512 odd_sum = odd_sum_;
         for (int pair = 0; pair < kKeys / 2; ++pair) {
-            const __m512 even = weight(s + 2 * pair * lanes, scale, shift);
-            const __m512 odd = weight(s + (2 * pair + 1) * lanes, scale, shift);
+            const __m512 even = weight<kParts>(s + 2 * pair * lanes, scale, shift);
+            const __m512 odd = weight<kParts>(s + (2 * pair + 1) * lanes, scale, shift);
             even_sum = _mm512_add_ps(even_sum, even);
             odd_sum = _mm512_add_ps(odd_sum, odd);
-            _mm512_store_si512(to + pair * kTileDepth, to_bf16_pairs(even, odd));
+            store_pairs<kParts>(to + pair * kTileDepth, even, odd);
         }
         even_sum_ = even_sum;
         odd_sum_ = odd_sum;
     }
 
     /// With keys beyond the last, whose weight is 0, or with dropout.
+    template <int kParts>
     void partial_step() {
         const __m512 scale = _mm512_set1_ps(job_.scale);
-        Bf16* to = pairs();
+        Bf16* to = pairs<kParts>();
         for (std::int64_t key = key_; key < key_ + kKeys; key += 2) {
             __m512 p[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
             for (std::int64_t i = 0; i < 2 && key + i < job_.keys; ++i) {
                 const std::int64_t at = (key + i) * job_.lanes + lane_tile_ * kTileRows;
-                p[i] = weight(job_.s + at, scale, shift_);
+                p[i] = weight<kParts>(job_.s + at, scale, shift_);
                 __m512& sum = i == 0 ? even_sum_ : odd_sum_;
                 sum = _mm512_add_ps(sum, p[i]);
                 if (job_.factors != nullptr) p[i] = _mm512_mul_ps(p[i], _mm512_loadu_ps(job_.factors + at));
             }
-            _mm512_store_si512(to + (key - key_) / 2 * kTileDepth, to_bf16_pairs(p[0], p[1]));
+            store_pairs<kParts>(to + (key - key_) / 2 * kTileDepth, p[0], p[1]);
         }
     }
 
@@ -168,13 +212,14 @@ struct WeightAndGradient {
     __m512 ds;
 };
 
+template <int kParts>
 inline WeightAndGradient gradient_of(const GradientJob& job, std::int64_t key, std::int64_t lane) {
     if (key >= job.keys) return {_mm512_setzero_ps(), _mm512_setzero_ps()};
     const std::int64_t at = key * job.lanes + lane;
     const __m512 s = _mm512_mul_ps(_mm512_loadu_ps(job.s + at), _mm512_set1_ps(job.scale));
     // A weight is at most 1: where the LSE was rounded below a score, the difference is cut to 0. NaN comes second.
     const __m512 x = _mm512_min_ps(_mm512_setzero_ps(), _mm512_sub_ps(s, _mm512_loadu_ps(job.lse + lane)));
-    __m512 p = exp_of_nonpositive(x);
+    __m512 p = exp_of_nonpositive(x, kLowest<kParts>);
     if (job.norm != nullptr) p = _mm512_mul_ps(p, _mm512_loadu_ps(job.norm + lane));
     __m512 dp = _mm512_loadu_ps(job.dp + at);
     if (job.factors != nullptr) {
@@ -191,22 +236,45 @@ inline WeightAndGradient gradient_of(const GradientJob& job, std::int64_t key, s
     return {p, ds};
 }
 
-inline void gradient(const GradientJob& job) {
-    for (std::int64_t key = 0; key < (job.keys + 31) / 32 * 32; key += 2) {
-        for (std::int64_t lane = 0; lane < job.lanes; lane += 32) {
-            const WeightAndGradient even_low = gradient_of(job, key, lane);
-            const WeightAndGradient even_high = gradient_of(job, key, lane + 16);
-            const WeightAndGradient odd_low = gradient_of(job, key + 1, lane);
-            const WeightAndGradient odd_high = gradient_of(job, key + 1, lane + 16);
-            Bf16* p = tile_of(job.p_rows, key / 16, lane / 32) + key % 16 * 32;
-            Bf16* ds = tile_of(job.ds_rows, key / 16, lane / 32) + key % 16 * 32;
-            _mm512_store_si512(p, to_bf16(even_low.p, even_high.p));
-            _mm512_store_si512(p + 32, to_bf16(odd_low.p, odd_high.p));
-            _mm512_store_si512(ds, to_bf16(even_low.ds, even_high.ds));
-            _mm512_store_si512(ds + 32, to_bf16(odd_low.ds, odd_high.ds));
-            Bf16* pairs = tile_of(job.ds_pairs, key / 32, lane / 16) + key % 32 * 16;
-            _mm512_store_si512(pairs, to_bf16_pairs(even_low.ds, odd_low.ds));
-            _mm512_store_si512(pairs + job.ds_pairs.column_step, to_bf16_pairs(even_high.ds, odd_high.ds));
+/// Two rows' 32 lanes into a row tile, in parts.
+template <int kParts>
+inline void store_row_of_tile(Bf16* to, __m512 low, __m512 high) {
+    if constexpr (kParts == 1) {
+        _mm512_store_si512(to, to_bf16(low, high));
+    } else {
+        __m512 of_low[kParts];
+        __m512 of_high[kParts];
+        cut(low, of_low);
+        cut(high, of_high);
+        for (int part = 0; part < kParts; ++part) {
+            _mm512_store_si512(to + part * kTileElements, upper_halves(of_low[part], of_high[part]));
         }
     }
+}
+
+template <int kParts>
+inline void gradient_in_parts(const GradientJob& job) {
+    for (std::int64_t key = 0; key < (job.keys + 31) / 32 * 32; key += 2) {
+        for (std::int64_t lane = 0; lane < job.lanes; lane += 32) {
+            const WeightAndGradient even_low = gradient_of<kParts>(job, key, lane);
+            const WeightAndGradient even_high = gradient_of<kParts>(job, key, lane + 16);
+            const WeightAndGradient odd_low = gradient_of<kParts>(job, key + 1, lane);
+            const WeightAndGradient odd_high = gradient_of<kParts>(job, key + 1, lane + 16);
+            Bf16* p = tile_of(job.p_rows, key / 16, lane / 32) + key % 16 * 32;
+            Bf16* ds = tile_of(job.ds_rows, key / 16, lane / 32) + key % 16 * 32;
+            store_row_of_tile<kParts>(p, even_low.p, even_high.p);
+            store_row_of_tile<kParts>(p + 32, odd_low.p, odd_high.p);
+            store_row_of_tile<kParts>(ds, even_low.ds, even_high.ds);
+            store_row_of_tile<kParts>(ds + 32, odd_low.ds, odd_high.ds);
+            Bf16* pairs = tile_of(job.ds_pairs, key / 32, lane / 16) + key % 32 * 16;
+            store_pairs<kParts>(pairs, even_low.ds, odd_low.ds);
+            store_pairs<kParts>(pairs + job.ds_pairs.column_step, even_high.ds, odd_high.ds);
+        }
+    }
+}
+
+inline void gradient(const GradientJob& job) {
+    if (job.parts == 1) return gradient_in_parts<1>(job);
+    const FlushSubnormal flush;
+    gradient_in_parts<3>(job);
 }

@@ -1,11 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tables that the units' files define, for packed.cc. x86-64 only.
+// What the units' files share: the tables that they define for packed.cc, and which parts they multiply. x86-64 only.
 #pragma once
+
+#include <iterator>
 
 #include "cpu/tile/packed.hpp"
 
 namespace tessera::cpu::tile {
+
+/// A part of the left operand times one of the right.
+struct PairOfParts {
+    int a;
+    int b;
+};
+
+/// The products whose sum is the product of two numbers in parts. Of three parts each, those left out are under 2^-24
+/// of the whole: (1, 2), (2, 1) and (2, 2). The order changes one part at a time where it can, for the other stays
+/// loaded; the largest product is the last.
+template <int kParts>
+inline constexpr PairOfParts kPairs[1] = {{0, 0}};
+template <>
+inline constexpr PairOfParts kPairs<3>[6] = {{0, 2}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 0}};
 
 extern const PackedWords kDotWords;
 extern const PackedWords kAmxWords;
