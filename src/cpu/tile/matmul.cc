@@ -128,6 +128,61 @@ void Matmul(const Product& p) {
     }
 }
 
+/// Calls body(first lane, end, keys) for the lanes in turn, as many together as see the same of a tile's `keys`.
+template <class Body>
+HWY_INLINE void for_each_step(const Place& place, std::int64_t lanes, std::int64_t keys, const Body& body) {
+    for (std::int64_t lane = 0, end = 0; lane < lanes; lane = end) {
+        const Range seen = place.keys_of_lanes(lane, keys);
+        for (end = lane + kLanes; end < lanes && place.keys_of_lanes(end, keys) == seen;) end += kLanes;
+        body(lane, end, seen);
+    }
+}
+
+/// Lanes [first, end) of a product.
+HWY_INLINE Product lanes_of(const Product& p, std::int64_t first, std::int64_t end) {
+    Product part = p;
+    part.n = end - first;
+    part.b += first;
+    part.c += first;
+    if (p.lane_scale != nullptr) part.lane_scale += first;
+    return part;
+}
+
+void MatmulVisibleScores(const Product& p, const Place& place) {
+    for_each_step(place, p.n, p.m, [&](std::int64_t lane, std::int64_t end, const Range& keys) HWY_ATTR {
+        Product part = lanes_of(p, lane, end);
+        part.m = keys.size();
+        part.a += keys.begin * p.a_row;
+        part.c += keys.begin * p.c_stride;
+        Matmul(part);
+    });
+}
+
+void MatmulVisibleKeys(const Product& p, const Place& place) {
+    for_each_step(place, p.n, p.k, [&](std::int64_t lane, std::int64_t end, const Range& keys) HWY_ATTR {
+        Product part = lanes_of(p, lane, end);
+        part.k = keys.size();
+        part.a += keys.begin * p.a_k;
+        part.b += keys.begin * p.b_stride;
+        Matmul(part);
+    });
+}
+
+void MatmulVisibleQueries(const Product& p, const Place& place) {
+    for (std::int64_t lane = 0; lane < p.n; lane += kMaxVectors * kWidth) {
+        Product part = lanes_of(p, lane, p.n < lane + kMaxVectors * kWidth ? p.n : lane + kMaxVectors * kWidth);
+        for (std::int64_t row = 0; row < p.m; row += kMaxRows) {
+            part.m = p.m - row < kMaxRows ? p.m - row : kMaxRows;
+            const Range queries = place.queries_of_keys(row, row + part.m, p.k);
+            part.k = queries.size();
+            part.a = p.a + row * p.a_row + queries.begin * p.a_k;
+            part.b = p.b + lane + queries.begin * p.b_stride;
+            part.c = p.c + lane + row * p.c_stride;
+            Matmul(part);
+        }
+    }
+}
+
 void MatmulHiddenKeys(const Product& p, const Place& place) {
     const D d;
     const hn::RebindToSigned<D> di;
@@ -176,10 +231,22 @@ HWY_AFTER_NAMESPACE();
 namespace tessera::cpu::tile {
 
 HWY_EXPORT(Matmul);
+HWY_EXPORT(MatmulVisibleScores);
+HWY_EXPORT(MatmulVisibleKeys);
+HWY_EXPORT(MatmulVisibleQueries);
 HWY_EXPORT(MatmulHiddenKeys);
 HWY_EXPORT(MatmulHiddenQueries);
 
 void matmul(const Product& product) { HWY_DYNAMIC_DISPATCH(Matmul)(product); }
+void matmul_visible_scores(const Product& product, const Place& place) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleScores)(product, place);
+}
+void matmul_visible_keys(const Product& product, const Place& place) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleKeys)(product, place);
+}
+void matmul_visible_queries(const Product& product, const Place& place) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleQueries)(product, place);
+}
 void matmul_hidden_keys(const Product& product, const Place& place) {
     HWY_DYNAMIC_DISPATCH(MatmulHiddenKeys)(product, place);
 }
