@@ -121,14 +121,23 @@ void NarrowRow(const float* from, std::int64_t dim, const HeadRows& to, std::int
 bool AllFinite(const float* matrix, std::int64_t stride, std::int64_t rows, std::int64_t dim) {
     const D d;
     // x * 0 is 0 for finite x and NaN otherwise; NaN survives the sum.
-    V sum = hn::Zero(d);
+    // Four sums hide the latency.
+    V sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+    const auto add = [&](V& sum, const float* at) HWY_ATTR { sum = hn::MulAdd(hn::LoadU(d, at), hn::Zero(d), sum); };
     float rest = 0;
     for (std::int64_t r = 0; r < rows; ++r) {
+        const float* row = matrix + r * stride;
         std::int64_t c = 0;
-        for (; c + kWidth <= dim; c += kWidth)
-            sum = hn::MulAdd(hn::LoadU(d, matrix + r * stride + c), hn::Zero(d), sum);
-        for (; c < dim; ++c) rest += matrix[r * stride + c] * 0.0F;
+        for (; c + 4 * kWidth <= dim; c += 4 * kWidth) {
+            add(sum0, row + c);
+            add(sum1, row + c + kWidth);
+            add(sum2, row + c + 2 * kWidth);
+            add(sum3, row + c + 3 * kWidth);
+        }
+        for (; c + kWidth <= dim; c += kWidth) add(sum0, row + c);
+        for (; c < dim; ++c) rest += row[c] * 0.0F;
     }
+    const V sum = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
     return rest == 0 && hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)));
 }
 

@@ -3,6 +3,8 @@
 // The tile product. Registers hold kRows x kVectors accumulators; each step of k loads kVectors vectors of B and
 // broadcasts kRows scalars of A: 24 multiply-adds for 10 loads on AVX-512 (6 x 4 vectors of 16), 12 for 8 on AVX2
 // (6 x 2 of 8), so that the multiply-add units, not the load ports, are the limit (docs/decisions/queries-in-lanes.md).
+#include <algorithm>
+
 #include "cpu/tile/tile.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -128,57 +130,48 @@ void Matmul(const Product& p) {
     }
 }
 
-/// Calls body(first lane, end, keys) for the lanes in turn, as many together as see the same of a tile's `keys`.
-template <class Body>
-HWY_INLINE void for_each_step(const Place& place, std::int64_t lanes, std::int64_t keys, const Body& body) {
-    for (std::int64_t lane = 0, end = 0; lane < lanes; lane = end) {
-        const Range seen = place.keys_of_lanes(lane, keys);
-        for (end = lane + kLanes; end < lanes && place.keys_of_lanes(end, keys) == seen;) end += kLanes;
-        body(lane, end, seen);
-    }
-}
-
-/// Lanes [first, end) of a product.
-HWY_INLINE Product lanes_of(const Product& p, std::int64_t first, std::int64_t end) {
+/// Rows `rows` and lanes `lanes` of C, from steps `steps` of k.
+HWY_INLINE void matmul_part(const Product& p, const Range& rows, const Range& lanes, const Range& steps) {
     Product part = p;
-    part.n = end - first;
-    part.b += first;
-    part.c += first;
-    if (p.lane_scale != nullptr) part.lane_scale += first;
-    return part;
+    part.m = rows.size();
+    part.n = lanes.size();
+    part.k = steps.size();
+    part.a += rows.begin * p.a_row + steps.begin * p.a_k;
+    part.b += steps.begin * p.b_stride + lanes.begin;
+    part.c += rows.begin * p.c_stride + lanes.begin;
+    if (p.lane_scale != nullptr) part.lane_scale += lanes.begin;
+    Matmul(part);
 }
 
 void MatmulVisibleScores(const Product& p, const Place& place) {
-    for_each_step(place, p.n, p.m, [&](std::int64_t lane, std::int64_t end, const Range& keys) HWY_ATTR {
-        Product part = lanes_of(p, lane, end);
-        part.m = keys.size();
-        part.a += keys.begin * p.a_row;
-        part.c += keys.begin * p.c_stride;
-        Matmul(part);
-    });
+    const auto lanes_of = [&](std::int64_t key) {
+        const Range seeing = place.queries_of_keys(key, key + 1, p.n);
+        return Range{seeing.begin / kLanes * kLanes, padded(seeing.end)};
+    };
+    for (std::int64_t key = 0, end = 0; key < p.m; key = end) {
+        // Keys that the same lanes see go together.
+        const Range lanes = lanes_of(key);
+        for (end = key + 1; end < p.m && lanes_of(end) == lanes;) ++end;
+        matmul_part(p, {key, end}, lanes, {0, p.k});
+    }
 }
 
 void MatmulVisibleKeys(const Product& p, const Place& place) {
-    for_each_step(place, p.n, p.k, [&](std::int64_t lane, std::int64_t end, const Range& keys) HWY_ATTR {
-        Product part = lanes_of(p, lane, end);
-        part.k = keys.size();
-        part.a += keys.begin * p.a_k;
-        part.b += keys.begin * p.b_stride;
-        Matmul(part);
-    });
+    for (std::int64_t lane = 0, end = 0; lane < p.n; lane = end) {
+        // Lanes that see the same keys go together.
+        const Range keys = place.keys_of_lanes(lane, p.k);
+        for (end = lane + kLanes; end < p.n && place.keys_of_lanes(end, p.k) == keys;) end += kLanes;
+        matmul_part(p, {0, p.m}, {lane, end}, keys);
+    }
 }
 
 void MatmulVisibleQueries(const Product& p, const Place& place) {
-    for (std::int64_t lane = 0; lane < p.n; lane += kMaxVectors * kWidth) {
-        Product part = lanes_of(p, lane, p.n < lane + kMaxVectors * kWidth ? p.n : lane + kMaxVectors * kWidth);
-        for (std::int64_t row = 0; row < p.m; row += kMaxRows) {
-            part.m = p.m - row < kMaxRows ? p.m - row : kMaxRows;
-            const Range queries = place.queries_of_keys(row, row + part.m, p.k);
-            part.k = queries.size();
-            part.a = p.a + row * p.a_row + queries.begin * p.a_k;
-            part.b = p.b + lane + queries.begin * p.b_stride;
-            part.c = p.c + lane + row * p.c_stride;
-            Matmul(part);
+    constexpr std::int64_t kColumn = kMaxVectors * kWidth;
+    for (std::int64_t lane = 0; lane < p.n; lane += kColumn) {
+        const Range lanes{lane, std::min(p.n, lane + kColumn)};
+        for (std::int64_t key = 0; key < p.m; key += kMaxRows) {
+            const Range keys{key, std::min(p.m, key + kMaxRows)};
+            matmul_part(p, keys, lanes, place.queries_of_keys(keys.begin, keys.end, p.k));
         }
     }
 }
