@@ -141,34 +141,58 @@ bool AllFinite(const float* matrix, std::int64_t stride, std::int64_t rows, std:
     return rest == 0 && hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)));
 }
 
-/// to[c, r] = from[r, c] * scale[c] + 0, for [rows, columns] in blocks of 4 x 4. The + 0 makes -0 to +0.
+/// Four numbers from every fourth row, a 128-bit block for each.
+template <class DW>
+HWY_INLINE hn::Vec<DW> load_every_fourth_row(DW dw, const float* at, std::int64_t stride) {
+    if constexpr (hn::MaxLanes(DW()) == 4) {
+        return hn::LoadU(dw, at);
+    } else {
+        const hn::Half<DW> half;
+        constexpr auto kRows = static_cast<std::int64_t>(hn::MaxLanes(half));
+        return hn::Combine(dw, load_every_fourth_row(half, at + kRows * stride, stride),
+                           load_every_fourth_row(half, at, stride));
+    }
+}
+
+/// Transpose() for as many rows as a vector has lanes, and columns a multiple of 4: in each block 4 x 4 numbers.
+template <class DW>
+HWY_INLINE void transpose_rows(DW dw, const float* from, std::int64_t from_stride, std::int64_t columns,
+                               const float* scale, float* to, std::int64_t to_stride) {
+    const hn::Repartition<std::uint64_t, DW> pairs;
+    const auto zero = hn::Zero(dw);
+    for (std::int64_t c = 0; c < columns; c += 4) {
+        const auto row0 = load_every_fourth_row(dw, from + c, from_stride);
+        const auto row1 = load_every_fourth_row(dw, from + c + from_stride, from_stride);
+        const auto row2 = load_every_fourth_row(dw, from + c + 2 * from_stride, from_stride);
+        const auto row3 = load_every_fourth_row(dw, from + c + 3 * from_stride, from_stride);
+        const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(dw, row0, row1));   // 00 10 01 11
+        const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(dw, row2, row3));   // 20 30 21 31
+        const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(dw, row0, row1));  // 02 12 03 13
+        const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(dw, row2, row3));
+        const auto put = [&](std::int64_t column, hn::Vec<decltype(pairs)> x) HWY_ATTR {
+            hn::StoreU(hn::Add(hn::Mul(hn::BitCast(dw, x), hn::Set(dw, scale[column])), zero), dw,
+                       to + column * to_stride);
+        };
+        put(c, hn::InterleaveLower(pairs, low01, low23));
+        put(c + 1, hn::InterleaveUpper(pairs, low01, low23));
+        put(c + 2, hn::InterleaveLower(pairs, high01, high23));
+        put(c + 3, hn::InterleaveUpper(pairs, high01, high23));
+    }
+}
+
+/// to[c, r] = from[r, c] * scale[c] + 0, for [rows, columns]. The + 0 makes -0 to +0.
 void Transpose(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t columns, const float* scale,
                float* to, std::int64_t to_stride) {
-    const hn::FixedTag<float, 4> d4;
-    const auto zero = hn::Zero(d4);
-    const std::int64_t whole_rows = rows / 4 * 4;
     const std::int64_t whole_columns = columns / 4 * 4;
-    for (std::int64_t r = 0; r < whole_rows; r += 4) {
-        for (std::int64_t c = 0; c < whole_columns; c += 4) {
-            const float* at = from + r * from_stride + c;
-            const auto row0 = hn::LoadU(d4, at);
-            const auto row1 = hn::LoadU(d4, at + from_stride);
-            const auto row2 = hn::LoadU(d4, at + 2 * from_stride);
-            const auto row3 = hn::LoadU(d4, at + 3 * from_stride);
-            const auto low01 = hn::InterleaveLower(d4, row0, row1);   // 00 10 01 11
-            const auto low23 = hn::InterleaveLower(d4, row2, row3);   // 20 30 21 31
-            const auto high01 = hn::InterleaveUpper(d4, row0, row1);  // 02 12 03 13
-            const auto high23 = hn::InterleaveUpper(d4, row2, row3);
-            const auto put = [&](std::int64_t column, hn::Vec<hn::FixedTag<float, 4>> x) HWY_ATTR {
-                hn::StoreU(hn::Add(hn::Mul(x, hn::Set(d4, scale[column])), zero), d4, to + column * to_stride + r);
-            };
-            put(c, hn::ConcatLowerLower(d4, low23, low01));
-            put(c + 1, hn::ConcatUpperUpper(d4, low23, low01));
-            put(c + 2, hn::ConcatLowerLower(d4, high23, high01));
-            put(c + 3, hn::ConcatUpperUpper(d4, high23, high01));
-        }
+    std::int64_t r = 0;
+    for (; r + kWidth <= rows; r += kWidth)
+        transpose_rows(D(), from + r * from_stride, from_stride, whole_columns, scale, to + r, to_stride);
+    for (; r + 4 <= rows; r += 4) {
+        transpose_rows(hn::FixedTag<float, 4>(), from + r * from_stride, from_stride, whole_columns, scale, to + r,
+                       to_stride);
     }
-    for (std::int64_t r = 0; r < rows; ++r) {
+    const std::int64_t whole_rows = r;
+    for (r = 0; r < rows; ++r) {
         for (std::int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) {
             to[c * to_stride + r] = from[r * from_stride + c] * scale[c] + 0.0F;
         }
