@@ -33,8 +33,9 @@ HWY_INLINE V exp_of_nonpositive(V x) {
     const D d;
     const hn::RebindToSigned<D> di;
     const V smallest = hn::Set(d, -87.33654F);  // ln 2^-126
-    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
-    const V magic = hn::Set(d, 12582912.0F);
+    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits; with 127 more it is the exponent
+    // field of 2^n.
+    const V magic = hn::Set(d, 12582912.0F + 127.0F);
     const V n_in_low_bits = hn::MulAdd(x, hn::Set(d, 1.44269504F), magic);
     const V n = hn::Sub(n_in_low_bits, magic);
     V r;
@@ -50,7 +51,7 @@ HWY_INLINE V exp_of_nonpositive(V x) {
     p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffff6p-1F));
     p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
     // A product, not a sum of exponent fields: n of a NaN is any integer, and only a product keeps the NaN.
-    const V power = hn::BitCast(d, hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, n_in_low_bits)), hn::Set(di, 127 << 23)));
+    const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, n_in_low_bits)));
     return hn::IfThenElse(hn::Lt(x, smallest), hn::Zero(d), hn::Mul(p, power));
 }
 
