@@ -76,6 +76,15 @@ bool group_sees(const tile::Place& place, std::int64_t key, std::int64_t query) 
 class Trim : public EachTarget {};
 INSTANTIATE_TEST_SUITE_P(Cpu, Trim, testing::ValuesIn(usable_targets()), target_label);
 
+TEST_P(Trim, fill_hidden_is_the_band_and_lanes_without_a_query) {
+    for (const tile::Place& place : places()) {
+        Tensor s(kKeys * kQueries, 1.0F);
+        tile::fill_hidden(place, kKeys, s.data, kQueries, -5.0F);
+        for (std::int64_t at = 0; at < s.size; ++at)
+            ASSERT_EQ(s.data[at], visible(place, at / kQueries, at % kQueries) ? 1.0F : -5.0F) << at;
+    }
+}
+
 TEST_P(Trim, scores_of_hidden_sub_tiles_are_not_computed) {
     std::mt19937 rng(1);
     for (const tile::Place& place : places()) {
@@ -111,9 +120,6 @@ TEST_P(Trim, products_over_keys_read_no_hidden_sub_tile) {
             Tensor p(kKeys * kQueries, rng), all(kDim * kQueries, rng);
             Tensor cut(all);
             tile::fill_hidden(place, kKeys, p.data, kQueries, 0.0F);
-            for (std::int64_t at = 0; at < p.size; ++at) {  // lanes beyond the last query too
-                if (!visible(place, at / kQueries, at % kQueries)) p.data[at] = 0;
-            }
             tile::Product product{.m = kDim,
                                   .n = kQueries,
                                   .k = kKeys,
@@ -175,9 +181,6 @@ TEST_P(Trim, softmax_words_leave_hidden_sub_tiles_out) {
     for (const tile::Place& place : places()) {
         Tensor all(kKeys * kQueries, rng), m(kQueries), l(kQueries), rescale(kQueries), lse(kQueries, rng);
         tile::fill_hidden(place, kKeys, all.data, kQueries, -kInf);
-        for (std::int64_t at = 0; at < all.size; ++at) {
-            if (!visible(place, at / kQueries, at % kQueries)) all.data[at] = -kInf;
-        }
         Tensor cut(all), weights(all), cut_weights(all), m2(m), l2(l), rescale2(rescale);
         tile::clear_state({m.data, l.data}, kQueries);
         tile::clear_state({m2.data, l2.data}, kQueries);

@@ -61,20 +61,22 @@ void FillHidden(const Place& place, std::int64_t keys, float* s, std::int64_t st
     const auto iota = hn::Iota(di, 0);
     for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
         // Lane lane + i sees keys j, low + i <= j <= high + i: some lanes rows [low, high + kWidth), all of them rows
-        // [low + kWidth - 1, high + 1). Only rows between those mix, at the most kWidth - 1 of them at either edge.
+        // [low + kWidth - 1, high + 1). Only rows between those mix, at the most kWidth - 1 of them at either edge, and
+        // all rows of a vector in which some lanes have no query.
         const std::int64_t low = place.q + lane + place.band.low - place.kv;
         const std::int64_t high = place.q + lane + place.band.high - place.kv;
+        const std::int64_t present = std::clamp<std::int64_t>(place.band.len_q - place.q - lane, 0, kWidth);
         const Range some{row(low), row(high + kWidth)};
-        const Range all{row(low + kWidth - 1), row(high + 1)};
+        const Range all{row(low + kWidth - 1), present == kWidth ? row(high + 1) : 0};
+        const auto lane_limit = [&](std::int64_t i) {
+            return static_cast<std::int32_t>(std::clamp<std::int64_t>(i, -1, present));
+        };
         const auto mix = [&](std::int64_t first, std::int64_t end) HWY_ATTR {
             for (std::int64_t j = first; j < end; ++j) {
-                const auto lowest =
-                    hn::Set(di, static_cast<std::int32_t>(std::clamp<std::int64_t>(j - high, 0, kWidth)));
-                const auto highest =
-                    hn::Set(di, static_cast<std::int32_t>(std::clamp<std::int64_t>(j - low, -1, kWidth)));
-                const auto hidden = hn::Or(hn::Lt(iota, lowest), hn::Gt(iota, highest));
+                const auto sees_it = hn::And(hn::Gt(iota, hn::Set(di, lane_limit(j - high - 1))),
+                                             hn::Lt(iota, hn::Set(di, lane_limit(j - low + 1))));
                 float* at = s + j * stride + lane;
-                hn::Store(hn::IfThenElse(hn::RebindMask(d, hidden), fill, hn::Load(d, at)), d, at);
+                hn::Store(hn::IfThenElse(hn::RebindMask(d, sees_it), hn::Load(d, at), fill), d, at);
             }
         };
         const auto hide = [&](std::int64_t first, std::int64_t end) HWY_ATTR {

@@ -145,7 +145,7 @@ struct ScoreRule {
 void transform_scores(const ScoreRule& rule, const Place& place, std::int64_t keys, std::int64_t queries, float* s,
                       std::int64_t stride, float* scratch, float* cap_slope);
 
-/// s[j, i] = value where the band hides key j from query i. s: [keys, stride]
+/// s[j, i] = value where the band hides key j from query i, or there is no such query. s: [keys, stride]
 void fill_hidden(const Place& place, std::int64_t keys, float* s, std::int64_t stride, float value);
 
 /// Seed and rate of dropout, and the head it is for.
