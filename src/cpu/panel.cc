@@ -14,12 +14,29 @@ bool usable_in_place(const HeadRows& rows, std::int64_t dim) {
     return rows.dtype == DType::fp32 && rows.column_stride == 1 && !crowds_cache;
 }
 
-/// matmul, or its slow twin where a hidden pair must not touch the result: only tiles that the mask cuts, and only when
-/// their rows hold a NaN or an infinity, since 0 times those is not 0.
-void matmul_where_visible(const tile::Product& product, const tile::Place& place, bool keys_are_rows, bool safe) {
-    if (safe) tile::matmul(product);
-    else if (keys_are_rows) tile::matmul_hidden_queries(product, place);
+// The product of a tile of weights, or of their gradient, with rows of keys or queries. In tiles that the mask cuts a
+// hidden pair must not touch the result: its weight is 0, but 0 times a NaN or an infinity is not, and tiles with such
+// rows take the slow twin.
+
+/// K^T or V^T times [keys, lanes].
+void matmul_over_keys(const tile::Product& product, const tile::Place& place, Coverage coverage) {
+    if (coverage == Coverage::full) tile::matmul(product);
+    else if (tile::all_finite(product.a, product.a_k, product.k, product.m)) tile::matmul_visible_keys(product, place);
     else tile::matmul_hidden_keys(product, place);
+}
+
+/// [keys, lanes] times Q or dO.
+void matmul_over_queries(const tile::Product& product, const tile::Place& place, Coverage coverage) {
+    if (coverage == Coverage::full) tile::matmul(product);
+    else if (tile::all_finite(product.b, product.b_stride, product.k, product.n))
+        tile::matmul_visible_queries(product, place);
+    else tile::matmul_hidden_queries(product, place);
+}
+
+/// K Q^T or V dO^T: a tile of scores, or of their gradient.
+void matmul_scores(const tile::Product& product, const tile::Place& place, Coverage coverage) {
+    if (coverage == Coverage::full) tile::matmul(product);
+    else tile::matmul_visible_scores(product, place);
 }
 
 }  // namespace
@@ -100,17 +117,18 @@ void load_queries(const Head& head, const Geometry& g, const Panel& panel, float
 
 void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const float* q_t, float* s, float* scratch, float* cap_slope) {
-    tile::matmul({.m = kv.keys,
-                  .n = panel.lanes,
-                  .k = g.head_dim,
-                  .a = kv.k,
-                  .a_row = kv.k_stride,
-                  .a_k = 1,
-                  .b = q_t,
-                  .b_stride = panel.lanes,
-                  .c = s,
-                  .c_stride = panel.lanes});
     const tile::Place place = head.place(panel, kv);
+    matmul_scores({.m = kv.keys,
+                   .n = panel.lanes,
+                   .k = g.head_dim,
+                   .a = kv.k,
+                   .a_row = kv.k_stride,
+                   .a_k = 1,
+                   .b = q_t,
+                   .b_stride = panel.lanes,
+                   .c = s,
+                   .c_stride = panel.lanes},
+                  place, coverage);
     if (!head.rule.trivial()) {
         tile::transform_scores(head.rule, place, kv.keys, panel.queries, s, panel.lanes, scratch, cap_slope);
     }
@@ -142,15 +160,16 @@ void add_values(const Head& head, const Geometry& g, const Panel& panel, const K
                                 .c_stride = panel.lanes,
                                 .into = into,
                                 .lane_scale = rescale};
-    const bool safe = coverage == Coverage::full || tile::all_finite(kv.v, kv.v_stride, kv.keys, g.head_dim_v);
-    matmul_where_visible(product, place, false, safe);
+    matmul_over_keys(product, place, coverage);
 }
 
 void attend(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const float* q_t, const TileScratch& scratch, PanelSums& sums) {
     scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
     if (!sums.started) tile::clear_state(sums.state, panel.lanes);
-    tile::online_softmax(scratch.s, kv.keys, panel.lanes, panel.lanes, sums.state, scratch.rescale);
+    const tile::Place place = head.place(panel, kv);
+    tile::online_softmax(scratch.s, kv.keys, panel.lanes, panel.lanes, sums.state, scratch.rescale,
+                         coverage == Coverage::full ? nullptr : &place);
     const tile::Into into = sums.started ? tile::Into::scaled_add : tile::Into::overwrite;
     add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, sums.o, into, scratch.rescale);
     sums.started = true;
@@ -201,24 +220,26 @@ void finish(const Head& head, const Geometry& g, const Panel& panel, const Panel
 void score_gradient(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
                     const GradientPanel& from, const GradientScratch& scratch) {
     const tile::Place place = head.place(panel, kv);
+    const tile::Place* cut = coverage == Coverage::full ? nullptr : &place;
     scores(head, g, panel, kv, coverage, from.q_t, scratch.s, scratch.other, scratch.cap_slope);
-    tile::weights_from_lse(scratch.s, from.lse, kv.keys, panel.lanes, panel.lanes);
+    tile::weights_from_lse(scratch.s, from.lse, kv.keys, panel.lanes, panel.lanes, cut);
     if (from.norm[panel.lanes] != 0) tile::scale_lanes(scratch.s, from.norm, kv.keys, panel.lanes);
-    tile::matmul({.m = kv.keys,
-                  .n = panel.lanes,
-                  .k = g.head_dim_v,
-                  .a = kv.v,
-                  .a_row = kv.v_stride,
-                  .a_k = 1,
-                  .b = from.do_t,
-                  .b_stride = panel.lanes,
-                  .c = scratch.ds,
-                  .c_stride = panel.lanes});
+    matmul_scores({.m = kv.keys,
+                   .n = panel.lanes,
+                   .k = g.head_dim_v,
+                   .a = kv.v,
+                   .a_row = kv.v_stride,
+                   .a_k = 1,
+                   .b = from.do_t,
+                   .b_stride = panel.lanes,
+                   .c = scratch.ds,
+                   .c_stride = panel.lanes},
+                  place, coverage);
     if (head.dropout.active) {
         tile::dropout_factors(head.dropout, place, kv.keys, scratch.other, panel.lanes);
         tile::multiply(scratch.ds, scratch.other, kv.keys, panel.lanes);
     }
-    tile::softmax_gradient(scratch.s, scratch.ds, from.delta, kv.keys, panel.lanes, panel.lanes);
+    tile::softmax_gradient(scratch.s, scratch.ds, from.delta, kv.keys, panel.lanes, panel.lanes, cut);
     if (head.dropout.active) tile::multiply(scratch.s, scratch.other, kv.keys, panel.lanes);
     if (coverage == Coverage::partial) {
         // Not 0 by itself: a hidden key or value may be NaN, and so may dP or the LSE be.
@@ -233,53 +254,50 @@ void through_softcap(const Head& head, const Panel& panel, const KvTile& kv, con
 
 void add_dv(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const GradientPanel& from, const float* p, float* dv) {
-    const bool safe = coverage == Coverage::full || tile::all_finite(from.d_o, g.v_stride, panel.queries, g.v_stride);
-    matmul_where_visible({.m = kv.keys,
-                          .n = g.v_stride,
-                          .k = panel.queries,
-                          .a = p,
-                          .a_row = panel.lanes,
-                          .a_k = 1,
-                          .b = from.d_o,
-                          .b_stride = g.v_stride,
-                          .c = dv,
-                          .c_stride = g.v_stride,
-                          .into = tile::Into::add},
-                         head.place(panel, kv), true, safe);
+    matmul_over_queries({.m = kv.keys,
+                         .n = g.v_stride,
+                         .k = panel.queries,
+                         .a = p,
+                         .a_row = panel.lanes,
+                         .a_k = 1,
+                         .b = from.d_o,
+                         .b_stride = g.v_stride,
+                         .c = dv,
+                         .c_stride = g.v_stride,
+                         .into = tile::Into::add},
+                        head.place(panel, kv), coverage);
 }
 
 void add_dk(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const GradientPanel& from, const float* ds, float* dk) {
-    const bool safe = coverage == Coverage::full || tile::all_finite(from.q, g.k_stride, panel.queries, g.k_stride);
-    matmul_where_visible({.m = kv.keys,
-                          .n = g.k_stride,
-                          .k = panel.queries,
-                          .a = ds,
-                          .a_row = panel.lanes,
-                          .a_k = 1,
-                          .b = from.q,
-                          .b_stride = g.k_stride,
-                          .c = dk,
-                          .c_stride = g.k_stride,
-                          .into = tile::Into::add},
-                         head.place(panel, kv), true, safe);
+    matmul_over_queries({.m = kv.keys,
+                         .n = g.k_stride,
+                         .k = panel.queries,
+                         .a = ds,
+                         .a_row = panel.lanes,
+                         .a_k = 1,
+                         .b = from.q,
+                         .b_stride = g.k_stride,
+                         .c = dk,
+                         .c_stride = g.k_stride,
+                         .into = tile::Into::add},
+                        head.place(panel, kv), coverage);
 }
 
 void add_dq(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const GradientPanel& from, const float* ds) {
-    const bool safe = coverage == Coverage::full || tile::all_finite(kv.k, kv.k_stride, kv.keys, g.head_dim);
-    matmul_where_visible({.m = g.head_dim,
-                          .n = panel.lanes,
-                          .k = kv.keys,
-                          .a = kv.k,
-                          .a_row = 1,
-                          .a_k = kv.k_stride,
-                          .b = ds,
-                          .b_stride = panel.lanes,
-                          .c = from.dq_t,
-                          .c_stride = panel.lanes,
-                          .into = tile::Into::add},
-                         head.place(panel, kv), false, safe);
+    matmul_over_keys({.m = g.head_dim,
+                      .n = panel.lanes,
+                      .k = kv.keys,
+                      .a = kv.k,
+                      .a_row = 1,
+                      .a_k = kv.k_stride,
+                      .b = ds,
+                      .b_stride = panel.lanes,
+                      .c = from.dq_t,
+                      .c_stride = panel.lanes,
+                      .into = tile::Into::add},
+                     head.place(panel, kv), coverage);
 }
 
 void backward_tile(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,

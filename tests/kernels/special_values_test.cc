@@ -129,29 +129,65 @@ TEST(special_values, poison_out_of_sight_changes_nothing) {
     }
 }
 
-/// Poison that some queries see: the others do not change by a bit.
+/// Poison that some queries see: the others do not change by a bit, wherever the key lies in its tile.
 TEST(special_values, poison_stays_in_the_rows_that_see_it) {
+    constexpr Mask kMasks[] = {{.causal = Causal::bottom_right, .window_left = 40}, {.causal = Causal::top_left}};
     for (const DType dtype : kStorageTypes) {
-        Problem p = make_problem(1, 130, 130, 1, 1, 24, dtype);
-        p.mask = {.causal = Causal::bottom_right, .window_left = 40};
-        const Attention clean(p);
-        for (const double poison : kPoisons) {
-            for (Tensor Attention::*which : {&Attention::k, &Attention::v}) {
-                Attention a = clean;
-                Attention b = clean;
-                (a.*which).set(poison, 0, 60, 0, 3);
-                for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
-                    if (!a.forward(kernel) || !b.forward(kernel)) return;
-                    for (std::int64_t i = 0; i < 130; ++i) {
-                        if (i >= 60 && i <= 100) continue;
-                        ASSERT_EQ(a.lse.get(0, 0, i), b.lse.get(0, 0, i)) << "query " << i;
-                        for (std::int64_t c = 0; c < 24; ++c)
-                            ASSERT_EQ(a.o.get(0, i, 0, c), b.o.get(0, i, 0, c)) << "query " << i;
+        for (const Mask& mask : kMasks) {
+            Problem p = make_problem(1, 130, 130, 1, 1, 24, dtype);
+            p.mask = mask;
+            const Attention clean(p);
+            Attention b = clean;
+            for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+                if (!b.forward(kernel)) return;
+                for (const std::int64_t key : {0, 15, 20, 37, 60, 64, 127}) {
+                    for (Tensor Attention::*which : {&Attention::k, &Attention::v}) {
+                        Attention a = clean;
+                        (a.*which).set(kPoisons[key % 3], 0, key, 0, 3);
+                        ASSERT_TRUE(a.forward(kernel));
+                        for (std::int64_t i = 0; i < 130; ++i) {
+                            if (mask.bind(130, 130).visible(i, key)) continue;
+                            ASSERT_EQ(a.lse.get(0, 0, i), b.lse.get(0, 0, i)) << "query " << i << ", key " << key;
+                            for (std::int64_t c = 0; c < 24; ++c)
+                                ASSERT_EQ(a.o.get(0, i, 0, c), b.o.get(0, i, 0, c)) << "query " << i << ", key " << key;
+                        }
                     }
-                });
-            }
+                }
+            });
         }
     }
+}
+
+/// The same for gradients: those of queries that do not see the key.
+TEST(special_values, poison_stays_in_the_gradients_that_see_it) {
+    Problem p = make_problem(1, 130, 130, 1, 1, 24);
+    p.mask = {.causal = Causal::bottom_right, .window_left = 40};
+    Attention clean(p);
+    clean.prepare_backward();
+    for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+        Attention b = clean;
+        if (!b.backward(kernel)) return;
+        for (const std::int64_t key : {0, 15, 20, 37, 60, 64, 127}) {
+            for (Tensor Attention::*which : {&Attention::k, &Attention::v}) {
+                Attention a = clean;
+                (a.*which).set(kPoisons[key % 3], 0, key, 0, 3);
+                a.prepare_backward();
+                ASSERT_TRUE(a.backward(kernel));
+                for (std::int64_t i = 0; i < 130; ++i) {
+                    if (i >= key && i <= key + 40) continue;
+                    for (std::int64_t c = 0; c < 24; ++c)
+                        ASSERT_EQ(a.dq.get(0, i, 0, c), b.dq.get(0, i, 0, c)) << "query " << i << ", key " << key;
+                }
+                for (std::int64_t j = 0; j < 130; ++j) {
+                    if (j >= key - 40 && j <= key + 40) continue;  // seen by a query that sees the key
+                    for (std::int64_t c = 0; c < 24; ++c) {
+                        ASSERT_EQ(a.dk.get(0, j, 0, c), b.dk.get(0, j, 0, c)) << "key " << j << ", poison " << key;
+                        ASSERT_EQ(a.dv.get(0, j, 0, c), b.dv.get(0, j, 0, c)) << "key " << j << ", poison " << key;
+                    }
+                }
+            }
+        }
+    });
 }
 
 TEST(special_values, infinite_scores) {

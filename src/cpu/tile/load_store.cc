@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "core/numeric.hpp"
 #include "cpu/tile/tile.hpp"
@@ -24,8 +25,6 @@ constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
 // x86 with AVX2 and later converts fp16 in hardware, rounding to nearest even; elsewhere core/numeric.hpp does.
 // (Highway numbers its targets from the best down.)
 constexpr bool kHardwareFp16 = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2;
-
-HWY_INLINE V widen(const float* from) { return hn::LoadU(D(), from); }
 
 HWY_INLINE V widen(const Bf16* from) {
     const auto bits = hn::PromoteTo(D32(), hn::LoadU(D16(), &from->bits));
@@ -70,96 +69,130 @@ HWY_INLINE void narrow(V value, Fp16* to) {
     }
 }
 
-/// One packed row of `dim` elements to fp32.
+/// One row of `dim` elements to fp32; vectors take packed ones.
 template <class T>
-HWY_INLINE void widen_row(const T* from, std::int64_t dim, float* to) {
+HWY_INLINE void widen_row(const T* from, std::int64_t column_stride, std::int64_t dim, float* to) {
     std::int64_t c = 0;
-    for (; c + kWidth <= dim; c += kWidth) hn::StoreU(widen(from + c), D(), to + c);
-    for (; c < dim; ++c) to[c] = static_cast<float>(to_double(from[c]));
+    if constexpr (std::is_same_v<T, float>) {
+        if (column_stride == 1) {
+            std::memcpy(to, from, static_cast<std::size_t>(dim) * sizeof(float));
+            return;
+        }
+    } else if constexpr (!std::is_same_v<T, double>) {
+        const std::int64_t packed = column_stride == 1 ? dim : 0;
+        for (; c + kWidth <= packed; c += kWidth) hn::StoreU(widen(from + c), D(), to + c);
+    }
+    for (; c < dim; ++c) to[c] = static_cast<float>(to_double(from[c * column_stride]));
 }
 
+/// One row times `scale`; the + 0 makes -0 to +0.
 template <class T>
-HWY_INLINE void narrow_row(const float* from, std::int64_t dim, T* to) {
+HWY_INLINE void narrow_row(const float* from, std::int64_t dim, float scale, T* to, std::int64_t column_stride) {
+    const D d;
     std::int64_t c = 0;
-    for (; c + kWidth <= dim; c += kWidth) narrow(hn::LoadU(D(), from + c), to + c);
-    for (; c < dim; ++c) to[c] = from_double<T>(from[c]);
+    if constexpr (!std::is_same_v<T, double>) {
+        const std::int64_t packed = column_stride == 1 ? dim : 0;
+        for (; c + kWidth <= packed; c += kWidth)
+            narrow(hn::Add(hn::Mul(hn::LoadU(d, from + c), hn::Set(d, scale)), hn::Zero(d)), to + c);
+    }
+    for (; c < dim; ++c) to[c * column_stride] = from_double<T>(scale * from[c] + 0.0F);
 }
 
-void WidenRow(const HeadRows& from, std::int64_t row, std::int64_t dim, float* to) {
-    const void* at = from.at(row, 0);
-    if (from.column_stride != 1 || from.dtype == DType::fp64) {
-        visit_floating(from.dtype, [&](auto zero) {
-            const auto* element = static_cast<const decltype(zero)*>(at);
-            for (std::int64_t c = 0; c < dim; ++c)
-                to[c] = static_cast<float>(to_double(element[c * from.column_stride]));
-        });
-    } else if (from.dtype == DType::bf16) {
-        widen_row(static_cast<const Bf16*>(at), dim, to);
-    } else if (from.dtype == DType::fp16) {
-        widen_row(static_cast<const Fp16*>(at), dim, to);
-    } else {
-        std::memcpy(to, at, static_cast<std::size_t>(dim) * sizeof(float));
-    }
+void WidenRows(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float* to,
+               std::int64_t stride) {
+    visit_floating(from.dtype, [&](auto zero) HWY_ATTR {
+        for (std::int64_t r = 0; r < rows; ++r) {
+            widen_row(static_cast<const decltype(zero)*>(from.at(first + r, 0)), from.column_stride, dim,
+                      to + r * stride);
+        }
+    });
 }
 
-void NarrowRow(const float* from, std::int64_t dim, const HeadRows& to, std::int64_t row) {
-    void* at = to.at(row, 0);
-    if (to.column_stride != 1 || to.dtype == DType::fp64) {
-        visit_floating(to.dtype, [&](auto zero) {
-            auto* element = static_cast<decltype(zero)*>(at);
-            for (std::int64_t c = 0; c < dim; ++c) element[c * to.column_stride] = from_double<decltype(zero)>(from[c]);
-        });
-    } else if (to.dtype == DType::bf16) {
-        narrow_row(from, dim, static_cast<Bf16*>(at));
-    } else if (to.dtype == DType::fp16) {
-        narrow_row(from, dim, static_cast<Fp16*>(at));
-    } else {
-        std::memcpy(at, from, static_cast<std::size_t>(dim) * sizeof(float));
-    }
+void NarrowRows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim, float scale,
+                const HeadRows& to, std::int64_t first) {
+    visit_floating(to.dtype, [&](auto zero) HWY_ATTR {
+        for (std::int64_t r = 0; r < rows; ++r) {
+            narrow_row(from + r * stride, dim, scale, static_cast<decltype(zero)*>(to.at(first + r, 0)),
+                       to.column_stride);
+        }
+    });
 }
 
 bool AllFinite(const float* matrix, std::int64_t stride, std::int64_t rows, std::int64_t dim) {
     const D d;
     // x * 0 is 0 for finite x and NaN otherwise; NaN survives the sum.
-    V sum = hn::Zero(d);
+    // Four sums hide the latency.
+    V sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+    const auto add = [&](V& sum, const float* at) HWY_ATTR { sum = hn::MulAdd(hn::LoadU(d, at), hn::Zero(d), sum); };
     float rest = 0;
     for (std::int64_t r = 0; r < rows; ++r) {
+        const float* row = matrix + r * stride;
         std::int64_t c = 0;
-        for (; c + kWidth <= dim; c += kWidth)
-            sum = hn::MulAdd(hn::LoadU(d, matrix + r * stride + c), hn::Zero(d), sum);
-        for (; c < dim; ++c) rest += matrix[r * stride + c] * 0.0F;
+        for (; c + 4 * kWidth <= dim; c += 4 * kWidth) {
+            add(sum0, row + c);
+            add(sum1, row + c + kWidth);
+            add(sum2, row + c + 2 * kWidth);
+            add(sum3, row + c + 3 * kWidth);
+        }
+        for (; c + kWidth <= dim; c += kWidth) add(sum0, row + c);
+        for (; c < dim; ++c) rest += row[c] * 0.0F;
     }
+    const V sum = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
     return rest == 0 && hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)));
 }
 
-/// to[c, r] = from[r, c] * scale[c] + 0, for [rows, columns] in blocks of 4 x 4. The + 0 makes -0 to +0.
+/// Four numbers from every fourth row, a 128-bit block for each.
+template <class DW>
+HWY_INLINE hn::Vec<DW> load_every_fourth_row(DW dw, const float* at, std::int64_t stride) {
+    if constexpr (hn::MaxLanes(DW()) == 4) {
+        return hn::LoadU(dw, at);
+    } else {
+        const hn::Half<DW> half;
+        constexpr auto kRows = static_cast<std::int64_t>(hn::MaxLanes(half));
+        return hn::Combine(dw, load_every_fourth_row(half, at + kRows * stride, stride),
+                           load_every_fourth_row(half, at, stride));
+    }
+}
+
+/// Transpose() for as many rows as a vector has lanes, and columns a multiple of 4: in each block 4 x 4 numbers.
+template <class DW>
+HWY_INLINE void transpose_rows(DW dw, const float* from, std::int64_t from_stride, std::int64_t columns,
+                               const float* scale, float* to, std::int64_t to_stride) {
+    const hn::Repartition<std::uint64_t, DW> pairs;
+    const auto zero = hn::Zero(dw);
+    for (std::int64_t c = 0; c < columns; c += 4) {
+        const auto row0 = load_every_fourth_row(dw, from + c, from_stride);
+        const auto row1 = load_every_fourth_row(dw, from + c + from_stride, from_stride);
+        const auto row2 = load_every_fourth_row(dw, from + c + 2 * from_stride, from_stride);
+        const auto row3 = load_every_fourth_row(dw, from + c + 3 * from_stride, from_stride);
+        const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(dw, row0, row1));   // 00 10 01 11
+        const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(dw, row2, row3));   // 20 30 21 31
+        const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(dw, row0, row1));  // 02 12 03 13
+        const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(dw, row2, row3));
+        const auto put = [&](std::int64_t column, hn::Vec<decltype(pairs)> x) HWY_ATTR {
+            hn::StoreU(hn::Add(hn::Mul(hn::BitCast(dw, x), hn::Set(dw, scale[column])), zero), dw,
+                       to + column * to_stride);
+        };
+        put(c, hn::InterleaveLower(pairs, low01, low23));
+        put(c + 1, hn::InterleaveUpper(pairs, low01, low23));
+        put(c + 2, hn::InterleaveLower(pairs, high01, high23));
+        put(c + 3, hn::InterleaveUpper(pairs, high01, high23));
+    }
+}
+
+/// to[c, r] = from[r, c] * scale[c] + 0, for [rows, columns]. The + 0 makes -0 to +0.
 void Transpose(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t columns, const float* scale,
                float* to, std::int64_t to_stride) {
-    const hn::FixedTag<float, 4> d4;
-    const auto zero = hn::Zero(d4);
-    const std::int64_t whole_rows = rows / 4 * 4;
     const std::int64_t whole_columns = columns / 4 * 4;
-    for (std::int64_t r = 0; r < whole_rows; r += 4) {
-        for (std::int64_t c = 0; c < whole_columns; c += 4) {
-            const float* at = from + r * from_stride + c;
-            const auto row0 = hn::LoadU(d4, at);
-            const auto row1 = hn::LoadU(d4, at + from_stride);
-            const auto row2 = hn::LoadU(d4, at + 2 * from_stride);
-            const auto row3 = hn::LoadU(d4, at + 3 * from_stride);
-            const auto low01 = hn::InterleaveLower(d4, row0, row1);   // 00 10 01 11
-            const auto low23 = hn::InterleaveLower(d4, row2, row3);   // 20 30 21 31
-            const auto high01 = hn::InterleaveUpper(d4, row0, row1);  // 02 12 03 13
-            const auto high23 = hn::InterleaveUpper(d4, row2, row3);
-            const auto put = [&](std::int64_t column, hn::Vec<hn::FixedTag<float, 4>> x) HWY_ATTR {
-                hn::StoreU(hn::Add(hn::Mul(x, hn::Set(d4, scale[column])), zero), d4, to + column * to_stride + r);
-            };
-            put(c, hn::ConcatLowerLower(d4, low23, low01));
-            put(c + 1, hn::ConcatUpperUpper(d4, low23, low01));
-            put(c + 2, hn::ConcatLowerLower(d4, high23, high01));
-            put(c + 3, hn::ConcatUpperUpper(d4, high23, high01));
-        }
+    std::int64_t r = 0;
+    for (; r + kWidth <= rows; r += kWidth)
+        transpose_rows(D(), from + r * from_stride, from_stride, whole_columns, scale, to + r, to_stride);
+    for (; r + 4 <= rows; r += 4) {
+        transpose_rows(hn::FixedTag<float, 4>(), from + r * from_stride, from_stride, whole_columns, scale, to + r,
+                       to_stride);
     }
-    for (std::int64_t r = 0; r < rows; ++r) {
+    const std::int64_t whole_rows = r;
+    for (r = 0; r < rows; ++r) {
         for (std::int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) {
             to[c * to_stride + r] = from[r * from_stride + c] * scale[c] + 0.0F;
         }
@@ -174,8 +207,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tessera::cpu::tile {
 
-HWY_EXPORT(WidenRow);
-HWY_EXPORT(NarrowRow);
+HWY_EXPORT(WidenRows);
+HWY_EXPORT(NarrowRows);
 HWY_EXPORT(AllFinite);
 HWY_EXPORT(Transpose);
 HWY_EXPORT(TargetName);
@@ -195,16 +228,12 @@ bool all_finite(const float* matrix, std::int64_t stride, std::int64_t rows, std
 
 void load_rows(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float* to,
                std::int64_t stride) {
-    const auto widen = HWY_DYNAMIC_DISPATCH(WidenRow);
-    for (std::int64_t r = 0; r < rows; ++r) {
-        widen(from, first + r, dim, to + r * stride);
-        std::fill(to + r * stride + dim, to + (r + 1) * stride, 0.0F);
-    }
+    HWY_DYNAMIC_DISPATCH(WidenRows)(from, first, rows, dim, to, stride);
+    for (std::int64_t r = 0; r < rows; ++r) std::fill(to + r * stride + dim, to + (r + 1) * stride, 0.0F);
 }
 
 void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows, std::int64_t dim, float scale,
                      float* to, std::int64_t stride) {
-    const auto widen = HWY_DYNAMIC_DISPATCH(WidenRow);
     alignas(64) float group[kRowGroup][kMaxDim];
     alignas(64) float scales[kMaxDim];
     std::fill_n(scales, std::min(kMaxDim, dim), scale);
@@ -214,7 +243,7 @@ void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows
         part.data = static_cast<char*>(from.at(0, column));
         for (std::int64_t row = 0; row < stride; row += kRowGroup) {
             const std::int64_t present = std::clamp<std::int64_t>(rows - row, 0, kRowGroup);
-            for (std::int64_t r = 0; r < present; ++r) widen(part, first + row + r, columns, group[r]);
+            HWY_DYNAMIC_DISPATCH(WidenRows)(part, first + row, present, columns, group[0], kMaxDim);
             for (std::int64_t r = present; r < kRowGroup; ++r) std::fill_n(group[r], columns, 0.0F);
             HWY_DYNAMIC_DISPATCH(Transpose)
             (group[0], kMaxDim, kRowGroup, columns, scales, to + column * stride + row, stride);
@@ -224,21 +253,16 @@ void load_transposed(const HeadRows& from, std::int64_t first, std::int64_t rows
 
 void store_rows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim, float scale,
                 const HeadRows& to, std::int64_t first) {
-    const auto narrow = HWY_DYNAMIC_DISPATCH(NarrowRow);
-    alignas(64) float row[kMaxDim];
-    for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t c = 0; c < dim; ++c) row[c] = scale * from[r * stride + c] + 0.0F;
-        narrow(row, dim, to, first + r);
-    }
+    HWY_DYNAMIC_DISPATCH(NarrowRows)(from, stride, rows, dim, scale, to, first);
 }
 
 void store_transposed(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,
                       const float* lane_scale, const HeadRows& to, std::int64_t first) {
-    const auto narrow = HWY_DYNAMIC_DISPATCH(NarrowRow);
     alignas(64) float group[kRowGroup][kMaxDim];
     for (std::int64_t row = 0; row < rows; row += kRowGroup) {
         HWY_DYNAMIC_DISPATCH(Transpose)(from + row, stride, dim, kRowGroup, lane_scale + row, group[0], kMaxDim);
-        for (std::int64_t r = 0; r < std::min(kRowGroup, rows - row); ++r) narrow(group[r], dim, to, first + row + r);
+        HWY_DYNAMIC_DISPATCH(NarrowRows)
+        (group[0], kMaxDim, std::min(kRowGroup, rows - row), dim, 1.0F, to, first + row);
     }
 }
 

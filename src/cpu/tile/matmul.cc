@@ -3,6 +3,8 @@
 // The tile product. Registers hold kRows x kVectors accumulators; each step of k loads kVectors vectors of B and
 // broadcasts kRows scalars of A: 24 multiply-adds for 10 loads on AVX-512 (6 x 4 vectors of 16), 12 for 8 on AVX2
 // (6 x 2 of 8), so that the multiply-add units, not the load ports, are the limit (docs/decisions/queries-in-lanes.md).
+#include <algorithm>
+
 #include "cpu/tile/tile.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -128,6 +130,52 @@ void Matmul(const Product& p) {
     }
 }
 
+/// Rows `rows` and lanes `lanes` of C, from steps `steps` of k.
+HWY_INLINE void matmul_part(const Product& p, const Range& rows, const Range& lanes, const Range& steps) {
+    Product part = p;
+    part.m = rows.size();
+    part.n = lanes.size();
+    part.k = steps.size();
+    part.a += rows.begin * p.a_row + steps.begin * p.a_k;
+    part.b += steps.begin * p.b_stride + lanes.begin;
+    part.c += rows.begin * p.c_stride + lanes.begin;
+    if (p.lane_scale != nullptr) part.lane_scale += lanes.begin;
+    Matmul(part);
+}
+
+void MatmulVisibleScores(const Product& p, const Place& place) {
+    const auto lanes_of = [&](std::int64_t key) {
+        const Range seeing = place.queries_of_keys(key, key + 1, p.n);
+        return Range{seeing.begin / kLanes * kLanes, padded(seeing.end)};
+    };
+    for (std::int64_t key = 0, end = 0; key < p.m; key = end) {
+        // Keys that the same lanes see go together.
+        const Range lanes = lanes_of(key);
+        for (end = key + 1; end < p.m && lanes_of(end) == lanes;) ++end;
+        matmul_part(p, {key, end}, lanes, {0, p.k});
+    }
+}
+
+void MatmulVisibleKeys(const Product& p, const Place& place) {
+    for (std::int64_t lane = 0, end = 0; lane < p.n; lane = end) {
+        // Lanes that see the same keys go together.
+        const Range keys = place.keys_of_lanes(lane, p.k);
+        for (end = lane + kLanes; end < p.n && place.keys_of_lanes(end, p.k) == keys;) end += kLanes;
+        matmul_part(p, {0, p.m}, {lane, end}, keys);
+    }
+}
+
+void MatmulVisibleQueries(const Product& p, const Place& place) {
+    constexpr std::int64_t kColumn = kMaxVectors * kWidth;
+    for (std::int64_t lane = 0; lane < p.n; lane += kColumn) {
+        const Range lanes{lane, std::min(p.n, lane + kColumn)};
+        for (std::int64_t key = 0; key < p.m; key += kMaxRows) {
+            const Range keys{key, std::min(p.m, key + kMaxRows)};
+            matmul_part(p, keys, lanes, place.queries_of_keys(keys.begin, keys.end, p.k));
+        }
+    }
+}
+
 void MatmulHiddenKeys(const Product& p, const Place& place) {
     const D d;
     const hn::RebindToSigned<D> di;
@@ -176,10 +224,22 @@ HWY_AFTER_NAMESPACE();
 namespace tessera::cpu::tile {
 
 HWY_EXPORT(Matmul);
+HWY_EXPORT(MatmulVisibleScores);
+HWY_EXPORT(MatmulVisibleKeys);
+HWY_EXPORT(MatmulVisibleQueries);
 HWY_EXPORT(MatmulHiddenKeys);
 HWY_EXPORT(MatmulHiddenQueries);
 
 void matmul(const Product& product) { HWY_DYNAMIC_DISPATCH(Matmul)(product); }
+void matmul_visible_scores(const Product& product, const Place& place) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleScores)(product, place);
+}
+void matmul_visible_keys(const Product& product, const Place& place) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleKeys)(product, place);
+}
+void matmul_visible_queries(const Product& product, const Place& place) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleQueries)(product, place);
+}
 void matmul_hidden_keys(const Product& product, const Place& place) {
     HWY_DYNAMIC_DISPATCH(MatmulHiddenKeys)(product, place);
 }

@@ -57,19 +57,39 @@ void FillHidden(const Place& place, std::int64_t keys, float* s, std::int64_t st
     const D d;
     const DI di;
     const V fill = hn::Set(d, value);
-    // Lane i is query place.q + i, visible to key k when k - high <= query <= k - low.
-    const auto lane_limit = [&](std::int64_t query) {
-        return static_cast<std::int32_t>(std::clamp<std::int64_t>(query - place.q, -1, stride));
-    };
-    for (std::int64_t j = 0; j < keys; ++j) {
-        const auto lowest = hn::Set(di, lane_limit(place.kv + j - place.band.high));
-        const auto highest = hn::Set(di, lane_limit(place.kv + j - place.band.low));
-        for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
-            const auto query = hn::Iota(di, static_cast<std::int32_t>(lane));
-            const auto hidden = hn::Or(hn::Lt(query, lowest), hn::Gt(query, highest));
-            float* at = s + j * stride + lane;
-            hn::Store(hn::IfThenElse(hn::RebindMask(d, hidden), fill, hn::Load(d, at)), d, at);
+    const auto row = [&](std::int64_t j) { return std::clamp<std::int64_t>(j, 0, keys); };
+    const auto iota = hn::Iota(di, 0);
+    for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
+        // Lane lane + i sees keys j, low + i <= j <= high + i: some lanes rows [low, high + kWidth), all of them rows
+        // [low + kWidth - 1, high + 1). Only rows between those mix, at the most kWidth - 1 of them at either edge, and
+        // all rows of a vector in which some lanes have no query.
+        const std::int64_t low = place.q + lane + place.band.low - place.kv;
+        const std::int64_t high = place.q + lane + place.band.high - place.kv;
+        const std::int64_t present = std::clamp<std::int64_t>(place.band.len_q - place.q - lane, 0, kWidth);
+        const Range some{row(low), row(high + kWidth)};
+        const Range all{row(low + kWidth - 1), present == kWidth ? row(high + 1) : 0};
+        const auto lane_limit = [&](std::int64_t i) {
+            return static_cast<std::int32_t>(std::clamp<std::int64_t>(i, -1, present));
+        };
+        const auto mix = [&](std::int64_t first, std::int64_t end) HWY_ATTR {
+            for (std::int64_t j = first; j < end; ++j) {
+                const auto sees_it = hn::And(hn::Gt(iota, hn::Set(di, lane_limit(j - high - 1))),
+                                             hn::Lt(iota, hn::Set(di, lane_limit(j - low + 1))));
+                float* at = s + j * stride + lane;
+                hn::Store(hn::IfThenElse(hn::RebindMask(d, sees_it), hn::Load(d, at), fill), d, at);
+            }
+        };
+        const auto hide = [&](std::int64_t first, std::int64_t end) HWY_ATTR {
+            for (std::int64_t j = first; j < end; ++j) hn::Store(fill, d, s + j * stride + lane);
+        };
+        hide(0, some.begin);
+        if (all.empty()) {
+            mix(some.begin, some.end);
+        } else {
+            mix(some.begin, all.begin);
+            mix(all.end, some.end);
         }
+        hide(std::max(some.begin, some.end), keys);
     }
 }
 

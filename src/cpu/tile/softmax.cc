@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -32,8 +33,9 @@ HWY_INLINE V exp_of_nonpositive(V x) {
     const D d;
     const hn::RebindToSigned<D> di;
     const V smallest = hn::Set(d, -87.33654F);  // ln 2^-126
-    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
-    const V magic = hn::Set(d, 12582912.0F);
+    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits; with 127 more it is the exponent
+    // field of 2^n.
+    const V magic = hn::Set(d, 12582912.0F + 127.0F);
     const V n_in_low_bits = hn::MulAdd(x, hn::Set(d, 1.44269504F), magic);
     const V n = hn::Sub(n_in_low_bits, magic);
     V r;
@@ -49,7 +51,7 @@ HWY_INLINE V exp_of_nonpositive(V x) {
     p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffff6p-1F));
     p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
     // A product, not a sum of exponent fields: n of a NaN is any integer, and only a product keeps the NaN.
-    const V power = hn::BitCast(d, hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, n_in_low_bits)), hn::Set(di, 127 << 23)));
+    const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, n_in_low_bits)));
     return hn::IfThenElse(hn::Lt(x, smallest), hn::Zero(d), hn::Mul(p, power));
 }
 
@@ -57,6 +59,11 @@ HWY_INLINE V exp_of_nonpositive(V x) {
 HWY_INLINE V shift_of(V maximum) {
     const D d;
     return hn::IfThenElse(hn::Eq(maximum, hn::Set(d, -std::numeric_limits<float>::infinity())), hn::Zero(d), maximum);
+}
+
+/// The keys that a vector of lanes is concerned with: all, or what the mask leaves to its kLanes queries.
+HWY_INLINE Range keys_to_read(const Place* cut, std::int64_t lane, std::int64_t keys) {
+    return cut == nullptr ? Range{0, keys} : cut->keys_of_lanes(lane / kLanes * kLanes, keys);
 }
 
 // A long row is summed in blocks, so that the rounding of its sum grows with the square root of the blocks.
@@ -88,27 +95,31 @@ HWY_INLINE V exponentiate(float* s, std::int64_t first, std::int64_t end, std::i
 }
 
 void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                   float* rescale) {
+                   float* rescale, const Place* cut) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const V old = hn::Load(d, state.m + lane);
+        Range seen = keys_to_read(cut, lane, keys);
+        seen.begin = seen.begin / 4 * 4;  // a key's partial sum goes by its place in the tile, whatever is cut
         // Four independent maxima hide the latency.
         V max0 = old, max1 = old, max2 = old, max3 = old;
-        std::int64_t j = 0;
-        for (; j + 4 <= keys; j += 4) {
+        std::int64_t j = seen.begin;
+        for (; j + 4 <= seen.end; j += 4) {
             max0 = hn::Max(max0, hn::Load(d, s + j * stride + lane));
             max1 = hn::Max(max1, hn::Load(d, s + (j + 1) * stride + lane));
             max2 = hn::Max(max2, hn::Load(d, s + (j + 2) * stride + lane));
             max3 = hn::Max(max3, hn::Load(d, s + (j + 3) * stride + lane));
         }
-        for (; j < keys; ++j) max0 = hn::Max(max0, hn::Load(d, s + j * stride + lane));
+        for (; j < seen.end; ++j) max0 = hn::Max(max0, hn::Load(d, s + j * stride + lane));
         const V maximum = hn::Max(hn::Max(max0, max1), hn::Max(max2, max3));
         const V shift = shift_of(maximum);
         V sum = hn::Zero(d);
-        for (std::int64_t first = 0; first < keys; first += kSumBlock) {
-            const std::int64_t end = first + kSumBlock < keys ? first + kSumBlock : keys;
+        for (std::int64_t first = seen.begin, end = 0; first < seen.end; first = end) {
+            end = std::min(seen.end, (first / kSumBlock + 1) * kSumBlock);
             sum = hn::Add(sum, exponentiate(s + lane, first, end, stride, shift));
         }
+        for (j = 0; j < seen.begin; ++j) hn::Store(hn::Zero(d), d, s + j * stride + lane);
+        for (j = seen.end; j < keys; ++j) hn::Store(hn::Zero(d), d, s + j * stride + lane);
         const V alpha = exp_of_nonpositive(hn::Sub(old, shift));
         hn::Store(alpha, d, rescale + lane);
         hn::Store(maximum, d, state.m + lane);
@@ -136,10 +147,12 @@ void Merge(const RowState& into, float* into_o, const RowState& state, const flo
     }
 }
 
-void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride) {
+void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
+                    const Place* cut) {
     const D d;
-    for (std::int64_t j = 0; j < keys; ++j) {
-        for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+    for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+        const Range seen = keys_to_read(cut, lane, keys);
+        for (std::int64_t j = seen.begin; j < seen.end; ++j) {
             float* at = s + j * stride + lane;
             // A weight is at most 1: where the LSE was rounded below a score, the difference is cut to 0.
             const V x = hn::Min(hn::Zero(d), hn::Sub(hn::Load(d, at), hn::Load(d, lse + lane)));
@@ -149,10 +162,11 @@ void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t 
 }
 
 void SoftmaxGradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
-                     std::int64_t stride) {
+                     std::int64_t stride, const Place* cut) {
     const D d;
-    for (std::int64_t j = 0; j < keys; ++j) {
-        for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+    for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+        const Range seen = keys_to_read(cut, lane, keys);
+        for (std::int64_t j = seen.begin; j < seen.end; ++j) {
             float* at = dp + j * stride + lane;
             const V difference = hn::Sub(hn::Load(d, at), hn::Load(d, delta + lane));
             hn::Store(hn::Mul(hn::Load(d, p + j * stride + lane), difference), d, at);
@@ -172,8 +186,8 @@ HWY_EXPORT(WeightsFromLse);
 HWY_EXPORT(SoftmaxGradient);
 
 void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                    float* rescale) {
-    HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(s, keys, lanes, stride, state, rescale);
+                    float* rescale, const Place* cut) {
+    HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(s, keys, lanes, stride, state, rescale, cut);
 }
 
 void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,
@@ -181,13 +195,14 @@ void merge(const RowState& into, float* into_o, const RowState& state, const flo
     HWY_DYNAMIC_DISPATCH(Merge)(into, into_o, state, o, dim, lanes, stride);
 }
 
-void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride) {
-    HWY_DYNAMIC_DISPATCH(WeightsFromLse)(s, lse, keys, lanes, stride);
+void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
+                      const Place* cut) {
+    HWY_DYNAMIC_DISPATCH(WeightsFromLse)(s, lse, keys, lanes, stride, cut);
 }
 
 void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
-                      std::int64_t stride) {
-    HWY_DYNAMIC_DISPATCH(SoftmaxGradient)(p, dp, delta, keys, lanes, stride);
+                      std::int64_t stride, const Place* cut) {
+    HWY_DYNAMIC_DISPATCH(SoftmaxGradient)(p, dp, delta, keys, lanes, stride, cut);
 }
 
 void clear_state(const RowState& state, std::int64_t lanes) {

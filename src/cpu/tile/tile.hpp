@@ -12,6 +12,7 @@
 // padding: computed, never read back.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -85,14 +86,44 @@ struct Place {
     Band band;
     std::int64_t q = 0;   ///< first query
     std::int64_t kv = 0;  ///< first key
+
+    /// Of a tile's `keys`, counted from its first, those that some of the kLanes queries from `lane` on see. A mask is
+    /// a band, so over the groups of lanes these ranges are a staircase.
+    Range keys_of_lanes(std::int64_t lane, std::int64_t keys) const {
+        const std::int64_t end = std::min(q + lane + kLanes, band.len_q);
+        return within(band.kv_range(q + lane, end), kv, keys);
+    }
+
+    /// Of a tile's `queries`, counted from its first, those that see some of its keys [first, end).
+    Range queries_of_keys(std::int64_t first, std::int64_t end, std::int64_t queries) const {
+        return within(band.q_range(kv + first, kv + end), q, queries);
+    }
+
+ private:
+    static Range within(const Range& range, std::int64_t first, std::int64_t count) {
+        return {std::clamp<std::int64_t>(range.begin - first, 0, count),
+                std::clamp<std::int64_t>(range.end - first, 0, count)};
+    }
 };
 
-/// matmul where k runs over keys and n over queries, and pairs that the band hides add nothing, not even 0 * NaN.
-/// Equal to matmul() (+0 equals -0) when all numbers are finite and hidden weights are 0; slow, for tiles that hold NaN
-/// or Inf.
+// The same product in a tile that the mask cuts, without the work on sub-tiles of kLanes queries that it hides. Bits
+// are those of matmul(): what is left out would have added 0, so the factors of hidden pairs must be 0 and all others
+// finite.
+
+/// m runs over keys and n over queries: C in hidden sub-tiles keeps what it holds.
+void matmul_visible_scores(const Product& product, const Place& place);
+
+/// k runs over keys and n over queries; B is 0 where hidden.
+void matmul_visible_keys(const Product& product, const Place& place);
+
+/// m runs over keys and k over queries; A is 0 where hidden.
+void matmul_visible_queries(const Product& product, const Place& place);
+
+/// matmul_visible_keys where pairs that the band hides add nothing, not even 0 * NaN. Equal to it (+0 equals -0) when
+/// all numbers are finite and hidden weights are 0; slow, for tiles that hold NaN or Inf.
 void matmul_hidden_keys(const Product& product, const Place& place);
 
-/// The same where m runs over keys and k over queries.
+/// matmul_visible_queries in the same way.
 void matmul_hidden_queries(const Product& product, const Place& place);
 
 // ---- Scores
@@ -114,7 +145,7 @@ struct ScoreRule {
 void transform_scores(const ScoreRule& rule, const Place& place, std::int64_t keys, std::int64_t queries, float* s,
                       std::int64_t stride, float* scratch, float* cap_slope);
 
-/// s[j, i] = value where the band hides key j from query i. s: [keys, stride]
+/// s[j, i] = value where the band hides key j from query i, or there is no such query. s: [keys, stride]
 void fill_hidden(const Place& place, std::int64_t keys, float* s, std::int64_t stride, float value);
 
 /// Seed and rate of dropout, and the head it is for.
@@ -143,6 +174,9 @@ void scale_lanes(float* x, const float* lane_scale, std::int64_t rows, std::int6
 // ---- Softmax
 // ---------------------------------------------------------------------------------------------------------
 
+// `cut`: where the tile lies, when the mask cuts it. The words then leave alone, for each kLanes queries, the keys that
+// none of them sees; null: the mask leaves all keys.
+
 /// Running state of a panel's rows: maximum m and sum l of exp(s - m); arrays of `lanes` floats.
 struct RowState {
     float* m = nullptr;
@@ -154,9 +188,9 @@ void clear_state(const RowState& state, std::int64_t lanes);
 
 /// One step of the online softmax (FlashAttention paper, Algorithm 1, lines 10-12): takes the scores of `keys` more
 /// keys, replaces s by exp(s - m_new), updates m and l, and tells in `rescale` [lanes] what earlier sums relative to
-/// the old maximum must be multiplied by: exp(m_old - m_new).
+/// the old maximum must be multiplied by: exp(m_old - m_new). Hidden scores, -inf, become 0, of a cut tile too.
 void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                    float* rescale);
+                    float* rescale, const Place* cut = nullptr);
 
 /// Folds the partial result (state, o) of other keys into (into, into_o), both relative to their own maximum: the exact
 /// merge of split K/V. o: [dim, stride]
@@ -170,10 +204,11 @@ void invert_sums(const RowState& state, std::int64_t lanes, float* inverse);
 void store_lse(const RowState& state, std::int64_t rows, const HeadRows& to, std::int64_t first);
 
 /// s = exp(s - lse): the weights again, from the scores and the LSE of the forward. `lse` of an empty row is +inf here.
-void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride);
+void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
+                      const Place* cut = nullptr);
 
 /// dp = p * (dp - delta): the gradient of the scores (FlashAttention paper, appendix B.2). p, dp: [keys, stride]
 void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
-                      std::int64_t stride);
+                      std::int64_t stride, const Place* cut = nullptr);
 
 }  // namespace tessera::cpu::tile
