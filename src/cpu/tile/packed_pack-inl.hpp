@@ -160,8 +160,11 @@ inline Bf16* tile_of(const Tiles& tiles, std::int64_t i, std::int64_t j) {
     return tiles.data + i * tiles.row_step + j * tiles.column_step;
 }
 
-inline void store_tile(const __m512i (&x)[16], Bf16* to) {
-    for (int r = 0; r < 16; ++r) _mm512_store_si512(to + r * kTileDepth, x[r]);
+inline void transpose_tile(Bf16* tile) {
+    __m512i x[16];
+    for (int r = 0; r < 16; ++r) x[r] = _mm512_load_si512(tile + r * kTileDepth);
+    transpose(x);
+    for (int r = 0; r < 16; ++r) _mm512_store_si512(tile + r * kTileDepth, x[r]);
 }
 
 /// Row tiles of M, or with `pairs` pair tiles of M^T: the same 16 x 16 elements of 32 bits, transposed.
@@ -170,18 +173,16 @@ inline void pack_along_rows(const PackJob& job, Reader& read, bool pairs) {
     constexpr int kParts = Reader::kParts;
     for (std::int64_t row = 0; row < job.rows; row += kTileRows) {
         for (std::int64_t column = 0; column < job.dim; column += kTileDepth) {
-            __m512i x[kParts][16];
+            Bf16* to = pairs ? tile_of(job.to, column / kTileDepth, row / kTileRows)
+                             : tile_of(job.to, row / kTileRows, column / kTileDepth);
             for (int r = 0; r < 16; ++r) {
                 __m512i parts[kParts];
                 read(row + r, column, parts);
-                for (int part = 0; part < kParts; ++part) x[part][r] = parts[part];
+                for (int part = 0; part < kParts; ++part) {
+                    _mm512_store_si512(to + part * kTileElements + r * kTileDepth, parts[part]);
+                }
             }
-            Bf16* to = pairs ? tile_of(job.to, column / kTileDepth, row / kTileRows)
-                             : tile_of(job.to, row / kTileRows, column / kTileDepth);
-            for (int part = 0; part < kParts; ++part) {
-                if (pairs) transpose(x[part]);
-                store_tile(x[part], to + part * kTileElements);
-            }
+            for (int part = 0; pairs && part < kParts; ++part) transpose_tile(to + part * kTileElements);
         }
     }
 }
@@ -194,7 +195,13 @@ inline void pack_across_rows(const PackJob& job, Reader& read, bool transposed) 
     const __m512i second_half = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     for (std::int64_t row = 0; row < job.rows; row += kTileDepth) {
         for (std::int64_t column = 0; column < job.dim; column += 2 * kTileRows) {
-            __m512i x[kParts][2][16];  // the columns of two tiles
+            const auto tile = [&](std::int64_t at) {
+                return transposed ? tile_of(job.to, at / kTileRows, row / kTileDepth)
+                                  : tile_of(job.to, row / kTileDepth, at / kTileRows);
+            };
+            const bool two = column + kTileRows < job.dim;  // 32 columns are those of two tiles
+            Bf16* first = tile(column);
+            Bf16* second = two ? tile(column + kTileRows) : nullptr;
             for (int pair = 0; pair < 16; ++pair) {
                 __m512i even[kParts];
                 __m512i odd[kParts];
@@ -203,18 +210,14 @@ inline void pack_across_rows(const PackJob& job, Reader& read, bool transposed) 
                 for (int part = 0; part < kParts; ++part) {
                     const __m512i low = _mm512_unpacklo_epi16(even[part], odd[part]);
                     const __m512i high = _mm512_unpackhi_epi16(even[part], odd[part]);
-                    x[part][0][pair] = _mm512_permutex2var_epi64(low, first_half, high);
-                    x[part][1][pair] = _mm512_permutex2var_epi64(low, second_half, high);
+                    const std::int64_t at = part * kTileElements + pair * kTileDepth;
+                    _mm512_store_si512(first + at, _mm512_permutex2var_epi64(low, first_half, high));
+                    if (two) _mm512_store_si512(second + at, _mm512_permutex2var_epi64(low, second_half, high));
                 }
             }
-            for (std::int64_t half = 0; half < 2 && column + half * kTileRows < job.dim; ++half) {
-                const std::int64_t tile = column / kTileRows + half;
-                Bf16* to =
-                    transposed ? tile_of(job.to, tile, row / kTileDepth) : tile_of(job.to, row / kTileDepth, tile);
-                for (int part = 0; part < kParts; ++part) {
-                    if (transposed) transpose(x[part][half]);
-                    store_tile(x[part][half], to + part * kTileElements);
-                }
+            for (int part = 0; transposed && part < kParts; ++part) {
+                transpose_tile(first + part * kTileElements);
+                if (two) transpose_tile(second + part * kTileElements);
             }
         }
     }
