@@ -2,6 +2,7 @@
 """tessera's C ABI (include/tessera/tessera.h) as the comparisons need it: tensors in, a callable out. Tensors are torch's
 (`prepare`), or views of memory that the caller has (`bind`), which needs no torch."""
 import ctypes as c
+import os
 
 try:
     import torch
@@ -56,7 +57,7 @@ class Library:
     """tessera as a shared library (cmake -DBUILD_SHARED_LIBS=ON)."""
 
     def __init__(self, path):
-        self.lib = c.CDLL(path)
+        self.lib = c.CDLL(os.path.abspath(path))
         self.lib.tessera_last_error.restype = c.c_char_p
         self.lib.tessera_version.restype = c.c_char_p
 
