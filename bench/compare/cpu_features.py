@@ -11,8 +11,8 @@ tessera is loaded as a shared library (cmake -DBUILD_SHARED_LIBS=ON); nothing el
   lengths   time for each visible pair from 1,024 to 65,536, causal
   memory    workspace for each token, and what the process grows by in a call
 
-Calls are taken in turn; a figure is a median over rounds, a ratio the median of the rounds' ratios. All of it takes less
-than four minutes on 16 cores.
+Calls are taken in turn; a figure is a median over rounds, a ratio the median of the rounds' ratios. All of it takes about
+five minutes on two shared cores, less on more.
 """
 import argparse
 import itertools
