@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tessera's C ABI (include/tessera/tessera.h) as the comparisons need it: torch tensors in, a callable out."""
+"""tessera's C ABI (include/tessera/tessera.h) as the comparisons need it: tensors in, a callable out. Tensors are torch's
+(`prepare`), or views of memory that the caller has (`bind`), which needs no torch."""
 import ctypes as c
+import os
 
-import torch
+try:
+    import torch
+except ImportError:
+    torch = None
 
 FORWARD, BACKWARD = 0, 1
 CUDA = 2  # backend
-DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+FP32, FP16, BF16, INT32 = 1, 2, 3, 4
+DTYPES = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16} if torch else {}
 
 
 class Tensor(c.Structure):
@@ -51,7 +57,7 @@ class Library:
     """tessera as a shared library (cmake -DBUILD_SHARED_LIBS=ON)."""
 
     def __init__(self, path):
-        self.lib = c.CDLL(path)
+        self.lib = c.CDLL(os.path.abspath(path))
         self.lib.tessera_last_error.restype = c.c_char_p
         self.lib.tessera_version.restype = c.c_char_p
 
@@ -62,24 +68,38 @@ class Library:
         if status != 0:
             raise RuntimeError(self.lib.tessera_last_error().decode())
 
-    def prepare(self, shape, options, direction, tensors):
-        """A function that runs one call. shape: fields of a tessera_problem; tensors: torch's, [batch, heads, len,
-        head_dim] (LSE [batch, heads, len]), all on one device. CUDA work is queued on torch's current stream."""
+    def problem(self, shape):
+        """shape: fields of a tessera_problem that are not the default."""
         problem = Problem()
         self.check(self.lib.tessera_problem_init(c.byref(problem), c.sizeof(problem)))
         for name, value in shape.items():
             setattr(problem, name, value)
+        return problem
+
+    def workspace_bytes(self, problem, options, direction):
         size = c.c_size_t()
         self.check(self.lib.tessera_workspace_bytes(c.byref(problem), c.byref(options), direction, c.byref(size)))
-        device = tensors["q"].device
-        memory = torch.empty(size.value + 64, dtype=torch.uint8, device=device)
-        address = c.c_void_p((memory.data_ptr() + 63) // 64 * 64)
+        return size.value
+
+    def bind(self, problem, options, direction, views, workspace, size, stream=None, keep=()):
+        """A function that runs one call. views: a Tensor by argument; workspace: an address, a multiple of 64."""
         kind = ForwardArgs if direction == FORWARD else BackwardArgs
-        args = kind(struct_size=c.sizeof(kind), **{name: view(t) for name, t in tensors.items()})
+        args = kind(struct_size=c.sizeof(kind), **views)
         run = self.lib.tessera_forward if direction == FORWARD else self.lib.tessera_backward
-        keep = (problem, options, args, memory, tensors)
-        stream = c.c_void_p(torch.cuda.current_stream().cuda_stream) if device.type == "cuda" else None
+        keep = (problem, options, args, keep)
+        address, size = c.c_void_p(workspace), c.c_size_t(size)
 
         def call():
             self.check(run(c.byref(keep[0]), c.byref(keep[1]), c.byref(keep[2]), address, size, stream))
         return call
+
+    def prepare(self, shape, options, direction, tensors):
+        """A function that runs one call. shape: fields of a tessera_problem; tensors: torch's, [batch, heads, len,
+        head_dim] (LSE [batch, heads, len]), all on one device. CUDA work is queued on torch's current stream."""
+        problem = self.problem(shape)
+        size = self.workspace_bytes(problem, options, direction)
+        device = tensors["q"].device
+        memory = torch.empty(size + 64, dtype=torch.uint8, device=device)
+        stream = c.c_void_p(torch.cuda.current_stream().cuda_stream) if device.type == "cuda" else None
+        return self.bind(problem, options, direction, {name: view(t) for name, t in tensors.items()},
+                         (memory.data_ptr() + 63) // 64 * 64, size, stream, (memory, tensors))

@@ -8,31 +8,13 @@
 #include <random>
 
 #include "core/numeric.hpp"
-#include "core/philox.hpp"
+#include "floats.hpp"
 #include "targets.hpp"
 
 namespace tessera::cpu {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-/// Floats at an aligned address.
-class Floats {
- public:
-    explicit Floats(std::int64_t n, float value = 0) : memory_(static_cast<std::size_t>(n) + 16, value) {
-        const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
-        begin_ = memory_.data() + (64 - address % 64) % 64 / sizeof(float);
-    }
-    operator float*() { return begin_; }
-    void randomise(std::mt19937& rng, std::int64_t n) {
-        std::normal_distribution<float> normal;
-        for (std::int64_t i = 0; i < n; ++i) begin_[i] = normal(rng);
-    }
-
- private:
-    std::vector<float> memory_;
-    float* begin_;
-};
 
 class Tile : public EachTarget {};
 INSTANTIATE_TEST_SUITE_P(Cpu, Tile, testing::ValuesIn(usable_targets()), target_label);
@@ -258,26 +240,6 @@ TEST_P(Tile, fill_hidden_is_the_band) {
         for (std::int64_t j = 0; j < 18; ++j) {
             for (std::int64_t i = 0; i < 32; ++i)
                 ASSERT_EQ(s[j * 32 + i], place.band.visible(7 + i, 5 + j) ? 1.0F : -5.0F);
-        }
-    }
-}
-
-TEST_P(Tile, dropout_factors_are_the_philox_words) {
-    tile::DropoutRule rule{.seed = 0x123456789ABCDEFULL,
-                           .threshold = keep_threshold(0.3),
-                           .kept = 1 / 0.7F,
-                           .batch = 3,
-                           .head = 5,
-                           .active = true};
-    for (const std::int64_t first_key : {0, 1, 6, 4095}) {
-        const tile::Place place{Mask{}.bind(1 << 20, 1 << 20), 65530, first_key};
-        Floats factors(11 * 48, std::nanf(""));
-        tile::dropout_factors(rule, place, 11, factors, 48);
-        for (std::int64_t j = 0; j < 11; ++j) {
-            for (std::int64_t i = 0; i < 48; ++i) {
-                const bool kept = dropout_word(rule.seed, 3, 5, 65530 + i, first_key + j) < rule.threshold;
-                ASSERT_EQ(factors[j * 48 + i], kept ? rule.kept : 0.0F);
-            }
         }
     }
 }

@@ -301,6 +301,30 @@ RC_GTEST_PROP(properties, layout_changes_nothing, ()) {
     }
 }
 
+/// Tiles so small that the squares of the fa2 backward's rounds have several of them.
+TEST(properties, squares_of_many_tiles_change_nothing) {
+    const Mask masks[] = {{}, {.causal = Causal::bottom_right}, {.window_left = 200, .window_right = 100}};
+    for (const auto& [len_q, len_kv] : {std::pair{1100, 1100}, std::pair{1100, 730}, std::pair{650, 1333}}) {
+        for (const Mask& mask : masks) {
+            Problem p = make_problem(1, len_q, len_kv, 2, 1, 8);
+            p.mask = mask;
+            Attention setup(p);
+            setup.prepare_backward();
+            for (const KernelInfo& kernel : kernels()) {
+                if (kernel.pass != Pass::backward || kernel.backend != Backend::cpu) continue;
+                Attention alone = setup;
+                ASSERT_TRUE(run(alone, kernel, {.threads = 1, .tile = Tile{16, 16}}));
+                for (const int threads : {2, 3, 8}) {
+                    Attention together = setup;
+                    ASSERT_TRUE(run(together, kernel, {.threads = threads, .tile = Tile{16, 16}}));
+                    EXPECT_TRUE(same_outputs(alone, together, kernel.pass))
+                        << kernel.name << " " << p.describe() << " on " << threads << " threads";
+                }
+            }
+        }
+    }
+}
+
 TEST(properties, run_to_run) {
     Problem p = make_problem(2, 200, 1700, 4, 2, 40);
     p.mask.causal = Causal::bottom_right;

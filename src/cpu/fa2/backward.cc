@@ -8,8 +8,11 @@
 //
 // Heads enough for all threads: one task runs a head, once for the queries i >= j and once for i < j, in groups of key
 // tiles from the last to the first, panels rising and for each panel the group's tiles falling. That visits both orders
-// above, and a panel that was read serves the whole group. Fewer heads: round by round, all tiles of a round at once;
-// no two of them share a panel or a key tile. Same order, same bits (docs/decisions/deterministic-backward.md).
+// above, and a panel that was read serves the whole group. Fewer heads: round by round, all pairs of a round at once;
+// no two of them share a panel or a key tile. Where there are pairs enough, a pair is a square of several panels and
+// key tiles, so that what was read from memory serves more than once: the Latin square of squares, where those on the
+// diagonal run i >= j in the first round and i < j in one more at the end. Same order, same bits
+// (docs/decisions/deterministic-backward.md).
 #include "cpu/fa2/backward_packed.hpp"
 #include "cpu/gradient.hpp"
 #include "cpu/schedules.hpp"
@@ -22,13 +25,11 @@ struct Grid {
     Head head;
     std::int64_t panels;
     std::int64_t key_tiles;
-    std::int64_t rounds;
 
     Grid(const BackwardCall& call, const Geometry& g, const Member& member, std::int64_t query_head)
         : head(call.plan.problem, call.args, member, query_head),
           panels(ceil_div(member.len_q, g.block_q)),
-          key_tiles(ceil_div(member.len_kv, g.block_kv)),
-          rounds(std::max(panels, key_tiles)) {}
+          key_tiles(ceil_div(member.len_kv, g.block_kv)) {}
 
     Range keys(const Geometry& g, std::int64_t j) const {
         return {j * g.block_kv, std::min(head.member.len_kv, (j + 1) * g.block_kv)};
@@ -38,6 +39,10 @@ struct Grid {
 /// Key tiles that a worker keeps loaded while the panels pass: with 4, at head_dim 128, they and their dK, dV take 512
 /// KiB of the second-level cache, and the panels, which stream from the third, are read a quarter as often.
 constexpr std::int64_t kColumns = 4;
+
+/// Squares of a round for each thread that are worth larger ones: a causal mask takes one away from each round, and the
+/// last rounds leave threads without work.
+constexpr std::int64_t kSquaresPerThread = 8;
 
 /// Tile j of loaded key tiles.
 KvTile slice(const KvTile& loaded, const Range& keys) {
@@ -96,25 +101,52 @@ void run_whole_head(const Grid& grid, const Geometry& g, const GradientMemory& m
     sweep(false);
 }
 
-/// Pair `index` of a round: counted along the shorter side of the grid, so that no pair is outside it.
-void run_pair(const Grid& grid, const Geometry& g, std::int64_t round, std::int64_t index, const GradientMemory& memory,
-              const GradientScratch& scratch, TileTally& tally) {
-    if (round >= grid.rounds || index >= std::min(grid.panels, grid.key_tiles)) return;
-    const bool along_keys = grid.key_tiles <= grid.panels;
-    const std::int64_t i = along_keys ? (index + round) % grid.rounds : index;
-    const std::int64_t j = along_keys ? index : (index - round + grid.rounds) % grid.rounds;
-    run_columns(grid, g, {j, j + 1}, {i, i + 1}, memory, scratch, tally,
-                [](std::int64_t, std::int64_t) { return true; });
+/// The squares of a grid: `side` panels by `side` key tiles.
+struct Squares {
+    const Grid& grid;
+    std::int64_t side;
+    std::int64_t rows;      ///< of squares, along the panels
+    std::int64_t columns;   ///< along the key tiles
+    std::int64_t diagonal;  ///< rounds of whole squares; also the round of i < j on the diagonal
+
+    Squares(const Grid& of, std::int64_t tiles_per_side)
+        : grid(of),
+          side(tiles_per_side),
+          rows(ceil_div(of.panels, side)),
+          columns(ceil_div(of.key_tiles, side)),
+          diagonal(std::max(rows, columns)) {}
+
+    /// The round in which panel i meets key tile j.
+    std::int64_t round_of(std::int64_t i, std::int64_t j) const {
+        if (i / side == j / side) return i >= j ? 0 : diagonal;
+        return (i / side - j / side + diagonal) % diagonal;
+    }
+};
+
+/// Square `index` of a round: counted along the shorter side of the grid, so that none is outside it.
+void run_square(const Squares& squares, const Geometry& g, std::int64_t round, std::int64_t index,
+                const GradientMemory& memory, const GradientScratch& scratch, TileTally& tally) {
+    const Grid& grid = squares.grid;
+    const std::int64_t n = squares.diagonal;
+    if (round > n || index >= std::min(squares.rows, squares.columns)) return;
+    const bool along_keys = squares.columns <= squares.rows;
+    const std::int64_t row = along_keys ? (index + round) % n : index;
+    const std::int64_t column = along_keys ? index : (index - round + n) % n;
+    const std::int64_t side = squares.side;
+    run_columns(grid, g, {column * side, std::min(grid.key_tiles, (column + 1) * side)},
+                {row * side, std::min(grid.panels, (row + 1) * side)}, memory, scratch, tally,
+                [&](std::int64_t i, std::int64_t j) { return squares.round_of(i, j) == round; });
 }
 
 /// Sets used[round] for the rounds in which some tile of the grid is not empty.
-void mark_rounds(const Grid& grid, const Geometry& g, char* used) {
+void mark_rounds(const Squares& squares, const Geometry& g, char* used) {
+    const Grid& grid = squares.grid;
     for (std::int64_t j = 0; j < grid.key_tiles; ++j) {
         const Range keys = grid.keys(g, j);
         const Range queries = grid.head.band.q_range(keys.begin, keys.end);
         if (queries.empty()) continue;
         for (std::int64_t i = queries.begin / g.block_q; i * g.block_q < queries.end; ++i) {
-            used[(i - j + grid.rounds) % grid.rounds] = 1;
+            used[squares.round_of(i, j)] = 1;
         }
     }
 }
@@ -127,12 +159,12 @@ bool heads_fill_threads(std::int64_t kv_heads, int threads) {
 
 /// Memory of a call.
 struct Workspace : BackwardWorkspace {
-    std::int64_t rounds;  // of the longest member that the Problem allows
+    std::int64_t rounds;  // at most: of the longest member that the Problem allows, in squares of one tile
     char* used;           // [rounds]
 
     Workspace(Arena& arena, const Plan& plan, const Geometry& g)
         : BackwardWorkspace(arena, plan, g, kColumns),
-          rounds(std::max(g.panels, ceil_div(plan.problem.len_kv, g.block_kv))),
+          rounds(std::max(g.panels, ceil_div(plan.problem.len_kv, g.block_kv)) + 1),
           used(arena.take<char>(rounds)) {}
 };
 
@@ -167,22 +199,30 @@ class Run {
     void rounds() {
         const Problem& p = call_.plan.problem;
         if (kv_heads_ == 0 || p.heads_q == 0) return;
-        std::fill_n(workspace_.used, workspace_.rounds, char{0});
-        std::int64_t pairs = 0;  // of a round of the largest member
-        for (std::int64_t b = 0; b < (p.ragged ? p.batch : 1); ++b) {
+        const std::int64_t members = p.ragged ? p.batch : 1;
+        std::int64_t pairs = 0;  // of a round of the largest member, in tiles
+        for (std::int64_t b = 0; b < members; ++b) {
             const Grid of_member = grid(b * p.heads_kv, 0);
-            mark_rounds(of_member, g_, workspace_.used);
             pairs = std::max(pairs, std::min(of_member.panels, of_member.key_tiles));
         }
+        const int threads = worthwhile_threads(call_.plan);
+        std::int64_t side = kColumns;
+        while (side > 1 && kv_heads_ * ceil_div(pairs, side) < kSquaresPerThread * threads) side /= 2;
+        std::fill_n(workspace_.used, workspace_.rounds, char{0});
+        for (std::int64_t b = 0; b < members; ++b) {
+            const Grid of_member = grid(b * p.heads_kv, 0);
+            mark_rounds(Squares(of_member, side), g_, workspace_.used);
+        }
+        const std::int64_t squares = ceil_div(pairs, side);
         for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
             for (std::int64_t round = 0; round < workspace_.rounds; ++round) {
                 if (workspace_.used[round] == 0) continue;
-                call_.parallel_for(kv_heads_ * pairs, worthwhile_threads(call_.plan),
-                                   [&](std::int64_t task, int worker) {
-                                       TileTally tally(&ran_, call_.observer);
-                                       run_pair(grid(task % kv_heads_, in_group), g_, round, task / kv_heads_,
-                                                workspace_.memory, scratch(worker), tally);
-                                   });
+                call_.parallel_for(kv_heads_ * squares, threads, [&](std::int64_t task, int worker) {
+                    TileTally tally(&ran_, call_.observer);
+                    const Grid of_head = grid(task % kv_heads_, in_group);
+                    run_square(Squares(of_head, side), g_, round, task / kv_heads_, workspace_.memory, scratch(worker),
+                               tally);
+                });
             }
         }
     }

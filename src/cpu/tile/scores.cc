@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <limits>
 
-#include "core/philox.hpp"
 #include "cpu/tile/tile.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,8 +10,6 @@
 
 #include <hwy/highway.h>
 
-#include <hwy/contrib/math/math-inl.h>
-
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::tile::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -19,37 +17,116 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 using DI = hn::RebindToSigned<D>;
-using DU = hn::RebindToUnsigned<D>;
-using VU = hn::Vec<DU>;
 
 constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
 
-void ScaleAndCap(const ScoreRule& rule, std::int64_t keys, float* s, std::int64_t stride, float* cap_slope) {
+/// exp(x) for x <= 0 as in softmax.cc, less what only sums need: 4e-7 relative, NaN stays NaN.
+HWY_INLINE V exp_of_nonpositive(V x) {
     const D d;
+    const V bounded = hn::IfThenElse(hn::Lt(x, hn::Set(d, -80.0F)), hn::Set(d, -80.0F), x);
+    const V magic = hn::Set(d, 12582912.0F);  // rounds to an integer, which then stands in the lowest bits
+    const V n_in_low_bits = hn::MulAdd(bounded, hn::Set(d, 1.44269504F), magic);
+    const V n = hn::Sub(n_in_low_bits, magic);
+    V r = hn::NegMulAdd(n, hn::Set(d, 0.693145752F), bounded);  // ln 2 in two parts: exact also without fused products
+    r = hn::NegMulAdd(n, hn::Set(d, 1.42860677e-6F), r);
+    V p = hn::MulAdd(hn::Set(d, 0x1.0fa7d8p-7F), r, hn::Set(d, 0x1.573ad0p-5F));
+    p = hn::MulAdd(p, r, hn::Set(d, 0x1.555a6ep-3F));
+    p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffdc4p-2F));
+    p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffff6p-1F));
+    p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+    const V power =
+        hn::BitCast(d, hn::Add(hn::ShiftLeft<23>(hn::BitCast(DI(), n_in_low_bits)), hn::Set(DI(), 127 << 23)));
+    return hn::Mul(p, power);
+}
+
+/// tanh(y) where |y| > kSmall, to 3e-7 relative: (1 - e) / (1 + e), e = exp(-2 |y|).
+HWY_INLINE V tanh_of_large(V y) {
+    const D d;
+    const V one = hn::Set(d, 1.0F);
+    const V e = exp_of_nonpositive(hn::Mul(hn::Set(d, -2.0F), hn::Abs(y)));
+    return hn::CopySign(hn::Div(hn::Sub(one, e), hn::Add(one, e)), y);
+}
+
+constexpr float kSmall = 0.75F;
+
+/// tanh(y) / y - 1 where |y| <= kSmall, z = y^2: a polynomial of least relative error of tanh (3e-8, fitted in fp64).
+HWY_INLINE V small_excess(V z) {
+    const D d;
+    V p = hn::MulAdd(hn::Set(d, -0x1.3892c4p-8F), z, hn::Set(d, 0x1.4230a0p-6F));
+    p = hn::MulAdd(p, z, hn::Set(d, -0x1.b55f7cp-5F));
+    p = hn::MulAdd(p, z, hn::Set(d, 0x1.10ed5ap-3F));
+    p = hn::MulAdd(p, z, hn::Set(d, -0x1.5554a4p-2F));
+    return hn::Mul(p, z);
+}
+
+/// s = cap * tanh(scale * s / cap). Most scores are far under the cap, where a short polynomial does; the exponential
+/// runs for vectors that hold a large one. Each element is chosen for by itself, so its bits don't depend on others.
+template <bool kSlope>
+HWY_INLINE void Cap(const ScoreRule& rule, std::int64_t count, float* s, float* cap_slope) {
+    const D d;
+    // A cap so small that its inverse is infinite would make NaN of a score of 0.
+    const float inverse =
+        std::clamp(rule.scale / rule.softcap, -std::numeric_limits<float>::max(), std::numeric_limits<float>::max());
+    const V to_argument = hn::Set(d, inverse);
     const V scale = hn::Set(d, rule.scale);
     const V cap = hn::Set(d, rule.softcap);
     const V one = hn::Set(d, 1.0F);
-    for (std::int64_t at = 0; at < keys * stride; at += kWidth) {
-        V x = hn::Mul(hn::Load(d, s + at), scale);
-        if (rule.softcap > 0) {
-            const V t = hn::Tanh(d, hn::Div(x, cap));
-            if (cap_slope != nullptr) hn::Store(hn::NegMulAdd(t, t, one), d, cap_slope + at);
-            x = hn::Mul(cap, t);
+    const V small = hn::Set(d, kSmall * kSmall);
+    for (std::int64_t at = 0; at < count; at += kWidth) {
+        const V x = hn::Load(d, s + at);
+        const V y = hn::Mul(x, to_argument);
+        const V z = hn::Mul(y, y);
+        const V excess = small_excess(z);
+        const V scaled = hn::Mul(x, scale);
+        V capped = hn::MulAdd(scaled, excess, scaled);
+        V t = hn::MulAdd(y, excess, y);
+        const auto is_small = hn::Le(z, small);
+        if (HWY_UNLIKELY(!hn::AllTrue(d, is_small))) {
+            const V large = tanh_of_large(y);
+            capped = hn::IfThenElse(is_small, capped, hn::Mul(cap, large));
+            t = hn::IfThenElse(is_small, t, large);
         }
-        hn::Store(x, d, s + at);
+        hn::Store(capped, d, s + at);
+        if constexpr (kSlope) hn::Store(hn::NegMulAdd(t, t, one), d, cap_slope + at);
+    }
+}
+
+void ScaleAndCap(const ScoreRule& rule, std::int64_t keys, float* s, std::int64_t stride, float* cap_slope) {
+    if (rule.softcap > 0) {
+        if (cap_slope != nullptr) Cap<true>(rule, keys * stride, s, cap_slope);
+        else Cap<false>(rule, keys * stride, s, nullptr);
+        return;
+    }
+    const D d;
+    const V scale = hn::Set(d, rule.scale);
+    for (std::int64_t at = 0; at < keys * stride; at += kWidth) {
+        hn::Store(hn::Mul(hn::Load(d, s + at), scale), d, s + at);
     }
 }
 
 void SubtractDistances(const ScoreRule& rule, const Place& place, std::int64_t keys, float* s, std::int64_t stride) {
     const D d;
     const V slope = hn::Set(d, rule.alibi);
-    for (std::int64_t j = 0; j < keys; ++j) {
-        for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
-            const auto first = static_cast<float>(place.q + lane + rule.diagonal - place.kv - j);
-            const V distance = hn::Abs(hn::Iota(d, first));
+    for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
+        const std::int64_t first = place.q + lane + rule.diagonal - place.kv;
+        const auto subtract = [&](std::int64_t j, V distance) HWY_ATTR {
             float* at = s + j * stride + lane;
-            hn::Store(hn::NegMulAdd(slope, distance, hn::Load(d, at)), d, at);
+            hn::Store(hn::NegMulAdd(slope, hn::Abs(distance), hn::Load(d, at)), d, at);
+        };
+        // Differences of positions are exact in fp32 up to here; beyond, each is rounded once.
+        constexpr std::int64_t kExact = std::int64_t{1} << 24;
+        std::int64_t j = 0;
+        if (first - keys > -kExact && first + kWidth < kExact) {
+            V distance = hn::Iota(d, static_cast<float>(first));
+            for (; j + 4 <= keys; j += 4) {
+                subtract(j, distance);
+                subtract(j + 1, hn::Sub(distance, hn::Set(d, 1.0F)));
+                subtract(j + 2, hn::Sub(distance, hn::Set(d, 2.0F)));
+                subtract(j + 3, hn::Sub(distance, hn::Set(d, 3.0F)));
+                distance = hn::Sub(distance, hn::Set(d, 4.0F));
+            }
         }
+        for (; j < keys; ++j) subtract(j, hn::Iota(d, static_cast<float>(first - j)));
     }
 }
 
@@ -93,70 +170,6 @@ void FillHidden(const Place& place, std::int64_t keys, float* s, std::int64_t st
     }
 }
 
-struct Product64 {
-    VU high;
-    VU low;
-};
-
-/// The 64-bit products of all lanes by one 32-bit constant, as high and low words.
-HWY_INLINE Product64 multiply_wide(VU a, VU b) {
-    const DU du;
-    const hn::Repartition<std::uint64_t, DU> d64;
-    const auto even = hn::MulEven(a, b);
-    const auto odd = hn::MulEven(hn::BitCast(du, hn::ShiftRight<32>(hn::BitCast(d64, a))), b);
-    return {hn::OddEven(hn::BitCast(du, odd), hn::BitCast(du, hn::ShiftRight<32>(even))),
-            hn::OddEven(hn::BitCast(du, hn::ShiftLeft<32>(odd)), hn::BitCast(du, even))};
-}
-
-/// Philox4x32-10 for consecutive queries in the lanes: the words of keys 4 * quad .. 4 * quad + 3 (core/philox.hpp).
-HWY_INLINE void philox_words(const DropoutRule& rule, std::int64_t query, std::int64_t quad, VU (&words)[4]) {
-    const DU du;
-    VU c0 = hn::Set(du, static_cast<std::uint32_t>(quad));
-    VU c1 = hn::Iota(du, static_cast<std::uint32_t>(query));
-    VU c2 = hn::Set(du, static_cast<std::uint32_t>(rule.head));
-    VU c3 = hn::Set(du, static_cast<std::uint32_t>(rule.batch));
-    auto key0 = static_cast<std::uint32_t>(rule.seed);
-    auto key1 = static_cast<std::uint32_t>(rule.seed >> 32);
-    const VU multiplier0 = hn::Set(du, philox::kMultiplier0);
-    const VU multiplier1 = hn::Set(du, philox::kMultiplier1);
-    for (int round = 0; round < philox::kRounds; ++round) {
-        const Product64 p0 = multiply_wide(c0, multiplier0);
-        const Product64 p1 = multiply_wide(c2, multiplier1);
-        c0 = hn::Xor(hn::Xor(p1.high, c1), hn::Set(du, key0));
-        c2 = hn::Xor(hn::Xor(p0.high, c3), hn::Set(du, key1));
-        c1 = p1.low;
-        c3 = p0.low;
-        key0 += philox::kWeyl0;
-        key1 += philox::kWeyl1;
-    }
-    words[0] = c0;
-    words[1] = c1;
-    words[2] = c2;
-    words[3] = c3;
-}
-
-void DropoutFactors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors,
-                    std::int64_t stride) {
-    const D d;
-    const DU du;
-    const V kept = hn::Set(d, rule.kept);
-    // 2^32, "keep all", does not fit 32 bits; then every word is at most the largest one.
-    const bool keep_all = rule.threshold >> 32 != 0;
-    const VU threshold = hn::Set(du, static_cast<std::uint32_t>(rule.threshold));
-    for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
-        for (std::int64_t quad = place.kv / 4; quad * 4 < place.kv + keys; ++quad) {
-            VU words[4];
-            philox_words(rule, place.q + lane, quad, words);
-            for (std::int64_t w = 0; w < 4; ++w) {
-                const std::int64_t j = quad * 4 + w - place.kv;
-                if (j < 0 || j >= keys) continue;
-                const auto keep = hn::RebindMask(d, hn::Lt(words[w], threshold));
-                hn::Store(keep_all ? kept : hn::IfThenElseZero(keep, kept), d, factors + j * stride + lane);
-            }
-        }
-    }
-}
-
 void Multiply(float* x, const float* y, std::int64_t count) {
     const D d;
     for (std::int64_t i = 0; i < count; i += kWidth)
@@ -167,6 +180,18 @@ void Add(float* x, const float* y, std::int64_t count) {
     const D d;
     for (std::int64_t i = 0; i < count; i += kWidth)
         hn::Store(hn::Add(hn::Load(d, x + i), hn::Load(d, y + i)), d, x + i);
+}
+
+/// x[r, i] += y[r]
+void AddToRows(float* x, const float* y, std::int64_t rows, std::int64_t stride) {
+    const D d;
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const V row = hn::Set(d, y[r]);
+        for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
+            float* at = x + r * stride + lane;
+            hn::Store(hn::Add(hn::Load(d, at), row), d, at);
+        }
+    }
 }
 
 void ScaleLanes(float* x, const float* lane_scale, std::int64_t rows, std::int64_t stride) {
@@ -189,9 +214,9 @@ namespace tessera::cpu::tile {
 HWY_EXPORT(ScaleAndCap);
 HWY_EXPORT(SubtractDistances);
 HWY_EXPORT(FillHidden);
-HWY_EXPORT(DropoutFactors);
 HWY_EXPORT(Multiply);
 HWY_EXPORT(Add);
+HWY_EXPORT(AddToRows);
 HWY_EXPORT(ScaleLanes);
 
 void transform_scores(const ScoreRule& rule, const Place& place, std::int64_t keys, std::int64_t queries, float* s,
@@ -201,17 +226,17 @@ void transform_scores(const ScoreRule& rule, const Place& place, std::int64_t ke
     if (rule.bias.data == nullptr) return;
     HeadRows columns = rule.bias;
     columns.data = static_cast<char*>(columns.at(0, place.kv));
+    if (rule.bias.row_stride == 0) {  // the same for all queries, as a mask of padding is
+        load_rows(columns, 0, 1, keys, scratch, padded(keys));
+        HWY_DYNAMIC_DISPATCH(AddToRows)(s, scratch, keys, stride);
+        return;
+    }
     load_transposed(columns, place.q, queries, keys, 1.0F, scratch, stride);
     add(s, scratch, keys, stride);
 }
 
 void fill_hidden(const Place& place, std::int64_t keys, float* s, std::int64_t stride, float value) {
     HWY_DYNAMIC_DISPATCH(FillHidden)(place, keys, s, stride, value);
-}
-
-void dropout_factors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors,
-                     std::int64_t stride) {
-    HWY_DYNAMIC_DISPATCH(DropoutFactors)(rule, place, keys, factors, stride);
 }
 
 void multiply(float* x, const float* y, std::int64_t rows, std::int64_t stride) {
