@@ -65,8 +65,8 @@ fi
 WITH_TESTS=(-DTESSERA_BUILD_TESTS=ON -DTESSERA_BUILD_EXAMPLES=ON)
 if build release build --preset ci "${WITH_TESTS[@]}"; then
     tests release build
-    # What the CUDA kernels take, and how large they are; the test itself has judged them.
-    ctest --test-dir build -R '^check_kernels$' --verbose | sed -n '/: Test command\|: Working\|: Test timeout/d; s/^[0-9]*: //p' || true
+    # What the CUDA kernels and the inner loops of the CPU are made of; the tests themselves have judged them.
+    ctest --test-dir build -R '^check_(kernels|loops)$' --verbose | sed -n '/: Test command\|: Working\|: Test timeout/d; s/^[0-9]*: //p' || true
 fi
 
 # The second compiler and the sanitizers in one build. -O1 and line numbers only: compiled in a fraction of the time.
