@@ -16,8 +16,11 @@ function(tessera_target name)
 endfunction()
 
 # Compile options of the files that Highway compiles for several instruction sets. On x86-64 the least is SSE4.2 (2008;
-# kernels refuse an older processor); of the others AVX2 and AVX-512 are built.
+# kernels refuse an older processor); of the others AVX2 and AVX-512 are built. On 64-bit Arm it is NEON alone: vectors
+# of SVE have no size at compile time, and the register blocks are arrays of vectors.
 set(TESSERA_SIMD_OPTIONS "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set(TESSERA_SIMD_OPTIONS "-march=x86-64-v2;-DHWY_DISABLE_PCLMUL_AES;-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)")
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
+    set(TESSERA_SIMD_OPTIONS "-DHWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
 endif()

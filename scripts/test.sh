@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that a change must pass: the checks of the source, all tests of the release build (GCC), all tests of a
-# build with clang under ASan and UBSan, and the kernels on threads under TSan. The last line sums up; the exit status is
-# 0 only when all went well.
+# build with clang under ASan and UBSan, the kernels on threads under TSan, and the CPU kernels for 64-bit Arm (NEON) under
+# qemu-user. The last line sums up; the exit status is 0 only when all went well.
 # shellcheck source=scripts/setup.sh
 source "$(dirname "$0")/setup.sh"
 
@@ -15,6 +15,7 @@ fi
 passed=0
 failed=0
 problems=()
+skipped=()
 
 # problem WHAT: something failed that is no test of ctest's.
 problem() {
@@ -65,8 +66,8 @@ fi
 WITH_TESTS=(-DTESSERA_BUILD_TESTS=ON -DTESSERA_BUILD_EXAMPLES=ON)
 if build release build --preset ci "${WITH_TESTS[@]}"; then
     tests release build
-    # What the CUDA kernels take, and how large they are; the test itself has judged them.
-    ctest --test-dir build -R '^check_kernels$' --verbose | sed -n '/: Test command\|: Working\|: Test timeout/d; s/^[0-9]*: //p' || true
+    # What the CUDA kernels and the inner loops of the CPU are made of; the tests themselves have judged them.
+    ctest --test-dir build -R '^check_(kernels|loops)$' --verbose | sed -n '/: Test command\|: Working\|: Test timeout/d; s/^[0-9]*: //p' || true
 fi
 
 # The second compiler and the sanitizers in one build. -O1 and line numbers only: compiled in a fraction of the time.
@@ -82,7 +83,42 @@ if build "clang, TSan" build-tsan --preset tsan "${SANITIZED[@]}" -- c_api_threa
     tests "clang, TSan" build-tsan -R c_api_threads_test
 fi
 
+# NEON, cross-compiled and emulated: are the results right? All kernels, all corner cases, all random cases and the tile
+# words' tests; not the tests of the checks themselves, of bf16 units, which only x86-64 has, nor those that take long
+# because of their sizes, which are no matter of the instruction set.
+NOT_EMULATED='^compare\.|^PackedKernels\.|Cuda|bug_26_30|bug_27|bug_30|bug_32'
+
+# Prints why that can't be done here, or nothing.
+no_neon() {
+    local packages=(g++-aarch64-linux-gnu qemu-user) missing
+    if [[ $(uname -m) != x86_64 ]]; then echo "this is no x86-64 machine; on Arm the release build has tested it"; return; fi
+    mapfile -t missing < <(missing_packages "${packages[@]}" 2>/dev/null || true)
+    if [[ ${#missing[@]} != 0 ]] &&
+        ! (as_root apt-get update -qq && apt_install "${missing[@]}") >"$NEON/packages.log" 2>&1; then
+        echo "could not install ${missing[*]}: $(tail -n 1 "$NEON/packages.log")"
+        return
+    fi
+    if ! command -v aarch64-linux-gnu-g++ >/dev/null || ! command -v qemu-aarch64 >/dev/null; then
+        echo "aarch64-linux-gnu-g++ and qemu-aarch64 are not here"
+        return
+    fi
+    # Another status than 3 is a failure, which the build will report.
+    scripts/aarch64_sysroot.sh "$NEON/sysroot" >"$NEON/packages.log" 2>&1 || [[ $? != 3 ]] || tail -n 1 "$NEON/packages.log"
+}
+
+NEON=build-aarch64
+mkdir -p "$NEON"
+reason=$(no_neon)
+if [[ -n $reason ]]; then
+    say "NEON: skipped: $reason"
+    skipped+=("NEON: $reason")
+elif build "NEON (qemu-user)" "$NEON" --preset ci -B "$NEON" --toolchain cmake/aarch64.cmake -DTESSERA_CUDA=OFF \
+    -DTESSERA_SYSROOT="$PWD/$NEON/sysroot" -DTESSERA_BUILD_TESTS=ON -- kernels_test; then
+    tests "NEON (qemu-user)" "$NEON" -L '^kernels_test$' -E "$NOT_EMULATED"
+fi
+
 say "sum"
+[[ ${#skipped[@]} == 0 ]] || printf 'skipped: %s\n' "${skipped[@]}"
 [[ ${#problems[@]} == 0 ]] || printf 'failed: %s\n' "${problems[@]}"
 echo "$passed passed, $failed failed"
 [[ $failed == 0 ]]

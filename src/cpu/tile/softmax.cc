@@ -55,6 +55,13 @@ HWY_INLINE V exp_of_nonpositive(V x) {
     return hn::IfThenElse(hn::Lt(x, smallest), hn::Zero(d), hn::Mul(p, power));
 }
 
+/// x, or 0 where it is more; NaN stays NaN.
+HWY_INLINE V at_most_zero(V x) {
+    const V zero = hn::Zero(D());
+    if constexpr (HWY_ARCH_X86) return hn::Min(zero, x);   // of a NaN and a number, the second one
+    else return hn::IfThenElse(hn::Gt(x, zero), zero, x);  // NEON's minimum is the number
+}
+
 /// The maximum that is subtracted: 0 in place of -inf, so that a row without a key gets exp(-inf - 0) = 0, not NaN.
 HWY_INLINE V shift_of(V maximum) {
     const D d;
@@ -155,8 +162,8 @@ void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t 
         for (std::int64_t j = seen.begin; j < seen.end; ++j) {
             float* at = s + j * stride + lane;
             // A weight is at most 1: where the LSE was rounded below a score, the difference is cut to 0.
-            const V x = hn::Min(hn::Zero(d), hn::Sub(hn::Load(d, at), hn::Load(d, lse + lane)));
-            hn::Store(exp_of_nonpositive(x), d, at);
+            const V x = hn::Sub(hn::Load(d, at), hn::Load(d, lse + lane));
+            hn::Store(exp_of_nonpositive(at_most_zero(x)), d, at);
         }
     }
 }
