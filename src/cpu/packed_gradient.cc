@@ -10,13 +10,15 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kRows = 128;  // of a task that packs
+constexpr std::int64_t kMostRows = 128;  // of a task that packs
 constexpr std::int64_t kGroup = tile::kTileDepth;
 
 }  // namespace
 
 PackedGradients::PackedGradients(Arena& arena, const Plan& plan, const PackedGeometry& g)
     : problem_(plan.problem), g_(g) {
+    const std::int64_t all = problem_.batch * (problem_.heads_q * problem_.len_q + problem_.heads_kv * problem_.len_kv);
+    rows_per_task_ = all >= kMostRows * plan.threads ? kMostRows : kGroup;
     const std::int64_t heads = problem_.heads_q;
     const std::int64_t queries = packed_queries(problem_);
     q_pairs_ = arena.take<Bf16>(heads, queries, g.depth_row(g.depth_tiles));
@@ -73,7 +75,7 @@ PackedGradients::Keys PackedGradients::keys(const Member& member, std::int64_t k
 
 bool PackedGradients::prepare_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const {
     const tile::PackedWords& words = *tile::packed_words();
-    const std::int64_t rows = std::min(kRows, head.member.len_q - first);
+    const std::int64_t rows = std::min(rows_per_task_, head.member.len_q - first);
     const Queries to = queries(head, first);
     const HeadRows d_o = head_rows(args.d_o, head.member, head.member.first_q, head.query_head);
     const HeadRows o = head_rows(args.o, head.member, head.member.first_q, head.query_head);
@@ -114,7 +116,7 @@ bool PackedGradients::prepare_queries(const BackwardArgs& args, const Head& head
 
 void PackedGradients::prepare_keys(const Head& head, std::int64_t first) const {
     const tile::PackedWords& words = *tile::packed_words();
-    const std::int64_t rows = std::min(kRows, head.member.len_kv - first);
+    const std::int64_t rows = std::min(rows_per_task_, head.member.len_kv - first);
     const Keys to = keys(head.member, head.kv_head, first);
     words.pack({head.k, first, rows, g_.head_dim, tile::Form::rows, to.k_rows});
     for (std::int64_t r = 0; r < rows; r += kGroup) {
@@ -127,8 +129,8 @@ void PackedGradients::prepare_keys(const Head& head, std::int64_t first) const {
 
 bool PackedGradients::prepare(const BackwardCall& call) const {
     const Problem& p = problem_;
-    const std::int64_t parts_q = ceil_div(p.len_q, kRows);
-    const std::int64_t parts_kv = ceil_div(p.len_kv, kRows);
+    const std::int64_t parts_q = ceil_div(p.len_q, rows_per_task_);
+    const std::int64_t parts_kv = ceil_div(p.len_kv, rows_per_task_);
     const std::int64_t tasks_q = p.batch * p.heads_q * parts_q;
     const std::int64_t tasks = p.heads_q == 0 ? 0 : tasks_q + p.batch * p.heads_kv * parts_kv;
     std::atomic<bool> inexact{false};
@@ -138,7 +140,7 @@ bool PackedGradients::prepare(const BackwardCall& call) const {
         const std::int64_t parts = is_q ? parts_q : parts_kv;
         const std::int64_t heads = is_q ? p.heads_q : p.heads_kv;
         const Member member = member_of(call, index / parts / heads);
-        const std::int64_t first = index % parts * kRows;
+        const std::int64_t first = index % parts * rows_per_task_;
         const Head head(p, call.args, member, index / parts % heads * (is_q ? 1 : p.group()));
         if (is_q && first < member.len_q && prepare_queries(call.args, head, first)) inexact.store(true);
         if (!is_q && first < member.len_kv) prepare_keys(head, first);

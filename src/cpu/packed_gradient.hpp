@@ -57,6 +57,7 @@ class PackedGradients {
 
     const Problem& problem_;
     PackedGeometry g_;
+    std::int64_t rows_per_task_;  ///< of a task that packs
     // [heads_q, packed queries ...] and [heads_kv, packed keys ...]
     Bf16* q_pairs_;
     Bf16* q_rows_;

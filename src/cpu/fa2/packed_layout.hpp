@@ -11,7 +11,8 @@
 namespace tessera::cpu::fa2 {
 
 inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block of K and V in the second-level cache
-inline constexpr std::int64_t kTasksPerWorker = 2;
+inline constexpr std::int64_t kTasksPerWorker = 3;
+inline constexpr std::int64_t kTasksOfShortRows = 2;  // of a worker, where rows have a single block of keys
 inline constexpr std::int64_t kFewestPackedKeys = tile::kTileDepth;  // of a task that packs for all
 inline constexpr std::int64_t kExactBlock = 64;  // keys of a tile where an overflow is computed again in fp32
 
@@ -33,14 +34,21 @@ struct Partition {
           blocks(ceil_div(plan.problem.len_kv, g.block_kv)),
           threads(worthwhile_threads(plan)) {
         const std::int64_t panels = kv_heads * panels_per_kv_head;
-        while (threads > 1 && panels_per_task > 1 && panels < panels_per_task * threads * kTasksPerWorker) {
+        const bool short_rows = plan.problem.len_kv <= g.block_kv;
+        while (threads > 1 && panels_per_task > 1 &&
+               panels < panels_per_task * threads * (short_rows ? kTasksOfShortRows : kTasksPerWorker)) {
             panels_per_task /= 2;
+        }
+        // Not less than fewer tasks at a time would take: each packs for itself.
+        const auto time = [&](std::int64_t each) { return ceil_div(ceil_div(panels, each), threads) * each; };
+        while (short_rows && panels_per_task < kMaxPanels && time(2 * panels_per_task) <= time(panels_per_task)) {
+            panels_per_task *= 2;
         }
         split = threads > 1 && blocks > 1 && panels < 2 * threads;
         if (split) panels_per_task = std::min(panels_per_kv_head, kMaxPanels);
         tasks_per_kv_head = ceil_div(panels_per_kv_head, std::max<std::int64_t>(1, panels_per_task));
-        // Packing a key takes about the time of two panels with it, and again as long when other cores must fetch it.
-        pack_in_task = tasks_per_kv_head <= 2 || plan.problem.len_kv <= 4 * g.block_q;
+        // To pack a key takes the time of two panels with it; to fetch it from the core that did takes as long.
+        pack_in_task = tasks_per_kv_head <= 1 || short_rows;
         packed_together = g.block_kv_rows();
         while (packed_together > kFewestPackedKeys &&
                kv_heads * ceil_div(plan.problem.len_kv, packed_together) < kTasksPerWorker * threads) {
@@ -74,14 +82,14 @@ struct Stage {
 /// Memory of one worker.
 struct Scratch {
     std::array<Stage, 2> stages;
-    float* s;                    // [block_kv, lanes]
-    Bf16* ones;                  // a row tile, its first row 1: times P the sum of the weights
-    Bf16* k = nullptr;           // row tiles [block_kv / 16][depth_tiles], when tasks pack for themselves
-    Bf16* v[2] = {};             // row tiles [block_kv / 32][dim_tiles_v] of even and odd blocks, likewise
-    float* block_o;              // [value_rows, lanes]
-    float* other;                // [block_kv, lanes]: bias, dropout factors
-    std::vector<Bf16*> queries;  // per panel: pair tiles [depth_tiles][lanes / 16]
-    std::vector<float*> totals;  // per panel: m, l, O^T
+    float* s;                                 // [block_kv, lanes]
+    Bf16* ones;                               // a row tile, its first row 1: times P the sum of the weights
+    Bf16* k = nullptr;                        // row tiles [block_kv / 16][depth_tiles], when tasks pack for themselves
+    Bf16* v[2] = {};                          // row tiles [block_kv / 32][dim_tiles_v] of even and odd blocks, likewise
+    float* block_o;                           // [value_rows, lanes]
+    float* other;                             // [block_kv, lanes]: bias, dropout factors
+    std::array<Bf16*, kMaxPanels> queries{};  // per panel: pair tiles [depth_tiles][lanes / 16]
+    std::array<float*, kMaxPanels> totals{};  // per panel: m, l, O^T
     Geometry exact;
     TileScratch exact_tiles;
     float* q_t;      // [head_dim, lanes]
@@ -101,9 +109,9 @@ struct Scratch {
             k = arena.take<Bf16>(g.block_kv_rows(), g.depth_row(g.depth_tiles));
             for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
         }
-        for (std::int64_t i = 0; i < part.panels_per_task; ++i) {
-            queries.push_back(arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes));
-            totals.push_back(arena.take<float>(sums_floats(g)));
+        for (std::size_t i = 0; i < static_cast<std::size_t>(part.panels_per_task); ++i) {
+            queries[i] = arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes);
+            totals[i] = arena.take<float>(sums_floats(g));
         }
     }
 
@@ -131,6 +139,7 @@ struct Workspace {
         if (part.split) {
             partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.blocks, sums_floats(g));
         }
+        workers.reserve(static_cast<std::size_t>(part.threads));
         for (int worker = 0; worker < part.threads; ++worker) workers.emplace_back(arena, g, part);
     }
     static std::int64_t key_groups(const Plan& plan) { return ceil_div(plan.problem.len_kv, tile::kTileDepth); }
