@@ -25,22 +25,18 @@ bool all_visible(const PackedPanel& work, const Range& keys) {
     return work.head.band.coverage(panel.first, panel.first + panel.queries, keys.begin, keys.end) == Coverage::full;
 }
 
-bool finish_scores(const PackedPanel& work, const PackedKeys& keys, float* s, float* other, float* cap_slope) {
+void finish_scores(const PackedPanel& work, const PackedKeys& keys, float* s, float* other, float* cap_slope) {
     const std::int64_t lanes = work.panel.lanes;
     const tile::Place place{work.head.band, work.panel.first, keys.keys.begin};
-    const bool transformed = !work.plain && !work.rule.trivial();
-    if (transformed) {
+    if (!work.plain && !work.rule.trivial()) {
         tile::transform_scores(work.rule, place, keys.keys.size(), work.panel.queries, s, lanes, other, cap_slope);
     }
-    bool masked = false;
     for (std::int64_t key = keys.keys.begin; key < keys.keys.end; key += tile::kTileDepth) {
         const Range group{key, std::min(keys.keys.end, key + tile::kTileDepth)};
         if (all_visible(work, group)) continue;
-        masked = true;
         tile::fill_hidden({place.band, place.q, key}, group.size(), s + (key - keys.keys.begin) * lanes, lanes,
                           -std::numeric_limits<float>::infinity());
     }
-    return transformed || masked;
 }
 
 float element(const HeadRows& x, std::int64_t row, std::int64_t column) {

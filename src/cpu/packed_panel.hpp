@@ -50,9 +50,8 @@ struct PackedKeys {
 tile::TileProduct scores_product(const PackedPanel& work, const PackedKeys& keys, const tile::Tiles& key_tiles,
                                  Bf16* query_pairs, std::int64_t depth_tiles, float* s);
 
-/// Makes scores of the products S^T: softcap, ALiBi, bias, and -inf where hidden. Returns whether s changed. other:
-/// [rows, lanes]
-bool finish_scores(const PackedPanel& work, const PackedKeys& keys, float* s, float* other, float* cap_slope = nullptr);
+/// Makes scores of the products S^T: softcap, ALiBi, bias, and -inf where hidden. other: [rows, lanes]
+void finish_scores(const PackedPanel& work, const PackedKeys& keys, float* s, float* other, float* cap_slope = nullptr);
 
 /// Does every query of the panel see all of these keys?
 bool all_visible(const PackedPanel& work, const Range& keys);

@@ -248,6 +248,109 @@ TEST_P(Packed, gradient_of_the_scores) {
     }
 }
 
+/// The number that the parts of an element add up to.
+double sum_of_parts(const Tiles& tiles, Form form, std::int64_t row, std::int64_t column) {
+    double sum = 0;
+    for (int part = 0; part < 3; ++part) {
+        Tiles of_part = tiles;
+        of_part.data += part * kTileElements;
+        const bool transposed = form == Form::columns || form == Form::column_pairs;
+        const std::int64_t i = transposed ? column : row, j = transposed ? row : column;
+        const bool rows = form == Form::rows || form == Form::columns;
+        sum += to_double(rows ? in_row_tiles(of_part, i, j) : in_pair_tiles(of_part, i, j));
+    }
+    return sum;
+}
+
+TEST_P(Packed, parts_of_fp32_add_up_to_it_exactly) {
+    constexpr std::int64_t kRows = 37, kDim = 45, kTiles = 4 * 4;
+    for (const std::int64_t step : {1, 3}) {
+        Array<float> from(kRows * kDim * step);
+        std::mt19937 rng(6);
+        randomise(rng, from, kRows * kDim * step);
+        for (std::int64_t i = 0; i < kRows * kDim * step; i += 7)
+            from[i] *= std::ldexp(1.0F, static_cast<int>(i % 200) - 100);
+        from[0] = 0x1.fffffep126F, from[step] = -0x1.010101p-100F, from[2 * step] = 1.0F + 0x1p-23F;
+        const HeadRows view{reinterpret_cast<char*>(static_cast<float*>(from)), DType::fp32, kDim * step, step};
+        for (const Form form : {Form::rows, Form::columns, Form::row_pairs, Form::column_pairs}) {
+            Array<Bf16> to(3 * kTiles * kTileElements, Bf16{0x7FFF});
+            const Tiles tiles{to, 4 * 3 * kTileElements, 3 * kTileElements};
+            EXPECT_TRUE(words().pack({view, 0, kRows, kDim, form, tiles}));
+            for (std::int64_t r = 0; r < kRows; ++r) {
+                for (std::int64_t c = 0; c < kDim; ++c) {
+                    ASSERT_EQ(sum_of_parts(tiles, form, r, c), from[(r * kDim + c) * step]) << r << ", " << c;
+                }
+            }
+        }
+    }
+}
+
+TEST_P(Packed, unpackable_fp32_becomes_0_and_is_told) {
+    for (const float bad : {kInf, -kInf, std::nanf(""), 0x1p127F, -0x1.8p127F}) {
+        Array<float> from(32 * 32, 1.5F);
+        Array<Bf16> to(2 * 3 * kTileElements);
+        from[33] = bad;
+        const HeadRows view{reinterpret_cast<char*>(static_cast<float*>(from)), DType::fp32, 32, 1};
+        const Tiles tiles{to, 3 * kTileElements, 3 * kTileElements};
+        EXPECT_FALSE(words().pack({view, 0, 32, 32, Form::rows, tiles}));
+        EXPECT_EQ(sum_of_parts(tiles, Form::rows, 1, 1), 0);
+        EXPECT_EQ(sum_of_parts(tiles, Form::rows, 1, 2), 1.5);
+        EXPECT_TRUE(words().pack({view, 2, 30, 32, Form::rows, tiles}));
+    }
+}
+
+TEST_P(Packed, a_product_of_parts_is_an_fp32_product) {
+    std::mt19937 rng(7);
+    constexpr std::int64_t kDepth = 128;
+    Array<float> x(32 * kDepth), y(32 * kDepth);
+    randomise(rng, x, 32 * kDepth), randomise(rng, y, 32 * kDepth);
+    Array<Bf16> a(3 * 8 * kTileElements), b(3 * 8 * kTileElements);
+    const Tiles at{a, 4 * 3 * kTileElements, 3 * kTileElements}, bt{b, 2 * 3 * kTileElements, 3 * kTileElements};
+    const auto rows_of = [](float* data) { return HeadRows{reinterpret_cast<char*>(data), DType::fp32, kDepth, 1}; };
+    words().pack({rows_of(x), 0, 32, kDepth, Form::rows, at});
+    words().pack({rows_of(y), 0, 32, kDepth, Form::column_pairs, bt, false, 0.5F});
+    for (const bool small_first : {false, true}) {
+        Array<float> c(32 * 32);
+        words().multiply({3, 2, 2, kDepth / 32, at, bt, c, 32, false, small_first});
+        double worst = 0;
+        for (std::int64_t i = 0; i < 32; ++i) {
+            for (std::int64_t j = 0; j < 32; ++j) {
+                double sum = 0, size = 0;
+                for (std::int64_t d = 0; d < kDepth; ++d) {
+                    const double term = 0.5 * x[i * kDepth + d] * y[j * kDepth + d];
+                    sum += term, size += std::abs(term);
+                }
+                worst = std::max(worst, std::abs(c[i * 32 + j] - sum) / size);
+            }
+        }
+        EXPECT_LT(worst, small_first ? 0x1p-22 : 0x1p-21);
+    }
+}
+
+TEST_P(Packed, weights_in_parts_are_fp32_weights) {
+    std::mt19937 rng(8);
+    for (const std::int64_t keys : {1, 40, 64}) {
+        constexpr std::int64_t kLanes = 32;
+        Array<float> s(keys * kLanes), m(kLanes), l(kLanes), maximum(kLanes, -kInf);
+        randomise(rng, s, keys * kLanes, 5);
+        s[0] = -200;
+        Array<Bf16> p(3 * 64 * kLanes);
+        words().maximum(s, keys, kLanes, maximum);
+        words().weights(
+            {.s = s, .keys = keys, .lanes = kLanes, .maximum = maximum, .m = m, .l = l, .parts = 3, .p = p});
+        const Tiles tiles{p, 2 * 3 * kTileElements, 3 * kTileElements};
+        for (std::int64_t i = 0; i < kLanes; ++i) {
+            double sum = 0;
+            for (std::int64_t j = 0; j < keys; ++j) {
+                const double weight = std::exp(static_cast<double>(s[j * kLanes + i]) - m[i]);
+                EXPECT_NEAR(sum_of_parts(tiles, Form::row_pairs, j, i), weight, 4e-6 * weight + 0x1p-100);
+                sum += weight;
+            }
+            EXPECT_NEAR(l[i], sum, 1e-6 * sum);
+        }
+    }
+}
+
 TEST(PackedKernels, are_right_on_every_unit) {
     for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {
         if (!has_unit(chosen)) continue;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 for a product of dK and dV
 constexpr std::int64_t kBlockKv = 256;  // keys of a tile: with their dK and dV they stay in the second-level cache
-constexpr std::int64_t kTasksPerWorker = 3;
+constexpr std::int64_t kQueryTasksPerWorker = 2;
 constexpr std::int64_t kStripesPerWorker = 4;
 
 /// How the tiles are dealt out.
@@ -201,15 +201,16 @@ class Run {
         }
     }
 
-    /// Rows of a task: as many as leave some tasks for every worker, from `most` down.
-    std::int64_t rows_per_task(std::int64_t heads, std::int64_t len, std::int64_t most) const {
-        while (most > tile::kTileDepth && heads * ceil_div(len, most) < kTasksPerWorker * threads_) most /= 2;
+    /// Rows of a task: as many as leave so many tasks for every worker, from `most` down.
+    std::int64_t rows_per_task(std::int64_t heads, std::int64_t len, std::int64_t most, std::int64_t tasks) const {
+        while (most > tile::kTileDepth && heads * ceil_div(len, most) < tasks * threads_) most /= 2;
         return most;
     }
 
     void parts() const {
-        const std::int64_t rows_kv = rows_per_task(p_.batch * p_.heads_kv, p_.len_kv, kBlockKv);
-        const std::int64_t rows_q = rows_per_task(p_.batch * p_.heads_q, p_.len_q, kBlockQ);
+        // The tasks of keys come first, and those of queries even out what they leave.
+        const std::int64_t rows_kv = rows_per_task(p_.batch * p_.heads_kv, p_.len_kv, kBlockKv, 1);
+        const std::int64_t rows_q = rows_per_task(p_.batch * p_.heads_q, p_.len_q, kBlockQ, kQueryTasksPerWorker);
         const std::int64_t parts_kv = ceil_div(p_.len_kv, rows_kv);
         const std::int64_t parts_q = ceil_div(p_.len_q, rows_q);
         const std::int64_t tasks_kv = p_.batch * p_.heads_kv * parts_kv;

@@ -217,7 +217,7 @@ class Task {
                                             .keys = step.keys.size(),
                                             .lanes = work.panel.lanes,
                                             .scale = work.weight_scale(),
-                                            .maximum = maximum_known_ ? at.maximum : nullptr,
+                                            .maximum = at.maximum,
                                             .m = at.state.m,
                                             .l = at.state.l,
                                             .parts = g_.parts,
@@ -239,22 +239,34 @@ class Task {
         const tile::Tiles k = run_.part.pack_in_task
                                   ? key_rows(scratch_.k, g_, g_.depth_tiles, step.keys.begin - all.begin)
                                   : run_.shared_k(kv_head_, step.keys.begin);
-        tile::TileProduct product =
+        const tile::TileProduct product =
             scores_product(work, step, k, scratch_.queries[step.panel], g_.depth_tiles, scratch_.s);
-        // Rows beyond the last key must not count.
         const bool finite = k_finite_ && q_finite_[step.panel] != 0;
-        maximum_known_ = work.plain && finite && step.rows() == step.keys.size() && all_visible(work, step.keys);
-        if (maximum_known_) {
-            product.maximum = this_stage().maximum;
-            std::fill_n(product.maximum, work.panel.lanes, -std::numeric_limits<float>::infinity());
+        float* maximum = this_stage().maximum;
+        std::fill_n(maximum, work.panel.lanes, -std::numeric_limits<float>::infinity());
+        if (work.plain && finite && step.rows() == step.keys.size() && all_visible(work, step.keys)) {
+            tile::TileProduct with_maximum = product;
+            with_maximum.maximum = maximum;
+            run_.words.multiply(with_maximum);
+            return;
         }
-        run_.words.multiply(product);
-        if (!finite) {
-            const Range queries{work.panel.first, work.panel.first + work.panel.queries};
-            redo_special_products(work.head.k, step.keys, work.head.q, queries, g_.head_dim, work.query_scale(),
-                                  scratch_.s, work.panel.lanes);
+        // Some keys at a time, so that what is done to their scores finds them in the first-level cache.
+        const Range queries{work.panel.first, work.panel.first + work.panel.queries};
+        for (std::int64_t row = 0; row < step.rows(); row += kScoreRows) {
+            const PackedKeys some{{step.keys.begin + row, std::min(step.keys.end, step.keys.begin + row + kScoreRows)}};
+            float* s = scratch_.s + row * work.panel.lanes;
+            tile::TileProduct part = product;
+            part.m = some.rows() / tile::kTileRows;
+            part.a.data += row / tile::kTileRows * part.a.row_step;
+            part.c = s;
+            run_.words.multiply(part);
+            if (!finite) {
+                redo_special_products(work.head.k, some.keys, work.head.q, queries, g_.head_dim, work.query_scale(), s,
+                                      work.panel.lanes);
+            }
+            finish_scores(work, some, s, scratch_.other);
+            run_.words.maximum(s, some.keys.size(), work.panel.lanes, maximum);
         }
-        if (!maximum_known_) finish_scores(work, step, scratch_.s, scratch_.other);
     }
 
     /// V^T of a step's block, when tasks pack for themselves. Blocks come one after another, and at most two are in
@@ -321,7 +333,6 @@ class Task {
     std::vector<Step> steps_;  // of the block at hand
     std::optional<Step> previous_;
     std::size_t steps_run_ = 0;
-    bool maximum_known_ = false;
     std::vector<char> q_finite_;       // per panel
     bool k_finite_ = true;             // of the block at hand
     bool v_finite_[2] = {true, true};  // of even and odd blocks

@@ -14,6 +14,7 @@ inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block 
 inline constexpr std::int64_t kTasksPerWorker = 3;
 inline constexpr std::int64_t kTasksOfShortRows = 2;  // of a worker, where rows have a single block of keys
 inline constexpr std::int64_t kFewestPackedKeys = tile::kTileDepth;  // of a task that packs for all
+inline constexpr std::int64_t kScoreRows = 128;  // keys whose scores are made, masked and transformed at a time
 inline constexpr std::int64_t kExactBlock = 64;  // keys of a tile where an overflow is computed again in fp32
 
 /// How the panels are dealt out; those of a kv head are those of all query heads that share it.

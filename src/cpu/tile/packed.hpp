@@ -142,6 +142,8 @@ struct PackedWords {
     bool (*pack)(const PackJob&);
     void (*multiply)(const TileProduct&);
     void (*weights)(const WeightsJob&);
+    /// maximum[i] = the largest of itself and the scores of lane i. s: [keys, lanes]
+    void (*maximum)(const float* s, std::int64_t keys, std::int64_t lanes, float* maximum);
     /// Products and weights of independent data at once: the tile unit multiplies while the vector unit takes exp.
     void (*multiply_beside_weights)(std::span<const TileProduct>, const WeightsJob&);
     void (*gradient)(const GradientJob&);

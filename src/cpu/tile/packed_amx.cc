@@ -129,6 +129,7 @@ void release() { _tile_release(); }
 const PackedWords kAmxWords = {.pack = pack,
                                .multiply = multiply,
                                .weights = weights,
+                               .maximum = maximum,
                                .multiply_beside_weights = multiply_beside_weights,
                                .gradient = gradient,
                                .store_columns = store_columns,

@@ -77,6 +77,7 @@ void nothing_to_set_up() {}
 const PackedWords kDotWords = {.pack = pack,
                                .multiply = multiply,
                                .weights = weights,
+                               .maximum = maximum,
                                .multiply_beside_weights = multiply_beside_weights,
                                .gradient = gradient,
                                .store_columns = store_columns,

@@ -94,6 +94,13 @@ inline __m512 column_maximum(const float* s, std::int64_t keys, std::int64_t str
     return _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
 }
 
+inline void maximum(const float* s, std::int64_t keys, std::int64_t lanes, float* of_lanes) {
+    for (std::int64_t lane = 0; lane < lanes; lane += kTileRows) {
+        const __m512 max = _mm512_max_ps(_mm512_loadu_ps(of_lanes + lane), column_maximum(s + lane, keys, lanes));
+        _mm512_storeu_ps(of_lanes + lane, max);
+    }
+}
+
 /// A WeightsJob in steps of 8 keys and 16 lanes, so that tile products can be issued in between.
 class WeightsInSteps {
  public:
