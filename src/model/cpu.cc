@@ -18,19 +18,46 @@ struct CpuConstants {
     double last;       ///< tasks that the last thread is later by, in tiles of queries (backward: of keys)
     double loops;      ///< starts of parallel loops that the call is worth
     double call_us;    ///< of a call, whatever its size: code and tables are cold
+    double pack_ns = 0;  ///< of an element that is packed, with what it takes to fetch it from another core
+    double crowd = 1;    ///< share of a thread's speed that is left when all cores work, beyond the clock
 };
 
-// Fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44 rows each).
+// Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (the file below before fp32 was packed).
 constexpr CpuConstants kForward{.product_share = 0.92, .exp_share = 1.13, .last = 0.5, .loops = 1, .call_us = 23};
 constexpr CpuConstants kBackward{.product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33};
-constexpr CpuConstants kForwardBf16{.product_share = 0.255, .exp_share = 0.82, .last = 0.5, .loops = 6, .call_us = 20};
-constexpr CpuConstants kBackwardBf16{.product_share = 0.48, .exp_share = 5.05, .last = 1.8, .loops = 0, .call_us = 41};
+// Packed: fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44 rows each).
+// With all cores at work a thread has 0.55 to 0.71 of its speed there: some of the virtual cores are threads of one
+// core.
+constexpr CpuConstants kForwardParts{.product_share = 0.815,
+                                     .exp_share = 1.4,
+                                     .last = 1.02,
+                                     .loops = 3.2,
+                                     .call_us = 7.2,
+                                     .pack_ns = 0.6,
+                                     .crowd = 0.554};
+constexpr CpuConstants kBackwardParts{
+    .product_share = 0.803, .exp_share = 4.14, .last = 4.5, .loops = 0, .call_us = 0, .pack_ns = 0.308, .crowd = 0.714};
+constexpr CpuConstants kForwardBf16{.product_share = 0.331,
+                                    .exp_share = 0.97,
+                                    .last = 0.78,
+                                    .loops = 5.35,
+                                    .call_us = 7.3,
+                                    .pack_ns = 0.226,
+                                    .crowd = 0.6};
+constexpr CpuConstants kBackwardBf16{.product_share = 0.51,
+                                     .exp_share = 3.98,
+                                     .last = 3.4,
+                                     .loops = 5.9,
+                                     .call_us = 0,
+                                     .pack_ns = 0.172,
+                                     .crowd = 0.636};
 constexpr double kGradientTensors = 2.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too
 constexpr double kCoreReads = 0.12;       // of the memory's rate, one core alone
 
-constexpr Tile kTile{64, 64};         // cpu/backend.cc
-constexpr double kLanes = 16;         // tile.hpp: rows of a tile are padded to it
-constexpr std::int64_t kChunk = 512;  // fa2: a task is at least a tile of queries and so many keys
+constexpr Tile kTile{64, 64};              // cpu/backend.cc
+constexpr double kLanes = 16;              // tile.hpp: rows of a tile are padded to it
+constexpr std::int64_t kPackedPanel = 32;  // queries of a packed panel
+constexpr std::int64_t kChunk = 512;       // fa2: a task is at least a tile of queries and so many keys
 
 struct Cpu {
     const Question& q;
@@ -61,17 +88,28 @@ struct Cpu {
         const Machine& m = q.machine;
         const double crowd = busy > 1 ? (busy - 1) / (m.cores - 1) : 0.0;
         out.clock_ghz = m.clock_ghz - (m.clock_ghz - m.loaded_clock_ghz) * crowd;
-        per_ms = out.clock_ghz * 1e6;
+        per_ms = out.clock_ghz * 1e6 * (1 - (1 - constants().crowd) * crowd);
     }
 
     bool forward() const { return q.pass == Pass::forward; }
     bool bf16() const { return q.problem.dtype == DType::bf16; }
+    /// fp32 in three bf16 parts: fa2, where six products on the matrix unit are faster than one multiply-add.
+    bool parts() const {
+        return q.problem.dtype == DType::fp32 && q.schedule == Schedule::fa2 &&
+               q.machine.matrix_flop > kProductsOfParts * q.machine.fma_flop;
+    }
+    bool packed() const { return bf16() || parts(); }
     const CpuConstants& constants() const {
+        if (parts()) return forward() ? kForwardParts : kBackwardParts;
         if (forward()) return bf16() ? kForwardBf16 : kForward;
         return bf16() ? kBackwardBf16 : kBackward;
     }
-    /// Of one thread.
-    double product_rate() const { return q.machine.product_flop(q.problem.dtype, false) * constants().product_share; }
+    /// FLOP/clk of one thread at most.
+    double peak() const {
+        return parts() ? q.machine.matrix_flop / kProductsOfParts : q.machine.product_flop(q.problem.dtype, false);
+    }
+    double product_rate() const { return peak() * constants().product_share; }
+    double packed_elements() const;
     double worthwhile_threads() const;
     double tasks() const;
     void add_arithmetic();
@@ -112,7 +150,7 @@ void Cpu::add_roofs() {
     const Machine& m = q.machine;
     const auto& work = out.cost.work;
     const double rated = threads * m.rated_clock_ghz * 1e6;  // clocks a millisecond
-    account.roof("FMA", static_cast<double>(work.flop) / (m.product_flop(q.problem.dtype, false) * rated));
+    account.roof(packed() ? "matrix" : "FMA", static_cast<double>(work.flop) / (peak() * rated));
     account.roof("exp", static_cast<double>(work.exps) / (m.exp_rate * rated));
     account.roof("cache", static_cast<double>(work.bytes.l2) / (m.l2_bytes * rated));
     account.roof("DRAM", static_cast<double>(work.bytes.dram) / (m.dram_gbs * 1e6));
@@ -126,7 +164,7 @@ void Cpu::add_arithmetic() {
     const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
     double per_pair = forward() ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
     const bool apart =
-        !forward() && bf16() && kv_heads < threads;  // dK, dV and dQ by tasks of their own: seven products
+        !forward() && packed() && kv_heads < threads;  // dK, dV and dQ by tasks of their own: seven products
     if (apart) per_pair += 2 * (d + dv);
     const auto rows = static_cast<double>(std::min(tile.block_q, std::max<std::int64_t>(q.problem.len_q, 1)));
     const double padding = std::ceil(rows / kLanes) * kLanes / rows;  // lanes beyond the last query are computed
@@ -158,6 +196,22 @@ void Cpu::add_arithmetic() {
     account.part("idle cores", idle / per_ms);
 }
 
+/// Elements that one thread packs.
+double Cpu::packed_elements() const {
+    const Problem& p = q.problem;
+    const auto d = static_cast<double>(p.head_dim);
+    const auto dv = static_cast<double>(p.head_dim_v);
+    const auto keys = static_cast<double>(p.rows_kv() * p.heads_kv);
+    if (!forward()) return (static_cast<double>(p.rows_q() * p.heads_q) * 2 * (d + dv) + keys * (2 * d + dv)) / threads;
+    double again = 1;  // each task of a head packs keys of a single block for itself
+    if (p.len_kv <= kChunk && threads > 1) {
+        const auto panels = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), kPackedPanel));
+        again = std::clamp(2 * threads / std::max(1.0, static_cast<double>(p.batch * p.heads_kv)), 1.0, panels);
+    }
+    const double tasks = again * static_cast<double>(p.batch * p.heads_kv);
+    return keys * again * (d + dv) / std::max(1.0, std::min(threads, tasks));
+}
+
 /// Tensors that are not in a cache when the call begins, and the matrices of standard.
 void Cpu::add_memory() {
     const Machine& m = q.machine;
@@ -168,6 +222,12 @@ void Cpu::add_memory() {
     if (!forward()) bytes *= 2 * kGradientTensors;
     account.note("cold memory", "{:.4g} B / {:.4g} GB/s = {:.4g} ms", bytes, read * 1e-6, bytes / read);
     account.part("DRAM", bytes / read);
+    if (packed()) {
+        const double pack = packed_elements() * constants().pack_ns * 1e-6;
+        account.note("packing", "{:.4g} elements of a thread * {:.3g} ns = {:.4g} ms", packed_elements(),
+                     constants().pack_ns, pack);
+        account.part("packing", pack);
+    }
     if (q.schedule != Schedule::standard) return;
     // S, P (and dS) written and read, and each line that is overwritten is fetched first.
     const double matrices = static_cast<double>(out.cost.elements) * (forward() ? 20.0 : 28.0);

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 
@@ -23,7 +24,11 @@ double Machine::product_flop(DType dtype, bool warp_wide) const {
     return matrix_flop * (warp_wide ? warp_matrix_share.value : 1.0);
 }
 
-double Machine::peak_tflops(DType dtype) const { return product_flop(dtype, false) * cores * rated_clock_ghz * 1e-3; }
+double Machine::peak_tflops(DType dtype) const {
+    double flop = product_flop(dtype, false);
+    if (kind == MachineKind::cpu && dtype == DType::fp32) flop = std::max(flop, matrix_flop / kProductsOfParts);
+    return flop * cores * rated_clock_ghz * 1e-3;
+}
 
 std::span<const Machine> machines() {
     static const std::vector<Machine> all = [] {

@@ -21,6 +21,9 @@ struct Quantity {
 
 enum class MachineKind { gpu, cpu };
 
+/// Products of bf16 parts that one fp32 product takes on a CPU's matrix unit (cpu/tile/packed_units.hpp).
+inline constexpr double kProductsOfParts = 6;
+
 /// "Core": a multiprocessor of a GPU, a hardware thread of a CPU. "clk": a clock of it.
 struct Machine {
     std::string name;   ///< "h200"; what --device takes
@@ -49,7 +52,7 @@ struct Machine {
     bool supports(DType dtype) const;
     /// FLOP/clk/core of matrix products of this dtype; `warp_wide`: by mma.sync.
     double product_flop(DType dtype, bool warp_wide) const;
-    /// Peak TFLOP/s of products of this dtype, at the rated clock.
+    /// Peak TFLOP/s of products of this dtype, at the rated clock: of fp32 on a CPU by multiply-adds or in bf16 parts.
     double peak_tflops(DType dtype) const;
 };
 

@@ -272,22 +272,22 @@ std::size_t plain_workspace(const Plan& plan) {
 }  // namespace
 
 std::size_t forward_workspace(const Plan& plan) {
-    // A call that is observed runs fp32 tiles of the problem as it is, also where stacked or packed ones would run.
+    // A call that is observed runs plain tiles of the problem as it is, and one that is counted doesn't stack, whatever
+    // would run else.
     std::size_t bytes = plain_workspace(plan);
+    if (packed_fits(plan)) bytes = std::max(bytes, forward_packed_workspace(plan));
     if (stackable(plan.problem)) {
         const Plan rows = stacked(plan);
         bytes = std::max(bytes, packed_fits(rows) ? forward_packed_workspace(rows) : plain_workspace(rows));
-    } else if (packed_fits(plan)) {
-        bytes = std::max(bytes, forward_packed_workspace(plan));
     }
     return bytes;
 }
 
 void forward(const ForwardCall& call) {
-    if (call.observer == nullptr && stackable(call.plan.problem)) {
+    if (call.observer == nullptr && call.counters == nullptr && stackable(call.plan.problem)) {
         const Plan plan = stacked(call.plan);
         const ForwardArgs args = stacked(call.args, call.plan.problem.group());
-        return forward({plan, args, call.workspace, call.parallel_for, call.counters, call.stream, nullptr});
+        return forward({plan, args, call.workspace, call.parallel_for, nullptr, call.stream, nullptr});
     }
     if (call.observer == nullptr && packed_fits(call.plan)) return forward_packed(call);
     const Geometry g = geometry_of(call.plan);
