@@ -112,7 +112,7 @@ std::string schedules_text(const SweepRow& row, const model::Machine& machine, s
                                                                {"L2", "L2"},
                                                                {"DRAM", "DRAM"}}
             : std::vector<std::pair<std::string, std::string>>{
-                  {"FMA", "FMA"}, {"exp", "exp"}, {"cache", "cache"}, {"DRAM", "DRAM"}};
+                  {"FMA", "FMA"}, {"matrix", "matrix"}, {"exp", "exp"}, {"cache", "cache"}, {"DRAM", "DRAM"}};
     for (const auto& [title, name] : roofs) columns.push_back({title, Align::right});
     columns.push_back({"memory", Align::right});
     columns.push_back({"bound"});
