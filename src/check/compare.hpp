@@ -11,9 +11,11 @@
 //               where a tensor of few elements is unlucky: no sum of rounded terms can do better.
 //   bf16, fp16  element by element |x - x*| <= 3 u M + A;   and against the same-precision unfused computation
 //               (unfused.hpp): max error <= 1.5x, RMSE <= 1.1x, where the unfused error counts at least as much as the
-//               final rounding of a perfect result; gradients get the effect of the rounding of the stored O on top, in
-//               both rules; and O has no bias: |mean| and |mean in the direction of O| of the error <= 4 sigma /
-//               sqrt(rows), where correct rounding of these numbers has none (alike rows round alike).
+//               final rounding of a perfect result, or as much as the roundings that no kernel does without pass once
+//               in 10^5 tensors (chance.hpp); gradients get the effect of the rounding of the stored O on top, in both
+//               rules; and O has no bias: |mean| and |mean in the direction of O| of the error are within 5 standard
+//               errors over rows, where copies count as one, as far as correct rounding of these numbers has none
+//               (alike rows round alike).
 //   LSE         |x - x*| <= 2e-6 + 2^-20 |x*| + A
 //
 // A is the score allowance: what an error of 4 * 2^-24 * a in each score does, where a is the sum of the absolute

@@ -3,7 +3,11 @@
 // What compare.cc holds a result against, one struct per output tensor; everything is fp64 and packed.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "check/packed.hpp"
 #include "tessera/attention.hpp"
@@ -32,6 +36,10 @@ struct TensorGold {
     Packed score;      ///< A: the score allowance, 0 in rows of ordinary scores
     Packed stored_o;   ///< gradients: deviation that an error of 1 relative to each stored O element causes, squared
     Packed unfused;    ///< the same-precision unfused result; empty for fp32 and fp64
+    /// Squares of the terms with a factor that every kernel rounds to the dtype (P in O and dV, dS in the others).
+    Packed rounded;
+    /// One number per row (C order, without the last dimension): rows with the same number have roundings in common.
+    std::vector<std::uint64_t> cause;
 
     /// Zeros of the shape of `like` everywhere.
     TensorGold(std::string tensor_name, const TensorView& like)
@@ -39,7 +47,13 @@ struct TensorGold {
           value(packed_zeros(like)),
           magnitude(packed_zeros(like)),
           score(packed_zeros(like)),
-          stored_o(packed_zeros(like)) {}
+          stored_o(packed_zeros(like)),
+          rounded(packed_zeros(like)) {}
+
+    std::int64_t row_size() const {
+        const TensorView& v = value.view;
+        return v.rank == 0 ? 1 : std::max<std::int64_t>(v.shape[static_cast<std::size_t>(v.rank) - 1], 1);
+    }
 };
 
 /// fp64 copies of the inputs of a call. `call` is the same call on the copies: fp64 throughout, no outputs.

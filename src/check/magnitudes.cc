@@ -3,6 +3,7 @@
 // How large are the terms that each output is the sum of, and what does an error in the scores do to it? The formulas
 // are the reference's with absolute values in place of the terms.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -80,7 +81,8 @@ struct GradientRow {
     double delta_size = 0;        // sum_j p_j dp_size_j + |dLSE|
     double delta_error = 0;       // what the score errors do to delta
     double stored_o = 0;          // sqrt(sum_c (dO_c O_c)^2): how rounding a stored O moves delta
-    explicit GradientRow(const Problem& p) : dp_size(static_cast<std::size_t>(p.len_kv)) {}
+    std::vector<double> ds;       // [len_kv], the gradient of the scores itself
+    explicit GradientRow(const Problem& p) : dp_size(static_cast<std::size_t>(p.len_kv)), ds(dp_size.size()) {}
 };
 
 void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, const Row& row,
@@ -88,15 +90,26 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
     const Problem& p = head.problem;
     g.delta_size = dlse.data != nullptr ? std::abs(slot(dlse, i, 0)) : 0;
     g.delta_error = 0;
+    double delta = dlse.data != nullptr ? -slot(dlse, i, 0) : 0;
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         double sum = 0;
+        double dp = 0;
         for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-            sum += std::abs(slot(d_o, i, c) * head.v[j * p.head_dim_v + c]);
+            const double term = slot(d_o, i, c) * head.v[j * p.head_dim_v + c];
+            sum += std::abs(term);
+            dp += term;
         }
         sum *= head.dropout_factor(i, j);
+        dp *= head.dropout_factor(i, j);
+        g.ds[static_cast<std::size_t>(j)] = dp;
+        delta += row.weight(j) * dp;
         g.dp_size[static_cast<std::size_t>(j)] = sum;
         g.delta_size += row.weight(j) * sum;
         g.delta_error += row.error(j) * sum;
+    }
+    for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
+        double& ds = g.ds[static_cast<std::size_t>(j)];
+        ds = row.weight(j) * (ds - delta);
     }
     double squares = 0;
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
@@ -109,17 +122,19 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
     g.stored_o = std::sqrt(squares);
 }
 
-/// Where the terms of one head go: rows of magnitude, score and stored_o of one gradient.
+/// Where the terms of one head go: rows of one gradient's magnitude, score, stored_o and rounded.
 struct Target {
     HeadRows magnitude;
     HeadRows score;
     HeadRows stored_o;
+    HeadRows rounded;
 
     template <class RowsOf>
     Target(const TensorGold& gold, RowsOf rows_of)
         : magnitude(rows_of(gold.magnitude.view)),
           score(rows_of(gold.score.view)),
-          stored_o(rows_of(gold.stored_o.view)) {}
+          stored_o(rows_of(gold.stored_o.view)),
+          rounded(rows_of(gold.rounded.view)) {}
 };
 
 void add_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, const Row& row, const GradientRow& g,
@@ -134,25 +149,30 @@ void add_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, con
         const double ds_error = row.error(j) * terms + row.weight(j) * g.delta_error;
         const double ds_stored = row.weight(j) * g.stored_o;
         const double slope = scale * head.score_slope(row.dot(j));
+        const double dx = g.ds[static_cast<std::size_t>(j)] * slope;
         const double slope_error = p.softcap > 0 ? scale * kSlopeError : 0;
         for (std::int64_t c = 0; c < p.head_dim; ++c) {
             const double k = head.k[j * p.head_dim + c];
             const double q = row.query[static_cast<std::size_t>(c)];
             slot(dq.magnitude, i, c) += ds_size * slope * std::abs(k);
             slot(dq.score, i, c) += (ds_error * slope + ds_size * slope_error) * std::abs(k);
+            slot(dq.rounded, i, c) += std::pow(dx * k, 2);
             delta_on_dq[static_cast<std::size_t>(c)] += ds_stored * slope * k;
             slot(dk.magnitude, j, c) += ds_size * slope * std::abs(q);
             slot(dk.score, j, c) += (ds_error * slope + ds_size * slope_error) * std::abs(q);
+            slot(dk.rounded, j, c) += std::pow(dx * q, 2);
             slot(dk.stored_o, j, c) += std::pow(ds_stored * slope * q, 2);
         }
         const double drop = head.dropout_factor(i, j);
         for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
             slot(dv.magnitude, j, c) += row.weight(j) * drop * std::abs(slot(d_o, i, c));
+            slot(dv.rounded, j, c) += std::pow(row.weight(j) * drop * slot(d_o, i, c), 2);
             slot(dv.score, j, c) += row.error(j) * drop * std::abs(slot(d_o, i, c));
         }
         if (dbias == nullptr) continue;
         slot(dbias->magnitude, i, j) += ds_size;
         slot(dbias->score, i, j) += ds_error;
+        slot(dbias->rounded, i, j) += std::pow(g.ds[static_cast<std::size_t>(j)], 2);
         // The errors of one row have one cause: in a bias that all keys share they add up, they do not cancel.
         if (dbias->stored_o.column_stride != 0) slot(dbias->stored_o, i, j) += ds_stored * ds_stored;
         delta_on_dbias += ds_stored;
@@ -165,6 +185,70 @@ void add_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, con
     }
 }
 
+/// The entry of a row of one head in the tensor's causes.
+std::uint64_t& cause_of(TensorGold& gold, const HeadRows& rounded, std::int64_t row) {
+    const auto at = (&slot(rounded, row, 0) - gold.rounded.data.data()) / gold.row_size();
+    gold.cause.resize(gold.rounded.data.size() / static_cast<std::size_t>(gold.row_size()));
+    return gold.cause[static_cast<std::size_t>(at)];
+}
+
+class Hash {
+ public:
+    Hash(std::int64_t batch, std::int64_t head) { add(batch), add(head); }
+    void add(std::int64_t x) {
+        state_ = (state_ ^ static_cast<std::uint64_t>(x)) * 0x9E3779B97F4A7C15u;
+        state_ ^= state_ >> 29;
+    }
+    void add(const double* row, std::int64_t count) {
+        for (std::int64_t c = 0; c < count; ++c) add(std::bit_cast<std::int64_t>(row[c]));
+    }
+    std::uint64_t value() const { return state_; }
+
+ private:
+    std::uint64_t state_ = 0x243F6A8885A308D3u;
+};
+
+/// Rows whose weights are in proportion round them alike: copies of a query, copies of a key under one bias, also when
+/// one row sees more keys than the other. The key of the largest weight and three ratios to it tell.
+std::uint64_t cause_of_weights(const Row& row, std::int64_t batch, std::int64_t head) {
+    constexpr double kSame = 0x1p24;  // steps of a ratio's logarithm: fp64 noise stays within one
+    constexpr double kCounts = 1e-30;
+    if (row.keys.empty()) return 0;
+    const auto begin = row.weights.begin();
+    const auto top = std::max_element(begin + row.keys.begin, begin + row.keys.end);
+    Hash hash(batch, head);
+    hash.add(top - begin);
+    int ratios = 0;
+    for (std::int64_t j = row.keys.begin; j < row.keys.end && ratios < 3; ++j) {
+        if (begin + j == top || row.weight(j) < kCounts * *top) continue;
+        hash.add(std::llround(std::log(row.weight(j) / *top) * kSame));
+        ++ratios;
+    }
+    return hash.value();
+}
+
+/// Gradients: dQ rounds alike for copies of a query with its dO, dK for copies of a key with its value, dV for copies
+/// of a key.
+void add_causes(const Head& head, const Member& member, const HeadRows& d_o, const Gradients& gradients,
+                const HeadRows& dq, const HeadRows& dk, const HeadRows& dv) {
+    const Problem& p = head.problem;
+    std::vector<double> query(static_cast<std::size_t>(p.head_dim));
+    for (std::int64_t i = 0; i < member.len_q; ++i) {
+        Hash hash(member.batch, head.head);
+        head.load_query(i, query.data());
+        hash.add(query.data(), p.head_dim);
+        for (std::int64_t c = 0; c < p.head_dim_v; ++c) hash.add(std::bit_cast<std::int64_t>(slot(d_o, i, c)));
+        cause_of(*gradients.dq, dq, i) = hash.value();
+    }
+    for (std::int64_t j = 0; j < member.len_kv; ++j) {
+        Hash hash(member.batch, head.head / p.group());
+        hash.add(head.k + j * p.head_dim, p.head_dim);
+        cause_of(*gradients.dv, dv, j) = hash.value();
+        hash.add(head.v + j * p.head_dim_v, p.head_dim_v);
+        cause_of(*gradients.dk, dk, j) = hash.value();
+    }
+}
+
 }  // namespace
 
 void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, TensorGold& lse) {
@@ -173,10 +257,12 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
     for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
         const HeadRows magnitude = head_rows(o.magnitude.view, member, member.first_q, h);
         const HeadRows score = head_rows(o.score.view, member, member.first_q, h);
+        const HeadRows rounded = head_rows(o.rounded.view, member, member.first_q, h);
         const HeadRows lse_score = lse_rows(lse.score.view, member, h);
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
+            cause_of(o, rounded, i) = cause_of_weights(row, member.batch, h);
             if (row.score_size > kOrdinaryLse) slot(lse_score, i, 0) = kScoreError * row.score_size;
             for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
                 const double drop = head.dropout_factor(i, j);
@@ -184,6 +270,7 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
                     const double v = std::abs(head.v[j * p.head_dim_v + c]);
                     slot(magnitude, i, c) += row.weight(j) * drop * v;
                     slot(score, i, c) += row.error(j) * drop * v;
+                    slot(rounded, i, c) += std::pow(row.weight(j) * drop * v, 2);
                 }
             }
         }
@@ -203,6 +290,7 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
         const Target dv(*gradients.dv, of_keys);
         const HeadRows d_o = of_queries(packed.d_o.view);
         const HeadRows dlse = lse_rows(packed.dlse.view, member, h);
+        add_causes(head, member, d_o, gradients, dq.rounded, dk.rounded, dv.rounded);
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;

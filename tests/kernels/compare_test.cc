@@ -8,6 +8,7 @@
 
 #include <bit>
 #include <cmath>
+#include <vector>
 
 #include "check/case.hpp"
 #include "check/gold.hpp"
@@ -133,6 +134,103 @@ TEST(compare, unfused_computation_is_the_yardstick) {
             ForwardArgs args = a.forward_args();
             args.lse = {};
             EXPECT_EQ(gold.compare(args).pass(), factor == 1) << factor << "\n" << gold.compare(args).describe();
+        }
+    }
+}
+
+/// What bf16 results of the right values and of errors made up by the test are judged as.
+class Draws {
+ public:
+    explicit Draws(Attention& a) : a_(a), gold_(a.problem, a.forward_args()), unfused_("o", a.o.view) {
+        add_unfused(pack(a.problem, a.forward_args()), a.problem.dtype, unfused_);
+    }
+
+    /// error(value, unfused error, number of the element) makes the error before the last rounding.
+    template <class F>
+    TensorReport judged(F error) {
+        const auto* values = static_cast<const double*>(gold_.o().data);
+        for_each_element(a_.o.view, [&](std::int64_t flat, std::byte* element) {
+            const double noise = unfused_.unfused.data[static_cast<std::size_t>(flat)] - values[flat];
+            store_from_double(element, DType::bf16, values[flat] + error(values[flat], noise, flat));
+        });
+        ForwardArgs args = a_.forward_args();
+        args.lse = {};
+        return of(gold_.compare(args), "o");
+    }
+
+ private:
+    Attention& a_;
+    ForwardGold gold_;
+    TensorGold unfused_;
+};
+
+double root_mean_square(const std::vector<double>& all) {
+    double squares = 0;
+    for (const double x : all) squares += x * x;
+    return std::sqrt(squares / static_cast<double>(all.size()));
+}
+
+/// Noise that makes the RMSE 1.2 times the unfused one, and 1.0 times for comparison. With small scores the unfused
+/// computation is about as good as any, which leaves the least room.
+TEST(compare, a_fifth_more_noise_than_unfused_fails) {
+    for (const double scale : {0.01, 0.05, 0.0}) {
+        Attention a(make_problem(1, 1024, 256, 2, 2, 32, DType::bf16));
+        a.problem.scale = scale == 0 ? a.problem.scale : scale;
+        Draws draws(a);
+        const Random random(77);
+        for (const double factor : {1.0, 1.2}) {
+            std::vector<double> noises;
+            draws.judged([&](double, double noise, std::int64_t) { return noises.emplace_back(noise), noise; });
+            const double more = std::sqrt(factor * factor - 1) * root_mean_square(noises);
+            const TensorReport report = draws.judged([&](double, double noise, std::int64_t flat) {
+                return noise + more * random.normal(static_cast<std::uint64_t>(flat));
+            });
+            EXPECT_EQ(report.pass, factor == 1) << scale << " " << report.rule << " " << report.used();
+        }
+    }
+}
+
+/// A weight rounded toward zero instead of to nearest, or a result: the error points one way.
+TEST(compare, rounding_toward_zero_fails_in_few_rows_too) {
+    for (const std::int64_t rows : {40, 160}) {
+        Attention a(make_problem(1, rows, 20, 2, 1, 32, DType::bf16));
+        Draws draws(a);
+        const auto toward_zero = [](double value, double, std::int64_t) {
+            const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value)) & 0xFFFF0000u;
+            return std::bit_cast<float>(bits) - value;
+        };
+        const TensorReport report = draws.judged(toward_zero);
+        EXPECT_FALSE(report.pass) << rows;
+        EXPECT_EQ(report.rule, "bias outward");
+        const auto nearest = [](double, double, std::int64_t) { return 0.0; };
+        EXPECT_TRUE(draws.judged(nearest).pass) << rows;
+    }
+}
+
+/// Four copies of each query, in all of Q: the verdict is that of the rows, however often each is counted.
+TEST(compare, copies_of_rows_do_not_change_the_verdict) {
+    Attention rows(make_problem(1, 40, 64, 2, 1, 32, DType::bf16));
+    Attention copies(make_problem(1, 160, 64, 2, 1, 32, DType::bf16));
+    copies.k = rows.k;
+    copies.v = rows.v;
+    for (std::int64_t i = 0; i < 160; ++i) {
+        for (std::int64_t h = 0; h < 2; ++h) {
+            for (std::int64_t c = 0; c < 32; ++c) copies.q.set(rows.q.get(0, i % 40, h, c), 0, i, h, c);
+        }
+    }
+    Draws of_rows(rows);
+    Draws of_copies(copies);
+    const Random random(3);
+    for (const double deviation : {0.0, 0.3e-3, 0.6e-3, 1e-3, 2e-3, 4e-3}) {
+        for (const double shift : {0.0, 1e-4, 3e-4, 1e-3}) {
+            const auto error = [&](double, double, std::int64_t flat) {  // flat counts within 40 rows of 2 x 32
+                return shift + deviation * random.normal(static_cast<std::uint64_t>(flat % (40 * 64)));
+            };
+            const TensorReport one = of_rows.judged(error);
+            const TensorReport four = of_copies.judged(error);
+            EXPECT_EQ(one.pass, four.pass) << deviation << " " << shift;
+            EXPECT_EQ(one.rule, four.rule);
+            EXPECT_NEAR(one.used(), four.used(), 1e-6 * one.used());
         }
     }
 }
