@@ -13,12 +13,10 @@
 #include <optional>
 #include <span>
 
-#include "cpu/fa2/packed_layout.hpp"
+#include "cpu/fa2/packed_run.hpp"
 
 namespace tessera::cpu::fa2 {
 namespace {
-
-PackedGeometry geometry_of(const Plan& plan) { return {plan, plan.tile.block_q}; }
 
 /// One panel against keys of one block.
 struct Step : PackedKeys {
@@ -26,67 +24,10 @@ struct Step : PackedKeys {
     std::int64_t block;
 };
 
-/// One call.
-struct Run {
-    const ForwardCall& call;
-    PackedGeometry g;
-    Partition part;
-    Workspace workspace;
-    const tile::PackedWords& words;
-
-    explicit Run(const ForwardCall& c) : Run(c, Arena(c.workspace)) {}
-    Run(const ForwardCall& c, Arena arena)
-        : call(c),
-          g(geometry_of(c.plan)),
-          part(c.plan, g),
-          workspace(arena, c.plan, g, part),
-          words(*tile::packed_words()) {}
-
-    const Problem& problem() const { return call.plan.problem; }
-    Member member(std::int64_t kv_head) const {
-        return member_of(problem(), call.args.cu_seqlens_q, call.args.cu_seqlens_kv, kv_head / problem().heads_kv);
-    }
-    /// Panel `index` of kv head `kv_head` (of all batch members).
-    PackedPanel panel(std::int64_t kv_head, std::int64_t index) const {
-        const std::int64_t query_head = kv_head % problem().heads_kv * problem().group() + index / g.panels;
-        return {problem(), call.args, g, member(kv_head), query_head, index % g.panels};
-    }
-    Range keys_of_block(const Member& m, std::int64_t block) const {
-        return {block * g.block_kv, std::min(m.len_kv, (block + 1) * g.block_kv)};
-    }
-    /// Shared tiles of a kv head from key `key` on.
-    tile::Tiles shared_k(std::int64_t kv_head, std::int64_t key) const {
-        const std::int64_t rows = kv_head % problem().heads_kv * packed_keys(problem());
-        return key_rows(workspace.k, g, g.depth_tiles, rows + first_packed_key(problem(), member(kv_head)) + key);
-    }
-    tile::Tiles shared_v(std::int64_t kv_head, std::int64_t key) const {
-        const std::int64_t rows = kv_head % problem().heads_kv * packed_keys(problem());
-        return key_columns(workspace.v, g, g.dim_tiles_v, rows + first_packed_key(problem(), member(kv_head)) + key);
-    }
-    bool pack_k(const HeadRows& k, const Range& keys, const tile::Tiles& to) const {
-        return words.pack({k, keys.begin, keys.size(), g.head_dim, tile::Form::rows, to});
-    }
-    bool pack_v(const HeadRows& v, const Range& keys, const tile::Tiles& to) const {
-        return words.pack({v, keys.begin, keys.size(), g.head_dim_v, tile::Form::columns, to, true});
-    }
-
-    /// Were all keys of a block packable, by the flags of their groups?
-    bool all_finite(const char* flags, std::int64_t kv_head, const Range& keys) const {
-        const char* of_head = flags + kv_head * Workspace::key_groups(call.plan);
-        return std::all_of(of_head + keys.begin / tile::kTileDepth, of_head + ceil_div(keys.end, tile::kTileDepth),
-                           [](char finite) { return finite != 0; });
-    }
-
-    void pack_all() const;
-    void run() const;
-    void run_whole() const;
-    void run_split() const;
-};
-
 /// The panels of one task against some blocks of keys.
 class Task {
  public:
-    Task(const Run& run, std::int64_t kv_head, Range panels, int worker)
+    Task(const ForwardRun& run, std::int64_t kv_head, Range panels, int worker)
         : run_(run),
           g_(run.g),
           kv_head_(kv_head),
@@ -322,7 +263,7 @@ class Task {
         }
     }
 
-    const Run& run_;
+    const ForwardRun& run_;
     const PackedGeometry& g_;
     std::int64_t kv_head_;
     const Scratch& scratch_;
@@ -338,68 +279,52 @@ class Task {
     bool v_finite_[2] = {true, true};  // of even and odd blocks
 };
 
-void Run::pack_all() const {
-    const std::int64_t parts = ceil_div(problem().len_kv, part.packed_together);
-    call.parallel_for(part.kv_heads * parts, part.threads, [&](std::int64_t task, int) {
-        const std::int64_t kv_head = task / parts;
-        const Member m = member(kv_head);
-        const std::int64_t begin = task % parts * part.packed_together;
-        const Range keys{begin, std::min(m.len_kv, begin + part.packed_together)};
-        if (keys.empty()) return;
-        const Head head(problem(), call.args, m, kv_head % problem().heads_kv * problem().group());
-        const bool k_finite = pack_k(head.k, keys, shared_k(kv_head, keys.begin));
-        const bool v_finite = pack_v(head.v, keys, shared_v(kv_head, keys.begin));
-        const std::int64_t group = kv_head * Workspace::key_groups(call.plan) + keys.begin / tile::kTileDepth;
-        const std::int64_t groups = ceil_div(keys.size(), tile::kTileDepth);
-        std::fill_n(workspace.k_finite + group, groups, k_finite ? 1 : 0);
-        std::fill_n(workspace.v_finite + group, groups, v_finite ? 1 : 0);
-    });
-}
-
-void Run::run_whole() const {
-    const bool later_is_longer = !problem().mask.trivial();
-    call.parallel_for(part.kv_heads * part.tasks_per_kv_head, part.threads, [&](std::int64_t index, int worker) {
+void run_whole(const ForwardRun& run) {
+    const Partition& part = run.part;
+    const bool later_is_longer = !run.problem().mask.trivial();
+    run.call.parallel_for(part.kv_heads * part.tasks_per_kv_head, part.threads, [&](std::int64_t index, int worker) {
         // Under a causal mask the last panels see the most keys: they go first, of all heads, so that the loop ends
         // with short tasks. Otherwise neighbours in time share K and V.
         const std::int64_t kv_head = later_is_longer ? index % part.kv_heads : index / part.tasks_per_kv_head;
         const std::int64_t group =
             later_is_longer ? part.tasks_per_kv_head - 1 - index / part.kv_heads : index % part.tasks_per_kv_head;
         const std::int64_t first = group * part.panels_per_task;
-        Task task(*this, kv_head, {first, std::min(part.panels_per_kv_head, first + part.panels_per_task)}, worker);
+        Task task(run, kv_head, {first, std::min(part.panels_per_kv_head, first + part.panels_per_task)}, worker);
         task.attend({0, part.blocks});
         for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, task.total(i));
     });
 }
 
 /// Few panels, many keys: one task per (panels, block), then one per panel that merges in the same order.
-void Run::run_split() const {
+void run_split(const ForwardRun& run) {
+    const Partition& part = run.part;
     const auto partial = [&](std::int64_t kv_head, std::int64_t index, std::int64_t block) {
         const std::int64_t slot = (kv_head * part.panels_per_kv_head + index) * part.blocks + block;
-        return PanelSums(workspace.partials + slot * sums_floats(g), g);
+        return PanelSums(run.workspace.partials + slot * sums_floats(run.g), run.g);
     };
     const std::int64_t groups = part.kv_heads * part.tasks_per_kv_head;
-    call.parallel_for(groups * part.blocks, part.threads, [&](std::int64_t index, int worker) {
+    run.call.parallel_for(groups * part.blocks, part.threads, [&](std::int64_t index, int worker) {
         const std::int64_t block = index % part.blocks;
         const std::int64_t kv_head = index / part.blocks / part.tasks_per_kv_head;
         const std::int64_t first = index / part.blocks % part.tasks_per_kv_head * part.panels_per_task;
         const Range panels{first, std::min(part.panels_per_kv_head, first + part.panels_per_task)};
-        Task task(*this, kv_head, panels, worker);
+        Task task(run, kv_head, panels, worker);
         task.into([&](std::int64_t panel) { return partial(kv_head, panel, block); });
         task.attend({block, block + 1});
     });
-    call.parallel_for(part.kv_heads * part.panels_per_kv_head, part.threads, [&](std::int64_t index, int worker) {
+    run.call.parallel_for(part.kv_heads * part.panels_per_kv_head, part.threads, [&](std::int64_t index, int worker) {
         const std::int64_t kv_head = index / part.panels_per_kv_head;
         const std::int64_t panel = index % part.panels_per_kv_head;
-        Task task(*this, kv_head, {panel, panel + 1}, worker);
+        Task task(run, kv_head, {panel, panel + 1}, worker);
         if (task.panels() == 0) return;
         const PackedPanel& work = task.work(0);
         PanelSums& total = task.total(0);
         for (std::int64_t block = 0; block < part.blocks; ++block) {
-            const Range keys = keys_of_block(work.head.member, block);
+            const Range keys = run.keys_of_block(work.head.member, block);
             if (std::max(keys.begin, work.keys.begin) >= std::min(keys.end, work.keys.end)) continue;
             const PanelSums next = partial(kv_head, panel, block);
             if (total.started) {
-                tile::merge(total.state, total.o, next.state, next.o, merged_rows(g), work.panel.lanes,
+                tile::merge(total.state, total.o, next.state, next.o, merged_rows(run.g), work.panel.lanes,
                             work.panel.lanes);
             } else {
                 total = next;
@@ -410,21 +335,20 @@ void Run::run_split() const {
     });
 }
 
-void Run::run() const {
-    if (!part.pack_in_task) pack_all();
-    if (part.split) run_split();
-    else run_whole();
-}
-
 }  // namespace
 
 std::size_t forward_packed_workspace(const Plan& plan) {
     Arena arena;
-    const PackedGeometry g = geometry_of(plan);
+    const PackedGeometry g(plan, plan.tile.block_q);
     Workspace(arena, plan, g, Partition(plan, g));
     return arena.used();
 }
 
-void forward_packed(const ForwardCall& call) { Run(call).run(); }
+void forward_packed(const ForwardCall& call) {
+    const ForwardRun run(call);
+    if (!run.part.pack_in_task) run.pack_all();
+    if (run.part.split) run_split(run);
+    else run_whole(run);
+}
 
 }  // namespace tessera::cpu::fa2

@@ -167,15 +167,6 @@ inline void transpose_tile(Bf16* tile) {
     for (int r = 0; r < 16; ++r) _mm512_store_si512(tile + r * kTileDepth, x[r]);
 }
 
-/// Asks for 32 elements some rows further on. Where rows come from memory, as in decoding, the core's own prefetcher
-/// runs too few lines ahead to keep a channel busy.
-inline void prefetch_ahead(const PackJob& job, std::int64_t row, std::int64_t column) {
-    constexpr std::int64_t kRowsAhead = 32;
-    const auto* at = static_cast<const char*>(job.from.at(job.first + row + kRowsAhead, column));
-    _mm_prefetch(at, _MM_HINT_T1);
-    if (job.from.dtype == DType::fp32) _mm_prefetch(at + 64, _MM_HINT_T1);
-}
-
 /// Row tiles of M, or with `pairs` pair tiles of M^T: the same 16 x 16 elements of 32 bits, transposed.
 template <class Reader>
 inline void pack_along_rows(const PackJob& job, Reader& read, bool pairs) {
@@ -186,7 +177,6 @@ inline void pack_along_rows(const PackJob& job, Reader& read, bool pairs) {
                              : tile_of(job.to, row / kTileRows, column / kTileDepth);
             for (int r = 0; r < 16; ++r) {
                 __m512i parts[kParts];
-                prefetch_ahead(job, row + r, column);
                 read(row + r, column, parts);
                 for (int part = 0; part < kParts; ++part) {
                     _mm512_store_si512(to + part * kTileElements + r * kTileDepth, parts[part]);
@@ -215,8 +205,6 @@ inline void pack_across_rows(const PackJob& job, Reader& read, bool transposed) 
             for (int pair = 0; pair < 16; ++pair) {
                 __m512i even[kParts];
                 __m512i odd[kParts];
-                prefetch_ahead(job, row + 2 * pair, column);
-                prefetch_ahead(job, row + 2 * pair + 1, column);
                 read(row + 2 * pair, column, even);
                 read(row + 2 * pair + 1, column, odd);
                 for (int part = 0; part < kParts; ++part) {
