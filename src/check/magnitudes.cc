@@ -41,6 +41,12 @@ struct Row {
     double dot(std::int64_t j) const { return dots[static_cast<std::size_t>(j)]; }
 };
 
+/// Share of a rounding's square that a weight takes: one so near 1 that it becomes 1 is off by what it lacks.
+double share_rounded(double weight, double drop, DType dtype) {
+    const double missing = (1 - weight) / (0.425 * unit_roundoff(dtype));  // 0.425 u: the mean rounding, chance.cc
+    return drop == 1 ? std::min(1.0, missing * missing) : 1;
+}
+
 /// Sum of the absolute values that score (i, j) is made of.
 double score_size(const Head& head, std::int64_t i, std::int64_t j, const Row& row) {
     const Problem& p = head.problem;
@@ -82,11 +88,13 @@ struct GradientRow {
     double delta_error = 0;       // what the score errors do to delta
     double stored_o = 0;          // sqrt(sum_c (dO_c O_c)^2): how rounding a stored O moves delta
     std::vector<double> ds;       // [len_kv], the gradient of the scores itself
-    explicit GradientRow(const Problem& p) : dp_size(static_cast<std::size_t>(p.len_kv)), ds(dp_size.size()) {}
+    DType dtype;                  // what a kernel rounds to
+    GradientRow(const Problem& p, DType rounded_to)
+        : dp_size(static_cast<std::size_t>(p.len_kv)), ds(dp_size.size()), dtype(rounded_to) {}
 };
 
 void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, const Row& row,
-                       DType dtype, GradientRow& g) {
+                       GradientRow& g) {
     const Problem& p = head.problem;
     g.delta_size = dlse.data != nullptr ? std::abs(slot(dlse, i, 0)) : 0;
     g.delta_error = 0;
@@ -117,7 +125,7 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
         for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
             o += row.weight(j) * head.dropout_factor(i, j) * head.v[j * p.head_dim_v + c];
         }
-        squares += std::pow(std::max(std::abs(o), smallest_normal(dtype)) * slot(d_o, i, c), 2);
+        squares += std::pow(std::max(std::abs(o), smallest_normal(g.dtype)) * slot(d_o, i, c), 2);
     }
     g.stored_o = std::sqrt(squares);
 }
@@ -164,9 +172,10 @@ void add_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, con
             slot(dk.stored_o, j, c) += std::pow(ds_stored * slope * q, 2);
         }
         const double drop = head.dropout_factor(i, j);
+        const double share = share_rounded(row.weight(j), drop, g.dtype);
         for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
             slot(dv.magnitude, j, c) += row.weight(j) * drop * std::abs(slot(d_o, i, c));
-            slot(dv.rounded, j, c) += std::pow(row.weight(j) * drop * slot(d_o, i, c), 2);
+            slot(dv.rounded, j, c) += share * std::pow(row.weight(j) * drop * slot(d_o, i, c), 2);
             slot(dv.score, j, c) += row.error(j) * drop * std::abs(slot(d_o, i, c));
         }
         if (dbias == nullptr) continue;
@@ -266,11 +275,12 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
             if (row.score_size > kOrdinaryLse) slot(lse_score, i, 0) = kScoreError * row.score_size;
             for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
                 const double drop = head.dropout_factor(i, j);
+                const double share = share_rounded(row.weight(j), drop, packed.dtype);
                 for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
                     const double v = std::abs(head.v[j * p.head_dim_v + c]);
                     slot(magnitude, i, c) += row.weight(j) * drop * v;
                     slot(score, i, c) += row.error(j) * drop * v;
-                    slot(rounded, i, c) += std::pow(row.weight(j) * drop * v, 2);
+                    slot(rounded, i, c) += share * std::pow(row.weight(j) * drop * v, 2);
                 }
             }
         }
@@ -280,7 +290,7 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
 void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients) {
     const Problem& p = packed.problem;
     Row row(p);
-    GradientRow g(p);
+    GradientRow g(p, packed.dtype);
     for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
         const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
         const auto of_keys = [&](const TensorView& t) { return head_rows(t, member, member.first_kv, h / p.group()); };
@@ -294,7 +304,7 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
-            load_gradient_row(head, i, d_o, dlse, row, packed.dtype, g);
+            load_gradient_row(head, i, d_o, dlse, row, g);
             if (gradients.dbias == nullptr) {
                 add_gradient_row(head, i, d_o, row, g, dq, dk, dv, nullptr);
             } else {
