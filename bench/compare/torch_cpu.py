@@ -15,9 +15,7 @@ import datetime
 import itertools
 import json
 import math
-import platform
 import statistics
-import subprocess
 import sys
 import time
 
@@ -25,6 +23,7 @@ import torch
 
 import abi
 from abi import BACKWARD, FORWARD
+from host import commit, cpu_name
 
 BLOCK = 8  # calls in a row of one library
 LONG_CALL = 50  # ms: such calls alternate one by one
@@ -89,22 +88,6 @@ def alternate(ours, theirs, seconds):
 def visible_pairs(case):
     n = case["len"]
     return case["heads"] * (n * (n + 1) // 2 if case["causal"] else n * n)
-
-
-def cpu_name():
-    try:
-        with open("/proc/cpuinfo") as f:
-            return next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
-def commit():
-    try:
-        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-        return done.stdout.strip() or "unknown"
-    except OSError:
-        return "unknown"
 
 
 def record(case, direction, by, ms, spread, versions, revision):

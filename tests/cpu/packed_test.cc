@@ -182,7 +182,10 @@ TEST_P(Packed, weights_alone_and_beside_a_product) {
                 Array<Bf16> p(rows * lanes), p2(rows * lanes), a(4 * kTileElements), b(4 * kTileElements);
                 Array<float> c(32 * 32), c2(32 * 32);
                 randomise(rng, a, 4 * kTileElements), randomise(rng, b, 4 * kTileElements);
-                WeightsJob job{.s = s, .keys = keys, .lanes = lanes, .scale = 0.25F, .m = m, .l = l, .p = p};
+                Array<float> maximum(lanes, -kInf);
+                words().maximum(s, keys, lanes, maximum);
+                WeightsJob job{
+                    .s = s, .keys = keys, .lanes = lanes, .scale = 0.25F, .maximum = maximum, .m = m, .l = l, .p = p};
                 if (drop) job.factors = factors;
                 words().weights(job);
                 const Tiles tiles{p, lanes / 16 * kTileElements, kTileElements};

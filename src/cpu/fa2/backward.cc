@@ -8,8 +8,8 @@
 //
 // Heads enough for all threads: one task runs a head, once for the queries i >= j and once for i < j, in groups of key
 // tiles from the last to the first, panels rising and for each panel the group's tiles falling. That visits both orders
-// above, and a panel that was read serves the whole group. Fewer heads: round by round, all pairs of a round at once;
-// no two of them share a panel or a key tile. Where there are pairs enough, a pair is a square of several panels and
+// above, and a panel that was read serves the whole group. Fewer heads: round by round, all pairs of a round at once,
+// no two of which share a panel or a key tile. Where there are pairs enough, a pair is a square of several panels and
 // key tiles, so that what was read from memory serves more than once: the Latin square of squares, where those on the
 // diagonal run i >= j in the first round and i < j in one more at the end. Same order, same bits
 // (docs/decisions/deterministic-backward.md).

@@ -108,7 +108,7 @@ struct WeightsJob {
     std::int64_t keys = 0;
     std::int64_t lanes = 0;
     float scale = 1;                 ///< positive
-    const float* maximum = nullptr;  ///< [lanes] or null: of s, when it is known
+    const float* maximum = nullptr;  // [lanes], of s
     float* m = nullptr;              // [lanes]
     float* l = nullptr;              // [lanes]
     int parts = 1;                   ///< of P

@@ -67,20 +67,31 @@ inline __m512i exact_bf16_pairs(__m512 even, __m512 odd) {
                                    _mm512_castps_si512(odd));
 }
 
-/// Stores a pair tile's row, in parts.
-template <int kParts>
-inline void store_pairs(Bf16* to, __m512 even, __m512 odd) {
+/// Stores two vectors as one row of a tile in parts: kRounded makes it of numbers, kExact of those that bf16 holds.
+template <int kParts, auto kRounded, auto kExact>
+inline void store_in_parts(Bf16* to, __m512 x, __m512 y) {
     if constexpr (kParts == 1) {
-        _mm512_store_si512(to, to_bf16_pairs(even, odd));
+        _mm512_store_si512(to, kRounded(x, y));
     } else {
-        __m512 of_even[kParts];
-        __m512 of_odd[kParts];
-        cut(even, of_even);
-        cut(odd, of_odd);
+        __m512 of_x[kParts];
+        __m512 of_y[kParts];
+        cut(x, of_x);
+        cut(y, of_y);
         for (int part = 0; part < kParts; ++part) {
-            _mm512_store_si512(to + part * kTileElements, exact_bf16_pairs(of_even[part], of_odd[part]));
+            _mm512_store_si512(to + part * kTileElements, kExact(of_x[part], of_y[part]));
         }
     }
+}
+
+/// A pair tile's row.
+template <int kParts>
+inline void store_pairs(Bf16* to, __m512 even, __m512 odd) {
+    store_in_parts<kParts, to_bf16_pairs, exact_bf16_pairs>(to, even, odd);
+}
+/// A row tile's row of 32 lanes.
+template <int kParts>
+inline void store_row_of_tile(Bf16* to, __m512 low, __m512 high) {
+    store_in_parts<kParts, to_bf16, upper_halves>(to, low, high);
 }
 
 inline __m512 column_maximum(const float* s, std::int64_t keys, std::int64_t stride) {
@@ -128,9 +139,7 @@ class WeightsInSteps {
 
     void begin_lanes() {
         const std::int64_t lane = lane_tile_ * kTileRows;
-        const __m512 raw = job_.maximum != nullptr ? _mm512_loadu_ps(job_.maximum + lane)
-                                                   : column_maximum(job_.s + lane, job_.keys, job_.lanes);
-        const __m512 m = _mm512_mul_ps(raw, _mm512_set1_ps(job_.scale));
+        const __m512 m = _mm512_mul_ps(_mm512_loadu_ps(job_.maximum + lane), _mm512_set1_ps(job_.scale));
         _mm512_storeu_ps(job_.m + lane, m);
         const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
         shift_ = _mm512_mask_mov_ps(m, _mm512_cmp_ps_mask(m, lowest, _CMP_EQ_OQ), _mm512_setzero_ps());
@@ -241,22 +250,6 @@ inline WeightAndGradient gradient_of(const GradientJob& job, std::int64_t key, s
         ds = _mm512_maskz_mov_ps(seen, ds);
     }
     return {p, ds};
-}
-
-/// Two rows' 32 lanes into a row tile, in parts.
-template <int kParts>
-inline void store_row_of_tile(Bf16* to, __m512 low, __m512 high) {
-    if constexpr (kParts == 1) {
-        _mm512_store_si512(to, to_bf16(low, high));
-    } else {
-        __m512 of_low[kParts];
-        __m512 of_high[kParts];
-        cut(low, of_low);
-        cut(high, of_high);
-        for (int part = 0; part < kParts; ++part) {
-            _mm512_store_si512(to + part * kTileElements, upper_halves(of_low[part], of_high[part]));
-        }
-    }
 }
 
 template <int kParts>

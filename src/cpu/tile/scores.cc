@@ -10,6 +10,8 @@
 
 #include <hwy/highway.h>
 
+#include "cpu/tile/exp-inl.hpp"
+
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::tile::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -19,25 +21,6 @@ using V = hn::Vec<D>;
 using DI = hn::RebindToSigned<D>;
 
 constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
-
-/// exp(x) for x <= 0 as in softmax.cc, less what only sums need: 4e-7 relative, NaN stays NaN.
-HWY_INLINE V exp_of_nonpositive(V x) {
-    const D d;
-    const V bounded = hn::IfThenElse(hn::Lt(x, hn::Set(d, -80.0F)), hn::Set(d, -80.0F), x);
-    const V magic = hn::Set(d, 12582912.0F);  // rounds to an integer, which then stands in the lowest bits
-    const V n_in_low_bits = hn::MulAdd(bounded, hn::Set(d, 1.44269504F), magic);
-    const V n = hn::Sub(n_in_low_bits, magic);
-    V r = hn::NegMulAdd(n, hn::Set(d, 0.693145752F), bounded);  // ln 2 in two parts: exact also without fused products
-    r = hn::NegMulAdd(n, hn::Set(d, 1.42860677e-6F), r);
-    V p = hn::MulAdd(hn::Set(d, 0x1.0fa7d8p-7F), r, hn::Set(d, 0x1.573ad0p-5F));
-    p = hn::MulAdd(p, r, hn::Set(d, 0x1.555a6ep-3F));
-    p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffdc4p-2F));
-    p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffff6p-1F));
-    p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
-    const V power =
-        hn::BitCast(d, hn::Add(hn::ShiftLeft<23>(hn::BitCast(DI(), n_in_low_bits)), hn::Set(DI(), 127 << 23)));
-    return hn::Mul(p, power);
-}
 
 /// tanh(y) where |y| > kSmall, to 3e-7 relative: (1 - e) / (1 + e), e = exp(-2 |y|).
 HWY_INLINE V tanh_of_large(V y) {
