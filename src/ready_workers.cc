@@ -58,23 +58,24 @@ class Workers {
     static constexpr std::uint64_t kMask = 0xFFF;
 
     void grow(int threads) {
-        for (; threads_ < threads; ++threads_) std::thread([this] { work(); }).detach();
+        while (threads_ < threads) std::thread([this, place = ++threads_] { work(place); }).detach();
     }
 
-    /// A place in the open call, 1 and up; 0 when there is none.
-    std::uint64_t join() {
+    /// Joins the call, if it is open and has this place.
+    bool join(int place) {
         std::uint64_t gate = gate_.load();
-        while ((gate & kMask) < (gate >> kPlacesShift & kMask)) {
-            if (gate_.compare_exchange_weak(gate, gate + 1)) return (gate & kMask) + 1;
+        while (static_cast<std::uint64_t>(place) <= (gate >> kPlacesShift & kMask)) {
+            if (gate_.compare_exchange_weak(gate, gate + 1)) return true;
         }
-        return 0;
+        return false;
     }
 
-    void work() {
+    /// A thread has the same place in every call: what a worker wrote before, it finds in the cache of its core.
+    void work(int place) {
         while (true) {
             const std::uint64_t seen = gate_.load() >> kCallShift;
-            if (const std::uint64_t place = join(); place != 0) {
-                (*loop_)(static_cast<int>(place));
+            if (join(place)) {
+                (*loop_)(place);
                 finished_.fetch_add(1, std::memory_order_release);
             }
             wait_for_call_after(seen);

@@ -11,7 +11,8 @@ namespace tessera {
 /// a * b for counts >= 0, cut at 2^62 where it would overflow: an Arena calls that too much.
 constexpr std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
     constexpr std::int64_t kLimit = std::int64_t{1} << 62;
-    return b != 0 && a > kLimit / b ? kLimit : a * b;
+    std::int64_t product = 0;  // a division would take longer than all the rest of take()
+    return __builtin_mul_overflow(a, b, &product) || product > kLimit ? kLimit : product;
 }
 
 /// Hands out aligned arrays from the caller's workspace, one after another. Without memory it only adds up, so the same
@@ -45,6 +46,26 @@ class Arena {
  private:
     std::byte* base_ = nullptr;
     std::size_t used_ = 0;
+};
+
+/// As much memory for each worker, one after another. A worker lays its own out when it begins: done for all of them
+/// before the first task, that would take longer than a short call.
+class WorkerMemory {
+ public:
+    WorkerMemory() = default;
+    /// lay_out(arena) takes what one worker needs.
+    template <class LayOut>
+    WorkerMemory(Arena& arena, int workers, const LayOut& lay_out) {
+        Arena one;
+        lay_out(one);
+        bytes_ = one.used();
+        base_ = arena.take<std::byte>(workers, static_cast<std::int64_t>(bytes_));
+    }
+    Arena arena(int worker) const { return Arena({base_ + static_cast<std::size_t>(worker) * bytes_, bytes_}); }
+
+ private:
+    std::byte* base_ = nullptr;
+    std::size_t bytes_ = 0;
 };
 
 }  // namespace tessera

@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <utility>
+#include <vector>
 
 namespace tessera {
 namespace {
@@ -82,6 +84,30 @@ TEST(Arena, large_sizes_are_exact) {
     Arena arena;
     arena.take<double>(std::int64_t{1} << 50);
     EXPECT_EQ(arena.used(), std::size_t{1} << 53);
+}
+
+TEST(WorkerMemory, workers_lie_one_after_another) {
+    const auto lay_out = [](Arena& one) { return std::pair{one.take<char>(3), one.take<double>(5)}; };
+    Arena measured;
+    const WorkerMemory none(measured, 3, lay_out);
+    ASSERT_EQ(measured.used(), 3 * 2 * Arena::kAlignment);
+    std::vector<std::byte> memory(measured.used());
+    Arena arena(memory);
+    const WorkerMemory workers(arena, 3, lay_out);
+    EXPECT_EQ(arena.used(), measured.used());
+    for (int worker = 0; worker < 3; ++worker) {
+        Arena one = workers.arena(worker);
+        const auto [chars, doubles] = lay_out(one);
+        const auto* begin = reinterpret_cast<const char*>(memory.data()) + worker * 2 * Arena::kAlignment;
+        EXPECT_EQ(chars, begin);
+        EXPECT_EQ(static_cast<const void*>(doubles), begin + Arena::kAlignment);
+    }
+}
+
+TEST(WorkerMemory, too_much_stays_too_much) {
+    Arena arena;
+    const WorkerMemory workers(arena, 64, [](Arena& one) { one.take<double>(std::int64_t{1} << 57); });
+    EXPECT_EQ(arena.used(), Arena::kTooMuch);
 }
 
 }  // namespace
