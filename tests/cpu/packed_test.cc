@@ -164,6 +164,24 @@ TEST_P(Packed, multiplies_every_shape) {
     }
 }
 
+TEST_P(Packed, rows_in_place_give_the_bits_of_packed_ones) {
+    std::mt19937 rng(3);
+    constexpr std::int64_t kRows = 48, kDim = 96, kStride = 160;
+    Array<Bf16> from(kRows * kStride), packed(3 * 3 * kTileElements), b(3 * 2 * kTileElements);
+    randomise(rng, from, kRows * kStride), randomise(rng, b, 3 * 2 * kTileElements);
+    const HeadRows rows{reinterpret_cast<char*>(static_cast<Bf16*>(from)), DType::bf16, kStride, 1};
+    const Tiles tiles{packed, 3 * kTileElements, kTileElements}, bt{b, 2 * kTileElements, kTileElements};
+    words().pack({rows, 0, kRows, kDim, Form::rows, tiles});
+    Array<float> expected(kRows * 32), got(kRows * 32);
+    TileProduct product{.m = 3, .n = 2, .k = 3, .a = tiles, .b = bt, .c = expected, .c_stride = 32};
+    words().multiply(product);
+    product.a = {from, 16 * kStride, 32};
+    product.a_stride = kStride;
+    product.c = got;
+    words().multiply(product);
+    for (std::int64_t i = 0; i < kRows * 32; ++i) ASSERT_EQ(got[i], expected[i]) << i;
+}
+
 /// bf16 holds 8 bits: half a unit in the last place is up to 2^-8 of the value.
 void expect_rounded(Bf16 got, double exact) { EXPECT_NEAR(to_double(got), exact, 0x1.01p-8 * std::abs(exact)); }
 

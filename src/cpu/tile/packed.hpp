@@ -77,7 +77,8 @@ struct PackJob {
     Form form = Form::rows;
     Tiles to;
     bool finite_only = false;
-    float scale = 1;  ///< of fp32 elements, before they are parted
+    float scale = 1;           ///< of fp32 elements, before they are parted
+    bool from_memory = false;  ///< the matrix is in no cache: rows are fetched before they are packed
 };
 
 /// Is x one of the elements that are packed as 0, for the caller to add?
@@ -99,6 +100,8 @@ struct TileProduct {
     /// a whole sum. Takes more loads; the bits are those of this k only.
     bool small_first = false;
     float* maximum = nullptr;  ///< [16 * n] or null: takes the maximum of itself and every row of C
+    /// Elements from a row of a left tile to the next: rows of bf16 can be used where they lie.
+    std::int64_t a_stride = kTileDepth;
 };
 
 /// P = exp(scale * s - m) of one block of keys on its own: m its maximum, l its sum, P in pair tiles [keys / 32][lanes

@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "cpu/tile/packed_units.hpp"
+#include "cpu/tile/simd.hpp"
 
 HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,amx-tile,amx-bf16")
 namespace tessera::cpu::tile {
@@ -50,29 +51,30 @@ inline void store_sums(float* c, std::int64_t stride) {
 
 /// Adds the products of parts kPairs<kParts>[kAt] up to [kEnd].
 template <int kParts, int kRows, int kLanes, std::size_t kAt, std::size_t kEnd, bool kFirst, class Between>
-inline void add_products(const Bf16* a, std::int64_t next_a, const Bf16* b, std::int64_t next_b, Between& between) {
+inline void add_products(const TileProduct& p, const Bf16* a, const Bf16* b, Between& between) {
     constexpr std::int64_t kRowBytes = 64;
+    const std::int64_t a_row_bytes = kParts == 1 ? 2 * p.a_stride : kRowBytes;
     constexpr PairOfParts kPair = kPairs<kParts>[kAt];
     constexpr PairOfParts kBefore = kFirst ? PairOfParts{-1, -1} : kPairs<kParts>[kFirst ? 0 : kAt - 1];
     constexpr bool kNewA = kBefore.a != kPair.a;
     constexpr bool kNewB = kBefore.b != kPair.b;
     const Bf16* part_a = a + kPair.a * kTileElements;
     const Bf16* part_b = b + kPair.b * kTileElements;
-    if constexpr (kNewA) _tile_loadd(4, part_a, kRowBytes);
+    if constexpr (kNewA) _tile_loadd(4, part_a, a_row_bytes);
     if constexpr (kNewB) _tile_loadd(6, part_b, kRowBytes);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (kLanes > 1) {
-        if constexpr (kNewB) _tile_loadd(7, part_b + next_b, kRowBytes);
+        if constexpr (kNewB) _tile_loadd(7, part_b + p.b.column_step, kRowBytes);
         _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (kRows > 1) {
-        if constexpr (kNewA) _tile_loadd(5, part_a + next_a, kRowBytes);
+        if constexpr (kNewA) _tile_loadd(5, part_a + p.a.row_step, a_row_bytes);
         _tile_dpbf16ps(2, 5, 6);
     }
     if constexpr (kRows > 1 && kLanes > 1) _tile_dpbf16ps(3, 5, 7);
     between();
     if constexpr (kAt + 1 < kEnd) {
-        add_products<kParts, kRows, kLanes, kAt + 1, kEnd, false>(a, next_a, b, next_b, between);
+        add_products<kParts, kRows, kLanes, kAt + 1, kEnd, false>(p, a, b, between);
     }
 }
 
@@ -82,7 +84,7 @@ inline void add_all(const TileProduct& p, std::int64_t i, std::int64_t j, Betwee
     const Bf16* a = p.a.data + i * p.a.row_step;
     const Bf16* b = p.b.data + j * p.b.column_step;
     for (std::int64_t k = 0; k < p.k; ++k) {
-        add_products<kParts, kRows, kLanes, kAt, kEnd, true>(a, p.a.row_step, b, p.b.column_step, between);
+        add_products<kParts, kRows, kLanes, kAt, kEnd, true>(p, a, b, between);
         a += p.a.column_step;
         b += p.b.row_step;
     }
@@ -105,8 +107,11 @@ inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between&
     compiler_fence();
 }
 
+#include "cpu/tile/packed_parts-inl.hpp"
+// After what it uses.
 #include "cpu/tile/packed_pack-inl.hpp"
 #include "cpu/tile/packed_softmax-inl.hpp"
+#include "cpu/tile/packed_store-inl.hpp"
 // After those that it uses.
 #include "cpu/tile/packed_multiply-inl.hpp"
 

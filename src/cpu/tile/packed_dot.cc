@@ -15,7 +15,10 @@ HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")
 namespace tessera::cpu::tile {
 namespace {
 
+#include "cpu/tile/packed_parts-inl.hpp"
+// After what it uses.
 #include "cpu/tile/packed_pack-inl.hpp"
+#include "cpu/tile/packed_store-inl.hpp"
 // After what it uses.
 #include "cpu/tile/packed_softmax-inl.hpp"
 
@@ -37,7 +40,7 @@ inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, 
         const std::int64_t k = step < p.k ? step : step - p.k;
         for (std::size_t pair = step < p.k ? 0 : before; pair < (step < p.k ? before : kAll); ++pair) {
             const PairOfParts parts = kPairs<kParts>[pair];
-            const Bf16* a = tile_of(p.a, i, k) + parts.a * kTileElements + half * kRows * kTileDepth;
+            const Bf16* a = tile_of(p.a, i, k) + parts.a * kTileElements + half * kRows * p.a_stride;
             const Bf16* b = tile_of(p.b, k, j) + parts.b * kTileElements;
             for (int d = 0; d < 16; ++d) {
                 __m512bh from_b[kLanes];
@@ -46,7 +49,7 @@ inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, 
                 }
                 TESSERA_UNROLL for (int r = 0; r < kRows; ++r) {
                     std::int32_t two;
-                    std::memcpy(&two, a + r * kTileDepth + 2 * d, sizeof two);
+                    std::memcpy(&two, a + r * p.a_stride + 2 * d, sizeof two);
                     const __m512bh from_a = from_bits(_mm512_set1_epi32(two));
                     TESSERA_UNROLL for (int v = 0; v < kLanes; ++v) {
                         sums[r][v] = _mm512_dpbf16_ps(sums[r][v], from_a, from_b[v]);

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Packing of bf16 matrices into row tiles and pair tiles. Included inside the namespace and the target attributes of a
-// unit's file (packed_amx.cc, packed_dot.cc).
+// Packing of matrices into row tiles and pair tiles. Included inside the namespace and the target attributes of a
+// unit's file, after packed_parts-inl.hpp.
+//
+// A matrix is read in WORDS of 32 bits, 16 to a vector: fp32 elements, or two bf16 ones that lie next to each other in
+// a row. Whatever is transposed is transposed as words, before fp32 is parted: one transposition instead of three.
 
 /// Transposes 16 x 16 elements of 32 bits: x[r] holds row r before, column r after.
 inline void transpose(__m512i (&x)[16]) {
@@ -30,296 +33,210 @@ inline void transpose(__m512i (&x)[16]) {
     }
 }
 
-/// In a scope of this, results under the smallest normal number are 0. Otherwise a part of a tiny number would be
-/// subnormal and take a hundred cycles to make, only for the unit to read it as 0.
-class FlushSubnormal {
- public:
-    FlushSubnormal() { _mm_setcsr(before_ | 0x8040); }
-    ~FlushSubnormal() { _mm_setcsr(before_); }
-    FlushSubnormal(const FlushSubnormal&) = delete;
-    FlushSubnormal& operator=(const FlushSubnormal&) = delete;
-
- private:
-    unsigned before_ = _mm_getcsr();
-};
-
-/// bf16 in the upper half of each element of `low` and `high`, as 32 elements one after another.
-inline __m512i upper_halves(__m512 low, __m512 high) {
-    alignas(64) static constexpr std::uint16_t kOdd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
-                                                           23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
-                                                           45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-    return _mm512_permutex2var_epi16(_mm512_castps_si512(low), _mm512_load_si512(kOdd), _mm512_castps_si512(high));
-}
-
-/// A mask for the first `count` of up to 32 elements.
-inline __mmask32 first_elements(std::int64_t count) {
-    return count >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
-}
-
-/// `count` elements at steps of `stride`, the rest of 32 zeros.
-template <class T>
-inline void gather(const void* at, std::int64_t stride, std::int64_t count, T (&to)[32]) {
-    const T* from = static_cast<const T*>(at);
-    for (std::int64_t i = 0; i < 32; ++i) to[i] = i < count ? from[i * stride] : T{};
-}
-
-/// 32 elements of an fp32 row from (row, column) on, 0 from `count` on.
-inline void load_floats(const HeadRows& from, std::int64_t row, std::int64_t column, std::int64_t count,
-                        __m512 (&x)[2]) {
-    const void* at = from.at(row, column);
-    if (from.column_stride == 1) {
-        const __mmask32 inside = first_elements(count);
-        x[0] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(inside), at);
-        x[1] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(inside >> 16), static_cast<const float*>(at) + 16);
-        return;
-    }
-    alignas(64) float values[32];
-    gather(at, from.column_stride, count, values);
-    x[0] = _mm512_load_ps(values);
-    x[1] = _mm512_load_ps(values + 16);
-}
-
-/// Reads a bf16 matrix in vectors of 32 elements of a row, 0 outside of it.
-class Bf16Reader {
- public:
-    static constexpr int kParts = 1;
-    explicit Bf16Reader(const PackJob& job) : job_(job) {}
-
-    void operator()(std::int64_t row, std::int64_t column, __m512i (&parts)[kParts]) {
-        parts[0] = _mm512_setzero_si512();
-        if (row >= job_.rows || column >= job_.dim) return;
-        const std::int64_t left = job_.dim - column;
-        const void* at = job_.from.at(job_.first + row, column);
-        __m512i& x = parts[0];
-        if (job_.from.column_stride == 1) {
-            x = _mm512_maskz_loadu_epi16(first_elements(left), at);
-        } else {
-            alignas(64) std::uint16_t values[32];
-            gather(at, job_.from.column_stride, left, values);
-            x = _mm512_load_si512(values);
-        }
-        if (!job_.finite_only) return;
-        const __m512i exponent = _mm512_set1_epi16(0x7F80);
-        const __mmask32 special = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
-        special_ |= special;
-        x = _mm512_maskz_mov_epi16(static_cast<__mmask32>(~special), x);
-    }
-    bool all_packable() const { return special_ == 0; }
-
- private:
-    const PackJob& job_;
-    __mmask32 special_ = 0;
-};
-
-/// The same for an fp32 matrix, each element parted in three: what bf16 rounds it to, what that leaves, rounded, and
-/// the rest, which bf16 holds exactly.
-class Fp32Reader {
- public:
-    static constexpr int kParts = 3;
-    explicit Fp32Reader(const PackJob& job) : job_(job) {}
-
-    void operator()(std::int64_t row, std::int64_t column, __m512i (&parts)[kParts]) {
-        __m512 x[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-        if (row < job_.rows && column < job_.dim) load(row, column, x);
-        __m512 rounded[2] = {nearest(x[0]), nearest(x[1])};
-        parts[0] = upper_halves(rounded[0], rounded[1]);
-        for (int i = 0; i < 2; ++i) {
-            x[i] = _mm512_sub_ps(x[i], rounded[i]);
-            rounded[i] = nearest(x[i]);
-            x[i] = _mm512_sub_ps(x[i], rounded[i]);
-        }
-        parts[1] = upper_halves(rounded[0], rounded[1]);
-        parts[2] = upper_halves(x[0], x[1]);
-    }
-    bool all_packable() const { return special_ == 0; }
-
- private:
-    void load(std::int64_t row, std::int64_t column, __m512 (&x)[2]) {
-        load_floats(job_.from, job_.first + row, column, job_.dim - column, x);
-        for (__m512& half : x) {
-            half = _mm512_mul_ps(half, _mm512_set1_ps(job_.scale));
-            const __m512 size =
-                _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(half), _mm512_set1_epi32(0x7FFFFFFF)));
-            const __mmask16 special = _mm512_cmp_ps_mask(size, _mm512_set1_ps(0x1p127F), _CMP_NLT_UQ);  // also NaN
-            special_ |= special;
-            half = _mm512_maskz_mov_ps(static_cast<__mmask16>(~special), half);
-        }
-    }
-
-    /// The nearest number of 8 bits, ties away from 0.
-    static __m512 nearest(__m512 x) {
-        const __m512i up = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-        return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xFFFF0000U))));
-    }
-
-    const PackJob& job_;
-    __mmask16 special_ = 0;
-};
-
 inline Bf16* tile_of(const Tiles& tiles, std::int64_t i, std::int64_t j) {
     return tiles.data + i * tiles.row_step + j * tiles.column_step;
 }
 
-inline void transpose_tile(Bf16* tile) {
-    __m512i x[16];
-    for (int r = 0; r < 16; ++r) x[r] = _mm512_load_si512(tile + r * kTileDepth);
-    transpose(x);
-    for (int r = 0; r < 16; ++r) _mm512_store_si512(tile + r * kTileDepth, x[r]);
+/// A mask for the first `count` of up to 32 elements.
+inline __mmask32 first_elements(std::int64_t count) {
+    if (count >= 32) return ~__mmask32{0};
+    return count <= 0 ? 0 : static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
 }
 
-/// Row tiles of M, or with `pairs` pair tiles of M^T: the same 16 x 16 elements of 32 bits, transposed.
-template <class Reader>
-inline void pack_along_rows(const PackJob& job, Reader& read, bool pairs) {
-    constexpr int kParts = Reader::kParts;
-    for (std::int64_t row = 0; row < job.rows; row += kTileRows) {
-        for (std::int64_t column = 0; column < job.dim; column += kTileDepth) {
-            Bf16* to = pairs ? tile_of(job.to, column / kTileDepth, row / kTileRows)
-                             : tile_of(job.to, row / kTileRows, column / kTileDepth);
-            for (int r = 0; r < 16; ++r) {
-                __m512i parts[kParts];
-                read(row + r, column, parts);
-                for (int part = 0; part < kParts; ++part) {
-                    _mm512_store_si512(to + part * kTileElements + r * kTileDepth, parts[part]);
-                }
-            }
-            for (int part = 0; pairs && part < kParts; ++part) transpose_tile(to + part * kTileElements);
+/// Elements of type T in a vector.
+template <class T>
+inline constexpr std::int64_t kOfVector = 64 / sizeof(T);
+
+/// Elements of a row from (row, column) on, 0 from `count` on.
+template <class T>
+inline __m512i load_words(const HeadRows& from, std::int64_t row, std::int64_t column, std::int64_t count) {
+    if (count <= 0) return _mm512_setzero_si512();
+    const void* at = from.at(row, column);
+    if (from.column_stride != 1) {
+        alignas(64) T elements[kOfVector<T>] = {};
+        for (std::int64_t i = 0; i < std::min(count, kOfVector<T>); ++i) {
+            elements[i] = static_cast<const T*>(at)[i * from.column_stride];
         }
+        return _mm512_load_si512(elements);
+    }
+    if constexpr (sizeof(T) == 4) return _mm512_maskz_loadu_epi32(static_cast<__mmask16>(first_elements(count)), at);
+    else return _mm512_maskz_loadu_epi16(first_elements(count), at);
+}
+
+/// How a tile is read: PLAIN, when all of its rows are inside the matrix and lie in memory as they are needed, or with
+/// CARE: 0 outside and for elements that can't be packed.
+enum class Reading { plain, care };
+
+/// Reads words of a job's matrix for one tile, and notices elements that can't be packed.
+template <class T, Reading kReading>
+class WordReader {
+ public:
+    explicit WordReader(const PackJob& job)
+        : job_(job), begin_(static_cast<const T*>(job.from.at(job.first, 0))), stride_(job.from.row_stride) {}
+
+    HWY_INLINE __m512i read(std::int64_t row, std::int64_t column) {
+        constexpr bool kPlain = kReading == Reading::plain;
+        if (!kPlain && row >= job_.rows) return _mm512_setzero_si512();
+        __m512i x = kPlain ? _mm512_loadu_si512(begin_ + row * stride_ + column)
+                           : load_words<T>(job_.from, job_.first + row, column, job_.dim - column);
+        if constexpr (kFp32) {
+            x = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_set1_ps(job_.scale)));
+            const __m512i size = _mm512_and_si512(x, _mm512_set1_epi32(0x7FFFFFFF));
+            largest_ = _mm512_max_epi32(largest_, size);
+            return kPlain ? x : _mm512_maskz_mov_epi32(_mm512_cmple_epi32_mask(size, limit()), x);
+        } else {
+            const __m512i size = _mm512_and_si512(x, _mm512_set1_epi16(0x7FFF));
+            largest_ = _mm512_max_epi16(largest_, size);
+            return kPlain ? x : _mm512_maskz_mov_epi16(_mm512_cmple_epi16_mask(size, limit()), x);
+        }
+    }
+
+    /// A block of 16 rows from `row` on, `step` apart, transposed: x[i] has word i of each row.
+    HWY_INLINE void read_transposed(std::int64_t row, std::int64_t step, std::int64_t column, __m512i (&x)[16]) {
+        TESSERA_UNROLL for (int r = 0; r < 16; ++r) x[r] = read(row + r * step, column);
+        transpose(x);
+    }
+
+    HWY_INLINE bool all_packable() const {
+        return (kFp32 ? static_cast<__mmask32>(_mm512_cmpgt_epi32_mask(largest_, limit()))
+                      : _mm512_cmpgt_epi16_mask(largest_, limit())) == 0;
+    }
+
+ private:
+    static constexpr bool kFp32 = sizeof(T) == 4;
+    /// The largest size that can be packed. Sizes compare as integers: infinity above all numbers, NaN above infinity.
+    HWY_INLINE __m512i limit() const {
+        if (kFp32) return _mm512_set1_epi32(0x7EFFFFFF);
+        return _mm512_set1_epi16(static_cast<short>(job_.finite_only ? 0x7F7F : 0x7FFF));
+    }
+
+    const PackJob job_;  // a copy: what is stored can't change it
+    const T* begin_;
+    std::int64_t stride_;
+    __m512i largest_ = _mm512_setzero_si512();
+};
+
+/// A row tile's row of fp32 words, and a pair tile's.
+inline void store_parted_row(Bf16* to, __m512i low, __m512i high) {
+    store_in_parts<round_off, exact_bf16>(to, _mm512_castsi512_ps(low), _mm512_castsi512_ps(high));
+}
+inline void store_parted_pairs(Bf16* to, __m512i even, __m512i odd) {
+    store_in_parts<round_off, exact_bf16_pairs>(to, _mm512_castsi512_ps(even), _mm512_castsi512_ps(odd));
+}
+
+/// 8 words of two bf16 columns each, of even and of odd rows: a row tile's 16 rows.
+HWY_INLINE void store_columns_of_words(Bf16* to, const __m512i* even, const __m512i* odd) {
+    TESSERA_UNROLL for (int c = 0; c < 8; ++c) {
+        _mm512_store_si512(to + 2 * c * kTileDepth, pairs_of_lower_halves(even[c], odd[c]));
+        _mm512_store_si512(to + (2 * c + 1) * kTileDepth, pairs_of_upper_halves(even[c], odd[c]));
     }
 }
 
-/// Pair tiles of M, or with `transposed` row tiles of M^T.
-template <class Reader>
-inline void pack_across_rows(const PackJob& job, Reader& read, bool transposed) {
-    constexpr int kParts = Reader::kParts;
-    const __m512i first_half = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-    const __m512i second_half = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    for (std::int64_t row = 0; row < job.rows; row += kTileDepth) {
-        for (std::int64_t column = 0; column < job.dim; column += 2 * kTileRows) {
-            const auto tile = [&](std::int64_t at) {
-                return transposed ? tile_of(job.to, at / kTileRows, row / kTileDepth)
-                                  : tile_of(job.to, row / kTileDepth, at / kTileRows);
-            };
-            const bool two = column + kTileRows < job.dim;  // 32 columns are those of two tiles
-            Bf16* first = tile(column);
-            Bf16* second = two ? tile(column + kTileRows) : nullptr;
-            for (int pair = 0; pair < 16; ++pair) {
-                __m512i even[kParts];
-                __m512i odd[kParts];
-                read(row + 2 * pair, column, even);
-                read(row + 2 * pair + 1, column, odd);
-                for (int part = 0; part < kParts; ++part) {
-                    const __m512i low = _mm512_unpacklo_epi16(even[part], odd[part]);
-                    const __m512i high = _mm512_unpackhi_epi16(even[part], odd[part]);
-                    const std::int64_t at = part * kTileElements + pair * kTileDepth;
-                    _mm512_store_si512(first + at, _mm512_permutex2var_epi64(low, first_half, high));
-                    if (two) _mm512_store_si512(second + at, _mm512_permutex2var_epi64(low, second_half, high));
-                }
-            }
-            for (int part = 0; transposed && part < kParts; ++part) {
-                transpose_tile(first + part * kTileElements);
-                if (two) transpose_tile(second + part * kTileElements);
-            }
+/// Packs the tile, or the two, that (row, column) begins; false if elements became 0 or, read plainly, would have to.
+template <Form kForm, class T, Reading kReading>
+inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column) {
+    constexpr bool kFp32 = sizeof(T) == 4;
+    constexpr bool kAlongRows = kForm == Form::rows || kForm == Form::row_pairs;
+    constexpr bool kRowTile = kForm == Form::rows || kForm == Form::columns;
+    const std::int64_t height = kRowTile ? kTileRows : kTileDepth;
+    const std::int64_t width = kRowTile ? kTileDepth : kTileRows;
+    Bf16* to =
+        kAlongRows ? tile_of(job.to, row / height, column / width) : tile_of(job.to, column / height, row / width);
+    // 32 bf16 columns are those of two tiles where a tile has 16.
+    Bf16* second = to + (kAlongRows ? job.to.column_step : job.to.row_step);
+    const bool two = column + kTileRows < job.dim;
+    WordReader<T, kReading> from(job);
+    if constexpr (kForm == Form::rows && kFp32) {
+        for (int r = 0; r < 16; ++r) {
+            store_parted_row(to + r * kTileDepth, from.read(row + r, column), from.read(row + r, column + 16));
         }
+    } else if constexpr (kForm == Form::rows) {
+        for (int r = 0; r < 16; ++r) _mm512_store_si512(to + r * kTileDepth, from.read(row + r, column));
+    } else if constexpr (kForm == Form::column_pairs && kFp32) {
+        for (int half = 0; half < 2; ++half, to += 8 * kTileDepth) {
+            __m512i x[16];
+            from.read_transposed(row, 1, column + 16 * half, x);
+            for (int i = 0; i < 8; ++i) store_parted_pairs(to + i * kTileDepth, x[2 * i], x[2 * i + 1]);
+        }
+    } else if constexpr (kForm == Form::column_pairs) {
+        __m512i x[16];
+        from.read_transposed(row, 1, column, x);
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * kTileDepth, x[i]);
+    } else if constexpr (kForm == Form::columns) {
+        __m512i even[16];
+        __m512i odd[16];
+        from.read_transposed(row, 2, column, even);
+        from.read_transposed(row + 1, 2, column, odd);
+        if constexpr (kFp32) {
+            TESSERA_UNROLL for (int c = 0; c < 16; ++c) store_parted_pairs(to + c * kTileDepth, even[c], odd[c]);
+        } else {
+            store_columns_of_words(to, even, odd);
+            if (two) store_columns_of_words(second, even + 8, odd + 8);
+        }
+    } else if constexpr (kFp32) {
+        for (int i = 0; i < 16; ++i) {
+            store_parted_pairs(to + i * kTileDepth, from.read(row + 2 * i, column), from.read(row + 2 * i + 1, column));
+        }
+    } else {
+        const __m512i first_half = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        const __m512i second_half = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+        for (int i = 0; i < 16; ++i) {
+            const __m512i even = from.read(row + 2 * i, column);
+            const __m512i odd = from.read(row + 2 * i + 1, column);
+            const __m512i low = _mm512_unpacklo_epi16(even, odd);
+            const __m512i high = _mm512_unpackhi_epi16(even, odd);
+            _mm512_store_si512(to + i * kTileDepth, _mm512_permutex2var_epi64(low, first_half, high));
+            if (two) _mm512_store_si512(second + i * kTileDepth, _mm512_permutex2var_epi64(low, second_half, high));
+        }
+    }
+    return from.all_packable();
+}
+
+/// Fetches rows [begin, end) of a job in the order of memory: packing reads them in another, which the processor does
+/// not foresee.
+template <class T>
+HWY_INLINE void fetch(const PackJob& job, std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t kLine = 64;
+    const std::int64_t bytes = job.dim * static_cast<std::int64_t>(sizeof(T));
+    for (std::int64_t row = begin; row < std::min(end, job.rows); ++row) {
+        const char* at = job.from.data + (job.first + row) * job.from.row_stride * static_cast<std::int64_t>(sizeof(T));
+        for (std::int64_t line = 0; line < bytes; line += kLine) _mm_prefetch(at + line, _MM_HINT_T0);
     }
 }
 
-template <class Reader>
-inline bool pack_with(const PackJob& job) {
-    Reader read(job);
+template <Form kForm, class T>
+inline bool pack_as(const PackJob& job) {
+    constexpr std::int64_t kRows = kForm == Form::rows || kForm == Form::column_pairs ? 16 : 32;
+    constexpr std::int64_t kColumns = kRows == 16 ? 32 : kOfVector<T>;
+    const bool contiguous = job.from.column_stride == 1;
+    const std::int64_t tiles = std::max<std::int64_t>(1, (job.dim + kColumns - 1) / kColumns);
+    const std::int64_t share = (kRows + tiles - 1) / tiles;  // of the next rows, for a tile to fetch
+    bool all = true;
+    for (std::int64_t row = 0; row < job.rows; row += kRows) {
+        std::int64_t fetched = row + kRows;
+        for (std::int64_t column = 0; column < job.dim; column += kColumns) {
+            if (contiguous && job.from_memory) fetch<T>(job, fetched, std::min(fetched + share, row + 2 * kRows));
+            fetched += share;
+            const bool inside = contiguous && row + kRows <= job.rows && column + kColumns <= job.dim;
+            if (inside && pack_tile<kForm, T, Reading::plain>(job, row, column)) continue;
+            if (!pack_tile<kForm, T, Reading::care>(job, row, column)) all = false;
+        }
+    }
+    return all;
+}
+
+template <class T>
+inline bool pack_elements(const PackJob& job) {
     switch (job.form) {
-        case Form::rows: pack_along_rows(job, read, false); break;
-        case Form::column_pairs: pack_along_rows(job, read, true); break;
-        case Form::row_pairs: pack_across_rows(job, read, false); break;
-        case Form::columns: pack_across_rows(job, read, true); break;
+        case Form::rows: return pack_as<Form::rows, T>(job);
+        case Form::columns: return pack_as<Form::columns, T>(job);
+        case Form::row_pairs: return pack_as<Form::row_pairs, T>(job);
+        case Form::column_pairs: return pack_as<Form::column_pairs, T>(job);
     }
-    return read.all_packable();
+    return true;
 }
 
 inline bool pack(const PackJob& job) {
     const FlushSubnormal flush;
-    return job.from.dtype == DType::fp32 ? pack_with<Fp32Reader>(job) : pack_with<Bf16Reader>(job);
-}
-
-/// The even and the odd elements of a vector of bf16, as fp32.
-inline __m512 even_of(__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
-inline __m512 odd_of(__m512i x) {
-    return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xFFFF0000U))));
-}
-
-inline void row_dots(const HeadRows& a, const HeadRows& b, std::int64_t first, std::int64_t rows, std::int64_t dim,
-                     float* sums) {
-    const PackJob job_a{.from = a, .first = first, .rows = rows, .dim = dim};
-    const PackJob job_b{.from = b, .first = first, .rows = rows, .dim = dim};
-    Bf16Reader read_a(job_a);
-    Bf16Reader read_b(job_b);
-    // 32 elements as fp32, in an order that is the same for both.
-    const auto load = [&](const HeadRows& x, Bf16Reader& read, std::int64_t row, std::int64_t c, __m512(&to)[2]) {
-        if (x.dtype == DType::fp32) return load_floats(x, first + row, c, dim - c, to);
-        __m512i packed[1];
-        read(row, c, packed);
-        to[0] = even_of(packed[0]);
-        to[1] = odd_of(packed[0]);
-    };
-    for (std::int64_t row = 0; row < rows; ++row) {
-        __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-        for (std::int64_t c = 0; c < dim; c += 32) {
-            __m512 x[2];
-            __m512 y[2];
-            load(a, read_a, row, c, x);
-            load(b, read_b, row, c, y);
-            for (int i = 0; i < 2; ++i) sum[i] = _mm512_fmadd_ps(x[i], y[i], sum[i]);
-        }
-        sums[row] = _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
-    }
-}
-
-/// 16 columns of O^T from `column` on for 16 rows, as 16 vectors of one row each.
-inline void scaled_rows(const float* from, std::int64_t stride, std::int64_t column, __m512 scale, __m512i (&x)[16]) {
-    for (int c = 0; c < 16; ++c) {
-        const __m512 values = _mm512_mul_ps(_mm512_loadu_ps(from + (column + c) * stride), scale);
-        x[c] = _mm512_castps_si512(_mm512_add_ps(values, _mm512_setzero_ps()));  // + 0: -0 becomes 0
-    }
-    transpose(x);
-}
-
-/// Stores the elements of x that `inside` has, the first ones, in bf16 or fp32.
-inline void store_row(const HeadRows& to, std::int64_t row, std::int64_t column, __m512 x, __mmask16 inside) {
-    void* at = to.at(row, column);
-    if (to.dtype == DType::fp32 && to.column_stride == 1) return _mm512_mask_storeu_ps(at, inside, x);
-    if (to.dtype == DType::fp32) {
-        alignas(64) float values[16];
-        _mm512_store_ps(values, x);
-        for (int c = 0; c < 16 && (inside >> c & 1) != 0; ++c)
-            static_cast<float*>(at)[c * to.column_stride] = values[c];
-        return;
-    }
-    const __m256bh narrow = _mm512_cvtneps_pbh(x);
-    __m256i bits16;
-    std::memcpy(&bits16, &narrow, sizeof bits16);
-    if (to.column_stride == 1) return _mm256_mask_storeu_epi16(at, inside, bits16);
-    alignas(32) std::uint16_t values[16];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(values), bits16);
-    for (int c = 0; c < 16 && (inside >> c & 1) != 0; ++c) {
-        static_cast<std::uint16_t*>(at)[c * to.column_stride] = values[c];
-    }
-}
-
-inline bool store_columns(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,
-                          const float* lane_scale, const HeadRows& to, std::int64_t first) {
-    const __m512i exponent = _mm512_set1_epi32(0x7F800000);
-    __mmask16 special = 0;
-    for (std::int64_t row = 0; row < rows; row += 16) {
-        const __m512 scale = _mm512_loadu_ps(lane_scale + row);
-        const std::int64_t present = rows - row < 16 ? rows - row : 16;
-        for (std::int64_t column = 0; column < dim; column += 16) {
-            __m512i x[16];
-            scaled_rows(from + row, stride, column, scale, x);
-            const auto inside = static_cast<__mmask16>(first_elements(dim - column));
-            for (std::int64_t r = 0; r < present; ++r) {
-                special |= _mm512_mask_cmpeq_epi32_mask(inside, _mm512_and_si512(x[r], exponent), exponent);
-                store_row(to, first + row + r, column, _mm512_castsi512_ps(x[r]), inside);
-            }
-        }
-    }
-    return special == 0;
+    return job.from.dtype == DType::fp32 ? pack_elements<float>(job) : pack_elements<Bf16>(job);
 }

@@ -24,74 +24,17 @@ inline __m512 exp_of_nonpositive(__m512 x, float lowest) {
 template <int kParts>
 inline constexpr float kLowest = kParts == 1 ? -87.33654F : -70.70101F;
 
-/// Parts of x by cutting: 8 bits each, the last exactly what is left. What cutting has over rounding is that NaN stays
-/// NaN and infinity infinite.
-template <int kParts>
-inline void cut(__m512 x, __m512 (&parts)[kParts]) {
-    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
-    for (int part = 0; part + 1 < kParts; ++part) {
-        parts[part] = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), mask));
-        x = _mm512_sub_ps(x, parts[part]);
-    }
-    parts[kParts - 1] = x;
-}
-
-inline __m512bh from_bits(__m512i x) {
-    __m512bh y;
-    std::memcpy(&y, &x, sizeof y);
-    return y;
-}
-
-inline __m512i bits(__m512bh x) {
-    __m512i y;
-    std::memcpy(&y, &x, sizeof y);
-    return y;
-}
-
-/// bf16 of `low` in the first 16 elements and of `high` in the others: half a row tile's row.
-inline __m512i to_bf16(__m512 low, __m512 high) { return bits(_mm512_cvtne2ps_pbh(high, low)); }
-
-/// Lane by lane bf16 of `even` and of `odd` beside each other: a pair tile's row. Rounds to nearest, ties away from 0,
-/// in four operations; the conversion instruction and a shuffle take longer (0.15 ns of 2.4 for a vector of weights,
-/// measured on a Xeon with AMX, 2026-11).
-inline __m512i to_bf16_pairs(__m512 even, __m512 odd) {
-    const __m512i half = _mm512_set1_epi32(0x8000);
-    const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
-    const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
-    return _mm512_mask_blend_epi16(0xAAAAAAAA, low, high);
-}
-
-/// The same of numbers that bf16 holds exactly.
-inline __m512i exact_bf16_pairs(__m512 even, __m512 odd) {
-    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(_mm512_castps_si512(even), 16),
-                                   _mm512_castps_si512(odd));
-}
-
-/// Stores two vectors as one row of a tile in parts: kRounded makes it of numbers, kExact of those that bf16 holds.
-template <int kParts, auto kRounded, auto kExact>
-inline void store_in_parts(Bf16* to, __m512 x, __m512 y) {
-    if constexpr (kParts == 1) {
-        _mm512_store_si512(to, kRounded(x, y));
-    } else {
-        __m512 of_x[kParts];
-        __m512 of_y[kParts];
-        cut(x, of_x);
-        cut(y, of_y);
-        for (int part = 0; part < kParts; ++part) {
-            _mm512_store_si512(to + part * kTileElements, kExact(of_x[part], of_y[part]));
-        }
-    }
-}
-
-/// A pair tile's row.
+/// Weights as a pair tile's row.
 template <int kParts>
 inline void store_pairs(Bf16* to, __m512 even, __m512 odd) {
-    store_in_parts<kParts, to_bf16_pairs, exact_bf16_pairs>(to, even, odd);
+    if constexpr (kParts == 1) _mm512_store_si512(to, to_bf16_pairs(even, odd));
+    else store_in_parts<cut, exact_bf16_pairs>(to, even, odd);
 }
-/// A row tile's row of 32 lanes.
+/// Weights of 32 lanes as a row tile's row.
 template <int kParts>
 inline void store_row_of_tile(Bf16* to, __m512 low, __m512 high) {
-    store_in_parts<kParts, to_bf16, upper_halves>(to, low, high);
+    if constexpr (kParts == 1) _mm512_store_si512(to, to_bf16(low, high));
+    else store_in_parts<cut, exact_bf16>(to, low, high);
 }
 
 inline __m512 column_maximum(const float* s, std::int64_t keys, std::int64_t stride) {
