@@ -40,12 +40,12 @@ struct Geometry {
           panels(ceil_div(plan.problem.len_q, block_q)) {}
 };
 
-/// As many of the plan's threads as its work is worth: a thread that begins anew takes tens of microseconds to reach
-/// its speed (measured on a virtual machine with AMX, 2026-11: 40 us for a head of 128 queries on 5 threads, 14 us on
-/// one).
+/// As many of the plan's threads as its work is worth: ready ones begin within microseconds, and each packs keys for
+/// itself (measured on a virtual machine with AMX, 2026-11: a head of 128 queries, head_dim 128, fp32, takes 40 to 60
+/// us on two threads and 26 to 45 on four).
 inline int worthwhile_threads(const Plan& plan) {
     const Problem& p = plan.problem;
-    const double flop_per_thread = p.dtype == DType::bf16 ? 5e6 : 2.5e6;
+    const double flop_per_thread = p.dtype == DType::bf16 ? 6e5 : 3e5;
     const double pairs = static_cast<double>(p.batch) * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) *
                          static_cast<double>(p.len_kv);
     const double passes = plan.pass == Pass::backward ? 2.5 : 1;

@@ -65,6 +65,16 @@ inline tile::Tiles key_rows(Bf16* data, const PackedGeometry& g, std::int64_t de
     return {data == nullptr ? nullptr : data + key / tile::kTileRows * step, step, g.tile_elements()};
 }
 
+/// Rows that a product can read where they lie: bf16 that fill tiles, each line of a row one of the cache, and not so
+/// far apart that those of a tile push each other out of it.
+inline bool tiles_in_place(const HeadRows& x, std::int64_t dim) {
+    constexpr std::int64_t kLine = 64;
+    constexpr std::int64_t kFarthest = 512;
+    return x.dtype == DType::bf16 && x.column_stride == 1 && dim % tile::kTileDepth == 0 &&
+           reinterpret_cast<std::uintptr_t>(x.data) % kLine == 0 && x.row_stride % tile::kTileDepth == 0 &&
+           x.row_stride > 0 && x.row_stride <= kFarthest;
+}
+
 /// Keys as depth: row tiles [dim / 16][keys / 32], those of 32 keys together.
 inline tile::Tiles key_columns(Bf16* data, const PackedGeometry& g, std::int64_t dim_tiles, std::int64_t key) {
     const std::int64_t step = dim_tiles * g.tile_elements();

@@ -75,13 +75,21 @@ struct Scratch {
 };
 
 struct Workspace {
-    std::vector<Scratch> workers;
+    const Geometry& g;
+    const Partition& part;
+    WorkerMemory workers;
     float* partials = nullptr;  // [panel, chunk, PanelSums], only when K/V is split
 
-    Workspace(Arena& arena, const Geometry& g, const Partition& part) {
-        for (int worker = 0; worker < part.threads; ++worker) workers.emplace_back(arena, g, part.panels_per_task);
+    Workspace(Arena& arena, const Geometry& geometry, const Partition& partition)
+        : g(geometry),
+          part(partition),
+          workers(arena, part.threads, [&](Arena& one) { Scratch(one, g, part.panels_per_task); }) {
         if (part.split)
             partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.chunks, PanelSums::floats(g));
+    }
+    Scratch scratch(int worker) const {
+        Arena memory = workers.arena(worker);
+        return {memory, g, part.panels_per_task};
     }
 };
 
@@ -211,7 +219,9 @@ void forward_whole(const ForwardCall& call, const Geometry& g, const Partition& 
             Work work(call, g, kv_head, index);
             if (work.panel.queries > 0) works.push_back(work);
         }
-        if (!works.empty()) run_panels(call, g, works, workspace.workers[static_cast<std::size_t>(worker)]);
+        if (works.empty()) return;
+        Scratch scratch = workspace.scratch(worker);
+        run_panels(call, g, works, scratch);
     });
 }
 
@@ -225,7 +235,7 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
         return work.panel.queries > 0 && !chunk_keys(work, chunk).empty();
     };
     call.parallel_for(panels * part.chunks, part.threads, [&](std::int64_t task, int worker) {
-        const Scratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
+        const Scratch scratch = workspace.scratch(worker);
         const std::int64_t panel = task / part.chunks;
         const Work work(call, g, panel / part.panels_per_kv_head, panel % part.panels_per_kv_head);
         TileTally tally(call);
@@ -238,7 +248,7 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
         attend_chunk({&work, 1}, g, task % part.chunks, {scratch.q_t.data(), 1}, scratch.tiles, {&pointer, 1}, tally);
     });
     call.parallel_for(panels, part.threads, [&](std::int64_t panel, int worker) {
-        const Scratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
+        const Scratch scratch = workspace.scratch(worker);
         const Work work(call, g, panel / part.panels_per_kv_head, panel % part.panels_per_kv_head);
         if (work.panel.queries == 0) return;
         PanelSums total = scratch.totals[0];

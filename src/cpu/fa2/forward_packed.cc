@@ -2,8 +2,8 @@
 //
 // fa2 forward on packed tiles: the loop order of forward.cc, its products on the matrix unit.
 //
-// K and V^T are packed once per kv head and shared by all panels of queries. A step is one panel against one block of
-// keys, on its own: S^T = K Q^T, P and its sums, O^T = V^T P; then it is merged into the panel's result, blocks in
+// A task packs a block of K and V^T for its panels of queries. A step is one panel against one block of keys, on its
+// own: S^T = K Q^T, P and its sums, O^T = V^T P; then it is merged into the panel's result, blocks in
 // rising order. The steps of a task are a pipeline: while the vector unit takes the exponentials of step t, the matrix
 // unit multiplies the values of step t - 1. Which steps share a task changes no bit.
 #include "cpu/fa2/forward_packed.hpp"
@@ -12,6 +12,7 @@
 #include <cmath>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "cpu/fa2/packed_run.hpp"
 
@@ -28,11 +29,7 @@ struct Step : PackedKeys {
 class Task {
  public:
     Task(const ForwardRun& run, std::int64_t kv_head, Range panels, int worker)
-        : run_(run),
-          g_(run.g),
-          kv_head_(kv_head),
-          scratch_(run.workspace.workers[static_cast<std::size_t>(worker)]),
-          stages_(scratch_.stages) {
+        : run_(run), g_(run.g), scratch_(run.scratch(worker)), stages_(scratch_.stages) {
         works_.reserve(kMaxPanels);  // as much for one as for many
         totals_.reserve(kMaxPanels);
         index_.reserve(kMaxPanels);
@@ -142,8 +139,8 @@ class Task {
     void run_step(const Step& step) {
         const PackedPanel& work = works_[step.panel];
         const Stage& at = this_stage();
+        if (begins_block(step)) pack_block(work.head, step.block);
         compute_scores(step);
-        prepare_values(step);
         if (work.head.dropout.active) {
             // 1 where kept: the factor 1 / (1 - p) comes after the sum, so that it doesn't meet the rounding of P.
             tile::DropoutRule rule = work.head.dropout;
@@ -169,59 +166,67 @@ class Task {
         ++steps_run_;
     }
 
+    /// Packs a block that all panels of the task use. Blocks come one after another; at most two of values are in use.
+    void pack_block(const Head& head, std::int64_t block) {
+        const Range all = run_.keys_of_block(head.member, block);
+        k_packed_ = all;
+        if (tiles_in_place(head.k, g_.head_dim)) {  // all but a last, partial tile are used where they lie
+            k_packed_.begin += all.size() / tile::kTileDepth * tile::kTileDepth;
+        }
+        k_finite_ = run_.pack_k(head.k, k_packed_, key_rows(scratch_.k, g_, g_.depth_tiles, 0));
+        v_finite_[block % 2] = run_.pack_v(head.v, all, key_columns(scratch_.v[block % 2], g_, g_.dim_tiles_v, 0));
+    }
+
     void compute_scores(const Step& step) {
         const PackedPanel& work = works_[step.panel];
-        const Range all = run_.keys_of_block(work.head.member, step.block);
-        if (run_.part.pack_in_task && begins_block(step)) {
-            k_finite_ = run_.pack_k(work.head.k, all, key_rows(scratch_.k, g_, g_.depth_tiles, 0));
-        } else if (!run_.part.pack_in_task) {
-            k_finite_ = run_.all_finite(run_.workspace.k_finite, kv_head_, all);
-        }
-        const tile::Tiles k = run_.part.pack_in_task
-                                  ? key_rows(scratch_.k, g_, g_.depth_tiles, step.keys.begin - all.begin)
-                                  : run_.shared_k(kv_head_, step.keys.begin);
-        const tile::TileProduct product =
-            scores_product(work, step, k, scratch_.queries[step.panel], g_.depth_tiles, scratch_.s);
-        const bool finite = k_finite_ && q_finite_[step.panel] != 0;
         float* maximum = this_stage().maximum;
         std::fill_n(maximum, work.panel.lanes, -std::numeric_limits<float>::infinity());
-        if (work.plain && finite && step.rows() == step.keys.size() && all_visible(work, step.keys)) {
-            tile::TileProduct with_maximum = product;
-            with_maximum.maximum = maximum;
-            run_.words.multiply(with_maximum);
-            return;
-        }
-        // Some keys at a time, so that what is done to their scores finds them in the first-level cache.
-        const Range queries{work.panel.first, work.panel.first + work.panel.queries};
-        for (std::int64_t row = 0; row < step.rows(); row += kScoreRows) {
-            const PackedKeys some{{step.keys.begin + row, std::min(step.keys.end, step.keys.begin + row + kScoreRows)}};
-            float* s = scratch_.s + row * work.panel.lanes;
-            tile::TileProduct part = product;
-            part.m = some.rows() / tile::kTileRows;
-            part.a.data += row / tile::kTileRows * part.a.row_step;
-            part.c = s;
-            run_.words.multiply(part);
-            if (!finite) {
-                redo_special_products(work.head.k, some.keys, work.head.q, queries, g_.head_dim, work.query_scale(), s,
-                                      work.panel.lanes);
-            }
-            finish_scores(work, some, s, scratch_.other);
-            run_.words.maximum(s, some.keys.size(), work.panel.lanes, maximum);
+        const bool finite = k_finite_ && q_finite_[step.panel] != 0;
+        const bool plain = finite && work.plain && step.rows() == step.keys.size() && all_visible(work, step.keys);
+        // Else some keys at a time, so that what is done to their scores finds them in the first-level cache.
+        const std::int64_t at_once = plain && !run_.part.from_memory ? step.rows() : kScoreRows;
+        PackedKeys some;
+        for (std::int64_t key = step.keys.begin; key < step.keys.end; key = some.keys.end) {
+            some.keys = {key, std::min(step.keys.end, key + at_once)};
+            if (key < k_packed_.begin) some.keys.end = std::min(some.keys.end, k_packed_.begin);
+            float* s = scratch_.s + (key - step.keys.begin) * work.panel.lanes;
+            tile::TileProduct product = product_of_scores(step, some, s);
+            if (plain) product.maximum = maximum;
+            run_.words.multiply(product);
+            if (!plain) finish_some(work, some, finite, s, maximum);
         }
     }
 
-    /// V^T of a step's block, when tasks pack for themselves. Blocks come one after another, and at most two are in
-    /// use.
-    void prepare_values(const Step& step) {
-        const std::int64_t odd = step.block % 2;
-        if (!run_.part.pack_in_task) {
-            v_finite_[odd] = run_.all_finite(run_.workspace.v_finite, kv_head_,
-                                             run_.keys_of_block(works_[step.panel].head.member, step.block));
-        } else if (begins_block(step)) {
-            const Head& head = works_[step.panel].head;
-            const Range all = run_.keys_of_block(head.member, step.block);
-            v_finite_[odd] = run_.pack_v(head.v, all, key_columns(scratch_.v[odd], g_, g_.dim_tiles_v, 0));
+    /// S = K Q^T of some keys, all of them packed or none.
+    tile::TileProduct product_of_scores(const Step& step, const PackedKeys& some, float* s) const {
+        const PackedPanel& work = works_[step.panel];
+        const HeadRows& k = work.head.k;
+        const bool packed = some.keys.begin >= k_packed_.begin;
+        const tile::Tiles tiles = packed ? key_rows(scratch_.k, g_, g_.depth_tiles, some.keys.begin - k_packed_.begin)
+                                         : tile::Tiles{static_cast<Bf16*>(k.at(some.keys.begin, 0)),
+                                                       tile::kTileRows * k.row_stride, tile::kTileDepth};
+        tile::TileProduct product = scores_product(work, some, tiles, scratch_.queries[step.panel], g_.depth_tiles, s);
+        if (!packed) {
+            product.a_stride = k.row_stride;
+            run_.fetch(k, some.keys, g_.head_dim);
         }
+        return product;
+    }
+
+    /// Scores of some keys after their product: special elements, what is done to scores, and the maximum.
+    void finish_some(const PackedPanel& work, const PackedKeys& some, bool finite, float* s, float* maximum) {
+        if (!finite) {
+            const Range queries{work.panel.first, work.panel.first + work.panel.queries};
+            redo_special_products(work.head.k, some.keys, work.head.q, queries, g_.head_dim, work.query_scale(), s,
+                                  work.panel.lanes);
+        }
+        finish_scores(work, some, s, scratch_.other);
+        run_.words.maximum(s, some.keys.size(), work.panel.lanes, maximum);
+    }
+
+    /// Where a step's product goes: the panel's total when it is the first, else it is merged.
+    float* result_of(const Step& step) {
+        return totals_[step.panel].started ? scratch_.block_o : totals_[step.panel].o;
     }
 
     /// O^T = V^T P, and in bf16 the sum of P as it was rounded.
@@ -229,16 +234,13 @@ class Task {
     std::array<tile::TileProduct, 2> value_products(const Step& step, const Stage& at) {
         const PackedPanel& work = works_[step.panel];
         const std::int64_t in_block = step.keys.begin - step.block * g_.block_kv;
-        const tile::Tiles v = run_.part.pack_in_task
-                                  ? key_columns(scratch_.v[step.block % 2], g_, g_.dim_tiles_v, in_block)
-                                  : run_.shared_v(kv_head_, step.keys.begin);
         const tile::TileProduct values{.parts = g_.parts,
                                        .m = g_.dim_tiles_v,
                                        .n = work.lane_tiles(),
                                        .k = step.rows() / tile::kTileDepth,
-                                       .a = v,
+                                       .a = key_columns(scratch_.v[step.block % 2], g_, g_.dim_tiles_v, in_block),
                                        .b = work.pairs(at.p),
-                                       .c = totals_[step.panel].started ? scratch_.block_o : totals_[step.panel].o,
+                                       .c = result_of(step),
                                        .c_stride = work.panel.lanes};
         tile::TileProduct sums = values;
         sums.m = 1;
@@ -252,7 +254,7 @@ class Task {
         const PackedPanel& work = works_[step.panel];
         const std::int64_t lanes = work.panel.lanes;
         PanelSums& total = totals_[step.panel];
-        float* o = total.started ? scratch_.block_o : total.o;
+        float* o = result_of(step);
         if (!v_finite_[step.block % 2]) add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, o);
         if (total.started) {
             tile::merge(total.state, total.o, at.state, o, merged_rows(g_), lanes, lanes);
@@ -265,8 +267,7 @@ class Task {
 
     const ForwardRun& run_;
     const PackedGeometry& g_;
-    std::int64_t kv_head_;
-    const Scratch& scratch_;
+    Scratch scratch_;
     std::array<Stage, 2> stages_;
     std::vector<PackedPanel> works_;
     std::vector<std::int64_t> index_;  // of the panel, in its kv head
@@ -275,7 +276,8 @@ class Task {
     std::optional<Step> previous_;
     std::size_t steps_run_ = 0;
     std::vector<char> q_finite_;       // per panel
-    bool k_finite_ = true;             // of the block at hand
+    Range k_packed_{};                 // keys of the block at hand that are packed, those before are used in place
+    bool k_finite_ = true;             // of the packed ones
     bool v_finite_[2] = {true, true};  // of even and odd blocks
 };
 
@@ -340,13 +342,12 @@ void run_split(const ForwardRun& run) {
 std::size_t forward_packed_workspace(const Plan& plan) {
     Arena arena;
     const PackedGeometry g(plan, plan.tile.block_q);
-    Workspace(arena, plan, g, Partition(plan, g));
+    Workspace(arena, g, Partition(plan, g));
     return arena.used();
 }
 
 void forward_packed(const ForwardCall& call) {
     const ForwardRun run(call);
-    if (!run.part.pack_in_task) run.pack_all();
     if (run.part.split) run_split(run);
     else run_whole(run);
 }

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <array>
-#include <vector>
 
 #include "cpu/packed_panel.hpp"
 
@@ -13,49 +12,57 @@ namespace tessera::cpu::fa2 {
 inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block of K and V in the second-level cache
 inline constexpr std::int64_t kTasksPerWorker = 3;
 inline constexpr std::int64_t kTasksOfShortRows = 2;  // of a worker, where rows have a single block of keys
-inline constexpr std::int64_t kFewestPackedKeys = tile::kTileDepth;  // of a task that packs for all
-inline constexpr std::int64_t kScoreRows = 128;  // keys whose scores are made, masked and transformed at a time
-inline constexpr std::int64_t kExactBlock = 64;  // keys of a tile where an overflow is computed again in fp32
+inline constexpr std::int64_t kScoreRows = 128;       // keys whose scores are made, masked and transformed at a time
+inline constexpr std::int64_t kExactBlock = 64;       // keys of a tile where an overflow is computed again in fp32
+inline constexpr double kCachePerThread = 1 << 20;    // bytes
+inline constexpr double kMostPartials = 1 << 28;      // bytes, where K and V are not more
 
-/// How the panels are dealt out; those of a kv head are those of all query heads that share it.
+/// How the panels are dealt out; those of a kv head are those of all query heads that share it. Each task packs the
+/// keys of its panels for itself, into its own cache: to fetch what another core has packed takes longer. To pack a key
+/// takes the time of one panel with it, so a task has as many panels as it can.
 struct Partition {
     std::int64_t panels_per_kv_head;
     std::int64_t panels_per_task = kMaxPanels;
     std::int64_t tasks_per_kv_head;
-    std::int64_t kv_heads;         ///< of all batch members
-    std::int64_t blocks;           ///< of keys, of the longest member
-    int threads;                   ///< that take part
-    bool split;                    ///< a task is one block of keys, and a second loop merges
-    bool pack_in_task;             ///< each task packs the keys of its panels for itself, into its own cache
-    std::int64_t packed_together;  ///< keys of a task that packs for all
+    std::int64_t kv_heads;  ///< of all batch members
+    std::int64_t blocks;    ///< of keys, of the longest member
+    int threads;            ///< that take part
+    bool split = false;     ///< a task is one block of keys, and a second loop merges
+    bool from_memory;       ///< the keys of a thread are more than its caches hold
 
     Partition(const Plan& plan, const PackedGeometry& g)
         : panels_per_kv_head(plan.problem.group() * g.panels),
           kv_heads(plan.problem.batch * plan.problem.heads_kv),
           blocks(ceil_div(plan.problem.len_kv, g.block_kv)),
           threads(worthwhile_threads(plan)) {
-        const std::int64_t panels = kv_heads * panels_per_kv_head;
-        const bool short_rows = plan.problem.len_kv <= g.block_kv;
-        while (threads > 1 && panels_per_task > 1 &&
-               panels < panels_per_task * threads * (short_rows ? kTasksOfShortRows : kTasksPerWorker)) {
-            panels_per_task /= 2;
-        }
-        // Not less than fewer tasks at a time would take: each packs for itself.
-        const auto time = [&](std::int64_t each) { return ceil_div(ceil_div(panels, each), threads) * each; };
-        while (short_rows && panels_per_task < kMaxPanels && time(2 * panels_per_task) <= time(panels_per_task)) {
-            panels_per_task *= 2;
-        }
-        split = threads > 1 && blocks > 1 && panels < 2 * threads;
-        if (split) panels_per_task = std::min(panels_per_kv_head, kMaxPanels);
-        tasks_per_kv_head = ceil_div(panels_per_kv_head, std::max<std::int64_t>(1, panels_per_task));
-        // To pack a key takes the time of two panels with it; to fetch it from the core that did takes as long.
-        pack_in_task = tasks_per_kv_head <= 1 || short_rows;
-        packed_together = g.block_kv_rows();
-        while (packed_together > kFewestPackedKeys &&
-               kv_heads * ceil_div(plan.problem.len_kv, packed_together) < kTasksPerWorker * threads) {
-            packed_together = round_up(packed_together / 2, tile::kTileDepth);
-        }
+        const double keys = bytes_of_keys(plan.problem);
+        split = blocks > 1 && too_few_tasks(kTasksPerWorker) && bytes_of_partials(g) <= std::max(kMostPartials, keys);
+        if (blocks <= 1) deal_short_rows();
+        while (blocks > 1 && panels_per_task > 1 && too_few_tasks(kTasksPerWorker)) panels_per_task /= 2;
+        panels_per_task = std::clamp<std::int64_t>(panels_per_kv_head, 1, panels_per_task);
+        tasks_per_kv_head = ceil_div(panels_per_kv_head, panels_per_task);
+        from_memory = keys > threads * kCachePerThread;
     }
+
+ private:
+    /// Tasks of so many panels each.
+    std::int64_t tasks_of(std::int64_t panels) const {
+        return kv_heads * ceil_div(panels_per_kv_head, panels) * (split ? blocks : 1);
+    }
+    bool too_few_tasks(std::int64_t per_worker) const {
+        return threads > 1 && tasks_of(panels_per_task) < per_worker * threads;
+    }
+    void deal_short_rows() {
+        while (panels_per_task > 1 && too_few_tasks(kTasksOfShortRows)) panels_per_task /= 2;
+        // Not less than fewer tasks at a time would take.
+        const auto time = [&](std::int64_t panels) { return ceil_div(tasks_of(panels), threads) * panels; };
+        while (panels_per_task < kMaxPanels && time(2 * panels_per_task) <= time(panels_per_task)) panels_per_task *= 2;
+    }
+    double bytes_of_keys(const Problem& p) const {
+        return static_cast<double>(kv_heads) * static_cast<double>(p.len_kv) *
+               static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
+    }
+    double bytes_of_partials(const PackedGeometry& g) const;
 };
 
 /// O^T as products write it: 16 * dim_tiles_v rows; in bf16, whose product takes rounded weights, also a tile whose
@@ -67,6 +74,11 @@ inline std::int64_t merged_rows(const PackedGeometry& g) { return sum_row(g) + (
 
 /// A panel's result: m, l, O^T [value_rows, lanes].
 inline std::int64_t sums_floats(const PackedGeometry& g) { return (2 + value_rows(g)) * g.lanes; }
+
+inline double Partition::bytes_of_partials(const PackedGeometry& g) const {
+    return static_cast<double>(kv_heads * panels_per_kv_head) * static_cast<double>(blocks * sums_floats(g)) *
+           sizeof(float);
+}
 
 /// What a step holds between its stages; two are in flight.
 struct Stage {
@@ -85,8 +97,8 @@ struct Scratch {
     std::array<Stage, 2> stages;
     float* s;                                 // [block_kv, lanes]
     Bf16* ones;                               // a row tile, its first row 1: times P the sum of the weights
-    Bf16* k = nullptr;                        // row tiles [block_kv / 16][depth_tiles], when tasks pack for themselves
-    Bf16* v[2] = {};                          // row tiles [block_kv / 32][dim_tiles_v] of even and odd blocks, likewise
+    Bf16* k;                                  // row tiles [keys / 16][depth_tiles] of a block
+    Bf16* v[2];                               // row tiles [keys / 32][dim_tiles_v] of even and odd blocks
     float* block_o;                           // [value_rows, lanes]
     float* other;                             // [block_kv, lanes]: bias, dropout factors
     std::array<Bf16*, kMaxPanels> queries{};  // per panel: pair tiles [depth_tiles][lanes / 16]
@@ -106,10 +118,8 @@ struct Scratch {
           exact_tiles(arena, exact),
           q_t(arena.take<float>(g.head_dim, g.lanes)),
           spare_o(arena.take<float>(g.head_dim_v, g.lanes)) {
-        if (part.pack_in_task) {
-            k = arena.take<Bf16>(g.block_kv_rows(), g.depth_row(g.depth_tiles));
-            for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
-        }
+        k = arena.take<Bf16>(g.block_kv_rows(), g.depth_row(g.depth_tiles));
+        for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
         for (std::size_t i = 0; i < static_cast<std::size_t>(part.panels_per_task); ++i) {
             queries[i] = arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes);
             totals[i] = arena.take<float>(sums_floats(g));
@@ -124,26 +134,15 @@ struct Scratch {
 };
 
 struct Workspace {
-    Bf16* k;                    // [heads_kv], row tiles [packed rows / 16][depth_tiles]
-    Bf16* v;                    // [heads_kv], row tiles [packed rows / 32][dim_tiles_v]
-    char* k_finite;             // [kv_heads, key groups]: of 32 keys each
-    char* v_finite;             // likewise
     float* partials = nullptr;  // [panel, block, sums], when keys are split
-    std::vector<Scratch> workers;
+    WorkerMemory workers;       // of a Scratch each
 
-    Workspace(Arena& arena, const Plan& plan, const PackedGeometry& g, const Partition& part) {
-        const std::int64_t rows = part.pack_in_task ? 0 : packed_keys(plan.problem);
-        k = arena.take<Bf16>(plan.problem.heads_kv, rows, g.depth_row(g.depth_tiles));
-        v = arena.take<Bf16>(plan.problem.heads_kv, rows, g.dim_row(g.dim_tiles_v));
-        k_finite = arena.take<char>(part.pack_in_task ? 0 : part.kv_heads, key_groups(plan));
-        v_finite = arena.take<char>(part.pack_in_task ? 0 : part.kv_heads, key_groups(plan));
+    Workspace(Arena& arena, const PackedGeometry& g, const Partition& part) {
         if (part.split) {
             partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.blocks, sums_floats(g));
         }
-        workers.reserve(static_cast<std::size_t>(part.threads));
-        for (int worker = 0; worker < part.threads; ++worker) workers.emplace_back(arena, g, part);
+        workers = WorkerMemory(arena, part.threads, [&](Arena& one) { Scratch(one, g, part); });
     }
-    static std::int64_t key_groups(const Plan& plan) { return ceil_div(plan.problem.len_kv, tile::kTileDepth); }
 };
 
 }  // namespace tessera::cpu::fa2

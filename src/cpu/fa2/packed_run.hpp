@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tasks of a forward call on packed tiles share: its panels, and the keys that are packed once for all.
+// What the tasks of a forward call on packed tiles share.
 #pragma once
 
 #include <algorithm>
@@ -22,10 +22,14 @@ struct ForwardRun {
         : call(c),
           g(c.plan, c.plan.tile.block_q),
           part(c.plan, g),
-          workspace(arena, c.plan, g, part),
+          workspace(arena, g, part),
           words(*tile::packed_words()) {}
 
     const Problem& problem() const { return call.plan.problem; }
+    Scratch scratch(int worker) const {
+        Arena memory = workspace.workers.arena(worker);
+        return {memory, g, part};
+    }
     Member member(std::int64_t kv_head) const {
         return member_of(problem(), call.args.cu_seqlens_q, call.args.cu_seqlens_kv, kv_head / problem().heads_kv);
     }
@@ -37,49 +41,36 @@ struct ForwardRun {
     Range keys_of_block(const Member& m, std::int64_t block) const {
         return {block * g.block_kv, std::min(m.len_kv, (block + 1) * g.block_kv)};
     }
-    /// Shared tiles of a kv head from key `key` on.
-    tile::Tiles shared_k(std::int64_t kv_head, std::int64_t key) const {
-        const std::int64_t rows = kv_head % problem().heads_kv * packed_keys(problem());
-        return key_rows(workspace.k, g, g.depth_tiles, rows + first_packed_key(problem(), member(kv_head)) + key);
+    /// Reads keys that are in no cache, ahead of tile loads, which would wait for one line after the other.
+    void fetch(const HeadRows& x, const Range& keys, std::int64_t dim) const {
+        if (!part.from_memory) return;
+        const std::int64_t bytes = dim * size_of(x.dtype);
+        for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+            const char* row = static_cast<const char*>(x.at(key, 0));
+            for (std::int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line);
+        }
     }
-    tile::Tiles shared_v(std::int64_t kv_head, std::int64_t key) const {
-        const std::int64_t rows = kv_head % problem().heads_kv * packed_keys(problem());
-        return key_columns(workspace.v, g, g.dim_tiles_v, rows + first_packed_key(problem(), member(kv_head)) + key);
-    }
+
+    /// Both return whether all of the keys could be packed.
     bool pack_k(const HeadRows& k, const Range& keys, const tile::Tiles& to) const {
-        return words.pack({k, keys.begin, keys.size(), g.head_dim, tile::Form::rows, to});
+        return words.pack({.from = k,
+                           .first = keys.begin,
+                           .rows = keys.size(),
+                           .dim = g.head_dim,
+                           .form = tile::Form::rows,
+                           .to = to,
+                           .from_memory = part.from_memory});
     }
     bool pack_v(const HeadRows& v, const Range& keys, const tile::Tiles& to) const {
-        return words.pack({v, keys.begin, keys.size(), g.head_dim_v, tile::Form::columns, to, true});
+        return words.pack({.from = v,
+                           .first = keys.begin,
+                           .rows = keys.size(),
+                           .dim = g.head_dim_v,
+                           .form = tile::Form::columns,
+                           .to = to,
+                           .finite_only = true,
+                           .from_memory = part.from_memory});
     }
-
-    /// Were all keys of a block packable, by the flags of their groups?
-    bool all_finite(const char* flags, std::int64_t kv_head, const Range& keys) const {
-        const char* of_head = flags + kv_head * Workspace::key_groups(call.plan);
-        return std::all_of(of_head + keys.begin / tile::kTileDepth, of_head + ceil_div(keys.end, tile::kTileDepth),
-                           [](char finite) { return finite != 0; });
-    }
-
-    /// Packs the keys that all tasks share.
-    void pack_all() const;
 };
-
-inline void ForwardRun::pack_all() const {
-    const std::int64_t parts = ceil_div(problem().len_kv, part.packed_together);
-    call.parallel_for(part.kv_heads * parts, part.threads, [&](std::int64_t task, int) {
-        const std::int64_t kv_head = task / parts;
-        const Member m = member(kv_head);
-        const std::int64_t begin = task % parts * part.packed_together;
-        const Range keys{begin, std::min(m.len_kv, begin + part.packed_together)};
-        if (keys.empty()) return;
-        const Head head(problem(), call.args, m, kv_head % problem().heads_kv * problem().group());
-        const bool k_finite = pack_k(head.k, keys, shared_k(kv_head, keys.begin));
-        const bool v_finite = pack_v(head.v, keys, shared_v(kv_head, keys.begin));
-        const std::int64_t group = kv_head * Workspace::key_groups(call.plan) + keys.begin / tile::kTileDepth;
-        const std::int64_t groups = ceil_div(keys.size(), tile::kTileDepth);
-        std::fill_n(workspace.k_finite + group, groups, k_finite ? 1 : 0);
-        std::fill_n(workspace.v_finite + group, groups, v_finite ? 1 : 0);
-    });
-}
 
 }  // namespace tessera::cpu::fa2
