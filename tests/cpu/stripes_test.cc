@@ -6,6 +6,7 @@
 #include <atomic>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check/run_case.hpp"
@@ -64,16 +65,18 @@ TEST(Stripes, an_exception_ends_all_workers) {
     EXPECT_GE(thrown, 1);
 }
 
-/// Three stripes and three key blocks to a head. (That threads change no bit: tests/kernels/properties_test.cc.)
+/// Three stripes and three key blocks to a head, which has its keys for itself or shares them. (That threads change no
+/// bit: tests/kernels/properties_test.cc.)
 TEST(Stripes, make_a_right_backward) {
-    for (const DType dtype : {DType::bf16, DType::fp32}) {
+    for (const auto& [dtype, heads_kv] :
+         {std::pair{DType::bf16, 4}, std::pair{DType::fp32, 4}, std::pair{DType::bf16, 2}, std::pair{DType::fp32, 1}}) {
         check::Case c{.id = "stripes", .seed = 3};
         c.problem = {.dtype = dtype,
                      .batch = 1,
                      .len_q = 300,
                      .len_kv = 600,
                      .heads_q = 4,
-                     .heads_kv = 4,
+                     .heads_kv = heads_kv,
                      .head_dim = 16,
                      .head_dim_v = 16};
         c.problem.mask.causal = Causal::bottom_right;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa2 backward on packed tiles (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed: dK and dV
-// of a key over query heads and queries rising, dQ of a query over keys rising, each in steps of 32, without atomics.
+// of a key over queries rising for each query head and then over these, dQ of a query over keys rising, each in steps
+// of 32, without atomics.
 //
 // Heads enough for all threads: five products for each tile, key blocks outer, stripes of queries inner, whose next
 // blocks are dealt out as they get ready (stripes.hpp). Fewer heads: some tasks make dK and dV of a few keys over all
@@ -9,8 +10,6 @@
 // waits for another, and one head keeps all threads busy. The sums are the same, so the bits are
 // (docs/decisions/packed-bf16.md).
 #include "cpu/fa2/backward_packed.hpp"
-
-#include <vector>
 
 #include "cpu/fa2/stripes.hpp"
 #include "cpu/gradient.hpp"
@@ -27,32 +26,46 @@ constexpr std::int64_t kStripesPerWorker = 4;
 /// How the tiles are dealt out.
 struct Partition {
     int threads;           ///< that take part
-    std::int64_t heads;    ///< kv heads of all members
+    std::int64_t heads;    ///< query heads of all members; each has sums of dK and dV of its own
     std::int64_t stripes;  ///< of a head; more than there are key blocks could not run at once
     bool striped;          ///< else in parts
 
     explicit Partition(const Plan& plan)
-        : threads(worthwhile_threads(plan)), heads(plan.problem.batch * plan.problem.heads_kv) {
+        : threads(worthwhile_threads(plan)), heads(plan.problem.batch * plan.problem.heads_q) {
         const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(plan.problem.len_kv, kBlockKv));
-        const std::int64_t tiles =
-            std::max<std::int64_t>(1, plan.problem.group() * ceil_div(plan.problem.len_q, kBlockQ));
+        const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(plan.problem.len_q, kBlockQ));
         const std::int64_t wanted = ceil_div(kStripesPerWorker * threads, std::max<std::int64_t>(1, heads));
         stripes = threads == 1 ? 1 : std::min({wanted, blocks, tiles});
         striped = heads >= threads || heads * stripes >= kStripesPerWorker * threads;
     }
 };
 
+/// Memory of one worker.
+struct Scratch : PackedGradientScratch {
+    float* group_dk = nullptr;  // [kBlockKv, 16 * dim_tiles], sums over query heads that share a kv head
+    float* group_dv = nullptr;  // [kBlockKv, 16 * dim_tiles_v]
+
+    Scratch(Arena& arena, const PackedGeometry& g, bool grouped) : PackedGradientScratch(arena, g, kBlockQ, kBlockKv) {
+        if (!grouped) return;
+        group_dk = arena.take<float>(kBlockKv, g.dim_tiles * tile::kTileRows);
+        group_dv = arena.take<float>(kBlockKv, g.dim_tiles_v * tile::kTileRows);
+    }
+};
+
+/// Do kv heads have another number of query heads than one?
+bool grouped(const Problem& p) { return p.heads_q != p.heads_kv; }
+
 struct Workspace {
     PackedGradients memory;
-    std::vector<PackedGradientScratch> workers;
-    float* dk = nullptr;  // [heads, keys of the longest member, k_stride] of stripes
+    WorkerMemory workers;
+    float* dk = nullptr;  // [heads_q, packed keys, k_stride], where sums outlast a task's block
     float* dv = nullptr;  // likewise, v_stride
 
     Workspace(Arena& arena, const Plan& plan, const PackedGeometry& g, const Partition& part) : memory(arena, plan, g) {
-        for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, kBlockQ, kBlockKv);
-        if (!part.striped || part.stripes == 1) return;
-        dk = arena.take<float>(plan.problem.heads_kv, packed_keys(plan.problem), g.dim_tiles * tile::kTileRows);
-        dv = arena.take<float>(plan.problem.heads_kv, packed_keys(plan.problem), g.dim_tiles_v * tile::kTileRows);
+        workers = WorkerMemory(arena, part.threads, [&](Arena& one) { Scratch(one, g, grouped(plan.problem)); });
+        if (!part.striped || (part.stripes == 1 && !grouped(plan.problem))) return;
+        dk = arena.take<float>(plan.problem.heads_q, packed_keys(plan.problem), g.dim_tiles * tile::kTileRows);
+        dv = arena.take<float>(plan.problem.heads_q, packed_keys(plan.problem), g.dim_tiles_v * tile::kTileRows);
     }
 };
 
@@ -71,6 +84,7 @@ class Run {
         if (workspace_.memory.prepare(call_)) normalise();
         if (part_.striped) stripes();
         else parts();
+        if (part_.striped && grouped(p_)) sum_groups();
         if (call_.counters != nullptr) count();
     }
 
@@ -79,23 +93,19 @@ class Run {
         Arena arena(call.workspace);
         return Workspace(arena, call.plan, g, part);
     }
-    const PackedGradientScratch& scratch(int worker) const {
-        return workspace_.workers[static_cast<std::size_t>(worker)];
+    Scratch scratch(int worker) const {
+        Arena memory = workspace_.workers.arena(worker);
+        return {memory, g_, grouped(p_)};
     }
     PackedPanel head(const Member& member, std::int64_t query_head) const {
         return {p_, call_.args, g_, member, query_head, 0};
     }
 
-    /// Tiles of queries of a member, those of all query heads of a kv head one after another.
-    std::int64_t query_tiles(const Member& member) const { return p_.group() * ceil_div(member.len_q, kBlockQ); }
-
-    /// Keys [begin, end), at most kBlockKv, against tiles [begin, end) of queries; adds to dK and dV of `at`.
-    void run_keys(const Member& member, std::int64_t kv_head, const Range& keys, const Range& tiles,
+    /// Keys [begin, end), at most kBlockKv, against tiles [begin, end) of a head's queries; adds to dK and dV of `at`.
+    void run_keys(const Member& member, std::int64_t query_head, const Range& keys, const Range& tiles,
                   const PackedGradientScratch& at, bool with_queries) const {
-        const std::int64_t tiles_of_head = ceil_div(member.len_q, kBlockQ);
-        for (std::int64_t t = tiles.begin; t < tiles.end; ++t) {
-            PackedPanel work = head(member, kv_head * p_.group() + t / tiles_of_head);
-            const std::int64_t q = t % tiles_of_head * kBlockQ;
+        PackedPanel work = head(member, query_head);
+        for (std::int64_t q = tiles.begin * kBlockQ; q < std::min(member.len_q, tiles.end * kBlockQ); q += kBlockQ) {
             const Range seen = work.head.band.q_range(keys.begin, keys.end);
             if (seen.begin >= q + kBlockQ || seen.end <= q) continue;
             packed_gradient_tile(workspace_.memory, at, work, {q, std::min(member.len_q, q + kBlockQ)}, keys,
@@ -103,18 +113,24 @@ class Run {
         }
     }
 
-    void clear_keys(const PackedGradientScratch& at, const Range& keys) const {
-        std::fill_n(at.dk, keys.size() * k_stride(), 0.0F);
-        std::fill_n(at.dv, keys.size() * v_stride(), 0.0F);
+    void clear_keys(const Range& keys, float* dk, float* dv) const {
+        std::fill_n(dk, keys.size() * k_stride(), 0.0F);
+        std::fill_n(dv, keys.size() * v_stride(), 0.0F);
     }
 
-    void store_keys(const PackedGradientScratch& at, const Member& member, std::int64_t kv_head,
+    /// Adds what a query head gives to the sums of its group.
+    void add_to_group(const PackedGradientScratch& from, const Range& keys, const Scratch& to) const {
+        for (std::int64_t i = 0; i < keys.size() * k_stride(); ++i) to.group_dk[i] += from.dk[i];
+        for (std::int64_t i = 0; i < keys.size() * v_stride(); ++i) to.group_dv[i] += from.dv[i];
+    }
+
+    void store_keys(const float* dk, const float* dv, const Member& member, std::int64_t kv_head,
                     const Range& keys) const {
         const auto scale = static_cast<float>(p_.effective_scale());
         const auto kept = static_cast<float>(1 / (1 - p_.dropout.probability));  // weights were packed without it
-        tile::store_rows(at.dk, k_stride(), keys.size(), g_.head_dim, scale,
+        tile::store_rows(dk, k_stride(), keys.size(), g_.head_dim, scale,
                          head_rows(call_.args.dk, member, member.first_kv, kv_head), keys.begin);
-        tile::store_rows(at.dv, v_stride(), keys.size(), g_.head_dim_v, kept,
+        tile::store_rows(dv, v_stride(), keys.size(), g_.head_dim_v, kept,
                          head_rows(call_.args.dv, member, member.first_kv, kv_head), keys.begin);
     }
 
@@ -147,11 +163,11 @@ class Run {
         });
     }
 
-    /// Scratch whose sums of the keys outlast the block, where another stripe goes on with them.
-    PackedGradientScratch sums_of(const Member& member, std::int64_t kv_head, const Range& keys, int worker) const {
+    /// Scratch whose sums of the keys outlast the block, where another stripe goes on with them or a group has others.
+    PackedGradientScratch sums_of(const Member& member, std::int64_t query_head, const Range& keys, int worker) const {
         PackedGradientScratch at = scratch(worker);
         if (workspace_.dk == nullptr) return at;
-        const std::int64_t row = kv_head * packed_keys(p_) + first_packed_key(p_, member) + keys.begin;
+        const std::int64_t row = query_head * packed_keys(p_) + first_packed_key(p_, member) + keys.begin;
         at.dk = workspace_.dk + row * k_stride();
         at.dv = workspace_.dv + row * v_stride();
         return at;
@@ -159,7 +175,7 @@ class Run {
 
     void stripes() const {
         const auto blocks_of = [&](std::int64_t head) {
-            return std::max<std::int64_t>(1, ceil_div(member_of(call_, head / p_.heads_kv).len_kv, kBlockKv));
+            return std::max<std::int64_t>(1, ceil_div(member_of(call_, head / p_.heads_q).len_kv, kBlockKv));
         };
         if (part_.stripes == 1 && (threads_ == 1 || part_.heads >= kStripesPerWorker * threads_)) {
             call_.parallel_for(part_.heads, threads_, [&](std::int64_t head, int worker) {
@@ -182,29 +198,55 @@ class Run {
     }
 
     void run_block(const Stripes::Block& block, int worker) const {
-        const Member member = member_of(call_, block.head / p_.heads_kv);
-        const std::int64_t kv_head = block.head % p_.heads_kv;
+        const Member member = member_of(call_, block.head / p_.heads_q);
+        const std::int64_t query_head = block.head % p_.heads_q;
         const Range keys{std::min(member.len_kv, block.block * kBlockKv),
                          std::min(member.len_kv, (block.block + 1) * kBlockKv)};
-        const std::int64_t tiles = query_tiles(member);
+        const std::int64_t tiles = ceil_div(member.len_q, kBlockQ);
         const Range mine{tiles * block.stripe / part_.stripes, tiles * (block.stripe + 1) / part_.stripes};
-        const PackedGradientScratch at = sums_of(member, kv_head, keys, worker);
-        if (block.stripe == 0) clear_keys(at, keys);
-        run_keys(member, kv_head, keys, mine, at, true);
-        if (block.last_of_block) store_keys(at, member, kv_head, keys);
+        const PackedGradientScratch at = sums_of(member, query_head, keys, worker);
+        if (block.stripe == 0) clear_keys(keys, at.dk, at.dv);
+        run_keys(member, query_head, keys, mine, at, true);
+        if (block.last_of_block && !grouped(p_)) store_keys(at.dk, at.dv, member, query_head, keys);
         if (!block.last_of_stripe) return;
-        const std::int64_t tiles_of_head = ceil_div(member.len_q, kBlockQ);
-        for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-            const std::int64_t q = t % tiles_of_head * kBlockQ;
-            const Head of(p_, call_.args, member, kv_head * p_.group() + t / tiles_of_head);
-            store_queries(of, {q, std::min(member.len_q, q + kBlockQ)});
-        }
+        const Head of(p_, call_.args, member, query_head);
+        store_queries(of, {mine.begin * kBlockQ, std::min(member.len_q, mine.end * kBlockQ)});
+    }
+
+    /// dK and dV of kv heads from those of their query heads.
+    void sum_groups() const {
+        const std::int64_t blocks = ceil_div(p_.len_kv, kBlockKv);
+        call_.parallel_for(p_.batch * p_.heads_kv * blocks, threads_, [&](std::int64_t task, int worker) {
+            const Member member = member_of(call_, task / blocks / p_.heads_kv);
+            const std::int64_t kv_head = task / blocks % p_.heads_kv;
+            const std::int64_t first = task % blocks * kBlockKv;
+            const Range keys{first, std::min(member.len_kv, first + kBlockKv)};
+            if (keys.empty()) return;
+            const Scratch to = scratch(worker);
+            clear_keys(keys, to.group_dk, to.group_dv);
+            for (std::int64_t i = 0; i < p_.group(); ++i) {
+                add_to_group(sums_of(member, kv_head * p_.group() + i, keys, worker), keys, to);
+            }
+            store_keys(to.group_dk, to.group_dv, member, kv_head, keys);
+        });
     }
 
     /// Rows of a task: as many as leave so many tasks for every worker, from `most` down.
     std::int64_t rows_per_task(std::int64_t heads, std::int64_t len, std::int64_t most, std::int64_t tasks) const {
         while (most > tile::kTileDepth && heads * ceil_div(len, most) < tasks * threads_) most /= 2;
         return most;
+    }
+
+    /// dK and dV of keys, at most kBlockKv, over all query heads of a kv head.
+    void run_group(const Member& member, std::int64_t kv_head, const Range& keys, const Scratch& at) const {
+        const bool sums = grouped(p_);
+        if (sums) clear_keys(keys, at.group_dk, at.group_dv);
+        for (std::int64_t i = 0; i < p_.group(); ++i) {
+            clear_keys(keys, at.dk, at.dv);
+            run_keys(member, kv_head * p_.group() + i, keys, {0, ceil_div(member.len_q, kBlockQ)}, at, false);
+            if (sums) add_to_group(at, keys, at);
+        }
+        store_keys(sums ? at.group_dk : at.dk, sums ? at.group_dv : at.dv, member, kv_head, keys);
     }
 
     void parts() const {
@@ -223,9 +265,7 @@ class Run {
                 const std::int64_t k = task / (p_.batch * p_.heads_kv) * rows_kv;
                 const Range keys{k, std::min(member.len_kv, k + rows_kv)};
                 if (keys.empty()) return;
-                clear_keys(scratch(worker), keys);
-                run_keys(member, head % p_.heads_kv, keys, {0, query_tiles(member)}, scratch(worker), false);
-                store_keys(scratch(worker), member, head % p_.heads_kv, keys);
+                run_group(member, head % p_.heads_kv, keys, scratch(worker));
             } else {
                 const std::int64_t index = task - tasks_kv;
                 const std::int64_t head = index % (p_.batch * p_.heads_q);
