@@ -18,7 +18,7 @@ struct CpuConstants {
     double last;       ///< tasks that the last thread is later by, in tiles of queries (backward: of keys)
     double loops;      ///< starts of parallel loops that the call is worth
     double call_us;    ///< of a call, whatever its size: code and tables are cold
-    double pack_ns = 0;  ///< of an element that is packed, with what it takes to fetch it from another core
+    double pack_ns = 0;  ///< of an element that is packed, with what it takes to fetch it
     double crowd = 1;    ///< share of a thread's speed that is left when all cores work, beyond the clock
 };
 
@@ -29,37 +29,43 @@ constexpr CpuConstants kForward{
 constexpr CpuConstants kBackward{
     .product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33, .crowd = 0.85};
 // Packed: fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44 rows each).
-// With all cores at work a thread has 0.55 to 0.71 of its speed there: some of the virtual cores are threads of one
-// core.
-constexpr CpuConstants kForwardParts{.product_share = 0.815,
-                                     .exp_share = 1.4,
-                                     .last = 1.02,
-                                     .loops = 3.2,
-                                     .call_us = 7.2,
-                                     .pack_ns = 0.6,
-                                     .crowd = 0.554};
-constexpr CpuConstants kBackwardParts{
-    .product_share = 0.803, .exp_share = 4.14, .last = 4.5, .loops = 0, .call_us = 0, .pack_ns = 0.308, .crowd = 0.714};
-constexpr CpuConstants kForwardBf16{.product_share = 0.331,
-                                    .exp_share = 0.97,
-                                    .last = 0.78,
-                                    .loops = 5.35,
-                                    .call_us = 7.3,
-                                    .pack_ns = 0.226,
-                                    .crowd = 0.6};
-constexpr CpuConstants kBackwardBf16{.product_share = 0.51,
-                                     .exp_share = 3.98,
-                                     .last = 3.4,
-                                     .loops = 5.9,
+// With all cores at work a thread has 0.4 to 0.53 of its speed there: the virtual cores are threads of fewer cores, and
+// other machines work beside this one.
+constexpr CpuConstants kForwardParts{.product_share = 0.85,
+                                     .exp_share = 0.8,
+                                     .last = 0.384,
+                                     .loops = 3.4,
                                      .call_us = 0,
-                                     .pack_ns = 0.172,
-                                     .crowd = 0.636};
+                                     .pack_ns = 0.784,
+                                     .crowd = 0.422};
+constexpr CpuConstants kBackwardParts{.product_share = 0.475,
+                                      .exp_share = 0.1,
+                                      .last = 2.15,
+                                      .loops = 1.3,
+                                      .call_us = 0,
+                                      .pack_ns = 0.532,
+                                      .crowd = 0.532};
+constexpr CpuConstants kForwardBf16{.product_share = 0.523,
+                                    .exp_share = 1.653,
+                                    .last = 0,
+                                    .loops = 1.96,
+                                    .call_us = 13.5,
+                                    .pack_ns = 0.239,
+                                    .crowd = 0.395};
+constexpr CpuConstants kBackwardBf16{.product_share = 0.449,
+                                     .exp_share = 4.56,
+                                     .last = 2.57,
+                                     .loops = 4,
+                                     .call_us = 0,
+                                     .pack_ns = 0.209,
+                                     .crowd = 0.468};
 constexpr double kGradientTensors = 2.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too
 constexpr double kCoreReads = 0.12;       // of the memory's rate, one core alone
 
 constexpr Tile kTile{64, 64};              // cpu/backend.cc
 constexpr double kLanes = 16;              // tile.hpp: rows of a tile are padded to it
 constexpr std::int64_t kPackedPanel = 32;  // queries of a packed panel
+constexpr double kMaxPanels = 8;           // of a task of the packed forward
 constexpr std::int64_t kChunk = 512;       // fa2: a task is at least a tile of queries and so many keys
 
 struct Cpu {
@@ -113,6 +119,7 @@ struct Cpu {
     }
     double product_rate() const { return peak() * constants().product_share; }
     double packed_elements() const;
+    bool in_stripes() const;
     double worthwhile_threads() const;
     double tasks() const;
     void add_arithmetic();
@@ -130,7 +137,7 @@ double Cpu::worthwhile_threads() const {
         members * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
     const double bytes =
         members * static_cast<double>(p.heads_kv * p.len_kv) * dims * static_cast<double>(size_of(p.dtype));
-    return std::max(2 * (forward() ? 1 : 2.5) * pairs * dims / (bf16() ? 5e6 : 2.5e6), bytes / 2e5);
+    return std::max(2 * (forward() ? 1 : 2.5) * pairs * dims / (bf16() ? 6e5 : 3e5), bytes / 2e5);
 }
 
 /// How many tasks the kernels can make of the problem.
@@ -166,9 +173,7 @@ void Cpu::add_arithmetic() {
     const auto dv = static_cast<double>(q.problem.head_dim_v);
     const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
     double per_pair = forward() ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
-    const bool apart =
-        !forward() && packed() && kv_heads < threads;  // dK, dV and dQ by tasks of their own: seven products
-    if (apart) per_pair += 2 * (d + dv);
+    if (!forward() && packed() && !in_stripes()) per_pair += 2 * (d + dv);  // dK, dV and dQ apart: seven products
     const auto rows = static_cast<double>(std::min(tile.block_q, std::max<std::int64_t>(q.problem.len_q, 1)));
     const double padding = std::ceil(rows / kLanes) * kLanes / rows;  // lanes beyond the last query are computed
     const double elements = static_cast<double>(out.cost.elements) * padding;
@@ -206,13 +211,30 @@ double Cpu::packed_elements() const {
     const auto dv = static_cast<double>(p.head_dim_v);
     const auto keys = static_cast<double>(p.rows_kv() * p.heads_kv);
     if (!forward()) return (static_cast<double>(p.rows_q() * p.heads_q) * 2 * (d + dv) + keys * (2 * d + dv)) / threads;
-    double again = 1;  // each task of a head packs keys of a single block for itself
-    if (p.len_kv <= kChunk && threads > 1) {
-        const auto panels = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), kPackedPanel));
-        again = std::clamp(2 * threads / std::max(1.0, static_cast<double>(p.batch * p.heads_kv)), 1.0, panels);
-    }
-    const double tasks = again * static_cast<double>(p.batch * p.heads_kv);
-    return keys * again * (d + dv) / std::max(1.0, std::min(threads, tasks));
+    // Each task packs the keys of its panels for itself, half of them under a causal mask (cpu/fa2/packed_layout.hpp).
+    const auto heads = static_cast<double>(p.batch * p.heads_kv);
+    const auto panels = static_cast<double>(
+        p.group() * schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), kPackedPanel));
+    const auto blocks = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_kv, 1), kChunk));
+    double of_task = kMaxPanels;
+    const auto tasks = [&](double split) { return heads * std::ceil(panels / of_task) * split; };
+    const bool one_block = blocks <= 1;
+    const double split = !one_block && threads > 1 && tasks(1) < 3 * threads ? blocks : 1;
+    while (threads > 1 && of_task > 1 && tasks(split) < (one_block ? 2 : 3) * threads) of_task /= 2;
+    const bool in_place = bf16() && p.head_dim % 32 == 0;
+    const double seen = p.mask.causal != Causal::none && !one_block ? 0.5 : 1;
+    return keys * ((in_place ? 0 : d) + dv) * std::ceil(panels / of_task) * seen /
+           std::max(1.0, std::min(threads, tasks(split)));
+}
+
+/// Is the packed backward dealt out in stripes of queries (cpu/fa2/backward_packed.cc)?
+bool Cpu::in_stripes() const {
+    const Problem& p = q.problem;
+    const auto heads = std::max(1.0, static_cast<double>(p.batch * p.heads_q));
+    const auto blocks = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_kv, 1), 256));
+    const auto tiles = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), 128));
+    const double stripes = threads <= 1 ? 1 : std::min({std::ceil(4 * threads / heads), blocks, tiles});
+    return heads >= threads || heads * stripes >= 4 * threads;
 }
 
 /// Tensors that are not in a cache when the call begins, and the matrices of standard.
