@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the packed tiles of a call lie (tile/packed.hpp): keys and values packed once and shared by all query blocks.
+// Where the packed tiles of a call lie (tile/packed.hpp), and which rows need no packing.
 #pragma once
 
 #include "core/arena.hpp"

@@ -213,8 +213,8 @@ double Cpu::packed_elements() const {
     if (!forward()) return (static_cast<double>(p.rows_q() * p.heads_q) * 2 * (d + dv) + keys * (2 * d + dv)) / threads;
     // Each task packs the keys of its panels for itself, half of them under a causal mask (cpu/fa2/packed_layout.hpp).
     const auto heads = static_cast<double>(p.batch * p.heads_kv);
-    const auto panels = static_cast<double>(
-        p.group() * schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), kPackedPanel));
+    const auto panels =
+        static_cast<double>(p.group() * schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), kPackedPanel));
     const auto blocks = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_kv, 1), kChunk));
     double of_task = kMaxPanels;
     const auto tasks = [&](double split) { return heads * std::ceil(panels / of_task) * split; };
