@@ -58,27 +58,28 @@ class Workers {
     static constexpr std::uint64_t kMask = 0xFFF;
 
     void grow(int threads) {
-        while (threads_ < threads) std::thread([this, place = ++threads_] { work(place); }).detach();
+        for (; threads_ < threads; ++threads_) std::thread([this, place = threads_ + 1] { work(place); }).detach();
     }
 
-    /// Joins the call, if it is open and has this place.
-    bool join(int place) {
+    /// Joins the call, if it is open and has this place. call: its number, joined or not
+    bool join(int place, std::uint64_t& call) {
         std::uint64_t gate = gate_.load();
-        while (static_cast<std::uint64_t>(place) <= (gate >> kPlacesShift & kMask)) {
-            if (gate_.compare_exchange_weak(gate, gate + 1)) return true;
-        }
-        return false;
+        do {
+            call = gate >> kCallShift;
+            if (static_cast<std::uint64_t>(place) > (gate >> kPlacesShift & kMask)) return false;
+        } while (!gate_.compare_exchange_weak(gate, gate + 1));
+        return true;
     }
 
     /// A thread has the same place in every call: what a worker wrote before, it finds in the cache of its core.
     void work(int place) {
         while (true) {
-            const std::uint64_t seen = gate_.load() >> kCallShift;
-            if (join(place)) {
+            std::uint64_t call = 0;
+            if (join(place, call)) {
                 (*loop_)(place);
                 finished_.fetch_add(1, std::memory_order_release);
             }
-            wait_for_call_after(seen);
+            wait_for_call_after(call);
         }
     }
 

@@ -234,6 +234,10 @@ bool Cpu::in_stripes() const {
     const auto blocks = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_kv, 1), 256));
     const auto tiles = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), 128));
     const double stripes = threads <= 1 ? 1 : std::min({std::ceil(4 * threads / heads), blocks, tiles});
+    const double queries = static_cast<double>(p.batch * p.heads_q * p.len_q);
+    const double sums = static_cast<double>(p.batch * p.heads_q * p.len_kv);  // of dK and dV of each query head
+    const double bytes = 4 * static_cast<double>(p.head_dim + p.head_dim_v);
+    if (p.heads_q != p.heads_kv && sums * bytes > std::max(0x1p28, queries * bytes)) return false;
     return heads >= threads || heads * stripes >= 4 * threads;
 }
 

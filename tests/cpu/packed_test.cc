@@ -395,5 +395,37 @@ TEST(PackedKernels, are_right_on_every_unit) {
     }
 }
 
+/// The last panels of one query head and the first of the next share a task. A window leaves keys between those that
+/// they see, whole blocks of them.
+TEST(PackedKernels, a_task_may_skip_blocks_of_keys) {
+    for (const Unit chosen : {Unit::dot, Unit::amx}) {
+        if (!has_unit(chosen)) continue;
+        const OnlyUnit only(chosen);
+        for (const DType dtype : {DType::bf16, DType::fp32}) {
+            for (const int threads : {1, 2, 16}) {
+                check::Case c{.id = "gap", .seed = 5, .threads = threads};
+                c.problem = {.dtype = dtype,
+                             .batch = 1,
+                             .len_q = 1500,
+                             .len_kv = 1500,
+                             .heads_q = 2,
+                             .heads_kv = 1,
+                             .head_dim = 16,
+                             .head_dim_v = 16};
+                c.problem.mask.window_left = 64;
+                c.problem.mask.window_right = 0;
+                check::CaseRunner runner(c);
+                for (const KernelInfo& kernel : kernels()) {
+                    if (kernel.backend != Backend::cpu || kernel.schedule != Schedule::fa2) continue;
+                    const check::Outcome outcome = runner.run(kernel);
+                    EXPECT_TRUE(outcome.pass())
+                        << kernel.name << " " << name_of(dtype) << " on " << threads << " threads\n"
+                        << outcome.report.describe();
+                }
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace tessera::cpu::tile

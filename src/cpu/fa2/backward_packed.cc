@@ -22,6 +22,7 @@ constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 for 
 constexpr std::int64_t kBlockKv = 256;  // keys of a tile: with their dK and dV they stay in the second-level cache
 constexpr std::int64_t kQueryTasksPerWorker = 2;
 constexpr std::int64_t kStripesPerWorker = 4;
+constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that share keys, where queries are not more
 
 /// How the tiles are dealt out.
 struct Partition {
@@ -36,7 +37,16 @@ struct Partition {
         const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(plan.problem.len_q, kBlockQ));
         const std::int64_t wanted = ceil_div(kStripesPerWorker * threads, std::max<std::int64_t>(1, heads));
         stripes = threads == 1 ? 1 : std::min({wanted, blocks, tiles});
-        striped = heads >= threads || heads * stripes >= kStripesPerWorker * threads;
+        striped = (heads >= threads || heads * stripes >= kStripesPerWorker * threads) && sums_fit(plan.problem);
+    }
+
+ private:
+    /// Sums of query heads that share keys may take more than all else when there are few queries.
+    static bool sums_fit(const Problem& p) {
+        const auto dims = static_cast<double>(p.head_dim + p.head_dim_v) * sizeof(float);
+        const auto heads = static_cast<double>(p.batch) * static_cast<double>(p.heads_q);
+        const double queries = heads * static_cast<double>(p.len_q) * dims;
+        return p.heads_q == p.heads_kv || heads * static_cast<double>(p.len_kv) * dims <= std::max(kMostSums, queries);
     }
 };
 

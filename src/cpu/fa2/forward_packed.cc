@@ -23,6 +23,7 @@ namespace {
 struct Step : PackedKeys {
     std::size_t panel;
     std::int64_t block;
+    std::size_t values = 0;  ///< which of the two blocks of V that are in use
 };
 
 /// The panels of one task against some blocks of keys.
@@ -163,10 +164,11 @@ class Task {
                                             .factors = work.head.dropout.active ? scratch_.other : nullptr});
         if (previous_) add_result(*previous_, last_stage());
         previous_ = step;
+        previous_->values = values_;
         ++steps_run_;
     }
 
-    /// Packs a block that all panels of the task use. Blocks come one after another; at most two of values are in use.
+    /// Packs a block that all panels of the task use. Which blocks come, panels decide: a window may leave some out.
     void pack_block(const Head& head, std::int64_t block) {
         const Range all = run_.keys_of_block(head.member, block);
         k_packed_ = all;
@@ -174,7 +176,8 @@ class Task {
             k_packed_.begin += all.size() / tile::kTileDepth * tile::kTileDepth;
         }
         k_finite_ = run_.pack_k(head.k, k_packed_, key_rows(scratch_.k, g_, g_.depth_tiles, 0));
-        v_finite_[block % 2] = run_.pack_v(head.v, all, key_columns(scratch_.v[block % 2], g_, g_.dim_tiles_v, 0));
+        values_ ^= 1;
+        v_finite_[values_] = run_.pack_v(head.v, all, key_columns(scratch_.v[values_], g_, g_.dim_tiles_v, 0));
     }
 
     void compute_scores(const Step& step) {
@@ -238,7 +241,7 @@ class Task {
                                        .m = g_.dim_tiles_v,
                                        .n = work.lane_tiles(),
                                        .k = step.rows() / tile::kTileDepth,
-                                       .a = key_columns(scratch_.v[step.block % 2], g_, g_.dim_tiles_v, in_block),
+                                       .a = key_columns(scratch_.v[step.values], g_, g_.dim_tiles_v, in_block),
                                        .b = work.pairs(at.p),
                                        .c = result_of(step),
                                        .c_stride = work.panel.lanes};
@@ -255,7 +258,7 @@ class Task {
         const std::int64_t lanes = work.panel.lanes;
         PanelSums& total = totals_[step.panel];
         float* o = result_of(step);
-        if (!v_finite_[step.block % 2]) add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, o);
+        if (!v_finite_[step.values]) add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, o);
         if (total.started) {
             tile::merge(total.state, total.o, at.state, o, merged_rows(g_), lanes, lanes);
         } else {
@@ -275,10 +278,11 @@ class Task {
     std::vector<Step> steps_;  // of the block at hand
     std::optional<Step> previous_;
     std::size_t steps_run_ = 0;
-    std::vector<char> q_finite_;       // per panel
-    Range k_packed_{};                 // keys of the block at hand that are packed, those before are used in place
-    bool k_finite_ = true;             // of the packed ones
-    bool v_finite_[2] = {true, true};  // of even and odd blocks
+    std::vector<char> q_finite_;  // per panel
+    Range k_packed_{};            // keys of the block at hand that are packed, those before are used in place
+    bool k_finite_ = true;        // of the packed ones
+    std::size_t values_ = 0;      // where V of the block at hand is; the step before may still need the other
+    bool v_finite_[2] = {true, true};
 };
 
 void run_whole(const ForwardRun& run) {

@@ -95,12 +95,12 @@ struct Stage {
 /// Memory of one worker.
 struct Scratch {
     std::array<Stage, 2> stages;
-    float* s;                                 // [block_kv, lanes]
-    Bf16* ones;                               // a row tile, its first row 1: times P the sum of the weights
-    Bf16* k;                                  // row tiles [keys / 16][depth_tiles] of a block
-    Bf16* v[2];                               // row tiles [keys / 32][dim_tiles_v] of even and odd blocks
-    float* block_o;                           // [value_rows, lanes]
-    float* other;                             // [block_kv, lanes]: bias, dropout factors
+    float* s;        // [block_kv, lanes]
+    Bf16* ones;      // a row tile, its first row 1: times P the sum of the weights
+    Bf16* k;         // row tiles [keys / 16][depth_tiles] of a block
+    Bf16* v[2];      // row tiles [keys / 32][dim_tiles_v] of the block at hand and the one before
+    float* block_o;  // [value_rows, lanes]
+    float* other;    // [block_kv, lanes]: bias, dropout factors
     std::array<Bf16*, kMaxPanels> queries{};  // per panel: pair tiles [depth_tiles][lanes / 16]
     std::array<float*, kMaxPanels> totals{};  // per panel: m, l, O^T
     Geometry exact;

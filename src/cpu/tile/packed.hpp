@@ -100,7 +100,7 @@ struct TileProduct {
     /// a whole sum. Takes more loads; the bits are those of this k only.
     bool small_first = false;
     float* maximum = nullptr;  ///< [16 * n] or null: takes the maximum of itself and every row of C
-    /// Elements from a row of a left tile to the next: rows of bf16 can be used where they lie.
+    /// Elements from a row of a left tile to the next: rows of bf16 can be used where they lie. In one part only.
     std::int64_t a_stride = kTileDepth;
 };
 
