@@ -69,9 +69,8 @@ class WeightsInSteps {
 
     void run(std::int64_t count) {
         for (; count > 0 && left_ > 0; --count, --left_) {
-            const bool whole = key_ + kKeys <= job_.keys && job_.factors == nullptr;
-            if (job_.parts == 1) whole ? step<1>() : partial_step<1>();
-            else whole ? step<3>() : partial_step<3>();
+            if (job_.parts == 1) any_step<1>();
+            else any_step<3>();
             key_ += kKeys;
             if (key_ % kTileDepth == 0) end_tile();
         }
@@ -102,6 +101,13 @@ class WeightsInSteps {
     }
 
     template <int kParts>
+    void any_step() {
+        if (key_ + kKeys > job_.keys) partial_step<kParts>();
+        else if (job_.factors == nullptr) step<kParts, false>();
+        else step<kParts, true>();
+    }
+
+    template <int kParts, bool kFactors>
     void step() {
         const float* s = job_.s + key_ * job_.lanes + lane_tile_ * kTileRows;
         const std::int64_t lanes = job_.lanes;
@@ -111,17 +117,22 @@ class WeightsInSteps {
         __m512 even_sum = even_sum_;
         __m512 odd_sum = odd_sum_;
         for (int pair = 0; pair < kKeys / 2; ++pair) {
-            const __m512 even = weight<kParts>(s + 2 * pair * lanes, scale, shift);
-            const __m512 odd = weight<kParts>(s + (2 * pair + 1) * lanes, scale, shift);
+            __m512 even = weight<kParts>(s + 2 * pair * lanes, scale, shift);
+            __m512 odd = weight<kParts>(s + (2 * pair + 1) * lanes, scale, shift);
             even_sum = _mm512_add_ps(even_sum, even);
             odd_sum = _mm512_add_ps(odd_sum, odd);
+            if constexpr (kFactors) {
+                const float* factors = job_.factors + (s - job_.s) + 2 * pair * lanes;
+                even = _mm512_mul_ps(even, _mm512_loadu_ps(factors));
+                odd = _mm512_mul_ps(odd, _mm512_loadu_ps(factors + lanes));
+            }
             store_pairs<kParts>(to + pair * kTileDepth, even, odd);
         }
         even_sum_ = even_sum;
         odd_sum_ = odd_sum;
     }
 
-    /// With keys beyond the last, whose weight is 0, or with dropout.
+    /// With keys beyond the last, whose weight is 0.
     template <int kParts>
     void partial_step() {
         const __m512 scale = _mm512_set1_ps(job_.scale);
