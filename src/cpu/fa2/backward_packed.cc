@@ -148,10 +148,10 @@ class Run {
     void run_queries(const Member& member, std::int64_t query_head, const Range& queries, int worker) const {
         PackedPanel work = head(member, query_head);
         const Range keys = work.head.band.kv_range(queries.begin, queries.end);
+        const Scratch at = scratch(worker);
         for (std::int64_t k = keys.begin / kBlockKv * kBlockKv; k < keys.end; k += kBlockKv) {
-            packed_gradient_tile(workspace_.memory, scratch(worker), work, queries,
-                                 {k, std::min(member.len_kv, k + kBlockKv)}, call_.args,
-                                 {.keys = false, .queries = true});
+            packed_gradient_tile(workspace_.memory, at, work, queries, {k, std::min(member.len_kv, k + kBlockKv)},
+                                 call_.args, {.keys = false, .queries = true});
         }
         store_queries(work.head, queries);
     }

@@ -211,7 +211,7 @@ class Task {
         tile::TileProduct product = scores_product(work, some, tiles, scratch_.queries[step.panel], g_.depth_tiles, s);
         if (!packed) {
             product.a_stride = k.row_stride;
-            run_.fetch(k, some.keys, g_.head_dim);
+            if (run_.part.from_memory) tile::fetch_rows(k, some.keys.begin, some.keys.end, g_.head_dim);
         }
         return product;
     }

@@ -41,34 +41,24 @@ struct ForwardRun {
     Range keys_of_block(const Member& m, std::int64_t block) const {
         return {block * g.block_kv, std::min(m.len_kv, (block + 1) * g.block_kv)};
     }
-    /// Reads keys that are in no cache, ahead of tile loads, which would wait for one line after the other.
-    void fetch(const HeadRows& x, const Range& keys, std::int64_t dim) const {
-        if (!part.from_memory) return;
-        const std::int64_t bytes = dim * size_of(x.dtype);
-        for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-            const char* row = static_cast<const char*>(x.at(key, 0));
-            for (std::int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line);
-        }
-    }
-
     /// Both return whether all of the keys could be packed.
     bool pack_k(const HeadRows& k, const Range& keys, const tile::Tiles& to) const {
-        return words.pack({.from = k,
-                           .first = keys.begin,
-                           .rows = keys.size(),
-                           .dim = g.head_dim,
-                           .form = tile::Form::rows,
-                           .to = to,
-                           .from_memory = part.from_memory});
+        return pack(k, keys, g.head_dim, tile::Form::rows, to, false);
     }
     bool pack_v(const HeadRows& v, const Range& keys, const tile::Tiles& to) const {
-        return words.pack({.from = v,
+        return pack(v, keys, g.head_dim_v, tile::Form::columns, to, true);
+    }
+
+ private:
+    bool pack(const HeadRows& x, const Range& keys, std::int64_t dim, tile::Form form, const tile::Tiles& to,
+              bool finite_only) const {
+        return words.pack({.from = x,
                            .first = keys.begin,
                            .rows = keys.size(),
-                           .dim = g.head_dim_v,
-                           .form = tile::Form::columns,
+                           .dim = dim,
+                           .form = form,
                            .to = to,
-                           .finite_only = true,
+                           .finite_only = finite_only,
                            .from_memory = part.from_memory});
     }
 };

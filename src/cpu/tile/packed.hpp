@@ -84,6 +84,16 @@ struct PackJob {
 /// Is x one of the elements that are packed as 0, for the caller to add?
 constexpr bool unpackable(float x) { return !(x < 0x1p127F && x > -0x1p127F); }
 
+/// Fetches rows [begin, end) of contiguous elements in the order of memory. Packing and tile loads read them in
+/// another, which the processor does not foresee.
+inline void fetch_rows(const HeadRows& x, std::int64_t begin, std::int64_t end, std::int64_t dim) {
+    constexpr std::int64_t kLine = 64;
+    for (std::int64_t row = begin; row < end; ++row) {
+        const auto* at = static_cast<const char*>(x.at(row, 0));
+        for (std::int64_t byte = 0; byte < dim * size_of(x.dtype); byte += kLine) __builtin_prefetch(at + byte);
+    }
+}
+
 /// C[16 * m, 16 * n] fp32 = or += A B, for m x k row tiles and k x n pair tiles in `parts`. An element is C, or 0, to
 /// which 32 products after the other are added: a long product has the same bits in one call and in several that add.
 struct TileProduct {

@@ -192,18 +192,6 @@ inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column)
     return from.all_packable();
 }
 
-/// Fetches rows [begin, end) of a job in the order of memory: packing reads them in another, which the processor does
-/// not foresee.
-template <class T>
-HWY_INLINE void fetch(const PackJob& job, std::int64_t begin, std::int64_t end) {
-    constexpr std::int64_t kLine = 64;
-    const std::int64_t bytes = job.dim * static_cast<std::int64_t>(sizeof(T));
-    for (std::int64_t row = begin; row < std::min(end, job.rows); ++row) {
-        const char* at = job.from.data + (job.first + row) * job.from.row_stride * static_cast<std::int64_t>(sizeof(T));
-        for (std::int64_t line = 0; line < bytes; line += kLine) _mm_prefetch(at + line, _MM_HINT_T0);
-    }
-}
-
 template <Form kForm, class T>
 inline bool pack_as(const PackJob& job) {
     constexpr std::int64_t kRows = kForm == Form::rows || kForm == Form::column_pairs ? 16 : 32;
@@ -215,7 +203,10 @@ inline bool pack_as(const PackJob& job) {
     for (std::int64_t row = 0; row < job.rows; row += kRows) {
         std::int64_t fetched = row + kRows;
         for (std::int64_t column = 0; column < job.dim; column += kColumns) {
-            if (contiguous && job.from_memory) fetch<T>(job, fetched, std::min(fetched + share, row + 2 * kRows));
+            if (contiguous && job.from_memory) {
+                fetch_rows(job.from, job.first + fetched,
+                           job.first + std::min({fetched + share, row + 2 * kRows, job.rows}), job.dim);
+            }
             fetched += share;
             const bool inside = contiguous && row + kRows <= job.rows && column + kColumns <= job.dim;
             if (inside && pack_tile<kForm, T, Reading::plain>(job, row, column)) continue;
