@@ -191,7 +191,8 @@ void add_to_queries(const PackedGradients& memory, PackedPanel& work, std::int64
         const std::int64_t first = seen.begin + strip * kGroup;
         const PackedKeys of_strip{{first, std::min(first + kGroup, work.head.member.len_kv)}};
         // Two lane tiles of 32 keys lie together in one row of the pairs.
-        add_special_keys(work, of_strip, work.head.k, g.head_dim, pairs.data + strip * pairs.row_step, dq_t);
+        add_special_keys(work, of_strip, work.head.k, g.head_dim, pairs.data + strip * pairs.row_step,
+                         {dq_t, work.panel.lanes, 1});
     }
 }
 

@@ -75,6 +75,11 @@ inline bool tiles_in_place(const HeadRows& x, std::int64_t dim) {
            x.row_stride > 0 && x.row_stride <= kFarthest;
 }
 
+/// The same where the rows lie, if tiles_in_place().
+inline tile::Tiles rows_in_place(const HeadRows& x, std::int64_t row) {
+    return {static_cast<Bf16*>(x.at(row, 0)), tile::kTileRows * x.row_stride, tile::kTileDepth};
+}
+
 /// Keys as depth: row tiles [dim / 16][keys / 32], those of 32 keys together.
 inline tile::Tiles key_columns(Bf16* data, const PackedGeometry& g, std::int64_t dim_tiles, std::int64_t key) {
     const std::int64_t step = dim_tiles * g.tile_elements();

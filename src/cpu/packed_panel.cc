@@ -78,7 +78,7 @@ void redo_special_products(const HeadRows& x, const Range& rows, const HeadRows&
 }
 
 void add_special_keys(const PackedPanel& work, const PackedKeys& keys, const HeadRows& x, std::int64_t dim,
-                      const Bf16* weight_pairs, float* c) {
+                      const Bf16* weight_pairs, const Sums& c) {
     for (std::int64_t key = keys.keys.begin; key < keys.keys.end; ++key) {
         const std::int64_t row = key - keys.keys.begin;
         for (std::int64_t column = 0; column < dim; ++column) {
@@ -88,7 +88,7 @@ void add_special_keys(const PackedPanel& work, const PackedKeys& keys, const Hea
                 if (!work.head.band.visible(work.panel.first + i, key)) continue;
                 const std::int64_t tile = row / tile::kTileDepth * work.lane_tiles() + i / tile::kTileRows;
                 const Bf16* weights = weight_pairs + tile * work.parts * tile::kTileElements;
-                c[column * work.panel.lanes + i] +=
+                c.data[column * c.column_step + i * c.query_step] +=
                     packed_pair_element(weights, work.parts, row % tile::kTileDepth, i % tile::kTileRows) * value;
             }
         }

@@ -71,9 +71,16 @@ float packed_pair_element(const Bf16* tile, int parts, std::int64_t depth, std::
 void redo_special_products(const HeadRows& x, const Range& rows, const HeadRows& y, const Range& columns,
                            std::int64_t dim, float scale, float* s, std::int64_t stride);
 
+/// C, in either order of its dimensions: element (c, i) is at data + c * column_step + i * query_step.
+struct Sums {
+    float* data;
+    std::int64_t column_step;
+    std::int64_t query_step;
+};
+
 /// C[c, i] += sum over keys of weight[key, i] * X[key, c] for the special elements of X where the query sees the key:
-/// packed as 0, they are added here. Slow, for few. weight: pair tiles; c: [dim, lanes]
+/// packed as 0, they are added here. Slow, for few. weight: pair tiles
 void add_special_keys(const PackedPanel& work, const PackedKeys& keys, const HeadRows& x, std::int64_t dim,
-                      const Bf16* weight_pairs, float* c);
+                      const Bf16* weight_pairs, const Sums& c);
 
 }  // namespace tessera::cpu

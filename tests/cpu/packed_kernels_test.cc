@@ -2,26 +2,11 @@
 //
 // The fa2 kernels on packed tiles, on every matrix unit of this processor: on one without AMX they run on VDPBF16PS,
 // same layout, same pipeline.
-#include <gtest/gtest.h>
-
 #include "check/run_case.hpp"
-#include "cpu/tile/packed.hpp"
+#include "packed.hpp"
 
 namespace tessera::cpu::tile {
 namespace {
-
-/// While it lives, unit() is this one.
-class OnlyUnit {
- public:
-    explicit OnlyUnit(Unit chosen) { set_unit_for_test(chosen, true); }
-    ~OnlyUnit() { set_unit_for_test(before_, before_fp32_); }
-    OnlyUnit(const OnlyUnit&) = delete;
-    OnlyUnit& operator=(const OnlyUnit&) = delete;
-
- private:
-    Unit before_ = unit();
-    bool before_fp32_ = packing_pays(DType::fp32);
-};
 
 TEST(PackedKernels, are_right_on_every_unit) {
     for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {

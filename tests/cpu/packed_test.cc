@@ -1,57 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The packed bf16 words against plain loops, on every matrix unit of this processor.
-#include "cpu/tile/packed.hpp"
-
-#include <gtest/gtest.h>
+#include "packed.hpp"
 
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <random>
-#include <vector>
 
 namespace tessera::cpu::tile {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-class Packed : public testing::TestWithParam<Unit> {
- protected:
-    void SetUp() override {
-        if (!has_unit(GetParam())) GTEST_SKIP() << "this processor has no such unit";
-        set_unit_for_test(GetParam(), true);
-        session_ = std::make_unique<PackedSession>(*packed_words());
-    }
-    void TearDown() override {
-        session_.reset();
-        set_unit_for_test(before_, before_fp32_);
-    }
-    const PackedWords& words() const { return *packed_words(); }
-
- private:
-    Unit before_ = unit();
-    bool before_fp32_ = packing_pays(DType::fp32);
-    std::unique_ptr<PackedSession> session_;
-};
-
-std::string unit_label(const testing::TestParamInfo<Unit>& info) { return info.param == Unit::amx ? "amx" : "dot"; }
 INSTANTIATE_TEST_SUITE_P(Cpu, Packed, testing::Values(Unit::dot, Unit::amx), unit_label);
-
-/// Elements at an aligned address.
-template <class T>
-class Array {
- public:
-    explicit Array(std::int64_t n, T value = T{}) : memory_(static_cast<std::size_t>(n) + 64, value) {
-        const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
-        begin_ = memory_.data() + (64 - address % 64) % 64 / sizeof(T);
-    }
-    operator T*() { return begin_; }
-
- private:
-    std::vector<T> memory_;
-    T* begin_;
-};
 
 void randomise(std::mt19937& rng, Bf16* x, std::int64_t n) {
     std::normal_distribution<double> normal;

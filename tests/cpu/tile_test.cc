@@ -243,6 +243,35 @@ TEST_P(Tile, merge_with_nothing_changes_no_bit_and_nothing_with_nothing_is_nothi
     }
 }
 
+TEST_P(Tile, merge_of_rows_has_the_bits_of_merge) {
+    std::mt19937 rng(6);
+    constexpr std::int64_t kLanes = tile::kLanes, kDim = 32;
+    Floats m(kLanes), l(kLanes), o(kDim * kLanes), m_rows(kLanes), l_rows(kLanes), rows(kLanes * kDim);
+    Floats other_m(kLanes), other_l(kLanes), other(kDim * kLanes), other_rows(kLanes * kDim);
+    for (Floats* x : {&m, &other_m}) x->randomise(rng, kLanes);
+    for (std::int64_t i = 0; i < kLanes; ++i) l[i] = 1 + m[i] * m[i], other_l[i] = 1 + other_m[i] * other_m[i];
+    m[3] = other_m[5] = -kInf, l[3] = other_l[5] = 0;
+    o.randomise(rng, kDim * kLanes), other.randomise(rng, kDim * kLanes);
+    for (std::int64_t i = 0; i < kLanes; ++i) {
+        m_rows[i] = m[i], l_rows[i] = l[i];
+        for (std::int64_t c = 0; c < kDim; ++c) {
+            rows[i * kDim + c] = o[c * kLanes + i];
+            other_rows[i * kDim + c] = other[c * kLanes + i];
+        }
+    }
+    Floats before(kLanes * kDim);
+    std::copy_n(static_cast<float*>(rows), kLanes * kDim, static_cast<float*>(before));
+    tile::merge({m, l}, o, {other_m, other_l}, other, kDim, kLanes, kLanes);
+    tile::merge_rows({m_rows, l_rows}, rows, {other_m, other_l}, other_rows, {1, 9}, kDim);
+    for (std::int64_t i = 0; i < kLanes; ++i) {
+        EXPECT_EQ(m_rows[i], m[i]);
+        EXPECT_EQ(l_rows[i], l[i]);
+        for (std::int64_t c = 0; c < kDim; ++c) {
+            EXPECT_EQ(rows[i * kDim + c], i >= 1 && i < 9 ? o[c * kLanes + i] : before[i * kDim + c]) << i << c;
+        }
+    }
+}
+
 TEST_P(Tile, fill_hidden_is_the_band) {
     for (const Mask mask : {Mask{.causal = Causal::bottom_right}, Mask{.causal = Causal::top_left},
                             Mask{.window_left = 3, .window_right = 2}}) {

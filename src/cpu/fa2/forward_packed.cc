@@ -9,12 +9,12 @@
 #include "cpu/fa2/forward_packed.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "cpu/fa2/packed_run.hpp"
+#include "cpu/fa2/forward_packed_rows.hpp"
+#include "cpu/fa2/packed_step.hpp"
 
 namespace tessera::cpu::fa2 {
 namespace {
@@ -80,38 +80,7 @@ class Task {
     PanelSums& total(std::size_t i) { return totals_[i]; }
 
     /// Writes O and LSE of panel i from its sums.
-    void finish(std::size_t i, PanelSums& sums) const {
-        const PackedPanel& work = works_[i];
-        const std::int64_t lanes = work.panel.lanes;
-        float* factor = scratch_.exact_tiles.rescale;
-        if (sums.started) {
-            // Divided by the sum of the weights as they were multiplied: by l, errors of their rounding that rows have
-            // in common would not average out. Dropout takes from the multiplied ones, so l it is, and its own factor.
-            // Weights in three parts aren't rounded.
-            const bool use_l = work.head.dropout.active || g_.parts > 1;
-            const float* l = use_l ? sums.state.l : sums.o + sum_row(g_) * lanes;
-            for (std::int64_t r = 0; r < lanes; ++r) factor[r] = l[r] == 0 ? 0.0F : work.head.dropout.kept / l[r];
-            const HeadRows o =
-                head_rows(run_.call.args.o, work.head.member, work.head.member.first_q, work.head.query_head);
-            if (run_.words.store_columns(sums.o, lanes, work.panel.queries, g_.head_dim_v, factor, o,
-                                         work.panel.first)) {
-                tile::store_lse(sums.state, work.panel.queries,
-                                lse_rows(run_.call.args.lse, work.head.member, work.head.query_head), work.panel.first);
-                return;
-            }
-            // NaN or infinite: perhaps only before the division. What is finite keeps its bits.
-            std::copy_n(sums.o, g_.head_dim_v * lanes, scratch_.block_o);
-            tile::scale_lanes(scratch_.block_o, factor, g_.head_dim_v, lanes);
-            for (std::int64_t r = 0; r < lanes; ++r) factor[r] *= sums.state.l[r];
-            tile::scale_lanes(sums.o, factor, g_.head_dim_v, lanes);
-            load_queries(work.head, g_, work.panel, scratch_.q_t);
-        }
-        normalise(work.head, scratch_.exact, work.panel, scratch_.q_t, scratch_.exact_tiles, sums, scratch_.spare_o);
-        for (std::int64_t at = 0; sums.started && at < g_.head_dim_v * lanes; ++at) {
-            if (std::isfinite(scratch_.block_o[at])) sums.o[at] = scratch_.block_o[at];
-        }
-        cpu::finish(work.head, g_, work.panel, sums, factor, run_.call.args);
-    }
+    void finish(std::size_t i, PanelSums& sums) const { finish_packed(run_, works_[i], scratch_.finish, sums); }
 
  private:
     /// Of the step at hand, and of the one before.
@@ -142,26 +111,10 @@ class Task {
         const Stage& at = this_stage();
         if (begins_block(step)) pack_block(work.head, step.block);
         compute_scores(step);
-        if (work.head.dropout.active) {
-            // 1 where kept: the factor 1 / (1 - p) comes after the sum, so that it doesn't meet the rounding of P.
-            tile::DropoutRule rule = work.head.dropout;
-            rule.kept = 1;
-            tile::dropout_factors(rule, {work.head.band, work.panel.first, step.keys.begin}, step.keys.size(),
-                                  scratch_.other, work.panel.lanes);
-        }
         std::array<tile::TileProduct, 2> products;
         if (previous_) products = value_products(*previous_, last_stage());
         run_.words.multiply_beside_weights(std::span(products.data(), previous_ ? product_count() : 0),
-                                           {.s = scratch_.s,
-                                            .keys = step.keys.size(),
-                                            .lanes = work.panel.lanes,
-                                            .scale = work.weight_scale(),
-                                            .maximum = at.maximum,
-                                            .m = at.state.m,
-                                            .l = at.state.l,
-                                            .parts = g_.parts,
-                                            .p = at.p,
-                                            .factors = work.head.dropout.active ? scratch_.other : nullptr});
+                                           weights_job(work, step, scratch_.s, scratch_.other, at));
         if (previous_) add_result(*previous_, last_stage());
         previous_ = step;
         previous_->values = values_;
@@ -196,7 +149,7 @@ class Task {
             tile::TileProduct product = product_of_scores(step, some, s);
             if (plain) product.maximum = maximum;
             run_.words.multiply(product);
-            if (!plain) finish_some(work, some, finite, s, maximum);
+            if (!plain) finish_some(run_, work, some, finite, s, scratch_.other, maximum);
         }
     }
 
@@ -206,25 +159,13 @@ class Task {
         const HeadRows& k = work.head.k;
         const bool packed = some.keys.begin >= k_packed_.begin;
         const tile::Tiles tiles = packed ? key_rows(scratch_.k, g_, g_.depth_tiles, some.keys.begin - k_packed_.begin)
-                                         : tile::Tiles{static_cast<Bf16*>(k.at(some.keys.begin, 0)),
-                                                       tile::kTileRows * k.row_stride, tile::kTileDepth};
+                                         : rows_in_place(k, some.keys.begin);
         tile::TileProduct product = scores_product(work, some, tiles, scratch_.queries[step.panel], g_.depth_tiles, s);
         if (!packed) {
             product.a_stride = k.row_stride;
             if (run_.part.from_memory) tile::fetch_rows(k, some.keys.begin, some.keys.end, g_.head_dim);
         }
         return product;
-    }
-
-    /// Scores of some keys after their product: special elements, what is done to scores, and the maximum.
-    void finish_some(const PackedPanel& work, const PackedKeys& some, bool finite, float* s, float* maximum) {
-        if (!finite) {
-            const Range queries{work.panel.first, work.panel.first + work.panel.queries};
-            redo_special_products(work.head.k, some.keys, work.head.q, queries, g_.head_dim, work.query_scale(), s,
-                                  work.panel.lanes);
-        }
-        finish_scores(work, some, s, scratch_.other);
-        run_.words.maximum(s, some.keys.size(), work.panel.lanes, maximum);
     }
 
     /// Where a step's product goes: the panel's total when it is the first, else it is merged.
@@ -258,7 +199,7 @@ class Task {
         const std::int64_t lanes = work.panel.lanes;
         PanelSums& total = totals_[step.panel];
         float* o = result_of(step);
-        if (!v_finite_[step.values]) add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, o);
+        if (!v_finite_[step.values]) add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, {o, lanes, 1});
         if (total.started) {
             tile::merge(total.state, total.o, at.state, o, merged_rows(g_), lanes, lanes);
         } else {
@@ -352,6 +293,7 @@ std::size_t forward_packed_workspace(const Plan& plan) {
 
 void forward_packed(const ForwardCall& call) {
     const ForwardRun run(call);
+    if (queries_as_rows(run.part, run.g)) return forward_packed_rows(run);
     if (run.part.split) run_split(run);
     else run_whole(run);
 }

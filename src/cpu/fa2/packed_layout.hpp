@@ -13,6 +13,7 @@ inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block 
 inline constexpr std::int64_t kTasksPerWorker = 3;
 inline constexpr std::int64_t kTasksOfShortRows = 2;  // of a worker, where rows have a single block of keys
 inline constexpr std::int64_t kScoreRows = 128;       // keys whose scores are made, masked and transformed at a time
+inline constexpr std::int64_t kSliceKeys = 64;        // of few queries, made scores of at a time
 inline constexpr std::int64_t kExactBlock = 64;       // keys of a tile where an overflow is computed again in fp32
 inline constexpr double kCachePerThread = 1 << 20;    // bytes
 inline constexpr double kMostPartials = 1 << 28;      // bytes, where K and V are not more
@@ -65,6 +66,11 @@ struct Partition {
     double bytes_of_partials(const PackedGeometry& g) const;
 };
 
+/// Does each kv head have one panel, of so few queries that they fill one lane tile? Decoding has.
+inline bool queries_as_rows(const Partition& part, const PackedGeometry& g) {
+    return g.lanes == tile::kTileRows && part.panels_per_kv_head == 1;
+}
+
 /// O^T as products write it: 16 * dim_tiles_v rows; in bf16, whose product takes rounded weights, also a tile whose
 /// first row is their sum.
 inline std::int64_t sum_row(const PackedGeometry& g) { return g.dim_tiles_v * tile::kTileRows; }
@@ -92,6 +98,28 @@ struct Stage {
           maximum(arena.take<float>(g.lanes)) {}
 };
 
+/// Room for writing a panel's result, and for what an overflow needs.
+struct FinishScratch {
+    Geometry exact;
+    TileScratch exact_tiles;
+    float* q_t;      // [head_dim, lanes]
+    float* other_o;  // [head_dim_v, lanes]
+    float* spare_o;  // [head_dim_v, lanes]
+
+    FinishScratch(Arena& arena, const PackedGeometry& g)
+        : exact(exact_geometry(g)),
+          exact_tiles(arena, exact),
+          q_t(arena.take<float>(g.head_dim, g.lanes)),
+          other_o(arena.take<float>(g.head_dim_v, g.lanes)),
+          spare_o(arena.take<float>(g.head_dim_v, g.lanes)) {}
+
+    static Geometry exact_geometry(const Geometry& g) {
+        Geometry exact = g;
+        exact.block_kv = std::min(g.block_kv, kExactBlock);
+        return exact;
+    }
+};
+
 /// Memory of one worker.
 struct Scratch {
     std::array<Stage, 2> stages;
@@ -103,10 +131,7 @@ struct Scratch {
     float* other;    // [block_kv, lanes]: bias, dropout factors
     std::array<Bf16*, kMaxPanels> queries{};  // per panel: pair tiles [depth_tiles][lanes / 16]
     std::array<float*, kMaxPanels> totals{};  // per panel: m, l, O^T
-    Geometry exact;
-    TileScratch exact_tiles;
-    float* q_t;      // [head_dim, lanes]
-    float* spare_o;  // [head_dim_v, lanes]
+    FinishScratch finish;
 
     Scratch(Arena& arena, const PackedGeometry& g, const Partition& part)
         : stages{Stage(arena, g), Stage(arena, g)},
@@ -114,10 +139,7 @@ struct Scratch {
           ones(arena.take<Bf16>(tile::kTileElements)),
           block_o(arena.take<float>(value_rows(g), g.lanes)),
           other(arena.take<float>(g.block_kv_rows(), g.lanes)),
-          exact(exact_geometry(g)),
-          exact_tiles(arena, exact),
-          q_t(arena.take<float>(g.head_dim, g.lanes)),
-          spare_o(arena.take<float>(g.head_dim_v, g.lanes)) {
+          finish(arena, g) {
         k = arena.take<Bf16>(g.block_kv_rows(), g.depth_row(g.depth_tiles));
         for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
         for (std::size_t i = 0; i < static_cast<std::size_t>(part.panels_per_task); ++i) {
@@ -125,12 +147,34 @@ struct Scratch {
             totals[i] = arena.take<float>(sums_floats(g));
         }
     }
+};
 
-    static Geometry exact_geometry(const Geometry& g) {
-        Geometry exact = g;
-        exact.block_kv = std::min(g.block_kv, kExactBlock);
-        return exact;
-    }
+/// Memory of one worker, where queries are rows. Sums: m, l [lanes], O [lanes, value_rows].
+struct RowScratch {
+    Stage stage;
+    float* s;        // [block_kv, lanes]
+    float* other;    // [block_kv, lanes]: bias, dropout factors
+    Bf16* ones;      // a pair tile
+    Bf16* queries;   // pair tiles [depth_tiles][1]
+    Bf16* k;         // row tiles [kSliceKeys / 16][depth_tiles]
+    Bf16* v;         // pair tiles [kRowsBuffer][dim_tiles_v]
+    float* total;    // sums
+    float* block;    // sums
+    float* columns;  // [value_rows, lanes]: O^T
+    FinishScratch finish;
+
+    RowScratch(Arena& arena, const PackedGeometry& g)
+        : stage(arena, g),
+          s(arena.take<float>(g.block_kv_rows(), g.lanes)),
+          other(arena.take<float>(g.block_kv_rows(), g.lanes)),
+          ones(arena.take<Bf16>(tile::kTileElements)),
+          queries(arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes)),
+          k(arena.take<Bf16>(kSliceKeys, g.depth_row(g.depth_tiles))),
+          v(arena.take<Bf16>(tile::kRowsBuffer, g.dim_tiles_v, g.tile_elements())),
+          total(arena.take<float>(sums_floats(g))),
+          block(arena.take<float>(sums_floats(g))),
+          columns(arena.take<float>(value_rows(g), g.lanes)),
+          finish(arena, g) {}
 };
 
 struct Workspace {
@@ -141,7 +185,10 @@ struct Workspace {
         if (part.split) {
             partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.blocks, sums_floats(g));
         }
-        workers = WorkerMemory(arena, part.threads, [&](Arena& one) { Scratch(one, g, part); });
+        workers = WorkerMemory(arena, part.threads, [&](Arena& one) {
+            if (queries_as_rows(part, g)) RowScratch(one, g);
+            else Scratch(one, g, part);
+        });
     }
 };
 

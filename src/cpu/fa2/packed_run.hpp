@@ -30,6 +30,10 @@ struct ForwardRun {
         Arena memory = workspace.workers.arena(worker);
         return {memory, g, part};
     }
+    RowScratch row_scratch(int worker) const {
+        Arena memory = workspace.workers.arena(worker);
+        return {memory, g};
+    }
     Member member(std::int64_t kv_head) const {
         return member_of(problem(), call.args.cu_seqlens_q, call.args.cu_seqlens_kv, kv_head / problem().heads_kv);
     }

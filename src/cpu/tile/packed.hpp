@@ -114,6 +114,17 @@ struct TileProduct {
     std::int64_t a_stride = kTileDepth;
 };
 
+/// C[16, dim] = P V for the 16 queries of a lane tile, whose weights are made row tiles, which takes less than to make
+/// V columns: V is packed on the way, as pair tiles of the rows and columns at hand. The bits are those of C^T = V^T P.
+struct RowsProduct {
+    int parts = 1;       ///< of P and of V
+    Bf16* p = nullptr;   ///< [keys / 32] pair tiles [32 keys, 16 queries]; afterwards row tiles
+    PackJob v;           ///< rows of V, Form::row_pairs; v.to.data: room for kRowsBuffer rows of tiles
+    float* c = nullptr;  // [16, c_stride]
+    std::int64_t c_stride = 0;
+};
+inline constexpr std::int64_t kRowsBuffer = 2;
+
 /// P = exp(scale * s - m) of one block of keys on its own: m its maximum, l its sum, P in pair tiles [keys / 32][lanes
 /// / 16] (rows beyond the keys 0).
 struct WeightsJob {
@@ -154,12 +165,16 @@ struct GradientJob {
 struct PackedWords {
     bool (*pack)(const PackJob&);
     void (*multiply)(const TileProduct&);
+    /// Returns whether all of V could be packed.
+    bool (*multiply_rows)(const RowsProduct&);
     void (*weights)(const WeightsJob&);
     /// maximum[i] = the largest of itself and the scores of lane i. s: [keys, lanes]
     void (*maximum)(const float* s, std::int64_t keys, std::int64_t lanes, float* maximum);
     /// Products and weights of independent data at once: the tile unit multiplies while the vector unit takes exp.
     void (*multiply_beside_weights)(std::span<const TileProduct>, const WeightsJob&);
     void (*gradient)(const GradientJob&);
+    /// Transposes 16 x 16 words of 32 bits, in place too: of pair tiles it makes row tiles, and back. Strides in words.
+    void (*transpose)(const void* from, std::int64_t from_stride, void* to, std::int64_t to_stride);
     /// to[first + i, c] = from[c, i] * lane_scale[i] in bf16 or fp32, +0 for -0. Returns whether all are finite.
     /// from: [dim rounded up to 16, stride]; lane_scale: [rows rounded up to 16]
     bool (*store_columns)(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,

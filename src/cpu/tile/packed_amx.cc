@@ -115,6 +115,74 @@ inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between&
 // After those that it uses.
 #include "cpu/tile/packed_multiply-inl.hpp"
 
+/// Sums [16, 64] of a RowsProduct in the first four tile registers; the left operand's parts come next, then the right.
+class RowSums {
+ public:
+    RowSums(float* c, std::int64_t stride, std::int64_t tiles) : c_(c), stride_(stride), tiles_(tiles) {
+        compiler_fence();
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    template <int kParts>
+    void add(const Bf16* p, const Bf16* v) {
+        constexpr std::int64_t kBytes = 64;
+        compiler_fence();
+        _tile_loadd(4, p, kBytes);
+        if constexpr (kParts > 1) {
+            _tile_loadd(5, p + kTileElements, kBytes);
+            _tile_loadd(6, p + 2 * kTileElements, kBytes);
+        }
+        add_tile<kParts, 0>(v);
+        if (tiles_ > 1) add_tile<kParts, 1>(v + kParts * kTileElements);
+        if (tiles_ > 2) add_tile<kParts, 2>(v + 2 * kParts * kTileElements);
+        if (tiles_ > 3) add_tile<kParts, 3>(v + 3 * kParts * kTileElements);
+        compiler_fence();
+    }
+    void store() const {
+        const std::int64_t bytes = stride_ * 4;
+        _tile_stored(0, c_, bytes);
+        if (tiles_ > 1) _tile_stored(1, c_ + 16, bytes);
+        if (tiles_ > 2) _tile_stored(2, c_ + 32, bytes);
+        if (tiles_ > 3) _tile_stored(3, c_ + 48, bytes);
+        compiler_fence();
+    }
+
+ private:
+    template <int kParts, int kTile, std::size_t kAt = 0>
+    static void add_tile(const Bf16* v) {
+        constexpr PairOfParts kPair = mirrored_pair<kParts>(kAt);
+        if constexpr (kAt == 0 || mirrored_pair<kParts>(kAt == 0 ? 0 : kAt - 1).b != kPair.b) {
+            _tile_loadd(7, v + kPair.b * kTileElements, 64);
+        }
+        multiply<kTile, kPair.a>();
+        if constexpr (kAt + 1 < std::size(kPairs<kParts>)) add_tile<kParts, kTile, kAt + 1>(v);
+    }
+    /// The intrinsics take register numbers as they are written.
+    template <int kTile, int kPart>
+    static void multiply() {
+        if constexpr (kTile == 0 && kPart == 0) _tile_dpbf16ps(0, 4, 7);
+        if constexpr (kTile == 0 && kPart == 1) _tile_dpbf16ps(0, 5, 7);
+        if constexpr (kTile == 0 && kPart == 2) _tile_dpbf16ps(0, 6, 7);
+        if constexpr (kTile == 1 && kPart == 0) _tile_dpbf16ps(1, 4, 7);
+        if constexpr (kTile == 1 && kPart == 1) _tile_dpbf16ps(1, 5, 7);
+        if constexpr (kTile == 1 && kPart == 2) _tile_dpbf16ps(1, 6, 7);
+        if constexpr (kTile == 2 && kPart == 0) _tile_dpbf16ps(2, 4, 7);
+        if constexpr (kTile == 2 && kPart == 1) _tile_dpbf16ps(2, 5, 7);
+        if constexpr (kTile == 2 && kPart == 2) _tile_dpbf16ps(2, 6, 7);
+        if constexpr (kTile == 3 && kPart == 0) _tile_dpbf16ps(3, 4, 7);
+        if constexpr (kTile == 3 && kPart == 1) _tile_dpbf16ps(3, 5, 7);
+        if constexpr (kTile == 3 && kPart == 2) _tile_dpbf16ps(3, 6, 7);
+    }
+
+    float* c_;
+    std::int64_t stride_;
+    std::int64_t tiles_;
+};
+
+#include "cpu/tile/packed_rows-inl.hpp"
+
 /// What LDTILECFG reads: palette 1, all eight registers 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
     std::uint8_t palette = 1;
@@ -133,10 +201,12 @@ void release() { _tile_release(); }
 
 const PackedWords kAmxWords = {.pack = pack,
                                .multiply = multiply,
+                               .multiply_rows = multiply_rows,
                                .weights = weights,
                                .maximum = maximum,
                                .multiply_beside_weights = multiply_beside_weights,
                                .gradient = gradient,
+                               .transpose = transpose_words,
                                .store_columns = store_columns,
                                .row_dots = row_dots,
                                .begin = configure,

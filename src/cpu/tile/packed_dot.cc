@@ -23,7 +23,7 @@ namespace {
 #include "cpu/tile/packed_softmax-inl.hpp"
 
 /// 8 rows of one row tile by kLanes pair tiles.
-template <int kParts, int kLanes>
+template <int kParts, bool kMirrored, int kLanes>
 inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, std::int64_t j) {
     constexpr int kRows = 8;
     float* c = p.c + (i * kTileRows + half * kRows) * p.c_stride + j * kTileRows;
@@ -39,7 +39,7 @@ inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, 
     for (std::int64_t step = 0; step < (before < kAll ? 2 * p.k : p.k); ++step) {
         const std::int64_t k = step < p.k ? step : step - p.k;
         for (std::size_t pair = step < p.k ? 0 : before; pair < (step < p.k ? before : kAll); ++pair) {
-            const PairOfParts parts = kPairs<kParts>[pair];
+            const PairOfParts parts = kMirrored ? mirrored_pair<kParts>(pair) : kPairs<kParts>[pair];
             const Bf16* a = tile_of(p.a, i, k) + parts.a * kTileElements + half * kRows * p.a_stride;
             const Bf16* b = tile_of(p.b, k, j) + parts.b * kTileElements;
             for (int d = 0; d < 16; ++d) {
@@ -67,11 +67,41 @@ inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, 
 
 template <int kParts, int kRows, int kLanes, class Between>
 inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between& between) {
-    for (std::int64_t half = 0; half < 2 * kRows; ++half) half_block<kParts, kLanes>(p, i + half / 2, half % 2, j);
+    for (std::int64_t half = 0; half < 2 * kRows; ++half) {
+        half_block<kParts, false, kLanes>(p, i + half / 2, half % 2, j);
+    }
     for (std::size_t step = 0; step < static_cast<std::size_t>(p.k) * std::size(kPairs<kParts>); ++step) between();
 }
 
 #include "cpu/tile/packed_multiply-inl.hpp"
+
+/// Sums [16, 64] of a RowsProduct, in memory.
+class RowSums {
+ public:
+    RowSums(float* c, std::int64_t stride, std::int64_t tiles) : tiles_(tiles) {
+        product_.c = c;
+        product_.c_stride = stride;
+        product_.k = 1;
+    }
+    template <int kParts>
+    HWY_NOINLINE void add(Bf16* p, Bf16* v) {
+        product_.a = {p, 0, 0};
+        product_.b = {v, 0, kParts * kTileElements};
+        std::int64_t j = 0;
+        for (; j + 2 <= tiles_; j += 2) {
+            for (int half = 0; half < 2; ++half) half_block<kParts, true, 2>(product_, 0, half, j);
+        }
+        for (int half = 0; half < 2 && j < tiles_; ++half) half_block<kParts, true, 1>(product_, 0, half, j);
+        product_.add = true;
+    }
+    void store() const {}
+
+ private:
+    TileProduct product_;
+    std::int64_t tiles_;
+};
+
+#include "cpu/tile/packed_rows-inl.hpp"
 
 void nothing_to_set_up() {}
 
@@ -79,10 +109,12 @@ void nothing_to_set_up() {}
 
 const PackedWords kDotWords = {.pack = pack,
                                .multiply = multiply,
+                               .multiply_rows = multiply_rows,
                                .weights = weights,
                                .maximum = maximum,
                                .multiply_beside_weights = multiply_beside_weights,
                                .gradient = gradient,
+                               .transpose = transpose_words,
                                .store_columns = store_columns,
                                .row_dots = row_dots,
                                .begin = nothing_to_set_up,

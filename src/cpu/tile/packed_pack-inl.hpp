@@ -33,6 +33,17 @@ inline void transpose(__m512i (&x)[16]) {
     }
 }
 
+inline void transpose_words(const void* from, std::int64_t from_stride, void* to, std::int64_t to_stride) {
+    __m512i x[16];
+    TESSERA_UNROLL for (int r = 0; r < 16; ++r) {
+        x[r] = _mm512_loadu_si512(static_cast<const char*>(from) + 4 * r * from_stride);
+    }
+    transpose(x);
+    TESSERA_UNROLL for (int r = 0; r < 16; ++r) {
+        _mm512_storeu_si512(static_cast<char*>(to) + 4 * r * to_stride, x[r]);
+    }
+}
+
 inline Bf16* tile_of(const Tiles& tiles, std::int64_t i, std::int64_t j) {
     return tiles.data + i * tiles.row_step + j * tiles.column_step;
 }

@@ -23,6 +23,12 @@ inline constexpr PairOfParts kPairs[1] = {{0, 0}};
 template <>
 inline constexpr PairOfParts kPairs<3>[6] = {{0, 2}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 0}};
 
+/// The same for B^T A^T, which so has the bits of A B.
+template <int kParts>
+constexpr PairOfParts mirrored_pair(std::size_t i) {
+    return {kPairs<kParts>[i].b, kPairs<kParts>[i].a};
+}
+
 extern const PackedWords kDotWords;
 extern const PackedWords kAmxWords;
 

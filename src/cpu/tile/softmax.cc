@@ -102,23 +102,52 @@ void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t
     }
 }
 
+/// Merges the states of a vector of lanes; a and b: what sums relative to their old maxima are multiplied by.
+HWY_INLINE void merge_states(const RowState& into, const RowState& state, std::int64_t lane, V& a, V& b) {
+    const D d;
+    const V m_a = hn::Load(d, into.m + lane);
+    const V m_b = hn::Load(d, state.m + lane);
+    const V maximum = hn::Max(m_a, m_b);
+    const V shift = shift_of(maximum);
+    a = exp_of_nonpositive(hn::Sub(m_a, shift));
+    b = exp_of_nonpositive(hn::Sub(m_b, shift));
+    const V l = hn::MulAdd(hn::Load(d, into.l + lane), a, hn::Mul(hn::Load(d, state.l + lane), b));
+    hn::Store(maximum, d, into.m + lane);
+    hn::Store(l, d, into.l + lane);
+}
+
+/// x = x * a + y * b
+HWY_INLINE void merge_vector(float* x, V a, const float* y, V b) {
+    const D d;
+    hn::Store(hn::MulAdd(hn::Load(d, x), a, hn::Mul(hn::Load(d, y), b)), d, x);
+}
+
 void Merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,
            std::int64_t lanes, std::int64_t stride) {
-    const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
-        const V m_a = hn::Load(d, into.m + lane);
-        const V m_b = hn::Load(d, state.m + lane);
-        const V maximum = hn::Max(m_a, m_b);
-        const V shift = shift_of(maximum);
-        const V a = exp_of_nonpositive(hn::Sub(m_a, shift));
-        const V b = exp_of_nonpositive(hn::Sub(m_b, shift));
-        const V l = hn::MulAdd(hn::Load(d, into.l + lane), a, hn::Mul(hn::Load(d, state.l + lane), b));
-        hn::Store(maximum, d, into.m + lane);
-        hn::Store(l, d, into.l + lane);
+        V a, b;
+        merge_states(into, state, lane, a, b);
         for (std::int64_t c = 0; c < dim; ++c) {
-            float* at = into_o + c * stride + lane;
-            hn::Store(hn::MulAdd(hn::Load(d, at), a, hn::Mul(hn::Load(d, o + c * stride + lane), b)), d, at);
+            merge_vector(into_o + c * stride + lane, a, o + c * stride + lane, b);
         }
+    }
+}
+
+void MergeRows(const RowState& into, float* into_o, const RowState& state, const float* o, const Range& queries,
+               std::int64_t stride) {
+    const D d;
+    HWY_ALIGN float of_a[kLanes];
+    HWY_ALIGN float of_b[kLanes];
+    for (std::int64_t lane = 0; lane < kLanes; lane += kWidth) {
+        V a, b;
+        merge_states(into, state, lane, a, b);
+        hn::Store(a, d, of_a + lane);
+        hn::Store(b, d, of_b + lane);
+    }
+    for (std::int64_t r = queries.begin; r < queries.end; ++r) {
+        const V a = hn::Set(d, of_a[r]);
+        const V b = hn::Set(d, of_b[r]);
+        for (std::int64_t c = r * stride; c < (r + 1) * stride; c += kWidth) merge_vector(into_o + c, a, o + c, b);
     }
 }
 
@@ -157,6 +186,7 @@ namespace tessera::cpu::tile {
 
 HWY_EXPORT(OnlineSoftmax);
 HWY_EXPORT(Merge);
+HWY_EXPORT(MergeRows);
 HWY_EXPORT(WeightsFromLse);
 HWY_EXPORT(SoftmaxGradient);
 
@@ -168,6 +198,11 @@ void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_
 void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,
            std::int64_t lanes, std::int64_t stride) {
     HWY_DYNAMIC_DISPATCH(Merge)(into, into_o, state, o, dim, lanes, stride);
+}
+
+void merge_rows(const RowState& into, float* into_o, const RowState& state, const float* o, const Range& queries,
+                std::int64_t stride) {
+    HWY_DYNAMIC_DISPATCH(MergeRows)(into, into_o, state, o, queries, stride);
 }
 
 void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,

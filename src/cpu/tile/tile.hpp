@@ -197,6 +197,10 @@ void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_
 void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,
            std::int64_t lanes, std::int64_t stride);
 
+/// The same of O [lanes, stride] with queries as rows, and only for those queries of it.
+void merge_rows(const RowState& into, float* into_o, const RowState& state, const float* o, const Range& queries,
+                std::int64_t stride);
+
 /// inverse[i] = 1 / l[i], or 0 for a row that saw no key.
 void invert_sums(const RowState& state, std::int64_t lanes, float* inverse);
 
