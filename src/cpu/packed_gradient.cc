@@ -152,7 +152,14 @@ void PackedGradients::store_queries(const BackwardArgs& args, const Head& head, 
     alignas(64) float scale[kGroup];
     std::fill_n(scale, kGroup, static_cast<float>(problem_.effective_scale()));
     const std::int64_t rows = std::min(kGroup, head.member.len_q - first);
-    tile::packed_words()->store_columns(queries(head, first).dq_t, kGroup, rows, g_.head_dim, scale,
+    const Queries from = queries(head, first);
+    for (std::int64_t r = 0; r < rows; ++r) {  // a NaN of dS may be lost where it is rounded (tile::to_bf16_pairs)
+        const bool sees_keys = !head.band.kv_range(first + r, first + r + 1).empty();
+        if (sees_keys && (std::isnan(from.lse[r]) || std::isnan(from.delta[r]))) {
+            scale[r] = std::numeric_limits<float>::quiet_NaN();
+        }
+    }
+    tile::packed_words()->store_columns(from.dq_t, kGroup, rows, g_.head_dim, scale,
                                         head_rows(args.dq, head.member, head.member.first_q, head.query_head), first);
 }
 

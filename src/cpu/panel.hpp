@@ -26,7 +26,7 @@ struct TileScratch {
           rescale(arena.take<float>(g.lanes)) {}
 };
 
-/// Running result of a panel: state and unnormalised O^T, [head_dim_v, lanes].
+/// Running result of a panel: state and unnormalised O^T, [head_dim_v, lanes], unless its owner has it otherwise.
 struct PanelSums {
     tile::RowState state;
     float* o = nullptr;

@@ -36,6 +36,7 @@ class Packed : public testing::TestWithParam<Unit> {
 inline std::string unit_label(const testing::TestParamInfo<Unit>& info) {
     return info.param == Unit::amx ? "amx" : "dot";
 }
+
 /// Elements at an aligned address.
 template <class T>
 class Array {

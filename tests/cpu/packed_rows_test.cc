@@ -2,10 +2,12 @@
 //
 // Few queries on packed tiles: their product with V as rows, on every matrix unit of this processor, and the kernel.
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 
 #include "check/run_case.hpp"
+#include "kernels/support.hpp"
 #include "packed.hpp"
 
 namespace tessera::cpu::tile {
@@ -139,6 +141,120 @@ TEST(PackedKernels, few_queries_are_right_on_every_unit) {
             }
         }
         EXPECT_GT(ran, 50);
+    }
+}
+
+KernelInfo kernel(const std::string& name) {
+    for (const KernelInfo& info : kernels()) {
+        if (info.name == name) return info;
+    }
+    ADD_FAILURE() << "no kernel " << name;
+    return {};
+}
+
+/// One query head on a head of keys takes rows, two take columns. Whole and by blocks, O and LSE have the same bits.
+TEST(PackedKernels, few_queries_have_the_bits_of_many_heads) {
+    const KernelInfo forward = kernel("cpu.fa2.forward");
+    for (const Unit chosen : {Unit::dot, Unit::amx}) {
+        if (!has_unit(chosen)) continue;
+        const OnlyUnit only(chosen);
+        for (const DType dtype : {DType::bf16, DType::fp32}) {
+            for (const std::int64_t len_kv : {40, 513, 2100}) {
+                for (const double special : {0.0, std::nan(""), HUGE_VAL, 0x1p-126}) {
+                    Problem p = check::make_problem(2, 7, len_kv, 2, 1, 40, dtype);
+                    p.mask.window_left = len_kv / 2;
+                    check::Attention two(p, 3);
+                    if (special != 0) two.k.set(special, 0, len_kv - 1, 0, 3), two.v.set(special, 1, len_kv - 2, 0, 5);
+                    if (special != 0) two.q.set(special, 1, 2, 0, 0);
+                    ASSERT_TRUE(two.forward(forward));
+                    p.heads_q = 1;
+                    check::Attention one(p, 3);
+                    one.k = two.k, one.v = two.v;
+                    for (std::int64_t b = 0; b < 2; ++b) {
+                        for (std::int64_t i = 0; i < 7; ++i) {
+                            for (std::int64_t c = 0; c < 40; ++c) one.q.set(two.q.get(b, i, 0, c), b, i, 0, c);
+                        }
+                    }
+                    for (const int threads : {1, 16}) {
+                        ASSERT_TRUE(one.forward(forward, {.threads = threads}));
+                        const auto same = [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); };
+                        for (std::int64_t b = 0; b < 2; ++b) {
+                            for (std::int64_t i = 0; i < 7; ++i) {
+                                EXPECT_TRUE(same(one.lse.get(b, 0, i), two.lse.get(b, 0, i))) << special;
+                                for (std::int64_t c = 0; c < 40; ++c) {
+                                    ASSERT_TRUE(same(one.o.get(b, i, 0, c), two.o.get(b, i, 0, c)))
+                                        << name_of(dtype) << " " << len_kv << " keys, " << threads << " threads, "
+                                        << special << ": " << one.o.get(b, i, 0, c) << ", " << two.o.get(b, i, 0, c);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A panel with a NaN is stored another way. Its other rows keep their bits, subnormal ones too, whoever shares the
+/// task.
+TEST(PackedKernels, subnormal_results_do_not_depend_on_neighbours) {
+    for (const Unit chosen : {Unit::dot, Unit::amx}) {
+        if (!has_unit(chosen)) continue;
+        const OnlyUnit only(chosen);
+        check::Attention x(check::make_problem(1, 2, 20000, 1, 1, 16, DType::bf16));
+        x.q.fill_value(0);
+        x.v.fill_value(0);
+        for (std::int64_t key = 1; key < 20000; key += 2) x.v.set(0x1p-126, 0, key, 0, 0);
+        x.q.set(std::nan(""), 0, 1, 0, 0);
+        for (const int threads : {1, 16}) {
+            ASSERT_TRUE(x.forward(kernel("cpu.fa2.forward"), {.threads = threads}));
+            EXPECT_EQ(x.o.get(0, 0, 0, 0), 0x1p-127) << threads << " threads";
+        }
+    }
+}
+
+/// Memory filled with 0xFF holds NaN of such bits that adding to them makes 0.
+TEST(PackedKernels, nan_of_any_bits_is_told) {
+    for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {
+        if (!has_unit(chosen)) continue;
+        const OnlyUnit only(chosen);
+        for (const std::int64_t len_q : {2, 40}) {
+            Problem p = check::make_problem(1, len_q, 64, 1, 1, 16, DType::bf16);
+            p.bias = true;
+            check::Attention x(p);
+            std::memset(x.bias.view.at<float>(0, 0, 1, 9), 0xFF, sizeof(float));
+            check::Attention y = x;
+            ASSERT_TRUE(x.forward(kernel("cpu.fa2.forward")));
+            EXPECT_TRUE(std::isnan(x.lse.get(0, 0, 1)));
+            y.prepare_backward();
+            std::memset(y.lse.view.at<float>(0, 0, 1), 0xFF, sizeof(float));
+            ASSERT_TRUE(y.backward(kernel("cpu.fa2.backward")));
+            for (std::int64_t c = 0; c < 16; ++c) {
+                EXPECT_TRUE(std::isnan(x.o.get(0, 1, 0, c)));
+                EXPECT_FALSE(std::isnan(x.o.get(0, 0, 0, c)));
+                EXPECT_TRUE(std::isnan(y.dq.get(0, 1, 0, c)));
+                EXPECT_FALSE(std::isnan(y.dq.get(0, 0, 0, c)));
+            }
+        }
+    }
+}
+
+/// Blocks beyond a member's own keys are no tiles.
+TEST(PackedKernels, ragged_members_count_their_own_tiles) {
+    const std::vector<std::int64_t> of_q = {4, 4, 4}, of_kv = {1300, 40, 0};
+    check::Attention x(check::make_ragged(of_q, of_kv, 1, 1, 16, DType::bf16), 1, of_q, of_kv);
+    for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {
+        if (!has_unit(chosen)) continue;
+        const OnlyUnit only(chosen);
+        for (const int threads : {1, 16}) {
+            TileCounters counters;
+            ASSERT_TRUE(x.forward(kernel("cpu.fa2.forward"),
+                                  {.threads = threads, .tile = Tile{32, 512}, .how = {.counters = &counters}}));
+            EXPECT_EQ(counters.full, 4) << static_cast<int>(chosen);
+            EXPECT_EQ(counters.partial, 0);
+            EXPECT_EQ(counters.skipped, 0);
+            EXPECT_EQ(counters.elements, 4 * 1340);
+        }
     }
 }
 

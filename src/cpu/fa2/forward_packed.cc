@@ -91,15 +91,8 @@ class Task {
     void add_steps(std::int64_t block, TileTally& tally) {
         steps_.clear();
         for (std::size_t i = 0; i < works_.size(); ++i) {
-            const Range all = run_.keys_of_block(works_[i].head.member, block);
-            if (all.empty()) continue;
-            Range seen{std::max(all.begin, works_[i].keys.begin), std::min(all.end, works_[i].keys.end)};
-            tally.skipped(1, seen.empty() ? 0 : 1);
-            if (seen.empty()) continue;
-            tally.ran(all_visible(works_[i], all) ? Coverage::full : Coverage::partial,
-                      works_[i].panel.queries * seen.size());
-            seen.begin = seen.begin / tile::kTileDepth * tile::kTileDepth;
-            steps_.push_back({{seen}, i, block});
+            const PackedKeys seen = keys_seen(run_, works_[i], block, &tally);
+            if (!seen.keys.empty()) steps_.push_back({seen, i, block});
         }
     }
 
@@ -267,8 +260,7 @@ void run_split(const ForwardRun& run) {
         const PackedPanel& work = task.work(0);
         PanelSums& total = task.total(0);
         for (std::int64_t block = 0; block < part.blocks; ++block) {
-            const Range keys = run.keys_of_block(work.head.member, block);
-            if (std::max(keys.begin, work.keys.begin) >= std::min(keys.end, work.keys.end)) continue;
+            if (keys_seen(run, work, block).keys.empty()) continue;
             const PanelSums next = partial(kv_head, panel, block);
             if (total.started) {
                 tile::merge(total.state, total.o, next.state, next.o, merged_rows(run.g), work.panel.lanes,

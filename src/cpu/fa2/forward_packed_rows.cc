@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa2 forward on packed tiles, of few queries for each kv head: no key is used twice, so to pack it is most of the
-// work. K and V are read in the order of memory, a slice of keys at a time, and what is packed of them stays in the
-// first-level cache; O = P V has its queries as rows, for which V need not be transposed. Bits are those of
-// forward_packed.cc.
+// work. K and V are read in the order of memory, a slice of keys at a time, and what is packed of them is used at once;
+// O = P V has its queries as rows, for which V need not be transposed. Bits are those of forward_packed.cc.
 #include "cpu/fa2/forward_packed_rows.hpp"
 
 #include <limits>
@@ -12,14 +11,6 @@
 
 namespace tessera::cpu::fa2 {
 namespace {
-
-/// Keys of one block that the panel sees, from a multiple of 32 on; none: it sees no key.
-PackedKeys keys_of_block(const ForwardRun& run, const PackedPanel& work, std::int64_t block) {
-    const Range all = run.keys_of_block(work.head.member, block);
-    Range seen{std::max(all.begin, work.keys.begin), std::min(all.end, work.keys.end)};
-    if (!seen.empty()) seen.begin = seen.begin / tile::kTileDepth * tile::kTileDepth;
-    return {seen};
-}
 
 /// The panel of one kv head.
 class RowTask {
@@ -45,11 +36,8 @@ class RowTask {
     /// Result of one block of keys alone; false: none of them is seen.
     bool attend(std::int64_t block, PanelSums& sums) {
         TileTally tally(run_.call.counters);
-        const PackedKeys keys = keys_of_block(run_, work_, block);
-        tally.skipped(1, keys.keys.empty() ? 0 : 1);
+        const PackedKeys keys = keys_seen(run_, work_, block, &tally);
         if (keys.keys.empty()) return false;
-        const Range all = run_.keys_of_block(work_.head.member, block);
-        tally.ran(all_visible(work_, all) ? Coverage::full : Coverage::partial, work_.panel.queries * keys.keys.size());
         compute_scores(keys);
         const Stage& at = scratch_.stage;
         run_.words.weights(weights_job(work_, keys, scratch_.s, scratch_.other, at));
@@ -72,7 +60,7 @@ class RowTask {
         total.started = true;
     }
 
-    /// Writes O and LSE of some queries, which become the panel's only ones.
+    /// Writes O and LSE of some queries. They become the panel's only ones: the last use of a task.
     void finish(PanelSums& total, const Range& queries) {
         work_.panel.first += queries.begin;
         work_.panel.queries = queries.size();
@@ -200,7 +188,7 @@ void run_split(const ForwardRun& run) {
         tile::PackedSession session(run.words);
         PanelSums total = task.total();
         for (std::int64_t block = 0; block < part.blocks; ++block) {
-            if (!keys_of_block(run, task.work(), block).keys.empty()) task.merge(total, partial(kv_head, block), query);
+            if (!keys_seen(run, task.work(), block).keys.empty()) task.merge(total, partial(kv_head, block), query);
         }
         task.finish(total, query);
     });

@@ -13,7 +13,7 @@ inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block 
 inline constexpr std::int64_t kTasksPerWorker = 3;
 inline constexpr std::int64_t kTasksOfShortRows = 2;  // of a worker, where rows have a single block of keys
 inline constexpr std::int64_t kScoreRows = 128;       // keys whose scores are made, masked and transformed at a time
-inline constexpr std::int64_t kSliceKeys = 64;        // of few queries, made scores of at a time
+inline constexpr std::int64_t kSliceKeys = 64;        // of few queries; 32 and 128 read as much within noise
 inline constexpr std::int64_t kExactBlock = 64;       // keys of a tile where an overflow is computed again in fp32
 inline constexpr double kCachePerThread = 1 << 20;    // bytes
 inline constexpr double kMostPartials = 1 << 28;      // bytes, where K and V are not more
@@ -66,7 +66,8 @@ struct Partition {
     double bytes_of_partials(const PackedGeometry& g) const;
 };
 
-/// Does each kv head have one panel, of so few queries that they fill one lane tile? Decoding has.
+/// Does each kv head have one panel, of so few queries that they fit one lane tile? Decoding has, where the query heads
+/// of a group can be stacked (stack_heads.hpp).
 inline bool queries_as_rows(const Partition& part, const PackedGeometry& g) {
     return g.lanes == tile::kTileRows && part.panels_per_kv_head == 1;
 }
@@ -78,7 +79,7 @@ inline std::int64_t value_rows(const PackedGeometry& g) { return sum_row(g) + (g
 /// Rows that a merge takes along.
 inline std::int64_t merged_rows(const PackedGeometry& g) { return sum_row(g) + (g.parts == 1 ? 1 : 0); }
 
-/// A panel's result: m, l, O^T [value_rows, lanes].
+/// A panel's result: m, l, O^T [value_rows, lanes]; where queries are rows, O [lanes, value_rows].
 inline std::int64_t sums_floats(const PackedGeometry& g) { return (2 + value_rows(g)) * g.lanes; }
 
 inline double Partition::bytes_of_partials(const PackedGeometry& g) const {

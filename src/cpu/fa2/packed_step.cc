@@ -5,6 +5,20 @@
 
 namespace tessera::cpu::fa2 {
 
+PackedKeys keys_seen(const ForwardRun& run, const PackedPanel& work, std::int64_t block, TileTally* tally) {
+    const Range all = run.keys_of_block(work.head.member, block);
+    if (all.empty()) return {};
+    Range seen{std::max(all.begin, work.keys.begin), std::min(all.end, work.keys.end)};
+    if (tally != nullptr) {
+        tally->skipped(1, seen.empty() ? 0 : 1);
+        if (!seen.empty()) {
+            tally->ran(all_visible(work, all) ? Coverage::full : Coverage::partial, work.panel.queries * seen.size());
+        }
+    }
+    if (!seen.empty()) seen.begin = seen.begin / tile::kTileDepth * tile::kTileDepth;
+    return {seen};
+}
+
 void finish_some(const ForwardRun& run, const PackedPanel& work, const PackedKeys& some, bool finite, float* s,
                  float* other, float* maximum) {
     if (!finite) {
@@ -47,7 +61,11 @@ void finish_packed(const ForwardRun& run, const PackedPanel& work, const FinishS
         // Weights in three parts aren't rounded.
         const bool use_l = work.head.dropout.active || g.parts > 1;
         const float* l = use_l ? sums.state.l : sums.o + sum_row(g) * lanes;
-        for (std::int64_t r = 0; r < lanes; ++r) factor[r] = l[r] == 0 ? 0.0F : work.head.dropout.kept / l[r];
+        // A NaN may be lost where weights are rounded (tile::to_bf16_pairs), but not in l.
+        for (std::int64_t r = 0; r < lanes; ++r) {
+            const float sum = std::isnan(sums.state.l[r]) ? sums.state.l[r] : l[r];
+            factor[r] = sum == 0 ? 0.0F : work.head.dropout.kept / sum;
+        }
         const HeadRows o = head_rows(run.call.args.o, work.head.member, work.head.member.first_q, work.head.query_head);
         if (run.words.store_columns(sums.o, lanes, work.panel.queries, g.head_dim_v, factor, o, work.panel.first)) {
             tile::store_lse(sums.state, work.panel.queries,

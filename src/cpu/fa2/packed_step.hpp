@@ -8,6 +8,9 @@
 
 namespace tessera::cpu::fa2 {
 
+/// Keys of one block that a panel sees, from a multiple of 32 on; none: it sees no key. Counted in `tally`, when given.
+PackedKeys keys_seen(const ForwardRun& run, const PackedPanel& work, std::int64_t block, TileTally* tally = nullptr);
+
 /// Scores of some keys after their product: special elements, what is done to scores, and the maximum. `finite`: no
 /// element of these keys or of the queries was packed as 0. s, other: [keys, lanes]
 void finish_some(const ForwardRun& run, const PackedPanel& work, const PackedKeys& some, bool finite, float* s,

@@ -114,12 +114,13 @@ struct TileProduct {
     std::int64_t a_stride = kTileDepth;
 };
 
-/// C[16, dim] = P V for the 16 queries of a lane tile, whose weights are made row tiles, which takes less than to make
-/// V columns: V is packed on the way, as pair tiles of the rows and columns at hand. The bits are those of C^T = V^T P.
+/// C[16, dim rounded up to 16] = P V for the 16 queries of a lane tile, whose weights are made row tiles, which takes
+/// less than to make V columns: V is packed on the way, as pair tiles of the rows and columns at hand. The bits are
+/// those of C^T = V^T P.
 struct RowsProduct {
     int parts = 1;       ///< of P and of V
     Bf16* p = nullptr;   ///< [keys / 32] pair tiles [32 keys, 16 queries]; afterwards row tiles
-    PackJob v;           ///< rows of V, Form::row_pairs; v.to.data: room for kRowsBuffer rows of tiles
+    PackJob v;           ///< at least one row of V, in row_pairs; v.to.data: room for kRowsBuffer rows of tiles
     float* c = nullptr;  // [16, c_stride]
     std::int64_t c_stride = 0;
 };

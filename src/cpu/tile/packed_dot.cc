@@ -83,6 +83,7 @@ class RowSums {
         product_.c_stride = stride;
         product_.k = 1;
     }
+    /// A function of its own: inside the loop that packs, its sums went to the stack.
     template <int kParts>
     HWY_NOINLINE void add(Bf16* p, Bf16* v) {
         product_.a = {p, 0, 0};

@@ -45,6 +45,18 @@ inline void scaled_rows(const float* from, std::int64_t stride, std::int64_t col
     transpose(x);
 }
 
+/// bf16 of x, to nearest, ties to even. The conversion instruction would make subnormal results 0, which others that
+/// write the same tensors do not.
+inline __m256i narrow_to_bf16(__m512 x) {
+    const __m512i all = _mm512_castps_si512(x);
+    const __m512i upper = _mm512_srli_epi32(all, 16);
+    const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(all, _mm512_set1_epi32(0x7FFF)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan, quiet));
+}
+
 /// Stores the elements of x that `inside` has, the first ones, in bf16 or fp32.
 inline void store_row(const HeadRows& to, std::int64_t row, std::int64_t column, __m512 x, __mmask16 inside) {
     void* at = to.at(row, column);
@@ -56,9 +68,7 @@ inline void store_row(const HeadRows& to, std::int64_t row, std::int64_t column,
             static_cast<float*>(at)[c * to.column_stride] = values[c];
         return;
     }
-    const __m256bh narrow = _mm512_cvtneps_pbh(x);
-    __m256i bits16;
-    std::memcpy(&bits16, &narrow, sizeof bits16);
+    const __m256i bits16 = narrow_to_bf16(x);
     if (to.column_stride == 1) return _mm256_mask_storeu_epi16(at, inside, bits16);
     alignas(32) std::uint16_t values[16];
     _mm256_store_si256(reinterpret_cast<__m256i*>(values), bits16);
