@@ -65,6 +65,7 @@ constexpr Tile kTile{64, 64};              // cpu/backend.cc
 constexpr double kLanes = 16;              // tile.hpp: rows of a tile are padded to it
 constexpr std::int64_t kPackedPanel = 32;  // queries of a packed panel
 constexpr double kMaxPanels = 8;           // of a task of the packed forward
+constexpr double kPackedAsRows = 0.3;      // of packing, with few queries (cpu/fa2/forward_packed_rows.cc)
 constexpr std::int64_t kChunk = 512;       // fa2: a task is at least a tile of queries and so many keys
 
 struct Cpu {
@@ -251,9 +252,11 @@ void Cpu::add_memory() {
     account.note("cold memory", "{:.4g} B / {:.4g} GB/s = {:.4g} ms", bytes, read * 1e-6, bytes / read);
     account.part("DRAM", bytes / read);
     if (packed()) {
-        const double pack = packed_elements() * constants().pack_ns * 1e-6;
-        account.note("packing", "{:.4g} elements of a thread * {:.3g} ns = {:.4g} ms", packed_elements(),
-                     constants().pack_ns, pack);
+        const bool as_rows = forward() && p.group() == 1 && static_cast<double>(p.len_q) <= kLanes;
+        const double pack_ns = constants().pack_ns * (as_rows ? kPackedAsRows : 1);
+        const double pack = packed_elements() * pack_ns * 1e-6;
+        account.note("packing", "{:.4g} elements of a thread * {:.3g} ns = {:.4g} ms", packed_elements(), pack_ns,
+                     pack);
         account.part("packing", pack);
     }
     if (q.schedule != Schedule::standard) return;
@@ -274,10 +277,25 @@ void Cpu::add_loops() {
     account.part("launch", ms);
 }
 
+/// Decoding as fa2 runs it (cpu/fa2/stack_heads.hpp): the query heads of a group are rows of one head.
+Problem stacked(const Question& question) {
+    Problem p = question.problem;
+    const bool alike = !p.ragged && !p.alibi && !p.bias && p.dropout.probability == 0;
+    if (question.pass == Pass::backward || question.schedule != Schedule::fa2 || p.len_q != 1 || !alike) return p;
+    if (p.heads_q <= p.heads_kv || p.heads_kv <= 0) return p;
+    if (p.mask.bind(1, p.len_kv).kv_range(0, 1).size() != p.len_kv) return p;
+    p.len_q = p.group();
+    p.heads_q = p.heads_kv;
+    p.mask = {};
+    return p;
+}
+
 }  // namespace
 
 void predict_cpu(const Question& question, Prediction& prediction) {
-    Cpu cpu(question, prediction);
+    const Problem problem = stacked(question);
+    const Question as_run{problem, question.schedule, question.pass, question.machine, question.options};
+    Cpu cpu(as_run, prediction);
     cpu.add_arithmetic();
     cpu.add_memory();
     cpu.add_loops();

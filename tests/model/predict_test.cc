@@ -167,6 +167,13 @@ TEST(Accuracy, cpu) {
     }
 }
 
+/// Decoding, from memory or from the last-level cache, which the model does not know of: within a factor of two.
+TEST(Accuracy, cpu_decoding) {
+    const auto comparisons = measure::compare(kept("cpu", {"decode_amx_xeon16.jsonl"}));
+    EXPECT_EQ(comparisons.rows.size(), 8U);
+    for (const measure::Accuracy& a : measure::summarise(comparisons)) EXPECT_LE(a.worst, 1.0) << a.kernels;
+}
+
 /// Other people's tables of devices that no constant was fitted on.
 TEST(Accuracy, published_tables) {
     const auto comparisons = measure::compare(kept("published", {"others.jsonl"}));
