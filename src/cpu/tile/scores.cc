@@ -87,14 +87,17 @@ void ScaleAndCap(const ScoreRule& rule, std::int64_t keys, float* s, std::int64_
     }
 }
 
-void SubtractDistances(const ScoreRule& rule, const Place& place, std::int64_t keys, float* s, std::int64_t stride) {
+/// s = scale * s - slope * distance
+void SubtractDistances(const ScoreRule& rule, float scale, const Place& place, std::int64_t keys, float* s,
+                       std::int64_t stride) {
     const D d;
     const V slope = hn::Set(d, rule.alibi);
+    const V factor = hn::Set(d, scale);
     for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
         const std::int64_t first = place.q + lane + rule.diagonal - place.kv;
         const auto subtract = [&](std::int64_t j, V distance) HWY_ATTR {
             float* at = s + j * stride + lane;
-            hn::Store(hn::NegMulAdd(slope, hn::Abs(distance), hn::Load(d, at)), d, at);
+            hn::Store(hn::NegMulAdd(slope, hn::Abs(distance), hn::Mul(hn::Load(d, at), factor)), d, at);
         };
         // Differences of positions are exact in fp32 up to here; beyond, each is rounded once.
         constexpr std::int64_t kExact = std::int64_t{1} << 24;
@@ -204,8 +207,12 @@ HWY_EXPORT(ScaleLanes);
 
 void transform_scores(const ScoreRule& rule, const Place& place, std::int64_t keys, std::int64_t queries, float* s,
                       std::int64_t stride, float* scratch, float* cap_slope) {
-    if (rule.scale != 1 || rule.softcap > 0) HWY_DYNAMIC_DISPATCH(ScaleAndCap)(rule, keys, s, stride, cap_slope);
-    if (rule.alibi != 0) HWY_DYNAMIC_DISPATCH(SubtractDistances)(rule, place, keys, s, stride);
+    // Distances take the scale along, where no softcap comes between: one pass over the scores, not two.
+    const bool apart = rule.softcap > 0 || (rule.scale != 1 && rule.alibi == 0);
+    if (apart) HWY_DYNAMIC_DISPATCH(ScaleAndCap)(rule, keys, s, stride, cap_slope);
+    if (rule.alibi != 0) {
+        HWY_DYNAMIC_DISPATCH(SubtractDistances)(rule, apart ? 1.0F : rule.scale, place, keys, s, stride);
+    }
     if (rule.bias.data == nullptr) return;
     HeadRows columns = rule.bias;
     columns.data = static_cast<char*>(columns.at(0, place.kv));
