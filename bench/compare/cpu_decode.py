@@ -17,16 +17,14 @@ import json
 import math
 import statistics
 import sys
-import time
 
 import torch
 
 import abi
 from abi import FORWARD
-from host import commit, cpu_name
+from host import alternate, commit, cpu_name
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-BLOCK = 4  # calls in a row
 CACHES = 640 << 20  # bytes of K and V that no last-level cache holds
 
 
@@ -51,21 +49,6 @@ def calls_of(lib, dtype, batch, options):
     numbers = [x.view(torch.float32) for x in (k, v)]
     return {"tessera": ours, "torch_cpu": lambda: attention(q, k, v, enable_gqa=True),
             "read": lambda: [x.sum() for x in numbers]}, 2 * k.numel() * k.element_size()
-
-
-def in_turn(calls, seconds):
-    """Times (ms) of each call; a block of each in turn, the first call of a block uncounted."""
-    times = {name: [] for name in calls}
-    stop = time.perf_counter() + seconds
-    while min(map(len, times.values())) < 3 or time.perf_counter() < stop:
-        for name, call in calls.items():
-            time.sleep(0.01)
-            call()
-            for _ in range(BLOCK):
-                begin = time.perf_counter()
-                call()
-                times[name].append((time.perf_counter() - begin) * 1e3)
-    return times
 
 
 def record(name, dtype, batch, options, times, size, versions, revision):
@@ -104,7 +87,7 @@ def main():
         one = 2 * options.heads_kv * options.len_kv * options.head_dim * DTYPES[dtype].itemsize
         batch = -(-CACHES // one) if large else 1
         calls, size = calls_of(lib, dtype, batch, options)
-        times = in_turn(calls, options.seconds)
+        times = dict(zip(calls, alternate(list(calls.values()), options.seconds)))
         rate = {name: size / statistics.median(t) * 1e-6 for name, t in times.items()}
         print(f"{dtype:>5} {batch:5} {size >> 20:6} {rate['tessera']:8.0f} {rate['torch_cpu']:8.0f} {rate['read']:8.0f} "
               f"{100 * rate['tessera'] / rate['read']:9.0f}%", flush=True)

@@ -16,6 +16,9 @@ from abi import BACKWARD, BF16, FORWARD, FP32, INT32
 
 DTYPES = {"fp32": FP32, "bf16": BF16}
 SIZE = {FP32: 4, BF16: 2, INT32: 4}
+BLOCK = 8  # calls in a row of one library
+LONG_CALL = 50  # ms: such calls alternate one by one
+MOST_CALLS = 400
 
 
 class Memory:
@@ -180,6 +183,25 @@ def in_turn(calls, seconds, least=3, most=25):
     while len(times[0]) < least or (time.perf_counter() < stop and len(times[0]) < most):
         for i, call in enumerate(calls):
             times[i].append(short_median(call))
+    return times
+
+
+def alternate(calls, seconds):
+    """Times (ms) of calls of different libraries, taken in alternating blocks; at least three of each.
+
+    Between blocks the process sleeps until the other library's idle threads have stopped spinning; the first call of a
+    block wakes the library's own threads and is not counted.
+    """
+    times = [[] for _ in calls]
+    stop = time.perf_counter() + seconds
+    while min(map(len, times)) < 3 or (time.perf_counter() < stop and len(times[0]) < MOST_CALLS):
+        for call, taken in zip(calls, times):
+            time.sleep(0.03)
+            call()
+            for _ in range(BLOCK):
+                taken.append(milliseconds(call))
+                if taken[-1] > LONG_CALL:
+                    break
     return times
 
 

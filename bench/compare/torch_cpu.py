@@ -17,16 +17,13 @@ import json
 import math
 import statistics
 import sys
-import time
 
 import torch
 
 import abi
 from abi import BACKWARD, FORWARD
-from host import commit, cpu_name
+from host import alternate, commit, cpu_name
 
-BLOCK = 8  # calls in a row of one library
-LONG_CALL = 50  # ms: such calls alternate one by one
 LONGEST_CHECKED = 2048
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -61,28 +58,6 @@ def make_case_calls(lib, case):
     theirs = (out,) + tuple(peers[BACKWARD]())
     theirs_worst = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(theirs, exact))
     return ours, peers, worst, theirs_worst
-
-
-def alternate(ours, theirs, seconds):
-    """Medians and interquartile ranges (ms) of calls taken in alternating blocks.
-
-    Between blocks the process sleeps until the other library's idle threads have stopped spinning; the first call of a
-    block wakes the library's own threads and is not counted.
-    """
-    times = ([], [])
-    stop = time.perf_counter() + seconds
-    while min(map(len, times)) < 3 or (time.perf_counter() < stop and len(times[0]) < 400):
-        for i, call in enumerate((ours, theirs)):
-            time.sleep(0.03)
-            call()
-            for _ in range(BLOCK):
-                begin = time.perf_counter()
-                call()
-                times[i].append((time.perf_counter() - begin) * 1e3)
-                if times[i][-1] > LONG_CALL:
-                    break
-    quarter = [statistics.quantiles(t, n=4) for t in times]
-    return [(q[1], q[2] - q[0]) for q in quarter]
 
 
 def visible_pairs(case):
@@ -129,7 +104,8 @@ def main():
         if not error < (1e-4 if dtype == "fp32" else 3e-2):
             sys.exit(f"wrong result: {case}: relative error {error}")
         for direction in (FORWARD, BACKWARD):
-            (ms, spread), (torch_ms, torch_spread) = alternate(ours[direction], peers[direction], options.seconds)
+            quarters = [statistics.quantiles(t, n=4) for t in alternate([ours[direction], peers[direction]], options.seconds)]
+            (ms, spread), (torch_ms, torch_spread) = [(q[1], q[2] - q[0]) for q in quarters]
             rows = [record(case, direction, "tessera", ms, spread, versions, revision),
                     record(case, direction, "torch_cpu", torch_ms, torch_spread, versions, revision)]
             if out:

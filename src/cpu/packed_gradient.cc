@@ -154,10 +154,9 @@ void PackedGradients::store_queries(const BackwardArgs& args, const Head& head, 
     const std::int64_t rows = std::min(kGroup, head.member.len_q - first);
     const Queries from = queries(head, first);
     for (std::int64_t r = 0; r < rows; ++r) {  // a NaN of dS may be lost where it is rounded (tile::to_bf16_pairs)
+        if (!std::isnan(from.lse[r]) && !std::isnan(from.delta[r])) continue;
         const bool sees_keys = !head.band.kv_range(first + r, first + r + 1).empty();
-        if (sees_keys && (std::isnan(from.lse[r]) || std::isnan(from.delta[r]))) {
-            scale[r] = std::numeric_limits<float>::quiet_NaN();
-        }
+        if (sees_keys) scale[r] = std::numeric_limits<float>::quiet_NaN();
     }
     tile::packed_words()->store_columns(from.dq_t, kGroup, rows, g_.head_dim, scale,
                                         head_rows(args.dq, head.member, head.member.first_q, head.query_head), first);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/stack_heads.hpp"
 #include "model/parts.hpp"
 #include "schedule/grid.hpp"
 
@@ -277,23 +278,13 @@ void Cpu::add_loops() {
     account.part("launch", ms);
 }
 
-/// Decoding as fa2 runs it (cpu/fa2/stack_heads.hpp): the query heads of a group are rows of one head.
-Problem stacked(const Question& question) {
-    Problem p = question.problem;
-    const bool alike = !p.ragged && !p.alibi && !p.bias && p.dropout.probability == 0;
-    if (question.pass == Pass::backward || question.schedule != Schedule::fa2 || p.len_q != 1 || !alike) return p;
-    if (p.heads_q <= p.heads_kv || p.heads_kv <= 0) return p;
-    if (p.mask.bind(1, p.len_kv).kv_range(0, 1).size() != p.len_kv) return p;
-    p.len_q = p.group();
-    p.heads_q = p.heads_kv;
-    p.mask = {};
-    return p;
-}
-
 }  // namespace
 
 void predict_cpu(const Question& question, Prediction& prediction) {
-    const Problem problem = stacked(question);
+    // As fa2 decodes (cpu/fa2/stack_heads.hpp).
+    const bool stacks =
+        question.pass == Pass::forward && question.schedule == Schedule::fa2 && stackable(question.problem);
+    const Problem problem = stacks ? stacked(question.problem) : question.problem;
     const Question as_run{problem, question.schedule, question.pass, question.machine, question.options};
     Cpu cpu(as_run, prediction);
     cpu.add_arithmetic();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa2 forward on packed tiles, of few queries for each kv head: no key is used twice, so to pack it is most of the
-// work. K and V are read in the order of memory, a slice of keys at a time, and what is packed of them is used at once;
+// work. K and V are read in the order of memory, a slice of keys at a time, and are used as soon as they are packed.
 // O = P V has its queries as rows, for which V need not be transposed. Bits are those of forward_packed.cc.
 #include "cpu/fa2/forward_packed_rows.hpp"
 
@@ -26,6 +26,7 @@ class RowTask {
         q_finite_ =
             run_.words.pack({work_.head.q, work_.panel.first, work_.panel.queries, g_.head_dim,
                              tile::Form::column_pairs, work_.pairs(scratch_.queries), false, work_.query_scale()});
+        if (g_.parts > 1) return;
         // A pair tile with ones in the first lane: P times it is the sum of P.
         std::fill_n(scratch_.ones, tile::kTileElements, Bf16{});
         for (std::int64_t pair = 0; pair < tile::kTileElements; pair += tile::kTileDepth) {
@@ -85,32 +86,32 @@ class RowTask {
         std::fill_n(maximum, g_.lanes, -std::numeric_limits<float>::infinity());
         const bool in_place = tiles_in_place(k, g_.head_dim);
         const bool plain = work_.plain && q_finite_ && all_visible(work_, keys.keys);
-        fetch(k, keys.keys, keys.keys.begin, g_.head_dim);
+        fetch(k, keys.keys, kSliceKeys, g_.head_dim);
         PackedKeys slice;
         for (std::int64_t key = keys.keys.begin; key < keys.keys.end; key = slice.keys.end) {
             slice.keys = {key, std::min(keys.keys.end, key + kSliceKeys)};
             const std::int64_t whole = slice.keys.size() / tile::kTileDepth * tile::kTileDepth;
             const bool packed = !in_place || whole == 0;
             if (!packed) slice.keys.end = key + whole;  // a last tile that K does not fill is packed
-            fetch(k, keys.keys, slice.keys.end, g_.head_dim);
-            const bool finite = !packed || run_.pack_k(k, slice.keys, key_rows(scratch_.k, g_, g_.depth_tiles, 0));
+            fetch(k, {slice.keys.end, keys.keys.end}, kSliceKeys, g_.head_dim);
+            const tile::Tiles tiles = packed ? key_rows(scratch_.k, g_, g_.depth_tiles, 0) : rows_in_place(k, key);
+            const bool finite =
+                !packed || run_.words.pack({k, key, slice.keys.size(), g_.head_dim, tile::Form::rows, tiles});
             float* s = scratch_.s + (key - keys.keys.begin) * g_.lanes;
-            tile::TileProduct product = scores_product(
-                work_, slice, packed ? key_rows(scratch_.k, g_, g_.depth_tiles, 0) : rows_in_place(k, key),
-                scratch_.queries, g_.depth_tiles, s);
+            tile::TileProduct product = scores_product(work_, slice, tiles, scratch_.queries, g_.depth_tiles, s);
             if (!packed) product.a_stride = k.row_stride;
             const bool only_maximum = plain && finite && slice.rows() == slice.keys.size();
             if (only_maximum) product.maximum = maximum;
             run_.words.multiply(product);
             if (!only_maximum) finish_some(run_, work_, slice, finite && q_finite_, s, scratch_.other, maximum);
         }
-        fetch(work_.head.v, keys.keys, keys.keys.begin, g_.head_dim_v);
+        fetch(work_.head.v, keys.keys, tile::kTileDepth, g_.head_dim_v);  // multiply_rows() fetches what follows
     }
 
-    /// A slice of `keys`, from key `first` on.
-    void fetch(const HeadRows& x, const Range& keys, std::int64_t first, std::int64_t dim) const {
+    /// The first of some keys, where they are not in a cache.
+    void fetch(const HeadRows& x, const Range& keys, std::int64_t count, std::int64_t dim) const {
         if (!run_.part.from_memory || x.column_stride != 1) return;
-        tile::fetch_rows(x, first, std::min(keys.end, first + kSliceKeys), dim);
+        tile::fetch_rows(x, keys.begin, std::min(keys.end, keys.begin + count), dim);
     }
 
     /// o = P V, and in bf16 the sum of P as it was rounded. o: [lanes, value_rows]

@@ -1,26 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decoding: one query per head, and every query head of a group reads the same keys. The heads of a group are stacked
-// into rows of one head, by strides alone: they share the lanes, and K and V are read once for all of them.
+// The query heads of a group as rows of one head (core/stack_heads.hpp), by strides alone: they share the lanes.
 #pragma once
 
+#include "core/stack_heads.hpp"
 #include "kernel/kernel.hpp"
 
 namespace tessera::cpu::fa2 {
 
-/// Is there one query per head, and nothing that differs between heads but their queries?
-inline bool stackable(const Problem& p) {
-    return !p.ragged && p.len_q == 1 && p.heads_q > p.heads_kv && p.heads_kv > 0 && !p.alibi && !p.bias &&
-           p.dropout.probability == 0 && p.mask.bind(1, p.len_kv).kv_range(0, 1).size() == p.len_kv;
-}
-
 /// The plan of a stackable problem as one of `group` queries per kv head.
 inline Plan stacked(const Plan& plan) {
     Plan result;
-    result.problem = plan.problem;
-    result.problem.len_q = plan.problem.group();
-    result.problem.heads_q = plan.problem.heads_kv;
-    result.problem.mask = {};  // all keys are seen
+    result.problem = tessera::stacked(plan.problem);
     result.pass = plan.pass;
     result.kernel = plan.kernel;
     result.tile = plan.tile;
