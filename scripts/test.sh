@@ -86,7 +86,7 @@ fi
 # NEON, cross-compiled and emulated: are the results right? All kernels, all corner cases, all random cases and the tile
 # words' tests; not the tests of the checks themselves, of bf16 units, which only x86-64 has, nor those that take long
 # because of their sizes, which are no matter of the instruction set.
-NOT_EMULATED='^compare\.|^PackedKernels\.|Cuda|bug_26_30|bug_27|bug_30|bug_32'
+NOT_EMULATED='^compare\.|^MatrixKernels\.|Cuda|bug_26_30|bug_27|bug_30|bug_32'
 
 # Prints why that can't be done here, or nothing.
 no_neon() {

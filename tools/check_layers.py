@@ -28,7 +28,16 @@ LAYER_OF = {
     "src/model/": "model",
     "src/kernel/": "kernel",
     "src/cpu/": "cpu",
-    "src/cpu/tile/": "cpu/tile",
+    "src/cpu/head.": "cpu/rooms",
+    "src/cpu/call.": "cpu/rooms",
+    "src/cpu/lanes/": "cpu/lanes",  # words; the steps that are made of them stand over head.hpp and call.hpp
+    "src/cpu/lanes/step.": "cpu/rooms",
+    "src/cpu/lanes/gradient": "cpu/rooms",
+    "src/cpu/lanes/bias_gradient.": "cpu/rooms",
+    "src/cpu/matrix/": "cpu/matrix",
+    "src/cpu/matrix/layout.": "cpu/rooms",
+    "src/cpu/matrix/step.": "cpu/rooms",
+    "src/cpu/matrix/gradient": "cpu/rooms",
     "src/cuda/": "cuda",
     "src/cuda/device.": "cuda/shared",
     "src/cuda/ptx/": "cuda/ptx",
@@ -58,6 +67,7 @@ LAYER_OF = {
 
 CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared"}
+CPU_WORDS = {"include", "core", "cpu/lanes", "cpu/matrix"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
 TOOLS = {"io", "device", "check", "measure", "plot", "walk", "report", "diagnose"}
 # Layer -> the layers that it may include besides itself.
@@ -69,8 +79,10 @@ ALLOWED = {
     "model": {"include", "core", "schedule"},
     "kernel": {"include", "core", "schedule"},
     "reference": {"include", "core", "kernel"},
-    "cpu/tile": {"include", "core"},
-    "cpu": {"include", "core", "schedule", "kernel", "cpu/tile"},
+    "cpu/lanes": {"include", "core"},
+    "cpu/matrix": {"include", "core", "cpu/lanes"},
+    "cpu/rooms": CPU_WORDS | {"kernel"},
+    "cpu": CPU_WORDS | {"schedule", "kernel", "cpu/rooms"},
     "cuda/ptx": {"include"},
     "cuda/tile": CUDA_TILE,
     "cuda/shared": CUDA_TILE | {"kernel"},
@@ -83,7 +95,7 @@ ALLOWED = {
     "api": {"include", "core", "schedule", "model", "kernel", "registry"},
     "device": {"include", "core"},
     "check": LIBRARY | {"io", "device"},
-    "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/tile"},
+    "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/lanes", "cpu/matrix"},
     "plot": {"include"},
     "walk": LIBRARY,
     "report": LIBRARY | {"measure", "plot"},
@@ -93,12 +105,12 @@ ALLOWED = {
     "python": LIBRARY | TOOLS,
     "web": LIBRARY | TOOLS,
     "examples": {"include"},
-    "tests": LIBRARY | TOOLS | {"cpu", "cpu/tile", "cuda", "cuda/ptx", "cuda/tile", "cuda/shared", "cli"},
+    "tests": LIBRARY | TOOLS | CPU_WORDS | {"cpu", "cpu/rooms", "cuda", "cuda/ptx", "cuda/tile", "cuda/shared", "cli"},
 }
 
 # Start of a third-party header -> the layers that may include it.
 THIRD_PARTY = {
-    "hwy/": {"cpu", "cpu/tile", "tests"},
+    "hwy/": {"cpu", "cpu/lanes", "cpu/matrix", "tests"},
     "tbb/": {"api", "tests"},
     "nlohmann/": TOOLS | {"cli", "bench", "tests"},
     "CLI/": {"cli"},

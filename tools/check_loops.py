@@ -63,8 +63,8 @@ FILES = {
         Kind(r"N_AVX2::MatmulHidden", FMA + "ymm", at_least=1),
         Kind(r"N_SSE4::MatmulHidden", r"mulps.*%xmm", at_least=1),
     ],
-    "packed_dot.cc": [Kind(r"", r"vdpbf16ps.*%zmm", at_least=16), BESIDE],
-    "packed_amx.cc": [Kind(r"", r"tdpbf16ps", at_least=4), BESIDE],
+    "dot.cc": [Kind(r"", r"vdpbf16ps.*%zmm", at_least=16), BESIDE],
+    "amx.cc": [Kind(r"", r"tdpbf16ps", at_least=4), BESIDE],
 }
 VECTOR = re.compile(r"%[xyzt]mm\d")
 FRAME_POINTER = re.compile(r"^(?:mov\w*\s+%rsp, *%rbp$|lea\w*\s+[-\w]*\(%rsp\), *%rbp$)")

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 #include <hwy/highway.h>
 
+#include "cpu/lanes/words.hpp"
+#include "cpu/matrix/words.hpp"
 #include "cpu/schedules.hpp"
-#include "cpu/tile/packed.hpp"
-#include "cpu/tile/tile.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -18,13 +18,13 @@ constexpr std::int64_t kMaxBlock = 1024;
 /// with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and pass.
 Tile default_tile(const Problem&) { return {64, 64}; }
 
-bool packed(const Problem& problem) { return tile::packing_pays(problem.dtype); }
+bool on_matrix(const Problem& problem) { return matrix::packing_pays(problem.dtype); }
 
-/// Packed: the two lane tiles of 32 queries fill the accumulators of AMX, and a block of keys bounds what a merge
-/// costs.
-Tile fa2_forward_tile(const Problem& problem) { return packed(problem) ? Tile{32, 512} : default_tile(problem); }
+/// On a matrix unit: the two lane tiles of 32 queries fill the accumulators of AMX, and a block of keys bounds what a
+/// merge costs.
+Tile fa2_forward_tile(const Problem& problem) { return on_matrix(problem) ? Tile{32, 512} : default_tile(problem); }
 Tile fa2_backward_tile(const Problem& problem) {
-    return packed(problem) && !problem.bias_gradient ? Tile{128, 256} : default_tile(problem);
+    return on_matrix(problem) && !problem.bias_gradient ? Tile{128, 256} : default_tile(problem);
 }
 
 std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile, const Device&) {
@@ -92,7 +92,7 @@ Kernel row(const Entry& entry, Pass pass) {
                         : is_forward                    ? fa2_forward_tile
                                                         : fa2_backward_tile,
         .workspace_bytes = is_forward ? entry.forward_workspace : entry.backward_workspace,
-        .target = [](const Device&) { return tile::target_name(); },
+        .target = [](const Device&) { return lanes::target_name(); },
         .forward = is_forward ? entry.forward : nullptr,
         .backward = is_forward ? nullptr : entry.backward,
     };

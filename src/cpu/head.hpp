@@ -8,7 +8,7 @@
 
 #include "core/batch.hpp"
 #include "core/philox.hpp"
-#include "cpu/tile/tile.hpp"
+#include "cpu/lanes/words.hpp"
 #include "tessera/plan.hpp"
 
 namespace tessera::cpu {
@@ -32,11 +32,11 @@ struct Geometry {
     Geometry(const Plan& plan, std::int64_t queries_per_panel)
         : block_q(std::max<std::int64_t>(1, std::min(queries_per_panel, plan.problem.len_q))),
           block_kv(std::max<std::int64_t>(1, std::min(plan.tile.block_kv, plan.problem.len_kv))),
-          lanes(tile::padded(block_q)),
+          lanes(lanes::padded(block_q)),
           head_dim(plan.problem.head_dim),
           head_dim_v(plan.problem.head_dim_v),
-          k_stride(tile::padded(head_dim)),
-          v_stride(tile::padded(head_dim_v)),
+          k_stride(lanes::padded(head_dim)),
+          v_stride(lanes::padded(head_dim_v)),
           panels(ceil_div(plan.problem.len_q, block_q)) {}
 };
 
@@ -66,7 +66,7 @@ struct Panel {
     Panel(std::int64_t index, std::int64_t block_q, std::int64_t len_q)
         : first(index * block_q),
           queries(std::clamp<std::int64_t>(len_q - first, 0, block_q)),
-          lanes(tile::padded(queries)) {}
+          lanes(lanes::padded(queries)) {}
 };
 
 /// Consecutive keys of one head with their rows of K and V in fp32.
@@ -89,8 +89,8 @@ struct Head {
     HeadRows k;             // [len_kv, head_dim]
     HeadRows v;             // [len_kv, head_dim_v]
     float query_scale = 1;  ///< folded into the query tile
-    tile::ScoreRule rule;
-    tile::DropoutRule dropout;
+    lanes::ScoreRule rule;
+    lanes::DropoutRule dropout;
 
     template <class Args>
     Head(const Problem& p, const Args& args, const Member& m, std::int64_t head)
@@ -118,14 +118,24 @@ struct Head {
                    .active = probability > 0};
     }
 
-    /// The keys that some query of the panel sees.
+    /// The keys that some query of the panel sees: a causal mask or a window lets the loops skip all others.
     Range keys_of(const Panel& panel) const { return band.kv_range(panel.first, panel.first + panel.queries); }
 
     Coverage coverage(const Panel& panel, const KvTile& kv) const {
         return band.coverage(panel.first, panel.first + panel.queries, kv.first, kv.first + kv.keys);
     }
 
-    tile::Place place(const Panel& panel, const KvTile& kv) const { return {band, panel.first, kv.first}; }
+    lanes::Place place(const Panel& panel, const KvTile& kv) const { return {band, panel.first, kv.first}; }
+};
+
+/// A panel with its head and the keys that it sees. Keys before and after them are skipped.
+struct HeadPanel {
+    Head head;
+    Panel panel;
+    Range keys;
+
+    HeadPanel(const Head& h, std::int64_t index, std::int64_t block_q)
+        : head(h), panel(index, block_q, h.member.len_q), keys(h.keys_of(panel)) {}
 };
 
 /// Panels of all members lie one after another; a ragged member begins at its first row / block_q + its index, which

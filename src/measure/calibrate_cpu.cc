@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/tile/peak.hpp"
-#include "cpu/tile/tile.hpp"
+#include "cpu/lanes/words.hpp"
+#include "cpu/matrix/peak.hpp"
 #include "io/file.hpp"
 #include "measure/calibrate.hpp"
 #include "measure/host.hpp"
@@ -87,16 +87,16 @@ Work products() {
             c = floats(kRows * kLanes, 0.0F)]() mutable {
         constexpr int kTimes = 20;
         for (int i = 0; i < kTimes; ++i) {
-            cpu::tile::matmul({.m = kRows,
-                               .n = kLanes,
-                               .k = kDepth,
-                               .a = a.get(),
-                               .a_row = kDepth,
-                               .a_k = 1,
-                               .b = b.get(),
-                               .b_stride = kLanes,
-                               .c = c.get(),
-                               .c_stride = kLanes});
+            cpu::lanes::matmul({.m = kRows,
+                                .n = kLanes,
+                                .k = kDepth,
+                                .a = a.get(),
+                                .a_row = kDepth,
+                                .a_k = 1,
+                                .b = b.get(),
+                                .b_stride = kLanes,
+                                .c = c.get(),
+                                .c_stride = kLanes});
         }
         return 2.0 * kRows * kLanes * kDepth * kTimes;
     };
@@ -107,7 +107,7 @@ Work exponentials() {
     constexpr std::int64_t kKeys = 64, kLanes = 64;
     return [s = floats(kKeys * kLanes, 0.5F), lse = floats(kLanes, 2.0F)]() mutable {
         constexpr int kTimes = 20;
-        for (int i = 0; i < kTimes; ++i) cpu::tile::weights_from_lse(s.get(), lse.get(), kKeys, kLanes, kLanes);
+        for (int i = 0; i < kTimes; ++i) cpu::lanes::weights_from_lse(s.get(), lse.get(), kKeys, kLanes, kLanes);
         return static_cast<double>(kKeys * kLanes * kTimes);
     };
 }
@@ -158,7 +158,7 @@ model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
     const double product_1 = rate("products", 1, [](int) { return products(); });
     const double product_n = rate("products", threads, [](int) { return products(); });
     progress("products of bf16 tiles, 1 thread");
-    const double tiles = best_rate(1, [](int) { return [] { return cpu::tile::peak_tile_products(100); }; });
+    const double tiles = best_rate(1, [](int) { return [] { return cpu::matrix::peak_tile_products(100); }; });
     const double exps = rate("exponentials", 1, [](int) { return exponentials(); });
     constexpr std::size_t kSecondLevel = std::size_t{384} << 10;
     const double near = rate("second-level cache", 1, [](int) { return reading(kSecondLevel); });

@@ -23,14 +23,15 @@ struct CpuConstants {
     double crowd = 1;    ///< share of a thread's speed that is left when all cores work, beyond the clock
 };
 
-// Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (the file below before fp32 was packed), and `crowd`
-// by what PyTorch's calls took in the Records of then and now, whose hosts differ.
+// Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (the file below before fp32 ran on a matrix unit), and
+// `crowd` by what PyTorch's calls took in the Records of then and now, whose hosts differ.
 constexpr CpuConstants kForward{
     .product_share = 0.92, .exp_share = 1.13, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85};
 constexpr CpuConstants kBackward{
     .product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33, .crowd = 0.85};
-// Packed: fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44 rows each).
-// With all cores at work a thread has 0.4 to 0.53 of its speed on that shared host; loops in registers keep 0.7 to 0.8.
+// On a matrix unit: fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44 rows
+// each). With all cores at work a thread has 0.4 to 0.53 of its speed on that shared host; loops in registers keep 0.7
+// to 0.8.
 constexpr CpuConstants kForwardParts{.product_share = 0.85,
                                      .exp_share = 0.8,
                                      .last = 0.384,
@@ -63,10 +64,10 @@ constexpr double kGradientTensors = 2.2;  // the backward keeps Q, dO, dQ, dK, d
 constexpr double kCoreReads = 0.12;       // of the memory's rate, one core alone
 
 constexpr Tile kTile{64, 64};              // cpu/backend.cc
-constexpr double kLanes = 16;              // tile.hpp: rows of a tile are padded to it
-constexpr std::int64_t kPackedPanel = 32;  // queries of a packed panel
-constexpr double kMaxPanels = 8;           // of a task of the packed forward
-constexpr double kPackedAsRows = 0.3;      // of packing, with few queries (cpu/fa2/forward_packed_rows.cc)
+constexpr double kLanes = 16;              // cpu/lanes/words.hpp: rows of a tile are padded to it
+constexpr std::int64_t kMatrixPanel = 32;  // queries of a panel on a matrix unit
+constexpr double kMaxPanels = 8;           // of a task of the forward on a matrix unit
+constexpr double kPackingOfRows = 0.3;     // of packing, with few queries (cpu/fa2/matrix/decode.cc)
 constexpr std::int64_t kChunk = 512;       // fa2: a task is at least a tile of queries and so many keys
 
 struct Cpu {
@@ -108,7 +109,7 @@ struct Cpu {
         return q.problem.dtype == DType::fp32 && q.schedule == Schedule::fa2 &&
                q.machine.matrix_flop > kProductsOfParts * q.machine.fma_flop;
     }
-    bool packed() const { return bf16() || parts(); }
+    bool on_matrix_unit() const { return bf16() || parts(); }
     const CpuConstants& constants() const {
         if (parts()) return forward() ? kForwardParts : kBackwardParts;
         if (forward()) return bf16() ? kForwardBf16 : kForward;
@@ -161,7 +162,7 @@ void Cpu::add_roofs() {
     const Machine& m = q.machine;
     const auto& work = out.cost.work;
     const double rated = threads * m.rated_clock_ghz * 1e6;  // clocks a millisecond
-    account.roof(packed() ? "matrix" : "FMA", static_cast<double>(work.flop) / (peak() * rated));
+    account.roof(on_matrix_unit() ? "matrix" : "FMA", static_cast<double>(work.flop) / (peak() * rated));
     account.roof("exp", static_cast<double>(work.exps) / (m.exp_rate * rated));
     account.roof("cache", static_cast<double>(work.bytes.l2) / (m.l2_bytes * rated));
     account.roof("DRAM", static_cast<double>(work.bytes.dram) / (m.dram_gbs * 1e6));
@@ -174,7 +175,8 @@ void Cpu::add_arithmetic() {
     const auto dv = static_cast<double>(q.problem.head_dim_v);
     const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
     double per_pair = forward() ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
-    if (!forward() && packed() && !in_stripes()) per_pair += 2 * (d + dv);  // dK, dV and dQ apart: seven products
+    if (!forward() && on_matrix_unit() && !in_stripes())
+        per_pair += 2 * (d + dv);  // dK, dV and dQ apart: seven products
     const auto rows = static_cast<double>(std::min(tile.block_q, std::max<std::int64_t>(q.problem.len_q, 1)));
     const double padding = std::ceil(rows / kLanes) * kLanes / rows;  // lanes beyond the last query are computed
     const double elements = static_cast<double>(out.cost.elements) * padding;
@@ -212,10 +214,10 @@ double Cpu::packed_elements() const {
     const auto dv = static_cast<double>(p.head_dim_v);
     const auto keys = static_cast<double>(p.rows_kv() * p.heads_kv);
     if (!forward()) return (static_cast<double>(p.rows_q() * p.heads_q) * 2 * (d + dv) + keys * (2 * d + dv)) / threads;
-    // Each task packs the keys of its panels for itself, half of them under a causal mask (cpu/fa2/packed_layout.hpp).
+    // Each task packs the keys of its panels for itself, half of them under a causal mask (cpu/fa2/matrix/memory.hpp).
     const auto heads = static_cast<double>(p.batch * p.heads_kv);
     const auto panels =
-        static_cast<double>(p.group() * schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), kPackedPanel));
+        static_cast<double>(p.group() * schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), kMatrixPanel));
     const auto blocks = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_kv, 1), kChunk));
     double of_task = kMaxPanels;
     const auto tasks = [&](double split) { return heads * std::ceil(panels / of_task) * split; };
@@ -228,7 +230,7 @@ double Cpu::packed_elements() const {
            std::max(1.0, std::min(threads, tasks(split)));
 }
 
-/// Is the packed backward dealt out in stripes of queries (cpu/fa2/backward_packed.cc)?
+/// Is the backward on a matrix unit dealt out in stripes of queries (cpu/fa2/matrix/backward.cc)?
 bool Cpu::in_stripes() const {
     const Problem& p = q.problem;
     const auto heads = std::max(1.0, static_cast<double>(p.batch * p.heads_q));
@@ -252,9 +254,9 @@ void Cpu::add_memory() {
     if (!forward()) bytes *= 2 * kGradientTensors;
     account.note("cold memory", "{:.4g} B / {:.4g} GB/s = {:.4g} ms", bytes, read * 1e-6, bytes / read);
     account.part("DRAM", bytes / read);
-    if (packed()) {
+    if (on_matrix_unit()) {
         const bool as_rows = forward() && p.group() == 1 && static_cast<double>(p.len_q) <= kLanes;
-        const double pack_ns = constants().pack_ns * (as_rows ? kPackedAsRows : 1);
+        const double pack_ns = constants().pack_ns * (as_rows ? kPackingOfRows : 1);
         const double pack = packed_elements() * pack_ns * 1e-6;
         account.note("packing", "{:.4g} elements of a thread * {:.3g} ns = {:.4g} ms", packed_elements(), pack_ns,
                      pack);

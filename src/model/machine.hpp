@@ -21,7 +21,7 @@ struct Quantity {
 
 enum class MachineKind { gpu, cpu };
 
-/// Products of bf16 parts that one fp32 product takes on a CPU's matrix unit (cpu/tile/packed_units.hpp).
+/// Products of bf16 parts that one fp32 product takes on a CPU's matrix unit (cpu/matrix/units.hpp).
 inline constexpr double kProductsOfParts = 6;
 
 /// "Core": a multiprocessor of a GPU, a hardware thread of a CPU. "clk": a clock of it.

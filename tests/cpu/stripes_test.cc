@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cpu/fa2/stripes.hpp"
+#include "cpu/fa2/matrix/stripes.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 
 #include "check/run_case.hpp"
 
-namespace tessera::cpu::fa2 {
+namespace tessera::cpu::fa2::on_matrix {
 namespace {
 
 /// Every block once, each stripe's in order, and each after the stripe before it has taken that block.
@@ -91,4 +91,4 @@ TEST(Stripes, make_a_right_backward) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu::fa2
+}  // namespace tessera::cpu::fa2::on_matrix

@@ -8,32 +8,32 @@
 // to several tasks, which are independent runs of the algorithm.
 #include <vector>
 
-#include "cpu/panel.hpp"
+#include "cpu/lanes/step.hpp"
 #include "cpu/schedules.hpp"
 
 namespace tessera::cpu::fa1 {
 namespace {
 
 /// Memory of one worker.
-struct Scratch {
-    TileScratch tiles;
+struct ForwardScratch {
+    lanes::TileScratch tiles;
     float* inverse;  // [lanes], 1 / l
     float* old_l;    // [lanes]
 
-    Scratch(Arena& arena, const Geometry& g)
+    ForwardScratch(Arena& arena, const Geometry& g)
         : tiles(arena, g), inverse(arena.take<float>(g.lanes)), old_l(arena.take<float>(g.lanes)) {}
 };
 
 /// Slow memory: what the algorithm keeps per query between K/V blocks, and Q^T ready for the lanes.
-struct Workspace {
+struct ForwardWorkspace {
     float* q_t;   // [heads_q, panels, head_dim, lanes]
-    float* sums;  // [heads_q, panels, PanelSums]
-    std::vector<Scratch> workers;
+    float* sums;  // [heads_q, panels, lanes::PanelSums]
+    std::vector<ForwardScratch> workers;
 
-    Workspace(Arena& arena, const Plan& plan, const Geometry& g) {
+    ForwardWorkspace(Arena& arena, const Plan& plan, const Geometry& g) {
         const std::int64_t panels = total_panels(plan.problem, g);
         q_t = arena.take<float>(plan.problem.heads_q, panels, g.head_dim * g.lanes);
-        sums = arena.take<float>(plan.problem.heads_q, panels, PanelSums::floats(g));
+        sums = arena.take<float>(plan.problem.heads_q, panels, lanes::PanelSums::floats(g));
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g);
     }
 };
@@ -41,25 +41,25 @@ struct Workspace {
 /// One (Q block, K/V block) step, lines 6 to 13 of the algorithm:
 ///   P = exp(S - m_new);  l_new = exp(m - m_new) l + rowsum(P);  O = (exp(m - m_new) l / l_new) O + (P / l_new) V
 void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
-          const float* q_t, const Scratch& scratch, PanelSums& sums) {
+          const float* q_t, const ForwardScratch& scratch, lanes::PanelSums& sums) {
     float* old_share = scratch.tiles.rescale;
     std::copy_n(sums.state.l, panel.lanes, scratch.old_l);
-    scores(head, g, panel, kv, coverage, q_t, scratch.tiles.s, scratch.tiles.other);
-    tile::online_softmax(scratch.tiles.s, kv.keys, panel.lanes, panel.lanes, sums.state, old_share);
-    tile::invert_sums(sums.state, panel.lanes, scratch.inverse);
+    lanes::scores(head, g, panel, kv, coverage, q_t, scratch.tiles.s, scratch.tiles.other);
+    lanes::online_softmax(scratch.tiles.s, kv.keys, panel.lanes, panel.lanes, sums.state, old_share);
+    lanes::invert_sums(sums.state, panel.lanes, scratch.inverse);
     for (std::int64_t i = 0; i < panel.lanes; ++i) {
         // A quotient, not a product with 1 / l: exactly 1 where the block is hidden from the row, so that O stays as it
         // is.
         if (sums.state.l[i] != 0) old_share[i] *= scratch.old_l[i] / sums.state.l[i];
     }
-    tile::scale_lanes(scratch.tiles.s, scratch.inverse, kv.keys, panel.lanes);
-    add_values(head, g, panel, kv, coverage, scratch.tiles.s, scratch.tiles.other, sums.o, tile::Into::scaled_add,
-               old_share);
+    lanes::scale_lanes(scratch.tiles.s, scratch.inverse, kv.keys, panel.lanes);
+    lanes::add_values(head, g, panel, kv, coverage, scratch.tiles.s, scratch.tiles.other, sums.o,
+                      lanes::Into::scaled_add, old_share);
 }
 
 /// The algorithm for panels [begin, end) of one head.
-void run(const ForwardCall& call, const Geometry& g, const Head& head, Range panels, const Workspace& workspace,
-         const Scratch& scratch) {
+void run(const ForwardCall& call, const Geometry& g, const Head& head, Range panels, const ForwardWorkspace& workspace,
+         const ForwardScratch& scratch) {
     TileTally tally(call);
     const Problem& p = call.plan.problem;
     const auto slot = [&](std::int64_t index) {
@@ -67,14 +67,14 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
     };
     const auto q_t_of = [&](std::int64_t index) { return workspace.q_t + slot(index) * g.head_dim * g.lanes; };
     const auto sums_of = [&](std::int64_t index) {
-        return PanelSums(workspace.sums + slot(index) * PanelSums::floats(g), g);
+        return lanes::PanelSums(workspace.sums + slot(index) * lanes::PanelSums::floats(g), g);
     };
 
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
         const Panel panel(index, g.block_q, head.member.len_q);
-        const PanelSums sums = sums_of(index);
-        load_queries(head, g, panel, q_t_of(index));
-        tile::clear_state(sums.state, panel.lanes);
+        const lanes::PanelSums sums = sums_of(index);
+        lanes::load_queries(head, g, panel, q_t_of(index));
+        lanes::clear_state(sums.state, panel.lanes);
         std::fill_n(sums.o, g.head_dim_v * panel.lanes, 0.0F);
     }
     for (std::int64_t first = 0; first < head.member.len_kv; first += g.block_kv) {
@@ -84,13 +84,13 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
                             std::min(panels.end, ceil_div(queries.end, g.block_q))};
         tally.skipped(panels.size(), queries.empty() ? 0 : touched.size());
         if (queries.empty() || touched.empty()) continue;
-        const KvTile loaded = load_kv(head, g, first, keys.size(), scratch.tiles, touched.size() == 1);
+        const KvTile loaded = lanes::load_kv(head, g, first, keys.size(), scratch.tiles, touched.size() == 1);
         for (std::int64_t index = touched.begin; index < touched.end; ++index) {
             const Panel panel(index, g.block_q, head.member.len_q);
             KvTile kv = loaded;
             kv.keys = std::min(keys.end, head.keys_of(panel).end) - first;
             const Coverage coverage = head.coverage(panel, kv);
-            PanelSums sums = sums_of(index);
+            lanes::PanelSums sums = sums_of(index);
             step(head, g, panel, kv, coverage, q_t_of(index), scratch, sums);
             tally.ran(coverage, panel, kv);
             tally.tell([&] {
@@ -103,11 +103,11 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
     }
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
         const Panel panel(index, g.block_q, head.member.len_q);
-        const PanelSums sums = sums_of(index);
+        const lanes::PanelSums sums = sums_of(index);
         std::fill_n(scratch.inverse, panel.lanes, 1.0F);  // O is normalised already
-        tile::store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, scratch.inverse,
-                               head_rows(call.args.o, head.member, head.member.first_q, head.query_head), panel.first);
-        tile::store_lse(sums.state, panel.queries, lse_rows(call.args.lse, head.member, head.query_head), panel.first);
+        lanes::store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, scratch.inverse,
+                                head_rows(call.args.o, head.member, head.member.first_q, head.query_head), panel.first);
+        lanes::store_lse(sums.state, panel.queries, lse_rows(call.args.lse, head.member, head.query_head), panel.first);
         tally.tell([&] { return report_of(TileStep::finish, head, panel, head.keys_of(panel), Coverage::full, sums); });
     }
 }
@@ -117,7 +117,7 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
 std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
     const Geometry g(plan);
-    Workspace(arena, plan, g);
+    ForwardWorkspace(arena, plan, g);
     return arena.used();
 }
 
@@ -125,7 +125,7 @@ void forward(const ForwardCall& call) {
     const Problem& p = call.plan.problem;
     const Geometry g(call.plan);
     Arena arena(call.workspace);
-    const Workspace workspace(arena, call.plan, g);
+    const ForwardWorkspace workspace(arena, call.plan, g);
     const std::int64_t heads = p.batch * p.heads_q;
     if (heads == 0 || g.panels == 0) return;
     const std::int64_t parts = std::clamp<std::int64_t>(ceil_div(2 * call.plan.threads, heads), 1, g.panels);

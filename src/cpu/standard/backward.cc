@@ -2,19 +2,19 @@
 //
 // Standard backward: P and dS of all pairs are materialised, two len_q x len_kv matrices per head, and then read again
 // for the products with dO, Q and K. The tiles and sums are those of the other schedules.
-#include "cpu/gradient.hpp"
+#include "cpu/lanes/gradient.hpp"
 #include "cpu/schedules.hpp"
 
 namespace tessera::cpu::standard {
 namespace {
 
-struct Workspace : BackwardWorkspace {
+struct MaterialisedWorkspace : lanes::BackwardWorkspace {
     std::int64_t matrix_floats;
     float* p;   // [heads_q, panels, len_kv, lanes]
     float* ds;  // [heads_q, panels, len_kv, lanes]
 
-    Workspace(Arena& arena, const Plan& plan, const Geometry& g)
-        : BackwardWorkspace(arena, plan, g), matrix_floats(plan.problem.len_kv * g.lanes) {
+    MaterialisedWorkspace(Arena& arena, const Plan& plan, const Geometry& g)
+        : lanes::BackwardWorkspace(arena, plan, g), matrix_floats(plan.problem.len_kv * g.lanes) {
         const std::int64_t panels = total_panels(plan.problem, g);
         p = arena.take<float>(plan.problem.heads_q, panels, matrix_floats);
         ds = arena.take<float>(plan.problem.heads_q, panels, matrix_floats);
@@ -30,20 +30,20 @@ struct Workspace : BackwardWorkspace {
 };
 
 /// P and dS of a panel, all its tiles.
-void materialise(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head,
+void materialise(const BackwardCall& call, const Geometry& g, const MaterialisedWorkspace& workspace, const Head& head,
                  std::int64_t index, int worker) {
     TileTally tally(call);
     const Panel panel(index, g.block_q, head.member.len_q);
     const Range keys = head.keys_of(panel);
     std::int64_t touched = 0;
     for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv, ++touched) {
-        GradientScratch scratch = workspace.workers[static_cast<std::size_t>(worker)];
-        const KvTile kv = load_kv(head, g, first, std::min(g.block_kv, keys.end - first), scratch, true);
+        lanes::GradientScratch scratch = workspace.workers[static_cast<std::size_t>(worker)];
+        const KvTile kv = lanes::load_kv(head, g, first, std::min(g.block_kv, keys.end - first), scratch, true);
         const Coverage coverage = head.coverage(panel, kv);
         scratch.s = workspace.p + workspace.at(call.plan, g, head, index, first, panel.lanes);
         scratch.ds = workspace.ds + workspace.at(call.plan, g, head, index, first, panel.lanes);
-        score_gradient(head, g, panel, kv, coverage, workspace.memory.panel(head, index), scratch);
-        through_softcap(head, panel, kv, scratch);
+        lanes::score_gradient(head, g, panel, kv, coverage, workspace.memory.panel(head, index), scratch);
+        lanes::through_softcap(head, panel, kv, scratch);
         tally.ran(coverage, panel, kv);
         tally.tell([&] {
             return report_of(TileStep::weights, head, panel, kv, coverage, workspace.memory.panel(head, index),
@@ -54,17 +54,17 @@ void materialise(const BackwardCall& call, const Geometry& g, const Workspace& w
 }
 
 /// dQ of a panel from its rows of dS.
-void query_gradient(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head,
-                    std::int64_t index, int worker) {
+void query_gradient(const BackwardCall& call, const Geometry& g, const MaterialisedWorkspace& workspace,
+                    const Head& head, std::int64_t index, int worker) {
     const Panel panel(index, g.block_q, head.member.len_q);
     const Range keys = head.keys_of(panel);
     for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv) {
-        const KvTile kv = load_kv(head, g, first, std::min(g.block_kv, keys.end - first),
-                                  workspace.workers[static_cast<std::size_t>(worker)], true);
-        const GradientPanel from = workspace.memory.panel(head, index);
+        const KvTile kv = lanes::load_kv(head, g, first, std::min(g.block_kv, keys.end - first),
+                                         workspace.workers[static_cast<std::size_t>(worker)], true);
+        const lanes::GradientPanel from = workspace.memory.panel(head, index);
         const std::int64_t at = workspace.at(call.plan, g, head, index, first, panel.lanes);
         const Coverage coverage = head.coverage(panel, kv);
-        add_dq(head, g, panel, kv, coverage, from, workspace.ds + at);
+        lanes::add_dq(head, g, panel, kv, coverage, from, workspace.ds + at);
         TileTally(nullptr, call.observer).tell([&] {
             TileReport report =
                 report_of(TileStep::dq, head, panel, kv, coverage, from, workspace.p + at, workspace.ds + at);
@@ -75,7 +75,7 @@ void query_gradient(const BackwardCall& call, const Geometry& g, const Workspace
 }
 
 /// dK and dV of one block of keys from its columns of P and dS.
-void key_gradient(const BackwardCall& call, const Geometry& g, const Workspace& workspace, const Head& head,
+void key_gradient(const BackwardCall& call, const Geometry& g, const MaterialisedWorkspace& workspace, const Head& head,
                   Range keys) {
     const Range queries = head.band.q_range(keys.begin, keys.end);
     if (queries.empty()) return;
@@ -84,12 +84,12 @@ void key_gradient(const BackwardCall& call, const Geometry& g, const Workspace& 
         // The panel's last tile was cut at the last key that it sees: further rows hold no numbers.
         const KvTile kv{.first = keys.begin, .keys = std::min(keys.end, head.keys_of(panel).end) - keys.begin};
         const Coverage coverage = head.coverage(panel, kv);
-        const GradientPanel from = workspace.memory.panel(head, index);
+        const lanes::GradientPanel from = workspace.memory.panel(head, index);
         const std::int64_t at = workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
         float* dk = workspace.memory.dk(head.member, head.kv_head, kv.first);
         float* dv = workspace.memory.dv(head.member, head.kv_head, kv.first);
-        add_dv(head, g, panel, kv, coverage, from, workspace.p + at, dv);
-        add_dk(head, g, panel, kv, coverage, from, workspace.ds + at, dk);
+        lanes::add_dv(head, g, panel, kv, coverage, from, workspace.p + at, dv);
+        lanes::add_dk(head, g, panel, kv, coverage, from, workspace.ds + at, dk);
         TileTally(nullptr, call.observer).tell([&] {
             TileReport report =
                 report_of(TileStep::dk_and_dv, head, panel, kv, coverage, from, workspace.p + at, workspace.ds + at);
@@ -106,7 +106,7 @@ void key_gradient(const BackwardCall& call, const Geometry& g, const Workspace& 
 
 std::size_t backward_workspace(const Plan& plan) {
     Arena arena;
-    Workspace(arena, plan, Geometry(plan));
+    MaterialisedWorkspace(arena, plan, Geometry(plan));
     return arena.used();
 }
 
@@ -114,7 +114,7 @@ void backward(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
     const Geometry g(call.plan);
     Arena arena(call.workspace);
-    Workspace workspace(arena, call.plan, g);
+    MaterialisedWorkspace workspace(arena, call.plan, g);
     workspace.prepare(call);
     const auto for_each_panel = [&](const auto& body) {
         call.parallel_for(p.batch * p.heads_q * g.panels, call.plan.threads, [&](std::int64_t task, int worker) {

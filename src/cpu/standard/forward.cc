@@ -6,28 +6,28 @@
 #include <limits>
 #include <vector>
 
-#include "cpu/panel.hpp"
+#include "cpu/lanes/step.hpp"
 #include "cpu/schedules.hpp"
 
 namespace tessera::cpu::standard {
 namespace {
 
 /// Memory of one worker.
-struct Scratch {
-    TileScratch tiles;
+struct ForwardScratch {
+    lanes::TileScratch tiles;
     float* q_t;  // [head_dim, lanes]
-    PanelSums sums;
+    lanes::PanelSums sums;
 
-    Scratch(Arena& arena, const Geometry& g)
+    ForwardScratch(Arena& arena, const Geometry& g)
         : tiles(arena, g), q_t(arena.take<float>(g.head_dim * g.lanes)), sums(arena, g) {}
 };
 
-struct Workspace {
+struct ForwardWorkspace {
     float* scores;  // [heads_q, panels, len_kv, lanes]: S, then P
     float* states;  // [heads_q, panels, 2, lanes]: m and l of every row
-    std::vector<Scratch> workers;
+    std::vector<ForwardScratch> workers;
 
-    Workspace(Arena& arena, const Plan& plan, const Geometry& g) {
+    ForwardWorkspace(Arena& arena, const Plan& plan, const Geometry& g) {
         const std::int64_t panels = total_panels(plan.problem, g);
         scores = arena.take<float>(plan.problem.heads_q, panels, plan.problem.len_kv, g.lanes);
         states = arena.take<float>(plan.problem.heads_q, panels, 2 * g.lanes);
@@ -36,41 +36,40 @@ struct Workspace {
 };
 
 /// A panel and its rows of the materialised matrix.
-struct Work {
-    Head head;
-    Panel panel;
-    Range keys;
+struct MaterialisedPanel : HeadPanel {
     float* matrix;  // [len_kv, lanes]
-    tile::RowState state;
+    lanes::RowState state;
 
-    Work(const ForwardCall& call, const Geometry& g, const Workspace& workspace, std::int64_t task)
-        : Work(call.plan.problem, call.args, g, workspace, task / g.panels, task % g.panels) {}
-
- private:
-    Work(const Problem& p, const ForwardArgs& args, const Geometry& g, const Workspace& workspace,
-         std::int64_t head_index, std::int64_t index)
-        : head(p, args, member_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, head_index / p.heads_q),
-               head_index % p.heads_q),
-          panel(index, g.block_q, head.member.len_q),
-          keys(head.keys_of(panel)) {
-        const std::int64_t slot = head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + index;
+    MaterialisedPanel(const ForwardCall& call, const Geometry& g, const ForwardWorkspace& workspace, std::int64_t task)
+        : HeadPanel(head_of(call, task / g.panels), task % g.panels, g.block_q) {
+        const Problem& p = call.plan.problem;
+        const std::int64_t slot =
+            head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + task % g.panels;
         matrix = workspace.scores + slot * p.len_kv * g.lanes;
         state = {workspace.states + slot * 2 * g.lanes, workspace.states + (slot * 2 + 1) * g.lanes};
+    }
+
+ private:
+    static Head head_of(const ForwardCall& call, std::int64_t index) {
+        const Problem& p = call.plan.problem;
+        const Member member = member_of(p, call.args.cu_seqlens_q, call.args.cu_seqlens_kv, index / p.heads_q);
+        return {p, call.args, member, index % p.heads_q};
     }
 };
 
 /// Calls body(kv tile, coverage, rows of the matrix) for every tile of the panel that the mask leaves.
 template <class Body>
-void for_each_tile(const Work& work, const Geometry& g, const TileScratch& tiles, const Body& body) {
+void for_each_tile(const MaterialisedPanel& work, const Geometry& g, const lanes::TileScratch& tiles,
+                   const Body& body) {
     for (std::int64_t first = work.keys.begin / g.block_kv * g.block_kv; first < work.keys.end; first += g.block_kv) {
-        const KvTile kv = load_kv(work.head, g, first, std::min(g.block_kv, work.keys.end - first), tiles, true);
+        const KvTile kv = lanes::load_kv(work.head, g, first, std::min(g.block_kv, work.keys.end - first), tiles, true);
         body(kv, work.head.coverage(work.panel, kv), work.matrix + first * work.panel.lanes);
     }
 }
 
 Range keys_of(const KvTile& kv) { return {kv.first, kv.first + kv.keys}; }
 
-TileReport report_of_values(TileStep step, const Work& work, Range keys, Coverage coverage, const float* p,
+TileReport report_of_values(TileStep step, const MaterialisedPanel& work, Range keys, Coverage coverage, const float* p,
                             const float* o) {
     TileReport report = report_of(step, work.head, work.panel, keys, coverage);
     report.p = p;
@@ -80,12 +79,13 @@ TileReport report_of_values(TileStep step, const Work& work, Range keys, Coverag
     return report;
 }
 
-void materialise_scores(const ForwardCall& call, const Geometry& g, const Work& work, const Scratch& scratch) {
+void materialise_scores(const ForwardCall& call, const Geometry& g, const MaterialisedPanel& work,
+                        const ForwardScratch& scratch) {
     TileTally tally(call);
     std::int64_t touched = 0;
-    load_queries(work.head, g, work.panel, scratch.q_t);
+    lanes::load_queries(work.head, g, work.panel, scratch.q_t);
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* s) {
-        scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.other);
+        lanes::scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.other);
         tally.ran(coverage, work.panel, kv);
         tally.tell([&] {
             TileReport report = report_of(TileStep::scores, work.head, work.panel, keys_of(kv), coverage);
@@ -98,15 +98,16 @@ void materialise_scores(const ForwardCall& call, const Geometry& g, const Work& 
 }
 
 /// P = softmax(S) over all keys of a row at once.
-void softmax_rows(const ForwardCall& call, const Geometry& g, const Work& work, const Scratch& scratch) {
-    tile::clear_state(work.state, work.panel.lanes);
+void softmax_rows(const ForwardCall& call, const Geometry& g, const MaterialisedPanel& work,
+                  const ForwardScratch& scratch) {
+    lanes::clear_state(work.state, work.panel.lanes);
     if (work.keys.empty()) return;
     const std::int64_t begin = work.keys.begin / g.block_kv * g.block_kv;
     float* rows = work.matrix + begin * work.panel.lanes;
-    tile::online_softmax(rows, work.keys.end - begin, work.panel.lanes, work.panel.lanes, work.state,
-                         scratch.tiles.rescale);
-    tile::invert_sums(work.state, work.panel.lanes, scratch.tiles.rescale);
-    tile::scale_lanes(rows, scratch.tiles.rescale, work.keys.end - begin, work.panel.lanes);
+    lanes::online_softmax(rows, work.keys.end - begin, work.panel.lanes, work.panel.lanes, work.state,
+                          scratch.tiles.rescale);
+    lanes::invert_sums(work.state, work.panel.lanes, scratch.tiles.rescale);
+    lanes::scale_lanes(rows, scratch.tiles.rescale, work.keys.end - begin, work.panel.lanes);
     TileTally(nullptr, call.observer).tell([&] {
         TileReport report = report_of(TileStep::softmax, work.head, work.panel, {begin, work.keys.end}, Coverage::full);
         report.p = rows;
@@ -116,20 +117,22 @@ void softmax_rows(const ForwardCall& call, const Geometry& g, const Work& work, 
     });
 }
 
-void multiply_values(const ForwardCall& call, const Geometry& g, const Work& work, const Scratch& scratch) {
+void multiply_values(const ForwardCall& call, const Geometry& g, const MaterialisedPanel& work,
+                     const ForwardScratch& scratch) {
     const Head& head = work.head;
     const TileTally tally(nullptr, call.observer);
     float* o = scratch.sums.o;
     std::fill_n(o, g.head_dim_v * work.panel.lanes, 0.0F);
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* p) {
-        add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.other, o, tile::Into::add, nullptr);
+        lanes::add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.other, o, lanes::Into::add, nullptr);
         tally.tell([&] { return report_of_values(TileStep::values, work, keys_of(kv), coverage, p, o); });
     });
     std::fill_n(scratch.tiles.rescale, work.panel.lanes, 1.0F);  // P was normalised
-    tile::store_transposed(o, work.panel.lanes, work.panel.queries, g.head_dim_v, scratch.tiles.rescale,
-                           head_rows(call.args.o, head.member, head.member.first_q, head.query_head), work.panel.first);
-    tile::store_lse(work.state, work.panel.queries, lse_rows(call.args.lse, head.member, head.query_head),
-                    work.panel.first);
+    lanes::store_transposed(o, work.panel.lanes, work.panel.queries, g.head_dim_v, scratch.tiles.rescale,
+                            head_rows(call.args.o, head.member, head.member.first_q, head.query_head),
+                            work.panel.first);
+    lanes::store_lse(work.state, work.panel.queries, lse_rows(call.args.lse, head.member, head.query_head),
+                     work.panel.first);
     tally.tell([&] { return report_of_values(TileStep::finish, work, work.keys, Coverage::full, nullptr, o); });
 }
 
@@ -138,7 +141,7 @@ void multiply_values(const ForwardCall& call, const Geometry& g, const Work& wor
 std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
     const Geometry g(plan);
-    Workspace(arena, plan, g);
+    ForwardWorkspace(arena, plan, g);
     return arena.used();
 }
 
@@ -146,16 +149,20 @@ void forward(const ForwardCall& call) {
     const Problem& p = call.plan.problem;
     const Geometry g(call.plan);
     Arena arena(call.workspace);
-    const Workspace workspace(arena, call.plan, g);
+    const ForwardWorkspace workspace(arena, call.plan, g);
     const auto for_each_panel = [&](const auto& body) {
         call.parallel_for(p.batch * p.heads_q * g.panels, call.plan.threads, [&](std::int64_t task, int worker) {
-            const Work work(call, g, workspace, task);
+            const MaterialisedPanel work(call, g, workspace, task);
             if (work.panel.queries > 0) body(work, workspace.workers[static_cast<std::size_t>(worker)]);
         });
     };
-    for_each_panel([&](const Work& work, const Scratch& scratch) { materialise_scores(call, g, work, scratch); });
-    for_each_panel([&](const Work& work, const Scratch& scratch) { softmax_rows(call, g, work, scratch); });
-    for_each_panel([&](const Work& work, const Scratch& scratch) { multiply_values(call, g, work, scratch); });
+    for_each_panel([&](const MaterialisedPanel& work, const ForwardScratch& scratch) {
+        materialise_scores(call, g, work, scratch);
+    });
+    for_each_panel(
+        [&](const MaterialisedPanel& work, const ForwardScratch& scratch) { softmax_rows(call, g, work, scratch); });
+    for_each_panel(
+        [&](const MaterialisedPanel& work, const ForwardScratch& scratch) { multiply_values(call, g, work, scratch); });
 }
 
 }  // namespace tessera::cpu::standard

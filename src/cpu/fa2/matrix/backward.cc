@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa2 backward on a matrix unit (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed: dK and dV
+// of a key over queries rising for each query head and then over these, dQ of a query over keys rising, each in steps
+// of 32, without atomics.
+//
+// Heads enough for all threads: five products for each tile, key blocks outer, stripes of queries inner, whose next
+// blocks are dealt out as they get ready (stripes.hpp). Fewer heads: some tasks make dK and dV of a few keys over all
+// queries, the others dQ of a few queries over all keys. Scores and dP are made twice (seven products), but no task
+// waits for another, and one head keeps all threads busy. The sums are the same, so the bits are
+// (docs/decisions/bf16-tiles.md).
+#include "cpu/fa2/rooms.hpp"
+
+#include "cpu/fa2/matrix/stripes.hpp"
+#include "cpu/lanes/gradient.hpp"
+#include "cpu/matrix/gradient_step.hpp"
+
+namespace tessera::cpu::fa2::on_matrix {
+namespace {
+
+constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 for a product of dK and dV
+constexpr std::int64_t kBlockKv = 256;  // keys of a tile: with their dK and dV they stay in the second-level cache
+constexpr std::int64_t kQueryTasksPerWorker = 2;
+constexpr std::int64_t kStripesPerWorker = 4;
+constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that share keys, where queries are not more
+
+/// How the tiles are dealt out.
+struct BackwardPartition {
+    int threads;           ///< that take part
+    std::int64_t heads;    ///< query heads of all members; each has sums of dK and dV of its own
+    std::int64_t stripes;  ///< of a head; more than there are key blocks could not run at once
+    bool striped;          ///< else in parts
+
+    explicit BackwardPartition(const Plan& plan)
+        : threads(worthwhile_threads(plan)), heads(plan.problem.batch * plan.problem.heads_q) {
+        const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(plan.problem.len_kv, kBlockKv));
+        const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(plan.problem.len_q, kBlockQ));
+        const std::int64_t wanted = ceil_div(kStripesPerWorker * threads, std::max<std::int64_t>(1, heads));
+        stripes = threads == 1 ? 1 : std::min({wanted, blocks, tiles});
+        striped = (heads >= threads || heads * stripes >= kStripesPerWorker * threads) && sums_fit(plan.problem);
+    }
+
+ private:
+    /// matrix::Sums of query heads that share keys may take more than all else when there are few queries.
+    static bool sums_fit(const Problem& p) {
+        const auto dims = static_cast<double>(p.head_dim + p.head_dim_v) * sizeof(float);
+        const auto heads = static_cast<double>(p.batch) * static_cast<double>(p.heads_q);
+        const double queries = heads * static_cast<double>(p.len_q) * dims;
+        return p.heads_q == p.heads_kv || heads * static_cast<double>(p.len_kv) * dims <= std::max(kMostSums, queries);
+    }
+};
+
+/// Memory of one worker.
+struct BackwardScratch : matrix::GradientScratch {
+    float* group_dk = nullptr;  // [kBlockKv, 16 * dim_tiles], sums over query heads that share a kv head
+    float* group_dv = nullptr;  // [kBlockKv, 16 * dim_tiles_v]
+
+    BackwardScratch(Arena& arena, const matrix::Layout& g, bool grouped)
+        : matrix::GradientScratch(arena, g, kBlockQ, kBlockKv) {
+        if (!grouped) return;
+        group_dk = arena.take<float>(kBlockKv, g.dim_tiles * matrix::kTileRows);
+        group_dv = arena.take<float>(kBlockKv, g.dim_tiles_v * matrix::kTileRows);
+    }
+};
+
+/// Do kv heads have another number of query heads than one?
+bool grouped(const Problem& p) { return p.heads_q != p.heads_kv; }
+
+struct BackwardWorkspace {
+    matrix::GradientMemory memory;
+    WorkerMemory workers;
+    float* dk = nullptr;  // [heads_q, padded keys, k_stride], where sums outlast a task's block
+    float* dv = nullptr;  // likewise, v_stride
+
+    BackwardWorkspace(Arena& arena, const Plan& plan, const matrix::Layout& g, const BackwardPartition& part)
+        : memory(arena, plan, g) {
+        workers =
+            WorkerMemory(arena, part.threads, [&](Arena& one) { BackwardScratch(one, g, grouped(plan.problem)); });
+        if (!part.striped || (part.stripes == 1 && !grouped(plan.problem))) return;
+        dk =
+            arena.take<float>(plan.problem.heads_q, matrix::padded_keys(plan.problem), g.dim_tiles * matrix::kTileRows);
+        dv = arena.take<float>(plan.problem.heads_q, matrix::padded_keys(plan.problem),
+                               g.dim_tiles_v * matrix::kTileRows);
+    }
+};
+
+/// The tiles of one call.
+class BackwardRun {
+ public:
+    explicit BackwardRun(const BackwardCall& call)
+        : call_(call),
+          p_(call.plan.problem),
+          part_(call.plan),
+          threads_(part_.threads),
+          g_(call.plan, kBlockQ),
+          workspace_(make(call, g_, part_)) {}
+
+    void all() const {
+        if (workspace_.memory.prepare(call_)) fill_norms();
+        if (part_.striped) stripes();
+        else parts();
+        if (part_.striped && grouped(p_)) sum_groups();
+        if (call_.counters != nullptr) count();
+    }
+
+ private:
+    static BackwardWorkspace make(const BackwardCall& call, const matrix::Layout& g, const BackwardPartition& part) {
+        Arena arena(call.workspace);
+        return BackwardWorkspace(arena, call.plan, g, part);
+    }
+    BackwardScratch scratch(int worker) const {
+        Arena memory = workspace_.workers.arena(worker);
+        return {memory, g_, grouped(p_)};
+    }
+    matrix::TilePanel head(const Member& member, std::int64_t query_head) const {
+        return {p_, call_.args, g_, member, query_head, 0};
+    }
+
+    /// Keys [begin, end), at most kBlockKv, against tiles [begin, end) of a head's queries; adds to dK and dV of `at`.
+    void run_keys(const Member& member, std::int64_t query_head, const Range& keys, const Range& tiles,
+                  const matrix::GradientScratch& at, bool with_queries) const {
+        matrix::TilePanel work = head(member, query_head);
+        for (std::int64_t q = tiles.begin * kBlockQ; q < std::min(member.len_q, tiles.end * kBlockQ); q += kBlockQ) {
+            const Range seen = work.head.band.q_range(keys.begin, keys.end);
+            if (seen.begin >= q + kBlockQ || seen.end <= q) continue;
+            matrix::backward_tile(workspace_.memory, at, work, {q, std::min(member.len_q, q + kBlockQ)}, keys,
+                                  call_.args, {.keys = true, .queries = with_queries});
+        }
+    }
+
+    void clear_keys(const Range& keys, float* dk, float* dv) const {
+        std::fill_n(dk, keys.size() * k_stride(), 0.0F);
+        std::fill_n(dv, keys.size() * v_stride(), 0.0F);
+    }
+
+    /// Adds what a query head gives to the sums of its group.
+    void add_to_group(const matrix::GradientScratch& from, const Range& keys, const BackwardScratch& to) const {
+        for (std::int64_t i = 0; i < keys.size() * k_stride(); ++i) to.group_dk[i] += from.dk[i];
+        for (std::int64_t i = 0; i < keys.size() * v_stride(); ++i) to.group_dv[i] += from.dv[i];
+    }
+
+    void store_keys(const float* dk, const float* dv, const Member& member, std::int64_t kv_head,
+                    const Range& keys) const {
+        const auto scale = static_cast<float>(p_.effective_scale());
+        const auto kept = static_cast<float>(1 / (1 - p_.dropout.probability));  // weights were packed without it
+        lanes::store_rows(dk, k_stride(), keys.size(), g_.head_dim, scale,
+                          head_rows(call_.args.dk, member, member.first_kv, kv_head), keys.begin);
+        lanes::store_rows(dv, v_stride(), keys.size(), g_.head_dim_v, kept,
+                          head_rows(call_.args.dv, member, member.first_kv, kv_head), keys.begin);
+    }
+
+    /// dQ of queries [begin, end), at most kBlockQ.
+    void run_queries(const Member& member, std::int64_t query_head, const Range& queries, int worker) const {
+        matrix::TilePanel work = head(member, query_head);
+        const Range keys = work.head.band.kv_range(queries.begin, queries.end);
+        const BackwardScratch at = scratch(worker);
+        for (std::int64_t k = keys.begin / kBlockKv * kBlockKv; k < keys.end; k += kBlockKv) {
+            matrix::backward_tile(workspace_.memory, at, work, queries, {k, std::min(member.len_kv, k + kBlockKv)},
+                                  call_.args, {.keys = false, .queries = true});
+        }
+        store_queries(work.head, queries);
+    }
+
+    void store_queries(const Head& of, const Range& queries) const {
+        for (std::int64_t q = queries.begin; q < queries.end; q += matrix::kTileDepth) {
+            workspace_.memory.store_queries(call_.args, of, q);
+        }
+    }
+
+    /// Rows whose LSE is too large, before the tiles need their factors.
+    void fill_norms() const {
+        call_.parallel_for(p_.batch * p_.heads_q, threads_, [&](std::int64_t task, int worker) {
+            const matrix::Session session(*matrix::words_of_unit());
+            matrix::TilePanel work = head(member_of(call_, task / p_.heads_q), task % p_.heads_q);
+            for (std::int64_t q = 0; q < work.head.member.len_q; q += matrix::kTileDepth) {
+                matrix::fill_norm(workspace_.memory, scratch(worker), work, call_.args, q);
+            }
+        });
+    }
+
+    /// BackwardScratch whose sums of the keys outlast the block, where another stripe goes on with them or a group has
+    /// others.
+    matrix::GradientScratch sums_of(const Member& member, std::int64_t query_head, const Range& keys,
+                                    int worker) const {
+        matrix::GradientScratch at = scratch(worker);
+        if (workspace_.dk == nullptr) return at;
+        const std::int64_t row =
+            query_head * matrix::padded_keys(p_) + matrix::first_padded_key(p_, member) + keys.begin;
+        at.dk = workspace_.dk + row * k_stride();
+        at.dv = workspace_.dv + row * v_stride();
+        return at;
+    }
+
+    void stripes() const {
+        const auto blocks_of = [&](std::int64_t head) {
+            return std::max<std::int64_t>(1, ceil_div(member_of(call_, head / p_.heads_q).len_kv, kBlockKv));
+        };
+        if (part_.stripes == 1 && (threads_ == 1 || part_.heads >= kStripesPerWorker * threads_)) {
+            call_.parallel_for(part_.heads, threads_, [&](std::int64_t head, int worker) {
+                const matrix::Session session(*matrix::words_of_unit());
+                const std::int64_t blocks = blocks_of(head);
+                for (std::int64_t j = 0; j < blocks; ++j) run_block({head, 0, j, j + 1 == blocks, true}, worker);
+            });
+            return;
+        }
+        Stripes stripes(part_.heads, part_.stripes);
+        for (std::int64_t head = 0; head < part_.heads; ++head) {
+            const std::int64_t blocks = blocks_of(head);
+            stripes.set_blocks(head, blocks);
+        }
+        const std::int64_t workers = std::min<std::int64_t>(threads_, part_.heads * part_.stripes);
+        call_.parallel_for(workers, threads_, [&](std::int64_t, int worker) {
+            const matrix::Session session(*matrix::words_of_unit());
+            stripes.work([&](const Stripes::Block& block) { run_block(block, worker); });
+        });
+    }
+
+    void run_block(const Stripes::Block& block, int worker) const {
+        const Member member = member_of(call_, block.head / p_.heads_q);
+        const std::int64_t query_head = block.head % p_.heads_q;
+        const Range keys{std::min(member.len_kv, block.block * kBlockKv),
+                         std::min(member.len_kv, (block.block + 1) * kBlockKv)};
+        const std::int64_t tiles = ceil_div(member.len_q, kBlockQ);
+        const Range mine{tiles * block.stripe / part_.stripes, tiles * (block.stripe + 1) / part_.stripes};
+        const matrix::GradientScratch at = sums_of(member, query_head, keys, worker);
+        if (block.stripe == 0) clear_keys(keys, at.dk, at.dv);
+        run_keys(member, query_head, keys, mine, at, true);
+        if (block.last_of_block && !grouped(p_)) store_keys(at.dk, at.dv, member, query_head, keys);
+        if (!block.last_of_stripe) return;
+        const Head of(p_, call_.args, member, query_head);
+        store_queries(of, {mine.begin * kBlockQ, std::min(member.len_q, mine.end * kBlockQ)});
+    }
+
+    /// dK and dV of kv heads from those of their query heads.
+    void sum_groups() const {
+        const std::int64_t blocks = ceil_div(p_.len_kv, kBlockKv);
+        call_.parallel_for(p_.batch * p_.heads_kv * blocks, threads_, [&](std::int64_t task, int worker) {
+            const Member member = member_of(call_, task / blocks / p_.heads_kv);
+            const std::int64_t kv_head = task / blocks % p_.heads_kv;
+            const std::int64_t first = task % blocks * kBlockKv;
+            const Range keys{first, std::min(member.len_kv, first + kBlockKv)};
+            if (keys.empty()) return;
+            const BackwardScratch to = scratch(worker);
+            clear_keys(keys, to.group_dk, to.group_dv);
+            for (std::int64_t i = 0; i < p_.group(); ++i) {
+                add_to_group(sums_of(member, kv_head * p_.group() + i, keys, worker), keys, to);
+            }
+            store_keys(to.group_dk, to.group_dv, member, kv_head, keys);
+        });
+    }
+
+    /// Rows of a task: as many as leave so many tasks for every worker, from `most` down.
+    std::int64_t rows_per_task(std::int64_t heads, std::int64_t len, std::int64_t most, std::int64_t tasks) const {
+        while (most > matrix::kTileDepth && heads * ceil_div(len, most) < tasks * threads_) most /= 2;
+        return most;
+    }
+
+    /// dK and dV of keys, at most kBlockKv, over all query heads of a kv head.
+    void run_group(const Member& member, std::int64_t kv_head, const Range& keys, const BackwardScratch& at) const {
+        const bool sums = grouped(p_);
+        if (sums) clear_keys(keys, at.group_dk, at.group_dv);
+        for (std::int64_t i = 0; i < p_.group(); ++i) {
+            clear_keys(keys, at.dk, at.dv);
+            run_keys(member, kv_head * p_.group() + i, keys, {0, ceil_div(member.len_q, kBlockQ)}, at, false);
+            if (sums) add_to_group(at, keys, at);
+        }
+        store_keys(sums ? at.group_dk : at.dk, sums ? at.group_dv : at.dv, member, kv_head, keys);
+    }
+
+    void parts() const {
+        // The tasks of keys come first, and those of queries even out what they leave.
+        const std::int64_t rows_kv = rows_per_task(p_.batch * p_.heads_kv, p_.len_kv, kBlockKv, 1);
+        const std::int64_t rows_q = rows_per_task(p_.batch * p_.heads_q, p_.len_q, kBlockQ, kQueryTasksPerWorker);
+        const std::int64_t parts_kv = ceil_div(p_.len_kv, rows_kv);
+        const std::int64_t parts_q = ceil_div(p_.len_q, rows_q);
+        const std::int64_t tasks_kv = p_.batch * p_.heads_kv * parts_kv;
+        // Under a causal mask the first keys and the last queries have the most to do: they go first.
+        call_.parallel_for(tasks_kv + p_.batch * p_.heads_q * parts_q, threads_, [&](std::int64_t task, int worker) {
+            const matrix::Session session(*matrix::words_of_unit());
+            if (task < tasks_kv) {
+                const std::int64_t head = task % (p_.batch * p_.heads_kv);
+                const Member member = member_of(call_, head / p_.heads_kv);
+                const std::int64_t k = task / (p_.batch * p_.heads_kv) * rows_kv;
+                const Range keys{k, std::min(member.len_kv, k + rows_kv)};
+                if (keys.empty()) return;
+                run_group(member, head % p_.heads_kv, keys, scratch(worker));
+            } else {
+                const std::int64_t index = task - tasks_kv;
+                const std::int64_t head = index % (p_.batch * p_.heads_q);
+                const Member member = member_of(call_, head / p_.heads_q);
+                const std::int64_t q = (parts_q - 1 - index / (p_.batch * p_.heads_q)) * rows_q;
+                const Range queries{q, std::min(member.len_q, q + rows_q)};
+                if (!queries.empty()) run_queries(member, head % p_.heads_q, queries, worker);
+            }
+        });
+    }
+
+    /// Tiles of the plan's size, whoever ran them.
+    void count() const {
+        TileTally tally(call_.counters);
+        for (std::int64_t head = 0; head < p_.batch * p_.heads_q; ++head) {
+            const Head of(p_, call_.args, member_of(call_, head / p_.heads_q), head % p_.heads_q);
+            for (std::int64_t q = 0; q < of.member.len_q; q += kBlockQ) {
+                for (std::int64_t k = 0; k < of.member.len_kv; k += kBlockKv) {
+                    const Coverage coverage = of.band.coverage(q, std::min(of.member.len_q, q + kBlockQ), k,
+                                                               std::min(of.member.len_kv, k + kBlockKv));
+                    const std::int64_t elements =
+                        std::min(kBlockQ, of.member.len_q - q) * std::min(kBlockKv, of.member.len_kv - k);
+                    if (coverage == Coverage::empty) tally.skipped(1, 0);
+                    else tally.ran(coverage, elements);
+                }
+            }
+        }
+    }
+
+    std::int64_t k_stride() const { return g_.dim_tiles * matrix::kTileRows; }
+    std::int64_t v_stride() const { return g_.dim_tiles_v * matrix::kTileRows; }
+
+    const BackwardCall& call_;
+    const Problem& p_;
+    BackwardPartition part_;
+    int threads_;
+    matrix::Layout g_;
+    BackwardWorkspace workspace_;
+};
+
+}  // namespace
+
+bool takes_backward(const Plan& plan) {
+    return matrix::takes(plan) && !plan.problem.bias_gradient && plan.tile.block_q == kBlockQ &&
+           plan.tile.block_kv == kBlockKv;
+}
+
+std::size_t backward_workspace(const Plan& plan) {
+    Arena arena;
+    BackwardWorkspace(arena, plan, matrix::Layout(plan, kBlockQ), BackwardPartition(plan));
+    return arena.used();
+}
+
+void backward(const BackwardCall& call) { BackwardRun(call).all(); }
+
+}  // namespace tessera::cpu::fa2::on_matrix

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cpu/fa2/matrix/run.hpp"
+
+namespace tessera::cpu::fa2::on_matrix {
+
+/// The forward of a call whose queries_as_rows().
+void decode(const ForwardRun& run);
+
+}  // namespace tessera::cpu::fa2::on_matrix

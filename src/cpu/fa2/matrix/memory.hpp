@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a forward call on a matrix unit is cut into tasks, and what memory it takes.
+#pragma once
+
+#include <array>
+
+#include "cpu/matrix/step.hpp"
+
+namespace tessera::cpu::fa2::on_matrix {
+
+inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block of K and V in the second-level cache
+inline constexpr std::int64_t kTasksPerWorker = 3;
+inline constexpr std::int64_t kTasksOfShortRows = 2;  // of a worker, where rows have a single block of keys
+inline constexpr std::int64_t kScoreRows = 128;       // keys whose scores are made, masked and transformed at a time
+inline constexpr std::int64_t kSliceKeys = 64;        // of few queries; 32 and 128 read as much within noise
+inline constexpr std::int64_t kExactBlock = 64;       // keys of a tile where an overflow is computed again in fp32
+inline constexpr double kCachePerThread = 1 << 20;    // bytes
+inline constexpr double kMostPartials = 1 << 28;      // bytes, where K and V are not more
+
+/// How the panels are dealt out; those of a kv head are those of all query heads that share it. Each task packs the
+/// keys of its panels for itself, into its own cache: to fetch what another core has packed takes longer. To pack a key
+/// takes the time of one panel with it, so a task has as many panels as it can.
+struct ForwardPartition {
+    std::int64_t panels_per_kv_head;
+    std::int64_t panels_per_task = kMaxPanels;
+    std::int64_t tasks_per_kv_head;
+    std::int64_t kv_heads;  ///< of all batch members
+    std::int64_t blocks;    ///< of keys, of the longest member
+    int threads;            ///< that take part
+    bool split = false;     ///< a task is one block of keys, and a second loop merges
+    bool from_memory;       ///< the keys of a thread are more than its caches hold
+
+    ForwardPartition(const Plan& plan, const matrix::Layout& g)
+        : panels_per_kv_head(plan.problem.group() * g.panels),
+          kv_heads(plan.problem.batch * plan.problem.heads_kv),
+          blocks(ceil_div(plan.problem.len_kv, g.block_kv)),
+          threads(worthwhile_threads(plan)) {
+        const double keys = bytes_of_keys(plan.problem);
+        split = blocks > 1 && too_few_tasks(kTasksPerWorker) && bytes_of_partials(g) <= std::max(kMostPartials, keys);
+        if (blocks <= 1) deal_short_rows();
+        while (blocks > 1 && panels_per_task > 1 && too_few_tasks(kTasksPerWorker)) panels_per_task /= 2;
+        panels_per_task = std::clamp<std::int64_t>(panels_per_kv_head, 1, panels_per_task);
+        tasks_per_kv_head = ceil_div(panels_per_kv_head, panels_per_task);
+        from_memory = keys > threads * kCachePerThread;
+    }
+
+ private:
+    /// Tasks of so many panels each.
+    std::int64_t tasks_of(std::int64_t panels) const {
+        return kv_heads * ceil_div(panels_per_kv_head, panels) * (split ? blocks : 1);
+    }
+    bool too_few_tasks(std::int64_t per_worker) const {
+        return threads > 1 && tasks_of(panels_per_task) < per_worker * threads;
+    }
+    void deal_short_rows() {
+        while (panels_per_task > 1 && too_few_tasks(kTasksOfShortRows)) panels_per_task /= 2;
+        // Not less than fewer tasks at a time would take.
+        const auto time = [&](std::int64_t panels) { return ceil_div(tasks_of(panels), threads) * panels; };
+        while (panels_per_task < kMaxPanels && time(2 * panels_per_task) <= time(panels_per_task)) panels_per_task *= 2;
+    }
+    double bytes_of_keys(const Problem& p) const {
+        return static_cast<double>(kv_heads) * static_cast<double>(p.len_kv) *
+               static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
+    }
+    double bytes_of_partials(const matrix::Layout& g) const;
+};
+
+/// Does each kv head have one panel, of so few queries that they fit one lane tile? Decoding has, where the query heads
+/// of a group can be stacked (stack_heads.hpp).
+inline bool queries_as_rows(const ForwardPartition& part, const matrix::Layout& g) {
+    return g.lanes == matrix::kTileRows && part.panels_per_kv_head == 1;
+}
+
+/// O^T as products write it: 16 * dim_tiles_v rows; in bf16, whose product takes rounded weights, also a tile whose
+/// first row is their sum.
+inline std::int64_t sum_row(const matrix::Layout& g) { return g.dim_tiles_v * matrix::kTileRows; }
+inline std::int64_t value_rows(const matrix::Layout& g) { return sum_row(g) + (g.parts == 1 ? matrix::kTileRows : 0); }
+/// Rows that a merge takes along.
+inline std::int64_t merged_rows(const matrix::Layout& g) { return sum_row(g) + (g.parts == 1 ? 1 : 0); }
+
+/// A panel's result: m, l, O^T [value_rows, lanes]; where queries are rows, O [lanes, value_rows].
+inline std::int64_t sums_floats(const matrix::Layout& g) { return (2 + value_rows(g)) * g.lanes; }
+
+inline double ForwardPartition::bytes_of_partials(const matrix::Layout& g) const {
+    return static_cast<double>(kv_heads * panels_per_kv_head) * static_cast<double>(blocks * sums_floats(g)) *
+           sizeof(float);
+}
+
+/// What a step holds between its stages; two are in flight.
+struct Stage {
+    Bf16* p;                // pair tiles [block_kv / 32][lanes / 16]
+    lanes::RowState state;  // [lanes] each, of this step alone
+    float* maximum;         // [lanes], of s before its scale
+
+    Stage(Arena& arena, const matrix::Layout& g)
+        : p(arena.take<Bf16>(g.block_kv_rows(), g.lanes * g.parts)),
+          state{arena.take<float>(g.lanes), arena.take<float>(g.lanes)},
+          maximum(arena.take<float>(g.lanes)) {}
+};
+
+/// Room for writing a panel's result, and for what an overflow needs.
+struct EpilogueScratch {
+    Geometry exact;
+    lanes::TileScratch exact_tiles;
+    float* q_t;      // [head_dim, lanes]
+    float* other_o;  // [head_dim_v, lanes]
+    float* spare_o;  // [head_dim_v, lanes]
+
+    EpilogueScratch(Arena& arena, const matrix::Layout& g)
+        : exact(exact_geometry(g)),
+          exact_tiles(arena, exact),
+          q_t(arena.take<float>(g.head_dim, g.lanes)),
+          other_o(arena.take<float>(g.head_dim_v, g.lanes)),
+          spare_o(arena.take<float>(g.head_dim_v, g.lanes)) {}
+
+    static Geometry exact_geometry(const Geometry& g) {
+        Geometry exact = g;
+        exact.block_kv = std::min(g.block_kv, kExactBlock);
+        return exact;
+    }
+};
+
+/// Memory of one worker.
+struct PanelsScratch {
+    std::array<Stage, 2> stages;
+    float* s;        // [block_kv, lanes]
+    Bf16* ones;      // a row tile, its first row 1: times P the sum of the weights
+    Bf16* k;         // row tiles [keys / 16][depth_tiles] of a block
+    Bf16* v[2];      // row tiles [keys / 32][dim_tiles_v] of the block at hand and the one before
+    float* block_o;  // [value_rows, lanes]
+    float* other;    // [block_kv, lanes]: bias, dropout factors
+    std::array<Bf16*, kMaxPanels> queries{};  // per panel: pair tiles [depth_tiles][lanes / 16]
+    std::array<float*, kMaxPanels> totals{};  // per panel: m, l, O^T
+    EpilogueScratch finish;
+
+    PanelsScratch(Arena& arena, const matrix::Layout& g, const ForwardPartition& part)
+        : stages{Stage(arena, g), Stage(arena, g)},
+          s(arena.take<float>(g.block_kv_rows(), g.lanes)),
+          ones(arena.take<Bf16>(matrix::kTileElements)),
+          block_o(arena.take<float>(value_rows(g), g.lanes)),
+          other(arena.take<float>(g.block_kv_rows(), g.lanes)),
+          finish(arena, g) {
+        k = arena.take<Bf16>(g.block_kv_rows(), g.depth_row(g.depth_tiles));
+        for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
+        for (std::size_t i = 0; i < static_cast<std::size_t>(part.panels_per_task); ++i) {
+            queries[i] = arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes);
+            totals[i] = arena.take<float>(sums_floats(g));
+        }
+    }
+};
+
+/// Memory of one worker, where queries are rows. matrix::Sums: m, l [lanes], O [lanes, value_rows].
+struct DecodeScratch {
+    Stage stage;
+    float* s;        // [block_kv, lanes]
+    float* other;    // [block_kv, lanes]: bias, dropout factors
+    Bf16* ones;      // a pair tile
+    Bf16* queries;   // pair tiles [depth_tiles][1]
+    Bf16* k;         // row tiles [kSliceKeys / 16][depth_tiles]
+    Bf16* v;         // pair tiles [kRowsBuffer][dim_tiles_v]
+    float* total;    // sums
+    float* block;    // sums
+    float* columns;  // [value_rows, lanes]: O^T
+    EpilogueScratch finish;
+
+    DecodeScratch(Arena& arena, const matrix::Layout& g)
+        : stage(arena, g),
+          s(arena.take<float>(g.block_kv_rows(), g.lanes)),
+          other(arena.take<float>(g.block_kv_rows(), g.lanes)),
+          ones(arena.take<Bf16>(matrix::kTileElements)),
+          queries(arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes)),
+          k(arena.take<Bf16>(kSliceKeys, g.depth_row(g.depth_tiles))),
+          v(arena.take<Bf16>(matrix::kRowsBuffer, g.dim_tiles_v, g.tile_elements())),
+          total(arena.take<float>(sums_floats(g))),
+          block(arena.take<float>(sums_floats(g))),
+          columns(arena.take<float>(value_rows(g), g.lanes)),
+          finish(arena, g) {}
+};
+
+struct ForwardWorkspace {
+    float* partials = nullptr;  // [panel, block, sums], when keys are split
+    WorkerMemory workers;       // of a PanelsScratch each
+
+    ForwardWorkspace(Arena& arena, const matrix::Layout& g, const ForwardPartition& part) {
+        if (part.split) {
+            partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.blocks, sums_floats(g));
+        }
+        workers = WorkerMemory(arena, part.threads, [&](Arena& one) {
+            if (queries_as_rows(part, g)) DecodeScratch(one, g);
+            else PanelsScratch(one, g, part);
+        });
+    }
+};
+
+}  // namespace tessera::cpu::fa2::on_matrix

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the tasks of a forward call on a matrix unit share.
+#pragma once
+
+#include <algorithm>
+
+#include "cpu/fa2/matrix/memory.hpp"
+
+namespace tessera::cpu::fa2::on_matrix {
+
+/// One call: where everything lies.
+struct ForwardRun {
+    const ForwardCall& call;
+    matrix::Layout g;
+    ForwardPartition part;
+    ForwardWorkspace workspace;
+    const matrix::Words& words;
+
+    explicit ForwardRun(const ForwardCall& c) : ForwardRun(c, Arena(c.workspace)) {}
+    ForwardRun(const ForwardCall& c, Arena arena)
+        : call(c),
+          g(c.plan, c.plan.tile.block_q),
+          part(c.plan, g),
+          workspace(arena, g, part),
+          words(*matrix::words_of_unit()) {}
+
+    const Problem& problem() const { return call.plan.problem; }
+    PanelsScratch scratch(int worker) const {
+        Arena memory = workspace.workers.arena(worker);
+        return {memory, g, part};
+    }
+    DecodeScratch decode_scratch(int worker) const {
+        Arena memory = workspace.workers.arena(worker);
+        return {memory, g};
+    }
+    Member member(std::int64_t kv_head) const {
+        return member_of(problem(), call.args.cu_seqlens_q, call.args.cu_seqlens_kv, kv_head / problem().heads_kv);
+    }
+    /// Panel `index` of kv head `kv_head` (of all batch members).
+    matrix::TilePanel panel(std::int64_t kv_head, std::int64_t index) const {
+        const std::int64_t query_head = kv_head % problem().heads_kv * problem().group() + index / g.panels;
+        return {problem(), call.args, g, member(kv_head), query_head, index % g.panels};
+    }
+    Range keys_of_block(const Member& m, std::int64_t block) const {
+        return {block * g.block_kv, std::min(m.len_kv, (block + 1) * g.block_kv)};
+    }
+    /// Both return whether all of the keys could be packed.
+    bool pack_k(const HeadRows& k, const Range& keys, const matrix::Tiles& to) const {
+        return pack(k, keys, g.head_dim, matrix::Form::rows, to, false);
+    }
+    bool pack_v(const HeadRows& v, const Range& keys, const matrix::Tiles& to) const {
+        return pack(v, keys, g.head_dim_v, matrix::Form::columns, to, true);
+    }
+
+ private:
+    bool pack(const HeadRows& x, const Range& keys, std::int64_t dim, matrix::Form form, const matrix::Tiles& to,
+              bool finite_only) const {
+        return words.pack({.from = x,
+                           .first = keys.begin,
+                           .rows = keys.size(),
+                           .dim = dim,
+                           .form = form,
+                           .to = to,
+                           .finite_only = finite_only,
+                           .from_memory = part.from_memory});
+    }
+};
+
+}  // namespace tessera::cpu::fa2::on_matrix

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the two kinds of forward tasks on a matrix unit share: panels in the lanes (forward.cc) and few queries as
+// rows (decode.cc).
+#pragma once
+
+#include "cpu/fa2/matrix/run.hpp"
+
+namespace tessera::cpu::fa2::on_matrix {
+
+/// Keys of one block that a panel sees, from a multiple of 32 on; none: it sees no key. Counted in `tally`, when given.
+matrix::SeenKeys keys_seen(const ForwardRun& run, const matrix::TilePanel& work, std::int64_t block,
+                           TileTally* tally = nullptr);
+
+/// Scores of some keys after their product: special elements, what is done to scores, and the maximum. `finite`: no
+/// element of these keys or of the queries was packed as 0. s, other: [keys, lanes]
+void transform_and_mask_some(const ForwardRun& run, const matrix::TilePanel& work, const matrix::SeenKeys& some,
+                             bool finite, float* s, float* other, float* maximum);
+
+/// The weights of scores s, to `at`. other: [keys, lanes], for dropout.
+matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::SeenKeys& keys, const float* s,
+                               float* other, const Stage& at);
+
+/// Writes O and LSE of a panel from its sums.
+void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const EpilogueScratch& scratch,
+              lanes::PanelSums& sums);
+
+}  // namespace tessera::cpu::fa2::on_matrix

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/numeric.hpp"
+#include "cpu/lanes/gradient.hpp"
+
+namespace tessera::cpu::lanes {
+namespace {
+
+/// Everything along a dimension that the bias has once, or the one index that it has.
+Range shared_or_one(std::int64_t size, std::int64_t full, std::int64_t index) {
+    return size == 1 ? Range{0, full} : Range{index, index + 1};
+}
+
+}  // namespace
+
+BiasGradient::BiasGradient(Arena& arena, const Plan& plan, const Geometry& g) : g_(g) {
+    if (!plan.problem.bias_gradient) return;
+    for (int worker = 0; worker < plan.threads; ++worker)
+        sums_.push_back(arena.take<float>(plan.problem.len_kv * g.lanes));
+}
+
+/// Adds dS of some panels of a head; all panels use the same lanes.
+void BiasGradient::add_head(const GradientMemory& memory, const Head& head, Range panels,
+                            const GradientScratch& scratch, float* sums) const {
+    for (std::int64_t index = panels.begin; index < panels.end; ++index) {
+        const Panel panel(index, g_.block_q, head.member.len_q);
+        if (panel.queries == 0) continue;
+        const Range keys = head.keys_of(panel);
+        for (std::int64_t first = keys.begin / g_.block_kv * g_.block_kv; first < keys.end; first += g_.block_kv) {
+            const KvTile kv = load_kv(head, g_, first, std::min(g_.block_kv, keys.end - first), scratch, true);
+            score_gradient(head, g_, panel, kv, head.coverage(panel, kv), memory.panel(head, index), scratch);
+            for (std::int64_t j = 0; j < kv.keys; ++j) {
+                add(sums + (first + j) * g_.lanes, scratch.ds + j * panel.lanes, 1, panel.lanes);
+            }
+        }
+    }
+}
+
+/// Writes the sums of `queries` (one row when the bias has one), adding up keys too when the bias has one column.
+void BiasGradient::store(const TensorView& dbias, std::int64_t batch, std::int64_t head, Range queries,
+                         const float* sums, std::int64_t len_kv) const {
+    const HeadRows to = bias_rows(dbias, batch, head);
+    const bool one_row = dbias.shape[2] == 1;
+    const bool one_column = dbias.shape[3] == 1;
+    for (std::int64_t row = queries.begin; row < queries.end; ++row) {
+        double row_total = 0;
+        for (std::int64_t j = 0; j < len_kv; ++j) {
+            const float* lanes = sums + j * g_.lanes;
+            double value = 0;
+            if (one_row) {
+                for (std::int64_t i = 0; i < g_.lanes; ++i) value += lanes[i];
+            } else {
+                value = lanes[row - queries.begin];
+            }
+            row_total += value;
+            if (!one_column) store_from_double(to.at(row, j), to.dtype, value);
+        }
+        if (one_column) store_from_double(to.at(row, 0), to.dtype, row_total);
+    }
+}
+
+void BiasGradient::run(const BackwardCall& call, const GradientMemory& memory,
+                       const std::vector<GradientScratch>& workers) const {
+    const Problem& p = call.plan.problem;
+    if (!p.bias_gradient) return;
+    const TensorView& dbias = call.args.dbias;
+    const bool one_row = dbias.shape[2] == 1;
+    const std::int64_t blocks = one_row ? 1 : g_.panels;
+    call.parallel_for(dbias.shape[0] * dbias.shape[1] * blocks, call.plan.threads, [&](std::int64_t task, int worker) {
+        float* sums = sums_[static_cast<std::size_t>(worker)];
+        std::fill_n(sums, p.len_kv * g_.lanes, 0.0F);
+        const std::int64_t batch = task / blocks / dbias.shape[1];
+        const std::int64_t head = task / blocks % dbias.shape[1];
+        const Range panels = one_row ? Range{0, g_.panels} : Range{task % blocks, task % blocks + 1};
+        const Range batches = shared_or_one(dbias.shape[0], p.batch, batch);
+        const Range heads = shared_or_one(dbias.shape[1], p.heads_q, head);
+        for (std::int64_t b = batches.begin; b < batches.end; ++b) {
+            for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+                add_head(memory, Head(p, call.args, member_of(call, b), h), panels,
+                         workers[static_cast<std::size_t>(worker)], sums);
+            }
+        }
+        const Range rows =
+            one_row ? Range{0, 1} : Range{panels.begin * g_.block_q, std::min(p.len_q, panels.end * g_.block_q)};
+        store(dbias, batch, head, rows, sums, p.len_kv);
+    });
+}
+
+}  // namespace tessera::cpu::lanes

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/lanes/gradient.hpp"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "core/numeric.hpp"
+
+namespace tessera::cpu::lanes {
+namespace {
+
+constexpr std::int64_t kRowsPerTask = 256;  // of dK and dV, when they are cleared and written
+
+/// In double; four sums, so that one addition need not wait for the one before. n: a multiple of 16
+double dot(const float* a, const float* b, std::int64_t n) {
+    double sums[4] = {};
+    for (std::int64_t c = 0; c < n; c += 4) {
+        for (int i = 0; i < 4; ++i) sums[i] += static_cast<double>(a[c + i]) * b[c + i];
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+}  // namespace
+
+GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g) : problem_(plan.problem), g_(g) {
+    panel_floats_ = (2 * g.head_dim + g.head_dim_v + 4) * g.lanes + g.block_q * (g.k_stride + g.v_stride);
+    panel_floats_ = padded(panel_floats_);
+    panels_ = arena.take<float>(problem_.heads_q, total_panels(problem_, g), panel_floats_);
+    dk_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.k_stride);
+    dv_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.v_stride);
+    for (int worker = 0; worker < plan.threads; ++worker) o_.push_back(arena.take<float>(g.block_q * g.v_stride));
+}
+
+GradientPanel GradientMemory::panel(const Head& head, std::int64_t index) const {
+    const std::int64_t slot =
+        head.query_head * total_panels(problem_, g_) + first_panel(problem_, g_, head.member) + index;
+    float* at = panels_ + slot * panel_floats_;
+    const auto take = [&](std::int64_t floats) { return std::exchange(at, at + floats); };
+    // Braces evaluate from left to right: the members lie in this order.
+    return {.q_t = take(g_.head_dim * g_.lanes),
+            .q = take(g_.block_q * g_.k_stride),
+            .do_t = take(g_.head_dim_v * g_.lanes),
+            .d_o = take(g_.block_q * g_.v_stride),
+            .lse = take(g_.lanes),
+            .delta = take(g_.lanes),
+            .norm = take(2 * g_.lanes),
+            .dq_t = take(g_.head_dim * g_.lanes)};
+}
+
+float* GradientMemory::dk(const Member& member, std::int64_t kv_head, std::int64_t first) const {
+    return dk_ + (kv_head * problem_.rows_kv() + first_kv_row(problem_, member) + first) * g_.k_stride;
+}
+
+float* GradientMemory::dv(const Member& member, std::int64_t kv_head, std::int64_t first) const {
+    return dv_ + (kv_head * problem_.rows_kv() + first_kv_row(problem_, member) + first) * g_.v_stride;
+}
+
+void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, std::int64_t index, float* o) const {
+    const Member& member = head.member;
+    const Panel panel(index, g_.block_q, member.len_q);
+    const GradientPanel to = this->panel(head, index);
+    const HeadRows d_o = head_rows(args.d_o, member, member.first_q, head.query_head);
+    load_queries(head, g_, panel, to.q_t);
+    load_rows(head.q, panel.first, panel.queries, g_.head_dim, to.q, g_.k_stride);
+    load_transposed(d_o, panel.first, panel.queries, g_.head_dim_v, 1.0F, to.do_t, panel.lanes);
+    load_rows(d_o, panel.first, panel.queries, g_.head_dim_v, to.d_o, g_.v_stride);
+    load_rows(head_rows(args.o, member, member.first_q, head.query_head), panel.first, panel.queries, g_.head_dim_v, o,
+              g_.v_stride);
+    std::fill_n(to.dq_t, g_.head_dim * panel.lanes, 0.0F);
+
+    const HeadRows lse = lse_rows(args.lse, member, head.query_head);
+    const HeadRows dlse = lse_rows(args.dlse, member, head.query_head);
+    std::fill_n(to.lse, panel.lanes, std::numeric_limits<float>::infinity());
+    std::fill_n(to.delta, panel.lanes, 0.0F);
+    to.norm[panel.lanes] = 0.0F;
+    for (std::int64_t r = 0; r < panel.queries; ++r) {
+        const auto value = static_cast<float>(load_as_double(lse.at(panel.first + r, 0), lse.dtype));
+        // exp(s - +inf) = 0: an empty row, whose LSE is -inf, has no weights.
+        if (value != -std::numeric_limits<float>::infinity()) to.lse[r] = value;
+        const double dlse_r = dlse.data == nullptr ? 0 : load_as_double(dlse.at(panel.first + r, 0), dlse.dtype);
+        to.delta[r] = static_cast<float>(dot(to.d_o + r * g_.v_stride, o + r * g_.v_stride, g_.v_stride) - dlse_r);
+    }
+}
+
+void GradientMemory::prepare(const BackwardCall& call) {
+    const Problem& p = problem_;
+    call.parallel_for(
+        p.batch * p.heads_q * g_.panels, worthwhile_threads(call.plan), [&](std::int64_t task, int worker) {
+            const Head head(p, call.args, member_of(call, task / g_.panels / p.heads_q), task / g_.panels % p.heads_q);
+            if (task % g_.panels * g_.block_q >= head.member.len_q) return;
+            prepare_panel(call.args, head, task % g_.panels, o_[static_cast<std::size_t>(worker)]);
+        });
+    const std::int64_t rows = p.heads_kv * p.rows_kv();
+    call.parallel_for(ceil_div(rows, kRowsPerTask), worthwhile_threads(call.plan), [&](std::int64_t task, int) {
+        const std::int64_t first = task * kRowsPerTask;
+        const std::int64_t count = std::min(kRowsPerTask, rows - first);
+        std::fill_n(dk_ + first * g_.k_stride, count * g_.k_stride, 0.0F);
+        std::fill_n(dv_ + first * g_.v_stride, count * g_.v_stride, 0.0F);
+    });
+}
+
+/// P = exp(S - LSE) needs log(l) to stand in the last bits of LSE = m + log(l). From here on they are too few for the
+/// contract's 1e-5, and beyond 2^24 or so nothing of l is left: such rows are normalised by the sum of their own P.
+constexpr float kLargestExactLse = 256;
+
+void BackwardWorkspace::prepare(const BackwardCall& call) {
+    const Problem& p = call.plan.problem;
+    memory.prepare(call);
+    const std::int64_t panels = memory.panels();
+    call.parallel_for(p.batch * p.heads_q * panels, worthwhile_threads(call.plan), [&](std::int64_t task, int worker) {
+        const Head head(p, call.args, member_of(call, task / panels / p.heads_q), task / panels % p.heads_q);
+        memory.fill_norm(head, task % panels, workers[static_cast<std::size_t>(worker)]);
+    });
+}
+
+void GradientMemory::fill_norm(const Head& head, std::int64_t index, const GradientScratch& scratch) const {
+    const Panel panel(index, g_.block_q, head.member.len_q);
+    if (panel.queries == 0) return;
+    const GradientPanel to = this->panel(head, index);
+    const auto inexact = [&](std::int64_t r) {
+        return std::abs(to.lse[r]) > kLargestExactLse && std::isfinite(to.lse[r]);
+    };
+    bool any = false;
+    for (std::int64_t r = 0; r < panel.queries; ++r) any = any || inexact(r);
+    if (!any) return;
+    std::fill_n(to.norm, panel.lanes, 0.0F);
+    const Range keys = head.keys_of(panel);
+    for (std::int64_t first = keys.begin / g_.block_kv * g_.block_kv; first < keys.end; first += g_.block_kv) {
+        const KvTile kv = load_kv(head, g_, first, std::min(g_.block_kv, keys.end - first), scratch, true);
+        scores(head, g_, panel, kv, head.coverage(panel, kv), to.q_t, scratch.s, scratch.other);
+        weights_from_lse(scratch.s, to.lse, kv.keys, panel.lanes, panel.lanes);
+        for (std::int64_t j = 0; j < kv.keys; ++j) add(to.norm, scratch.s + j * panel.lanes, 1, panel.lanes);
+    }
+    for (std::int64_t r = 0; r < panel.lanes; ++r)
+        to.norm[r] = r < panel.queries && inexact(r) ? 1.0F / to.norm[r] : 1.0F;
+    to.norm[panel.lanes] = 1.0F;
+}
+
+void GradientMemory::finish(const BackwardCall& call) const {
+    const Problem& p = problem_;
+    const auto scale = static_cast<float>(p.effective_scale());
+    call.parallel_for(p.batch * p.heads_q * g_.panels, worthwhile_threads(call.plan), [&](std::int64_t task, int) {
+        const Head head(p, call.args, member_of(call, task / g_.panels / p.heads_q), task / g_.panels % p.heads_q);
+        const Panel panel(task % g_.panels, g_.block_q, head.member.len_q);
+        if (panel.queries == 0) return;
+        const GradientPanel from = this->panel(head, task % g_.panels);
+        std::fill_n(from.delta, panel.lanes, scale);  // delta has served
+        store_transposed(from.dq_t, panel.lanes, panel.queries, g_.head_dim, from.delta,
+                         head_rows(call.args.dq, head.member, head.member.first_q, head.query_head), panel.first);
+    });
+    const std::int64_t parts = ceil_div(p.len_kv, kRowsPerTask);
+    call.parallel_for(p.batch * p.heads_kv * parts, worthwhile_threads(call.plan), [&](std::int64_t task, int) {
+        const Member member = member_of(call, task / parts / p.heads_kv);
+        const std::int64_t kv_head = task / parts % p.heads_kv;
+        const std::int64_t first = task % parts * kRowsPerTask;
+        const std::int64_t rows = std::min(kRowsPerTask, member.len_kv - first);
+        store_rows(dk(member, kv_head, first), g_.k_stride, rows, g_.head_dim, scale,
+                   head_rows(call.args.dk, member, member.first_kv, kv_head), first);
+        store_rows(dv(member, kv_head, first), g_.v_stride, rows, g_.head_dim_v, 1.0F,
+                   head_rows(call.args.dv, member, member.first_kv, kv_head), first);
+    });
+}
+
+}  // namespace tessera::cpu::lanes

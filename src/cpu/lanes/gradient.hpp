@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the backward passes share around their tile loops: the panels made ready before, the sums in fp32, and the
+// results written after. All of it is O(len).
+#pragma once
+
+#include <vector>
+
+#include "cpu/lanes/step.hpp"
+
+namespace tessera::cpu::lanes {
+
+/// Slow memory of a backward call.
+class GradientMemory {
+ public:
+    GradientMemory(Arena& arena, const Plan& plan, const Geometry& g);
+
+    /// Panel `index` of a head.
+    GradientPanel panel(const Head& head, std::int64_t index) const;
+
+    /// Sums of a kv head from key `first` on: dK [len_kv, k_stride], dV [len_kv, v_stride].
+    float* dk(const Member& member, std::int64_t kv_head, std::int64_t first) const;
+    float* dv(const Member& member, std::int64_t kv_head, std::int64_t first) const;
+
+    /// Fills the panels: Q, dO and their transposes in fp32, LSE, delta = rowsum(dO * O) - dLSE. Clears the sums.
+    void prepare(const BackwardCall& call);
+
+    /// Fills `norm` of a panel, when some row needs it.
+    void fill_norm(const Head& head, std::int64_t index, const GradientScratch& scratch) const;
+
+    /// Panels of the longest head.
+    std::int64_t panels() const { return g_.panels; }
+
+    /// Writes dQ, dK and dV.
+    void finish(const BackwardCall& call) const;
+
+ private:
+    void prepare_panel(const BackwardArgs& args, const Head& head, std::int64_t index, float* o) const;
+
+    const Problem& problem_;
+    Geometry g_;
+    std::int64_t panel_floats_;
+    float* panels_;          // [heads_q, total_panels, panel_floats]
+    float* dk_;              // [heads_kv, rows_kv, k_stride]
+    float* dv_;              // [heads_kv, rows_kv, v_stride]
+    std::vector<float*> o_;  // per worker: [block_q, v_stride]
+};
+
+/// dbias = sum of dS over everything that reads an element of the bias. Recomputes the tiles: no matrix is stored.
+class BiasGradient {
+ public:
+    BiasGradient(Arena& arena, const Plan& plan, const Geometry& g);
+    void run(const BackwardCall& call, const GradientMemory& memory, const std::vector<GradientScratch>& workers) const;
+
+ private:
+    void add_head(const GradientMemory& memory, const Head& head, Range panels, const GradientScratch& scratch,
+                  float* sums) const;
+    void store(const TensorView& dbias, std::int64_t batch, std::int64_t head, Range queries, const float* sums,
+               std::int64_t len_kv) const;
+
+    Geometry g_;
+    std::vector<float*> sums_;  // per worker: [len_kv, lanes], dS^T
+};
+
+/// The memory of a backward call whose tiles are run by backward_tile().
+struct BackwardWorkspace {
+    GradientMemory memory;
+    std::vector<GradientScratch> workers;
+    BiasGradient bias;
+
+    /// `kv_tiles`: how many K/V tiles a worker keeps loaded at once.
+    BackwardWorkspace(Arena& arena, const Plan& plan, const Geometry& g, std::int64_t kv_tiles = 1)
+        : memory(arena, plan, g), bias(arena, plan, g) {
+        for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, kv_tiles);
+    }
+
+    /// Everything that comes before the tiles.
+    void prepare(const BackwardCall& call);
+};
+
+}  // namespace tessera::cpu::lanes

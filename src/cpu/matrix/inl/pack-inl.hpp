@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Packing of matrices into row tiles and pair tiles. Included inside the namespace and the target attributes of a
+// unit's file, after parts-inl.hpp.
+//
+// A matrix is read in WORDS of 32 bits, 16 to a vector: fp32 elements, or two bf16 ones that lie next to each other in
+// a row. Whatever is transposed is transposed as words, before fp32 is parted: one transposition instead of three.
+
+/// Transposes 16 x 16 elements of 32 bits: x[r] holds row r before, column r after.
+inline void transpose(__m512i (&x)[16]) {
+    __m512i y[16];
+    for (int r = 0; r < 16; r += 2) {
+        y[r] = _mm512_unpacklo_epi32(x[r], x[r + 1]);
+        y[r + 1] = _mm512_unpackhi_epi32(x[r], x[r + 1]);
+    }
+    for (int r = 0; r < 16; r += 4) {  // x[r + i], in each of its four quarters q: column 4q + i of rows r .. r + 3
+        x[r] = _mm512_unpacklo_epi64(y[r], y[r + 2]);
+        x[r + 1] = _mm512_unpackhi_epi64(y[r], y[r + 2]);
+        x[r + 2] = _mm512_unpacklo_epi64(y[r + 1], y[r + 3]);
+        x[r + 3] = _mm512_unpackhi_epi64(y[r + 1], y[r + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);           // quarters 0, 2 of rows 0-3, 4-7
+        y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xDD);       // quarters 1, 3
+        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);  // of rows 8-11, 12-15
+        y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xDD);
+    }
+    for (int i = 0; i < 4; ++i) {
+        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
+        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xDD);
+        x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
+        x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xDD);
+    }
+}
+
+inline void transpose_words(const void* from, std::int64_t from_stride, void* to, std::int64_t to_stride) {
+    __m512i x[16];
+    TESSERA_UNROLL for (int r = 0; r < 16; ++r) {
+        x[r] = _mm512_loadu_si512(static_cast<const char*>(from) + 4 * r * from_stride);
+    }
+    transpose(x);
+    TESSERA_UNROLL for (int r = 0; r < 16; ++r) {
+        _mm512_storeu_si512(static_cast<char*>(to) + 4 * r * to_stride, x[r]);
+    }
+}
+
+inline Bf16* tile_of(const Tiles& tiles, std::int64_t i, std::int64_t j) {
+    return tiles.data + i * tiles.row_step + j * tiles.column_step;
+}
+
+/// A mask for the first `count` of up to 32 elements.
+inline __mmask32 first_elements(std::int64_t count) {
+    if (count >= 32) return ~__mmask32{0};
+    return count <= 0 ? 0 : static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
+}
+
+/// Elements of type T in a vector.
+template <class T>
+inline constexpr std::int64_t kOfVector = 64 / sizeof(T);
+
+/// Elements of a row from (row, column) on, 0 from `count` on.
+template <class T>
+inline __m512i load_words(const HeadRows& from, std::int64_t row, std::int64_t column, std::int64_t count) {
+    if (count <= 0) return _mm512_setzero_si512();
+    const void* at = from.at(row, column);
+    if (from.column_stride != 1) {
+        alignas(64) T elements[kOfVector<T>] = {};
+        for (std::int64_t i = 0; i < std::min(count, kOfVector<T>); ++i) {
+            elements[i] = static_cast<const T*>(at)[i * from.column_stride];
+        }
+        return _mm512_load_si512(elements);
+    }
+    if constexpr (sizeof(T) == 4) return _mm512_maskz_loadu_epi32(static_cast<__mmask16>(first_elements(count)), at);
+    else return _mm512_maskz_loadu_epi16(first_elements(count), at);
+}
+
+/// How a tile is read: PLAIN, when all of its rows are inside the matrix and lie in memory as they are needed, or with
+/// CARE: 0 outside and for elements that can't be packed.
+enum class Reading { plain, care };
+
+/// Reads words of a job's matrix for one tile, and notices elements that can't be packed.
+template <class T, Reading kReading>
+class WordReader {
+ public:
+    explicit WordReader(const PackJob& job)
+        : job_(job), begin_(static_cast<const T*>(job.from.at(job.first, 0))), stride_(job.from.row_stride) {}
+
+    HWY_INLINE __m512i read(std::int64_t row, std::int64_t column) {
+        constexpr bool kPlain = kReading == Reading::plain;
+        if (!kPlain && row >= job_.rows) return _mm512_setzero_si512();
+        __m512i x = kPlain ? _mm512_loadu_si512(begin_ + row * stride_ + column)
+                           : load_words<T>(job_.from, job_.first + row, column, job_.dim - column);
+        if constexpr (kFp32) {
+            x = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_set1_ps(job_.scale)));
+            const __m512i size = _mm512_and_si512(x, _mm512_set1_epi32(0x7FFFFFFF));
+            largest_ = _mm512_max_epi32(largest_, size);
+            return kPlain ? x : _mm512_maskz_mov_epi32(_mm512_cmple_epi32_mask(size, limit()), x);
+        } else {
+            const __m512i size = _mm512_and_si512(x, _mm512_set1_epi16(0x7FFF));
+            largest_ = _mm512_max_epi16(largest_, size);
+            return kPlain ? x : _mm512_maskz_mov_epi16(_mm512_cmple_epi16_mask(size, limit()), x);
+        }
+    }
+
+    /// A block of 16 rows from `row` on, `step` apart, transposed: x[i] has word i of each row.
+    HWY_INLINE void read_transposed(std::int64_t row, std::int64_t step, std::int64_t column, __m512i (&x)[16]) {
+        TESSERA_UNROLL for (int r = 0; r < 16; ++r) x[r] = read(row + r * step, column);
+        transpose(x);
+    }
+
+    HWY_INLINE bool all_packable() const {
+        return (kFp32 ? static_cast<__mmask32>(_mm512_cmpgt_epi32_mask(largest_, limit()))
+                      : _mm512_cmpgt_epi16_mask(largest_, limit())) == 0;
+    }
+
+ private:
+    static constexpr bool kFp32 = sizeof(T) == 4;
+    /// The largest size that can be packed. Sizes compare as integers: infinity above all numbers, NaN above infinity.
+    HWY_INLINE __m512i limit() const {
+        if (kFp32) return _mm512_set1_epi32(0x7EFFFFFF);
+        return _mm512_set1_epi16(static_cast<short>(job_.finite_only ? 0x7F7F : 0x7FFF));
+    }
+
+    const PackJob job_;  // a copy: what is stored can't change it
+    const T* begin_;
+    std::int64_t stride_;
+    __m512i largest_ = _mm512_setzero_si512();
+};
+
+/// A row tile's row of fp32 words, and a pair tile's.
+inline void store_parted_row(Bf16* to, __m512i low, __m512i high) {
+    store_in_parts<round_off, exact_bf16>(to, _mm512_castsi512_ps(low), _mm512_castsi512_ps(high));
+}
+inline void store_parted_pairs(Bf16* to, __m512i even, __m512i odd) {
+    store_in_parts<round_off, exact_bf16_pairs>(to, _mm512_castsi512_ps(even), _mm512_castsi512_ps(odd));
+}
+
+/// 8 words of two bf16 columns each, of even and of odd rows: a row tile's 16 rows.
+HWY_INLINE void store_columns_of_words(Bf16* to, const __m512i* even, const __m512i* odd) {
+    TESSERA_UNROLL for (int c = 0; c < 8; ++c) {
+        _mm512_store_si512(to + 2 * c * kTileDepth, pairs_of_lower_halves(even[c], odd[c]));
+        _mm512_store_si512(to + (2 * c + 1) * kTileDepth, pairs_of_upper_halves(even[c], odd[c]));
+    }
+}
+
+/// Packs the tile, or the two, that (row, column) begins; false if elements became 0 or, read plainly, would have to.
+template <Form kForm, class T, Reading kReading>
+inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column) {
+    constexpr bool kFp32 = sizeof(T) == 4;
+    constexpr bool kAlongRows = kForm == Form::rows || kForm == Form::row_pairs;
+    constexpr bool kRowTile = kForm == Form::rows || kForm == Form::columns;
+    const std::int64_t height = kRowTile ? kTileRows : kTileDepth;
+    const std::int64_t width = kRowTile ? kTileDepth : kTileRows;
+    Bf16* to =
+        kAlongRows ? tile_of(job.to, row / height, column / width) : tile_of(job.to, column / height, row / width);
+    // 32 bf16 columns are those of two tiles where a tile has 16.
+    Bf16* second = to + (kAlongRows ? job.to.column_step : job.to.row_step);
+    const bool two = column + kTileRows < job.dim;
+    WordReader<T, kReading> from(job);
+    if constexpr (kForm == Form::rows && kFp32) {
+        for (int r = 0; r < 16; ++r) {
+            store_parted_row(to + r * kTileDepth, from.read(row + r, column), from.read(row + r, column + 16));
+        }
+    } else if constexpr (kForm == Form::rows) {
+        for (int r = 0; r < 16; ++r) _mm512_store_si512(to + r * kTileDepth, from.read(row + r, column));
+    } else if constexpr (kForm == Form::column_pairs && kFp32) {
+        for (int half = 0; half < 2; ++half, to += 8 * kTileDepth) {
+            __m512i x[16];
+            from.read_transposed(row, 1, column + 16 * half, x);
+            for (int i = 0; i < 8; ++i) store_parted_pairs(to + i * kTileDepth, x[2 * i], x[2 * i + 1]);
+        }
+    } else if constexpr (kForm == Form::column_pairs) {
+        __m512i x[16];
+        from.read_transposed(row, 1, column, x);
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * kTileDepth, x[i]);
+    } else if constexpr (kForm == Form::columns) {
+        __m512i even[16];
+        __m512i odd[16];
+        from.read_transposed(row, 2, column, even);
+        from.read_transposed(row + 1, 2, column, odd);
+        if constexpr (kFp32) {
+            TESSERA_UNROLL for (int c = 0; c < 16; ++c) store_parted_pairs(to + c * kTileDepth, even[c], odd[c]);
+        } else {
+            store_columns_of_words(to, even, odd);
+            if (two) store_columns_of_words(second, even + 8, odd + 8);
+        }
+    } else if constexpr (kFp32) {
+        for (int i = 0; i < 16; ++i) {
+            store_parted_pairs(to + i * kTileDepth, from.read(row + 2 * i, column), from.read(row + 2 * i + 1, column));
+        }
+    } else {
+        const __m512i first_half = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        const __m512i second_half = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+        for (int i = 0; i < 16; ++i) {
+            const __m512i even = from.read(row + 2 * i, column);
+            const __m512i odd = from.read(row + 2 * i + 1, column);
+            const __m512i low = _mm512_unpacklo_epi16(even, odd);
+            const __m512i high = _mm512_unpackhi_epi16(even, odd);
+            _mm512_store_si512(to + i * kTileDepth, _mm512_permutex2var_epi64(low, first_half, high));
+            if (two) _mm512_store_si512(second + i * kTileDepth, _mm512_permutex2var_epi64(low, second_half, high));
+        }
+    }
+    return from.all_packable();
+}
+
+template <Form kForm, class T>
+inline bool pack_as(const PackJob& job) {
+    constexpr std::int64_t kRows = kForm == Form::rows || kForm == Form::column_pairs ? 16 : 32;
+    constexpr std::int64_t kColumns = kRows == 16 ? 32 : kOfVector<T>;
+    const bool contiguous = job.from.column_stride == 1;
+    const std::int64_t tiles = std::max<std::int64_t>(1, (job.dim + kColumns - 1) / kColumns);
+    const std::int64_t share = (kRows + tiles - 1) / tiles;  // of the next rows, for a tile to fetch
+    bool all = true;
+    for (std::int64_t row = 0; row < job.rows; row += kRows) {
+        std::int64_t fetched = row + kRows;
+        for (std::int64_t column = 0; column < job.dim; column += kColumns) {
+            if (contiguous && job.from_memory) {
+                fetch_rows(job.from, job.first + fetched,
+                           job.first + std::min({fetched + share, row + 2 * kRows, job.rows}), job.dim);
+            }
+            fetched += share;
+            const bool inside = contiguous && row + kRows <= job.rows && column + kColumns <= job.dim;
+            if (inside && pack_tile<kForm, T, Reading::plain>(job, row, column)) continue;
+            if (!pack_tile<kForm, T, Reading::care>(job, row, column)) all = false;
+        }
+    }
+    return all;
+}
+
+template <class T>
+inline bool pack_elements(const PackJob& job) {
+    switch (job.form) {
+        case Form::rows: return pack_as<Form::rows, T>(job);
+        case Form::columns: return pack_as<Form::columns, T>(job);
+        case Form::row_pairs: return pack_as<Form::row_pairs, T>(job);
+        case Form::column_pairs: return pack_as<Form::column_pairs, T>(job);
+    }
+    return true;
+}
+
+inline bool pack(const PackJob& job) {
+    const FlushSubnormal flush;
+    return job.from.dtype == DType::fp32 ? pack_elements<float>(job) : pack_elements<Bf16>(job);
+}

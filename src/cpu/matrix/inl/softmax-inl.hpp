@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Softmax weights from scores, and the backward's gradient of the scores, packed as the products take them. Included
+// inside the namespace and the target attributes of a unit's file.
+
+/// exp(x) for x <= 0 as in lanes/exp-inl.hpp: 4e-7 relative, exp(0) = 1, exp(-inf) = 0, NaN stays NaN.
+/// Results under exp(lowest) are 0.
+inline __m512 exp_of_nonpositive(__m512 x, float lowest) {
+    // By a mask: SCALEF takes hundreds of cycles to make a subnormal number, or a 0 of one.
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(lowest), _CMP_NLT_UQ);
+    const __m512 magic = _mm512_set1_ps(12582912.0F);
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), magic), magic);
+    const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693147181F), x);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0x1.0fa7d8p-7F), r, _mm512_set1_ps(0x1.573ad0p-5F));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.555a6ep-3F));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.fffdc4p-2F));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.fffff6p-1F));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
+    return _mm512_maskz_scalef_ps(normal, p, n);
+}
+
+/// The exponent under which a weight counts as 0: ln 2^-126, and with three parts ln 2^-102, so that each part is a
+/// normal number. Neither adds anything to a sum that holds a 1.
+template <int kParts>
+inline constexpr float kLowest = kParts == 1 ? -87.33654F : -70.70101F;
+
+/// Weights as a pair tile's row.
+template <int kParts>
+inline void store_pairs(Bf16* to, __m512 even, __m512 odd) {
+    if constexpr (kParts == 1) _mm512_store_si512(to, to_bf16_pairs(even, odd));
+    else store_in_parts<cut, exact_bf16_pairs>(to, even, odd);
+}
+/// Weights of 32 lanes as a row tile's row.
+template <int kParts>
+inline void store_row_of_tile(Bf16* to, __m512 low, __m512 high) {
+    if constexpr (kParts == 1) _mm512_store_si512(to, to_bf16(low, high));
+    else store_in_parts<cut, exact_bf16>(to, low, high);
+}
+
+inline __m512 column_maximum(const float* s, std::int64_t keys, std::int64_t stride) {
+    __m512 max[4];
+    for (__m512& x : max) x = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    std::int64_t j = 0;
+    for (; j + 4 <= keys; j += 4) {
+        for (int i = 0; i < 4; ++i) max[i] = _mm512_max_ps(max[i], _mm512_loadu_ps(s + (j + i) * stride));
+    }
+    for (; j < keys; ++j) max[0] = _mm512_max_ps(max[0], _mm512_loadu_ps(s + j * stride));
+    return _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
+}
+
+inline void maximum(const float* s, std::int64_t keys, std::int64_t lanes, float* of_lanes) {
+    for (std::int64_t lane = 0; lane < lanes; lane += kTileRows) {
+        const __m512 max = _mm512_max_ps(_mm512_loadu_ps(of_lanes + lane), column_maximum(s + lane, keys, lanes));
+        _mm512_storeu_ps(of_lanes + lane, max);
+    }
+}
+
+/// A WeightsJob in steps of 8 keys and 16 lanes, so that tile products can be issued in between.
+class WeightsInSteps {
+ public:
+    explicit WeightsInSteps(const WeightsJob& job)
+        : job_(job),
+          lane_tiles_(job.lanes / kTileRows),
+          rows_((job.keys + kTileDepth - 1) / kTileDepth * kTileDepth),
+          left_(lane_tiles_ * rows_ / kKeys) {
+        if (left_ > 0) begin_lanes();
+    }
+    std::int64_t left() const { return left_; }
+
+    void run(std::int64_t count) {
+        for (; count > 0 && left_ > 0; --count, --left_) {
+            if (job_.parts == 1) any_step<1>();
+            else any_step<3>();
+            key_ += kKeys;
+            if (key_ % kTileDepth == 0) end_tile();
+        }
+    }
+
+ private:
+    static constexpr std::int64_t kKeys = 8;
+
+    void begin_lanes() {
+        const std::int64_t lane = lane_tile_ * kTileRows;
+        const __m512 m = _mm512_mul_ps(_mm512_loadu_ps(job_.maximum + lane), _mm512_set1_ps(job_.scale));
+        _mm512_storeu_ps(job_.m + lane, m);
+        const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+        shift_ = _mm512_mask_mov_ps(m, _mm512_cmp_ps_mask(m, lowest, _CMP_EQ_OQ), _mm512_setzero_ps());
+        sum_ = even_sum_ = odd_sum_ = _mm512_setzero_ps();
+        key_ = 0;
+    }
+
+    template <int kParts>
+    static __m512 weight(const float* s, __m512 scale, __m512 shift) {
+        return exp_of_nonpositive(_mm512_sub_ps(_mm512_mul_ps(_mm512_loadu_ps(s), scale), shift), kLowest<kParts>);
+    }
+    /// Where the weights of key_ go.
+    template <int kParts>
+    Bf16* pairs() const {
+        Bf16* tile = job_.p + (key_ / kTileDepth * lane_tiles_ + lane_tile_) * kTileElements * kParts;
+        return tile + key_ % kTileDepth * kTileRows;
+    }
+
+    template <int kParts>
+    void any_step() {
+        if (key_ + kKeys > job_.keys) partial_step<kParts>();
+        else if (job_.factors == nullptr) step<kParts, false>();
+        else step<kParts, true>();
+    }
+
+    template <int kParts, bool kFactors>
+    void step() {
+        const float* s = job_.s + key_ * job_.lanes + lane_tile_ * kTileRows;
+        const std::int64_t lanes = job_.lanes;
+        const __m512 scale = _mm512_set1_ps(job_.scale);
+        const __m512 shift = shift_;
+        Bf16* to = pairs<kParts>();
+        __m512 even_sum = even_sum_;
+        __m512 odd_sum = odd_sum_;
+        for (int pair = 0; pair < kKeys / 2; ++pair) {
+            __m512 even = weight<kParts>(s + 2 * pair * lanes, scale, shift);
+            __m512 odd = weight<kParts>(s + (2 * pair + 1) * lanes, scale, shift);
+            even_sum = _mm512_add_ps(even_sum, even);
+            odd_sum = _mm512_add_ps(odd_sum, odd);
+            if constexpr (kFactors) {
+                const float* factors = job_.factors + (s - job_.s) + 2 * pair * lanes;
+                even = _mm512_mul_ps(even, _mm512_loadu_ps(factors));
+                odd = _mm512_mul_ps(odd, _mm512_loadu_ps(factors + lanes));
+            }
+            store_pairs<kParts>(to + pair * kTileDepth, even, odd);
+        }
+        even_sum_ = even_sum;
+        odd_sum_ = odd_sum;
+    }
+
+    /// With keys beyond the last, whose weight is 0.
+    template <int kParts>
+    void partial_step() {
+        const __m512 scale = _mm512_set1_ps(job_.scale);
+        Bf16* to = pairs<kParts>();
+        for (std::int64_t key = key_; key < key_ + kKeys; key += 2) {
+            __m512 p[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+            for (std::int64_t i = 0; i < 2 && key + i < job_.keys; ++i) {
+                const std::int64_t at = (key + i) * job_.lanes + lane_tile_ * kTileRows;
+                p[i] = weight<kParts>(job_.s + at, scale, shift_);
+                __m512& sum = i == 0 ? even_sum_ : odd_sum_;
+                sum = _mm512_add_ps(sum, p[i]);
+                if (job_.factors != nullptr) p[i] = _mm512_mul_ps(p[i], _mm512_loadu_ps(job_.factors + at));
+            }
+            store_pairs<kParts>(to + (key - key_) / 2 * kTileDepth, p[0], p[1]);
+        }
+    }
+
+    /// A tile's sum first: the rounding of a long sum grows with the number of tiles, not of keys.
+    void end_tile() {
+        sum_ = _mm512_add_ps(sum_, _mm512_add_ps(even_sum_, odd_sum_));
+        even_sum_ = odd_sum_ = _mm512_setzero_ps();
+        if (key_ < rows_) return;
+        _mm512_storeu_ps(job_.l + lane_tile_ * kTileRows, sum_);
+        if (++lane_tile_ < lane_tiles_) begin_lanes();
+    }
+
+    const WeightsJob& job_;
+    std::int64_t lane_tiles_;
+    std::int64_t rows_;
+    std::int64_t left_;
+    std::int64_t lane_tile_ = 0;
+    std::int64_t key_ = 0;
+    __m512 shift_;
+    __m512 sum_;
+    __m512 even_sum_;
+    __m512 odd_sum_;
+};
+
+inline void weights(const WeightsJob& job) {
+    WeightsInSteps in_steps(job);
+    in_steps.run(in_steps.left());
+}
+
+/// P and dS of one key in 16 lanes.
+struct WeightAndGradient {
+    __m512 p;
+    __m512 ds;
+};
+
+template <int kParts>
+inline WeightAndGradient gradient_of(const GradientJob& job, std::int64_t key, std::int64_t lane) {
+    if (key >= job.keys) return {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    const std::int64_t at = key * job.lanes + lane;
+    const __m512 s = _mm512_mul_ps(_mm512_loadu_ps(job.s + at), _mm512_set1_ps(job.scale));
+    // A weight is at most 1: where the LSE was rounded below a score, the difference is cut to 0. NaN comes second.
+    const __m512 x = _mm512_min_ps(_mm512_setzero_ps(), _mm512_sub_ps(s, _mm512_loadu_ps(job.lse + lane)));
+    __m512 p = exp_of_nonpositive(x, kLowest<kParts>);
+    if (job.norm != nullptr) p = _mm512_mul_ps(p, _mm512_loadu_ps(job.norm + lane));
+    __m512 dp = _mm512_loadu_ps(job.dp + at);
+    if (job.factors != nullptr) {
+        dp = _mm512_mul_ps(_mm512_mul_ps(dp, _mm512_set1_ps(job.kept)), _mm512_loadu_ps(job.factors + at));
+    }
+    __m512 ds = _mm512_mul_ps(p, _mm512_sub_ps(dp, _mm512_loadu_ps(job.delta + lane)));
+    if (job.factors != nullptr) p = _mm512_mul_ps(p, _mm512_loadu_ps(job.factors + at));
+    if (job.cap_slope != nullptr) ds = _mm512_mul_ps(ds, _mm512_loadu_ps(job.cap_slope + at));
+    if (job.visible != nullptr) {
+        const __mmask16 seen = _mm512_cmp_ps_mask(_mm512_loadu_ps(job.visible + at), _mm512_setzero_ps(), _CMP_NEQ_OQ);
+        p = _mm512_maskz_mov_ps(seen, p);
+        ds = _mm512_maskz_mov_ps(seen, ds);
+    }
+    return {p, ds};
+}
+
+template <int kParts>
+inline void gradient_in_parts(const GradientJob& job) {
+    for (std::int64_t key = 0; key < (job.keys + 31) / 32 * 32; key += 2) {
+        for (std::int64_t lane = 0; lane < job.lanes; lane += 32) {
+            const WeightAndGradient even_low = gradient_of<kParts>(job, key, lane);
+            const WeightAndGradient even_high = gradient_of<kParts>(job, key, lane + 16);
+            const WeightAndGradient odd_low = gradient_of<kParts>(job, key + 1, lane);
+            const WeightAndGradient odd_high = gradient_of<kParts>(job, key + 1, lane + 16);
+            Bf16* p = tile_of(job.p_rows, key / 16, lane / 32) + key % 16 * 32;
+            Bf16* ds = tile_of(job.ds_rows, key / 16, lane / 32) + key % 16 * 32;
+            store_row_of_tile<kParts>(p, even_low.p, even_high.p);
+            store_row_of_tile<kParts>(p + 32, odd_low.p, odd_high.p);
+            store_row_of_tile<kParts>(ds, even_low.ds, even_high.ds);
+            store_row_of_tile<kParts>(ds + 32, odd_low.ds, odd_high.ds);
+            Bf16* pairs = tile_of(job.ds_pairs, key / 32, lane / 16) + key % 32 * 16;
+            store_pairs<kParts>(pairs, even_low.ds, odd_low.ds);
+            store_pairs<kParts>(pairs + job.ds_pairs.column_step, even_high.ds, odd_high.ds);
+        }
+    }
+}
+
+inline void gradient(const GradientJob& job) {
+    if (job.parts == 1) return gradient_in_parts<1>(job);
+    const FlushSubnormal flush;
+    gradient_in_parts<3>(job);
+}

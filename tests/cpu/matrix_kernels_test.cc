@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The fa2 kernels on a matrix unit, on every matrix unit of this processor: on one without AMX they run on VDPBF16PS,
+// same layout, same pipeline.
+#include "check/run_case.hpp"
+#include "units.hpp"
+
+namespace tessera::cpu::matrix {
+namespace {
+
+TEST(MatrixKernels, are_right_on_every_unit) {
+    for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {
+        if (!has_unit(chosen)) continue;
+        const OnlyUnit only(chosen);
+        int ran = 0;
+        for (std::uint64_t index = 0; index < 500; ++index) {
+            check::Case random = check::random_case(2027, index);
+            if (random.problem.dtype == DType::fp16) continue;
+            if (index % 4 != 0) random.tile.reset();
+            check::CaseRunner runner(random);
+            for (const KernelInfo& kernel : kernels()) {
+                if (kernel.backend != Backend::cpu || kernel.schedule != Schedule::fa2) continue;
+                const check::Outcome outcome = runner.run(kernel);
+                ran += outcome.refusal ? 0 : 1;
+                EXPECT_TRUE(outcome.pass()) << "unit " << static_cast<int>(chosen) << "\n"
+                                            << check::to_command(random, kernel.name) << "\n"
+                                            << outcome.report.describe();
+            }
+        }
+        EXPECT_GT(ran, 100);
+    }
+}
+
+/// The last panels of one query head and the first of the next share a task. A window leaves keys between those that
+/// they see, whole blocks of them.
+TEST(MatrixKernels, a_task_may_skip_blocks_of_keys) {
+    for (const Unit chosen : {Unit::dot, Unit::amx}) {
+        if (!has_unit(chosen)) continue;
+        const OnlyUnit only(chosen);
+        for (const DType dtype : {DType::bf16, DType::fp32}) {
+            for (const int threads : {1, 2, 16}) {
+                check::Case c{.id = "gap", .seed = 5, .threads = threads};
+                c.problem = {.dtype = dtype,
+                             .batch = 1,
+                             .len_q = 1500,
+                             .len_kv = 1500,
+                             .heads_q = 2,
+                             .heads_kv = 1,
+                             .head_dim = 16,
+                             .head_dim_v = 16};
+                c.problem.mask.window_left = 64;
+                c.problem.mask.window_right = 0;
+                check::CaseRunner runner(c);
+                for (const KernelInfo& kernel : kernels()) {
+                    if (kernel.backend != Backend::cpu || kernel.schedule != Schedule::fa2) continue;
+                    const check::Outcome outcome = runner.run(kernel);
+                    EXPECT_TRUE(outcome.pass())
+                        << kernel.name << " " << name_of(dtype) << " on " << threads << " threads\n"
+                        << outcome.report.describe();
+                }
+            }
+        }
+    }
+}
+
+/// What waits to be merged or added up has a limit: without it these would take 9.6 and 8.6 GB.
+TEST(MatrixKernels, few_queries_of_many_keys_take_little_memory) {
+    for (const Unit chosen : {Unit::dot, Unit::amx}) {
+        if (!has_unit(chosen)) continue;
+        const OnlyUnit only(chosen);
+        Problem p{.dtype = DType::bf16, .batch = 1, .len_kv = 1 << 20, .head_dim = 128, .head_dim_v = 128};
+        p.len_q = 8000, p.heads_q = p.heads_kv = 1;
+        EXPECT_LT(plan(p, {.backend = Backend::cpu, .threads = 16}).workspace_bytes, std::size_t{1} << 30);
+        p.len_q = 1, p.len_kv = 1 << 17, p.heads_q = 64;
+        EXPECT_LT(plan(p, {.pass = Pass::backward, .backend = Backend::cpu, .threads = 2}).workspace_bytes,
+                  std::size_t{1} << 30);
+    }
+}
+
+}  // namespace
+}  // namespace tessera::cpu::matrix
