@@ -7,7 +7,8 @@
 Fails when a kernel
 - uses local memory (spilled registers, arrays with run-time indices) beyond LOCAL_MEMORY,
 - made the assembler serialise its wgmma (messages C75xx in OBJECT.log, which tools/keep_compiler_log.py writes),
-- lacks instructions that NEEDS lists for it, or is not listed there.
+- lacks instructions that NEEDS lists for it, or is not listed there,
+- stands in a list of compiled shapes (src/cuda/*/config.h) and was not compiled, or the other way round.
 
 Nothing but Python is needed: kernels are read from the ELF images inside the objects (tools/cubin.py).
 """
@@ -30,6 +31,17 @@ NEEDS = [
     (r"standard::(scores|values)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::softmax_kernel<.*>", {"MUFU"}),
 ]
+
+# Which kernels a list of compiled shapes makes: folder and list, name of the kernel, its types.
+COMPILED = [
+    ("fa3", "Shapes", "fa3::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa2", "Shapes", "fa2::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa2", "ShapesFp32", "fa2::forward_fp32_kernel<{shape}>", ("fp32",)),
+    ("fa1", "Shapes", "fa1::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+]
+WITHOUT_SHAPES = {"standard::softmax_kernel<bf16>", "standard::softmax_kernel<fp16>"}
 
 
 class Allowed(NamedTuple):
@@ -80,6 +92,30 @@ def messages_of(log: str, allowed):
             yield f"{cubin.readable(key[1])}: {match[1]} {match[2][:90]}"
 
 
+def listed_shapes(config: str, name: str):
+    """The shapes of a list in a config.h: using Shapes = ShapeList<HeadDim64, HeadDim128>;"""
+    found = re.search(rf"using {name} =\s*ShapeList<([^>]*)>;", config)
+    if not found:
+        raise ValueError(f"no list of compiled shapes called {name}")
+    return re.findall(r"\w+", found[1])
+
+
+def listed_kernels(source: pathlib.Path):
+    """The names of all kernels that the lists of compiled shapes make."""
+    return WITHOUT_SHAPES | {
+        kernel.format(dtype=dtype, shape=shape)
+        for folder, name, kernel, dtypes in COMPILED
+        for shape in listed_shapes((source / "src/cuda" / folder / "config.h").read_text(), name) for dtype in dtypes}
+
+
+def differences(compiled, listed, local_memory):
+    yield from (f"{name}: is listed in its config.h, and was not compiled" for name in sorted(listed - compiled))
+    yield from (f"{name}: was compiled, and no config.h lists it" for name in sorted(compiled - listed))
+    for allowed in local_memory:
+        if not any(re.fullmatch(allowed.name, name) for name in listed):
+            yield f"LOCAL_MEMORY allows {allowed.name}, which no config.h lists"
+
+
 def check(objects, needs=None, local_memory=None, allowed_messages=None):
     """Returns (kernels, problems)."""
     needs = NEEDS if needs is None else needs
@@ -121,6 +157,8 @@ def main() -> int:
     parser.add_argument("--library", type=pathlib.Path, help="whose size is reported")
     options = parser.parse_args()
     kernels, problems = check(options.objects)
+    listed = listed_kernels(pathlib.Path(__file__).resolve().parent.parent)
+    problems += differences({k.name for k in kernels}, listed, LOCAL_MEMORY)
     print("\n".join(table(kernels)))
     code = sum(k.code_bytes for k in kernels)
     stored = sum(cubin.device_bytes(pathlib.Path(o).read_bytes()) for o in options.objects)

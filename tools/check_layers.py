@@ -47,6 +47,20 @@ LAYER_OF = {
     "src/cuda/fa1/": "cuda/fa1",
     "src/cuda/fa2/": "cuda/fa2",
     "src/cuda/fa3/": "cuda/fa3",
+    # Which shapes are compiled, and which one runs a Problem: plain C++, which the model reads in builds without CUDA.
+    "src/cuda/shared/shapes.": "cuda/shapes",
+    "src/cuda/shared/scores.": "cuda/shapes",
+    "src/cuda/tile/constants.": "cuda/shapes",
+    "src/cuda/tile/softcap.": "cuda/shapes",
+    "src/cuda/standard/config.": "cuda/shapes",
+    "src/cuda/standard/shapes.": "cuda/shapes",
+    "src/cuda/fa1/config.": "cuda/shapes",
+    "src/cuda/fa1/shapes.": "cuda/shapes",
+    "src/cuda/fa2/config.": "cuda/shapes",
+    "src/cuda/fa2/shapes.": "cuda/shapes",
+    "src/cuda/fa3/config.": "cuda/shapes",
+    "src/cuda/fa3/shapes.": "cuda/shapes",
+    "src/cuda/fa3/cap.": "cuda/shapes",
     "src/registry.": "registry",
     "src/": "api",  # api, c_api, plan, parallel
     "src/check/": "check",
@@ -65,7 +79,7 @@ LAYER_OF = {
     "web/": "web",
 }
 
-CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/tile"}
+CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/shapes", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared"}
 CPU_WORDS = {"include", "core", "cpu/lanes", "cpu/matrix"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
@@ -76,7 +90,7 @@ ALLOWED = {
     "core": {"include"},
     "io": {"include", "core"},
     "schedule": {"include", "core"},
-    "model": {"include", "core", "schedule"},
+    "model": {"include", "core", "schedule", "cuda/shapes"},
     "kernel": {"include", "core", "schedule"},
     "reference": {"include", "core", "kernel"},
     "cpu/lanes": {"include", "core"},
@@ -84,6 +98,7 @@ ALLOWED = {
     "cpu/rooms": CPU_WORDS | {"kernel"},
     "cpu": CPU_WORDS | {"schedule", "kernel", "cpu/rooms"},
     "cuda/ptx": {"include"},
+    "cuda/shapes": {"include", "core"},
     "cuda/tile": CUDA_TILE,
     "cuda/shared": CUDA_TILE | {"kernel"},
     "cuda/standard": CUDA_SCHEDULE,
@@ -101,11 +116,12 @@ ALLOWED = {
     "report": LIBRARY | {"measure", "plot"},
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "cli": LIBRARY | TOOLS,
-    "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/tile", "cuda/shared"},
+    "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/shapes", "cuda/tile", "cuda/shared"},
     "python": LIBRARY | TOOLS,
     "web": LIBRARY | TOOLS,
     "examples": {"include"},
-    "tests": LIBRARY | TOOLS | CPU_WORDS | {"cpu", "cpu/rooms", "cuda", "cuda/ptx", "cuda/tile", "cuda/shared", "cli"},
+    "tests": LIBRARY | TOOLS | CPU_WORDS | {"cpu", "cpu/rooms", "cuda", "cuda/ptx", "cuda/shapes", "cuda/tile", "cuda/shared",
+                                            "cli"},
 }
 
 # Start of a third-party header -> the layers that may include it.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tessera/attention.hpp"
 #include "tessera/kernel.hpp"
@@ -48,6 +49,13 @@ struct Kernel {
     /// What only the tensors of a call show (strides, alignment): the first one that this forward kernel can't work on,
     /// or nothing. They are validated before. Null: takes all.
     std::optional<TensorRefusal> (*refuse_tensors)(const Problem& problem, const ForwardArgs& args) = nullptr;
+    /// The names of what the kernel is compiled as: variants of tile, padded head_dim and features, between which it
+    /// chooses by the Problem alone. Tests count that each one runs. Most kernels are one.
+    std::vector<std::string> shapes = {"one"};
+    /// Which of `shapes` runs a Problem that refuse() takes.
+    std::size_t (*shape_of)(const Problem& problem) = [](const Problem&) { return std::size_t{0}; };
+
+    const std::string& shape_name(const Problem& problem) const { return shapes.at(shape_of(problem)); }
 };
 
 }  // namespace tessera

@@ -3,6 +3,13 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
+#include <vector>
+
+#include "cuda/fa1/shapes.hpp"
+#include "cuda/fa2/shapes.hpp"
+#include "cuda/fa3/shapes.hpp"
+#include "cuda/standard/shapes.hpp"
 
 namespace tessera::model {
 namespace {
@@ -129,16 +136,6 @@ Tile choose(std::span<const TileRow> rows, std::int64_t head_dim, bool cut) {
     return cut ? chosen.cut : chosen.whole;
 }
 
-// src/cuda/*/config.h
-constexpr TileRow kTesseraStandard[] = {{256, {128, 64}, {128, 64}}};
-constexpr TileRow kTesseraFa1[] = {
-    {64, {32, 256}, {32, 256}}, {128, {32, 192}, {32, 192}}, {256, {16, 128}, {16, 128}}};
-constexpr TileRow kTesseraFa2[] = {{256, {128, 64}, {128, 64}}};
-constexpr TileRow kTesseraFa2Fp32[] = {{128, {64, 64}, {64, 64}}, {256, {32, 32}, {32, 32}}};
-constexpr TileRow kTesseraFa3[] = {{64, {192, 128}, {192, 128}},
-                                   {128, {128, 128}, {128, 128}},
-                                   {192, {128, 96}, {128, 96}},
-                                   {256, {128, 80}, {128, 80}}};
 // flash-attention: hopper/tile_size.h; csrc/flash_attn/src/flash_fwd_launch_template.h, flash_bwd_launch_template.h
 constexpr TileRow kFlash3[] = {{64, {192, 192}, {192, 128}},
                                {96, {192, 144}, {192, 128}},
@@ -157,6 +154,41 @@ constexpr TileRow kFlash2Backward[] = {
     {64, {128, 128}, {128, 128}}, {128, {64, 128}, {64, 128}}, {256, {64, 64}, {64, 64}}};
 constexpr TileRow kFlash2BackwardSmall[] = {{64, {64, 128}, {64, 128}}, {256, {64, 64}, {64, 64}}};
 constexpr TileRow kCudnn[] = {{128, {128, 128}, {128, 128}}, {256, {128, 64}, {128, 64}}};
+
+/// The tile of the compiled shape that runs the forward.
+Tile our_tile(Schedule schedule, const Problem& problem) {
+    switch (schedule) {
+        case Schedule::standard: return cuda::standard::tile_of(problem);
+        case Schedule::fa1: return cuda::fa1::tile_of(problem);
+        case Schedule::fa2: return cuda::fa2::tile_of(problem);
+        case Schedule::fa3: return cuda::fa3::tile_of(problem);
+    }
+    return {};
+}
+
+/// Padded head_dims of a list of compiled shapes, ascending.
+template <class Shapes>
+std::vector<std::int64_t> sizes_of() {
+    std::vector<std::int64_t> sizes;
+    for (const auto& config : Shapes::kConfigs) sizes.push_back(config.head_dim);
+    std::sort(sizes.begin(), sizes.end());
+    return sizes;
+}
+
+std::vector<std::int64_t> our_sizes(Schedule schedule) {
+    switch (schedule) {
+        case Schedule::standard: return sizes_of<cuda::standard::Shapes>();
+        case Schedule::fa1: return sizes_of<cuda::fa1::Shapes>();
+        case Schedule::fa2: return sizes_of<cuda::fa2::Shapes>();
+        case Schedule::fa3: return sizes_of<cuda::fa3::Shapes>();
+    }
+    return {};
+}
+
+std::vector<std::int64_t> their_sizes(const Family& family) {
+    if (family.schedule == Schedule::fa2) return {32, 64, 96, 128, 192, 256};
+    return {64, 96, 128, 192, 256};
+}
 
 /// Shared memory of 8.6, 8.9 and older: too small for the tiles of 8.0 and 9.0.
 bool is_small(const Machine& machine) { return machine.shared_kib < 128; }
@@ -186,34 +218,16 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
         if (is_small(machine)) return choose(kFlash2BackwardSmall, dim, cut);
         return choose(kFlash2Backward, dim, cut);
     }
-    constexpr std::int64_t kShort = 1536;  // src/cuda/fa3/kernels.cc: smaller tiles of queries for short rows
-    switch (family.schedule) {
-        case Schedule::standard: return choose(kTesseraStandard, dim, cut);
-        case Schedule::fa1: return choose(kTesseraFa1, dim, cut);
-        case Schedule::fa2:
-            if (ours && size_of(problem.dtype) > 2) return choose(kTesseraFa2Fp32, dim, cut);
-            if (ours) return choose(kTesseraFa2, dim, cut);
-            return is_small(machine) ? choose(kFlash2Small, dim, cut) : choose(kFlash2, dim, cut);
-        case Schedule::fa3: break;
-    }
+    if (ours) return our_tile(family.schedule, problem);
     if (std::string_view(family.by) == "cudnn") return choose(kCudnn, dim, cut);
-    if (!ours) return choose(kFlash3, dim, cut);
-    const Band band = problem.mask.bind(problem.len_q, problem.len_kv);
-    const std::int64_t row = std::min(problem.len_kv, band.high - band.low + 1);  // keys that a query may see
-    if (dim <= 64 && (problem.ragged || cut) && row <= kShort) return {128, 128};
-    if (problem.head_dim > 128 && problem.head_dim <= 192 && problem.head_dim_v <= 128) return {128, 128};
-    return choose(kTesseraFa3, dim, cut);
+    if (family.schedule == Schedule::fa3) return choose(kFlash3, dim, cut);
+    return is_small(machine) ? choose(kFlash2Small, dim, cut) : choose(kFlash2, dim, cut);
 }
 
 std::int64_t padded_dim(const Family& family, std::int64_t head_dim) {
-    const bool ours = std::string_view(family.by) == "tessera";
-    for (const std::int64_t size : {32, 64, 96, 128, 192, 256}) {
-        const bool compiled =
-            size == 64 || size == 128 || size == 256 || (size == 192 && !(ours && family.warp_wide)) ||
-            (size == 96 && !(ours && family.warp_wide)) || (!ours && size == 32 && family.schedule == Schedule::fa2);
-        if (compiled && head_dim <= size) return size;
-    }
-    return head_dim;
+    const auto sizes = std::string_view(family.by) == "tessera" ? our_sizes(family.schedule) : their_sizes(family);
+    const auto size = std::lower_bound(sizes.begin(), sizes.end(), head_dim);
+    return size == sizes.end() ? head_dim : *size;
 }
 
 std::int64_t rows_per_reader(const Family& family, std::int64_t head_dim) {

@@ -212,8 +212,11 @@ TEST(Families, tiles_are_those_of_the_kernels) {
                 for (const std::int64_t len : {512, 4096}) {
                     Problem p = Problem::dense(1, len, 2, head_dim, DType::bf16);
                     p.mask.causal = causal;
-                    EXPECT_EQ(tile_of(*family, p, *find_machine("h200")), kernel.default_tile(p))
-                        << kernel.info.name << " " << p.describe();
+                    for (const double softcap : {0.0, 30.0}) {
+                        p.softcap = softcap;
+                        EXPECT_EQ(tile_of(*family, p, *find_machine("h200")), kernel.default_tile(p))
+                            << kernel.info.name << " " << p.describe();
+                    }
                 }
             }
         }

@@ -123,7 +123,20 @@ def check_opcodes(made):
             expect(printed == counted, f"nvdisasm counts {printed}, cubin.py {counted}")
 
 
+def check_lists():
+    """Kernels that a list names and nobody compiled, or the other way round."""
+    text = "using Shapes = ShapeList<HeadDim64,\n                         HeadDim96>;"
+    expect(check_kernels.listed_shapes(text, "Shapes") == ["HeadDim64", "HeadDim96"], "a list was not read")
+    listed = check_kernels.listed_kernels(SOURCE)
+    expect("fa3::forward_kernel<bf16, HeadDim64Short>" in listed, f"a shape of fa3 is not among {sorted(listed)}")
+    allowed = check_kernels.Allowed(r"gone<.*>", 8, 1, "tested")
+    found = list(check_kernels.differences({"a", "b"}, {"b", "c"}, [allowed]))
+    expect(len(found) == 3, f"a missing kernel, a stray one and a stale allowance, found {found}")
+    expect(not list(check_kernels.differences(listed, listed, check_kernels.LOCAL_MEMORY)), "equal lists were blamed")
+
+
 def main() -> int:
+    check_lists()
     with tempfile.TemporaryDirectory() as folder:
         made = compile_kernels(pathlib.Path(folder))
         product = next(k for k in cubin.kernels_of(made.read_bytes()) if k.name.startswith("product"))

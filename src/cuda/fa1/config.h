@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/shared/shapes.hpp"
+
 namespace tessera::cuda::fa1 {
 
 /// The warps that split the keys of a block among them and share a tile of queries.
@@ -33,7 +35,7 @@ struct Config {
     constexpr int shared_bytes() const { return 2 * kv_bytes() + groups * group_bytes() + 16; }
 };
 
-/// The compiled shapes, as types: what __global__ functions can be templates of.
+/// The compiled shapes (cuda/shared/shapes.hpp), as types: what __global__ functions can be templates of.
 struct HeadDim64 {
     static constexpr Config kConfig{.head_dim = 64, .block_kv = 256, .row_tiles = 2, .groups = 2, .general = false};
 };
@@ -52,5 +54,6 @@ struct HeadDim256 {
 struct HeadDim256General {
     static constexpr Config kConfig{.head_dim = 256, .block_kv = 128, .row_tiles = 1, .groups = 2, .general = true};
 };
+using Shapes = ShapeList<HeadDim64, HeadDim64General, HeadDim128, HeadDim128General, HeadDim256, HeadDim256General>;
 
 }  // namespace tessera::cuda::fa1

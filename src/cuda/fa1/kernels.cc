@@ -10,6 +10,7 @@
 #include "core/arena.hpp"
 #include "cuda/device.hpp"
 #include "cuda/fa1/launch.hpp"
+#include "cuda/fa1/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
 
 namespace tessera::cuda::fa1 {
@@ -17,19 +18,6 @@ namespace {
 
 constexpr int kLeastCapability = 80;                       // bf16 products and cp.async
 constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
-
-Config config_of(const Problem& p) {
-    const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-    const bool general = p.softcap > 0 || p.alibi || p.bias || p.dropout.probability > 0;
-    if (dim <= 64) return general ? HeadDim64General::kConfig : HeadDim64::kConfig;
-    if (dim <= 128) return general ? HeadDim128General::kConfig : HeadDim128::kConfig;
-    return general ? HeadDim256General::kConfig : HeadDim256::kConfig;
-}
-
-Tile default_tile(const Problem& problem) {
-    const Config c = config_of(problem);
-    return {c.block_q(), c.block_kv};
-}
 
 std::int64_t tiles_of(std::int64_t rows, const Config& c) { return (rows + c.block_q() - 1) / c.block_q(); }
 
@@ -58,7 +46,7 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     if (longest >= kMaxIndex || tiles >= kMaxIndex) {
         return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
     }
-    if (tile && *tile != default_tile(problem)) {
+    if (tile && *tile != tile_of(problem)) {
         return fmt::format("is compiled for tiles of {} x {}", c.block_q(), c.block_kv);
     }
     return std::nullopt;
@@ -69,20 +57,6 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
 int parts_of(const Problem& p, const Config& c, int multiprocessors) {
     const std::int64_t most = std::max<std::int64_t>(tiles_of(p.len_q, c) / c.groups, 1);
     return static_cast<int>(std::clamp<std::int64_t>(multiprocessors / (p.batch * p.heads_q), 1, most));
-}
-
-template <class T>
-cudaError_t start(const Config& c, const Launch& launch, cudaStream_t stream) {
-    if (c.head_dim == 64) {
-        return c.general ? start_forward<T, HeadDim64General>(launch, stream)
-                         : start_forward<T, HeadDim64>(launch, stream);
-    }
-    if (c.head_dim == 128) {
-        return c.general ? start_forward<T, HeadDim128General>(launch, stream)
-                         : start_forward<T, HeadDim128>(launch, stream);
-    }
-    return c.general ? start_forward<T, HeadDim256General>(launch, stream)
-                     : start_forward<T, HeadDim256>(launch, stream);
 }
 
 void forward(const ForwardCall& call) {
@@ -102,8 +76,12 @@ void forward(const ForwardCall& call) {
                         .vector_k = takes_vectors(params.k, params.head_dim),
                         .vector_v = takes_vectors(params.v, params.head_dim_v),
                         .vector_o = takes_vectors(params.o, params.head_dim_v)};
-    const auto start_of = p.dtype == DType::bf16 ? start<__nv_bfloat16> : start<__half>;
-    check(start_of(c, launch, stream_of(call)), "cuda.fa1.forward");
+    const cudaError_t status = Shapes::call(shape_of(p), [&](auto shape) {
+        using Shape = decltype(shape);
+        if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, stream_of(call));
+        return start_forward<__half, Shape>(launch, stream_of(call));
+    });
+    check(status, "cuda.fa1.forward");
 }
 
 std::size_t workspace_bytes(const Plan& plan) {
@@ -123,11 +101,13 @@ std::vector<Kernel> kernels() {
                       .summary = "K/V blocks outer; O, m and l rewritten in memory for every block; memory O(len)",
                       .limits = "sm_80 and later; head_dim over 128 needs 193 KiB of shared memory"},
              .refuse = refuse,
-             .default_tile = default_tile,
+             .default_tile = tile_of,
              .workspace_bytes = workspace_bytes,
              .target = target,
              .forward = forward,
-             .backward = nullptr}};
+             .backward = nullptr,
+             .shapes = Shapes::names(),
+             .shape_of = shape_of}};
 }
 
 }  // namespace tessera::cuda::fa1

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/shared/shapes.hpp"
+
 namespace tessera::cuda::fa2 {
 
 /// One compiled shape of the kernel. head_dim and head_dim_v of a Problem are padded with zeros to `head_dim`.
@@ -27,12 +29,15 @@ struct Config {
     constexpr int shared_bytes() const { return rows_offset() + rows_bytes(); }
 };
 
-/// Queries and keys of a tile in fp32, for a padded head_dim of 64, 128 or 256.
-constexpr int block_fp32(int head_dim) { return head_dim <= 128 ? 64 : 32; }
+/// One compiled shape of the kernel in fp32.
+struct ConfigFp32 {
+    int head_dim;  ///< 64, 128 or 256: head_dim and head_dim_v are padded with zeros to it
+    int block;     ///< queries of a tile, and keys
+};
 
-/// The compiled shapes, as types: what __global__ functions can be templates of. The general shape of a head_dim has
-/// the same tile; it needs registers for more than the products, so that fewer blocks share a multiprocessor, or more
-/// warps have fewer rows each.
+/// The compiled shapes (cuda/shared/shapes.hpp), as types: what __global__ functions can be templates of. The general
+/// shape of a head_dim has the same tile; it needs registers for more than the products, so that fewer blocks share a
+/// multiprocessor, or more warps have fewer rows each.
 struct HeadDim64 {
     static constexpr Config kConfig{.head_dim = 64,
                                     .block_kv = 64,
@@ -99,5 +104,17 @@ struct HeadDim256General {
                                     .blocks_per_sm = 1,
                                     .general = true};
 };
+using Shapes = ShapeList<HeadDim64, HeadDim64General, HeadDim128, HeadDim128General, HeadDim256, HeadDim256General>;
+
+struct HeadDim64Fp32 {
+    static constexpr ConfigFp32 kConfig{.head_dim = 64, .block = 64};
+};
+struct HeadDim128Fp32 {
+    static constexpr ConfigFp32 kConfig{.head_dim = 128, .block = 64};
+};
+struct HeadDim256Fp32 {
+    static constexpr ConfigFp32 kConfig{.head_dim = 256, .block = 32};
+};
+using ShapesFp32 = ShapeList<HeadDim64Fp32, HeadDim128Fp32, HeadDim256Fp32>;
 
 }  // namespace tessera::cuda::fa2

@@ -13,13 +13,13 @@
 
 namespace tessera::cuda::fa2 {
 
-template <int kHeadDim_>
+template <ConfigFp32 kConfig>
 struct TileFp32 {
-    static constexpr int kHeadDim = kHeadDim_;
+    static constexpr int kHeadDim = kConfig.head_dim;
     static constexpr int kThreads = 256;
-    static constexpr int kBlock = block_fp32(kHeadDim);  // queries, and keys
-    static constexpr int kPer = kBlock / 16;             // rows of a thread, and keys
-    static constexpr int kRow = kHeadDim + 4;            // floats from one row to the next: no two lanes in one bank
+    static constexpr int kBlock = kConfig.block;  // queries, and keys
+    static constexpr int kPer = kBlock / 16;      // rows of a thread, and keys
+    static constexpr int kRow = kHeadDim + 4;     // floats from one row to the next: no two lanes in one bank
     static constexpr int kRowP = kBlock + 4;
     static constexpr int kFloats = 2 * kBlock * kRow + kBlock * kRowP;  // Q, then K and V in turn, then P
 
@@ -224,8 +224,10 @@ struct LoopFp32 {
     }
 };
 
-template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads) forward_fp32_kernel(const __grid_constant__ Launch launch) {
+template <class Shape>
+__global__ void __launch_bounds__(TileFp32<Shape::kConfig>::kThreads)
+    forward_fp32_kernel(const __grid_constant__ Launch launch) {
+    using Tile = TileFp32<Shape::kConfig>;
     extern __shared__ __align__(128) char memory[];
     __shared__ alignas(Work) char work_memory[sizeof(Work)];
     const Work& work = *reinterpret_cast<const Work*>(work_memory);
@@ -257,12 +259,13 @@ __global__ void __launch_bounds__(Tile::kThreads) forward_fp32_kernel(const __gr
     loop.store(rows);
 }
 
-template <int kHeadDim>
+template <class Shape>
 cudaError_t start_forward_fp32(const Launch& launch, cudaStream_t stream) {
-    using Tile = TileFp32<kHeadDim>;
+    static_assert(ShapesFp32::kHas<Shape>);
+    using Tile = TileFp32<Shape::kConfig>;
     constexpr int kSharedBytes = Tile::kFloats * static_cast<int>(sizeof(float));
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
-    return start(forward_fp32_kernel<Tile>, blocks, Tile::kThreads, kSharedBytes, launch, stream);
+    return start(forward_fp32_kernel<Shape>, blocks, Tile::kThreads, kSharedBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa2

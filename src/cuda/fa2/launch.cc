@@ -2,7 +2,6 @@
 #include "cuda/fa2/launch.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 namespace tessera::cuda::fa2 {
 namespace {
@@ -28,12 +27,6 @@ int heads_together(const ForwardParams& p, std::int64_t l2_bytes) {
 }
 
 }  // namespace
-
-bool needs_general(const ForwardParams& p) {
-    const bool scores_only = p.softcap <= 0 && !p.alibi_slopes && !p.bias.data && p.keep_threshold == 0;
-    const float scale_log2 = p.scale * 1.4426950408889634F;
-    return !(scores_only && p.scale > 0 && std::isnormal(p.scale) && std::isfinite(scale_log2));
-}
 
 Launch make_launch(const ForwardParams& params, int block_q, std::int64_t l2_bytes) {
     return {.params = params,

@@ -19,9 +19,6 @@ struct Launch {
     bool vector_o = false;  ///< and written so
 };
 
-/// Does the call need a general shape?
-bool needs_general(const ForwardParams& params);
-
 /// `l2_bytes`: size of the device's L2; it moves the order of the tiles and no result.
 Launch make_launch(const ForwardParams& params, int block_q, std::int64_t l2_bytes);
 
@@ -29,8 +26,8 @@ Launch make_launch(const ForwardParams& params, int block_q, std::int64_t l2_byt
 template <class T, class Shape>
 cudaError_t start_forward(const Launch& launch, cudaStream_t stream);
 
-/// The same in fp32, for head_dim and head_dim_v up to kHeadDim: 64, 128 or 256.
-template <int kHeadDim>
+/// The same in fp32.
+template <class Shape>
 cudaError_t start_forward_fp32(const Launch& launch, cudaStream_t stream);
 
 }  // namespace tessera::cuda::fa2

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/shared/shapes.hpp"
+
 namespace tessera::cuda::fa3 {
 
 /// What a score goes through besides scale and mask.
@@ -19,6 +21,8 @@ struct Config {
     int kv_stages;  ///< of K and of V
     int q_stages;   ///< 2: the next Q tile arrives while the last O tile leaves
     Scores scores = Scores::plain;
+    /// Keys of a row up to which the shape is chosen, in calls whose tiles take different times; 0: no limit.
+    int short_row = 0;
 
     /// Slabs of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
@@ -35,15 +39,20 @@ struct Config {
     }
 };
 
-/// The compiled shapes, as types: what __global__ functions can be templates of.
+/// The compiled shapes (cuda/shared/shapes.hpp), as types: what __global__ functions can be templates of.
 struct HeadDim64 {
     static constexpr Config kConfig{
         .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 3, .kv_stages = 4, .q_stages = 2};
 };
 /// Smaller tiles of queries, for short rows: less of a tile is hidden under a causal mask. The same bits as HeadDim64.
 struct HeadDim64Short {
-    static constexpr Config kConfig{
-        .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 2, .kv_stages = 4, .q_stages = 2};
+    static constexpr Config kConfig{.head_dim = 64,
+                                    .head_dim_v = 64,
+                                    .block_kv = 128,
+                                    .consumers = 2,
+                                    .kv_stages = 4,
+                                    .q_stages = 2,
+                                    .short_row = 1536};  // measured, under a causal mask
 };
 struct HeadDim96 {
     static constexpr Config kConfig{
@@ -103,5 +112,7 @@ struct HeadDim128General {
                                     .q_stages = 1,
                                     .scores = Scores::general};
 };
+using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256,
+                         HeadDim64Capped, HeadDim128Capped, HeadDim64General, HeadDim128General>;
 
 }  // namespace tessera::cuda::fa3

@@ -281,6 +281,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
 
 template <class T, class Shape>
 cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
     return start(forward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream);

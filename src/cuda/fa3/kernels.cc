@@ -6,11 +6,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <numbers>
 
 #include "cuda/device.hpp"
 #include "cuda/fa3/launch.hpp"
+#include "cuda/fa3/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
 #include "cuda/shared/tensor_map.hpp"
 #include "tessera/error.hpp"
@@ -18,71 +17,9 @@
 namespace tessera::cuda::fa3 {
 namespace {
 
-constexpr int kCapability = 90;  // wgmma and setmaxnreg exist on 9.0 only
-constexpr float kLog2E = 1.4426950408889634F;
+constexpr int kCapability = 90;                            // wgmma and setmaxnreg exist on 9.0 only
 constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V that shall stay in a 50 MB L2
 constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
-
-/// Do tiles take different times? Then they go to whoever is free, by a counter in the workspace.
-bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
-
-/// tanh(x) / x = 1 + sum of these times x^2, x^4, ... on |x| < 0.55, to 4e-8: the smallest largest error.
-constexpr double kTanhNear = 0.55;
-constexpr double kTanh[4] = {-0.33332957, 0.13320941, -0.05268411, 0.01645871};
-
-Cap cap_of(double softcap, double scale) {
-    const double to_unit = scale / softcap;
-    Cap cap{.near = static_cast<float>(kTanhNear / to_unit),
-            .exponent = static_cast<float>(2 * std::numbers::log2e * to_unit),
-            .most = static_cast<float>(1 / to_unit)};
-    for (int i = 0; i < 4; ++i) cap.coefficients[i] = static_cast<float>(kTanh[i] * std::pow(to_unit, 2 * i + 2));
-    return cap;
-}
-
-/// Are all numbers of a cap normal in fp32?
-bool fits(const Cap& cap) {
-    bool all = std::isnormal(cap.near) && std::isnormal(cap.exponent) && std::isnormal(cap.most);
-    for (const float c : cap.coefficients) all &= std::isnormal(c);
-    return all;
-}
-
-/// What the scores of a problem go through besides scale and mask.
-Scores scores_of(const Problem& p) {
-    const auto scale = static_cast<float>(p.effective_scale());
-    if (p.alibi || p.dropout.probability > 0 || !(std::isnormal(scale) && scale > 0) ||
-        !std::isfinite(scale * kLog2E)) {
-        return Scores::general;
-    }
-    if (p.softcap <= 0) return Scores::plain;
-    return fits(cap_of(p.softcap, scale)) ? Scores::capped : Scores::general;
-}
-
-/// Calls f(shape) with the compiled shape for a problem.
-template <class F>
-auto with_shape(const Problem& p, F&& f) {
-    constexpr std::int64_t kShort = 1536;  // keys of a row: measured, at head_dim 64 under a causal mask
-    const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-    const Scores scores = scores_of(p);
-    if (scores == Scores::general) return dim <= 64 ? f(HeadDim64General{}) : f(HeadDim128General{});
-    if (scores == Scores::capped) return dim <= 64 ? f(HeadDim64Capped{}) : f(HeadDim128Capped{});
-    const Band band = p.mask.bind(p.len_q, p.len_kv);
-    const std::int64_t row = std::min(p.len_kv, band.high - band.low + 1);  // keys that a query may see
-    if (dim <= 64) return uneven(p) && row <= kShort ? f(HeadDim64Short{}) : f(HeadDim64{});
-    if (dim <= 96) return f(HeadDim96{});
-    if (dim <= 128) return f(HeadDim128{});
-    if (p.head_dim <= 192 && p.head_dim_v <= 128) return f(HeadDim192V128{});
-    if (dim <= 192) return f(HeadDim192{});
-    return f(HeadDim256{});
-}
-
-Config config_of(const Problem& problem) {
-    return with_shape(problem, [](auto shape) { return decltype(shape)::kConfig; });
-}
-
-Tile default_tile(const Problem& problem) {
-    const Config c = config_of(problem);
-    return {c.block_q(), c.block_kv};
-}
 
 std::int64_t tiles_of(const Problem& problem) {
     const std::int64_t block_q = config_of(problem).block_q();
@@ -93,11 +30,9 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     if (auto reason = refuse_unless(device, kCapability)) return reason;
     if (auto reason = refuse_sizes(problem)) return reason;
     if (problem.bias) return "takes no additive bias";
-    constexpr std::int64_t kMostGeneral = 128;
-    if (const auto dim = std::max(problem.head_dim, problem.head_dim_v);
-        scores_of(problem) != Scores::plain && dim > kMostGeneral) {
+    if (!shape_of(problem)) {
         return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
-                           kMostGeneral, dim);
+                           largest_dim(scores_of(problem)), std::max(problem.head_dim, problem.head_dim_v));
     }
     if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) {
         return fmt::format("takes a head_dim in multiples of 8, got {} and {}", problem.head_dim, problem.head_dim_v);
@@ -106,16 +41,16 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     if (longest >= kMaxIndex || tiles_of(problem) >= kMaxIndex) {
         return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles_of(problem));
     }
-    if (const Tile own = default_tile(problem); tile && *tile != own) {
+    if (const Tile own = tile_of(problem); tile && *tile != own) {
         return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
     }
     return std::nullopt;
 }
 
 /// Shapes of the tensors as the copy engine sees them.
-struct Shapes {
+struct TensorShapes {
     RowsShape q, k, v, o;
-    explicit Shapes(const Problem& p) {
+    explicit TensorShapes(const Problem& p) {
         const std::int64_t batch = p.ragged ? 1 : p.batch;
         const std::int64_t len_q = p.ragged ? p.total_q : p.len_q;
         const std::int64_t len_kv = p.ragged ? p.total_kv : p.len_kv;
@@ -140,7 +75,7 @@ std::size_t workspace_bytes(const Plan& plan) { return uneven(plan.problem) ? Pl
 Launch make_launch(const Plan& plan, const ForwardParams& params) {
     const Problem& p = plan.problem;
     const Config c = config_of(p);
-    const Shapes shapes(p);
+    const TensorShapes shapes(p);
     Launch launch{};
     launch.params = params;
     launch.scale_log2 = c.scores == Scores::general ? kLog2E : params.scale * kLog2E;
@@ -170,7 +105,7 @@ void forward(const ForwardCall& call) {
         launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
     }
     const int blocks = std::min(properties(call.plan.device).multiprocessors, launch.tiles);
-    const cudaError_t status = with_shape(p, [&](auto shape) {
+    const cudaError_t status = Shapes::call(*shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));
         return start_forward<__half, Shape>(launch, blocks, stream_of(call));
@@ -180,7 +115,7 @@ void forward(const ForwardCall& call) {
 
 /// The copy engine needs aligned rows, which only the call shows.
 std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const ForwardArgs& args) {
-    const Shapes shapes(problem);
+    const TensorShapes shapes(problem);
     const struct {
         const char* name;
         const TensorView* view;
@@ -205,12 +140,14 @@ std::vector<Kernel> kernels() {
                       .limits = "sm_90; no additive bias; head_dim in multiples of 8, over 128 scale and mask only; "
                                 "16-byte aligned rows"},
              .refuse = refuse,
-             .default_tile = default_tile,
+             .default_tile = tile_of,
              .workspace_bytes = workspace_bytes,
              .target = target,
              .forward = forward,
              .backward = nullptr,
-             .refuse_tensors = refuse_tensors}};
+             .refuse_tensors = refuse_tensors,
+             .shapes = Shapes::names(),
+             .shape_of = [](const Problem& p) { return *shape_of(p); }}};
 }
 
 }  // namespace tessera::cuda::fa3

@@ -4,19 +4,11 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include "cuda/fa3/cap.hpp"
 #include "cuda/fa3/config.h"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa3 {
-
-/// A softcap c over scores S = scale * x, on products x of Q and K, so that S stays scale * (what x becomes):
-/// x -> c / scale * tanh(x * scale / c).
-struct Cap {
-    float near;             ///< under this |x|, the polynomial x (1 + c[0] x^2 + c[1] x^4 + ...)
-    float coefficients[4];  ///< in powers of x^2
-    float exponent;         ///< over it, sign(x) * most * (1 - 2 / (2^(exponent |x|) + 1))
-    float most;
-};
 
 /// What the kernel is launched with.
 struct Launch {

@@ -8,10 +8,9 @@
 
 #include "cuda/fa3/shared.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/constants.hpp"
 
 namespace tessera::cuda::fa3 {
-
-inline constexpr float kLn2 = 0.6931471805599453F;
 
 /// Element 4 * j + 2 * r + e of an accumulator is row r, column 8 * j + 2 * (lane % 4) + e.
 constexpr int row_of(int element) { return element / 2 % 2; }

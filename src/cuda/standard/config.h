@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/shared/shapes.hpp"
+
 namespace tessera::cuda::standard {
 
 /// One compiled shape of the two products. head_dim of a Problem (head_dim_v for P V) is padded with zeros.
@@ -23,7 +25,8 @@ struct Config {
     constexpr int value_shared_bytes() const { return value_stages() * (p_bytes() + kv_bytes()); }
 };
 
-/// The compiled shapes, as types: what __global__ functions can be templates of. All have tiles of 128 x 64.
+/// The compiled shapes (cuda/shared/shapes.hpp), as types: what __global__ functions can be templates of. All have
+/// tiles of 128 x 64.
 struct HeadDim64 {
     static constexpr Config kConfig{.head_dim = 64, .warps = 4, .row_tiles = 2, .blocks_per_sm = 2};
 };
@@ -33,10 +36,11 @@ struct HeadDim128 {
 struct HeadDim256 {
     static constexpr Config kConfig{.head_dim = 256, .warps = 8, .row_tiles = 1, .blocks_per_sm = 1};
 };
+using Shapes = ShapeList<HeadDim64, HeadDim128, HeadDim256>;
 
-inline constexpr int kBlockQ = HeadDim64::kConfig.block_q();
-inline constexpr int kBlockKv = HeadDim64::kConfig.block_kv();
-static_assert(kBlockQ == HeadDim128::kConfig.block_q() && kBlockQ == HeadDim256::kConfig.block_q());
+inline constexpr int kBlockQ = Shapes::kConfigs[0].block_q();
+inline constexpr int kBlockKv = Shapes::kConfigs[0].block_kv();
+static_assert(!Shapes::first([](const Config& c) { return c.block_q() != kBlockQ || c.block_kv() != kBlockKv; }));
 
 /// The softmax kernel: one block for each row.
 inline constexpr int kSoftmaxThreads = 128;

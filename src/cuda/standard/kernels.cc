@@ -11,14 +11,13 @@
 #include "cuda/device.hpp"
 #include "cuda/shared/arguments.hpp"
 #include "cuda/standard/launch.hpp"
+#include "cuda/standard/shapes.hpp"
 
 namespace tessera::cuda::standard {
 namespace {
 
 constexpr int kLeastCapability = 80;                       // bf16 products and cp.async
 constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
-
-Tile default_tile(const Problem&) { return {kBlockQ, kBlockKv}; }
 
 /// The N x N matrix, and what a row of O is multiplied by at the end.
 struct Workspace {
@@ -42,10 +41,8 @@ std::size_t workspace_bytes(const Problem& problem) {
 
 /// Of the larger one of the two products.
 int shared_bytes(const Problem& p) {
-    const auto of = [](std::int64_t dim) {
-        return dim <= 64 ? HeadDim64::kConfig : dim <= 128 ? HeadDim128::kConfig : HeadDim256::kConfig;
-    };
-    return std::max(of(p.head_dim).score_shared_bytes(), of(p.head_dim_v).value_shared_bytes());
+    return std::max(Shapes::kConfigs[shape_of(p.head_dim)].score_shared_bytes(),
+                    Shapes::kConfigs[shape_of(p.head_dim_v)].value_shared_bytes());
 }
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
@@ -65,7 +62,7 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
         return fmt::format("needs {:.1f} GiB for the scores of all pairs, the device has {:.1f} GiB",
                            needed / (1 << 30), memory / (1 << 30));
     }
-    if (tile && *tile != default_tile(problem)) {
+    if (tile && *tile != tile_of(problem)) {
         return fmt::format("is compiled for tiles of {} x {}", kBlockQ, kBlockKv);
     }
     return std::nullopt;
@@ -86,16 +83,14 @@ Launch make_launch(const Problem& p, const ForwardParams& params, const Workspac
 
 template <class T>
 cudaError_t scores(const Launch& launch, cudaStream_t stream) {
-    if (launch.params.head_dim <= 64) return start_scores<T, HeadDim64>(launch, stream);
-    if (launch.params.head_dim <= 128) return start_scores<T, HeadDim128>(launch, stream);
-    return start_scores<T, HeadDim256>(launch, stream);
+    return Shapes::call(shape_of(launch.params.head_dim),
+                        [&](auto shape) { return start_scores<T, decltype(shape)>(launch, stream); });
 }
 
 template <class T>
 cudaError_t values(const Launch& launch, cudaStream_t stream) {
-    if (launch.params.head_dim_v <= 64) return start_values<T, HeadDim64>(launch, stream);
-    if (launch.params.head_dim_v <= 128) return start_values<T, HeadDim128>(launch, stream);
-    return start_values<T, HeadDim256>(launch, stream);
+    return Shapes::call(shape_of(launch.params.head_dim_v),
+                        [&](auto shape) { return start_values<T, decltype(shape)>(launch, stream); });
 }
 
 template <class T>
@@ -116,6 +111,19 @@ void forward(const ForwardCall& call) {
     start_of(launch, stream_of(call));
 }
 
+/// "HeadDim64/HeadDim128": S by the first, O by the second.
+std::vector<std::string> shape_names() {
+    std::vector<std::string> names;
+    for (const std::string& of_scores : Shapes::names()) {
+        for (const std::string& of_values : Shapes::names()) names.push_back(of_scores + "/" + of_values);
+    }
+    return names;
+}
+
+std::size_t place_of(const Problem& p) {
+    return shape_of(p.head_dim) * Shapes::kConfigs.size() + shape_of(p.head_dim_v);
+}
+
 }  // namespace
 
 std::vector<Kernel> kernels() {
@@ -127,11 +135,13 @@ std::vector<Kernel> kernels() {
                       .summary = "S and P of all pairs in memory, three kernels; memory O(len^2)",
                       .limits = "sm_80 and later; scores of all pairs fit the device"},
              .refuse = refuse,
-             .default_tile = default_tile,
+             .default_tile = tile_of,
              .workspace_bytes = [](const Plan& plan) { return workspace_bytes(plan.problem); },
              .target = target,
              .forward = forward,
-             .backward = nullptr}};
+             .backward = nullptr,
+             .shapes = shape_names(),
+             .shape_of = place_of}};
 }
 
 }  // namespace tessera::cuda::standard

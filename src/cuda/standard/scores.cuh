@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
 
 template <class T, class Shape>
 cudaError_t start_scores(const Launch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr Config kConfig = Shape::kConfig;
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
     return start(scores_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.score_shared_bytes(), launch, stream);

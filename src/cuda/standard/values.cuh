@@ -115,6 +115,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
 
 template <class T, class Shape>
 cudaError_t start_values(const Launch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr Config kConfig = Shape::kConfig;
     static_assert(kConfig.value_shared_bytes() >= kConfig.q_bytes(), "O leaves through the tiles");
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;

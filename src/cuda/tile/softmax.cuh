@@ -8,11 +8,9 @@
 #include <type_traits>
 
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/constants.hpp"
 
 namespace tessera::cuda {
-
-inline constexpr float kLog2E = 1.4426950408889634F;
-inline constexpr float kNaturalLog2 = 0.6931471805599453F;
 
 /// P is held 2^-kWeightShift times its value. In bf16 that is 2^-32 times: the sum of P V then stays finite for every
 /// finite V, and nothing is lost, since bf16 has the exponents of fp32. fp16 has not: there it is 2^15 times, the most
@@ -152,8 +150,8 @@ struct alignas(16) RowPair {
     __device__ __forceinline__ float lse(int r, const Scale& scale) const {
         const float l = sum[r] * kWeightUnit<T>;
         const float m = offset(max[r], scale);
-        if (!(fabsf(m) < kFusedLimit)) return fmaf(max[r], scale.natural, ptx::log2_approx(l) * kNaturalLog2);
-        return (m - kWeightShift<T> + ptx::log2_approx(l)) * kNaturalLog2;
+        if (!(fabsf(m) < kFusedLimit)) return fmaf(max[r], scale.natural, ptx::log2_approx(l) * kLn2);
+        return (m - kWeightShift<T> + ptx::log2_approx(l)) * kLn2;
     }
 
     /// After finish(): what O has to be multiplied by; 0 for a row without keys.

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which compiled shape runs a Problem.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "cuda/fa3/cap.hpp"
+#include "cuda/fa3/config.h"
+#include "cuda/shared/scores.hpp"
+#include "tessera/kernel.hpp"
+
+namespace tessera::cuda::fa3 {
+
+/// Do tiles take different times? Then they go to whoever is free, by a counter in the workspace.
+inline bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
+
+/// What the scores of a problem go through besides scale and mask.
+inline Scores scores_of(const Problem& p) {
+    if (adds_to_scores(p) || !scale_can_wait(p)) return Scores::general;
+    if (p.softcap <= 0) return Scores::plain;
+    const auto scale = static_cast<float>(p.effective_scale());
+    return fits(cap_of(p.softcap, scale)) ? Scores::capped : Scores::general;
+}
+
+/// The place in Shapes of the first one that holds a Problem with such scores; none: they go up to a smaller head_dim.
+inline std::optional<std::size_t> shape_of(const Problem& p, Scores scores) {
+    const Band band = p.mask.bind(p.len_q, p.len_kv);
+    const std::int64_t row = std::min(p.len_kv, band.high - band.low + 1);  // keys that a query may see
+    return Shapes::first([&](const Config& c) {
+        const bool short_enough = c.short_row == 0 || (uneven(p) && row <= c.short_row);
+        return c.scores == scores && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v && short_enough;
+    });
+}
+inline std::optional<std::size_t> shape_of(const Problem& p) { return shape_of(p, scores_of(p)); }
+
+/// The largest head_dim of shapes for such scores.
+constexpr std::int64_t largest_dim(Scores scores) {
+    std::int64_t largest = 0;
+    for (const Config& c : Shapes::kConfigs) {
+        if (c.scores == scores) largest = std::max<std::int64_t>(largest, c.head_dim);
+    }
+    return largest;
+}
+
+/// Of a Problem that no shape holds, the shape that it would have if scores were only scaled: the model asks about
+/// those, too.
+inline Config config_of(const Problem& p) {
+    const std::optional<std::size_t> own = shape_of(p);
+    return Shapes::kConfigs[own ? *own : *shape_of(p, Scores::plain)];
+}
+
+inline Tile tile_of(const Problem& p) {
+    const Config c = config_of(p);
+    return {c.block_q(), c.block_kv};
+}
+
+}  // namespace tessera::cuda::fa3

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which compiled shape runs a Problem: the lists of src/cuda/*/config.h, which are plain C++ and here in every build.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "cuda/fa1/shapes.hpp"
+#include "cuda/fa2/shapes.hpp"
+#include "cuda/fa3/shapes.hpp"
+#include "registry.hpp"
+
+namespace tessera {
+namespace {
+
+Problem of_dims(std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t len = 4096) {
+    Problem p = Problem::dense(1, len, 2, head_dim, DType::bf16);
+    p.head_dim_v = head_dim_v;
+    return p;
+}
+Problem causal(Problem p) {
+    p.mask.causal = Causal::bottom_right;
+    return p;
+}
+Problem capped(Problem p) {
+    p.softcap = 30;
+    return p;
+}
+Problem dropped(Problem p) {
+    p.dropout.probability = 0.1;
+    return p;
+}
+Problem biased(Problem p) {
+    p.bias = true;
+    return p;
+}
+Problem scaled(Problem p, double scale) {
+    p.scale = scale;
+    return p;
+}
+
+std::string fa3_shape(const Problem& p) {
+    const auto place = cuda::fa3::shape_of(p);
+    return place ? cuda::fa3::Shapes::names()[*place] : "none";
+}
+
+TEST(CompiledShapes, fa3) {
+    EXPECT_EQ(fa3_shape(of_dims(64, 64)), "HeadDim64");
+    EXPECT_EQ(fa3_shape(of_dims(40, 64, 1024)), "HeadDim64") << "even tiles are not short";
+    EXPECT_EQ(fa3_shape(causal(of_dims(64, 64, 1536))), "HeadDim64Short");
+    EXPECT_EQ(fa3_shape(causal(of_dims(64, 64, 1537))), "HeadDim64");
+    EXPECT_EQ(fa3_shape(of_dims(65, 64)), "HeadDim96");
+    EXPECT_EQ(fa3_shape(of_dims(64, 128)), "HeadDim128");
+    EXPECT_EQ(fa3_shape(of_dims(192, 128)), "HeadDim192V128");
+    EXPECT_EQ(fa3_shape(of_dims(192, 136)), "HeadDim192");
+    EXPECT_EQ(fa3_shape(of_dims(128, 192)), "HeadDim192");
+    EXPECT_EQ(fa3_shape(of_dims(200, 64)), "HeadDim256");
+    EXPECT_EQ(fa3_shape(capped(of_dims(64, 64))), "HeadDim64Capped");
+    EXPECT_EQ(fa3_shape(capped(of_dims(72, 64))), "HeadDim128Capped");
+    EXPECT_EQ(fa3_shape(capped(of_dims(192, 64))), "none");
+    EXPECT_EQ(fa3_shape(capped(dropped(of_dims(64, 64)))), "HeadDim64General");
+    EXPECT_EQ(fa3_shape(dropped(of_dims(128, 64))), "HeadDim128General");
+    EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), -1)), "HeadDim128General");
+    EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), 1e-40)), "HeadDim128General") << "subnormal in fp32";
+    EXPECT_EQ(fa3_shape(dropped(of_dims(256, 64))), "none");
+}
+
+TEST(CompiledShapes, fa1_and_fa2) {
+    const auto fa1 = [](const Problem& p) { return cuda::fa1::Shapes::names()[cuda::fa1::shape_of(p)]; };
+    const auto fa2 = [](const Problem& p) { return cuda::fa2::Shapes::names()[cuda::fa2::shape_of(p)]; };
+    EXPECT_EQ(fa1(of_dims(64, 8)), "HeadDim64");
+    EXPECT_EQ(fa1(biased(of_dims(8, 65))), "HeadDim128General");
+    EXPECT_EQ(fa1(scaled(of_dims(64, 64), -1)), "HeadDim64") << "it scales before it exponentiates";
+    EXPECT_EQ(fa2(of_dims(129, 64)), "HeadDim256");
+    EXPECT_EQ(fa2(capped(of_dims(256, 64))), "HeadDim256General");
+    EXPECT_EQ(fa2(scaled(of_dims(64, 64), -1)), "HeadDim64General");
+}
+
+/// In builds with CUDA: the names are told apart, and each is the name of what runs some Problem.
+TEST(CompiledShapes, every_one_runs_something) {
+    for (const Kernel& kernel : registry()) {
+        std::set<std::string> met;
+        for (const DType dtype : kernel.info.dtypes) {
+            for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
+                for (const std::int64_t dim_v : {64, 128, 192, 256}) {
+                    for (Problem p : {of_dims(dim, dim_v), causal(of_dims(dim, dim_v, 512)),
+                                      capped(of_dims(dim, dim_v)), dropped(of_dims(dim, dim_v))}) {
+                        p.dtype = dtype;
+                        const bool refused = kernel.info.schedule == Schedule::fa3 && !cuda::fa3::shape_of(p);
+                        if (!refused) met.insert(kernel.shape_name(p));
+                    }
+                }
+            }
+        }
+        EXPECT_EQ(met, std::set(kernel.shapes.begin(), kernel.shapes.end())) << kernel.info.name;
+        EXPECT_EQ(met.size(), kernel.shapes.size()) << kernel.info.name;
+    }
+}
+
+}  // namespace
+}  // namespace tessera
