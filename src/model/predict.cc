@@ -37,17 +37,18 @@ Units units_of(const schedule::Workload& w) {
     const bool rows_outer = w.pass == Pass::forward;
     for (const auto& [lengths, times] : schedule::distinct_members(w)) {
         const schedule::Grid grid{w.problem.mask.bind(lengths.first, lengths.second), w.tile, rows_outer};
-        const std::int64_t outer = rows_outer ? grid.rows() : grid.columns();
         const std::int64_t heads = times * w.problem.heads_q;
         if (heads == 0) continue;
-        units.count += heads * outer;
-        for (std::int64_t n = 0; n < outer; ++n) {
+        units.count += heads * (rows_outer ? grid.rows() : grid.columns());
+        const auto add = [&](std::int64_t n, std::int64_t alike) {
             const std::int64_t inner = (rows_outer ? grid.columns_of(n) : grid.rows_of(n)).size();
-            units.tiles += heads * inner;
+            units.tiles += heads * alike * inner;
             units.longest = std::max(units.longest, inner);
             units.shortest = any ? std::min(units.shortest, inner) : inner;
             any = true;
-        }
+        };
+        if (rows_outer) schedule::for_each_run_of_rows(grid, add);
+        else schedule::for_each_run_of_columns(grid, add);
     }
     return units;
 }

@@ -111,15 +111,13 @@ void run_kv_head(Emitter& out, const KvHead& kv) {
 
 /// Queries of tiles that some column of a group reads for the first time: all columns, or `at_once` at a time.
 std::int64_t first_reads_of_queries(const Grid& grid, std::int64_t at_once) {
-    const std::int64_t step = at_once == 0 ? std::max<std::int64_t>(grid.columns(), 1) : at_once;
-    const std::int64_t size = grid.block.block_q;
+    const std::int64_t all = std::max<std::int64_t>(grid.columns(), 1);
+    const std::int64_t step = at_once == 0 ? all : std::min(at_once, all);
+    const Grid together{grid.band, {grid.block.block_q, grid.block.block_kv * step}};
     std::int64_t queries = 0;
-    for (std::int64_t first = 0; first < grid.columns(); first += step) {
-        const std::int64_t last = std::min(grid.columns(), first + step);
-        const Range seeing = grid.band.q_range(grid.keys(first).begin, grid.keys(last - 1).end);
-        if (!seeing.empty())
-            queries += Grid::extent({seeing.begin / size, ceil_div(seeing.end, size)}, size, grid.band.len_q);
-    }
+    for_each_run_of_columns(together, [&](std::int64_t j, std::int64_t times) {
+        queries += times * Grid::extent(together.rows_of(j), grid.block.block_q, grid.band.len_q);
+    });
     return queries;
 }
 
@@ -153,18 +151,18 @@ Cost fa2_backward_cost(const Workload& w) {
         head.work.exps = head.pairs;
         std::int64_t inner = 0;   // queries of all tiles: sum of t_j
         std::int64_t loaded = 0;  // keys of columns that run
-        for (std::int64_t j = 0; j < grid.columns(); ++j) {
+        for_each_run_of_columns(grid, [&](std::int64_t j, std::int64_t times) {
             const std::int64_t keys = grid.keys(j).size();
             const Range touched = grid.rows_of(j);
             const std::int64_t rows = Grid::extent(touched, grid.block.block_q, grid.band.len_q);
-            inner += rows;
-            loaded += touched.empty() ? 0 : keys;
+            inner += times * rows;
+            loaded += touched.empty() ? 0 : times * keys;
             // All terms are products of rows, but those that read the keys' rows once per tile of queries.
             SharedBytes shared(z, readers(w, grid.keys(j)), rows, 0);
             const std::int64_t per_tile = keys * (2 * z.q + z.v);
             const std::int64_t ds = rows * keys * z.e * (1 + readers(w, grid.keys(j)));
-            head.work.bytes.shared += shared.sum() + touched.size() * per_tile + ds + rows * (z.q + z.v);
-        }
+            head.work.bytes.shared += times * (shared.sum() + touched.size() * per_tile + ds + rows * (z.q + z.v));
+        });
         head.work.bytes.l2 += inner * (row.q + row.gradients + row.dq);
         const std::int64_t first = first_reads_of_queries(grid, sharing(w));
         const std::int64_t near_gradients = w.schedule == Schedule::fa1 ? row.gradients : kSum;

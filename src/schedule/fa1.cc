@@ -72,12 +72,12 @@ Cost fa1_forward_cost(const Workload& w) {
         std::int64_t inner = 0;   // queries of all tiles that run: sum of t_j
         std::int64_t seeing = 0;  // queries in tiles that run at all
         std::int64_t read = 0;    // keys, once for each reader
-        for (std::int64_t i = 0; i < grid.rows(); ++i) {
+        for_each_run_of_rows(grid, [&](std::int64_t i, std::int64_t times) {
             const RowOfTiles row = row_of_tiles(w, grid, i);
-            inner += row.tiles * row.rows;
-            seeing += row.tiles > 0 ? row.rows : 0;
-            read += row.readers * row.computed;
-        }
+            inner += times * row.tiles * row.rows;
+            seeing += row.tiles > 0 ? times * row.rows : 0;
+            read += times * row.readers * row.computed;
+        });
         const Range seen = grid.band.kv_range(0, len_q);
         const std::int64_t size = grid.block.block_kv;
         const std::int64_t keys =

@@ -46,12 +46,12 @@ Cost fa2_forward_cost(const Workload& w) {
         head.work = {.bytes = {.dram = rows, .l2 = rows, .shared = grid.band.len_q * (z.q + z.v)},
                      .flop = head.pairs * 2 * (z.d + z.dv),
                      .exps = head.pairs};
-        for (std::int64_t i = 0; i < grid.rows(); ++i) {
+        for_each_run_of_rows(grid, [&](std::int64_t i, std::int64_t times) {
             const RowOfTiles row = row_of_tiles(w, grid, i);
-            head.work.bytes.l2 += row.loaded * (z.q + z.v);
-            head.work.bytes.shared += (row.loaded + row.readers * row.computed) * (z.q + z.v);
-            if (q_is_read_from_shared) head.work.bytes.shared += row.tiles * row.rows * z.q;
-        }
+            head.work.bytes.l2 += times * row.loaded * (z.q + z.v);
+            head.work.bytes.shared += times * (row.loaded + row.readers * row.computed) * (z.q + z.v);
+            if (q_is_read_from_shared) head.work.bytes.shared += times * row.tiles * row.rows * z.q;
+        });
         Cost total = w.problem.group() * head;
         total.work.bytes.dram += first_reads_of_keys(w, grid) * (z.q + z.v);
         return total;

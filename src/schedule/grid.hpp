@@ -57,6 +57,15 @@ struct Grid {
         return sum;
     }
 
+    /// Row i and the rows after it that are like it: whole tiles whose queries all see every key, or all see none.
+    std::int64_t rows_alike(std::int64_t i) const {
+        return alike(i, block.block_q, band.len_q, band.len_kv, band.low, band.high);
+    }
+    /// The same for column j.
+    std::int64_t columns_alike(std::int64_t j) const {
+        return alike(j, block.block_kv, band.len_kv, band.len_q, -band.high, -band.low);
+    }
+
     Range seen_by(std::int64_t i) const {
         const Range q = queries(i);
         return band.kv_range(q.begin, q.end);
@@ -71,7 +80,30 @@ struct Grid {
     static Range tiles(const Range& seen, std::int64_t size) {
         return seen.empty() ? Range{} : Range{seen.begin / size, ceil_div(seen.end, size)};
     }
+
+    /// Index x of [0, length) meets x + low .. x + high of the `others`.
+    static std::int64_t alike(std::int64_t tile, std::int64_t size, std::int64_t length, std::int64_t others,
+                              std::int64_t low, std::int64_t high) {
+        const Range whole[] = {{others - 1 - high, std::min(length, 1 - low)},  // meets all of them
+                               {0, low > high ? length : std::min(length, -high)},
+                               {others - low, length}};
+        for (const Range& same : whole) {
+            if (tile * size >= same.begin && (tile + 1) * size <= same.end) return same.end / size - tile;
+        }
+        return 1;
+    }
 };
+
+/// Calls body(i, times) for every run of rows that are alike, i being its first: a sum over rows takes as many steps as
+/// the mask's edges cross rows, whatever the length.
+template <class Body>
+void for_each_run_of_rows(const Grid& grid, const Body& body) {
+    for (std::int64_t i = 0, times = 0; i < grid.rows(); i += times) body(i, times = grid.rows_alike(i));
+}
+template <class Body>
+void for_each_run_of_columns(const Grid& grid, const Body& body) {
+    for (std::int64_t j = 0, times = 0; j < grid.columns(); j += times) body(j, times = grid.columns_alike(j));
+}
 
 /// Sum over all queries of the keys that they see, in closed form: with ramp(x) = sum over q of clamp(q + x, 0, len_kv)
 /// it is ramp(high + 1) - ramp(low).

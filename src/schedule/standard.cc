@@ -80,11 +80,11 @@ Cost standard_forward_cost(const Workload& w) {
                                .shared = grid.band.len_q * z.q + head.elements * z.e},
                      .flop = head.pairs * 2 * (z.d + z.dv),
                      .exps = head.pairs};
-        for (std::int64_t i = 0; i < grid.rows(); ++i) {
+        for_each_run_of_rows(grid, [&](std::int64_t i, std::int64_t times) {
             const RowOfTiles row = row_of_tiles(w, grid, i);
-            head.work.bytes.l2 += row.loaded * (z.q + z.v);
-            head.work.bytes.shared += (row.loaded + row.readers * row.computed) * (z.q + z.v);
-        }
+            head.work.bytes.l2 += times * row.loaded * (z.q + z.v);
+            head.work.bytes.shared += times * (row.loaded + row.readers * row.computed) * (z.q + z.v);
+        });
         Cost total = w.problem.group() * head;
         total.work.bytes.dram += first_reads_of_keys(w, grid) * (z.q + z.v);
         return total;

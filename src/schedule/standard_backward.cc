@@ -102,14 +102,15 @@ Cost standard_backward_cost(const Workload& w) {
                                .shared = grid.band.len_q * (z.q + z.v)},
                      .flop = head.pairs * 2 * (3 * z.d + 2 * z.dv),
                      .exps = head.pairs};
-        for (std::int64_t i = 0; i < grid.rows(); ++i) {
+        for_each_run_of_rows(grid, [&](std::int64_t i, std::int64_t times) {
             const RowOfTiles row = row_of_tiles(w, grid, i);
-            head.work.bytes.l2 += row.loaded * (2 * z.q + z.v) + row.tiles * row.rows * (z.q + z.v);
-            if (!w.residency.queries) head.work.bytes.dram += row.tiles * row.rows * (z.q + z.v);
+            const std::int64_t gradients = times * row.tiles * row.rows * (z.q + z.v);
+            head.work.bytes.l2 += times * row.loaded * (2 * z.q + z.v) + gradients;
+            if (!w.residency.queries) head.work.bytes.dram += gradients;
             head.work.bytes.shared +=
-                (row.loaded + row.readers * row.computed + row.key_readers * row.rows) * (z.q + z.v) +
-                (row.loaded + row.readers * row.computed) * z.q;
-        }
+                times * ((row.loaded + row.readers * row.computed + row.key_readers * row.rows) * (z.q + z.v) +
+                         (row.loaded + row.readers * row.computed) * z.q);
+        });
         Cost total = w.problem.group() * head;
         total.work.bytes.dram += first_reads_of_keys(w, grid) * (2 * z.q + z.v);
         total.work += moved(grid.band.len_kv * (z.q + z.v), true);

@@ -46,30 +46,29 @@ Cost operator*(std::int64_t times, const Cost& cost) {
 
 Cost tile_counts(const Grid& grid) {
     Cost counts;
-    for (std::int64_t i = 0; i < grid.rows(); ++i) {
+    for_each_run_of_rows(grid, [&](std::int64_t i, std::int64_t times) {
         const Range columns = grid.columns_of(i);
         const std::int64_t full = full_tiles(grid, i);
         const std::int64_t begin = columns.begin * grid.block.block_kv;
         const std::int64_t end =
             grid.trimmed ? grid.seen_by(i).end : std::min(columns.end * grid.block.block_kv, grid.band.len_kv);
-        counts.full += full;
-        counts.partial += columns.size() - full;
-        counts.skipped += grid.columns() - columns.size();
-        counts.elements += columns.empty() ? 0 : grid.queries(i).size() * (end - begin);
-    }
+        counts.full += times * full;
+        counts.partial += times * (columns.size() - full);
+        counts.skipped += times * (grid.columns() - columns.size());
+        counts.elements += columns.empty() ? 0 : times * grid.queries(i).size() * (end - begin);
+    });
     counts.pairs = visible_pairs(grid.band);
     return counts;
 }
 
 std::int64_t first_reads_of_keys(const Workload& w, const Grid& grid) {
-    const std::int64_t size = grid.block.block_kv;
-    const std::int64_t at_once = w.residency.keys ? std::max<std::int64_t>(grid.rows(), 1) : w.residency.tiles_at_once;
+    const std::int64_t all = std::max<std::int64_t>(grid.rows(), 1);
+    const std::int64_t at_once = w.residency.keys ? all : std::min(w.residency.tiles_at_once, all);
+    const Grid together{grid.band, {grid.block.block_q * at_once, grid.block.block_kv}};
     std::int64_t keys = 0;
-    for (std::int64_t first = 0; first < grid.rows(); first += at_once) {
-        const std::int64_t last = std::min(grid.rows(), first + at_once);
-        const Range seen = grid.band.kv_range(grid.queries(first).begin, grid.queries(last - 1).end);
-        if (!seen.empty()) keys += Grid::extent({seen.begin / size, ceil_div(seen.end, size)}, size, grid.band.len_kv);
-    }
+    for_each_run_of_rows(together, [&](std::int64_t i, std::int64_t times) {
+        keys += times * Grid::extent(together.columns_of(i), grid.block.block_kv, grid.band.len_kv);
+    });
     return (w.residency.keys ? 1 : w.problem.group()) * keys;
 }
 

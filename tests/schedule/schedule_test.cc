@@ -7,6 +7,7 @@
 
 #include "core/case.hpp"
 #include "core/property.hpp"
+#include "schedule/grid.hpp"
 
 namespace tessera::schedule {
 namespace {
@@ -81,6 +82,38 @@ TEST(Schedule, steps_sum_to_the_closed_form) {
             }
         }
     }));
+}
+
+/// A cost takes as many steps as the mask's edges cross tiles: 2^32 queries of one key are as quick as one.
+TEST(Schedule, long_sides_are_counted_by_runs) {
+    constexpr std::int64_t kLong = std::int64_t{1} << 32;
+    for (const Mask mask : {Mask{}, Mask{.causal = Causal::bottom_right}, Mask{.causal = Causal::top_left},
+                            Mask{.window_left = 5, .window_right = 3}}) {
+        for (const bool tall : {true, false}) {
+            const std::int64_t len_q = tall ? kLong : 3;
+            const std::int64_t len_kv = tall ? 3 : kLong;
+            const Grid grid{mask.bind(len_q, len_kv), {1, 1}};
+            std::int64_t rows = 0, columns = 0, runs = 0;
+            for_each_run_of_rows(grid, [&](std::int64_t, std::int64_t times) { rows += times, ++runs; });
+            for_each_run_of_columns(grid, [&](std::int64_t, std::int64_t times) { columns += times, ++runs; });
+            EXPECT_EQ(rows, len_q);
+            EXPECT_EQ(columns, len_kv);
+            EXPECT_LE(runs, 40);
+        }
+        Workload w{.problem = Problem::dense(1, 1, 1, 16), .tile = {1, 1}};
+        w.problem.mask = mask;
+        w.problem.len_q = kLong;
+        for (const bool resident : {true, false}) {
+            w.residency = {.keys = resident, .queries = resident, .scores = resident};
+            for (const Schedule schedule : kSchedules) {
+                for (const Pass pass : kPasses) {
+                    w.schedule = schedule;
+                    w.pass = pass;
+                    EXPECT_EQ(cost(w).pairs, visible_pairs(mask.bind(kLong, 1)));
+                }
+            }
+        }
+    }
 }
 
 TEST(Schedule, work_is_that_of_visible_pairs) {
