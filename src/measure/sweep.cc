@@ -98,7 +98,9 @@ std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedul
     std::vector<Range> ranges;
     bool before = false;
     std::int64_t previous = kShortest;
-    for (std::int64_t len = kShortest; len <= kLongest; previous = len, len *= 2) {
+    // Of many heads the longest are beyond counting: the search ends there as it does at kLongest.
+    for (std::int64_t len = kShortest; len <= kLongest && schedule::countable(with_length(problem, len));
+         previous = len, len *= 2) {
         const bool now = faster(len);
         if (now == before) continue;
         std::int64_t low = len == kShortest ? 0 : previous;  // still as before

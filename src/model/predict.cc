@@ -145,7 +145,7 @@ Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const M
 }
 
 std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine) {
-    const double room = machine.memory_gib * 1073741824.0;
+    const double room = std::min(machine.memory_gib * 1073741824.0, 0x1p56);
     const bool square = problem.len_q == problem.len_kv;
     const auto fits = [&](std::int64_t len) {
         Problem p = problem;
@@ -153,9 +153,12 @@ std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass p
         p.total_q = p.total_kv = 0;
         p.len_kv = len;
         if (square) p.len_q = len;
-        const auto cells =
-            static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
-        if (schedule == Schedule::standard && 4 * cells > room) return false;
+        // First in double, since what is far too much need not fit an int64.
+        const auto members = static_cast<double>(p.batch);
+        const double queries = members * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q);
+        const double keys = members * static_cast<double>(p.heads_kv) * static_cast<double>(p.len_kv);
+        if ((queries + keys) * static_cast<double>(p.head_dim + p.head_dim_v) > room) return false;
+        if (schedule == Schedule::standard && 4 * queries * static_cast<double>(p.len_kv) > room) return false;
         const auto bytes = schedule::footprint({.problem = p, .schedule = schedule, .pass = pass, .tile = {1, 1}});
         return static_cast<double>(bytes.total()) <= room;
     };

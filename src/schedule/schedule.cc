@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "schedule/emit.hpp"
 #include "tessera/error.hpp"
 
@@ -13,17 +15,9 @@ namespace {
     throw Error(ErrorCode::invalid_argument, argument, message);
 }
 
-/// Every count fits an int64: 16 (d + d_v) for each pair is more than any of them.
-void expect_countable(const Problem& p) {
-    const auto rows = static_cast<double>(p.ragged ? p.total_q : p.batch * p.len_q);
-    const double counts = rows * static_cast<double>(p.heads_q) * static_cast<double>(p.len_kv) * 16 *
-                          static_cast<double>(p.head_dim + p.head_dim_v);
-    if (counts > 4.6e18) invalid("len_kv", "expected fewer scores: their FLOP and bytes pass 2^62");
-}
-
 void validate(const Workload& w) {
     w.problem.validate();
-    expect_countable(w.problem);
+    if (!countable(w.problem)) invalid("len_kv", "expected fewer scores: their FLOP and bytes pass 2^62");
     if (w.tile.block_q < 1) invalid("block_q", fmt::format("expected 1 or more, got {}", w.tile.block_q));
     if (w.tile.block_kv < 1) invalid("block_kv", fmt::format("expected 1 or more, got {}", w.tile.block_kv));
     if (w.residency.tiles_at_once < 1)
@@ -42,6 +36,14 @@ void validate(const Workload& w) {
 }
 
 }  // namespace
+
+bool countable(const Problem& p) {
+    // 16 (d + d_v) for each pair is more than any count. Sizes 0 count as 1: beside them others may be large.
+    const auto at_least_1 = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(n, 1)); };
+    const double rows = p.ragged ? at_least_1(p.total_q) : at_least_1(p.batch) * at_least_1(p.len_q);
+    const double pairs = rows * at_least_1(std::max(p.heads_q, p.heads_kv)) * at_least_1(p.len_kv);
+    return pairs * 16 * static_cast<double>(p.head_dim + p.head_dim_v) <= 4.6e18;
+}
 
 std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::int64_t>> distinct_members(const Workload& w) {
     const Problem& p = w.problem;

@@ -28,6 +28,9 @@ Cost sum_of_steps(const Workload& workload);
 /// and the paper's sections stand beside each schedule's code. Errors as for_each_step().
 Cost cost(const Workload& workload);
 
+/// Can every count of the Problem be told in an int64? cost() and for_each_step() refuse it where not.
+bool countable(const Problem& problem);
+
 /// Bytes of memory at the peak: tensors of the call and what the schedule keeps beside them.
 struct Footprint {
     std::int64_t tensors = 0;    ///< inputs and outputs

@@ -118,6 +118,32 @@ TEST(Predict, the_longest_that_fits_fits) {
     }
 }
 
+/// Tensors whose bytes pass 2^63 fit nowhere; so do those that wrap to a few.
+TEST(Predict, the_longest_that_fits_is_counted_without_wrapping) {
+    const Machine& machine = *find_machine("h200");
+    const std::int64_t heads = std::int64_t{1} << 32;
+    for (const Schedule schedule : {Schedule::standard, Schedule::fa2}) {
+        const Problem p = Problem::dense(1 << 20, 1, heads >> 20, 64, DType::bf16);
+        const auto longest = static_cast<double>(longest_that_fits(p, schedule, Pass::forward, machine));
+        EXPECT_LE(longest * static_cast<double>(heads) * 64 * 4 * 2, machine.memory_gib * 0x1p30) << name_of(schedule);
+    }
+}
+
+/// So many heads that the longest lengths of the search are beyond counting: it says what it has found until there.
+TEST(Sweep, crossings_of_many_heads) {
+    const measure::SweepQuestion question{
+        *find_machine("h200"), {Schedule::standard, Schedule::fa3}, {Pass::forward}, {}};
+    const Problem few = Problem::dense(1, 1024, 32, 128, DType::bf16);
+    Problem many = few;
+    many.batch = 64;
+    const auto ranges = measure::faster_than_standard(many, Schedule::fa3, question);
+    ASSERT_FALSE(ranges.empty());
+    EXPECT_EQ(ranges.back().end, measure::faster_than_standard(few, Schedule::fa3, question).back().end);
+    many.batch = std::int64_t{1} << 31;
+    many.heads_q = many.heads_kv = 2048;  // not even the shortest can be counted
+    EXPECT_TRUE(measure::faster_than_standard(many, Schedule::fa3, question).empty());
+}
+
 TEST(Sweep, wins_and_crossings) {
     const Machine& machine = *find_machine("h200");
     const measure::SweepQuestion question{machine, {Schedule::standard, Schedule::fa1}, {Pass::forward}, {}};
