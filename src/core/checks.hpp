@@ -13,8 +13,8 @@ namespace tessera {
 void check_tensors(const Problem& problem, const ForwardArgs& args, const Device& device);
 void check_tensors(const Problem& problem, const BackwardArgs& args, const Device& device);
 
-/// True when two views may share an element. Exact for views of one strided buffer (packed qkv and the like); views
-/// whose memory ranges meet with different strides count as sharing.
+/// True when two views share a byte. Never false when they do; a pair of odd strides whose search would take longer
+/// than a call should counts as sharing, so that one in some thousand interleaved pairs is refused without need.
 bool may_overlap(const TensorView& a, const TensorView& b);
 
 /// True when two different indices of the view are the same element (stride 0, or strides that fold back).

@@ -1,103 +1,169 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Do two views share memory? Their elements lie at sums of multiples of strides, so the question is whether some
+//     stride[0] * x[0] + stride[1] * x[1] + ...,  0 <= x[n] <= steps[n],
+// falls into an interval. One and two axes are answered in closed form; more axes branch over the longest stride, and a
+// search that takes too long counts as "they may".
 #include <algorithm>
+#include <array>
 #include <cstdlib>
-#include <vector>
+#include <numeric>
+#include <span>
 
 #include "core/checks.hpp"
 
 namespace tessera {
 namespace {
 
-/// One dimension of a comparison of two indices: a step, and how far the difference of the indices can go.
 struct Axis {
-    std::int64_t stride;
-    std::int64_t lowest;   // -(size of b - 1)
-    std::int64_t highest;  // size of a - 1
+    std::int64_t stride;  // > 0
+    std::int64_t steps;   // > 0
 };
 
-std::int64_t lowest_byte(const TensorView& t) {
-    std::int64_t at = 0;
+/// Both ends belong to it.
+struct Interval {
+    std::int64_t first;
+    std::int64_t last;
+    Interval operator-(std::int64_t offset) const { return {first - offset, last - offset}; }
+};
+
+constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return -floor_div(-a, b); }
+
+/// Sum of (a t + b) / m, rounded down, over t in [0, n), modulo 2^64 (Concrete Mathematics, section 3.5: a and m change
+/// places as in Euclid's algorithm).
+std::uint64_t floor_sum(std::uint64_t n, std::uint64_t m, std::uint64_t a, std::uint64_t b) {
+    std::uint64_t sum = 0;
+    while (true) {
+        sum += (n % 2 == 0 ? n / 2 * (n - 1) : (n - 1) / 2 * n) * (a / m) + n * (b / m);
+        a %= m;
+        b %= m;
+        const std::uint64_t last = a * n + b;
+        if (last < m) return sum;
+        n = last / m;
+        b = last % m;
+        std::swap(m, a);
+    }
+}
+
+/// Is one of large.stride * x + small.stride * y in `wanted`? wanted is shorter than either stride, so that a value of
+/// x leaves one y at most.
+bool two_axes_reach(const Axis& large, const Axis& small, const Interval& wanted) {
+    // Where y is neither below 0 nor over its steps.
+    const std::int64_t first =
+        std::max<std::int64_t>(0, ceil_div(wanted.first - small.stride * small.steps, large.stride));
+    const std::int64_t last = std::min(large.steps, floor_div(wanted.last, large.stride));
+    if (first > last) return false;
+    // There y exists if (wanted.last - large.stride * x) mod small.stride is no more than the interval's length: count
+    // the x of which it holds, from the last one down.
+    const auto n = static_cast<std::uint64_t>(last - first + 1);
+    const auto m = static_cast<std::uint64_t>(small.stride);
+    const auto a = static_cast<std::uint64_t>(large.stride);
+    const auto b = static_cast<std::uint64_t>(wanted.last - large.stride * last);
+    const auto length = static_cast<std::uint64_t>(wanted.last - wanted.first);
+    return n + floor_sum(n, m, a, b) != floor_sum(n, m, a, b + m - length - 1);
+}
+
+class Axes {
+ public:
+    void add(std::int64_t stride, std::int64_t steps) {
+        stride = std::abs(stride);
+        if (stride == 0 || steps == 0) return;
+        const auto same =
+            std::find_if(axes_.begin(), axes_.begin() + size_, [&](const Axis& a) { return a.stride == stride; });
+        if (same != axes_.begin() + size_) same->steps += steps;
+        else axes_[static_cast<std::size_t>(size_++)] = {stride, steps};
+    }
+
+    /// Does a sum fall into `wanted`? True too when that could not be settled.
+    bool reach(Interval wanted) {
+        const auto end = axes_.begin() + size_;
+        std::sort(axes_.begin(), end, [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
+        // An axis whose steps are no longer than the interval makes a longer interval of it, without gaps.
+        for (; size_ > 0; --size_) {
+            const Axis& least = axes_[static_cast<std::size_t>(size_ - 1)];
+            if (least.stride > wanted.last - wanted.first + 1) break;
+            wanted.first -= least.stride * least.steps;
+        }
+        return reach_from(0, wanted);
+    }
+
+ private:
+    /// Branches of a search: 0.1 ms at most, and it is a rare pair of views that needs ten.
+    static constexpr int kBudget = 256;
+
+    bool reach_from(std::ptrdiff_t axis, const Interval& wanted) {
+        const std::span<const Axis> rest(axes_.begin() + axis, axes_.begin() + size_);
+        std::int64_t furthest = 0;
+        std::int64_t divisor = 0;
+        for (const Axis& a : rest) furthest += a.stride * a.steps, divisor = std::gcd(divisor, a.stride);
+        if (wanted.last < 0 || wanted.first > furthest) return false;
+        if (wanted.first <= 0 || wanted.last >= furthest) return true;
+        if (wanted.last - wanted.last % divisor < wanted.first) return false;
+        if (rest.size() == 1) return true;
+        if (++branches_ > kBudget) return true;
+        if (rest.size() == 2) return two_axes_reach(rest[0], rest[1], wanted);
+        const Axis& here = rest[0];
+        const std::int64_t inner = furthest - here.stride * here.steps;
+        const std::int64_t first = std::max<std::int64_t>(0, ceil_div(wanted.first - inner, here.stride));
+        const std::int64_t last = std::min(here.steps, floor_div(wanted.last, here.stride));
+        for (std::int64_t x = first; x <= last; ++x) {
+            if (reach_from(axis + 1, wanted - x * here.stride)) return true;
+        }
+        return false;
+    }
+
+    std::array<Axis, 2 * TensorView::kMaxRank> axes_{};
+    int size_ = 0;
+    int branches_ = 0;
+};
+
+/// Bytes from element (0, ..., 0) to the elements of the lowest and of the highest address.
+Interval extent_bytes(const TensorView& t) {
+    Interval extent{0, 0};
     for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
-        if (t.shape[d] > 1 && t.strides[d] < 0) at += (t.shape[d] - 1) * t.strides[d];
+        if (t.shape[d] > 1) (t.strides[d] < 0 ? extent.first : extent.last) += (t.shape[d] - 1) * t.strides[d];
     }
-    return at * size_of(t.dtype);
+    return {extent.first * size_of(t.dtype), extent.last * size_of(t.dtype)};
 }
 
-std::int64_t extent_bytes(const TensorView& t) {
-    std::int64_t extent = 1;
+void add_axes(Axes& axes, const TensorView& t) {
     for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
-        if (t.shape[d] > 1) extent += (t.shape[d] - 1) * std::abs(t.strides[d]);
+        axes.add(t.strides[d] * size_of(t.dtype), t.shape[d] - 1);
     }
-    return extent * size_of(t.dtype);
-}
-
-void sort_by_stride(std::vector<Axis>& axes) {
-    std::sort(axes.begin(), axes.end(), [](const Axis& x, const Axis& y) { return x.stride > y.stride; });
-}
-
-/// The furthest that the axes from `axis` on can go together.
-std::int64_t reach_from(const std::vector<Axis>& axes, std::size_t axis) {
-    std::int64_t reach = 0;
-    for (; axis < axes.size(); ++axis) reach += axes[axis].stride * std::max(axes[axis].highest, -axes[axis].lowest);
-    return reach;
-}
-
-/// Is there a choice of one index difference per axis whose steps land within one element of `target` bytes?
-/// Axes are sorted by falling stride, so at each axis only the differences next to target / stride can do; where the
-/// inner axes reach further than one stride, all of them are tried.
-bool reaches(const std::vector<Axis>& axes, std::size_t axis, std::int64_t target, std::int64_t element_bytes) {
-    if (axis == axes.size()) return std::abs(target) < element_bytes;
-    const std::int64_t reach = element_bytes - 1 + reach_from(axes, axis + 1);
-    const Axis& here = axes[axis];
-    if (here.stride == 0) return reaches(axes, axis + 1, target, element_bytes);
-    // Division rounds towards zero: at most one step too many on either side, which the loop leaves out.
-    const std::int64_t first = std::max(here.lowest, (target - reach) / here.stride);
-    const std::int64_t last = std::min(here.highest, (target + reach) / here.stride);
-    for (std::int64_t difference = first; difference <= last; ++difference) {
-        if (std::abs(target - difference * here.stride) > reach) continue;
-        if (reaches(axes, axis + 1, target - difference * here.stride, element_bytes)) return true;
-    }
-    return false;
 }
 
 }  // namespace
 
 bool may_overlap(const TensorView& a, const TensorView& b) {
     if (!a.given() || !b.given() || a.size() == 0 || b.size() == 0) return false;
-    const std::int64_t a_begin = reinterpret_cast<std::intptr_t>(a.data) + lowest_byte(a);
-    const std::int64_t b_begin = reinterpret_cast<std::intptr_t>(b.data) + lowest_byte(b);
-    if (a_begin + extent_bytes(a) <= b_begin || b_begin + extent_bytes(b) <= a_begin) return false;
-    if (a.rank != b.rank || size_of(a.dtype) != size_of(b.dtype)) return true;
-    std::vector<Axis> axes;
-    for (std::size_t d = 0; d < static_cast<std::size_t>(a.rank); ++d) {
-        if (a.shape[d] == 1 && b.shape[d] == 1) continue;
-        const std::int64_t stride = a.shape[d] == 1 ? b.strides[d] : a.strides[d];
-        if (b.shape[d] != 1 && b.strides[d] != stride) return true;
-        const std::int64_t sign = stride < 0 ? -1 : 1;
-        const std::int64_t highest = sign > 0 ? a.shape[d] - 1 : b.shape[d] - 1;
-        const std::int64_t lowest = sign > 0 ? -(b.shape[d] - 1) : -(a.shape[d] - 1);
-        axes.push_back({std::abs(stride) * size_of(a.dtype), lowest, highest});
-    }
-    sort_by_stride(axes);
+    const Interval span_a = extent_bytes(a);
+    const Interval span_b = extent_bytes(b);
     const std::int64_t distance = reinterpret_cast<std::intptr_t>(b.data) - reinterpret_cast<std::intptr_t>(a.data);
-    return reaches(axes, 0, distance, size_of(a.dtype));
+    // Elements share a byte where a's begins less than its size before b's, or less than b's size after it.
+    const Interval meeting{distance - size_of(a.dtype) + 1, distance + size_of(b.dtype) - 1};
+    const std::int64_t lowest = span_a.first - span_b.last;
+    if (meeting.last < lowest || meeting.first > span_a.last - span_b.first) return false;
+    Axes axes;
+    add_axes(axes, a);
+    add_axes(axes, b);
+    return axes.reach(meeting - lowest);
 }
 
 bool overlaps_itself(const TensorView& view) {
     if (view.size() <= 1) return false;
-    std::vector<Axis> axes;  // strides in elements
-    for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
-        if (view.shape[d] > 1) axes.push_back({std::abs(view.strides[d]), 1 - view.shape[d], view.shape[d] - 1});
-    }
-    sort_by_stride(axes);
     // Two indices of one element differ first along some axis, there by 1 or more (exchange them if need be).
-    for (std::size_t first = 0; first < axes.size(); ++first) {
-        const Axis& here = axes[first];
-        for (std::int64_t difference = 1; difference <= here.highest; ++difference) {
-            const std::int64_t target = difference * here.stride;
-            if (target > reach_from(axes, first + 1)) break;
-            if (reaches(axes, first + 1, target, 1)) return true;
+    for (std::size_t first = 0; first < static_cast<std::size_t>(view.rank); ++first) {
+        if (view.shape[first] == 1) continue;
+        const std::int64_t stride = std::abs(view.strides[first]);
+        Axes axes;
+        axes.add(stride, view.shape[first] - 2);
+        std::int64_t lowest = stride;
+        for (std::size_t d = first + 1; d < static_cast<std::size_t>(view.rank); ++d) {
+            axes.add(view.strides[d], 2 * (view.shape[d] - 1));
+            lowest -= std::abs(view.strides[d]) * (view.shape[d] - 1);
         }
+        if (axes.reach(Interval{0, 0} - lowest)) return true;
     }
     return false;
 }
