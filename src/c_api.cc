@@ -86,15 +86,23 @@ void expect_address(const char* name, const void* address) {
     if (address == nullptr) invalid(name, "expected an address, got null");
 }
 
+/// All bytes of a struct are looked at or set: one that was never given its size must not lead far beyond it.
+/// `name` is that of the struct, or "".
+template <class T>
+void expect_struct_size(const char* name, std::size_t size) {
+    static_assert(sizeof(T) <= TESSERA_MAX_STRUCT_SIZE);
+    if (size >= sizeof(T) && size <= TESSERA_MAX_STRUCT_SIZE) return;
+    invalid(fmt::format("{}{}struct_size", name, *name == '\0' ? "" : "."),
+            fmt::format("expected {}..{}, got {}", sizeof(T), TESSERA_MAX_STRUCT_SIZE, size));
+}
+
 /// Reads a struct that begins with struct_size. All structs are as they were first published, so sizeof(T) is the least
 /// that a caller can have; when one grows, the size of its first version stays the least.
 template <class T>
 T read_struct(const char* name, const T* from) {
     expect_address(name, from);
     const std::size_t size = from->struct_size;
-    if (size < sizeof(T)) {
-        invalid(fmt::format("{}.struct_size", name), fmt::format("expected at least {}, got {}", sizeof(T), size));
-    }
+    expect_struct_size<T>(name, size);
     const auto* bytes = reinterpret_cast<const unsigned char*>(from);
     if (std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char b) { return b != 0; })) {
         invalid(fmt::format("{}.struct_size", name), "a field is set that this version of tessera does not know");
@@ -289,9 +297,7 @@ const char* tessera_kernel_name(size_t index) {
 tessera_status tessera_problem_init(tessera_problem* problem, size_t struct_size) {
     return guarded([&] {
         expect_address("problem", problem);
-        if (struct_size < sizeof(tessera_problem)) {
-            invalid("struct_size", fmt::format("expected at least {}, got {}", sizeof(tessera_problem), struct_size));
-        }
+        expect_struct_size<tessera_problem>("", struct_size);
         const Problem defaults;
         std::memset(static_cast<void*>(problem), 0, struct_size);
         problem->struct_size = struct_size;

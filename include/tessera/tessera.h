@@ -81,7 +81,8 @@ typedef struct tessera_tensor {
 
 /* Structs that may grow begin with struct_size = sizeof of the struct as the caller's header has it. Fields that are
  * added later mean their default when they are 0 or beyond struct_size; set bytes that this library doesn't know are
- * TESSERA_INVALID_ARGUMENT. */
+ * TESSERA_INVALID_ARGUMENT, and so is a struct_size over TESSERA_MAX_STRUCT_SIZE. */
+#define TESSERA_MAX_STRUCT_SIZE 4096
 
 /* What to compute; every field as in tessera::Problem (problem.hpp). Start from tessera_problem_init. */
 typedef struct tessera_problem {

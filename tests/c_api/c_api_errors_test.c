@@ -212,6 +212,18 @@ static tessera_status unknown_field(void) {
     return tessera_forward(&newer.problem, NULL, &f.forward, f.workspace, f.workspace_bytes, NULL);
 }
 
+/* struct_size was never set: whatever it holds, nothing beyond the struct is read. */
+static void test_garbage_sizes(void) {
+    const size_t garbage[] = {TESSERA_MAX_STRUCT_SIZE + 1, 1 << 20, SIZE_MAX / 2, SIZE_MAX - 7, SIZE_MAX};
+    for (size_t i = 0; i < sizeof garbage / sizeof garbage[0]; ++i) {
+        BOTH(f.problem.struct_size = garbage[i], "problem.struct_size");
+        BOTH(f.options.struct_size = garbage[i], "options.struct_size");
+        FORWARD(f.forward.struct_size = garbage[i], TESSERA_INVALID_ARGUMENT, "args.struct_size");
+        BACKWARD(f.backward.struct_size = garbage[i], TESSERA_INVALID_ARGUMENT, "args.struct_size");
+        CHECK(tessera_problem_init(&f.problem, garbage[i]) == TESSERA_INVALID_ARGUMENT);
+    }
+}
+
 static void test_calls(void) {
     expect("no problem", __LINE__, null_problem, TESSERA_INVALID_ARGUMENT, "problem");
     expect("no forward args", __LINE__, null_forward_args, TESSERA_INVALID_ARGUMENT, "args");
@@ -252,6 +264,7 @@ int main(void) {
     test_backward_tensors();
     test_ragged();
     test_calls();
+    test_garbage_sizes();
     test_parallel_for();
     free(f.workspace);
     printf("%d failures\n", failures);
