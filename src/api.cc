@@ -56,7 +56,7 @@ Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte>
                         Pass pass) {
     check_plan(plan, pass);
     plan.problem.validate();
-    check_tensors(plan.problem, args, plan.device);
+    check_tensors(plan.problem, args, plan.device, workspace.first(std::min(workspace.size(), plan.workspace_bytes)));
     check_workspace(plan, workspace);
     return {plan,         args,       workspace,   how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for),
             how.counters, how.stream, how.observer};

@@ -193,9 +193,10 @@ tessera_status tessera_workspace_bytes(const tessera_problem* problem, const tes
 tessera_status tessera_plan_describe(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                      char* buffer, size_t size, size_t* needed);
 
-/* O = attention(Q, K, V), and LSE. `workspace` may be null when workspace_bytes is 0 and nothing is needed. With
- * TESSERA_BACKEND_CUDA all tensors and the workspace are to be on the CUDA device of q, and the work is queued on
- * `stream` (a cudaStream_t; null: the default one); otherwise they are in host memory and `stream` is unused. */
+/* O = attention(Q, K, V), and LSE. `workspace` may be null when workspace_bytes is 0 and nothing is needed; what the
+ * call needs of it (tessera_workspace_bytes) may not overlap a tensor. With TESSERA_BACKEND_CUDA all tensors and the
+ * workspace are to be on the CUDA device of q, and the work is queued on `stream` (a cudaStream_t; null: the default
+ * one); otherwise they are in host memory and `stream` is unused. */
 tessera_status tessera_forward(const tessera_problem* problem, const tessera_options* options,
                                const tessera_forward_args* args, void* workspace, size_t workspace_bytes, void* stream);
 

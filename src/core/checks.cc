@@ -168,8 +168,8 @@ void check_inputs(const Problem& p, const Args& args) {
     check_cu_seqlens(p, "cu_seqlens_kv", args.cu_seqlens_kv, p.total_kv, p.len_kv);
 }
 
-/// No output may share memory with itself, with another output or with an input.
-void check_outputs(std::span<const Named> outputs, std::span<const Named> inputs) {
+/// No output may share memory with itself, with another output or with an input, and no tensor with the workspace.
+void check_memory(std::span<const Named> outputs, std::span<const Named> inputs, std::span<const std::byte> workspace) {
     for (std::size_t i = 0; i < outputs.size(); ++i) {
         const auto& [name, view] = outputs[i];
         if (overlaps_itself(*view)) {
@@ -182,11 +182,17 @@ void check_outputs(std::span<const Named> outputs, std::span<const Named> inputs
             if (may_overlap(*view, *input.view)) invalid(name, fmt::format("overlaps the input {}", input.name));
         }
     }
+    for (const auto& tensors : {inputs, outputs}) {
+        for (const auto& [name, view] : tensors) {
+            if (may_touch(*view, workspace)) invalid("workspace", fmt::format("overlaps {}", name));
+        }
+    }
 }
 
 }  // namespace
 
-void check_tensors(const Problem& p, const ForwardArgs& args, const Device& device) {
+void check_tensors(const Problem& p, const ForwardArgs& args, const Device& device,
+                   std::span<const std::byte> workspace) {
     const std::array<Named, 7> inputs{{{"q", &args.q},
                                        {"k", &args.k},
                                        {"v", &args.v},
@@ -201,10 +207,11 @@ void check_tensors(const Problem& p, const ForwardArgs& args, const Device& devi
     check_inputs(p, args);
     check_rows(p, "o", args.o, true, p.head_dim_v);
     if (args.lse.given()) check_lse(p, "lse", args.lse);
-    check_outputs(outputs, inputs);
+    check_memory(outputs, inputs, workspace);
 }
 
-void check_tensors(const Problem& p, const BackwardArgs& args, const Device& device) {
+void check_tensors(const Problem& p, const BackwardArgs& args, const Device& device,
+                   std::span<const std::byte> workspace) {
     const std::array<Named, 11> inputs{{{"q", &args.q},
                                         {"k", &args.k},
                                         {"v", &args.v},
@@ -235,7 +242,7 @@ void check_tensors(const Problem& p, const BackwardArgs& args, const Device& dev
     } else {
         expect_absent("dbias", args.dbias, "bias_gradient");
     }
-    check_outputs(outputs, inputs);
+    check_memory(outputs, inputs, workspace);
 }
 
 }  // namespace tessera

@@ -10,12 +10,18 @@ namespace tessera {
 
 /// Throw Error(invalid_argument) naming the tensor, what was expected and what came. Every tensor is to be on `device`;
 /// of those on a CUDA device the values are not read, so cu_seqlens there are checked in their shape only.
-void check_tensors(const Problem& problem, const ForwardArgs& args, const Device& device);
-void check_tensors(const Problem& problem, const BackwardArgs& args, const Device& device);
+/// No tensor may share memory with the workspace.
+void check_tensors(const Problem& problem, const ForwardArgs& args, const Device& device,
+                   std::span<const std::byte> workspace = {});
+void check_tensors(const Problem& problem, const BackwardArgs& args, const Device& device,
+                   std::span<const std::byte> workspace = {});
 
 /// True when two views share a byte. Never false when they do; a pair of odd strides whose search would take longer
 /// than a call should counts as sharing, so that one in some thousand interleaved pairs is refused without need.
 bool may_overlap(const TensorView& a, const TensorView& b);
+
+/// The same for a view and a stretch of memory.
+bool may_touch(const TensorView& view, std::span<const std::byte> memory);
 
 /// True when two different indices of the view are the same element (stride 0, or strides that fold back).
 bool overlaps_itself(const TensorView& view);

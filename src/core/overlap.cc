@@ -150,6 +150,18 @@ bool may_overlap(const TensorView& a, const TensorView& b) {
     return axes.reach(meeting - lowest);
 }
 
+bool may_touch(const TensorView& view, std::span<const std::byte> memory) {
+    if (!view.given() || view.size() == 0 || memory.empty()) return false;
+    const Interval span = extent_bytes(view);
+    const std::int64_t begin =
+        reinterpret_cast<std::intptr_t>(memory.data()) - reinterpret_cast<std::intptr_t>(view.data);
+    const Interval meeting{begin - size_of(view.dtype) + 1, begin + static_cast<std::int64_t>(memory.size()) - 1};
+    if (meeting.last < span.first || meeting.first > span.last) return false;
+    Axes axes;
+    add_axes(axes, view);
+    return axes.reach(meeting - span.first);
+}
+
 bool overlaps_itself(const TensorView& view) {
     if (view.size() <= 1) return false;
     // Two indices of one element differ first along some axis, there by 1 or more (exchange them if need be).

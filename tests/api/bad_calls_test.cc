@@ -291,6 +291,41 @@ void check_workspaces(const Case& c, const Args& args, Pass pass) {
     }
 }
 
+/// Each tensor in turn begins with the workspace, ends in it, and stands beside it.
+template <class Args>
+void check_tensors_in_workspace(const Case& c, const Args& good, Pass pass) {
+    for (const Schedule schedule : {Schedule::standard, Schedule::fa1, Schedule::fa2}) {
+        const Plan p = plan(c.problem, {.pass = pass, .schedule = schedule, .threads = 2});
+        if (p.workspace_bytes == 0) continue;
+        constexpr std::size_t kRoom = std::size_t{1} << 16;  // more than any tensor here, on either side
+        const Workspace memory(p.workspace_bytes + 2 * kRoom);
+        const auto workspace = memory.span().subspan(kRoom, p.workspace_bytes);
+        for (const Slot<Args>& slot : slots(good, c.problem.ragged)) {
+            const auto bytes = static_cast<std::size_t>((good.*slot.view).size() * size_of((good.*slot.view).dtype));
+            ASSERT_LE(bytes, kRoom);
+            const auto place_at = [&](std::byte* at) {
+                std::memcpy(at, (good.*slot.view).data, bytes);
+                Args args = good;
+                (args.*slot.view).data = at;
+                return args;
+            };
+            const auto what = p.kernel->name + " " + slot.name;
+            for (std::byte* at :
+                 {workspace.data(), workspace.data() - bytes + 16, workspace.data() + workspace.size() - 16})
+                expect_error(c, p, place_at(at), workspace, ErrorCode::invalid_argument, {"workspace"}, what);
+            EXPECT_NO_THROW(run(p, place_at(workspace.data() - bytes), workspace)) << what;
+            EXPECT_NO_THROW(run(p, place_at(workspace.data() + workspace.size()), workspace)) << what;
+        }
+    }
+}
+
+TEST(BadCalls, tensor_in_the_workspace) {
+    for (const Case& c : {dense_case(), ragged_case(DType::int64)}) {
+        check_tensors_in_workspace(c, c.forward_args(), Pass::forward);
+        check_tensors_in_workspace(c, c.backward_args(), Pass::backward);
+    }
+}
+
 TEST(BadCalls, workspace) {
     for (const Case& c : {dense_case(), ragged_case()}) {
         check_workspaces(c, c.forward_args(), Pass::forward);
