@@ -43,10 +43,12 @@ struct Scratch {
 void score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, const Scratch& s) {
     const Problem& p = head.problem;
     head.load_query(i, s.q_row);
-    head.softmax(i, s.q_row, s.weights, s.dots);
+    const double row_lse = head.softmax(i, s.q_row, s.weights, s.dots);
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) s.do_row[c] = load_as_double(d_o.at(i, c), d_o.dtype);
     const Range keys = head.band.row(i);
-    double delta = dlse.data != nullptr ? -load_as_double(dlse.at(i, 0), dlse.dtype) : 0;
+    // A row of scores of -inf has no gradient, whatever came back for its LSE.
+    const bool takes_dlse = dlse.data != nullptr && row_lse != -kInfinity;
+    double delta = takes_dlse ? -load_as_double(dlse.at(i, 0), dlse.dtype) : 0;
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
         double dp = 0;
         for (std::int64_t c = 0; c < p.head_dim_v; ++c) dp += s.do_row[c] * head.v[j * p.head_dim_v + c];

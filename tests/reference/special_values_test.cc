@@ -209,6 +209,23 @@ TEST(Bugs, bug_11_bias_of_minus_infinity_or_nearly) {
     }
 }
 
+/// What comes back for the LSE of such a row is often not a number: log(0) was.
+TEST(SpecialValues, lse_gradients_of_rows_of_minus_infinity_are_left_out) {
+    Problem p = causal_problem();
+    p.bias = p.bias_gradient = true;
+    Case c(p);
+    for_each_index(c.bias, [&](const Index& i) {
+        if (i[2] == 2) c.bias.set(-kInfinity, i);
+    });
+    Case clean = c;
+    for_each_index(c.dlse, [&](const Index& i) {
+        if (i[2] == 2) c.dlse.set(i[1] % 2 ? kNan : kInfinity, i);
+    });
+    run(clean), run(c);
+    EXPECT_TRUE(all_finite(c.dk));
+    expect_same_bits(clean, c);
+}
+
 TEST(SpecialValues, finite_inputs_give_finite_results) {
     for (const double size : {1e-30, 1.0, 30.0, 1e4, 1e15, 1e18}) {  // scores up to 1e36, finite in fp32
         Case c(causal_problem(), {.deviation = size});
