@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "core/arena.hpp"
 #include "core/checks.hpp"
+#include "core/float_mode.hpp"
 #include "parallel.hpp"
 #include "registry.hpp"
 #include "tessera/attention.hpp"
@@ -51,6 +53,16 @@ void check_workspace(const Plan& plan, std::span<std::byte> workspace) {
     }
 }
 
+/// A loop whose tasks compute in the default mode, whatever mode its threads are in: a thread has that of its maker.
+ParallelFor in_default_mode(ParallelFor loop) {
+    return [loop = std::move(loop)](std::int64_t tasks, int workers, const TaskBody& body) {
+        loop(tasks, workers, [&body](std::int64_t task, int worker) {
+            const DefaultFloatMode mode;
+            body(task, worker);
+        });
+    };
+}
+
 template <class Args>
 Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte> workspace, const Execution& how,
                         Pass pass) {
@@ -58,13 +70,16 @@ Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte>
     plan.problem.validate();
     check_tensors(plan.problem, args, plan.device, workspace.first(std::min(workspace.size(), plan.workspace_bytes)));
     check_workspace(plan, workspace);
-    return {plan,         args,       workspace,   how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for),
-            how.counters, how.stream, how.observer};
+    return {plan,         args,
+            workspace,    in_default_mode(how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for)),
+            how.counters, how.stream,
+            how.observer};
 }
 
 }  // namespace
 
 void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
+    const DefaultFloatMode mode;
     const ForwardCall call = checked_call(plan, args, workspace, how, Pass::forward);
     const Kernel& kernel = kernel_of(*plan.kernel);
     if (kernel.refuse_tensors != nullptr) {
@@ -77,6 +92,7 @@ void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> wor
 }
 
 void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
+    const DefaultFloatMode mode;
     const BackwardCall call = checked_call(plan, args, workspace, how, Pass::backward);
     kernel_of(*plan.kernel).backward(call);
 }

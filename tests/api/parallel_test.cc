@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <cstdlib>
 #include <stdexcept>
@@ -148,6 +149,46 @@ TEST(Injected, exceptions_of_the_loop_reach_the_caller) {
         const Plan chosen = plan(p, {.pass = kernel.pass, .kernel = kernel.name});
         EXPECT_THROW(run(c, chosen, how), std::runtime_error) << kernel.name;
     });
+}
+
+/// Every second task on the calling thread, the others on threads of their own that round to nearest.
+void half_elsewhere(std::int64_t tasks, int workers, const TaskBody& body) {
+    for (std::int64_t task = 0; task < tasks; ++task) {
+        if (workers == 1 || task % 2 == 0) {
+            body(task, 0);
+            continue;
+        }
+        std::thread([&] {
+            std::fesetround(FE_TONEAREST);
+            body(task, 1);
+        }).join();
+    }
+}
+
+TEST(Threads, the_callers_rounding_does_not_enter) {
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        Problem p = Problem::dense(2, 70, 2, 16, dtype);
+        p.softcap = 5;
+        for_each_host_kernel(p, [&](const KernelInfo& kernel) {
+            const Plan chosen = plan(p, {.pass = kernel.pass, .kernel = kernel.name, .threads = 2});
+            Case c(p);
+            c.run_forward();
+            Case nearest = c;
+            run(nearest, chosen, {});
+            for (const int mode : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+                for (const bool own_loop : {true, false}) {
+                    Case other = c;
+                    std::fesetround(mode);
+                    run(other, chosen, {.parallel_for = own_loop ? ParallelFor() : ParallelFor(half_elsewhere)});
+                    const int after = std::fegetround();
+                    std::fesetround(FE_TONEAREST);
+                    EXPECT_EQ(after, mode) << kernel.name;
+                    for (Tensor Case::*t : {&Case::o, &Case::lse, &Case::dq, &Case::dk, &Case::dv})
+                        EXPECT_EQ(bits(other.*t), bits(nearest.*t)) << kernel.name << " " << name_of(dtype);
+                }
+            }
+        });
+    }
 }
 
 TEST(Threads, one_plan_serves_concurrent_calls) {

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cfenv>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tessera {
+
+/// Arithmetic as IEEE 754 has it by default while this lives: to nearest, with subnormal numbers, without traps. What
+/// the thread had before is given back. On x86-64 the C library's fegetround() would not see a mode of vectors alone.
+class DefaultFloatMode {
+ public:
+#if defined(__x86_64__)
+    DefaultFloatMode() {
+        if ((before_ & ~kRaised) != kDefault) _mm_setcsr(kDefault);
+    }
+    ~DefaultFloatMode() {
+        if ((before_ & ~kRaised) != kDefault) _mm_setcsr(before_);
+    }
+#else
+    DefaultFloatMode() {
+        if (before_ != FE_TONEAREST) std::fesetround(FE_TONEAREST);
+    }
+    ~DefaultFloatMode() {
+        if (before_ != FE_TONEAREST) std::fesetround(before_);
+    }
+#endif
+    DefaultFloatMode(const DefaultFloatMode&) = delete;
+    DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
+
+ private:
+#if defined(__x86_64__)
+    static constexpr unsigned kRaised = 0x3F;     // what has happened, not what will
+    static constexpr unsigned kDefault = 0x1F80;  // no trap, to nearest, no flush to zero
+    unsigned before_ = _mm_getcsr();
+#else
+    int before_ = std::fegetround();
+#endif
+};
+
+}  // namespace tessera
