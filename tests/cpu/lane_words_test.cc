@@ -311,5 +311,27 @@ TEST_P(LaneWords, transform_scores_is_the_contract) {
     }
 }
 
+TEST_P(LaneWords, weighted_sums_of_a_tile_add_to_those_before) {
+    std::mt19937 rng(11);
+    constexpr std::int64_t kStride = 96;
+    for (const std::int64_t lanes : {16, 48, 96}) {
+        for (const std::int64_t keys : {0, 1, 2, 67}) {
+            Floats p(keys * kStride + 1), x(keys * kStride + 1);
+            p.randomise(rng, keys * kStride), x.randomise(rng, keys * kStride);
+            std::vector<double> weights(static_cast<std::size_t>(lanes), 1e6), products(weights);
+            lanes::add_weighted_sums(p, x, keys, lanes, kStride, weights.data(), products.data());
+            for (std::int64_t i = 0; i < lanes; ++i) {
+                double sum = 1e6, product = 1e6;
+                for (std::int64_t j = 0; j < keys; ++j) {
+                    sum += p[j * kStride + i];
+                    product += static_cast<double>(p[j * kStride + i]) * x[j * kStride + i];
+                }
+                ASSERT_NEAR(weights[static_cast<std::size_t>(i)], sum, 2e-5) << lanes << " " << keys;
+                ASSERT_NEAR(products[static_cast<std::size_t>(i)], product, 2e-5) << lanes << " " << keys;
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace tessera::cpu

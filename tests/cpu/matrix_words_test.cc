@@ -215,6 +215,33 @@ TEST_P(MatrixWords, gradient_of_the_scores) {
     }
 }
 
+TEST_P(MatrixWords, weighted_sums_of_visible_keys) {
+    std::mt19937 rng(5);
+    const std::int64_t keys = 29, lanes = 64;
+    Array<float> s(keys * lanes), dp(keys * lanes), lse(lanes, 3.0F), norm(lanes), factors(keys * lanes),
+        visible(keys * lanes, 1.0F);
+    randomise(rng, s, keys * lanes, 2), randomise(rng, dp, keys * lanes), randomise(rng, norm, lanes);
+    for (std::int64_t i = 0; i < keys * lanes; i += 2) factors[i] = 1;
+    for (std::int64_t i = 0; i < keys * lanes; i += 5) visible[i] = 0, s[i] = dp[i] = std::nanf("");
+    for (const bool all : {false, true}) {
+        GradientJob job{.s = s, .dp = dp, .keys = keys, .lanes = lanes, .scale = 0.5F, .lse = lse, .visible = visible};
+        if (all) job.norm = norm, job.factors = factors, job.kept = 1.25F;
+        Array<double> weights(lanes, 2.0), products(lanes, 2.0);
+        words().add_weighted_sums(job, weights, products);
+        for (std::int64_t i = 0; i < lanes; ++i) {
+            double sum = 2, product = 2;
+            for (std::int64_t at = i; at < keys * lanes; at += lanes) {
+                if (visible[at] == 0) continue;
+                const double weight = std::exp(std::min(0.0, 0.5 * s[at] - 3.0)) * (all ? norm[i] : 1);
+                sum += weight;
+                product += weight * dp[at] * (all ? 1.25 * factors[at] : 1);
+            }
+            EXPECT_NEAR(weights[i], sum, 1e-5);
+            EXPECT_NEAR(products[i], product, 1e-5);
+        }
+    }
+}
+
 /// The number that the parts of an element add up to.
 double sum_of_parts(const Tiles& tiles, Form form, std::int64_t row, std::int64_t column) {
     double sum = 0;

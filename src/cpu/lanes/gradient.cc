@@ -65,8 +65,11 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
     load_rows(head.q, panel.first, panel.queries, g_.head_dim, to.q, g_.k_stride);
     load_transposed(d_o, panel.first, panel.queries, g_.head_dim_v, 1.0F, to.do_t, panel.lanes);
     load_rows(d_o, panel.first, panel.queries, g_.head_dim_v, to.d_o, g_.v_stride);
-    load_rows(head_rows(args.o, member, member.first_q, head.query_head), panel.first, panel.queries, g_.head_dim_v, o,
-              g_.v_stride);
+    const bool exact_o = head.q.dtype == DType::fp32;  // else sum_delta() follows
+    if (exact_o) {
+        load_rows(head_rows(args.o, member, member.first_q, head.query_head), panel.first, panel.queries, g_.head_dim_v,
+                  o, g_.v_stride);
+    }
     std::fill_n(to.dq_t, g_.head_dim * panel.lanes, 0.0F);
 
     const HeadRows lse = lse_rows(args.lse, member, head.query_head);
@@ -79,7 +82,8 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
         // exp(s - +inf) = 0: an empty row, whose LSE is -inf, has no weights.
         if (value != -std::numeric_limits<float>::infinity()) to.lse[r] = value;
         const double dlse_r = dlse.data == nullptr ? 0 : load_as_double(dlse.at(panel.first + r, 0), dlse.dtype);
-        to.delta[r] = static_cast<float>(dot(to.d_o + r * g_.v_stride, o + r * g_.v_stride, g_.v_stride) - dlse_r);
+        const double d_o_o = exact_o ? dot(to.d_o + r * g_.v_stride, o + r * g_.v_stride, g_.v_stride) : 0;
+        to.delta[r] = static_cast<float>(d_o_o - dlse_r);
     }
 }
 
@@ -111,6 +115,7 @@ void BackwardWorkspace::prepare(const BackwardCall& call) {
     call.parallel_for(p.batch * p.heads_q * panels, worthwhile_threads(call.plan), [&](std::int64_t task, int worker) {
         const Head head(p, call.args, member_of(call, task / panels / p.heads_q), task / panels % p.heads_q);
         memory.fill_norm(head, task % panels, workers[static_cast<std::size_t>(worker)]);
+        if (p.dtype != DType::fp32) memory.sum_delta(head, task % panels, workers[static_cast<std::size_t>(worker)]);
     });
 }
 
@@ -135,6 +140,30 @@ void GradientMemory::fill_norm(const Head& head, std::int64_t index, const Gradi
     for (std::int64_t r = 0; r < panel.lanes; ++r)
         to.norm[r] = r < panel.queries && inexact(r) ? 1.0F / to.norm[r] : 1.0F;
     to.norm[panel.lanes] = 1.0F;
+}
+
+void GradientMemory::sum_delta(const Head& head, std::int64_t index, const GradientScratch& scratch) const {
+    const Panel panel(index, g_.block_q, head.member.len_q);
+    if (panel.queries == 0) return;
+    const GradientPanel to = this->panel(head, index);
+    double* weights = scratch.sums;
+    double* products = scratch.sums + panel.lanes;
+    std::fill_n(scratch.sums, 2 * panel.lanes, 0.0);
+    const Range keys = head.keys_of(panel);
+    for (std::int64_t first = keys.begin / g_.block_kv * g_.block_kv; first < keys.end; first += g_.block_kv) {
+        const KvTile kv = load_kv(head, g_, first, std::min(g_.block_kv, keys.end - first), scratch, true);
+        const Coverage coverage = head.coverage(panel, kv);
+        weights_and_dp(head, g_, panel, kv, coverage, to, scratch);
+        if (coverage == Coverage::partial) {
+            fill_masked(head.place(panel, kv), kv.keys, scratch.s, panel.lanes, 0.0F);
+            fill_masked(head.place(panel, kv), kv.keys, scratch.ds, panel.lanes, 0.0F);
+        }
+        add_weighted_sums(scratch.s, scratch.ds, kv.keys, panel.lanes, panel.lanes, weights, products);
+    }
+    // Divided by the sum of P, which is 1 but for the last bits of the LSE: those must not enter times delta.
+    for (std::int64_t r = 0; r < panel.queries; ++r) {
+        to.delta[r] = static_cast<float>(to.delta[r] + products[r] / (weights[r] == 0 ? 1 : weights[r]));
+    }
 }
 
 void GradientMemory::finish(const BackwardCall& call) const {

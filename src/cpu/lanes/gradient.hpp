@@ -22,11 +22,16 @@ class GradientMemory {
     float* dk(const Member& member, std::int64_t kv_head, std::int64_t first) const;
     float* dv(const Member& member, std::int64_t kv_head, std::int64_t first) const;
 
-    /// Fills the panels: Q, dO and their transposes in fp32, LSE, delta = rowsum(dO * O) - dLSE. Clears the sums.
+    /// Fills the panels: Q, dO and their transposes in fp32, LSE, delta (short of what sum_delta() adds). Clears the
+    /// sums.
     void prepare(const BackwardCall& call);
 
     /// Fills `norm` of a panel, when some row needs it.
     void fill_norm(const Head& head, std::int64_t index, const GradientScratch& scratch) const;
+
+    /// Adds rowsum(P * dP) to `delta` of a panel, where O is rounded to 16 bits: rowsum(dO * O) would take that
+    /// rounding, and where V has a mean all dS of a row with it (docs/decisions/delta-of-rounded-output.md).
+    void sum_delta(const Head& head, std::int64_t index, const GradientScratch& scratch) const;
 
     /// Panels of the longest head.
     std::int64_t panels() const { return g_.panels; }

@@ -165,6 +165,32 @@ void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t 
     }
 }
 
+void AddWeightedSums(const float* p, const float* x, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
+                     double* weights, double* products) {
+    const D d;
+    HWY_ALIGN float tile_weights[kWidth];
+    HWY_ALIGN float tile_products[kWidth];
+    for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+        // Of two sums each, even and odd keys, so that one addition need not wait for the one before.
+        V weight[2] = {hn::Zero(d), hn::Zero(d)};
+        V product[2] = {hn::Zero(d), hn::Zero(d)};
+        const auto add = [&](std::int64_t j, int i) HWY_ATTR {
+            const V of_p = hn::Load(d, p + j * stride + lane);
+            weight[i] = hn::Add(weight[i], of_p);
+            product[i] = hn::MulAdd(of_p, hn::Load(d, x + j * stride + lane), product[i]);
+        };
+        std::int64_t j = 0;
+        for (; j + 2 <= keys; j += 2) add(j, 0), add(j + 1, 1);
+        if (j < keys) add(j, 0);
+        hn::Store(hn::Add(weight[0], weight[1]), d, tile_weights);
+        hn::Store(hn::Add(product[0], product[1]), d, tile_products);
+        for (std::int64_t i = 0; i < kWidth; ++i) {
+            weights[lane + i] += static_cast<double>(tile_weights[i]);
+            products[lane + i] += static_cast<double>(tile_products[i]);
+        }
+    }
+}
+
 void SoftmaxGradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
                      std::int64_t stride, const Place* cut) {
     const D d;
@@ -188,6 +214,7 @@ HWY_EXPORT(OnlineSoftmax);
 HWY_EXPORT(Merge);
 HWY_EXPORT(MergeRows);
 HWY_EXPORT(WeightsFromLse);
+HWY_EXPORT(AddWeightedSums);
 HWY_EXPORT(SoftmaxGradient);
 
 void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
@@ -208,6 +235,11 @@ void merge_rows(const RowState& into, float* into_o, const RowState& state, cons
 void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
                       const Place* cut) {
     HWY_DYNAMIC_DISPATCH(WeightsFromLse)(s, lse, keys, lanes, stride, cut);
+}
+
+void add_weighted_sums(const float* p, const float* x, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
+                       double* weights, double* products) {
+    HWY_DYNAMIC_DISPATCH(AddWeightedSums)(p, x, keys, lanes, stride, weights, products);
 }
 
 void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,

@@ -199,7 +199,7 @@ void store_o_and_lse(const Head& head, const Geometry& g, const Panel& panel, co
     store_lse(sums.state, panel.queries, lse_rows(args.lse, head.member, head.query_head), panel.first);
 }
 
-void score_gradient(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+void weights_and_dp(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
                     const GradientPanel& from, const GradientScratch& scratch) {
     const Place place = head.place(panel, kv);
     const Place* cut = coverage == Coverage::full ? nullptr : &place;
@@ -221,6 +221,13 @@ void score_gradient(const Head& head, const Geometry& g, const Panel& panel, con
         dropout_factors(head.dropout, place, kv.keys, scratch.other, panel.lanes);
         multiply(scratch.ds, scratch.other, kv.keys, panel.lanes);
     }
+}
+
+void score_gradient(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+                    const GradientPanel& from, const GradientScratch& scratch) {
+    weights_and_dp(head, g, panel, kv, coverage, from, scratch);
+    const Place place = head.place(panel, kv);
+    const Place* cut = coverage == Coverage::full ? nullptr : &place;
     softmax_gradient(scratch.s, scratch.ds, from.delta, kv.keys, panel.lanes, panel.lanes, cut);
     if (head.dropout.active) multiply(scratch.s, scratch.other, kv.keys, panel.lanes);
     if (coverage == Coverage::partial) {

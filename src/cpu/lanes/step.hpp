@@ -82,7 +82,7 @@ struct GradientPanel {
     float* do_t;   // [head_dim_v, lanes]
     float* d_o;    // [queries, v_stride]
     float* lse;    // [lanes], +inf for empty rows
-    float* delta;  // [lanes], rowsum(dO * O) - dLSE
+    float* delta;  // [lanes], rowsum(P * dP) - dLSE, which is rowsum(dO * O) - dLSE
     float* norm;   // [lanes + 1], factors of P where LSE is too large to hold the row's sum; the last: 0 if all are 1
     float* dq_t;   // [head_dim, lanes], the sum K^T dS so far
 };
@@ -91,15 +91,21 @@ struct GradientPanel {
 struct GradientScratch : TileScratch {
     float* ds;         // [block_kv, lanes]: dP, then dS
     float* cap_slope;  // [block_kv, lanes]
+    double* sums;      // [2, lanes]: of a panel's P and P * dP
 
     GradientScratch(Arena& arena, const Geometry& g, std::int64_t kv_tiles)
         : TileScratch(arena, g, kv_tiles),
           ds(arena.take<float>(g.block_kv * g.lanes)),
-          cap_slope(arena.take<float>(g.block_kv * g.lanes)) {}
+          cap_slope(arena.take<float>(g.block_kv * g.lanes)),
+          sums(arena.take<double>(2 * g.lanes)) {}
 };
 
+/// scratch.s = P without dropout, scratch.ds = dP with it, scratch.other its factors where there is dropout; masked
+/// pairs hold anything. scratch.cap_slope holds the softcap's derivative when there is a softcap.
+void weights_and_dp(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+                    const GradientPanel& from, const GradientScratch& scratch);
+
 /// scratch.s = P (dropout applied), scratch.ds = dS, the gradient of the scores; 0 where hidden.
-/// scratch.cap_slope holds the softcap's derivative when there is a softcap.
 void score_gradient(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
                     const GradientPanel& from, const GradientScratch& scratch);
 

@@ -207,6 +207,11 @@ void store_lse(const RowState& state, std::int64_t rows, const HeadRows& to, std
 void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
                       const Place* cut = nullptr);
 
+/// weights[i] += sum over keys of p, products[i] += sum over keys of p * x. A tile is summed in fp32 and then added, so
+/// that rows of any length keep the accuracy of one tile. p, x: [keys, stride]; masked pairs must be 0 in both.
+void add_weighted_sums(const float* p, const float* x, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
+                       double* weights, double* products);
+
 /// dp = p * (dp - delta): the gradient of the scores (FlashAttention paper, appendix B.2). p, dp: [keys, stride]
 void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
                       std::int64_t stride, const Place* cut = nullptr);

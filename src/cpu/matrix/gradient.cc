@@ -81,7 +81,8 @@ bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head,
     const float scale = g_.parts == 1 ? 1.0F : head.query_scale;
     words.pack({head.q, first, rows, g_.head_dim, Form::column_pairs, to.q_pairs, false, scale});
     words.pack({d_o, first, rows, g_.head_dim_v, Form::column_pairs, to.do_pairs});
-    words.row_dots(d_o, o, first, rows, g_.head_dim_v, to.delta);
+    if (g_.parts == 1) std::fill_n(to.delta, rows, 0.0F);
+    else words.row_dots(d_o, o, first, rows, g_.head_dim_v, to.delta);
     std::fill_n(to.dq_t, round_up(rows, kGroup) * g_.dim_tiles * kTileRows, 0.0F);
     for (std::int64_t r = 0; r < rows; r += kGroup) {
         const std::int64_t count = std::min(kGroup, rows - r);

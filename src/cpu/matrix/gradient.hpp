@@ -13,7 +13,8 @@ class GradientMemory {
  public:
     GradientMemory(Arena& arena, const Plan& plan, const Layout& g);
 
-    /// Packs everything, clears dQ. Returns whether some LSE is too large to normalise by (inexact_lse()).
+    /// Packs everything, clears dQ; in bf16 delta lacks what sum_delta() adds. Returns whether some LSE is too large to
+    /// normalise by (inexact_lse()).
     bool prepare(const BackwardCall& call) const;
 
     /// P = exp(S - LSE) needs log(l) to stand in the last bits of LSE = m + log(l), as in lanes/gradient.cc; where it
@@ -30,7 +31,7 @@ class GradientMemory {
         Tiles do_pairs;   // dO^T, pair tiles [depth_tiles_v][queries / 16]
         Tiles do_rows;    // dO, pair tiles [queries / 32][dim_tiles_v], finite
         float* lse;       // [queries], +inf for empty rows
-        float* delta;     // [queries], rowsum(dO * O) - dLSE
+        float* delta;     // [queries], rowsum(P * dP) - dLSE, which is rowsum(dO * O) - dLSE
         float* norm;      // [queries], factors of P, valid where has_norm
         float* dq_t;      // [queries / 32][16 * dim_tiles, 32]
         char* has_norm;   // [queries / 32]: LSE is too large to hold the row's sum

@@ -57,6 +57,20 @@ class Strip {
 
     /// P and dS, packed; dS also as pairs, at `ds_pairs`.
     void gradient(const Tiles& ds_pairs) const {
+        GradientJob job = scores_and_dp();
+        job.p_rows = rows(scratch_.p_rows);
+        job.ds_rows = rows(scratch_.ds_rows);
+        job.ds_pairs = ds_pairs;
+        words_.gradient(job);
+    }
+
+    /// Sums of P and P * dP over the strip's keys; both [lanes].
+    void add_weighted_sums(double* weights, double* products) const {
+        words_.add_weighted_sums(scores_and_dp(), weights, products);
+    }
+
+    /// Makes the scores and dP; the job that takes them has all its inputs.
+    GradientJob scores_and_dp() const {
         scores();
         product(kv_.v_rows, q_.do_pairs, g_.depth_tiles_v, scratch_.dp);
         if (!packable(*kv_.v_finite, q_.do_finite)) {
@@ -69,10 +83,7 @@ class Strip {
                         .scale = work_.weight_scale(),
                         .lse = q_.lse,
                         .delta = q_.delta,
-                        .parts = g_.parts,
-                        .p_rows = rows(scratch_.p_rows),
-                        .ds_rows = rows(scratch_.ds_rows),
-                        .ds_pairs = ds_pairs};
+                        .parts = g_.parts};
         for (std::int64_t group = 0; group < lanes() / kGroup; ++group) {
             if (q_.has_norm[group] != 0) job.norm = q_.norm;
         }
@@ -88,7 +99,7 @@ class Strip {
             mark_visible();
             job.visible = scratch_.visible;
         }
-        words_.gradient(job);
+        return job;
     }
 
     /// dV += P^T dO, dK += dS^T Q, for the strip's keys. dv: [32, 16 * dim_tiles_v], dk: [32, 16 * dim_tiles]
@@ -202,6 +213,7 @@ GradientScratch::GradientScratch(Arena& arena, const Layout& g, std::int64_t blo
       factors(arena.take<float>(kGroup, block_q)),
       cap_slope(arena.take<float>(kGroup, block_q)),
       visible(arena.take<float>(kGroup, block_q)),
+      sums(arena.take<double>(2 * block_q)),
       p_rows(arena.take<Bf16>(kGroup, block_q * g.parts)),
       ds_rows(arena.take<Bf16>(kGroup, block_q * g.parts)),
       ds_pairs(arena.take<Bf16>(block_kv, block_q * g.parts)),
@@ -233,6 +245,28 @@ void backward_tile(const GradientMemory& memory, const GradientScratch& scratch,
         Tiles pairs = ds_pairs;
         pairs.data += (query - queries.begin) / kTileRows * ds_pairs.column_step;
         add_to_queries(memory, work, query, keys, pairs);
+    }
+}
+
+void sum_delta(const GradientMemory& memory, const GradientScratch& scratch, TilePanel& work, const BackwardArgs& args,
+               const Range& queries) {
+    const std::int64_t lanes = round_up(queries.size(), kGroup);
+    double* weights = scratch.sums;
+    double* products = scratch.sums + lanes;
+    std::fill_n(scratch.sums, 2 * lanes, 0.0);
+    const Range keys = work.head.band.kv_range(queries.begin, queries.end);
+    for (std::int64_t key = keys.begin / kGroup * kGroup; key < keys.end; key += kGroup) {
+        const Range strip_keys{key, std::min(key + kGroup, work.head.member.len_kv)};
+        const Range seen = common(rounded(common(work.head.band.q_range(strip_keys.begin, strip_keys.end), queries)),
+                                  rounded(queries));
+        if (seen.empty()) continue;
+        const std::int64_t lane = seen.begin - queries.begin;
+        const Strip strip(memory, scratch, work, args, seen, strip_keys);
+        strip.add_weighted_sums(weights + lane, products + lane);
+    }
+    float* delta = memory.queries(work.head, queries.begin).delta;
+    for (std::int64_t i = 0; i < queries.size(); ++i) {
+        delta[i] = static_cast<float>(delta[i] + products[i] / (weights[i] == 0 ? 1 : weights[i]));
     }
 }
 

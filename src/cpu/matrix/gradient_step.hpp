@@ -16,6 +16,7 @@ struct GradientScratch {
     float* factors;    // [32, block_q]: dropout
     float* cap_slope;  // [32, block_q]
     float* visible;    // [32, block_q]
+    double* sums;      // [2, block_q]: of P and P * dP
     Bf16* p_rows;      // row tiles [2][block_q / 32]
     Bf16* ds_rows;     // row tiles [2][block_q / 32]
     Bf16* ds_pairs;    // pair tiles [block_kv / 32][block_q / 16]
@@ -35,6 +36,11 @@ struct Wanted {
 /// depend on how a range of queries or keys is cut into tiles.
 void backward_tile(const GradientMemory& memory, const GradientScratch& scratch, TilePanel& work, const Range& queries,
                    const Range& keys, const BackwardArgs& args, Wanted wanted);
+
+/// Adds rowsum(P * dP) to `delta` of queries [begin, end), at most block_q from a multiple of 32 on: as
+/// lanes::GradientMemory::sum_delta(), in bf16.
+void sum_delta(const GradientMemory& memory, const GradientScratch& scratch, TilePanel& work, const BackwardArgs& args,
+               const Range& queries);
 
 /// Fills `norm` for 32 queries whose LSE is too large to hold the row's sum; nothing when there are none.
 void fill_norm(const GradientMemory& memory, const GradientScratch& scratch, TilePanel& work, const BackwardArgs& args,

@@ -174,6 +174,9 @@ struct Words {
     /// Products and weights of independent data at once: the tile unit multiplies while the vector unit takes exp.
     void (*multiply_beside_weights)(std::span<const TileProduct>, const WeightsJob&);
     void (*gradient)(const GradientJob&);
+    /// weights[i] += sum over keys of P, products[i] += sum over keys of P * dP, as in lanes/words.hpp. The job's delta
+    /// and the softcap's derivative don't enter; only for one part.
+    void (*add_weighted_sums)(const GradientJob&, double* weights, double* products);
     /// Transposes 16 x 16 words of 32 bits, in place too: of pair tiles it makes row tiles, and back. Strides in words.
     void (*transpose)(const void* from, std::int64_t from_stride, void* to, std::int64_t to_stride);
     /// to[first + i, c] = from[c, i] * lane_scale[i] in bf16 or fp32, +0 for -0. Returns whether all are finite.

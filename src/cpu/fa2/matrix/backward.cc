@@ -97,6 +97,7 @@ class BackwardRun {
 
     void all() const {
         if (workspace_.memory.prepare(call_)) fill_norms();
+        if (g_.parts == 1) sum_deltas();
         if (part_.striped) stripes();
         else parts();
         if (part_.striped && grouped(p_)) sum_groups();
@@ -175,6 +176,23 @@ class BackwardRun {
             for (std::int64_t q = 0; q < work.head.member.len_q; q += matrix::kTileDepth) {
                 matrix::fill_norm(workspace_.memory, scratch(worker), work, call_.args, q);
             }
+        });
+    }
+
+    /// Before the tiles need delta, in 16 bits.
+    void sum_deltas() const {
+        const std::int64_t heads = p_.batch * p_.heads_q;
+        const std::int64_t rows = rows_per_task(heads, p_.len_q, kBlockQ, kQueryTasksPerWorker);
+        const std::int64_t parts = ceil_div(p_.len_q, rows);
+        // Under a causal mask the last queries have the most to do: they go first.
+        call_.parallel_for(heads * parts, threads_, [&](std::int64_t task, int worker) {
+            const matrix::Session session(*matrix::words_of_unit());
+            const Member member = member_of(call_, task % heads / p_.heads_q);
+            const std::int64_t first = (parts - 1 - task / heads) * rows;
+            const Range queries{first, std::min(member.len_q, first + rows)};
+            if (queries.empty()) return;
+            matrix::TilePanel work = head(member, task % heads % p_.heads_q);
+            matrix::sum_delta(workspace_.memory, scratch(worker), work, call_.args, queries);
         });
     }
 

@@ -176,15 +176,14 @@ inline void weights(const WeightsJob& job) {
     in_steps.run(in_steps.left());
 }
 
-/// P and dS of one key in 16 lanes.
-struct WeightAndGradient {
+/// P without dropout and dP with it, of one key in 16 lanes.
+struct WeightAndDp {
     __m512 p;
-    __m512 ds;
+    __m512 dp;
 };
 
 template <int kParts>
-inline WeightAndGradient gradient_of(const GradientJob& job, std::int64_t key, std::int64_t lane) {
-    if (key >= job.keys) return {_mm512_setzero_ps(), _mm512_setzero_ps()};
+inline WeightAndDp weight_and_dp(const GradientJob& job, std::int64_t key, std::int64_t lane) {
     const std::int64_t at = key * job.lanes + lane;
     const __m512 s = _mm512_mul_ps(_mm512_loadu_ps(job.s + at), _mm512_set1_ps(job.scale));
     // A weight is at most 1: where the LSE was rounded below a score, the difference is cut to 0. NaN comes second.
@@ -195,11 +194,53 @@ inline WeightAndGradient gradient_of(const GradientJob& job, std::int64_t key, s
     if (job.factors != nullptr) {
         dp = _mm512_mul_ps(_mm512_mul_ps(dp, _mm512_set1_ps(job.kept)), _mm512_loadu_ps(job.factors + at));
     }
+    return {p, dp};
+}
+
+inline __mmask16 seen_of(const GradientJob& job, std::int64_t at) {
+    return _mm512_cmp_ps_mask(_mm512_loadu_ps(job.visible + at), _mm512_setzero_ps(), _CMP_NEQ_OQ);
+}
+
+inline void add_to_doubles(double* to, __m512 x) {
+    const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
+    _mm512_storeu_pd(to, _mm512_add_pd(_mm512_loadu_pd(to), _mm512_cvtps_pd(_mm512_castps512_ps256(x))));
+    _mm512_storeu_pd(to + 8, _mm512_add_pd(_mm512_loadu_pd(to + 8), _mm512_cvtps_pd(high)));
+}
+
+inline void add_weighted_sums(const GradientJob& job, double* weights, double* products) {
+    for (std::int64_t lane = 0; lane < job.lanes; lane += kTileRows) {
+        __m512 weight[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        __m512 product[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (std::int64_t key = 0; key < job.keys; ++key) {
+            WeightAndDp x = weight_and_dp<1>(job, key, lane);
+            if (job.visible != nullptr) {
+                const __mmask16 seen = seen_of(job, key * job.lanes + lane);
+                x = {_mm512_maskz_mov_ps(seen, x.p), _mm512_maskz_mov_ps(seen, x.dp)};
+            }
+            weight[key % 2] = _mm512_add_ps(weight[key % 2], x.p);
+            product[key % 2] = _mm512_fmadd_ps(x.p, x.dp, product[key % 2]);
+        }
+        add_to_doubles(weights + lane, _mm512_add_ps(weight[0], weight[1]));
+        add_to_doubles(products + lane, _mm512_add_ps(product[0], product[1]));
+    }
+}
+
+/// P and dS of one key in 16 lanes.
+struct WeightAndGradient {
+    __m512 p;
+    __m512 ds;
+};
+
+template <int kParts>
+inline WeightAndGradient gradient_of(const GradientJob& job, std::int64_t key, std::int64_t lane) {
+    if (key >= job.keys) return {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    const std::int64_t at = key * job.lanes + lane;
+    auto [p, dp] = weight_and_dp<kParts>(job, key, lane);
     __m512 ds = _mm512_mul_ps(p, _mm512_sub_ps(dp, _mm512_loadu_ps(job.delta + lane)));
     if (job.factors != nullptr) p = _mm512_mul_ps(p, _mm512_loadu_ps(job.factors + at));
     if (job.cap_slope != nullptr) ds = _mm512_mul_ps(ds, _mm512_loadu_ps(job.cap_slope + at));
     if (job.visible != nullptr) {
-        const __mmask16 seen = _mm512_cmp_ps_mask(_mm512_loadu_ps(job.visible + at), _mm512_setzero_ps(), _CMP_NEQ_OQ);
+        const __mmask16 seen = seen_of(job, at);
         p = _mm512_maskz_mov_ps(seen, p);
         ds = _mm512_maskz_mov_ps(seen, ds);
     }
