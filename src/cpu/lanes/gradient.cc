@@ -80,8 +80,10 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
     for (std::int64_t r = 0; r < panel.queries; ++r) {
         const auto value = static_cast<float>(load_as_double(lse.at(panel.first + r, 0), lse.dtype));
         // exp(s - +inf) = 0: an empty row, whose LSE is -inf, has no weights.
-        if (value != -std::numeric_limits<float>::infinity()) to.lse[r] = value;
-        const double dlse_r = dlse.data == nullptr ? 0 : load_as_double(dlse.at(panel.first + r, 0), dlse.dtype);
+        const bool empty = value == -std::numeric_limits<float>::infinity();
+        if (!empty) to.lse[r] = value;
+        const bool takes_dlse = dlse.data != nullptr && !empty;  // 0 weights times a NaN would not be 0
+        const double dlse_r = takes_dlse ? load_as_double(dlse.at(panel.first + r, 0), dlse.dtype) : 0;
         const double d_o_o = exact_o ? dot(to.d_o + r * g_.v_stride, o + r * g_.v_stride, g_.v_stride) : 0;
         to.delta[r] = static_cast<float>(d_o_o - dlse_r);
     }

@@ -106,8 +106,9 @@ bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head,
             continue;
         }
         const auto value = static_cast<float>(load_as_double(lse.at(first + r, 0), lse.dtype));
-        if (value != -std::numeric_limits<float>::infinity()) to.lse[r] = value;
         inexact = inexact || inexact_lse(value);
+        if (value == -std::numeric_limits<float>::infinity()) continue;  // nor does it take dLSE: 0 times a NaN is NaN
+        to.lse[r] = value;
         if (dlse.data != nullptr) to.delta[r] -= static_cast<float>(load_as_double(dlse.at(first + r, 0), dlse.dtype));
     }
     return inexact;
