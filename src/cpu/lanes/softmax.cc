@@ -41,8 +41,10 @@ HWY_INLINE Range keys_to_read(const Place* cut, std::int64_t lane, std::int64_t 
     return cut == nullptr ? Range{0, keys} : cut->keys_of_lanes(lane / kLanes * kLanes, keys);
 }
 
-// A long row is summed in blocks, so that the rounding of its sum grows with the square root of the blocks.
+// A long row is summed in blocks, and these in longer ones (kSumKeys), so that the rounding of its sum grows with the
+// square root of the most that are added one after another.
 constexpr std::int64_t kSumBlock = 256;
+static_assert(kSumKeys % kSumBlock == 0);
 
 /// Replaces the scores of keys [first, end) in one vector of lanes by exp(s - shift) and returns their sum. Four
 /// partial sums hide the latency; each takes every fourth key counted from the first, so that hidden keys, which add 0,
@@ -70,7 +72,7 @@ HWY_INLINE V exponentiate(float* s, std::int64_t first, std::int64_t end, std::i
 }
 
 void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                   float* rescale, const Place* cut) {
+                   float* rescale, const Place* cut, std::int64_t before) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const V old = hn::Load(d, state.m + lane);
@@ -89,10 +91,15 @@ void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t
         const V maximum = hn::Max(hn::Max(max0, max1), hn::Max(max2, max3));
         const V shift = shift_of(maximum);
         V sum = hn::Zero(d);
+        V part = sum;
         for (std::int64_t first = seen.begin, end = 0; first < seen.end; first = end) {
-            end = std::min(seen.end, (first / kSumBlock + 1) * kSumBlock);
-            sum = hn::Add(sum, exponentiate(s + lane, first, end, stride, shift));
+            end = std::min(seen.end, ((before + first) / kSumBlock + 1) * kSumBlock - before);
+            part = hn::Add(part, exponentiate(s + lane, first, end, stride, shift));
+            if ((before + end) % kSumKeys != 0) continue;
+            sum = hn::Add(sum, part);
+            part = hn::Zero(d);
         }
+        sum = hn::Add(sum, part);
         for (j = 0; j < seen.begin; ++j) hn::Store(hn::Zero(d), d, s + j * stride + lane);
         for (j = seen.end; j < keys; ++j) hn::Store(hn::Zero(d), d, s + j * stride + lane);
         const V alpha = exp_of_nonpositive(hn::Sub(old, shift));
@@ -218,8 +225,8 @@ HWY_EXPORT(AddWeightedSums);
 HWY_EXPORT(SoftmaxGradient);
 
 void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                    float* rescale, const Place* cut) {
-    HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(s, keys, lanes, stride, state, rescale, cut);
+                    float* rescale, const Place* cut, std::int64_t before) {
+    HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(s, keys, lanes, stride, state, rescale, cut, before);
 }
 
 void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,

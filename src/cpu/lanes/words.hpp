@@ -185,8 +185,13 @@ void clear_state(const RowState& state, std::int64_t lanes);
 /// One step of the online softmax (FlashAttention paper, Algorithm 1, lines 10-12): takes the scores of `keys` more
 /// keys, replaces s by exp(s - m_new), updates m and l, and tells in `rescale` [lanes] what earlier sums relative to
 /// the old maximum must be multiplied by: exp(m_old - m_new). Hidden scores, -inf, become 0, of a cut tile too.
+/// `before`: keys of the rows that lie before s, a multiple of 4. Long sums are made of blocks that begin at multiples
+/// of their size, from the row's first key on: where s begins changes no bit.
 void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                    float* rescale, const Place* cut = nullptr);
+                    float* rescale, const Place* cut = nullptr, std::int64_t before = 0);
+
+/// A sum over this many keys or more is made of sums over so many each, from the row's first key on.
+inline constexpr std::int64_t kSumKeys = 16384;
 
 /// Folds the partial result (state, o) of other keys into (into, into_o), both relative to their own maximum: the exact
 /// merge of split K/V. o: [dim, stride]

@@ -4,6 +4,7 @@
 // multiplies P by V. Three loops with the whole len_q x len_kv matrix between them: the baseline that the others avoid.
 // The products are the same tiles as everywhere, and tiles that the mask empties are left out here too.
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "cpu/lanes/step.hpp"
@@ -17,9 +18,13 @@ struct ForwardScratch {
     lanes::TileScratch tiles;
     float* q_t;  // [head_dim, lanes]
     lanes::PanelSums sums;
+    float* part;  // [head_dim_v, lanes], O of kSumKeys keys
 
     ForwardScratch(Arena& arena, const Geometry& g)
-        : tiles(arena, g), q_t(arena.take<float>(g.head_dim * g.lanes)), sums(arena, g) {}
+        : tiles(arena, g),
+          q_t(arena.take<float>(g.head_dim * g.lanes)),
+          sums(arena, g),
+          part(arena.take<float>(g.head_dim_v * g.lanes)) {}
 };
 
 struct ForwardWorkspace {
@@ -102,10 +107,12 @@ void softmax_rows(const ForwardCall& call, const Geometry& g, const Materialised
                   const ForwardScratch& scratch) {
     lanes::clear_state(work.state, work.panel.lanes);
     if (work.keys.empty()) return;
-    const std::int64_t begin = work.keys.begin / g.block_kv * g.block_kv;
+    const std::int64_t scored = work.keys.begin / g.block_kv * g.block_kv;
+    const std::int64_t begin = scored / 4 * 4;  // online_softmax() counts keys by fours
     float* rows = work.matrix + begin * work.panel.lanes;
+    std::fill_n(rows, (scored - begin) * work.panel.lanes, -std::numeric_limits<float>::infinity());
     lanes::online_softmax(rows, work.keys.end - begin, work.panel.lanes, work.panel.lanes, work.state,
-                          scratch.tiles.rescale);
+                          scratch.tiles.rescale, nullptr, begin);
     lanes::invert_sums(work.state, work.panel.lanes, scratch.tiles.rescale);
     lanes::scale_lanes(rows, scratch.tiles.rescale, work.keys.end - begin, work.panel.lanes);
     TileTally(nullptr, call.observer).tell([&] {
@@ -123,9 +130,17 @@ void multiply_values(const ForwardCall& call, const Geometry& g, const Materiali
     const TileTally tally(nullptr, call.observer);
     float* o = scratch.sums.o;
     std::fill_n(o, g.head_dim_v * work.panel.lanes, 0.0F);
+    std::fill_n(scratch.part, g.head_dim_v * work.panel.lanes, 0.0F);
+    const auto add_part = [&] {
+        lanes::add(o, scratch.part, g.head_dim_v, work.panel.lanes);
+        std::fill_n(scratch.part, g.head_dim_v * work.panel.lanes, 0.0F);
+    };
+    std::int64_t part = 0;
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* p) {
-        lanes::add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.other, o, lanes::Into::add, nullptr);
-        tally.tell([&] { return report_of_values(TileStep::values, work, keys_of(kv), coverage, p, o); });
+        if (kv.first / lanes::kSumKeys != std::exchange(part, kv.first / lanes::kSumKeys)) add_part();
+        lanes::add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.other, scratch.part, lanes::Into::add,
+                          nullptr);
+        tally.tell([&] { return report_of_values(TileStep::values, work, keys_of(kv), coverage, p, scratch.part); });
     });
     std::fill_n(scratch.tiles.rescale, work.panel.lanes, 1.0F);  // P was normalised
     lanes::store_transposed(o, work.panel.lanes, work.panel.queries, g.head_dim_v, scratch.tiles.rescale,
