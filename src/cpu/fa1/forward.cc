@@ -19,9 +19,13 @@ struct ForwardScratch {
     lanes::TileScratch tiles;
     float* inverse;  // [lanes], 1 / l
     float* old_l;    // [lanes]
+    float* spare_o;  // [head_dim_v, lanes]
 
     ForwardScratch(Arena& arena, const Geometry& g)
-        : tiles(arena, g), inverse(arena.take<float>(g.lanes)), old_l(arena.take<float>(g.lanes)) {}
+        : tiles(arena, g),
+          inverse(arena.take<float>(g.lanes)),
+          old_l(arena.take<float>(g.lanes)),
+          spare_o(arena.take<float>(g.head_dim_v * g.lanes)) {}
 };
 
 /// Slow memory: what the algorithm keeps per query between K/V blocks, and Q^T ready for the lanes.
@@ -104,6 +108,8 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
         const Panel panel(index, g.block_q, head.member.len_q);
         const lanes::PanelSums sums = sums_of(index);
+        if (!lanes::all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
+            lanes::mend_overflow(head, g, panel, q_t_of(index), scratch.tiles, sums.state, sums.o, scratch.spare_o);
         std::fill_n(scratch.inverse, panel.lanes, 1.0F);  // O is normalised already
         lanes::store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, scratch.inverse,
                                 head_rows(call.args.o, head.member, head.member.first_q, head.query_head), panel.first);

@@ -38,6 +38,20 @@ void matmul_scores(const Product& product, const Place& place, Coverage coverage
     else matmul_visible_scores(product, place);
 }
 
+/// Weights that are summed again are made this much smaller, so that no sum of them times V passes the largest float on
+/// its way.
+constexpr float kRoom = 0x1p-6F;
+
+/// x / kRoom; the largest float where it is rounding alone that takes x / kRoom beyond it, as of values that are all
+/// the largest float and weights whose sum is a bit over 1.
+float without_room(float x) {
+    constexpr float kLargest = std::numeric_limits<float>::max();
+    constexpr float kRounding = 0x1p-16F;
+    if (std::abs(x) > kLargest * kRoom && std::abs(x) <= kLargest * kRoom * (1 + kRounding))
+        return std::copysign(kLargest, x);
+    return x / kRoom;
+}
+
 }  // namespace
 
 TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage,
@@ -160,14 +174,20 @@ void online_softmax_step(const Head& head, const Geometry& g, const Panel& panel
 void normalise(const Head& head, const Geometry& g, const Panel& panel, const float* q_t, const TileScratch& scratch,
                PanelSums& sums, float* spare_o) {
     if (!sums.started) return;
+    invert_sums(sums.state, panel.lanes, scratch.rescale);
+    scale_lanes(sums.o, scratch.rescale, g.head_dim_v, panel.lanes);
+    if (!all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
+        mend_overflow(head, g, panel, q_t, scratch, sums.state, sums.o, spare_o);
+}
+
+void mend_overflow(const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
+                   const TileScratch& scratch, const RowState& state, float* o, float* spare_o) {
     float* inverse = scratch.rescale;
-    invert_sums(sums.state, panel.lanes, inverse);
-    const bool overflow = !all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes);
-    scale_lanes(sums.o, inverse, g.head_dim_v, panel.lanes);
-    if (!overflow) return;
+    invert_sums(state, panel.lanes, inverse);
     // m is final: exp(s - m) / l are the weights. A row that saw no key has m = -inf; its weights are exp(-inf) = 0.
     for (std::int64_t i = 0; i < panel.lanes; ++i) {
-        if (sums.state.l[i] == 0) sums.state.m[i] = std::numeric_limits<float>::infinity();
+        inverse[i] *= kRoom;
+        if (state.l[i] == 0) state.m[i] = std::numeric_limits<float>::infinity();
     }
     std::fill_n(spare_o, g.head_dim_v * panel.lanes, 0.0F);
     const Range keys = head.keys_of(panel);
@@ -175,15 +195,15 @@ void normalise(const Head& head, const Geometry& g, const Panel& panel, const fl
         const KvTile kv = load_kv(head, g, first, std::min(g.block_kv, keys.end - first), scratch, true);
         const Coverage coverage = head.coverage(panel, kv);
         scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
-        weights_from_lse(scratch.s, sums.state.m, kv.keys, panel.lanes, panel.lanes);
+        weights_from_lse(scratch.s, state.m, kv.keys, panel.lanes, panel.lanes);
         scale_lanes(scratch.s, inverse, kv.keys, panel.lanes);
         add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, spare_o, Into::add, nullptr);
     }
     for (std::int64_t at = 0; at < g.head_dim_v * panel.lanes; ++at) {
-        if (!std::isfinite(sums.o[at]) && std::isfinite(spare_o[at])) sums.o[at] = spare_o[at];
+        if (!std::isfinite(o[at]) && std::isfinite(without_room(spare_o[at]))) o[at] = without_room(spare_o[at]);
     }
     for (std::int64_t i = 0; i < panel.lanes; ++i) {
-        if (sums.state.l[i] == 0) sums.state.m[i] = -std::numeric_limits<float>::infinity();
+        if (state.l[i] == 0) state.m[i] = -std::numeric_limits<float>::infinity();
     }
 }
 

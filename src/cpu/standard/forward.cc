@@ -142,6 +142,11 @@ void multiply_values(const ForwardCall& call, const Geometry& g, const Materiali
                           nullptr);
         tally.tell([&] { return report_of_values(TileStep::values, work, keys_of(kv), coverage, p, scratch.part); });
     });
+    add_part();
+    if (!lanes::all_finite(o, work.panel.lanes, g.head_dim_v, work.panel.lanes)) {
+        load_queries(head, g, work.panel, scratch.q_t);
+        lanes::mend_overflow(head, g, work.panel, scratch.q_t, scratch.tiles, work.state, o, scratch.part);
+    }
     std::fill_n(scratch.tiles.rescale, work.panel.lanes, 1.0F);  // P was normalised
     lanes::store_transposed(o, work.panel.lanes, work.panel.queries, g.head_dim_v, scratch.tiles.rescale,
                             head_rows(call.args.o, head.member, head.member.first_q, head.query_head),
