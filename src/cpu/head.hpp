@@ -15,6 +15,8 @@ namespace tessera::cpu {
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+constexpr Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
 /// The sizes that all memory of a call is laid out by.
 struct Geometry {
     std::int64_t block_q;
@@ -137,6 +139,14 @@ struct HeadPanel {
     HeadPanel(const Head& h, std::int64_t index, std::int64_t block_q)
         : head(h), panel(index, block_q, h.member.len_q), keys(h.keys_of(panel)) {}
 };
+
+/// The backward's P = exp(S - LSE) needs log(l) to stand in the last bits of LSE = m + log(l). Beyond this LSE they are
+/// too few for the contract's 1e-5, and beyond 2^24 or so nothing of l is left: such rows are normalised by the sum of
+/// their own P.
+inline bool inexact_lse(float lse) {
+    constexpr float kLargestExactLse = 256;
+    return std::abs(lse) > kLargestExactLse && std::isfinite(lse);
+}
 
 /// Panels of all members lie one after another; a ragged member begins at its first row / block_q + its index, which
 /// leaves room for its last, shorter panel.

@@ -106,10 +106,6 @@ void GradientMemory::prepare(const BackwardCall& call) {
     });
 }
 
-/// P = exp(S - LSE) needs log(l) to stand in the last bits of LSE = m + log(l). From here on they are too few for the
-/// contract's 1e-5, and beyond 2^24 or so nothing of l is left: such rows are normalised by the sum of their own P.
-constexpr float kLargestExactLse = 256;
-
 void BackwardWorkspace::prepare(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
     memory.prepare(call);
@@ -125,9 +121,7 @@ void GradientMemory::fill_norm(const Head& head, std::int64_t index, const Gradi
     const Panel panel(index, g_.block_q, head.member.len_q);
     if (panel.queries == 0) return;
     const GradientPanel to = this->panel(head, index);
-    const auto inexact = [&](std::int64_t r) {
-        return std::abs(to.lse[r]) > kLargestExactLse && std::isfinite(to.lse[r]);
-    };
+    const auto inexact = [&](std::int64_t r) { return inexact_lse(to.lse[r]); };
     bool any = false;
     for (std::int64_t r = 0; r < panel.queries; ++r) any = any || inexact(r);
     if (!any) return;

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/lanes/exp.hpp"
 #include "cpu/lanes/simd.hpp"
 #include "cpu/matrix/units.hpp"
 

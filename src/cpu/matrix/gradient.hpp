@@ -17,10 +17,6 @@ class GradientMemory {
     /// normalise by (inexact_lse()).
     bool prepare(const BackwardCall& call) const;
 
-    /// P = exp(S - LSE) needs log(l) to stand in the last bits of LSE = m + log(l), as in lanes/gradient.cc; where it
-    /// can't, `lse` becomes m and `norm` 1 / l.
-    static bool inexact_lse(float lse) { return std::abs(lse) > 256 && std::isfinite(lse); }
-
     /// Writes dQ of queries first .. first + 32 of a head.
     void store_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const;
 

@@ -10,7 +10,6 @@ namespace {
 constexpr std::int64_t kGroup = kTileDepth;
 
 Range rounded(const Range& range) { return {range.begin / kGroup * kGroup, round_up(range.end, kGroup)}; }
-Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 /// Calls f(row, column, value) for the special elements of rows of x.
 template <class F>
@@ -273,7 +272,7 @@ void sum_delta(const GradientMemory& memory, const GradientScratch& scratch, Til
 void fill_norm(const GradientMemory& memory, const GradientScratch& scratch, TilePanel& work, const BackwardArgs& args,
                std::int64_t first) {
     const GradientMemory::Queries q = memory.queries(work.head, first);
-    const auto inexact = [&](std::int64_t i) { return GradientMemory::inexact_lse(q.lse[i]); };
+    const auto inexact = [&](std::int64_t i) { return inexact_lse(q.lse[i]); };
     bool any = false;
     for (std::int64_t i = 0; i < kGroup; ++i) any = any || inexact(i);
     if (!any) return;

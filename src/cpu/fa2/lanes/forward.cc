@@ -4,12 +4,12 @@
 // until the block is done, and O is written once. Parallel over batch, heads and Q blocks, and over K/V when those are
 // fewer than the threads.
 //
-// The keys of a row are always summed in chunks of kChunk keys, each with its own (m, l, O), merged in rising order.
-// Whether the chunks of a row are run by one task or by many changes nothing in that sum, so the bits of a row depend
-// neither on the number of threads nor on its batch neighbours (docs/decisions/fixed-split.md).
+// The keys of a row are summed in chunks of kChunk keys (deal.hpp). What a K/V tile does to m, l and O, the rescaling
+// among it, is online_softmax_step() of cpu/lanes/step.cc; tiles that a causal mask hides are skipped in run_chunk().
 #include <vector>
 
 #include "core/split.hpp"
+#include "cpu/fa2/deal.hpp"
 #include "cpu/fa2/rooms.hpp"
 #include "cpu/lanes/step.hpp"
 
@@ -33,27 +33,16 @@ Geometry geometry_of(const Plan& plan) {
     return g;
 }
 
-/// How the panels are dealt out. The panels of a kv head are those of all query heads that share it, one after another.
-struct Partition {
-    std::int64_t panels_per_kv_head;
-    std::int64_t panels_per_task = kMaxPanels;
-    std::int64_t tasks_per_kv_head;
-    std::int64_t kv_heads;  ///< of all batch members
-    std::int64_t chunks;    ///< of the longest member
-    int threads;            ///< that take part
-    bool split;             ///< a task is one chunk of one panel, and a second loop merges
-
-    Partition(const Plan& plan, const Geometry& g)
-        : panels_per_kv_head(plan.problem.group() * g.panels),
-          kv_heads(plan.problem.batch * plan.problem.heads_kv),
-          chunks(ceil_div(plan.problem.len_kv, kChunk)),
-          threads(worthwhile_threads(plan)) {
-        const std::int64_t panels = kv_heads * panels_per_kv_head;
-        while (panels_per_task > 1 && panels < panels_per_task * threads * kTasksPerWorker) panels_per_task /= 2;
-        tasks_per_kv_head = ceil_div(panels_per_kv_head, panels_per_task);
-        split = threads > 1 && chunks > 1 && panels < 2 * threads;
+Deal deal_of(const Plan& plan, const Geometry& g) {
+    Deal deal(plan, g, kChunk);
+    deal.panels_per_task = kMaxPanels;
+    while (deal.panels_per_task > 1 && deal.panels() < deal.panels_per_task * deal.threads * kTasksPerWorker) {
+        deal.panels_per_task /= 2;
     }
-};
+    // Then panels_per_task is 1.
+    deal.split = deal.threads > 1 && deal.chunks > 1 && deal.panels() < 2 * deal.threads;
+    return deal;
+}
 
 /// Memory of one worker.
 struct ForwardScratch {
@@ -73,38 +62,35 @@ struct ForwardScratch {
 
 struct ForwardWorkspace {
     const Geometry& g;
-    const Partition& part;
+    const Deal& deal;
     WorkerMemory workers;
-    float* partials = nullptr;  // [panel, chunk, lanes::PanelSums], only when K/V is split
+    float* partials = nullptr;  // [kv_heads, panels_per_kv_head, chunks, lanes::PanelSums], only when K/V is split
 
-    ForwardWorkspace(Arena& arena, const Geometry& geometry, const Partition& partition)
+    ForwardWorkspace(Arena& arena, const Geometry& geometry, const Deal& of_call)
         : g(geometry),
-          part(partition),
-          workers(arena, part.threads, [&](Arena& one) { ForwardScratch(one, g, part.panels_per_task); }) {
-        if (part.split)
-            partials =
-                arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.chunks, lanes::PanelSums::floats(g));
+          deal(of_call),
+          workers(arena, deal.threads, [&](Arena& one) { ForwardScratch(one, g, deal.panels_per_task); }) {
+        if (deal.split) partials = arena.take<float>(deal.panels(), deal.chunks, lanes::PanelSums::floats(g));
     }
     ForwardScratch scratch(int worker) const {
         Arena memory = workers.arena(worker);
-        return {memory, g, part.panels_per_task};
+        return {memory, g, deal.panels_per_task};
+    }
+    lanes::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t chunk) const {
+        return {partials + deal.partial(kv_head, panel, chunk) * lanes::PanelSums::floats(g), g};
     }
 };
 
-/// Panel `index` of kv head `kv_head` (of all batch members).
 HeadPanel panel_of(const ForwardCall& call, const Geometry& g, std::int64_t kv_head, std::int64_t index) {
-    const Problem& p = call.plan.problem;
-    const Member member = member_of(p, call.args.cu_seqlens_q, call.args.cu_seqlens_kv, kv_head / p.heads_kv);
-    const std::int64_t query_head = kv_head % p.heads_kv * p.group() + index / g.panels;
-    return {Head(p, call.args, member, query_head), index % g.panels, g.block_q};
+    const DealtPanel panel(call, g, kv_head, index);
+    return {Head(call.plan.problem, call.args, panel.member, panel.query_head), panel.index, g.block_q};
 }
 
-Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
-
 /// Runs the K/V tiles of one chunk for panels that share a kv head: K/V tile outer so that each is loaded once, the
-/// panels inner. sums[i] receives the panel's result for this chunk alone.
-void attend_chunk(std::span<const HeadPanel> works, const Geometry& g, std::int64_t chunk, std::span<float* const> q_t,
-                  const lanes::TileScratch& tiles, std::span<lanes::PanelSums* const> sums, TileTally& tally) {
+/// panels inner; a tile of which a panel sees no key is skipped. sums[i] receives the panel's result for this chunk
+/// alone.
+void run_chunk(std::span<const HeadPanel> works, const Geometry& g, std::int64_t chunk, std::span<float* const> q_t,
+               const lanes::TileScratch& tiles, std::span<lanes::PanelSums* const> sums, TileTally& tally) {
     for (lanes::PanelSums* s : sums) s->started = false;
     const Head& head = works.front().head;
     const Range all{chunk * kChunk, std::min(head.member.len_kv, (chunk + 1) * kChunk)};
@@ -155,6 +141,21 @@ void tell_sums(const TileTally& tally, TileStep step, const HeadPanel& work, Ran
     tally.tell([&] { return report_of(step, work.head, work.panel, keys, Coverage::full, sums); });
 }
 
+/// The epilogue of a panel: O / l, O and LSE to memory.
+void epilogue(const ForwardCall& call, const Geometry& g, const HeadPanel& work, const float* q_t,
+              const lanes::TileScratch& tiles, lanes::PanelSums& total, const lanes::PanelSums& spare) {
+    lanes::normalise(work.head, g, work.panel, q_t, tiles, total, spare.o);
+    lanes::store_o_and_lse(work.head, g, work.panel, total, tiles.rescale, call.args);
+    tell_sums(TileTally(nullptr, call.observer), TileStep::finish, work, work.keys, total);
+}
+
+/// Folds the sums of a chunk into those of the chunks before it.
+void merge_chunk(const ForwardCall& call, const Geometry& g, const HeadPanel& work, lanes::PanelSums& total,
+                 const lanes::PanelSums& next, std::int64_t chunk) {
+    lanes::merge(total.state, total.o, next.state, next.o, g.head_dim_v, work.panel.lanes, work.panel.lanes);
+    tell_sums(TileTally(nullptr, call.observer), TileStep::merge, work, chunk_keys(work, chunk), total);
+}
+
 /// A task that owns its panels from the first key to the last.
 void run_panels(const ForwardCall& call, const Geometry& g, std::span<const HeadPanel> works, ForwardScratch& scratch) {
     TileTally tally(call);
@@ -173,36 +174,22 @@ void run_panels(const ForwardCall& call, const Geometry& g, std::span<const Head
         for (std::size_t i = 0; i < works.size(); ++i) {
             sums[i] = scratch.totals[i].started ? &scratch.chunks[i] : &scratch.totals[i];
         }
-        attend_chunk(works, g, chunk, scratch.q_t, scratch.tiles, sums, tally);
+        run_chunk(works, g, chunk, scratch.q_t, scratch.tiles, sums, tally);
         for (std::size_t i = 0; i < works.size(); ++i) {
             if (sums[i] != &scratch.chunks[i] || !sums[i]->started) continue;
-            const std::int64_t lanes = works[i].panel.lanes;
-            lanes::merge(scratch.totals[i].state, scratch.totals[i].o, sums[i]->state, sums[i]->o, g.head_dim_v, lanes,
-                         lanes);
-            tell_sums(tally, TileStep::merge, works[i], chunk_keys(works[i], chunk), scratch.totals[i]);
+            merge_chunk(call, g, works[i], scratch.totals[i], *sums[i], chunk);
         }
     }
     for (std::size_t i = 0; i < works.size(); ++i) {
-        lanes::normalise(works[i].head, g, works[i].panel, scratch.q_t[i], scratch.tiles, scratch.totals[i],
-                         scratch.chunks[i].o);
-        lanes::store_o_and_lse(works[i].head, g, works[i].panel, scratch.totals[i], scratch.tiles.rescale, call.args);
-        tell_sums(tally, TileStep::finish, works[i], works[i].keys, scratch.totals[i]);
+        epilogue(call, g, works[i], scratch.q_t[i], scratch.tiles, scratch.totals[i], scratch.chunks[i]);
     }
 }
 
-void forward_whole(const ForwardCall& call, const Geometry& g, const Partition& part, ForwardWorkspace& workspace) {
-    const std::int64_t tasks = part.kv_heads * part.tasks_per_kv_head;
-    const bool later_is_longer = !call.plan.problem.mask.trivial();
-    call.parallel_for(tasks, part.threads, [&](std::int64_t task, int worker) {
-        // Under a causal mask the last panels see the most keys: they go first, of all heads, so that the loop ends
-        // with short tasks. Otherwise neighbours in time share K and V.
-        const std::int64_t kv_head = later_is_longer ? task % part.kv_heads : task / part.tasks_per_kv_head;
-        const std::int64_t block =
-            later_is_longer ? part.tasks_per_kv_head - 1 - task / part.kv_heads : task % part.tasks_per_kv_head;
+void forward_whole(const ForwardCall& call, const Geometry& g, const Deal& deal, const ForwardWorkspace& workspace) {
+    deal_whole(call, deal, [&](std::int64_t kv_head, Range panels, int worker) {
         std::vector<HeadPanel> works;
         works.reserve(kMaxPanels);  // as much for one as for many
-        const std::int64_t end = std::min(part.panels_per_kv_head, (block + 1) * part.panels_per_task);
-        for (std::int64_t index = block * part.panels_per_task; index < end; ++index) {
+        for (std::int64_t index = panels.begin; index < panels.end; ++index) {
             const HeadPanel work = panel_of(call, g, kv_head, index);
             if (work.panel.queries > 0) works.push_back(work);
         }
@@ -212,51 +199,35 @@ void forward_whole(const ForwardCall& call, const Geometry& g, const Partition& 
     });
 }
 
-/// Few panels, many keys: one task per (panel, chunk), then one per panel that merges in the same order.
-void forward_split(const ForwardCall& call, const Geometry& g, const Partition& part, ForwardWorkspace& workspace) {
-    const std::int64_t panels = part.kv_heads * part.panels_per_kv_head;
-    const auto partial = [&](std::int64_t panel, std::int64_t chunk) {
-        return lanes::PanelSums(workspace.partials + (panel * part.chunks + chunk) * lanes::PanelSums::floats(g), g);
-    };
+void forward_split(const ForwardCall& call, const Geometry& g, const Deal& deal, const ForwardWorkspace& workspace) {
     const auto chunk_seen = [](const HeadPanel& work, std::int64_t chunk) {
         return work.panel.queries > 0 && !chunk_keys(work, chunk).empty();
     };
-    call.parallel_for(panels * part.chunks, part.threads, [&](std::int64_t task, int worker) {
+    const auto run = [&](std::int64_t kv_head, Range panels, std::int64_t chunk, int worker) {
         const ForwardScratch scratch = workspace.scratch(worker);
-        const std::int64_t panel = task / part.chunks;
-        const HeadPanel work = panel_of(call, g, panel / part.panels_per_kv_head, panel % part.panels_per_kv_head);
+        const HeadPanel work = panel_of(call, g, kv_head, panels.begin);
         TileTally tally(call);
-        if (call.counters != nullptr && task % part.chunks == 0 && work.panel.queries > 0)
-            count_skipped(work, g, tally);
-        if (!chunk_seen(work, task % part.chunks)) return;
+        if (call.counters != nullptr && chunk == 0 && work.panel.queries > 0) count_skipped(work, g, tally);
+        if (!chunk_seen(work, chunk)) return;
         lanes::load_queries(work.head, g, work.panel, scratch.q_t[0]);
-        lanes::PanelSums sums = partial(panel, task % part.chunks);
+        lanes::PanelSums sums = workspace.partial(kv_head, panels.begin, chunk);
         lanes::PanelSums* const pointer = &sums;
-        attend_chunk({&work, 1}, g, task % part.chunks, {scratch.q_t.data(), 1}, scratch.tiles, {&pointer, 1}, tally);
-    });
-    call.parallel_for(panels, part.threads, [&](std::int64_t panel, int worker) {
+        run_chunk({&work, 1}, g, chunk, {scratch.q_t.data(), 1}, scratch.tiles, {&pointer, 1}, tally);
+    };
+    const auto merge = [&](std::int64_t kv_head, std::int64_t panel, int worker) {
         const ForwardScratch scratch = workspace.scratch(worker);
-        const HeadPanel work = panel_of(call, g, panel / part.panels_per_kv_head, panel % part.panels_per_kv_head);
+        const HeadPanel work = panel_of(call, g, kv_head, panel);
         if (work.panel.queries == 0) return;
-        lanes::PanelSums total = scratch.totals[0];
-        total.started = false;
-        for (std::int64_t chunk = 0; chunk < part.chunks; ++chunk) {
-            if (!chunk_seen(work, chunk)) continue;
-            const lanes::PanelSums next = partial(panel, chunk);
-            if (total.started) {
-                lanes::merge(total.state, total.o, next.state, next.o, g.head_dim_v, work.panel.lanes,
-                             work.panel.lanes);
-                tell_sums(TileTally(nullptr, call.observer), TileStep::merge, work, chunk_keys(work, chunk), total);
-            } else {
-                total = next;
-                total.started = true;
-            }
-        }
+        lanes::PanelSums total = merge_chunks(
+            deal, scratch.totals[0], [&](std::int64_t chunk) { return chunk_seen(work, chunk); },
+            [&](std::int64_t chunk) { return workspace.partial(kv_head, panel, chunk); },
+            [&](lanes::PanelSums& into, const lanes::PanelSums& next, std::int64_t chunk) {
+                merge_chunk(call, g, work, into, next, chunk);
+            });
         lanes::load_queries(work.head, g, work.panel, scratch.q_t[0]);
-        lanes::normalise(work.head, g, work.panel, scratch.q_t[0], scratch.tiles, total, scratch.chunks[0].o);
-        lanes::store_o_and_lse(work.head, g, work.panel, total, scratch.tiles.rescale, call.args);
-        tell_sums(TileTally(nullptr, call.observer), TileStep::finish, work, work.keys, total);
-    });
+        epilogue(call, g, work, scratch.q_t[0], scratch.tiles, total, scratch.chunks[0]);
+    };
+    deal_split(call, deal, deal.panels_per_kv_head, run, merge);
 }
 
 }  // namespace
@@ -264,17 +235,17 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Partition& 
 std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
     const Geometry g = geometry_of(plan);
-    ForwardWorkspace(arena, g, Partition(plan, g));
+    ForwardWorkspace(arena, g, deal_of(plan, g));
     return arena.used();
 }
 
 void forward(const ForwardCall& call) {
     const Geometry g = geometry_of(call.plan);
-    const Partition part(call.plan, g);
+    const Deal deal = deal_of(call.plan, g);
     Arena arena(call.workspace);
-    ForwardWorkspace workspace(arena, g, part);
-    if (part.split) forward_split(call, g, part, workspace);
-    else forward_whole(call, g, part, workspace);
+    const ForwardWorkspace workspace(arena, g, deal);
+    if (deal.split) forward_split(call, g, deal, workspace);
+    else forward_whole(call, g, deal, workspace);
 }
 
 }  // namespace tessera::cpu::fa2::in_lanes

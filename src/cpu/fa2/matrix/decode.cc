@@ -35,7 +35,7 @@ class DecodeTask {
     }
 
     /// Result of one block of keys alone; false: none of them is seen.
-    bool attend(std::int64_t block, lanes::PanelSums& sums) {
+    bool run_block(std::int64_t block, lanes::PanelSums& sums) {
         TileTally tally(run_.call.counters);
         const matrix::SeenKeys keys = keys_seen(run_, work_, block, &tally);
         if (keys.keys.empty()) return false;
@@ -113,7 +113,7 @@ class DecodeTask {
 
     /// The first of some keys, where they are not in a cache.
     void fetch(const HeadRows& x, const Range& keys, std::int64_t count, std::int64_t dim) const {
-        if (!run_.part.from_memory || x.column_stride != 1) return;
+        if (!run_.deal.from_memory || x.column_stride != 1) return;
         matrix::fetch_rows(x, keys.begin, std::min(keys.end, keys.begin + count), dim);
     }
 
@@ -127,7 +127,7 @@ class DecodeTask {
                                 .form = matrix::Form::row_pairs,
                                 .to = {scratch_.v, 0, 0},
                                 .finite_only = true,
-                                .from_memory = run_.part.from_memory};
+                                .from_memory = run_.deal.from_memory};
         const bool finite = run_.words.multiply_rows({g_.parts, p, v, o, value_rows(g_)});
         const std::int64_t tiles = keys.rows() / matrix::kTileDepth;
         if (g_.parts == 1) {
@@ -155,53 +155,50 @@ class DecodeTask {
 };
 
 void run_whole(const ForwardRun& run) {
-    run.call.parallel_for(run.part.kv_heads, run.part.threads, [&](std::int64_t kv_head, int worker) {
+    deal_whole(run.call, run.deal, [&](std::int64_t kv_head, Range, int worker) {
         DecodeTask task(run, kv_head, worker);
         const Range queries{0, task.work().panel.queries};
         if (queries.empty()) return;
         matrix::Session session(run.words);
         task.pack_queries();
         lanes::PanelSums total = task.total();
-        for (std::int64_t block = 0; block < run.part.blocks; ++block) {
+        for (std::int64_t block = 0; block < run.deal.chunks; ++block) {
             lanes::PanelSums next = task.of_block();
-            if (task.attend(block, next)) task.merge(total, next, queries);
+            if (task.run_block(block, next)) task.merge(total, next, queries);
         }
         task.finish(total, queries);
     });
 }
 
-/// Few heads, many keys: one task per (head, block), then one per query that merges.
+/// A query at a time is merged: one panel for each kv head leaves threads without work.
 void run_split(const ForwardRun& run) {
-    const ForwardPartition& part = run.part;
-    const auto partial = [&](std::int64_t kv_head, std::int64_t block) {
-        return lanes::PanelSums(run.workspace.partials + (kv_head * part.blocks + block) * sums_floats(run.g), run.g);
-    };
-    run.call.parallel_for(part.kv_heads * part.blocks, part.threads, [&](std::int64_t index, int worker) {
-        DecodeTask task(run, index / part.blocks, worker);
+    const auto run_block = [&](std::int64_t kv_head, Range, std::int64_t block, int worker) {
+        DecodeTask task(run, kv_head, worker);
         if (task.work().panel.queries == 0) return;
         matrix::Session session(run.words);
         task.pack_queries();
-        lanes::PanelSums sums = partial(index / part.blocks, index % part.blocks);
-        task.attend(index % part.blocks, sums);
-    });
-    run.call.parallel_for(part.kv_heads * run.g.block_q, part.threads, [&](std::int64_t index, int worker) {
-        const std::int64_t kv_head = index / run.g.block_q;
-        const Range query{index % run.g.block_q, index % run.g.block_q + 1};
+        lanes::PanelSums sums = run.partial(kv_head, 0, block);
+        task.run_block(block, sums);
+    };
+    const auto merge = [&](std::int64_t kv_head, std::int64_t index, int worker) {
+        const Range query{index, index + 1};
         DecodeTask task(run, kv_head, worker);
         if (query.begin >= task.work().panel.queries) return;
         matrix::Session session(run.words);
         lanes::PanelSums total = task.total();
-        for (std::int64_t block = 0; block < part.blocks; ++block) {
-            if (!keys_seen(run, task.work(), block).keys.empty()) task.merge(total, partial(kv_head, block), query);
+        for (std::int64_t block = 0; block < run.deal.chunks; ++block) {
+            if (keys_seen(run, task.work(), block).keys.empty()) continue;
+            task.merge(total, run.partial(kv_head, 0, block), query);
         }
         task.finish(total, query);
-    });
+    };
+    deal_split(run.call, run.deal, run.g.block_q, run_block, merge);
 }
 
 }  // namespace
 
 void decode(const ForwardRun& run) {
-    if (run.part.split) run_split(run);
+    if (run.deal.split) run_split(run);
     else run_whole(run);
 }
 

@@ -52,7 +52,7 @@ class PanelsTask {
     }
 
     /// Results of the panels over blocks [begin, end) of keys, in totals().
-    void attend(Range blocks) {
+    void run_blocks(Range blocks) {
         TileTally tally(run_.call.counters);
         matrix::Session session(run_.words);
         for (std::size_t i = 0; i < works_.size(); ++i) {
@@ -134,7 +134,7 @@ class PanelsTask {
         const bool plain =
             finite && work.plain && step.rows() == step.keys.size() && matrix::all_visible(work, step.keys);
         // Else some keys at a time, so that what is done to their scores finds them in the first-level cache.
-        const std::int64_t at_once = plain && !run_.part.from_memory ? step.rows() : kScoreRows;
+        const std::int64_t at_once = plain && !run_.deal.from_memory ? step.rows() : kScoreRows;
         matrix::SeenKeys some;
         for (std::int64_t key = step.keys.begin; key < step.keys.end; key = some.keys.end) {
             some.keys = {key, std::min(step.keys.end, key + at_once)};
@@ -159,7 +159,7 @@ class PanelsTask {
             matrix::scores_product(work, some, tiles, scratch_.queries[step.panel], g_.depth_tiles, s);
         if (!packed) {
             product.a_stride = k.row_stride;
-            if (run_.part.from_memory) matrix::fetch_rows(k, some.keys.begin, some.keys.end, g_.head_dim);
+            if (run_.deal.from_memory) matrix::fetch_rows(k, some.keys.begin, some.keys.end, g_.head_dim);
         }
         return product;
     }
@@ -225,58 +225,33 @@ class PanelsTask {
 };
 
 void run_whole(const ForwardRun& run) {
-    const ForwardPartition& part = run.part;
-    const bool later_is_longer = !run.problem().mask.trivial();
-    run.call.parallel_for(part.kv_heads * part.tasks_per_kv_head, part.threads, [&](std::int64_t index, int worker) {
-        // Under a causal mask the last panels see the most keys: they go first, of all heads, so that the loop ends
-        // with short tasks. Otherwise neighbours in time share K and V.
-        const std::int64_t kv_head = later_is_longer ? index % part.kv_heads : index / part.tasks_per_kv_head;
-        const std::int64_t group =
-            later_is_longer ? part.tasks_per_kv_head - 1 - index / part.kv_heads : index % part.tasks_per_kv_head;
-        const std::int64_t first = group * part.panels_per_task;
-        PanelsTask task(run, kv_head, {first, std::min(part.panels_per_kv_head, first + part.panels_per_task)}, worker);
-        task.attend({0, part.blocks});
+    deal_whole(run.call, run.deal, [&](std::int64_t kv_head, Range panels, int worker) {
+        PanelsTask task(run, kv_head, panels, worker);
+        task.run_blocks({0, run.deal.chunks});
         for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, task.total(i));
     });
 }
 
-/// Few panels, many keys: one task per (panels, block), then one per panel that merges in the same order.
 void run_split(const ForwardRun& run) {
-    const ForwardPartition& part = run.part;
-    const auto partial = [&](std::int64_t kv_head, std::int64_t index, std::int64_t block) {
-        const std::int64_t slot = (kv_head * part.panels_per_kv_head + index) * part.blocks + block;
-        return lanes::PanelSums(run.workspace.partials + slot * sums_floats(run.g), run.g);
-    };
-    const std::int64_t groups = part.kv_heads * part.tasks_per_kv_head;
-    run.call.parallel_for(groups * part.blocks, part.threads, [&](std::int64_t index, int worker) {
-        const std::int64_t block = index % part.blocks;
-        const std::int64_t kv_head = index / part.blocks / part.tasks_per_kv_head;
-        const std::int64_t first = index / part.blocks % part.tasks_per_kv_head * part.panels_per_task;
-        const Range panels{first, std::min(part.panels_per_kv_head, first + part.panels_per_task)};
+    const auto run_block = [&](std::int64_t kv_head, Range panels, std::int64_t block, int worker) {
         PanelsTask task(run, kv_head, panels, worker);
-        task.into([&](std::int64_t panel) { return partial(kv_head, panel, block); });
-        task.attend({block, block + 1});
-    });
-    run.call.parallel_for(part.kv_heads * part.panels_per_kv_head, part.threads, [&](std::int64_t index, int worker) {
-        const std::int64_t kv_head = index / part.panels_per_kv_head;
-        const std::int64_t panel = index % part.panels_per_kv_head;
+        task.into([&](std::int64_t panel) { return run.partial(kv_head, panel, block); });
+        task.run_blocks({block, block + 1});
+    };
+    const auto merge = [&](std::int64_t kv_head, std::int64_t panel, int worker) {
         PanelsTask task(run, kv_head, {panel, panel + 1}, worker);
         if (task.panels() == 0) return;
         const matrix::TilePanel& work = task.work(0);
-        lanes::PanelSums& total = task.total(0);
-        for (std::int64_t block = 0; block < part.blocks; ++block) {
-            if (keys_seen(run, work, block).keys.empty()) continue;
-            const lanes::PanelSums next = partial(kv_head, panel, block);
-            if (total.started) {
-                lanes::merge(total.state, total.o, next.state, next.o, merged_rows(run.g), work.panel.lanes,
+        lanes::PanelSums total = merge_chunks(
+            run.deal, task.total(0), [&](std::int64_t block) { return !keys_seen(run, work, block).keys.empty(); },
+            [&](std::int64_t block) { return run.partial(kv_head, panel, block); },
+            [&](lanes::PanelSums& into, const lanes::PanelSums& next, std::int64_t) {
+                lanes::merge(into.state, into.o, next.state, next.o, merged_rows(run.g), work.panel.lanes,
                              work.panel.lanes);
-            } else {
-                total = next;
-                total.started = true;
-            }
-        }
+            });
         task.finish(0, total);
-    });
+    };
+    deal_split(run.call, run.deal, run.deal.panels_per_kv_head, run_block, merge);
 }
 
 }  // namespace
@@ -286,14 +261,14 @@ bool takes_forward(const Plan& plan) { return matrix::takes(plan); }
 std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
     const matrix::Layout g(plan, plan.tile.block_q);
-    ForwardWorkspace(arena, g, ForwardPartition(plan, g));
+    ForwardWorkspace(arena, g, ForwardDeal(plan, g));
     return arena.used();
 }
 
 void forward(const ForwardCall& call) {
     const ForwardRun run(call);
-    if (queries_as_rows(run.part, run.g)) return decode(run);
-    if (run.part.split) run_split(run);
+    if (queries_as_rows(run.deal, run.g)) return decode(run);
+    if (run.deal.split) run_split(run);
     else run_whole(run);
 }
 

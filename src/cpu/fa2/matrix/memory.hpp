@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "cpu/fa2/deal.hpp"
 #include "cpu/matrix/step.hpp"
 
 namespace tessera::cpu::fa2::on_matrix {
@@ -18,37 +19,26 @@ inline constexpr std::int64_t kExactBlock = 64;       // keys of a tile where an
 inline constexpr double kCachePerThread = 1 << 20;    // bytes
 inline constexpr double kMostPartials = 1 << 28;      // bytes, where K and V are not more
 
-/// How the panels are dealt out; those of a kv head are those of all query heads that share it. Each task packs the
-/// keys of its panels for itself, into its own cache: to fetch what another core has packed takes longer. To pack a key
-/// takes the time of one panel with it, so a task has as many panels as it can.
-struct ForwardPartition {
-    std::int64_t panels_per_kv_head;
-    std::int64_t panels_per_task = kMaxPanels;
-    std::int64_t tasks_per_kv_head;
-    std::int64_t kv_heads;  ///< of all batch members
-    std::int64_t blocks;    ///< of keys, of the longest member
-    int threads;            ///< that take part
-    bool split = false;     ///< a task is one block of keys, and a second loop merges
-    bool from_memory;       ///< the keys of a thread are more than its caches hold
+/// How the panels are dealt out; a chunk is a block of keys. Each task packs the keys of its panels for itself, into
+/// its own cache: to fetch what another core has packed takes longer. To pack a key takes the time of one panel with
+/// it, so a task has as many panels as it can.
+struct ForwardDeal : Deal {
+    bool from_memory;  ///< the keys of a thread are more than its caches hold
 
-    ForwardPartition(const Plan& plan, const matrix::Layout& g)
-        : panels_per_kv_head(plan.problem.group() * g.panels),
-          kv_heads(plan.problem.batch * plan.problem.heads_kv),
-          blocks(ceil_div(plan.problem.len_kv, g.block_kv)),
-          threads(worthwhile_threads(plan)) {
+    ForwardDeal(const Plan& plan, const matrix::Layout& g) : Deal(plan, g, g.block_kv) {
         const double keys = bytes_of_keys(plan.problem);
-        split = blocks > 1 && too_few_tasks(kTasksPerWorker) && bytes_of_partials(g) <= std::max(kMostPartials, keys);
-        if (blocks <= 1) deal_short_rows();
-        while (blocks > 1 && panels_per_task > 1 && too_few_tasks(kTasksPerWorker)) panels_per_task /= 2;
+        panels_per_task = kMaxPanels;
+        split = chunks > 1 && too_few_tasks(kTasksPerWorker) && bytes_of_partials(g) <= std::max(kMostPartials, keys);
+        if (chunks <= 1) deal_short_rows();
+        while (chunks > 1 && panels_per_task > 1 && too_few_tasks(kTasksPerWorker)) panels_per_task /= 2;
         panels_per_task = std::clamp<std::int64_t>(panels_per_kv_head, 1, panels_per_task);
-        tasks_per_kv_head = ceil_div(panels_per_kv_head, panels_per_task);
         from_memory = keys > threads * kCachePerThread;
     }
 
  private:
     /// Tasks of so many panels each.
     std::int64_t tasks_of(std::int64_t panels) const {
-        return kv_heads * ceil_div(panels_per_kv_head, panels) * (split ? blocks : 1);
+        return kv_heads * ceil_div(panels_per_kv_head, panels) * (split ? chunks : 1);
     }
     bool too_few_tasks(std::int64_t per_worker) const {
         return threads > 1 && tasks_of(panels_per_task) < per_worker * threads;
@@ -68,8 +58,8 @@ struct ForwardPartition {
 
 /// Does each kv head have one panel, of so few queries that they fit one lane tile? Decoding has, where the query heads
 /// of a group can be stacked (stack_heads.hpp).
-inline bool queries_as_rows(const ForwardPartition& part, const matrix::Layout& g) {
-    return g.lanes == matrix::kTileRows && part.panels_per_kv_head == 1;
+inline bool queries_as_rows(const ForwardDeal& deal, const matrix::Layout& g) {
+    return g.lanes == matrix::kTileRows && deal.panels_per_kv_head == 1;
 }
 
 /// O^T as products write it: 16 * dim_tiles_v rows; in bf16, whose product takes rounded weights, also a tile whose
@@ -82,9 +72,8 @@ inline std::int64_t merged_rows(const matrix::Layout& g) { return sum_row(g) + (
 /// A panel's result: m, l, O^T [value_rows, lanes]; where queries are rows, O [lanes, value_rows].
 inline std::int64_t sums_floats(const matrix::Layout& g) { return (2 + value_rows(g)) * g.lanes; }
 
-inline double ForwardPartition::bytes_of_partials(const matrix::Layout& g) const {
-    return static_cast<double>(kv_heads * panels_per_kv_head) * static_cast<double>(blocks * sums_floats(g)) *
-           sizeof(float);
+inline double ForwardDeal::bytes_of_partials(const matrix::Layout& g) const {
+    return static_cast<double>(panels()) * static_cast<double>(chunks * sums_floats(g)) * sizeof(float);
 }
 
 /// What a step holds between its stages; two are in flight.
@@ -134,7 +123,7 @@ struct PanelsScratch {
     std::array<float*, kMaxPanels> totals{};  // per panel: m, l, O^T
     EpilogueScratch finish;
 
-    PanelsScratch(Arena& arena, const matrix::Layout& g, const ForwardPartition& part)
+    PanelsScratch(Arena& arena, const matrix::Layout& g, const ForwardDeal& deal)
         : stages{Stage(arena, g), Stage(arena, g)},
           s(arena.take<float>(g.block_kv_rows(), g.lanes)),
           ones(arena.take<Bf16>(matrix::kTileElements)),
@@ -143,7 +132,7 @@ struct PanelsScratch {
           finish(arena, g) {
         k = arena.take<Bf16>(g.block_kv_rows(), g.depth_row(g.depth_tiles));
         for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
-        for (std::size_t i = 0; i < static_cast<std::size_t>(part.panels_per_task); ++i) {
+        for (std::size_t i = 0; i < static_cast<std::size_t>(deal.panels_per_task); ++i) {
             queries[i] = arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes);
             totals[i] = arena.take<float>(sums_floats(g));
         }
@@ -179,16 +168,16 @@ struct DecodeScratch {
 };
 
 struct ForwardWorkspace {
-    float* partials = nullptr;  // [panel, block, sums], when keys are split
+    float* partials = nullptr;  // [kv_heads, panels_per_kv_head, chunks, sums], when keys are split
     WorkerMemory workers;       // of a PanelsScratch each
 
-    ForwardWorkspace(Arena& arena, const matrix::Layout& g, const ForwardPartition& part) {
-        if (part.split) {
-            partials = arena.take<float>(part.kv_heads * part.panels_per_kv_head, part.blocks, sums_floats(g));
+    ForwardWorkspace(Arena& arena, const matrix::Layout& g, const ForwardDeal& deal) {
+        if (deal.split) {
+            partials = arena.take<float>(deal.panels(), deal.chunks, sums_floats(g));
         }
-        workers = WorkerMemory(arena, part.threads, [&](Arena& one) {
-            if (queries_as_rows(part, g)) DecodeScratch(one, g);
-            else PanelsScratch(one, g, part);
+        workers = WorkerMemory(arena, deal.threads, [&](Arena& one) {
+            if (queries_as_rows(deal, g)) DecodeScratch(one, g);
+            else PanelsScratch(one, g, deal);
         });
     }
 };

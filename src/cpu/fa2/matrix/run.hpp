@@ -13,7 +13,7 @@ namespace tessera::cpu::fa2::on_matrix {
 struct ForwardRun {
     const ForwardCall& call;
     matrix::Layout g;
-    ForwardPartition part;
+    ForwardDeal deal;
     ForwardWorkspace workspace;
     const matrix::Words& words;
 
@@ -21,26 +21,27 @@ struct ForwardRun {
     ForwardRun(const ForwardCall& c, Arena arena)
         : call(c),
           g(c.plan, c.plan.tile.block_q),
-          part(c.plan, g),
-          workspace(arena, g, part),
+          deal(c.plan, g),
+          workspace(arena, g, deal),
           words(*matrix::words_of_unit()) {}
 
     const Problem& problem() const { return call.plan.problem; }
     PanelsScratch scratch(int worker) const {
         Arena memory = workspace.workers.arena(worker);
-        return {memory, g, part};
+        return {memory, g, deal};
     }
     DecodeScratch decode_scratch(int worker) const {
         Arena memory = workspace.workers.arena(worker);
         return {memory, g};
     }
-    Member member(std::int64_t kv_head) const {
-        return member_of(problem(), call.args.cu_seqlens_q, call.args.cu_seqlens_kv, kv_head / problem().heads_kv);
-    }
     /// Panel `index` of kv head `kv_head` (of all batch members).
     matrix::TilePanel panel(std::int64_t kv_head, std::int64_t index) const {
-        const std::int64_t query_head = kv_head % problem().heads_kv * problem().group() + index / g.panels;
-        return {problem(), call.args, g, member(kv_head), query_head, index % g.panels};
+        const DealtPanel panel(call, g, kv_head, index);
+        return {problem(), call.args, g, panel.member, panel.query_head, panel.index};
+    }
+    /// Sums of a block of keys that wait to be merged.
+    lanes::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t block) const {
+        return {workspace.partials + deal.partial(kv_head, panel, block) * sums_floats(g), g};
     }
     Range keys_of_block(const Member& m, std::int64_t block) const {
         return {block * g.block_kv, std::min(m.len_kv, (block + 1) * g.block_kv)};
@@ -63,7 +64,7 @@ struct ForwardRun {
                            .form = form,
                            .to = to,
                            .finite_only = finite_only,
-                           .from_memory = part.from_memory});
+                           .from_memory = deal.from_memory});
     }
 };
 
