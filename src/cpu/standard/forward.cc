@@ -144,7 +144,7 @@ void multiply_values(const ForwardCall& call, const Geometry& g, const Materiali
     });
     add_part();
     if (!lanes::all_finite(o, work.panel.lanes, g.head_dim_v, work.panel.lanes)) {
-        load_queries(head, g, work.panel, scratch.q_t);
+        lanes::load_queries(head, g, work.panel, scratch.q_t);
         lanes::mend_overflow(head, g, work.panel, scratch.q_t, scratch.tiles, work.state, o, scratch.part);
     }
     std::fill_n(scratch.tiles.rescale, work.panel.lanes, 1.0F);  // P was normalised
