@@ -108,8 +108,13 @@ void execute(const RooflineOptions& options, const Session& session) {
     for (const Problem& problem : options.problems(machine)) {
         rows.push_back(measure::sweep_one(problem, question));
         for (const auto& cell : rows.back().cells) {
-            if (!cell.known() && reasons.find(cell.refusal) == std::string::npos)
-                reasons += fmt::format("\n  {}: {}", name_of(cell.schedule), cell.refusal);
+            const std::string why = !cell.known() ? cell.refusal
+                                    : cell.fits
+                                        ? ""
+                                        : fmt::format("does not fit the memory, it takes {}",
+                                                      bytes_text(static_cast<double>(cell.longest().memory.total())));
+            if (!why.empty() && reasons.find(why) == std::string::npos)
+                reasons += fmt::format("\n  {}: {}", name_of(cell.schedule), why);
         }
     }
     const bool any = std::any_of(rows.begin(), rows.end(), [](const auto& row) { return row.best() != nullptr; });

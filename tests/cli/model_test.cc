@@ -64,6 +64,7 @@ TEST_F(ModelCommandsTest, roofline_of_one_problem) {
     expect_fits(run_ok("roofline --len-q 1 --len-kv 1024:65536 --heads 32/8 --by flash-attention"));
     expect_says(run_ok("roofline --device l4 --len 65536,262144 --heads 16"), "no memory");
     expect_says(run_ok("roofline --device h200 --batch 64 --heads 32/8 --head-dim 128"), "keys fit");
+    expect_error("roofline --len-q 4294967296 --len-kv 1", 69, "does not fit the memory, it takes");
     const auto json = run_ok("roofline --tokens 16384 --len 512:2048 --json").json();
     EXPECT_EQ(json.at("rows").at(0).at("problem").at("batch"), 32);
     EXPECT_EQ(json.at("rows").at(2).at("problem").at("batch"), 8);
