@@ -64,6 +64,60 @@ TEST(finite, values_near_the_largest_float) {
     }
 }
 
+/// Weights whose sum is a bit over 1 must not take the largest number beyond itself.
+TEST(finite, values_that_are_the_largest_number) {
+    for (const DType dtype : kStorageTypes) {
+        const double largest = dtype == DType::fp32   ? static_cast<double>(std::numeric_limits<float>::max())
+                               : dtype == DType::fp16 ? 65504.0
+                                                      : 0x1.FEp127;
+        Attention a(make_problem(1, 20, 70, 2, 1, 16, dtype));
+        a.v.fill_value(largest);
+        for (std::int64_t j = 0; j < 70; ++j) a.v.set(-largest, 0, j, 0, 5);
+        for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+            if (!takes(kernel, dtype) || !expect_ran(a.forward(kernel), kernel)) return;
+            for (std::int64_t i = 0; i < 20; ++i) {
+                for (std::int64_t c = 0; c < 16; ++c)
+                    ASSERT_NEAR(a.o.get(0, i, 1, c) / largest, c == 5 ? -1 : 1, 2e-6) << i << " " << c;
+            }
+        });
+    }
+}
+
+/// With dropout a row of such values can be over the largest number, and then it is infinite.
+TEST(finite, results_beyond_the_largest_number_are_infinite) {
+    Problem p = make_problem(1, 20, 40, 1, 1, 8);
+    p.dropout = {0.5, 3};
+    Attention a(p);
+    a.v.fill_value(static_cast<double>(std::numeric_limits<float>::max()));
+    Attention small = a;
+    small.v.fill_value(1);
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (!expect_ran(a.forward(kernel) && small.forward(kernel), kernel)) return;
+        for (std::int64_t i = 0; i < 20; ++i) EXPECT_EQ(std::isinf(a.o.get(0, i, 0, 0)), small.o.get(0, i, 0, 0) > 1);
+    });
+}
+
+/// The limit of docs/numerics.md: dP, and dS K before the scale, are held in fp32. Up to there gradients are finite.
+TEST(finite, gradients_up_to_the_largest_dp) {
+    const auto run = [](double v, double d_o, double k, double scale, const auto& expect) {
+        Problem p = make_problem(1, 3, 1, 1, 1, 16);
+        p.scale = scale;
+        Attention a(p);
+        a.v.fill_value(v);
+        a.d_o.fill_value(d_o);
+        a.k.fill_value(k);
+        a.prepare_backward();
+        for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+            if (a.backward(kernel)) expect(kernel, a.dq.get(0, 0, 0, 0));
+        });
+    };
+    // One key: P is 1 and dS is 0, but for rounding.
+    run(1e18, 1e18, 1, 1, [](const KernelInfo&, double dq) { EXPECT_LE(std::abs(dq), 1e-6 * 16e36); });
+    run(1e20, 1e20, 1, 1, [](const KernelInfo& kernel, double dq) {
+        EXPECT_EQ(std::isfinite(dq), kernel.backend == Backend::reference);  // else the page says too little
+    });
+}
+
 /// An element that has to be summed again changes nothing in other elements of its row, nor in other rows.
 TEST(finite, a_visible_infinity_changes_only_what_sees_it) {
     Problem p = make_problem(1, 64, 300, 1, 1, 8);

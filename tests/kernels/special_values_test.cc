@@ -208,6 +208,32 @@ TEST(special_values, infinite_scores) {
 }
 
 /// Frameworks mask with the lowest finite number: a row of nothing else is a uniform row, not NaN.
+/// Rows whose scores are all -inf by the bias have no gradient, whatever comes back for their LSE.
+TEST(special_values, lse_gradients_of_rows_of_minus_infinity) {
+    for (const DType dtype : kStorageTypes) {
+        for (const double poison : kPoisons) {
+            Problem p = make_problem(1, 70, 130, 2, 1, 16, dtype);
+            p.bias = true;
+            Attention clean(p);
+            for (std::int64_t i = 10; i < 20; ++i) {
+                for (std::int64_t j = 0; j < 130; ++j) clean.bias.set(-kInfinity, 0, 1, i, j);
+            }
+            clean.dlse = Tensor(DType::fp32, {1, 2, 70});
+            clean.dlse.fill_value(0.5);
+            clean.prepare_backward();
+            Attention dirty = clean;
+            for (std::int64_t i = 10; i < 20; ++i) dirty.dlse.set(poison, 0, 1, i);
+            for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+                if (!clean.backward(kernel) || !dirty.backward(kernel)) return;
+                for (Tensor Attention::*t : {&Attention::dq, &Attention::dk, &Attention::dv})
+                    EXPECT_TRUE((dirty.*t).same_bits(clean.*t)) << poison;
+                for (std::int64_t c = 0; c < 16; ++c) EXPECT_EQ(dirty.dq.get(0, 15, 1, c), 0);
+                EXPECT_TRUE(all_finite(dirty.dk));
+            });
+        }
+    }
+}
+
 TEST(special_values, lowest_finite_bias) {
     for (const double low : {-static_cast<double>(FLT_MAX), -1e30}) {
         Problem p = make_problem(1, 70, 130, 1, 1, 16);
