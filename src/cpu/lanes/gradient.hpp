@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "cpu/lanes/step.hpp"
+#include "cpu/lanes/gradient_step.hpp"
 
 namespace tessera::cpu::lanes {
 

@@ -142,7 +142,7 @@ struct ScoreRule {
 void transform_scores(const ScoreRule& rule, const Place& place, std::int64_t keys, std::int64_t queries, float* s,
                       std::int64_t stride, float* scratch, float* cap_slope);
 
-/// s[j, i] = value where the band hides key j from query i, or there is no such query. s: [keys, stride]
+/// The mask: s[j, i] = value where the band hides key j from query i, or there is no such query. s: [keys, stride]
 void fill_masked(const Place& place, std::int64_t keys, float* s, std::int64_t stride, float value);
 
 /// Seed and rate of dropout, and the head it is for.
@@ -194,7 +194,7 @@ void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_
 inline constexpr std::int64_t kSumKeys = 16384;
 
 /// Folds the partial result (state, o) of other keys into (into, into_o), both relative to their own maximum: the exact
-/// merge of split K/V. o: [dim, stride]
+/// merge of split K/V, which rescales both. o: [dim, stride]
 void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,
            std::int64_t lanes, std::int64_t stride);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One tile of the backward on a matrix unit: queries by keys, from scores to sums. The counterpart of
-// lanes::backward_tile() in lanes/step.hpp.
+// lanes::backward_tile() in lanes/gradient_step.hpp.
 #pragma once
 
 #include "cpu/matrix/gradient.hpp"
