@@ -262,14 +262,13 @@ Problem ShapeOptions::problem(const ScoreOptions& scores) const {
 void HowOptions::declare(CLI::App& command, bool lists) {
     add_text(command, kHow, "--backend", backend, "NAME", "auto (default), cpu, cuda or reference");
     add_text(command, kHow, "--schedule", schedule, "NAME",
-             std::string("auto (default), standard, fa1, fa2 or fa3") +
-                 (lists ? "; a list measures several, all measures each" : ""));
+             "auto (default), " + schedule_names() + (lists ? "; a list measures several, all measures each" : ""));
     add_text(command, kHow, "--tile", tile, "Q,KV", "Queries and keys per tile; default: the kernel's own");
     add_text(command, kHow, "--threads", threads, "N", "Threads; default: one per core that this process may use");
 }
 
 void HowOptions::declare_order(CLI::App& command) {
-    add_text(command, kHow, "--schedule", schedule, "NAME", "auto (default), standard, fa1 or fa2");
+    add_text(command, kHow, "--schedule", schedule, "NAME", "auto (default), " + schedule_names(Backend::cpu));
     add_text(command, kHow, "--tile", tile, "Q,KV", "Queries and keys per tile; default: the kernel's own");
 }
 
@@ -278,12 +277,7 @@ PlanOptions HowOptions::plan_options(Pass pass, const std::string& schedule_name
     options.backend = parse_choice<std::optional<Backend>>(
         "--backend", backend,
         {{"auto", {}}, {"cpu", Backend::cpu}, {"cuda", Backend::cuda}, {"reference", Backend::reference}});
-    options.schedule = parse_choice<std::optional<Schedule>>("--schedule", schedule_name,
-                                                             {{"auto", {}},
-                                                              {"standard", Schedule::standard},
-                                                              {"fa1", Schedule::fa1},
-                                                              {"fa2", Schedule::fa2},
-                                                              {"fa3", Schedule::fa3}});
+    options.schedule = parse_schedule<std::optional<Schedule>>("--schedule", schedule_name, {{"auto", {}}});
     if (!tile.empty()) {
         const auto parts = parse_list("--tile", tile);
         if (parts.size() != 2) unexpected("--tile", "Q,KV, two whole numbers", tile);

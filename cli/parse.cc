@@ -49,4 +49,16 @@ std::pair<std::int64_t, std::int64_t> parse_pair(const std::string& option, std:
     return {first, at == std::string_view::npos ? first : parse_size(option, text.substr(at + 1))};
 }
 
+std::string schedule_names(std::optional<Backend> backend) {
+    std::string names;
+    for (const Schedule schedule : kSchedules) {
+        const auto all = kernels();
+        const bool there = std::any_of(all.begin(), all.end(), [&](const KernelInfo& kernel) {
+            return kernel.schedule == schedule && kernel.backend == backend;
+        });
+        if (!backend || there) names += (names.empty() ? "" : ", ") + std::string(name_of(schedule));
+    }
+    return names;
+}
+
 }  // namespace tessera::cli

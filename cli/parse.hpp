@@ -6,13 +6,14 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "session.hpp"
+#include "tessera/kernel.hpp"
 
 namespace tessera::cli {
 
@@ -34,7 +35,7 @@ std::pair<std::int64_t, std::int64_t> parse_pair(const std::string& option, std:
 /// One of a few names.
 template <class T>
 T parse_choice(const std::string& option, std::string_view text,
-               std::initializer_list<std::pair<const char*, T>> choices) {
+               const std::vector<std::pair<const char*, T>>& choices) {
     std::string names;
     for (const auto& [name, value] : choices) {
         if (text == name) return value;
@@ -42,5 +43,16 @@ T parse_choice(const std::string& option, std::string_view text,
     }
     unexpected(option, "one of " + names, text);
 }
+
+/// A schedule by its name; `choices` are those that may stand in its place, "auto" for one.
+template <class T>
+T parse_schedule(const std::string& option, std::string_view text,
+                 std::vector<std::pair<const char*, T>> choices = {}) {
+    for (const Schedule schedule : kSchedules) choices.emplace_back(name_of(schedule), schedule);
+    return parse_choice<T>(option, text, choices);
+}
+
+/// "standard, fa1": every schedule, or those that have kernels on a backend.
+std::string schedule_names(std::optional<Backend> backend = {});
 
 }  // namespace tessera::cli

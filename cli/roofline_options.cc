@@ -32,7 +32,7 @@ void RooflineOptions::declare(CLI::App& command) {
         command.add_option(name, value, text)->type_name(type);
     };
     add("--device", device, "NAME", "Machine: a file of tessera calibrate, or " + machine_names() + "; default h200");
-    add("--schedule", schedules, "NAME", "all (default), or a list of standard, fa1, fa2, fa3");
+    add("--schedule", schedules, "NAME", "all (default), or a list of " + schedule_names());
     add("--pass", pass, "NAME", "forward (default), backward, or both: their sum");
     add("--by", by, "NAME",
         "Whose kernels: published (default: flash-attention's fa2 and fa3, tessera's standard and fa1), tessera, "
@@ -48,14 +48,10 @@ void RooflineOptions::declare(CLI::App& command) {
 }
 
 std::vector<Schedule> RooflineOptions::schedule_list() const {
-    if (schedules == "all") return {Schedule::standard, Schedule::fa1, Schedule::fa2, Schedule::fa3};
+    if (schedules == "all") return {std::begin(kSchedules), std::end(kSchedules)};
     std::vector<Schedule> list;
     for (const std::string& name : parse_list("--schedule", schedules)) {
-        list.push_back(parse_choice<Schedule>("--schedule", name,
-                                              {{"standard", Schedule::standard},
-                                               {"fa1", Schedule::fa1},
-                                               {"fa2", Schedule::fa2},
-                                               {"fa3", Schedule::fa3}}));
+        list.push_back(parse_schedule<Schedule>("--schedule", name));
     }
     return list;
 }

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 std::string schedule_list(const std::string& schedules, Backend backend) {
     if (schedules != "all") return schedules;
     std::string text;
-    for (const Schedule s : {Schedule::standard, Schedule::fa1, Schedule::fa2, Schedule::fa3}) {
+    for (const Schedule s : kSchedules) {
         for (const KernelInfo& kernel : kernels()) {
             if (kernel.schedule != s || kernel.backend != backend) continue;
             text += (text.empty() ? "" : ",") + std::string(name_of(s));

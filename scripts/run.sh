@@ -12,7 +12,9 @@ need "${BUILD_PACKAGES[@]}"
 say "building into build/"
 configure_and_build build --preset release -DTESSERA_BUILD_TESTS=OFF -- tessera_cli
 
-for schedule in standard fa1 fa2; do
+# The schedules that the CPU has backward kernels of, the simplest first.
+schedules=$(build/tessera list | sed -n 's/^ *cpu\.\(.*\)\.backward .*/\1/p' | tac)
+for schedule in $schedules; do
     say "attention by schedule $schedule"
     command=(build/tessera run examples/data/kjv-layer2.safetensors --layout bhsd --causal bottom-right --scale 0.125
              --schedule "$schedule" --backward --check -o build/kjv-attention.safetensors)

@@ -157,7 +157,8 @@ tessera_options options_of(const tessera_options* from) {
 Plan plan_of(const tessera_problem* problem, const tessera_options& o, Pass pass, std::optional<Device> device = {}) {
     PlanOptions options{.pass = pass, .threads = o.threads, .device = device};
     if (o.backend != TESSERA_ANY_BACKEND) options.backend = enum_value("backend", o.backend, Backend::reference, 1);
-    if (o.schedule != TESSERA_ANY_SCHEDULE) options.schedule = enum_value("schedule", o.schedule, Schedule::fa3, 1);
+    if (o.schedule != TESSERA_ANY_SCHEDULE)
+        options.schedule = enum_value("schedule", o.schedule, *std::rbegin(kSchedules), 1);
     if (o.kernel != nullptr) options.kernel = o.kernel;
     if (o.block_q != 0 || o.block_kv != 0) options.tile = Tile{o.block_q, o.block_kv};
     return plan(problem_of(problem), options);

@@ -50,8 +50,8 @@ LAYER_OF = {
     # Which shapes are compiled, and which one runs a Problem: plain C++, which the model reads in builds without CUDA.
     "src/cuda/shared/shapes.": "cuda/shapes",
     "src/cuda/shared/scores.": "cuda/shapes",
-    "src/cuda/tile/constants.": "cuda/shapes",
-    "src/cuda/tile/softcap.": "cuda/shapes",
+    "src/cuda/tile/constants.hpp": "cuda/shapes",
+    "src/cuda/tile/softcap.hpp": "cuda/shapes",
     "src/cuda/standard/config.": "cuda/shapes",
     "src/cuda/standard/shapes.": "cuda/shapes",
     "src/cuda/fa1/config.": "cuda/shapes",

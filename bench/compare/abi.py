@@ -3,6 +3,8 @@
 (`prepare`), or views of memory that the caller has (`bind`), which needs no torch."""
 import ctypes as c
 import os
+import pathlib
+import re
 
 try:
     import torch
@@ -12,6 +14,8 @@ except ImportError:
 FORWARD, BACKWARD = 0, 1
 CUDA = 2  # backend
 FP32, FP16, BF16, INT32 = 1, 2, 3, 4
+HEADER = pathlib.Path(__file__).parents[2] / "include/tessera/tessera.h"
+SCHEDULES = {name.lower(): int(value) for name, value in re.findall(r"TESSERA_SCHEDULE_(\w+) = (\d+)", HEADER.read_text())}
 DTYPES = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16} if torch else {}
 
 

@@ -52,10 +52,14 @@ def profile(tessera, schedule, shape):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tessera")
-    parser.add_argument("--schedules", default="standard,fa1,fa2,fa3")
+    parser.add_argument("--schedules", help="comma-separated; default: all that have a CUDA forward")
     parser.add_argument("--out")
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
+    if not args.schedules:
+        listed = subprocess.run([args.tessera, "list", "--json"], capture_output=True, text=True, check=True).stdout
+        args.schedules = ",".join(k["schedule"] for k in json.loads(listed)["kernels"]
+                                  if k["backend"] == "cuda" and k["pass"] == "forward")
     device = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
                             capture_output=True, text=True).stdout.strip().split(", ")
     ncu = re.search(r"Version (\S+)", subprocess.run(["ncu", "--version"], capture_output=True, text=True).stdout)

@@ -182,7 +182,7 @@ void add_shapes(std::vector<Figure>& figures, const Chip& chip) {
 
 std::vector<Figure> wgmma_figures(const Chip& chip) {
     std::vector<Figure> figures;
-    add_shapes<false, 64, 80, 96, 128, 160, 176, 192, 256>(figures, chip);
+    add_shapes<false, 64, 80, 96, 128, 192, 256>(figures, chip);
     add_shapes<true, 64, 128, 192, 256>(figures, chip);
     for (const int boxes : {1, 2, 4}) {
         add_beside_copies<128, false, 2>(figures, chip, boxes);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,12 +13,26 @@
 
 namespace tessera {
 
+// clang-format off
+/// Every schedule, once: row(name) for each. Whoever needs the list makes it from this, or loops over kSchedules.
+#define TESSERA_SCHEDULES(row)                                                                       \
+    row(standard) /* S and P are materialised in memory */                                           \
+    row(fa1)      /* K/V blocks outer, Q blocks inner; O, m, l rescaled and written back each step */ \
+    row(fa2)      /* Q blocks outer, K/V blocks inner; O stays in fast memory until it is done */    \
+    row(fa3)      /* fa2 with producer and consumer warps and asynchronous products (sm_90a) */
+// clang-format on
+
 /// The order of the work. All compute the same function.
 enum class Schedule : std::uint8_t {
-    standard,  ///< S and P are materialised in memory
-    fa1,       ///< K/V blocks outer, Q blocks inner; O, m, l rescaled and written back each outer step
-    fa2,       ///< Q blocks outer, K/V blocks inner; O stays in fast memory until it is done
-    fa3,       ///< fa2 with producer/consumer warps, ping-pong and asynchronous products (sm_90a)
+#define TESSERA_ENUMERATOR(name) name,
+    TESSERA_SCHEDULES(TESSERA_ENUMERATOR)
+#undef TESSERA_ENUMERATOR
+};
+
+inline constexpr Schedule kSchedules[] = {
+#define TESSERA_VALUE(name) Schedule::name,
+    TESSERA_SCHEDULES(TESSERA_VALUE)
+#undef TESSERA_VALUE
 };
 
 enum class Pass : std::uint8_t { forward, backward };
@@ -24,13 +40,13 @@ enum class Pass : std::uint8_t { forward, backward };
 enum class Backend : std::uint8_t { cpu, cuda, reference };
 
 constexpr const char* name_of(Schedule schedule) {
-    switch (schedule) {
-        case Schedule::standard: return "standard";
-        case Schedule::fa1: return "fa1";
-        case Schedule::fa2: return "fa2";
-        case Schedule::fa3: return "fa3";
-    }
-    return "?";
+    constexpr const char* kNames[] = {
+#define TESSERA_NAME(name) #name,
+        TESSERA_SCHEDULES(TESSERA_NAME)
+#undef TESSERA_NAME
+    };
+    const auto place = static_cast<std::size_t>(schedule);
+    return place < std::size(kNames) ? kNames[place] : "?";
 }
 constexpr const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
 constexpr const char* name_of(Backend backend) {

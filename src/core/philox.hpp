@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), the counter-based generator of
-// the dropout mask. The word of element (batch, head, query, key) is word key % 4 of
-// philox(counter = {key / 4, query, head, batch}, key = seed): it depends on nothing else, so that every kernel,
-// backend and pass sees the same mask.
+// the dropout mask (core/dropout.hpp).
 #pragma once
 
 #include <array>
@@ -36,21 +34,6 @@ TESSERA_HOST_DEVICE constexpr PhiloxBlock philox4x32(PhiloxBlock counter, std::u
         key1 += philox::kWeyl1;
     }
     return counter;
-}
-
-/// The random word of one attention weight.
-TESSERA_HOST_DEVICE constexpr std::uint32_t dropout_word(std::uint64_t seed, std::int64_t batch, std::int64_t head,
-                                                         std::int64_t query, std::int64_t key) {
-    const PhiloxBlock block = philox4x32({static_cast<std::uint32_t>(key / 4), static_cast<std::uint32_t>(query),
-                                          static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(batch)},
-                                         seed);
-    return block[static_cast<std::size_t>(key % 4)];
-}
-
-/// Words under this value are kept: round((1 - p) * 2^32), so the keep probability is exact to 2^-32. It is 2^32, over
-/// every word, for p = 0, hence 64 bits.
-constexpr std::uint64_t keep_threshold(double probability) {
-    return static_cast<std::uint64_t>((1.0 - probability) * 4294967296.0 + 0.5);
 }
 
 }  // namespace tessera

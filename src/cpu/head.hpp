@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "core/batch.hpp"
-#include "core/philox.hpp"
+#include "core/dropout.hpp"
 #include "cpu/lanes/words.hpp"
 #include "tessera/plan.hpp"
 

@@ -39,7 +39,8 @@ struct Kernel {
     /// Why this kernel can't run the Problem on this device (with this tile, when the caller names one); empty when it
     /// can. dtype, pass, and that the device is one of the kernel's backend and there, are checked by plan() before.
     std::optional<std::string> (*refuse)(const Problem& problem, const std::optional<Tile>& tile, const Device& device);
-    /// Depends on head_dim, dtype and target only, never on batch or lengths: bits must not depend on neighbours.
+    /// Bits must not depend on neighbours. So it depends on what a row of the Problem is (head_dim, dtype, what scores
+    /// go through) and the target, and on lengths and mask only where no bit depends on it: docs/numerics.md.
     Tile (*default_tile)(const Problem& problem);
     /// For a Plan whose problem, pass, device, tile and threads are set.
     std::size_t (*workspace_bytes)(const Plan& plan);

@@ -55,7 +55,7 @@ DType dtype_of(const std::string& text) {
 
 std::optional<Schedule> schedule_of(const Record& record) {
     if (record.by == "cudnn") return Schedule::fa3;  // asynchronous products, producers and consumers
-    for (const Schedule s : {Schedule::standard, Schedule::fa1, Schedule::fa2, Schedule::fa3}) {
+    for (const Schedule s : kSchedules) {
         if (record.schedule == name_of(s)) return s;
     }
     return std::nullopt;

@@ -155,17 +155,6 @@ constexpr TileRow kFlash2Backward[] = {
 constexpr TileRow kFlash2BackwardSmall[] = {{64, {64, 128}, {64, 128}}, {256, {64, 64}, {64, 64}}};
 constexpr TileRow kCudnn[] = {{128, {128, 128}, {128, 128}}, {256, {128, 64}, {128, 64}}};
 
-/// The tile of the compiled shape that runs the forward.
-Tile our_tile(Schedule schedule, const Problem& problem) {
-    switch (schedule) {
-        case Schedule::standard: return cuda::standard::tile_of(problem);
-        case Schedule::fa1: return cuda::fa1::tile_of(problem);
-        case Schedule::fa2: return cuda::fa2::tile_of(problem);
-        case Schedule::fa3: return cuda::fa3::tile_of(problem);
-    }
-    return {};
-}
-
 /// Padded head_dims of a list of compiled shapes, ascending.
 template <class Shapes>
 std::vector<std::int64_t> sizes_of() {
@@ -175,14 +164,23 @@ std::vector<std::int64_t> sizes_of() {
     return sizes;
 }
 
-std::vector<std::int64_t> our_sizes(Schedule schedule) {
-    switch (schedule) {
-        case Schedule::standard: return sizes_of<cuda::standard::Shapes>();
-        case Schedule::fa1: return sizes_of<cuda::fa1::Shapes>();
-        case Schedule::fa2: return sizes_of<cuda::fa2::Shapes>();
-        case Schedule::fa3: return sizes_of<cuda::fa3::Shapes>();
-    }
-    return {};
+/// The compiled shapes of tessera's CUDA kernels: which tile a forward has, and the padded head_dims.
+struct OurShapes {
+    Schedule schedule;
+    Tile (*tile_of)(const Problem& problem);
+    std::vector<std::int64_t> (*sizes)();
+};
+constexpr OurShapes kOurShapes[] = {
+    {Schedule::standard, cuda::standard::tile_of, sizes_of<cuda::standard::Shapes>},
+    {Schedule::fa1, cuda::fa1::tile_of, sizes_of<cuda::fa1::Shapes>},
+    {Schedule::fa2, cuda::fa2::tile_of, sizes_of<cuda::fa2::Shapes>},
+    {Schedule::fa3, cuda::fa3::tile_of, sizes_of<cuda::fa3::Shapes>},
+};
+
+/// Of a schedule that has a family by tessera.
+const OurShapes& our_shapes(Schedule schedule) {
+    return *std::find_if(std::begin(kOurShapes), std::end(kOurShapes),
+                         [&](const OurShapes& shapes) { return shapes.schedule == schedule; });
 }
 
 std::vector<std::int64_t> their_sizes(const Family& family) {
@@ -218,14 +216,15 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
         if (is_small(machine)) return choose(kFlash2BackwardSmall, dim, cut);
         return choose(kFlash2Backward, dim, cut);
     }
-    if (ours) return our_tile(family.schedule, problem);
+    if (ours) return our_shapes(family.schedule).tile_of(problem);
     if (std::string_view(family.by) == "cudnn") return choose(kCudnn, dim, cut);
     if (family.schedule == Schedule::fa3) return choose(kFlash3, dim, cut);
     return is_small(machine) ? choose(kFlash2Small, dim, cut) : choose(kFlash2, dim, cut);
 }
 
 std::int64_t padded_dim(const Family& family, std::int64_t head_dim) {
-    const auto sizes = std::string_view(family.by) == "tessera" ? our_sizes(family.schedule) : their_sizes(family);
+    const auto sizes =
+        std::string_view(family.by) == "tessera" ? our_shapes(family.schedule).sizes() : their_sizes(family);
     const auto size = std::lower_bound(sizes.begin(), sizes.end(), head_dim);
     return size == sizes.end() ? head_dim : *size;
 }

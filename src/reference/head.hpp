@@ -10,8 +10,8 @@
 #include <limits>
 
 #include "core/batch.hpp"
+#include "core/dropout.hpp"
 #include "core/numeric.hpp"
-#include "core/philox.hpp"
 #include "tessera/problem.hpp"
 
 namespace tessera::reference {

@@ -33,9 +33,10 @@ std::string who_of(const Record& r) {
 /// tessera's own first, from the newest schedule on, then the others by name.
 auto rank_of(const std::string& who) {
     const bool other = !who.starts_with("tessera");
-    static const std::vector<std::string> schedules = {"tessera fa3", "tessera fa2", "tessera fa1"};
-    const auto at = std::find(schedules.begin(), schedules.end(), who) - schedules.begin();
-    return std::make_tuple(other, at, who);
+    const auto at = std::find_if(std::rbegin(kSchedules), std::rend(kSchedules), [&](Schedule schedule) {
+        return who == fmt::format("tessera {}", name_of(schedule));
+    });
+    return std::make_tuple(other, at - std::rbegin(kSchedules), who);
 }
 
 std::string mask_of(const Record& r) {

@@ -11,10 +11,6 @@ namespace tessera::schedule {
 /// Bytes of an element of sums in slow memory (O of fa1, dQ, S), and of m, l, LSE, D.
 inline constexpr std::int64_t kSum = 4;
 
-/// Queries whose product is made by one reader of shared memory: each reader fetches the whole K and V tile.
-/// fa3: a warpgroup (wgmma's 64 rows); the others: a warp with two fragments of 16 rows.
-constexpr std::int64_t rows_per_reader(Schedule schedule) { return schedule == Schedule::fa3 ? 64 : 32; }
-
 /// Row sizes in bytes.
 struct Sizes {
     std::int64_t d, dv;  ///< head_dim, head_dim_v in elements
@@ -106,6 +102,23 @@ void for_each_tile(const Grid& grid, std::int64_t i, FirstReads& reads, const Ti
     }
 }
 
+/// A schedule as data: its file defines NAME_order(), and schedule.cc makes the list of all from TESSERA_SCHEDULES.
+struct Order {
+    void (*forward_steps)(Emitter& emitter);
+    void (*backward_steps)(Emitter& emitter);
+    Cost (*forward_cost)(const Workload& workload);
+    Cost (*backward_cost)(const Workload& workload);
+    /// Bytes in slow memory beside the tensors.
+    std::int64_t (*forward_workspace)(const Workload& workload);
+    std::int64_t (*backward_workspace)(const Workload& workload);
+    /// Queries whose product is made by one reader of shared memory: each reader fetches the whole K and V tile.
+    std::int64_t rows_per_reader = 32;  ///< a warp with two fragments of 16 rows
+};
+#define TESSERA_ORDER(name) Order name##_order();
+TESSERA_SCHEDULES(TESSERA_ORDER)
+#undef TESSERA_ORDER
+const Order& order_of(Schedule schedule);
+
 /// How K and V are first read, for FirstReads.
 inline FirstReads reads_of_keys(const Workload& w) {
     return FirstReads(w.residency.keys ? 0 : std::max<std::int64_t>(w.residency.tiles_at_once, 1));
@@ -113,7 +126,7 @@ inline FirstReads reads_of_keys(const Workload& w) {
 
 /// Readers of shared memory for a tile of queries (of keys, in the backward).
 inline std::int64_t readers(const Workload& w, const Range& rows) {
-    return ceil_div(rows.size(), rows_per_reader(w.schedule));
+    return ceil_div(rows.size(), order_of(w.schedule).rows_per_reader);
 }
 
 /// Calls body(KvHead) for every kv head of every member.
@@ -159,19 +172,15 @@ struct RowOfTiles {
 };
 RowOfTiles row_of_tiles(const Workload& workload, const Grid& grid, std::int64_t i);
 
-// One function of steps and one of cost for each schedule and pass.
-void standard_forward_steps(Emitter& emitter);
+// What several files share: the backward passes, and what fa3 has of fa2.
 void standard_backward_steps(Emitter& emitter);
-void fa1_forward_steps(Emitter& emitter);
 void fa1_backward_steps(Emitter& emitter);
-void fa2_forward_steps(Emitter& emitter);
-void fa2_backward_steps(Emitter& emitter);  ///< of fa3 too
-void fa3_forward_steps(Emitter& emitter);
-Cost standard_forward_cost(const Workload& workload);
+void fa2_backward_steps(Emitter& emitter);
 Cost standard_backward_cost(const Workload& workload);
-Cost fa1_forward_cost(const Workload& workload);
 Cost fa1_backward_cost(const Workload& workload);
-Cost fa2_forward_cost(const Workload& workload);  ///< of fa3 too
+Cost fa2_forward_cost(const Workload& workload);
 Cost fa2_backward_cost(const Workload& workload);
+std::int64_t no_workspace(const Workload& workload);
+std::int64_t fa2_backward_workspace(const Workload& workload);  ///< dQ and D in fp32
 
 }  // namespace tessera::schedule

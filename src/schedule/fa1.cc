@@ -38,9 +38,7 @@ void run_column(Emitter& out, const KvHead& kv, std::int64_t j, bool keys_first,
     }
 }
 
-}  // namespace
-
-void fa1_forward_steps(Emitter& out) {
+void forward_steps(Emitter& out) {
     const Workload& w = out.workload();
     const Sizes& z = out.sizes();
     const bool far = !w.residency.queries;
@@ -63,7 +61,7 @@ void fa1_forward_steps(Emitter& out) {
     });
 }
 
-Cost fa1_forward_cost(const Workload& w) {
+Cost forward_cost(const Workload& w) {
     const Sizes z(w.problem);
     const bool far = !w.residency.queries;
     return sum_over_kv_heads(w, true, [&](const Grid& grid) {
@@ -93,6 +91,27 @@ Cost fa1_forward_cost(const Workload& w) {
         total.work.bytes.dram += (w.residency.keys ? 1 : w.problem.group()) * keys * (z.q + z.v);
         return total;
     });
+}
+
+/// O, m and l.
+std::int64_t forward_workspace(const Workload& w) {
+    return w.problem.rows_q() * w.problem.heads_q * Sizes(w.problem).state();
+}
+
+/// dQ in fp32.
+std::int64_t backward_workspace(const Workload& w) {
+    return w.problem.rows_q() * w.problem.heads_q * kSum * w.problem.head_dim;
+}
+
+}  // namespace
+
+Order fa1_order() {
+    return {.forward_steps = forward_steps,
+            .backward_steps = fa1_backward_steps,
+            .forward_cost = forward_cost,
+            .backward_cost = fa1_backward_cost,
+            .forward_workspace = forward_workspace,
+            .backward_workspace = backward_workspace};
 }
 
 }  // namespace tessera::schedule

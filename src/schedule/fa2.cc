@@ -12,8 +12,9 @@
 #include "schedule/emit.hpp"
 
 namespace tessera::schedule {
+namespace {
 
-void fa2_forward_steps(Emitter& out) {
+void forward_steps(Emitter& out) {
     const Workload& w = out.workload();
     const Sizes& z = out.sizes();
     for_each_kv_head(w, true, [&](const KvHead& kv) {
@@ -37,6 +38,8 @@ void fa2_forward_steps(Emitter& out) {
     });
 }
 
+}  // namespace
+
 Cost fa2_forward_cost(const Workload& w) {
     const Sizes z(w.problem);
     const bool q_is_read_from_shared = w.schedule == Schedule::fa3;
@@ -56,6 +59,19 @@ Cost fa2_forward_cost(const Workload& w) {
         total.work.bytes.dram += first_reads_of_keys(w, grid) * (z.q + z.v);
         return total;
     });
+}
+
+std::int64_t fa2_backward_workspace(const Workload& w) {
+    return w.problem.rows_q() * w.problem.heads_q * (kSum * w.problem.head_dim + kSum);
+}
+
+Order fa2_order() {
+    return {.forward_steps = forward_steps,
+            .backward_steps = fa2_backward_steps,
+            .forward_cost = fa2_forward_cost,
+            .backward_cost = fa2_backward_cost,
+            .forward_workspace = no_workspace,
+            .backward_workspace = fa2_backward_workspace};
 }
 
 }  // namespace tessera::schedule

@@ -36,9 +36,7 @@ struct RowWriter {
     }
 };
 
-}  // namespace
-
-void fa3_forward_steps(Emitter& out) {
+void forward_steps(Emitter& out) {
     const Sizes& z = out.sizes();
     for_each_kv_head(out.workload(), true, [&](const KvHead& kv) {
         FirstReads reads = reads_of_keys(out.workload());
@@ -56,6 +54,18 @@ void fa3_forward_steps(Emitter& out) {
             out.emit(Operation::store_o, q, {}, kO | kL, moved(q.size() * (z.v + kSum), true, q.size() * z.v));
         });
     });
+}
+
+}  // namespace
+
+Order fa3_order() {
+    return {.forward_steps = forward_steps,
+            .backward_steps = fa2_backward_steps,
+            .forward_cost = fa2_forward_cost,
+            .backward_cost = fa2_backward_cost,
+            .forward_workspace = no_workspace,
+            .backward_workspace = fa2_backward_workspace,
+            .rows_per_reader = 64};  // a warpgroup: the rows of a wgmma
 }
 
 }  // namespace tessera::schedule

@@ -60,16 +60,20 @@ std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::int64_t>> dist
     return runs;
 }
 
+const Order& order_of(Schedule schedule) {
+#define TESSERA_ORDER(name) name##_order(),
+    static const Order orders[] = {TESSERA_SCHEDULES(TESSERA_ORDER)};
+#undef TESSERA_ORDER
+    return orders[static_cast<std::size_t>(schedule)];
+}
+
+std::int64_t no_workspace(const Workload&) { return 0; }
+
 void for_each_step(const Workload& workload, const Visitor& visit) {
     validate(workload);
     Emitter out(workload, visit);
-    const bool forward = workload.pass == Pass::forward;
-    switch (workload.schedule) {
-        case Schedule::standard: return forward ? standard_forward_steps(out) : standard_backward_steps(out);
-        case Schedule::fa1: return forward ? fa1_forward_steps(out) : fa1_backward_steps(out);
-        case Schedule::fa2: return forward ? fa2_forward_steps(out) : fa2_backward_steps(out);
-        case Schedule::fa3: return forward ? fa3_forward_steps(out) : fa2_backward_steps(out);
-    }
+    const Order& order = order_of(workload.schedule);
+    workload.pass == Pass::forward ? order.forward_steps(out) : order.backward_steps(out);
 }
 
 Cost sum_of_steps(const Workload& workload) {
@@ -89,14 +93,8 @@ Cost sum_of_steps(const Workload& workload) {
 
 Cost cost(const Workload& workload) {
     validate(workload);
-    const bool forward = workload.pass == Pass::forward;
-    switch (workload.schedule) {
-        case Schedule::standard: return forward ? standard_forward_cost(workload) : standard_backward_cost(workload);
-        case Schedule::fa1: return forward ? fa1_forward_cost(workload) : fa1_backward_cost(workload);
-        case Schedule::fa2:
-        case Schedule::fa3: return forward ? fa2_forward_cost(workload) : fa2_backward_cost(workload);
-    }
-    return {};
+    const Order& order = order_of(workload.schedule);
+    return workload.pass == Pass::forward ? order.forward_cost(workload) : order.backward_cost(workload);
 }
 
 Footprint footprint(const Workload& workload) {
@@ -108,17 +106,8 @@ Footprint footprint(const Workload& workload) {
     Footprint bytes;
     bytes.tensors = queries * (z.q + z.v + kSum) + keys * (z.q + z.v);
     if (!forward) bytes.tensors += queries * (z.v + z.q) + keys * (z.q + z.v);  // dO, dQ; dK, dV
-    if (workload.schedule == Schedule::standard) {
-        // S, with P in its place; P and dS.
-        const std::int64_t matrices = (forward ? 1 : 2) * kSum;
-        for (const auto& [lengths, times] : distinct_members(workload))
-            bytes.workspace += times * p.heads_q * lengths.first * lengths.second * matrices;
-        if (!forward) bytes.workspace += queries * kSum;
-    } else if (!forward) {
-        bytes.workspace = queries * (kSum * z.d + (workload.schedule == Schedule::fa1 ? 0 : kSum));
-    } else if (workload.schedule == Schedule::fa1) {
-        bytes.workspace = queries * z.state();
-    }
+    const Order& order = order_of(workload.schedule);
+    bytes.workspace = forward ? order.forward_workspace(workload) : order.backward_workspace(workload);
     return bytes;
 }
 

@@ -60,16 +60,14 @@ void multiply_values(Emitter& out, const KvHead& kv) {
     });
 }
 
-}  // namespace
-
-void standard_forward_steps(Emitter& out) {
+void forward_steps(Emitter& out) {
     const Workload& w = out.workload();
     for_each_kv_head(w, true, [&](const KvHead& kv) { make_scores(out, kv); });
     for_each_kv_head(w, true, [&](const KvHead& kv) { make_weights(out, kv); });
     for_each_kv_head(w, true, [&](const KvHead& kv) { multiply_values(out, kv); });
 }
 
-Cost standard_forward_cost(const Workload& w) {
+Cost forward_cost(const Workload& w) {
     const Sizes z(w.problem);
     return sum_over_kv_heads(w, true, [&](const Grid& grid) {
         Cost head = tile_counts(grid);
@@ -89,6 +87,33 @@ Cost standard_forward_cost(const Workload& w) {
         total.work.bytes.dram += first_reads_of_keys(w, grid) * (z.q + z.v);
         return total;
     });
+}
+
+/// Matrices of all scores in fp32.
+std::int64_t matrices(const Workload& w, std::int64_t count) {
+    std::int64_t bytes = 0;
+    for (const auto& [lengths, times] : distinct_members(w))
+        bytes += times * w.problem.heads_q * lengths.first * lengths.second * count * kSum;
+    return bytes;
+}
+
+/// S, with P in its place.
+std::int64_t forward_workspace(const Workload& w) { return matrices(w, 1); }
+
+/// P and dS, and D of every query.
+std::int64_t backward_workspace(const Workload& w) {
+    return matrices(w, 2) + w.problem.rows_q() * w.problem.heads_q * kSum;
+}
+
+}  // namespace
+
+Order standard_order() {
+    return {.forward_steps = forward_steps,
+            .backward_steps = standard_backward_steps,
+            .forward_cost = forward_cost,
+            .backward_cost = standard_backward_cost,
+            .forward_workspace = forward_workspace,
+            .backward_workspace = backward_workspace};
 }
 
 }  // namespace tessera::schedule

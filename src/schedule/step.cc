@@ -82,8 +82,8 @@ RowOfTiles row_of_tiles(const Workload& w, const Grid& grid, std::int64_t i) {
     row.loaded = Grid::extent(columns, size, grid.band.len_kv);
     row.computed = end - columns.begin * size;
     // All tiles but the last one are whole.
-    const std::int64_t whole = ceil_div(size, rows_per_reader(w.schedule));
-    row.key_readers = (row.tiles - 1) * whole + ceil_div(end - (columns.end - 1) * size, rows_per_reader(w.schedule));
+    const std::int64_t rows = order_of(w.schedule).rows_per_reader;
+    row.key_readers = (row.tiles - 1) * ceil_div(size, rows) + ceil_div(end - (columns.end - 1) * size, rows);
     return row;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/philox.hpp"
+#include "core/dropout.hpp"
 
 #include <gtest/gtest.h>
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/dropout.hpp"
 #include "core/numeric.hpp"
-#include "core/philox.hpp"
 #include "cpu/lanes/words.hpp"
 #include "floats.hpp"
 #include "targets.hpp"
@@ -135,7 +135,7 @@ TEST_P(Scores, bias_of_any_dtype_and_broadcast) {
     }
 }
 
-/// Are all factors those of core/philox.hpp?
+/// Are all factors those of core/dropout.hpp?
 void expect_philox(const lanes::DropoutRule& rule, std::int64_t first_query, std::int64_t first_key, std::int64_t keys,
                    std::int64_t lanes) {
     const lanes::Place place{Mask{}.bind(std::int64_t{1} << 40, std::int64_t{1} << 40), first_query, first_key};

@@ -35,7 +35,7 @@ __global__ void handle(ForwardParams p, Member member, std::int64_t batch, int h
     const int key = place.key + lane % 4 * 2;
     const Visible visible(p.mask.bind(member.len_q, member.len_kv));
     const HeadScores<T> scores(p, member, batch, head);
-    if (what == What::hide) hide(fragment, visible, query, key);
+    if (what == What::hide) apply_mask(fragment, visible, query, key);
     if (what == What::transform) scores.template transform<false>(fragment, visible, query, key);
     if (what == What::transform_masked) scores.template transform<true>(fragment, visible, query, key);
     if (what == What::drop) scores.drop(fragment, query, key, lane);

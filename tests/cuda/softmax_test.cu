@@ -21,7 +21,7 @@ template <class T>
 __global__ void online_softmax(const float* scores, Scale scale, float* weights, float* rescale, float* inverse,
                                float* lse) {
     const int lane = static_cast<int>(threadIdx.x);
-    RowPair<T> rows;
+    OnlineSoftmax<T> rows;
     for (int block = 0; block < kBlocks; ++block) {
         float s[kTiles][4];
         const auto at = [&](int j, int e) {
@@ -33,7 +33,7 @@ __global__ void online_softmax(const float* scores, Scale scale, float* weights,
             for (int e = 0; e < 4; ++e) s[j][e] = scores[at(j, e)];
         }
         float factor[2];
-        rows.absorb(s, scale, factor);
+        rows.update(s, scale, factor);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
 #pragma unroll

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check/run_case.hpp"
-#include "core/philox.hpp"
+#include "core/dropout.hpp"
 #include "kernels/support.hpp"
 
 namespace tessera::check {

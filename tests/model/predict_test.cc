@@ -19,8 +19,6 @@
 namespace tessera::model {
 namespace {
 
-constexpr Schedule kSchedules[] = {Schedule::standard, Schedule::fa1, Schedule::fa2, Schedule::fa3};
-
 Problem any_problem() {
     const auto length = [] {
         return *rc::gen::weightedOneOf<std::int64_t>({{1, rc::gen::just<std::int64_t>(1)},

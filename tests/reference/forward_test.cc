@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/philox.hpp"
+#include "core/dropout.hpp"
 #include "reference/features.hpp"
 
 namespace tessera::test {

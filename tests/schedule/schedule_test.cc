@@ -12,7 +12,6 @@
 namespace tessera::schedule {
 namespace {
 
-constexpr Schedule kSchedules[] = {Schedule::standard, Schedule::fa1, Schedule::fa2, Schedule::fa3};
 constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
 
 Mask any_mask() {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The end of a step, lines 10 to 13 of the algorithm: the warps of a group, each with its own sum of O over its own
-// keys, meet through shared memory; each then owns some columns of O, which it reads from memory, rescales, adds to and
-// writes back.
+// keys, are combined through shared memory; each then owns some columns of O, which it reads from memory, rescales,
+// adds to and writes back.
 //
 // A thread's registers hold o[16 rows][8 columns][4]. Column tile n of warp w is tile n ^ 2w of O (MatrixAddress::
 // swapped), so that in every 64 columns tiles 0 and 1 are the warp's own, and tiles 2t and 2t + 1 those of its partner

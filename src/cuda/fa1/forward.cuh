@@ -56,7 +56,7 @@ struct Head {
     __device__ __forceinline__ std::int64_t offset(const Rows& rows, std::int64_t first_row, int head) const {
         return head_offset(rows, work.batch, first_row, head, sizeof(T));
     }
-    /// The group's tiles of queries that see one of keys [begin, end).
+    /// The group's tiles of queries that see one of keys [begin, end); the others are skipped.
     __device__ __forceinline__ QueryTiles tiles_of(int begin, int end) const {
         return {max(begin - visible.high, 0), min(end - visible.low, work.member.len_q), kConfig.block_q(), own,
                 stride()};
@@ -100,9 +100,9 @@ struct Head {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) s[j][e] = __fmul_rn(s[j][e], scores.params.scale);
             }
-            if constexpr (kMasked) hide(s, visible, row, key);
+            if constexpr (kMasked) apply_mask(s, visible, row, key);
         }
-        weigh<T>(s, ml);
+        exponentiate<T>(s, ml);
         if constexpr (kConfig.general) {
             if (scores.drops()) scores.drop(s, row, key, shared.lane);
         }
@@ -136,7 +136,7 @@ struct Head {
     __device__ __forceinline__ void step(int first_key, int tile, int next, int end) const {
         const int q_begin = tile * kConfig.block_q();
         ptx::cp_async_wait<0>();
-        shared.meet();  // Q is there; all are done with what the last step exchanged
+        shared.sync();  // Q is there; all are done with what the last step exchanged
         Parts<kConfig> parts;
         if (visible.full(q_begin, q_begin + kConfig.block_q(), first_key, first_key + kConfig.block_kv)) {
             multiply<false>(parts, q_begin, first_key);
@@ -155,14 +155,14 @@ struct Head {
             const int unit = round * kConfig.units_at_once();
             const bool last = round + 1 == kConfig.rounds();
             if (!last) old[round + 1].read(stored, unit + kConfig.units_at_once());
-            shared.meet();  // all have sent, and are done with Q
+            shared.sync();  // all have sent, and are done with Q
             if (round == 0) {
                 if (next < end) fetch(first_key, next);
                 combine_rows(combination, rows, stored);
             }
             parts.combine(shared, unit, old[round], rows, stored);
             if (last) break;
-            shared.meet();  // all have taken what was sent
+            shared.sync();  // all have taken what was sent
             parts.send(shared, unit + kConfig.units_at_once());
         }
     }
@@ -210,7 +210,7 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
             *to(1) = ptx::pack<T>(o.z * p.keep_scale, o.w * p.keep_scale);
         }
     }
-    shared.meet();
+    shared.sync();
     const Target target = target_of<T>(p.o, head.offset(p.o, member.first_q, head.work.head), member.len_q,
                                        p.head_dim_v, head.launch.vector_o);
     constexpr int kRows = kConfig.block_q() / kWarps;
@@ -224,9 +224,9 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
         const std::int64_t offset = head_offset(p.lse, head.work.batch, member.first_q, head.work.head, sizeof(float));
         const float2 ml = stored.read_ml(row);
         reinterpret_cast<float*>(p.lse.data + offset)[(q_begin + row) * p.lse.row] =
-            finite_max(ml.x) + logf(ml.y * exp2f(kWeightShift<T>));
+            finite_max(ml.x) + logf(ml.y * exp2f(kHeadroom<T>));
     }
-    shared.meet();  // all are done with the tile in shared memory
+    shared.sync();  // all are done with the tile in shared memory
 }
 
 /// The loops of the algorithm: over blocks of keys, then over the tiles of queries that see one of them.

@@ -16,8 +16,7 @@
 namespace tessera::cuda::fa1 {
 namespace {
 
-constexpr int kLeastCapability = 80;                       // bf16 products and cp.async
-constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
+constexpr int kLeastCapability = 80;  // bf16 products and cp.async
 
 std::int64_t tiles_of(std::int64_t rows, const Config& c) { return (rows + c.block_q() - 1) / c.block_q(); }
 

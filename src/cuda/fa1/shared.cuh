@@ -45,7 +45,7 @@ struct Shared {
     }
 
     /// All warps of the group have come here.
-    __device__ __forceinline__ void meet() const { ptx::named_barrier_sync(1 + group, kGroupThreads); }
+    __device__ __forceinline__ void sync() const { ptx::named_barrier_sync(1 + group, kGroupThreads); }
 
  private:
     __device__ __forceinline__ char* parts() const { return q() + kConfig.q_bytes(); }

@@ -35,7 +35,7 @@ class Accumulators {
     __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-            set_rows(m, RowPair<T>{});
+            set_rows(m, OnlineSoftmax<T>{});
 #pragma unroll
             for (int n = 0; n < kDimTiles; ++n) {
 #pragma unroll
@@ -44,20 +44,20 @@ class Accumulators {
         }
     }
 
-    __device__ __forceinline__ RowPair<T> rows(int m) const {
+    __device__ __forceinline__ OnlineSoftmax<T> rows(int m) const {
         if constexpr (kConfig.rows_in_shared) return *place(m);
         else return held_[m];
     }
-    __device__ __forceinline__ void set_rows(int m, const RowPair<T>& rows) {
+    __device__ __forceinline__ void set_rows(int m, const OnlineSoftmax<T>& rows) {
         if constexpr (kConfig.rows_in_shared) *place(m) = rows;
         else held_[m] = rows;
     }
 
-    __device__ __forceinline__ void rescale(int m, const Raised& raised) {
+    __device__ __forceinline__ void rescale(int m, const Rescaling& rescaling) {
 #pragma unroll
         for (int n = 0; n < kDimTiles; ++n) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) o[m][n][e] *= raised.rescale[e / 2];
+            for (int e = 0; e < 4; ++e) o[m][n][e] *= rescaling.rescale[e / 2];
         }
     }
 
@@ -70,13 +70,13 @@ class Accumulators {
     }
 
  private:
-    __device__ __forceinline__ RowPair<T>* place(int m) const {
+    __device__ __forceinline__ OnlineSoftmax<T>* place(int m) const {
         const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
-        return reinterpret_cast<RowPair<T>*>(shared_ + kConfig.rows_offset()) + m * kConfig.threads() + thread;
+        return reinterpret_cast<OnlineSoftmax<T>*>(shared_ + kConfig.rows_offset()) + m * kConfig.threads() + thread;
     }
 
     char* shared_;
-    RowPair<T> held_[kConfig.rows_in_shared ? 1 : kRowTiles];
+    OnlineSoftmax<T> held_[kConfig.rows_in_shared ? 1 : kRowTiles];
 };
 
 }  // namespace tessera::cuda::fa2

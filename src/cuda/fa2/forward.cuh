@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     }
 #pragma unroll
     for (int m = 0; m < kConfig.row_tiles; ++m) {
-        RowPair<T> rows = out.rows(m);
+        OnlineSoftmax<T> rows = out.rows(m);
         rows.finish();
         out.set_rows(m, rows);
     }

@@ -7,14 +7,15 @@
 
 #include <new>
 
-#include "core/philox.hpp"
+#include "core/dropout.hpp"
 #include "cuda/fa2/work.cuh"
 #include "cuda/shared/start.cuh"
+#include "cuda/tile/headroom.cuh"
 
 namespace tessera::cuda::fa2 {
 
 template <ConfigFp32 kConfig>
-struct TileFp32 {
+struct LayoutFp32 {
     static constexpr int kHeadDim = kConfig.head_dim;
     static constexpr int kThreads = 256;
     static constexpr int kBlock = kConfig.block;  // queries, and keys
@@ -27,37 +28,34 @@ struct TileFp32 {
     float* kv;
     float* p;
 
-    __device__ explicit TileFp32(char* memory)
+    __device__ explicit LayoutFp32(char* memory)
         : q(reinterpret_cast<float*>(memory)), kv(q + kBlock * kRow), p(kv + kBlock * kRow) {}
 };
 
-/// P is held 2^-32 times its value, so that O stays finite for every finite V.
-inline constexpr float kHeadroomFp32 = 0x1p-32F;
-
 /// Rows [first_row, first_row + kBlock) of a head; zeros for what does not exist.
-template <class Tile>
+template <class Layout>
 __device__ void load_fp32(float* to, const char* data, const Rows& rows, int first_row, int row_count, int dim) {
-    for (int i = static_cast<int>(threadIdx.x); i < Tile::kBlock * Tile::kHeadDim; i += Tile::kThreads) {
-        const int row = i / Tile::kHeadDim;
-        const int column = i % Tile::kHeadDim;
+    for (int i = static_cast<int>(threadIdx.x); i < Layout::kBlock * Layout::kHeadDim; i += Layout::kThreads) {
+        const int row = i / Layout::kHeadDim;
+        const int column = i % Layout::kHeadDim;
         float value = 0;
         if (first_row + row < row_count && column < dim) {
             value = reinterpret_cast<const float*>(data)[(first_row + row) * rows.row + column * rows.column];
         }
-        to[row * Tile::kRow + column] = value;
+        to[row * Layout::kRow + column] = value;
     }
 }
 
 /// One thread's rows.
-template <class Tile>
+template <class Layout>
 struct RowsFp32 {
-    float max[Tile::kPer];
-    float sum[Tile::kPer];  // the thread's share
-    float o[Tile::kPer][Tile::kHeadDim / 16];
+    float max[Layout::kPer];
+    float sum[Layout::kPer];  // the thread's share
+    float o[Layout::kPer][Layout::kHeadDim / 16];
 
     __device__ RowsFp32() {
 #pragma unroll
-        for (int i = 0; i < Tile::kPer; ++i) {
+        for (int i = 0; i < Layout::kPer; ++i) {
             max[i] = -INFINITY;
             sum[i] = 0;
 #pragma unroll
@@ -74,15 +72,15 @@ __device__ __forceinline__ float over_row(float value, const Combine& combine) {
     return value;
 }
 
-template <class Tile>
+template <class Layout>
 struct LoopFp32 {
-    static constexpr int kPer = Tile::kPer;
-    static constexpr int kBlock = Tile::kBlock;
+    static constexpr int kPer = Layout::kPer;
+    static constexpr int kBlock = Layout::kBlock;
     using Scores = float[kPer][kPer];  // [rows][keys]
 
     const ForwardParams& params;
     const Work& work;
-    const Tile tile;
+    const Layout tile;
     const int row;     // the thread's first in the tile of queries
     const int column;  // and key in the tile of keys
 
@@ -96,13 +94,13 @@ struct LoopFp32 {
             for (int j = 0; j < kPer; ++j) s[i][j] = 0;
         }
 #pragma unroll 4
-        for (int d = 0; d < Tile::kHeadDim; d += 4) {
+        for (int d = 0; d < Layout::kHeadDim; d += 4) {
             float4 k[kPer];
 #pragma unroll
-            for (int j = 0; j < kPer; ++j) k[j] = vector(tile.kv + (column + 16 * j) * Tile::kRow + d);
+            for (int j = 0; j < kPer; ++j) k[j] = vector(tile.kv + (column + 16 * j) * Layout::kRow + d);
 #pragma unroll
             for (int i = 0; i < kPer; ++i) {
-                const float4 q = vector(tile.q + (row + 16 * i) * Tile::kRow + d);
+                const float4 q = vector(tile.q + (row + 16 * i) * Layout::kRow + d);
 #pragma unroll
                 for (int j = 0; j < kPer; ++j) {
                     s[i][j] = fmaf(q.x, k[j].x, s[i][j]);
@@ -130,8 +128,8 @@ struct LoopFp32 {
         return s;
     }
 
-    /// S becomes P, in shared memory; O is brought to the new maxima.
-    __device__ void weigh(Scores& s, int first_key, RowsFp32<Tile>& rows) const {
+    /// S becomes P, in shared memory; O and l are rescaled to the new maxima.
+    __device__ void online_softmax(Scores& s, int first_key, RowsFp32<Layout>& rows) const {
 #pragma unroll
         for (int i = 0; i < kPer; ++i) {
             float found = rows.max[i];
@@ -151,7 +149,7 @@ struct LoopFp32 {
                 float p = expf(s[i][j] - m);
                 part += p;
                 if (params.keep_threshold != 0 && !kept(query(i), key)) p = 0;
-                tile.p[(row + 16 * i) * Tile::kRowP + column + 16 * j] = p * kHeadroomFp32;
+                tile.p[(row + 16 * i) * Layout::kRowP + column + 16 * j] = p * (1 / kHeadroomUnit<float>);
             }
             rows.sum[i] = fmaf(rows.sum[i], rescale, part);
 #pragma unroll
@@ -161,9 +159,8 @@ struct LoopFp32 {
 
     __device__ bool kept(int query, int key) const {
         const PhiloxBlock block =
-            philox4x32({static_cast<std::uint32_t>(key / 4), static_cast<std::uint32_t>(query),
-                        static_cast<std::uint32_t>(work.head), static_cast<std::uint32_t>(work.batch)},
-                       params.seed);
+            dropout_block(params.seed, static_cast<std::uint32_t>(work.batch), static_cast<std::uint32_t>(work.head),
+                          static_cast<std::uint32_t>(query), static_cast<std::uint32_t>(key / 4));
         // Chosen so, and not by an index, since registers have none.
         const std::uint32_t low = key % 2 == 0 ? block[0] : block[1];
         const std::uint32_t high = key % 2 == 0 ? block[2] : block[3];
@@ -172,19 +169,19 @@ struct LoopFp32 {
 
     /// O += P V. kMasked: keys that a row does not see are left out, since 0 times what V holds there may be NaN.
     template <bool kMasked>
-    __device__ void multiply_pv(int first_key, RowsFp32<Tile>& rows) const {
+    __device__ void multiply_pv(int first_key, RowsFp32<Layout>& rows) const {
 #pragma unroll 2
         for (int key = 0; key < kBlock; ++key) {
             float p[kPer];
             bool wanted[kPer];
 #pragma unroll
             for (int i = 0; i < kPer; ++i) {
-                p[i] = tile.p[(row + 16 * i) * Tile::kRowP + key];
+                p[i] = tile.p[(row + 16 * i) * Layout::kRowP + key];
                 wanted[i] = !kMasked || work.visible.sees(query(i), first_key + key);
             }
 #pragma unroll
-            for (int n = 0; n < Tile::kHeadDim / 64; ++n) {
-                const float4 v = vector(tile.kv + key * Tile::kRow + 64 * n + 4 * column);
+            for (int n = 0; n < Layout::kHeadDim / 64; ++n) {
+                const float4 v = vector(tile.kv + key * Layout::kRow + 64 * n + 4 * column);
 #pragma unroll
                 for (int i = 0; i < kPer; ++i) {
                     if (!wanted[i]) continue;
@@ -202,7 +199,7 @@ struct LoopFp32 {
     }
 
     /// O, normalised, and LSE to global memory.
-    __device__ void store(const RowsFp32<Tile>& rows) const {
+    __device__ void store(const RowsFp32<Layout>& rows) const {
         const std::int64_t first = work.member.first_q;
         char* o = params.o.data + head_offset(params.o, work.batch, first, work.head, sizeof(float));
         char* lse = params.lse.data + head_offset(params.lse, work.batch, first, work.head, sizeof(float));
@@ -214,10 +211,10 @@ struct LoopFp32 {
             if (params.lse.data && column == 0) reinterpret_cast<float*>(lse)[query(i) * params.lse.row] = m + logf(l);
             const float factor = l == 0.0F ? 0.0F : params.keep_scale / l;
 #pragma unroll
-            for (int n = 0; n < Tile::kHeadDim / 16; ++n) {
+            for (int n = 0; n < Layout::kHeadDim / 16; ++n) {
                 const int dim = n / 4 * 64 + 4 * column + n % 4;
                 if (dim >= params.head_dim_v) continue;
-                const float value = rows.o[i][n] * factor / kHeadroomFp32;
+                const float value = rows.o[i][n] * factor * kHeadroomUnit<float>;
                 reinterpret_cast<float*>(o)[query(i) * params.o.row + dim * params.o.column] = value;
             }
         }
@@ -225,33 +222,33 @@ struct LoopFp32 {
 };
 
 template <class Shape>
-__global__ void __launch_bounds__(TileFp32<Shape::kConfig>::kThreads)
+__global__ void __launch_bounds__(LayoutFp32<Shape::kConfig>::kThreads)
     forward_fp32_kernel(const __grid_constant__ Launch launch) {
-    using Tile = TileFp32<Shape::kConfig>;
+    using Layout = LayoutFp32<Shape::kConfig>;
     extern __shared__ __align__(128) char memory[];
     __shared__ alignas(Work) char work_memory[sizeof(Work)];
     const Work& work = *reinterpret_cast<const Work*>(work_memory);
-    if (threadIdx.x == 0) new (work_memory) Work(launch, blockIdx.x, Tile::kBlock, Tile::kBlock, sizeof(float));
+    if (threadIdx.x == 0) new (work_memory) Work(launch, blockIdx.x, Layout::kBlock, Layout::kBlock, sizeof(float));
     __syncthreads();
     if (work.q_begin >= work.member.len_q) return;
 
     const ForwardParams& p = launch.params;
-    const LoopFp32<Tile> loop{p, work, Tile(memory), static_cast<int>(threadIdx.x / 16),
-                              static_cast<int>(threadIdx.x % 16)};
+    const LoopFp32<Layout> loop{p, work, Layout(memory), static_cast<int>(threadIdx.x / 16),
+                                static_cast<int>(threadIdx.x % 16)};
     const char* q = p.q.data + head_offset(p.q, work.batch, work.member.first_q, work.head, sizeof(float));
-    load_fp32<Tile>(loop.tile.q, q, p.q, work.q_begin, work.member.len_q, p.head_dim);
-    RowsFp32<Tile> rows;
+    load_fp32<Layout>(loop.tile.q, q, p.q, work.q_begin, work.member.len_q, p.head_dim);
+    RowsFp32<Layout> rows;
     for (int i = 0; i < work.tiles.count(); ++i) {
         const int number = work.tiles.first + i;
-        const int first_key = number * Tile::kBlock;
-        typename LoopFp32<Tile>::Scores s;
+        const int first_key = number * Layout::kBlock;
+        typename LoopFp32<Layout>::Scores s;
         __syncthreads();  // all are done with V of the tile before
-        load_fp32<Tile>(loop.tile.kv, work.k, p.k, first_key, work.member.len_kv, p.head_dim);
+        load_fp32<Layout>(loop.tile.kv, work.k, p.k, first_key, work.member.len_kv, p.head_dim);
         __syncthreads();
         loop.multiply_qk(s);
-        loop.weigh(s, first_key, rows);
+        loop.online_softmax(s, first_key, rows);
         __syncthreads();
-        load_fp32<Tile>(loop.tile.kv, work.v, p.v, first_key, work.member.len_kv, p.head_dim_v);
+        load_fp32<Layout>(loop.tile.kv, work.v, p.v, first_key, work.member.len_kv, p.head_dim_v);
         __syncthreads();
         if (work.tiles.full(number)) loop.template multiply_pv<false>(first_key, rows);
         else loop.template multiply_pv<true>(first_key, rows);
@@ -262,10 +259,10 @@ __global__ void __launch_bounds__(TileFp32<Shape::kConfig>::kThreads)
 template <class Shape>
 cudaError_t start_forward_fp32(const Launch& launch, cudaStream_t stream) {
     static_assert(ShapesFp32::kHas<Shape>);
-    using Tile = TileFp32<Shape::kConfig>;
-    constexpr int kSharedBytes = Tile::kFloats * static_cast<int>(sizeof(float));
+    using Layout = LayoutFp32<Shape::kConfig>;
+    constexpr int kSharedBytes = Layout::kFloats * static_cast<int>(sizeof(float));
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
-    return start(forward_fp32_kernel<Shape>, blocks, Tile::kThreads, kSharedBytes, launch, stream);
+    return start(forward_fp32_kernel<Shape>, blocks, Layout::kThreads, kSharedBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa2

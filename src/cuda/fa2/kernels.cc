@@ -16,8 +16,7 @@
 namespace tessera::cuda::fa2 {
 namespace {
 
-constexpr int kLeastCapability = 80;                       // bf16 products and cp.async
-constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
+constexpr int kLeastCapability = 80;  // bf16 products and cp.async
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
     if (auto reason = refuse_below(device, kLeastCapability)) return reason;
@@ -30,6 +29,17 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     }
     if (tile && *tile != own) return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
     return std::nullopt;
+}
+
+Launch make_launch(const Problem& p, const ForwardParams& params, std::int64_t l2_bytes) {
+    const auto block_q = static_cast<int>(tile_of(p).block_q);
+    return {.params = params,
+            .q_blocks = (params.len_q + block_q - 1) / block_q,
+            .heads_together = heads_together(p, l2_bytes * 3 / 5),
+            .vector_q = takes_vectors(params.q, params.head_dim),
+            .vector_k = takes_vectors(params.k, params.head_dim),
+            .vector_v = takes_vectors(params.v, params.head_dim_v),
+            .vector_o = takes_vectors(params.o, params.head_dim_v)};
 }
 
 cudaError_t start(const Problem& p, const Launch& launch, cudaStream_t stream) {
@@ -50,8 +60,7 @@ void forward(const ForwardCall& call) {
     const ForwardParams params = forward_params(call);
     if (p.rows_q() == 0 || p.heads_q == 0 || p.len_q == 0) return;
     const CurrentDevice current(call.plan.device);
-    const auto block_q = static_cast<int>(tile_of(p).block_q);
-    const Launch launch = make_launch(params, block_q, properties(call.plan.device).l2_bytes);
+    const Launch launch = make_launch(p, params, properties(call.plan.device).l2_bytes);
     check(start(p, launch, stream_of(call)), "cuda.fa2.forward");
 }
 

@@ -60,18 +60,18 @@ struct KeyLoop {
         }
         const bool wanted = sees(first_key(index));
         Scores s;
-        Raised raised[kRowTiles];
+        Rescaling rescaling[kRowTiles];
         if constexpr (kTwoStages) guard(index, stage);
         if (wanted) {
             multiply_qk(s, stage, NothingBetween());
-            absorb<true>(s, first_key(index), raised, out);
+            online_softmax<true>(s, first_key(index), rescaling, out);
         }
         if constexpr (!kTwoStages) {
             wait_for_tile();
             if (more) inputs.load_k(first_key(index + 1), 0);
             guard(index, 0);
         }
-        if (wanted) weigh_and_add(s, first_key(index), stage, raised, out, NothingBetween());
+        if (wanted) exponentiate_and_multiply(s, first_key(index), stage, rescaling, out, NothingBetween());
     }
 
     /// Tiles from `index` to run.end: no mask, and the copies of the next tile are put between the products. With two
@@ -96,10 +96,10 @@ struct KeyLoop {
                 start<(Keys::kParts + kForEach - 1) / kForEach>(parts, step % kForEach);
             });
             ptx::cp_async_commit();
-            Raised raised[kRowTiles];
-            absorb<false>(s, key, raised, out);
+            Rescaling rescaling[kRowTiles];
+            online_softmax<false>(s, key, rescaling, out);
             if constexpr (!kTwoStages) wait_for_tile();
-            weigh_and_add(s, key, stage, raised, out, [&](int tile) {
+            exponentiate_and_multiply(s, key, stage, rescaling, out, [&](int tile) {
                 if constexpr (kTwoStages) return;
                 if (tile == 0) parts = {inputs.k_tile(0), inputs.k(), next_key, more};
                 constexpr int kSteps = kConfig.block_kv / 8;
@@ -144,27 +144,28 @@ struct KeyLoop {
         }
     }
 
-    /// Products become scores, m is raised to their maximum, and O and l are brought to it.
+    /// Products become scores, m is brought up to their maximum, and O and l are rescaled to it.
     template <bool kMasked>
-    __device__ __forceinline__ void absorb(Scores& s, int first_key, Raised (&raised)[kRowTiles], Out& out) const {
+    __device__ __forceinline__ void online_softmax(Scores& s, int first_key, Rescaling (&rescaling)[kRowTiles],
+                                                   Out& out) const {
         score<kMasked>(s, first_key);
-        RowPair<T> rows[kRowTiles];
+        OnlineSoftmax<T> rows[kRowTiles];
         bool large = false;
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
             rows[m] = out.rows(m);
-            raised[m] = rows[m].raise(rows[m].maxima(s[m]), scale);
-            large |= raised[m].any_large();
+            rescaling[m] = rows[m].update_max(rows[m].maxima(s[m]), scale);
+            large |= rescaling[m].any_large();
         }
         if (__any_sync(0xFFFFFFFF, large)) {
 #pragma unroll
-            for (int m = 0; m < kRowTiles; ++m) rows[m].subtract(s[m], scale, raised[m]);
+            for (int m = 0; m < kRowTiles; ++m) rows[m].subtract(s[m], scale, rescaling[m]);
         }
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-            rows[m].rescale(raised[m]);
+            rows[m].rescale(rescaling[m]);
             out.set_rows(m, rows[m]);
-            if (__any_sync(0xFFFFFFFF, raised[m].any())) out.rescale(m, raised[m]);  // times 1 changes nothing
+            if (__any_sync(0xFFFFFFFF, rescaling[m].any())) out.rescale(m, rescaling[m]);  // times 1 changes nothing
         }
     }
 
@@ -182,29 +183,30 @@ struct KeyLoop {
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
             if constexpr (kConfig.general) head().template transform<kMasked>(s[m], work.visible, query + 16 * m, key);
-            else hide(s[m], work.visible, query + 16 * m, key);
+            else apply_mask(s[m], work.visible, query + 16 * m, key);
         }
     }
 
     /// S becomes P, and O += P V: the exponentials of one step are taken under the products of the step before.
     /// `between`(i) is called before columns 8 * i ... of P.
     template <class Between>
-    __device__ __forceinline__ void weigh_and_add(Scores& s, int first_key, int stage,
-                                                  const Raised (&raised)[kRowTiles], Out& out, const Between& between) {
+    __device__ __forceinline__ void exponentiate_and_multiply(Scores& s, int first_key, int stage,
+                                                              const Rescaling (&rescaling)[kRowTiles], Out& out,
+                                                              const Between& between) {
         float part[kRowTiles][2] = {};
         const int lane = Position::of_thread<kConfig>().lane;
         const auto v = MatrixAddress<kHeadDim>::rows_first(inputs.v_tile(stage), 0, lane);
         multiply_pv<T, kHeadDim>(out.o, s, v, [&](int tile) {
 #pragma unroll
             for (int m = 0; m < kRowTiles; ++m) {
-                RowPair<T>::weigh(s[m][tile], raised[m], part[m]);
+                OnlineSoftmax<T>::exponentiate(s[m][tile], rescaling[m], part[m]);
                 drop(s[m][tile], m, first_key + 8 * tile);
             }
             between(tile);
         });
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-            RowPair<T> rows = out.rows(m);
+            OnlineSoftmax<T> rows = out.rows(m);
             rows.add(part[m]);
             out.set_rows(m, rows);
         }

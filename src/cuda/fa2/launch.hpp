@@ -19,9 +19,6 @@ struct Launch {
     bool vector_o = false;  ///< and written so
 };
 
-/// `l2_bytes`: size of the device's L2; it moves the order of the tiles and no result.
-Launch make_launch(const ForwardParams& params, int block_q, std::int64_t l2_bytes);
-
 /// Starts a block for every tile of queries. One instance each in instances/.
 template <class T, class Shape>
 cudaError_t start_forward(const Launch& launch, cudaStream_t stream);

@@ -5,7 +5,7 @@
 
 #include "cuda/fa3/shared.cuh"
 #include "cuda/fa3/softmax.cuh"
-#include "cuda/fa3/work.cuh"
+#include "cuda/fa3/tile_scheduler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/tma.cuh"
 
@@ -18,13 +18,13 @@ __device__ __forceinline__ T* element(const Rows& rows, int batch, int head, std
 }
 
 /// Row of the tensor (ragged: over all members) of row `row` of a tile.
-__device__ __forceinline__ std::int64_t tensor_row(const Tile& tile, int row) {
+__device__ __forceinline__ std::int64_t tensor_row(const WorkTile& tile, int row) {
     return std::int64_t{tile.first_q} + tile.q_begin + row;
 }
 
 template <class T>
-__device__ __forceinline__ void store_lse(const ForwardParams& p, const Tile& tile, const RowState<T>& rows, int row,
-                                          int lane) {
+__device__ __forceinline__ void store_lse(const ForwardParams& p, const WorkTile& tile, const OnlineSoftmax<T>& rows,
+                                          int row, int lane) {
     if (p.lse.data == nullptr || lane % 4 != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -35,8 +35,8 @@ __device__ __forceinline__ void store_lse(const ForwardParams& p, const Tile& ti
 
 /// Rows of a tile that sees no key: O = 0, LSE = -inf.
 template <class T, Config kConfig>
-__device__ __forceinline__ void store_empty_rows(const ForwardParams& p, const Tile& tile, int row, int lane) {
-    store_lse(p, tile, RowState<T>{}, row, lane);
+__device__ __forceinline__ void store_empty_rows(const ForwardParams& p, const WorkTile& tile, int row, int lane) {
+    store_lse(p, tile, OnlineSoftmax<T>{}, row, lane);
     for (int r = 0; r < 2; ++r) {
         if (tile.q_begin + row + 8 * r >= tile.q_end) continue;
         for (int column = lane % 4; column < p.head_dim_v; column += 4) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_empty_rows(const ForwardParams& p, const T
 /// Adds the NaN and infinities that the guard took out of V to the rows that see them. Rare, and slow.
 template <class T, Config kConfig>
 __device__ __forceinline__ void restore_lost(float (&o)[kConfig.head_dim_v / 2], const ForwardParams& p,
-                                             const Tile& tile, int row, int lane) {
+                                             const WorkTile& tile, int row, int lane) {
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
         const int query = tile.q_begin + row + 8 * row_of(i);
@@ -84,7 +84,7 @@ struct OutputStage {
 
     template <class T, class Slab, int kSlabs>
     __device__ __forceinline__ void store(const float (&o)[kConfig.head_dim_v / 2], const Launch& launch,
-                                          const Tile& tile, Slab (&slabs)[kSlabs], int stage, int row, int lane) {
+                                          const WorkTile& tile, Slab (&slabs)[kSlabs], int stage, int row, int lane) {
         held = stage;
         const int warp_row = row - lane / 4;  // first of the warp's 16 rows in the tile
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
@@ -114,7 +114,7 @@ struct OutputStage {
 
     template <class T>
     __device__ __forceinline__ void store_directly(const float (&o)[kConfig.head_dim_v / 2], const ForwardParams& p,
-                                                   const Tile& tile, int row, int lane) {
+                                                   const WorkTile& tile, int row, int lane) {
 #pragma unroll
         for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
             const int tile_row = row + 8 * row_of(i);

@@ -4,15 +4,16 @@
 // shapes.
 #pragma once
 
-#include "cuda/fa3/work.cuh"
+#include "cuda/fa3/tile_scheduler.cuh"
 #include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
+#include "cuda/tile/softcap.cuh"
 
 namespace tessera::cuda::fa3 {
 
 template <class T, Scores kScores>
 struct Extras {
-    __device__ __forceinline__ Extras(const Launch&, const Tile&, int, int) {}
+    __device__ __forceinline__ Extras(const Launch&, const WorkTile&, int, int) {}
     template <int kCount>
     __device__ __forceinline__ void transform(float (&)[kCount], int) const {}
     template <int kBegin, int kChunk, int kCount>
@@ -25,7 +26,7 @@ template <class T>
 struct Extras<T, Scores::capped> {
     const Cap& cap;
 
-    __device__ __forceinline__ Extras(const Launch& launch, const Tile&, int, int) : cap(launch.cap) {}
+    __device__ __forceinline__ Extras(const Launch& launch, const WorkTile&, int, int) : cap(launch.cap) {}
 
     template <int kCount>
     __device__ __forceinline__ void transform(float (&scores)[kCount], int) const {
@@ -48,15 +49,10 @@ struct Extras<T, Scores::capped> {
  private:
     __device__ __forceinline__ float near(float x) const {
         const float u = __fmul_rn(x, x);
-        float p = fmaf(cap.coefficients[3], u, cap.coefficients[2]);
-        p = fmaf(p, u, cap.coefficients[1]);
-        p = fmaf(p, u, cap.coefficients[0]);
-        return __fmul_rn(x, fmaf(p, u, 1.0F));
+        return __fmul_rn(x, fmaf(tanh_near(u, cap.coefficients), u, 1.0F));
     }
     __device__ __forceinline__ float far(float x) const {
-        const float fraction =
-            ptx::reciprocal_approx(__fadd_rn(ptx::exp2_approx(__fmul_rn(fabsf(x), cap.exponent)), 1));
-        return copysignf(__fmul_rn(fmaf(-2.0F, fraction, 1.0F), cap.most), x);
+        return copysignf(__fmul_rn(tanh_far(__fmul_rn(fabsf(x), cap.exponent)), cap.most), x);
     }
 };
 
@@ -66,7 +62,7 @@ struct Extras<T, Scores::general> {
     int query;  ///< of the thread's first row
     int lane;
 
-    __device__ __forceinline__ Extras(const Launch& launch, const Tile& tile, int row, int own_lane)
+    __device__ __forceinline__ Extras(const Launch& launch, const WorkTile& tile, int row, int own_lane)
         : head(launch.params, member_of(launch.params, tile.batch), tile.batch, tile.head),
           query(tile.q_begin + row),
           lane(own_lane) {}

@@ -19,7 +19,6 @@ namespace {
 
 constexpr int kCapability = 90;                            // wgmma and setmaxnreg exist on 9.0 only
 constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V that shall stay in a 50 MB L2
-constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
 
 std::int64_t tiles_of(const Problem& problem) {
     const std::int64_t block_q = config_of(problem).block_q();
@@ -61,15 +60,6 @@ struct TensorShapes {
     }
 };
 
-/// Causal tiles are of different lengths: those of several heads are mixed, longest first, as long as the heads' K and
-/// V fit the L2. Without a diagonal, heads come one after the other.
-int heads_together(const Problem& p, const Band& band) {
-    if (band.high >= p.len_kv - 1) return 1;
-    const std::int64_t bytes = std::max<std::int64_t>(p.len_kv * (p.head_dim + p.head_dim_v) * 2, 1);
-    const std::int64_t kv_heads = std::max<std::int64_t>(kL2Share / bytes, 1);
-    return static_cast<int>(std::min(kv_heads * p.group(), p.batch * p.heads_q));
-}
-
 std::size_t workspace_bytes(const Plan& plan) { return uneven(plan.problem) ? Plan::kWorkspaceAlignment : 0; }
 
 Launch make_launch(const Plan& plan, const ForwardParams& params) {
@@ -89,7 +79,7 @@ Launch make_launch(const Plan& plan, const ForwardParams& params) {
     launch.store_by_copy_engine = !refuse_copy_engine(params.o, shapes.o);
     if (launch.store_by_copy_engine) launch.o = tensor_map(params.o, shapes.o, p.dtype, 16);
     launch.q_blocks = static_cast<int>((p.len_q + c.block_q() - 1) / c.block_q());
-    launch.heads_together = heads_together(p, p.mask.bind(p.len_q, p.len_kv));
+    launch.heads_together = heads_together(p, kL2Share);
     launch.tiles = static_cast<int>(tiles_of(p));
     return launch;
 }
@@ -131,23 +121,24 @@ std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const Forwar
 }  // namespace
 
 std::vector<Kernel> kernels() {
-    return {{.info = {.name = "cuda.fa3.forward",
-                      .backend = Backend::cuda,
-                      .schedule = Schedule::fa3,
-                      .pass = Pass::forward,
-                      .dtypes = {DType::bf16, DType::fp16},
-                      .summary = "producer and consumer warps, ping-pong, softmax under the products; memory O(len)",
-                      .limits = "sm_90; no additive bias; head_dim in multiples of 8, over 128 scale and mask only; "
-                                "16-byte aligned rows"},
-             .refuse = refuse,
-             .default_tile = tile_of,
-             .workspace_bytes = workspace_bytes,
-             .target = target,
-             .forward = forward,
-             .backward = nullptr,
-             .refuse_tensors = refuse_tensors,
-             .shapes = Shapes::names(),
-             .shape_of = [](const Problem& p) { return *shape_of(p); }}};
+    return {
+        {.info = {.name = "cuda.fa3.forward",
+                  .backend = Backend::cuda,
+                  .schedule = Schedule::fa3,
+                  .pass = Pass::forward,
+                  .dtypes = {DType::bf16, DType::fp16},
+                  .summary = "producer and consumer warps, S of a block beside P V of the one before; memory O(len)",
+                  .limits = "sm_90; no additive bias; head_dim in multiples of 8, over 128 scale and mask only; "
+                            "16-byte aligned rows"},
+         .refuse = refuse,
+         .default_tile = tile_of,
+         .workspace_bytes = workspace_bytes,
+         .target = target,
+         .forward = forward,
+         .backward = nullptr,
+         .refuse_tensors = refuse_tensors,
+         .shapes = Shapes::names(),
+         .shape_of = [](const Problem& p) { return *shape_of(p); }}};
 }
 
 }  // namespace tessera::cuda::fa3

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/fa3/shared.cuh"
-#include "cuda/fa3/work.cuh"
+#include "cuda/fa3/tile_scheduler.cuh"
 #include "cuda/ptx/tma.cuh"
 
 namespace tessera::cuda::fa3 {
@@ -33,9 +33,9 @@ struct Producer {
     Block before{};  ///< the block whose V is still to come
 
     __device__ __forceinline__ void run() {
-        TileSource<kConfig.block_q(), kConfig.block_kv> source{launch, shared.tiles};
+        TileScheduler<kConfig.block_q(), kConfig.block_kv> source{launch, shared.tiles};
         while (true) {
-            const Tile& tile = source.next();
+            const WorkTile& tile = source.next();
             if (!tile.exists) break;
             const int batch = launch.params.cu_seqlens_q != nullptr ? 0 : tile.batch;
             const int kv_head = tile.head / launch.params.group;
@@ -52,7 +52,7 @@ struct Producer {
         if (before.exists) load_v(before);
     }
 
-    __device__ __forceinline__ void load_q(const Tile& tile, int batch) {
+    __device__ __forceinline__ void load_q(const WorkTile& tile, int batch) {
         q.wait_empty(shared.q_ring);
         ptx::Mbarrier& full = shared.q_ring.full[q.stage()];
         ptx::mbarrier_arrive_expect(full, sizeof(shared.q[0]));
@@ -118,17 +118,16 @@ __device__ __forceinline__ bool clean(void* tile, int thread) {
 template <class T, Config kConfig>
 __device__ __forceinline__ void guard(Shared<kConfig>& shared, int thread) {
     RingPosition<kConfig.kv_stages> v;
-    std::uint32_t raw_phase = 0;  // a bit for each stage
+    StagePhases raw;
     TileReader tiles{shared.tiles};
     while (true) {
         const int place = tiles.open();
-        const Tile tile = tiles[place];
+        const WorkTile tile = tiles[place];
         tiles.close(place, thread % 32);
         if (!tile.exists) return;
         for (int n = tile.n_end - 1; n >= tile.n_begin; --n, v.advance()) {
             if (!tile.partial(n)) continue;
-            wait(shared.v_raw[v.stage()], raw_phase >> v.stage() & 1);
-            raw_phase ^= 1U << v.stage();
+            raw.wait(shared.v_raw[v.stage()], v.stage());
             const bool dirty = clean<T, sizeof(shared.v[0])>(shared.v[v.stage()], thread);
             if (thread % 32 == 0) shared.v_dirty[v.stage()][thread / 32] = dirty;
             ptx::fence_proxy_async();

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/fa3/config.h"
-#include "cuda/fa3/work.cuh"
+#include "cuda/fa3/tile_scheduler.cuh"
 #include "cuda/tile/pipeline.cuh"
 #include "cuda/tile/slab.cuh"
 
@@ -11,9 +11,11 @@ namespace tessera::cuda::fa3 {
 /// Warps of the producer warpgroup that look for NaN and infinities in V (warp 0 of it starts the copies).
 inline constexpr int kGuardWarps = 3;
 
-/// Named barriers: one for each consumer warpgroup, and one of the guard. 0 is __syncthreads.
-inline constexpr int kWarpgroupBarrier = 1;
-inline constexpr int kGuardBarrier = 8;
+/// Named barriers of the thread block. 0 is __syncthreads.
+enum NamedBarrier : int {
+    kWarpgroupBarrier = 1,  ///< of the first consumer warpgroup; the others' follow
+    kGuardBarrier = 8,
+};
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
 

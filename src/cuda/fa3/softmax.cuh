@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cmath>
-#include <type_traits>
+#include <cstdint>
 
 #include "cuda/fa3/shared.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/order.cuh"
 #include "cuda/tile/constants.hpp"
+#include "cuda/tile/headroom.cuh"
 
 namespace tessera::cuda::fa3 {
 
@@ -18,7 +20,8 @@ constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
 
 /// Scores of pairs that are not visible become -inf. `row`: the thread's first row in the tile of queries.
 template <int kCount>
-__device__ __forceinline__ void hide(float (&scores)[kCount], const Tile& tile, int row, int first_key, int lane) {
+__device__ __forceinline__ void apply_mask(float (&scores)[kCount], const WorkTile& tile, int row, int first_key,
+                                           int lane) {
     const int shift = tile.q_begin + row - first_key - 2 * (lane % 4);  // columns are then compile-time numbers
     const int low = shift + tile.low;
     const int high = shift + tile.high;
@@ -35,25 +38,18 @@ __device__ __forceinline__ void hide(float (&scores)[kCount], const Tile& tile, 
     }
 }
 
-/// P in bf16 is held 2^-32 times its value: the sum of P V then stays finite for every finite V, however many keys
-/// there are, and nothing is lost, since bf16 has the exponents of fp32. fp16 has not, but its V can't overflow the
-/// sum.
-template <class T>
-inline constexpr float kHeadroom = std::is_same_v<T, __half> ? 0.0F : 32.0F;
-
-/// Scaled maxima under this differ from an exact product by less than 2^-9: harmless, since p and l use the same m.
-/// Over it, the scaled score is rounded before m is subtracted, so that no exponent is ever far over 0.
-inline constexpr float kExactProducts = 32768.0F;
-
 /// A maximum m is left alone by scores that are a little over it, so that O is rescaled in few blocks only: the
 /// division by l makes up for weights over 1. A little: where many scores of the row's first block are near the
 /// maximum, so that none of them weighs much; a score that outweighs the others is to have weight 1, which 16 bits hold
 /// exactly. And never over 2^kMostSlack.
-inline constexpr float kMostSlack = 8.0F;
+inline constexpr int kMostSlack = 8;
+
+template <class T>
+inline constexpr float kHeadroom = cuda::kHeadroom<T, kMostSlack>;
 
 /// Maximum m and sum l of two rows. What a row gets depends on that row alone.
 template <class T>
-struct RowState {
+struct OnlineSoftmax {
     float max[2] = {-INFINITY, -INFINITY};  ///< in units of log2 (scaled); up to kMostSlack under the largest so far
     float sum[2] = {0, 0};                  ///< this thread's share until finish()
     float subtract[2];                      ///< weight = exp2(score * scale - subtract)
@@ -61,15 +57,17 @@ struct RowState {
         {};  ///< bits of the largest score that leaves the maximum alone; scores over 0 compare like their bits
     bool careful = true;  ///< some row of this warp has met no key yet, has large scores, or a limit under 0
 
-    /// Has a block of scores, [2 rows][kCount / 2 columns], to be given to raise()? The same for all lanes of the warp.
+    /// Has a block of scores, [2 rows][kCount / 2 columns], to be given to rescale()? The same for all lanes of the
+    /// warp.
     template <int kCount>
-    __device__ __forceinline__ bool rises(const float (&scores)[kCount]) const;
+    __device__ __forceinline__ bool needs_rescale(const float (&scores)[kCount]) const;
 
-    /// Brings the maxima up to those of a block, where it takes that. O has to be multiplied by `rescale`. The block
+    /// The online softmax: brings the maxima up to those of a block, where it takes that, and l to them; O has to be
+    /// multiplied by `factor`. The block
     /// begins at `first_key`; `row`: the thread's first in the tile.
     template <int kCount>
-    __device__ __forceinline__ void raise(float (&scores)[kCount], const Tile& tile, int row, int first_key,
-                                          float scale_log2, float unscale, float (&rescale)[2]);
+    __device__ __forceinline__ void rescale(float (&scores)[kCount], const WorkTile& tile, int row, int first_key,
+                                            float scale_log2, float unscale, float (&factor)[2]);
 
     /// Sums over the quad.
     __device__ __forceinline__ void finish() {
@@ -81,23 +79,20 @@ struct RowState {
     }
     /// After finish(): the natural logarithm of the row's sum of exponentials; -inf for a row without keys.
     __device__ __forceinline__ float lse(int r) const {
-        constexpr float kUnit = kHeadroom<T> == 0 ? 1.0F : 0x1p32F;
-        return (max[r] + ptx::log2_approx(sum[r] * kUnit)) * kLn2;
+        return (max[r] + ptx::log2_approx(sum[r] * kHeadroomUnit<T, kMostSlack>)) * kLn2;
     }
     __device__ __forceinline__ float inverse_sum(int r) const {
         return sum[r] == 0.0F ? 0.0F : ptx::reciprocal_approx(sum[r]);
     }
 
  private:
-    __device__ __forceinline__ bool large(int r) const {
-        return max[r] != -INFINITY && fabsf(max[r]) >= kExactProducts;
-    }
+    __device__ __forceinline__ bool large(int r) const { return max[r] != -INFINITY && fabsf(max[r]) >= kLargeScore; }
     __device__ __forceinline__ float finite_max(int r) const { return max[r] == -INFINITY ? 0.0F : max[r]; }
 };
 
 template <class T>
 template <int kCount>
-__device__ __forceinline__ bool RowState<T>::rises(const float (&scores)[kCount]) const {
+__device__ __forceinline__ bool OnlineSoftmax<T>::needs_rescale(const float (&scores)[kCount]) const {
     constexpr int kChains = 4;  // so that no maximum waits for the one before
     bool over = careful;
 #pragma unroll
@@ -148,13 +143,14 @@ __device__ __forceinline__ float slack(const float (&scores)[kCount], int r, flo
         near[i % 2] += __saturatef(fmaf(scores[i / 2 * 4 + 2 * r + i % 2], scale_log2 / 4, 1 - m / 4));
     }
     const float part = __fdividef(kCount, static_cast<float>(visible));
-    return fminf(fmaxf(__log2f(quad_sum(near[0] + near[1]) * part) * 1.25F, 0.0F), kMostSlack);
+    return fminf(fmaxf(__log2f(quad_sum(near[0] + near[1]) * part) * 1.25F, 0.0F), float{kMostSlack});
 }
 
 template <class T>
 template <int kCount>
-__device__ __forceinline__ void RowState<T>::raise(float (&scores)[kCount], const Tile& tile, int row, int first_key,
-                                                   float scale_log2, float unscale, float (&rescale)[2]) {
+__device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount], const WorkTile& tile, int row,
+                                                          int first_key, float scale_log2, float unscale,
+                                                          float (&factor)[2]) {
     bool first[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -167,8 +163,8 @@ __device__ __forceinline__ void RowState<T>::raise(float (&scores)[kCount], cons
             limit[r] = __float_as_int(block_max);
         }
         // Nothing visible yet: exp2(-inf - 0) is the 0 that is wanted.
-        rescale[r] = ptx::exp2_approx(before - finite_max(r));
-        sum[r] *= rescale[r];
+        factor[r] = ptx::exp2_approx(before - finite_max(r));
+        sum[r] *= factor[r];
         subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kHeadroom<T>;
     }
     if (!__any_sync(kAllLanes, careful || first[0] || first[1])) return;
@@ -185,10 +181,84 @@ __device__ __forceinline__ void RowState<T>::raise(float (&scores)[kCount], cons
     careful = __any_sync(kAllLanes, care);
     if (!careful || !__any_sync(kAllLanes, large(0) || large(1))) return;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {  // weigh() will scale once more
+    for (int i = 0; i < kCount; ++i) {  // exponentiate() will scale once more
         const int r = row_of(i);
         if (large(r)) scores[i] = (__fmul_rn(scores[i], scale_log2) - max[r]) * unscale;
     }
+}
+
+/// From scores to weights: p = exp2(scale * s - m), its sum, and its 16-bit form, which is the A operand of P V.
+///
+/// A warp issues an ex2 every 8 cycles at best, and everything else fits between: the fused multiply-adds of scores to
+/// come, the sums and the packing of weights that are done. The assembler does not find that order by itself, so the
+/// work is cut into chunks that it may not mix (ptx/order.cuh).
+template <class T, int kCount, class Extra>
+struct Exponentials {
+    static constexpr int kChunk = 8;  // exponentials
+    static constexpr int kChunks = kCount / kChunk;
+    static constexpr int kAhead = 3;  // chunks whose exponents are ready before their turn
+    static_assert(kCount % kChunk == 0);
+
+    float (&scores)[kCount];
+    std::uint32_t (&p)[kCount / 8][4];
+    const float (&subtract)[2];
+    float scale_log2;
+    int never;
+    const Extra& extra;
+    int first_key;
+    float parts[2][2];  // two partial sums a row: short chains, and small rounding errors over long rows
+
+    template <int kBegin, int kEnd>
+    __device__ __forceinline__ void exponents() {
+#pragma unroll
+        for (int i = kBegin * kChunk; i < min(kEnd, kChunks) * kChunk; ++i) {
+            scores[i] = fmaf(scores[i], scale_log2, -subtract[row_of(i)]);
+        }
+    }
+    template <int kPart>
+    __device__ __forceinline__ void exponentials() {
+#pragma unroll
+        for (int i = kPart * kChunk; i < (kPart + 1) * kChunk; ++i) scores[i] = ptx::exp2_approx(scores[i]);
+    }
+    template <int kPart>
+    __device__ __forceinline__ void sum_and_pack() {
+#pragma unroll
+        for (int i = kPart * kChunk; i < (kPart + 1) * kChunk; ++i) {
+            float& part = parts[row_of(i)][i % 2];
+            part = i < 4 ? scores[i] : part + scores[i];
+        }
+        extra.template drop<kPart * kChunk, kChunk>(scores, first_key);
+#pragma unroll
+        for (int i = kPart * kChunk; i < (kPart + 1) * kChunk; i += 2) {
+            p[i / 8][i % 8 / 2] = ptx::pack<T>(scores[i], scores[i + 1]);
+        }
+    }
+
+    /// Chunk kPart and all after it. `beside`() is done in the shadow of the last one.
+    template <int kPart, class Beside>
+    __device__ __forceinline__ void run(const Beside& beside) {
+        if constexpr (kPart == 0) exponents<0, kAhead + 1>();
+        else exponents<kPart + kAhead, kPart + kAhead + 1>();
+        if constexpr (kPart < kChunks) exponentials<kPart>();
+        if constexpr (kPart > 0) sum_and_pack<kPart - 1>();
+        if constexpr (kPart == kChunks - 1) beside();
+        if constexpr (kPart < kChunks) {
+            ptx::order_fence<kPart>(never);
+            run<kPart + 1>(beside);
+        }
+    }
+};
+
+/// Scores [2 rows][kCount / 2 columns] of this thread, from `first_key` on, become weights in p, and their sums are
+/// added to the rows'. `never`: 0, of which the compiler knows nothing.
+template <class T, int kCount, class Extra, class Beside>
+__device__ __forceinline__ void exponentiate(float (&scores)[kCount], std::uint32_t (&p)[kCount / 8][4],
+                                             OnlineSoftmax<T>& rows, float scale_log2, int never, const Extra& extra,
+                                             int first_key, const Beside& beside) {
+    Exponentials<T, kCount, Extra> exponentials{scores, p, rows.subtract, scale_log2, never, extra, first_key};
+    exponentials.template run<0>(beside);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.sum[r] += exponentials.parts[r][0] + exponentials.parts[r][1];
 }
 
 }  // namespace tessera::cuda::fa3

@@ -159,12 +159,24 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][
                  "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", accumulate, 1, 1, 1;\n}\n"      \
                  : TESSERA_C##groups                                                                    \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b), "r"(static_cast<int>(accumulate)))
-#define TESSERA_WGMMA_SS_OF(n, groups, a, b, p)                                               \
+
+// clang-format off
+// The widths that kernels use: n, its groups of eight accumulators, and the numbers of the operands after them.
+#define TESSERA_WGMMA_WIDTHS(row)          \
+    row(64, 4, 32, 33, 34, 35, 36, 37)     \
+    row(80, 5, 40, 41, 42, 43, 44, 45)     \
+    row(96, 6, 48, 49, 50, 51, 52, 53)     \
+    row(128, 8, 64, 65, 66, 67, 68, 69)    \
+    row(192, 12, 96, 97, 98, 99, 100, 101) \
+    row(256, 16, 128, 129, 130, 131, 132, 133)
+// clang-format on
+#define TESSERA_WGMMA_IS_WIDTH(n, ...) kN == n ||
+#define TESSERA_WGMMA_SS_ROW(n, groups, a, b, p, ...)                                         \
     if constexpr (kN == n) {                                                                  \
         if constexpr (std::is_same_v<T, __half>) TESSERA_WGMMA_SS(n, "f16", groups, a, b, p); \
         else TESSERA_WGMMA_SS(n, "bf16", groups, a, b, p);                                    \
     }
-#define TESSERA_WGMMA_RS_OF(n, groups, a0, a1, a2, a3, b, p)                                               \
+#define TESSERA_WGMMA_RS_ROW(n, groups, a0, a1, a2, a3, b, p)                                              \
     if constexpr (kN == n) {                                                                               \
         if constexpr (std::is_same_v<T, __half>) TESSERA_WGMMA_RS(n, "f16", groups, a0, a1, a2, a3, b, p); \
         else TESSERA_WGMMA_RS(n, "bf16", groups, a0, a1, a2, a3, b, p);                                    \
@@ -174,30 +186,16 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][
 template <int kN, class T>
 __device__ __forceinline__ void wgmma_ss(float (&d)[kN / 2], std::uint64_t desc_a, std::uint64_t desc_b,
                                          bool accumulate) {
-    static_assert(kN == 64 || kN == 80 || kN == 96 || kN == 128 || kN == 160 || kN == 176 || kN == 192 || kN == 256);
-    TESSERA_WGMMA_SS_OF(64, 4, 32, 33, 34)
-    TESSERA_WGMMA_SS_OF(80, 5, 40, 41, 42)
-    TESSERA_WGMMA_SS_OF(96, 6, 48, 49, 50)
-    TESSERA_WGMMA_SS_OF(128, 8, 64, 65, 66)
-    TESSERA_WGMMA_SS_OF(160, 10, 80, 81, 82)
-    TESSERA_WGMMA_SS_OF(176, 11, 88, 89, 90)
-    TESSERA_WGMMA_SS_OF(192, 12, 96, 97, 98)
-    TESSERA_WGMMA_SS_OF(256, 16, 128, 129, 130)
+    static_assert(TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_IS_WIDTH) false);
+    TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_SS_ROW)
 }
 
 /// wgmma.mma_async, A from registers, B from shared memory with its kN columns contiguous ("MN-major", transposed).
 template <int kN, class T>
 __device__ __forceinline__ void wgmma_rs(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t desc_b,
                                          bool accumulate) {
-    static_assert(kN == 64 || kN == 80 || kN == 96 || kN == 128 || kN == 160 || kN == 176 || kN == 192 || kN == 256);
-    TESSERA_WGMMA_RS_OF(64, 4, 32, 33, 34, 35, 36, 37)
-    TESSERA_WGMMA_RS_OF(80, 5, 40, 41, 42, 43, 44, 45)
-    TESSERA_WGMMA_RS_OF(96, 6, 48, 49, 50, 51, 52, 53)
-    TESSERA_WGMMA_RS_OF(128, 8, 64, 65, 66, 67, 68, 69)
-    TESSERA_WGMMA_RS_OF(160, 10, 80, 81, 82, 83, 84, 85)
-    TESSERA_WGMMA_RS_OF(176, 11, 88, 89, 90, 91, 92, 93)
-    TESSERA_WGMMA_RS_OF(192, 12, 96, 97, 98, 99, 100, 101)
-    TESSERA_WGMMA_RS_OF(256, 16, 128, 129, 130, 131, 132, 133)
+    static_assert(TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_IS_WIDTH) false);
+    TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_RS_ROW)
 }
 
 #undef TESSERA_D1
@@ -233,8 +231,10 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[kN / 2], const std::uint32_t
 #undef TESSERA_D16
 #undef TESSERA_C16
 #undef TESSERA_WGMMA_SS
-#undef TESSERA_WGMMA_SS_OF
 #undef TESSERA_WGMMA_RS
-#undef TESSERA_WGMMA_RS_OF
+#undef TESSERA_WGMMA_WIDTHS
+#undef TESSERA_WGMMA_IS_WIDTH
+#undef TESSERA_WGMMA_SS_ROW
+#undef TESSERA_WGMMA_RS_ROW
 
 }  // namespace tessera::cuda::ptx

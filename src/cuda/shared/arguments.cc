@@ -3,11 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "core/batch.hpp"
-#include "core/philox.hpp"
+#include "core/dropout.hpp"
 #include "cuda/device.hpp"
 #include "tessera/error.hpp"
 
@@ -121,6 +122,15 @@ bool takes_vectors(const Rows& rows, int dim) {
     const auto whole = [](std::int64_t stride) { return stride * 2 % kVector == 0; };
     return rows.column == 1 && dim % 8 == 0 && reinterpret_cast<std::uintptr_t>(rows.data) % kVector == 0 &&
            whole(rows.batch) && whole(rows.row) && whole(rows.head);
+}
+
+int heads_together(const Problem& p, std::int64_t l2_share) {
+    const Band band = p.mask.bind(p.len_q, p.len_kv);
+    if (band.high >= p.len_kv - 1) return 1;
+    constexpr std::int64_t kElementBytes = 2;
+    const std::int64_t kv_bytes = std::max<std::int64_t>(p.len_kv * (p.head_dim + p.head_dim_v) * kElementBytes, 1);
+    const std::int64_t kv_heads = std::max<std::int64_t>(l2_share / kv_bytes, 1);
+    return static_cast<int>(std::min(kv_heads * p.group(), p.batch * p.heads_q));
 }
 
 ForwardParams forward_params(const ForwardCall& call) {

@@ -11,6 +11,9 @@
 
 namespace tessera::cuda {
 
+/// Rows and tiles are counted up to this: sums of two such numbers fit 32 bits.
+inline constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;
+
 /// For a row's `refuse`: kernels count rows, heads and batch members in 32 bits. Empty when they fit.
 std::optional<std::string> refuse_sizes(const Problem& problem);
 
@@ -19,6 +22,11 @@ Rows rows_of(const TensorView& tensor);
 
 /// Can rows of `dim` 16-bit elements be read and written 16 bytes at a time?
 bool takes_vectors(const Rows& rows, int dim);
+
+/// (batch, head) pairs whose tiles of queries are mixed in the order of the work. Causal tiles are of different
+/// lengths: the longest of several heads come first, as long as the heads' K and V fit `l2_share` bytes of the L2.
+/// Without a diagonal, heads come one after the other. It moves the order of the tiles and no result.
+int heads_together(const Problem& problem, std::int64_t l2_share);
 
 /// Checks, too, that every tensor and the workspace are memory of the plan's device: throws Error(invalid_argument)
 /// naming the first one that is not.

@@ -16,8 +16,7 @@
 namespace tessera::cuda::standard {
 namespace {
 
-constexpr int kLeastCapability = 80;                       // bf16 products and cp.async
-constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;  // sums of two of these fit 32 bits
+constexpr int kLeastCapability = 80;  // bf16 products and cp.async
 
 /// The N x N matrix, and what a row of O is multiplied by at the end.
 struct Workspace {

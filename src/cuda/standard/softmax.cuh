@@ -7,7 +7,7 @@
 // of long rows don't fall under what fp16 can hold.
 #pragma once
 
-#include "core/philox.hpp"
+#include "core/dropout.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/standard/work.cuh"
@@ -64,9 +64,8 @@ struct ScoreRow {
 __device__ __forceinline__ void drop(float (&p)[kKeysPerThread], const ForwardParams& params, const Head& head,
                                      int query, int key) {
     const PhiloxBlock words =
-        philox4x32({static_cast<std::uint32_t>(key / 4), static_cast<std::uint32_t>(query),
-                    static_cast<std::uint32_t>(head.head), static_cast<std::uint32_t>(head.batch)},
-                   params.seed);
+        dropout_block(params.seed, static_cast<std::uint32_t>(head.batch), static_cast<std::uint32_t>(head.head),
+                      static_cast<std::uint32_t>(query), static_cast<std::uint32_t>(key / 4));
 #pragma unroll
     for (int i = 0; i < kKeysPerThread; ++i) {
         if (words[i] >= params.keep_threshold) p[i] = 0;
@@ -74,10 +73,10 @@ __device__ __forceinline__ void drop(float (&p)[kKeysPerThread], const ForwardPa
 }
 
 /// Turns S into P, in 16 bits over the first half of the row; returns the thread's share of l. Both are
-/// 2^-kWeightShift times their value.
+/// 2^-kHeadroom times their value.
 template <class T>
-__device__ __forceinline__ float weigh(const ForwardParams& params, const Head& head, const ScoreRow& row, T* weights,
-                                       int query, float m) {
+__device__ __forceinline__ float exponentiate(const ForwardParams& params, const Head& head, const ScoreRow& row,
+                                              T* weights, int query, float m) {
     float sum = 0;
     row.for_each([&](int key, bool wanted) {
         float p[kKeysPerThread] = {};
@@ -86,7 +85,7 @@ __device__ __forceinline__ float weigh(const ForwardParams& params, const Head& 
             const float scores[kKeysPerThread] = {s.x, s.y, s.z, s.w};
 #pragma unroll
             for (int i = 0; i < kKeysPerThread; ++i) {
-                p[i] = ptx::exp2_approx((scores[i] - m) * kLog2E - kWeightShift<T>);
+                p[i] = ptx::exp2_approx((scores[i] - m) * kLog2E - kHeadroom<T>);
                 sum += p[i];
             }
             if (params.keep_threshold != 0) drop(p, params, head, query, key);
@@ -119,7 +118,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(const __grid_c
     });
     m = block_reduce(m, parts[0], [](float a, float b) { return fmaxf(a, b); });
     if (m == -INFINITY) m = 0;  // nothing visible: exp(-inf - 0) is the 0 that is wanted
-    float l = weigh(params, head, row, reinterpret_cast<T*>(scores), query, m);
+    float l = exponentiate(params, head, row, reinterpret_cast<T*>(scores), query, m);
     l = block_reduce(l, parts[1], [](float a, float b) { return a + b; });
 
     if (threadIdx.x != 0) return;
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(const __grid_c
     const Rows& lse = params.lse;
     const std::int64_t offset = head_offset(lse, head.batch, head.member.first_q, head.head, sizeof(float));
     auto* to = reinterpret_cast<float*>(lse.data + offset);
-    to[query * lse.row] = m + logf(l * exp2f(kWeightShift<T>));
+    to[query * lse.row] = m + logf(l * exp2f(kHeadroom<T>));
 }
 
 template <class T>

@@ -5,7 +5,8 @@
 
 namespace tessera::cuda {
 
-/// The tiles of keys that a tile of queries sees, in ascending order whatever the mask: a row then meets its keys in
+/// The tiles of keys that a tile of queries sees; all others are skipped (under a causal mask, those past its last
+/// query). They come in ascending order whatever the mask: a row then meets its keys in
 /// the same order in every tile of queries that it may be part of, and its bits do not depend on the rows around it.
 struct KeyTiles {
     int first = 0;  // tile numbers: keys first * block_kv ...

@@ -27,6 +27,16 @@ struct Ring {
     }
 };
 
+/// The phases of barriers that are not all used in turn, as those of stages that only some copies go to.
+struct StagePhases {
+    std::uint32_t phases = 0;  ///< a bit for each stage
+
+    __device__ __forceinline__ void wait(ptx::Mbarrier& barrier, int stage) {
+        cuda::wait(barrier, phases >> stage & 1);
+        phases ^= 1U << stage;
+    }
+};
+
 /// Where one side stands in a ring: how many stages it has taken. Both sides take the stages in the same order.
 template <int kStages>
 struct RingPosition {

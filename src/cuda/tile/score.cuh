@@ -11,9 +11,10 @@
 #include <cfloat>
 #include <cmath>
 
-#include "core/philox.hpp"
+#include "core/dropout.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/params.hpp"
+#include "cuda/tile/softcap.cuh"
 
 namespace tessera::cuda {
 
@@ -43,7 +44,7 @@ struct Visible {
 
 /// Scores of pairs that are not visible become -inf.
 template <int kTiles>
-__device__ __forceinline__ void hide(float (&s)[kTiles][4], const Visible& visible, int query, int key) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTiles][4], const Visible& visible, int query, int key) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int first = visible.first(query + 8 * r) - key;  // relative to `key`, columns are compile-time numbers
@@ -56,19 +57,6 @@ __device__ __forceinline__ void hide(float (&s)[kTiles][4], const Visible& visib
             }
         }
     }
-}
-
-/// tanh(x) to 4e-7 of itself, without a branch: 1 - 2 / (exp(2 |x|) + 1), and near 0, where that cancels, the odd
-/// polynomial with the smallest largest error on [0, 0.55].
-__device__ __forceinline__ float hyperbolic_tangent(float x) {
-    constexpr float kTwiceLog2E = 2.8853900817779268F;
-    const float far = fmaf(-2.0F, ptx::reciprocal_approx(ptx::exp2_approx(fabsf(x) * kTwiceLog2E) + 1.0F), 1.0F);
-    const float u = x * x;
-    float p = fmaf(0.01645870879F, u, -0.05268411338F);
-    p = fmaf(p, u, 0.13320940733F);
-    p = fmaf(p, u, -0.33332958817F);
-    const float near = fmaf(x * u, p, x);
-    return fabsf(x) < 0.55F ? near : copysignf(far, x);
 }
 
 /// Where the scores of one head find what is their own.
@@ -120,7 +108,7 @@ struct HeadScores {
         if (params.softcap > 0) cap(s);
         if (slope != 0) add_alibi(s, query, key);
         if (bias) add_bias<kMasked>(s, visible, query, key);
-        if constexpr (kMasked) hide(s, visible, query, key);
+        if constexpr (kMasked) apply_mask(s, visible, query, key);
     }
 
     __device__ __forceinline__ bool drops() const { return params.keep_threshold != 0; }
@@ -131,7 +119,7 @@ struct HeadScores {
         const bool odd = lane % 2 != 0;
         const auto last_kept = static_cast<std::uint32_t>(params.keep_threshold - 1);
         const auto row = static_cast<std::uint32_t>(odd ? query + 8 : query);
-        const PhiloxBlock own = philox4x32({static_cast<std::uint32_t>(key / 4), row, head, batch}, params.seed);
+        const PhiloxBlock own = dropout_block(params.seed, batch, head, row, static_cast<std::uint32_t>(key / 4));
         const std::uint32_t got0 = __shfl_xor_sync(0xFFFFFFFF, odd ? own[0] : own[2], 1);
         const std::uint32_t got1 = __shfl_xor_sync(0xFFFFFFFF, odd ? own[1] : own[3], 1);
         if ((odd ? got0 : own[0]) > last_kept) p[0] = 0;

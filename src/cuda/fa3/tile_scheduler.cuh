@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tile of queries comes when. The producer decides, works out what the tile needs, and tells the other roles.
+// The tile scheduler of the persistent grid: which tile of queries comes when. The producer decides, works out what the
+// tile needs, and tells the other roles.
 #pragma once
 
 #include "cuda/fa3/launch.hpp"
@@ -11,7 +12,7 @@ namespace tessera::cuda::fa3 {
 
 /// One tile of queries of one head, and the K/V blocks that it needs. 32 bits are enough: the kernel refuses longer
 /// tensors, and registers are short.
-struct Tile {
+struct WorkTile {
     int batch, head;
     int first_q, first_kv;     ///< rows where a ragged member begins
     int q_begin, q_end;        ///< queries; none past the end of a ragged member
@@ -28,7 +29,7 @@ struct Tile {
 
 /// The tile of a place in the order of the work.
 template <int kBlockQ, int kBlockKv>
-__device__ __forceinline__ Tile tile_at(const Launch& launch, int index) {
+__device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     const ForwardParams& p = launch.params;
     const int per_group = launch.heads_together * launch.q_blocks;
     const int group = index / per_group;
@@ -36,7 +37,7 @@ __device__ __forceinline__ Tile tile_at(const Launch& launch, int index) {
     const int heads_here = min(launch.heads_together, static_cast<int>(p.batch) * p.heads_q - first_head);
     const int within = index - group * per_group;
     const int batch_head = first_head + within % heads_here;
-    Tile tile;
+    WorkTile tile;
     tile.batch = batch_head / p.heads_q;
     tile.head = batch_head - tile.batch * p.heads_q;
     const Member member = member_of(p, tile.batch);
@@ -50,6 +51,7 @@ __device__ __forceinline__ Tile tile_at(const Launch& launch, int index) {
     tile.low = static_cast<int>(band.low);
     tile.high = static_cast<int>(band.high);
     tile.last_key = member.len_kv - 1;
+    // Blocks of keys that no query of the tile sees are skipped: under a causal mask, those past its last query.
     const Range keys = band.kv_range(tile.q_begin, tile.q_end);
     tile.n_begin = static_cast<int>(keys.begin) / kBlockKv;
     tile.n_end = keys.empty() ? tile.n_begin : (static_cast<int>(keys.end) + kBlockKv - 1) / kBlockKv;
@@ -64,21 +66,22 @@ inline constexpr int kTileStages = 4;
 
 struct TileRing {
     Ring<kTileStages> ring;
-    Tile tiles[kTileStages];
+    WorkTile tiles[kTileStages];
 };
 
-/// The producer's side. With a counter, tiles go to whoever is free (Launch::next_tile); without, they go round.
+/// The scheduler, on the producer's side. With a counter, tiles go to whoever is free (Launch::next_tile); without,
+/// they go round.
 template <int kBlockQ, int kBlockKv>
-struct TileSource {
+struct TileScheduler {
     const Launch& launch;
     TileRing& ring;
     RingPosition<kTileStages> position{};
     int upcoming = static_cast<int>(blockIdx.x);
 
     /// The next tile that has queries; the other roles are told of it. It may be read until three more were asked for.
-    __device__ __forceinline__ const Tile& next() {
+    __device__ __forceinline__ const WorkTile& next() {
         position.wait_empty(ring.ring);
-        Tile& tile = ring.tiles[position.stage()];
+        WorkTile& tile = ring.tiles[position.stage()];
         tile.exists = false;
         while (!tile.exists && upcoming < launch.tiles) {
             tile = tile_at<kBlockQ, kBlockKv>(launch, upcoming);
@@ -99,7 +102,7 @@ struct TileReader {
     TileRing& ring;
     RingPosition<kTileStages> position{};
 
-    __device__ __forceinline__ const Tile& operator[](int place) const { return ring.tiles[place]; }
+    __device__ __forceinline__ const WorkTile& operator[](int place) const { return ring.tiles[place]; }
     __device__ __forceinline__ int open() {
         position.wait_full(ring.ring);
         const int place = position.stage();

@@ -10,7 +10,7 @@ namespace tessera::cuda::ptx {
 /// of ex2 together, and leaves the issue slots between them empty.) Each kPlace of a loop has its own number, or the
 /// second of two would be dropped as settled by the first.
 template <int kPlace>
-__device__ __forceinline__ void schedule_fence(int never) {
+__device__ __forceinline__ void order_fence(int never) {
     asm volatile("{\n.reg .pred out;\nsetp.eq.s32 out, %0, %1;\n@out exit;\n}\n" ::"r"(never), "n"(kPlace + 1)
                  : "memory");
 }

@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/architecture.md promises of a new schedule: adds one to a copy of the source, and builds the command with it.
+
+    new_schedule_test.py SOURCE_FOLDER BUILD_FOLDER
+
+The schedule "example" forwards to fa1. Its new files are its own; the existing files that had to be edited must be those
+that the page names, no others. Compiled anew are the files that make a list of schedules, without optimisation; the rest is
+linked from BUILD_FOLDER (Ninja's), whose objects do not change by one more enumerator.
+"""
+import concurrent.futures
+import filecmp
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+SOURCE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:])
+FOLDERS = ("include", "src", "cli")
+KNOWS_SCHEDULES = re.compile(
+    r"\b(TESSERA_SCHEDULES|parse_schedule|schedule_names|order_of)\b|case Schedule::|_order\(\)|name_of\(kernel\.schedule\)|"
+    r"kEntries")  # the list itself, what is asked for below, and what a compiler would warn of
+
+HEADER = """// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernel/kernel.hpp"
+
+namespace tessera::cpu::example {
+std::size_t forward_workspace(const Plan& plan);
+void forward(const ForwardCall& call);
+std::size_t backward_workspace(const Plan& plan);
+void backward(const BackwardCall& call);
+}  // namespace tessera::cpu::example
+"""
+KERNELS = """// SPDX-License-Identifier: Apache-2.0
+#include "cpu/example/schedule.hpp"
+#include "cpu/schedules.hpp"
+
+namespace tessera::cpu::example {
+std::size_t forward_workspace(const Plan& plan) { return fa1::forward_workspace(plan); }
+void forward(const ForwardCall& call) { fa1::forward(call); }
+std::size_t backward_workspace(const Plan& plan) { return fa1::backward_workspace(plan); }
+void backward(const BackwardCall& call) { fa1::backward(call); }
+}  // namespace tessera::cpu::example
+"""
+STEPS = """// SPDX-License-Identifier: Apache-2.0
+#include "schedule/emit.hpp"
+
+namespace tessera::schedule {
+Order example_order() { return fa1_order(); }
+}  // namespace tessera::schedule
+"""
+
+
+def promised():
+    """The existing files that docs/architecture.md says a new schedule touches."""
+    page = (SOURCE / "docs/architecture.md").read_text()
+    text = re.search(r"\n- A new schedule:(.*?)\n- ", page, re.DOTALL)[1]
+    edited = re.search(r"\bedits (.*?)\.\s", text + " ", re.DOTALL)[1]
+    return set(re.findall(r"`([^`]+/[^`]+)`", edited))
+
+
+def edit(path, pattern, replacement):
+    text = path.read_text()
+    changed, count = re.subn(pattern, replacement, text, count=1, flags=re.DOTALL)
+    assert count == 1, f"{path}: nothing matches {pattern}"
+    path.write_text(changed)
+
+
+def add_schedule(copy):
+    edit(copy / "include/tessera/kernel.hpp", r"(    row\(fa3\)[^\n]*)\n", r"\1 \\\n    row(example)\n")
+    backend = copy / "src/cpu/backend.cc"
+    row = re.search(r"    \{Schedule::fa1,.*?\},\n", backend.read_text(), re.DOTALL)[0]
+    own = row.replace("fa1", "example").replace("K/V blocks outer", "an example")
+    edit(backend, re.escape(row), lambda _: row + own)
+    edit(backend, r'#include "cpu/schedules.hpp"\n', '#include "cpu/example/schedule.hpp"\n#include "cpu/schedules.hpp"\n')
+    (copy / "src/cpu/example").mkdir()
+    (copy / "src/cpu/example/schedule.hpp").write_text(HEADER)
+    (copy / "src/cpu/example/forward.cc").write_text(KERNELS)
+    (copy / "src/schedule/example.cc").write_text(STEPS)
+
+
+def edited_files(copy):
+    """Files of the source that differ in the copy."""
+    return {str(path.relative_to(SOURCE)) for folder in FOLDERS for path in (SOURCE / folder).rglob("*")
+            if path.is_file() and not filecmp.cmp(path, copy / path.relative_to(SOURCE), shallow=False)}
+
+
+def compile_commands():
+    commands = subprocess.run(["ninja", "-C", BUILD, "-t", "compdb"], check=True, capture_output=True, text=True).stdout
+    return {os.path.normpath(BUILD / row["file"]): row for row in json.loads(commands) if row["file"].endswith(".cc")}
+
+
+def compile_file(copy, path, commands):
+    """Compiles a file of the copy as the build compiles it, or as a file beside it. Returns (object in the build, object)."""
+    place = path.relative_to(copy)
+    original = str(SOURCE / place)
+    like = original if original in commands else str(SOURCE / ("src/api.cc" if place.parts[0] == "src" else "cli/main.cc"))
+    words = shlex.split(commands[like]["command"].replace(like, str(path)).replace(str(SOURCE / "include"), f"{copy}/include"))
+    for folder in ("src", "cli"):
+        words = [f"-I{copy}/{folder}" if word == f"-I{SOURCE}/{folder}" else word for word in words]
+    made = copy / (str(place).replace("/", "_") + ".o")
+    at = words.index("-o")
+    built = words[at + 1]
+    words = [word for i, word in enumerate(words) if i not in (at, at + 1)]
+    for flag in ("-MF", "-MT"):
+        if flag in words:
+            i = words.index(flag)
+            del words[i:i + 2]
+    words = [word for word in words if word not in ("-MD", "-g")] + ["-O0", "-o", str(made)]
+    subprocess.run(words, check=True, cwd=BUILD)
+    return (built if original in commands else None), str(made)
+
+
+def build_command(copy):
+    """Links the command: files that know the schedules from the copy, the rest from the build."""
+    files = [path for folder in ("src", "cli") for path in sorted((copy / folder).rglob("*.cc"))
+             if KNOWS_SCHEDULES.search(path.read_text()) or "example" in str(path.relative_to(copy))]
+    commands = compile_commands()
+    files = [f for f in files if str(SOURCE / f.relative_to(copy)) in commands or "example" in str(f.relative_to(copy))]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        made = list(pool.map(lambda path: compile_file(copy, path, commands), files))
+    lines = subprocess.run(["ninja", "-C", BUILD, "-t", "commands", "tessera"], check=True, capture_output=True, text=True).stdout
+    link = shlex.split(next(line for line in reversed(lines.splitlines()) if " -o tessera " in line))
+    link = [word for word in link if word not in (":", "&&")]
+    replaced = {built for built, _ in made}
+    at = link.index("-o")
+    link[at + 1] = str(copy / "tessera")
+    objects = [new for _, new in made]  # before the libraries, whose own objects of these names are then not taken
+    link = link[:at] + objects + [word for word in link[at:] if word not in replaced]
+    link = [word for word in link if word not in replaced]
+    subprocess.run(link, check=True, cwd=BUILD)
+    return copy / "tessera", len(files)
+
+
+def run(*words):
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder)
+        for name in FOLDERS:
+            shutil.copytree(SOURCE / name, copy / name)
+        add_schedule(copy)
+        edited = edited_files(copy)
+        assert edited == promised(), f"edited {sorted(edited)}; docs/architecture.md says {sorted(promised())}"
+        tessera, compiled = build_command(copy)
+
+        listed = json.loads(run(tessera, "list", "--json"))["kernels"]
+        names = [kernel["name"] for kernel in listed if kernel["schedule"] == "example"]
+        assert names == ["cpu.example.forward", "cpu.example.backward"], names
+        assert "cpu.example.forward" in run(tessera, "list"), "the table of kernels lacks it"
+        assert "fa3, example" in " ".join(run(tessera, "roofline", "--help").split()), "--help lacks it"
+        run(tessera, "roofline", "--device", "h100", "--schedule", "standard", "--len", "1024")
+        ran = run(tessera, "run", SOURCE / "examples/data/kjv-layer2.safetensors", "--layout", "bhsd", "--schedule", "example",
+                  "--check")
+        assert "cpu.example.forward" in ran, ran
+    print(f"a new schedule: {compiled} files compiled, edited {', '.join(sorted(edited))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
