@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "check/feature_cases.hpp"
 #include "check/run_case.hpp"
 #include "commands.hpp"
 #include "device/device_copy.hpp"
@@ -27,7 +28,8 @@ struct CheckOptions {
     std::string seed = "1";
     std::string backend = "auto";
     std::string kernel;
-    std::string only;  // --case
+    std::string only;     // --case
+    bool shapes = false;  // --shapes
 };
 
 /// How close the worst case of one tensor came to its limit.
@@ -77,10 +79,12 @@ std::vector<Tally> wanted_kernels(const CheckOptions& options) {
     return tallies;
 }
 
-/// What to run: named cases first, then random ones, which are generated when their turn comes.
+/// What to run: named cases first, then random ones, which are generated when their turn comes; then those that are for
+/// some kernels only.
 struct Selection {
     std::vector<check::Case> named;
     std::int64_t random = 0;
+    std::vector<check::Chosen> chosen{};
 
     std::int64_t size() const { return static_cast<std::int64_t>(named.size()) + random; }
     check::Case at(std::int64_t index, std::uint64_t seed) const {
@@ -90,14 +94,21 @@ struct Selection {
     }
 };
 
-/// The corner cases and `--cases` random ones, or the one of `--case`.
-Selection wanted_cases(const CheckOptions& options, std::uint64_t seed) {
+/// The corner cases, `--cases` random ones and those of `--shapes`, or the one of `--case`.
+Selection wanted_cases(const CheckOptions& options, std::uint64_t seed, const std::vector<Tally>& tallies) {
     const std::int64_t count = parse_size("--cases", options.cases);
-    if (options.only.empty()) return {check::corner_cases(), count};
+    if (options.only.empty()) {
+        Selection all{check::corner_cases(), count};
+        std::vector<const KernelInfo*> wanted;
+        for (const Tally& tally : tallies) wanted.push_back(tally.kernel);
+        if (options.shapes) all.chosen = check::choose_feature_cases(seed, wanted);
+        return all;
+    }
     auto found = check::find_case(seed, options.only);
     if (found) return {{std::move(*found)}, 0};
     std::string names;
     for (const check::Case& c : check::corner_cases()) names += ", " + c.id;
+    names += fmt::format(", or one of --shapes, like {}", check::feature_cases(seed).front().which.id);
     unexpected("--case", "a number" + names, options.only);
 }
 
@@ -132,14 +143,24 @@ void run_one(check::CaseRunner& runner, const check::Case& which, Tally& tally, 
 Result run_all(const CheckOptions& options) {
     const std::uint64_t seed = parse_seed("--seed", options.seed);
     Result result{.tallies = wanted_kernels(options)};
-    const Selection cases = wanted_cases(options, seed);
-    result.cases = cases.size();
-    Progress progress(cases.size());
+    const Selection cases = wanted_cases(options, seed, result.tallies);
+    result.cases = cases.size() + static_cast<std::int64_t>(cases.chosen.size());
+    Progress progress(result.cases);
     for (std::int64_t i = 0; i < cases.size(); ++i) {
         const check::Case which = cases.at(i, seed);
         progress.step(fmt::format("case {}: {}", which.id, which.problem.describe()));
         check::CaseRunner runner(which);
         for (Tally& tally : result.tallies) run_one(runner, which, tally, result.failures);
+    }
+    for (const check::Chosen& chosen : cases.chosen) {
+        const check::Case& which = chosen.of.which;
+        progress.step(fmt::format("case {}: {}", which.id, which.problem.describe()));
+        check::CaseRunner runner(which);
+        for (Tally& tally : result.tallies) {
+            const auto& of = chosen.kernels;
+            if (std::find(of.begin(), of.end(), tally.kernel) == of.end()) continue;
+            run_one(runner, which, tally, result.failures);
+        }
     }
     return result;
 }
@@ -221,6 +242,7 @@ void add_check_command(CLI::App& app, Session& session) {
         app, session, "check", "Run kernels on cases of the whole contract and compare with the fp64 reference",
         {{"tessera check", "every kernel on the corner cases and 100 random ones"},
          {"tessera check --cases 10000 --seed 7 --kernel cpu.fa2.backward", "one kernel, for longer"},
+         {"tessera check --shapes --cases 0", "every compiled shape of every kernel, with every feature that it takes"},
          {"tessera check --case causal_square", "one case by its name"},
          {"tessera check --kernel cpu.fa2.forward --seed 7 --case 1234", "a random case again, by its number"}});
     auto options = std::make_shared<CheckOptions>();
@@ -232,8 +254,13 @@ void add_check_command(CLI::App& app, Session& session) {
         ->type_name("NAME");
     command->add_option("--kernel", options->kernel, "Only this kernel, by its name in tessera list; default all")
         ->type_name("NAME");
-    command->add_option("--case", options->only, "Only this case: a number of the seed, or the name of a corner case")
+    command
+        ->add_option("--case", options->only,
+                     "Only this case: a number of the seed, the name of a corner case or of one of --shapes")
         ->type_name("ID");
+    command->add_flag(
+        "--shapes", options->shapes,
+        "Besides, cases for every compiled shape of the kernels with every feature and dtype that it takes");
     command->callback([options, &session] { execute(*options, session); });
 }
 

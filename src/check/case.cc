@@ -8,6 +8,8 @@
 #include <charconv>
 #include <numeric>
 
+#include "check/feature_cases.hpp"
+
 namespace tessera::check {
 namespace {
 
@@ -176,6 +178,9 @@ std::optional<Case> find_case(std::uint64_t seed, std::string_view id) {
     if (error == std::errc{} && end == id.data() + id.size()) return random_case(seed, index);
     for (Case& c : corner_cases()) {
         if (c.id == id) return std::move(c);
+    }
+    for (FeatureCase& c : feature_cases(seed)) {
+        if (c.which.id == id) return std::move(c.which);
     }
     return std::nullopt;
 }

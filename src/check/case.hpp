@@ -64,7 +64,7 @@ Case random_case(std::uint64_t seed, std::uint64_t index);
 /// The named cases: one per corner of the contract.
 std::vector<Case> corner_cases();
 
-/// A random case by number or a corner case by name; nothing when there is none of this name.
+/// A random case by number, a corner case by name or one of feature_cases(seed) by its id; nothing when there is none.
 std::optional<Case> find_case(std::uint64_t seed, std::string_view id);
 
 /// The command that runs this case on this kernel: "tessera check --kernel cpu.fa2.forward --seed 1 --case 17".

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every kernel x compiled shape x feature x dtype that the kernel takes runs, and is right; what it does not take is
+// what is written here, so that a kernel which suddenly refuses fails. The counts are printed.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "check/feature_cases.hpp"
+#include "check/run_case.hpp"
+#include "cuda/fa1/shapes.hpp"
+#include "cuda/fa2/shapes.hpp"
+#include "cuda/fa3/shapes.hpp"
+#include "kernels/limits.hpp"
+#include "registry.hpp"
+
+namespace tessera::check {
+namespace {
+
+constexpr std::uint64_t kSeed = 20261122;
+
+/// The kernels of the host, or those of a GPU.
+std::vector<const KernelInfo*> kernels_on(DeviceType where) {
+    std::vector<const KernelInfo*> some;
+    for (const KernelInfo& kernel : kernels()) {
+        if ((kernel.backend == Backend::cuda) == (where == DeviceType::cuda)) some.push_back(&kernel);
+    }
+    return some;
+}
+
+class FeatureCases : public testing::TestWithParam<std::tuple<DeviceType, Feature>> {
+ protected:
+    void SetUp() override {
+        const DeviceType where = std::get<DeviceType>(GetParam());
+        if (const auto reason = unavailable({where, 0})) GTEST_SKIP() << *reason;
+    }
+};
+
+TEST_P(FeatureCases, are_right_on_every_shape_of_every_kernel) {
+    const auto [where, feature] = GetParam();
+    for (const Chosen& chosen : choose_feature_cases(kSeed, kernels_on(where), feature)) {
+        const Case& which = chosen.of.which;
+        SCOPED_TRACE(which.describe());
+        CaseRunner runner(which);
+        for (const KernelInfo* kernel : chosen.kernels) {
+            const Outcome outcome = runner.run(*kernel);
+            EXPECT_TRUE(outcome.pass()) << to_command(which, kernel->name) << "\n" << outcome.report.describe();
+            EXPECT_FALSE(outcome.refusal) << kernel->name << " refused: " << *outcome.refusal;
+        }
+    }
+}
+
+std::string name_of_place(DeviceType where) { return where == DeviceType::cuda ? "cuda" : "host"; }
+
+std::string name_of_case(const testing::TestParamInfo<std::tuple<DeviceType, Feature>>& which) {
+    return name_of_place(std::get<0>(which.param)) + "_" + name_of(std::get<1>(which.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(all_kernels, FeatureCases,
+                         testing::Combine(testing::Values(DeviceType::cpu, DeviceType::cuda),
+                                          testing::ValuesIn(kFeatures)),
+                         name_of_case);
+
+class FeatureCounts : public testing::TestWithParam<DeviceType> {
+ protected:
+    void SetUp() override {
+        if (const auto reason = unavailable({GetParam(), 0})) GTEST_SKIP() << *reason;
+    }
+};
+
+/// By shape, then by feature and dtype.
+using Counts = std::map<std::string, std::map<std::pair<Feature, DType>, int>>;
+
+void print(const KernelInfo& kernel, const Counts& counts) {
+    fmt::print("{}: cases of each compiled shape, in {}\n", kernel.name, [&] {
+        std::string dtypes;
+        for (const DType dtype : kernel.dtypes) dtypes += (dtypes.empty() ? "" : "/") + std::string(name_of(dtype));
+        return dtypes;
+    }());
+    for (const std::string& shape : kernel_of(kernel).shapes) {
+        std::string line;
+        for (const Feature feature : kFeatures) {
+            if (!concerns(feature, kernel.pass)) continue;
+            line += fmt::format("{}{} ", line.empty() ? "" : ", ", name_of(feature));
+            for (const DType dtype : kernel.dtypes) {
+                const auto of_shape = counts.find(shape);
+                const bool none = of_shape == counts.end() || !of_shape->second.contains({feature, dtype});
+                line += fmt::format("{}{}", dtype == kernel.dtypes[0] ? "" : "/",
+                                    none ? 0 : of_shape->second.at({feature, dtype}));
+            }
+        }
+        fmt::print("  {}: {}\n", shape, line);
+    }
+}
+
+/// What FeatureCases runs. A 0 is right only where the kernel refuses the feature, or has another shape for it;
+/// and in fp64, which is what the reference judges by.
+TEST_P(FeatureCounts, no_shape_and_no_feature_goes_without_a_case) {
+    const std::vector<Chosen> all = choose_feature_cases(kSeed, kernels_on(GetParam()));
+    for (const KernelInfo* kernel : kernels_on(GetParam())) {
+        Counts counts;
+        std::set<std::pair<Feature, DType>> seen;
+        for (const Chosen& chosen : all) {
+            if (std::find(chosen.kernels.begin(), chosen.kernels.end(), kernel) == chosen.kernels.end()) continue;
+            const Problem& p = chosen.of.which.problem;
+            ++counts[ask(*kernel, p).shape][{chosen.of.feature, p.dtype}];
+            seen.insert({chosen.of.feature, p.dtype});
+        }
+        print(*kernel, counts);
+        for (const std::string& shape : kernel_of(*kernel).shapes) {
+            EXPECT_TRUE(counts.contains(shape)) << kernel->name << ": no case runs on " << shape;
+        }
+        for (const Feature feature : kFeatures) {
+            if (!concerns(feature, kernel->pass)) continue;
+            for (const DType dtype : kernel->dtypes) {
+                const bool bias = feature == Feature::bias || feature == Feature::bias_gradient;
+                if ((bias && kernel->schedule == Schedule::fa3) || dtype == DType::fp64) continue;
+                EXPECT_TRUE(seen.contains({feature, dtype}))
+                    << kernel->name << ": no case of " << name_of(feature) << " in " << name_of(dtype);
+            }
+        }
+    }
+}
+
+TEST_P(FeatureCounts, kernels_refuse_what_they_say_and_nothing_else) {
+    std::map<std::string, int> refused;
+    for (const FeatureCase& c : feature_cases(kSeed)) {
+        for (const KernelInfo* kernel : kernels_on(GetParam())) {
+            const Answer answer = ask(*kernel, c.which.problem);
+            const std::string expected = expected_refusal(*kernel, c.which.problem);
+            EXPECT_EQ(answer.takes, expected.empty()) << kernel->name << ": " << c.which.describe() << answer.reason;
+            EXPECT_TRUE(answer.reason.starts_with(expected)) << kernel->name << ": " << answer.reason;
+            if (!answer.takes) ++refused[kernel->name + ": " + answer.reason];
+        }
+    }
+    for (const auto& [what, count] : refused) fmt::print("refused {} times: {}\n", count, what);
+}
+
+INSTANTIATE_TEST_SUITE_P(all_kernels, FeatureCounts, testing::Values(DeviceType::cpu, DeviceType::cuda),
+                         [](const auto& which) { return name_of_place(which.param); });
+
+/// Which compiled shapes the cases reach, as the lists of shapes have it: known without a GPU, and without CUDA.
+template <class Shapes, class ShapeOf>
+void expect_all_reached(const char* schedule, const std::vector<Feature>& without, const ShapeOf& shape_of) {
+    std::map<std::size_t, std::set<Feature>> reached;
+    for (const FeatureCase& c : feature_cases(kSeed)) {
+        if (c.which.problem.dtype == DType::fp32) continue;
+        if (std::find(without.begin(), without.end(), c.feature) != without.end()) continue;
+        const std::optional<std::size_t> shape = shape_of(c.which.problem);
+        if (shape) reached[*shape].insert(c.feature);
+    }
+    const std::vector<std::string> names = Shapes::names();
+    for (std::size_t i = 0; i < names.size(); ++i) {
+        EXPECT_FALSE(reached[i].empty()) << schedule << ": " << names[i];
+        if (names[i].find("General") != std::string::npos) {
+            for (const Feature feature : {Feature::alibi, Feature::dropout, Feature::all_but_bias}) {
+                EXPECT_TRUE(reached[i].contains(feature)) << schedule << ": " << names[i] << " " << name_of(feature);
+            }
+        } else if (names[i].find("Capped") != std::string::npos) {
+            EXPECT_TRUE(reached[i].contains(Feature::softcap)) << schedule << ": " << names[i];
+        } else {
+            for (const Feature feature :
+                 {Feature::causal_bottom_right, Feature::causal_top_left, Feature::window, Feature::ragged}) {
+                EXPECT_TRUE(reached[i].contains(feature)) << schedule << ": " << names[i] << " " << name_of(feature);
+            }
+        }
+    }
+}
+
+TEST(FeatureCasesAlone, reach_every_shape_of_every_cuda_kernel) {
+    expect_all_reached<cuda::fa3::Shapes>("fa3", {Feature::bias, Feature::bias_gradient},
+                                          [](const Problem& p) { return cuda::fa3::shape_of(p); });
+    const auto fa2 = [](const Problem& p) { return std::optional(cuda::fa2::shape_of(p)); };
+    expect_all_reached<cuda::fa2::Shapes>("fa2", {}, fa2);
+    const auto fa1 = [](const Problem& p) { return std::optional(cuda::fa1::shape_of(p)); };
+    expect_all_reached<cuda::fa1::Shapes>("fa1", {}, fa1);
+}
+
+TEST(FeatureCasesAlone, are_found_by_their_ids_and_have_ids_of_their_own) {
+    std::set<std::string> ids;
+    for (const FeatureCase& c : feature_cases(7)) {
+        EXPECT_TRUE(ids.insert(c.which.id).second) << c.which.id;
+        EXPECT_NO_THROW(c.which.problem.validate()) << c.which.describe();
+    }
+    const auto found = find_case(7, "alibi/bf16/128x64/wide");
+    ASSERT_TRUE(found);
+    EXPECT_TRUE(found->problem.alibi);
+    EXPECT_EQ(found->problem.head_dim_v, 64);
+    EXPECT_GT(found->problem.len_kv, 640);
+    EXPECT_FALSE(find_case(7, "alibi/bf16/128x64/narrow"));
+}
+
+}  // namespace
+}  // namespace tessera::check
