@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "cuda/fa3/shapes.hpp"
 #include "device/device_copy.hpp"
 #include "kernels/support.hpp"
 
@@ -153,6 +154,62 @@ TEST_F(CudaInvariance, a_ragged_member_has_the_same_bits_among_members_of_any_le
                                   << " members";
             }
         });
+    }
+}
+
+/// A bound on the lengths of members is no length: it changes no bit. fa3 chooses between two tiles of queries by it,
+/// at head_dim 64 under a mask or in a ragged batch: the same rows come from short tiles and from long ones.
+TEST_F(CudaInvariance, short_and_long_tiles_have_the_same_bits) {
+    const std::vector<std::int64_t> of_q{1, 300, 0, 129, 700, 63};
+    const std::vector<std::int64_t> of_kv{700, 301, 5, 64, 900, 0};
+    const Mask masks[] = {
+        {}, {.causal = Causal::bottom_right}, {.causal = Causal::top_left}, {.window_left = 850, .window_right = 850}};
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+        for (const std::int64_t head_dim : {64, 40}) {
+            for (const Mask& mask : masks) {
+                Attention tight(make_ragged(of_q, of_kv, 4, 2, head_dim, dtype), 3, of_q, of_kv);
+                tight.problem.mask = mask;
+                Attention loose = tight;
+                loose.problem.len_kv = 1700;
+                const auto shape = [](const Attention& a) {
+                    return cuda::fa3::Shapes::names().at(cuda::fa3::shape_of(a.problem).value());
+                };
+                ASSERT_EQ(shape(tight), "HeadDim64Short") << tight.problem.describe();
+                ASSERT_EQ(shape(loose), "HeadDim64") << loose.problem.describe();
+                for_each_cuda_kernel([&](const KernelInfo& kernel) {
+                    ASSERT_TRUE(tight.forward(kernel));
+                    ASSERT_TRUE(loose.forward(kernel));
+                    EXPECT_TRUE(tight.o.same_bits(loose.o)) << kernel.name << ": " << tight.problem.describe();
+                    EXPECT_TRUE(tight.lse.same_bits(loose.lse)) << kernel.name << ": " << tight.problem.describe();
+                });
+            }
+        }
+    }
+}
+
+/// The same without a bound: a dense call without a mask has long tiles, its members as a ragged batch short ones.
+TEST_F(CudaInvariance, a_dense_batch_has_the_bits_of_a_ragged_one) {
+    const std::int64_t len_q = 450;
+    const std::int64_t len_kv = 777;
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+        for (const std::int64_t head_dim : {64, 96, 128, 192, 256}) {
+            const std::vector<std::int64_t> of_q(3, len_q);
+            const std::vector<std::int64_t> of_kv(3, len_kv);
+            Attention dense(make_problem(3, len_q, len_kv, 4, 2, head_dim, dtype), 3);
+            Attention ragged(make_ragged(of_q, of_kv, 4, 2, head_dim, dtype), 3, of_q, of_kv);
+            for_each_cuda_kernel([&](const KernelInfo& kernel) {
+                ASSERT_TRUE(dense.forward(kernel));
+                ASSERT_TRUE(ragged.forward(kernel));
+                EXPECT_TRUE(dense.o.same_bits(ragged.o)) << kernel.name << ": " << dense.problem.describe();
+                bool same = true;
+                for (std::int64_t h = 0; h < 4; ++h) {
+                    for (std::int64_t row = 0; row < 3 * len_q; ++row) {
+                        same = same && dense.lse.get(row / len_q, h, row % len_q) == ragged.lse.get(h, row);
+                    }
+                }
+                EXPECT_TRUE(same) << kernel.name << ", LSE: " << dense.problem.describe();
+            });
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <initializer_list>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <ostream>
@@ -20,6 +21,7 @@
 #include "check/packed.hpp"
 #include "core/numeric.hpp"
 #include "device/device_copy.hpp"
+#include "kernels/limits.hpp"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
@@ -71,6 +73,30 @@ struct Tensor {
     }
 };
 
+/// Did a kernel run a call? If not, because its device is not here, or because it refused it, and why.
+struct Ran {
+    bool ran = false;
+    bool no_device = false;
+    std::string reason;
+    operator bool() const { return ran; }
+};
+
+/// How often each kernel was asked by an Attention, and ran; said at the end, and written to the results of the tests.
+struct Asked {
+    int ran = 0;
+    int refused = 0;
+    int no_device = 0;
+};
+inline std::map<std::string, Asked>& asked() {
+    static std::map<std::string, Asked> counts;
+    return counts;
+}
+inline Ran noted(const KernelInfo& kernel, Ran ran) {
+    Asked& counts = asked()[kernel.name];
+    ++(ran ? counts.ran : ran.no_device ? counts.no_device : counts.refused);
+    return ran;
+}
+
 /// How to run a kernel in a test.
 struct Run {
     int threads = 1;
@@ -102,14 +128,24 @@ inline Tensor cu_seqlens(const std::vector<std::int64_t>& lengths) {
     return result;
 }
 
-/// More would not fit the machines that tests run on: only the schedules that materialise scores ask for it.
-inline constexpr std::size_t kMostWorkspace = std::size_t{1} << 30;
+/// A kernel that refuses what it has to take fails the test: it must not leave it unnoticed. A caller's tile is another
+/// matter, since kernels of a GPU are compiled for one.
+inline void expect_refusal(const Ran& refused, const Problem& problem, const KernelInfo& kernel, const Run& run) {
+    const std::string expected = expected_refusal(kernel, problem);
+    if (refused.no_device || (run.tile && kernel.backend == Backend::cuda)) return;
+    if (expected.empty() || refused.reason.find(expected) == std::string::npos) {
+        ADD_FAILURE() << kernel.name << " refused " << problem.describe() << "\n" << refused.reason;
+    }
+}
 
-inline std::optional<Plan> plan_for(const Problem& problem, const KernelInfo& kernel, const Run& run) {
+/// A Plan, or why there is none.
+inline std::optional<Plan> plan_for(const Problem& problem, const KernelInfo& kernel, const Run& run, Ran& refused) {
     try {
         return plan(problem, {.pass = kernel.pass, .kernel = kernel.name, .tile = run.tile, .threads = run.threads});
     } catch (const Error& e) {
         if (e.code() != ErrorCode::unsupported && e.code() != ErrorCode::device_unavailable) throw;
+        refused = {.no_device = e.code() == ErrorCode::device_unavailable, .reason = e.what()};
+        expect_refusal(refused, problem, kernel, run);
         return std::nullopt;
     }
 }
@@ -129,9 +165,10 @@ struct Attention {
     ForwardArgs forward_args() const;
     BackwardArgs backward_args() const;
 
-    /// Run on poisoned outputs; false when the kernel refuses the Problem. The backward takes o and lse as they are.
-    [[nodiscard]] bool forward(const KernelInfo& kernel, const Run& run = {});
-    [[nodiscard]] bool backward(const KernelInfo& kernel, const Run& run = {});
+    /// Run on poisoned outputs; false when the kernel refuses the Problem, which fails the test unless it may
+    /// (limits.hpp), or has no device here. The backward takes o and lse as they are.
+    [[nodiscard]] Ran forward(const KernelInfo& kernel, const Run& run = {});
+    [[nodiscard]] Ran backward(const KernelInfo& kernel, const Run& run = {});
 
     /// Fills in o and lse for a backward, by the reference: a wrong forward is not the backward's fault.
     void prepare_backward();
@@ -201,30 +238,33 @@ inline BackwardArgs Attention::backward_args() const {
             .dbias = dbias.view};
 }
 
-inline bool Attention::forward(const KernelInfo& kernel, const Run& run) {
-    const auto how = detail::plan_for(problem, kernel, run);
-    if (!how) return false;
+inline Ran Attention::forward(const KernelInfo& kernel, const Run& run) {
+    Ran refused;
+    const auto how = detail::plan_for(problem, kernel, run, refused);
+    if (!how) return noted(kernel, refused);
     o.poison();
     lse.poison();
     try {
         device::run_on_host_tensors(*how, forward_args(), [&](const ForwardArgs& args, std::span<std::byte> workspace) {
             tessera::forward(*how, args, workspace, run.how);
         });
-    } catch (const Error& e) {  // a tensor whose strides the kernel does not take
+    } catch (const Error& e) {  // a tensor whose strides the kernel does not take: fa3 alone may
         if (e.code() != ErrorCode::unsupported) throw;
-        return false;
+        EXPECT_EQ(kernel.schedule, Schedule::fa3) << kernel.name << ": " << e.what();
+        return noted(kernel, {.reason = e.what()});
     }
-    return true;
+    return noted(kernel, {.ran = true});
 }
 
-inline bool Attention::backward(const KernelInfo& kernel, const Run& run) {
-    const auto how = detail::plan_for(problem, kernel, run);
-    if (!how) return false;
+inline Ran Attention::backward(const KernelInfo& kernel, const Run& run) {
+    Ran refused;
+    const auto how = detail::plan_for(problem, kernel, run, refused);
+    if (!how) return noted(kernel, refused);
     for (Tensor* out : {&dq, &dk, &dv, &dbias}) out->poison();
     device::run_on_host_tensors(*how, backward_args(), [&](const BackwardArgs& args, std::span<std::byte> workspace) {
         tessera::backward(*how, args, workspace, run.how);
     });
-    return true;
+    return noted(kernel, {.ran = true});
 }
 
 inline void Attention::prepare_backward() {
@@ -270,19 +310,6 @@ void for_each_kernel(Pass pass, F&& f) {
     }
 }
 
-/// Kernels of the host take all that tests ask of every kernel; a GPU may be missing, or the Problem not for it.
-inline bool expect_ran(bool ran, const KernelInfo& kernel) {
-    EXPECT_TRUE(ran || kernel.backend == Backend::cuda);
-    return ran;
-}
-
-inline bool takes(const KernelInfo& kernel, DType dtype) {
-    for (const DType d : kernel.dtypes) {
-        if (d == dtype) return true;
-    }
-    return false;
-}
-
 /// Runs the forward on every kernel (of a backend) and compares with the reference, NaN for NaN.
 inline void expect_forward_right(Attention& a, const std::optional<Backend>& only = {}) {
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
@@ -305,6 +332,40 @@ inline void expect_backward_right(Attention& a) {
 inline void expect_right(Attention& a) {
     expect_forward_right(a);
     expect_backward_right(a);
+}
+
+/// Head dims of q and k, and of v.
+struct Dims {
+    std::int64_t qk, v;
+};
+
+/// A type of storage and head dims. Every compiled head_dim in 16 bits, and a padded one; fp32 once.
+struct Storage {
+    DType dtype;
+    Dims dims;
+
+    Problem problem(std::int64_t batch, std::int64_t q, std::int64_t kv, std::int64_t heads_q,
+                    std::int64_t heads_kv) const {
+        Problem p = make_problem(batch, q, kv, heads_q, heads_kv, dims.qk, dtype);
+        p.head_dim_v = dims.v;
+        return p;
+    }
+};
+
+inline std::vector<Storage> storages() {
+    std::vector<Storage> all{{DType::fp32, {24, 24}}, {DType::fp32, {64, 64}}};
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+        for (const Dims dims : {Dims{24, 24}, {64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}}) {
+            all.push_back({dtype, dims});
+        }
+    }
+    return all;
+}
+
+/// "bf16_192x128"
+inline std::string name_of_storage(const testing::TestParamInfo<Storage>& which) {
+    const auto& [dtype, dims] = which.param;
+    return std::string(name_of(dtype)) + "_" + std::to_string(dims.qk) + "x" + std::to_string(dims.v);
 }
 
 inline constexpr DType kStorageTypes[] = {DType::fp32, DType::bf16, DType::fp16};
