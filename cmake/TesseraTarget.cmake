@@ -15,6 +15,26 @@ function(tessera_target name)
     endif()
 endfunction()
 
+# tessera_quick_to_compile(NAME SANITIZED): for programs in which no time is spent, the command and the tests: what they
+# measure and judge with is the library's, and that is optimised. At -O3 they would take half as long again to compile.
+# SANITIZED is the level under sanitizers: -O0 halves it once more where the program has no loops to speak of.
+function(tessera_quick_to_compile name sanitized)
+    if(TESSERA_SANITIZE)
+        target_compile_options(${name} PRIVATE ${sanitized})
+    else()
+        target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+    endif()
+endfunction()
+
+# tessera_precompile(NAME HEADERS...): with TESSERA_PRECOMPILE these headers are read once for all files of a target. For
+# builds that something else than the compiler looks at: a file that forgot to include one of them compiles all the same.
+option(TESSERA_PRECOMPILE "Precompile the headers that most files include" OFF)
+function(tessera_precompile name)
+    if(TESSERA_PRECOMPILE)
+        target_precompile_headers(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${ARGN}>)
+    endif()
+endfunction()
+
 # Compile options of the files that Highway compiles for several instruction sets. On x86-64 the least is SSE4.2 (2008;
 # kernels refuse an older processor); of the others AVX2 and AVX-512 are built. On 64-bit Arm it is NEON alone: vectors
 # of SVE have no size at compile time, and the register blocks are arrays of vectors.

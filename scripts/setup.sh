@@ -54,10 +54,12 @@ calls: $* (on another system: a C++20 compiler, CMake >= 3.25, Ninja, Highway, o
 # Compiling again what did not change costs nothing with ccache.
 if command -v ccache >/dev/null; then
     export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+    export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}  # or it keeps nothing that uses such headers
 fi
 
-# Of ninja's and ctest's lines "[n/all] ..." and "n/all Test ..." (passed, skipped), shows one in ten. Everything
-# else is shown. On a terminal ninja keeps to one line by itself.
+# Of ninja's and ctest's lines "[n/all] ..." and "n/all Test ..." (passed, skipped), shows one in ten; of a GoogleTest
+# program that failed, the tests that did not end well. Everything else is shown. On a terminal ninja keeps to one line by
+# itself.
 short() {
     awk '
         /^\[[0-9]+\/[0-9]+\]/ { split(substr($1, 2), at, /[\/\]]/); label = substr($0, 1, 110) }
@@ -68,6 +70,9 @@ short() {
             last = tenth
             next
         }
+        /^\[ RUN  / { running = $0; next }
+        /^\[       OK |^\[-----|^\[=====/ { running = ""; next }
+        running != "" { print running; running = "" }
         /^ *Start +[0-9]+:|^Test project|^Internal ctest|^$|^ninja: / { next }
         { print; fflush() }'
 }

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Sums up what ctest ran: test by test, what was skipped and why, what failed, what took longest.
+
+    tools/test_summary.py [--slowest N] [--known PASSED,SKIPPED,FAILED] NAME=FOLDER...
+
+FOLDER is a build folder after `ctest --output-junit FOLDER/ctest.xml`. A part of a GoogleTest program counts as the tests
+that it ran (FOLDER/results/PART.xml), any other test of ctest's as one. A part that failed and says of no test that it
+failed has crashed or hung, and counts as one failure. The last line is "N passed, M skipped, K failed"; the exit status is
+1 when K is not 0. --known adds checks that were no tests of ctest's.
+"""
+import argparse
+import collections
+import dataclasses
+import pathlib
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+
+
+@dataclasses.dataclass
+class Result:
+    name: str
+    seconds: float
+    state: str  # "passed", "skipped" or "failed"
+    reason: str = ""  # why it was skipped
+
+
+def first_line(text: str) -> str:
+    """Of a message of GoogleTest's, which begins with the place: FILE:LINE."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and re.fullmatch(r".+:\d+", lines[0]):
+        lines = lines[1:]
+    return lines[0] if lines else "no reason was given"
+
+
+def of_gtest(path: pathlib.Path) -> list[Result]:
+    results = []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        if case.get("status") == "notrun":
+            continue
+        name, seconds = f"{case.get('classname')}.{case.get('name')}", float(case.get("time", 0))
+        skipped = case.find("skipped")
+        if case.find("failure") is not None:
+            results.append(Result(name, seconds, "failed"))
+        elif skipped is not None:
+            results.append(Result(name, seconds, "skipped", first_line(skipped.get("message") or skipped.text or "")))
+        else:
+            results.append(Result(name, seconds, "passed"))
+    return results
+
+
+def of_ctest(case: ElementTree.Element) -> Result:
+    name, seconds = case.get("name"), float(case.get("time", 0))
+    if case.get("status") == "fail" or case.find("failure") is not None:
+        return Result(name, seconds, "failed")
+    skipped = case.find("skipped")
+    if skipped is not None:
+        output = first_line(case.findtext("system-out") or "")
+        return Result(name, seconds, "skipped", output if output else skipped.get("message", ""))
+    return Result(name, seconds, "passed")
+
+
+def read(folder: pathlib.Path) -> list[Result]:
+    if not (folder / "ctest.xml").exists():
+        return [Result(f"no results in {folder}", 0, "failed")]
+    results = []
+    for case in ElementTree.parse(folder / "ctest.xml").getroot().iter("testcase"):
+        whole = of_ctest(case)
+        parts = folder / "results" / f"{whole.name}.xml"
+        inside = of_gtest(parts) if parts.exists() else []
+        if whole.state == "failed" and not any(r.state == "failed" for r in inside):
+            inside.append(Result(f"{whole.name} (crashed, hung or did not start)", whole.seconds, "failed"))
+        results += inside or [whole]
+    return results or [Result(f"no test ran in {folder}", 0, "failed")]
+
+
+def print_calls(folder: pathlib.Path) -> None:
+    """How often kernels ran in tests that ask all of them, as the programs told (tests/kernels/all_kernels_test.cc)."""
+    ran, refused = collections.Counter(), collections.Counter()
+    for path in sorted((folder / "results").glob("*.xml")):
+        for name, value in ElementTree.parse(path).getroot().attrib.items():
+            if name.startswith("ran_"):
+                ran[name[4:]] += int(value)
+            if name.startswith("refused_"):
+                refused[name[8:]] += int(value)
+    if ran:
+        print("\ncalls in tests that ask every kernel:")
+    for kernel in sorted(ran):
+        print(f"{ran[kernel]:8} ran, {refused[kernel]:6} refused  {kernel}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--slowest", type=int, default=15)
+    parser.add_argument("--known", default="0,0,0")
+    parser.add_argument("stages", nargs="+", metavar="NAME=FOLDER")
+    options = parser.parse_args()
+    passed, skipped, failed = (int(n) for n in options.known.split(","))
+    total = collections.Counter(passed=passed, skipped=skipped, failed=failed)
+    every: list[tuple[str, Result]] = []
+    print(f"{'':30} {'passed':>7} {'skipped':>8} {'failed':>7} {'seconds':>8}")
+    for stage in options.stages:
+        name, folder = stage.split("=", 1)
+        results = read(pathlib.Path(folder))
+        states = collections.Counter(r.state for r in results)
+        total += states
+        every += [(name, r) for r in results]
+        seconds = sum(r.seconds for r in results)
+        print(f"{name:30} {states['passed']:7} {states['skipped']:8} {states['failed']:7} {seconds:8.0f}")
+    print("\nslowest tests, in seconds on a machine that does other things too:")
+    for name, result in sorted(every, key=lambda entry: -entry[1].seconds)[: options.slowest]:
+        print(f"{result.seconds:8.1f}  {name}: {result.name}")
+    print_calls(pathlib.Path(options.stages[0].split("=", 1)[1]))
+    why = collections.Counter((name, r.reason) for name, r in every if r.state == "skipped")
+    if why:
+        print()
+    for (name, reason), count in why.most_common():
+        print(f"skipped: {count} of {name}: {reason}")
+    for name, result in every:
+        if result.state == "failed":
+            print(f"failed: {name}: {result.name}")
+    print(f"{total['passed']} passed, {total['skipped']} skipped, {total['failed']} failed")
+    return 1 if total["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
