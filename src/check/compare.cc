@@ -31,7 +31,8 @@ struct ForwardGold::State {
 ForwardGold::ForwardGold(const Problem& problem, const ForwardArgs& inputs) {
     PackedCall<ForwardArgs> packed = pack(problem, inputs);
     const Packed lse_like = packed_lse(problem);
-    state_ = std::make_unique<State>(State{problem.dtype, TensorGold("o", inputs.o), TensorGold("lse", lse_like.view)});
+    state_ = std::make_unique<State>(
+        State{problem.dtype, TensorGold("o", inputs.o, problem.dtype), TensorGold("lse", lse_like.view)});
     const Plan how = gold_plan(packed.problem, Pass::forward);
     const Workspace workspace(how);
     ForwardArgs call = packed.call;
@@ -65,8 +66,10 @@ struct BackwardGold::State {
 BackwardGold::BackwardGold(const Problem& problem, const BackwardArgs& inputs) {
     PackedCall<BackwardArgs> packed = pack(problem, inputs);
     const TensorView like_dbias = problem.bias_gradient ? inputs.bias : TensorView{};
-    state_ = std::make_unique<State>(State{problem.dtype, TensorGold("dq", inputs.q), TensorGold("dk", inputs.k),
-                                           TensorGold("dv", inputs.v), TensorGold("dbias", like_dbias)});
+    state_ = std::make_unique<State>(State{problem.dtype, TensorGold("dq", inputs.q, problem.dtype),
+                                           TensorGold("dk", inputs.k, problem.dtype),
+                                           TensorGold("dv", inputs.v, problem.dtype),
+                                           TensorGold("dbias", like_dbias, problem.dtype, Positions::last_but_one)});
     const Packed o = packed_zeros(inputs.d_o);  // the reference recomputes what it needs
     const Packed lse = packed_lse(problem);
     const Plan how = gold_plan(packed.problem, Pass::backward);

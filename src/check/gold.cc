@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "check/gold.hpp"
 
+#include <cmath>
+
+#include "check/tolerances.hpp"
+
 namespace tessera::check {
 namespace {
 
@@ -25,6 +29,49 @@ PackedCall<Args> pack_inputs(const Problem& problem, const Args& args) {
 }
 
 }  // namespace
+
+RoundingsByValue::RoundingsByValue(DType dtype) {
+    if (dtype != DType::bf16 && dtype != DType::fp16) return;
+    const auto positions = static_cast<std::size_t>(2 / unit_roundoff(dtype));  // quarters of the steps from 1 to 2
+    squares_.resize(positions);
+    sums_.resize(positions);
+    outward_.resize(positions);
+}
+
+void RoundingsByValue::add(double value, double squares, double sum, double outward) {
+    if (squares_.empty() || value == 0 || !std::isfinite(squares)) return;
+    int exponent = 0;
+    const double mantissa = 2 * std::frexp(std::abs(value), &exponent) - 1;  // of 1 .. 2, less 1
+    const double noise = 1e-9;  // of fp64: what is one number on paper shall not fall to two positions
+    const auto count = static_cast<double>(squares_.size());
+    const auto at = static_cast<std::size_t>((mantissa + noise) * count) % squares_.size();
+    squares_[at] += squares;
+    sums_[at] += sum;
+    outward_[at] += outward;
+}
+
+void RoundingsByValue::add_largest(double sum, double outward) {
+    if (!std::isfinite(sum)) return;
+    largest_squared_[0] += sum * sum;
+    largest_squared_[1] += outward * outward;
+}
+
+std::vector<std::size_t> TensorGold::blocks() const {
+    const TensorView& v = value.view;
+    const auto rank = static_cast<std::size_t>(std::max<std::int64_t>(v.rank, 1));
+    const std::size_t back = positions == Positions::before_heads ? 3 : 2;
+    const std::size_t at = rank > back ? rank - back : 0;
+    std::size_t inner = 1;
+    for (std::size_t d = at + 1; d + 1 < rank; ++d) inner *= static_cast<std::size_t>(v.shape[d]);
+    const auto length = static_cast<std::size_t>(v.shape[at]);
+    const std::size_t blocks = (length + kBlockRows - 1) / kBlockRows;
+    std::vector<std::size_t> of_rows(value.data.size() / static_cast<std::size_t>(row_size()));
+    for (std::size_t row = 0; row < of_rows.size(); ++row) {
+        const std::size_t position = row / inner % length;
+        of_rows[row] = (row / inner / length * blocks + position / kBlockRows) * inner + row % inner;
+    }
+    return of_rows;
+}
 
 Packed packed_lse(const Problem& p) {
     return packed_zeros(p.ragged ? dense_view(nullptr, DType::fp64, {p.heads_q, p.total_q})

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -28,32 +29,61 @@ constexpr double unit_roundoff(DType dtype) {
 /// The smallest normal number: below it, rounding errors are those of this number.
 constexpr double smallest_normal(DType dtype) { return dtype == DType::fp16 ? 0x1p-14 : 0x1p-126; }
 
+/// The roundings of one tensor's terms by value: a weight rounds by where it lies between two numbers of the dtype, so
+/// weights of one value, to a quarter of that distance and a power of two, have one rounding in common. Copies of a
+/// query, a saturated softcap, or keys alike under ALiBi leave few values.
+class RoundingsByValue {
+ public:
+    explicit RoundingsByValue(DType dtype = DType::fp64);
+    /// A term `value` times others: `squares`, the sum of the squares of what it enters; `sum` and `outward`, what it
+    /// adds to the sum of all elements, and to the sum of their sizes.
+    void add(double value, double squares, double sum = 0, double outward = 0);
+    /// The largest weight of a row, which is 1 in most kernels and rounds in no other row's way: its `sum` and
+    /// `outward`.
+    void add_largest(double sum, double outward);
+    const std::vector<double>& squares() const { return squares_; }
+    double largest_squared(bool outward) const { return largest_squared_[outward ? 1 : 0]; }
+    const std::vector<double>& sums(bool outward) const { return outward ? outward_ : sums_; }
+
+ private:
+    std::vector<double> squares_;  // [positions]
+    std::vector<double> sums_;
+    std::vector<double> outward_;
+    std::array<double, 2> largest_squared_{};  // sums of the squares of what add_largest was given
+};
+
+/// Which dimension of a tensor counts queries or keys: rows of 64 neighbours in it are judged by themselves too.
+enum class Positions : std::uint8_t { before_heads, last_but_one };
+
 /// One output: the right values and, element by element, how far off a kernel may be and why (see compare.hpp).
 struct TensorGold {
     std::string name;
     Packed value;      ///< from the fp64 reference
     Packed magnitude;  ///< M: sum of the absolute values of the terms
     Packed score;      ///< A: the score allowance, 0 in rows of ordinary scores
-    Packed stored_o;   ///< gradients: deviation that an error of 1 relative to each stored O element causes, squared
     Packed unfused;    ///< the same-precision unfused result; empty for fp32 and fp64
     /// Squares of the terms with a factor that every kernel rounds to the dtype (P in O and dV, dS in the others).
     Packed rounded;
-    /// One number per row (C order, without the last dimension): rows with the same number have roundings in common.
-    std::vector<std::uint64_t> cause;
+    RoundingsByValue by_value;  ///< the same terms of all elements
+    Positions positions;
 
-    /// Zeros of the shape of `like` everywhere.
-    TensorGold(std::string tensor_name, const TensorView& like)
+    /// Zeros of the shape of `like` everywhere. `dtype`: what the terms are rounded to.
+    TensorGold(std::string tensor_name, const TensorView& like, DType dtype = DType::fp64,
+               Positions which = Positions::before_heads)
         : name(std::move(tensor_name)),
           value(packed_zeros(like)),
           magnitude(packed_zeros(like)),
           score(packed_zeros(like)),
-          stored_o(packed_zeros(like)),
-          rounded(packed_zeros(like)) {}
+          rounded(packed_zeros(like)),
+          by_value(dtype),
+          positions(which) {}
 
     std::int64_t row_size() const {
         const TensorView& v = value.view;
         return v.rank == 0 ? 1 : std::max<std::int64_t>(v.shape[static_cast<std::size_t>(v.rank) - 1], 1);
     }
+    /// The block of each row (C order, without the last dimension): 64 neighbouring positions of one head.
+    std::vector<std::size_t> blocks() const;
 };
 
 /// fp64 copies of the inputs of a call. `call` is the same call on the copies: fp64 throughout, no outputs.

@@ -9,25 +9,11 @@
 #include <vector>
 
 #include "check/chance.hpp"
+#include "check/tolerances.hpp"
 #include "core/numeric.hpp"
 
 namespace tessera::check {
 namespace {
-
-constexpr double kForwardRmse = 2e-6;  // fp32, relative
-constexpr double kGradientRmse = 1e-5;
-constexpr double kLseAbsolute = 2e-6;
-constexpr double kLseRelative = 0x1p-20;
-constexpr double kCancelled = 2;   // roundings of the sum of absolute values that any sum may cost
-constexpr double kMaxRatio = 1.5;  // against the unfused computation
-constexpr double kRmseRatio = 1.1;
-constexpr double kLuck = 4;  // fp32: an RMSE of few elements
-constexpr double kFp32Noise = 8 * 0x1p-24;
-constexpr double kFlushed = 0x1p-120;  // of the largest element: weights under 2^-126 may be flushed to 0
-constexpr double kStoredTail = 2.5;    // largest of many rounding errors, in units of their deviation
-constexpr double kBiasSigmas = 5;      // by chance 2.3e-6 of tensors in both directions, if sums are normal
-constexpr double kBiasFloor = 0.01;    // of a rounding: what is no bias worth the name
-constexpr double kBiasPerfect = 1.5;   // of the bias that correct rounding happens to have
 
 double largest_finite(DType dtype) {
     switch (dtype) {
@@ -49,15 +35,26 @@ double rounded(double value, DType dtype) {
     return dtype == DType::bf16 ? to_double(from_double<Bf16>(value)) : to_double(from_double<Fp16>(value));
 }
 
-/// Sums over the elements whose right value is finite.
+/// Sums over finite elements; an error is what exceeds the element's allowance.
 struct Sums {
-    std::int64_t count = 0;
-    double error = 0, value = 0, magnitude = 0, score = 0, stored_o = 0, unfused = 0, perfect = 0;  // of squares
-    double max_error = 0, max_unfused = 0, max_perfect = 0, max_magnitude = 0, max_score = 0, max_stored_o = 0;
-    bool unfused_finite = true;
-    double worst_ratio = 0, worst_ratio_error = 0, worst_ratio_limit = 0;  // of the elementwise rule
-    std::string worst;                                                     // the element of max_error
-    std::string worst_of_limit;                                            // the element of worst_ratio
+    double count = 0;
+    double error = 0, value = 0, magnitude = 0, unfused = 0, perfect = 0;  // of squares
+    double max_error = 0, max_unfused = 0, max_perfect = 0;
+
+    void add(const Sums& other) {
+        count += other.count;
+        error += other.error, value += other.value, magnitude += other.magnitude;
+        unfused += other.unfused, perfect += other.perfect;
+        max_error = std::max(max_error, other.max_error);
+        max_unfused = std::max(max_unfused, other.max_unfused);
+        max_perfect = std::max(max_perfect, other.max_perfect);
+    }
+};
+
+/// The element that uses up most of its own limit.
+struct WorstElement {
+    double error = 0, limit = 0, ratio = -1;
+    std::string text;
 };
 
 /// NaN where and only where the gold is NaN; infinities equal, and numbers beyond the dtype may be infinite.
@@ -80,28 +77,21 @@ class Judge {
 
     TensorReport run() {
         if (got_.size() != gold_.value.view.size()) return broken("shape differs from the inputs'");
-        if (!gather()) return report_;
-        report_.relative_rmse = sums_.value > 0 ? std::sqrt(sums_.error / sums_.value) : std::sqrt(sums_.error);
-        report_.max_abs_error = sums_.max_error;
-        report_.worst = sums_.worst;
         report_.rule = "exact";
-        if (sums_.count == 0) return report_;
-        if (role_ == Role::lse) {
-            hold("lse", sums_.worst_ratio_error, sums_.worst_ratio_limit);
-            report_.worst = sums_.worst_of_limit;
-        } else if (dtype_ == DType::bf16 || dtype_ == DType::fp16) {
-            hold("element", sums_.worst_ratio_error, sums_.worst_ratio_limit);
-            report_.worst = sums_.worst_of_limit;
-            const Chance chance(gold_, dtype_, got_.dtype);
-            if (sums_.unfused_finite) against_unfused(chance);
-            if (role_ == Role::output && sums_.score == 0) unbiased(chance);
-        } else {
-            relative_rmse();
-        }
+        if (!gather()) return report_;
+        report_.relative_rmse =
+            squares_of_values_ > 0 ? std::sqrt(squares_of_errors_ / squares_of_values_) : std::sqrt(squares_of_errors_);
+        if (element_.ratio < 0) return report_;  // no element is finite
+        hold(role_ == Role::lse ? "lse" : "element", element_.error, element_.limit, element_.text);
+        if (role_ == Role::lse) return report_;
+        if (in_16_bits()) against_roundings();
+        else relative_rmse();
         return report_;
     }
 
  private:
+    bool in_16_bits() const { return dtype_ == DType::bf16 || dtype_ == DType::fp16; }
+
     TensorReport broken(const std::string& what) {
         report_.rule = what;
         report_.pass = false;
@@ -110,17 +100,27 @@ class Judge {
         return report_;
     }
 
+    /// What is nobody's fault in an element: errors of large scores, numbers too small for the dtype, fp32 sums.
+    double allowance(std::size_t i) const {
+        const double sums = in_16_bits() ? kFp32Sums * 0x1p-24 * gold_.magnitude.data[i] : 0;
+        return gold_.score.data[i] + tiny_ + sums;
+    }
+
     double element_limit(std::size_t i) const {
-        const double a = gold_.score.data[i] + tiny_;
-        if (role_ == Role::lse) return kLseAbsolute + kLseRelative * std::abs(gold_.value.data[i]) + a;
-        const double stored = kStoredTail * unit_ * std::sqrt(gold_.stored_o.data[i]);
-        return 1.5 * (unit_ + unit_) * gold_.magnitude.data[i] + stored + a;
+        const double value = std::abs(gold_.value.data[i]);
+        const double magnitude = gold_.magnitude.data[i];
+        if (role_ == Role::lse) return kLseAbsolute + kLseRelative * value + gold_.score.data[i] + tiny_;
+        if (in_16_bits()) return kElementRoundings * (unit_ + unit_) * magnitude + allowance(i);
+        const double relative =
+            (role_ == Role::output ? kOutputElement : kGradientElement) * (unit_ / 0x1p-24);  // fp64: in proportion
+        return relative * magnitude + kElementValue * unit_ * value + allowance(i);
     }
 
     /// Returns false when the kinds differ: the report says where.
     bool gather() {
         bool same = true;
         errors_.assign(gold_.value.data.size(), 0.0);
+        finite_.assign(errors_.size(), false);
         for_each_element(got_, [&](std::int64_t flat, const std::byte* element) {
             const auto i = static_cast<std::size_t>(flat);
             const double got = load_as_double(element, got_.dtype);
@@ -138,108 +138,158 @@ class Judge {
         return same;
     }
 
-    std::string element_text(std::int64_t flat, double got, double expected) const {
-        return fmt::format("{} got {:.9g}, expected {:.9g}", index_text(got_, flat), got, expected);
-    }
-
     void add(std::size_t i, std::int64_t flat, double got, double expected) {
         const double error = std::abs(got - expected);
         errors_[i] = got - expected;
-        ++sums_.count;
-        sums_.error += error * error;
-        sums_.value += expected * expected;
+        finite_[i] = true;
+        squares_of_errors_ += error * error;
+        squares_of_values_ += expected * expected;
+        const double limit = element_limit(i);
+        const bool most_used = error / limit > element_.ratio;
+        const bool largest = error > report_.max_abs_error || report_.worst.empty();
+        if (!most_used && !largest) return;
+        const std::string text = fmt::format("{} got {:.9g}, expected {:.9g}", index_text(got_, flat), got, expected);
+        if (most_used) element_ = {error, limit, error / limit, text};
+        if (largest) report_.max_abs_error = error, report_.worst = text;
+    }
+
+    /// Sums over some rows.
+    Sums sums_of(const std::vector<std::size_t>& rows) const {
+        const auto dim = static_cast<std::size_t>(gold_.row_size());
+        Sums sums;
+        for (const std::size_t row : rows) {
+            for (std::size_t i = row * dim; i < (row + 1) * dim; ++i) {
+                if (finite_[i]) add_to(sums, i);
+            }
+        }
+        return sums;
+    }
+
+    void add_to(Sums& sums, std::size_t i) const {
+        const double expected = gold_.value.data[i];
+        const double error = std::max(0.0, std::abs(errors_[i]) - allowance(i));
         const auto track = [](double x, double& squares, double& largest) {
             squares += x * x;
             largest = std::max(largest, x);
         };
-        track(gold_.magnitude.data[i], sums_.magnitude, sums_.max_magnitude);
-        track(gold_.score.data[i], sums_.score, sums_.max_score);
-        track(std::sqrt(gold_.stored_o.data[i]), sums_.stored_o, sums_.max_stored_o);
-        if (!gold_.unfused.data.empty()) {
+        if (in_16_bits()) {
             const double unfused = std::abs(gold_.unfused.data[i] - expected);
-            sums_.unfused_finite = sums_.unfused_finite && std::isfinite(unfused);
-            track(unfused, sums_.unfused, sums_.max_unfused);
+            if (!std::isfinite(unfused)) return;  // no yardstick: the rule of elements is left
             const double perfect = std::abs(rounded(expected, dtype_) - expected);
-            track(std::isfinite(perfect) ? perfect : 0, sums_.perfect, sums_.max_perfect);
+            track(unfused, sums.unfused, sums.max_unfused);
+            track(std::isfinite(perfect) ? perfect : 0, sums.perfect, sums.max_perfect);
         }
-        const double limit = element_limit(i);
-        if (error / limit > sums_.worst_ratio || sums_.count == 1) {
-            sums_.worst_ratio = error / limit;
-            sums_.worst_ratio_error = error;
-            sums_.worst_ratio_limit = limit;
-            sums_.worst_of_limit = element_text(flat, got, expected);
-        }
-        if (error > sums_.max_error || sums_.count == 1) {
-            sums_.max_error = error;
-            sums_.worst = element_text(flat, got, expected);
-        }
+        sums.count += 1;
+        track(error, sums.error, sums.max_error);
+        sums.value += expected * expected;
+        sums.magnitude += gold_.magnitude.data[i] * gold_.magnitude.data[i];
     }
 
-    /// Holds a value against a limit; the rule that is used up furthest stays in the report, with the element of the
-    /// largest error beside it.
-    void hold(const char* rule, double value, double limit) {
+    /// Holds a value against a limit; the rule that is used up furthest stays in the report.
+    void hold(const std::string& rule, double value, double limit, const std::string& worst) {
         TensorReport next = report_;
         next.rule = rule;
         next.value = value;
         next.limit = limit;
-        next.worst = sums_.worst;
+        next.worst = worst;
         next.pass = report_.pass && value <= limit;
         if (report_.rule == "exact" || next.used() > report_.used()) report_ = next;
         report_.pass = next.pass;
     }
 
+    /// The rows of each block, and in the last entry all of them.
+    std::vector<std::vector<std::size_t>> scopes() const {
+        const std::vector<std::size_t> block = gold_.blocks();
+        std::vector<std::vector<std::size_t>> all;
+        std::vector<std::size_t> every(block.size());
+        for (std::size_t row = 0; row < block.size(); ++row) {
+            if (all.size() <= block[row]) all.resize(block[row] + 1);
+            all[block[row]].push_back(row);
+            every[row] = row;
+        }
+        std::erase_if(all, [](const auto& rows) { return rows.empty(); });
+        if (all.size() == 1) all.clear();
+        all.push_back(std::move(every));
+        return all;
+    }
+
+    std::string scope_text(const std::vector<std::size_t>& rows, bool whole) const {
+        if (whole) return report_.worst;
+        const std::int64_t size = gold_.row_size();
+        return fmt::format("rows {} to {}", index_text(got_, static_cast<std::int64_t>(rows.front()) * size),
+                           index_text(got_, static_cast<std::int64_t>(rows.back()) * size));
+    }
+
     void relative_rmse() {
-        const double relative = dtype_ == DType::fp64 ? 0x1p-44 : role_ == Role::output ? kForwardRmse : kGradientRmse;
-        const double value = std::sqrt(sums_.value);
-        const double n = static_cast<double>(sums_.count);
-        const double cancelled = kCancelled * (1 + kLuck / std::sqrt(n)) * unit_ * std::sqrt(sums_.magnitude);
-        const double limit = std::max(relative * value, cancelled) + std::sqrt(sums_.score) + tiny_ * std::sqrt(n);
-        const double norm = value > 0 ? value : 1;
-        hold("relative rmse", std::sqrt(sums_.error) / norm, limit / norm);
+        const double relative = (role_ == Role::output ? kOutputRmse : kGradientRmse) * (unit_ / 0x1p-24);
+        const auto all = scopes();
+        for (const auto& rows : all) {
+            const bool whole = &rows == &all.back();
+            const Sums sums = sums_of(rows);
+            if (sums.count == 0) continue;
+            const double value = std::sqrt(sums.value);
+            const double cancelled =
+                kCancelled * (1 + kFewElements / std::sqrt(sums.count)) * unit_ * std::sqrt(sums.magnitude);
+            const double norm = value > 0 ? value : 1;
+            hold(whole ? "relative rmse" : "relative rmse of a block", std::sqrt(sums.error) / norm,
+                 std::max(relative * value, cancelled) / norm, scope_text(rows, whole));
+        }
     }
 
     /// The contract's ratios, or what the roundings that no kernel does without pass once in 10^5 tensors (chance.hpp):
     /// an unfused computation that was lucky is no yardstick.
-    void against_unfused(const Chance& chance) {
-        const double n = static_cast<double>(sums_.count);
-        const double max_noise = kFp32Noise * sums_.max_magnitude + sums_.max_score + tiny_;
-        const double max_limit = kMaxRatio * std::max(sums_.max_unfused, sums_.max_perfect) + max_noise +
-                                 kStoredTail * unit_ * sums_.max_stored_o;
-        const bool ratio_holds = sums_.max_error <= max_limit;
-        hold("max error / unfused", sums_.max_error,
-             ratio_holds ? max_limit : std::max(max_limit, chance.largest(max_limit - max_noise) + max_noise));
-        const double rmse_limit = std::max(
-            kRmseRatio * std::sqrt(std::max(sums_.unfused, sums_.perfect) / n) + unit_ * std::sqrt(sums_.stored_o / n),
-            std::sqrt(chance.squares() / n));
-        hold("rmse / unfused", std::sqrt(sums_.error / n),
-             rmse_limit + kFp32Noise * std::sqrt(sums_.magnitude / n) + std::sqrt(sums_.score / n) + tiny_);
+    void against_roundings() {
+        const Chance chance(gold_, dtype_, got_.dtype);
+        const auto all = scopes();
+        for (const auto& rows : all) {
+            const bool whole = &rows == &all.back();
+            const Sums sums = sums_of(rows);
+            if (sums.count == 0) continue;
+            const Chance::Squares by_chance = chance.squares(rows, static_cast<double>(all.size()));
+            const double ratio = kRmseRatio * std::sqrt(std::max(sums.unfused, sums.perfect));
+            const double sharp = kSharpRatio * std::sqrt(by_chance.expected);
+            const double limit = std::max(std::sqrt(by_chance.rare), std::min(ratio, sharp));
+            hold(std::string(sharp < ratio ? "rmse / roundings" : "rmse / unfused") + (whole ? "" : " of a block"),
+                 std::sqrt(sums.error / sums.count), limit / std::sqrt(sums.count), scope_text(rows, whole));
+            if (whole) largest(chance, sums);
+        }
+        if (role_ == Role::output) unbiased(chance);
     }
 
-    /// Errors of one row share its weights, and so do rows with a cause in common: the sums of such groups are what may
-    /// be taken for independent. A sum of n of them passes s standard errors, the errors taken from the sums' squares,
-    /// with a probability of 2 exp(-s^2 / 2) at most if errors of either sign are alike (Efron 1969), and never where n
-    /// is under s^2: few groups say nothing about a mean.
+    void largest(const Chance& chance, const Sums& sums) {
+        const double limit = kMaxRatio * std::max(sums.max_unfused, sums.max_perfect);
+        hold("max error / unfused", sums.max_error, sums.max_error <= limit ? limit : chance.largest(limit),
+             report_.worst);
+    }
+
+    /// Signed errors, over the rows without an allowance for large scores: their sum, and their sum away from 0, are
+    /// within five deviations of what roundings do to them.
     void unbiased(const Chance& chance) {
         const auto dim = static_cast<std::size_t>(gold_.row_size());
-        const std::size_t rows = errors_.size() / dim;
-        const auto n = static_cast<double>(errors_.size());
+        std::vector<std::size_t> rows;
+        for (std::size_t row = 0; row < errors_.size() / dim; ++row) {
+            if (gold_.score.data[row * dim] == 0) rows.push_back(row);
+        }
+        const double n = static_cast<double>(rows.size() * dim);
+        if (n == 0) return;
         for (const bool outward : {false, true}) {
-            std::vector<double> groups(rows);
             double sum = 0;
             double perfect = 0;  // the bias of correctly rounded results: alike rows round alike
-            for (std::size_t i = 0; i < errors_.size(); ++i) {
-                const double expected = gold_.value.data[i];
-                const double sign = outward && expected < 0 ? -1 : 1;
-                sum += sign * errors_[i];
-                groups[chance.groups()[i / dim]] += sign * errors_[i];
-                if (std::isfinite(expected)) perfect += sign * (rounded(expected, dtype_) - expected);
-            }
             double squares = 0;
-            for (const double x : groups) squares += x * x;
-            const double floor = kBiasFloor * unit_ * std::sqrt(sums_.value / static_cast<double>(sums_.count));
-            perfect = std::isfinite(perfect) ? std::abs(perfect) / n : 0;
+            for (const std::size_t row : rows) {
+                for (std::size_t i = row * dim; i < (row + 1) * dim; ++i) {
+                    if (!finite_[i]) continue;
+                    const double expected = gold_.value.data[i];
+                    const double sign = outward && expected < 0 ? -1 : 1;
+                    sum += sign * errors_[i];
+                    perfect += sign * (rounded(expected, dtype_) - expected);
+                    squares += expected * expected;
+                }
+            }
+            perfect = std::isfinite(perfect) ? std::abs(perfect) : 0;
+            const double limit = kBiasErrors * chance.deviation_of_sum(rows, outward) + kBiasPerfect * perfect;
             hold(outward ? "bias outward" : "bias", std::abs(sum) / n,
-                 kBiasSigmas * std::sqrt(squares) / n + kBiasPerfect * perfect + floor);
+                 limit / n + kBiasFloor * unit_ * std::sqrt(squares / n) + tiny_, report_.worst);
         }
     }
 
@@ -249,8 +299,10 @@ class Judge {
     Role role_;
     double unit_;
     double tiny_ = 0;
-    Sums sums_;
+    double squares_of_errors_ = 0, squares_of_values_ = 0;
+    WorstElement element_;
     std::vector<double> errors_;  // signed, C order; 0 where not finite
+    std::vector<bool> finite_;
     TensorReport report_;
 };
 

@@ -3,22 +3,20 @@
 // How large are the terms that each output is the sum of, and what does an error in the scores do to it? The formulas
 // are the reference's with absolute values in place of the terms.
 #include <algorithm>
-#include <bit>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "check/heads.hpp"
+#include "check/tolerances.hpp"
 
 namespace tessera::check {
 namespace {
 
 using reference::Head;
 
-constexpr double kOrdinaryLse = 16;          // below this, LSE gets no allowance
-constexpr double kOrdinaryScore = 32;        // below this, weights get none
-constexpr double kScoreError = 4 * 0x1p-24;  // of the sum of absolute values of a score
-constexpr double kSlopeError = 4 * 0x1p-24;  // of 1 - tanh^2: a difference of numbers near 1 where the cap bites
-constexpr double kSmallError = 0.1;          // a relative error of a weight up to which it may be linearised
+constexpr double kScoreError = kScoreRoundings * 0x1p-24;  // of the sum of absolute values of a score
+constexpr double kSlopeError = kScoreError;  // of 1 - tanh^2: a difference of numbers near 1 where the cap bites
 
 /// The weights of one row and the errors that they may have.
 struct Row {
@@ -77,7 +75,7 @@ void load_row(const Head& head, std::int64_t i, Row& row) {
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         double& error = row.weight_error[static_cast<std::size_t>(j)];
         const double relative = kScoreError * (error + row.score_size);
-        error = row.score_size <= kOrdinaryScore ? 0 : relative > kSmallError ? 1 : row.weight(j) * relative;
+        error = row.score_size <= kOrdinaryScore ? 0 : relative > kFreeWeight ? 1 : row.weight(j) * relative;
     }
 }
 
@@ -86,7 +84,6 @@ struct GradientRow {
     std::vector<double> dp_size;  // [len_kv], |dropout| * sum_c |dO_c| |V_jc|
     double delta_size = 0;        // sum_j p_j dp_size_j + |dLSE|
     double delta_error = 0;       // what the score errors do to delta
-    double stored_o = 0;          // sqrt(sum_c (dO_c O_c)^2): how rounding a stored O moves delta
     std::vector<double> ds;       // [len_kv], the gradient of the scores itself
     DType dtype;                  // what a kernel rounds to
     GradientRow(const Problem& p, DType rounded_to)
@@ -119,142 +116,100 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
         double& ds = g.ds[static_cast<std::size_t>(j)];
         ds = row.weight(j) * (ds - delta);
     }
-    double squares = 0;
-    for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-        double o = 0;
-        for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
-            o += row.weight(j) * head.dropout_factor(i, j) * head.v[j * p.head_dim_v + c];
-        }
-        squares += std::pow(std::max(std::abs(o), smallest_normal(g.dtype)) * slot(d_o, i, c), 2);
-    }
-    g.stored_o = std::sqrt(squares);
 }
 
-/// Where the terms of one head go: rows of one gradient's magnitude, score, stored_o and rounded.
+/// Where the terms of one head go: its rows of one gradient.
 struct Target {
+    RoundingsByValue& by_value;
     HeadRows magnitude;
     HeadRows score;
-    HeadRows stored_o;
     HeadRows rounded;
 
     template <class RowsOf>
-    Target(const TensorGold& gold, RowsOf rows_of)
-        : magnitude(rows_of(gold.magnitude.view)),
+    Target(TensorGold& gold, RowsOf rows_of)
+        : by_value(gold.by_value),
+          magnitude(rows_of(gold.magnitude.view)),
           score(rows_of(gold.score.view)),
-          stored_o(rows_of(gold.stored_o.view)),
           rounded(rows_of(gold.rounded.view)) {}
+};
+
+/// Element (row, c) of a gradient gets the term of a score's gradient `dx`, off by so much, times `x`.
+struct ScoreTerm {
+    double dx, size, error;
+    double squares = 0;  // of what it entered
+    void enter(const Target& to, std::int64_t row, std::int64_t c, double x) {
+        slot(to.magnitude, row, c) += size * std::abs(x);
+        slot(to.score, row, c) += error * std::abs(x);
+        slot(to.rounded, row, c) += std::pow(dx * x, 2);
+        squares += std::pow(dx * x, 2);
+    }
 };
 
 void add_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, const Row& row, const GradientRow& g,
                       const Target& dq, const Target& dk, const Target& dv, const Target* dbias) {
     const Problem& p = head.problem;
     const double scale = std::abs(p.effective_scale());
-    double delta_on_dbias = 0;
-    std::vector<double> delta_on_dq(static_cast<std::size_t>(p.head_dim));
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         const double terms = g.dp_size[static_cast<std::size_t>(j)] + g.delta_size;
+        const double ds = g.ds[static_cast<std::size_t>(j)];
         const double ds_size = row.weight(j) * terms;
         const double ds_error = row.error(j) * terms + row.weight(j) * g.delta_error;
-        const double ds_stored = row.weight(j) * g.stored_o;
         const double slope = scale * head.score_slope(row.dot(j));
-        const double dx = g.ds[static_cast<std::size_t>(j)] * slope;
         const double slope_error = p.softcap > 0 ? scale * kSlopeError : 0;
+        ScoreTerm of_query{ds * slope, ds_size * slope, ds_error * slope + ds_size * slope_error};
+        ScoreTerm of_key = of_query;
         for (std::int64_t c = 0; c < p.head_dim; ++c) {
-            const double k = head.k[j * p.head_dim + c];
-            const double q = row.query[static_cast<std::size_t>(c)];
-            slot(dq.magnitude, i, c) += ds_size * slope * std::abs(k);
-            slot(dq.score, i, c) += (ds_error * slope + ds_size * slope_error) * std::abs(k);
-            slot(dq.rounded, i, c) += std::pow(dx * k, 2);
-            delta_on_dq[static_cast<std::size_t>(c)] += ds_stored * slope * k;
-            slot(dk.magnitude, j, c) += ds_size * slope * std::abs(q);
-            slot(dk.score, j, c) += (ds_error * slope + ds_size * slope_error) * std::abs(q);
-            slot(dk.rounded, j, c) += std::pow(dx * q, 2);
-            slot(dk.stored_o, j, c) += std::pow(ds_stored * slope * q, 2);
+            of_query.enter(dq, i, c, head.k[j * p.head_dim + c]);
+            of_key.enter(dk, j, c, row.query[static_cast<std::size_t>(c)]);
         }
+        dq.by_value.add(ds * slope, of_query.squares);
+        dk.by_value.add(ds * slope, of_key.squares);
         const double drop = head.dropout_factor(i, j);
         const double share = share_rounded(row.weight(j), drop, g.dtype);
+        double squares = 0;
         for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-            slot(dv.magnitude, j, c) += row.weight(j) * drop * std::abs(slot(d_o, i, c));
-            slot(dv.rounded, j, c) += share * std::pow(row.weight(j) * drop * slot(d_o, i, c), 2);
+            const double term = row.weight(j) * drop * std::abs(slot(d_o, i, c));
+            slot(dv.magnitude, j, c) += term;
+            slot(dv.rounded, j, c) += share * term * term;
             slot(dv.score, j, c) += row.error(j) * drop * std::abs(slot(d_o, i, c));
+            squares += share * term * term;
         }
+        dv.by_value.add(row.weight(j), squares);
         if (dbias == nullptr) continue;
         slot(dbias->magnitude, i, j) += ds_size;
         slot(dbias->score, i, j) += ds_error;
-        slot(dbias->rounded, i, j) += std::pow(g.ds[static_cast<std::size_t>(j)], 2);
-        // The errors of one row have one cause: in a bias that all keys share they add up, they do not cancel.
-        if (dbias->stored_o.column_stride != 0) slot(dbias->stored_o, i, j) += ds_stored * ds_stored;
-        delta_on_dbias += ds_stored;
-    }
-    if (dbias != nullptr && dbias->stored_o.column_stride == 0) {
-        slot(dbias->stored_o, i, 0) += delta_on_dbias * delta_on_dbias;
-    }
-    for (std::int64_t c = 0; c < p.head_dim; ++c) {
-        slot(dq.stored_o, i, c) = std::pow(delta_on_dq[static_cast<std::size_t>(c)], 2);
+        slot(dbias->rounded, i, j) += ds * ds;
+        dbias->by_value.add(ds, ds * ds);
     }
 }
 
-/// The entry of a row of one head in the tensor's causes.
-std::uint64_t& cause_of(TensorGold& gold, const HeadRows& rounded, std::int64_t row) {
-    const auto at = (&slot(rounded, row, 0) - gold.rounded.data.data()) / gold.row_size();
-    gold.cause.resize(gold.rounded.data.size() / static_cast<std::size_t>(gold.row_size()));
-    return gold.cause[static_cast<std::size_t>(at)];
-}
-
-class Hash {
- public:
-    Hash(std::int64_t batch, std::int64_t head) { add(batch), add(head); }
-    void add(std::int64_t x) {
-        state_ = (state_ ^ static_cast<std::uint64_t>(x)) * 0x9E3779B97F4A7C15u;
-        state_ ^= state_ >> 29;
-    }
-    void add(const double* row, std::int64_t count) {
-        for (std::int64_t c = 0; c < count; ++c) add(std::bit_cast<std::int64_t>(row[c]));
-    }
-    std::uint64_t value() const { return state_; }
-
- private:
-    std::uint64_t state_ = 0x243F6A8885A308D3u;
-};
-
-/// Rows whose weights are in proportion round them alike: copies of a query, copies of a key under one bias, also when
-/// one row sees more keys than the other. The key of the largest weight and three ratios to it tell.
-std::uint64_t cause_of_weights(const Row& row, std::int64_t batch, std::int64_t head) {
-    constexpr double kSame = 0x1p24;  // steps of a ratio's logarithm: fp64 noise stays within one
-    constexpr double kCounts = 1e-30;
-    if (row.keys.empty()) return 0;
-    const auto begin = row.weights.begin();
-    const auto top = std::max_element(begin + row.keys.begin, begin + row.keys.end);
-    Hash hash(batch, head);
-    hash.add(top - begin);
-    int ratios = 0;
-    for (std::int64_t j = row.keys.begin; j < row.keys.end && ratios < 3; ++j) {
-        if (begin + j == top || row.weight(j) < kCounts * *top) continue;
-        hash.add(std::llround(std::log(row.weight(j) / *top) * kSame));
-        ++ratios;
-    }
-    return hash.value();
-}
-
-/// Gradients: dQ rounds alike for copies of a query with its dO, dK for copies of a key with its value, dV for copies
-/// of a key.
-void add_causes(const Head& head, const Member& member, const HeadRows& d_o, const Gradients& gradients,
-                const HeadRows& dq, const HeadRows& dk, const HeadRows& dv) {
+/// Row i of O: the sizes of its terms, and what the rounding of each weight does to the sums of all elements.
+void add_output_row(const Head& head, std::int64_t i, const Row& row, DType dtype, TensorGold& o, const HeadRows& value,
+                    const Target& to) {
     const Problem& p = head.problem;
-    std::vector<double> query(static_cast<std::size_t>(p.head_dim));
-    for (std::int64_t i = 0; i < member.len_q; ++i) {
-        Hash hash(member.batch, head.head);
-        head.load_query(i, query.data());
-        hash.add(query.data(), p.head_dim);
-        for (std::int64_t c = 0; c < p.head_dim_v; ++c) hash.add(std::bit_cast<std::int64_t>(slot(d_o, i, c)));
-        cause_of(*gradients.dq, dq, i) = hash.value();
-    }
-    for (std::int64_t j = 0; j < member.len_kv; ++j) {
-        Hash hash(member.batch, head.head / p.group());
-        hash.add(head.k + j * p.head_dim, p.head_dim);
-        cause_of(*gradients.dv, dv, j) = hash.value();
-        hash.add(head.v + j * p.head_dim_v, p.head_dim_v);
-        cause_of(*gradients.dk, dk, j) = hash.value();
+    const bool ordinary = row.score_size <= kOrdinaryScore;
+    const auto largest = std::max_element(row.weights.begin() + row.keys.begin, row.weights.begin() + row.keys.end);
+    const double top = *largest;
+    const double floor = dtype == DType::fp16 ? smallest_normal(dtype) * top : 0;  // weights beside the largest one
+    for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
+        const double drop = head.dropout_factor(i, j);
+        const double share = share_rounded(row.weight(j), drop, dtype);
+        double squares = 0;
+        double sum = 0;
+        double outward = 0;
+        for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
+            const double v = head.v[j * p.head_dim_v + c];
+            slot(to.magnitude, i, c) += row.weight(j) * (drop > 0 ? drop : 1) * std::abs(v);  // dropped keys too
+            slot(to.score, i, c) += row.error(j) * drop * std::abs(v);
+            const double term = share * std::pow(std::max(row.weight(j), floor) * drop * v, 2);
+            slot(to.rounded, i, c) += term;
+            squares += term;
+            sum += row.weight(j) * drop * v;
+            outward += row.weight(j) * drop * (slot(value, i, c) < 0 ? -v : v);
+        }
+        if (!ordinary) sum = outward = 0;
+        if (j == largest - row.weights.begin()) o.by_value.add_largest(sum, outward);
+        else o.by_value.add(row.weight(j) / top, squares, sum, outward);
     }
 }
 
@@ -264,25 +219,15 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
     const Problem& p = packed.problem;
     Row row(p);
     for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
-        const HeadRows magnitude = head_rows(o.magnitude.view, member, member.first_q, h);
-        const HeadRows score = head_rows(o.score.view, member, member.first_q, h);
-        const HeadRows rounded = head_rows(o.rounded.view, member, member.first_q, h);
+        const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
+        const Target to(o, of_queries);
+        const HeadRows value = of_queries(o.value.view);
         const HeadRows lse_score = lse_rows(lse.score.view, member, h);
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
-            cause_of(o, rounded, i) = cause_of_weights(row, member.batch, h);
             if (row.score_size > kOrdinaryLse) slot(lse_score, i, 0) = kScoreError * row.score_size;
-            for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
-                const double drop = head.dropout_factor(i, j);
-                const double share = share_rounded(row.weight(j), drop, packed.dtype);
-                for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-                    const double v = std::abs(head.v[j * p.head_dim_v + c]);
-                    slot(magnitude, i, c) += row.weight(j) * drop * v;
-                    slot(score, i, c) += row.error(j) * drop * v;
-                    slot(rounded, i, c) += share * std::pow(row.weight(j) * drop * v, 2);
-                }
-            }
+            add_output_row(head, i, row, packed.dtype, o, value, to);
         }
     });
 }
@@ -298,19 +243,15 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
         const Target dq(*gradients.dq, of_queries);
         const Target dk(*gradients.dk, of_keys);
         const Target dv(*gradients.dv, of_keys);
+        std::optional<Target> dbias;
+        if (gradients.dbias != nullptr) dbias.emplace(*gradients.dbias, of_bias);
         const HeadRows d_o = of_queries(packed.d_o.view);
         const HeadRows dlse = lse_rows(packed.dlse.view, member, h);
-        add_causes(head, member, d_o, gradients, dq.rounded, dk.rounded, dv.rounded);
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
             load_gradient_row(head, i, d_o, dlse, row, g);
-            if (gradients.dbias == nullptr) {
-                add_gradient_row(head, i, d_o, row, g, dq, dk, dv, nullptr);
-            } else {
-                const Target dbias(*gradients.dbias, of_bias);
-                add_gradient_row(head, i, d_o, row, g, dq, dk, dv, &dbias);
-            }
+            add_gradient_row(head, i, d_o, row, g, dq, dk, dv, dbias ? &*dbias : nullptr);
         }
     });
 }
