@@ -132,9 +132,9 @@ def build_command(copy):
     replaced = {built for built, _ in made}
     at = link.index("-o")
     link[at + 1] = str(copy / "tessera")
-    objects = [new for _, new in made]  # before the libraries, whose own objects of these names are then not taken
-    link = link[:at] + objects + [word for word in link[at:] if word not in replaced]
-    link = [word for word in link if word not in replaced]
+    first = next(i for i, word in enumerate(link) if word.endswith(".o"))
+    # Before all others: of what is inline in headers, and of a library's objects of these names, the first is taken.
+    link = link[:first] + [new for _, new in made] + [word for word in link[first:] if word not in replaced]
     subprocess.run(link, check=True, cwd=BUILD)
     return copy / "tessera", len(files)
 
