@@ -7,8 +7,8 @@
 #include <functional>
 
 #include "cuda/fa3/shapes.hpp"
-#include "device/device_copy.hpp"
 #include "kernels/support.hpp"
+#include "registry.hpp"
 
 namespace tessera::check {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 class CudaInvariance : public testing::Test {
  protected:
     void SetUp() override {
-        if (!device::cuda_available()) GTEST_SKIP() << "no CUDA device";
+        if (const auto reason = unavailable({DeviceType::cuda, 0})) GTEST_SKIP() << *reason;
     }
 };
 
