@@ -28,6 +28,7 @@ LAYER_OF = {
     "src/model/": "model",
     "src/kernel/": "kernel",
     "src/cpu/": "cpu",
+    "src/cpu/head_tasks.": "cpu/rooms",
     "src/cpu/head.": "cpu/rooms",
     "src/cpu/call.": "cpu/rooms",
     "src/cpu/lanes/": "cpu/lanes",  # words; the steps that are made of them stand over head.hpp and call.hpp

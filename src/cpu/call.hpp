@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu/head.hpp"
-#include "kernel/kernel.hpp"
+#include "cpu/head_tasks.hpp"
 
 namespace tessera::cpu {
 
@@ -49,10 +49,6 @@ template <class Body>
 void for_each_query_head(const BackwardCall& call, const Member& member, std::int64_t kv_head, const Body& body) {
     const Problem& p = call.plan.problem;
     for (std::int64_t h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h) body(Head(p, call.args, member, h));
-}
-
-inline Member member_of(const BackwardCall& call, std::int64_t batch) {
-    return tessera::member_of(call.plan.problem, call.args.cu_seqlens_q, call.args.cu_seqlens_kv, batch);
 }
 
 }  // namespace tessera::cpu

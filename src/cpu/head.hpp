@@ -26,7 +26,7 @@ struct Geometry {
     std::int64_t head_dim_v;
     std::int64_t k_stride;  ///< floats of one row of a K tile, of Q and dK
     std::int64_t v_stride;  ///< of a V tile, of dO and dV
-    std::int64_t panels;    ///< of one head of the longest batch member
+    std::int64_t panels;    ///< of one head of the longest batch member that the Problem allows
 
     explicit Geometry(const Plan& plan) : Geometry(plan, plan.tile.block_q) {}
 
@@ -40,6 +40,9 @@ struct Geometry {
           k_stride(lanes::padded(head_dim)),
           v_stride(lanes::padded(head_dim_v)),
           panels(ceil_div(plan.problem.len_q, block_q)) {}
+
+    /// Of one head of this member.
+    std::int64_t panels_of(const Member& member) const { return ceil_div(member.len_q, block_q); }
 };
 
 /// As many of the plan's threads as its work is worth: ready ones begin within microseconds, and each packs keys for

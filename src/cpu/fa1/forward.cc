@@ -30,12 +30,14 @@ struct ForwardScratch {
 
 /// Slow memory: what the algorithm keeps per query between K/V blocks, and Q^T ready for the lanes.
 struct ForwardWorkspace {
-    float* q_t;   // [heads_q, panels, head_dim, lanes]
-    float* sums;  // [heads_q, panels, lanes::PanelSums]
+    std::int64_t* ends;  // of tasks
+    float* q_t;          // [heads_q, panels, head_dim, lanes]
+    float* sums;         // [heads_q, panels, lanes::PanelSums]
     std::vector<ForwardScratch> workers;
 
     ForwardWorkspace(Arena& arena, const Plan& plan, const Geometry& g) {
         const std::int64_t panels = total_panels(plan.problem, g);
+        ends = take_task_ends(arena, plan.problem);
         q_t = arena.take<float>(plan.problem.heads_q, panels, g.head_dim * g.lanes);
         sums = arena.take<float>(plan.problem.heads_q, panels, lanes::PanelSums::floats(g));
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g);
@@ -133,17 +135,21 @@ void forward(const ForwardCall& call) {
     Arena arena(call.workspace);
     const ForwardWorkspace workspace(arena, call.plan, g);
     const std::int64_t heads = p.batch * p.heads_q;
-    if (heads == 0 || g.panels == 0) return;
-    const std::int64_t parts = std::clamp<std::int64_t>(ceil_div(2 * call.plan.threads, heads), 1, g.panels);
-    const std::int64_t panels_per_part = ceil_div(g.panels, heads >= call.plan.threads ? 1 : parts);
-    const std::int64_t tasks_per_head = ceil_div(g.panels, panels_per_part);
-    call.parallel_for(heads * tasks_per_head, call.plan.threads, [&](std::int64_t task, int worker) {
-        const Member member = member_of(p, call.args.cu_seqlens_q, call.args.cu_seqlens_kv, task % heads / p.heads_q);
-        const Head head(p, call.args, member, task % heads % p.heads_q);
-        const std::int64_t part = tasks_per_head - 1 - task / heads;  // the last queries see the most keys
-        const Range panels{part * panels_per_part,
-                           std::min(ceil_div(member.len_q, g.block_q), (part + 1) * panels_per_part)};
-        if (!panels.empty()) run(call, g, head, panels, workspace, workspace.workers[static_cast<std::size_t>(worker)]);
+    if (heads == 0) return;
+    const std::int64_t parts = heads >= call.plan.threads ? 1 : ceil_div(2 * call.plan.threads, heads);
+    const auto panels_per_part = [&](const Member& m) {
+        return std::max<std::int64_t>(1, ceil_div(g.panels_of(m), parts));
+    };
+    const HeadTasks tasks(call, p.heads_q, workspace.ends,
+                          [&](const Member& m) { return ceil_div(g.panels_of(m), panels_per_part(m)); });
+    call.parallel_for(tasks.total(), call.plan.threads, [&](std::int64_t index, int worker) {
+        const HeadTask task = tasks.by_index(index);
+        const Member member = member_of(call, task.head / p.heads_q);
+        const std::int64_t part = task.tasks - 1 - task.index;  // the last queries see the most keys
+        const Range panels{part * panels_per_part(member),
+                           std::min(g.panels_of(member), (part + 1) * panels_per_part(member))};
+        run(call, g, Head(p, call.args, member, task.head % p.heads_q), panels, workspace,
+            workspace.workers[static_cast<std::size_t>(worker)]);
     });
 }
 

@@ -21,9 +21,8 @@ BiasGradient::BiasGradient(Arena& arena, const Plan& plan, const Geometry& g) : 
 /// Adds dS of some panels of a head; all panels use the same lanes.
 void BiasGradient::add_head(const GradientMemory& memory, const Head& head, Range panels,
                             const GradientScratch& scratch, float* sums) const {
-    for (std::int64_t index = panels.begin; index < panels.end; ++index) {
+    for (std::int64_t index = panels.begin; index < std::min(panels.end, g_.panels_of(head.member)); ++index) {
         const Panel panel(index, g_.block_q, head.member.len_q);
-        if (panel.queries == 0) continue;
         const Range keys = head.keys_of(panel);
         for (std::int64_t first = keys.begin / g_.block_kv * g_.block_kv; first < keys.end; first += g_.block_kv) {
             const KvTile kv = load_kv(head, g_, first, std::min(g_.block_kv, keys.end - first), scratch, true);

@@ -26,6 +26,7 @@ double dot(const float* a, const float* b, std::int64_t n) {
 GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g) : problem_(plan.problem), g_(g) {
     panel_floats_ = (2 * g.head_dim + g.head_dim_v + 4) * g.lanes + g.block_q * (g.k_stride + g.v_stride);
     panel_floats_ = padded(panel_floats_);
+    ends_ = take_task_ends(arena, problem_);
     panels_ = arena.take<float>(problem_.heads_q, total_panels(problem_, g), panel_floats_);
     dk_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.k_stride);
     dv_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.v_stride);
@@ -91,12 +92,12 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
 
 void GradientMemory::prepare(const BackwardCall& call) {
     const Problem& p = problem_;
-    call.parallel_for(
-        p.batch * p.heads_q * g_.panels, worthwhile_threads(call.plan), [&](std::int64_t task, int worker) {
-            const Head head(p, call.args, member_of(call, task / g_.panels / p.heads_q), task / g_.panels % p.heads_q);
-            if (task % g_.panels * g_.block_q >= head.member.len_q) return;
-            prepare_panel(call.args, head, task % g_.panels, o_[static_cast<std::size_t>(worker)]);
-        });
+    const HeadTasks tasks = panels(call);
+    call.parallel_for(tasks.total(), worthwhile_threads(call.plan), [&](std::int64_t index, int worker) {
+        const HeadTask task = tasks.by_head(index);
+        const Head head(p, call.args, member_of(call, task.head / p.heads_q), task.head % p.heads_q);
+        prepare_panel(call.args, head, task.index, o_[static_cast<std::size_t>(worker)]);
+    });
     const std::int64_t rows = p.heads_kv * p.rows_kv();
     call.parallel_for(ceil_div(rows, kRowsPerTask), worthwhile_threads(call.plan), [&](std::int64_t task, int) {
         const std::int64_t first = task * kRowsPerTask;
@@ -109,17 +110,17 @@ void GradientMemory::prepare(const BackwardCall& call) {
 void BackwardWorkspace::prepare(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
     memory.prepare(call);
-    const std::int64_t panels = memory.panels();
-    call.parallel_for(p.batch * p.heads_q * panels, worthwhile_threads(call.plan), [&](std::int64_t task, int worker) {
-        const Head head(p, call.args, member_of(call, task / panels / p.heads_q), task / panels % p.heads_q);
-        memory.fill_norm(head, task % panels, workers[static_cast<std::size_t>(worker)]);
-        if (p.dtype != DType::fp32) memory.sum_delta(head, task % panels, workers[static_cast<std::size_t>(worker)]);
+    const HeadTasks panels = memory.panels(call);
+    call.parallel_for(panels.total(), worthwhile_threads(call.plan), [&](std::int64_t index, int worker) {
+        const HeadTask task = panels.by_head(index);
+        const Head head(p, call.args, member_of(call, task.head / p.heads_q), task.head % p.heads_q);
+        memory.fill_norm(head, task.index, workers[static_cast<std::size_t>(worker)]);
+        if (p.dtype != DType::fp32) memory.sum_delta(head, task.index, workers[static_cast<std::size_t>(worker)]);
     });
 }
 
 void GradientMemory::fill_norm(const Head& head, std::int64_t index, const GradientScratch& scratch) const {
     const Panel panel(index, g_.block_q, head.member.len_q);
-    if (panel.queries == 0) return;
     const GradientPanel to = this->panel(head, index);
     const auto inexact = [&](std::int64_t r) { return inexact_lse(to.lse[r]); };
     bool any = false;
@@ -140,7 +141,6 @@ void GradientMemory::fill_norm(const Head& head, std::int64_t index, const Gradi
 
 void GradientMemory::sum_delta(const Head& head, std::int64_t index, const GradientScratch& scratch) const {
     const Panel panel(index, g_.block_q, head.member.len_q);
-    if (panel.queries == 0) return;
     const GradientPanel to = this->panel(head, index);
     double* weights = scratch.sums;
     double* products = scratch.sums + panel.lanes;
@@ -165,20 +165,22 @@ void GradientMemory::sum_delta(const Head& head, std::int64_t index, const Gradi
 void GradientMemory::finish(const BackwardCall& call) const {
     const Problem& p = problem_;
     const auto scale = static_cast<float>(p.effective_scale());
-    call.parallel_for(p.batch * p.heads_q * g_.panels, worthwhile_threads(call.plan), [&](std::int64_t task, int) {
-        const Head head(p, call.args, member_of(call, task / g_.panels / p.heads_q), task / g_.panels % p.heads_q);
-        const Panel panel(task % g_.panels, g_.block_q, head.member.len_q);
-        if (panel.queries == 0) return;
-        const GradientPanel from = this->panel(head, task % g_.panels);
+    const HeadTasks tasks = panels(call);
+    call.parallel_for(tasks.total(), worthwhile_threads(call.plan), [&](std::int64_t index, int) {
+        const HeadTask task = tasks.by_head(index);
+        const Head head(p, call.args, member_of(call, task.head / p.heads_q), task.head % p.heads_q);
+        const Panel panel(task.index, g_.block_q, head.member.len_q);
+        const GradientPanel from = this->panel(head, task.index);
         std::fill_n(from.delta, panel.lanes, scale);  // delta has served
         store_transposed(from.dq_t, panel.lanes, panel.queries, g_.head_dim, from.delta,
                          head_rows(call.args.dq, head.member, head.member.first_q, head.query_head), panel.first);
     });
-    const std::int64_t parts = ceil_div(p.len_kv, kRowsPerTask);
-    call.parallel_for(p.batch * p.heads_kv * parts, worthwhile_threads(call.plan), [&](std::int64_t task, int) {
-        const Member member = member_of(call, task / parts / p.heads_kv);
-        const std::int64_t kv_head = task / parts % p.heads_kv;
-        const std::int64_t first = task % parts * kRowsPerTask;
+    const HeadTasks parts(call, p.heads_kv, ends_, [](const Member& m) { return ceil_div(m.len_kv, kRowsPerTask); });
+    call.parallel_for(parts.total(), worthwhile_threads(call.plan), [&](std::int64_t index, int) {
+        const HeadTask task = parts.by_head(index);
+        const Member member = member_of(call, task.head / p.heads_kv);
+        const std::int64_t kv_head = task.head % p.heads_kv;
+        const std::int64_t first = task.index * kRowsPerTask;
         const std::int64_t rows = std::min(kRowsPerTask, member.len_kv - first);
         store_rows(dk(member, kv_head, first), g_.k_stride, rows, g_.head_dim, scale,
                    head_rows(call.args.dk, member, member.first_kv, kv_head), first);

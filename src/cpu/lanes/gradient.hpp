@@ -33,8 +33,13 @@ class GradientMemory {
     /// rounding, and where V has a mean all dS of a row with it (docs/decisions/delta-of-rounded-output.md).
     void sum_delta(const Head& head, std::int64_t index, const GradientScratch& scratch) const;
 
-    /// Panels of the longest head.
-    std::int64_t panels() const { return g_.panels; }
+    /// For HeadTasks of the call.
+    std::int64_t* task_ends() const { return ends_; }
+
+    /// The panels of all query heads, as tasks. Valid until another HeadTasks takes task_ends().
+    HeadTasks panels(const BackwardCall& call) const {
+        return {call, problem_.heads_q, ends_, [&](const Member& m) { return g_.panels_of(m); }};
+    }
 
     /// Writes dQ, dK and dV.
     void finish(const BackwardCall& call) const;
@@ -45,6 +50,7 @@ class GradientMemory {
     const Problem& problem_;
     Geometry g_;
     std::int64_t panel_floats_;
+    std::int64_t* ends_;     // of tasks
     float* panels_;          // [heads_q, total_panels, panel_floats]
     float* dk_;              // [heads_kv, rows_kv, k_stride]
     float* dv_;              // [heads_kv, rows_kv, v_stride]

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/call.hpp"
 #include "cpu/lanes/gradient.hpp"
 
 namespace tessera::cpu::matrix {
@@ -18,6 +19,7 @@ constexpr std::int64_t kGroup = kTileDepth;
 GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Layout& g) : problem_(plan.problem), g_(g) {
     const std::int64_t all = problem_.batch * (problem_.heads_q * problem_.len_q + problem_.heads_kv * problem_.len_kv);
     rows_per_task_ = all >= kMostRows * plan.threads ? kMostRows : kGroup;
+    for (std::int64_t*& ends : ends_) ends = take_task_ends(arena, problem_);
     const std::int64_t heads = problem_.heads_q;
     const std::int64_t queries = padded_queries(problem_);
     q_pairs_ = arena.take<Bf16>(heads, queries, g.depth_row(g.depth_tiles));
@@ -129,21 +131,20 @@ void GradientMemory::prepare_keys(const Head& head, std::int64_t first) const {
 
 bool GradientMemory::prepare(const BackwardCall& call) const {
     const Problem& p = problem_;
-    const std::int64_t parts_q = ceil_div(p.len_q, rows_per_task_);
-    const std::int64_t parts_kv = ceil_div(p.len_kv, rows_per_task_);
-    const std::int64_t tasks_q = p.batch * p.heads_q * parts_q;
-    const std::int64_t tasks = p.heads_q == 0 ? 0 : tasks_q + p.batch * p.heads_kv * parts_kv;
+    if (p.heads_q == 0) return false;
+    const HeadTasks queries(call, p.heads_q, ends_[0],
+                            [&](const Member& m) { return ceil_div(m.len_q, rows_per_task_); });
+    const HeadTasks keys(call, p.heads_kv, ends_[1],
+                         [&](const Member& m) { return ceil_div(m.len_kv, rows_per_task_); });
     std::atomic<bool> inexact{false};
-    call.parallel_for(tasks, worthwhile_threads(call.plan), [&](std::int64_t task, int) {
-        const bool is_q = task < tasks_q;
-        const std::int64_t index = is_q ? task : task - tasks_q;
-        const std::int64_t parts = is_q ? parts_q : parts_kv;
+    call.parallel_for(queries.total() + keys.total(), worthwhile_threads(call.plan), [&](std::int64_t index, int) {
+        const bool is_q = index < queries.total();
+        const HeadTask task = is_q ? queries.by_head(index) : keys.by_head(index - queries.total());
         const std::int64_t heads = is_q ? p.heads_q : p.heads_kv;
-        const Member member = member_of(call, index / parts / heads);
-        const std::int64_t first = index % parts * rows_per_task_;
-        const Head head(p, call.args, member, index / parts % heads * (is_q ? 1 : p.group()));
-        if (is_q && first < member.len_q && prepare_queries(call.args, head, first)) inexact.store(true);
-        if (!is_q && first < member.len_kv) prepare_keys(head, first);
+        const std::int64_t first = task.index * rows_per_task_;
+        const Head head(p, call.args, member_of(call, task.head / heads), task.head % heads * (is_q ? 1 : p.group()));
+        if (!is_q) prepare_keys(head, first);
+        else if (prepare_queries(call.args, head, first)) inexact.store(true);
     });
     return inexact.load();
 }

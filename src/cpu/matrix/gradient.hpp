@@ -48,6 +48,9 @@ class GradientMemory {
 
     const Layout& geometry() const { return g_; }
 
+    /// For two HeadTasks of the call at a time.
+    std::int64_t* task_ends(int which) const { return ends_[which]; }
+
  private:
     bool prepare_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const;
     void prepare_keys(const Head& head, std::int64_t first) const;
@@ -55,6 +58,7 @@ class GradientMemory {
     const Problem& problem_;
     Layout g_;
     std::int64_t rows_per_task_;  ///< of a task that packs
+    std::int64_t* ends_[2];       // of tasks
     // [heads_q, padded queries ...] and [heads_kv, padded keys ...]
     Bf16* q_pairs_;
     Bf16* q_rows_;

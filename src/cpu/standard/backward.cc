@@ -116,10 +116,12 @@ void backward(const BackwardCall& call) {
     Arena arena(call.workspace);
     MaterialisedWorkspace workspace(arena, call.plan, g);
     workspace.prepare(call);
+    const HeadTasks panels(call, p.heads_q, workspace.memory.task_ends(),
+                           [&](const Member& m) { return g.panels_of(m); });
     const auto for_each_panel = [&](const auto& body) {
-        call.parallel_for(p.batch * p.heads_q * g.panels, call.plan.threads, [&](std::int64_t task, int worker) {
-            const Head head(p, call.args, member_of(call, task / g.panels / p.heads_q), task / g.panels % p.heads_q);
-            if (task % g.panels * g.block_q < head.member.len_q) body(head, task % g.panels, worker);
+        call.parallel_for(panels.total(), call.plan.threads, [&](std::int64_t index, int worker) {
+            const HeadTask task = panels.by_head(index);
+            body(Head(p, call.args, member_of(call, task.head / p.heads_q), task.head % p.heads_q), task.index, worker);
         });
     };
     for_each_panel([&](const Head& head, std::int64_t index, int worker) {
@@ -128,12 +130,13 @@ void backward(const BackwardCall& call) {
     for_each_panel([&](const Head& head, std::int64_t index, int worker) {
         query_gradient(call, g, workspace, head, index, worker);
     });
-    const std::int64_t blocks = ceil_div(p.len_kv, g.block_kv);
-    call.parallel_for(p.batch * p.heads_kv * blocks, call.plan.threads, [&](std::int64_t task, int) {
-        const Member member = member_of(call, task / blocks / p.heads_kv);
-        const Range keys{task % blocks * g.block_kv, std::min(member.len_kv, (task % blocks + 1) * g.block_kv)};
-        if (keys.empty()) return;
-        for_each_query_head(call, member, task / blocks % p.heads_kv,
+    const HeadTasks blocks(call, p.heads_kv, workspace.memory.task_ends(),
+                           [&](const Member& m) { return ceil_div(m.len_kv, g.block_kv); });
+    call.parallel_for(blocks.total(), call.plan.threads, [&](std::int64_t index, int) {
+        const HeadTask task = blocks.by_head(index);
+        const Member member = member_of(call, task.head / p.heads_kv);
+        const Range keys{task.index * g.block_kv, std::min(member.len_kv, (task.index + 1) * g.block_kv)};
+        for_each_query_head(call, member, task.head % p.heads_kv,
                             [&](const Head& head) { key_gradient(call, g, workspace, head, keys); });
     });
     workspace.bias.run(call, workspace.memory, workspace.workers);

@@ -28,12 +28,14 @@ struct ForwardScratch {
 };
 
 struct ForwardWorkspace {
-    float* scores;  // [heads_q, panels, len_kv, lanes]: S, then P
-    float* states;  // [heads_q, panels, 2, lanes]: m and l of every row
+    std::int64_t* ends;  // of tasks
+    float* scores;       // [heads_q, panels, len_kv, lanes]: S, then P
+    float* states;       // [heads_q, panels, 2, lanes]: m and l of every row
     std::vector<ForwardScratch> workers;
 
     ForwardWorkspace(Arena& arena, const Plan& plan, const Geometry& g) {
         const std::int64_t panels = total_panels(plan.problem, g);
+        ends = take_task_ends(arena, plan.problem);
         scores = arena.take<float>(plan.problem.heads_q, panels, plan.problem.len_kv, g.lanes);
         states = arena.take<float>(plan.problem.heads_q, panels, 2 * g.lanes);
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g);
@@ -45,11 +47,11 @@ struct MaterialisedPanel : HeadPanel {
     float* matrix;  // [len_kv, lanes]
     lanes::RowState state;
 
-    MaterialisedPanel(const ForwardCall& call, const Geometry& g, const ForwardWorkspace& workspace, std::int64_t task)
-        : HeadPanel(head_of(call, task / g.panels), task % g.panels, g.block_q) {
+    MaterialisedPanel(const ForwardCall& call, const Geometry& g, const ForwardWorkspace& workspace,
+                      const HeadTask& task)
+        : HeadPanel(head_of(call, task.head), task.index, g.block_q) {
         const Problem& p = call.plan.problem;
-        const std::int64_t slot =
-            head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + task % g.panels;
+        const std::int64_t slot = head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + task.index;
         matrix = workspace.scores + slot * p.len_kv * g.lanes;
         state = {workspace.states + slot * 2 * g.lanes, workspace.states + (slot * 2 + 1) * g.lanes};
     }
@@ -57,8 +59,7 @@ struct MaterialisedPanel : HeadPanel {
  private:
     static Head head_of(const ForwardCall& call, std::int64_t index) {
         const Problem& p = call.plan.problem;
-        const Member member = member_of(p, call.args.cu_seqlens_q, call.args.cu_seqlens_kv, index / p.heads_q);
-        return {p, call.args, member, index % p.heads_q};
+        return {p, call.args, member_of(call, index / p.heads_q), index % p.heads_q};
     }
 };
 
@@ -170,10 +171,11 @@ void forward(const ForwardCall& call) {
     const Geometry g(call.plan);
     Arena arena(call.workspace);
     const ForwardWorkspace workspace(arena, call.plan, g);
+    const HeadTasks panels(call, p.heads_q, workspace.ends, [&](const Member& m) { return g.panels_of(m); });
     const auto for_each_panel = [&](const auto& body) {
-        call.parallel_for(p.batch * p.heads_q * g.panels, call.plan.threads, [&](std::int64_t task, int worker) {
-            const MaterialisedPanel work(call, g, workspace, task);
-            if (work.panel.queries > 0) body(work, workspace.workers[static_cast<std::size_t>(worker)]);
+        call.parallel_for(panels.total(), call.plan.threads, [&](std::int64_t task, int worker) {
+            const MaterialisedPanel work(call, g, workspace, panels.by_head(task));
+            body(work, workspace.workers[static_cast<std::size_t>(worker)]);
         });
     };
     for_each_panel([&](const MaterialisedPanel& work, const ForwardScratch& scratch) {

@@ -123,12 +123,11 @@ struct Squares {
     }
 };
 
-/// Square `index` of a round: counted along the shorter side of the grid, so that none is outside it.
+/// Square `index` of the squares_of() a round: counted along the shorter side of the grid, so that none is outside it.
 void run_square(const Squares& squares, const Geometry& g, std::int64_t round, std::int64_t index,
                 const lanes::GradientMemory& memory, const lanes::GradientScratch& scratch, TileTally& tally) {
     const Grid& grid = squares.grid;
     const std::int64_t n = squares.diagonal;
-    if (round > n || index >= std::min(squares.rows, squares.columns)) return;
     const bool along_keys = squares.columns <= squares.rows;
     const std::int64_t row = along_keys ? (index + round) % n : index;
     const std::int64_t column = along_keys ? index : (index - round + n) % n;
@@ -136,6 +135,11 @@ void run_square(const Squares& squares, const Geometry& g, std::int64_t round, s
     run_columns(grid, g, {column * side, std::min(grid.key_tiles, (column + 1) * side)},
                 {row * side, std::min(grid.panels, (row + 1) * side)}, memory, scratch, tally,
                 [&](std::int64_t i, std::int64_t j) { return squares.round_of(i, j) == round; });
+}
+
+/// Squares of one round.
+std::int64_t squares_of(const Squares& squares, std::int64_t round) {
+    return round > squares.diagonal ? 0 : std::min(squares.rows, squares.columns);
 }
 
 /// Sets used[round] for the rounds in which some tile of the grid is not empty.
@@ -202,31 +206,41 @@ class BackwardRun {
         const Problem& p = call_.plan.problem;
         if (kv_heads_ == 0 || p.heads_q == 0) return;
         const std::int64_t members = p.ragged ? p.batch : 1;
-        std::int64_t pairs = 0;  // of a round of the largest member, in tiles
+        std::int64_t pairs = 0;   // of a round of the largest member, in tiles
+        std::int64_t rounds = 0;  // of the longest member, in squares of one tile
         for (std::int64_t b = 0; b < members; ++b) {
             const Grid of_member = grid(b * p.heads_kv, 0);
             pairs = std::max(pairs, std::min(of_member.panels, of_member.key_tiles));
+            rounds = std::max(rounds, std::max(of_member.panels, of_member.key_tiles) + 1);
         }
         const int threads = worthwhile_threads(call_.plan);
         std::int64_t side = kColumns;
         while (side > 1 && kv_heads_ * ceil_div(pairs, side) < kSquaresPerThread * threads) side /= 2;
-        std::fill_n(workspace_.used, workspace_.rounds, char{0});
+        std::fill_n(workspace_.used, rounds, char{0});
         for (std::int64_t b = 0; b < members; ++b) {
             const Grid of_member = grid(b * p.heads_kv, 0);
             mark_rounds(Squares(of_member, side), g_, workspace_.used);
         }
-        const std::int64_t squares = ceil_div(pairs, side);
         for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
-            for (std::int64_t round = 0; round < workspace_.rounds; ++round) {
-                if (workspace_.used[round] == 0) continue;
-                call_.parallel_for(kv_heads_ * squares, threads, [&](std::int64_t task, int worker) {
-                    TileTally tally(&ran_, call_.observer);
-                    const Grid of_head = grid(task % kv_heads_, in_group);
-                    run_square(Squares(of_head, side), g_, round, task / kv_heads_, workspace_.memory, scratch(worker),
-                               tally);
-                });
+            for (std::int64_t round = 0; round < rounds; ++round) {
+                if (workspace_.used[round] != 0) run_round(round, side, in_group, threads);
             }
         }
+    }
+
+    /// One query head of each kv head.
+    void run_round(std::int64_t round, std::int64_t side, std::int64_t in_group, int threads) {
+        const std::int64_t heads_kv = call_.plan.problem.heads_kv;
+        const HeadTasks squares(call_, heads_kv, workspace_.memory.task_ends(), [&](const Member& m) {
+            const Grid of_member = grid(m.batch * heads_kv, in_group);
+            return squares_of(Squares(of_member, side), round);
+        });
+        call_.parallel_for(squares.total(), threads, [&](std::int64_t index, int worker) {
+            const HeadTask task = squares.by_index(index);
+            TileTally tally(&ran_, call_.observer);
+            const Grid of_head = grid(task.head, in_group);
+            run_square(Squares(of_head, side), g_, round, task.index, workspace_.memory, scratch(worker), tally);
+        });
     }
 
     /// What ran, and as skipped what is left of all tiles.

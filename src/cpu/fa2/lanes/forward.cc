@@ -63,12 +63,14 @@ struct ForwardScratch {
 struct ForwardWorkspace {
     const Geometry& g;
     const Deal& deal;
+    std::int64_t* ends;  // of tasks
     WorkerMemory workers;
     float* partials = nullptr;  // [kv_heads, panels_per_kv_head, chunks, lanes::PanelSums], only when K/V is split
 
-    ForwardWorkspace(Arena& arena, const Geometry& geometry, const Deal& of_call)
+    ForwardWorkspace(Arena& arena, const Problem& p, const Geometry& geometry, const Deal& of_call)
         : g(geometry),
           deal(of_call),
+          ends(take_task_ends(arena, p)),
           workers(arena, deal.threads, [&](Arena& one) { ForwardScratch(one, g, deal.panels_per_task); }) {
         if (deal.split) partials = arena.take<float>(deal.panels(), deal.chunks, lanes::PanelSums::floats(g));
     }
@@ -186,7 +188,7 @@ void run_panels(const ForwardCall& call, const Geometry& g, std::span<const Head
 }
 
 void forward_whole(const ForwardCall& call, const Geometry& g, const Deal& deal, const ForwardWorkspace& workspace) {
-    deal_whole(call, deal, [&](std::int64_t kv_head, Range panels, int worker) {
+    deal_whole(call, deal, workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
         std::vector<HeadPanel> works;
         works.reserve(kMaxPanels);  // as much for one as for many
         for (std::int64_t index = panels.begin; index < panels.end; ++index) {
@@ -219,7 +221,8 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Deal& deal,
         const HeadPanel work = panel_of(call, g, kv_head, panel);
         if (work.panel.queries == 0) return;
         lanes::PanelSums total = merge_chunks(
-            deal, scratch.totals[0], [&](std::int64_t chunk) { return chunk_seen(work, chunk); },
+            deal.chunks_of(work.head.member), scratch.totals[0],
+            [&](std::int64_t chunk) { return chunk_seen(work, chunk); },
             [&](std::int64_t chunk) { return workspace.partial(kv_head, panel, chunk); },
             [&](lanes::PanelSums& into, const lanes::PanelSums& next, std::int64_t chunk) {
                 merge_chunk(call, g, work, into, next, chunk);
@@ -227,7 +230,8 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Deal& deal,
         lanes::load_queries(work.head, g, work.panel, scratch.q_t[0]);
         epilogue(call, g, work, scratch.q_t[0], scratch.tiles, total, scratch.chunks[0]);
     };
-    deal_split(call, deal, deal.panels_per_kv_head, run, merge);
+    deal_split(
+        call, deal, workspace.ends, [&](const Member& m) { return deal.panels_of(m); }, run, merge);
 }
 
 }  // namespace
@@ -235,7 +239,7 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Deal& deal,
 std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
     const Geometry g = geometry_of(plan);
-    ForwardWorkspace(arena, g, deal_of(plan, g));
+    ForwardWorkspace(arena, plan.problem, g, deal_of(plan, g));
     return arena.used();
 }
 
@@ -243,7 +247,7 @@ void forward(const ForwardCall& call) {
     const Geometry g = geometry_of(call.plan);
     const Deal deal = deal_of(call.plan, g);
     Arena arena(call.workspace);
-    const ForwardWorkspace workspace(arena, g, deal);
+    const ForwardWorkspace workspace(arena, call.plan.problem, g, deal);
     if (deal.split) forward_split(call, g, deal, workspace);
     else forward_whole(call, g, deal, workspace);
 }

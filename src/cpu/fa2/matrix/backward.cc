@@ -181,17 +181,16 @@ class BackwardRun {
 
     /// Before the tiles need delta, in 16 bits.
     void sum_deltas() const {
-        const std::int64_t heads = p_.batch * p_.heads_q;
-        const std::int64_t rows = rows_per_task(heads, p_.len_q, kBlockQ, kQueryTasksPerWorker);
-        const std::int64_t parts = ceil_div(p_.len_q, rows);
+        const std::int64_t rows = rows_per_task(p_.batch * p_.heads_q, p_.len_q, kBlockQ, kQueryTasksPerWorker);
+        const HeadTasks parts = parts_of_queries(rows);
         // Under a causal mask the last queries have the most to do: they go first.
-        call_.parallel_for(heads * parts, threads_, [&](std::int64_t task, int worker) {
+        call_.parallel_for(parts.total(), threads_, [&](std::int64_t index, int worker) {
             const matrix::Session session(*matrix::words_of_unit());
-            const Member member = member_of(call_, task % heads / p_.heads_q);
-            const std::int64_t first = (parts - 1 - task / heads) * rows;
+            const HeadTask task = parts.by_index(index);
+            const Member member = member_of(call_, task.head / p_.heads_q);
+            const std::int64_t first = (task.tasks - 1 - task.index) * rows;
             const Range queries{first, std::min(member.len_q, first + rows)};
-            if (queries.empty()) return;
-            matrix::TilePanel work = head(member, task % heads % p_.heads_q);
+            matrix::TilePanel work = head(member, task.head % p_.heads_q);
             matrix::sum_delta(workspace_.memory, scratch(worker), work, call_.args, queries);
         });
     }
@@ -251,13 +250,13 @@ class BackwardRun {
 
     /// dK and dV of kv heads from those of their query heads.
     void sum_groups() const {
-        const std::int64_t blocks = ceil_div(p_.len_kv, kBlockKv);
-        call_.parallel_for(p_.batch * p_.heads_kv * blocks, threads_, [&](std::int64_t task, int worker) {
-            const Member member = member_of(call_, task / blocks / p_.heads_kv);
-            const std::int64_t kv_head = task / blocks % p_.heads_kv;
-            const std::int64_t first = task % blocks * kBlockKv;
+        const HeadTasks blocks = parts_of_keys(kBlockKv);
+        call_.parallel_for(blocks.total(), threads_, [&](std::int64_t index, int worker) {
+            const HeadTask task = blocks.by_head(index);
+            const Member member = member_of(call_, task.head / p_.heads_kv);
+            const std::int64_t kv_head = task.head % p_.heads_kv;
+            const std::int64_t first = task.index * kBlockKv;
             const Range keys{first, std::min(member.len_kv, first + kBlockKv)};
-            if (keys.empty()) return;
             const BackwardScratch to = scratch(worker);
             clear_keys(keys, to.group_dk, to.group_dv);
             for (std::int64_t i = 0; i < p_.group(); ++i) {
@@ -271,6 +270,16 @@ class BackwardRun {
     std::int64_t rows_per_task(std::int64_t heads, std::int64_t len, std::int64_t most, std::int64_t tasks) const {
         while (most > matrix::kTileDepth && heads * ceil_div(len, most) < tasks * threads_) most /= 2;
         return most;
+    }
+
+    /// Tasks of so many rows, of every query head and of every kv head.
+    HeadTasks parts_of_queries(std::int64_t rows) const {
+        return {call_, p_.heads_q, workspace_.memory.task_ends(0),
+                [&](const Member& m) { return ceil_div(m.len_q, rows); }};
+    }
+    HeadTasks parts_of_keys(std::int64_t rows) const {
+        return {call_, p_.heads_kv, workspace_.memory.task_ends(1),
+                [&](const Member& m) { return ceil_div(m.len_kv, rows); }};
     }
 
     /// dK and dV of keys, at most kBlockKv, over all query heads of a kv head.
@@ -289,26 +298,21 @@ class BackwardRun {
         // The tasks of keys come first, and those of queries even out what they leave.
         const std::int64_t rows_kv = rows_per_task(p_.batch * p_.heads_kv, p_.len_kv, kBlockKv, 1);
         const std::int64_t rows_q = rows_per_task(p_.batch * p_.heads_q, p_.len_q, kBlockQ, kQueryTasksPerWorker);
-        const std::int64_t parts_kv = ceil_div(p_.len_kv, rows_kv);
-        const std::int64_t parts_q = ceil_div(p_.len_q, rows_q);
-        const std::int64_t tasks_kv = p_.batch * p_.heads_kv * parts_kv;
+        const HeadTasks of_keys = parts_of_keys(rows_kv);
+        const HeadTasks of_queries = parts_of_queries(rows_q);
         // Under a causal mask the first keys and the last queries have the most to do: they go first.
-        call_.parallel_for(tasks_kv + p_.batch * p_.heads_q * parts_q, threads_, [&](std::int64_t task, int worker) {
+        call_.parallel_for(of_keys.total() + of_queries.total(), threads_, [&](std::int64_t index, int worker) {
             const matrix::Session session(*matrix::words_of_unit());
-            if (task < tasks_kv) {
-                const std::int64_t head = task % (p_.batch * p_.heads_kv);
-                const Member member = member_of(call_, head / p_.heads_kv);
-                const std::int64_t k = task / (p_.batch * p_.heads_kv) * rows_kv;
-                const Range keys{k, std::min(member.len_kv, k + rows_kv)};
-                if (keys.empty()) return;
-                run_group(member, head % p_.heads_kv, keys, scratch(worker));
+            if (index < of_keys.total()) {
+                const HeadTask task = of_keys.by_index(index);
+                const Member member = member_of(call_, task.head / p_.heads_kv);
+                const std::int64_t k = task.index * rows_kv;
+                run_group(member, task.head % p_.heads_kv, {k, std::min(member.len_kv, k + rows_kv)}, scratch(worker));
             } else {
-                const std::int64_t index = task - tasks_kv;
-                const std::int64_t head = index % (p_.batch * p_.heads_q);
-                const Member member = member_of(call_, head / p_.heads_q);
-                const std::int64_t q = (parts_q - 1 - index / (p_.batch * p_.heads_q)) * rows_q;
-                const Range queries{q, std::min(member.len_q, q + rows_q)};
-                if (!queries.empty()) run_queries(member, head % p_.heads_q, queries, worker);
+                const HeadTask task = of_queries.by_index(index - of_keys.total());
+                const Member member = member_of(call_, task.head / p_.heads_q);
+                const std::int64_t q = (task.tasks - 1 - task.index) * rows_q;
+                run_queries(member, task.head % p_.heads_q, {q, std::min(member.len_q, q + rows_q)}, worker);
             }
         });
     }

@@ -155,14 +155,13 @@ class DecodeTask {
 };
 
 void run_whole(const ForwardRun& run) {
-    deal_whole(run.call, run.deal, [&](std::int64_t kv_head, Range, int worker) {
+    deal_whole(run.call, run.deal, run.workspace.ends, [&](std::int64_t kv_head, Range, int worker) {
         DecodeTask task(run, kv_head, worker);
         const Range queries{0, task.work().panel.queries};
-        if (queries.empty()) return;
         matrix::Session session(run.words);
         task.pack_queries();
         lanes::PanelSums total = task.total();
-        for (std::int64_t block = 0; block < run.deal.chunks; ++block) {
+        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.member); ++block) {
             lanes::PanelSums next = task.of_block();
             if (task.run_block(block, next)) task.merge(total, next, queries);
         }
@@ -174,7 +173,6 @@ void run_whole(const ForwardRun& run) {
 void run_split(const ForwardRun& run) {
     const auto run_block = [&](std::int64_t kv_head, Range, std::int64_t block, int worker) {
         DecodeTask task(run, kv_head, worker);
-        if (task.work().panel.queries == 0) return;
         matrix::Session session(run.words);
         task.pack_queries();
         lanes::PanelSums sums = run.partial(kv_head, 0, block);
@@ -183,16 +181,16 @@ void run_split(const ForwardRun& run) {
     const auto merge = [&](std::int64_t kv_head, std::int64_t index, int worker) {
         const Range query{index, index + 1};
         DecodeTask task(run, kv_head, worker);
-        if (query.begin >= task.work().panel.queries) return;
         matrix::Session session(run.words);
         lanes::PanelSums total = task.total();
-        for (std::int64_t block = 0; block < run.deal.chunks; ++block) {
+        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.member); ++block) {
             if (keys_seen(run, task.work(), block).keys.empty()) continue;
             task.merge(total, run.partial(kv_head, 0, block), query);
         }
         task.finish(total, query);
     };
-    deal_split(run.call, run.deal, run.g.block_q, run_block, merge);
+    deal_split(
+        run.call, run.deal, run.workspace.ends, [](const Member& m) { return m.len_q; }, run_block, merge);
 }
 
 }  // namespace

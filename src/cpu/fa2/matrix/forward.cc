@@ -225,9 +225,9 @@ class PanelsTask {
 };
 
 void run_whole(const ForwardRun& run) {
-    deal_whole(run.call, run.deal, [&](std::int64_t kv_head, Range panels, int worker) {
+    deal_whole(run.call, run.deal, run.workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
         PanelsTask task(run, kv_head, panels, worker);
-        task.run_blocks({0, run.deal.chunks});
+        task.run_blocks({0, run.deal.chunks_of(task.work(0).head.member)});
         for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, task.total(i));
     });
 }
@@ -240,10 +240,10 @@ void run_split(const ForwardRun& run) {
     };
     const auto merge = [&](std::int64_t kv_head, std::int64_t panel, int worker) {
         PanelsTask task(run, kv_head, {panel, panel + 1}, worker);
-        if (task.panels() == 0) return;
         const matrix::TilePanel& work = task.work(0);
         lanes::PanelSums total = merge_chunks(
-            run.deal, task.total(0), [&](std::int64_t block) { return !keys_seen(run, work, block).keys.empty(); },
+            run.deal.chunks_of(work.head.member), task.total(0),
+            [&](std::int64_t block) { return !keys_seen(run, work, block).keys.empty(); },
             [&](std::int64_t block) { return run.partial(kv_head, panel, block); },
             [&](lanes::PanelSums& into, const lanes::PanelSums& next, std::int64_t) {
                 lanes::merge(into.state, into.o, next.state, next.o, merged_rows(run.g), work.panel.lanes,
@@ -251,7 +251,9 @@ void run_split(const ForwardRun& run) {
             });
         task.finish(0, total);
     };
-    deal_split(run.call, run.deal, run.deal.panels_per_kv_head, run_block, merge);
+    deal_split(
+        run.call, run.deal, run.workspace.ends, [&](const Member& m) { return run.deal.panels_of(m); }, run_block,
+        merge);
 }
 
 }  // namespace
@@ -261,7 +263,7 @@ bool takes_forward(const Plan& plan) { return matrix::takes(plan); }
 std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
     const matrix::Layout g(plan, plan.tile.block_q);
-    ForwardWorkspace(arena, g, ForwardDeal(plan, g));
+    ForwardWorkspace(arena, plan.problem, g, ForwardDeal(plan, g));
     return arena.used();
 }
 

@@ -168,10 +168,12 @@ struct DecodeScratch {
 };
 
 struct ForwardWorkspace {
-    float* partials = nullptr;  // [kv_heads, panels_per_kv_head, chunks, sums], when keys are split
-    WorkerMemory workers;       // of a PanelsScratch each
+    std::int64_t* ends = nullptr;  // of tasks
+    float* partials = nullptr;     // [kv_heads, panels_per_kv_head, chunks, sums], when keys are split
+    WorkerMemory workers;          // of a PanelsScratch each
 
-    ForwardWorkspace(Arena& arena, const matrix::Layout& g, const ForwardDeal& deal) {
+    ForwardWorkspace(Arena& arena, const Problem& p, const matrix::Layout& g, const ForwardDeal& deal)
+        : ends(take_task_ends(arena, p)) {
         if (deal.split) {
             partials = arena.take<float>(deal.panels(), deal.chunks, sums_floats(g));
         }

@@ -22,7 +22,7 @@ struct ForwardRun {
         : call(c),
           g(c.plan, c.plan.tile.block_q),
           deal(c.plan, g),
-          workspace(arena, g, deal),
+          workspace(arena, c.plan.problem, g, deal),
           words(*matrix::words_of_unit()) {}
 
     const Problem& problem() const { return call.plan.problem; }
