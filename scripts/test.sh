@@ -92,7 +92,7 @@ SANITIZED=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${WITH_TESTS[@
            -DTESSERA_PRECOMPILE=ON
            -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only")
 # Not under the sanitizers: the trials of the judge, which are arithmetic of tests on memory of tests.
-NOT_SANITIZED='compare.*'
+NOT_SANITIZED='compare.*:tolerances.*:*Planted*'
 if build "clang, ASan and UBSan" build-asan --preset asan "${SANITIZED[@]}"; then
     filter="-$NOT_SANITIZED"
     [[ -z $LONG ]] || filter='*'
@@ -109,7 +109,7 @@ fi
 # --long; not there either: the tests of the checks themselves and of bf16 units, which only x86-64 has, and those that take
 # long because of their sizes, which are no matter of the instruction set.
 EMULATED='*CornerCase*:*RandomCases*:Cpu/*:*SpecialValues*_24x24:special_values.*:Stripes.*'
-NOT_EMULATED='compare.*:MatrixKernels.*:*Cuda*:*bug_26_30*:*bug_27*:*bug_30*:*bug_32*'
+NOT_EMULATED='compare.*:Matrix*:*MatrixRandomCases*:*Cuda*:*bug_26_30*:*bug_27*:*bug_30*:*bug_32*'
 
 # Prints why that can't be done here, or nothing.
 no_neon() {
