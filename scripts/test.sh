@@ -37,10 +37,10 @@ problem() {
 
 # build NAME FOLDER OPTION...
 build() {
-    local name=$1 folder=$2
+    local name=$1 folder=$2 begin=$SECONDS
     shift 2
     say "$name: build"
-    configure_and_build "$folder" "$@" && return
+    configure_and_build "$folder" "$@" && echo "$((SECONDS - begin)) s" && return
     problem "$name: build"
     return 1
 }
@@ -48,13 +48,14 @@ build() {
 # tests NAME FOLDER CTEST-ARGUMENT...: runs ctest, and remembers where the results are. What a program says of tests that
 # were right is not shown.
 tests() {
-    local name=$1 folder=$2
+    local name=$1 folder=$2 begin=$SECONDS
     shift 2
     say "$name: tests"
     rm -rf "$folder/results" "$folder/ctest.xml"
     stages+=("$name=$folder")
     ctest --test-dir "$folder" --output-on-failure --timeout 900 -j "$JOBS" --output-junit ctest.xml "$@" 2>&1 |
         tee "$folder/ctest.log" | short || true
+    echo "$((SECONDS - begin)) s"
 }
 
 # skip WHAT WHY: a whole stage.
@@ -135,7 +136,7 @@ reason=$(no_neon)
 if [[ -n $reason ]]; then
     skip "NEON" "$reason"
 elif build "NEON (qemu-user)" "$NEON" --preset ci -B "$NEON" --toolchain cmake/aarch64.cmake -DTESSERA_CUDA=OFF \
-    -DTESSERA_SYSROOT="$PWD/$NEON/sysroot" -DTESSERA_BUILD_TESTS=ON -- kernels_test; then
+    -DTESSERA_SYSROOT="$PWD/$NEON/sysroot" -DTESSERA_BUILD_TESTS=ON -DTESSERA_PRECOMPILE=ON -- kernels_test; then
     [[ -z $LONG ]] || EMULATED='*'
     GTEST_FILTER="$EMULATED:-$NOT_EMULATED" tests "NEON (qemu-user)" "$NEON" -L '^kernels_test$'
 fi
