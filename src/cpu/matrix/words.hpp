@@ -126,8 +126,8 @@ struct RowsProduct {
 };
 inline constexpr std::int64_t kRowsBuffer = 2;
 
-/// P = exp(scale * s - m) of one block of keys on its own: m its maximum, l its sum, P in pair tiles [keys / 32][lanes
-/// / 16] (rows beyond the keys 0).
+/// P = exp(scale * s - m) of one block of keys on its own: m its maximum, l its sum. exp(-offset) * P goes to pair
+/// tiles [keys / 32][lanes / 16] (rows beyond the keys 0).
 struct WeightsJob {
     const float* s = nullptr;  // [keys, lanes]
     std::int64_t keys = 0;
@@ -138,7 +138,9 @@ struct WeightsJob {
     float* l = nullptr;              // [lanes]
     int parts = 1;                   ///< of P
     Bf16* p = nullptr;               // pair tiles, lane tiles next to each other
+    const float* offset = nullptr;   ///< [lanes] or null: 0
     const float* factors = nullptr;  ///< [keys, lanes] or null, of dropout: 1 where P is kept, else 0
+    float* rounded_l = nullptr;      ///< [lanes], with factors in one part: the sum of exp(-offset) * P without them
 };
 
 /// P = exp(scale * s - lse) and dS = P * (dP - delta), packed as the products of the backward take them. Rows beyond

@@ -27,6 +27,7 @@ class DecodeTask {
             run_.words.pack({work_.head.q, work_.panel.first, work_.panel.queries, g_.head_dim,
                              matrix::Form::column_pairs, work_.pairs(scratch_.queries), false, work_.query_scale()});
         if (g_.parts > 1) return;
+        rounding_offsets(work_, scratch_.queries, g_.depth_tiles, scratch_.offsets);
         // A pair tile with ones in the first lane: P times it is the sum of P.
         std::fill_n(scratch_.ones, matrix::kTileElements, Bf16{});
         for (std::int64_t pair = 0; pair < matrix::kTileElements; pair += matrix::kTileDepth) {
@@ -41,7 +42,7 @@ class DecodeTask {
         if (keys.keys.empty()) return false;
         compute_scores(keys);
         const Stage& at = scratch_.stage;
-        run_.words.weights(weights_job(work_, keys, scratch_.s, scratch_.other, at));
+        run_.words.weights(weights_job(work_, keys, scratch_.s, scratch_.other, scratch_.offsets, at));
         add_values(keys, sums.o);
         std::copy_n(at.state.m, g_.lanes, sums.state.m);
         std::copy_n(at.state.l, g_.lanes, sums.state.l);
@@ -138,6 +139,10 @@ class DecodeTask {
                                  .b = {scratch_.ones, 0, 0},
                                  .c = o + sum_row(g_),
                                  .c_stride = value_rows(g_)});
+        }
+        if (g_.parts == 1 && work_.head.dropout.active) {  // which took from that sum
+            for (std::int64_t i = 0; i < g_.lanes; ++i)
+                o[i * value_rows(g_) + sum_row(g_)] = scratch_.stage.rounded_l[i];
         }
         if (finite) return;
         for (std::int64_t i = 0; i < tiles * g_.parts; ++i) {

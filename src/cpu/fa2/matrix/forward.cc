@@ -61,6 +61,7 @@ class PanelsTask {
                                                  matrix::Form::column_pairs, work.pairs(scratch_.queries[i]), false,
                                                  work.query_scale()});
             q_finite_.push_back(finite ? 1 : 0);
+            if (g_.parts == 1) rounding_offsets(work, scratch_.queries[i], g_.depth_tiles, scratch_.offsets[i]);
         }
         std::fill_n(scratch_.ones, matrix::kTileElements, Bf16{});
         std::fill_n(scratch_.ones, matrix::kTileDepth, Bf16{0x3F80});
@@ -106,8 +107,9 @@ class PanelsTask {
         compute_scores(step);
         std::array<matrix::TileProduct, 2> products;
         if (previous_) products = value_products(*previous_, last_stage());
-        run_.words.multiply_beside_weights(std::span(products.data(), previous_ ? product_count() : 0),
-                                           weights_job(work, step, scratch_.s, scratch_.other, at));
+        run_.words.multiply_beside_weights(
+            std::span(products.data(), previous_ ? product_count() : 0),
+            weights_job(work, step, scratch_.s, scratch_.other, scratch_.offsets[step.panel], at));
         if (previous_) add_result(*previous_, last_stage());
         previous_ = step;
         previous_->values = values_;
@@ -169,7 +171,7 @@ class PanelsTask {
         return totals_[step.panel].started ? scratch_.block_o : totals_[step.panel].o;
     }
 
-    /// O^T = V^T P, and in bf16 the sum of P as it was rounded.
+    /// O^T = V^T P, and in bf16 the sum of P as it was rounded; dropout has taken from that (add_result()).
     std::size_t product_count() const { return g_.parts == 1 ? 2 : 1; }
     std::array<matrix::TileProduct, 2> value_products(const Step& step, const Stage& at) {
         const matrix::TilePanel& work = works_[step.panel];
@@ -196,6 +198,7 @@ class PanelsTask {
         const std::int64_t lanes = work.panel.lanes;
         lanes::PanelSums& total = totals_[step.panel];
         float* o = result_of(step);
+        if (g_.parts == 1 && work.head.dropout.active) std::copy_n(at.rounded_l, lanes, o + sum_row(g_) * lanes);
         if (!v_finite_[step.values])
             matrix::add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, {o, lanes, 1});
         if (total.started) {

@@ -81,11 +81,13 @@ struct Stage {
     Bf16* p;                // pair tiles [block_kv / 32][lanes / 16]
     lanes::RowState state;  // [lanes] each, of this step alone
     float* maximum;         // [lanes], of s before its scale
+    float* rounded_l;       // [lanes], with dropout in bf16: sums of the rounded weights without it
 
     Stage(Arena& arena, const matrix::Layout& g)
         : p(arena.take<Bf16>(g.block_kv_rows(), g.lanes * g.parts)),
           state{arena.take<float>(g.lanes), arena.take<float>(g.lanes)},
-          maximum(arena.take<float>(g.lanes)) {}
+          maximum(arena.take<float>(g.lanes)),
+          rounded_l(arena.take<float>(g.lanes)) {}
 };
 
 /// Room for writing a panel's result, and for what an overflow needs.
@@ -119,8 +121,9 @@ struct PanelsScratch {
     Bf16* v[2];      // row tiles [keys / 32][dim_tiles_v] of the block at hand and the one before
     float* block_o;  // [value_rows, lanes]
     float* other;    // [block_kv, lanes]: bias, dropout factors
-    std::array<Bf16*, kMaxPanels> queries{};  // per panel: pair tiles [depth_tiles][lanes / 16]
-    std::array<float*, kMaxPanels> totals{};  // per panel: m, l, O^T
+    std::array<Bf16*, kMaxPanels> queries{};   // per panel: pair tiles [depth_tiles][lanes / 16]
+    std::array<float*, kMaxPanels> offsets{};  // per panel: [lanes], rounding_offsets()
+    std::array<float*, kMaxPanels> totals{};   // per panel: m, l, O^T
     EpilogueScratch finish;
 
     PanelsScratch(Arena& arena, const matrix::Layout& g, const ForwardDeal& deal)
@@ -134,6 +137,7 @@ struct PanelsScratch {
         for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
         for (std::size_t i = 0; i < static_cast<std::size_t>(deal.panels_per_task); ++i) {
             queries[i] = arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes);
+            offsets[i] = arena.take<float>(g.lanes);
             totals[i] = arena.take<float>(sums_floats(g));
         }
     }
@@ -146,6 +150,7 @@ struct DecodeScratch {
     float* other;    // [block_kv, lanes]: bias, dropout factors
     Bf16* ones;      // a pair tile
     Bf16* queries;   // pair tiles [depth_tiles][1]
+    float* offsets;  // [lanes], rounding_offsets()
     Bf16* k;         // row tiles [kSliceKeys / 16][depth_tiles]
     Bf16* v;         // pair tiles [kRowsBuffer][dim_tiles_v]
     float* total;    // sums
@@ -159,6 +164,7 @@ struct DecodeScratch {
           other(arena.take<float>(g.block_kv_rows(), g.lanes)),
           ones(arena.take<Bf16>(matrix::kTileElements)),
           queries(arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes)),
+          offsets(arena.take<float>(g.lanes)),
           k(arena.take<Bf16>(kSliceKeys, g.depth_row(g.depth_tiles))),
           v(arena.take<Bf16>(matrix::kRowsBuffer, g.dim_tiles_v, g.tile_elements())),
           total(arena.take<float>(sums_floats(g))),

@@ -2,6 +2,7 @@
 #include "cpu/fa2/matrix/task.hpp"
 
 #include <cmath>
+#include <cstring>
 
 namespace tessera::cpu::fa2::on_matrix {
 
@@ -31,8 +32,34 @@ void transform_and_mask_some(const ForwardRun& run, const matrix::TilePanel& wor
     run.words.maximum(s, some.keys.size(), work.panel.lanes, maximum);
 }
 
+void rounding_offsets(const matrix::TilePanel& work, const Bf16* query_pairs, std::int64_t depth_tiles,
+                      float* offsets) {
+    constexpr std::uint32_t kOdd = 0x9E3779B1U;
+    constexpr std::uint32_t kNoExponents = 0x807F807FU;  // a power of two may move from Q to the scale: same bits
+    constexpr float kLn2 = 0.6931472F;
+    const matrix::Tiles tiles = work.pairs(const_cast<Bf16*>(query_pairs));
+    for (std::int64_t lane_tile = 0; lane_tile < work.lane_tiles(); ++lane_tile) {
+        std::uint32_t hash[matrix::kTileRows] = {};
+        for (std::int64_t depth = 0; depth < depth_tiles; ++depth) {
+            const Bf16* tile = tiles.data + depth * tiles.row_step + lane_tile * tiles.column_step;
+            for (std::int64_t pair = 0; pair < matrix::kTileRows; ++pair) {
+                std::uint32_t words[matrix::kTileRows];  // one of each lane
+                std::memcpy(words, tile + pair * matrix::kTileDepth, sizeof words);
+                for (std::int64_t i = 0; i < matrix::kTileRows; ++i) {
+                    hash[i] = (hash[i] << 5 | hash[i] >> 27) +
+                              (words[i] & kNoExponents);  // a sum and shifts: no vector product needed
+                }
+            }
+        }
+        for (std::int64_t i = 0; i < matrix::kTileRows; ++i) {
+            const std::uint32_t mixed = (hash[i] ^ hash[i] >> 15) * kOdd;
+            offsets[lane_tile * matrix::kTileRows + i] = static_cast<float>(mixed >> 8) * (0x1p-24F * kLn2);
+        }
+    }
+}
+
 matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::SeenKeys& keys, const float* s,
-                               float* other, const Stage& at) {
+                               float* other, const float* offsets, const Stage& at) {
     if (work.head.dropout.active) {
         // 1 where kept: the factor 1 / (1 - p) comes after the sum, so that it doesn't meet the rounding of P.
         lanes::DropoutRule rule = work.head.dropout;
@@ -49,7 +76,9 @@ matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::Seen
             .l = at.state.l,
             .parts = work.parts,
             .p = at.p,
-            .factors = work.head.dropout.active ? other : nullptr};
+            .offset = work.parts == 1 ? offsets : nullptr,
+            .factors = work.head.dropout.active ? other : nullptr,
+            .rounded_l = work.head.dropout.active && work.parts == 1 ? at.rounded_l : nullptr};
 }
 
 void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const EpilogueScratch& scratch,
@@ -58,11 +87,9 @@ void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const Epilog
     const std::int64_t lanes = work.panel.lanes;
     float* factor = scratch.exact_tiles.rescale;
     if (sums.started) {
-        // Divided by the sum of the weights as they were multiplied: by l, errors of their rounding that rows have
-        // in common would not average out. Dropout takes from the multiplied ones, so l it is, and its own factor.
-        // Weights in three parts aren't rounded.
-        const bool use_l = work.head.dropout.active || g.parts > 1;
-        const float* l = use_l ? sums.state.l : sums.o + sum_row(g) * lanes;
+        // Divided by the sum of the weights as they were rounded: by l, errors that a row's weights have in common
+        // would not cancel. Weights in three parts aren't rounded.
+        const float* l = g.parts > 1 ? sums.state.l : sums.o + sum_row(g) * lanes;
         // A NaN may be lost where weights are rounded (matrix::to_bf16_pairs), but not in l.
         for (std::int64_t r = 0; r < lanes; ++r) {
             const float sum = std::isnan(sums.state.l[r]) ? sums.state.l[r] : l[r];

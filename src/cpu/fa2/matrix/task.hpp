@@ -17,9 +17,15 @@ matrix::SeenKeys keys_seen(const ForwardRun& run, const matrix::TilePanel& work,
 void transform_and_mask_some(const ForwardRun& run, const matrix::TilePanel& work, const matrix::SeenKeys& some,
                              bool finite, float* s, float* other, float* maximum);
 
-/// The weights of scores s, to `at`. other: [keys, lanes], for dropout.
+/// exp(-offset) is what a row's weights are multiplied by before bf16 rounds them; it cancels in O. Scores that
+/// saturate or repeat give all rows the same few weights, and so the same rounding errors, which don't average out:
+/// with factors of their own the errors of rows are their own. Made of the query's bits, so that a row's result depends
+/// on nothing else than before. offsets: [lanes], in [0, ln 2)
+void rounding_offsets(const matrix::TilePanel& work, const Bf16* query_pairs, std::int64_t depth_tiles, float* offsets);
+
+/// The weights of scores s, to `at`. other: [keys, lanes], for dropout; offsets: in bf16.
 matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::SeenKeys& keys, const float* s,
-                               float* other, const Stage& at);
+                               float* other, const float* offsets, const Stage& at);
 
 /// Writes O and LSE of a panel from its sums.
 void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const EpilogueScratch& scratch,

@@ -85,13 +85,26 @@ class WeightsInSteps {
         _mm512_storeu_ps(job_.m + lane, m);
         const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
         shift_ = _mm512_mask_mov_ps(m, _mm512_cmp_ps_mask(m, lowest, _CMP_EQ_OQ), _mm512_setzero_ps());
-        sum_ = even_sum_ = odd_sum_ = _mm512_setzero_ps();
+        added_ = _mm512_setzero_ps();
+        if (job_.offset != nullptr) {
+            const __m512 shift = _mm512_add_ps(shift_, _mm512_loadu_ps(job_.offset + lane));
+            added_ = _mm512_sub_ps(shift, shift_);  // beside a large m less is left of it
+            shift_ = shift;
+        }
+        sum_ = even_sum_ = odd_sum_ = rounded_sum_ = _mm512_setzero_ps();
         key_ = 0;
     }
 
     template <int kParts>
     static __m512 weight(const float* s, __m512 scale, __m512 shift) {
         return exp_of_nonpositive(_mm512_sub_ps(_mm512_mul_ps(_mm512_loadu_ps(s), scale), shift), kLowest<kParts>);
+    }
+    /// Adds two rows of weights as they are rounded.
+    void add_rounded(__m512 even, __m512 odd) {
+        const __m512i pairs = to_bf16_pairs(even, odd);
+        const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
+        rounded_sum_ = _mm512_add_ps(rounded_sum_, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+        rounded_sum_ = _mm512_add_ps(rounded_sum_, _mm512_castsi512_ps(_mm512_and_si512(pairs, upper)));
     }
     /// Where the weights of key_ go.
     template <int kParts>
@@ -122,6 +135,7 @@ class WeightsInSteps {
             even_sum = _mm512_add_ps(even_sum, even);
             odd_sum = _mm512_add_ps(odd_sum, odd);
             if constexpr (kFactors) {
+                if constexpr (kParts == 1) add_rounded(even, odd);
                 const float* factors = job_.factors + (s - job_.s) + 2 * pair * lanes;
                 even = _mm512_mul_ps(even, _mm512_loadu_ps(factors));
                 odd = _mm512_mul_ps(odd, _mm512_loadu_ps(factors + lanes));
@@ -144,7 +158,13 @@ class WeightsInSteps {
                 p[i] = weight<kParts>(job_.s + at, scale, shift_);
                 __m512& sum = i == 0 ? even_sum_ : odd_sum_;
                 sum = _mm512_add_ps(sum, p[i]);
-                if (job_.factors != nullptr) p[i] = _mm512_mul_ps(p[i], _mm512_loadu_ps(job_.factors + at));
+            }
+            if (job_.factors != nullptr) {
+                if constexpr (kParts == 1) add_rounded(p[0], p[1]);
+                for (std::int64_t i = 0; i < 2 && key + i < job_.keys; ++i) {
+                    const std::int64_t at = (key + i) * job_.lanes + lane_tile_ * kTileRows;
+                    p[i] = _mm512_mul_ps(p[i], _mm512_loadu_ps(job_.factors + at));
+                }
             }
             store_pairs<kParts>(to + (key - key_) / 2 * kTileDepth, p[0], p[1]);
         }
@@ -155,7 +175,12 @@ class WeightsInSteps {
         sum_ = _mm512_add_ps(sum_, _mm512_add_ps(even_sum_, odd_sum_));
         even_sum_ = odd_sum_ = _mm512_setzero_ps();
         if (key_ < rows_) return;
-        _mm512_storeu_ps(job_.l + lane_tile_ * kTileRows, sum_);
+        const std::int64_t lane = lane_tile_ * kTileRows;
+        if (job_.offset != nullptr) {
+            sum_ = _mm512_div_ps(sum_, exp_of_nonpositive(_mm512_sub_ps(_mm512_setzero_ps(), added_), kLowest<1>));
+        }
+        _mm512_storeu_ps(job_.l + lane, sum_);
+        if (job_.rounded_l != nullptr) _mm512_storeu_ps(job_.rounded_l + lane, rounded_sum_);
         if (++lane_tile_ < lane_tiles_) begin_lanes();
     }
 
@@ -166,7 +191,9 @@ class WeightsInSteps {
     std::int64_t lane_tile_ = 0;
     std::int64_t key_ = 0;
     __m512 shift_;
+    __m512 added_;  // to m, in shift_
     __m512 sum_;
+    __m512 rounded_sum_;
     __m512 even_sum_;
     __m512 odd_sum_;
 };
