@@ -3,6 +3,8 @@
 // Where the tiles of a call lie (words.hpp), and which rows need no packing.
 #pragma once
 
+#include <cmath>
+
 #include "core/arena.hpp"
 #include "cpu/head.hpp"
 #include "cpu/matrix/words.hpp"
@@ -35,10 +37,13 @@ struct Layout : Geometry {
     std::int64_t block_kv_rows() const { return round_up(block_kv, kTileDepth); }
 };
 
+/// The units make subnormal products 0, and the scale comes after the sum: up to here what is lost is under 2^-54.
+inline constexpr double kMostScale = 0x1p64;
+
 /// Can and should the plan's problem be computed on the matrix unit?
 inline bool takes(const Plan& plan) {
     return packing_pays(plan.problem.dtype) && plan.tile.block_kv % kTileDepth == 0 &&
-           plan.tile.block_q % kTileDepth == 0;
+           plan.tile.block_q % kTileDepth == 0 && std::abs(plan.problem.effective_scale()) <= kMostScale;
 }
 
 /// Rows (queries or keys) of all members of a head when each member begins at a multiple of 32, and where one begins.

@@ -97,13 +97,15 @@ struct EpilogueScratch {
     float* q_t;      // [head_dim, lanes]
     float* other_o;  // [head_dim_v, lanes]
     float* spare_o;  // [head_dim_v, lanes]
+    lanes::PanelSums again;
 
     EpilogueScratch(Arena& arena, const matrix::Layout& g)
         : exact(exact_geometry(g)),
           exact_tiles(arena, exact),
           q_t(arena.take<float>(g.head_dim, g.lanes)),
           other_o(arena.take<float>(g.head_dim_v, g.lanes)),
-          spare_o(arena.take<float>(g.head_dim_v, g.lanes)) {}
+          spare_o(arena.take<float>(g.head_dim_v, g.lanes)),
+          again(arena, exact) {}
 
     static Geometry exact_geometry(const Geometry& g) {
         Geometry exact = g;

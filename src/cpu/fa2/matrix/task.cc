@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace tessera::cpu::fa2::on_matrix {
 
@@ -81,12 +82,52 @@ matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::Seen
             .rounded_l = work.head.dropout.active && work.parts == 1 ? at.rounded_l : nullptr};
 }
 
+namespace {
+
+/// Could scores of the row have been finite though what is left of them is not? Without a bias all are finite, or q and
+/// k are not.
+bool may_have_overflowed(const matrix::TilePanel& work, const lanes::RowState& state, std::int64_t row) {
+    if (std::isfinite(state.m[row]) && std::isfinite(state.l[row])) return false;
+    const bool all_hidden = state.m[row] == -std::numeric_limits<float>::infinity();
+    if (!all_hidden) return true;
+    const std::int64_t query = work.panel.first + row;
+    return work.rule.bias.data == nullptr && !work.head.band.kv_range(query, query + 1).empty();
+}
+
+/// Rows whose products passed the largest float before the scale, which fp32 has in the query: once more in fp32. Which
+/// rows, each one's own scores decide.
+void redo_overflowed_rows(const matrix::TilePanel& work, const matrix::Layout& g, const EpilogueScratch& scratch,
+                          lanes::PanelSums& sums) {
+    const std::int64_t lanes = work.panel.lanes;
+    bool any = false;
+    for (std::int64_t r = 0; r < work.panel.queries; ++r) any = any || may_have_overflowed(work, sums.state, r);
+    if (!any) return;
+    lanes::PanelSums again = scratch.again;
+    lanes::load_queries(work.head, scratch.exact, work.panel, scratch.q_t);
+    for (std::int64_t key = work.keys.begin / kExactBlock * kExactBlock; key < work.keys.end; key += kExactBlock) {
+        const KvTile kv = lanes::load_kv(work.head, scratch.exact, key, std::min(kExactBlock, work.keys.end - key),
+                                         scratch.exact_tiles, true);
+        lanes::online_softmax_step(work.head, scratch.exact, work.panel, kv, work.head.coverage(work.panel, kv),
+                                   scratch.q_t, scratch.exact_tiles, again);
+    }
+    for (std::int64_t r = 0; again.started && r < work.panel.queries; ++r) {
+        if (!may_have_overflowed(work, sums.state, r)) continue;
+        sums.state.m[r] = again.state.m[r];
+        sums.state.l[r] = again.state.l[r];
+        for (std::int64_t c = 0; c < g.head_dim_v; ++c) sums.o[c * lanes + r] = again.o[c * lanes + r];
+        sums.o[sum_row(g) * lanes + r] = again.state.l[r] * work.head.dropout.kept;  // which is in these sums already
+    }
+}
+
+}  // namespace
+
 void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const EpilogueScratch& scratch,
               lanes::PanelSums& sums) {
     const matrix::Layout& g = run.g;
     const std::int64_t lanes = work.panel.lanes;
     float* factor = scratch.exact_tiles.rescale;
     if (sums.started) {
+        if (g.parts == 1) redo_overflowed_rows(work, g, scratch, sums);
         // Divided by the sum of the weights as they were rounded: by l, errors that a row's weights have in common
         // would not cancel. Weights in three parts aren't rounded.
         const float* l = g.parts > 1 ? sums.state.l : sums.o + sum_row(g) * lanes;
