@@ -32,6 +32,7 @@ Json json_of(const Plan& plan) {
             {"schedule", name_of(plan.kernel->schedule)},
             {"pass", name_of(plan.pass)},
             {"target", plan.target},
+            {"matrix_unit", plan.matrix_unit.empty() ? Json(nullptr) : Json(plan.matrix_unit)},
             {"device", device_text(plan.device)},
             {"block_q", plan.tile.block_q},
             {"block_kv", plan.tile.block_kv},
@@ -58,8 +59,10 @@ std::string plan_text(const Plan& plan) {
     const std::string runs_on = plan.device.type == DeviceType::cuda
                                     ? device_text(plan.device)
                                     : fmt::format("{} thread{}", plan.threads, plan.threads == 1 ? "" : "s");
-    return fmt::format("{} ({}), tile {} x {}, {}, workspace {}", plan.kernel->name, plan.target, plan.tile.block_q,
-                       plan.tile.block_kv, runs_on, bytes_text(static_cast<double>(plan.workspace_bytes)));
+    const std::string unit = plan.matrix_unit.empty() ? "" : ", products on " + plan.matrix_unit;
+    return fmt::format("{} ({}{}), tile {} x {}, {}, workspace {}", plan.kernel->name, plan.target, unit,
+                       plan.tile.block_q, plan.tile.block_kv, runs_on,
+                       bytes_text(static_cast<double>(plan.workspace_bytes)));
 }
 
 std::string report_text(const check::Report& report, int width) {

@@ -107,6 +107,7 @@ std::optional<std::string> complete(Plan& plan, const Kernel& kernel, const Plan
     plan.tile = options.tile.value_or(kernel.default_tile(plan.problem));
     plan.threads = options.threads > 0 ? options.threads : available_threads();
     plan.target = kernel.target(plan.device);
+    if (kernel.matrix_unit != nullptr) plan.matrix_unit = kernel.matrix_unit(plan);
     plan.workspace_bytes = kernel.workspace_bytes(plan);
     if (plan.workspace_bytes >= Arena::kTooMuch) return "would need more workspace than memory can address";
     return std::nullopt;
@@ -172,7 +173,8 @@ Plan plan(const Problem& problem, const PlanOptions& options) {
 std::string Plan::describe() const {
     if (kernel == nullptr) return entry("kernel", "none: not made by plan()");
     std::string text = entry("problem", problem.describe());
-    text += entry("kernel", fmt::format("{} ({})", kernel->name, target));
+    text += entry("kernel", fmt::format("{} ({}{})", kernel->name, target,
+                                        matrix_unit.empty() ? "" : ", products on " + matrix_unit));
     text += entry("tile", fmt::format("{} queries x {} keys", tile.block_q, tile.block_kv));
     if (device.type == DeviceType::cuda) text += entry("device", fmt::format("CUDA device {}", device.index));
     else text += entry("threads", std::to_string(threads));

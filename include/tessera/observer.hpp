@@ -53,8 +53,8 @@ struct TileReport {
 };
 
 /// Set Execution::observer to be told of every tile that a CPU kernel runs. Tiles that the mask skips are not run and
-/// not told. A kernel that keeps bf16 tiles packed, or heads of a group stacked, shows the same schedule in fp32 tiles:
-/// with an observer its bits are those of fp32 tiles.
+/// not told. Where a kernel multiplies on a matrix unit (Plan::matrix_unit), or has the heads of a group stacked, a
+/// call with an observer runs the same schedule in fp32 with queries in the lanes, and has the bits of that.
 class TileObserver {
  public:
     virtual ~TileObserver() = default;

@@ -43,6 +43,9 @@ struct Plan {
     std::size_t workspace_bytes = 0;  ///< the caller hands over this much, aligned to kWorkspaceAlignment
     std::vector<Refusal> refused;     ///< every other kernel, in order of preference
     std::string target;  ///< instruction set or device that the kernel will use: "AVX3", "sm_90 (NVIDIA H200)"
+    /// What multiplies tiles of bf16 for a CPU kernel, "AMX" or "AVX512-BF16"; empty: nothing, its products are
+    /// multiply-adds of `target`. A call with an observer runs without it.
+    std::string matrix_unit{};
 
     static constexpr std::size_t kWorkspaceAlignment = 64;
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <hwy/highway.h>
 
+#include "cpu/fa2/rooms.hpp"
 #include "cpu/lanes/words.hpp"
 #include "cpu/matrix/words.hpp"
 #include "cpu/schedules.hpp"
@@ -25,6 +26,12 @@ bool on_matrix(const Problem& problem) { return matrix::packing_pays(problem.dty
 Tile fa2_forward_tile(const Problem& problem) { return on_matrix(problem) ? Tile{32, 512} : default_tile(problem); }
 Tile fa2_backward_tile(const Problem& problem) {
     return on_matrix(problem) && !problem.bias_gradient ? Tile{128, 256} : default_tile(problem);
+}
+
+std::string fa2_matrix_unit(const Plan& plan) {
+    const bool taken =
+        plan.pass == Pass::forward ? fa2::on_matrix::takes_forward(plan) : fa2::on_matrix::takes_backward(plan);
+    return taken ? matrix::name_of(matrix::unit()) : "";
 }
 
 std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& tile, const Device&) {
@@ -94,6 +101,7 @@ Kernel row(const Entry& entry, Pass pass) {
                                                         : fa2_backward_tile,
         .workspace_bytes = is_forward ? entry.forward_workspace : entry.backward_workspace,
         .target = [](const Device&) { return lanes::target_name(); },
+        .matrix_unit = entry.schedule == Schedule::fa2 ? fa2_matrix_unit : nullptr,
         .forward = is_forward ? entry.forward : nullptr,
         .backward = is_forward ? nullptr : entry.backward,
     };

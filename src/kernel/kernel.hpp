@@ -45,6 +45,8 @@ struct Kernel {
     /// For a Plan whose problem, pass, device, tile and threads are set.
     std::size_t (*workspace_bytes)(const Plan& plan);
     std::string (*target)(const Device& device);
+    /// Of a Plan as above: Plan::matrix_unit. Null: no kernel of this row uses one.
+    std::string (*matrix_unit)(const Plan& plan) = nullptr;
     void (*forward)(const ForwardCall& call);    ///< null for a backward kernel
     void (*backward)(const BackwardCall& call);  ///< null for a forward kernel
     /// What only the tensors of a call show (strides, alignment): the first one that this forward kernel can't work on,

@@ -198,6 +198,15 @@ std::int64_t Trace::count(Coverage coverage) const {
                          [&](const Step& s) { return s.step == sweep && s.coverage == coverage; });
 }
 
+std::string what_ran(const Plan& plan) {
+    constexpr const char* kHere = "the words of cpu/lanes: fp32, queries in the lanes";
+    if (plan.matrix_unit.empty()) return fmt::format("{}; so does a call that nobody watches", kHere);
+    return fmt::format(
+        "{}; NOT what runs otherwise: a call that nobody watches takes the words of cpu/matrix, tiles of bf16 "
+        "on {}, and has other bits",
+        kHere, plan.matrix_unit);
+}
+
 Trace trace_forward(const Plan& plan, const ForwardArgs& args, const Selection& selection, const Execution& how) {
     return traced(
         plan, args, selection, how,

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A trace: what a CPU kernel did with one tile of queries, step by step, in its own numbers. The kernel is run as
-// always, with an observer that copies; so every value has the bits that forward() and backward() compute with.
+// always, with an observer that copies. Where the plan has no matrix unit, every value has the bits that forward() and
+// backward() compute with. Where it has one, a call that nobody watches runs another kernel of the same schedule:
+// what_ran() says so.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tessera/attention.hpp"
@@ -62,6 +65,9 @@ struct Trace {
 
     std::int64_t count(Coverage coverage) const;
 };
+
+/// Which words the trace is in, and which a call that nobody watches uses, in one line for people.
+std::string what_ran(const Plan& plan);
 
 /// Runs forward(plan, args, ...) and follows one tile of queries; `args.o` and `args.lse` receive what forward() gives.
 /// The plan must be one of a CPU kernel, with one thread, so that steps come in the order of the algorithm: otherwise

@@ -84,6 +84,8 @@ Choice& choice() {
 
 }  // namespace
 
+const char* name_of(Unit unit) { return unit == Unit::amx ? "AMX" : unit == Unit::dot ? "AVX512-BF16" : ""; }
+
 Unit unit() { return choice().unit.load(std::memory_order_relaxed); }
 
 bool packing_pays(DType dtype) {

@@ -37,6 +37,9 @@ enum class Unit {
     amx,   ///< AMX-BF16
 };
 
+/// "AMX", "AVX512-BF16", or "" of none.
+const char* name_of(Unit unit);
+
 /// The unit of this processor. AMX counts when the operating system grants its registers.
 Unit unit();
 
