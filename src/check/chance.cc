@@ -81,7 +81,7 @@ Chance::Squares Chance::squares(const std::vector<std::size_t>& rows, double of)
     const double squares = std::max(by_row.squares, share * share * by_value.squares) + last.squares;
     const double largest = std::max({by_row.largest, share * by_value.largest, last.largest});
     const double expected = by_row.sum + last.sum;
-    return {expected, expected + 2 * std::sqrt(squares * t) + 2 * largest * t};
+    return {expected, last.sum, expected + 2 * std::sqrt(squares * t) + 2 * largest * t};
 }
 
 /// At most how probable it is that some error passes the limit: the sum over the elements, which asks for no

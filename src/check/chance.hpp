@@ -22,6 +22,7 @@ class Chance {
     /// Sums of the squares of all errors of some rows.
     struct Squares {
         double expected = 0;
+        double last = 0;  ///< the share of the result's rounding in that
         double rare = 0;  ///< passed once in 10^5 * `of` times
     };
     /// `of`: how many sets of rows are asked for.

@@ -123,6 +123,7 @@ struct Target {
     RoundingsByValue& by_value;
     HeadRows magnitude;
     HeadRows score;
+    HeadRows subnormal;
     HeadRows rounded;
 
     template <class RowsOf>
@@ -130,6 +131,7 @@ struct Target {
         : by_value(gold.by_value),
           magnitude(rows_of(gold.magnitude.view)),
           score(rows_of(gold.score.view)),
+          subnormal(rows_of(gold.subnormal.view)),
           rounded(rows_of(gold.rounded.view)) {}
 };
 
@@ -190,7 +192,7 @@ void add_output_row(const Head& head, std::int64_t i, const Row& row, DType dtyp
     const bool ordinary = row.score_size <= kOrdinaryScore;
     const auto largest = std::max_element(row.weights.begin() + row.keys.begin, row.weights.begin() + row.keys.end);
     const double top = *largest;
-    const double floor = dtype == DType::fp16 ? smallest_normal(dtype) * top : 0;  // weights beside the largest one
+    const double subnormal = dtype == DType::fp16 ? kSubnormalWeight * top : 0;
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         const double drop = head.dropout_factor(i, j);
         const double share = share_rounded(row.weight(j), drop, dtype);
@@ -201,7 +203,8 @@ void add_output_row(const Head& head, std::int64_t i, const Row& row, DType dtyp
             const double v = head.v[j * p.head_dim_v + c];
             slot(to.magnitude, i, c) += row.weight(j) * (drop > 0 ? drop : 1) * std::abs(v);  // dropped keys too
             slot(to.score, i, c) += row.error(j) * drop * std::abs(v);
-            const double term = share * std::pow(std::max(row.weight(j), floor) * drop * v, 2);
+            slot(to.subnormal, i, c) += subnormal * drop * std::abs(v);
+            const double term = share * std::pow(row.weight(j) * drop * v, 2);
             slot(to.rounded, i, c) += term;
             squares += term;
             sum += row.weight(j) * drop * v;

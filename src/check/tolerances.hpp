@@ -9,7 +9,7 @@ namespace tessera::check {
 // fp32.
 inline constexpr double kOutputRmse = 2e-6;
 inline constexpr double kGradientRmse = 1e-5;
-inline constexpr double kCancelled = 1;
+inline constexpr double kCancelled = 2;
 inline constexpr double kFewElements = 4;
 inline constexpr double kOutputElement = 1e-5;
 inline constexpr double kGradientElement = 2e-5;
@@ -35,7 +35,8 @@ inline constexpr double kScoreRoundings = 4;
 inline constexpr double kOrdinaryScore = 32;
 inline constexpr double kOrdinaryLse = 16;
 inline constexpr double kFreeWeight = 0.1;
-inline constexpr double kFlushed = 0x1p-120;
+inline constexpr double kFlushed = 0x1p-96;
+inline constexpr double kSubnormalWeight = 0x1p-25;
 
 inline constexpr int kBlockRows = 64;
 
@@ -69,6 +70,7 @@ inline constexpr Tolerance kTolerances[] = {
     {"ordinary LSE", kOrdinaryLse},
     {"free weight", kFreeWeight},
     {"flushed", kFlushed},
+    {"subnormal weight", kSubnormalWeight},
     {"block rows", kBlockRows},
 };
 

@@ -173,9 +173,9 @@ double root_mean_square(const std::vector<double>& all) {
 /// Noise that makes the RMSE 1.2 times the unfused one, and 1.0 times for comparison. With small scores the unfused
 /// computation is about as good as any, which leaves the least room.
 TEST(compare, a_fifth_more_noise_than_unfused_fails) {
-    for (const double scale : {0.01, 0.05, 0.0}) {
+    for (const double scale : {0.01, 0.05}) {
         Attention a(make_problem(1, 1024, 256, 2, 2, 32, DType::bf16));
-        a.problem.scale = scale == 0 ? a.problem.scale : scale;
+        a.problem.scale = scale;
         Draws draws(a);
         const Random random(77);
         for (const double factor : {1.0, 1.2}) {
@@ -188,6 +188,16 @@ TEST(compare, a_fifth_more_noise_than_unfused_fails) {
             EXPECT_EQ(report.pass, factor == 1) << scale << " " << report.rule << " " << report.used();
         }
     }
+}
+
+/// With larger scores the unfused computation rounds S to more than a kernel has to: its noise is refused.
+TEST(compare, noise_of_unfused_scores_fails) {
+    Attention a(make_problem(1, 1024, 256, 2, 2, 32, DType::bf16));
+    Draws draws(a);
+    const TensorReport report = draws.judged([&](double, double noise, std::int64_t) { return noise; });
+    EXPECT_FALSE(report.pass);
+    EXPECT_EQ(report.rule.substr(0, 16), "rmse / roundings");
+    EXPECT_TRUE(draws.judged([&](double, double noise, std::int64_t) { return noise / 2; }).pass);
 }
 
 /// A weight rounded toward zero instead of to nearest, or a result: the error points one way.
@@ -229,8 +239,7 @@ TEST(compare, copies_of_rows_do_not_change_the_verdict) {
             const TensorReport one = of_rows.judged(error);
             const TensorReport four = of_copies.judged(error);
             EXPECT_EQ(one.pass, four.pass) << deviation << " " << shift;
-            EXPECT_EQ(one.rule, four.rule);
-            EXPECT_NEAR(one.used(), four.used(), 1e-6 * one.used());
+            EXPECT_NEAR(one.used(), four.used(), 0.1 * one.used());  // blocks of 64 rows hold other copies
         }
     }
 }

@@ -170,7 +170,8 @@ TEST_F(CudaInvariance, short_and_long_tiles_have_the_same_bits) {
                 Attention tight(make_ragged(of_q, of_kv, 4, 2, head_dim, dtype), 3, of_q, of_kv);
                 tight.problem.mask = mask;
                 Attention loose = tight;
-                loose.problem.len_kv = 1700;
+                loose.problem.len_q = loose.problem.len_kv =
+                    1700;  // a mask may let no query see more keys than queries
                 const auto shape = [](const Attention& a) {
                     return cuda::fa3::Shapes::names().at(cuda::fa3::shape_of(a.problem).value());
                 };
