@@ -232,7 +232,7 @@ class Judge {
                 kCancelled * (1 + kFewElements / std::sqrt(sums.count)) * unit_ * std::sqrt(sums.magnitude);
             const double norm = value > 0 ? value : 1;
             hold(whole ? "relative rmse" : "relative rmse of a block", std::sqrt(sums.error) / norm,
-                 std::max(relative * value, cancelled) / norm, scope_text(rows, whole));
+                 (whole ? 1 : kBlockRatio) * std::max(relative * value, cancelled) / norm, scope_text(rows, whole));
         }
     }
 

@@ -16,7 +16,8 @@ namespace {
 using reference::Head;
 
 constexpr double kScoreError = kScoreRoundings * 0x1p-24;  // of the sum of absolute values of a score
-constexpr double kSlopeError = kScoreError;  // of 1 - tanh^2: a difference of numbers near 1 where the cap bites
+constexpr double kSlopeError =
+    kSlopeRoundings * 0x1p-24;  // of 1 - tanh^2: a difference of numbers near 1 where the cap bites
 
 /// The weights of one row and the errors that they may have.
 struct Row {

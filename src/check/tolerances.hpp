@@ -11,6 +11,7 @@ inline constexpr double kOutputRmse = 2e-6;
 inline constexpr double kGradientRmse = 1e-5;
 inline constexpr double kCancelled = 2;
 inline constexpr double kFewElements = 4;
+inline constexpr double kBlockRatio = 2;
 inline constexpr double kOutputElement = 1e-5;
 inline constexpr double kGradientElement = 2e-5;
 inline constexpr double kElementValue = 4;
@@ -32,6 +33,7 @@ inline constexpr double kLseRelative = 0x1p-20;
 
 // Allowances.
 inline constexpr double kScoreRoundings = 4;
+inline constexpr double kSlopeRoundings = 8;
 inline constexpr double kOrdinaryScore = 32;
 inline constexpr double kOrdinaryLse = 16;
 inline constexpr double kFreeWeight = 0.1;
@@ -51,6 +53,7 @@ inline constexpr Tolerance kTolerances[] = {
     {"gradient RMSE", kGradientRmse},
     {"cancelled", kCancelled},
     {"few elements", kFewElements},
+    {"block ratio", kBlockRatio},
     {"output element", kOutputElement},
     {"gradient element", kGradientElement},
     {"element value", kElementValue},
@@ -66,6 +69,7 @@ inline constexpr Tolerance kTolerances[] = {
     {"LSE absolute", kLseAbsolute},
     {"LSE relative", kLseRelative},
     {"score roundings", kScoreRoundings},
+    {"slope roundings", kSlopeRoundings},
     {"ordinary score", kOrdinaryScore},
     {"ordinary LSE", kOrdinaryLse},
     {"free weight", kFreeWeight},
