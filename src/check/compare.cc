@@ -39,6 +39,7 @@ ForwardGold::ForwardGold(const Problem& problem, const ForwardArgs& inputs) {
     call.o = state_->o.value.view;
     call.lse = state_->lse.value.view;
     forward(how, call, workspace);
+    state_->o.has_copies = has_copies({&packed.q, &packed.k, &packed.v});
     add_magnitudes(packed, state_->o, state_->lse);
     if (has_unfused(problem.dtype)) add_unfused(packed, problem.dtype, state_->o);
 }
@@ -83,6 +84,9 @@ BackwardGold::BackwardGold(const Problem& problem, const BackwardArgs& inputs) {
     call.dbias = state_->dbias.value.view;
     backward(how, call, workspace);
     const Gradients all{&state_->dq, &state_->dk, &state_->dv, problem.bias_gradient ? &state_->dbias : nullptr};
+    for (TensorGold* gold : {all.dq, all.dk, all.dv, all.dbias}) {
+        if (gold != nullptr) gold->has_copies = has_copies({&packed.q, &packed.k, &packed.v, &packed.d_o});
+    }
     add_magnitudes(packed, all);
     if (has_unfused(problem.dtype)) add_unfused(packed, problem.dtype, all);
 }

@@ -73,6 +73,16 @@ std::vector<std::size_t> TensorGold::blocks() const {
     return of_rows;
 }
 
+bool has_copies(std::initializer_list<const Packed*> tensors) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const Packed* tensor) {
+        const TensorView& v = tensor->view;
+        for (std::size_t d = 0; d < static_cast<std::size_t>(v.rank); ++d) {
+            if (v.shape[d] > 1 && v.strides[d] == 0) return true;
+        }
+        return false;
+    });
+}
+
 Packed packed_lse(const Problem& p) {
     return packed_zeros(p.ragged ? dense_view(nullptr, DType::fp64, {p.heads_q, p.total_q})
                                  : dense_view(nullptr, DType::fp64, {p.batch, p.heads_q, p.len_q}));

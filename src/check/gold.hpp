@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -67,6 +68,8 @@ struct TensorGold {
     Packed rounded;
     RoundingsByValue by_value;  ///< the same terms of all elements
     Positions positions;
+    /// Are rows of the inputs copies of others (stride 0)? Their terms round alike and may all add up.
+    bool has_copies = false;
 
     /// Zeros of the shape of `like` everywhere. `dtype`: what the terms are rounded to.
     TensorGold(std::string tensor_name, const TensorView& like, DType dtype = DType::fp64,
@@ -102,6 +105,9 @@ Packed packed_lse(const Problem& problem);
 
 PackedCall<ForwardArgs> pack(const Problem& problem, const ForwardArgs& args);
 PackedCall<BackwardArgs> pack(const Problem& problem, const BackwardArgs& args);
+
+/// Has one of the tensors a dimension of stride 0?
+bool has_copies(std::initializer_list<const Packed*> tensors);
 
 /// Fills magnitude and score of both (magnitudes.cc). o.value must be filled in.
 void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, TensorGold& lse);

@@ -228,11 +228,12 @@ class Judge {
             const Sums sums = sums_of(rows);
             if (sums.count == 0) continue;
             const double value = std::sqrt(sums.value);
-            const double cancelled =
-                kCancelled * (1 + kFewElements / std::sqrt(sums.count)) * unit_ * std::sqrt(sums.magnitude);
+            const double few = 1 + kFewElements / std::sqrt(sums.count);
+            const double cancelled = kCancelled * unit_ * std::sqrt(sums.magnitude);
             const double norm = value > 0 ? value : 1;
             hold(whole ? "relative rmse" : "relative rmse of a block", std::sqrt(sums.error) / norm,
-                 (whole ? 1 : kBlockRatio) * std::max(relative * value, cancelled) / norm, scope_text(rows, whole));
+                 (whole ? 1 : kBlockRatio) * few * std::max(relative * value, cancelled) / norm,
+                 scope_text(rows, whole));
         }
     }
 
@@ -250,8 +251,9 @@ class Judge {
             // Where correct rounding costs more than expected, since numbers are alike, it does so in every kernel.
             const double unlucky = std::max(0.0, sums.perfect - by_chance.last);
             const double sharp = kSharpRatio * std::sqrt(by_chance.expected + unlucky);
-            const double limit = std::max(std::sqrt(by_chance.rare + unlucky), std::min(ratio, sharp));
-            hold(std::string(sharp < ratio ? "rmse / roundings" : "rmse / unfused") + (whole ? "" : " of a block"),
+            const bool is_sharp = sharp < ratio && !gold_.has_copies;
+            const double limit = std::max(std::sqrt(by_chance.rare + unlucky), is_sharp ? sharp : ratio);
+            hold(std::string(is_sharp ? "rmse / roundings" : "rmse / unfused") + (whole ? "" : " of a block"),
                  std::sqrt(sums.error / sums.count), limit / std::sqrt(sums.count), scope_text(rows, whole));
             if (whole) largest(chance, sums);
         }

@@ -26,6 +26,7 @@ struct Row {
     std::vector<double> weights;       // [len_kv], P without dropout
     std::vector<double> dots;          // [len_kv]
     std::vector<double> weight_error;  // [len_kv], absolute
+    std::vector<double> sizes;         // [len_kv], of the scores with an allowance, else 0
     double score_size = 0;             // probability-weighted mean of the sums of absolute values
     bool defined = false;              // false: no key seen, or NaN; such a row has no allowance
 
@@ -33,7 +34,8 @@ struct Row {
         : query(static_cast<std::size_t>(p.head_dim)),
           weights(static_cast<std::size_t>(p.len_kv)),
           dots(static_cast<std::size_t>(p.len_kv)),
-          weight_error(static_cast<std::size_t>(p.len_kv)) {}
+          weight_error(static_cast<std::size_t>(p.len_kv)),
+          sizes(static_cast<std::size_t>(p.len_kv)) {}
 
     double weight(std::int64_t j) const { return weights[static_cast<std::size_t>(j)]; }
     double error(std::int64_t j) const { return weight_error[static_cast<std::size_t>(j)]; }
@@ -75,8 +77,11 @@ void load_row(const Head& head, std::int64_t i, Row& row) {
     }
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         double& error = row.weight_error[static_cast<std::size_t>(j)];
-        const double relative = kScoreError * (error + row.score_size);
-        error = row.score_size <= kOrdinaryScore ? 0 : relative > kFreeWeight ? 1 : row.weight(j) * relative;
+        const double size = error;
+        const double relative = kScoreError * (size + row.score_size);
+        const bool ordinary = row.score_size <= kOrdinaryScore && size <= kOrdinaryScore;
+        row.sizes[static_cast<std::size_t>(j)] = ordinary ? 0 : size;
+        error = ordinary ? 0 : relative > kFreeWeight ? 1 : row.weight(j) * relative;
     }
 }
 
@@ -158,7 +163,10 @@ void add_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, con
         const double ds_size = row.weight(j) * terms;
         const double ds_error = row.error(j) * terms + row.weight(j) * g.delta_error;
         const double slope = scale * head.score_slope(row.dot(j));
-        const double slope_error = p.softcap > 0 ? scale * kSlopeError : 0;
+        // Of 1 - tanh^2: its own rounding, and 2 / softcap of the error of a large score.
+        const double by_score =
+            p.softcap > 0 ? 2 / p.softcap * kScoreError * row.sizes[static_cast<std::size_t>(j)] : 0;
+        const double slope_error = p.softcap > 0 ? scale * (kSlopeError + by_score) : 0;
         ScoreTerm of_query{ds * slope, ds_size * slope, ds_error * slope + ds_size * slope_error};
         ScoreTerm of_key = of_query;
         for (std::int64_t c = 0; c < p.head_dim; ++c) {
@@ -190,7 +198,8 @@ void add_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, con
 void add_output_row(const Head& head, std::int64_t i, const Row& row, DType dtype, TensorGold& o, const HeadRows& value,
                     const Target& to) {
     const Problem& p = head.problem;
-    const bool ordinary = row.score_size <= kOrdinaryScore;
+    const bool ordinary = std::all_of(row.sizes.begin() + row.keys.begin, row.sizes.begin() + row.keys.end,
+                                      [](double size) { return size == 0; });
     const auto largest = std::max_element(row.weights.begin() + row.keys.begin, row.weights.begin() + row.keys.end);
     const double top = *largest;
     const double subnormal = dtype == DType::fp16 ? kSubnormalWeight * top : 0;

@@ -26,8 +26,8 @@ class WhatRan : public testing::TestWithParam<Unit> {
     Unit unit_ = cpu::matrix::unit();
     bool fp32_ = cpu::matrix::packing_pays(DType::fp32);
 };
-INSTANTIATE_TEST_SUITE_P(Cpu, WhatRan, testing::Values(Unit::none, Unit::dot, Unit::amx), [](const auto& info) {
-    return info.param == Unit::none ? "none" : info.param == Unit::dot ? "dot" : "amx";
+INSTANTIATE_TEST_SUITE_P(Cpu, WhatRan, testing::Values(Unit::none, Unit::dot, Unit::amx), [](const auto& unit) {
+    return unit.param == Unit::none ? "none" : unit.param == Unit::dot ? "dot" : "amx";
 });
 
 TEST_P(WhatRan, the_plan_names_the_unit_that_multiplies) {
