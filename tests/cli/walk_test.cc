@@ -36,7 +36,9 @@ TEST_F(WalkTest, values_on_the_sample_are_those_of_run) {
         const bool other = !forward.at("plan").at("matrix_unit").is_null();
         EXPECT_EQ(forward.at("words"), "cpu/lanes");
         EXPECT_EQ(forward.at("words_unwatched"), other ? "cpu/matrix" : "cpu/lanes");
-        if (!other) EXPECT_EQ(forward.at("same_bits_as_unwatched"), true);
+        if (!other) {
+            EXPECT_EQ(forward.at("same_bits_as_unwatched"), true);
+        }
         const auto expect_as_run = [&](double walked, double ran) {
             EXPECT_NEAR(walked, ran, other ? 2e-6 * std::max(1.0, std::abs(ran)) : 0.0) << schedule;
         };
