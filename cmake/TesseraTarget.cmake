@@ -31,7 +31,7 @@ endfunction()
 option(TESSERA_PRECOMPILE "Precompile the headers that most files include" OFF)
 function(tessera_precompile name)
     if(TESSERA_PRECOMPILE)
-        target_precompile_headers(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${ARGN}>)
+        target_precompile_headers(${name} PRIVATE ${ARGN})
     endif()
 endfunction()
 

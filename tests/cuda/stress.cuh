@@ -65,7 +65,8 @@ inline std::vector<Plan> plans_of(const Problem& problem) {
     std::vector<Plan> plans;
     for (const KernelInfo& kernel : kernels()) {
         if (kernel.backend != Backend::cuda || kernel.pass != Pass::forward) continue;
-        if (auto how = check::detail::plan_for(problem, kernel, {})) plans.push_back(*how);
+        check::Ran refused;
+        if (auto how = check::detail::plan_for(problem, kernel, {}, refused)) plans.push_back(*how);
     }
     return plans;
 }
