@@ -77,7 +77,7 @@ struct Tensor {
 struct Ran {
     bool ran = false;
     bool no_device = false;
-    std::string reason;
+    std::string reason{};
     operator bool() const { return ran; }
 };
 
