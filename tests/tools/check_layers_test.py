@@ -14,6 +14,8 @@ CLEAN = {
     "src/core/a.hpp": LICENSE + '#include "tessera/a.hpp"\n',
     "src/core/b.cc": LICENSE + '#include "core/a.hpp"\n#include <fmt/format.h>\n',
     "src/cpu/lanes/w.hpp": LICENSE + '#include "core/a.hpp"\n#include <hwy/highway.h>\n',
+    "src/cpu/matrix/w.hpp": LICENSE + '#include "cpu/lanes/w.hpp"\n',
+    "src/cpu/fa1/f.hpp": LICENSE + '#include "core/a.hpp"\n',
     "src/cpu/k.hpp": LICENSE + '#include "cpu/lanes/w.hpp"\n// asm in a comment\nconst char* s = "asm";\n',
     "src/cuda/ptx/p.cuh": LICENSE + 'asm("mma");\n',
     "src/cuda/fa1/f.cuh": LICENSE + '#include "cuda/ptx/p.cuh"\n#include "cuda/device.hpp"\n',
