@@ -17,7 +17,7 @@ void check_tensors(const Problem& problem, const BackwardArgs& args, const Devic
                    std::span<const std::byte> workspace = {});
 
 /// True when two views share a byte. Never false when they do; a pair of odd strides whose search would take longer
-/// than a call should counts as sharing, so that one in some thousand interleaved pairs is refused without need.
+/// than a call should counts as sharing, so that a rare interleaved pair is refused without need.
 bool may_overlap(const TensorView& a, const TensorView& b);
 
 /// The same for a view and a stretch of memory.

@@ -89,7 +89,7 @@ class Axes {
     }
 
  private:
-    /// Branches of a search: 0.1 ms at most, and it is a rare pair of views that needs ten.
+    /// Branches of a search; it is a rare pair of views that needs ten.
     static constexpr int kBudget = 256;
 
     bool reach_from(std::ptrdiff_t axis, const Interval& wanted) {

@@ -3,12 +3,11 @@
 // P is held 2^-kHeadroom times its value, l too; what is left over leaves with the division by l. T: of P's elements.
 //
 //   T           weights to 1   weights to 2^8 (fa3)
-//   bf16, fp32       32             32    the sum of P V stays finite for every finite V, however many keys there are;
+//   bf16, fp32       32             32    the sum of P V stays finite for every finite V, however many keys there are
 //                                         nothing is lost, for bf16 has the exponents of fp32
 //   fp16            -15              0    V in fp16 can't overflow a sum in fp32. 2^15 is the most that fits, so that
-//   only
-//                                         weights under 2^-29 are rounded as subnormal numbers; weights over 1 would
-//                                         not fit
+//                                         only weights under 2^-29 are rounded as subnormal numbers, and weights over
+//                                         1 would not fit
 #pragma once
 
 #include <cuda_fp16.h>
