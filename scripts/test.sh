@@ -90,8 +90,11 @@ fi
 # Without NDEBUG, so assertions are on. Without CUDA: nvcc has its own host compiler, and no kernel could run here.
 SANITIZED=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${WITH_TESTS[@]}" -DTESSERA_CUDA=OFF
            -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only")
-# Not under the sanitizers: the trials of the judge, which are arithmetic of tests on memory of tests.
-NOT_SANITIZED='compare.*:tolerances.*:*Planted*'
+# Not under the sanitizers, but with --long: the trials of the judge, which are arithmetic of tests on memory of tests;
+# statistics; special values in all head dims but the smallest and the one with another for V; the sample on every
+# schedule, which is large and whose ways are those of every dtype's small one.
+NOT_SANITIZED='compare.*:tolerances.*:*Planted*:SignedError.*:*every_schedule_is_right_on_the_sample'
+for dim in 64 96 128 192 256; do NOT_SANITIZED+=":*SpecialValues*_${dim}x$dim"; done
 if build "clang, ASan and UBSan" build-asan --preset asan "${SANITIZED[@]}"; then
     filter="-$NOT_SANITIZED"
     [[ -z $LONG ]] || filter='*'

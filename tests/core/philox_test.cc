@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-namespace tessera {
+namespace tessera::philox_test {
 namespace {
 
 // Known answers of philox4x32-10 in the Random123 distribution (tests/kat_vectors). The key's first word is the low
@@ -111,4 +111,4 @@ TEST(Bugs, bug_53_masks_of_seeds_batches_heads_and_queries_differ) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::philox_test
