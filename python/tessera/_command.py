@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `tessera`: the C++ program that the wheel carries, in place of this process."""
+import os
+import pathlib
+import sys
+
+
+def main() -> int:
+    program = pathlib.Path(__file__).parent / "bin" / "tessera"
+    try:
+        os.execv(program, ["tessera", *sys.argv[1:]])
+    except OSError as error:
+        print(f"tessera: {program} can't be run: {error.strerror}", file=sys.stderr)
+        return 70
