@@ -8,6 +8,7 @@ import pathlib
 FP64, FP32, FP16, BF16, INT32, INT64 = range(6)
 CPU, CUDA = 0, 1
 FORWARD, BACKWARD = 0, 1
+SCHEDULES = {"standard": 1, "fa1": 2, "fa2": 3, "fa3": 4}
 BACKENDS = {"cpu": 1, "cuda": 2, "reference": 3}
 UNBOUNDED = 2**63 - 1
 WORKSPACE_ALIGNMENT = 64
@@ -59,6 +60,23 @@ class BackwardArgs(ctypes.Structure):
         (name, Tensor) for name in INPUTS + ("d_o", "dlse", "dq", "dk", "dv", "dbias")]
 
 
+class PlanInfo(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("kernel", ctypes.c_char_p), ("block_q", ctypes.c_int64),
+                ("block_kv", ctypes.c_int64), ("workspace_bytes", ctypes.c_size_t), ("threads", ctypes.c_int32),
+                ("refused", ctypes.c_int32), ("target", ctypes.c_char * 128), ("matrix_unit", ctypes.c_char * 32)]
+
+
+class Refusal(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("kernel", ctypes.c_char_p), ("capable", ctypes.c_int32),
+                ("reason", ctypes.c_char * 500)]
+
+
+class Prediction(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("schedule", ctypes.c_int32), ("reserved", ctypes.c_int32),
+                ("ms", ctypes.c_double), ("tflops", ctypes.c_double), ("percent_of_bound", ctypes.c_double),
+                ("bound", ctypes.c_char * 64), ("machine", ctypes.c_char * 64)]
+
+
 def library_dir() -> pathlib.Path:
     """The folder of libtessera and its companions: lib/ of the package, or TESSERA_LIBRARY_DIR."""
     folder = os.environ.get("TESSERA_LIBRARY_DIR")
@@ -84,6 +102,9 @@ def library() -> ctypes.CDLL:
     planned = [pointer(Problem), pointer(Options), ctypes.c_int32]
     lib.tessera_workspace_bytes.argtypes = planned + [pointer(size)]
     lib.tessera_plan_describe.argtypes = planned + [ctypes.c_char_p, size, pointer(size)]
+    lib.tessera_plan_query.argtypes = planned + [pointer(PlanInfo)]
+    lib.tessera_plan_refusal.argtypes = planned + [ctypes.c_int32, pointer(Refusal)]
+    lib.tessera_predict.argtypes = planned + [ctypes.c_char_p, pointer(Prediction)]
     run = [ctypes.c_void_p, size, ctypes.c_void_p]
     lib.tessera_forward.argtypes = [pointer(Problem), pointer(Options), pointer(ForwardArgs)] + run
     lib.tessera_backward.argtypes = [pointer(Problem), pointer(Options), pointer(BackwardArgs)] + run
