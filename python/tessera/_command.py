@@ -6,6 +6,9 @@ import sys
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["doctor"]:  # asks Python, so it is answered here
+        from . import _doctor
+        return _doctor.main()
     program = pathlib.Path(__file__).parent / "bin" / "tessera"
     try:
         os.execv(program, ["tessera", *sys.argv[1:]])
