@@ -106,7 +106,8 @@ def _run(call: Call, args, tensors: dict) -> None:
     _native.check(library.tessera_workspace_bytes(problem, options, call.pass_code(), ctypes.byref(size)))
     workspace = Workspace(size.value, call.q, call.stream)
     function = library.tessera_backward if call.backward else library.tessera_forward
-    _native.check(function(problem, options, ctypes.byref(args), workspace.address, size.value, call.stream))
+    names = {} if call.backward else {"o": "out", "lse": "out_lse"}
+    _native.check(function(problem, options, ctypes.byref(args), workspace.address, size.value, call.stream), names)
 
 
 def _shape_of_o(call: Call):

@@ -111,11 +111,14 @@ def library() -> ctypes.CDLL:
     return lib
 
 
-def check(status: int) -> None:
-    """Raises what the last call's status and message say."""
+def check(status: int, names={}) -> None:
+    """Raises what the last call's status and message say; `names`: what the caller calls an argument of the C ABI."""
     if status == 0:
         return
     message = library().tessera_last_error().decode()
+    argument = library().tessera_last_error_argument().decode()
+    if argument in names:
+        message = names[argument] + message.removeprefix(argument)
     kind = {INVALID_ARGUMENT: ValueError, UNSUPPORTED: Unsupported, OUT_OF_MEMORY: MemoryError,
             DEVICE_UNAVAILABLE: DeviceUnavailable}.get(status, RuntimeError)
     raise kind(message)
