@@ -48,7 +48,7 @@ def plan(q, k, v, *, backward=False, bias_gradient=False, **scores) -> Plan:
     predicted when the model knows the machine that the call would run on; predict() takes others.
     Raises ValueError as attention() does, and tessera.Unsupported with every kernel's reason when none would run it.
     """
-    call = Call(q, k, v, scores_of("plan", scores), backward=backward, bias_gradient=bias_gradient)
+    call = Call(q, k, v, scores_of("plan", scores), backward=backward, bias_gradient=bias_gradient, specs=True)
     library, planned = _native.library(), _planned(call)
     info = _native.sized(_native.PlanInfo)
     _native.check(library.tessera_plan_query(*planned, ctypes.byref(info)))
@@ -69,7 +69,7 @@ def predict(q, k, v, *, machine, schedule=None, backward=False, **scores) -> Pre
     "standard", "fa1", "fa2" or "fa3"; default: the fastest. Ragged batches count as members of the bounds' lengths.
     Raises ValueError naming the argument, and tessera.Unsupported where there is no prediction.
     """
-    call = Call(q, k, v, scores_of("predict", scores), backward=backward)
+    call = Call(q, k, v, scores_of("predict", scores), backward=backward, specs=True)
     if schedule is not None and schedule not in _native.SCHEDULES:
         expect("schedule", " or ".join(_native.SCHEDULES), repr(schedule))
     return _predict(call, machine, _native.SCHEDULES.get(schedule, 0))

@@ -34,6 +34,8 @@ class Spec:
 
 def number(name, value) -> float:
     try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
         return float(value)
     except (TypeError, ValueError):
         expect(name, "a number", repr(value))
@@ -70,10 +72,11 @@ def _seed(seed) -> int:
 
 
 class Call:
-    """One call's problem, options and borrowed inputs. `scores` are the keyword arguments that attention() names."""
+    """One call's problem, options and borrowed inputs. `scores` are the keyword arguments that attention() names;
+    `specs`: a Spec may stand for an array."""
 
-    def __init__(self, q, k, v, scores, backward=False, stream=None, bias_gradient=False):
-        self.backward = backward
+    def __init__(self, q, k, v, scores, backward=False, stream=None, bias_gradient=False, specs=False):
+        self.backward, self._specs = backward, specs
         self.stream = None
         self.q = self.borrow("q", q, stream)  # finds the stream that all others are told of
         self.k, self.v = self.borrow("k", k), self.borrow("v", v)
@@ -91,7 +94,7 @@ class Call:
 
     def borrow(self, name, source, stream=None) -> Array:
         """Reads an input, which has to be where q is."""
-        if isinstance(source, Spec):
+        if isinstance(source, Spec) and self._specs:
             array = Array(*source.array)
             array.name = name
         else:
