@@ -59,38 +59,46 @@ def window_sides(window):
     return (-1 if left is None else left), (-1 if right is None else right)
 
 
+def kernel_name(kernel):
+    """The forward kernel of a name with or without its pass."""
+    return None if kernel is None else kernel.removesuffix(".forward") + ".forward"
+
+
 def no_gradient(name, tensor):
     if tensor is not None and tensor.requires_grad and _is_grad_enabled():
         raise ValueError(f"{name}: expected a tensor without requires_grad, since it gets no gradient here")
 
 
 def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
-              dropout_p=0.0, seed=None, layout="bnhd", return_lse=False, kernel=None):
+              dropout_p=0.0, seed=None, layout="bshd", return_lse=False, deterministic=True, kernel=None):
     """Exact attention. Differentiable in q, k, v and bias, through O and LSE; torch.compile, torch.export, torch.func.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [.., head_dim_v], heads_q a
         multiple of heads_kv. Any strides. float32, bfloat16, float16, float64 (by the reference). With
-        layout="bhnd" heads come before len, in the inputs and in o.
+        layout="bhsd" heads come before len, in the inputs and in o.
     causal: None, "bottom-right" (the last query sees the last key) or "top-left" (the first sees the first only).
     window: (left, right), inclusive, relative to the bottom-right diagonal; None stands for no limit.
     scale: default 1 / sqrt(head_dim). softcap: c > 0 makes the score c * tanh(score / c).
     alibi_slopes: float32 [heads_q] or [batch, heads_q], no gradient.
-    bias: [batch or 1, heads_q or 1, len_q or 1, len_kv or 1], float32 or the dtype of q; added to the scores.
+    bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores.
     dropout_p, seed: seed is an int or an int64 tensor in host memory; default: drawn from torch's CPU generator.
-    kernel: a name of `tessera kernels`, "cpu.fa2.forward"; the backward then runs by the kernel that belongs to it.
+    deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
+    kernel: a name of `tessera list` without its pass ("cpu.fa2", "reference"); default: the plan's choice.
     Returns o, of the shape of q with head_dim_v, and with return_lse (o, lse): the natural logarithm of the sum of
         exponentials, float32 [batch, heads_q, len_q] (float64 for float64); -inf, and o = 0, where a query sees no key.
     Raises ValueError that names the argument, what was expected and what came; tessera.Unsupported.
     Source: docs/numerics.md."""
-    heads_first = layout == "bhnd"
+    heads_first = layout == "bhsd"
     if heads_first:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    elif layout != "bnhd":
-        raise ValueError(f"layout: expected \"bnhd\" or \"bhnd\", got {layout!r}")
+    elif layout != "bshd":
+        raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
     no_gradient("alibi_slopes", alibi_slopes)
+    if bias is not None and bias.dim() < 4:
+        bias = bias[(None,) * (4 - bias.dim())]
     left, right = window_sides(window)
     o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed_tensor(seed, dropout_p), -1, -1, causal_number(causal),
-                 left, right, scale, softcap, dropout_p, kernel)
+                 left, right, scale, softcap, dropout_p, kernel_name(kernel))
     if heads_first:
         o = o.transpose(1, 2)
     return (o, lse) if return_lse else o
@@ -98,7 +106,7 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
 
 def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv, *, max_len_q=None, max_len_kv=None, causal=None, window=None,
                      scale=None, softcap=0.0, alibi_slopes=None, dropout_p=0.0, seed=None, return_lse=False,
-                     kernel=None):
+                     deterministic=True, kernel=None):
     """attention() of a ragged batch: member b has the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1.
 
     q: [total_q, heads_q, head_dim]; k, v: [total_kv, heads_kv, ..]; cu_seqlens_q, cu_seqlens_kv: int32 or int64
@@ -110,5 +118,5 @@ def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv, *, max_len_q=None, ma
     left, right = window_sides(window)
     o, lse = run(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed_tensor(seed, dropout_p),
                  -1 if max_len_q is None else max_len_q, -1 if max_len_kv is None else max_len_kv,
-                 causal_number(causal), left, right, scale, softcap, dropout_p, kernel)
+                 causal_number(causal), left, right, scale, softcap, dropout_p, kernel_name(kernel))
     return (o, lse) if return_lse else o

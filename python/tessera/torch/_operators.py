@@ -23,6 +23,9 @@ DROPOUT_P, KERNEL = 15, 16  # places in the list of arguments
 
 
 def _fake_forward(q, k, v, bias, alibi_slopes, cu_seqlens_q, *rest):
+    for name, tensor in (("k", k), ("v", v), ("bias", bias)):
+        if tensor is not None and tensor.device != q.device:
+            raise ValueError(f"{name}: expected a tensor on {q.device}, where q is, got one on {tensor.device}")
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
     if cu_seqlens_q is not None:
