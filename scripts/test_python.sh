@@ -12,6 +12,7 @@
 # shellcheck source=scripts/setup.sh
 source "$(dirname "$0")/setup.sh"
 
+rm -f build-python/ctest.xml  # nobody is to take the results of another run for those of this one
 TORCH=yes
 if [[ ${1:-} == --without-torch ]]; then TORCH= ; shift; fi
 
@@ -36,7 +37,7 @@ if [[ ! -f $packages/complete ]]; then
     echo "$SECONDS s"
 fi
 
-rm -rf build-python/dist build-python/installed build-python/ctest.xml
+rm -rf build-python/dist build-python/installed
 scripts/wheel.sh "${wheel_options[@]}" --venv "$packages" -o build-python/dist
 
 # Nothing but the wheel: no pip, no NumPy.
