@@ -5,6 +5,7 @@ NumPy's DLPack refuses bfloat16 of ml_dtypes and, in older versions, read-only a
 A DLPack capsule is borrowed: it is held for the length of the call and keeps its name, so its own destructor frees it.
 """
 import ctypes
+import functools
 import sys
 
 from . import _native
@@ -97,9 +98,15 @@ def borrow(name, source, stream=None, written=False) -> Array:
     return array
 
 
+@functools.lru_cache(maxsize=64)
+def _code_of_numpy(dtype):
+    """The code of a NumPy dtype, or None. Its name is slow to ask for."""
+    return DTYPES.get(dtype.name) if dtype.isnative else None
+
+
 def _of_numpy(name, source) -> Array:
-    dtype = DTYPES.get(source.dtype.name)
-    if dtype is None or not source.dtype.isnative:
+    dtype = _code_of_numpy(source.dtype)
+    if dtype is None:
         expect(name, f"dtype {', '.join(DTYPES)} in the machine's byte order", source.dtype)
     item = source.dtype.itemsize
     address = source.__array_interface__["data"][0]
