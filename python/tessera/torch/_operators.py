@@ -2,7 +2,8 @@
 """What the operators of libtessera_torch need from Python: fake kernels, gradients, the vmap rule.
 
 torch.ops.tessera.attention is the public operator: it differentiates, compiles and vmaps. forward and backward are the
-bare kernels under it; the eager path of this package calls them itself, since that costs less than the public one.
+bare kernels under it, for this package only: forward has no gradient of its own, since a registered one runs Python code
+in every call, with gradients or without.
 
 Arguments after the first tensors, in this order (RECOMPUTED of them are tensors):
     bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, max_len_q, max_len_kv, causal, window_left, window_right,
@@ -80,8 +81,6 @@ def no_second_derivative(ctx, *grads):
 
 torch.library.register_autograd("tessera::attention", _backward, setup_context=setup_context)
 torch.library.register_autograd("tessera::backward", no_second_derivative)
-# Private: whoever calls it with gradients on is told, instead of getting a result without a history.
-torch.library.register_autograd("tessera::forward", no_second_derivative)
 
 
 class EagerAttention(torch.autograd.Function):
@@ -99,4 +98,5 @@ class EagerAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_o, dlse):
-        return gradients(backward, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad)
+        with torch._C._AutoDispatchBelowAutograd():  # past the Python code of no_second_derivative
+            return gradients(backward, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad)
