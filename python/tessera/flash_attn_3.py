@@ -2,8 +2,8 @@
 """The functions of FlashAttention-3's module flash_attn_interface on tessera, with its names, order and return values.
 
 The LSE of a query that sees no key is -inf here, as in FlashAttention-3 (2.8: +inf). Refused with NotImplementedError:
-qv, the descale factors of fp8, attention_chunk, seqused_q and seqused_k. num_splits, pack_gqa, sm_margin and deterministic
-are accepted and change nothing: they choose between ways to the same result.
+qv, the descale factors of fp8, attention_chunk, seqused_q and seqused_k. num_splits, pack_gqa, sm_margin and
+deterministic are accepted and change nothing: they choose between ways to the same result.
 """
 from . import _native
 from .flash_attn import _int, _side
@@ -33,7 +33,7 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softma
 def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
                     window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None,
                     deterministic=False, sm_margin=0, return_attn_probs=False):
-    """Attention of q (batch, seqlen_q, nheads, headdim) over k (batch, seqlen_k, nheads_k, headdim) and v (.., headdim_v).
+    """Attention of q (batch, seqlen_q, nheads, headdim) over k (batch, seqlen_k, nheads_k, headdim), v (.., headdim_v).
 
     causal is bottom-right. Returns out, or with return_attn_probs (out, softmax_lse), fp32 (batch, nheads, seqlen_q).
     Raises RuntimeError that names the argument, NotImplementedError for what the module's text lists."""

@@ -13,8 +13,8 @@ NAME = "tessera"
 
 
 def _member_starts(position_ids, batch):
-    """cu_seqlens of sequences that are packed one after another: int32 [sequences + 1] over the rows of all members; None
-    when each row of the batch is one sequence. Reads position_ids on the host."""
+    """cu_seqlens of sequences that are packed one after another: int32 [sequences + 1] over the rows of all members;
+    None when each row of the batch is one sequence. Reads position_ids on the host."""
     position_ids = position_ids.expand(batch, -1)
     starts = torch.ones_like(position_ids, dtype=torch.bool)
     starts[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
@@ -26,7 +26,7 @@ def _member_starts(position_ids, batch):
 
 
 def _packed(query, key, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens_k):
-    """(cu_seqlens_q, cu_seqlens_kv) of a packed batch, or None. transformers gives no mask for one while a cache is on."""
+    """(cu_seqlens_q, cu_seqlens_kv) of a packed batch, or None. transformers makes no mask for one with a cache on."""
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         return cu_seq_lens_q, cu_seq_lens_k
     whole = attention_mask is None and query.shape[2] == key.shape[2] > 1
@@ -51,10 +51,10 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
                       cu_seq_lens_q=None, cu_seq_lens_k=None, output_attentions=False, **kwargs):
     """What transformers calls for each layer: query (batch, heads, len_q, head_dim), key, value (batch, kv_heads, ..).
 
-    attention_mask: as sdpa_mask makes it, bool (batch, 1, len_q, len_kv) or None; numbers are added. Without one a causal
-    layer is causal, and sliding_window w lets a query see w keys, itself included: window (w - 1, 0). Without a mask,
-    position_ids that begin anew inside a row mean packed sequences, which don't see each other (under torch.compile they
-    can't be looked at: give cu_seq_lens_q and cu_seq_lens_k there).
+    attention_mask: as sdpa_mask makes it, bool (batch, 1, len_q, len_kv) or None; numbers are added. Without one a
+    causal layer is causal, and sliding_window w lets a query see w keys, itself included: window (w - 1, 0). Without a
+    mask, position_ids that begin anew inside a row mean packed sequences, which don't see each other (under
+    torch.compile they can't be looked at: give cu_seq_lens_q and cu_seq_lens_k there).
     Returns ((batch, len_q, heads, head_dim), None). Raises ValueError for s_aux (sinks), paged caches and
     output_attentions, which are not there."""
     for name, given in (("s_aux", s_aux is not None), ("cache", cache is not None),

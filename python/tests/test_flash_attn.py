@@ -20,11 +20,12 @@ SIGNATURES = {
     flash_attn.flash_attn_varlen_func: ["q", "k", "v", *LENGTHS, *TAIL, "block_table"],
     flash_attn.flash_attn_varlen_kvpacked_func: ["q", "kv", *LENGTHS, *TAIL],
     flash_attn.flash_attn_varlen_qkvpacked_func: ["qkv", "cu_seqlens", "max_seqlen", *TAIL],
-    flash_attn_3.flash_attn_func: ("q k v softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk "
-                                   "softcap num_splits pack_gqa deterministic sm_margin return_attn_probs").split(),
+    flash_attn_3.flash_attn_func: (
+        "q k v softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk softcap num_splits "
+        "pack_gqa deterministic sm_margin return_attn_probs").split(),
     flash_attn_3.flash_attn_varlen_func: (
-        "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k softmax_scale causal qv q_descale "
-        "k_descale v_descale window_size attention_chunk softcap num_splits pack_gqa deterministic sm_margin "
+        "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k softmax_scale causal qv "
+        "q_descale k_descale v_descale window_size attention_chunk softcap num_splits pack_gqa deterministic sm_margin "
         "return_attn_probs").split(),
 }
 

@@ -145,7 +145,7 @@ def test_threads_that_call_at_once_get_their_own_results():
 
 
 WRONG = [
-    (dict(k=torch.zeros(1, 53, 2, 32)), ValueError, r"k: expected shape \[2, 53, 2, 32\], got \[1, 53, 2, 32\]|^[kv]: "),
+    (dict(k=torch.zeros(1, 53, 2, 32)), ValueError, r"k: expected shape \[2, 53, 2, 32\], got \[1, 53, 2, 32\]"),
     (dict(v=torch.zeros(2, 53, 2, 32, dtype=torch.float64)), ValueError, "v: "),
     (dict(q=torch.zeros(37, 4, 32)), ValueError, r"q: expected 4 dimensions .*got 3"),
     (dict(q=torch.zeros(2, 37, 3, 32)), ValueError, "heads_q"),

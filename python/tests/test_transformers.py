@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tessera.transformers: a trained model through attn_implementation="tessera" beside its own figures and eager attention."""
+"""tessera.transformers: a trained model with attn_implementation="tessera", beside its figures and eager attention."""
 import json
 import pathlib
 

@@ -44,7 +44,8 @@ def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_
     return o, torch.where(none[None, None, :], float("-inf"), scores.logsumexp(-1))
 
 
-def inputs(batch=2, len_q=37, len_kv=53, heads_q=4, heads_kv=2, head_dim=32, head_dim_v=None, dtype=torch.float32, seed=0):
+def inputs(batch=2, len_q=37, len_kv=53, heads_q=4, heads_kv=2, head_dim=32, head_dim_v=None, dtype=torch.float32,
+           seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = ((batch, len_q, heads_q, head_dim), (batch, len_kv, heads_kv, head_dim),
               (batch, len_kv, heads_kv, head_dim_v or head_dim))

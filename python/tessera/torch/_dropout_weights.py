@@ -8,7 +8,7 @@ CHUNK = 256  # the largest head_dim: so many columns of the weights come out of 
 
 
 def _weights(arguments, positions, len_kv, dropout_p):
-    """fp32 [batch, len_q, heads, len_kv] | [total_q, heads, len_kv]: O for values that are 1 at one key of a member each.
+    """fp32 [batch, len_q, heads, len_kv] | [total_q, heads, len_kv]: O for values that are 1 at one key of a member.
     positions: [len_kv] | [total_kv], the place of each row of k in its member."""
     q, k = arguments[0].float(), arguments[1].float()
     columns = [q.new_zeros(*q.shape[:-1], 0)]
@@ -36,8 +36,8 @@ def _rounded(length):
 
 
 def signed_weights(arguments):
-    """S_dmask of the operators' 17 arguments, the seed among them: (batch, heads, len_q, len_kv), the lengths rounded up
-    to 128 and the longest of a ragged batch."""
+    """S_dmask of the operators' 17 arguments, the seed among them: (batch, heads, len_q, len_kv), the lengths rounded
+    up to 128 and the longest of a ragged batch."""
     with torch.no_grad():
         arguments = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)
         q, k, cu_seqlens_q, cu_seqlens_kv = arguments[0], arguments[1], arguments[5], arguments[6]

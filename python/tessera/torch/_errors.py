@@ -10,7 +10,7 @@ _CLASSES = {_native.INVALID_ARGUMENT: ValueError, _native.UNSUPPORTED: _native.U
 
 
 def translated(error: RuntimeError) -> Exception:
-    """The exception that `error` stands for: ValueError for a wrong argument; `error` itself when it isn't tessera's."""
+    """The exception that `error` stands for: ValueError for a wrong argument; `error` itself if it isn't tessera's."""
     match = _PATTERN.match(str(error))
     if match is None:
         return error

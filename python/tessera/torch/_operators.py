@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operators of libtessera_torch need from Python: fake kernels, gradients, the vmap rule.
 
-torch.ops.tessera.attention is the public operator: it differentiates, compiles and vmaps. forward and backward are the
-bare kernels under it, for this package only: forward has no gradient of its own, since a registered one runs Python code
-in every call, with gradients or without.
+torch.ops.tessera.attention is the public operator: it differentiates, compiles and vmaps. forward and backward are
+the bare kernels under it, for this package only: forward has no gradient of its own, since a registered one runs Python
+code in every call, with gradients or without.
 
 Arguments after the first tensors, in this order (RECOMPUTED of them are tensors):
     bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, max_len_q, max_len_kv, causal, window_left, window_right,
@@ -81,6 +81,11 @@ def no_second_derivative(ctx, *grads):
 
 torch.library.register_autograd("tessera::attention", _backward, setup_context=setup_context)
 torch.library.register_autograd("tessera::backward", no_second_derivative)
+
+
+# The bare forward goes past autograd: PyTorch's own fallback for operators without gradients costs as much as the rest.
+_library_of_rules = torch.library.Library("tessera", "IMPL")
+_library_of_rules.impl("forward", torch.library.fallthrough_kernel, "Autograd")
 
 
 class EagerAttention(torch.autograd.Function):

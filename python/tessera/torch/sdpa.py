@@ -47,8 +47,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
 
     query: [..., heads, len_q, head_dim]; key, value: [..., heads, len_kv, ..]. is_causal is TOP-LEFT: query i sees the
         keys 0 .. i, whatever the lengths are (attention() has both alignments). dropout_p holds in eval() too.
-    attn_mask: bool, True where the key takes part, or numbers that are added to the scores, float32 or the dtype of query;
-        broadcasts to [..., heads, len_q, len_kv]; numbers get a gradient.
+    attn_mask: bool, True where the key takes part, or numbers that are added to the scores, float32 or the dtype of
+        query; broadcasts to [..., heads, len_q, len_kv]; numbers get a gradient.
     Returns [..., heads, len_q, head_dim_v]. Where a query sees no key the output is 0, as PyTorch's is since 2.5.
     Unlike torch's: head_dim up to 256 only; no nested tensors; dropout draws other bits. Under autocast the
         inputs are cast as torch's are.
@@ -109,8 +109,8 @@ class _Handle:
 
 def register_provider(name="tessera"):
     """Makes `name` known to PyTorch: torch.nn.attention.activate_flash_attention_impl(name) then runs
-    torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel for the CPU, and
-    torch.nn.attention.restore_flash_attention_impl() ends that. Kernels for CUDA are not replaced.
+    torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel for the CPU,
+    and torch.nn.attention.restore_flash_attention_impl() ends that. Kernels for CUDA are not replaced.
 
     Raises ImportError when this PyTorch has no such registry (it came after 2.10)."""
     from torch.nn import attention

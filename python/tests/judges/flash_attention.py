@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash-attention's tests/test_flash_attn.py against tessera.flash_attn: the text of its checkout, with another device."""
+"""flash-attention's tests/test_flash_attn.py against tessera.flash_attn: the text of its checkout, on any device."""
 import importlib.util
 import itertools
 import pathlib

@@ -4,8 +4,9 @@
     python python/tests/judges/run.py flash-attention FOLDER/flash-attention --count 500 --longest 1024
     python python/tests/judges/run.py pytorch FOLDER/pytorch -k "TestSDPACpuOnly and flash"
 
-flash-attention: a random sample of tests/test_flash_attn.py, without caches and pages, on --device (default cpu), in this
-process. pytorch: pytest over test/test_transformers.py with the provider active, for the version that is installed.
+flash-attention: a random sample of tests/test_flash_attn.py, without caches and pages, on --device (default cpu), in
+this process. pytorch: pytest over test/test_transformers.py with the provider active; the checkout has to be of the
+version that is installed.
 Prints what failed and why, then "N passed, N failed, N skipped"; exit status 1 when something failed.
 """
 import argparse
