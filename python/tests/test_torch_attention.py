@@ -182,6 +182,17 @@ def test_lengths_that_are_no_lengths():
         tt.varlen_attention(q, k, v, good, keys.float())
 
 
+def test_messages_of_the_operators_become_classes():
+    """An error of the backward comes from a thread of PyTorch's, as a RuntimeError whose text begins with the code."""
+    from tessera.torch import _errors
+    for text, kind in (("tessera 1: q: expected", ValueError), ("tessera 2: no kernel", tessera.Unsupported),
+                       ("tessera 4: out of memory", MemoryError), ("tessera 8: no GPU", tessera.DeviceUnavailable)):
+        error = _errors.translated(RuntimeError(text))
+        assert type(error) is kind and str(error) == text[11:]
+    other = RuntimeError("of PyTorch")
+    assert _errors.translated(other) is other
+
+
 def test_mixed_devices_are_refused():
     q, k, v = reference.inputs()
     with pytest.raises(ValueError, match="k: expected a tensor on"):

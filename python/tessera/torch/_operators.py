@@ -11,7 +11,7 @@ Arguments after the first tensors, in this order (RECOMPUTED of them are tensors
 """
 import torch
 
-from . import _library
+from . import _errors, _library
 
 _library.require()
 
@@ -103,5 +103,8 @@ class EagerAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_o, dlse):
-        with torch._C._AutoDispatchBelowAutograd():  # past the Python code of no_second_derivative
-            return gradients(backward, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad)
+        try:
+            with torch._C._AutoDispatchBelowAutograd():  # past the Python code of no_second_derivative
+                return gradients(backward, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad)
+        except RuntimeError as error:
+            raise _errors.translated(error) from None
