@@ -14,4 +14,4 @@ def main() -> int:
         os.execv(program, ["tessera", *sys.argv[1:]])
     except OSError as error:
         print(f"tessera: {program} can't be run: {error.strerror}", file=sys.stderr)
-        return 70
+        return 70  # as the program itself calls a fault of its own

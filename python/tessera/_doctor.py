@@ -24,7 +24,8 @@ def report(width: int) -> tuple:
     rows.append(("command", _command()))
     for name in _PACKAGES:
         rows.append((name, _version(name)))
-    rows += _torch() + _jax()
+    if healthy:  # those libraries need libtessera
+        rows += _torch() + _jax()
     lines = []
     for label, text in rows:
         wrapped = textwrap.wrap(text, max(width - 13, 40), break_on_hyphens=False) or [""]
