@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diagnose/name.hpp"
 
+#include <fmt/format.h>
+
 #include <array>
 
 #include "diagnose/name_readers.hpp"
@@ -79,7 +81,7 @@ NameReading attention(Family family, Confidence confidence, std::string_view fou
     reading.confidence = confidence;
     reading.algorithm = row_of(family).algorithm;
     reading.exactness = row_of(family).exactness;
-    reading.evidence.push_back("\"" + std::string(found) + "\" in the name");
+    reading.evidence.push_back(fmt::format("\"{}\" in the name", found));
     return reading;
 }
 

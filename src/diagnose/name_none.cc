@@ -2,6 +2,8 @@
 //
 // Kernels that compute no attention: those whose names make believe, and the plain ones that an attention by hand is
 // made of.
+#include <fmt/format.h>
+
 #include "diagnose/name_readers.hpp"
 
 namespace tessera::diagnose {
@@ -53,7 +55,7 @@ MaybeReading read_look_alike(std::string_view name) {
         for (const std::string_view word : row.words) {
             if (contains(lower, word))
                 return none(Role::look_alike, Confidence::likely,
-                            "\"" + std::string(word) + "\" in the name: " + row.what);
+                            fmt::format("\"{}\" in the name: {}", word, row.what));
         }
     }
     return std::nullopt;
@@ -63,8 +65,7 @@ MaybeReading read_plain_kernel(std::string_view name) {
     const std::string lower = lower_case(name);
     const auto row = [&](Role role, std::initializer_list<std::string_view> words) -> MaybeReading {
         for (const std::string_view word : words) {
-            if (contains(lower, word))
-                return none(role, Confidence::likely, "\"" + std::string(word) + "\" in the name");
+            if (contains(lower, word)) return none(role, Confidence::likely, fmt::format("\"{}\" in the name", word));
         }
         return std::nullopt;
     };
