@@ -131,7 +131,7 @@ THIRD_PARTY = {
     "tbb/": {"api", "tests"},
     "nlohmann/": TOOLS | {"cli", "bench", "tests"},
     "CLI/": {"cli"},
-    "zlib.h": {"diagnose"},
+    "zlib.h": {"diagnose", "tests"},
     "sqlite3.h": {"diagnose", "tests"},
     "librsvg/": {"plot"},
     "cairo": {"plot"},
