@@ -194,7 +194,10 @@ MaybeReading read_fa2(std::string_view name) {
         return reading;
     }
     if (kernel == nullptr) return std::nullopt;
-    NameReading reading = attention(Family::fa2, Confidence::certain, kernel->name, kernel->pass);
+    // A cut name may be another's: FlashMLA's kernels begin alike.
+    const bool spelled_out = has_word(name, kernel->name) || contains(name, "pytorch_flash::");
+    NameReading reading =
+        attention(Family::fa2, spelled_out ? Confidence::certain : Confidence::likely, kernel->name, kernel->pass);
     reading.role = kernel->role;
     reading.arch = kAmpere;
     reading.evidence.emplace_back("FlashAttention-2's code is written for Ampere (sm80), whatever the GPU");

@@ -21,15 +21,17 @@ const LookAlike kLookAlikes[] = {
      "writes or reads the cache of keys and values, and computes no attention"},
     {{"rotary", "rope_", "_rope", "ropequantize", "mlarope", "rotaryposid"},
      "rotates positions into Q and K, and computes no attention"},
-    {{"rmsnorm", "layernorm", "layer_norm", "qknorm", "qk_norm"}, "normalises, and computes no attention"},
-    {{"allreduce", "all_reduce", "alltoall"}, "sends data between GPUs, and computes no attention"},
+    {{"qknorm", "qk_norm", "flashinfernorm", "flashinfer::norm", "flash_attn::layer_norm", "attn_norm",
+      "attention_norm"},
+     "normalises, and computes no attention"},
+    {{"trtllm_allreduce", "allreduce_fusion", "helixalltoall"}, "sends data between GPUs, and computes no attention"},
     {{"delta_rule", "linear_attn", "linear_attention", "lightning_attn", "lightning_attention", "gated_linear",
       "chunk_gla", "fused_recurrent", "retention_", "rwkv", "mamba", "causal_conv1d", "selective_scan"},
      "linear attention or a state-space model: there is no softmax in it"},
     {{"mqa_logits", "indexer"}, "scores that choose keys for a sparse attention; the attention itself comes after it"},
     {{"flashinfer::sampling", "topksampling", "toppsampling", "flashinfer::activation"},
      "one of FlashInfer's other kernels, no attention"},
-    {{"flash_sampling", "flash_ffn", "flashdecode_moe", "flash_attn::layer_norm"}, "no attention"},
+    {{"flash_sampling", "flash_ffn", "flashdecode_moe"}, "no attention"},
 };
 
 MaybeReading none(Role role, Confidence confidence, std::string why) {

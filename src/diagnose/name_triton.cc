@@ -130,8 +130,7 @@ MaybeReading read_amd(std::string_view name) {
         NameReading reading = attention(Family::ck, Confidence::certain, "ck_tile::Fmha");
         reading.library = "Composable Kernel (flash-attn and xFormers on AMD)";
         if (contains(name, "FmhaBwd")) reading.pass = KernelPass::backward;
-        if (contains_any(name, {"OGradDotO", "ConvertQGrad", "SplitKVCombine", "AppendKV"}))
-            reading.role = Role::helper;
+        if (contains_any(name, {"OGradDot", "ConvertQGrad", "SplitKVCombine", "AppendKV"})) reading.role = Role::helper;
         if (contains(name, "SageAttn")) {
             reading.family = Family::sage;
             reading.exactness = Exactness::not_exact;
