@@ -12,6 +12,7 @@
 #include "parse.hpp"
 #include "progress.hpp"
 #include "table.hpp"
+#include "which_call.hpp"
 #include "which_text.hpp"
 
 namespace tessera::cli {
@@ -26,6 +27,8 @@ using diagnose::Role;
 struct WhichOptions {
     std::vector<std::string> files;
     std::string expect;
+    bool family = false;
+    CallOptions call;
 };
 
 /// What --expect takes: a family, or "flash" for all of FlashAttention.
@@ -74,13 +77,14 @@ Diagnosis diagnose_file(const std::string& file, Progress& progress) {
     return diagnose::diagnose(trace);
 }
 
-void print_text(const std::vector<Diagnosis>& all, const Session& session) {
+void print_text(const std::vector<Diagnosis>& all, const diagnose::Call& said, const Session& session) {
     const int width = terminal_width(STDOUT_FILENO);
     for (const Diagnosis& d : all) {
         std::string text = fmt::format("{}{} ({})\n\n", &d == &all.front() ? "" : "\n\n", d.file, d.tool);
-        for (const std::string& line : wrapped(paragraph_of(d), static_cast<std::size_t>(width))) text += line + "\n";
+        for (const std::string& line : wrapped(paragraph_of(d, said), static_cast<std::size_t>(width)))
+            text += line + "\n";
         if (!d.kinds.empty()) text += "\n" + kinds_table(d, width);
-        const std::string details = details_text(d, width);
+        const std::string details = details_text(d, said, width);
         if (!details.empty()) text += (details.front() == '\n' ? "" : "\n") + details;
         session.print(text);
     }
@@ -89,6 +93,13 @@ void print_text(const std::vector<Diagnosis>& all, const Session& session) {
 void execute(const WhichOptions& options, Session& session) {
     const std::vector<Family> expected =
         options.expect.empty() ? std::vector<Family>{} : expected_families(options.expect);
+    if (options.family) {
+        if (!options.files.empty()) unexpected("--family", "no file beside it", options.files.front());
+        return answer_family(session);
+    }
+    if (options.files.empty() && options.call.given()) return answer_call(options.call, session);
+    if (!options.call.shape.empty()) unexpected("--shape", "no file beside it, which has its own", options.call.shape);
+    const diagnose::Call said = options.call.call();
     if (options.files.empty())
         throw UsageError("FILE", "expected a trace, or - for names on standard input, got nothing");
     std::vector<Diagnosis> all;
@@ -104,12 +115,12 @@ void execute(const WhichOptions& options, Session& session) {
     }
     if (session.json) {
         Json files = Json::array();
-        for (const Diagnosis& d : all) files.push_back(json_of(d));
+        for (const Diagnosis& d : all) files.push_back(json_of(d, said));
         Json document{{"files", files}};
         if (!expected.empty()) document["expected"] = options.expect, document["as_expected"] = failures.empty();
         session.print_json(document);
     } else {
-        print_text(all, session);
+        print_text(all, said, session);
     }
     for (const std::string& failure : failures) print_error(failure);
     if (!failures.empty()) session.exit_code = kCheckFailed;
@@ -124,7 +135,10 @@ void add_which_command(CLI::App& app, Session& session) {
         {{"tessera which trace.json.gz", "what a PyTorch profiler saw"},
          {"tessera which run.sqlite --expect fa3", "exit status 1 when another kernel than FlashAttention-3 ran"},
          {"nsys stats -r cuda_gpu_kern_sum --format csv run.nsys-rep | tessera which -", "a table of Nsight Systems"},
-         {"echo flash_fwd_splitkv_kernel | tessera which -", "one name"}});
+         {"echo flash_fwd_splitkv_kernel | tessera which -", "one name"},
+         {"tessera which --torch 2.11 --gpu h200 --shape 2,32,4096,128 --dtype bf16 --mask bool",
+          "why PyTorch takes which kernel, without a trace"},
+         {"tessera which --family", "the family tree of attention kernels"}});
     auto options = std::make_shared<WhichOptions>();
     command
         ->add_option(
@@ -137,6 +151,9 @@ void add_which_command(CLI::App& app, Session& session) {
             "--expect", options->expect,
             "Exit status 1 unless these kernels, and no others, computed attention: flash, fa2, fa3, cudnn, ...")
         ->type_name("LIST");
+    command->add_flag("--family", options->family,
+                      "Print who descends from whom, and which library can end in which kernel");
+    options->call.declare(*command);
     command->callback([options, &session] { execute(*options, session); });
 }
 

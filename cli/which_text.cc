@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "advice_text.hpp"
 #include "diagnose/call_inputs.hpp"
 #include "table.hpp"
 
@@ -102,6 +103,15 @@ std::string nothing_found(const Diagnosis& d) {
     return text;
 }
 
+/// Why nothing can be said about faster kernels.
+std::string without_advice(const Diagnosis& d, const AttentionKind& kind) {
+    if (!diagnose::backend_of(kind.reading.family) || !kind.shapes.empty() || !d.timed) return "";
+    if (d.tool != "PyTorch profiler") return "";
+    return " Why no faster one ran can't be said: the trace has no shapes (profile with record_shapes=True, and "
+           "outside of CUDA "
+           "graphs).";
+}
+
 std::string kernel_text(const std::string& name) {
     return name.size() <= kLongestShown ? name : name.substr(0, kLongestShown) + "...";
 }
@@ -171,7 +181,7 @@ std::string generation_of(int arch) {
     return arch >= 50 ? "Maxwell" : "";
 }
 
-std::string paragraph_of(const Diagnosis& d) {
+std::string paragraph_of(const Diagnosis& d, const diagnose::Call& said) {
     std::string text = "Attention is the part of a model in which every token looks at the others. ";
     if (d.kinds.empty()) return text + nothing_found(d);
     const Leader leader = leader_of(d);
@@ -198,7 +208,9 @@ std::string paragraph_of(const Diagnosis& d) {
         text += arch_sentence(d, reading);
     }
     if (reading.confidence == Confidence::unsure) text += " The name leaves doubt about that.";
-    return text + exactness_sentence(d);
+    text += exactness_sentence(d);
+    const auto advice = diagnose::advise(d, *leader.kind, said);
+    return advice ? text + advice_sentences(*advice) : text + without_advice(d, *leader.kind);
 }
 
 std::string kinds_table(const Diagnosis& d, int width) {
@@ -228,12 +240,13 @@ std::string kinds_table(const Diagnosis& d, int width) {
     return table.text(width);
 }
 
-std::string details_text(const Diagnosis& d, int width) {
+std::string details_text(const Diagnosis& d, const diagnose::Call& said, int width) {
     std::string text;
     for (const AttentionKind& kind : d.kinds) {
         text += fmt::format("{}{}, {}{}\n", text.empty() ? "" : "\n", title_of(kind.reading.family),
                             name_of(kind.reading.pass), kind.reading.role == Role::helper ? ", a helper only" : "");
         text += kind_details(d, kind, width);
+        if (const auto advice = diagnose::advise(d, kind, said)) text += advice_text(*advice, width);
     }
     text += named_text("No attention, though it looks like it", d.look_alikes, d, width);
     text += named_text("Unknown kernels", d.unknown, d, width);
@@ -265,7 +278,7 @@ Json json_of(const NameReading& r) {
     return json;
 }
 
-Json json_of(const Diagnosis& d) {
+Json json_of(const Diagnosis& d, const diagnose::Call& said) {
     Json gpus = Json::array();
     for (const diagnose::Gpu& gpu : d.gpus) {
         Json row{{"name", gpu.name}};
@@ -295,6 +308,7 @@ Json json_of(const Diagnosis& d) {
         row["kernels"] = Json::array();
         for (const diagnose::KernelSum& kernel : kind.kernels)
             row["kernels"].push_back({{"name", kernel.name}, {"runs", kernel.count}, {"us", kernel.us}});
+        if (const auto advice = diagnose::advise(d, kind, said)) row["why_not_faster"] = json_of(*advice);
         kinds.push_back(row);
     }
     return {{"file", d.file},

@@ -5,24 +5,25 @@
 
 #include <string>
 
+#include "diagnose/advice.hpp"
 #include "diagnose/diagnosis.hpp"
 #include "session.hpp"
 
 namespace tessera::cli {
 
-/// For somebody who never heard of FlashAttention.
-std::string paragraph_of(const diagnose::Diagnosis& diagnosis);
+/// For somebody who never heard of FlashAttention. `said`: what is known besides the trace.
+std::string paragraph_of(const diagnose::Diagnosis& diagnosis, const diagnose::Call& said);
 
 /// One line for each kind of call.
 std::string kinds_table(const diagnose::Diagnosis& diagnosis, int width);
 
 /// Everything that is known of each kind, with its evidence, and of the kernels that are no attention.
-std::string details_text(const diagnose::Diagnosis& diagnosis, int width);
+std::string details_text(const diagnose::Diagnosis& diagnosis, const diagnose::Call& said, int width);
 
 /// "Hopper" of 90; empty: unknown.
 std::string generation_of(int arch);
 
 Json json_of(const diagnose::NameReading& reading);
-Json json_of(const diagnose::Diagnosis& diagnosis);
+Json json_of(const diagnose::Diagnosis& diagnosis, const diagnose::Call& said);
 
 }  // namespace tessera::cli

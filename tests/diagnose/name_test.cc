@@ -95,7 +95,7 @@ TEST(KernelNames, is_one_spelling_for_all_tools) {
     EXPECT_EQ(normalised("void <unnamed>::f<128u, 2ul, true> (int)"), "f<128,2,true>(int)");
     EXPECT_EQ(normalised("void (anonymous namespace)::f<(x::Mode)1>(unsigned int)"), "f<1>(unsigned int)");
     EXPECT_EQ(normalised("_ZN1a1fILi128ELb1EEEvv"), "a::f<128,true>()");
-    EXPECT_EQ(normalised("_ZN13pytorch_flash16flash_fwd_kernelI23Flash_fwd_kernel_traitsILi128ELb1"),
+    EXPECT_EQ(normalised("_ZN13pytorch_flash16flash_fwd_kernelI23Flash_fwd_kernel_traitsILi128ELb1E"),
               "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128,true");
     EXPECT_EQ(normalised("   "), "");
 }

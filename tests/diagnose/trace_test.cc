@@ -220,10 +220,10 @@ TEST(Traces, reads_jax) {
         R"("ph":"X","pid":1,"tid":20,"ts":10},)"
         R"({"dur":80.5,"name":"custom-call.1","ph":"X","pid":1,"tid":2,"ts":10},)"
         R"({"dur":9,"name":"python","ph":"X","pid":9,"tid":2,"ts":10}]})");
-EXPECT_EQ(d.tool, "JAX profiler");
-EXPECT_EQ(d.runs, 1);
-ASSERT_EQ(d.kinds.size(), 1U);
-EXPECT_EQ(d.kinds[0].reading.family, Family::cudnn);
+    EXPECT_EQ(d.tool, "JAX profiler");
+    EXPECT_EQ(d.runs, 1);
+    ASSERT_EQ(d.kinds.size(), 1U);
+    EXPECT_EQ(d.kinds[0].reading.family, Family::cudnn);
 }
 
 TEST(Traces, reads_tables_of_nsight_systems) {
