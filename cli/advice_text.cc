@@ -43,6 +43,14 @@ const Faster* best_of(const Advice& advice) {
     return best;
 }
 
+/// Of the fields that are wanting, PyTorch's version can be said.
+std::string version_hint(const Faster& faster) {
+    for (const std::string& field : faster.verdict.wanting) {
+        if (field.find("version") != std::string::npos) return " (say it with --torch)";
+    }
+    return "";
+}
+
 std::string obstacle(const Advice& advice, const Faster& faster) {
     const char* name = title_of(faster.verdict.backend);
     if (advice.by_hand) {
@@ -72,8 +80,8 @@ std::string obstacle(const Advice& advice, const Faster& faster) {
                 "By its rules PyTorch would have taken {}; that another one ran means that this one was switched off.",
                 name);
         case Standing::unknown:
-            return fmt::format("{} is faster as a rule; what kept it out can't be known without {}.", name,
-                               fmt::join(faster.verdict.wanting, ", "));
+            return fmt::format("{} is faster as a rule; what kept it out can't be known without {}{}.", name,
+                               fmt::join(faster.verdict.wanting, ", "), version_hint(faster));
     }
     return "";
 }
@@ -104,7 +112,7 @@ std::string advice_sentences(const Advice& advice) {
 
 std::string advice_text(const Advice& advice, int width) {
     if (advice.faster.empty()) return "";
-    std::string text = fmt::format("  why not faster: {}\n", text_of(advice.shape.call));
+    std::string text = "  why not faster\n";
     std::vector<std::pair<std::string, std::string>> facts;
     for (const Faster& faster : advice.faster) {
         std::string name = fmt::format("  {}", name_of(faster.verdict.backend));

@@ -25,6 +25,7 @@ Call completed(const Diagnosis& diagnosis, Call call, const Call& said) {
     if (said.deterministic == true) call.deterministic = true;
     const bool grad = trains(diagnosis) || said.q.requires_grad.value_or(false);
     for (Operand* operand : {&call.q, &call.k, &call.v}) operand->requires_grad = grad;
+    call.mask.requires_grad = false;
     return call;
 }
 
@@ -62,6 +63,7 @@ std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& ki
     Call call = completed(diagnosis, advice.shape.call, said);
     if (advice.by_hand) complete_by_hand(call);
     std::vector<std::string> assumed;
+    if (call.mask_kind && *call.mask_kind != MaskKind::none) assumed.emplace_back("attn_mask requires no gradient");
     call = assume_defaults(call, assumed);
     try {
         advice.explanation = explain(call);

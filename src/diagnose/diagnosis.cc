@@ -70,14 +70,19 @@ class Sorter {
             diagnosis_.linked = static_cast<double>(linked) / static_cast<double>(trace_.runs.size());
     }
 
-    /// The call behind an operator; read once for all with the same inputs.
-    const std::optional<Call>& call_of(std::int64_t op) {
+    /// The call that an operator's own inputs tell; read once for all with the same inputs.
+    const std::optional<Call>& inputs_of(std::int64_t op) {
         static const std::optional<Call> kNone;
         if (op == OpTree::kNone || tree_.run(op).inputs == Texts::kLost) return kNone;
         const auto key = std::pair(tree_.run(op).name, tree_.run(op).inputs);
         const auto [entry, is_new] = calls_.try_emplace(key);
         if (is_new) entry->second = call_of_inputs(tree_.name(op), tree_.inputs(op));
         return entry->second;
+    }
+
+    /// The call behind the operator that launched a run: of those around it, the outermost knows most.
+    const std::optional<Call>& call_of(std::int64_t op) {
+        return inputs_of(tree_.outermost(op, [&](std::int64_t around) { return inputs_of(around).has_value(); }));
     }
 
     std::size_t kind_with(const NameReading& r, std::int64_t op, const std::optional<Call>& call) {
@@ -125,7 +130,7 @@ class Sorter {
         for (std::uint32_t i = 0; i < trace_.runs.size(); ++i) {
             if (reading(i).role != Role::attention || tree_.inside(ops_[i], kMathOp)) continue;
             const std::int64_t root = roots_[i];
-            const std::optional<Call>& call = call_of(root);
+            const std::optional<Call>& call = call_of(ops_[i]);
             const std::size_t kind = kind_with(reading(i), root, call);
             add(kind, i, false);
             add_call(kind, call, trace_.runs[i].count, trace_.runs[i].us);
@@ -137,7 +142,7 @@ class Sorter {
         for (std::uint32_t i = 0; i < trace_.runs.size(); ++i) {
             if (taken_[i] || !tree_.inside(ops_[i], kMathOp)) continue;
             const std::int64_t root = roots_[i];
-            const std::optional<Call>& call = call_of(root);
+            const std::optional<Call>& call = call_of(ops_[i]);
             NameReading math;
             math.family = Family::math;
             math.role = Role::attention;

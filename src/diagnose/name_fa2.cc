@@ -76,6 +76,9 @@ void set_library(NameReading& reading, std::string_view name, bool whole) {
     if (contains(name, "pytorch_flash::")) {
         reading.library = "PyTorch's own copy";
         reading.evidence.emplace_back("namespace pytorch_flash: built into PyTorch");
+        if (contains(reading.release, "2.6"))
+            reading.evidence.emplace_back(
+                "torch.nn.attention._get_flash_version() says 2.5.7 of it, which is out of date");
     } else if (contains(name, "onnxruntime::")) {
         reading.library = "ONNX Runtime's copy";
     } else if (!contains(name, "<") && !contains(name, "::")) {

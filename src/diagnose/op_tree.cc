@@ -9,7 +9,7 @@ namespace {
 constexpr std::size_t kDeepest = 256;  // operators in each other; a walk to the outermost takes no longer
 
 bool attends(std::string_view name) {
-    for (const char* part : {"softmax", "bmm"}) {
+    for (const char* part : {"softmax", "bmm", "autograd::", "ScaledDotProduct"}) {  // the last two only wrap another
         if (name.find(part) != std::string_view::npos) return false;
     }
     return true;
@@ -73,6 +73,14 @@ std::int64_t OpTree::attention_around(std::int64_t op) const {
         if (attends_[run(op).name]) outermost = op;
     }
     return outermost;
+}
+
+std::int64_t OpTree::outermost(std::int64_t op, const std::function<bool(std::int64_t)>& fits) const {
+    std::int64_t found = kNone;
+    for (; op != kNone; op = parent_[static_cast<std::size_t>(op)]) {
+        if (fits(op)) found = op;
+    }
+    return found;
 }
 
 bool OpTree::inside(std::int64_t op, std::string_view wanted) const {

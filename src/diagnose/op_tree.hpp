@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <unordered_map>
 #include <vector>
 
@@ -22,6 +23,9 @@ class OpTree {
 
     /// The outermost operator of attention around `op`, itself included; kNone when there is none.
     std::int64_t attention_around(std::int64_t op) const;
+
+    /// The outermost operator around `op`, itself included, that fits; kNone when there is none.
+    std::int64_t outermost(std::int64_t op, const std::function<bool(std::int64_t)>& fits) const;
 
     /// `name` is the operator or stands around it.
     bool inside(std::int64_t op, std::string_view name) const;
