@@ -11,8 +11,10 @@ Usage: which_rules.py TESSERA [--texts-on-cpu]
 """
 import itertools
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import warnings
 
 NAMES = {"flash": "can_use_flash_attention", "memory-efficient": "can_use_efficient_attention", "cuDNN": "can_use_cudnn_attention"}
@@ -56,16 +58,27 @@ def tensors(torch, device, dtype, mask, others, parts):
     return q, k, v, tensor, dropout, mask == "causal", "--gqa" in others
 
 
+def one_answer(torch, function, params):
+    """Whether a backend may run, and its warnings: PyTorch 2.15 writes them to stderr and not to Python's warnings."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile("w+") as written, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        os.dup2(written.fileno(), 2)
+        try:
+            runs = getattr(torch.backends.cuda, function)(params, debug=True)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        written.seek(0)
+        texts = [line.split("Warning: ", 1)[1].strip() for line in written if "Warning: " in line]
+    return runs, [str(w.message) for w in caught] + texts
+
+
 def asked(torch, args):
     """PyTorch's answers: {backend: (may it run, its warnings)}."""
     params = torch.backends.cuda.SDPAParams(*args)
-    answers = {}
-    for name, function in NAMES.items():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            runs = getattr(torch.backends.cuda, function)(params, debug=True)
-        answers[name] = runs, [str(w.message) for w in caught]
-    return answers
+    return {name: one_answer(torch, function, params) for name, function in NAMES.items()}
 
 
 def differences(torch, tessera, device, call):
@@ -93,13 +106,11 @@ def texts_on_cpu(torch):
         for switch in ("flash", "mem_efficient", "cudnn"):
             getattr(torch.backends.cuda, f"enable_{switch}_sdp")(on)
         for name, function in NAMES.items():
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                try:
-                    runs = getattr(torch.backends.cuda, function)(torch.backends.cuda.SDPAParams(*args), debug=True)
-                except RuntimeError as error:
-                    runs = str(error).splitlines()[0]
-            print(f"{name}, switched {'on' if on else 'off'}: {runs} {[str(w.message).split(' (')[0] for w in caught]}")
+            try:
+                runs, texts = one_answer(torch, function, torch.backends.cuda.SDPAParams(*args))
+            except RuntimeError as error:
+                runs, texts = str(error).splitlines()[0], []
+            print(f"{name}, switched {'on' if on else 'off'}: {runs} {texts}")
 
 
 def main():
