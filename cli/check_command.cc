@@ -55,7 +55,7 @@ struct Failure {
     check::Report report;
 };
 
-struct Result {
+struct CheckResult {
     std::vector<Tally> tallies;
     std::vector<Failure> failures;
     std::int64_t cases = 0;
@@ -140,9 +140,9 @@ void run_one(check::CaseRunner& runner, const check::Case& which, Tally& tally, 
     failures.push_back(std::move(failure));
 }
 
-Result run_all(const CheckOptions& options) {
+CheckResult run_all(const CheckOptions& options) {
     const std::uint64_t seed = parse_seed("--seed", options.seed);
-    Result result{.tallies = wanted_kernels(options)};
+    CheckResult result{.tallies = wanted_kernels(options)};
     const Selection cases = wanted_cases(options, seed, result.tallies);
     result.cases = cases.size() + static_cast<std::int64_t>(cases.chosen.size());
     Progress progress(result.cases);
@@ -165,7 +165,7 @@ Result run_all(const CheckOptions& options) {
     return result;
 }
 
-void print_json(const Session& session, const CheckOptions& options, const Result& result) {
+void print_json(const Session& session, const CheckOptions& options, const CheckResult& result) {
     Json rows = Json::array();
     for (const Tally& tally : result.tallies) {
         Json tensors = Json::object();
@@ -211,7 +211,7 @@ void print_failures(const Session& session, const std::vector<Failure>& failures
     for (std::size_t i = kShown; i < failures.size(); ++i) session.print(failures[i].command + "\n");
 }
 
-void print_text(const Session& session, const Result& result) {
+void print_text(const Session& session, const CheckResult& result) {
     const int width = terminal_width(STDOUT_FILENO);
     Table table({{"kernel"},
                  {"ran", Align::right},
@@ -229,7 +229,7 @@ void print_text(const Session& session, const Result& result) {
 }
 
 void execute(const CheckOptions& options, Session& session) {
-    const Result result = run_all(options);
+    const CheckResult result = run_all(options);
     if (session.json) print_json(session, options, result);
     else print_text(session, result);
     if (!result.failures.empty()) session.exit_code = kCheckFailed;

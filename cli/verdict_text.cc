@@ -41,12 +41,19 @@ std::string reason(const Rule& rule) {
     return fmt::format("{}{}. Cure: {}.", words, rule.meaning, rule.cure);
 }
 
-std::string because(const Verdict& verdict) {
+/// FA3 and FA4 take flash's place, and its checks with it.
+bool in_place_of_flash(SdpBackend backend) { return backend == SdpBackend::fa3 || backend == SdpBackend::fa4; }
+
+std::string because(const Explanation& explanation, const Verdict& verdict) {
     switch (verdict.standing) {
-        case Standing::taken: return "its checks pass, and those before it do not";
+        case Standing::taken:
+            return verdict.backend == explanation.verdicts.front().backend
+                       ? "the first in the order, and its checks pass"
+                       : "its checks pass, and those before it are refused";
         case Standing::could_run:
-            return verdict.backend == SdpBackend::fa3 || verdict.backend == SdpBackend::fa4
-                       ? "runs in flash's place once activate_flash_attention_impl() is called"
+            return in_place_of_flash(verdict.backend)
+                       ? fmt::format("runs in flash's place after activate_flash_attention_impl(\"{}\")",
+                                     name_of(verdict.backend))
                        : "its checks pass, but another one comes first";
         case Standing::refused: return "";
         case Standing::unknown: return fmt::format("can't be known without {}", fmt::join(verdict.wanting, ", "));
@@ -54,14 +61,38 @@ std::string because(const Verdict& verdict) {
     return "";
 }
 
-void add_rows(Table& table, const Verdict& verdict) {
-    const std::string standing = name_of(verdict.standing);
-    if (verdict.refusals.empty()) return table.add({name_of(verdict.backend), standing, because(verdict)});
-    bool titled = false;
+std::vector<std::string> reasons(const Verdict& verdict) {
+    std::vector<std::string> texts;
     for (const Rule* rule : verdict.refusals) {
-        table.add({titled ? "" : name_of(verdict.backend), titled ? "" : standing, reason(*rule)});
-        titled = true;
+        if (rule->backend == verdict.backend) texts.push_back(reason(*rule));
+        else if (texts.empty()) texts.emplace_back("What keeps flash out keeps it out too.");
     }
+    return texts;
+}
+
+void add_rows(Table& table, const Explanation& explanation, const Verdict& verdict) {
+    std::string backend = name_of(verdict.backend);
+    std::string standing = name_of(verdict.standing);
+    if (verdict.refusals.empty()) return table.add({backend, standing, because(explanation, verdict)});
+    for (const std::string& text : reasons(verdict)) {
+        table.add({backend, standing, text});
+        backend.clear(), standing.clear();
+    }
+}
+
+/// How to get a backend that could run but is not asked in time.
+std::string way_to(SdpBackend backend) {
+    switch (backend) {
+        case SdpBackend::flash: return "sdpa_kernel([SDPBackend.FLASH_ATTENTION])";
+        case SdpBackend::efficient: return "sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION])";
+        case SdpBackend::cudnn: return "sdpa_kernel([SDPBackend.CUDNN_ATTENTION])";
+        case SdpBackend::math: return "sdpa_kernel([SDPBackend.MATH])";
+        case SdpBackend::fa3:
+            return "activate_flash_attention_impl(\"FA3\") and sdpa_kernel([SDPBackend.FLASH_ATTENTION])";
+        case SdpBackend::fa4:
+            return "activate_flash_attention_impl(\"FA4\") and sdpa_kernel([SDPBackend.FLASH_ATTENTION])";
+    }
+    return "";
 }
 
 std::string times(double factor) { return fmt::format("{:.2f}x", factor); }
@@ -71,19 +102,23 @@ std::string times(double factor) { return fmt::format("{:.2f}x", factor); }
 std::string verdict_sentence(const Explanation& explanation, const diagnose::Call& call) {
     if (explanation.aborts) return "PyTorch aborts: every backend refuses this call (\"No available kernel\").";
     if (!explanation.taken) return "Which backend PyTorch takes can't be known from what was said.";
-    std::string text = fmt::format("PyTorch takes {}.", name_of(*explanation.taken));
+    const std::string text = fmt::format("PyTorch takes {}.", name_of(*explanation.taken));
+    const Verdict* kept_out = nullptr;
+    const Verdict* could = nullptr;
     for (const SdpBackend faster : faster_than(*explanation.taken, call.gpu)) {
         const Verdict* verdict = verdict_of(explanation, faster);
-        if (!verdict || verdict->standing == Standing::unknown) continue;
-        if (verdict->standing == Standing::refused) {
-            const Rule& rule = *verdict->refusals.front();
-            return fmt::format("{} {}, which is faster as a rule, is kept out: {}. To get it: {}.", text,
-                               name_of(faster), rule.meaning, rule.cure);
-        }
-        return fmt::format("{} {}, which is faster as a rule, could run but is not asked first.", text,
-                           name_of(faster));
+        if (!verdict) continue;
+        if (verdict->standing == Standing::could_run && !could) could = verdict;
+        if (verdict->standing == Standing::refused && !kept_out && !in_place_of_flash(faster)) kept_out = verdict;
     }
-    return text;
+    if (could) {
+        return fmt::format("{} {}, as a rule faster here, could run: {}.", text, name_of(could->backend),
+                           way_to(could->backend));
+    }
+    if (!kept_out) return text;
+    const Rule& rule = *kept_out->refusals.front();
+    return fmt::format("{} {}, as a rule faster here, is kept out: {}. To get it: {}.", text,
+                       name_of(kept_out->backend), rule.meaning, rule.cure);
 }
 
 std::string verdict_text(const Explanation& explanation, const diagnose::Call& call, int width) {
@@ -94,7 +129,7 @@ std::string verdict_text(const Explanation& explanation, const diagnose::Call& c
         text += lines(
             fmt::format("Order of the backends: {} ({}).", names(explanation.order), explanation.order_because), width);
     Table table({{"backend"}, {"verdict"}, {"why"}});
-    for (const Verdict& verdict : explanation.verdicts) add_rows(table, verdict);
+    for (const Verdict& verdict : explanation.verdicts) add_rows(table, explanation, verdict);
     text.append("\n").append(table.text(width));
     for (const std::string& remark : explanation.remarks) text.append("\n").append(lines(remark, width));
     if (explanation.assumed.empty()) return text;
@@ -114,7 +149,7 @@ std::vector<Gain> gains_of(const Explanation& explanation, const diagnose::Call&
 
 std::string gain_text(const std::vector<Gain>& gains, int width) {
     if (gains.empty()) return "";
-    Table table({{"instead"}, {"one call"}, {"gain"}, {"step"}, {"how far to trust it"}});
+    Table table({{"instead"}, {"one call"}, {"gain"}, {"step"}, {"note"}});
     for (const Gain& gain : gains) {
         if (!gain.missing.empty()) {
             table.add({name_of(gain.backend), "-", "-", "-", "no prediction: " + gain.missing});

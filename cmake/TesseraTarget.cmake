@@ -26,15 +26,6 @@ function(tessera_quick_to_compile name sanitized)
     endif()
 endfunction()
 
-# tessera_precompile(NAME HEADERS...): with TESSERA_PRECOMPILE these headers are read once for all files of a target. For
-# builds that something else than the compiler looks at: a file that forgot to include one of them compiles all the same.
-option(TESSERA_PRECOMPILE "Precompile the headers that most files include" OFF)
-function(tessera_precompile name)
-    if(TESSERA_PRECOMPILE)
-        target_precompile_headers(${name} PRIVATE ${ARGN})
-    endif()
-endfunction()
-
 # Compile options of the files that Highway compiles for several instruction sets. On x86-64 the least is SSE4.2 (2008;
 # kernels refuse an older processor); of the others AVX2 and AVX-512 are built. On 64-bit Arm it is NEON alone: vectors
 # of SVE have no size at compile time, and the register blocks are arrays of vectors.

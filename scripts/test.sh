@@ -87,10 +87,8 @@ if build release build --preset ci "${WITH_TESTS[@]}"; then
 fi
 
 # The second compiler and the sanitizers in one build. -O1 and line numbers only: compiled in a fraction of the time.
-# Without NDEBUG, so assertions are on. Without CUDA: nvcc has its own host compiler, and no kernel could run here. With
-# precompiled headers, which would hide a forgotten #include: the release build finds those.
+# Without NDEBUG, so assertions are on. Without CUDA: nvcc has its own host compiler, and no kernel could run here.
 SANITIZED=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${WITH_TESTS[@]}" -DTESSERA_CUDA=OFF
-           -DTESSERA_PRECOMPILE=ON
            -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only")
 # Not under the sanitizers: the trials of the judge, which are arithmetic of tests on memory of tests.
 NOT_SANITIZED='compare.*:tolerances.*:*Planted*'
@@ -136,7 +134,7 @@ reason=$(no_neon)
 if [[ -n $reason ]]; then
     skip "NEON" "$reason"
 elif build "NEON (qemu-user)" "$NEON" --preset ci -B "$NEON" --toolchain cmake/aarch64.cmake -DTESSERA_CUDA=OFF \
-    -DTESSERA_SYSROOT="$PWD/$NEON/sysroot" -DTESSERA_BUILD_TESTS=ON -DTESSERA_PRECOMPILE=ON -- kernels_test; then
+    -DTESSERA_SYSROOT="$PWD/$NEON/sysroot" -DTESSERA_BUILD_TESTS=ON -- kernels_test; then
     [[ -z $LONG ]] || EMULATED='*'
     GTEST_FILTER="$EMULATED:-$NOT_EMULATED" tests "NEON (qemu-user)" "$NEON" -L '^kernels_test$'
 fi

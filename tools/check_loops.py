@@ -209,7 +209,7 @@ def main() -> int:
         if options.compiler:
             for command in json.loads(options.commands.read_text()):
                 file = pathlib.Path(command["file"])
-                if file.name in FILES and file.parent.name == "tile":
+                if file.name in FILES and file.parent.parent.name == "cpu":
                     objects[file.name] = pathlib.Path(folder) / (file.name + ".o")
                     compile_like(command, options.compiler, objects[file.name], [])
         rows, problems = [], [f"{file}: no object of it was given" for file in FILES if file not in objects]

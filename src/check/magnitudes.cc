@@ -4,6 +4,8 @@
 // are the reference's with absolute values in place of the terms.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -51,10 +53,8 @@ double share_rounded(double weight, double drop, DType dtype) {
 /// Sum of the absolute values that score (i, j) is made of.
 double score_size(const Head& head, std::int64_t i, std::int64_t j, const Row& row) {
     const Problem& p = head.problem;
-    double sum = 0;
-    for (std::int64_t c = 0; c < p.head_dim; ++c) {
-        sum += std::abs(row.query[static_cast<std::size_t>(c)] * head.k[j * p.head_dim + c]);
-    }
+    double sum = std::transform_reduce(row.query.begin(), row.query.end(), head.k + j * p.head_dim, 0.0, std::plus<>(),
+                                       [](double q, double k) { return std::abs(q * k); });
     sum *= std::abs(p.effective_scale()) * head.score_slope(row.dot(j));
     if (p.softcap > 0) sum += p.softcap * std::abs(std::tanh(row.dot(j) / p.softcap));
     sum += std::abs(head.slope) * static_cast<double>(std::abs(i + head.member.len_kv - head.member.len_q - j));
@@ -85,15 +85,30 @@ void load_row(const Head& head, std::int64_t i, Row& row) {
     }
 }
 
+double sum_of_squares(const double* row, std::int64_t size) {
+    return std::transform_reduce(row, row + size, 0.0, std::plus<>(), [](double x) { return x * x; });
+}
+
+/// The sum of squares of each row of [rows, dim].
+std::vector<double> sums_of_squares(const double* rows, std::int64_t count, std::int64_t dim) {
+    std::vector<double> sums(static_cast<std::size_t>(count));
+    for (std::int64_t j = 0; j < count; ++j) sums[static_cast<std::size_t>(j)] = sum_of_squares(rows + j * dim, dim);
+    return sums;
+}
+
 /// Row i of the backward pass: what the gradients of its scores are made of.
 struct GradientRow {
+    std::vector<double> d_o;      // [head_dim_v]
     std::vector<double> dp_size;  // [len_kv], |dropout| * sum_c |dO_c| |V_jc|
     double delta_size = 0;        // sum_j p_j dp_size_j + |dLSE|
     double delta_error = 0;       // what the score errors do to delta
     std::vector<double> ds;       // [len_kv], the gradient of the scores itself
     DType dtype;                  // what a kernel rounds to
     GradientRow(const Problem& p, DType rounded_to)
-        : dp_size(static_cast<std::size_t>(p.len_kv)), ds(dp_size.size()), dtype(rounded_to) {}
+        : d_o(static_cast<std::size_t>(p.head_dim_v)),
+          dp_size(static_cast<std::size_t>(p.len_kv)),
+          ds(dp_size.size()),
+          dtype(rounded_to) {}
 };
 
 void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, const Row& row,
@@ -102,16 +117,13 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
     g.delta_size = dlse.data != nullptr ? std::abs(slot(dlse, i, 0)) : 0;
     g.delta_error = 0;
     double delta = dlse.data != nullptr ? -slot(dlse, i, 0) : 0;
+    for (std::int64_t c = 0; c < p.head_dim_v; ++c) g.d_o[static_cast<std::size_t>(c)] = slot(d_o, i, c);
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
-        double sum = 0;
-        double dp = 0;
-        for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-            const double term = slot(d_o, i, c) * head.v[j * p.head_dim_v + c];
-            sum += std::abs(term);
-            dp += term;
-        }
-        sum *= head.dropout_factor(i, j);
-        dp *= head.dropout_factor(i, j);
+        const double* const v = head.v + j * p.head_dim_v;
+        const double drop = head.dropout_factor(i, j);
+        const double sum = drop * std::transform_reduce(g.d_o.begin(), g.d_o.end(), v, 0.0, std::plus<>(),
+                                                        [](double a, double b) { return std::abs(a * b); });
+        const double dp = drop * std::transform_reduce(g.d_o.begin(), g.d_o.end(), v, 0.0);
         g.ds[static_cast<std::size_t>(j)] = dp;
         delta += row.weight(j) * dp;
         g.dp_size[static_cast<std::size_t>(j)] = sum;
@@ -141,22 +153,29 @@ struct Target {
           rounded(rows_of(gold.rounded.view)) {}
 };
 
-/// Element (row, c) of a gradient gets the term of a score's gradient `dx`, off by so much, times `x`.
-struct ScoreTerm {
-    double dx, size, error;
-    double squares = 0;  // of what it entered
-    void enter(const Target& to, std::int64_t row, std::int64_t c, double x) {
-        slot(to.magnitude, row, c) += size * std::abs(x);
-        slot(to.score, row, c) += error * std::abs(x);
-        slot(to.rounded, row, c) += std::pow(dx * x, 2);
-        squares += std::pow(dx * x, 2);
-    }
+/// A factor of the terms of a row: what it is, how large what it is made of, and how far off it may be.
+struct Factor {
+    double value, size, error;
 };
 
-void add_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, const Row& row, const GradientRow& g,
-                      const Target& dq, const Target& dk, const Target& dv, const Target* dbias) {
+/// A row of a tensor gets the terms `factor` times `x` [dim].
+void add_terms(const Target& to, std::int64_t row, const Factor& factor, const double* x, std::int64_t dim) {
+    double* const magnitude = packed_row(to.magnitude, row);
+    double* const rounded = packed_row(to.rounded, row);
+    const double square = factor.value * factor.value;
+    for (std::int64_t c = 0; c < dim; ++c) magnitude[c] += factor.size * std::abs(x[c]);
+    for (std::int64_t c = 0; c < dim; ++c) rounded[c] += square * (x[c] * x[c]);
+    if (factor.error == 0) return;  // ordinary scores
+    double* const score = packed_row(to.score, row);
+    for (std::int64_t c = 0; c < dim; ++c) score[c] += factor.error * std::abs(x[c]);
+}
+
+void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double>& k_squares, const Row& row,
+                      const GradientRow& g, const Target& dq, const Target& dk, const Target& dv, const Target* dbias) {
     const Problem& p = head.problem;
     const double scale = std::abs(p.effective_scale());
+    const double query_squares = sum_of_squares(row.query.data(), p.head_dim);
+    const double d_o_squares = sum_of_squares(g.d_o.data(), p.head_dim_v);
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         const double terms = g.dp_size[static_cast<std::size_t>(j)] + g.delta_size;
         const double ds = g.ds[static_cast<std::size_t>(j)];
@@ -167,25 +186,16 @@ void add_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, con
         const double by_score =
             p.softcap > 0 ? 2 / p.softcap * kScoreError * row.sizes[static_cast<std::size_t>(j)] : 0;
         const double slope_error = p.softcap > 0 ? scale * (kSlopeError + by_score) : 0;
-        ScoreTerm of_query{ds * slope, ds_size * slope, ds_error * slope + ds_size * slope_error};
-        ScoreTerm of_key = of_query;
-        for (std::int64_t c = 0; c < p.head_dim; ++c) {
-            of_query.enter(dq, i, c, head.k[j * p.head_dim + c]);
-            of_key.enter(dk, j, c, row.query[static_cast<std::size_t>(c)]);
-        }
-        dq.by_value.add(ds * slope, of_query.squares);
-        dk.by_value.add(ds * slope, of_key.squares);
+        const Factor dx{ds * slope, ds_size * slope, ds_error * slope + ds_size * slope_error};
+        add_terms(dq, i, dx, head.k + j * p.head_dim, p.head_dim);
+        add_terms(dk, j, dx, row.query.data(), p.head_dim);
+        dq.by_value.add(dx.value, dx.value * dx.value * k_squares[static_cast<std::size_t>(j)]);
+        dk.by_value.add(dx.value, dx.value * dx.value * query_squares);
         const double drop = head.dropout_factor(i, j);
-        const double share = share_rounded(row.weight(j), drop, g.dtype);
-        double squares = 0;
-        for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-            const double term = row.weight(j) * drop * std::abs(slot(d_o, i, c));
-            slot(dv.magnitude, j, c) += term;
-            slot(dv.rounded, j, c) += share * term * term;
-            slot(dv.score, j, c) += row.error(j) * drop * std::abs(slot(d_o, i, c));
-            squares += share * term * term;
-        }
-        dv.by_value.add(row.weight(j), squares);
+        const double root_of_share = std::sqrt(share_rounded(row.weight(j), drop, g.dtype));
+        const Factor weight{root_of_share * row.weight(j) * drop, row.weight(j) * drop, row.error(j) * drop};
+        add_terms(dv, j, weight, g.d_o.data(), p.head_dim_v);
+        dv.by_value.add(row.weight(j), weight.value * weight.value * d_o_squares);
         if (dbias == nullptr) continue;
         slot(dbias->magnitude, i, j) += ds_size;
         slot(dbias->score, i, j) += ds_error;
@@ -194,35 +204,42 @@ void add_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, con
     }
 }
 
-/// Row i of O: the sizes of its terms, and what the rounding of each weight does to the sums of all elements.
-void add_output_row(const Head& head, std::int64_t i, const Row& row, DType dtype, TensorGold& o, const HeadRows& value,
-                    const Target& to) {
-    const Problem& p = head.problem;
+/// What each row of V adds up to: [len_kv] each.
+struct ValueSums {
+    std::vector<double> plain, squares;
+    ValueSums(const Head& head, std::int64_t len) : squares(sums_of_squares(head.v, len, head.problem.head_dim_v)) {
+        const std::int64_t dim = head.problem.head_dim_v;
+        for (std::int64_t j = 0; j < len; ++j) plain.push_back(std::reduce(head.v + j * dim, head.v + (j + 1) * dim));
+    }
+};
+
+/// Row i of O: the sizes of its terms, and what the rounding of each weight does to the sums of all elements. `signs`
+/// [head_dim_v]: those of its elements, as 1 and -1.
+void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, const Row& row, DType dtype,
+                    const std::vector<double>& signs, const Target& to) {
+    const std::int64_t dim = head.problem.head_dim_v;
     const bool ordinary = std::all_of(row.sizes.begin() + row.keys.begin, row.sizes.begin() + row.keys.end,
                                       [](double size) { return size == 0; });
     const auto largest = std::max_element(row.weights.begin() + row.keys.begin, row.weights.begin() + row.keys.end);
     const double top = *largest;
-    const double subnormal = dtype == DType::fp16 ? kSubnormalWeight * top : 0;
+    double* const subnormal = packed_row(to.subnormal, i);
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
+        const auto at = static_cast<std::size_t>(j);
+        const double* const v = head.v + j * dim;
         const double drop = head.dropout_factor(i, j);
-        const double share = share_rounded(row.weight(j), drop, dtype);
-        double squares = 0;
-        double sum = 0;
-        double outward = 0;
-        for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-            const double v = head.v[j * p.head_dim_v + c];
-            slot(to.magnitude, i, c) += row.weight(j) * (drop > 0 ? drop : 1) * std::abs(v);  // dropped keys too
-            slot(to.score, i, c) += row.error(j) * drop * std::abs(v);
-            slot(to.subnormal, i, c) += subnormal * drop * std::abs(v);
-            const double term = share * std::pow(row.weight(j) * drop * v, 2);
-            slot(to.rounded, i, c) += term;
-            squares += term;
-            sum += row.weight(j) * drop * v;
-            outward += row.weight(j) * drop * (slot(value, i, c) < 0 ? -v : v);
+        const double kept = row.weight(j) * drop;
+        const double root_of_share = std::sqrt(share_rounded(row.weight(j), drop, dtype));
+        // M has the terms of dropped keys too.
+        const Factor weight{root_of_share * kept, row.weight(j) * (drop > 0 ? drop : 1), row.error(j) * drop};
+        add_terms(to, i, weight, v, dim);
+        if (dtype == DType::fp16) {
+            const double lost = kSubnormalWeight * top * drop;
+            for (std::int64_t c = 0; c < dim; ++c) subnormal[c] += lost * std::abs(v[c]);
         }
-        if (!ordinary) sum = outward = 0;
-        if (j == largest - row.weights.begin()) o.by_value.add_largest(sum, outward);
-        else o.by_value.add(row.weight(j) / top, squares, sum, outward);
+        const double sum = ordinary ? kept * v_sums.plain[at] : 0;
+        const double outward = ordinary ? kept * std::transform_reduce(signs.begin(), signs.end(), v, 0.0) : 0;
+        if (j == largest - row.weights.begin()) to.by_value.add_largest(sum, outward);
+        else to.by_value.add(row.weight(j) / top, weight.value * weight.value * v_sums.squares[at], sum, outward);
     }
 }
 
@@ -236,11 +253,15 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
         const Target to(o, of_queries);
         const HeadRows value = of_queries(o.value.view);
         const HeadRows lse_score = lse_rows(lse.score.view, member, h);
+        const ValueSums v_sums(head, member.len_kv);
+        std::vector<double> signs(static_cast<std::size_t>(p.head_dim_v));
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
             if (row.score_size > kOrdinaryLse) slot(lse_score, i, 0) = kScoreError * row.score_size;
-            add_output_row(head, i, row, packed.dtype, o, value, to);
+            const double* const o_row = packed_row(value, i);
+            for (std::size_t c = 0; c < signs.size(); ++c) signs[c] = o_row[c] < 0 ? -1 : 1;
+            add_output_row(head, i, v_sums, row, packed.dtype, signs, to);
         }
     });
 }
@@ -260,11 +281,12 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
         if (gradients.dbias != nullptr) dbias.emplace(*gradients.dbias, of_bias);
         const HeadRows d_o = of_queries(packed.d_o.view);
         const HeadRows dlse = lse_rows(packed.dlse.view, member, h);
+        const std::vector<double> k_squares = sums_of_squares(head.k, member.len_kv, p.head_dim);
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
             load_gradient_row(head, i, d_o, dlse, row, g);
-            add_gradient_row(head, i, d_o, row, g, dq, dk, dv, dbias ? &*dbias : nullptr);
+            add_gradient_row(head, i, k_squares, row, g, dq, dk, dv, dbias ? &*dbias : nullptr);
         }
     });
 }

@@ -19,14 +19,16 @@ void round_all(Packed& tensor, DType dtype) {
     for (double& value : tensor.data) value = rounded(value, dtype);
 }
 
-/// Rows of one head that every step needs, all [len_kv] but the query.
+/// Rows of one head that every step needs, all [len_kv] but the first two.
 struct Row {
     std::vector<double> query;  // [head_dim]
+    std::vector<double> d_o;    // [head_dim_v]
     std::vector<double> dots;   // rounded scores before the softcap
     std::vector<double> p;      // rounded weights, without dropout
     std::vector<double> ds;     // rounded gradient of the scores
     explicit Row(const Problem& problem)
         : query(static_cast<std::size_t>(problem.head_dim)),
+          d_o(static_cast<std::size_t>(problem.head_dim_v)),
           dots(static_cast<std::size_t>(problem.len_kv)),
           p(dots.size()),
           ds(dots.size()) {}
@@ -60,9 +62,11 @@ void score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const
     const Problem& p = head.problem;
     const Range keys = head.band.row(i);
     double delta = dlse.data != nullptr && !keys.empty() ? -slot(dlse, i, 0) : 0;
+    for (std::int64_t c = 0; c < p.head_dim_v; ++c) row.d_o[static_cast<std::size_t>(c)] = slot(d_o, i, c);
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
         double dp = 0;
-        for (std::int64_t c = 0; c < p.head_dim_v; ++c) dp += slot(d_o, i, c) * head.v[j * p.head_dim_v + c];
+        for (std::int64_t c = 0; c < p.head_dim_v; ++c)
+            dp += row.d_o[static_cast<std::size_t>(c)] * head.v[j * p.head_dim_v + c];
         row.ds[static_cast<std::size_t>(j)] = head.dropout_factor(i, j) * rounded(dp, dtype);
         delta += row.p[static_cast<std::size_t>(j)] * row.ds[static_cast<std::size_t>(j)];
     }
@@ -72,19 +76,23 @@ void score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const
     }
 }
 
-void add_row(const Head& head, std::int64_t i, const HeadRows& d_o, DType dtype, const Row& row, const HeadRows& dq,
-             const HeadRows& dk, const HeadRows& dv, const HeadRows& dbias) {
+/// A row [dim] gets `factor` times `x`.
+void add_scaled(const HeadRows& to, std::int64_t row, double factor, const double* x, std::int64_t dim) {
+    double* const sums = packed_row(to, row);
+    for (std::int64_t c = 0; c < dim; ++c) sums[c] += factor * x[c];
+}
+
+void add_row(const Head& head, std::int64_t i, DType dtype, const Row& row, const HeadRows& dq, const HeadRows& dk,
+             const HeadRows& dv, const HeadRows& dbias) {
     const Problem& p = head.problem;
     const Range keys = head.band.row(i);
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
         const auto at = static_cast<std::size_t>(j);
         const double weight = rounded(row.p[at] * head.dropout_factor(i, j), dtype);
         const double dx = p.effective_scale() * row.ds[at] * head.score_slope(row.dots[at]);
-        for (std::int64_t c = 0; c < p.head_dim_v; ++c) slot(dv, j, c) += weight * slot(d_o, i, c);
-        for (std::int64_t c = 0; c < p.head_dim; ++c) {
-            slot(dk, j, c) += dx * row.query[static_cast<std::size_t>(c)];
-            slot(dq, i, c) += dx * head.k[j * p.head_dim + c];
-        }
+        add_scaled(dv, j, weight, row.d_o.data(), p.head_dim_v);
+        add_scaled(dk, j, dx, row.query.data(), p.head_dim);
+        add_scaled(dq, i, dx, head.k + j * p.head_dim, p.head_dim);
         if (dbias.data != nullptr) slot(dbias, i, j) += row.ds[at];
     }
 }
@@ -102,8 +110,7 @@ void add_unfused(const PackedCall<ForwardArgs>& packed, DType dtype, TensorGold&
             const Range keys = head.band.row(i);
             for (std::int64_t j = keys.begin; j < keys.end; ++j) {
                 const double weight = rounded(row.p[static_cast<std::size_t>(j)] * head.dropout_factor(i, j), dtype);
-                for (std::int64_t c = 0; c < p.head_dim_v; ++c)
-                    slot(out, i, c) += weight * head.v[j * p.head_dim_v + c];
+                add_scaled(out, i, weight, head.v + j * p.head_dim_v, p.head_dim_v);
             }
         }
     });
@@ -127,7 +134,7 @@ void add_unfused(const PackedCall<BackwardArgs>& packed, DType dtype, const Grad
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             weights_of_row(head, i, dtype, row);
             score_gradient(head, i, d_o, dlse, dtype, row);
-            add_row(head, i, d_o, dtype, row, dq, dk, dv, dbias);
+            add_row(head, i, dtype, row, dq, dk, dv, dbias);
         }
     });
     for (TensorGold* gold : {gradients.dq, gradients.dk, gradients.dv, gradients.dbias}) {

@@ -53,7 +53,7 @@ void add_caveats(Gain& gain, const Call& call, const model::Prediction& predicti
         gain.caveats.push_back(
             fmt::format("the model was fitted on {} and never compared on {}", prediction.fitted_on, machine.name));
     if (call.mask_kind && *call.mask_kind != MaskKind::none)
-        gain.caveats.emplace_back("predicted as if the mask hid nothing; a causal one halves the work");
+        gain.caveats.emplace_back("as if the mask hid nothing (a causal one halves the work)");
 }
 
 void compare(Gain& gain, const Measured& measured) {

@@ -176,9 +176,11 @@ TEST(bug_families, bug_30_scores_past_2_to_the_32) {
     }
 }
 
-// pytorch 146704, 142228: more than 65,535 batch members or heads
+// pytorch 146704, 142228: more than 65,535 batch members or heads. On the host they are a loop's count, whatever the dtype.
 TEST_P(bug_families_limits, bug_32_seventy_thousand_batches_and_heads) {
+    if (GetParam() != DType::fp32 && !device::cuda_available()) GTEST_SKIP() << "no CUDA device";
     for (const SmallDim& dim : small_dims(2)) {
+        if (GetParam() != DType::fp32 && !dim.only) continue;
         for (const bool heads : {false, true}) {
             const std::int64_t n = heads ? 65'536 : 70'000;
             Attention a(heads ? make_problem(1, 1, 2, n, n / 2, dim.head_dim, GetParam())

@@ -94,47 +94,53 @@ def edited_files(copy):
 
 def compile_commands():
     commands = subprocess.run(["ninja", "-C", BUILD, "-t", "compdb"], check=True, capture_output=True, text=True).stdout
-    return {os.path.normpath(BUILD / row["file"]): row for row in json.loads(commands) if row["file"].endswith(".cc")}
+    return {os.path.normpath(BUILD / row["file"]): row for row in json.loads(commands) if row["file"].endswith((".cc", ".cxx"))}
 
 
-def compile_file(copy, path, commands):
-    """Compiles a file of the copy as the build compiles it, or as a file beside it. Returns (object in the build, object)."""
-    place = path.relative_to(copy)
-    original = str(SOURCE / place)
-    like = original if original in commands else str(SOURCE / ("src/api.cc" if place.parts[0] == "src" else "cli/main.cc"))
+def compile_file(copy, path, like, commands):
+    """Compiles a file of the copy as the build compiles `like`. Returns the object."""
     words = shlex.split(commands[like]["command"].replace(like, str(path)).replace(str(SOURCE / "include"), f"{copy}/include"))
     for folder in ("src", "cli"):
         words = [f"-I{copy}/{folder}" if word == f"-I{SOURCE}/{folder}" else word for word in words]
-    made = copy / (str(place).replace("/", "_") + ".o")
-    at = words.index("-o")
-    built = words[at + 1]
-    words = [word for i, word in enumerate(words) if i not in (at, at + 1)]
-    for flag in ("-MF", "-MT"):
+    made = copy / (str(path.relative_to(copy)).replace("/", "_") + ".o")
+    for flag in ("-o", "-MF", "-MT"):
         if flag in words:
             i = words.index(flag)
             del words[i:i + 2]
     words = [word for word in words if word not in ("-MD", "-g")] + ["-O0", "-o", str(made)]
     subprocess.run(words, check=True, cwd=BUILD)
-    return (built if original in commands else None), str(made)
+    return str(made)
+
+
+def files_that_know(copy, commands):
+    """What is compiled anew: (file of the copy, file of the build that it is compiled like)."""
+    for path in sorted((copy / "src").rglob("*.cc")):
+        original = str(SOURCE / path.relative_to(copy))
+        if original in commands and KNOWS_SCHEDULES.search(path.read_text()):
+            yield path, original
+        elif "example" in str(path.relative_to(copy)):
+            yield path, str(SOURCE / "src/api.cc")
+    for original in sorted(commands):  # the command's files are compiled several at a time
+        if "/tessera_cli.dir/Unity/" in original:
+            path = copy / pathlib.Path(original).name
+            path.write_text(pathlib.Path(original).read_text().replace(f"{SOURCE}/cli/", f"{copy}/cli/"))
+            yield path, original
 
 
 def build_command(copy):
     """Links the command: files that know the schedules from the copy, the rest from the build."""
-    files = [path for folder in ("src", "cli") for path in sorted((copy / folder).rglob("*.cc"))
-             if KNOWS_SCHEDULES.search(path.read_text()) or "example" in str(path.relative_to(copy))]
     commands = compile_commands()
-    files = [f for f in files if str(SOURCE / f.relative_to(copy)) in commands or "example" in str(f.relative_to(copy))]
+    files = list(files_that_know(copy, commands))
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        made = list(pool.map(lambda path: compile_file(copy, path, commands), files))
+        made = list(pool.map(lambda file: compile_file(copy, *file, commands), files))
     lines = subprocess.run(["ninja", "-C", BUILD, "-t", "commands", "tessera"], check=True, capture_output=True, text=True).stdout
     link = shlex.split(next(line for line in reversed(lines.splitlines()) if " -o tessera " in line))
     link = [word for word in link if word not in (":", "&&")]
-    replaced = {built for built, _ in made}
     at = link.index("-o")
     link[at + 1] = str(copy / "tessera")
     first = next(i for i, word in enumerate(link) if word.endswith(".o"))
     # Before all others: of what is inline in headers, and of a library's objects of these names, the first is taken.
-    link = link[:first] + [new for _, new in made] + [word for word in link[first:] if word not in replaced]
+    link = link[:first] + made + [word for word in link[first:] if "/tessera_cli.dir/" not in word]
     subprocess.run(link, check=True, cwd=BUILD)
     return copy / "tessera", len(files)
 
