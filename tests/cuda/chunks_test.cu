@@ -7,7 +7,7 @@
 #include "cuda/on_device.cuh"
 #include "cuda/tile/warp_product.cuh"
 
-namespace tessera::cuda::test {
+namespace tessera::cuda::test::chunks {
 namespace {
 
 constexpr int kThreads = 128;
@@ -236,4 +236,4 @@ TEST_F(Chunks, the_products_of_a_warp_are_exact_for_integers) {
 }
 
 }  // namespace
-}  // namespace tessera::cuda::test
+}  // namespace tessera::cuda::test::chunks

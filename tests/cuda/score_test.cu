@@ -9,7 +9,7 @@
 #include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
 
-namespace tessera::cuda::test {
+namespace tessera::cuda::test::score {
 namespace {
 
 constexpr int kTiles = 4;
@@ -236,4 +236,4 @@ TEST_F(Scores, members_name_no_row_outside_of_the_tensors_whatever_cu_seqlens_ho
 }
 
 }  // namespace
-}  // namespace tessera::cuda::test
+}  // namespace tessera::cuda::test::score

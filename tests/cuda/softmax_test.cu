@@ -7,7 +7,7 @@
 #include "cuda/on_device.cuh"
 #include "cuda/tile/softmax.cuh"
 
-namespace tessera::cuda::test {
+namespace tessera::cuda::test::softmax {
 namespace {
 
 constexpr int kRows = 16;
@@ -193,4 +193,4 @@ TEST_F(OnlineSoftmax, of_a_score_of_plus_infinity_or_nan_is_nan) {
 }
 
 }  // namespace
-}  // namespace tessera::cuda::test
+}  // namespace tessera::cuda::test::softmax

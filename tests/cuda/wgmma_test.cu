@@ -5,7 +5,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/slab.cuh"
 
-namespace tessera::cuda::test {
+namespace tessera::cuda::test::wgmma {
 namespace {
 
 constexpr int kRows = 64;
@@ -148,4 +148,4 @@ TEST_F(Wgmma, adds_to_the_accumulators_when_it_is_told_to) {
 }
 
 }  // namespace
-}  // namespace tessera::cuda::test
+}  // namespace tessera::cuda::test::wgmma
