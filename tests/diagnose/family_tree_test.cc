@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diagnose/family_tree.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -39,12 +40,12 @@ TEST(FamilyTree, TextFitsATerminalAndHoldsEveryKernel) {
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
     for (const Relative& r : relatives())
-        EXPECT_NE(std::string::npos, text.find(std::string(r.kernel) + "\n")) << r.name;
+        EXPECT_NE(std::string::npos, text.find(fmt::format("{}\n", r.kernel))) << r.name;
 }
 
 /// docs/family.md is drawn from the same data.
 TEST(FamilyTree, ThePageIsItsData) {
-    std::ifstream file(std::string(TESSERA_SOURCE_DIR) + "/docs/family.md");
+    std::ifstream file(TESSERA_SOURCE_DIR "/docs/family.md");
     std::ostringstream page;
     page << file.rdbuf();
     EXPECT_EQ(family_markdown(), page.str());

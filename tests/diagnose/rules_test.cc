@@ -3,6 +3,7 @@
 // Every row of the table has a call that it refuses and a neighbour that it does not.
 #include "diagnose/rules.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
