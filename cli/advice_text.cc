@@ -86,6 +86,11 @@ std::string obstacle(const Advice& advice, const Faster& faster) {
     return "";
 }
 
+bool has(const Advice& advice, SdpBackend backend) {
+    return std::any_of(advice.faster.begin(), advice.faster.end(),
+                       [&](const Faster& faster) { return faster.verdict.backend == backend; });
+}
+
 std::string gain_sentence(const Advice& advice, const Faster& faster) {
     const double count = static_cast<double>(std::max<std::int64_t>(advice.shape.count, 1));
     std::string text = fmt::format(" By tessera's model a call would take {} in place of {} ({:.1f} times faster)",
@@ -119,7 +124,10 @@ std::string advice_text(const Advice& advice, int width) {
         if (faster.verdict.refusals.empty()) facts.emplace_back(name, obstacle(advice, faster));
         for (const Rule* rule : faster.verdict.refusals) {
             const std::string words = rule->text[0] == '\0' ? "" : fmt::format("\"{}\": ", rule->text);
-            facts.emplace_back(name, fmt::format("{}{}. Cure: {}.", words, rule->meaning, rule->cure));
+            const bool told_of_flash = rule->backend != faster.verdict.backend && has(advice, rule->backend);
+            facts.emplace_back(name, told_of_flash
+                                         ? fmt::format("what keeps {} out keeps it out too", name_of(rule->backend))
+                                         : fmt::format("{}{}. Cure: {}.", words, rule->meaning, rule->cure));
             name.clear();
         }
     }

@@ -115,7 +115,7 @@ void execute(const WhichOptions& options, Session& session) {
     }
     if (session.json) {
         Json files = Json::array();
-        for (const Diagnosis& d : all) files.push_back(json_of(d, said));
+        for (const Diagnosis& d : all) files.push_back(cli::json_of(d, said));
         Json document{{"files", files}};
         if (!expected.empty()) document["expected"] = options.expect, document["as_expected"] = failures.empty();
         session.print_json(document);

@@ -103,6 +103,19 @@ std::string nothing_found(const Diagnosis& d) {
     return text;
 }
 
+/// " The others are of cuDNN attention and of SageAttention."
+std::string others_named(const Diagnosis& d) {
+    std::vector<std::string> titles;
+    for (const AttentionKind& kind : d.kinds) {
+        const std::string title =
+            kind.reading.family == Family::unknown ? "unknown kernels" : title_of(kind.reading.family);
+        if (std::find(titles.begin(), titles.end(), title) == titles.end()) titles.push_back(title);
+    }
+    if (titles.size() < 2) return "";
+    titles.erase(titles.begin());
+    return " Others are of " + joined(titles) + ".";
+}
+
 /// Why nothing can be said about faster kernels.
 std::string without_advice(const Diagnosis& d, const AttentionKind& kind) {
     if (!diagnose::backend_of(kind.reading.family) || !kind.shapes.empty() || !d.timed) return "";
@@ -184,7 +197,7 @@ std::string generation_of(int arch) {
 std::string paragraph_of(const Diagnosis& d, const diagnose::Call& said) {
     std::string text = "Attention is the part of a model in which every token looks at the others. ";
     if (d.kinds.empty()) return text + nothing_found(d);
-    const Leader leader = leader_of(d);
+    const Leader leader = d.timed ? leader_of(d) : Leader{&d.kinds.front(), 0, d.kinds.front().calls};
     const NameReading& reading = leader.kind->reading;
     std::int64_t calls = 0;
     for (const AttentionKind& kind : d.kinds) calls += kind.calls;
@@ -196,9 +209,10 @@ std::string paragraph_of(const Diagnosis& d, const diagnose::Call& said) {
         const double part = d.attention_us > 0 ? leader.us / d.attention_us : 1;
         text += part > 0.995 ? "All of it ran " : fmt::format("{:.0f} % of that ran ", 100 * part);
     } else {
-        text += "What ran is ";
+        text += d.kinds.size() == 1 ? "This name is one of " : "The first of these names is one of ";
     }
     text += name_and_release(reading) + ".";
+    if (!d.timed) text += others_named(d);
     if (reading.family == Family::eager || reading.family == Family::math) {
         text +=
             " That is the slow way: two matrix products and a softmax, each a kernel of its own, with the scores of "

@@ -65,7 +65,7 @@ MaybeReading read_mem_efficient(std::string_view name) {
 
 MaybeReading read_flashinfer(std::string_view name) {
     const bool prefill = contains(name, "PrefillWith");
-    const bool decode = contains_any(name, {"DecodeWithPagedKVCache", "SingleDecodeWithKVCache", "DecodeWithKVCache"});
+    const bool decode = contains_any(name, {"DecodeWithPagedKV", "SingleDecodeWithKVCache", "DecodeWithKVCache"});
     const bool mla = contains_any(name, {"BatchMLAPage", "BatchDecodeWithPagedKVCacheKernelMLA", "MLADecode"});
     const bool pod = contains(name, "PODWithKVCache");
     const bool batch = contains_any(name, {"BlockBatchPagedAttention", "BatchAttentionPersistent"});

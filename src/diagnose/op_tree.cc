@@ -58,10 +58,8 @@ std::int64_t OpTree::launched_by(const KernelRun& kernel) const {
         const auto site =
             std::lower_bound(trace_.sites.begin(), trace_.sites.end(), kernel.correlation,
                              [](const LaunchSite& a, std::int64_t correlation) { return a.correlation < correlation; });
-        if (site != trace_.sites.end() && site->correlation == kernel.correlation) {
-            const std::int64_t op = at(site->thread, site->start_us);
-            if (op != kNone) return op;
-        }
+        if (site != trace_.sites.end() && site->correlation == kernel.correlation)
+            return at(site->thread, site->start_us);
     }
     const auto found = kernel.external >= 0 ? by_external_.find(kernel.external) : by_external_.end();
     return found == by_external_.end() ? kNone : static_cast<std::int64_t>(found->second);

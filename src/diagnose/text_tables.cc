@@ -15,6 +15,8 @@ namespace tessera::diagnose {
 namespace {
 
 constexpr std::size_t kLongestLine = std::size_t{1} << 20;
+constexpr double kLongestRun = 1e15;  // us; sums of the largest stay numbers
+constexpr double kMostInARow = 1e9;
 
 /// Lines of a stream; of one that is too long, its front.
 class Lines {
@@ -179,12 +181,9 @@ class TextReader {
         const int time = columns_.total >= 0      ? columns_.total
                          : columns_.duration >= 0 ? columns_.duration
                                                   : columns_.gpu_time;
-        run.us = real(field(fields, time)).value_or(0) * columns_.unit_us;
-        run.count =
-            columns_.total >= 0
-                ? std::max<std::int64_t>(
-                      1, static_cast<std::int64_t>(std::min(1e15, real(field(fields, columns_.count)).value_or(1))))
-                : 1;
+        run.us = std::min(real(field(fields, time)).value_or(0) * columns_.unit_us, kLongestRun);
+        const double count = columns_.total >= 0 ? real(field(fields, columns_.count)).value_or(1) : 1;
+        run.count = static_cast<std::int64_t>(std::clamp(count, 1.0, kMostInARow));
         run.start_us = real(field(fields, columns_.start)).value_or(0) * columns_.start_us;
         trace_.add(run);
     }
@@ -207,7 +206,8 @@ class TextReader {
         const std::string what = field(fields, columns_.metric);
         if (what != "Duration" && what != "gpu__time_duration.sum") return;
         const double unit = microseconds_in(field(fields, columns_.unit));
-        trace_.runs.back().us = real(field(fields, columns_.value)).value_or(0) * (unit > 0 ? unit : 1e-3);
+        trace_.runs.back().us =
+            std::min(real(field(fields, columns_.value)).value_or(0) * (unit > 0 ? unit : 1e-3), kLongestRun);
     }
 
     Trace& trace_;

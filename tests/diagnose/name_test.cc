@@ -78,7 +78,7 @@ TEST(KernelNames, reads_held_out_names_without_a_confident_mistake) {
 TEST(KernelNames, never_takes_a_cut_name_for_another_family) {
     for (const char* set : {"known", "held-out"}) {
         for (const Labelled& row : corpus(set)) {
-            for (std::size_t length = 1; length < row.name.size(); ++length) {
+            for (std::size_t length = 1; length < row.name.size(); length += length < 80 ? 1 : 7) {
                 for (const char* end : {"", "..."}) {
                     const NameReading got = read_name(row.name.substr(0, length) + end);
                     const bool same = name_of(got.family) == row.family || got.family == Family::unknown;
@@ -193,7 +193,7 @@ TEST(KernelNames, is_not_taken_in_by_inductor) {
     EXPECT_EQ(read_name("triton_per_fused__softmax__to_copy_masked_fill_1").role, Role::softmax);
 }
 
-TEST(KernelNames, survives_two_hundred_thousand_damaged_names) {
+TEST(KernelNames, survives_fifty_thousand_damaged_names) {
     auto rows = corpus("known");
     std::mt19937_64 random(20261122);
     const auto below = [&](std::size_t bound) { return static_cast<std::size_t>(random() % bound); };
@@ -201,7 +201,7 @@ TEST(KernelNames, survives_two_hundred_thousand_damaged_names) {
         "<",    ">",       "(",        ")",   ",",    "::", "_Z", "N", "E", "I", "Lb1E", "999999999999",
         "true", "(bool)1", "cute::C<", "_sm", "\xff", "x"};
     std::int64_t read = 0;
-    for (int i = 0; i < 200'000; ++i) {
+    for (int i = 0; i < 50'000; ++i) {
         std::string name = rows[below(rows.size())].name;
         for (std::size_t edit = below(4) + 1; edit > 0; --edit) {
             const std::size_t at = below(name.size() + 1);
@@ -217,7 +217,7 @@ TEST(KernelNames, survives_two_hundred_thousand_damaged_names) {
         ASSERT_GE(got.arch, 0) << name;
         ASSERT_GE(got.head_dim, 0) << name;
     }
-    EXPECT_GT(read, 50'000);
+    EXPECT_GT(read, 20'000);
 }
 
 TEST(KernelNames, bounds_a_name_of_any_length) {

@@ -308,14 +308,14 @@ TEST_F(NsysFile, without_kernels_is_an_error) {
     EXPECT_THROW(read_trace(path_), Error);
 }
 
-TEST(Traces, survives_ten_thousand_damaged_ones) {
+TEST(Traces, survives_three_thousand_damaged_ones) {
     const std::string seed = one_step().text();
     const std::string pieces[] = {"{",    "}",     "[",  "]",        ",",      ":",    "\"",
                                   "null", "1e999", "-1", "\"args\"", "\"ts\"", "[[[[", "\\u0000"};
     std::mt19937_64 random(20261122);
     const auto below = [&](std::size_t bound) { return static_cast<std::size_t>(random() % bound); };
     int read = 0;
-    for (int i = 0; i < 10'000; ++i) {
+    for (int i = 0; i < 3'000; ++i) {
         std::string text = seed;
         for (std::size_t edit = below(3) + 1; edit > 0; --edit) {
             const std::size_t at = below(text.size());
@@ -332,7 +332,7 @@ TEST(Traces, survives_ten_thousand_damaged_ones) {
             ASSERT_EQ(error.code(), ErrorCode::bad_data) << text;
         }
     }
-    EXPECT_GT(read, 2000);
+    EXPECT_GT(read, 600);
 }
 
 }  // namespace
