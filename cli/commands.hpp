@@ -18,6 +18,7 @@ void add_check_command(CLI::App& app, Session& session);
 void add_bench_command(CLI::App& app, Session& session);
 void add_report_command(CLI::App& app, Session& session);
 void add_walk_command(CLI::App& app, Session& session);
+void add_which_command(CLI::App& app, Session& session);
 void add_plan_command(CLI::App& app, Session& session);
 void add_roofline_command(CLI::App& app, Session& session);
 void add_calibrate_command(CLI::App& app, Session& session);

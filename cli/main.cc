@@ -46,6 +46,7 @@ void add_commands(CLI::App& app, Session& session) {
     add_bench_command(app, session);
     add_report_command(app, session);
     add_walk_command(app, session);
+    add_which_command(app, session);
     add_plan_command(app, session);
     add_roofline_command(app, session);
     add_calibrate_command(app, session);

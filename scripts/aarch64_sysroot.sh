@@ -8,7 +8,8 @@
 # nothing installed. Exit status 3: they cannot be had here, and the last line says why.
 set -euo pipefail
 
-PACKAGES=(libhwy-dev libtbb-dev libfmt-dev libgtest-dev librapidcheck-dev nlohmann-json3-dev libcli11-dev)
+PACKAGES=(libhwy-dev libtbb-dev libfmt-dev libgtest-dev librapidcheck-dev nlohmann-json3-dev libcli11-dev
+          zlib1g-dev libsqlite3-dev)
 # They come with the cross compiler.
 OF_THE_COMPILER='^(libc6|libgcc-s1|libstdc\+\+6|libcrypt1|gcc-[0-9]+-base)_'
 

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # shellcheck disable=SC2034  # used by the scripts that source this one
 BUILD_PACKAGES=(g++ cmake ninja-build pkg-config libhwy-dev libtbb-dev libfmt-dev nlohmann-json3-dev libcli11-dev
-                librsvg2-dev libcairo2-dev)
+                librsvg2-dev libcairo2-dev zlib1g-dev libsqlite3-dev)
 JOBS=${JOBS:-$(nproc)}
 
 say() { printf '\n== %s\n' "$*"; }
@@ -39,7 +39,7 @@ need() {
         local tool
         for tool in g++ cmake ninja; do
             command -v "$tool" >/dev/null || die "$tool not found, and no apt-get to install it. tessera needs what Debian \
-calls: $* (on another system: a C++20 compiler, CMake >= 3.25, Ninja, Highway, oneTBB, fmt, nlohmann-json, CLI11)"
+calls: $* (on another system: a C++20 compiler, CMake >= 3.25, Ninja, Highway, oneTBB, fmt, nlohmann-json, CLI11, zlib, SQLite)"
         done
         return
     fi

@@ -131,6 +131,8 @@ THIRD_PARTY = {
     "tbb/": {"api", "tests"},
     "nlohmann/": TOOLS | {"cli", "bench", "tests"},
     "CLI/": {"cli"},
+    "zlib.h": {"diagnose", "tests"},
+    "sqlite3.h": {"diagnose", "tests"},
     "librsvg/": {"plot"},
     "cairo": {"plot"},
     "gtest/": {"tests"},

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes the seed files of the fuzzers: corpus/{safetensors,npy}/valid_* are files that the readers take, attack_* hold
-one attack each. Needs only the standard library; running it again gives the same bytes."""
+one attack each; corpus/{trace,name} are small traces, and the names of tests/diagnose/names.tsv. Needs only the standard
+library; running it again gives the same bytes."""
 
+import gzip
 import json
 import struct
 from pathlib import Path
@@ -156,8 +158,42 @@ NPY = {
 }
 
 
+def kernel(name, start, **args):
+    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": start, "dur": 9.5, "args": args}
+
+
+FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>, false, true>(Flash_fwd_params)"
+SDPA = {
+    "ph": "X", "cat": "cpu_op", "name": "aten::scaled_dot_product_attention", "pid": 1, "tid": 1, "ts": 1, "dur": 50,
+    "args": {"External id": 5, "Input Dims": [[1, 2, 16, 64]] * 3, "Input type": ["c10::Half"] * 3,
+             "Concrete Inputs": ["", "", "", "", "0.", "True"]},
+}  # fmt: skip
+LAUNCH = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 9, "dur": 1,
+          "args": {"correlation": 3}}  # fmt: skip
+BY_HAND = [kernel(n, 10 * i) for i, n in enumerate(["gemm", "elementwise_kernel", "softmax_warp_forward", "gemm"])]
+
+TRACE = {
+    "pytorch": json.dumps({"deviceProperties": [{"name": "H200", "computeMajor": 9, "computeMinor": 0}],
+                           "traceEvents": [SDPA, LAUNCH, kernel(FLASH, 60, correlation=3, stream=7)]}).encode(),
+    "by_hand": json.dumps(BY_HAND).encode(),
+    "jax": json.dumps({"traceEvents": [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
+        {"ph": "X", "name": "cudnn_generated_fort_native_sdpa_sm90_flash_fprop", "pid": 1, "tid": 2, "ts": 1, "dur": 2}
+    ]}).encode(),
+    "nsys_csv": b"Time (%),Total Time (ns),Instances,Name\n60.0,6000,3,\"f<1, 2>\"\n40.0,4,2,gemm\n",
+    "ncu_csv": b'"ID","Kernel Name","CC","Metric Name","Metric Unit","Metric Value"\n"0","f","9.0","Duration","us","1,5"\n',
+    "names": b"flash_fwd_kernel\nnobody_knows\n",
+    "gzip": gzip.compress(json.dumps(BY_HAND).encode(), mtime=0),
+}  # fmt: skip
+
+
+def names():
+    lines = (CORPUS.parents[1] / "diagnose" / "names.tsv").read_text().splitlines()
+    return {f"name_{i:03}": line.split("\t")[6].encode() for i, line in enumerate(lines) if not line.startswith("#")}
+
+
 def main():
-    for folder, files in (("safetensors", SAFETENSORS), ("npy", NPY)):
+    for folder, files in (("safetensors", SAFETENSORS), ("npy", NPY), ("trace", TRACE), ("name", names())):
         (CORPUS / folder).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (CORPUS / folder / name).write_bytes(content)

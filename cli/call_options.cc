@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call_options.hpp"
+
+#include <array>
+#include <charconv>
+
+#include "model/machine.hpp"
+#include "parse.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using diagnose::Call;
+using diagnose::Element;
+using diagnose::Operand;
+using diagnose::Sizes;
+
+/// "9.19.0" as up to three numbers, the missing ones 0.
+std::array<int, 3> parse_dotted(const std::string& option, const std::string& text, const char* expected) {
+    std::array<int, 3> numbers{};
+    const char* at = text.data();
+    const char* end = at + text.size();
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+        const auto [next, error] = std::from_chars(at, end, numbers[i]);
+        if (error != std::errc{} || numbers[i] < 0 || numbers[i] > 9999) unexpected(option, expected, text);
+        at = next;
+        if (at == end) return numbers;
+        if (*at++ != '.') break;
+    }
+    unexpected(option, expected, text);
+}
+
+/// [batch, heads, len, head_dim], or three of them.
+Sizes parse_shape(const std::string& whole, const std::string& text) {
+    Sizes sizes;
+    for (const std::string& part : parse_list("--shape", text)) sizes.push_back(parse_size("--shape", part));
+    if (sizes.size() < 3 || sizes.size() > 4)
+        unexpected("--shape", "BATCH,HEADS,LEN,DIM of q, then /k and /v where they differ", whole);
+    return sizes;
+}
+
+/// "q/k/v", "q/kv" or "qkv".
+void parse_shapes(const std::string& text, Call& call) {
+    std::vector<std::string> parts(1);
+    for (const char c : text) {
+        if (c == '/') parts.emplace_back();
+        else parts.back() += c;
+    }
+    if (parts.size() > 3) unexpected("--shape", "at most the shapes of q, k and v", text);
+    call.q.shape = parse_shape(text, parts[0]);
+    call.k.shape = parts.size() > 1 ? parse_shape(text, parts[1]) : call.q.shape;
+    call.v.shape = parts.size() > 2 ? parse_shape(text, parts[2]) : call.k.shape;
+}
+
+/// "h200", "9.0", "sm90".
+void parse_gpu(const std::string& text, diagnose::Gpu& gpu) {
+    if (const model::Machine* machine = model::find_machine(text); machine && machine->capability > 0) {
+        gpu.name = machine->title;
+        gpu.capability = static_cast<int>(machine->capability * 10 + 0.5);
+    } else if (text.starts_with("sm")) {
+        gpu.capability = static_cast<int>(parse_size("--gpu", text.substr(2)));
+    } else {
+        const auto numbers =
+            parse_dotted("--gpu", text, "a compute capability (9.0, sm90) or a GPU that tessera list knows");
+        gpu.capability = numbers[0] * 10 + numbers[1];
+    }
+    gpu.rocm = false;
+}
+
+/// "none", "causal", or a tensor: "bool", "float", with its shape behind a colon.
+void parse_mask(const std::string& text, Call& call) {
+    const std::size_t colon = text.find(':');
+    const auto kind = text.substr(0, colon);
+    call.is_causal = kind == "causal";
+    using Kind = diagnose::MaskKind;
+    call.mask_kind = parse_choice<Kind>(
+        "--mask", kind,
+        {{"none", Kind::none}, {"causal", Kind::none}, {"bool", Kind::boolean}, {"float", Kind::floating}});
+    if (colon == std::string::npos) return;
+    if (call.mask_kind == Kind::none) unexpected("--mask", "a shape only behind bool or float", text);
+    Sizes shape;
+    for (const std::string& part : parse_list("--mask", text.substr(colon + 1)))
+        shape.push_back(parse_size("--mask", part));
+    call.mask.shape = shape;
+}
+
+diagnose::Enabled parse_off(const std::string& text) {
+    diagnose::Enabled enabled;
+    using Switch = bool diagnose::Enabled::*;
+    for (const std::string& name : parse_list("--off", text)) {
+        enabled.*parse_choice<Switch>("--off", name,
+                                      {{"flash", &diagnose::Enabled::flash},
+                                       {"efficient", &diagnose::Enabled::efficient},
+                                       {"math", &diagnose::Enabled::math},
+                                       {"cudnn", &diagnose::Enabled::cudnn}}) = false;
+    }
+    return enabled;
+}
+
+Element parse_element(const std::string& text) {
+    return parse_choice<Element>("--dtype", text,
+                                 {{"fp16", Element::fp16},
+                                  {"bf16", Element::bf16},
+                                  {"fp32", Element::fp32},
+                                  {"fp64", Element::fp64},
+                                  {"fp8", Element::fp8_e4m3}});
+}
+
+}  // namespace
+
+void CallOptions::declare(CLI::App& command) {
+    constexpr const char* kGroup = "One call, without a trace";
+    const auto add = [&](const char* name, std::string& value, const char* type, const char* description) {
+        command.add_option(name, value, description)->type_name(type)->group(kGroup);
+    };
+    add("--torch", torch, "VERSION", "PyTorch's version, 2.4 to 2.15");
+    add("--gpu", gpu, "GPU", "h200, a100, ... (tessera list), or a compute capability: 9.0, sm90");
+    add("--shape", shape, "B,H,L,D", "Of q; /k and /v behind it where they differ: 2,32,1,128/2,8,4096,128");
+    add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8, of q, k and v");
+    add("--mask", mask, "MASK",
+        "none, causal (is_causal), or a tensor: bool or float, and its shape: bool:1,1,512,512");
+    add("--dropout", dropout, "P", "dropout_p; default 0");
+    command.add_flag("--grad", grad, "q, k, v require gradients")->group(kGroup);
+    command.add_flag("--gqa", gqa, "enable_gqa=True")->group(kGroup);
+    add("--cudnn", cudnn, "VERSION", "cuDNN at run time: 9.19.0; default: what PyPI's wheel requires");
+    add("--cuda", cuda, "VERSION", "CUDA that PyTorch was built for: 13.0; default: that of PyPI's wheel");
+    add("--off", off, "BACKENDS", "Switched off: flash, efficient, math, cudnn");
+    command.add_flag("--deterministic", deterministic, "torch.use_deterministic_algorithms(True)")->group(kGroup);
+}
+
+bool CallOptions::given() const {
+    for (const std::string* text : {&torch, &gpu, &shape, &dtype, &mask, &dropout, &cudnn, &cuda, &off}) {
+        if (!text->empty()) return true;
+    }
+    return grad || gqa || deterministic;
+}
+
+diagnose::Call CallOptions::call() const {
+    Call call;
+    if (!torch.empty()) {
+        const auto version = parse_dotted("--torch", torch.substr(0, torch.find('+')), "a version like 2.11 or 2.5.1");
+        call.torch = diagnose::Version{version[0], version[1], version[2]};
+    }
+    if (!gpu.empty()) parse_gpu(gpu, call.gpu);
+    if (!shape.empty()) parse_shapes(shape, call);
+    if (!mask.empty()) parse_mask(mask, call);
+    if (!dropout.empty()) {
+        call.dropout = parse_number("--dropout", dropout);
+        if (!(*call.dropout >= 0 && *call.dropout < 1)) unexpected("--dropout", "a probability 0 <= P < 1", dropout);
+    }
+    if (!cudnn.empty()) {
+        const auto v = parse_dotted("--cudnn", cudnn, "a version like 9.19.0");
+        call.cudnn = v[0] * 10000 + v[1] * 100 + v[2];
+    }
+    if (!cuda.empty()) {
+        const auto v = parse_dotted("--cuda", cuda, "a version like 13.0");
+        call.cuda = v[0] * 1000 + v[1] * 10;
+    }
+    if (!off.empty()) call.enabled = parse_off(off);
+    for (Operand* operand : {&call.q, &call.k, &call.v}) {
+        if (!dtype.empty()) operand->element = parse_element(dtype);
+        operand->requires_grad = grad;
+    }
+    call.mask.requires_grad = false;
+    call.enable_gqa = gqa;
+    call.deterministic = deterministic;
+    return call;
+}
+
+}  // namespace tessera::cli

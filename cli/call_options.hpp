@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The options that describe one call of attention in PyTorch's terms, for a question without a trace.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+
+#include "diagnose/call.hpp"
+
+namespace tessera::cli {
+
+struct CallOptions {
+    std::string torch;
+    std::string gpu;
+    std::string shape;
+    std::string dtype;
+    std::string mask;
+    std::string dropout;
+    std::string cudnn;
+    std::string cuda;
+    std::string off;
+    bool grad = false;
+    bool gqa = false;
+    bool deterministic = false;
+
+    void declare(CLI::App& command);
+
+    /// Whether any of them was given.
+    bool given() const;
+
+    /// The call; what was not said is unknown. Throws UsageError.
+    diagnose::Call call() const;
+};
+
+}  // namespace tessera::cli

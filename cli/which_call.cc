@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "which_call.hpp"
+
+#include <unistd.h>
+
+#include "diagnose/family_tree.hpp"
+#include "table.hpp"
+#include "verdict_text.hpp"
+
+namespace tessera::cli {
+namespace {
+
+/// A shape and a dtype are what any verdict needs; the rest may stay unknown.
+void require_call(const CallOptions& options) {
+    if (options.shape.empty())
+        throw UsageError("--shape", "expected the shape of q, BATCH,HEADS,LEN,DIM, for a question without a trace");
+    if (options.dtype.empty()) throw UsageError("--dtype", "expected the dtype of q, k and v");
+    if (options.torch.empty()) throw UsageError("--torch", "expected PyTorch's version: 2.4 to 2.15");
+}
+
+}  // namespace
+
+void answer_call(const CallOptions& options, const Session& session) {
+    require_call(options);
+    std::vector<std::string> assumed;
+    diagnose::Call given = options.call();
+    if (!given.mask_kind) {
+        given.mask_kind = diagnose::MaskKind::none;
+        given.is_causal = false;
+        assumed.emplace_back("no mask");
+    }
+    const diagnose::Call call = diagnose::assume_defaults(given, assumed);
+    diagnose::Explanation explanation = diagnose::explain(call);
+    explanation.assumed = assumed;
+    const auto gains = gains_of(explanation, call, Pass::forward, {});
+    if (session.json) {
+        Json document = json_of(explanation);
+        document["gains"] = Json::array();
+        for (const diagnose::Gain& gain : gains) document["gains"].push_back(json_of(gain));
+        return session.print_json(document);
+    }
+    const int width = terminal_width(STDOUT_FILENO);
+    std::string text = verdict_text(explanation, call, width);
+    if (!gains.empty()) text.append("\nPredicted time of the forward\n\n").append(gain_text(gains, width));
+    session.print(text);
+}
+
+void answer_family(const Session& session) {
+    if (!session.json) return session.print(diagnose::family_text());
+    Json document{{"relatives", Json::array()}, {"libraries", Json::array()}};
+    for (const diagnose::Relative& r : diagnose::relatives()) {
+        document["relatives"].push_back({{"name", r.name},
+                                         {"parent", r.parent},
+                                         {"title", r.title},
+                                         {"since", r.since},
+                                         {"by", r.by},
+                                         {"step", r.step},
+                                         {"kernel", r.kernel}});
+    }
+    for (const diagnose::Chooser& c : diagnose::choosers()) {
+        document["libraries"].push_back(
+            {{"name", c.name}, {"since", c.since}, {"ends_in", c.ends_in}, {"how", c.how}, {"source", c.source}});
+    }
+    session.print_json(document);
+}
+
+}  // namespace tessera::cli

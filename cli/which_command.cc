@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera which: which attention kernel ran, by the names in a trace.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "commands.hpp"
+#include "diagnose/diagnosis.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+#include "which_call.hpp"
+#include "which_text.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using diagnose::AttentionKind;
+using diagnose::Confidence;
+using diagnose::Diagnosis;
+using diagnose::Family;
+using diagnose::Role;
+
+struct WhichOptions {
+    std::vector<std::string> files;
+    std::string expect;
+    bool family = false;
+    CallOptions call;
+};
+
+/// What --expect takes: a family, or "flash" for all of FlashAttention.
+std::vector<Family> expected_families(const std::string& text) {
+    std::vector<Family> families;
+    for (const std::string& name : parse_list("--expect", text)) {
+        if (name == "flash") {
+            families.insert(families.end(), {Family::fa1, Family::fa2, Family::fa3, Family::fa4});
+            continue;
+        }
+        const Family family = diagnose::family_named(name);
+        if (family == Family::unknown) {
+            std::string names = "flash";
+            for (const std::string& known : diagnose::family_names()) names += known == "unknown" ? "" : ", " + known;
+            unexpected("--expect", "some of " + names, name);
+        }
+        families.push_back(family);
+    }
+    return families;
+}
+
+/// Why the trace is not what was expected; empty when it is.
+std::string disappointment(const Diagnosis& d, const std::vector<Family>& expected) {
+    bool any = false;
+    for (const AttentionKind& kind : d.kinds) {
+        if (kind.reading.role != Role::attention) continue;
+        any = true;
+        const bool fits = std::find(expected.begin(), expected.end(), kind.reading.family) != expected.end();
+        if (!fits) return fmt::format("{} ran ({})", name_of(kind.reading.family), name_of(kind.reading.confidence));
+        if (kind.reading.confidence == Confidence::unsure)
+            return fmt::format("{} may have run, but its name leaves doubt", name_of(kind.reading.family));
+    }
+    return any ? "" : "no attention kernel ran";
+}
+
+Diagnosis diagnose_file(const std::string& file, Progress& progress) {
+    progress.step("reading " + file);
+    constexpr std::uint64_t kPart = 1 << 20;
+    std::uint64_t told = 0;
+    bool expected = false;
+    diagnose::Trace trace = diagnose::read_trace(file, [&](std::uint64_t done, std::uint64_t total) {
+        if (!expected && total > 0) progress.expect(static_cast<std::int64_t>(total / kPart + 1));
+        expected = true;
+        for (; told + kPart <= done; told += kPart) progress.done();
+    });
+    return diagnose::diagnose(trace);
+}
+
+void print_text(const std::vector<Diagnosis>& all, const diagnose::Call& said, const Session& session) {
+    const int width = terminal_width(STDOUT_FILENO);
+    for (const Diagnosis& d : all) {
+        std::string text = fmt::format("{}{} ({})\n\n", &d == &all.front() ? "" : "\n\n", d.file, d.tool);
+        for (const std::string& line : wrapped(paragraph_of(d, said), static_cast<std::size_t>(width)))
+            text += line + "\n";
+        if (!d.kinds.empty()) text += "\n" + kinds_table(d, width);
+        const std::string details = details_text(d, said, width);
+        if (!details.empty()) text += (details.front() == '\n' ? "" : "\n") + details;
+        session.print(text);
+    }
+}
+
+void execute(const WhichOptions& options, Session& session) {
+    const std::vector<Family> expected =
+        options.expect.empty() ? std::vector<Family>{} : expected_families(options.expect);
+    if (options.family) {
+        if (!options.files.empty()) unexpected("--family", "no file beside it", options.files.front());
+        return answer_family(session);
+    }
+    if (options.files.empty() && options.call.given()) return answer_call(options.call, session);
+    if (!options.call.shape.empty()) unexpected("--shape", "no file beside it, which has its own", options.call.shape);
+    const diagnose::Call said = options.call.call();
+    if (options.files.empty())
+        throw UsageError("FILE", "expected a trace, or - for names on standard input, got nothing");
+    std::vector<Diagnosis> all;
+    {
+        Progress progress(static_cast<std::int64_t>(options.files.size()));
+        for (const std::string& file : options.files) all.push_back(diagnose_file(file, progress));
+    }
+    std::vector<std::string> failures;
+    for (const Diagnosis& d : all) {
+        if (expected.empty()) break;
+        const std::string why = disappointment(d, expected);
+        if (!why.empty()) failures.push_back(fmt::format("{}: expected {}, but {}", d.file, options.expect, why));
+    }
+    if (session.json) {
+        Json files = Json::array();
+        for (const Diagnosis& d : all) files.push_back(cli::json_of(d, said));
+        Json document{{"files", files}};
+        if (!expected.empty()) document["expected"] = options.expect, document["as_expected"] = failures.empty();
+        session.print_json(document);
+    } else {
+        print_text(all, said, session);
+    }
+    for (const std::string& failure : failures) print_error(failure);
+    if (!failures.empty()) session.exit_code = kCheckFailed;
+}
+
+}  // namespace
+
+void add_which_command(CLI::App& app, Session& session) {
+    CLI::App* command = add_command(
+        app, session, "which",
+        "Say which attention kernel ran, by a profiler's trace or the names of kernels, and what is known of it",
+        {{"tessera which trace.json.gz", "what a PyTorch profiler saw"},
+         {"tessera which run.sqlite --expect fa3", "exit status 1 when another kernel than FlashAttention-3 ran"},
+         {"nsys stats -r cuda_gpu_kern_sum --format csv run.nsys-rep | tessera which -", "a table of Nsight Systems"},
+         {"echo flash_fwd_splitkv_kernel | tessera which -", "one name"},
+         {"tessera which --torch 2.11 --gpu h200 --shape 2,32,4096,128 --dtype bf16 --mask bool",
+          "why PyTorch takes which kernel, without a trace"},
+         {"tessera which --family", "the family tree of attention kernels"}});
+    auto options = std::make_shared<WhichOptions>();
+    command
+        ->add_option(
+            "FILE", options->files,
+            "Traces: PyTorch profiler .json or .json.gz, Nsight Systems .sqlite or csv, Nsight Compute csv, JAX "
+            "trace.json.gz; names of kernels, one a line; - is standard input")
+        ->group("Input");
+    command
+        ->add_option(
+            "--expect", options->expect,
+            "Exit status 1 unless these kernels, and no others, computed attention: flash, fa2, fa3, cudnn, ...")
+        ->type_name("LIST");
+    command->add_flag("--family", options->family,
+                      "Print who descends from whom, and which library can end in which kernel");
+    options->call.declare(*command);
+    command->callback([options, &session] { execute(*options, session); });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "which_text.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "advice_text.hpp"
+#include "diagnose/call_inputs.hpp"
+#include "table.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using diagnose::AttentionKind;
+using diagnose::Confidence;
+using diagnose::Diagnosis;
+using diagnose::Exactness;
+using diagnose::Family;
+using diagnose::NamedKernel;
+using diagnose::NameReading;
+using diagnose::Role;
+
+constexpr std::size_t kMostNames = 8;  // of kernels that are no attention
+constexpr std::size_t kLongestShown = 300;
+
+std::string joined(const std::vector<std::string>& parts) {
+    std::string text;
+    for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
+    return text;
+}
+
+std::string share_text(double us, double whole) { return whole > 0 ? fmt::format("{:.1f} %", 100 * us / whole) : "-"; }
+
+/// "1 call", "2 calls"
+std::string counted(std::int64_t count, const char* what) {
+    return count_text(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+std::string gpu_text(const Diagnosis& d) {
+    if (d.gpus.empty() || d.gpus.front().name.empty()) return "";
+    return (d.gpus.size() == 1 ? "on an " : "on GPUs such as an ") + d.gpus.front().name;
+}
+
+std::string name_and_release(const NameReading& reading) {
+    std::string text = reading.family == Family::unknown ? "an unknown kernel" : title_of(reading.family);
+    if (reading.family == Family::tessera && !reading.algorithm.empty()) text += ", " + reading.algorithm;
+    if (!reading.library.empty() && reading.family != Family::tessera) text += " (" + reading.library;
+    else return text;
+    return text + (reading.release.empty() ? ")" : ", release " + reading.release + ")");
+}
+
+/// Of all kinds of a family together: the family that took the longest.
+struct Leader {
+    const AttentionKind* kind = nullptr;  ///< its longest
+    double us = 0;
+    std::int64_t calls = 0;
+};
+
+Leader leader_of(const Diagnosis& d) {
+    std::map<std::pair<Family, std::string>, Leader> families;
+    for (const AttentionKind& kind : d.kinds) {
+        Leader& leader = families[{kind.reading.family, kind.reading.library}];
+        if (leader.kind == nullptr) leader.kind = &kind;
+        leader.us += kind.us;
+        leader.calls += kind.calls;
+    }
+    Leader best;
+    for (const auto& [family, leader] : families) {
+        const bool more = d.timed ? leader.us > best.us : leader.calls > best.calls;
+        if (best.kind == nullptr || more) best = leader;
+    }
+    return best;
+}
+
+std::string arch_sentence(const Diagnosis& d, const NameReading& reading) {
+    const int gpu = d.gpus.empty() ? 0 : d.gpus.front().capability.value_or(0);
+    if (reading.arch == 0 || gpu == 0) return "";
+    if (generation_of(reading.arch) == generation_of(gpu))
+        return fmt::format(" It is compiled for this generation of GPU ({}).", generation_of(gpu));
+    return fmt::format(
+        " It is compiled for {} GPUs (sm{}), and this one is a {} (sm{}): what is new in it is not used.",
+        generation_of(reading.arch), reading.arch, generation_of(gpu), gpu);
+}
+
+std::string exactness_sentence(const Diagnosis& d) {
+    for (const AttentionKind& kind : d.kinds) {
+        if (kind.reading.exactness == Exactness::not_exact)
+            return fmt::format(" Mind that {} is not exact: its results differ from attention's by more than rounding.",
+                               title_of(kind.reading.family));
+    }
+    return "";
+}
+
+std::string nothing_found(const Diagnosis& d) {
+    if (!d.cpu_ops.empty())
+        return "No kernel of a GPU is in this trace, but operators of attention on the CPU are: " + joined(d.cpu_ops) +
+               ". To see kernels, profile with the activity CUDA too.";
+    std::string text = fmt::format("No attention kernel was found among {}.", counted(d.runs, "run") + " of kernels");
+    if (d.runs == 0) text = "No kernel of a GPU is in this trace: was the GPU profiled?";
+    if (!d.look_alikes.empty()) text += " Some names look like it: below they are said to be none.";
+    return text;
+}
+
+/// " The others are of cuDNN attention and of SageAttention."
+std::string others_named(const Diagnosis& d) {
+    std::vector<std::string> titles;
+    for (const AttentionKind& kind : d.kinds) {
+        const std::string title =
+            kind.reading.family == Family::unknown ? "unknown kernels" : title_of(kind.reading.family);
+        if (std::find(titles.begin(), titles.end(), title) == titles.end()) titles.push_back(title);
+    }
+    if (titles.size() < 2) return "";
+    titles.erase(titles.begin());
+    return " Others are of " + joined(titles) + ".";
+}
+
+/// Why nothing can be said about faster kernels.
+std::string without_advice(const Diagnosis& d, const AttentionKind& kind) {
+    if (!diagnose::backend_of(kind.reading.family) || !kind.shapes.empty() || !d.timed) return "";
+    if (d.tool != "PyTorch profiler") return "";
+    return " Why no faster one ran can't be said: the trace has no shapes (profile with record_shapes=True, and "
+           "outside of CUDA "
+           "graphs).";
+}
+
+std::string kernel_text(const std::string& name) {
+    return name.size() <= kLongestShown ? name : name.substr(0, kLongestShown) + "...";
+}
+
+std::string sum_text(const diagnose::KernelSum& kernel, bool timed) {
+    std::string text = counted(kernel.count, "run");
+    if (timed) text += ", " + milliseconds_text(kernel.us / 1000);
+    return text;
+}
+
+std::string kind_details(const Diagnosis& d, const AttentionKind& kind, int width) {
+    const NameReading& r = kind.reading;
+    std::vector<std::pair<std::string, std::string>> facts;
+    const auto add = [&](const char* name, const std::string& value) {
+        if (!value.empty()) facts.emplace_back(std::string("  ") + name, value);
+    };
+    add("library", r.library);
+    add("release", r.release);
+    add("algorithm", r.algorithm);
+    add("result", r.exactness == Exactness::unknown ? "" : name_of(r.exactness));
+    if (r.arch != 0) add("compiled for", fmt::format("sm{}, {}", r.arch, generation_of(r.arch)));
+    if (r.head_dim != 0)
+        add("head_dim",
+            r.head_dim_v != 0 ? fmt::format("{}, of V {}", r.head_dim, r.head_dim_v) : fmt::format("{}", r.head_dim));
+    if (r.tile_q != 0) add("tile", fmt::format("{} queries x {} keys", r.tile_q, r.tile_kv));
+    add("dtype", r.dtype);
+    add("mask", r.mask);
+    add("features", joined(r.features));
+    if (kind.beside_us > 0)
+        add("beside it", milliseconds_text(kind.beside_us / 1000) + " of the time is helpers, copies and fills");
+    for (std::size_t i = 0; i < std::min<std::size_t>(3, kind.shapes.size()); ++i)
+        add(i == 0 ? "called with" : "",
+            text_of(kind.shapes[i].call) + fmt::format(" ({})", counted(kind.shapes[i].count, "call")));
+    if (kind.shapes.size() > 3) add("", fmt::format("and {} other shapes", kind.shapes.size() - 3));
+    add("sure", name_of(r.confidence));
+    for (const std::string& evidence : r.evidence) add(&evidence == &r.evidence.front() ? "evidence" : "", evidence);
+    for (std::size_t i = 0; i < std::min<std::size_t>(4, kind.kernels.size()); ++i)
+        add(i == 0 ? "kernels" : "",
+            kernel_text(kind.kernels[i].name) + " (" + sum_text(kind.kernels[i], d.timed) + ")");
+    if (kind.kernels.size() > 4) add("", fmt::format("and {} others", kind.kernels.size() - 4));
+    return facts_text(facts, width);
+}
+
+std::string named_text(const char* title, const std::vector<NamedKernel>& kernels, const Diagnosis& d, int width) {
+    if (kernels.empty()) return "";
+    std::string text = fmt::format("\n{}\n", title);
+    for (std::size_t i = 0; i < std::min(kMostNames, kernels.size()); ++i) {
+        std::string line = kernel_text(kernels[i].kernel.name);
+        if (d.timed) line += " (" + sum_text(kernels[i].kernel, true) + ")";
+        if (!kernels[i].reading.evidence.empty()) line += ": " + joined(kernels[i].reading.evidence);
+        text += facts_text({{" ", line}}, width);
+    }
+    if (kernels.size() > kMostNames) text += fmt::format("   and {} others\n", kernels.size() - kMostNames);
+    return text;
+}
+
+}  // namespace
+
+std::string generation_of(int arch) {
+    if (arch >= 100) return "Blackwell";
+    if (arch == 90) return "Hopper";
+    if (arch == 89) return "Ada";
+    if (arch >= 80) return "Ampere";
+    if (arch == 75) return "Turing";
+    if (arch >= 70) return "Volta";
+    if (arch >= 60) return "Pascal";
+    return arch >= 50 ? "Maxwell" : "";
+}
+
+std::string paragraph_of(const Diagnosis& d, const diagnose::Call& said) {
+    std::string text = "Attention is the part of a model in which every token looks at the others. ";
+    if (d.kinds.empty()) return text + nothing_found(d);
+    const Leader leader = d.timed ? leader_of(d) : Leader{&d.kinds.front(), 0, d.kinds.front().calls};
+    const NameReading& reading = leader.kind->reading;
+    std::int64_t calls = 0;
+    for (const AttentionKind& kind : d.kinds) calls += kind.calls;
+    const std::string gpu = gpu_text(d);
+    if (d.timed && d.gpu_us > 0) {
+        text += fmt::format("Here it took {} of the GPU's time: {} of {}, in {}{}{}. ",
+                            share_text(d.attention_us, d.gpu_us), milliseconds_text(d.attention_us / 1000),
+                            milliseconds_text(d.gpu_us / 1000), counted(calls, "call"), gpu.empty() ? "" : " ", gpu);
+        const double part = d.attention_us > 0 ? leader.us / d.attention_us : 1;
+        text += part > 0.995 ? "All of it ran " : fmt::format("{:.0f} % of that ran ", 100 * part);
+    } else {
+        text += d.kinds.size() == 1 ? "This name is one of " : "The first of these names is one of ";
+    }
+    text += name_and_release(reading) + ".";
+    if (!d.timed) text += others_named(d);
+    if (reading.family == Family::eager || reading.family == Family::math) {
+        text +=
+            " That is the slow way: two matrix products and a softmax, each a kernel of its own, with the scores of "
+            "all "
+            "pairs of tokens written to memory in between.";
+    } else {
+        text += arch_sentence(d, reading);
+    }
+    if (reading.confidence == Confidence::unsure) text += " The name leaves doubt about that.";
+    text += exactness_sentence(d);
+    const auto advice = diagnose::advise(d, *leader.kind, said);
+    return advice ? text + advice_sentences(*advice) : text + without_advice(d, *leader.kind);
+}
+
+std::string kinds_table(const Diagnosis& d, int width) {
+    std::vector<Column> columns{{"kernel"}, {"pass"}, {"calls", Align::right}};
+    if (d.timed) columns.push_back({"time", Align::right}), columns.push_back({"share", Align::right});
+    columns.push_back({"for"});
+    columns.push_back({"dim", Align::right});
+    columns.push_back({"sure"});
+    columns.push_back({"mask, features"});
+    Table table(columns);
+    for (const AttentionKind& kind : d.kinds) {
+        const NameReading& r = kind.reading;
+        std::string pass = r.pass == diagnose::KernelPass::unknown ? "-" : name_of(r.pass);
+        if (r.role == Role::helper) pass = "helper";
+        std::vector<std::string> cells{name_of(r.family), pass, count_text(kind.calls)};
+        if (d.timed) cells.push_back(milliseconds_text(kind.us / 1000)), cells.push_back(share_text(kind.us, d.gpu_us));
+        cells.push_back(r.arch == 0 ? "-" : fmt::format("sm{}", r.arch));
+        cells.push_back(r.head_dim == 0 ? "-" : fmt::format("{}", r.head_dim));
+        cells.emplace_back(name_of(r.confidence));
+        std::vector<std::string> words;
+        if (r.exactness == Exactness::not_exact) words.emplace_back("NOT EXACT");
+        if (!r.mask.empty()) words.push_back(r.mask == "none" ? "no mask" : r.mask);
+        words.insert(words.end(), r.features.begin(), r.features.end());
+        cells.push_back(words.empty() ? "-" : joined(words));
+        table.add(cells);
+    }
+    return table.text(width);
+}
+
+std::string details_text(const Diagnosis& d, const diagnose::Call& said, int width) {
+    std::string text;
+    for (const AttentionKind& kind : d.kinds) {
+        text += fmt::format("{}{}, {}{}\n", text.empty() ? "" : "\n", title_of(kind.reading.family),
+                            name_of(kind.reading.pass), kind.reading.role == Role::helper ? ", a helper only" : "");
+        text += kind_details(d, kind, width);
+        if (const auto advice = diagnose::advise(d, kind, said)) text += advice_text(*advice, width);
+    }
+    text += named_text("No attention, though it looks like it", d.look_alikes, d, width);
+    text += named_text("Unknown kernels", d.unknown, d, width);
+    if (!d.notes.empty()) text += "\nAbout the file\n";
+    for (const std::string& note : d.notes) text += facts_text({{" ", note}}, width);
+    return text;
+}
+
+Json json_of(const NameReading& r) {
+    Json json{{"family", name_of(r.family)},
+              {"role", name_of(r.role)},
+              {"pass", name_of(r.pass)},
+              {"confidence", name_of(r.confidence)},
+              {"exactness", name_of(r.exactness)}};
+    const auto add = [&](const char* key, const std::string& value) {
+        if (!value.empty()) json[key] = value;
+    };
+    add("algorithm", r.algorithm);
+    add("library", r.library);
+    add("release", r.release);
+    add("dtype", r.dtype);
+    add("mask", r.mask);
+    for (const auto& [key, value] : {std::pair{"arch", r.arch}, {"head_dim", r.head_dim}, {"head_dim_v", r.head_dim_v}})
+        if (value != 0) json[key] = value;
+    if (r.tile_q != 0) json["tile"] = {r.tile_q, r.tile_kv};
+    if (r.cut) json["name_is_cut"] = true;
+    json["features"] = r.features;
+    json["evidence"] = r.evidence;
+    return json;
+}
+
+Json json_of(const Diagnosis& d, const diagnose::Call& said) {
+    Json gpus = Json::array();
+    for (const diagnose::Gpu& gpu : d.gpus) {
+        Json row{{"name", gpu.name}};
+        if (gpu.capability) row["capability"] = *gpu.capability;
+        gpus.push_back(row);
+    }
+    const auto sums = [&](const std::vector<NamedKernel>& kernels) {
+        Json rows = Json::array();
+        for (const NamedKernel& kernel : kernels) {
+            rows.push_back({{"name", kernel.kernel.name},
+                            {"runs", kernel.kernel.count},
+                            {"us", kernel.kernel.us},
+                            {"reading", json_of(kernel.reading)}});
+        }
+        return rows;
+    };
+    Json kinds = Json::array();
+    for (const AttentionKind& kind : d.kinds) {
+        Json row = json_of(kind.reading);
+        row["calls"] = kind.calls;
+        if (d.timed) row["us"] = kind.us, row["beside_us"] = kind.beside_us;
+        if (d.timed && d.gpu_us > 0) row["share"] = kind.us / d.gpu_us;
+        if (!kind.asked_by.empty()) row["asked_by"] = kind.asked_by;
+        row["shapes"] = Json::array();
+        for (const diagnose::ShapeSum& shape : kind.shapes)
+            row["shapes"].push_back({{"call", text_of(shape.call)}, {"calls", shape.count}, {"us", shape.us}});
+        row["kernels"] = Json::array();
+        for (const diagnose::KernelSum& kernel : kind.kernels)
+            row["kernels"].push_back({{"name", kernel.name}, {"runs", kernel.count}, {"us", kernel.us}});
+        if (const auto advice = diagnose::advise(d, kind, said)) row["why_not_faster"] = json_of(*advice);
+        kinds.push_back(row);
+    }
+    return {{"file", d.file},
+            {"tool", d.tool},
+            {"gpus", gpus},
+            {"runs", d.runs},
+            {"gpu_us", d.gpu_us},
+            {"attention_us", d.attention_us},
+            {"attention", kinds},
+            {"no_attention", sums(d.look_alikes)},
+            {"unknown", sums(d.unknown)},
+            {"cpu_ops", d.cpu_ops},
+            {"notes", d.notes}};
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "diagnose/rules.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+/// What PyPI's Linux wheel of a release is built for and requires (its metadata, "nvidia-cudnn-cu13==9.19.0.56").
+struct Wheel {
+    Version from;
+    int cuda;
+    int cudnn;
+};
+constexpr Wheel kWheels[] = {
+    {{2, 4, 0}, 12010, 90100},  {{2, 5, 0}, 12040, 90100},  {{2, 7, 0}, 12060, 90501},  {{2, 8, 0}, 12080, 91002},
+    {{2, 11, 0}, 13000, 91900}, {{2, 12, 0}, 13000, 92000}, {{2, 14, 0}, 13000, 92400}, {{2, 15, 0}, 13020, 92600},
+};
+
+const Wheel* wheel_of(const Version& version) {
+    const Wheel* found = nullptr;
+    for (const Wheel& wheel : kWheels) {
+        if (version >= wheel.from) found = &wheel;
+    }
+    return found;
+}
+
+/// Sets a field that nobody set; the words for it go to `assumed`, unless they are empty.
+template <class T>
+void set(std::optional<T>& field, const T& value, const std::string& words, std::vector<std::string>& assumed) {
+    if (field) return;
+    field = value;
+    if (!words.empty()) assumed.push_back(words);
+}
+
+/// Strides of a packed tensor of this shape.
+Sizes packed(const Sizes& shape) {
+    Sizes strides(shape.size(), 1);
+    for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
+    return strides;
+}
+
+void assume_layout(Operand& tensor, bool& any) {
+    if (tensor.shape && !tensor.strides) {
+        tensor.strides = packed(*tensor.shape);
+        any = true;
+    }
+    if (!tensor.storage_offset) tensor.storage_offset = 0;
+}
+
+}  // namespace
+
+Call assume_defaults(Call call, std::vector<std::string>& assumed) {
+    if (const Wheel* wheel = call.torch ? wheel_of(*call.torch) : nullptr) {
+        const std::string of = fmt::format("as PyPI's wheel of {}.{} has it", call.torch->major, call.torch->minor);
+        set(call.cudnn, wheel->cudnn,
+            fmt::format("cuDNN {}.{}.{}, {}", wheel->cudnn / 10000, wheel->cudnn / 100 % 100, wheel->cudnn % 100, of),
+            assumed);
+        set(call.cuda, wheel->cuda, fmt::format("CUDA {}.{}, {}", wheel->cuda / 1000, wheel->cuda / 10 % 100, of),
+            assumed);
+    }
+    set(call.enabled, Enabled{}, "every backend is switched on", assumed);
+    set(call.deterministic, false, "deterministic algorithms are off", assumed);
+    set(call.dropout, 0.0, "no dropout", assumed);
+    set(call.enable_gqa, false, "enable_gqa is off", assumed);
+    set(call.nested, false, "", assumed);
+    set(call.flash_implementation, FlashImplementation::own, "flash is PyTorch's own (neither FA3 nor FA4 is active)",
+        assumed);
+    bool any = false;
+    for (Operand* tensor : {&call.q, &call.k, &call.v, &call.mask}) assume_layout(*tensor, any);
+    if (any) assumed.emplace_back("tensors are packed");
+    return call;
+}
+
+}  // namespace tessera::diagnose

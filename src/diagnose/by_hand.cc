@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/by_hand.hpp"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+namespace tessera::diagnose {
+namespace {
+
+// Scale, mask, softcap and changes of dtype are a kernel each in a model that fuses nothing.
+constexpr std::size_t kMostBetween = 8;
+
+using Order = std::vector<std::uint32_t>;  // runs of one stream, by their start
+
+/// The next product from `at` in steps of `step`, over elementwise kernels only.
+std::optional<std::size_t> product_beside(const Order& order, std::size_t at, int step, const RunFacts& facts) {
+    for (std::size_t between = 0; between <= kMostBetween; ++between) {
+        if (step < 0 ? at == 0 : at + 1 >= order.size()) return std::nullopt;
+        at = step < 0 ? at - 1 : at + 1;
+        if (facts.taken(order[at])) return std::nullopt;
+        const Role role = facts.role(order[at]);
+        if (role == Role::gemm) return at;
+        if (role != Role::elementwise) return std::nullopt;
+    }
+    return std::nullopt;
+}
+
+std::optional<ByHand> around(const Order& order, std::size_t softmax, const RunFacts& facts) {
+    const bool backward = facts.role(order[softmax]) == Role::softmax_backward;
+    auto first = product_beside(order, softmax, -1, facts);
+    auto last = product_beside(order, softmax, 1, facts);
+    if (!first || !last) return std::nullopt;
+    if (backward) {  // dP and dV before it, dQ and dK after it
+        const auto earlier = product_beside(order, *first, -1, facts);
+        const auto later = product_beside(order, *last, 1, facts);
+        if (earlier) first = earlier;
+        if (later) last = later;
+    }
+    ByHand found;
+    found.pass = backward ? KernelPass::backward : KernelPass::forward;
+    found.first_product = order[*first];
+    found.softmax = order[softmax];
+    for (std::size_t at = *first; at <= *last; ++at) found.runs.push_back(order[at]);
+    return found;
+}
+
+}  // namespace
+
+std::vector<ByHand> find_by_hand(const Trace& trace, const RunFacts& facts) {
+    std::map<std::uint32_t, Order> streams;
+    for (std::uint32_t i = 0; i < trace.runs.size(); ++i) {
+        if (trace.runs[i].count == 1) streams[trace.runs[i].stream].push_back(i);
+    }
+    std::vector<ByHand> found;
+    for (auto& [stream, order] : streams) {
+        std::sort(order.begin(), order.end(),
+                  [&](std::uint32_t a, std::uint32_t b) { return trace.runs[a].start_us < trace.runs[b].start_us; });
+        std::size_t free_from = 0;  // a run belongs to one attention only
+        for (std::size_t at = 0; at < order.size(); ++at) {
+            const Role role = facts.role(order[at]);
+            if ((role != Role::softmax && role != Role::softmax_backward) || facts.taken(order[at])) continue;
+            const int rank = facts.softmax_rank(order[at]);
+            if (rank != 0 && rank < 3) continue;
+            auto attention = around(order, at, facts);
+            if (!attention) continue;
+            const auto begin = std::find(order.begin() + static_cast<std::ptrdiff_t>(at >= 32 ? at - 32 : 0),
+                                         order.end(), attention->runs.front());
+            if (static_cast<std::size_t>(begin - order.begin()) < free_from) continue;
+            free_from = static_cast<std::size_t>(begin - order.begin()) + attention->runs.size();
+            found.push_back(std::move(*attention));
+        }
+    }
+    return found;
+}
+
+}  // namespace tessera::diagnose

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One call of attention as far as it is known: what a trace tells, or what the options of a command say. Every field
+// may be unknown, which is another thing than no, none or 0.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::diagnose {
+
+/// "2.11.0"; `patch` matters once: 2.5.0 and 2.5.1 have another order of backends.
+struct Version {
+    int major = 0;
+    int minor = 0;
+    int patch = 0;
+    auto operator<=>(const Version&) const = default;
+};
+
+/// Element types as PyTorch has them. `other`: none of these (integers, complex, another float8).
+enum class Element : std::uint8_t { fp16, bf16, fp32, fp64, fp8_e4m3, other };
+
+using Sizes = std::vector<std::int64_t>;
+
+/// A tensor as its caller holds it. PyTorch's SDPA has [batch, heads, len, head_dim]; strides are in elements.
+struct Operand {
+    std::optional<Element> element{};
+    std::optional<Sizes> shape{};
+    std::optional<Sizes> strides{};
+    std::optional<bool> requires_grad{};
+    std::optional<std::int64_t> storage_offset{};  ///< in elements
+};
+
+/// What was given as attn_mask. The flag is_causal is another argument.
+enum class MaskKind : std::uint8_t { none, boolean, floating };
+
+/// What the user has switched on; all of it by default.
+struct Enabled {
+    bool flash = true;
+    bool efficient = true;
+    bool math = true;
+    bool cudnn = true;
+    bool operator==(const Enabled&) const = default;
+};
+
+/// What answers to PyTorch's flash backend: its own copy, or what activate_flash_attention_impl() put in its place.
+enum class FlashImplementation : std::uint8_t { own, fa3, fa4 };
+
+struct Gpu {
+    std::string name{};               ///< "NVIDIA H200"; empty: unknown
+    std::optional<int> capability{};  ///< 90 for 9.0, 121 for 12.1
+    std::optional<bool> rocm{};
+};
+
+struct Call {
+    std::optional<Version> torch{};
+    Gpu gpu{};
+
+    Operand q{};     ///< [batch, heads_q, len_q, head_dim]
+    Operand k{};     ///< [batch, heads_kv, len_kv, head_dim]
+    Operand v{};     ///< [batch, heads_kv, len_kv, head_dim_v]
+    Operand mask{};  ///< attn_mask, when there is one: broadcastable to [batch, heads_q, len_q, len_kv]
+    std::optional<MaskKind> mask_kind{};
+    std::optional<bool> is_causal{};
+    std::optional<double> dropout{};  ///< probability
+    std::optional<double> scale{};    ///< unknown is the default, 1 / sqrt(head_dim)
+    std::optional<bool> enable_gqa{};
+    std::optional<bool> nested{};  ///< q, k, v are NestedTensors
+
+    std::optional<Enabled> enabled{};
+    std::optional<bool> deterministic{};  ///< torch.use_deterministic_algorithms(True)
+    std::optional<int> cudnn{};           ///< at run time, as cudnnGetVersion() tells: 91501
+    std::optional<int> cuda{};            ///< that PyTorch was built for, as CUDA_VERSION: 12080
+    std::optional<FlashImplementation> flash_implementation{};
+};
+
+}  // namespace tessera::diagnose

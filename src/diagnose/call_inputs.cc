@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/call_inputs.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "diagnose/kernel_text.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Which input is what, of an operator of PyTorch. -1: it has none.
+struct Signature {
+    const char* op;
+    int q, mask, dropout, causal, scale, gqa;
+    bool heads_last;  ///< [batch, len, heads, head_dim]
+};
+
+constexpr Signature kSignatures[] = {
+    {"aten::scaled_dot_product_attention", 0, 3, 4, 5, 6, 7, false},
+    {"aten::_scaled_dot_product_flash_attention", 0, -1, 3, 4, 6, -1, false},
+    {"aten::_scaled_dot_product_efficient_attention", 0, 3, 5, 6, 7, -1, false},
+    {"aten::_scaled_dot_product_cudnn_attention", 0, 3, 5, 6, 8, -1, false},
+    {"aten::_scaled_dot_product_attention_math", 0, 3, 4, 5, 7, 8, false},
+    {"aten::_scaled_dot_product_flash_attention_backward", 1, -1, 10, 11, 14, -1, false},
+    {"aten::_scaled_dot_product_efficient_attention_backward", 1, 4, 9, 11, 12, -1, false},
+    {"aten::_scaled_dot_product_cudnn_attention_backward", 1, 8, 13, 14, 15, -1, false},
+    {"aten::_flash_attention_forward", 0, -1, 7, 8, -1, -1, true},
+    {"aten::_efficient_attention_forward", 0, 3, -1, -1, -1, -1, true},
+    {"flash_attn::_flash_attn_forward", 0, -1, 3, 5, -1, -1, true},
+    {"aten::bmm", 0, -1, -1, -1, -1, -1, false},
+};
+
+std::optional<Sizes> sizes_at(const Json& lists, int index) {
+    if (index < 0 || !lists.is_array() || static_cast<std::size_t>(index) >= lists.size()) return std::nullopt;
+    const Json& list = lists[static_cast<std::size_t>(index)];
+    if (!list.is_array() || list.empty() || list.size() > 8) return std::nullopt;
+    Sizes sizes;
+    for (const Json& size : list) {
+        if (!size.is_number_integer()) return std::nullopt;
+        sizes.push_back(size.get<std::int64_t>());
+    }
+    return sizes;
+}
+
+std::string text_at(const Json& list, int index) {
+    if (index < 0 || !list.is_array() || static_cast<std::size_t>(index) >= list.size()) return "";
+    const Json& value = list[static_cast<std::size_t>(index)];
+    return value.is_string() ? value.get<std::string>() : "";
+}
+
+std::optional<Element> element_named(const std::string& type) {
+    if (type.empty()) return std::nullopt;
+    if (type == "c10::BFloat16") return Element::bf16;
+    if (type == "c10::Half") return Element::fp16;
+    if (type == "float") return Element::fp32;
+    if (type == "double") return Element::fp64;
+    if (contains(type, "Float8_e4m3")) return Element::fp8_e4m3;
+    return Element::other;
+}
+
+Operand operand(const Json& json, int index, bool heads_last) {
+    Operand result;
+    result.shape = sizes_at(json.value("dims", Json()), index);
+    result.strides = sizes_at(json.value("strides", Json()), index);
+    result.element = element_named(text_at(json.value("types", Json()), index));
+    if (!heads_last) return result;
+    for (std::optional<Sizes>* sizes : {&result.shape, &result.strides}) {
+        if (*sizes && (*sizes)->size() == 4) std::swap((**sizes)[1], (**sizes)[2]);
+    }
+    return result;
+}
+
+std::optional<bool> boolean(const std::string& text) {
+    if (text == "True" || text == "true") return true;
+    if (text == "False" || text == "false") return false;
+    return std::nullopt;
+}
+
+std::optional<double> real(const std::string& text) {
+    if (text.empty() || text.find_first_not_of("0123456789.eE+-") != std::string::npos) return std::nullopt;
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    return end == text.c_str() + text.size() ? std::optional(value) : std::nullopt;
+}
+
+/// [batch heads, len_q, head_dim] x [batch heads, head_dim, len_kv] as Q and K of one batch.
+std::optional<Call> call_of_product(const Json& json) {
+    const auto a = sizes_at(json.value("dims", Json()), 0);
+    const auto b = sizes_at(json.value("dims", Json()), 1);
+    if (!a || !b || a->size() != 3 || b->size() != 3) return std::nullopt;
+    Call call;
+    call.q.shape = Sizes{1, (*a)[0], (*a)[1], (*a)[2]};
+    call.k.shape = call.v.shape = Sizes{1, (*b)[0], (*b)[2], (*b)[1]};
+    call.q.element = call.k.element = call.v.element = element_named(text_at(json.value("types", Json()), 0));
+    return call;
+}
+
+}  // namespace
+
+std::optional<Call> call_of_inputs(std::string_view op, const std::string& inputs) {
+    const auto* signature = std::find_if(std::begin(kSignatures), std::end(kSignatures),
+                                         [&](const Signature& row) { return op == row.op; });
+    if (signature == std::end(kSignatures) || inputs.empty()) return std::nullopt;
+    const Json json = Json::parse(inputs, nullptr, false);
+    if (!json.is_object()) return std::nullopt;
+    if (op == "aten::bmm") return call_of_product(json);
+    Call call;
+    call.q = operand(json, signature->q, signature->heads_last);
+    call.k = operand(json, signature->q + 1, signature->heads_last);
+    call.v = operand(json, signature->q + 2, signature->heads_last);
+    if (!call.q.shape || !call.k.shape || call.q.shape->size() < 3) return std::nullopt;
+    const Json scalars = json.value("scalars", Json());
+    if (signature->mask >= 0) {
+        call.mask = operand(json, signature->mask, false);
+        const std::string type = text_at(json.value("types", Json()), signature->mask);
+        if (!call.mask.shape) call.mask_kind = MaskKind::none;
+        else if (!type.empty()) call.mask_kind = type == "bool" ? MaskKind::boolean : MaskKind::floating;
+    } else {
+        call.mask_kind = MaskKind::none;  // it takes none
+    }
+    call.is_causal = boolean(text_at(scalars, signature->causal));
+    call.dropout = real(text_at(scalars, signature->dropout));
+    call.scale = real(text_at(scalars, signature->scale));
+    call.enable_gqa = boolean(text_at(scalars, signature->gqa));
+    call.nested = false;
+    return call;
+}
+
+Sizes first_shape(const std::string& inputs) {
+    const Json json = Json::parse(inputs, nullptr, false);
+    return json.is_object() ? sizes_at(json.value("dims", Json()), 0).value_or(Sizes{}) : Sizes{};
+}
+
+std::string text_of(const Call& call) {
+    std::string text;
+    const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+    if (call.q.shape && call.q.shape->size() == 4) {
+        const Sizes& q = *call.q.shape;
+        std::string heads = std::to_string(q[1]);
+        std::string len = std::to_string(q[2]);
+        if (call.k.shape && call.k.shape->size() == 4) {
+            const Sizes& k = *call.k.shape;
+            if (k[1] != q[1]) heads += "/" + std::to_string(k[1]);
+            if (k[2] != q[2]) len += " x " + std::to_string(k[2]);
+        }
+        add("batch " + std::to_string(q[0]) + ", heads " + heads + ", len " + len);
+        std::string head_dim = std::to_string(q[3]);
+        if (call.v.shape && call.v.shape->size() == 4 && (*call.v.shape)[3] != q[3])
+            head_dim += "/" + std::to_string((*call.v.shape)[3]);
+        add("head_dim " + head_dim);
+    }
+    constexpr const char* kElements[] = {"fp16", "bf16", "fp32", "fp64", "fp8", "another dtype"};
+    if (call.q.element) add(kElements[static_cast<std::size_t>(*call.q.element)]);
+    if (call.mask_kind == MaskKind::boolean) add("attn_mask of bool");
+    if (call.mask_kind == MaskKind::floating) add("attn_mask of numbers");
+    if (call.is_causal) add(*call.is_causal ? "is_causal" : "not causal");
+    if (call.dropout.value_or(0) > 0) add("dropout");
+    if (call.enable_gqa.value_or(false)) add("enable_gqa");
+    return text;
+}
+
+}  // namespace tessera::diagnose

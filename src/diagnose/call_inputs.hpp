@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "diagnose/call.hpp"
+
+namespace tessera::diagnose {
+
+/// The call of attention that an operator's inputs tell, as PyTorch's profiler writes them with record_shapes=True:
+/// {"dims":[[1,8,128,64],...],"types":["c10::Half",...],"strides":...,"scalars":["","True",...]}. None where the
+/// operator is not known, or the text says nothing of Q and K. Of `aten::bmm`, that an attention by hand begins with,
+/// it tells shapes with batch and heads in one.
+std::optional<Call> call_of_inputs(std::string_view op, const std::string& inputs);
+
+/// The shape of the first input; empty when it is not told.
+Sizes first_shape(const std::string& inputs);
+
+/// "1 x 32 heads x 4096, head_dim 128, bf16, causal": for people, what is known of it.
+std::string text_of(const Call& call);
+
+}  // namespace tessera::diagnose

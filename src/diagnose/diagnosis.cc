@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/diagnosis.hpp"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "diagnose/by_hand.hpp"
+#include "diagnose/call_inputs.hpp"
+#include "diagnose/kernel_text.hpp"
+#include "diagnose/op_tree.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+constexpr const char* kMathOp = "aten::_scaled_dot_product_attention_math";
+constexpr std::size_t kMostShapes = 512;  // of one kind
+constexpr std::size_t kMostKinds = 4096;
+
+/// What makes two calls the same kind, besides the kernel: everything of the inputs but lengths, batch and heads.
+std::string kind_of(const Call& call) {
+    Call same = call;
+    for (Operand* operand : {&same.q, &same.k, &same.v}) {
+        if (operand->shape && operand->shape->size() == 4) operand->shape = Sizes{0, 0, 0, operand->shape->back()};
+    }
+    return text_of(same);
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+    std::string text;
+    for (const std::string& part : parts) text += part + "|";
+    return text;
+}
+
+class Sorter {
+ public:
+    explicit Sorter(Trace& trace) : trace_(trace), tree_(trace) {
+        for (std::size_t i = 0; i < trace.kernels.size(); ++i)
+            readings_.push_back(read_name(trace.kernels[static_cast<std::uint32_t>(i)]));
+        taken_.assign(trace.runs.size(), false);
+    }
+
+    Diagnosis sorted() {
+        link();
+        take_attention();
+        take_math();
+        if (trace_.ordered) take_by_hand();
+        take_rest();
+        return finished();
+    }
+
+ private:
+    using KindKey = std::tuple<std::string, std::string, std::string>;  // kernel, operator, inputs
+
+    const NameReading& reading(std::uint32_t run) const { return readings_[trace_.runs[run].name]; }
+
+    void link() {
+        std::int64_t linked = 0;
+        for (const KernelRun& run : trace_.runs) {
+            const std::int64_t op = tree_.launched_by(run);
+            ops_.push_back(op);
+            roots_.push_back(tree_.attention_around(op));
+            linked += op != OpTree::kNone ? 1 : 0;
+            diagnosis_.runs += run.count;
+            diagnosis_.gpu_us += run.us;
+        }
+        if (!trace_.runs.empty())
+            diagnosis_.linked = static_cast<double>(linked) / static_cast<double>(trace_.runs.size());
+    }
+
+    /// The call that an operator's own inputs tell; read once for all with the same inputs.
+    const std::optional<Call>& inputs_of(std::int64_t op) {
+        static const std::optional<Call> kNone;
+        if (op == OpTree::kNone || tree_.run(op).inputs == Texts::kLost) return kNone;
+        const auto key = std::pair(tree_.run(op).name, tree_.run(op).inputs);
+        const auto [entry, is_new] = calls_.try_emplace(key);
+        if (is_new) entry->second = call_of_inputs(tree_.name(op), tree_.inputs(op));
+        return entry->second;
+    }
+
+    /// The call behind the operator that launched a run: of those around it, the outermost knows most.
+    const std::optional<Call>& call_of(std::int64_t op) {
+        return inputs_of(tree_.outermost(op, [&](std::int64_t around) { return inputs_of(around).has_value(); }));
+    }
+
+    std::size_t kind_with(const NameReading& r, std::int64_t op, const std::optional<Call>& call) {
+        KindKey key{std::string(name_of(r.family)) + "|" + r.library + "|" + r.release + "|" + name_of(r.pass) + "|" +
+                        r.mask + "|" + std::to_string(r.arch) + "|" + std::to_string(r.head_dim) + "|" +
+                        std::to_string(r.tile_q) + "|" + std::to_string(r.tile_kv) + "|" + joined(r.features) +
+                        (r.role == Role::helper ? "helper" : ""),
+                    op == OpTree::kNone ? "" : tree_.name(op), call ? kind_of(*call) : ""};
+        const auto found = kinds_.find(key);
+        if (found != kinds_.end()) return found->second;
+        if (diagnosis_.kinds.size() >= kMostKinds) return kMostKinds - 1;
+        AttentionKind kind;
+        kind.reading = r;
+        kind.asked_by = std::get<1>(key);
+        diagnosis_.kinds.push_back(kind);
+        sums_.emplace_back();
+        shapes_.emplace_back();
+        return kinds_.emplace(std::move(key), diagnosis_.kinds.size() - 1).first->second;
+    }
+
+    void add(std::size_t kind, std::uint32_t run, bool beside) {
+        const KernelRun& r = trace_.runs[run];
+        AttentionKind& k = diagnosis_.kinds[kind];
+        k.us += r.us;
+        if (beside) k.beside_us += r.us;
+        KernelSum& sum = sums_[kind][r.name];
+        sum.count += r.count;
+        sum.us += r.us;
+        taken_[run] = true;
+    }
+
+    void add_call(std::size_t kind, const std::optional<Call>& call, std::int64_t count, double us) {
+        diagnosis_.kinds[kind].calls += count;
+        if (!call) return;
+        auto& shapes = shapes_[kind];
+        const std::string text = text_of(*call);
+        if (shapes.size() >= kMostShapes && shapes.count(text) == 0) return;
+        ShapeSum& sum = shapes[text];
+        if (sum.count == 0) sum.call = *call;
+        sum.count += count;
+        sum.us += us;
+    }
+
+    void take_attention() {
+        for (std::uint32_t i = 0; i < trace_.runs.size(); ++i) {
+            if (reading(i).role != Role::attention || tree_.inside(ops_[i], kMathOp)) continue;
+            const std::int64_t root = roots_[i];
+            const std::optional<Call>& call = call_of(ops_[i]);
+            const std::size_t kind = kind_with(reading(i), root, call);
+            add(kind, i, false);
+            add_call(kind, call, trace_.runs[i].count, trace_.runs[i].us);
+            if (root != OpTree::kNone) kind_of_root_[root] = kind;
+        }
+    }
+
+    void take_math() {
+        for (std::uint32_t i = 0; i < trace_.runs.size(); ++i) {
+            if (taken_[i] || !tree_.inside(ops_[i], kMathOp)) continue;
+            const std::int64_t root = roots_[i];
+            const std::optional<Call>& call = call_of(ops_[i]);
+            NameReading math;
+            math.family = Family::math;
+            math.role = Role::attention;
+            math.pass = KernelPass::forward;
+            math.confidence = Confidence::certain;
+            math.exactness = Exactness::exact;
+            math.algorithm = "standard: the N x N matrix goes through memory";
+            math.library = "PyTorch";
+            math.evidence.push_back(std::string("launched within the operator ") + kMathOp);
+            const std::size_t kind = kind_with(math, root, call);
+            add(kind, i, false);
+            const bool new_call = seen_roots_.insert(root).second;
+            add_call(kind, call, new_call ? 1 : 0, trace_.runs[i].us);
+            note_fp32(kind, i);
+        }
+    }
+
+    /// PyTorch's math path raises 16-bit inputs to fp32: then the products run outside of the tensor cores.
+    void note_fp32(std::size_t kind, std::uint32_t run) {
+        const std::string lower = lower_case(trace_.kernels[trace_.runs[run].name]);
+        if (!contains(lower, "sgemm") || contains(lower, "tf32")) return;
+        std::vector<std::string>& features = diagnosis_.kinds[kind].reading.features;
+        const std::string feature = "products in fp32, off the tensor cores";
+        if (std::find(features.begin(), features.end(), feature) == features.end()) features.push_back(feature);
+    }
+
+    void take_by_hand() {
+        const RunFacts facts{.role = [&](std::uint32_t run) { return reading(run).role; },
+                             .softmax_rank =
+                                 [&](std::uint32_t run) {
+                                     const std::int64_t op = ops_[run];
+                                     if (op == OpTree::kNone || !contains(tree_.name(op), "softmax")) return 0;
+                                     return static_cast<int>(first_shape(tree_.inputs(op)).size());
+                                 },
+                             .taken = [&](std::uint32_t run) { return static_cast<bool>(taken_[run]); }};
+        for (const ByHand& found : find_by_hand(trace_, facts)) {
+            NameReading eager;
+            eager.family = Family::eager;
+            eager.role = Role::attention;
+            eager.pass = found.pass;
+            const bool shaped = facts.softmax_rank(found.softmax) >= 3;
+            eager.confidence = Confidence::likely;
+            eager.exactness = Exactness::exact;
+            eager.algorithm = "standard: the N x N matrix goes through memory";
+            eager.library = "the model's own code";
+            eager.evidence.emplace_back("a product, a softmax and a product follow each other on one stream");
+            if (shaped) eager.evidence.emplace_back("the softmax is over a tensor of rank 3 or 4, as scores are");
+            const std::optional<Call>& call =
+                found.pass == KernelPass::forward ? call_of(ops_[found.first_product]) : call_of(OpTree::kNone);
+            const std::size_t kind = kind_with(eager, OpTree::kNone, call);
+            double us = 0;
+            for (const std::uint32_t run : found.runs) {
+                us += trace_.runs[run].us;
+                add(kind, run, reading(run).role == Role::elementwise);
+                note_fp32(kind, run);
+            }
+            add_call(kind, call, 1, us);
+        }
+    }
+
+    /// Helpers go to the call that they stand in, or to the longest kind of their family and pass; what else runs
+    /// within an operator of attention belongs to it too.
+    void take_rest() {
+        for (std::uint32_t i = 0; i < trace_.runs.size(); ++i) {
+            if (taken_[i]) continue;
+            const Role role = reading(i).role;
+            const auto root = kind_of_root_.find(roots_[i]);
+            const bool known_call = root != kind_of_root_.end();
+            if (role == Role::helper) {
+                add(known_call ? root->second : kind_for_helper(reading(i)), i, true);
+            } else if (known_call && roots_[i] != OpTree::kNone && role != Role::look_alike &&
+                       tree_.name(roots_[i]).compare(0, 6, "aten::") == 0) {
+                add(root->second, i, true);
+            } else if (role == Role::look_alike || role == Role::unknown) {
+                auto& rows = role == Role::look_alike ? look_alikes_ : unknown_;
+                KernelSum& sum = rows[trace_.runs[i].name];
+                sum.count += trace_.runs[i].count;
+                sum.us += trace_.runs[i].us;
+            }
+        }
+    }
+
+    std::size_t kind_for_helper(const NameReading& helper) {
+        std::size_t best = diagnosis_.kinds.size();
+        for (std::size_t i = 0; i < diagnosis_.kinds.size(); ++i) {
+            const AttentionKind& kind = diagnosis_.kinds[i];
+            const bool fits = kind.reading.role == Role::attention && kind.reading.family == helper.family &&
+                              kind.reading.pass == helper.pass &&
+                              (helper.head_dim == 0 || kind.reading.head_dim == helper.head_dim);
+            if (fits && (best == diagnosis_.kinds.size() || kind.us > diagnosis_.kinds[best].us)) best = i;
+        }
+        return best < diagnosis_.kinds.size() ? best : kind_with(helper, OpTree::kNone, {});
+    }
+
+    std::vector<NamedKernel> named(const std::map<std::uint32_t, KernelSum>& rows) const {
+        std::vector<NamedKernel> result;
+        for (const auto& [name, sum] : rows) {
+            NamedKernel row{sum, readings_[name]};
+            row.kernel.name = trace_.kernels[name];
+            row.kernel.role = row.reading.role;
+            result.push_back(row);
+        }
+        std::stable_sort(result.begin(), result.end(),
+                         [](const NamedKernel& a, const NamedKernel& b) { return a.kernel.us > b.kernel.us; });
+        return result;
+    }
+
+    Diagnosis finished() {
+        Diagnosis& d = diagnosis_;
+        d.file = trace_.file;
+        d.tool = trace_.tool;
+        d.gpus = trace_.gpus;
+        d.torch = trace_.torch;
+        d.timed = trace_.timed;
+        d.notes = trace_.notes;
+        for (std::size_t i = 0; i < d.kinds.size(); ++i) finish(d.kinds[i], i);
+        std::stable_sort(d.kinds.begin(), d.kinds.end(),
+                         [](const AttentionKind& a, const AttentionKind& b) { return a.us > b.us; });
+        d.look_alikes = named(look_alikes_);
+        d.unknown = named(unknown_);
+        if (trace_.runs.empty()) list_cpu_ops();
+        return std::move(d);
+    }
+
+    void finish(AttentionKind& kind, std::size_t index) {
+        diagnosis_.attention_us += kind.us;
+        for (const auto& [name, sum] : sums_[index]) {
+            KernelSum kernel = sum;
+            kernel.name = trace_.kernels[name];
+            kernel.role = readings_[name].role;
+            kind.kernels.push_back(kernel);
+        }
+        std::stable_sort(kind.kernels.begin(), kind.kernels.end(),
+                         [](const KernelSum& a, const KernelSum& b) { return a.us > b.us; });
+        for (const auto& [text, sum] : shapes_[index]) kind.shapes.push_back(sum);
+        std::stable_sort(kind.shapes.begin(), kind.shapes.end(),
+                         [](const ShapeSum& a, const ShapeSum& b) { return a.us > b.us; });
+        if (!kind.asked_by.empty()) kind.reading.evidence.push_back("asked for by the operator " + kind.asked_by);
+    }
+
+    void list_cpu_ops() {
+        std::map<std::string, std::int64_t> counts;
+        for (std::size_t op = 0; op < trace_.ops.size(); ++op) {
+            const auto index = static_cast<std::int64_t>(op);
+            if (tree_.attention_around(index) != OpTree::kNone) ++counts[tree_.name(index)];
+        }
+        for (const auto& [name, count] : counts)
+            diagnosis_.cpu_ops.push_back(name + ", " + std::to_string(count) + " times");
+    }
+
+    Trace& trace_;
+    OpTree tree_;
+    Diagnosis diagnosis_;
+    std::vector<NameReading> readings_;  // [names]
+    std::vector<bool> taken_;            // [runs]
+    std::vector<std::int64_t> ops_;      // [runs] the operator that launched it
+    std::vector<std::int64_t> roots_;    // [runs] the operator of attention around that
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::optional<Call>> calls_;
+    std::map<KindKey, std::size_t> kinds_;
+    std::vector<std::unordered_map<std::uint32_t, KernelSum>> sums_;  // [kinds] by name
+    std::vector<std::map<std::string, ShapeSum>> shapes_;             // [kinds] by their text
+    std::unordered_map<std::int64_t, std::size_t> kind_of_root_;
+    std::unordered_set<std::int64_t> seen_roots_;
+    std::map<std::uint32_t, KernelSum> look_alikes_;
+    std::map<std::uint32_t, KernelSum> unknown_;
+};
+
+}  // namespace
+
+Diagnosis diagnose(Trace& trace) { return Sorter(trace).sorted(); }
+
+}  // namespace tessera::diagnose

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Statements about a Call, of which not all is known: true, false, or unknown for want of some fields (Kleene's logic:
+// false and unknown is false, true or unknown is true).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera::diagnose {
+
+class Fact {
+ public:
+    Fact(bool holds) : holds_(holds) {}
+    /// Not known, because this field of the Call is not.
+    static Fact unknown(const std::string& field) {
+        Fact fact(false);
+        fact.wanting_ = {field};
+        return fact;
+    }
+
+    bool is_true() const { return wanting_.empty() && holds_; }
+    bool is_false() const { return wanting_.empty() && !holds_; }
+    bool is_unknown() const { return !wanting_.empty(); }
+    /// The fields that would have to be known; empty when the fact is.
+    const std::vector<std::string>& wanting() const { return wanting_; }
+
+    Fact operator!() const { return is_unknown() ? *this : Fact(!holds_); }
+    friend Fact operator&&(const Fact& a, const Fact& b) {
+        if (a.is_false() || b.is_false()) return false;
+        return a.is_true() ? b : b.is_true() ? a : joined(a, b);
+    }
+    friend Fact operator||(const Fact& a, const Fact& b) { return !(!a && !b); }
+
+ private:
+    static Fact joined(Fact a, const Fact& b) {
+        for (const std::string& field : b.wanting_) {
+            if (std::find(a.wanting_.begin(), a.wanting_.end(), field) == a.wanting_.end()) a.wanting_.push_back(field);
+        }
+        return a;
+    }
+
+    bool holds_;
+    std::vector<std::string> wanting_{};
+};
+
+/// A field of a Call, and its name for messages.
+template <class T>
+struct Value {
+    std::optional<T> value{};
+    std::string field;
+
+    template <class F>
+    Fact is(F&& test) const {
+        return value ? Fact(test(*value)) : Fact::unknown(field);
+    }
+    Fact operator==(const T& other) const {
+        return is([&](const T& v) { return v == other; });
+    }
+    Fact operator!=(const T& other) const { return !(*this == other); }
+    Fact operator<(const T& other) const {
+        return is([&](const T& v) { return v < other; });
+    }
+    Fact operator>(const T& other) const {
+        return is([&](const T& v) { return v > other; });
+    }
+    Fact operator>=(const T& other) const { return !(*this < other); }
+    Fact operator<=(const T& other) const { return !(*this > other); }
+};
+
+/// Whether two fields have the same value.
+template <class T>
+Fact same(const Value<T>& a, const Value<T>& b) {
+    if (!b.value) return a.value ? Fact::unknown(b.field) : (Fact::unknown(a.field) && Fact::unknown(b.field));
+    return a == *b.value;
+}
+
+/// Both bounds included.
+template <class T>
+Fact between(const Value<T>& value, const T& low, const T& high) {
+    return (value >= low) && (value <= high);
+}
+
+inline Fact multiple_of(const Value<std::int64_t>& value, std::int64_t of) {
+    return value.is([&](std::int64_t v) { return v % of == 0; });
+}
+
+}  // namespace tessera::diagnose

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FlashAttention-3 (templates of CUTLASS 3) and -4 (CuTe DSL, compiled at run time).
+#include <algorithm>
+
+#include "diagnose/name_readers.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+constexpr const char* kFa3Library = "package flash_attn_3, or a copy of it (vLLM, SGLang)";
+
+/// The numbers of "cute::tuple<cute::C<128>,cute::C<80>,cute::C<256>>".
+std::vector<int> extents(std::string_view tuple) {
+    std::vector<int> result;
+    std::size_t at = 0;
+    while ((at = tuple.find("C<", at)) != std::string_view::npos) {
+        const std::size_t end = tuple.find('>', at);
+        if (end == std::string_view::npos) break;
+        if (const auto value = number(tuple.substr(at + 2, end - at - 2))) result.push_back(*value);
+        at = end;
+    }
+    return result;
+}
+
+/// Tile and switches of "CollectiveMainloopFwdSm90<stages, cluster, tile, head_dim_v, element, accumulator, arch,
+/// causal, local, softcap, varlen, paged, append, ...>"; in the backward, and for Ampere, other numbers come first, and
+/// "deterministic" is what follows varlen.
+void set_mainloop(NameReading& reading, const std::vector<std::string>& arguments, bool cut) {
+    std::size_t at = 0;
+    for (; at < arguments.size() && !contains(arguments[at], "arch::Sm"); ++at) {
+        const std::string& argument = arguments[at];
+        if (contains(argument, "tuple<")) {
+            const std::vector<int> tile = extents(argument);
+            if (tile.size() == 3 && tile[2] >= 16) {
+                reading.tile_q = tile[0];
+                reading.tile_kv = tile[1];
+                reading.head_dim = tile[2];
+            }
+        } else if (reading.head_dim != 0) {
+            if (const auto head_dim_v = number(argument)) reading.head_dim_v = *head_dim_v;
+        }
+        if (const std::string dtype = dtype_in(argument); reading.dtype.empty() && !dtype.empty())
+            reading.dtype = dtype;
+    }
+    std::vector<bool> switches;
+    for (++at; at < arguments.size() && (arguments[at] == "true" || arguments[at] == "false"); ++at)
+        switches.push_back(arguments[at] == "true");
+    if (switches.size() >= 2) reading.mask = switches[1] ? "window" : switches[0] ? "causal" : "none";
+    const auto add = [&](std::size_t index, const char* feature) {
+        if (index < switches.size() && switches[index]) reading.features.emplace_back(feature);
+    };
+    add(2, "softcap");
+    add(3, "varlen");
+    if (reading.pass == KernelPass::backward) return add(4, "deterministic");
+    add(4, "paged keys");
+    add(5, "appends to the cache");
+    // 2.7.3 had neither head_dim_v nor the switch of a second Q.
+    const bool first_release = reading.head_dim_v == 0 && switches.size() == 11;
+    const std::size_t later = first_release ? 0 : 1;
+    if (!first_release) add(6, "second Q");
+    add(8 + later, "packs query heads");
+    add(9 + later, "keys split");
+    if (first_release && !cut) {
+        reading.release = "2.7.3";
+        reading.evidence.emplace_back("its template has no head_dim_v: release 2.7.3");
+    }
+}
+
+NameReading fa3_helper(std::string_view name) {
+    NameReading reading = attention(Family::fa3, Confidence::likely, "a helper of FlashAttention-3");
+    reading.role = Role::helper;
+    reading.pass = contains(name, "Bwd") ? KernelPass::backward : KernelPass::forward;
+    reading.library = kFa3Library;
+    return reading;
+}
+
+MaybeReading read_compute_attn_ws(std::string_view name) {
+    if (!contains(name, "compute_attn_ws")) return std::nullopt;
+    if (contains_any(name, {"nv_float4", "e2m1", "BlockScaled", "blockscaled"})) {
+        NameReading sage = attention(Family::sage, Confidence::likely, "compute_attn_ws over 4-bit floats");
+        sage.library = "SageAttention 3";
+        sage.dtype = "fp4";
+        return sage;
+    }
+    NameReading reading = attention(Family::fa3, Confidence::certain, "compute_attn_ws");
+    reading.release = "beta, to 2.7.2";
+    reading.library = "package flashattn-hopper, or a copy of it";
+    reading.arch = 90;
+    if (const auto traits = template_arguments(name, "Flash_fwd_kernel_traits"); traits && traits->size() > 3) {
+        reading.head_dim = number((*traits)[0]).value_or(0);
+        reading.tile_q = number((*traits)[1]).value_or(0);
+        reading.tile_kv = number((*traits)[2]).value_or(0);
+        if (traits->size() > 8) reading.head_dim_v = number((*traits)[8]).value_or(0);
+    }
+    if (const auto arguments = template_arguments(name, "compute_attn_ws")) {
+        const std::vector<bool> switches = bools_from(*arguments, 1);
+        if (!switches.empty()) reading.mask = switches[0] ? "causal" : "none";
+        if (switches.size() > 1 && switches[1]) reading.mask = "window";
+    }
+    return reading;
+}
+
+/// "Forward" or "Backward" behind "FlashAttention" or "FlashAttentionMLA", and what stands behind that.
+struct CuteClass {
+    KernelPass pass = KernelPass::unknown;
+    std::string_view rest;
+};
+
+std::optional<CuteClass> cute_class(std::string_view name) {
+    for (const char* prefix : {"FlashAttention", "FlashAttentionMLA"}) {
+        for (const auto& [word, pass] :
+             {std::pair{"Forward", KernelPass::forward}, std::pair{"Backward", KernelPass::backward}}) {
+            const std::string whole = std::string(prefix) + word;
+            const std::size_t at = name.find(whole);
+            if (at != std::string_view::npos) return CuteClass{pass, name.substr(at + whole.size())};
+        }
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+MaybeReading read_fa3(std::string_view name) {
+    if (contains(name, "flash_fna::")) return std::nullopt;
+    if (MaybeReading early = read_compute_attn_ws(name)) return early;
+    if (contains_any(name, {"FlashAttnFwdCombine", "FlashAttnBwdPreprocess", "FlashAttnBwdPostprocess"}))
+        return fa3_helper(name);
+    if (contains(name, "prepare_varlen_num_blocks")) return fa3_helper(name);
+    const bool hopper = contains_any(
+        name, {"FlashAttnFwdSm90", "FlashAttnBwdSm90", "CollectiveMainloopFwdSm90", "CollectiveMainloopBwdSm90"});
+    const bool ampere = contains_any(name, {"FlashAttnFwdSm80", "FlashAttnBwdSm80", "CollectiveMainloopFwdSm80"});
+    const bool wrapper_only = contains_any(name, {"flash::enable_sm90", "flash::FlashAttnFwd", "flash::FlashAttnBwd"});
+    if (!hopper && !ampere && !wrapper_only) return std::nullopt;
+    NameReading reading = attention(Family::fa3, hopper || ampere ? Confidence::certain : Confidence::likely,
+                                    hopper   ? "FlashAttn...Sm90"
+                                    : ampere ? "FlashAttn...Sm80"
+                                             : "flash::enable_sm90");
+    reading.pass = contains_any(name, {"FlashAttnBwd", "MainloopBwd"})   ? KernelPass::backward
+                   : contains_any(name, {"FlashAttnFwd", "MainloopFwd"}) ? KernelPass::forward
+                                                                         : KernelPass::unknown;
+    reading.library = kFa3Library;
+    reading.arch = ampere ? 80 : 90;
+    if (ampere) {
+        reading.algorithm = "FlashAttention-2";
+        reading.evidence.emplace_back(
+            "FlashAttention-3's package, but its Ampere code: the schedule of FlashAttention-2");
+    }
+    if (contains(name, "enable_sm90_or_later")) reading.release = "2.7.3 to March 2026";
+    else if (contains(name, "enable_sm90<")) reading.release = "since March 2026";
+    if (!reading.release.empty()) reading.evidence.push_back("its wrapper is of the releases " + reading.release);
+    const bool cut = looks_cut(name);
+    for (const char* mainloop : {"CollectiveMainloopFwdSm90", "CollectiveMainloopBwdSm90", "CollectiveMainloopFwdSm80",
+                                 "CollectiveMainloopBwdSm80"}) {
+        if (const auto arguments = template_arguments(name, mainloop)) set_mainloop(reading, *arguments, cut);
+    }
+    return reading;
+}
+
+MaybeReading read_fa4(std::string_view name) {
+    const bool path = contains_any(name, {"flash_attncute", "flash_attn_4", "flash_attn.cute"});
+    const bool dsl = contains_any(name, {"kernel_cutlass", "_object_at_"});
+    const auto found = cute_class(name);
+    const bool fused_mha = contains(name, "BlackwellFusedMultiHeadAttention");
+    if (fused_mha && !path) return std::nullopt;  // an example of CUTLASS
+    if (!path && !(found && (dsl || contains(found->rest.substr(0, 2), "Sm")))) return std::nullopt;
+    const bool certain = path || (found && dsl);
+    NameReading reading = attention(Family::fa4, certain ? Confidence::certain : Confidence::likely,
+                                    found ? "FlashAttentionForward/BackwardSm" : "flash_attn/cute");
+    reading.library = path && contains(name, "kernel_cutlass_kernel_flash_attncute") ? "package flash-attn-4"
+                                                                                     : "flash-attn-4, or a copy of it";
+    const std::string lower = lower_case(name);
+    if (found) reading.pass = found->pass;
+    else if (contains_any(lower, {"flash_bwd", "backward"})) reading.pass = KernelPass::backward;
+    if (contains_any(lower, {"combine", "preprocess", "postprocess", "prepare_", "scheduler_metadata"}))
+        reading.role = Role::helper;
+    for (const char* prefix : {"BackwardSm", "ForwardSm", "_fwd_sm", "_bwd_sm"}) {
+        if (reading.arch == 0) reading.arch = number_after(name, prefix).value_or(0);
+    }
+    if (contains(lower, "mla")) reading.features.emplace_back("latent attention");
+    return reading;
+}
+
+}  // namespace tessera::diagnose

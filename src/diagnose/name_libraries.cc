@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels of single libraries: xFormers and PyTorch's memory-efficient one, FlashInfer, FlashMLA, SageAttention,
+// tessera.
+#include "diagnose/name_readers.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+/// "KernelTraits<mask, rows of Q, 16 x 16 products of Q, of K, of head_dim, of head_dim_v, warps of Q, of K, ...".
+void set_flashinfer_traits(NameReading& reading, std::string_view name) {
+    const auto traits = template_arguments(name, "KernelTraits");
+    if (!traits || traits->size() < 8) return;
+    std::vector<int> numbers;
+    for (std::size_t i = 0; i < 8; ++i) {
+        const auto value = number((*traits)[i]);
+        if (!value || *value < 0 || *value > 4096) return;
+        numbers.push_back(*value);
+    }
+    const char* masks[] = {"none", "causal", "custom"};
+    if (numbers[0] < 3) reading.mask = masks[numbers[0]];
+    reading.tile_q = numbers[1];
+    reading.tile_kv = 16 * numbers[3] * numbers[7];
+    reading.head_dim = 16 * numbers[4];
+    reading.head_dim_v = 16 * numbers[5];
+    const auto variant = template_arguments(name, "DefaultAttention");
+    if (!variant || variant->size() < 4) return;
+    if ((*variant)[1] == "true") reading.mask = "window";
+    if ((*variant)[2] == "true") reading.features.emplace_back("softcap");
+    if ((*variant)[3] == "true") reading.features.emplace_back("ALiBi");
+}
+
+}  // namespace
+
+MaybeReading read_mem_efficient(std::string_view name) {
+    const bool backward =
+        contains_any(name, {"fmha_cutlassB", "attention_kernel_backward_batched", "AttentionBackwardKernel<"});
+    const bool forward = contains_any(
+        name, {"fmha_cutlassF", "attention_kernel_batched", "AttentionKernel<cutlass", "AttentionKernel<float"});
+    const bool named = contains(name, "PyTorchMemEffAttention");
+    if (!backward && !forward && !named) return std::nullopt;
+    NameReading reading = attention(Family::mem_efficient, Confidence::certain,
+                                    backward  ? "fmha_cutlassB"
+                                    : forward ? "fmha_cutlassF"
+                                              : "PyTorchMemEffAttention",
+                                    backward ? KernelPass::backward : KernelPass::forward);
+    if (!backward && !forward) reading.pass = KernelPass::unknown;
+    reading.library = named ? "PyTorch's own copy" : contains(name, "(") ? "xFormers" : "PyTorch or xFormers";
+    reading.arch = number_after(name, "_sm").value_or(number_after(name, "arch::Sm").value_or(0));
+    if (const auto tile = pair_after(name, "aligned_")) {
+        reading.tile_q = tile->first;
+        reading.tile_kv = tile->second;
+    }
+    if (reading.arch != 0) {
+        reading.evidence.push_back("_sm" + std::to_string(reading.arch) +
+                                   ": there is no newer code of it than for sm80, whatever the GPU");
+    }
+    if (contains(name, "cutlassF_f32") || contains(name, "cutlassB_f32")) reading.dtype = "fp32";
+    if (contains(name, "_dropout")) reading.features.emplace_back("dropout");
+    if (const auto largest = number_after(name, "_k")) {
+        if (*largest < 1024) reading.features.push_back("head_dim up to " + std::to_string(*largest));
+    }
+    return reading;
+}
+
+MaybeReading read_flashinfer(std::string_view name) {
+    const bool prefill = contains(name, "PrefillWith");
+    const bool decode = contains_any(name, {"DecodeWithPagedKV", "SingleDecodeWithKVCache", "DecodeWithKVCache"});
+    const bool mla = contains_any(name, {"BatchMLAPage", "BatchDecodeWithPagedKVCacheKernelMLA", "MLADecode"});
+    const bool pod = contains(name, "PODWithKVCache");
+    const bool batch = contains_any(name, {"BlockBatchPagedAttention", "BatchAttentionPersistent"});
+    const bool merge = contains_any(name, {"MergeStates", "MergeStateKernel", "MergeStateInPlace"});
+    const std::string lower = lower_case(name);
+    const bool dsl = contains(lower, "kernel_cutlass") && contains(lower, "flashinfer") &&
+                     contains_any(lower, {"attention", "fmha", "prefill", "decode", "mla"});
+    if (!prefill && !decode && !mla && !pod && !batch && !merge && !dsl) return std::nullopt;
+    const bool qualified = contains(name, "flashinfer");
+    NameReading reading = attention(Family::flashinfer, qualified ? Confidence::certain : Confidence::likely,
+                                    prefill  ? "PrefillWith...KVCacheKernel"
+                                    : decode ? "DecodeWith...KVCacheKernel"
+                                    : mla    ? "BatchMLAPage...Kernel"
+                                             : "a kernel of FlashInfer");
+    reading.library = "FlashInfer";
+    if (merge) reading.role = Role::helper;
+    if (decode) reading.algorithm = "online softmax over a paged cache, for one query";
+    if (decode) reading.features.emplace_back("decode");
+    if (contains(name, "PagedKV")) reading.features.emplace_back("paged keys");
+    if (contains(name, "Ragged")) reading.features.emplace_back("varlen");
+    if (mla) reading.features.emplace_back("latent attention");
+    const bool hopper_name = prefill && !contains_any(name, {"SinglePrefill", "BatchPrefill"});
+    if (hopper_name || contains(name, "Hopper")) {
+        reading.algorithm = "FlashAttention-3";
+        reading.arch = 90;
+        reading.evidence.emplace_back(
+            "FlashInfer's Hopper kernels carry no Single or Batch: schedule of FlashAttention-3");
+    } else if (prefill) {
+        reading.arch = 80;
+        reading.evidence.emplace_back("Single/BatchPrefill: FlashInfer's schedule of FlashAttention-2, Ampere's code");
+    }
+    set_flashinfer_traits(reading, name);
+    return reading;
+}
+
+MaybeReading read_flashmla(std::string_view name) {
+    const bool dense = contains(name, "splitkv_mla");
+    const bool sparse = contains(name, "sparse_attn_fwd_kernel");
+    const bool helper =
+        contains_any(name, {"mla_combine_kernel", "get_mla_metadata", "flash_fwd_mla_combine", "mla_metadata_kernel"});
+    const bool named = contains_any(name, {"flash_mla", "FlashMLA", "flashmla"});
+    if (!dense && !sparse && !helper && !named) return std::nullopt;
+    NameReading reading = attention(Family::flashmla, Confidence::certain,
+                                    dense    ? "splitkv_mla"
+                                    : sparse ? "sparse_attn_fwd_kernel"
+                                             : "mla ... kernel");
+    if (!dense && !sparse) reading.confidence = Confidence::likely;
+    reading.library = "FlashMLA, or a copy of it (vLLM, SGLang)";
+    if (helper) reading.role = Role::helper;
+    reading.features.emplace_back("latent attention");
+    if (contains(name, "sparse")) {
+        reading.features.emplace_back("chosen keys only");
+        reading.exactness = Exactness::unknown;
+        reading.evidence.emplace_back("sparse: exact over the keys that the model chose, not over all");
+    }
+    if (contains(name, "fp8")) reading.features.emplace_back("8-bit cache");
+    if (dense) reading.features.emplace_back("keys split");
+    reading.arch = number_after(name, "sm").value_or(0);
+    for (const char* traits_name : {"Flash_fwd_kernel_traits_mla", "Flash_fwd_mla_kernel_traits"}) {
+        const auto traits = template_arguments(name, traits_name);
+        if (!traits || traits->size() < 3) continue;
+        reading.head_dim = number((*traits)[0]).value_or(0);
+        reading.tile_q = number((*traits)[1]).value_or(0);
+        reading.tile_kv = number((*traits)[2]).value_or(0);
+    }
+    return reading;
+}
+
+MaybeReading read_sage(std::string_view name) {
+    const std::string lower = lower_case(name);
+    const bool attends = contains_any(lower, {"qk_int_sv_f", "qk_int8_sv_f", "qk_int4_sv_f", "qk_int8_pv_f", "sageattn",
+                                              "sage_attn", "sageattention"});
+    const bool helper = contains_any(
+        name, {"QuantInt8Kernel", "QuantInt4Kernel", "MeanScaleKernel", "TransposePadPermuteKernel", "SubMeanKernel",
+               "quant_per_block_int8_kernel", "quant_query_per_thread_int8", "quant_key_per_thread_int8"});
+    if (!attends && !helper) return std::nullopt;
+    NameReading reading = attention(Family::sage, attends ? Confidence::certain : Confidence::likely,
+                                    attends ? "qk_int8 / sageattn" : "quantisation, as SageAttention does");
+    if (helper && !contains(lower, "attn_")) reading.role = Role::helper;
+    reading.library = "SageAttention";
+    reading.dtype = contains(lower, "int4") ? "int4" : "int8";
+    if (contains(lower, "sv_f8")) reading.features.emplace_back("P and V in fp8");
+    if (contains_any(lower, {"block_sparse", "sparge"})) reading.features.emplace_back("block-sparse");
+    const auto arguments = template_arguments(name, "qk_int_sv_f8_attn_kernel");
+    const auto older = template_arguments(name, "qk_int_sv_f16_attn_kernel");
+    if (const auto& sizes = arguments ? arguments : older; sizes && sizes->size() > 4) {
+        reading.tile_q = number((*sizes)[0]).value_or(0);
+        reading.tile_kv = number((*sizes)[1]).value_or(0);
+        reading.head_dim = number((*sizes)[4]).value_or(0);
+    }
+    return reading;
+}
+
+MaybeReading read_tessera(std::string_view name) {
+    if (!contains(name, "tessera::")) return std::nullopt;
+    NameReading reading = attention(Family::tessera, Confidence::certain, "tessera::");
+    reading.library = "tessera";
+    const std::pair<const char*, const char*> schedules[] = {
+        {"::standard::", "standard: the N x N matrix goes through memory"},
+        {"::fa1::", "FlashAttention-1"},
+        {"::fa2::", "FlashAttention-2"},
+        {"::fa3::", "FlashAttention-3"},
+    };
+    for (const auto& [part, algorithm] : schedules) {
+        if (contains(name, part)) reading.algorithm = algorithm;
+    }
+    if (contains(name, "backward")) reading.pass = KernelPass::backward;
+    if (contains(name, "::fa3::")) reading.arch = 90;
+    else if (contains(name, "::cuda::")) reading.features.emplace_back("compiled for sm80 and sm90");
+    reading.head_dim = number_after(name, "HeadDim").value_or(0);
+    return reading;
+}
+
+}  // namespace tessera::diagnose

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels that compute no attention: those whose names make believe, and the plain ones that an attention by hand is
+// made of.
+#include <fmt/format.h>
+
+#include "diagnose/name_readers.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+struct LookAlike {
+    std::initializer_list<std::string_view> words;
+    const char* what;
+};
+
+const LookAlike kLookAlikes[] = {
+    {{"reshape_and_cache", "concat_and_cache", "set_mla_kv_buffer", "set_kv_buffer", "appendpagedkvcache",
+      "append_paged_kv", "store_kvcache", "store_kv_cache", "copy_blocks", "write_kv", "gather_cache",
+      "gather_and_maybe_dequant_cache", "cp_gather_cache", "kvcacheappend", "update_kv_cache", "fused_kv_cache"},
+     "writes or reads the cache of keys and values, and computes no attention"},
+    {{"rotary", "rope_", "_rope", "ropequantize", "mlarope", "rotaryposid"},
+     "rotates positions into Q and K, and computes no attention"},
+    {{"qknorm", "qk_norm", "flashinfernorm", "flashinfer::norm", "flash_attn::layer_norm", "attn_norm",
+      "attention_norm"},
+     "normalises, and computes no attention"},
+    {{"trtllm_allreduce", "allreduce_fusion", "helixalltoall"}, "sends data between GPUs, and computes no attention"},
+    {{"delta_rule", "linear_attn", "linear_attention", "lightning_attn", "lightning_attention", "gated_linear",
+      "chunk_gla", "fused_recurrent", "retention_", "rwkv", "mamba", "causal_conv1d", "selective_scan"},
+     "linear attention or a state-space model: there is no softmax in it"},
+    {{"mqa_logits", "indexer"}, "scores that choose keys for a sparse attention; the attention itself comes after it"},
+    {{"flashinfer::sampling", "topksampling", "toppsampling", "flashinfer::activation"},
+     "one of FlashInfer's other kernels, no attention"},
+    {{"flash_sampling", "flash_ffn", "flashdecode_moe"}, "no attention"},
+};
+
+MaybeReading none(Role role, Confidence confidence, std::string why) {
+    NameReading reading;
+    reading.role = role;
+    reading.confidence = confidence;
+    reading.evidence.push_back(std::move(why));
+    return reading;
+}
+
+}  // namespace
+
+MaybeReading read_look_alike(std::string_view name) {
+    const std::string lower = lower_case(name);
+    const bool fused_pointwise = contains_any(lower, {"triton_poi_", "triton_red_", "triton_per_", "triton_for_"});
+    const bool speaks_of_attention =
+        contains_any(lower, {"scaled_dot_product", "flash_attention", "efficient_attention", "attention"});
+    if (fused_pointwise && speaks_of_attention && !contains_any(lower, {"softmax", "flex_attention"})) {
+        return none(Role::look_alike, Confidence::likely,
+                    "a pointwise kernel that Inductor fused with what stands beside an attention, and computes none");
+    }
+    for (const LookAlike& row : kLookAlikes) {
+        for (const std::string_view word : row.words) {
+            if (contains(lower, word))
+                return none(Role::look_alike, Confidence::likely,
+                            fmt::format("\"{}\" in the name: {}", word, row.what));
+        }
+    }
+    return std::nullopt;
+}
+
+MaybeReading read_plain_kernel(std::string_view name) {
+    const std::string lower = lower_case(name);
+    const auto row = [&](Role role, std::initializer_list<std::string_view> words) -> MaybeReading {
+        for (const std::string_view word : words) {
+            if (contains(lower, word)) return none(role, Confidence::likely, fmt::format("\"{}\" in the name", word));
+        }
+        return std::nullopt;
+    };
+    if (MaybeReading found = row(Role::other, {"nccl", "log_softmax", "logsoftmax", "cross_entropy", "nll_loss", "topk",
+                                               "radixsort", "devicescan", "splitkreduce", "multi_tensor_apply"}))
+        return found;
+    if (contains(lower, "softmax")) {
+        const bool backward = contains_any(
+            lower, {"softmaxbackward", "softmax_backward", "softmax_warp_backward", "masked_softmax_warp_backward"});
+        return none(backward ? Role::softmax_backward : Role::softmax, Confidence::likely, "\"softmax\" in the name");
+    }
+    if (MaybeReading found =
+            row(Role::gemm, {"gemm", "nvjet", "cutlass::kernel", "cijk_", "gemv", "xmma", "matmul", "triton_mm",
+                             "triton_bmm", "triton_tem_fused_bmm", "triton_tem_fused_mm", "triton_tem_fused_addmm",
+                             "triton_tem_", "cublaslt", "dot_kernel", "_mm_"}))
+        return found;
+    if (MaybeReading found =
+            row(Role::elementwise, {"elementwise", "triton_poi_", "catarray", "copy", "fill", "triu_tril", "dropout",
+                                    "memcpy", "memset", "where", "masked", "transpose", "cast"}))
+        return found;
+    return row(Role::other, {"at::native", "at_cuda_detail", "cub::", "triton_", "reduce", "norm", "embedding", "index",
+                             "conv", "adam", "sort", "thrust::", "cudnn", "cutlass", "act_and_mul", "moe", "loop_"});
+}
+
+}  // namespace tessera::diagnose

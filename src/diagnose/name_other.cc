@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention kernels of other projects, and those of which nothing is known but a word in the name.
+#include <cctype>
+
+#include "diagnose/name_readers.hpp"
+
+namespace tessera::diagnose {
+
+MaybeReading read_paged(std::string_view name) {
+    const bool paged =
+        contains_any(name, {"paged_attention_v1_kernel", "paged_attention_v2_kernel", "paged_attention_kernel",
+                            "paged_attention_ll4mi", "single_query_cached_kv_attention"});
+    const bool reduce = contains(name, "paged_attention_v2_reduce") || contains(name, "paged_attention_ll4mi_reduce");
+    if (!paged && !reduce) return std::nullopt;
+    NameReading reading = attention(Family::paged, Confidence::certain, "paged_attention");
+    reading.library = "vLLM";
+    if (reduce) reading.role = Role::helper;
+    reading.features = {"decode", "paged keys"};
+    for (const char* kernel : {"paged_attention_v1_kernel", "paged_attention_v2_kernel"}) {
+        const auto arguments = template_arguments(name, kernel);
+        if (arguments && arguments->size() > 2) reading.head_dim = number((*arguments)[2]).value_or(0);
+    }
+    reading.amd = contains(name, "ll4mi");
+    return reading;
+}
+
+MaybeReading read_ggml(std::string_view name) {
+    if (!contains_any(name, {"flash_attn_ext", "flash_attn_vec", "flash_attn_tile", "flash_attn_mma", "flash_attn_wmma",
+                             "flash_attn_stream_k", "flash_attn_combine_results", "flash_attn_mask_to_KV"}))
+        return std::nullopt;
+    NameReading reading = attention(Family::ggml, Confidence::certain, "flash_attn_ext / _vec / _tile");
+    reading.library = "llama.cpp (ggml)";
+    if (contains_any(name, {"stream_k_fixup", "combine_results", "mask_to_KV"})) reading.role = Role::helper;
+    for (const char* kernel : {"flash_attn_ext_f16", "flash_attn_ext_vec", "flash_attn_vec_ext_f16",
+                               "flash_attn_vec_ext_f32", "flash_attn_tile", "flash_attn_mma_ext_f16"}) {
+        const auto arguments = template_arguments(name, kernel);
+        if (arguments && !arguments->empty()) reading.head_dim = number((*arguments)[0]).value_or(0);
+    }
+    return reading;
+}
+
+MaybeReading read_other_attention(std::string_view name) {
+    const std::string lower = lower_case(name);
+    const auto with = [&](Family family, Confidence confidence, const char* found, const char* algorithm) {
+        NameReading reading = attention(family, confidence, found);
+        if (*algorithm != '\0') reading.algorithm = algorithm;
+        if (contains_any(lower, {"bwd", "backward", "dgrad", "bprop"})) reading.pass = KernelPass::backward;
+        return reading;
+    };
+    if (contains_any(lower, {"natten", "flash_fna", "fna_", "neighborhood"}))
+        return with(Family::natten, Confidence::likely, "natten", "");
+    if (contains(lower, "fmha_fprop_fp16_") || contains(lower, "fmha_dgrad_fp16_"))
+        return with(Family::other, Confidence::likely, "fmha_fprop_fp16",
+                    "fused attention of NVIDIA's Apex, up to 512 keys");
+    if (contains(lower, "hstuattention") || contains(lower, "hstu_attn")) {
+        NameReading reading = with(Family::other, Confidence::likely, "HSTU", "HSTU: without a softmax");
+        reading.exactness = Exactness::not_exact;
+        return reading;
+    }
+    if (contains_any(lower, {"attend_ker", "fwd_attend", "bwd_attend"}))
+        return with(Family::other, Confidence::likely, "attend_ker", "ThunderKittens, online softmax over tiles");
+    if (contains(lower, "block_sparse") && contains(lower, "att")) {
+        NameReading reading =
+            with(Family::other, Confidence::likely, "block_sparse ... attention", "block-sparse attention");
+        reading.exactness = Exactness::not_exact;
+        return reading;
+    }
+    if (!contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"}))
+        return std::nullopt;
+    NameReading reading = with(Family::unknown, Confidence::unsure, "attention", "");
+    reading.pass = contains_any(lower, {"bwd", "backward", "grad"}) ? KernelPass::backward : KernelPass::unknown;
+    reading.evidence = {"a word for attention stands in the name, and nothing else in it is known"};
+    return reading;
+}
+
+}  // namespace tessera::diagnose

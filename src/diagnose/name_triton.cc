@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention in Triton, and on AMD's GPUs.
+#include <array>
+#include <cctype>
+
+#include "diagnose/name_readers.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+struct TritonRow {
+    const char* name;
+    Role role;
+    KernelPass pass;
+    Confidence confidence;
+    const char* library;
+};
+
+constexpr auto kF = KernelPass::forward;
+constexpr auto kB = KernelPass::backward;
+
+/// Names of functions, whole: Triton's kernels are called as the function in Python is.
+constexpr std::array kTriton{
+    TritonRow{"_attn_fwd", Role::attention, kF, Confidence::likely, "Triton's tutorial, or code made of it"},
+    TritonRow{"_attn_fwd_inner", Role::attention, kF, Confidence::likely, "Triton's tutorial, or code made of it"},
+    TritonRow{"_attn_bwd", Role::attention, kB, Confidence::likely, "Triton's tutorial, or code made of it"},
+    TritonRow{"_attn_bwd_dkdv", Role::attention, kB, Confidence::likely, "Triton's tutorial, or code made of it"},
+    TritonRow{"_attn_bwd_dq", Role::attention, kB, Confidence::likely, "Triton's tutorial, or code made of it"},
+    TritonRow{"_attn_bwd_preprocess", Role::helper, kB, Confidence::likely, "Triton's tutorial, or code made of it"},
+    TritonRow{"_bwd_preprocess_do_o_dot", Role::helper, kB, Confidence::likely, "flash-attn's Triton version"},
+    TritonRow{"_bwd_preprocess", Role::helper, kB, Confidence::unsure, "Triton's tutorial, or code made of it"},
+    TritonRow{"_fwd_kernel", Role::attention, kF, Confidence::unsure, "a common name: Triton's tutorial, SGLang, vLLM"},
+    TritonRow{"_bwd_kernel", Role::attention, kB, Confidence::unsure, "a common name: Triton's tutorial"},
+    TritonRow{"_flash_attn_fwd", Role::attention, kF, Confidence::likely, ""},
+    TritonRow{"_flash_attn_bwd", Role::attention, kB, Confidence::likely, ""},
+    TritonRow{"_fwd_kernel_splitK", Role::attention, kF, Confidence::likely, "xFormers' split-K"},
+    TritonRow{"_splitK_reduce", Role::helper, kF, Confidence::likely, "xFormers' split-K"},
+    TritonRow{"kernel_unified_attention", Role::attention, kF, Confidence::certain, "vLLM's Triton backend"},
+    TritonRow{"kernel_unified_attention_2d", Role::attention, kF, Confidence::certain, "vLLM's Triton backend"},
+    TritonRow{"kernel_unified_attention_3d", Role::attention, kF, Confidence::certain, "vLLM's Triton backend"},
+    TritonRow{"kernel_paged_attention_2d", Role::attention, kF, Confidence::certain, "vLLM's Triton backend"},
+    TritonRow{"reduce_segments", Role::helper, kF, Confidence::likely, "vLLM's Triton backend"},
+    TritonRow{"_fwd_grouped_kernel_stage1", Role::attention, kF, Confidence::likely,
+              "SGLang's or vLLM's decode in Triton"},
+    TritonRow{"_fwd_kernel_stage1", Role::attention, kF, Confidence::likely, "SGLang's or vLLM's decode in Triton"},
+    TritonRow{"_fwd_kernel_stage2", Role::helper, kF, Confidence::likely, "SGLang's or vLLM's decode in Triton"},
+    TritonRow{"_decode_att_m_fwd", Role::attention, kF, Confidence::likely, "SGLang's decode in Triton"},
+    TritonRow{"_decode_grouped_att_m_fwd", Role::attention, kF, Confidence::likely, "SGLang's decode in Triton"},
+    TritonRow{"parallel_attn_fwd_kernel", Role::attention, kF, Confidence::likely, "flash-linear-attention"},
+    TritonRow{"parallel_attn_bwd_kernel_dkv", Role::attention, kB, Confidence::likely, "flash-linear-attention"},
+    TritonRow{"parallel_attn_bwd_kernel_dq", Role::attention, kB, Confidence::likely, "flash-linear-attention"},
+    TritonRow{"mha_forward_kernel", Role::attention, kF, Confidence::likely, "JAX's Pallas"},
+    TritonRow{"mha_backward_kernel", Role::attention, kB, Confidence::likely, "JAX's Pallas"},
+    TritonRow{"mha_forward", Role::attention, kF, Confidence::likely, "JAX's Pallas"},
+    TritonRow{"mha_backward", Role::attention, kB, Confidence::likely, "JAX's Pallas"},
+    TritonRow{"mha_preprocess_backward", Role::helper, kB, Confidence::likely, "JAX's Pallas"},
+    TritonRow{"merge_attn_states_kernel", Role::helper, kF, Confidence::likely, "vLLM, SGLang"},
+};
+
+constexpr std::array kAotriton{
+    TritonRow{"attn_fwd", Role::attention, kF, Confidence::likely, ""},
+    TritonRow{"bwd_kernel_dk_dv", Role::attention, kB, Confidence::likely, ""},
+    TritonRow{"bwd_kernel_dq", Role::attention, kB, Confidence::likely, ""},
+    TritonRow{"bwd_kernel_fuse", Role::attention, kB, Confidence::likely, ""},
+    TritonRow{"bwd_preprocess", Role::helper, kB, Confidence::likely, ""},
+    TritonRow{"bwd_preprocess_varlen", Role::helper, kB, Confidence::likely, ""},
+};
+
+/// The function of a Triton kernel: without the signature that older releases append ("_0d1d2d3de"), ".kd", arguments.
+std::string_view function_of(std::string_view name) {
+    std::string_view text = name.substr(0, name.find_first_of("<(."));
+    const std::size_t scope = text.rfind("::");
+    if (scope != std::string_view::npos) text.remove_prefix(scope + 2);
+    for (std::size_t at = text.find('_', 1); at != std::string_view::npos; at = text.find('_', at + 1)) {
+        const std::string_view rest = text.substr(at + 1);
+        if (rest.size() < 4 || std::isdigit(static_cast<unsigned char>(rest[0])) == 0) continue;
+        if (rest.find_first_not_of("0123456789dec") == std::string_view::npos) return text.substr(0, at);
+    }
+    return text;
+}
+
+template <std::size_t N>
+MaybeReading read_row(Family family, const std::array<TritonRow, N>& rows, std::string_view name) {
+    const std::string_view function = function_of(name);
+    for (const TritonRow& row : rows) {
+        if (function != row.name) continue;
+        NameReading reading = attention(family, row.confidence, row.name, row.pass);
+        reading.role = row.role;
+        reading.library = row.library;
+        if (row.confidence == Confidence::unsure)
+            reading.evidence.emplace_back("others use that name too, for other things");
+        return reading;
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+MaybeReading read_flex(std::string_view name) {
+    if (!contains_any(name, {"flex_attention", "flex_decoding"})) return std::nullopt;
+    const bool backward = contains(name, "flex_attention_backward");
+    NameReading reading = attention(Family::flex, Confidence::certain, "flex_attention",
+                                    backward ? KernelPass::backward : KernelPass::forward);
+    reading.library = "PyTorch's FlexAttention, compiled by Inductor and Triton";
+    reading.mask = "block mask";
+    // Templates compute the attention; the pointwise kernels that carry its name too only prepare or sum.
+    if (contains_any(name, {"triton_poi_", "triton_red_", "triton_per_", "triton_for_"})) {
+        reading.role = Role::helper;
+        reading.evidence.emplace_back("a pointwise kernel beside the template triton_tem_...");
+    } else if (!contains(name, "triton_")) {
+        reading.confidence = Confidence::likely;
+    }
+    if (contains(name, "flex_decoding")) reading.features.emplace_back("decode");
+    return reading;
+}
+
+MaybeReading read_triton(std::string_view name) {
+    MaybeReading reading = read_row(Family::triton, kTriton, name);
+    if (reading && contains_any(name, {"2d", "3d"}) && contains(name, "kernel_"))
+        reading->features.emplace_back("paged keys");
+    return reading;
+}
+
+MaybeReading read_amd(std::string_view name) {
+    const bool ck = contains(name, "ck_tile") && contains(name, "Fmha");
+    const bool older_ck = contains_any(name, {"DeviceGroupedMultiheadAttention", "kernel_grouped_multihead_attention",
+                                              "efficient_attention_forward_decoder"});
+    if (ck || older_ck) {
+        NameReading reading = attention(Family::ck, Confidence::certain, "ck_tile::Fmha");
+        reading.library = "Composable Kernel (flash-attn and xFormers on AMD)";
+        if (contains(name, "FmhaBwd")) reading.pass = KernelPass::backward;
+        if (contains_any(name, {"OGradDot", "ConvertQGrad", "SplitKVCombine", "AppendKV"})) reading.role = Role::helper;
+        if (contains(name, "SageAttn")) {
+            reading.family = Family::sage;
+            reading.exactness = Exactness::not_exact;
+            reading.algorithm = "quantised attention: Q and K are rounded to 8 or 4 bits";
+        }
+        reading.amd = true;
+        return reading;
+    }
+    if (contains(name, "aiter::") && contains_any(name, {"fmha", "mla_", "pa_", "attn", "attention"})) {
+        NameReading reading = attention(Family::aiter, Confidence::certain, "aiter::");
+        reading.library = "AITER";
+        if (contains(name, "bwd")) reading.pass = KernelPass::backward;
+        reading.head_dim = number_after(name, "_hd").value_or(0);
+        reading.amd = true;
+        return reading;
+    }
+    MaybeReading reading = read_row(Family::aotriton, kAotriton, name);
+    if (reading) {
+        reading->library = "AOTriton, PyTorch's attention on AMD";
+        reading->amd = true;
+    }
+    return reading;
+}
+
+}  // namespace tessera::diagnose

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/rules.hpp"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <utility>
+
+#include "diagnose/rules_tables.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+using Order = std::vector<SdpBackend>;
+constexpr SdpBackend kFlash = SdpBackend::flash, kEfficient = SdpBackend::efficient, kMath = SdpBackend::math,
+                     kCudnn = SdpBackend::cudnn;
+
+Fact in_release(const Call& c, const Version& from, const Version& until) {
+    return (torch(c) >= from) && (torch(c) < until);
+}
+
+std::vector<Rule> all_rules() {
+    std::vector<Rule> all;
+    for (const auto& table : {flash_rules(), efficient_rules(), cudnn_rules(), math_rules(), replacement_rules()})
+        all.insert(all.end(), table.begin(), table.end());
+    return all;
+}
+
+/// From 2.14 on q, k, v of three dimensions are a batch of one.
+Call with_batch(Call c) {
+    const auto three = [](const Operand& t) { return t.shape && t.shape->size() == 3; };
+    const bool knows = c.torch && *c.torch >= kTakesUnbatched;
+    if (!knows || !three(c.q) || !three(c.k) || !three(c.v)) return c;
+    const auto unsqueeze = [](Operand& t) {
+        t.shape->insert(t.shape->begin(), 1);
+        if (t.strides) t.strides->insert(t.strides->begin(), t.strides->empty() ? 1 : t.strides->front());
+    };
+    unsqueeze(c.q), unsqueeze(c.k), unsqueeze(c.v);
+    while (c.mask.shape && c.mask.shape->size() < 4) unsqueeze(c.mask);
+    return c;
+}
+
+/// Applies the rules of `of` to the call, and adds what they say to the verdict.
+void apply(const Call& call, SdpBackend of, Verdict& verdict) {
+    Fact refused = false;
+    for (const Rule& rule : rules()) {
+        if (rule.backend != of) continue;
+        const Fact fact = in_release(call, rule.from, rule.until) && rule.refuses(call);
+        if (fact.is_true()) verdict.refusals.push_back(&rule);
+        refused = refused || fact;
+    }
+    if (refused.is_unknown())
+        verdict.wanting.insert(verdict.wanting.end(), refused.wanting().begin(), refused.wanting().end());
+}
+
+/// Refused, unknown, or could_run; what is taken is decided over all of them. The release is known.
+Verdict judge_in_release(const Call& call, SdpBackend backend) {
+    Verdict verdict{.backend = backend, .standing = Standing::could_run};
+    Call as_called = call;
+    if (backend == SdpBackend::fa3 || backend == SdpBackend::fa4) {  // they are chosen as flash is
+        as_called.flash_implementation =
+            backend == SdpBackend::fa3 ? FlashImplementation::fa3 : FlashImplementation::fa4;
+        apply(as_called, kFlash, verdict);
+    }
+    apply(as_called, backend, verdict);
+    if (!verdict.refusals.empty()) {
+        verdict.standing = Standing::refused;
+        verdict.wanting.clear();
+    } else if (!verdict.wanting.empty()) {
+        verdict.standing = Standing::unknown;
+    }
+    return verdict;
+}
+
+/// The releases in which a row begins: any other has the checks of the one before it.
+std::set<Version> releases() {
+    std::set<Version> found;
+    for (const Rule& rule : rules()) found.insert(rule.from);
+    return found;
+}
+
+/// Without a release: what all of them agree on, in the words of the newest.
+Verdict judge(const Call& call, SdpBackend backend) {
+    if (call.torch) return judge_in_release(call, backend);
+    std::optional<Verdict> newest;
+    for (const Version& version : releases()) {
+        Call in_release = call;
+        in_release.torch = version;
+        const Verdict verdict = judge_in_release(in_release, backend);
+        if (newest && newest->standing != verdict.standing) {
+            return {.backend = backend, .standing = Standing::unknown, .wanting = {torch(call).field}};
+        }
+        newest = verdict;
+    }
+    return *newest;
+}
+
+struct Ordered {
+    Order order;  ///< empty: not known
+    std::string because;
+};
+
+Ordered order_of(const Call& call) {
+    const Order cudnn_first = {kCudnn, kFlash, kEfficient, kMath};
+    const Order cudnn_last = {kFlash, kEfficient, kMath, kCudnn};
+    const Order cudnn_second = {kFlash, kCudnn, kEfficient, kMath};
+    const Fact first = prefers_cudnn(call);
+    if (first.is_unknown()) return {{}, fmt::format("depends on {}", first.wanting().front())};
+    const Version& v = *call.torch;
+    if (v < Version{2, 5, 0}) return {cudnn_first, "2.4 has cuDNN first, where TORCH_CUDNN_SDPA_ENABLED=1 is set"};
+    if (v < Version{2, 5, 1}) {
+        return first.is_true() ? Ordered{cudnn_first, "2.5.0 prefers cuDNN from compute capability 9.0 on"}
+                               : Ordered{cudnn_second, "2.5.0 prefers flash before compute capability 9.0"};
+    }
+    if (v < Version{2, 10, 0}) return {cudnn_last, "2.5.1 to 2.9 have cuDNN behind math, so it is never reached"};
+    if (first.is_true()) return {cudnn_first, "cuDNN after 9.15 comes first on compute capability 9.x and 10.x"};
+    return {cudnn_last, "cuDNN comes first only after 9.15 and on compute capability 9.x and 10.x; else behind math"};
+}
+
+/// Marks the first one that runs, when everything before it is known to refuse.
+void take_first(Explanation& explanation) {
+    for (Verdict& verdict : explanation.verdicts) {
+        if (verdict.backend == SdpBackend::fa3 || verdict.backend == SdpBackend::fa4) break;
+        if (verdict.standing == Standing::unknown) return;
+        if (verdict.standing == Standing::refused) continue;
+        verdict.standing = Standing::taken;
+        explanation.taken = verdict.backend;
+        return;
+    }
+    explanation.aborts = true;
+}
+
+/// Without an order: only a backend that is the only one left is taken for sure.
+void take_without_order(Explanation& explanation) {
+    Verdict* left = nullptr;
+    int possible = 0;
+    for (Verdict& verdict : explanation.verdicts) {
+        if (verdict.backend == SdpBackend::fa3 || verdict.backend == SdpBackend::fa4) continue;
+        if (verdict.standing == Standing::refused) continue;
+        ++possible;
+        left = &verdict;
+    }
+    // flash stands before efficient and math in every order, so cuDNN's refusal leaves one order.
+    const Verdict& cudnn = explanation.verdicts.back();
+    if (cudnn.backend == kCudnn && cudnn.standing == Standing::refused) return take_first(explanation);
+    explanation.aborts = possible == 0;
+    if (possible == 1 && left->standing == Standing::could_run) {
+        left->standing = Standing::taken;
+        explanation.taken = left->backend;
+    }
+}
+
+void add_remarks(Explanation& explanation) {
+    if (explanation.taken == kMath) {
+        explanation.remarks.emplace_back(
+            "The math path writes the whole [len_q, len_kv] scores to memory, and multiplies in fp32 unless "
+            "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) is set.");
+    }
+    const auto& order = explanation.order;
+    if (!order.empty() && order.back() == kCudnn && explanation.taken && explanation.taken != kCudnn) {
+        explanation.remarks.emplace_back(
+            "cuDNN stands behind math in this order, which takes everything: only "
+            "sdpa_kernel([SDPBackend.CUDNN_ATTENTION]) reaches it.");
+    }
+    if (explanation.taken == kCudnn) {
+        explanation.remarks.emplace_back(
+            "FA3 or FA4 would be asked only behind cuDNN: with sdpa_kernel([SDPBackend.FLASH_ATTENTION]).");
+    }
+}
+
+void require_in_table(const Call& call) {
+    if (call.gpu.rocm == true)
+        throw Error(ErrorCode::unsupported, "gpu", "the table holds the checks on NVIDIA's GPUs; ROCm's are not in it");
+    if (!call.torch || (*call.torch >= kFirstRelease && *call.torch < kEndOfReleases)) return;
+    throw Error(ErrorCode::unsupported, "torch",
+                fmt::format("expected a release from 2.4 to 2.15, got {}.{}.{}", call.torch->major, call.torch->minor,
+                            call.torch->patch));
+}
+
+}  // namespace
+
+const char* name_of(SdpBackend backend) {
+    switch (backend) {
+        case SdpBackend::flash: return "flash";
+        case SdpBackend::efficient: return "memory-efficient";
+        case SdpBackend::math: return "math";
+        case SdpBackend::cudnn: return "cuDNN";
+        case SdpBackend::fa3: return "FA3";
+        case SdpBackend::fa4: return "FA4";
+    }
+    return "?";
+}
+
+const char* name_of(Standing standing) {
+    switch (standing) {
+        case Standing::taken: return "taken";
+        case Standing::could_run: return "could run";
+        case Standing::refused: return "refused";
+        case Standing::unknown: return "unknown";
+    }
+    return "?";
+}
+
+std::span<const Rule> rules() {
+    static const std::vector<Rule> all = all_rules();
+    return all;
+}
+
+Fact prefers_cudnn(const Call& c) {
+    const Fact in_2_5_0 = in_release(c, {2, 5, 0}, {2, 5, 1}) && (capability(c) >= 90);
+    const Fact before_13 = cuda(c) < 13000;
+    const Fact gpu = (capability(c) == 90) || (capability(c) == 100) || (capability(c) == 103) ||
+                     (!before_13 && between(capability(c), 90, 109));
+    const Fact since_2_10 = in_release(c, {2, 10, 0}, kEndOfReleases) && (cudnn(c) > 91500) && gpu;
+    return in_2_5_0 || since_2_10;
+}
+
+Explanation explain(const Call& given) {
+    require_in_table(given);
+    const Call call = with_batch(given);
+    const Ordered ordered = order_of(call);
+    Explanation explanation{.order = ordered.order, .order_because = ordered.because};
+    Order sequence = ordered.order;
+    if (sequence.empty()) sequence = {kFlash, kEfficient, kMath, kCudnn};
+    for (const SdpBackend backend : sequence) explanation.verdicts.push_back(judge(call, backend));
+    ordered.order.empty() ? take_without_order(explanation) : take_first(explanation);
+    for (const SdpBackend backend : {SdpBackend::fa3, SdpBackend::fa4})
+        explanation.verdicts.push_back(judge(call, backend));
+    add_remarks(explanation);
+    return explanation;
+}
+
+}  // namespace tessera::diagnose

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/trace.hpp"
+
+#include <algorithm>
+
+#include "tessera/error.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+// Together with the texts: 560 MB at the most.
+constexpr std::size_t kMostRuns = 5'000'000;
+constexpr std::size_t kMostSites = 5'000'000;
+constexpr std::size_t kMostOps = 1'500'000;
+constexpr std::size_t kMostNotes = 20;
+
+constexpr std::string_view kSqliteMagic{"SQLite format 3\0", 16};
+
+[[noreturn]] void throw_no_trace(const std::string& origin, const std::string& got) {
+    throw Error(
+        ErrorCode::bad_data, origin,
+        "expected a trace (PyTorch profiler .json or .json.gz, Nsight Systems .sqlite or csv, Nsight Compute csv, "
+        "JAX trace.json.gz) or names of kernels, got " +
+            got);
+}
+
+bool ends_with(const std::string& text, std::string_view end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+/// For files that a tool of theirs has to export first.
+void refuse_reports(const std::string& path) {
+    if (ends_with(path, ".nsys-rep") || ends_with(path, ".qdrep"))
+        throw_no_trace(path, "a report of Nsight Systems; nsys export --type sqlite FILE makes a .sqlite of it");
+    if (ends_with(path, ".ncu-rep"))
+        throw_no_trace(path, "a report of Nsight Compute; ncu --import FILE --csv > kernels.csv makes a table of it");
+    if (ends_with(path, ".xplane.pb"))
+        throw_no_trace(path, "a profile of XLA; jax.profiler writes a trace.json.gz beside it");
+}
+
+Trace read_sniffed(Sniffed& sniffed, const std::string& origin) {
+    const std::string_view head = sniffed.head();
+    if (head.empty()) throw_no_trace(origin, "an empty file");
+    const std::size_t first = head.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
+    const bool json = first != std::string_view::npos && (head[first] == '{' || head[first] == '[');
+    if (json) return read_chrome_trace(*sniffed.take(), origin);
+    if (head.find('\0') != std::string_view::npos) throw_no_trace(origin, "binary data");
+    return read_text(*sniffed.take(), origin);
+}
+
+}  // namespace
+
+Texts::Texts(std::size_t most_bytes) : most_bytes_(most_bytes) { texts_.emplace_back("(more names than are kept)"); }
+
+std::uint32_t Texts::number_of(std::string_view text) {
+    if (const auto found = numbers_.find(text); found != numbers_.end()) return found->second;
+    constexpr std::size_t kOverhead = 128;  // of a text in both containers
+    if (bytes_ + text.size() + kOverhead > most_bytes_) {
+        full_ = true;
+        return kLost;
+    }
+    bytes_ += text.size() + kOverhead;
+    texts_.emplace_back(text);
+    const auto number = static_cast<std::uint32_t>(texts_.size() - 1);
+    numbers_.emplace(texts_.back(), number);
+    return number;
+}
+
+void Trace::add(const KernelRun& run) {
+    if (runs.size() < kMostRuns) {
+        runs.push_back(run);
+        return;
+    }
+    const auto [sum, is_new] = sums_.try_emplace(run.name, runs.size());
+    if (is_new) {
+        KernelRun first = run;
+        first.correlation = first.external = -1;
+        runs.push_back(first);
+        if (sums_.size() == 1) notes.emplace_back("more than 5,000,000 runs: those after them are summed by name only");
+        return;
+    }
+    runs[sum->second].us += run.us;
+    runs[sum->second].count += run.count;
+}
+
+void Trace::add(const LaunchSite& site) {
+    if (sites.size() < kMostSites) sites.push_back(site);
+}
+
+void Trace::add(const OpRun& op) {
+    if (ops.size() < kMostOps) ops.push_back(op);
+}
+
+Trace read_trace(const std::string& path, const OnProgress& on_progress) {
+    refuse_reports(path);
+    Sniffed sniffed(open_bytes(path, on_progress));
+    Trace trace = path != "-" && sniffed.head().substr(0, kSqliteMagic.size()) == kSqliteMagic
+                      ? read_nsys_sqlite(path, on_progress)
+                      : read_sniffed(sniffed, path == "-" ? "standard input" : path);
+    trace.file = path == "-" ? "standard input" : path;
+    if (trace.kernels.full()) trace.notes.emplace_back("more names of kernels than are kept (128 MB)");
+    if (trace.notes.size() > kMostNotes) trace.notes.resize(kMostNotes);
+    return trace;
+}
+
+Trace read_trace_bytes(std::string_view bytes, const std::string& origin) {
+    Sniffed sniffed(bytes_of(bytes));
+    Trace trace = read_sniffed(sniffed, origin);
+    trace.file = origin;
+    return trace;
+}
+
+}  // namespace tessera::diagnose

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is kept of a trace: the runs of kernels, and of the CPU's side what has to do with attention. Bounded: a file of
+// any size, and of any content, takes less than a gigabyte.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "diagnose/bytes.hpp"
+#include "diagnose/call.hpp"
+
+namespace tessera::diagnose {
+
+/// Text by number: each text once. Past a limit every text is kLost.
+class Texts {
+ public:
+    static constexpr std::uint32_t kLost = 0;  ///< "(more names than are kept)"
+    explicit Texts(std::size_t most_bytes);
+    Texts(Texts&&) = default;  // no copies: the numbers hold views of the texts
+    Texts& operator=(Texts&&) = default;
+
+    std::uint32_t number_of(std::string_view text);
+    const std::string& operator[](std::uint32_t number) const { return texts_[number]; }
+    std::size_t size() const { return texts_.size(); }
+    bool full() const { return full_; }
+
+ private:
+    std::size_t most_bytes_;
+    std::size_t bytes_ = 0;
+    bool full_ = false;
+    std::deque<std::string> texts_;
+    std::unordered_map<std::string_view, std::uint32_t> numbers_;
+};
+
+/// One run of a kernel, or the sum of `count` of them where a tool gives only that.
+struct KernelRun {
+    std::uint32_t name = 0;    ///< in Trace::kernels
+    std::uint32_t stream = 0;  ///< and device, as one number
+    double start_us = 0;
+    double us = 0;
+    std::int64_t count = 1;
+    std::int64_t correlation = -1;  ///< of the launch; -1: not told
+    std::int64_t external = -1;     ///< PyTorch's number of the operator; -1: not told
+};
+
+/// Where the CPU launched a kernel.
+struct LaunchSite {
+    std::int64_t correlation = -1;
+    double start_us = 0;
+    std::uint32_t thread = 0;  ///< and process, as one number
+};
+
+/// An operator on the CPU that has to do with attention.
+struct OpRun {
+    std::uint32_t name = 0;    ///< in Trace::ops_named
+    std::uint32_t inputs = 0;  ///< in Trace::inputs: JSON of dims, types, strides, scalars; 0: not told
+    std::uint32_t thread = 0;
+    double start_us = 0;
+    double end_us = 0;
+    std::int64_t external = -1;
+};
+
+struct Trace {
+    std::string file;
+    std::string tool;  ///< "PyTorch profiler"
+    Texts kernels{std::size_t{128} << 20};
+    Texts ops_named{std::size_t{16} << 20};
+    Texts inputs{std::size_t{64} << 20};
+    std::deque<KernelRun> runs;
+    std::deque<LaunchSite> sites;
+    std::deque<OpRun> ops;
+    std::vector<Gpu> gpus;
+    std::optional<Version> torch;
+    std::optional<int> cuda;         ///< run time: 12080
+    bool timed = false;              ///< runs have a time
+    bool ordered = false;            ///< runs are single ones with a start
+    std::vector<std::string> notes;  ///< what was wrong with the file, for the reader
+
+    /// Adds a run; past a limit only to the sum of its kernel.
+    void add(const KernelRun& run);
+    void add(const LaunchSite& site);
+    void add(const OpRun& op);
+
+ private:
+    std::unordered_map<std::uint32_t, std::size_t> sums_;  // kernel -> its run that holds the sum
+};
+
+/// Reads a file of any of the kinds, or standard input for "-": told apart by their content, not by their names. What
+/// can be read of a damaged file is read, and said in `notes`. Throws Error(cannot_open), Error(bad_data).
+Trace read_trace(const std::string& path, const OnProgress& on_progress = {});
+
+/// The same of bytes in memory; SQLite needs a file.
+Trace read_trace_bytes(std::string_view bytes, const std::string& origin);
+
+// The readers of one kind each.
+Trace read_chrome_trace(ByteStream& stream, const std::string& origin);
+Trace read_nsys_sqlite(const std::string& path, const OnProgress& on_progress);
+Trace read_text(ByteStream& stream, const std::string& origin);  ///< tables of nsys and ncu, or names
+
+}  // namespace tessera::diagnose

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera which: what it prints and how it ends. What it reads and finds is tested in tests/diagnose.
+#include "process.hpp"
+
+namespace tessera {
+namespace {
+
+const std::string kTraces = TESSERA_SOURCE_DIR "/examples/traces/";
+
+class WhichTest : public CommandTest {
+ protected:
+    void write(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
+};
+
+TEST_F(WhichTest, says_what_ran_and_what_kept_the_faster_one_out) {
+    const auto json = run_ok("which " + kTraces + "padding.json --torch 2.11 --json").json();
+    const auto& file = json.at("files").at(0);
+    EXPECT_EQ(file.at("gpus").at(0).at("capability"), 90);
+    const auto& kind = file.at("attention").at(0);
+    EXPECT_EQ(kind.at("family"), "mem-efficient");
+    EXPECT_EQ(kind.at("calls"), 4);
+    EXPECT_EQ(kind.at("confidence"), "certain");
+    const auto& why = kind.at("why_not_faster");
+    EXPECT_EQ(why.at("ran"), "memory-efficient");
+    bool mask = false;
+    for (const auto& backend : why.at("backends")) {
+        for (const auto& rule : backend.at("refusals")) mask = mask || rule.at("rule") == "flash-mask";
+    }
+    EXPECT_TRUE(mask) << why.dump(1);
+    const auto& gain = why.at("gains").at(0);
+    EXPECT_GT(gain.at("predicted_ms"), 0.1);
+    EXPECT_LT(gain.at("predicted_ms"), 1.9);
+    EXPECT_GT(gain.at("step_factor"), 1);
+}
+
+TEST_F(WhichTest, reads_names_from_a_pipe) {
+    write("names",
+          "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128\nreshape_and_cache_flash_kernel\n");
+    const Outcome outcome = run("which -", "", "< " + path("names"));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_NE(outcome.out.find("FlashAttention-2 (PyTorch's own copy)"), std::string::npos) << outcome.out;
+    EXPECT_NE(outcome.out.find("computes no attention"), std::string::npos) << outcome.out;
+}
+
+TEST_F(WhichTest, is_a_guard_with_expect) {
+    EXPECT_EQ(run("which " + kTraces + "causal.json --expect flash").code, 0);
+    EXPECT_EQ(run("which " + kTraces + "causal.json --expect cudnn,fa2").code, 0);
+    const Outcome other = run("which " + kTraces + "causal.json --expect fa3 --json");
+    EXPECT_EQ(other.code, 1);
+    EXPECT_EQ(other.json().at("as_expected"), false);
+    EXPECT_NE(other.err.find("expected fa3, but fa2 ran"), std::string::npos) << other.err;
+    write("none", "nvjet_tst_192x192\n");
+    EXPECT_EQ(run("which none --expect fa2").code, 1);
+    write("unsure", "_fwd_kernel\n");
+    EXPECT_EQ(run("which unsure --expect triton").code, 1);
+    expect_error("which none --expect fa9", 2, "--expect: expected some of flash, fa1, fa2");
+}
+
+TEST_F(WhichTest, says_what_is_wrong) {
+    expect_error("which", 2, "FILE");
+    expect_error("which nosuch.json", 66, "nosuch.json");
+    expect_error("which .", 66, "regular file");
+    write("empty", "");
+    expect_error("which empty", 65, "empty");
+    write("report.nsys-rep", "x");
+    expect_error("which report.nsys-rep", 65, "nsys export --type sqlite");
+    write("json", "{\"a\": 1}");
+    expect_error("which json", 65, "without any");
+    expect_error("which json --family", 2, "--family");
+    expect_error("which json --shape 1,1,1,1", 2, "--shape");
+}
+
+TEST_F(WhichTest, answers_without_a_trace) {
+    const auto json =
+        run_ok("which --torch 2.11 --gpu h200 --shape 2,32,4096,128 --dtype bf16 --mask bool --json").json();
+    EXPECT_TRUE(json.contains("taken")) << json.dump(1);
+    EXPECT_NE(run_ok("which --family").out.find("flash"), std::string::npos);
+}
+
+/// Every name of a kernel in the family tree can be pasted to tessera which.
+TEST_F(WhichTest, knows_the_kernels_of_its_family_tree) {
+    const auto tree = run_ok("which --family --json").json().at("relatives");
+    std::size_t known = 0;
+    for (const auto& relative : tree) {
+        const std::string kernel = relative.at("kernel");
+        if (kernel.empty()) continue;
+        write("name", kernel + "\n");
+        const auto file = run_ok("which name --json").json().at("files").at(0);
+        const bool softmax_by_hand = relative.at("name") == "standard" || relative.at("name") == "math";
+        EXPECT_EQ(file.at("attention").empty(), softmax_by_hand) << kernel;
+        if (!softmax_by_hand) EXPECT_NE(file.at("attention").at(0).at("family"), "unknown") << kernel;
+        ++known;
+    }
+    EXPECT_GE(known, 8U);
+}
+
+/// Each block of docs/which.md that begins with a command is what that command prints.
+TEST_F(WhichTest, prints_what_the_page_shows) {
+    std::filesystem::create_directory_symlink(TESSERA_SOURCE_DIR "/examples", path("examples"));
+    std::ifstream page(TESSERA_SOURCE_DIR "/docs/which.md");
+    const std::string prompt = "    $ tessera ";
+    int commands = 0;
+    std::string line;
+    bool more = static_cast<bool>(std::getline(page, line));
+    while (more) {
+        if (line.rfind(prompt, 0) != 0) {
+            more = static_cast<bool>(std::getline(page, line));
+            continue;
+        }
+        const std::string command = line.substr(prompt.size());
+        std::string expected;
+        while ((more = static_cast<bool>(std::getline(page, line))) && (line.rfind("    ", 0) == 0 || line.empty())) {
+            if (line.rfind(prompt, 0) == 0) break;
+            expected += line.empty() ? "\n" : line.substr(4) + "\n";
+        }
+        while (expected.size() > 1 && expected[expected.size() - 2] == '\n') expected.pop_back();
+        const Outcome outcome = run(command);
+        EXPECT_EQ(outcome.out, expected) << command << "\n" << outcome.err;
+        ++commands;
+    }
+    EXPECT_GE(commands, 5);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/family_tree.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+
+namespace tessera::diagnose {
+namespace {
+
+std::set<std::string> names() {
+    std::set<std::string> found;
+    for (const Relative& r : relatives()) found.insert(r.name);
+    return found;
+}
+
+TEST(FamilyTree, ParentsStandBeforeTheirChildren) {
+    std::set<std::string> before = {""};
+    for (const Relative& r : relatives()) {
+        EXPECT_EQ(1U, before.count(r.parent)) << r.name;
+        EXPECT_TRUE(before.insert(r.name).second) << r.name << " stands twice";
+    }
+}
+
+TEST(FamilyTree, LibrariesEndInRelatives) {
+    const std::set<std::string> known = names();
+    for (const Chooser& chooser : choosers()) {
+        std::istringstream list(chooser.ends_in);
+        for (std::string name; std::getline(list >> std::ws, name, ',');)
+            EXPECT_EQ(1U, known.count(name)) << chooser.name << ": " << name;
+    }
+}
+
+TEST(FamilyTree, TextFitsATerminalAndHoldsEveryKernel) {
+    const std::string text = family_text();
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
+    for (const Relative& r : relatives())
+        EXPECT_NE(std::string::npos, text.find(fmt::format("{}\n", r.kernel))) << r.name;
+}
+
+/// docs/family.md is drawn from the same data.
+TEST(FamilyTree, ThePageIsItsData) {
+    std::ifstream file(TESSERA_SOURCE_DIR "/docs/family.md");
+    std::ostringstream page;
+    page << file.rdbuf();
+    EXPECT_EQ(family_markdown(), page.str());
+}
+
+}  // namespace
+}  // namespace tessera::diagnose

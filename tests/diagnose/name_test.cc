@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The reader of kernels' names against the labelled corpus (names.tsv): "known" names are the ones that it was written
+// after, "held-out" names were found in public logs afterwards and are only scored.
+#include "diagnose/name.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "diagnose/kernel_text.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+struct Labelled {
+    std::string set, family, pass, role;
+    int arch = 0;
+    int head_dim = 0;
+    std::string name;
+};
+
+std::vector<Labelled> corpus(const std::string& set) {
+    std::ifstream file(TESSERA_SOURCE_DIR "/tests/diagnose/names.tsv");
+    std::vector<Labelled> rows;
+    for (std::string line; std::getline(file, line);) {
+        if (line.empty() || line[0] == '#') continue;
+        std::istringstream fields(line);
+        Labelled row;
+        std::string arch;
+        std::string head_dim;
+        for (std::string* field : {&row.set, &row.family, &row.pass, &row.role, &arch, &head_dim, &row.name})
+            std::getline(fields, *field, '\t');
+        row.arch = std::stoi(arch);
+        row.head_dim = std::stoi(head_dim);
+        if (row.set == set) rows.push_back(row);
+    }
+    return rows;
+}
+
+std::string difference(const Labelled& row, const NameReading& got) {
+    std::string text;
+    const auto compare = [&](const char* what, const std::string& expected, const std::string& actual) {
+        if (expected != actual) text += fmt::format(" {}: expected {}, got {};", what, expected, actual);
+    };
+    compare("family", row.family, name_of(got.family));
+    compare("pass", row.pass, name_of(got.pass));
+    compare("role", row.role, name_of(got.role));
+    compare("arch", std::to_string(row.arch), std::to_string(got.arch));
+    if (row.head_dim != 0) compare("head_dim", std::to_string(row.head_dim), std::to_string(got.head_dim));
+    return text;
+}
+
+TEST(KernelNames, reads_every_known_name) {
+    const auto rows = corpus("known");
+    ASSERT_GE(rows.size(), 40U);
+    for (const Labelled& row : rows) EXPECT_EQ(difference(row, read_name(row.name)), "") << row.name;
+}
+
+TEST(KernelNames, reads_held_out_names_without_a_confident_mistake) {
+    const auto rows = corpus("held-out");
+    ASSERT_GE(rows.size(), 50U);
+    int right = 0;
+    for (const Labelled& row : rows) {
+        const NameReading got = read_name(row.name);
+        const std::string wrong = difference(row, got);
+        if (wrong.empty()) ++right;
+        else EXPECT_LT(got.confidence, Confidence::likely) << row.name << wrong;
+    }
+    EXPECT_GE(right, 0.98 * static_cast<double>(rows.size()));
+    RecordProperty("right", right);
+}
+
+/// Tools cut names anywhere. What is left may tell less, and must not tell another family with confidence.
+TEST(KernelNames, never_takes_a_cut_name_for_another_family) {
+    for (const char* set : {"known", "held-out"}) {
+        for (const Labelled& row : corpus(set)) {
+            for (std::size_t length = 1; length < row.name.size(); length += length < 80 ? 1 : 7) {
+                for (const char* end : {"", "..."}) {
+                    const NameReading got = read_name(row.name.substr(0, length) + end);
+                    const bool same = name_of(got.family) == row.family || got.family == Family::unknown;
+                    EXPECT_TRUE(same || got.confidence < Confidence::certain)
+                        << row.name.substr(0, length) << end << ": " << name_of(got.family);
+                }
+            }
+        }
+    }
+}
+
+TEST(KernelNames, is_one_spelling_for_all_tools) {
+    EXPECT_EQ(normalised("void f<(int)128, (bool)1, (bool)0>(T1)"), "f<128,true,false>(T1)");
+    EXPECT_EQ(normalised("void <unnamed>::f<128u, 2ul, true> (int)"), "f<128,2,true>(int)");
+    EXPECT_EQ(normalised("void (anonymous namespace)::f<(x::Mode)1>(unsigned int)"), "f<1>(unsigned int)");
+    EXPECT_EQ(normalised("_ZN1a1fILi128ELb1EEEvv"), "a::f<128,true>()");
+    EXPECT_EQ(normalised("_ZN13pytorch_flash16flash_fwd_kernelI23Flash_fwd_kernel_traitsILi128ELb1E"),
+              "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128,true");
+    EXPECT_EQ(normalised("   "), "");
+}
+
+struct ReleaseCase {
+    const char* name;
+    const char* release;
+};
+
+class Releases : public testing::TestWithParam<ReleaseCase> {};
+
+TEST_P(Releases, follow_from_the_number_of_switches) {
+    EXPECT_EQ(read_name(GetParam().name).release, GetParam().release) << GetParam().name;
+}
+
+constexpr const char* kSeven =
+    "void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::half_t>, "
+    "false, true, false, false, true, true, false>(Flash_fwd_params)";
+
+INSTANTIATE_TEST_SUITE_P(
+    Fa2, Releases,
+    testing::Values(
+        ReleaseCase{"flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>, false, true, true, true, "
+                    "false>(Flash_fwd_params)",
+                    "2.0.0 to 2.2.5"},
+        ReleaseCase{"flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>, false, true, false, true, true, "
+                    "false>(Flash_fwd_params)",
+                    "2.3.x"},
+        ReleaseCase{kSeven, "2.4.0 to 2.5.9"},
+        ReleaseCase{"flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>, false, true, false, false, true, true, "
+                    "false, false>(Flash_fwd_params)",
+                    "2.6.0 to 2.7.3"},
+        ReleaseCase{"flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>, false, true, false, false, "
+                    "true, true, false, false>(flash::Flash_fwd_params)",
+                    "2.7.4 or later"},
+        ReleaseCase{
+            "flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>, true, false, true>(Flash_fwd_params)",
+            "2.1.2 to 2.1.x"},
+        ReleaseCase{"flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64, 128, 128, 8>, false, "
+                    "true, false, false, true, true>(Flash_bwd_params)",
+                    "2.4.0 to 2.6.1"},
+        ReleaseCase{"flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64, 128, 128, 8>, false, "
+                    "true, false, false, true, true, false>(Flash_bwd_params)",
+                    "2.6.2 to 2.7.3"}));
+
+TEST(KernelNames, reads_the_switches_of_fa2) {
+    const NameReading causal = read_name(kSeven);
+    EXPECT_EQ(causal.mask, "causal");
+    EXPECT_EQ(causal.tile_q, 128);
+    EXPECT_EQ(causal.tile_kv, 128);
+    EXPECT_EQ(causal.dtype, "fp16");
+    const NameReading all = read_name(
+        "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 64, 4, false, false, cutlass::bfloat16_t>, "
+        "true, "
+        "false, true, true, false, false, true, false>(flash::Flash_fwd_params)");
+    EXPECT_EQ(all.mask, "window");
+    EXPECT_EQ(all.features, (std::vector<std::string>{"dropout", "ALiBi", "softcap"}));
+}
+
+TEST(KernelNames, reads_the_switches_of_fa3) {
+    const auto name = [](const char* switches) {
+        return std::string(
+                   "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
+                   "flash::CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, "
+                   "cute::tuple<cute::C<128>, cute::C<128>, cute::C<192> >, ") +
+               switches + "> > > >";
+    };
+    const NameReading mla =
+        read_name(name("128, cutlass::bfloat16_t, float, cutlass::arch::Sm90, true, false, true, true, "
+                       "true, true, true, true, true, true, true, false"));
+    EXPECT_EQ(mla.head_dim, 192);
+    EXPECT_EQ(mla.head_dim_v, 128);
+    EXPECT_EQ(mla.mask, "causal");
+    EXPECT_EQ(mla.features, (std::vector<std::string>{"softcap", "varlen", "paged keys", "appends to the cache",
+                                                      "second Q", "packs query heads", "keys split"}));
+    EXPECT_EQ(mla.release, "2.7.3 to March 2026");
+    const NameReading first =
+        read_name(name("cutlass::half_t, float, cutlass::arch::Sm90, false, true, false, false, "
+                       "false, false, true, true, false, false, false"));
+    EXPECT_EQ(first.release, "2.7.3");
+    EXPECT_EQ(first.mask, "window");
+    EXPECT_TRUE(first.features.empty());
+}
+
+TEST(KernelNames, flags_what_is_not_exact) {
+    EXPECT_EQ(read_name("qk_int8_sv_f8_accum_f32_attn_inst_buf").exactness, Exactness::not_exact);
+    EXPECT_EQ(read_name(kSeven).exactness, Exactness::exact);
+}
+
+/// Inductor names the pointwise kernels beside an attention after it.
+TEST(KernelNames, is_not_taken_in_by_inductor) {
+    const NameReading beside = read_name("triton_poi_fused__scaled_dot_product_flash_attention_clone_transpose_2");
+    EXPECT_EQ(beside.role, Role::look_alike);
+    EXPECT_EQ(read_name("triton_per_fused_flex_attention_backward_mul_sum_1").role, Role::helper);
+    EXPECT_EQ(read_name("triton_per_fused__softmax__to_copy_masked_fill_1").role, Role::softmax);
+}
+
+TEST(KernelNames, survives_fifty_thousand_damaged_names) {
+    auto rows = corpus("known");
+    std::mt19937_64 random(20261122);
+    const auto below = [&](std::size_t bound) { return static_cast<std::size_t>(random() % bound); };
+    const std::string pieces[] = {
+        "<",    ">",       "(",        ")",   ",",    "::", "_Z", "N", "E", "I", "Lb1E", "999999999999",
+        "true", "(bool)1", "cute::C<", "_sm", "\xff", "x"};
+    std::int64_t read = 0;
+    for (int i = 0; i < 50'000; ++i) {
+        std::string name = rows[below(rows.size())].name;
+        for (std::size_t edit = below(4) + 1; edit > 0; --edit) {
+            const std::size_t at = below(name.size() + 1);
+            switch (below(4)) {
+                case 0: name.insert(at, pieces[below(std::size(pieces))]); break;
+                case 1: name.erase(at, below(20)); break;
+                case 2: name.resize(at); break;
+                default: name += rows[below(rows.size())].name.substr(0, below(60)); break;
+            }
+        }
+        const NameReading got = read_name(name);
+        read += got.role != Role::unknown ? 1 : 0;
+        ASSERT_GE(got.arch, 0) << name;
+        ASSERT_GE(got.head_dim, 0) << name;
+    }
+    EXPECT_GT(read, 20'000);
+}
+
+TEST(KernelNames, bounds_a_name_of_any_length) {
+    EXPECT_LE(normalised(std::string(std::size_t{1} << 22, '<')).size(), kLongestName);
+    EXPECT_EQ(read_name(std::string(std::size_t{1} << 20, '1')).family, Family::unknown);
+}
+
+}  // namespace
+}  // namespace tessera::diagnose

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every row of the table has a call that it refuses and a neighbour that it does not.
+#include "diagnose/rules.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+
+#include "diagnose/calls.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+using Change = std::function<void(Call&)>;
+
+struct Case {
+    Change trigger;
+    Change neighbour;
+};
+
+Change dims(std::int64_t qk, std::int64_t v) {
+    return [=](Call& c) { set_shapes(c, {2, 8, 512, qk}, {2, 8, 512, qk}, {2, 8, 512, v}); };
+}
+Change heads(std::int64_t q, std::int64_t k, std::int64_t v, bool gqa) {
+    return [=](Call& c) {
+        set_shapes(c, {2, q, 512, 64}, {2, k, 512, 64}, {2, v, 512, 64});
+        c.enable_gqa = gqa;
+    };
+}
+Change lengths(std::int64_t q, std::int64_t k) {
+    return [=](Call& c) { set_shapes(c, {2, 8, q, 64}, {2, 8, k, 64}, {2, 8, k, 64}); };
+}
+Change batches(std::int64_t q, std::int64_t k) {
+    return [=](Call& c) { set_shapes(c, {q, 8, 512, 64}, {k, 8, 512, 64}, {k, 8, 512, 64}); };
+}
+Change gpu(int capability) {
+    return [=](Call& c) { c.gpu.capability = capability; };
+}
+Change elements(Element q, Element k) {
+    return [=](Call& c) { c.q.element = q, c.k.element = k, c.v.element = k; };
+}
+Change k_stride(std::int64_t last) {
+    return [=](Call& c) { c.k.strides->back() = last; };
+}
+Change nested(std::int64_t dim) {
+    return [=](Call& c) {
+        dims(dim, dim)(c);
+        c.nested = true;
+    };
+}
+Change release(const Version& version) {
+    return [=](Call& c) { c.torch = version; };
+}
+Change training(std::int64_t dim, double dropout, int capability) {
+    return [=](Call& c) {
+        dims(dim, dim)(c);
+        c.q.requires_grad = true, c.dropout = dropout, c.gpu.capability = capability;
+    };
+}
+void nothing(Call&) {}
+
+std::map<std::string, Case> cases() {
+    const Change three_dims = [](Call& c) { set_shape(c.k, {8, 512, 64}); };
+    const Change fp32 = elements(Element::fp32, Element::fp32), mixed = elements(Element::bf16, Element::fp32);
+    return {
+        {"flash-off", {[](Call& c) { c.enabled->flash = false; }, [](Call& c) { c.enabled->cudnn = false; }}},
+        {"flash-rank", {three_dims, nothing}},
+        {"flash-mask",
+         {[](Call& c) {
+              set_mask(c, {512, 512});
+          },
+          [](Call& c) { c.is_causal = true; }}},
+        {"flash-head-dim", {dims(192, 128), dims(256, 256)}},
+        {"flash-gpu", {gpu(75), gpu(80)}},
+        {"flash-wide-training", {training(200, 0, 86), training(200, 0, 80)}},
+        {"flash-causal-not-square",
+         {[](Call& c) { lengths(128, 512)(c), c.is_causal = true; }, [](Call& c) { lengths(128, 512)(c); }}},
+        {"flash-dtype", {fp32, elements(Element::bf16, Element::bf16)}},
+        {"flash-nested-head-dim", {nested(60), dims(60, 60)}},
+        {"flash-batch", {batches(2, 1), batches(3, 3)}},
+        {"flash-heads", {heads(8, 2, 2, false), heads(4, 4, 4, false)}},
+        {"flash-heads-k-v", {heads(8, 2, 4, true), heads(8, 2, 2, true)}},
+        {"flash-heads-divide", {heads(8, 3, 3, true), heads(9, 3, 3, true)}},
+        {"flash-zero-length", {lengths(0, 512), lengths(1, 512)}},
+        {"flash-stride", {k_stride(2), [](Call& c) { dims(1, 1)(c), c.k.strides->back() = 2; }}},
+        {"flash-too-many", {batches(65536, 65536), batches(65535, 65535)}},
+        {"flash-nested-shapes", {nested(64), nothing}},
+        {"efficient-off", {[](Call& c) { c.enabled->efficient = false; }, [](Call& c) { c.enabled->flash = false; }}},
+        {"efficient-gpu", {gpu(37), gpu(50)}},
+        {"efficient-rank", {three_dims, nothing}},
+        {"efficient-head-dim", {dims(68, 68), dims(72, 72)}},
+        {"efficient-offset", {[](Call& c) { c.k.storage_offset = 4; }, [](Call& c) { c.k.storage_offset = 8; }}},
+        {"efficient-nested-training",
+         {[](Call& c) { c.nested = true, c.v.requires_grad = true; }, [](Call& c) { c.v.requires_grad = true; }}},
+        {"efficient-nested-shapes", {nested(64), nothing}},
+        {"efficient-zero-length", {lengths(512, 0), lengths(512, 1)}},
+        {"efficient-stride",
+         {[](Call& c) {
+              set_mask(c, {512, 512}), c.mask.strides->back() = 0;
+          },
+          [](Call& c) {
+              set_mask(c, {512, 512});
+          }}},
+        {"efficient-batch", {batches(2, 1), batches(1, 1)}},
+        {"efficient-heads", {heads(8, 2, 2, false), heads(2, 2, 2, true)}},
+        {"efficient-heads-k-v", {heads(8, 2, 4, true), heads(8, 4, 4, true)}},
+        {"efficient-heads-divide", {heads(8, 3, 3, true), heads(6, 3, 3, true)}},
+        {"efficient-dtype", {mixed, fp32}},
+        {"cudnn-opt-in", {nothing, release({2, 5, 0})}},
+        {"cudnn-off", {[](Call& c) { c.enabled->cudnn = false; }, [](Call& c) { c.enabled->math = false; }}},
+        {"cudnn-dropout-version",
+         {[](Call& c) { c.cudnn = 91200, c.dropout = 0.125; }, [](Call& c) { c.cudnn = 91400, c.dropout = 0.125; }}},
+        {"cudnn-nested", {nested(64), nothing}},
+        {"cudnn-rank", {three_dims, nothing}},
+        {"cudnn-deterministic", {[](Call& c) { c.deterministic = true; }, nothing}},
+        {"cudnn-dtype", {fp32, elements(Element::bf16, Element::bf16)}},
+        {"cudnn-mask-gradient",
+         {[](Call& c) {
+              set_mask(c, {512, 512}, MaskKind::floating), c.mask.requires_grad = true;
+          },
+          [](Call& c) {
+              set_mask(c, {512, 512}, MaskKind::floating);
+          }}},
+        {"cudnn-mask-shape",
+         {[](Call& c) {
+              set_mask(c, {8, 512, 512});
+          },
+          [](Call& c) {
+              set_mask(c, {2, 1, 1, 512});
+          }}},
+        {"cudnn-gpu", {gpu(75), gpu(86)}},
+        {"cudnn-dropout-16ths", {[](Call& c) { c.dropout = 0.1; }, [](Call& c) { c.dropout = 0.125; }}},
+        {"cudnn-zero-length", {lengths(0, 512), lengths(512, 512)}},
+        {"cudnn-stride", {k_stride(2), k_stride(1)}},
+        {"cudnn-batch", {batches(2, 1), batches(1, 1)}},
+        {"cudnn-heads", {heads(8, 2, 2, false), heads(8, 2, 2, true)}},
+        {"cudnn-heads-divide", {heads(8, 4, 3, true), heads(8, 4, 2, true)}},
+        {"cudnn-too-many", {heads(65536, 65536, 65536, false), heads(65535, 65535, 65535, false)}},
+        {"cudnn-head-dim", {dims(264, 264), dims(128, 128)}},
+        {"cudnn-head-dim-8", {dims(60, 60), dims(64, 64)}},
+        {"cudnn-length-1", {lengths(1, 512), lengths(2, 512)}},
+        {"cudnn-one-key", {lengths(512, 1), lengths(1, 512)}},
+        {"cudnn-one-query-dropout",
+         {[](Call& c) { lengths(1, 512)(c), c.dropout = 0.5; }, [](Call& c) { lengths(2, 512)(c), c.dropout = 0.5; }}},
+        {"cudnn-backward-head-dim", {training(192, 0, 90), [](Call& c) { dims(192, 192)(c); }}},
+        {"math-off", {[](Call& c) { c.enabled->math = false; }, nothing}},
+        {"fa3-release", {nothing, release({2, 11, 0})}},
+        {"fa3-gpu", {gpu(100), gpu(90)}},
+        {"fa3-dropout", {[](Call& c) { c.dropout = 0.1; }, nothing}},
+        {"fa4-release", {nothing, release({2, 10, 0})}},
+        {"fa4-gpu", {gpu(80), gpu(100)}},
+        {"fa4-dropout", {[](Call& c) { c.dropout = 0.1; }, nothing}},
+    };
+}
+
+const Verdict& verdict_of(const Explanation& explanation, SdpBackend backend) {
+    for (const Verdict& verdict : explanation.verdicts) {
+        if (verdict.backend == backend) return verdict;
+    }
+    throw std::logic_error("every backend has a verdict");
+}
+
+bool refused_by(const Call& call, const Rule& rule) {
+    const Explanation explanation = explain(call);
+    for (const Rule* refusal : verdict_of(explanation, rule.backend).refusals) {
+        if (std::string(refusal->name) == rule.name) return true;
+    }
+    return false;
+}
+
+bool about_members(const Rule& rule) { return std::string(rule.name).find("nested-shapes") != std::string::npos; }
+
+Call changed(const Version& torch, const Change& change) {
+    Call call = known_call(torch);
+    change(call);
+    return call;
+}
+
+TEST(Rules, EveryRowRefusesItsCaseAndNotTheNeighbour) {
+    const auto all = cases();
+    std::set<const Rule*> triggered;
+    for (const Rule& rule : rules()) {
+        ASSERT_TRUE(all.count(rule.name)) << rule.name << " has no case";
+        const Case& of_rule = all.at(rule.name);
+        const std::string where =
+            std::string(rule.name) + " in " + std::to_string(rule.from.major) + "." + std::to_string(rule.from.minor);
+        EXPECT_FALSE(refused_by(changed(rule.from, of_rule.neighbour), rule)) << where;
+        const Call call = changed(rule.from, of_rule.trigger);
+        if (about_members(rule)) {  // nobody knows the lengths of the members, so the verdict is unknown
+            const Verdict verdict = verdict_of(explain(call), rule.backend);
+            EXPECT_EQ(Standing::unknown, verdict.standing) << where;
+            ASSERT_FALSE(verdict.wanting.empty()) << where;
+            EXPECT_NE(std::string::npos, verdict.wanting.front().find("members")) << where;
+            triggered.insert(&rule);
+            continue;
+        }
+        EXPECT_TRUE(refused_by(call, rule)) << where;
+        if (rule.refuses(call).is_true()) triggered.insert(&rule);
+    }
+    EXPECT_EQ(rules().size(), triggered.size()) << "every row was triggered";
+    std::set<std::string> names;
+    for (const Rule& rule : rules()) names.insert(rule.name);
+    EXPECT_EQ(names.size(), all.size()) << "every case belongs to a row";
+}
+
+/// Rows of one name follow each other without a gap, so a check never vanishes between two releases.
+TEST(Rules, RowsOfOneNameFollowEachOther) {
+    std::map<std::string, Version> until;
+    for (const Rule& rule : rules()) {
+        EXPECT_LT(rule.from, rule.until) << rule.name;
+        if (until.count(rule.name) > 0) {
+            EXPECT_EQ(until[rule.name], rule.from) << rule.name;
+        }
+        until[rule.name] = rule.until;
+        EXPECT_NE('\0', rule.source[0]) << rule.name;
+        EXPECT_NE('\0', rule.meaning[0]) << rule.name;
+        EXPECT_NE('\0', rule.cure[0]) << rule.name;
+    }
+}
+
+}  // namespace
+}  // namespace tessera::diagnose

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// clang++ -fsanitize=fuzzer,address,undefined; run with the folder corpus/trace.
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "exercise_trace.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    tessera::diagnose::fuzz::exercise_trace({reinterpret_cast<const char*>(data), size});
+    return 0;
+}
