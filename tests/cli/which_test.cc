@@ -3,7 +3,7 @@
 // tessera which: what it prints and how it ends. What it reads and finds is tested in tests/diagnose.
 #include "process.hpp"
 
-namespace tessera {
+namespace tessera::which_test {
 namespace {
 
 const std::string kTraces = TESSERA_SOURCE_DIR "/examples/traces/";
@@ -123,4 +123,4 @@ TEST_F(WhichTest, prints_what_the_page_shows) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::which_test

@@ -13,7 +13,7 @@
 
 #include "diagnose/kernel_text.hpp"
 
-namespace tessera::diagnose {
+namespace tessera::diagnose::name_test {
 namespace {
 
 struct Labelled {
@@ -191,6 +191,7 @@ TEST(KernelNames, is_not_taken_in_by_inductor) {
     EXPECT_EQ(beside.role, Role::look_alike);
     EXPECT_EQ(read_name("triton_per_fused_flex_attention_backward_mul_sum_1").role, Role::helper);
     EXPECT_EQ(read_name("triton_per_fused__softmax__to_copy_masked_fill_1").role, Role::softmax);
+    EXPECT_EQ(read_name("triton_per_fused__safe_softmax__scaled_dot_product_attention_1").role, Role::softmax);
 }
 
 TEST(KernelNames, survives_fifty_thousand_damaged_names) {
@@ -226,4 +227,4 @@ TEST(KernelNames, bounds_a_name_of_any_length) {
 }
 
 }  // namespace
-}  // namespace tessera::diagnose
+}  // namespace tessera::diagnose::name_test
