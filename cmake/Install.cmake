@@ -9,8 +9,11 @@ endif()
 
 # Until 1.0 a new minor version may change the ABI. Without an export macro the objects of a static and of a shared
 # library are the same.
-set_target_properties(tessera PROPERTIES VERSION ${PROJECT_VERSION} DEFINE_SYMBOL ""
-                                         SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+set_target_properties(tessera PROPERTIES DEFINE_SYMBOL "")
+if(NOT TESSERA_PYTHON)  # a wheel holds one library, and no links to it
+    set_target_properties(tessera PROPERTIES VERSION ${PROJECT_VERSION}
+                                             SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+endif()
 
 if(TESSERA_INSTALL)
     include(CMakePackageConfigHelpers)

@@ -53,7 +53,7 @@ calls: $* (on another system: a C++20 compiler, CMake >= 3.25, Ninja, Highway, o
 
 # Compiling again what did not change costs nothing with ccache.
 if command -v ccache >/dev/null; then
-    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
     export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}  # or it keeps nothing that uses such headers
 fi
 

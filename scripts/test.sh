@@ -1,22 +1,28 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything that a change must pass: the checks of the source, all tests of the release build (GCC), all tests of a
-# build with clang under ASan and UBSan, the kernels on threads under TSan, and the CPU kernels for 64-bit Arm (NEON) under
-# qemu-user. The last lines name what took longest, what was skipped and why, and sum up; the exit status is 0 only when
+# Everything that a change must pass: the checks of the source, all tests of the release build (GCC), the Python package
+# from a wheel (scripts/test_python.sh), all tests of a build with clang under ASan and UBSan, the kernels on threads under
+# TSan, and the CPU kernels for 64-bit Arm (NEON) under qemu-user. The last lines name what took longest, what was skipped and why, and sum up; the exit status is 0 only when
 # all went well.
 #
-#   scripts/test.sh [--long]
+#   scripts/test.sh [--long] [--without-torch]
 #
+# --without-torch: the Python package without PyTorch, which is some gigabytes once; its tests are then skipped.
 # --long: ten times the random cases and properties, and on NEON and under the sanitizers also the tests that are no matter
 # of the instruction set or of memory. Takes hours; for nights and releases.
 # shellcheck source=scripts/setup.sh
 source "$(dirname "$0")/setup.sh"
 
-LONG=
-if [[ ${1:-} == --long ]]; then LONG=yes; export TESSERA_LONG=1
-elif [[ $# -gt 0 ]]; then die "unknown option $1; usage: scripts/test.sh [--long]"
-fi
+LONG= PYTHON_OPTIONS=()
+while [[ $# -gt 0 ]]; do
+    case $1 in
+        --long) LONG=yes; export TESSERA_LONG=1 ;;
+        --without-torch) PYTHON_OPTIONS+=(--without-torch) ;;
+        *) die "unknown option $1; usage: scripts/test.sh [--long] [--without-torch]" ;;
+    esac
+    shift
+done
 
 need "${BUILD_PACKAGES[@]}" libgtest-dev librapidcheck-dev clang libclang-rt-dev python3
 if ! command -v clang-format-14 >/dev/null && command -v apt-get >/dev/null; then
@@ -86,12 +92,22 @@ if build release build --preset ci "${WITH_TESTS[@]}"; then
     ctest --test-dir build -R '^check_(kernels|loops)$' --verbose | sed -n '/: Test command\|: Working\|: Test timeout/d; s/^[0-9]*: //p' || true
 fi
 
+# The Python package, from a wheel; its compiler cache is that of the release build.
+say "Python"
+begin=$SECONDS
+scripts/test_python.sh "${PYTHON_OPTIONS[@]}" || true  # pytest's results tell; without any, the summary does
+stages+=("Python=build-python")
+echo "$((SECONDS - begin)) s"
+
 # The second compiler and the sanitizers in one build. -O1 and line numbers only: compiled in a fraction of the time.
 # Without NDEBUG, so assertions are on. Without CUDA: nvcc has its own host compiler, and no kernel could run here.
 SANITIZED=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${WITH_TESTS[@]}" -DTESSERA_CUDA=OFF
            -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only")
-# Not under the sanitizers: the trials of the judge, which are arithmetic of tests on memory of tests.
-NOT_SANITIZED='compare.*:tolerances.*:*Planted*'
+# Not under the sanitizers, but with --long: the trials of the judge, which are arithmetic of tests on memory of tests;
+# statistics; special values in all head dims but the smallest and the one with another for V; the sample on every
+# schedule, which is large and whose ways are those of every dtype's small one.
+NOT_SANITIZED='compare.*:tolerances.*:*Planted*:SignedError.*:*every_schedule_is_right_on_the_sample'
+for dim in 64 96 128 192 256; do NOT_SANITIZED+=":*SpecialValues*_${dim}x$dim"; done
 if build "clang, ASan and UBSan" build-asan --preset asan "${SANITIZED[@]}"; then
     filter="-$NOT_SANITIZED"
     [[ -z $LONG ]] || filter='*'

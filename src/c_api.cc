@@ -10,11 +10,10 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <string>
 
-#include "tessera/tessera.hpp"
+#include "c_api.hpp"
 
 namespace tessera {
 namespace {
@@ -56,46 +55,6 @@ void copy_text(char (&to)[N], const char* from) noexcept {
     to[length] = '\0';
 }
 
-tessera_status fail(ErrorCode code, const char* message, const char* argument) noexcept {
-    copy_text(last_error.message, message);
-    copy_text(last_error.argument, argument);
-    return static_cast<tessera_status>(code);
-}
-
-template <class Body>
-tessera_status guarded(const Body& body) noexcept {
-    try {
-        body();
-        return TESSERA_OK;
-    } catch (const Error& error) {
-        return fail(error.code(), error.what(), error.argument().c_str());
-    } catch (const std::bad_alloc&) {
-        return fail(ErrorCode::out_of_memory, "out of memory", "");
-    } catch (const std::exception& error) {
-        return fail(ErrorCode::internal, error.what(), "");
-    } catch (...) {
-        return fail(ErrorCode::internal, "an exception of an unknown type", "");
-    }
-}
-
-[[noreturn]] void invalid(const std::string& argument, const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, argument, message);
-}
-
-void expect_address(const char* name, const void* address) {
-    if (address == nullptr) invalid(name, "expected an address, got null");
-}
-
-/// All bytes of a struct are looked at or set: one that was never given its size must not lead far beyond it.
-/// `name` is that of the struct, or "".
-template <class T>
-void expect_struct_size(const char* name, std::size_t size) {
-    static_assert(sizeof(T) <= TESSERA_MAX_STRUCT_SIZE);
-    if (size >= sizeof(T) && size <= TESSERA_MAX_STRUCT_SIZE) return;
-    invalid(fmt::format("{}{}struct_size", name, *name == '\0' ? "" : "."),
-            fmt::format("expected {}..{}, got {}", sizeof(T), TESSERA_MAX_STRUCT_SIZE, size));
-}
-
 /// Reads a struct that begins with struct_size. All structs are as they were first published, so sizeof(T) is the least
 /// that a caller can have; when one grows, the size of its first version stays the least.
 template <class T>
@@ -124,7 +83,7 @@ bool flag(const char* name, std::int32_t value) {
     return value == 1;
 }
 
-Problem problem_of(const tessera_problem* from) {
+Problem read_problem(const tessera_problem* from) {
     const tessera_problem p = read_struct("problem", from);
     Problem problem{.dtype = enum_value("dtype", p.dtype, DType::int64),
                     .batch = p.batch,
@@ -161,7 +120,7 @@ Plan plan_of(const tessera_problem* problem, const tessera_options& o, Pass pass
         options.schedule = enum_value("schedule", o.schedule, *std::rbegin(kSchedules), 1);
     if (o.kernel != nullptr) options.kernel = o.kernel;
     if (o.block_q != 0 || o.block_kv != 0) options.tile = Tile{o.block_q, o.block_kv};
-    return plan(problem_of(problem), options);
+    return plan(read_problem(problem), options);
 }
 
 TensorView tensor_of(const char* name, const tessera_tensor& t) {
@@ -274,6 +233,21 @@ std::span<std::byte> bytes_of(void* workspace, std::size_t bytes) {
 }
 
 }  // namespace
+
+tessera_status fail(ErrorCode code, const char* message, const char* argument) noexcept {
+    copy_text(last_error.message, message);
+    copy_text(last_error.argument, argument);
+    return static_cast<tessera_status>(code);
+}
+
+Plan plan_of(const tessera_problem* problem, const tessera_options* options, std::int32_t pass) {
+    return plan_of(problem, options_of(options), enum_value("pass", pass, Pass::backward));
+}
+
+Problem problem_of(const tessera_problem* problem) { return read_problem(problem); }
+
+tessera_options read_options(const tessera_options* options) { return options_of(options); }
+
 }  // namespace tessera
 
 using namespace tessera;

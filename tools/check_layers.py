@@ -140,6 +140,7 @@ THIRD_PARTY = {
     "rapidcheck": {"tests"},
     "cuda": {"device", "tests", "bench"} | {layer for layer in ALLOWED if layer.startswith("cuda")},
     "fmt/": set(ALLOWED) - {"include", "examples"},
+    "xla/": {"python"},
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)

@@ -6,8 +6,9 @@
 
 FOLDER is a build folder after `ctest --output-junit FOLDER/ctest.xml`. A part of a GoogleTest program counts as the tests
 that it ran (FOLDER/results/PART.xml), any other test of ctest's as one. A part that failed and says of no test that it
-failed has crashed or hung, and counts as one failure. The last line is "N passed, M skipped, K failed"; the exit status is
-1 when K is not 0. --known adds checks that were no tests of ctest's.
+failed has crashed or hung, and counts as one failure. What pytest --junitxml wrote to FOLDER/ctest.xml is read the same way.
+The last line is "N passed, M skipped, K failed"; the exit status is 1 when K is not 0. --known adds checks that were no
+tests of ctest's.
 """
 import argparse
 import collections
@@ -52,12 +53,11 @@ def of_gtest(path: pathlib.Path) -> list[Result]:
 
 def of_ctest(case: ElementTree.Element) -> Result:
     name, seconds = case.get("name"), float(case.get("time", 0))
-    if case.get("status") == "fail" or case.find("failure") is not None:
+    if case.get("status") == "fail" or case.find("failure") is not None or case.find("error") is not None:
         return Result(name, seconds, "failed")
     skipped = case.find("skipped")
     if skipped is not None:
-        output = first_line(case.findtext("system-out") or "")
-        return Result(name, seconds, "skipped", output if output else skipped.get("message", ""))
+        return Result(name, seconds, "skipped", first_line(case.findtext("system-out") or skipped.get("message") or ""))
     return Result(name, seconds, "passed")
 
 

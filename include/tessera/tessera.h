@@ -193,6 +193,52 @@ tessera_status tessera_workspace_bytes(const tessera_problem* problem, const tes
 tessera_status tessera_plan_describe(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                      char* buffer, size_t size, size_t* needed);
 
+/* The same choice as data. Texts are cut off where they are longer than their arrays. */
+typedef struct tessera_plan_info {
+    size_t struct_size;
+    const char* kernel; /* name of the chosen kernel; lives as long as the library */
+    int64_t block_q;
+    int64_t block_kv;
+    size_t workspace_bytes;
+    int32_t threads;
+    int32_t refused;      /* kernels of this pass that were not chosen: tessera_plan_refusal tells why */
+    char target[128];     /* instruction set or device: "AVX3", "sm_90 (NVIDIA H200)" */
+    char matrix_unit[32]; /* "AMX"; "": the kernel uses none */
+} tessera_plan_info;
+
+typedef struct tessera_refusal {
+    size_t struct_size;
+    const char* kernel; /* lives as long as the library */
+    int32_t capable;    /* 1: it could run the problem, but another kernel comes first or was asked for */
+    char reason[500];
+} tessera_refusal;
+
+/* What tessera_plan_describe tells as text. `info->struct_size` is set by the caller. */
+tessera_status tessera_plan_query(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                                  tessera_plan_info* info);
+
+/* Why a kernel was not chosen; `index` from 0 to under tessera_plan_info.refused, in order of preference. */
+tessera_status tessera_plan_refusal(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                                    int32_t index, tessera_refusal* refusal);
+
+typedef struct tessera_prediction {
+    size_t struct_size;
+    int32_t schedule; /* TESSERA_SCHEDULE_FA2 */
+    int32_t reserved;
+    double ms;               /* predicted time of one call */
+    double tflops;           /* of visible pairs */
+    double percent_of_bound; /* of the roof that is nearest */
+    char bound[64];          /* that roof, or what takes most of the time */
+    char machine[64];        /* name of the machine */
+} tessera_prediction;
+
+/* What tessera's kernels would take on a machine, by the cost model (docs/model.md); nothing is run. `machine` is one
+ * that `tessera roofline --help` lists, such as "h200", or null for the one that the problem would run on. Of `options`
+ * schedule (any: the fastest), tile and threads count. TESSERA_UNSUPPORTED when the model does not know the machine or
+ * the machine can't run the problem. Ragged batches are taken to have members of their upper bounds. */
+tessera_status tessera_predict(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                               const char* machine, tessera_prediction* prediction);
+
 /* O = attention(Q, K, V), and LSE. `workspace` may be null when workspace_bytes is 0 and nothing is needed; what the
  * call needs of it (tessera_workspace_bytes) may not overlap a tensor. With TESSERA_BACKEND_CUDA all tensors and the
  * workspace are to be on the CUDA device of q, and the work is queued on `stream` (a cudaStream_t; null: the default

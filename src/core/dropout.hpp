@@ -24,9 +24,10 @@ TESSERA_HOST_DEVICE constexpr std::uint32_t dropout_word(std::uint64_t seed, std
 }
 
 /// Words under this value are kept: round((1 - p) * 2^32), so the keep probability is exact to 2^-32. It is 2^32, over
-/// every word, for p = 0, hence 64 bits.
+/// every word, for p = 0, hence 64 bits; and 1 at least, since p < 1 keeps something (a kernel takes 0 for no dropout).
 constexpr std::uint64_t keep_threshold(double probability) {
-    return static_cast<std::uint64_t>((1.0 - probability) * 4294967296.0 + 0.5);
+    const auto rounded = static_cast<std::uint64_t>((1.0 - probability) * 4294967296.0 + 0.5);
+    return rounded == 0 ? 1 : rounded;
 }
 
 }  // namespace tessera

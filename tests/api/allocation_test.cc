@@ -81,7 +81,7 @@ void operator delete[](void* memory, std::align_val_t) noexcept { uncounted(memo
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { uncounted(memory); }
 void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { uncounted(memory); }
 
-namespace tessera::test {
+namespace tessera::test::allocation_test {
 namespace {
 
 /// Loops over the tasks here and now: what oneTBB allocates for itself is not the kernel's.
@@ -166,4 +166,4 @@ TEST(Allocation, a_refused_call_holds_its_message_only) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::allocation_test

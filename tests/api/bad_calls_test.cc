@@ -11,7 +11,7 @@
 
 #include "core/case.hpp"
 
-namespace tessera::test {
+namespace tessera::test::bad_calls_test {
 namespace {
 
 Problem dense_problem() {
@@ -380,4 +380,4 @@ TEST(BadCalls, workspace_that_no_machine_has) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::bad_calls_test

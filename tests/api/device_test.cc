@@ -8,7 +8,7 @@
 #include "core/case.hpp"
 #include "device/device_copy.hpp"
 
-namespace tessera::test {
+namespace tessera::test::device_test {
 namespace {
 
 constexpr Device kCuda{DeviceType::cuda, 0};
@@ -137,4 +137,4 @@ TEST(CallDevice, host_addresses_are_not_taken_for_cuda_memory) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::device_test

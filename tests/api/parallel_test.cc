@@ -14,7 +14,7 @@
 
 #include "core/case.hpp"
 
-namespace tessera::test {
+namespace tessera::test::parallel_test {
 namespace {
 
 TEST(TbbParallelFor, runs_every_task_once_and_shares_no_worker) {
@@ -210,4 +210,4 @@ TEST(Threads, one_plan_serves_concurrent_calls) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::parallel_test

@@ -9,7 +9,7 @@
 
 #include "core/case.hpp"
 
-namespace tessera::test {
+namespace tessera::test::plan_test {
 namespace {
 
 Error error_of(const Problem& p, const PlanOptions& options) {
@@ -205,4 +205,4 @@ TEST(Plan, workspace_is_linear_in_the_length_but_for_standard) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::plan_test

@@ -9,7 +9,7 @@
 #include "measure/record.hpp"
 #include "process.hpp"
 
-namespace tessera {
+namespace tessera::bench_test {
 namespace {
 
 class BenchTest : public CommandTest {
@@ -163,4 +163,4 @@ TEST_F(BenchTest, an_interrupted_run_ends_with_130) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::bench_test

@@ -6,7 +6,7 @@
 #include "measure/record.hpp"
 #include "process.hpp"
 
-namespace tessera {
+namespace tessera::commands_test {
 namespace {
 
 class CommandsTest : public CommandTest {
@@ -110,4 +110,4 @@ TEST_F(CommandsTest, gen_is_reproducible) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::commands_test

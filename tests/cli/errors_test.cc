@@ -7,7 +7,7 @@
 #include "device/device_copy.hpp"
 #include "process.hpp"
 
-namespace tessera {
+namespace tessera::errors_test {
 namespace {
 
 class ErrorsTest : public CommandTest {};
@@ -181,4 +181,4 @@ TEST_F(ErrorsTest, hostile_names_do_not_reach_the_terminal) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::errors_test

@@ -12,7 +12,7 @@
 #include "process.hpp"
 #include "tessera/error.hpp"
 
-namespace tessera::measure {
+namespace tessera::measure::measure_test {
 namespace {
 
 class RecordFileTest : public CommandTest {};
@@ -137,4 +137,4 @@ TEST_F(RecordFileTest, says_what_is_wrong_and_where) {
 }
 
 }  // namespace
-}  // namespace tessera::measure
+}  // namespace tessera::measure::measure_test

@@ -6,7 +6,7 @@
 #include "plot/png.hpp"
 #include "process.hpp"
 
-namespace tessera {
+namespace tessera::model_test {
 namespace {
 
 class ModelCommandsTest : public CommandTest {
@@ -155,4 +155,4 @@ TEST_F(ModelCommandsTest, errors_name_the_option) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::model_test

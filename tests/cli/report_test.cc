@@ -3,7 +3,7 @@
 // tessera report: files and messages. What the page holds is tested in tests/report.
 #include "process.hpp"
 
-namespace tessera {
+namespace tessera::report_test {
 namespace {
 
 class ReportTest : public CommandTest {};
@@ -44,4 +44,4 @@ TEST_F(ReportTest, says_what_is_wrong) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::report_test

@@ -5,7 +5,7 @@
 #include "io/safetensors.hpp"
 #include "process.hpp"
 
-namespace tessera {
+namespace tessera::run_test {
 namespace {
 
 class RunTest : public CommandTest {
@@ -175,4 +175,4 @@ TEST_F(RunTest, threads_do_not_change_bits) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::run_test

@@ -7,7 +7,7 @@
 #include "io/safetensors.hpp"
 #include "process.hpp"
 
-namespace tessera {
+namespace tessera::walk_test {
 namespace {
 
 class WalkTest : public CommandTest {
@@ -102,4 +102,4 @@ TEST_F(WalkTest, bad_options_are_told) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::walk_test

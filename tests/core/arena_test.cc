@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera {
+namespace tessera::arena_test {
 namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
@@ -111,4 +111,4 @@ TEST(WorkerMemory, too_much_stays_too_much) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::arena_test

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera {
+namespace tessera::mask_test {
 namespace {
 
 constexpr std::int64_t kLongest = 12;
@@ -230,4 +230,4 @@ TEST(Mask, extreme_windows_and_lengths_do_not_overflow) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::mask_test

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace tessera {
+namespace tessera::numeric_test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -183,4 +183,4 @@ TEST(Numeric, loads_and_stores_every_floating_dtype) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::numeric_test

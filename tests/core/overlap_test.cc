@@ -10,7 +10,7 @@
 #include "core/property.hpp"
 #include "core/tensors.hpp"
 
-namespace tessera {
+namespace tessera::overlap_test {
 namespace {
 
 using test::for_each_index;
@@ -204,4 +204,4 @@ TEST(Overlap, large_views_are_quick) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::overlap_test

@@ -10,7 +10,7 @@
 
 #include "tessera/error.hpp"
 
-namespace tessera {
+namespace tessera::problem_test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -184,4 +184,4 @@ TEST(Errors, what_names_the_argument) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::problem_test

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <thread>
 
-namespace tessera {
+namespace tessera::ready_workers_test {
 namespace {
 
 /// What a worker wrote in one call it finds in its core's cache in the next only if it is the same thread.
@@ -41,4 +41,4 @@ TEST(ReadyWorkers, one_call_at_a_time) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::ready_workers_test

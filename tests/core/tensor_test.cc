@@ -8,7 +8,7 @@
 
 #include "tessera/error.hpp"
 
-namespace tessera {
+namespace tessera::tensor_test {
 namespace {
 
 template <class F>
@@ -109,4 +109,4 @@ TEST(DTypes, sizes_and_names) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::tensor_test

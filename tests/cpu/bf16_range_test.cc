@@ -8,7 +8,7 @@
 #include "kernels/support.hpp"
 #include "units.hpp"
 
-namespace tessera::cpu::matrix {
+namespace tessera::cpu::matrix::bf16_range_test {
 namespace {
 
 using check::Attention;
@@ -110,4 +110,4 @@ TEST(Bf16Range, subnormal_queries_are_0_to_a_unit) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu::matrix
+}  // namespace tessera::cpu::matrix::bf16_range_test

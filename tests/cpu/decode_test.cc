@@ -10,7 +10,7 @@
 #include "kernels/support.hpp"
 #include "units.hpp"
 
-namespace tessera::cpu::matrix {
+namespace tessera::cpu::matrix::decode_test {
 namespace {
 
 class DecodeWords : public MatrixWords {};
@@ -259,4 +259,4 @@ TEST(MatrixKernels, ragged_members_count_their_own_tiles) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu::matrix
+}  // namespace tessera::cpu::matrix::decode_test

@@ -11,7 +11,7 @@
 #include "kernels/support.hpp"
 #include "units.hpp"
 
-namespace tessera::check {
+namespace tessera::check::delta_test {
 namespace {
 
 constexpr DType kRoundedTypes[] = {DType::bf16, DType::fp16};
@@ -207,4 +207,4 @@ TEST(SummedDelta, takes_no_bit_from_hidden_keys_nor_from_threads) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::delta_test

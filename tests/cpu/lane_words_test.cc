@@ -11,7 +11,7 @@
 #include "floats.hpp"
 #include "targets.hpp"
 
-namespace tessera::cpu {
+namespace tessera::cpu::lane_words_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -334,4 +334,4 @@ TEST_P(LaneWords, weighted_sums_of_a_tile_add_to_those_before) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu
+}  // namespace tessera::cpu::lane_words_test

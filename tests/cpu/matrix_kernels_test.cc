@@ -7,7 +7,7 @@
 #include "check/run_case.hpp"
 #include "units.hpp"
 
-namespace tessera::cpu::matrix {
+namespace tessera::cpu::matrix::matrix_kernels_test {
 namespace {
 
 // In groups, for the parts of a test program to share.
@@ -87,4 +87,4 @@ TEST(MatrixKernels, few_queries_of_many_keys_take_little_memory) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu::matrix
+}  // namespace tessera::cpu::matrix::matrix_kernels_test

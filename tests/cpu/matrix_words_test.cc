@@ -7,7 +7,7 @@
 #include <limits>
 #include <random>
 
-namespace tessera::cpu::matrix {
+namespace tessera::cpu::matrix::matrix_words_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -346,4 +346,4 @@ TEST_P(MatrixWords, weights_in_parts_are_fp32_weights) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu::matrix
+}  // namespace tessera::cpu::matrix::matrix_words_test

@@ -12,7 +12,7 @@
 #include "floats.hpp"
 #include "targets.hpp"
 
-namespace tessera::cpu {
+namespace tessera::cpu::scores_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -188,4 +188,4 @@ TEST_P(Scores, dropout_of_every_seed_head_and_rate) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu
+}  // namespace tessera::cpu::scores_test

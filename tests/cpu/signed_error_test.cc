@@ -8,7 +8,7 @@
 #include "kernels/support.hpp"
 #include "units.hpp"
 
-namespace tessera::cpu::matrix {
+namespace tessera::cpu::matrix::signed_error_test {
 namespace {
 
 using check::Attention;
@@ -104,4 +104,4 @@ TEST(SignedError, is_noise_where_rows_share_few_weights) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu::matrix
+}  // namespace tessera::cpu::matrix::signed_error_test

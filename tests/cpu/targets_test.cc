@@ -5,7 +5,7 @@
 
 #include "check/run_case.hpp"
 
-namespace tessera::cpu {
+namespace tessera::cpu::targets_test {
 namespace {
 
 class Kernels : public EachTarget {};
@@ -27,4 +27,4 @@ TEST_P(Kernels, are_right_on_this_instruction_set) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu
+}  // namespace tessera::cpu::targets_test

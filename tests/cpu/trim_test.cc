@@ -10,7 +10,7 @@
 #include "kernels/support.hpp"
 #include "targets.hpp"
 
-namespace tessera::cpu {
+namespace tessera::cpu::trim_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -248,4 +248,4 @@ TEST_P(Trim, a_mask_has_the_bits_of_a_bias) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu
+}  // namespace tessera::cpu::trim_test

@@ -8,7 +8,7 @@
 
 #include "tessera/error.hpp"
 
-namespace tessera::device {
+namespace tessera::device::device_copy_test {
 namespace {
 
 constexpr Device kCuda{DeviceType::cuda, 0};
@@ -90,4 +90,4 @@ TEST_F(DeviceCopyTest, a_workspace_has_bands) {
 }
 
 }  // namespace
-}  // namespace tessera::device
+}  // namespace tessera::device::device_copy_test

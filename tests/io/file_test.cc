@@ -15,7 +15,7 @@
 #include "io/safetensors.hpp"
 #include "io_test_util.hpp"
 
-namespace tessera::io::test {
+namespace tessera::io::test::file_test {
 namespace {
 
 std::string text_of(const FileBytes& bytes) { return {reinterpret_cast<const char*>(bytes.data.get()), bytes.size}; }
@@ -255,4 +255,4 @@ TEST(RemoveUncommittedFiles, in_a_forked_child_leaves_the_parents_file_alone) {
 }
 
 }  // namespace
-}  // namespace tessera::io::test
+}  // namespace tessera::io::test::file_test

@@ -14,7 +14,7 @@
 #define TESSERA_FUZZ_CORPUS (std::filesystem::path(__FILE__).parent_path().parent_path() / "fuzz" / "corpus")
 #endif
 
-namespace tessera::io::test {
+namespace tessera::io::test::mutation_test {
 namespace {
 
 constexpr int kInputs = 100'000;  // for each format
@@ -242,4 +242,4 @@ TEST(Mutation, safetensors_mutants) { exercise_mutants(kSafetensors); }
 TEST(Mutation, npy_mutants) { exercise_mutants(kNpy); }
 
 }  // namespace
-}  // namespace tessera::io::test
+}  // namespace tessera::io::test::mutation_test

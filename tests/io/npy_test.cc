@@ -7,7 +7,7 @@
 
 #include "io_test_util.hpp"
 
-namespace tessera::io::test {
+namespace tessera::io::test::npy_test {
 namespace {
 
 constexpr NpyOptions kBf16{.bf16 = true};
@@ -251,4 +251,4 @@ TEST(Npy, bug_npy_rs_panic_on_truncation) {
 }
 
 }  // namespace
-}  // namespace tessera::io::test
+}  // namespace tessera::io::test::npy_test

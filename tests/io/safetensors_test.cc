@@ -9,7 +9,7 @@
 
 #include "io_test_util.hpp"
 
-namespace tessera::io::test {
+namespace tessera::io::test::safetensors_test {
 namespace {
 
 using Named = std::vector<std::pair<std::string, TensorView>>;
@@ -363,4 +363,4 @@ TEST(Safetensors, the_writer_refuses_what_the_reader_would) {
 }
 
 }  // namespace
-}  // namespace tessera::io::test
+}  // namespace tessera::io::test::safetensors_test

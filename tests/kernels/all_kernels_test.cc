@@ -9,7 +9,7 @@
 #include "kernels/support.hpp"
 #include "long_run.hpp"
 
-namespace tessera::check {
+namespace tessera::check::all_kernels_test {
 namespace {
 
 constexpr std::uint64_t kSeed = 20240607;
@@ -55,4 +55,4 @@ class SaysWhoRan : public testing::Environment {
 const testing::Environment* const kSaysWhoRan = testing::AddGlobalTestEnvironment(new SaysWhoRan);
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::all_kernels_test

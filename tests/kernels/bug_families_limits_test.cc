@@ -12,7 +12,7 @@
 #include "kernels/sparse_memory.hpp"
 #include "kernels/support.hpp"
 
-namespace tessera::check {
+namespace tessera::check::bug_families_limits_test {
 namespace {
 
 /// Once for each type of storage: most CUDA kernels take 16 bits only.
@@ -176,7 +176,8 @@ TEST(bug_families, bug_30_scores_past_2_to_the_32) {
     }
 }
 
-// pytorch 146704, 142228: more than 65,535 batch members or heads. On the host they are a loop's count, whatever the dtype.
+// pytorch 146704, 142228: more than 65,535 batch members or heads. On the host they are a loop's count, whatever the
+// dtype.
 TEST_P(bug_families_limits, bug_32_seventy_thousand_batches_and_heads) {
     if (GetParam() != DType::fp32 && !device::cuda_available()) GTEST_SKIP() << "no CUDA device";
     for (const SmallDim& dim : small_dims(2)) {
@@ -280,4 +281,4 @@ TEST(bug_families, bug_cpu_key_and_value_lengths_differ) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::bug_families_limits_test

@@ -11,7 +11,7 @@
 #include "check/run_case.hpp"
 #include "kernels/support.hpp"
 
-namespace tessera::check {
+namespace tessera::check::bug_families_masking_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -240,4 +240,4 @@ TEST(bug_families, bug_83_every_head_dim) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::bug_families_masking_test

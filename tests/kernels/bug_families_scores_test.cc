@@ -12,7 +12,7 @@
 #include "core/dropout.hpp"
 #include "kernels/support.hpp"
 
-namespace tessera::check {
+namespace tessera::check::bug_families_scores_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -289,4 +289,4 @@ TEST(bug_families, bug_71_backward_is_deterministic) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::bug_families_scores_test

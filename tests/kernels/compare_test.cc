@@ -17,7 +17,7 @@
 #include "check/unfused.hpp"
 #include "kernels/support.hpp"
 
-namespace tessera::check {
+namespace tessera::check::compare_test {
 namespace {
 
 const KernelInfo& reference_forward() { return kernels()[kernels().size() - 2]; }
@@ -339,4 +339,4 @@ TEST(cases, are_reproduced_by_their_number) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::compare_test

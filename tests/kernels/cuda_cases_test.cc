@@ -12,7 +12,7 @@
 #include "long_run.hpp"
 #include "registry.hpp"
 
-namespace tessera::check {
+namespace tessera::check::cuda_cases_test {
 namespace {
 
 constexpr std::uint64_t kSeed = 20261121;
@@ -117,4 +117,4 @@ INSTANTIATE_TEST_SUITE_P(all_kernels, CudaRandomCases,
                          name_of_group);
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::cuda_cases_test

@@ -10,7 +10,7 @@
 #include "kernels/support.hpp"
 #include "registry.hpp"
 
-namespace tessera::check {
+namespace tessera::check::cuda_invariance_test {
 namespace {
 
 class CudaInvariance : public testing::Test {
@@ -215,4 +215,4 @@ TEST_F(CudaInvariance, a_dense_batch_has_the_bits_of_a_ragged_one) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::cuda_invariance_test

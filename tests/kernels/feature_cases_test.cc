@@ -16,7 +16,7 @@
 #include "kernels/limits.hpp"
 #include "registry.hpp"
 
-namespace tessera::check {
+namespace tessera::check::feature_cases_test {
 namespace {
 
 constexpr std::uint64_t kSeed = 20261122;
@@ -193,4 +193,4 @@ TEST(FeatureCasesAlone, are_found_by_their_ids_and_have_ids_of_their_own) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::feature_cases_test

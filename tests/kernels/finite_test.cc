@@ -5,7 +5,7 @@
 
 #include "kernels/support.hpp"
 
-namespace tessera::check {
+namespace tessera::check::finite_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -210,4 +210,4 @@ TEST(finite, empty_rounds_are_not_walked) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::finite_test

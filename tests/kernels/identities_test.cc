@@ -9,7 +9,7 @@
 
 #include "kernels/support.hpp"
 
-namespace tessera::check {
+namespace tessera::check::identities_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -258,4 +258,4 @@ TEST(identities, gradients_are_finite_differences) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::identities_test

@@ -7,7 +7,7 @@
 
 #include "support.hpp"
 
-namespace tessera::check {
+namespace tessera::check::long_rows_test {
 namespace {
 
 /// O of the only query and head, in fp64.
@@ -79,4 +79,4 @@ TEST(long_rows, a_decoded_row_has_the_bits_of_the_prefill) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::long_rows_test

@@ -6,7 +6,7 @@
 
 #include "kernels/support.hpp"
 
-namespace tessera::check {
+namespace tessera::check::loose_bounds_test {
 namespace {
 
 /// Bounds that this kernel takes in the memory of a test machine: `standard` lays scores out by len_kv, and fa1 refuses
@@ -104,4 +104,4 @@ TEST(LooseBounds, backward_runs_as_many_tasks_as_the_members_give_and_has_the_bi
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::loose_bounds_test

@@ -10,7 +10,7 @@
 #include <string>
 #include <tuple>
 
-namespace tessera::check {
+namespace tessera::check::planted_bugs_test {
 namespace {
 
 struct Planted {
@@ -119,4 +119,4 @@ INSTANTIATE_TEST_SUITE_P(Bugs, PlantedBackward,
                          testing::Combine(testing::ValuesIn(kBackward), testing::ValuesIn(kStorageTypes)), of_dtype);
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::planted_bugs_test

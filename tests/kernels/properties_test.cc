@@ -10,7 +10,7 @@
 
 #include "kernels/support.hpp"
 
-namespace tessera::check {
+namespace tessera::check::properties_test {
 namespace {
 
 std::size_t bytes_of_row(const Tensor& t, int leading) {
@@ -346,4 +346,4 @@ TEST(properties, run_to_run) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::properties_test

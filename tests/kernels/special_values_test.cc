@@ -9,7 +9,7 @@
 
 #include "kernels/support.hpp"
 
-namespace tessera::check {
+namespace tessera::check::special_values_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -331,4 +331,4 @@ TEST_P(SpecialValues, scale_zero_times_infinity_is_nan) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::special_values_test

@@ -11,7 +11,7 @@
 #include <map>
 #include <string>
 
-namespace tessera::check {
+namespace tessera::check::tolerances_test {
 namespace {
 
 /// "2e-6", "2^-20" or "1.5".
@@ -60,4 +60,4 @@ TEST(tolerances, each_is_used_by_the_rules) {
 }
 
 }  // namespace
-}  // namespace tessera::check
+}  // namespace tessera::check::tolerances_test

@@ -9,7 +9,7 @@
 
 #include "tessera/tessera.hpp"
 
-namespace tessera::measure {
+namespace tessera::measure::predicted_test {
 namespace {
 
 Record on_h200(double ms) {
@@ -97,4 +97,4 @@ TEST(SameCase, is_about_what_was_measured_and_not_about_the_result) {
 }
 
 }  // namespace
-}  // namespace tessera::measure
+}  // namespace tessera::measure::predicted_test

@@ -14,7 +14,7 @@
 #include "measure/machine_file.hpp"
 #include "tessera/error.hpp"
 
-namespace tessera::model {
+namespace tessera::model::machine_test {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -151,4 +151,4 @@ TEST(Calibrate, cpu_gives_a_machine_that_can_be) {
 }
 
 }  // namespace
-}  // namespace tessera::model
+}  // namespace tessera::model::machine_test

@@ -16,7 +16,7 @@
 #include "registry.hpp"
 #include "tessera/error.hpp"
 
-namespace tessera::model {
+namespace tessera::model::predict_test {
 namespace {
 
 Problem any_problem() {
@@ -248,4 +248,4 @@ TEST(Families, tiles_are_those_of_the_kernels) {
 }
 
 }  // namespace
-}  // namespace tessera::model
+}  // namespace tessera::model::predict_test

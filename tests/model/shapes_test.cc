@@ -12,7 +12,7 @@
 #include "cuda/fa3/shapes.hpp"
 #include "registry.hpp"
 
-namespace tessera {
+namespace tessera::shapes_test {
 namespace {
 
 Problem of_dims(std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t len = 4096) {
@@ -100,4 +100,4 @@ TEST(CompiledShapes, every_one_runs_something) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::shapes_test

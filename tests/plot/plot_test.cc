@@ -13,7 +13,7 @@
 #include "plot/xml_check.hpp"
 #include "tessera/error.hpp"
 
-namespace tessera::plot {
+namespace tessera::plot::plot_test {
 namespace {
 
 Figure speed_by_length() {
@@ -157,4 +157,4 @@ TEST(Png, is_a_picture_of_the_asked_size_or_a_clear_refusal) {
 }
 
 }  // namespace
-}  // namespace tessera::plot
+}  // namespace tessera::plot::plot_test

@@ -11,7 +11,7 @@
 #include "core/dropout.hpp"
 #include "reference/features.hpp"
 
-namespace tessera::test {
+namespace tessera::test::forward_test {
 namespace {
 
 using Real = long double;
@@ -244,4 +244,4 @@ TEST(ClosedForm, equal_masks_give_equal_bits) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::forward_test

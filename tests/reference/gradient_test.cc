@@ -8,7 +8,7 @@
 
 #include "reference/features.hpp"
 
-namespace tessera::test {
+namespace tessera::test::gradient_test {
 namespace {
 
 /// Evaluates L; rows that see no key have LSE -inf, whatever the inputs, and do not count.
@@ -159,4 +159,4 @@ TEST(GradientIdentities, stored_outputs_are_not_trusted) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::gradient_test

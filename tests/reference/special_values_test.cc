@@ -9,7 +9,7 @@
 
 #include "reference/features.hpp"
 
-namespace tessera::test {
+namespace tessera::test::special_values_test {
 namespace {
 
 constexpr Tensor Case::*kOutputs[] = {&Case::o, &Case::lse, &Case::dq, &Case::dk, &Case::dv, &Case::dbias};
@@ -287,4 +287,4 @@ TEST(Bugs, bug_17_zero_length_members_at_any_place) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::special_values_test

@@ -9,7 +9,7 @@
 
 #include "reference/features.hpp"
 
-namespace tessera::test {
+namespace tessera::test::strides_test {
 namespace {
 
 constexpr Tensor Case::*kInputs[] = {&Case::q,   &Case::k,    &Case::v,           &Case::bias,
@@ -148,4 +148,4 @@ TEST(StridesOf, packed_qkv_and_its_gradient) {
 }
 
 }  // namespace
-}  // namespace tessera::test
+}  // namespace tessera::test::strides_test

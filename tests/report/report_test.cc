@@ -9,7 +9,7 @@
 #include "plot/xml_check.hpp"
 #include "report/figures.hpp"
 
-namespace tessera::report {
+namespace tessera::report::report_test {
 namespace {
 
 using measure::Record;
@@ -181,4 +181,4 @@ TEST(Accuracy, is_said_in_words) {
 }
 
 }  // namespace
-}  // namespace tessera::report
+}  // namespace tessera::report::report_test

@@ -9,7 +9,7 @@
 #include "core/property.hpp"
 #include "schedule/grid.hpp"
 
-namespace tessera::schedule {
+namespace tessera::schedule::schedule_test {
 namespace {
 
 constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
@@ -233,4 +233,4 @@ TEST(Schedule, refuses_what_is_not_legal) {
 }
 
 }  // namespace
-}  // namespace tessera::schedule
+}  // namespace tessera::schedule::schedule_test

@@ -25,6 +25,12 @@ PART = """<testsuites><testsuite>
     <skipped message="/a/b_test.cc:12&#x0A;no CUDA device: none&#x0A;"/></testcase>
   {}
 </testsuite></testsuites>"""
+# What pytest writes; an error is one outside the test itself.
+PYTEST = """<testsuites><testsuite name="pytest">
+  <testcase classname="test_a" name="right" time="1"/>
+  <testcase classname="test_a" name="broken" time="0"><error message="failed on setup">E</error></testcase>
+  <testcase classname="test_b" name="without" time="0"><skipped type="pytest.skip" message="no torch">b.py:1</skipped></testcase>
+</testsuite></testsuites>"""
 WRONG = '<testcase name="wrong" status="run" time="0" classname="Suite"><failure message="x"/></testcase>'
 
 
@@ -59,6 +65,8 @@ def main() -> int:
     expect("a failure", status, output, 1, "3 passed, 2 skipped, 1 failed\n", "failed: release: Suite.wrong")
     status, output = run(only_good, {}, "--known", "2,1,1")
     expect("known", status, output, 1, "5 passed, 2 skipped, 1 failed\n")
+    status, output = run(PYTEST, {})
+    expect("pytest", status, output, 1, "1 passed, 1 skipped, 1 failed\n", "skipped: 1 of release: no torch")
     status, output = run(None, {})
     expect("nothing ran", status, output, 1, "0 passed, 0 skipped, 1 failed\n")
     print("\n".join(failures) if failures else "ok")

@@ -7,7 +7,7 @@
 
 #include "core/case.hpp"
 
-namespace tessera::walk {
+namespace tessera::walk::by_hand_test {
 namespace {
 
 using test::Case;
@@ -84,4 +84,4 @@ TEST(ByHand, hidden_tiles_are_left_out) {
 }
 
 }  // namespace
-}  // namespace tessera::walk
+}  // namespace tessera::walk::by_hand_test

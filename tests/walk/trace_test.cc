@@ -12,7 +12,7 @@
 #include "core/case.hpp"
 #include "tessera/error.hpp"
 
-namespace tessera::walk {
+namespace tessera::walk::trace_test {
 namespace {
 
 using test::Case;
@@ -331,4 +331,4 @@ TEST(Trace, rows_that_see_no_key_end_as_zeros) {
 }
 
 }  // namespace
-}  // namespace tessera::walk
+}  // namespace tessera::walk::trace_test

@@ -8,7 +8,7 @@
 #include "cpu/matrix/words.hpp"
 #include "walk/trace.hpp"
 
-namespace tessera::walk {
+namespace tessera::walk::what_ran_test {
 namespace {
 
 using cpu::matrix::Unit;
@@ -55,4 +55,4 @@ TEST_P(WhatRan, a_walk_says_which_words_it_shows_and_which_run_otherwise) {
 }
 
 }  // namespace
-}  // namespace tessera::walk
+}  // namespace tessera::walk::what_ran_test

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact attention by tiles, on arrays of any library that speaks DLPack.
+
+    import numpy, tessera
+    q = k = v = numpy.random.rand(1, 1024, 8, 64).astype("float32")    # batch, len, heads, head_dim
+    o, lse = tessera.attention(q, k, v, causal="bottom-right", return_lse=True)
+    print(tessera.plan(q, k, v, causal="bottom-right"))                # which kernel ran, and why no other
+
+Importing this module imports no other package and loads no library: that happens at the first call.
+"""
+from ._attention import attention, attention_backward
+from ._native import DeviceUnavailable, Unsupported
+from ._plan import Plan, Prediction, Refusal, plan, predict
+from ._problem import Spec
+
+__all__ = ["attention", "attention_backward", "plan", "predict", "Plan", "Prediction", "Refusal", "Spec",
+           "DeviceUnavailable", "Unsupported"]
+
+
+def __getattr__(name):
+    if name == "__version__":
+        from . import _native
+        return _native.library().tessera_version().decode()
+    raise AttributeError(f"module 'tessera' has no attribute {name!r}")

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of other libraries as tensors of the C ABI: NumPy's by its array interface, all others by DLPack.
+
+NumPy's DLPack refuses bfloat16 of ml_dtypes and, in older versions, read-only arrays; its array interface has both.
+A DLPack capsule is borrowed: it is held for the length of the call and keeps its name, so its own destructor frees it.
+"""
+import ctypes
+import functools
+import sys
+
+from . import _native
+
+_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 1, 2, 3, 13
+_DLPACK_INT, _DLPACK_FLOAT, _DLPACK_BFLOAT = 0, 2, 4
+DLPACK_CUDA = (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED)
+_READ_ONLY = 1
+_VERSION = (1, 0)
+
+NAMES = {_native.FP64: "float64", _native.FP32: "float32", _native.FP16: "float16", _native.BF16: "bfloat16",
+         _native.INT32: "int32", _native.INT64: "int64"}
+DTYPES = {name: code for code, name in NAMES.items()}
+ITEM_SIZE = {_native.FP64: 8, _native.FP32: 4, _native.FP16: 2, _native.BF16: 2, _native.INT32: 4, _native.INT64: 8}
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+
+
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned up to the tensor."""
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _DLTensor)]
+
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype = ctypes.c_void_p
+_get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+class Array:
+    """A borrowed array: what the C ABI needs of it, and what keeps its memory alive.
+
+    shape, strides: tuples, strides in elements. dtype: a code of _native. device: (_native.CPU or CUDA, index).
+    """
+    __slots__ = ("name", "source", "data", "dtype", "shape", "strides", "device", "read_only", "_keep")
+
+    def __init__(self, name, source, data, dtype, shape, strides, device, read_only, keep):
+        self.name, self.source, self.data, self.dtype = name, source, data, dtype
+        self.shape, self.strides, self.device = tuple(shape), tuple(strides), device
+        self.read_only, self._keep = read_only, keep
+
+    def tensor(self, order=None) -> _native.Tensor:
+        """As the C struct, its dimensions in this order."""
+        rank = len(self.shape)
+        order = range(rank) if order is None else order
+        tensor = _native.Tensor(data=self.data, dtype=self.dtype, rank=rank, device_type=self.device[0],
+                                device_index=self.device[1])
+        for place, dimension in enumerate(order):
+            tensor.shape[place] = self.shape[dimension]
+            tensor.strides[place] = self.strides[dimension]
+        return tensor
+
+
+    def padded(self):
+        """With leading dimensions of size 1 up to four, as NumPy broadcasts."""
+        missing = _native.MAX_RANK - len(self.shape)
+        return Array(self.name, self.source, self.data, self.dtype, (1,) * missing + self.shape,
+                     (0,) * missing + self.strides, self.device, self.read_only, self._keep)
+
+
+def expect(name, expected, got):
+    raise ValueError(f"{name}: expected {expected}, got {got}")
+
+
+def borrow(name, source, stream=None, written=False) -> Array:
+    """Reads an array without a copy.
+
+    stream: what __dlpack__ of an array in CUDA memory is told that its consumer works on; None: its library's choice.
+    written: the array is an output. ValueError names the argument when it is no array, has a dtype or rank that no
+    tensor of tessera has, lies on another kind of device, or is an output that is read-only.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(source, numpy.ndarray):
+        array = _of_numpy(name, source)
+    elif hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
+        array = _of_dlpack(name, source, stream)
+    else:
+        expect(name, "a NumPy array or one with __dlpack__", f"a {type(source).__name__}")
+    if len(array.shape) > _native.MAX_RANK:
+        expect(name, f"at most {_native.MAX_RANK} dimensions", len(array.shape))
+    if written and array.read_only:
+        expect(name, "an array that may be written", "one that is read-only")
+    return array
+
+
+@functools.lru_cache(maxsize=64)
+def _code_of_numpy(dtype):
+    """The code of a NumPy dtype, or None. Its name is slow to ask for."""
+    return DTYPES.get(dtype.name) if dtype.isnative else None
+
+
+def _of_numpy(name, source) -> Array:
+    dtype = _code_of_numpy(source.dtype)
+    if dtype is None:
+        expect(name, f"dtype {', '.join(DTYPES)} in the machine's byte order", source.dtype)
+    item = source.dtype.itemsize
+    address = source.__array_interface__["data"][0]
+    if any(stride % item for stride in source.strides) or address % item:
+        expect(name, f"elements aligned to their {item} bytes", f"strides {source.strides} in bytes")
+    return Array(name, source, address, dtype, source.shape, (s // item for s in source.strides),
+                 (_native.CPU, 0), not source.flags.writeable, source)
+
+
+def _capsule(source, device_type, stream):
+    """The capsule of an array, asked for as producers of DLPack 1.0 and of before know it."""
+    asked = {"stream": stream} if device_type in DLPACK_CUDA and stream is not None else {}
+    try:
+        return source.__dlpack__(max_version=_VERSION, **asked)
+    except TypeError:  # written before max_version
+        return source.__dlpack__(**asked)
+
+
+def _tensor_of(name, capsule):
+    """(DLTensor, read_only) of a capsule."""
+    if _is_valid(capsule, b"dltensor_versioned"):
+        managed = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        if managed.major != _VERSION[0]:
+            expect(name, f"DLPack {_VERSION[0]}", f"{managed.major}.{managed.minor}")
+        return managed.tensor, bool(managed.flags & _READ_ONLY)
+    if _is_valid(capsule, b"dltensor"):
+        return _DLTensor.from_address(_get_pointer(capsule, b"dltensor")), False
+    expect(name, "a DLPack capsule that nobody has used", "another object from __dlpack__")
+
+
+def _dtype_of(name, tensor) -> int:
+    kinds = {(_DLPACK_FLOAT, 64): _native.FP64, (_DLPACK_FLOAT, 32): _native.FP32, (_DLPACK_FLOAT, 16): _native.FP16,
+             (_DLPACK_BFLOAT, 16): _native.BF16, (_DLPACK_INT, 32): _native.INT32, (_DLPACK_INT, 64): _native.INT64}
+    dtype = kinds.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if dtype is None:
+        expect(name, f"dtype {', '.join(DTYPES)}",
+               f"DLPack type code {tensor.code} with {tensor.bits} bits and {tensor.lanes} lanes")
+    return dtype
+
+
+def _of_dlpack(name, source, stream) -> Array:
+    device_type = int(source.__dlpack_device__()[0])
+    try:
+        capsule = _capsule(source, device_type, stream)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{name}: expected an array that can be lent by DLPack; its library says: {error}") from error
+    tensor, read_only = _tensor_of(name, capsule)
+    devices = {_DLPACK_CPU: _native.CPU, _DLPACK_CUDA_HOST: _native.CPU, _DLPACK_CUDA: _native.CUDA,
+               _DLPACK_CUDA_MANAGED: _native.CUDA}
+    if tensor.device_type not in devices:
+        expect(name, "memory of the host or of a CUDA device", f"DLPack device type {tensor.device_type}")
+    device = devices[tensor.device_type]
+    shape = tuple(tensor.shape[:tensor.ndim])
+    strides = tuple(tensor.strides[:tensor.ndim]) if tensor.strides else dense_strides(shape)
+    return Array(name, source, (tensor.data or 0) + tensor.byte_offset, _dtype_of(name, tensor), shape, strides,
+                 (device, tensor.device_id if device == _native.CUDA else 0), read_only, capsule)
+
+
+def dense_strides(shape):
+    strides, stride = [], 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= size
+    return tuple(reversed(strides))

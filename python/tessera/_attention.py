@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attention() and its gradient: borrow, plan, run."""
+import ctypes
+
+from . import _native
+from ._arrays import expect
+from ._problem import Call
+from ._results import Workspace, finished, output, working_on
+
+# Every keyword that says what to compute or how, with its default: attention() has them, and all others take them.
+SCORES = dict(causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None, dropout_p=0.0, seed=0,
+              cu_seqlens_q=None, cu_seqlens_kv=None, max_len_q=None, max_len_kv=None, layout="bshd",
+              deterministic=True, kernel=None, threads=None)
+
+
+def scores_of(function: str, given: dict) -> dict:
+    for name in given:
+        if name not in SCORES:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; it takes {', '.join(SCORES)}")
+    return {**SCORES, **given}
+
+
+def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
+              dropout_p=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_kv=None, max_len_q=None, max_len_kv=None,
+              layout="bshd", return_lse=False, deterministic=True, kernel=None, threads=None, out=None, out_lse=None,
+              stream=None):
+    """O = softmax(scale Q K^T, with mask, softcap, ALiBi and bias) V: docs/numerics.md says what exactly.
+
+    q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [batch, len_kv, heads_kv,
+    head_dim_v]; heads_q is a multiple of heads_kv. With layout="bhsd" heads come before len. Arrays of any library
+    with DLPack, or NumPy's, in host or CUDA memory, float32, bfloat16, float16 or float64 (the reference); any strides.
+    Never written, never copied.
+
+    causal: None, "bottom-right" (the last query sees the last key) or "top-left" (the first query, the first key).
+    window: (left, right), inclusive, relative to the bottom-right diagonal; None in it: no limit on that side.
+    scale: default 1 / sqrt(head_dim). softcap: 0 for none. alibi_slopes: float32 [heads_q] or [batch, heads_q].
+    bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q.
+    dropout_p, seed: dropout on the weights; the same seed drops the same weights, also in attention_backward().
+    cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
+    k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals).
+    return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for float64).
+    deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
+    kernel: a name of `tessera list`, with or without its pass ("cpu.fa2", "reference"); default: plan()'s choice.
+    threads: of the host; default: one per core that this process may use.
+    out, out_lse: arrays to write to, of the right shape and dtype; they may share memory with nothing else here.
+    stream: CUDA only, a cudaStream_t as a number; default: the current stream of the arrays' library.
+
+    Returns O, [batch, len_q, heads_q, head_dim_v] in the layout and library of q, or (O, LSE).
+    Raises ValueError naming the argument, what was expected and what came; tessera.Unsupported (a ValueError) when the
+    options leave no kernel; tessera.DeviceUnavailable; MemoryError.
+    """
+    call = Call(q, k, v, {name: value for name, value in locals().items() if name in SCORES}, stream=stream)
+    with working_on(call.q, stream):
+        o = output("out", out, call.q, _shape_of_o(call), call.q.dtype, call.stream)
+        lse = None
+        if return_lse or out_lse is not None:
+            lse = output("out_lse", out_lse, call.q, _shape_of_lse(call), _lse_dtype(call), call.stream)
+        tensors = {**call.inputs, "o": call.laid_out(o)}
+        if lse is not None:
+            tensors["lse"] = lse.tensor()
+        _run(call, _native.sized(_native.ForwardArgs), tensors)
+    result = finished(o, call.q, out)
+    return (result, finished(lse, call.q, out_lse)) if return_lse else result
+
+
+def attention_backward(do, q, k, v, o, lse, *, dlse=None, bias_gradient=False, out=None, stream=None, **scores):
+    """The gradients of attention() for the gradient `do` of O, and `dlse` of LSE.
+
+    q, k, v, the layout and all other keywords as attention() took them; o, lse as it gave them. do: shape of o, any
+    strides. dlse: shape of lse, default 0. out: (dq, dk, dv) to write to. bias_gradient: also the gradient of the bias.
+
+    Returns (dq, dk, dv) or (dq, dk, dv, dbias), of the shapes and dtypes of q, k, v and the bias; sizes 1 of the bias are
+    summed over. Raises as attention() does.
+    """
+    scores = scores_of("attention_backward", scores)
+    if bias_gradient and scores["bias"] is None:
+        expect("bias_gradient", "False, since there is no bias", "True")
+    call = Call(q, k, v, scores, backward=True, stream=stream, bias_gradient=bias_gradient)
+    given = (None,) * 3 if out is None else tuple(out)
+    if len(given) != 3:
+        expect("out", "(dq, dk, dv)", f"{len(given)} arrays")
+    tensors = dict(call.inputs)
+    for name, source in (("d_o", do), ("o", o)):
+        tensors[name] = call.laid_out(call.borrow("do" if name == "d_o" else name, source))
+    for name, source in (("lse", lse), ("dlse", dlse)):
+        if source is not None or name == "lse":
+            tensors[name] = call.borrow(name, source).tensor()
+    with working_on(call.q, stream):
+        gradients = []
+        for name, source, array in zip(("dq", "dk", "dv"), (call.q, call.k, call.v), given):
+            gradients.append(output(name, array, source, source.shape, source.dtype, call.stream))
+            tensors[name] = call.laid_out(gradients[-1])
+        if bias_gradient:
+            dbias = output("dbias", None, call.bias, call.bias.shape, call.bias.dtype, call.stream)
+            tensors["dbias"] = dbias.padded().tensor()
+        _run(call, _native.sized(_native.BackwardArgs), tensors)
+    results = [finished(g, call.q, array) for g, array in zip(gradients, given)]
+    return (*results, finished(dbias, call.bias, None)) if bias_gradient else tuple(results)
+
+
+def _run(call: Call, args, tensors: dict) -> None:
+    for name, tensor in tensors.items():
+        setattr(args, name, tensor)
+    library, problem, options = _native.library(), ctypes.byref(call.problem), ctypes.byref(call.options)
+    size = ctypes.c_size_t()
+    _native.check(library.tessera_workspace_bytes(problem, options, call.pass_code(), ctypes.byref(size)))
+    workspace = Workspace(size.value, call.q, call.stream)
+    function = library.tessera_backward if call.backward else library.tessera_forward
+    names = {} if call.backward else {"o": "out", "lse": "out_lse"}
+    _native.check(function(problem, options, ctypes.byref(args), workspace.address, size.value, call.stream), names)
+
+
+def _shape_of_o(call: Call):
+    return (*call.q.shape[:-1], call.v.shape[-1])
+
+
+def _shape_of_lse(call: Call):
+    p = call.problem
+    return (p.heads_q, p.total_q) if p.ragged else (p.batch, p.heads_q, p.len_q)
+
+
+def _lse_dtype(call: Call) -> int:
+    return _native.FP64 if call.q.dtype == _native.FP64 else _native.FP32

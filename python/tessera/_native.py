@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libtessera through ctypes: where the library lies, its structs, its status codes as exceptions."""
+import ctypes
+import functools
+import os
+import pathlib
+
+FP64, FP32, FP16, BF16, INT32, INT64 = range(6)
+CPU, CUDA = 0, 1
+FORWARD, BACKWARD = 0, 1
+SCHEDULES = {"standard": 1, "fa1": 2, "fa2": 3, "fa3": 4}
+BACKENDS = {"cpu": 1, "cuda": 2, "reference": 3}
+UNBOUNDED = 2**63 - 1
+WORKSPACE_ALIGNMENT = 64
+MAX_RANK = 4
+
+INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, DEVICE_UNAVAILABLE = 1, 2, 4, 8
+
+
+class Unsupported(ValueError):
+    """A legal call that no kernel takes under the options given; the message has every kernel's reason."""
+
+
+class DeviceUnavailable(RuntimeError):
+    """The arrays live on a device that this build or this machine can't compute on."""
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("rank", ctypes.c_int32),
+                ("shape", ctypes.c_int64 * MAX_RANK), ("strides", ctypes.c_int64 * MAX_RANK),
+                ("device_type", ctypes.c_int32), ("device_index", ctypes.c_int32)]
+
+
+class Problem(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("dtype", ctypes.c_int32), ("ragged", ctypes.c_int32)]
+    _fields_ += [(name, ctypes.c_int64) for name in (
+        "batch", "len_q", "len_kv", "heads_q", "heads_kv", "head_dim", "head_dim_v", "total_q", "total_kv",
+        "window_left", "window_right")]
+    _fields_ += [(name, ctypes.c_int32) for name in ("causal", "alibi", "bias", "bias_gradient")]
+    _fields_ += [("scale", ctypes.c_double), ("softcap", ctypes.c_double),
+                 ("dropout_probability", ctypes.c_double), ("dropout_seed", ctypes.c_uint64)]
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("backend", ctypes.c_int32), ("schedule", ctypes.c_int32),
+                ("kernel", ctypes.c_char_p), ("block_q", ctypes.c_int64), ("block_kv", ctypes.c_int64),
+                ("threads", ctypes.c_int32), ("reserved", ctypes.c_int32), ("parallel_for", ctypes.c_void_p),
+                ("parallel_for_context", ctypes.c_void_p)]
+
+
+INPUTS = ("q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse")
+
+
+class ForwardArgs(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t)] + [(name, Tensor) for name in INPUTS]
+
+
+class BackwardArgs(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t)] + [
+        (name, Tensor) for name in INPUTS + ("d_o", "dlse", "dq", "dk", "dv", "dbias")]
+
+
+class PlanInfo(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("kernel", ctypes.c_char_p), ("block_q", ctypes.c_int64),
+                ("block_kv", ctypes.c_int64), ("workspace_bytes", ctypes.c_size_t), ("threads", ctypes.c_int32),
+                ("refused", ctypes.c_int32), ("target", ctypes.c_char * 128), ("matrix_unit", ctypes.c_char * 32)]
+
+
+class Refusal(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("kernel", ctypes.c_char_p), ("capable", ctypes.c_int32),
+                ("reason", ctypes.c_char * 500)]
+
+
+class Prediction(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("schedule", ctypes.c_int32), ("reserved", ctypes.c_int32),
+                ("ms", ctypes.c_double), ("tflops", ctypes.c_double), ("percent_of_bound", ctypes.c_double),
+                ("bound", ctypes.c_char * 64), ("machine", ctypes.c_char * 64)]
+
+
+def library_dir() -> pathlib.Path:
+    """The folder of libtessera and its companions: lib/ of the package, or TESSERA_LIBRARY_DIR."""
+    folder = os.environ.get("TESSERA_LIBRARY_DIR")
+    return pathlib.Path(folder) if folder else pathlib.Path(__file__).parent / "lib"
+
+
+@functools.lru_cache(maxsize=None)
+def library() -> ctypes.CDLL:
+    """libtessera, loaded once. Raises ImportError that says what is missing."""
+    path = library_dir() / "libtessera.so"
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(f"libtessera can't be loaded from {path}: {error}; `python -m tessera doctor` says more"
+                          ) from error
+    pointer, size = ctypes.POINTER, ctypes.c_size_t
+    for name in ("tessera_version", "tessera_last_error", "tessera_last_error_argument"):
+        getattr(lib, name).restype = ctypes.c_char_p
+    lib.tessera_kernel_count.restype = size
+    lib.tessera_kernel_name.restype = ctypes.c_char_p
+    lib.tessera_kernel_name.argtypes = [size]
+    lib.tessera_problem_init.argtypes = [pointer(Problem), size]
+    planned = [pointer(Problem), pointer(Options), ctypes.c_int32]
+    lib.tessera_workspace_bytes.argtypes = planned + [pointer(size)]
+    lib.tessera_plan_describe.argtypes = planned + [ctypes.c_char_p, size, pointer(size)]
+    lib.tessera_plan_query.argtypes = planned + [pointer(PlanInfo)]
+    lib.tessera_plan_refusal.argtypes = planned + [ctypes.c_int32, pointer(Refusal)]
+    lib.tessera_predict.argtypes = planned + [ctypes.c_char_p, pointer(Prediction)]
+    run = [ctypes.c_void_p, size, ctypes.c_void_p]
+    lib.tessera_forward.argtypes = [pointer(Problem), pointer(Options), pointer(ForwardArgs)] + run
+    lib.tessera_backward.argtypes = [pointer(Problem), pointer(Options), pointer(BackwardArgs)] + run
+    return lib
+
+
+def check(status: int, names={}) -> None:
+    """Raises what the last call's status and message say; `names`: what the caller calls an argument of the C ABI."""
+    if status == 0:
+        return
+    message = library().tessera_last_error().decode()
+    argument = library().tessera_last_error_argument().decode()
+    if argument in names:
+        message = names[argument] + message.removeprefix(argument)
+    kind = {INVALID_ARGUMENT: ValueError, UNSUPPORTED: Unsupported, OUT_OF_MEMORY: MemoryError,
+            DEVICE_UNAVAILABLE: DeviceUnavailable}.get(status, RuntimeError)
+    raise kind(message)
+
+
+def sized(struct_type):
+    """A zeroed struct that knows its size."""
+    return struct_type(struct_size=ctypes.sizeof(struct_type))
+
+
+def new_problem() -> Problem:
+    problem = Problem()
+    check(library().tessera_problem_init(ctypes.byref(problem), ctypes.sizeof(Problem)))
+    return problem
+
+
+def kernel_names() -> list:
+    lib = library()
+    return [lib.tessera_kernel_name(i).decode() for i in range(lib.tessera_kernel_count())]

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plan() and predict(): what a call would do, without doing it."""
+import ctypes
+import typing
+
+from . import _native
+from ._arrays import expect
+from ._attention import scores_of
+from ._problem import Call
+
+
+class Refusal(typing.NamedTuple):
+    kernel: str
+    reason: str
+    capable: bool  # it could run the problem, but another kernel comes first or was asked for
+
+
+class Prediction(typing.NamedTuple):
+    machine: str
+    schedule: str
+    ms: float
+    tflops: float  # of visible pairs
+    bound: str  # the roof that is nearest, or what takes most of the time
+    percent_of_bound: float
+
+
+class Plan(typing.NamedTuple):
+    """What a call would do. str() of it is the same for people."""
+    kernel: str
+    target: str  # instruction set or device
+    matrix_unit: str  # "AMX"; "": none
+    block_q: int
+    block_kv: int
+    threads: int
+    workspace_bytes: int
+    predicted: typing.Optional[Prediction]  # None: the model does not know this machine
+    refused: typing.Tuple[Refusal, ...]
+    text: str
+
+    def __str__(self):
+        return self.text
+
+
+def plan(q, k, v, *, backward=False, bias_gradient=False, **scores) -> Plan:
+    """Which kernel would run the call, how, in what time, and why no other. Nothing is computed.
+
+    q, k, v and the keywords as in attention(); a tessera.Spec stands for an array that is not there. The time is
+    predicted when the model knows the machine that the call would run on; predict() takes others.
+    Raises ValueError as attention() does, and tessera.Unsupported with every kernel's reason when none would run it.
+    """
+    call = Call(q, k, v, scores_of("plan", scores), backward=backward, bias_gradient=bias_gradient, specs=True)
+    library, planned = _native.library(), _planned(call)
+    info = _native.sized(_native.PlanInfo)
+    _native.check(library.tessera_plan_query(*planned, ctypes.byref(info)))
+    refusals = []
+    for index in range(info.refused):
+        refusal = _native.sized(_native.Refusal)
+        _native.check(library.tessera_plan_refusal(*planned, index, ctypes.byref(refusal)))
+        refusals.append(Refusal(refusal.kernel.decode(), refusal.reason.decode(), bool(refusal.capable)))
+    kernel = info.kernel.decode()
+    return Plan(kernel, info.target.decode(), info.matrix_unit.decode(), info.block_q, info.block_kv, info.threads,
+                info.workspace_bytes, _prediction_of(call, kernel, info), tuple(refusals), _text(planned))
+
+
+def predict(q, k, v, *, machine, schedule=None, backward=False, **scores) -> Prediction:
+    """What tessera's kernels would take on a machine that need not be here, by the cost model of docs/model.md.
+
+    q, k, v: arrays or tessera.Spec. machine: a name that `tessera roofline --help` lists, such as "h200". schedule:
+    "standard", "fa1", "fa2" or "fa3"; default: the fastest. Ragged batches count as members of the bounds' lengths.
+    Raises ValueError naming the argument, and tessera.Unsupported where there is no prediction.
+    """
+    call = Call(q, k, v, scores_of("predict", scores), backward=backward, specs=True)
+    if schedule is not None and schedule not in _native.SCHEDULES:
+        expect("schedule", " or ".join(_native.SCHEDULES), repr(schedule))
+    return _predict(call, machine, _native.SCHEDULES.get(schedule, 0))
+
+
+def _planned(call: Call):
+    return ctypes.byref(call.problem), ctypes.byref(call.options), call.pass_code()
+
+
+def _predict(call: Call, machine, schedule, tile=(0, 0), threads=None) -> Prediction:
+    if machine is not None and not isinstance(machine, str):
+        expect("machine", "a name", repr(machine))
+    options = _native.sized(_native.Options)
+    options.backend, options.schedule = call.options.backend, schedule
+    options.block_q, options.block_kv = tile
+    options.threads = call.options.threads if threads is None else threads
+    result = _native.sized(_native.Prediction)
+    _native.check(_native.library().tessera_predict(
+        ctypes.byref(call.problem), ctypes.byref(options), call.pass_code(),
+        None if machine is None else machine.encode(), ctypes.byref(result)))
+    names = {code: name for name, code in _native.SCHEDULES.items()}
+    return Prediction(result.machine.decode(), names[result.schedule], result.ms, result.tflops,
+                      result.bound.decode(), result.percent_of_bound)
+
+
+def _prediction_of(call: Call, kernel, info):
+    """The prediction for the chosen kernel, or None where the model knows nothing."""
+    schedule = _native.SCHEDULES.get(kernel.split(".")[1])
+    try:
+        return schedule and _predict(call, None, schedule, (info.block_q, info.block_kv), info.threads)
+    except _native.Unsupported:
+        return None
+
+
+def _text(planned) -> str:
+    library, needed = _native.library(), ctypes.c_size_t()
+    _native.check(library.tessera_plan_describe(*planned, None, 0, ctypes.byref(needed)))
+    text = ctypes.create_string_buffer(needed.value)
+    _native.check(library.tessera_plan_describe(*planned, text, needed, None))
+    return text.value.decode()

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the arguments of a call to the problem, options and tensors of the C ABI."""
+import math
+import operator
+
+from . import _native
+from ._arrays import DLPACK_CUDA, DTYPES, Array, borrow, dense_strides, expect
+from ._results import dlpack_stream, stream_of
+
+_CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
+# Dimensions of the caller's array in the order of the C ABI: batch, len, heads, head_dim | total, heads, head_dim.
+_ORDERS = {("bshd", False): (0, 1, 2, 3), ("bhsd", False): (0, 2, 1, 3),
+           ("bshd", True): (0, 1, 2), ("bhsd", True): (1, 0, 2)}
+_SHAPES = {("bshd", False): "[batch, len, heads, head_dim]", ("bhsd", False): "[batch, heads, len, head_dim]",
+           ("bshd", True): "[total, heads, head_dim]", ("bhsd", True): "[heads, total, head_dim]"}
+
+
+class Spec:
+    """A shape, dtype and device in place of an array, for plan() and predict(): nothing is allocated.
+
+    dtype: "float32", "bfloat16", "float16" or "float64". device: "cpu", "cuda" or "cuda:1".
+    """
+
+    def __init__(self, shape, dtype="float32", device="cpu"):
+        if dtype not in DTYPES:
+            expect("dtype", " or ".join(DTYPES), repr(dtype))
+        kind, _, index = device.partition(":")
+        if kind not in ("cpu", "cuda") or not (index or "0").isdigit():
+            expect("device", "cpu, cuda or cuda:INDEX", repr(device))
+        shape = tuple(operator.index(size) for size in shape)
+        place = (_native.CUDA if kind == "cuda" else _native.CPU, int(index or 0))
+        self.array = ("", self, None, DTYPES[dtype], shape, dense_strides(shape), place, True, None)
+
+
+def number(name, value) -> float:
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        expect(name, "a number", repr(value))
+
+
+def integer(name, value) -> int:
+    try:
+        value = operator.index(value)
+    except TypeError:
+        expect(name, "an integer", repr(value))
+    if not -2**63 <= value < 2**63:
+        expect(name, "an integer of 64 bits", value)
+    return value
+
+
+def _window(window):
+    if window is None:
+        return _native.UNBOUNDED, _native.UNBOUNDED
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        expect("window", "None or (left, right)", repr(window))
+    return tuple(_native.UNBOUNDED if side is None else integer("window", side) for side in (left, right))
+
+
+def _seed(seed) -> int:
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        expect("seed", "an integer", repr(seed))
+    if not 0 <= seed < 2**64:
+        expect("seed", "0 or more and under 2**64", seed)
+    return seed
+
+
+class Call:
+    """One call's problem, options and borrowed inputs. `scores` are the keyword arguments that attention() names;
+    `specs`: a Spec may stand for an array."""
+
+    def __init__(self, q, k, v, scores, backward=False, stream=None, bias_gradient=False, specs=False):
+        self.backward, self._specs = backward, specs
+        self.stream = None
+        self.q = self.borrow("q", q, stream)  # finds the stream that all others are told of
+        self.k, self.v = self.borrow("k", k), self.borrow("v", v)
+        self.ragged = scores["cu_seqlens_q"] is not None or scores["cu_seqlens_kv"] is not None
+        layout = scores["layout"]
+        if (layout, self.ragged) not in _ORDERS:
+            expect("layout", "'bshd' or 'bhsd'", repr(layout))
+        self.order, self._meaning = _ORDERS[layout, self.ragged], _SHAPES[layout, self.ragged]
+        self.inputs = {"q": self.laid_out(self.q), "k": self.laid_out(self.k), "v": self.laid_out(self.v)}
+        self.problem = _native.new_problem()
+        self._set_sizes()
+        self._set_scores(scores, bias_gradient)
+        self._set_lengths(scores)
+        self.options = self._options(scores)
+
+    def borrow(self, name, source, stream=None) -> Array:
+        """Reads an input, which has to be where q is."""
+        if isinstance(source, Spec) and self._specs:
+            array = Array(*source.array)
+            array.name = name
+        else:
+            on_cuda = hasattr(source, "__dlpack_device__") and int(source.__dlpack_device__()[0]) in DLPACK_CUDA
+            if on_cuda and name == "q":
+                self.stream = stream_of(source, stream)
+            array = borrow(name, source, dlpack_stream(self.stream) if on_cuda and self.stream is not None else None)
+        if name != "q" and array.device != self.q.device:
+            expect(name, f"an array on {device_name(self.q.device)}, where q is", f"one on {device_name(array.device)}")
+        return array
+
+    def laid_out(self, array: Array) -> _native.Tensor:
+        """An array in the caller's layout, its dimensions in the order of the C ABI."""
+        if len(array.shape) != len(self.order):
+            expect(array.name, f"shape {self._meaning}", list(array.shape))
+        return array.tensor(self.order)
+
+    def _set_sizes(self):
+        problem, inputs = self.problem, self.inputs
+        problem.dtype = self.q.dtype
+        problem.ragged = int(self.ragged)
+        heads = 1 if self.ragged else 2
+        problem.heads_q, problem.head_dim = inputs["q"].shape[heads], inputs["q"].shape[heads + 1]
+        problem.heads_kv, problem.head_dim_v = inputs["k"].shape[heads], inputs["v"].shape[heads + 1]
+        if not self.ragged:
+            problem.batch = inputs["q"].shape[0]
+            problem.len_q, problem.len_kv = inputs["q"].shape[1], inputs["k"].shape[1]
+
+    def _set_scores(self, scores, bias_gradient):
+        problem = self.problem
+        causal = scores["causal"]
+        if not (causal is None or isinstance(causal, (str, bool))) or causal not in _CAUSAL:
+            expect("causal", "None, 'bottom-right' or 'top-left' (no alignment is chosen for you)", repr(causal))
+        problem.causal = _CAUSAL[causal]
+        problem.window_left, problem.window_right = _window(scores["window"])
+        if scores["scale"] is not None:
+            problem.scale = number("scale", scores["scale"])
+            if not math.isfinite(problem.scale):
+                expect("scale", "a finite number", problem.scale)
+        problem.softcap = number("softcap", scores["softcap"])
+        problem.dropout_probability = number("dropout_p", scores["dropout_p"])
+        if not 0 <= problem.dropout_probability < 1:
+            expect("dropout_p", "0 or more and under 1", problem.dropout_probability)
+        problem.dropout_seed = _seed(scores["seed"])
+        if scores["alibi_slopes"] is not None:
+            self.inputs["alibi_slopes"] = self.borrow("alibi_slopes", scores["alibi_slopes"]).tensor()
+            problem.alibi = 1
+        if scores["bias"] is not None:
+            self.bias = self.borrow("bias", scores["bias"])
+            self.inputs["bias"] = self.bias.padded().tensor()
+            problem.bias = 1
+        problem.bias_gradient = int(bias_gradient)
+
+    def _set_lengths(self, scores):
+        if not self.ragged:
+            return
+        problem = self.problem
+        for side, tensor in (("q", self.inputs["q"]), ("kv", self.inputs["k"])):
+            name = f"cu_seqlens_{side}"
+            if scores[name] is None:
+                expect(name, "an array, since the other one is given", "None")
+            lengths = self.borrow(name, scores[name])
+            self.inputs[name] = lengths.tensor()
+            if len(lengths.shape) != 1 or lengths.shape[0] < 1:
+                expect(name, "shape [batch + 1]", list(lengths.shape))
+            setattr(problem, f"total_{side}", tensor.shape[0])
+            # Lengths in CUDA memory are never read here; the total bounds every one of them.
+            bound = scores[f"max_len_{side}"]
+            setattr(problem, f"len_{side}", tensor.shape[0] if bound is None else integer(f"max_len_{side}", bound))
+            problem.batch = lengths.shape[0] - 1
+
+    def _options(self, scores) -> _native.Options:
+        options = _native.sized(_native.Options)
+        if self.q.device[0] == _native.CUDA:
+            options.backend = _native.BACKENDS["cuda"]
+        options.threads = integer("threads", scores["threads"]) if scores["threads"] is not None else 0
+        if scores["kernel"] is not None:
+            if not isinstance(scores["kernel"], str):
+                expect("kernel", "a name", repr(scores["kernel"]))
+            names = _native.kernel_names()
+            of_pass = f"{scores['kernel']}.{'backward' if self.backward else 'forward'}"
+            name = of_pass if of_pass in names else scores["kernel"]
+            if name not in names:
+                expect("kernel", f"one of {', '.join(names)}, or one without its pass", repr(name))
+            options.kernel = name.encode()
+        return options
+
+    def pass_code(self) -> int:
+        return _native.BACKWARD if self.backward else _native.FORWARD
+
+
+def device_name(device) -> str:
+    return f"cuda:{device[1]}" if device[0] == _native.CUDA else "the host"

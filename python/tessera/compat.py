@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes `import flash_attn` mean tessera in this process, when asked; nothing happens at import."""
+import importlib
+import sys
+import types
+
+# Name in sys.modules -> our module.
+MODULES = {"flash_attn": "tessera.flash_attn", "flash_attn.flash_attn_interface": "tessera.flash_attn",
+           "flash_attn_interface": "tessera.flash_attn_3"}
+VERSION = "2.8.3"  # of flash-attn, whose functions these are
+
+
+def _alias(name, source):
+    module = types.ModuleType(name, source.__doc__)
+    module.__dict__.update({key: value for key, value in vars(source).items() if not key.startswith("__")})
+    module.__version__ = VERSION
+    module.__tessera__ = source.__name__
+    return module
+
+
+def installed() -> bool:
+    return hasattr(sys.modules.get("flash_attn"), "__tessera__")
+
+
+def install() -> None:
+    """From now on `import flash_attn`, `flash_attn.flash_attn_interface` and `flash_attn_interface` (version 3) give
+    tessera.flash_attn and tessera.flash_attn_3. Again: no change.
+
+    Libraries that look for the distribution flash-attn instead of the module, as transformers does, don't see it: use
+    tessera.transformers there. Raises RuntimeError when the real flash_attn is imported already."""
+    if installed():
+        return
+    for name in MODULES:
+        if name in sys.modules:
+            raise RuntimeError(f"{name} is imported already; call tessera.compat.install() before")
+    for name, source in MODULES.items():
+        sys.modules[name] = _alias(name, importlib.import_module(source))
+    package = sys.modules["flash_attn"]
+    package.__path__ = []  # a package, so that `import flash_attn.x` says that there is no x
+    package.flash_attn_interface = sys.modules["flash_attn.flash_attn_interface"]
+
+
+def uninstall() -> None:
+    """Ends what install() did; names that were imported from the modules stay."""
+    if installed():
+        for name in MODULES:
+            sys.modules.pop(name, None)

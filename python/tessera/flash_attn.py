@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of flash_attn 2.8 on tessera: names, order of arguments, defaults and return values are flash-attn's.
+
+Where flash-attn's meaning and tessera's differ, this module has flash-attn's:
+- causal is bottom-right; a window side of -1 (any negative number) is no limit; softcap <= 0 is none.
+- The LSE of a query that sees no key is +inf (tessera: -inf). Its output is 0 in both.
+- softcap with dropout is refused. Wrong arguments raise RuntimeError.
+Beyond flash-attn: the CPU, float32 and float64, any head_dim up to 256 without padding, head_dim of v of its own, int64
+cu_seqlens, and the LSE is differentiable. `deterministic` is accepted and changes nothing: results always are.
+"""
+import torch
+
+from . import _native
+from .torch import _attention, _dropout_weights
+
+__all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
+           "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
+
+
+def _side(side):
+    side = -1 if side is None else int(side)
+    return -1 if side < 0 else side
+
+
+def _int(length):
+    return int(length) if isinstance(length, torch.Tensor) else length
+
+
+def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
+         softcap, alibi_slopes, return_attn_probs):
+    if softcap > 0 and dropout_p > 0:
+        raise RuntimeError("softcap: expected 0 with dropout, as flash-attn has it, got "
+                           f"softcap={softcap} and dropout_p={dropout_p}")
+    seed = _attention.seed_tensor(None, dropout_p)
+    left, right = _side(window_size[0]), _side(window_size[1])
+    arguments = (q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seed, _int(max_seqlen_q), _int(max_seqlen_k),
+                 1 if causal else 0, left, right, softmax_scale, max(float(softcap), 0.0), dropout_p, None)
+    try:
+        _attention.no_gradient("alibi_slopes", alibi_slopes)
+        o, lse = _attention.run(*arguments)
+    except (ValueError, _native.DeviceUnavailable) as error:
+        raise RuntimeError(str(error)) from None
+    if not return_attn_probs:
+        return o
+    if dropout_p > 0:
+        weights = _dropout_weights.signed_weights(arguments)
+    else:
+        weights = q.new_empty((0,))
+    return o, torch.where(lse == float("-inf"), float("inf"), lse), weights
+
+
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                    alibi_slopes=None, deterministic=False, return_attn_probs=False):
+    """Attention of q (batch, seqlen_q, nheads, headdim) over k, v (batch, seqlen_k, nheads_k, headdim).
+
+    nheads is a multiple of nheads_k. alibi_slopes: fp32 (nheads,) or (batch, nheads).
+    Returns out (batch, seqlen_q, nheads, headdim), or with return_attn_probs (out, softmax_lse, S_dmask): softmax_lse
+        fp32 (batch, nheads, seqlen_q); S_dmask is empty without dropout, else (batch, nheads, seqlen_q and seqlen_k
+        rounded up to 128): the weights divided by the largest of their row, negative where dropped.
+    Raises RuntimeError that names the argument."""
+    return _run(q, k, v, None, None, -1, -1, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                return_attn_probs)
+
+
+def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                             alibi_slopes=None, deterministic=False, return_attn_probs=False):
+    """flash_attn_func with k and v in one tensor kv (batch, seqlen_k, 2, nheads_k, headdim)."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                           return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                              alibi_slopes=None, deterministic=False, return_attn_probs=False):
+    """flash_attn_func with all three in one tensor qkv (batch, seqlen, 3, nheads, headdim)."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                           return_attn_probs)
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+                           softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+                           deterministic=False, return_attn_probs=False, block_table=None):
+    """Attention of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, headdim).
+
+    cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), from 0 to the total. max_seqlen_q, max_seqlen_k: bounds.
+    block_table (paged keys) is refused. Returns as flash_attn_func does, softmax_lse being (nheads, total_q)."""
+    if block_table is not None:
+        raise NotImplementedError("block_table: expected None, since tessera has no paged keys yet, got a tensor")
+    return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+                window_size, softcap, alibi_slopes, return_attn_probs)
+
+
+def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+                                    softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                                    alibi_slopes=None, deterministic=False, return_attn_probs=False):
+    """flash_attn_varlen_func with k and v in one tensor kv (total_k, 2, nheads_k, headdim)."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+                                  softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                                  return_attn_probs)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
+                                     window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+                                     return_attn_probs=False):
+    """flash_attn_varlen_func with all three in one tensor qkv (total, 3, nheads, headdim)."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
+                                  causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+
+
+def flash_attn_with_kvcache(*arguments, **keywords):
+    """Not there: tessera has no cache of keys and values yet. Raises NotImplementedError."""
+    raise NotImplementedError("flash_attn_with_kvcache: tessera has no cache of keys and values yet")

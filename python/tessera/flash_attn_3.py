@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of FlashAttention-3's module flash_attn_interface on tessera, with its names, order and return values.
+
+The LSE of a query that sees no key is -inf here, as in FlashAttention-3 (2.8: +inf). Refused with NotImplementedError:
+qv, the descale factors of fp8, attention_chunk, seqused_q and seqused_k. num_splits, pack_gqa, sm_margin and
+deterministic are accepted and change nothing: they choose between ways to the same result.
+"""
+from . import _native
+from .flash_attn import _int, _side
+from .torch import _attention
+
+__all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
+           "flash_attn_with_kvcache", "get_scheduler_metadata"]
+
+
+def _refuse(**arguments):
+    for name, value in arguments.items():
+        if value is not None and not (name == "attention_chunk" and value == 0):
+            raise NotImplementedError(f"{name}: tessera has no such feature yet, expected it to be left out")
+
+
+def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
+         return_attn_probs):
+    try:
+        o, lse = _attention.run(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None, _int(max_seqlen_q),
+                                _int(max_seqlen_k), 1 if causal else 0, _side(window_size[0]), _side(window_size[1]),
+                                softmax_scale, max(float(softcap), 0.0), 0.0, None)
+    except (ValueError, _native.DeviceUnavailable) as error:
+        raise RuntimeError(str(error)) from None
+    return (o, lse) if return_attn_probs else o
+
+
+def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
+                    window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None,
+                    deterministic=False, sm_margin=0, return_attn_probs=False):
+    """Attention of q (batch, seqlen_q, nheads, headdim) over k (batch, seqlen_k, nheads_k, headdim), v (.., headdim_v).
+
+    causal is bottom-right. Returns out, or with return_attn_probs (out, softmax_lse), fp32 (batch, nheads, seqlen_q).
+    Raises RuntimeError that names the argument, NotImplementedError for what the module's text lists."""
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    return _run(q, k, v, None, None, -1, -1, softmax_scale, causal, window_size, softcap, return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None,
+                              window_size=(-1, -1), attention_chunk=0, softcap=0.0, deterministic=False,
+                              num_heads_q=None, sm_margin=0, return_attn_probs=False):
+    """flash_attn_func of one tensor: qkv (batch, seqlen, 3, nheads, headdim), or, with num_heads_q,
+    (batch, seqlen, num_heads_q + 2 * nheads_k, headdim)."""
+    if qkv.dim() == 5:
+        q, k, v = qkv.unbind(2)
+    elif num_heads_q is None:
+        raise RuntimeError(f"num_heads_q: expected a number for a qkv of {qkv.dim()} dimensions, got None")
+    else:
+        heads_k = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, heads_k, heads_k], dim=2)
+    return flash_attn_func(q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
+                           attention_chunk, softcap, return_attn_probs=return_attn_probs)
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
+                           seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
+                           v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
+                           pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False):
+    """flash_attn_func of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, ..), cu_seqlens int32
+    (batch + 1,) from 0 to the total; softmax_lse is (nheads, total_q)."""
+    _refuse(seqused_q=seqused_q, seqused_k=seqused_k, qv=qv, q_descale=q_descale, k_descale=k_descale,
+            v_descale=v_descale, attention_chunk=attention_chunk)
+    return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size,
+                softcap, return_attn_probs)
+
+
+def flash_attn_with_kvcache(*arguments, **keywords):
+    """Not there: tessera has no cache of keys and values yet. Raises NotImplementedError."""
+    raise NotImplementedError("flash_attn_with_kvcache: tessera has no cache of keys and values yet")
+
+
+def flash_attn_combine(*arguments, **keywords):
+    """Not there: tessera doesn't give parts of a result. Raises NotImplementedError."""
+    raise NotImplementedError("flash_attn_combine: tessera gives no partial results to combine")
+
+
+def get_scheduler_metadata(*arguments, **keywords):
+    """Not there, as flash_attn_with_kvcache, which would read it. Raises NotImplementedError."""
+    raise NotImplementedError("get_scheduler_metadata: tessera has no cache of keys and values yet")

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tessera on PyTorch tensors. Importing this loads the operators into PyTorch; it changes nothing else there.
+
+    attention, varlen_attention     tessera's own words: causal is named, LSE is given and differentiable
+    scaled_dot_product_attention    torch's signature and meaning: top-left causal, [batch, heads, len, head_dim]
+    register_provider               the name "tessera" for torch.nn.attention.activate_flash_attention_impl
+"""
+from ._attention import attention, varlen_attention
+from .sdpa import register_provider, scaled_dot_product_attention
+
+__all__ = ["attention", "register_provider", "scaled_dot_product_attention", "varlen_attention"]

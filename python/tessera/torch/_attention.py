@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention on PyTorch tensors: dense, ragged, and with the meaning of torch's own function."""
+import torch
+
+from . import _errors, _functorch, _operators
+
+CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
+_functorch_active = torch._C._are_functorch_transforms_active
+_is_grad_enabled = torch.is_grad_enabled
+_forward = _operators.forward
+_eager = _operators.EagerAttention.apply
+
+
+def run(*args):
+    """O and LSE of the operators' 17 arguments, by the cheapest way that gives what the surroundings need.
+
+    Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
+    if torch.compiler.is_compiling():
+        return _operators.attention(*args)
+    if _functorch_active():
+        return _functorch.attention(*args)
+    try:
+        if _is_grad_enabled() and (args[0].requires_grad or args[1].requires_grad or args[2].requires_grad or
+                                   (args[3] is not None and args[3].requires_grad)):
+            return _eager(*args)
+        return _forward(*args)
+    except RuntimeError as error:
+        raise _errors.translated(error) from None
+
+
+def seed_tensor(seed, dropout_p):
+    """int64 [1] in host memory, or None without dropout. Without a seed one is drawn from torch's CPU generator."""
+    if dropout_p == 0:
+        return None
+    if seed is None:
+        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
+    if isinstance(seed, torch.Tensor):
+        return seed.reshape(1)
+    return torch.full((1,), seed, dtype=torch.int64, device="cpu")
+
+
+def causal_number(causal):
+    number = CAUSAL.get(causal)
+    if number is None:
+        raise ValueError(f"causal: expected None, \"bottom-right\" or \"top-left\", got {causal!r}")
+    return number
+
+
+def window_sides(window):
+    if window is None:
+        return -1, -1
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise ValueError(f"window: expected (left, right), each a number of keys or None, got {window!r}") from None
+    for side in (left, right):
+        if side is not None and side < 0:
+            raise ValueError(f"window: expected a number of keys from 0 on, or None for no limit, got {side}")
+    return (-1 if left is None else left), (-1 if right is None else right)
+
+
+def kernel_name(kernel):
+    """The forward kernel of a name with or without its pass."""
+    return None if kernel is None else kernel.removesuffix(".forward") + ".forward"
+
+
+def no_gradient(name, tensor):
+    if tensor is not None and tensor.requires_grad and _is_grad_enabled():
+        raise ValueError(f"{name}: expected a tensor without requires_grad, since it gets no gradient here")
+
+
+def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
+              dropout_p=0.0, seed=None, layout="bshd", return_lse=False, deterministic=True, kernel=None):
+    """Exact attention. Differentiable in q, k, v and bias, through O and LSE; torch.compile, torch.export, torch.func.
+
+    q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [.., head_dim_v], heads_q a
+        multiple of heads_kv. Any strides. float32, bfloat16, float16, float64 (by the reference). With
+        layout="bhsd" heads come before len, in the inputs and in o.
+    causal: None, "bottom-right" (the last query sees the last key) or "top-left" (the first sees the first only).
+    window: (left, right), inclusive, relative to the bottom-right diagonal; None stands for no limit.
+    scale: default 1 / sqrt(head_dim). softcap: c > 0 makes the score c * tanh(score / c).
+    alibi_slopes: float32 [heads_q] or [batch, heads_q], no gradient.
+    bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores.
+    dropout_p, seed: seed is an int or an int64 tensor in host memory; default: drawn from torch's CPU generator.
+    deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
+    kernel: a name of `tessera list` without its pass ("cpu.fa2", "reference"); default: the plan's choice.
+    Returns o, of the shape of q with head_dim_v, and with return_lse (o, lse): the natural logarithm of the sum of
+        exponentials, float32 [batch, heads_q, len_q] (float64 for float64); -inf, and o = 0, where a query sees no key.
+    Raises ValueError that names the argument, what was expected and what came; tessera.Unsupported.
+    Source: docs/numerics.md."""
+    heads_first = layout == "bhsd"
+    if heads_first:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    elif layout != "bshd":
+        raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
+    no_gradient("alibi_slopes", alibi_slopes)
+    if bias is not None and bias.dim() < 4:
+        bias = bias[(None,) * (4 - bias.dim())]
+    left, right = window_sides(window)
+    o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed_tensor(seed, dropout_p), -1, -1, causal_number(causal),
+                 left, right, scale, softcap, dropout_p, kernel_name(kernel))
+    if heads_first:
+        o = o.transpose(1, 2)
+    return (o, lse) if return_lse else o
+
+
+def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv, *, max_len_q=None, max_len_kv=None, causal=None, window=None,
+                     scale=None, softcap=0.0, alibi_slopes=None, dropout_p=0.0, seed=None, return_lse=False,
+                     deterministic=True, kernel=None):
+    """attention() of a ragged batch: member b has the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1.
+
+    q: [total_q, heads_q, head_dim]; k, v: [total_kv, heads_kv, ..]; cu_seqlens_q, cu_seqlens_kv: int32 or int64
+        [batch + 1], from 0 to the total, on the device of q. On CUDA they are not read by the host.
+    max_len_q, max_len_kv: bounds of the lengths; by default found from cu_seqlens on the CPU, and the total on CUDA.
+    Returns o [total_q, heads_q, head_dim_v], and with return_lse (o, lse), lse float32 [heads_q, total_q].
+    Everything else as in attention()."""
+    no_gradient("alibi_slopes", alibi_slopes)
+    left, right = window_sides(window)
+    o, lse = run(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed_tensor(seed, dropout_p),
+                 -1 if max_len_q is None else max_len_q, -1 if max_len_kv is None else max_len_kv,
+                 causal_number(causal), left, right, scale, softcap, dropout_p, kernel_name(kernel))
+    return (o, lse) if return_lse else o

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests of other projects, unchanged but for the device, against tessera; nothing of theirs is in this tree.
+
+    python python/tests/judges/run.py flash-attention FOLDER/flash-attention --count 500 --longest 1024
+    python python/tests/judges/run.py pytorch FOLDER/pytorch -k "TestSDPACpuOnly and flash"
+
+flash-attention: a random sample of tests/test_flash_attn.py, without caches and pages, on --device (default cpu), in
+this process. pytorch: pytest over test/test_transformers.py with the provider active; the checkout has to be of the
+version that is installed.
+Prints what failed and why, then "N passed, N failed, N skipped"; exit status 1 when something failed.
+"""
+import argparse
+import collections
+import contextlib
+import io
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+FOLDER = pathlib.Path(__file__).parent
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("suite", choices=["flash-attention", "pytorch"])
+    parser.add_argument("checkout", type=pathlib.Path, help="the folder of the project's checkout")
+    parser.add_argument("--device", default="cpu", help="flash-attention: in the place of \"cuda\" (default: cpu)")
+    parser.add_argument("--count", type=int, default=500, help="flash-attention: cases to draw (default: 500)")
+    parser.add_argument("--seed", type=int, default=0, help="flash-attention: of the draw (default: 0)")
+    parser.add_argument("--longest", type=int, default=2**20,
+                        help="flash-attention: draw no case with longer sequences (default: no limit)")
+    parser.add_argument("--minutes", type=float, default=1e9, help="flash-attention: stop drawing after so long")
+    parser.add_argument("-k", default=None, help="pytorch: pytest's selection")
+    return parser.parse_args()
+
+
+def report(counts, reasons, text):
+    for (name, why), number in reasons.most_common():
+        print(f"  {number:4} x {name}: {why}")
+    print(text)
+    print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    return 1 if counts["failed"] else 0
+
+
+def judge_flash_attention(options):
+    import flash_attention as suite
+    module = suite.load(options.checkout, options.device)
+    sample, total, left_out = suite.cases(module, options.count, options.seed, options.longest)
+    counts, reasons, begun = collections.Counter(), collections.Counter(), time.monotonic()
+    for function, case in sample:
+        if time.monotonic() - begun > 60 * options.minutes:
+            counts["not run"] += 1
+            continue
+        with contextlib.redirect_stdout(io.StringIO()):
+            result, why = suite.run(function, case)
+        counts[result] += 1
+        if result != "passed":
+            reasons[function.__name__, f"{result}: {why[:200]}"] += 1
+        if result == "failed":
+            print(f"failed: {function.__name__} {case}\n        {why[:300]}", flush=True)
+        if sys.stderr.isatty():
+            print(f"\r{sum(counts.values())} of {len(sample)}", end="", file=sys.stderr)
+    return report(counts, reasons, f"{len(sample)} of {total:,} cases drawn (seed {options.seed}, sequences up to "
+                  f"{options.longest}); {counts['not run']} of them not run for want of time; {left_out:,} more need "
+                  "caches, pages or the extension module, and were not asked")
+
+
+def judge_pytorch(options):
+    test = options.checkout / "test" / "test_transformers.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "pytorch_provider", "-o", "addopts=", str(test)]
+    if options.k:
+        command += ["-k", options.k]
+    path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(command, cwd=test.parent, env={**os.environ, "PYTHONPATH": path}).returncode
+
+
+if __name__ == "__main__":
+    chosen = arguments()
+    sys.exit(judge_flash_attention(chosen) if chosen.suite == "flash-attention" else judge_pytorch(chosen))

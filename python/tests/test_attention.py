@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attention() and attention_backward() on NumPy arrays against fp64, over dtypes, masks, features and layouts."""
+import ml_dtypes
+import numpy
+import pytest
+from reference import Reference, check_gradient, check_lse, check_o
+
+import tessera
+
+DTYPES = {"float32": numpy.float32, "bfloat16": ml_dtypes.bfloat16, "float16": numpy.float16, "float64": numpy.float64}
+# keyword arguments, with the lengths to try them at
+CASES = {
+    "plain": {},
+    "bottom-right": dict(causal="bottom-right"),
+    "top-left": dict(causal="top-left"),
+    "window": dict(window=(9, 3)),
+    "left window": dict(causal="bottom-right", window=(17, None)),
+    "scale": dict(scale=0.3),
+    "softcap": dict(softcap=1.5),
+    "alibi": dict(alibi_slopes=numpy.array([0.5, 0.25, 0.125, 0.0625], numpy.float32)),
+}
+
+
+def inputs(rng, dtype, batch=2, len_q=70, len_kv=93, heads_q=4, heads_kv=2, head_dim=32, head_dim_v=24):
+    shapes = ((batch, len_q, heads_q, head_dim), (batch, len_kv, heads_kv, head_dim),
+              (batch, len_kv, heads_kv, head_dim_v), (batch, len_q, heads_q, head_dim_v))
+    return [rng.standard_normal(s).astype(DTYPES[dtype]) for s in shapes]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_forward_and_gradient(rng, dtype, case):
+    q, k, v, do = inputs(rng, dtype)
+    scores = CASES[case]
+    o, lse = tessera.attention(q, k, v, return_lse=True, **scores)
+    ref = Reference(q, k, v, **scores)
+    check_o(o, ref, dtype)
+    check_lse(lse, ref)
+    dlse = rng.standard_normal(lse.shape).astype(lse.dtype)
+    gradients = tessera.attention_backward(do, q, k, v, o, lse, dlse=dlse, **scores)
+    for name, got, expected in zip(("dq", "dk", "dv"), gradients, ref.backward(do, dlse)):
+        assert got.dtype == q.dtype
+        check_gradient(name, got, expected, dtype)
+
+
+@pytest.mark.parametrize("shape", [(70, 93), (4, 70, 93), (1, 4, 70, 93), (2, 4, 1, 93), (2, 1, 1, 93)])
+def test_bias_and_its_gradient(rng, shape):
+    q, k, v, do = inputs(rng, "float32")
+    bias = rng.standard_normal(shape, dtype=numpy.float32)
+    o, lse = tessera.attention(q, k, v, bias=bias, return_lse=True)
+    ref = Reference(q, k, v, bias=bias)
+    check_o(o, ref, "float32")
+    check_lse(lse, ref)
+    *_, dbias = tessera.attention_backward(do, q, k, v, o, lse, bias=bias, bias_gradient=True)
+    expected = ref.backward(do)[3]
+    padded = (1,) * (4 - bias.ndim) + shape
+    expected = expected.sum(axis=tuple(a for a in range(4) if padded[a] == 1 != expected.shape[a]), keepdims=True)
+    check_gradient("dbias", dbias, expected.reshape(shape), "float32")
+
+
+def test_ragged(rng):
+    lengths_q, lengths_kv = [5, 0, 40, 1], [9, 3, 40, 0]
+    cu_q, cu_kv = (numpy.cumsum([0, *lengths]).astype(numpy.int32) for lengths in (lengths_q, lengths_kv))
+    q = rng.standard_normal((cu_q[-1], 4, 16), dtype=numpy.float32)
+    k, v = (rng.standard_normal((cu_kv[-1], 2, 16), dtype=numpy.float32) for _ in range(2))
+    ragged = dict(cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv, causal="bottom-right")
+    o, lse = tessera.attention(q, k, v, return_lse=True, **ragged)
+    do = rng.standard_normal(o.shape, dtype=numpy.float32)
+    gradients = tessera.attention_backward(do, q, k, v, o, lse, max_len_q=40, max_len_kv=40, **ragged)
+    assert lse.shape == (4, cu_q[-1])
+    for b in range(4):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_kv[b], cu_kv[b + 1])
+        ref = Reference(q[None, rows], k[None, keys], v[None, keys], causal="bottom-right")
+        if lengths_q[b]:
+            check_o(o[None, rows], ref, "float32")
+            check_lse(lse[None, :, rows], ref)
+        if lengths_q[b] > 1:
+            for name, got, expected, part in zip(("dq", "dk", "dv"), gradients, ref.backward(do[None, rows]),
+                                                 (rows, keys, keys)):
+                check_gradient(name, got[None, part], expected, "float32")
+
+
+def test_heads_first_is_the_same_call(rng):
+    q, k, v, do = inputs(rng, "float32")
+    o, lse = tessera.attention(q, k, v, causal="top-left", return_lse=True)
+    swapped = [numpy.ascontiguousarray(a.swapaxes(1, 2)) for a in (q, k, v, do, o)]
+    o2, lse2 = tessera.attention(*swapped[:3], causal="top-left", layout="bhsd", return_lse=True)
+    assert (o2.swapaxes(1, 2) == o).all() and (lse2 == lse).all()
+    first = tessera.attention_backward(do, q, k, v, o, lse, causal="top-left")
+    second = tessera.attention_backward(swapped[3], *swapped[:3], swapped[4], lse, causal="top-left", layout="bhsd")
+    assert all((a == b.swapaxes(1, 2)).all() for a, b in zip(first, second))
+
+
+def test_kernels_by_name(rng):
+    q, k, v, _ = inputs(rng, "float32")
+    ref = Reference(q, k, v)
+    for kernel in ("cpu.fa2", "cpu.fa1", "cpu.standard", "reference", "cpu.fa2.forward"):
+        o, lse = tessera.attention(q, k, v, kernel=kernel, return_lse=True)
+        check_o(o, ref, "float32")
+        check_lse(lse, ref)
+
+
+def test_dropout_is_a_function_of_the_seed(rng):
+    q, k, v, do = inputs(rng, "float32", len_q=64, len_kv=64, head_dim_v=64)
+    v[:] = numpy.eye(64, dtype=numpy.float32)[None, :, None, :]  # O is then P itself
+    first = tessera.attention(q, k, v, dropout_p=0.25, seed=7)
+    assert (first == tessera.attention(q, k, v, dropout_p=0.25, seed=7)).all()
+    assert (first != tessera.attention(q, k, v, dropout_p=0.25, seed=2**64 - 1)).any()
+    p = Reference(q, k, v).o
+    kept = first != 0
+    assert abs(kept.mean() - 0.75) < 0.01  # 32,768 draws: four standard deviations
+    assert numpy.allclose(first[kept], p[kept] / 0.75, rtol=1e-5)
+    reference = tessera.attention(q, k, v, dropout_p=0.25, seed=7, kernel="reference", return_lse=True)
+    assert ((reference[0] != 0) == kept).all()
+    gradients = [tessera.attention_backward(do, q, k, v, *reference, dropout_p=0.25, seed=7, kernel=kernel)
+                 for kernel in (None, "reference")]
+    for name, got, expected in zip(("dq", "dk", "dv"), *gradients):
+        check_gradient(name, got, expected.astype(numpy.float64), "float32")
+
+
+def test_rows_without_a_key_and_empty_arrays(rng):
+    q, k, v, _ = inputs(rng, "float32", len_q=30, len_kv=10)
+    o, lse = tessera.attention(q, k, v, causal="bottom-right", return_lse=True)
+    assert (o[:, :20] == 0).all() and (lse[:, :, :20] == -numpy.inf).all()
+    check_o(o, Reference(q, k, v, causal="bottom-right"), "float32")
+    o, lse = tessera.attention(q, k[:, :0], v[:, :0], return_lse=True)
+    assert (o == 0).all() and (lse == -numpy.inf).all()
+    assert tessera.attention(q[:, :0], k, v).shape == (2, 0, 4, 24)
+    assert tessera.attention(q[:0], k[:0], v[:0]).shape == (0, 30, 4, 24)
+
+
+def test_out_is_written_and_given_back(rng):
+    q, k, v, do = inputs(rng, "float32")
+    out, out_lse = numpy.empty_like(do), numpy.empty((2, 4, 70), numpy.float32)
+    o, lse = tessera.attention(q, k, v, out=out, out_lse=out_lse, return_lse=True)
+    assert o is out and lse is out_lse
+    check_o(o, Reference(q, k, v), "float32")
+    gradients = [numpy.empty_like(a) for a in (q, k, v)]
+    results = tessera.attention_backward(do, q, k, v, o, lse, out=gradients)
+    assert all(a is b for a, b in zip(results, gradients))
+    assert all((a == b).all() for a, b in zip(results, tessera.attention_backward(do, q, k, v, o, lse)))

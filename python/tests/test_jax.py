@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tessera.jax beside fp64, and beside jax.nn's own function for what is JAX's: jit, grad, vmap, masks, lengths."""
+import jax
+import jax.numpy as jnp
+import numpy
+import pytest
+from jax.test_util import check_grads
+from reference import Reference, check_gradient, check_lse, check_o
+
+from tessera.jax import dot_product_attention
+
+KEYS = jnp.array([13, 29], jnp.int32)
+
+
+def inputs(rng, dtype="float32", batch=2, t=29, s=29, heads=4, kv_heads=2, dim=16):
+    shapes = ((batch, t, heads, dim), (batch, s, kv_heads, dim), (batch, s, kv_heads, dim))
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def heads_before_len(lse):
+    return numpy.asarray(lse).transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("s", [29, 41])
+def test_against_fp64(rng, dtype, causal, s):
+    q, k, v = inputs(rng, dtype, s=s)
+
+    def loss(q, k, v):
+        o, lse = dot_product_attention(q, k, v, is_causal=causal, return_residual=True)
+        return (o.astype(jnp.float32) * weights).sum() + (lse * lse_weights).sum(), (o, lse)
+    weights = jnp.asarray(rng.standard_normal(q.shape), dtype).astype(jnp.float32)
+    lse_weights = jnp.asarray(rng.standard_normal(q.shape[:3]), jnp.float32)
+    gradients, (o, lse) = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
+    ref = Reference(*map(numpy.asarray, (q, k, v)), causal="top-left" if causal else None)
+    check_o(numpy.asarray(o), ref, dtype)
+    check_lse(heads_before_len(lse), ref)
+    expected = ref.backward(numpy.asarray(weights), heads_before_len(lse_weights))
+    for name, got, right in zip(("dq", "dk", "dv"), gradients, expected):
+        check_gradient(name, numpy.asarray(got), right, dtype)
+
+
+@pytest.mark.parametrize("s, keywords", [
+    (29, {}), (33, dict(is_causal=True, scale=0.1)), (33, dict(local_window_size=4)),
+    (29, dict(local_window_size=(2, 1))), (29, dict(is_causal=True, local_window_size=(3, 9))),
+    (33, dict(local_window_size=(7, 2))), (33, dict(query_seq_lengths=KEYS, key_value_seq_lengths=KEYS, is_causal=True)),
+], ids=lambda value: ",".join(value) if isinstance(value, dict) else str(value))
+def test_means_what_jax_nn_means(rng, s, keywords):
+    q, k, v = inputs(rng, s=s)
+    bias = jnp.asarray(rng.standard_normal((1, 4, 29, s)), jnp.float32)
+    mask = jnp.asarray(rng.random((2, 1, 29, s)) < 0.8).at[..., 0].set(True)
+
+    def gradients(function):
+        def loss(q, k, v, bias):
+            return jnp.sin(function(q, k, v, bias, mask if not keywords else None, **keywords)).sum()
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))(q, k, v, bias)
+    (ours, got), (theirs, expected) = gradients(dot_product_attention), gradients(jax.nn.dot_product_attention)
+    assert abs(ours - theirs) < 1e-3
+    for name, a, b in zip(("dq", "dk", "dv", "dbias"), got, expected):
+        assert jnp.abs(a - b).max() < 1e-5, name
+
+
+def test_vmap_folds_the_batch(rng):
+    q, k, v = inputs(rng)
+    bias = jnp.asarray(rng.standard_normal((1, 4, 29, 29)), jnp.float32)
+    many = jnp.stack([q, 2 * q, 3 * q])
+
+    def one(q, bias):
+        return dot_product_attention(q, k, v, bias, is_causal=True)
+    assert (jax.vmap(one, (0, None))(many, bias) == jnp.stack([one(x, bias) for x in many])).all()
+    deep = jax.vmap(jax.vmap(one, (0, None)), (None, 0))(many, jnp.stack([bias, -bias]))
+    assert deep.shape == (2, 3, *q.shape) and (deep[1, 2] == one(3 * q, -bias)).all()
+
+    def slope(q, bias):
+        return jax.grad(lambda b: jnp.sin(one(q, b)).sum())(bias)
+    expected = jnp.stack([slope(x, bias) for x in many])
+    assert jnp.allclose(jax.vmap(slope, (0, None))(many, bias), expected, atol=1e-6)
+    total = jax.grad(lambda b: jax.vmap(lambda q: jnp.sin(one(q, b)).sum())(many).sum())(bias)
+    assert jnp.allclose(total, expected.sum(0), atol=1e-5)
+
+
+def test_without_a_batch(rng):
+    q, k, v = inputs(rng)
+    o, lse = dot_product_attention(q[1], k[1], v[1], return_residual=True)
+    whole, whole_lse = dot_product_attention(q, k, v, return_residual=True)
+    assert o.shape == q.shape[1:] and lse.shape == q.shape[1:3]
+    assert (o == whole[1]).all() and (lse == whole_lse[1]).all()
+
+
+def test_gradient_in_fp64_by_differences(rng):
+    with jax.enable_x64(True):
+        q, k, v = (a[:, :5] for a in inputs(rng, jnp.float64, dim=8))
+        bias = jnp.asarray(rng.standard_normal((2, 1, 5, 5)), jnp.float64)
+
+        def function(q, k, v, bias):
+            return dot_product_attention(q, k, v, bias, is_causal=True, softcap=2.0, return_residual=True)
+        check_grads(function, (q, k, v, bias), order=1, modes=["rev"])
+
+
+def test_a_row_without_a_key_gives_nothing(rng):
+    q, k, v = inputs(rng)
+    o, lse = dot_product_attention(q, k, v, key_value_seq_lengths=jnp.array([0, 29], jnp.int32), return_residual=True)
+    assert (o[0] == 0).all() and (lse[0] == -jnp.inf).all() and jnp.isfinite(o[1]).all()
+
+
+def test_wrong_arguments_are_named(rng):
+    q, k, v = inputs(rng)
+    for pattern, call in (
+            ("^query: expected dtype float32", lambda: dot_product_attention(q.astype(int), k, v)),
+            ("^value: expected dtype float32, as query has", lambda: dot_product_attention(q, k, v.astype("float16"))),
+            ("^key: expected shape", lambda: dot_product_attention(q, k[:1], v)),
+            ("^key: expected 3 dimensions in all", lambda: dot_product_attention(q[0], k, v)),
+            ("^query: expected a multiple of key's 2 heads", lambda: dot_product_attention(q[:, :, :3], k, v)),
+            ("^bias: expected a shape that broadcasts", lambda: dot_product_attention(q, k, v, jnp.zeros((3, 29)))),
+            ("^mask: expected dtype bool", lambda: dot_product_attention(q, k, v, mask=jnp.zeros((29, 29)))),
+            ("^local_window_size: ", lambda: dot_product_attention(q, k, v, local_window_size=-1)),
+            ("^key_value_seq_lengths: ", lambda: dot_product_attention(q, k, v, key_value_seq_lengths=jnp.ones(3)))):
+        with pytest.raises(ValueError, match=pattern):
+            call()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package itself: what an import brings, the doctor, and the command."""
+import os
+import pathlib
+import subprocess
+import sys
+
+import tessera
+
+ENVIRONMENT = {**os.environ, "COLUMNS": "80"}
+
+
+def python(*arguments, **keywords):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env={**ENVIRONMENT, **keywords})
+
+
+def test_import_brings_no_other_package_and_no_library():
+    said = python("-c", "import sys; before = set(sys.modules); import tessera; print(*set(sys.modules) - before);"
+                        "maps = open('/proc/self/maps').read(); print('libtessera' in maps)")
+    modules, library = said.stdout.splitlines()
+    foreign = {m.split(".")[0] for m in modules.split()} - {"tessera"} - set(sys.stdlib_module_names)
+    assert not foreign and library == "False", said
+
+
+def test_version():
+    assert tessera.__version__ == "0.1.0"
+
+
+def test_doctor():
+    said = python("-m", "tessera", "doctor")
+    assert said.returncode == 0 and said.stdout.rstrip().endswith("ready"), said
+    for expected in ("cpu forward, float32: cpu.fa2.forward", "cpu backward, bfloat16: cpu.fa2.backward", "cuda",
+                     "for torch", "for jax"):
+        assert expected in said.stdout
+    assert max(map(len, said.stdout.splitlines())) <= 110, "a path may be long; nothing else passes 80 columns"
+
+
+def test_doctor_names_a_library_that_does_not_load(tmp_path):
+    (tmp_path / "libtessera.so").write_bytes(b"no library")
+    for folder, reason in ((tmp_path, "file too short"), (tmp_path / "none", "No such file")):
+        said = python("-m", "tessera", "doctor", TESSERA_LIBRARY_DIR=str(folder))
+        assert said.returncode == 1 and reason in " ".join(said.stdout.split()), said
+        assert said.stdout.rstrip().endswith("not usable: see above")
+
+
+def test_without_the_library_the_import_works_and_the_call_says_why():
+    said = python("-c", "import tessera\ntry: tessera.attention(0, 0, 0)\nexcept ValueError as e: print(e)\n"
+                        "s = tessera.Spec((1, 2, 1, 8))\ntry: tessera.plan(s, s, s)\nexcept ImportError as e: print(e)",
+                  TESSERA_LIBRARY_DIR="/nowhere")
+    assert "q: expected a NumPy array" in said.stdout and "`python -m tessera doctor` says more" in said.stdout
+
+
+def test_command():
+    said = python("-m", "tessera", "--version")
+    assert said.returncode == 0 and said.stdout.startswith("tessera 0.1.0"), said
+    listed = python("-m", "tessera", "list")
+    assert "cpu.fa2.forward" in listed.stdout
+    beside = pathlib.Path(sys.executable).with_name("tessera")
+    if beside.exists():  # an installed wheel
+        assert subprocess.run([beside, "--version"], capture_output=True, text=True).stdout == said.stdout
+    wrong = python("-m", "tessera", "plan", "--len", "x")
+    assert wrong.returncode == 2 and "--len" in wrong.stderr
+    suites = python("-m", "tessera", "bench", "--suite", "none-of-them")
+    assert "lengths" in suites.stderr, "the suites are in the wheel"

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plan() says what a call would do, predict() what it would take, and both refuse what attention() refuses."""
+import numpy
+import pytest
+
+import tessera
+from tessera import Spec
+
+HALF = Spec((1, 4096, 16, 128), "bfloat16")
+
+
+def test_plan_names_the_kernel_and_every_refusal():
+    q = numpy.zeros((1, 64, 4, 32), numpy.float32)
+    plan = tessera.plan(q, q, q, causal="top-left")
+    assert plan.kernel == "cpu.fa2.forward" and plan.threads >= 1 and plan.workspace_bytes > 0
+    assert {r.kernel for r in plan.refused} >= {"cpu.fa1.forward", "cpu.standard.forward", "reference.forward"}
+    assert all(r.reason for r in plan.refused)
+    assert all(r.capable for r in plan.refused if r.kernel.startswith("cpu"))
+    assert plan.kernel in str(plan) and "causal top-left" in str(plan)
+    assert plan.predicted is None, "the model knows no name for a host"
+    assert tessera.plan(q, q, q, kernel="reference", backward=True).kernel == "reference.backward"
+    assert tessera.plan(q, q, q, threads=1).threads == 1
+
+
+def test_plan_of_a_spec_allocates_nothing():
+    huge = Spec((1, 2**26, 64, 128), "bfloat16")  # a terabyte
+    assert tessera.plan(huge, huge, huge, threads=1).kernel == "cpu.fa2.forward"
+
+
+def test_a_kernel_that_can_not_run_it_says_why():
+    q = Spec((1, 64, 4, 32), "float64")
+    assert tessera.plan(q, q, q).kernel == "reference.forward"
+    with pytest.raises(tessera.Unsupported, match="cpu.fa2.forward: does not take fp64"):
+        tessera.plan(q, q, q, kernel="cpu.fa2")
+
+
+def test_cuda_plans_or_says_why_not():
+    q = Spec((1, 64, 4, 64), "bfloat16", "cuda:0")
+    try:
+        assert tessera.plan(q, q, q).kernel.startswith("cuda.")
+    except tessera.DeviceUnavailable as error:
+        assert "CUDA" in str(error)
+
+
+def test_predict():
+    forward = tessera.predict(HALF, HALF, HALF, machine="h200", causal="bottom-right")
+    assert forward.machine == "h200" and forward.schedule == "fa3" and 0 < forward.ms < 1
+    standard = tessera.predict(HALF, HALF, HALF, machine="h200", causal="bottom-right", schedule="standard")
+    backward = tessera.predict(HALF, HALF, HALF, machine="h200", causal="bottom-right", backward=True)
+    assert standard.schedule == "standard" and standard.ms > forward.ms and backward.ms > forward.ms
+    on_host = tessera.predict(HALF, HALF, HALF, machine="xeon-16", threads=1)
+    assert on_host.ms > tessera.predict(HALF, HALF, HALF, machine="xeon-16", threads=16).ms
+
+
+@pytest.mark.parametrize("function", [tessera.plan, lambda *a, **k: tessera.predict(*a, machine="h200", **k),
+                                      tessera.attention])
+@pytest.mark.parametrize("pattern, keywords", [
+    ("^causal: expected None, 'bottom-right' or 'top-left'", dict(causal=True)),
+    ("^causal: ", dict(causal="bottom_right")),
+    ("^causal: ", dict(causal=numpy.ones(3))),
+    (r"^window: expected None or \(left, right\), got 3", dict(window=3)),
+    ("^window: expected an integer", dict(window=(1.5, None))),
+    ("^window_left: ", dict(window=(-1, 3))),
+    ("^scale: expected a number", dict(scale="1")),
+    ("^scale: expected a finite number", dict(scale=float("nan"))),
+    ("^softcap: ", dict(softcap=-2)),
+    ("^dropout_p: expected 0 or more and under 1, got 1.0", dict(dropout_p=1)),
+    ("^seed: expected an integer", dict(seed=0.5)),
+    ("^seed: expected 0 or more", dict(seed=-1)),
+    ("^layout: expected 'bshd' or 'bhsd'", dict(layout="sbhd")),
+    ("^kernel: expected one of cpu.fa2.forward", dict(kernel="cuda.fa9")),
+    ("^cu_seqlens_kv: expected an array, since the other one is given", dict(cu_seqlens_q=numpy.zeros(2, "int32"))),
+])
+def test_wrong_arguments_are_named(function, pattern, keywords):
+    q = numpy.zeros((1, 64, 4, 32), numpy.float32)
+    if "cu_seqlens_q" in keywords:
+        q = q[0]
+    with pytest.raises(ValueError, match=pattern):
+        function(q, q, q, **keywords)
+
+
+@pytest.mark.parametrize("pattern, keywords", [
+    ("^threads: expected 0..1024", dict(threads=-1)),
+    (r"^bias: expected \[1, 4, 64, 64\], any size also 1, got", dict(bias=numpy.zeros((64, 3), numpy.float32))),
+    ("^bias: expected", dict(bias=numpy.zeros((64, 64), numpy.float16))),
+    ("^alibi_slopes: expected", dict(alibi_slopes=numpy.zeros(3, numpy.float32))),
+    ("^alibi_slopes: expected", dict(alibi_slopes=numpy.zeros(4, numpy.float64))),
+])
+def test_wrong_arrays_are_named(pattern, keywords):
+    q = numpy.zeros((1, 64, 4, 32), numpy.float32)
+    with pytest.raises(ValueError, match=pattern):
+        tessera.attention(q, q, q, **keywords)
+
+
+@pytest.mark.parametrize("cu_seqlens", [[0, 70], [1, 64], [0, 30, 20, 64], [0, -1, 64]])
+def test_wrong_lengths_are_named(cu_seqlens):
+    q = numpy.zeros((64, 4, 32), numpy.float32)
+    right = numpy.linspace(0, 64, len(cu_seqlens)).astype(numpy.int64)
+    with pytest.raises(ValueError, match="^cu_seqlens_kv"):
+        tessera.attention(q, q, q, cu_seqlens_q=right, cu_seqlens_kv=numpy.array(cu_seqlens))
+
+
+def test_wrong_words():
+    q = numpy.zeros((1, 64, 4, 32), numpy.float32)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'is_causal'"):
+        tessera.plan(q, q, q, is_causal=True)
+    with pytest.raises(ValueError, match="^machine: expected one of .*h200.*, got \"h300\""):
+        tessera.predict(q, q, q, machine="h300")
+    with pytest.raises(ValueError, match="^schedule: expected standard or fa1"):
+        tessera.predict(q, q, q, machine="h200", schedule="fa9")
+    with pytest.raises(ValueError, match="^dtype: expected float64 or"):
+        Spec((1, 2, 3, 4), "int8")
+    with pytest.raises(ValueError, match="^device: expected cpu, cuda or cuda:INDEX"):
+        Spec((1, 2, 3, 4), device="tpu")
+
+
+def test_spec_holds_no_data():
+    with pytest.raises(ValueError, match="^q: expected a NumPy array or one with __dlpack__, got a Spec"):
+        tessera.attention(Spec((1, 64, 4, 32)), *[numpy.zeros((1, 64, 4, 32), numpy.float32)] * 2)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's scaled_dot_product_attention: ours beside PyTorch's, and PyTorch's own running on tessera."""
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import tessera.torch as tt  # noqa: E402
+import torch_reference as reference  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention as torch_sdpa  # noqa: E402
+
+
+def inputs(**sizes):
+    return [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in reference.inputs(heads_kv=4, **sizes)]
+
+
+MASKS = {
+    "none": {},
+    "is_causal, more keys": dict(is_causal=True),
+    "bool [len_q, len_kv]": dict(attn_mask=torch.rand(37, 53, generator=torch.Generator().manual_seed(1)) > 0.4),
+    "bool [batch, 1, 1, len_kv]": dict(attn_mask=torch.arange(53) < torch.tensor([20, 50]).reshape(2, 1, 1, 1)),
+    "numbers [heads, len_q, len_kv]": dict(attn_mask=torch.randn(4, 37, 53)),
+    "a row without a key": dict(attn_mask=torch.arange(37)[:, None].expand(37, 53) != 5),
+    "scale": dict(scale=0.5),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_means_what_torch_means(name):
+    q, k, v = inputs()
+    options = MASKS[name]
+    got, want = tt.scaled_dot_product_attention(q, k, v, **options), torch_sdpa(
+        q.double(), k.double(), v.double(),
+        **{n: o.double() if torch.is_tensor(o) and o.is_floating_point() else o for n, o in options.items()})
+    reference.expect_close(got, want, 2e-6, "o")
+    d_o = torch.randn(got.shape, generator=torch.Generator().manual_seed(2))
+    for a, b in zip(torch.autograd.grad(got, (q, k, v), d_o), torch.autograd.grad(want, (q, k, v), d_o.double())):
+        reference.expect_close(a, b, 1e-5, "gradient")
+
+
+def test_the_mask_gets_its_gradient():
+    q, k, v = inputs()
+    mask = torch.randn(4, 37, 53, requires_grad=True)
+    got, = torch.autograd.grad(tt.scaled_dot_product_attention(q, k, v, mask).sin().sum(), mask)
+    want, = torch.autograd.grad(torch_sdpa(q.double(), k.double(), v.double(), mask.double()).sin().sum(), mask)
+    reference.expect_close(got, want, 1e-5, "gradient of the mask")
+
+
+@pytest.mark.parametrize("shape", [(11, 16), (3, 11, 16), (2, 3, 5, 11, 16)], ids=str)
+def test_other_numbers_of_dimensions(shape):
+    q, k, v = (torch.randn(shape) for _ in range(3))
+    torch.testing.assert_close(tt.scaled_dot_product_attention(q, k, v, is_causal=True),
+                               torch_sdpa(q, k, v, is_causal=True))
+
+
+def test_grouped_heads_and_autocast():
+    q, k, v = torch.randn(2, 6, 9, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16)
+    torch.testing.assert_close(tt.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+                               torch_sdpa(q, k, v, enable_gqa=True))
+    with pytest.raises(ValueError, match="key: expected 6 heads"):
+        tt.scaled_dot_product_attention(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert tt.scaled_dot_product_attention(q, k, v, enable_gqa=True).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("options,words", [
+    (dict(attn_mask=torch.ones(37, 53, dtype=torch.bool), is_causal=True), "attn_mask: expected None"),
+    (dict(attn_mask=torch.ones(36, 53, dtype=torch.bool)), "attn_mask: expected a shape"),
+    (dict(attn_mask=torch.ones(37, 53, dtype=torch.int32)), "attn_mask: expected bool"),
+    (dict(dropout_p=1.5), "dropout")], ids=["causal and mask", "shape", "dtype", "dropout_p"])
+def test_wrong_calls(options, words):
+    with pytest.raises(ValueError, match=words):
+        tt.scaled_dot_product_attention(*inputs(), **options)
+
+
+@pytest.fixture
+def provider(monkeypatch):
+    """The provider active, with a list that grows by one at each call of our forward."""
+    from torch.nn import attention
+    if not hasattr(attention, "register_flash_attention_impl"):
+        pytest.skip(f"PyTorch {torch.__version__} has no register_flash_attention_impl")
+    import tessera.torch.sdpa as sdpa
+    calls = []
+    original = sdpa._operators.forward
+    monkeypatch.setattr(sdpa._operators, "forward", lambda *a: calls.append(1) or original(*a))
+    tt.register_provider()
+    assert "tessera" in attention.list_flash_attention_impls() and not calls
+    attention.activate_flash_attention_impl("tessera")
+    yield calls
+    attention.restore_flash_attention_impl()
+
+
+@pytest.mark.parametrize("name", ["none", "is_causal, more keys", "bool [batch, 1, 1, len_kv]"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_pytorch_runs_on_the_provider(provider, name, compiled):
+    q, k, v = inputs()
+    options = MASKS[name]
+    torch._dynamo.reset()
+    function = torch.compile(torch_sdpa, fullgraph=True) if compiled else torch_sdpa
+    got = function(q, k, v, **options)
+    assert len(provider) == 1
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        want = torch_sdpa(q.double(), k.double(), v.double(), **options)
+    assert len(provider) == 1
+    reference.expect_close(got, want, 2e-6, "o")
+    for a, b in zip(torch.autograd.grad(got.sin().sum(), (q, k, v)), torch.autograd.grad(want.sin().sum(), (q, k, v))):
+        reference.expect_close(a, b, 1e-5, "gradient")
+
+
+def test_restore_gives_pytorchs_kernel_back(provider):
+    from torch.nn import attention
+    q, k, v = inputs()
+    torch_sdpa(q, k, v)
+    seen = len(provider)
+    attention.restore_flash_attention_impl()
+    want = torch_sdpa(q, k, v)
+    assert seen == 1 and len(provider) == seen
+    attention.activate_flash_attention_impl("tessera")
+    torch.testing.assert_close(torch_sdpa(q, k, v), want)
+    assert len(provider) == seen + 1

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention in fp64 with the words of docs/numerics.md, by PyTorch's own operators: what the tests of tessera.torch are
+judged by. And the limits of that page, as far as these tests use them."""
+import torch
+
+
+def visible(len_q, len_kv, causal=None, window=None):
+    """bool [len_q, len_kv]."""
+    i, j = torch.arange(len_q)[:, None], torch.arange(len_kv)[None, :]
+    diagonal = len_kv - len_q
+    seen = torch.ones(len_q, len_kv, dtype=torch.bool)
+    if causal == "bottom-right":
+        seen &= j <= i + diagonal
+    if causal == "top-left":
+        seen &= j <= i
+    left, right = window or (None, None)
+    if left is not None:
+        seen &= j >= i + diagonal - left
+    if right is not None:
+        seen &= j <= i + diagonal + right
+    return seen
+
+
+def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None):
+    """(o [batch, len_q, heads_q, head_dim_v], lse [batch, heads_q, len_q]), both fp64 and differentiable."""
+    q, k, v = q.double(), k.double(), v.double()
+    group = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+    len_q, len_kv = q.shape[1], k.shape[1]
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        distance = (torch.arange(len_q)[:, None] + len_kv - len_q - torch.arange(len_kv)[None, :]).abs()
+        scores = scores - alibi_slopes.double().reshape(-1, q.shape[2], 1, 1) * distance
+    if bias is not None:
+        scores = scores + bias.double()
+    seen = visible(len_q, len_kv, causal, window)
+    none = ~seen.any(-1)
+    # Rows without a key take a finite score here and their results below, so that their gradients are 0 and not NaN.
+    scores = scores.masked_fill(~seen & ~none[:, None], float("-inf"))
+    o = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+    o = torch.where(none[None, :, None, None], 0.0, o)
+    return o, torch.where(none[None, None, :], float("-inf"), scores.logsumexp(-1))
+
+
+def inputs(batch=2, len_q=37, len_kv=53, heads_q=4, heads_kv=2, head_dim=32, head_dim_v=None, dtype=torch.float32,
+           seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((batch, len_q, heads_q, head_dim), (batch, len_kv, heads_kv, head_dim),
+              (batch, len_kv, heads_kv, head_dim_v or head_dim))
+    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
+
+
+def expect_close(got, want, rmse, what):
+    """The root mean square error of finite entries beside that of `want`; infinite ones are equal."""
+    got, want = got.double(), want.double()
+    assert got.shape == want.shape, what
+    finite = want.isfinite()
+    assert torch.equal(got[~finite], want[~finite]), f"{what}: other values where infinite ones are expected"
+    error = (got - want)[finite].square().mean().sqrt()
+    size = want[finite].square().mean().sqrt()
+    assert error <= rmse * size + 1e-12, f"{what}: relative RMSE {float(error / size):.2e} is over {rmse:.0e}"
+
+
+def expect_lse(got, want):
+    """The rule of docs/numerics.md for every element: 2e-6 + 2^-20 |LSE|."""
+    want = want.double()
+    finite = want.isfinite()
+    assert torch.equal(got.double()[~finite], want[~finite])
+    error = (got.double() - want).abs()[finite]
+    assert (error <= 2e-6 + 2**-20 * want.abs()[finite]).all(), f"LSE is off by {float(error.max()):.2e}"

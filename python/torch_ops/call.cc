@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+namespace tessera::torch_ops {
+namespace {
+
+void expect_rank(const char* argument, const Tensor& tensor, std::int64_t rank) {
+    if (tensor.dim() == rank) return;
+    invalid(argument, "expected " + std::to_string(rank) + " dimensions (" +
+                          (rank == 4 ? "[batch, len, heads, head_dim]" : "[total, heads, head_dim]") + "), got " +
+                          std::to_string(tensor.dim()));
+}
+
+/// The longest member. On CUDA the lengths are not read, since that would wait for the device: the total bounds them.
+std::int64_t longest(const char* argument, const Tensor& cu_seqlens, std::int64_t total) {
+    if (cu_seqlens.is_cuda()) return total;
+    const TensorView view = view_of(argument, cu_seqlens);
+    if (view.rank != 1) invalid(argument, "expected 1 dimension, got " + std::to_string(view.rank));
+    const auto entry = [&](std::int64_t i) {
+        return view.dtype == DType::int32 ? std::int64_t{*view.at<std::int32_t>(i)} : *view.at<std::int64_t>(i);
+    };
+    if (view.dtype != DType::int32 && view.dtype != DType::int64) invalid(argument, "expected int32 or int64");
+    std::int64_t length = 0;
+    for (std::int64_t b = 0; b + 1 < view.shape[0]; ++b) length = std::max(length, entry(b + 1) - entry(b));
+    return std::clamp(length, std::int64_t{0}, total);
+}
+
+std::uint64_t seed_of(const Inputs& in, double dropout_p) {
+    if (dropout_p == 0) return 0;
+    if (!in.seed.has_value()) invalid("seed", "expected a tensor int64 [1] with dropout, got none");
+    const TensorView view = view_of("seed", *in.seed);
+    if (view.device.type != DeviceType::cpu || view.dtype != DType::int64 || view.size() != 1) {
+        invalid("seed", "expected one int64 in host memory, got " + view.describe());
+    }
+    return static_cast<std::uint64_t>(*view.at<std::int64_t>(0));
+}
+
+std::int64_t window_side(const char* argument, std::int64_t side) {
+    if (side < -1) invalid(argument, "expected a number of keys, or -1 for no limit, got " + std::to_string(side));
+    return side == -1 ? unbounded : side;
+}
+
+Causal causal_of(std::int64_t causal) {
+    if (causal < 0 || causal > 2) invalid("causal", "expected 0, 1 or 2, got " + std::to_string(causal));
+    return static_cast<Causal>(causal);
+}
+
+bool same(const Problem& a, const Problem& b) {
+    const auto key = [](const Problem& p) {
+        return std::tuple(p.dtype, p.batch, p.len_q, p.len_kv, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v,
+                          p.ragged, p.total_q, p.total_kv, p.mask.causal, p.mask.window_left, p.mask.window_right,
+                          p.scale, p.softcap, p.alibi, p.bias, p.bias_gradient, p.dropout.probability, p.dropout.seed);
+    };
+    return key(a) == key(b);
+}
+
+}  // namespace
+
+Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradient) {
+    const bool ragged = in.cu_seqlens_q.has_value();
+    if (ragged != in.cu_seqlens_kv.has_value()) {
+        invalid(ragged ? "cu_seqlens_kv" : "cu_seqlens_q", "expected both cu_seqlens or none, got one");
+    }
+    const std::int64_t rank = ragged ? 3 : 4;
+    expect_rank("q", in.q, rank);
+    expect_rank("k", in.k, rank);
+    expect_rank("v", in.v, rank);
+    Problem p{.dtype = dtype_of("q", in.q),
+              .heads_q = in.q.size(rank - 2),
+              .heads_kv = in.k.size(rank - 2),
+              .head_dim = in.q.size(rank - 1),
+              .head_dim_v = in.v.size(rank - 1),
+              .ragged = ragged,
+              .mask = {causal_of(settings.causal), window_side("window_left", settings.window_left),
+                       window_side("window_right", settings.window_right)},
+              .scale = settings.scale,
+              .softcap = settings.softcap,
+              .alibi = in.alibi_slopes.has_value(),
+              .bias = in.bias.has_value(),
+              .bias_gradient = bias_gradient,
+              .dropout = {settings.dropout_p, seed_of(in, settings.dropout_p)}};
+    if (ragged) {
+        p.total_q = in.q.size(0);
+        p.total_kv = in.k.size(0);
+        p.batch = std::max<std::int64_t>(in.cu_seqlens_q->numel() - 1, 0);
+        p.len_q = settings.max_len_q >= 0 ? settings.max_len_q : longest("cu_seqlens_q", *in.cu_seqlens_q, p.total_q);
+        p.len_kv =
+            settings.max_len_kv >= 0 ? settings.max_len_kv : longest("cu_seqlens_kv", *in.cu_seqlens_kv, p.total_kv);
+    } else {
+        p.batch = in.q.size(0);
+        p.len_q = in.q.size(1);
+        p.len_kv = in.k.size(1);
+    }
+    return p;
+}
+
+const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q) {
+    PlanOptions options{.pass = pass, .kernel = settings.kernel.value_or("")};
+    set_place(options, q);
+    struct Kept {
+        PlanOptions options;
+        std::optional<Plan> plan;
+    };
+    thread_local Kept kept[2];
+    Kept& last = kept[pass == Pass::forward ? 0 : 1];
+    const bool known = last.plan.has_value() && last.options.threads == options.threads &&
+                       last.options.device == options.device && last.options.kernel == options.kernel &&
+                       same(last.plan->problem, problem);
+    if (!known) {
+        last.plan.reset();
+        last.plan = plan(problem, options);
+        last.options = options;
+    }
+    return *last.plan;
+}
+
+}  // namespace tessera::torch_ops

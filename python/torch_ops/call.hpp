@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the forward and the backward operator share: from the arguments of the schema to a plan, and how to run it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "tensors.hpp"
+
+namespace tessera::torch_ops {
+
+/// The arguments of the schema that say what to compute; the names are those of operators.cc.
+struct Settings {
+    std::int64_t max_len_q = -1;  ///< ragged only: a bound of the lengths; -1: not known
+    std::int64_t max_len_kv = -1;
+    std::int64_t causal = 0;        ///< 0 none, 1 bottom-right, 2 top-left
+    std::int64_t window_left = -1;  ///< -1: without limit
+    std::int64_t window_right = -1;
+    std::optional<double> scale;
+    double softcap = 0;
+    double dropout_p = 0;
+    std::optional<std::string> kernel;
+};
+
+/// The inputs that both passes take.
+struct Inputs {
+    const Tensor& q;  // [batch, len_q, heads_q, head_dim] | [total_q, heads_q, head_dim]
+    const Tensor& k;
+    const Tensor& v;
+    const OptionalTensor& bias;
+    const OptionalTensor& alibi_slopes;
+    const OptionalTensor& cu_seqlens_q;
+    const OptionalTensor& cu_seqlens_kv;
+    const OptionalTensor& seed;  // int64 [1], in host memory
+};
+
+/// The Problem that shapes and settings describe. Throws Error(invalid_argument).
+Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradient);
+
+/// The plan of a problem for tensors on the device of q; one plan is kept for each thread and pass, since a model calls
+/// with one problem many times. The reference lives until the next call of this function on the thread.
+const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q);
+
+/// Says where the tensors live and on how many threads to run: of cpu.cc or cuda.cc, whichever is linked.
+void set_place(PlanOptions& options, const Tensor& q);
+
+/// How to run beside q: PyTorch's threads on the CPU, its current stream on CUDA.
+Execution execution_of(const Tensor& q);
+
+/// Fills the fields that ForwardArgs and BackwardArgs share.
+template <class Args>
+Args args_of(const Inputs& in) {
+    Args args;
+    args.q = view_of("q", in.q);
+    args.k = view_of("k", in.k);
+    args.v = view_of("v", in.v);
+    args.bias = view_of("bias", in.bias);
+    args.alibi_slopes = view_of("alibi_slopes", in.alibi_slopes);
+    args.cu_seqlens_q = view_of("cu_seqlens_q", in.cu_seqlens_q);
+    args.cu_seqlens_kv = view_of("cu_seqlens_kv", in.cu_seqlens_kv);
+    return args;
+}
+
+/// Runs `body`; an Error leaves as std::runtime_error whose text begins with "tessera <code>: ", from which Python
+/// makes the class of its exception.
+template <class Body>
+auto with_torch_errors(const Body& body) {
+    try {
+        return body();
+    } catch (const Error& error) {
+        throw std::runtime_error("tessera " + std::to_string(static_cast<int>(error.code())) + ": " + error.what());
+    }
+}
+
+}  // namespace tessera::torch_ops

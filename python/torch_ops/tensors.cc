@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors.hpp"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+namespace tessera::torch_ops {
+
+DType dtype_of(const char* argument, const Tensor& tensor) {
+    using torch::headeronly::ScalarType;
+    switch (tensor.scalar_type()) {
+        case ScalarType::Float: return DType::fp32;
+        case ScalarType::BFloat16: return DType::bf16;
+        case ScalarType::Half: return DType::fp16;
+        case ScalarType::Double: return DType::fp64;
+        case ScalarType::Int: return DType::int32;
+        case ScalarType::Long: return DType::int64;
+        default: break;
+    }
+    invalid(argument, "expected dtype float32, bfloat16, float16 or float64 (lengths: int32 or int64), got another");
+}
+
+TensorView view_of(const char* argument, const Tensor& tensor) {
+    const std::int64_t rank = tensor.dim();
+    if (rank < 1 || rank > TensorView::kMaxRank) {
+        invalid(argument,
+                "expected 1.." + std::to_string(TensorView::kMaxRank) + " dimensions, got " + std::to_string(rank));
+    }
+    TensorView view{.data = const_cast<void*>(tensor.data_ptr()),
+                    .dtype = dtype_of(argument, tensor),
+                    .rank = static_cast<int>(rank),
+                    .device = tensor.is_cuda() ? Device{DeviceType::cuda, tensor.get_device_index()} : Device{}};
+    const auto sizes = tensor.sizes();
+    const auto strides = tensor.strides();
+    for (std::size_t d = 0; d < static_cast<std::size_t>(rank); ++d) {
+        view.shape[d] = sizes[d];
+        view.strides[d] = strides[d];
+    }
+    return view;
+}
+
+TensorView view_of(const char* argument, const OptionalTensor& tensor) {
+    return tensor.has_value() ? view_of(argument, *tensor) : TensorView{};
+}
+
+std::int32_t torch_dtype_of(const Tensor& tensor) {
+    std::int32_t dtype = 0;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+    return dtype;
+}
+
+Tensor empty(const Tensor& like, std::span<const std::int64_t> shape, std::int32_t dtype) {
+    std::int64_t strides[TensorView::kMaxRank];
+    std::int64_t stride = 1;
+    for (std::size_t d = shape.size(); d-- > 0;) {
+        strides[d] = stride;
+        stride *= shape[d] > 0 ? shape[d] : 1;
+    }
+    std::int32_t device_type = 0;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+    AtenTensorHandle handle = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(shape.size()), shape.data(),
+                                                           strides, dtype, device_type, like.get_device_index(),
+                                                           &handle));
+    return Tensor(handle);
+}
+
+Tensor empty_like(const Tensor& like) {
+    const auto sizes = like.sizes();
+    return empty(like, std::span(sizes.data(), sizes.size()), torch_dtype_of(like));
+}
+
+TorchWorkspace::TorchWorkspace(const Tensor& like, const Plan& plan) : bytes_(plan.workspace_bytes) {
+    if (bytes_ == 0) return;
+    memory_ = empty(like, {static_cast<std::int64_t>(bytes_)}, aoti_torch_dtype_uint8());
+    data_ = static_cast<std::byte*>(memory_->data_ptr());
+}
+
+}  // namespace tessera::torch_ops

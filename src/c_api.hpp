@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the files of the C ABI share: exceptions as a status and a message, and the C structs as those of the C++ API.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "tessera/tessera.h"
+#include "tessera/tessera.hpp"
+
+namespace tessera {
+
+/// Keeps the message for tessera_last_error.
+tessera_status fail(ErrorCode code, const char* message, const char* argument) noexcept;
+
+template <class Body>
+tessera_status guarded(const Body& body) noexcept {
+    try {
+        body();
+        return TESSERA_OK;
+    } catch (const Error& error) {
+        return fail(error.code(), error.what(), error.argument().c_str());
+    } catch (const std::bad_alloc&) {
+        return fail(ErrorCode::out_of_memory, "out of memory", "");
+    } catch (const std::exception& error) {
+        return fail(ErrorCode::internal, error.what(), "");
+    } catch (...) {
+        return fail(ErrorCode::internal, "an exception of an unknown type", "");
+    }
+}
+
+[[noreturn]] inline void invalid(const std::string& argument, const std::string& message) {
+    throw Error(ErrorCode::invalid_argument, argument, message);
+}
+
+inline void expect_address(const char* name, const void* address) {
+    if (address == nullptr) invalid(name, "expected an address, got null");
+}
+
+/// All bytes of a struct are looked at or set: one that was never given its size must not lead far beyond it.
+/// `name` is that of the struct, or "".
+template <class T>
+void expect_struct_size(const char* name, std::size_t size) {
+    static_assert(sizeof(T) <= TESSERA_MAX_STRUCT_SIZE);
+    if (size >= sizeof(T) && size <= TESSERA_MAX_STRUCT_SIZE) return;
+    invalid(fmt::format("{}{}struct_size", name, *name == '\0' ? "" : "."),
+            fmt::format("expected {}..{}, got {}", sizeof(T), TESSERA_MAX_STRUCT_SIZE, size));
+}
+
+/// Each throws Error(invalid_argument) naming the field.
+Problem problem_of(const tessera_problem* problem);
+tessera_options read_options(const tessera_options* options);
+Plan plan_of(const tessera_problem* problem, const tessera_options* options, std::int32_t pass);
+
+}  // namespace tessera

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C ABI's view of a Plan as data, and of what the model says that a schedule takes.
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "c_api.hpp"
+#include "model/predict.hpp"
+
+namespace tessera {
+namespace {
+
+template <std::size_t N>
+void copy_text(char (&to)[N], const std::string& from) {
+    const std::size_t length = std::min(from.size(), N - 1);
+    std::memcpy(to, from.data(), length);
+    to[length] = '\0';
+}
+
+/// Kernels that were not chosen, of the plan's pass.
+std::vector<const Refusal*> refusals_of(const Plan& plan) {
+    std::vector<const Refusal*> result;
+    for (const Refusal& r : plan.refused) {
+        if (r.kernel->pass == plan.pass) result.push_back(&r);
+    }
+    return result;
+}
+
+/// Checks a struct that the library fills in, and sets everything behind struct_size to 0.
+template <class T>
+void clear_struct(const char* name, T* to) {
+    expect_address(name, to);
+    const std::size_t size = to->struct_size;
+    expect_struct_size<T>(name, size);
+    std::memset(static_cast<void*>(to), 0, size);
+    to->struct_size = size;
+}
+
+const model::Machine& machine_named(const char* name) {
+    if (const model::Machine* known = model::find_machine(name)) return *known;
+    std::string names;
+    for (const model::Machine& m : model::machines()) names += (names.empty() ? "" : ", ") + m.name;
+    invalid("machine", fmt::format("expected one of {}, got \"{}\"", names, name));
+}
+
+/// The machine that the plan would run on.
+const model::Machine& machine_of(const Plan& plan) {
+    if (const model::Machine* known = model::machine_of_device(plan.target)) return *known;
+    throw Error(ErrorCode::unsupported, "machine",
+                fmt::format("the model does not know {}; name a machine that it knows", plan.target));
+}
+
+/// The fastest prediction of the schedules asked for.
+model::Prediction fastest(const Problem& problem, const tessera_options& options, Pass pass,
+                          const model::Machine& machine) {
+    problem.validate();
+    if (options.schedule < TESSERA_ANY_SCHEDULE || options.schedule > static_cast<int>(std::size(kSchedules)))
+        invalid("schedule", fmt::format("expected 0..{}, got {}", std::size(kSchedules), options.schedule));
+    model::PredictOptions how{.by = "tessera", .threads = options.threads};
+    if (options.block_q != 0 || options.block_kv != 0) how.tile = Tile{options.block_q, options.block_kv};
+    std::optional<model::Prediction> best;
+    std::string reasons;
+    for (const Schedule schedule : kSchedules) {
+        if (options.schedule != TESSERA_ANY_SCHEDULE && options.schedule != static_cast<int>(schedule) + 1) continue;
+        if (const auto reason = model::refusal(problem, schedule, pass, machine, how)) {
+            reasons += fmt::format("\n  {}: {}", name_of(schedule), *reason);
+            continue;
+        }
+        model::Prediction p = model::predict(problem, schedule, pass, machine, how);
+        if (!best || p.ms < best->ms) best = std::move(p);
+    }
+    if (!best) throw Error(ErrorCode::unsupported, "", "there is no prediction for this problem:" + reasons);
+    return *best;
+}
+
+}  // namespace
+}  // namespace tessera
+
+using namespace tessera;
+
+tessera_status tessera_plan_query(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                                  tessera_plan_info* info) {
+    return guarded([&] {
+        expect_address("info", info);
+        expect_struct_size<tessera_plan_info>("info", info->struct_size);
+        const Plan plan = plan_of(problem, options, pass);
+        clear_struct("info", info);
+        info->kernel = plan.kernel->name.c_str();
+        info->block_q = plan.tile.block_q;
+        info->block_kv = plan.tile.block_kv;
+        info->workspace_bytes = plan.workspace_bytes;
+        info->threads = plan.threads;
+        info->refused = static_cast<std::int32_t>(refusals_of(plan).size());
+        copy_text(info->target, plan.target);
+        copy_text(info->matrix_unit, plan.matrix_unit);
+    });
+}
+
+tessera_status tessera_plan_refusal(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                                    int32_t index, tessera_refusal* refusal) {
+    return guarded([&] {
+        expect_address("refusal", refusal);
+        expect_struct_size<tessera_refusal>("refusal", refusal->struct_size);
+        const Plan plan = plan_of(problem, options, pass);
+        const auto refused = refusals_of(plan);
+        if (index < 0 || index >= static_cast<std::int32_t>(refused.size()))
+            invalid("index", fmt::format("expected 0 or more and under {}, got {}", refused.size(), index));
+        const Refusal& r = *refused[static_cast<std::size_t>(index)];
+        clear_struct("refusal", refusal);
+        refusal->kernel = r.kernel->name.c_str();
+        refusal->capable = r.capable ? 1 : 0;
+        copy_text(refusal->reason, r.reason);
+    });
+}
+
+tessera_status tessera_predict(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                               const char* machine, tessera_prediction* prediction) {
+    return guarded([&] {
+        expect_address("prediction", prediction);
+        expect_struct_size<tessera_prediction>("prediction", prediction->struct_size);
+        if (pass != TESSERA_FORWARD && pass != TESSERA_BACKWARD)
+            invalid("pass", fmt::format("expected 0..1, got {}", pass));
+        const model::Machine& on =
+            machine != nullptr ? machine_named(machine) : machine_of(plan_of(problem, options, pass));
+        const model::Prediction p = fastest(problem_of(problem), read_options(options), static_cast<Pass>(pass), on);
+        clear_struct("prediction", prediction);
+        prediction->schedule = static_cast<std::int32_t>(p.schedule) + 1;
+        prediction->ms = p.ms;
+        prediction->tflops = p.tflops;
+        prediction->percent_of_bound = p.percent_of_bound;
+        copy_text(prediction->bound, p.bound);
+        copy_text(prediction->machine, on.name);
+    });
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The plan as data says what the plan as text says; predictions for machines by name; and every wrong argument. */
+#include "fixture.h"
+
+static Fixture f;
+
+static void test_query(void) {
+    tessera_plan_info info = {.struct_size = sizeof info, .threads = -1};
+    CHECK(tessera_plan_query(&f.problem, &f.options, TESSERA_FORWARD, &info) == TESSERA_OK);
+    size_t bytes = 0, needed = 0;
+    CHECK(tessera_workspace_bytes(&f.problem, &f.options, TESSERA_FORWARD, &bytes) == TESSERA_OK);
+    CHECK(info.workspace_bytes == bytes && info.threads == 2 && info.block_q > 0 && info.block_kv > 0);
+    char text[8192], line[200];
+    CHECK(tessera_plan_describe(&f.problem, &f.options, TESSERA_FORWARD, text, sizeof text, &needed) == TESSERA_OK);
+    CHECK(needed <= sizeof text);
+    snprintf(line, sizeof line, "%s (%s", info.kernel, info.target);
+    CHECK(strstr(text, line) != NULL);
+    /* All kernels of the pass but the chosen one, each with a reason that the text has too (its first word: lines
+     * wrap). */
+    size_t of_pass = 0;
+    for (size_t i = 0; i < tessera_kernel_count(); ++i)
+        if (strstr(tessera_kernel_name(i), ".forward") != NULL) ++of_pass;
+    CHECK((size_t)info.refused + 1 == of_pass);
+    for (int32_t i = 0; i < info.refused; ++i) {
+        tessera_refusal refusal = {.struct_size = sizeof refusal};
+        CHECK(tessera_plan_refusal(&f.problem, &f.options, TESSERA_FORWARD, i, &refusal) == TESSERA_OK);
+        CHECK(refusal.reason[0] != '\0' && strcmp(refusal.kernel, info.kernel) != 0);
+        snprintf(line, sizeof line, "%s: %.5s", refusal.kernel, refusal.reason);
+        CHECK(strstr(text, line) != NULL);
+        CHECK(refusal.capable == (strncmp(refusal.reason, "could run it", 12) == 0));
+    }
+}
+
+static void test_kernel_asked_for(void) {
+    f.options.kernel = "reference.backward";
+    tessera_plan_info info = {.struct_size = sizeof info};
+    CHECK(tessera_plan_query(&f.problem, &f.options, TESSERA_BACKWARD, &info) == TESSERA_OK);
+    CHECK(strcmp(info.kernel, "reference.backward") == 0);
+    CHECK(tessera_plan_query(&f.problem, &f.options, TESSERA_FORWARD, &info) == TESSERA_UNSUPPORTED);
+    CHECK(strcmp(info.kernel, "reference.backward") == 0); /* a call that fails writes nothing */
+    f.options.kernel = NULL;
+}
+
+static void test_predict(void) {
+    tessera_problem p;
+    CHECK(tessera_problem_init(&p, sizeof p) == TESSERA_OK);
+    p.dtype = TESSERA_BF16;
+    p.len_q = p.len_kv = 4096;
+    p.heads_q = p.heads_kv = 16;
+    p.head_dim = p.head_dim_v = 128;
+    tessera_prediction best = {.struct_size = sizeof best}, one = {.struct_size = sizeof one};
+    CHECK(tessera_predict(&p, NULL, TESSERA_FORWARD, "h200", &best) == TESSERA_OK);
+    CHECK(best.schedule == TESSERA_SCHEDULE_FA3 && strcmp(best.machine, "h200") == 0 && best.bound[0] != '\0');
+    /* 4 * 16 * 4096^2 * 128 FLOP in that time. */
+    CHECK(fabs(best.tflops * best.ms / (4e-9 * 16 * 4096 * 4096 * 128) - 1) < 1e-6);
+    CHECK(best.tflops < 989.5);
+    tessera_options options = {.struct_size = sizeof options, .schedule = TESSERA_SCHEDULE_STANDARD};
+    CHECK(tessera_predict(&p, &options, TESSERA_FORWARD, "h200", &one) == TESSERA_OK);
+    CHECK(one.schedule == TESSERA_SCHEDULE_STANDARD && one.ms > best.ms);
+    CHECK(tessera_predict(&p, NULL, TESSERA_BACKWARD, "h200", &one) == TESSERA_OK && one.ms > best.ms);
+    options.schedule = TESSERA_SCHEDULE_FA3; /* an A100 has no wgmma */
+    CHECK(tessera_predict(&p, &options, TESSERA_FORWARD, "a100", &one) == TESSERA_UNSUPPORTED);
+    p.len_q = -1;
+    CHECK(tessera_predict(&p, NULL, TESSERA_FORWARD, "h200", &one) == TESSERA_INVALID_ARGUMENT);
+    CHECK(strcmp(tessera_last_error_argument(), "len_q") == 0);
+}
+
+static void expect_invalid(int line, tessera_status status, const char* argument) {
+    if (status == TESSERA_INVALID_ARGUMENT && strcmp(tessera_last_error_argument(), argument) == 0) return;
+    printf("line %d: expected argument \"%s\" to be blamed; got status %d, \"%s\" (%s)\n", line, argument, status,
+           tessera_last_error_argument(), tessera_last_error());
+    ++failures;
+}
+
+static void test_errors(void) {
+    const tessera_problem* p = &f.problem;
+    tessera_plan_info info = {.struct_size = sizeof info};
+    tessera_refusal refusal = {.struct_size = sizeof refusal};
+    tessera_prediction prediction = {.struct_size = sizeof prediction};
+    expect_invalid(__LINE__, tessera_plan_query(NULL, NULL, TESSERA_FORWARD, &info), "problem");
+    expect_invalid(__LINE__, tessera_plan_query(p, NULL, 2, &info), "pass");
+    expect_invalid(__LINE__, tessera_plan_query(p, NULL, TESSERA_FORWARD, NULL), "info");
+    expect_invalid(__LINE__, tessera_plan_refusal(p, NULL, TESSERA_FORWARD, -1, &refusal), "index");
+    expect_invalid(__LINE__, tessera_plan_refusal(p, NULL, TESSERA_FORWARD, 1000, &refusal), "index");
+    expect_invalid(__LINE__, tessera_plan_refusal(p, NULL, TESSERA_FORWARD, 0, NULL), "refusal");
+    expect_invalid(__LINE__, tessera_predict(p, NULL, -1, "h200", &prediction), "pass");
+    expect_invalid(__LINE__, tessera_predict(p, NULL, TESSERA_FORWARD, "h300", &prediction), "machine");
+    expect_invalid(__LINE__, tessera_predict(p, NULL, TESSERA_FORWARD, "h200", NULL), "prediction");
+    tessera_options options = {.struct_size = sizeof options, .schedule = 77};
+    expect_invalid(__LINE__, tessera_predict(p, &options, TESSERA_FORWARD, "h200", &prediction), "schedule");
+    info.struct_size = refusal.struct_size = prediction.struct_size = 8;
+    expect_invalid(__LINE__, tessera_plan_query(p, NULL, TESSERA_FORWARD, &info), "info.struct_size");
+    expect_invalid(__LINE__, tessera_plan_refusal(p, NULL, TESSERA_FORWARD, 0, &refusal), "refusal.struct_size");
+    expect_invalid(__LINE__, tessera_predict(p, NULL, TESSERA_FORWARD, "h200", &prediction), "prediction.struct_size");
+}
+
+int main(void) {
+    setup(&f);
+    test_query();
+    test_kernel_asked_for();
+    test_predict();
+    test_errors();
+    free(f.workspace);
+    printf("%d failures\n", failures);
+    return failures == 0 ? 0 : 1;
+}
