@@ -221,6 +221,11 @@ TEST(KernelNames, survives_fifty_thousand_damaged_names) {
     EXPECT_GT(read, 20'000);
 }
 
+/// Found by tests/fuzz/fuzz_name.
+TEST(KernelNames, takes_no_sign_for_a_size) {
+    EXPECT_EQ(read_name("fmha_v2_flash_attention_fp16_fp32_-4_128_S_q_k_v_256_custom_mask_sm87_kernel").tile_q, 0);
+}
+
 TEST(KernelNames, bounds_a_name_of_any_length) {
     EXPECT_LE(normalised(std::string(std::size_t{1} << 22, '<')).size(), kLongestName);
     EXPECT_EQ(read_name(std::string(std::size_t{1} << 20, '1')).family, Family::unknown);
