@@ -77,7 +77,9 @@ std::string obstacle(const Advice& advice, const Faster& faster) {
                                name);
         case Standing::taken:
             return fmt::format(
-                "By its rules PyTorch would have taken {}; that another one ran means that this one was switched off.",
+                "By its rules PyTorch would have taken {}; that another one ran means that it was switched off, or "
+                "that "
+                "something assumed is otherwise.",
                 name);
         case Standing::unknown:
             return fmt::format("{} is faster as a rule; what kept it out can't be known without {}{}.", name,

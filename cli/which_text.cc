@@ -233,7 +233,7 @@ std::string kinds_table(const Diagnosis& d, int width) {
     columns.push_back({"for"});
     columns.push_back({"dim", Align::right});
     columns.push_back({"sure"});
-    columns.push_back({"mask, features"});
+    columns.push_back({"features"});
     Table table(columns);
     for (const AttentionKind& kind : d.kinds) {
         const NameReading& r = kind.reading;

@@ -170,7 +170,12 @@ class Sorter {
     }
 
     void take_by_hand() {
-        const RunFacts facts{.role = [&](std::uint32_t run) { return reading(run).role; },
+        const RunFacts facts{.role =
+                                 [&](std::uint32_t run) {
+                                     const bool sums_product =
+                                         contains(trace_.kernels[trace_.runs[run].name], "splitKreduce");
+                                     return sums_product ? Role::elementwise : reading(run).role;
+                                 },
                              .softmax_rank =
                                  [&](std::uint32_t run) {
                                      const std::int64_t op = ops_[run];

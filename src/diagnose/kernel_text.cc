@@ -136,6 +136,7 @@ std::optional<std::vector<std::string>> template_arguments(std::string_view text
 
 std::optional<int> number(std::string_view text) {
     int value = 0;
+    if (text.empty() || !is_digit(text.front())) return std::nullopt;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
     return value;

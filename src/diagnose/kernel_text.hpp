@@ -29,7 +29,7 @@ bool looks_cut(std::string_view normalised_name);
 /// template.
 std::optional<std::vector<std::string>> template_arguments(std::string_view text, std::string_view name);
 
-/// A whole number that fits; none otherwise.
+/// A whole number without a sign, that fits; none otherwise.
 std::optional<int> number(std::string_view text);
 
 /// The number after the first `prefix` in `text` that is followed by one: 90 in "..._sm90_x" for "_sm".

@@ -66,6 +66,8 @@ MaybeReading read_other_attention(std::string_view name) {
         reading.exactness = Exactness::not_exact;
         return reading;
     }
+    const bool fused_softmax = contains(lower, "softmax") && contains_any(lower, {"triton_per_", "triton_red_"});
+    if (fused_softmax) return std::nullopt;  // Inductor names a softmax after the attention by hand that it is of
     if (!contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"}))
         return std::nullopt;
     NameReading reading = with(Family::unknown, Confidence::unsure, "attention", "");

@@ -10,7 +10,7 @@
 #include "diagnose/rules.hpp"
 #include "tessera/error.hpp"
 
-namespace tessera::diagnose {
+namespace tessera::diagnose::explain_test {
 namespace {
 
 std::string taken(const Call& call) {
@@ -161,4 +161,4 @@ TEST(Explain, DefaultsAreAssumedInWords) {
 }
 
 }  // namespace
-}  // namespace tessera::diagnose
+}  // namespace tessera::diagnose::explain_test

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string>
 
-namespace tessera::diagnose {
+namespace tessera::diagnose::family_tree_test {
 namespace {
 
 std::set<std::string> names() {
@@ -52,4 +52,4 @@ TEST(FamilyTree, ThePageIsItsData) {
 }
 
 }  // namespace
-}  // namespace tessera::diagnose
+}  // namespace tessera::diagnose::family_tree_test

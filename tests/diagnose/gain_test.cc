@@ -6,7 +6,7 @@
 #include "diagnose/calls.hpp"
 #include "model/predict.hpp"
 
-namespace tessera::diagnose {
+namespace tessera::diagnose::gain_test {
 namespace {
 
 Call big_call() {
@@ -64,4 +64,4 @@ TEST(Gain, FasterBackendsDependOnTheGpu) {
 }
 
 }  // namespace
-}  // namespace tessera::diagnose
+}  // namespace tessera::diagnose::gain_test

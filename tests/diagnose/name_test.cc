@@ -13,7 +13,7 @@
 
 #include "diagnose/kernel_text.hpp"
 
-namespace tessera::diagnose {
+namespace tessera::diagnose::name_test {
 namespace {
 
 struct Labelled {
@@ -191,6 +191,7 @@ TEST(KernelNames, is_not_taken_in_by_inductor) {
     EXPECT_EQ(beside.role, Role::look_alike);
     EXPECT_EQ(read_name("triton_per_fused_flex_attention_backward_mul_sum_1").role, Role::helper);
     EXPECT_EQ(read_name("triton_per_fused__softmax__to_copy_masked_fill_1").role, Role::softmax);
+    EXPECT_EQ(read_name("triton_per_fused__safe_softmax__scaled_dot_product_attention_1").role, Role::softmax);
 }
 
 TEST(KernelNames, survives_fifty_thousand_damaged_names) {
@@ -220,10 +221,15 @@ TEST(KernelNames, survives_fifty_thousand_damaged_names) {
     EXPECT_GT(read, 20'000);
 }
 
+/// Found by tests/fuzz/fuzz_name.
+TEST(KernelNames, takes_no_sign_for_a_size) {
+    EXPECT_EQ(read_name("fmha_v2_flash_attention_fp16_fp32_-4_128_S_q_k_v_256_custom_mask_sm87_kernel").tile_q, 0);
+}
+
 TEST(KernelNames, bounds_a_name_of_any_length) {
     EXPECT_LE(normalised(std::string(std::size_t{1} << 22, '<')).size(), kLongestName);
     EXPECT_EQ(read_name(std::string(std::size_t{1} << 20, '1')).family, Family::unknown);
 }
 
 }  // namespace
-}  // namespace tessera::diagnose
+}  // namespace tessera::diagnose::name_test

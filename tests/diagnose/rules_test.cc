@@ -14,7 +14,7 @@
 #include "diagnose/calls.hpp"
 #include "tessera/error.hpp"
 
-namespace tessera::diagnose {
+namespace tessera::diagnose::rules_test {
 namespace {
 
 using Change = std::function<void(Call&)>;
@@ -225,4 +225,4 @@ TEST(Rules, RowsOfOneNameFollowEachOther) {
 }
 
 }  // namespace
-}  // namespace tessera::diagnose
+}  // namespace tessera::diagnose::rules_test

@@ -17,7 +17,7 @@
 #include "tessera/error.hpp"
 #include "traces.hpp"
 
-namespace tessera::diagnose {
+namespace tessera::diagnose::trace_test {
 namespace {
 
 Diagnosis diagnosis_of(const std::string& bytes) {
@@ -336,4 +336,4 @@ TEST(Traces, survives_three_thousand_damaged_ones) {
 }
 
 }  // namespace
-}  // namespace tessera::diagnose
+}  // namespace tessera::diagnose::trace_test
