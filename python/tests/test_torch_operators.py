@@ -70,10 +70,10 @@ def block(q, k, v, bias):
     return torch.nn.functional.gelu(o), lse
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_compile_fullgraph_with_backward(dynamic):
+@pytest.mark.parametrize("dynamic,backend", [(False, "aot_eager"), (True, "inductor")], ids=["static", "dynamic"])
+def test_compile_fullgraph_with_backward(dynamic, backend):
     torch._dynamo.reset()
-    compiled = torch.compile(block, fullgraph=True, dynamic=dynamic)
+    compiled = torch.compile(block, fullgraph=True, dynamic=dynamic, backend=backend)
     for length in (24, 33) if dynamic else (24,):
         leaves = [*reference.inputs(len_q=length, len_kv=length), torch.randn(1, 4, length, length, requires_grad=True)]
         got, want = compiled(*leaves), block(*leaves)
