@@ -48,7 +48,7 @@ constexpr Relative kRelatives[] = {
 };
 
 constexpr const char* kPyTorch = "checked in PyPI's wheels of PyTorch 2.4 to 2.15";
-constexpr const char* kSource = "source of the library, read in 2026";
+constexpr const char* kSource = "its source in 2026, not checked again";
 
 constexpr Chooser kChoosers[] = {
     {"PyTorch SDPA", "2.4 to 2.15", "fa2-torch, efficient, cudnn, standard, fa3, fa4",
