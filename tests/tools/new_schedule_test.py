@@ -107,7 +107,8 @@ def compile_file(copy, path, like, commands):
         if flag in words:
             i = words.index(flag)
             del words[i:i + 2]
-    words = [word for word in words if word not in ("-MD", "-g")] + ["-O0", "-o", str(made)]
+    # -Winvalid-pch: precompiled headers are for an optimised build; without them it takes their text.
+    words = [word for word in words if word not in ("-MD", "-g", "-Winvalid-pch")] + ["-O0", "-o", str(made)]
     subprocess.run(words, check=True, cwd=BUILD)
     return str(made)
 
