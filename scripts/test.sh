@@ -3,8 +3,8 @@
 #
 # Everything that a change must pass: the checks of the source, all tests of the release build (GCC), the Python package
 # from a wheel (scripts/test_python.sh), all tests of a build with clang under ASan and UBSan, the kernels on threads under
-# TSan, and the CPU kernels for 64-bit Arm (NEON) under qemu-user. The last lines name what took longest, what was skipped and why, and sum up; the exit status is 0 only when
-# all went well.
+# TSan, and the CPU kernels for 64-bit Arm (NEON) under qemu-user. The last lines name what took longest, what was skipped
+# and why, and sum up; the exit status is 0 only when all went well.
 #
 #   scripts/test.sh [--long] [--without-torch]
 #
@@ -92,7 +92,7 @@ if build release build --preset ci "${WITH_TESTS[@]}"; then
     ctest --test-dir build -R '^check_(kernels|loops)$' --verbose | sed -n '/: Test command\|: Working\|: Test timeout/d; s/^[0-9]*: //p' || true
 fi
 
-# The Python package, from a wheel; its compiler cache is that of the release build.
+# The Python package, from a wheel, which is another build: a shared library, without CUDA.
 say "Python"
 begin=$SECONDS
 scripts/test_python.sh "${PYTHON_OPTIONS[@]}" || true  # pytest's results tell; without any, the summary does

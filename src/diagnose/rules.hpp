@@ -68,8 +68,8 @@ struct Explanation {
 /// Whether cuDNN stands before flash in the default order.
 Fact prefers_cudnn(const Call& call);
 
-/// What nobody said is set to PyTorch's defaults, and cuDNN and CUDA to what PyPI's wheel of this release requires;
-/// each is added to `assumed` in words. Shapes, dtypes, masks, gradients and the GPU are never assumed. A cuDNN that
+/// Sets what nobody said to PyTorch's defaults, cuDNN and CUDA to what PyPI's wheel of this release requires, and adds
+/// each to `assumed` in words. Shapes, dtypes, masks, gradients and the GPU are never assumed. A cuDNN that
 /// the machine loads from elsewhere is another one.
 Call assume_defaults(Call call, std::vector<std::string>& assumed);
 

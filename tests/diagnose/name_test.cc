@@ -60,6 +60,7 @@ TEST(KernelNames, reads_every_known_name) {
     for (const Labelled& row : rows) EXPECT_EQ(difference(row, read_name(row.name)), "") << row.name;
 }
 
+/// Those that were read wrong at first are in "known" now (docs/which.md): this guards against getting worse.
 TEST(KernelNames, reads_held_out_names_without_a_confident_mistake) {
     const auto rows = corpus("held-out");
     ASSERT_GE(rows.size(), 50U);
