@@ -25,8 +25,8 @@ std::string normalised(std::string_view name);
 bool looks_cut(std::string_view normalised_name);
 
 /// The arguments of the template `name` in `text`, split at the commas of its own level: those of "f" in
-/// "g<f<1,h<2,3>>>" are "1" and "h<2,3>". Of a name that is cut, as many as are whole. None when there is no such
-/// template.
+/// "g<f<1,h<2,3>>>" are "1" and "h<2,3>". Of a name that is cut, as many as stand before their comma. None when there
+/// is no such template.
 std::optional<std::vector<std::string>> template_arguments(std::string_view text, std::string_view name);
 
 /// A whole number without a sign, that fits; none otherwise.

@@ -50,6 +50,12 @@ void set_fmha_v2(NameReading& reading, std::string_view name) {
 
 MaybeReading read_cudnn(std::string_view name) {
     const std::string lower = lower_case(name);
+    if (contains(name, "transformer_engine::fused_attn::")) {
+        NameReading reading = attention(Family::cudnn, Confidence::likely, "transformer_engine::fused_attn::");
+        reading.role = Role::helper;
+        reading.library = "Transformer Engine, beside cuDNN";
+        return reading;
+    }
     if (!contains(lower, "cudnn")) return std::nullopt;
     if (contains_any(lower, {"dot_do_o", "convert_dq"})) {
         NameReading reading =
@@ -118,6 +124,11 @@ MaybeReading read_tensorrt(std::string_view name) {
                                         sure ? "mmha / xqa" : "kernel_mha");
         reading.library = "TensorRT-LLM, or FasterTransformer before it";
         reading.features.emplace_back("decode");
+        // <type, [type of the cache, ...] head_dim, ...>
+        const auto arguments = template_arguments(name, "masked_multihead_attention_kernel");
+        for (const std::string& argument : arguments.value_or(std::vector<std::string>{})) {
+            if (reading.head_dim == 0) reading.head_dim = number(argument).value_or(0);
+        }
         return reading;
     }
     if (!contains_any(lower, {"fmha_v2_", "fmha_mhca_", "_gemm_mha_v2"})) return std::nullopt;

@@ -66,8 +66,10 @@ MaybeReading read_other_attention(std::string_view name) {
         reading.exactness = Exactness::not_exact;
         return reading;
     }
-    const bool fused_softmax = contains(lower, "softmax") && contains_any(lower, {"triton_per_", "triton_red_"});
-    if (fused_softmax) return std::nullopt;  // Inductor names a softmax after the attention by hand that it is of
+    // A softmax alone, though it is named after the attention by hand that it is of.
+    const bool of_inductor = contains_any(lower, {"triton_per_", "triton_red_"});
+    const bool softmax_alone = contains_any(lower, {"attn_softmax", "attention_softmax"});
+    if (softmax_alone || (of_inductor && contains(lower, "softmax"))) return std::nullopt;
     if (!contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"}))
         return std::nullopt;
     NameReading reading = with(Family::unknown, Confidence::unsure, "attention", "");
