@@ -55,7 +55,8 @@ void answer_family(const Session& session) {
                                          {"since", r.since},
                                          {"by", r.by},
                                          {"step", r.step},
-                                         {"kernel", r.kernel}});
+                                         {"kernel", r.kernel},
+                                         {"family", diagnose::name_of(r.family)}});
     }
     for (const diagnose::Chooser& c : diagnose::choosers()) {
         document["libraries"].push_back(

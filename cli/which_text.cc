@@ -100,6 +100,10 @@ std::string nothing_found(const Diagnosis& d) {
     std::string text = fmt::format("No attention kernel was found among {}.", counted(d.runs, "run") + " of kernels");
     if (d.runs == 0) text = "No kernel of a GPU is in this trace: was the GPU profiled?";
     if (!d.look_alikes.empty()) text += " Some names look like it: below they are said to be none.";
+    if (!d.softmaxes.empty())
+        text +=
+            " A softmax is among them: between two matrix products it is attention by hand, but that takes an order of "
+            "time, which this file does not tell.";
     return text;
 }
 
@@ -263,6 +267,7 @@ std::string details_text(const Diagnosis& d, const diagnose::Call& said, int wid
         if (const auto advice = diagnose::advise(d, kind, said)) text += advice_text(*advice, width);
     }
     text += named_text("No attention, though it looks like it", d.look_alikes, d, width);
+    text += named_text("Softmax, of an attention by hand or of anything else", d.softmaxes, d, width);
     text += named_text("Unknown kernels", d.unknown, d, width);
     if (!d.notes.empty()) text += "\nAbout the file\n";
     for (const std::string& note : d.notes) text += facts_text({{" ", note}}, width);
@@ -334,6 +339,7 @@ Json json_of(const Diagnosis& d, const diagnose::Call& said) {
             {"attention", kinds},
             {"no_attention", sums(d.look_alikes)},
             {"unknown", sums(d.unknown)},
+            {"softmax", sums(d.softmaxes)},
             {"cpu_ops", d.cpu_ops},
             {"notes", d.notes}};
 }

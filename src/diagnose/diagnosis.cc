@@ -221,13 +221,20 @@ class Sorter {
             } else if (known_call && roots_[i] != OpTree::kNone && role != Role::look_alike &&
                        tree_.name(roots_[i]).compare(0, 6, "aten::") == 0) {
                 add(root->second, i, true);
-            } else if (role == Role::look_alike || role == Role::unknown) {
-                auto& rows = role == Role::look_alike ? look_alikes_ : unknown_;
-                KernelSum& sum = rows[trace_.runs[i].name];
-                sum.count += trace_.runs[i].count;
-                sum.us += trace_.runs[i].us;
+            } else if (role == Role::look_alike) {
+                add_row(look_alikes_, i);
+            } else if (role == Role::unknown) {
+                add_row(unknown_, i);
+            } else if (!trace_.ordered && (role == Role::softmax || role == Role::softmax_backward)) {
+                add_row(softmaxes_, i);
             }
         }
+    }
+
+    void add_row(std::map<std::uint32_t, KernelSum>& rows, std::uint32_t run) const {
+        KernelSum& sum = rows[trace_.runs[run].name];
+        sum.count += trace_.runs[run].count;
+        sum.us += trace_.runs[run].us;
     }
 
     std::size_t kind_for_helper(const NameReading& helper) {
@@ -268,6 +275,7 @@ class Sorter {
                          [](const AttentionKind& a, const AttentionKind& b) { return a.us > b.us; });
         d.look_alikes = named(look_alikes_);
         d.unknown = named(unknown_);
+        d.softmaxes = named(softmaxes_);
         if (trace_.runs.empty()) list_cpu_ops();
         return std::move(d);
     }
@@ -313,6 +321,7 @@ class Sorter {
     std::unordered_set<std::int64_t> seen_roots_;
     std::map<std::uint32_t, KernelSum> look_alikes_;
     std::map<std::uint32_t, KernelSum> unknown_;
+    std::map<std::uint32_t, KernelSum> softmaxes_;
 };
 
 }  // namespace

@@ -266,6 +266,17 @@ TEST(Traces, reads_names_one_a_line) {
     EXPECT_EQ(d.unknown.at(0).kernel.name, "nobody_knows");
 }
 
+/// Sums by name tell no order: a softmax may belong to an attention by hand.
+TEST(Traces, names_softmaxes_where_there_is_no_order) {
+    const Diagnosis d = diagnosis_of(kGemm + "\n" + kSoftmax + "\n" + kGemm + "\n");
+    EXPECT_TRUE(d.kinds.empty());
+    ASSERT_EQ(d.softmaxes.size(), 1U);
+    EXPECT_EQ(d.softmaxes[0].kernel.name, kSoftmax);
+    TraceText loss;
+    loss.kernel(kSoftmax, 5);
+    EXPECT_TRUE(diagnosis_of(loss.text()).softmaxes.empty());
+}
+
 class NsysFile : public testing::Test {
  protected:
     void SetUp() override {
