@@ -15,7 +15,7 @@ using diagnose::Element;
 using diagnose::Operand;
 using diagnose::Sizes;
 
-/// "9.19.0" as up to three numbers, the missing ones 0.
+/// "9.19.0" as up to three numbers, the missing ones 0. An error shows the whole of `text`.
 std::array<int, 3> parse_dotted(const std::string& option, const std::string& text, const char* expected) {
     std::array<int, 3> numbers{};
     const char* at = text.data();
@@ -52,17 +52,21 @@ void parse_shapes(const std::string& text, Call& call) {
     call.v.shape = parts.size() > 2 ? parse_shape(text, parts[2]) : call.k.shape;
 }
 
-/// "h200", "9.0", "sm90".
+/// "h200", "NVIDIA H200", "9.0", "sm90".
 void parse_gpu(const std::string& text, diagnose::Gpu& gpu) {
-    if (const model::Machine* machine = model::find_machine(text); machine && machine->capability > 0) {
+    const model::Machine* machine = model::find_machine(text);
+    if (machine == nullptr) machine = model::machine_of_device(text);
+    if (machine != nullptr && machine->capability > 0) {
         gpu.name = machine->title;
         gpu.capability = static_cast<int>(machine->capability * 10 + 0.5);
-    } else if (text.starts_with("sm")) {
-        gpu.capability = static_cast<int>(parse_size("--gpu", text.substr(2)));
     } else {
-        const auto numbers =
-            parse_dotted("--gpu", text, "a compute capability (9.0, sm90) or a GPU that tessera list knows");
-        gpu.capability = numbers[0] * 10 + numbers[1];
+        constexpr const char* kExpected = "a compute capability (9.0, sm90) or a GPU that tessera list knows";
+        const bool sm = text.starts_with("sm");
+        const auto numbers = parse_dotted("--gpu", sm ? text.substr(2) : text, kExpected);
+        const int major = sm ? numbers[0] / 10 : numbers[0];
+        const int minor = sm ? numbers[0] % 10 : numbers[1];
+        if (major < 1 || major > 99 || minor > 9 || numbers[2] != 0) unexpected("--gpu", kExpected, text);
+        gpu.capability = major * 10 + minor;
     }
     gpu.rocm = false;
 }

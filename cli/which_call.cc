@@ -29,6 +29,11 @@ void answer_call(const CallOptions& options, const Session& session) {
         given.is_causal = false;
         assumed.emplace_back("no mask");
     }
+    if (*given.mask_kind != diagnose::MaskKind::none && !given.mask.shape && given.q.shape->size() == 4 &&
+        given.k.shape->size() == 4) {
+        given.mask.shape = diagnose::Sizes{(*given.q.shape)[2], (*given.k.shape)[2]};
+        assumed.emplace_back("attn_mask is [len_q, len_kv]");
+    }
     const diagnose::Call call = diagnose::assume_defaults(given, assumed);
     diagnose::Explanation explanation = diagnose::explain(call);
     explanation.assumed = assumed;
