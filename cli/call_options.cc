@@ -39,17 +39,22 @@ Sizes parse_shape(const std::string& whole, const std::string& text) {
     return sizes;
 }
 
-/// "q/k/v", "q/kv" or "qkv".
-void parse_shapes(const std::string& text, Call& call) {
+/// "q/k/v", "q/kv" or "qkv" as its three parts.
+std::array<std::string, 3> parts_of(const std::string& option, const std::string& text, const char* expected) {
     std::vector<std::string> parts(1);
     for (const char c : text) {
         if (c == '/') parts.emplace_back();
         else parts.back() += c;
     }
-    if (parts.size() > 3) unexpected("--shape", "at most the shapes of q, k and v", text);
+    if (parts.size() > 3) unexpected(option, expected, text);
+    return {parts.front(), parts.size() > 1 ? parts[1] : parts.front(), parts.back()};
+}
+
+void parse_shapes(const std::string& text, Call& call) {
+    const auto parts = parts_of("--shape", text, "at most the shapes of q, k and v");
     call.q.shape = parse_shape(text, parts[0]);
-    call.k.shape = parts.size() > 1 ? parse_shape(text, parts[1]) : call.q.shape;
-    call.v.shape = parts.size() > 2 ? parse_shape(text, parts[2]) : call.k.shape;
+    call.k.shape = parse_shape(text, parts[1]);
+    call.v.shape = parse_shape(text, parts[2]);
 }
 
 /// "h200", "NVIDIA H200", "9.0", "sm90".
@@ -120,7 +125,7 @@ void CallOptions::declare(CLI::App& command) {
     add("--torch", torch, "VERSION", "PyTorch's version, 2.4 to 2.15");
     add("--gpu", gpu, "GPU", "h200, a100, ... (tessera list), or a compute capability: 9.0, sm90");
     add("--shape", shape, "B,H,L,D", "Of q; /k and /v behind it where they differ: 2,32,1,128/2,8,4096,128");
-    add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8, of q, k and v");
+    add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8, of q; /k and /v behind it where they differ");
     add("--mask", mask, "MASK",
         "none, causal (is_causal), or a tensor: bool or float, and its shape: bool:1,1,512,512");
     add("--dropout", dropout, "P", "dropout_p; default 0");
@@ -161,10 +166,13 @@ diagnose::Call CallOptions::call() const {
         call.cuda = v[0] * 1000 + v[1] * 10;
     }
     if (!off.empty()) call.enabled = parse_off(off);
-    for (Operand* operand : {&call.q, &call.k, &call.v}) {
-        if (!dtype.empty()) operand->element = parse_element(dtype);
-        operand->requires_grad = grad;
+    if (!dtype.empty()) {
+        const auto parts = parts_of("--dtype", dtype, "at most the dtypes of q, k and v");
+        call.q.element = parse_element(parts[0]);
+        call.k.element = parse_element(parts[1]);
+        call.v.element = parse_element(parts[2]);
     }
+    for (Operand* operand : {&call.q, &call.k, &call.v}) operand->requires_grad = grad;
     call.mask.requires_grad = false;
     call.enable_gqa = gqa;
     call.deterministic = deterministic;

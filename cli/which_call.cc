@@ -40,6 +40,7 @@ void answer_call(const CallOptions& options, const Session& session) {
     const auto gains = gains_of(explanation, call, Pass::forward, {});
     if (session.json) {
         Json document = json_of(explanation);
+        document["sentence"] = verdict_sentence(explanation, call);
         document["gains"] = Json::array();
         for (const diagnose::Gain& gain : gains) document["gains"].push_back(json_of(gain));
         return session.print_json(document);

@@ -332,6 +332,7 @@ Json json_of(const Diagnosis& d, const diagnose::Call& said) {
     }
     return {{"file", d.file},
             {"tool", d.tool},
+            {"paragraph", paragraph_of(d, said)},
             {"gpus", gpus},
             {"runs", d.runs},
             {"gpu_us", d.gpu_us},

@@ -13,15 +13,14 @@ Usage: which_rules.py TESSERA | --record FILE | --texts-on-cpu
 import argparse
 import itertools
 import json
-import os
+import pathlib
 import subprocess
 import sys
-import tempfile
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-NAMES = {"flash": "can_use_flash_attention", "memory-efficient": "can_use_efficient_attention", "cuDNN": "can_use_cudnn_attention"}
-CHOICES = {0: "math", 1: "flash", 2: "memory-efficient", 3: "cuDNN"}
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
+from tessera import _sdpa_choice  # noqa: E402
+
 SWITCHES = {"flash": "flash", "efficient": "mem_efficient", "math": "math", "cudnn": "cudnn"}
 SHAPES = ("2,8,512,64", "2,8,512,60", "2,8,1,64/2,8,512,64", "2,8,512,64/2,2,512,64", "2,8,512,192/2,8,512,192/2,8,512,128",
           "2,8,512,256", "2,8,128,64/2,8,512,64", "2,8,512,64/2,8,1,64")
@@ -105,7 +104,7 @@ def command_for(tessera, torch, call):
     shape, dtype, mask, options = call
     known = {"gqa": "--gqa", "grad": "--grad", "deterministic": "--deterministic", "dropout": "--dropout", "off": "--off"}
     options = options_of(options)
-    if "/" in dtype or not set(options) <= set(known):
+    if not set(options) <= set(known):
         return None
     capability = ".".join(str(n) for n in torch.cuda.get_device_capability())
     cudnn = torch.backends.cudnn.version()
@@ -141,23 +140,6 @@ def tensors(torch, device, call):
     return [*made, tensor, float(options.get("dropout", 0)), mask == "causal", "gqa" in options]
 
 
-def one_answer(torch, function, params):
-    """Whether a backend may run, and its warnings: PyTorch 2.15 writes them to stderr and not to Python's warnings."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile("w+") as written, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        os.dup2(written.fileno(), 2)
-        try:
-            runs = getattr(torch.backends.cuda, function)(params, debug=True)
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-        written.seek(0)
-        texts = [line.split("Warning: ", 1)[1].strip() for line in written if "Warning: " in line]
-    return runs, [str(w.message).split(" (Triggered internally")[0] for w in caught] + texts
-
-
 def asked(torch, call):
     """PyTorch's answers: {backend: (may it run, its warnings)}, and the backend that it takes."""
     options = options_of(call[3])
@@ -167,37 +149,11 @@ def asked(torch, call):
         getattr(torch.backends.cuda, f"enable_{SWITCHES[name]}_sdp")(False)
     torch.use_deterministic_algorithms("deterministic" in options)
     try:
-        params = torch.backends.cuda.SDPAParams(*args)
-        answers = {name: one_answer(torch, function, params) for name, function in NAMES.items()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            q, k, v, mask, dropout, causal, gqa = args
-            try:
-                chosen = CHOICES[torch._fused_sdp_choice(q, k, v, mask, dropout, causal, enable_gqa=gqa)]
-            except RuntimeError:
-                chosen = "none"
+        return _sdpa_choice.ask(torch, *args)
     finally:
         torch.use_deterministic_algorithms(False)
         for name in switched:
             getattr(torch.backends.cuda, f"enable_{SWITCHES[name]}_sdp")(True)
-    return answers, chosen
-
-
-def differences(call, answer, told):
-    """Lines for what PyTorch and tessera (its JSON) say otherwise."""
-    answers, chosen = answer
-    where = " ".join(call)
-    backends = {row["backend"]: row for row in told["backends"]}
-    for name, (runs, texts) in answers.items():
-        row = backends[name]
-        if runs != (row["verdict"] in ("taken", "could run")):
-            yield f"{where}: {name}: PyTorch says {runs} {texts}, tessera {row['verdict']}"
-        # The version of cuDNN stands before one of the texts, so the rule's is looked for anywhere.
-        elif texts and not any(rule["text"] and rule["text"] in texts[0] for rule in row["refusals"]):
-            yield f"{where}: {name}: PyTorch's text is in no rule: {texts[0]}"
-    taken = "none" if told["aborts"] else told["taken"]
-    if chosen != taken:
-        yield f"{where}: PyTorch takes {chosen}, tessera says {taken}"
 
 
 def write_record(torch, path, answers):
@@ -226,9 +182,9 @@ def texts_on_cpu(torch):
     for on in (True, False):
         for switch in ("flash", "mem_efficient", "cudnn"):
             getattr(torch.backends.cuda, f"enable_{switch}_sdp")(on)
-        for name, function in NAMES.items():
+        for name, function in _sdpa_choice.FUNCTIONS.items():
             try:
-                runs, texts = one_answer(torch, function, torch.backends.cuda.SDPAParams(*args))
+                runs, texts = _sdpa_choice.answer_of(torch, function, torch.backends.cuda.SDPAParams(*args))
             except RuntimeError as error:
                 runs, texts = str(error).splitlines()[0], []
             print(f"{name}, switched {'on' if on else 'off'}: {runs} {texts}")
@@ -247,8 +203,8 @@ def compare(torch, tessera, answers):
             if json_of_call is None:
                 continue
             count += 1
-            for difference in differences(call, answer, json_of_call):
-                print(difference)
+            for difference in _sdpa_choice.differences(*answer, json_of_call):
+                print(" ".join(call), difference, sep=": ")
                 found += 1
     return found, count
 

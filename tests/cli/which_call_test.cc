@@ -57,6 +57,8 @@ TEST_F(WhichCallTest, names_the_option_that_is_wrong) {
         {"--shape", "1,,3,4", list},
         {"--shape", "1,2,3,4/1,2,3,4/1,2,3,4/1,2,3,4", "expected at most the shapes of q, k and v, got"},
         {"--dtype", "int8", "expected one of fp16, bf16, fp32, fp64, fp8, got"},
+        {"--dtype", "bf16/fp32/x", "expected one of fp16, bf16, fp32, fp64, fp8, got"},
+        {"--dtype", "bf16/bf16/bf16/bf16", "expected at most the dtypes of q, k and v, got"},
         {"--mask", "diagonal", "expected one of none, causal, bool, float, got"},
         {"--mask", "causal:1,2", "expected a shape only behind bool or float, got"},
         {"--mask", "bool:x", number},
@@ -114,6 +116,7 @@ TEST_F(WhichCallTest, every_option_reaches_its_check) {
     EXPECT_EQ(rules(" --deterministic").count("cudnn-deterministic"), 1U);
     EXPECT_EQ(rules(" --off efficient,cudnn").count("efficient-off"), 1U);
     EXPECT_EQ(rules(" --dropout 0.25 --cudnn 9.12").count("cudnn-dropout-version"), 1U);
+    EXPECT_NE(run_ok(command("--dtype", "bf16/fp32") + " --json").out.find("flash-dtype"), std::string::npos);
     EXPECT_NE(shaped("1,8,512,64/1,2,512,64", "").find("flash-heads"), std::string::npos);
     EXPECT_EQ(shaped("1,8,512,64/1,2,512,64", " --gqa").find("flash-heads"), std::string::npos);
     EXPECT_NE(shaped("1,8,512,64/1,8,512,64/1,8,512,128", "").find("flash-head-dim"), std::string::npos);
