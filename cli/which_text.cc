@@ -100,6 +100,9 @@ std::string nothing_found(const Diagnosis& d) {
     std::string text = fmt::format("No attention kernel was found among {}.", counted(d.runs, "run") + " of kernels");
     if (d.runs == 0) text = "No kernel of a GPU is in this trace: was the GPU profiled?";
     if (!d.look_alikes.empty()) text += " Some names look like it: below they are said to be none.";
+    if (d.tool == "JAX profiler" && !d.unknown.empty())
+        text +=
+            " XLA names what it fused fusion_1, fusion_2: attention by hand may be among the unknown kernels below.";
     if (!d.softmaxes.empty())
         text +=
             " A softmax is among them: between two matrix products it is attention by hand, but that takes an order of "

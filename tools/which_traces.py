@@ -10,8 +10,11 @@ Usage: which_traces.py FOLDER GROUP...    GROUP: sdpa, eager, graphs, flex, comp
 --bare instead of FOLDER: no traces, for another profiler around it.
 """
 import glob
+import gzip
+import json
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -313,6 +316,23 @@ def profile_jax(case, path):
         shutil.copy(glob.glob(folder + "/plugins/profile/*/*.trace.json.gz")[0], path)
 
 
+def without_paths(value):
+    """The trace without folders of this machine: of each path its last part is left."""
+    if isinstance(value, dict):
+        return {key: without_paths(part) for key, part in value.items() if key != "traceName"}
+    if isinstance(value, list):
+        return [without_paths(part) for part in value]
+    return re.sub(r"(?:/[\w.+-]+)+/(?=[\w.+-]+)", "", value) if isinstance(value, str) and "/" in value else value
+
+
+def tidy(path):
+    """Rewrites a trace without paths, and with the same bytes for the same content."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        trace = without_paths(json.load(file))
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
+        file.write(json.dumps(trace, separators=(",", ":")).encode())
+
+
 def run_group(folder, group):
     """Every case that runs; the others leave a line that says why not."""
     cases = GROUPS[group]()
@@ -330,6 +350,8 @@ def run_group(folder, group):
                 profile_jax(case, path)
             else:
                 profile(case, path)
+            if folder:
+                tidy(path)
             print(case.name, case.families, sep="\t", file=index)
         except Exception as error:  # whatever a release lacks: the other cases matter too
             print(case.name if case else group, f"failed: {type(error).__name__}: {str(error)[:300]!r}", sep="\t", file=index)

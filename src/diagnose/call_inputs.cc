@@ -125,13 +125,23 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
     call.dropout = real(text_at(scalars, signature->dropout));
     call.scale = real(text_at(scalars, signature->scale));
     call.enable_gqa = boolean(text_at(scalars, signature->gqa));
+    if (signature->gqa < 0 && call.q.shape->size() == 4 && call.k.shape->size() == 4)
+        call.enable_gqa = (*call.q.shape)[1] != (*call.k.shape)[1];  // they take grouped heads without being told
     call.nested = false;
     return call;
 }
 
-Sizes first_shape(const std::string& inputs) {
+Sizes shape_of_input(const std::string& inputs, int index) {
     const Json json = Json::parse(inputs, nullptr, false);
-    return json.is_object() ? sizes_at(json.value("dims", Json()), 0).value_or(Sizes{}) : Sizes{};
+    return json.is_object() ? sizes_at(json.value("dims", Json()), index).value_or(Sizes{}) : Sizes{};
+}
+
+Sizes output_of_product(std::string_view op, const std::string& inputs) {
+    if (op != "aten::bmm" && op != "aten::baddbmm") return {};
+    const int left = op == "aten::bmm" ? 0 : 1;  // what is added comes first
+    const Sizes a = shape_of_input(inputs, left);
+    const Sizes b = shape_of_input(inputs, left + 1);
+    return a.size() == 3 && b.size() == 3 ? Sizes{a[1], b[2]} : Sizes{};
 }
 
 std::string text_of(const Call& call) {

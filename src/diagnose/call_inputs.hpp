@@ -15,8 +15,11 @@ namespace tessera::diagnose {
 /// it tells shapes with batch and heads in one.
 std::optional<Call> call_of_inputs(std::string_view op, const std::string& inputs);
 
-/// The shape of the first input; empty when it is not told.
-Sizes first_shape(const std::string& inputs);
+/// The shape of the input at `index`; empty when it is not told.
+Sizes shape_of_input(const std::string& inputs, int index);
+
+/// Rows and columns of the product that `aten::bmm` or `aten::baddbmm` computes; empty for another operator.
+Sizes output_of_product(std::string_view op, const std::string& inputs);
 
 /// "1 x 32 heads x 4096, head_dim 128, bf16, causal": for people, what is known of it.
 std::string text_of(const Call& call);

@@ -57,10 +57,13 @@ MaybeReading read_cudnn(std::string_view name) {
         return reading;
     }
     if (!contains(lower, "cudnn")) return std::nullopt;
-    if (contains_any(lower, {"dot_do_o", "convert_dq"})) {
+    const bool backward_helper = contains_any(lower, {"dot_do_o", "convert_dq", "fmha_reduce_head"});
+    if (backward_helper || contains(lower, "lean_reduction")) {  // the second sums the parts of split keys
         NameReading reading =
-            attention(Family::cudnn, Confidence::likely, "cudnn::fusion::...dq", KernelPass::backward);
+            attention(Family::cudnn, Confidence::likely,
+                      "cudnn::fusion::", backward_helper ? KernelPass::backward : KernelPass::forward);
         reading.role = Role::helper;
+        reading.library = "cuDNN";
         return reading;
     }
     if (!contains_any(lower, {"sdpa", "flash_fprop", "flash_bprop", "_mha_", "fmha", "attention"})) return std::nullopt;

@@ -120,6 +120,12 @@ Call call_of(const Record& record, const std::vector<std::string>& row) {
     return assume_defaults(call, assumed);
 }
 
+/// Some reasons PyTorch prints once only.
+bool was_printed(const Record& record, const std::string& text) {
+    return std::any_of(record.texts.begin(), record.texts.end(),
+                       [&](const auto& printed) { return printed.second.find(text) != std::string::npos; });
+}
+
 void expect_answer(const Record& record, const Verdict& verdict, const std::string& answer) {
     if (answer == "runs") {
         EXPECT_TRUE(verdict.standing == Standing::taken || verdict.standing == Standing::could_run)
@@ -128,7 +134,8 @@ void expect_answer(const Record& record, const Verdict& verdict, const std::stri
     }
     ASSERT_EQ(verdict.standing, Standing::refused) << "PyTorch refuses: " << answer;
     const std::string first = verdict.refusals.front()->text;
-    if (answer == "no") EXPECT_EQ(first, "") << "PyTorch gives no reason";
+    if (answer == "no")
+        EXPECT_TRUE(first.empty() || was_printed(record, first)) << "PyTorch gives no reason: " << first;
     else
         EXPECT_NE(record.texts.at(answer).find(first.substr(0, 100)), std::string::npos)
             << "PyTorch: " << record.texts.at(answer) << "\nthe table: " << first;
