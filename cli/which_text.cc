@@ -123,8 +123,20 @@ std::string others_named(const Diagnosis& d) {
     return " Others are of " + joined(titles) + ".";
 }
 
+/// Of the kinds with the leader's family and library the longest whose shapes are known: often the forward only.
+const AttentionKind& best_known(const Diagnosis& d, const AttentionKind& leader) {
+    for (const AttentionKind& kind : d.kinds) {
+        const bool alike =
+            kind.reading.family == leader.reading.family && kind.reading.library == leader.reading.library;
+        if (alike && !kind.shapes.empty()) return kind;
+    }
+    return leader;
+}
+
 /// Why nothing can be said about faster kernels.
 std::string without_advice(const Diagnosis& d, const AttentionKind& kind) {
+    if (kind.reading.library == diagnose::kFlexUncompiled)
+        return " torch.compile(flex_attention) makes one kernel of it.";
     if (!diagnose::backend_of(kind.reading.family) || !kind.shapes.empty() || !d.timed) return "";
     if (d.tool != "PyTorch profiler") return "";
     return " Why no faster one ran can't be said: the trace has no shapes (profile with record_shapes=True, and "
@@ -230,8 +242,9 @@ std::string paragraph_of(const Diagnosis& d, const diagnose::Call& said) {
     }
     if (reading.confidence == Confidence::unsure) text += " The name leaves doubt about that.";
     text += exactness_sentence(d);
-    const auto advice = diagnose::advise(d, *leader.kind, said);
-    return advice ? text + advice_sentences(*advice) : text + without_advice(d, *leader.kind);
+    const AttentionKind& known = best_known(d, *leader.kind);
+    const auto advice = diagnose::advise(d, known, said);
+    return advice ? text + advice_sentences(*advice) : text + without_advice(d, known);
 }
 
 std::string kinds_table(const Diagnosis& d, int width) {

@@ -161,6 +161,10 @@ std::string text_of(const Call& call) {
         if (call.v.shape && call.v.shape->size() == 4 && (*call.v.shape)[3] != q[3])
             head_dim += "/" + std::to_string((*call.v.shape)[3]);
         add("head_dim " + head_dim);
+    } else if (call.q.shape) {
+        std::string sizes;
+        for (const std::int64_t size : *call.q.shape) sizes += (sizes.empty() ? "" : " x ") + std::to_string(size);
+        add("q of " + sizes);
     }
     constexpr const char* kElements[] = {"fp16", "bf16", "fp32", "fp64", "fp8", "another dtype"};
     if (call.q.element) add(kElements[static_cast<std::size_t>(*call.q.element)]);

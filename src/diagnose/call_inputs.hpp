@@ -21,7 +21,7 @@ Sizes shape_of_input(const std::string& inputs, int index);
 /// Rows and columns of the product that `aten::bmm` or `aten::baddbmm` computes; empty for another operator.
 Sizes output_of_product(std::string_view op, const std::string& inputs);
 
-/// "1 x 32 heads x 4096, head_dim 128, bf16, causal": for people, what is known of it.
+/// "batch 1, heads 32, len 4096, head_dim 128, bf16, is_causal": for people, what is known of it.
 std::string text_of(const Call& call);
 
 }  // namespace tessera::diagnose

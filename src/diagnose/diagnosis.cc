@@ -220,7 +220,7 @@ class Sorter {
         if (!safe_softmax(found)) return eager;
         eager.evidence.emplace_back("its softmax is PyTorch's for rows without a key, _safe_softmax");
         if (found.pass == KernelPass::forward) {
-            eager.library = "PyTorch's FlexAttention, not compiled";
+            eager.library = kFlexUncompiled;
         } else {
             eager.family = Family::math;
             eager.library = "PyTorch";

@@ -14,6 +14,9 @@
 
 namespace tessera::diagnose {
 
+/// Whose attention it is when FlexAttention runs without a compiler: as by hand.
+inline constexpr const char* kFlexUncompiled = "PyTorch's FlexAttention, not compiled";
+
 struct KernelSum {
     std::string name{};  ///< as the tool wrote it
     Role role = Role::unknown;

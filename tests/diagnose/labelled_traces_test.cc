@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "diagnose/advice.hpp"
 #include "diagnose/diagnosis.hpp"
 
 namespace tessera::diagnose::labelled_traces_test {
@@ -105,6 +106,39 @@ TEST(LabelledTraces, tell_the_math_path_from_a_models_own_code) {
     EXPECT_EQ(only_kind(diagnosis_of("flex_uncompiled")).reading.library, "PyTorch's FlexAttention, not compiled");
     const auto features = diagnosis_of("math_causal").kinds.at(0).reading.features;
     EXPECT_EQ(features, (std::vector<std::string>{"products in fp32, off the tensor cores"}));
+}
+
+/// PyTorch's rules say nothing of calls that go past its choice.
+TEST(LabelledTraces, get_advice_where_pytorch_chose) {
+    const Call said{.torch = Version{2, 11, 0}};
+    const auto has_advice = [&](const char* name) {
+        const Diagnosis d = diagnosis_of(name);
+        return advise(d, only_kind(d), said).has_value();
+    };
+    EXPECT_TRUE(has_advice("flash_causal"));
+    EXPECT_TRUE(has_advice("math_mask"));
+    EXPECT_TRUE(has_advice("eager"));
+    EXPECT_FALSE(has_advice("varlen"));
+    EXPECT_FALSE(has_advice("flex_uncompiled"));
+    EXPECT_FALSE(has_advice("graph_flash"));
+}
+
+/// On this machine PyTorch 2.11 took cuDNN wherever its rules allow it; what was asked for by name is a surprise to
+/// them.
+TEST(LabelledTraces, surprise_the_rules_only_where_a_backend_was_asked_for) {
+    const Call said{.torch = Version{2, 11, 0}};
+    for (const Labelled& row : labelled()) {
+        if (row.name.rfind("default_", 0) != 0) continue;
+        const Diagnosis d = diagnosis_of(row.name);
+        for (const AttentionKind& kind : d.kinds) {
+            if (kind.reading.pass != KernelPass::forward) continue;
+            const auto advice = advise(d, kind, said);
+            ASSERT_TRUE(advice.has_value()) << row.name;
+            EXPECT_FALSE(advice->surprising()) << row.name;
+        }
+    }
+    const Diagnosis asked_for = diagnosis_of("math_mask");
+    EXPECT_TRUE(advise(asked_for, only_kind(asked_for), said)->surprising());
 }
 
 }  // namespace
