@@ -6,7 +6,7 @@ Each case asks for one kernel by PyTorch's own means, so what ran is known. FOLD
 GROUP.tsv with a line for each: its name, and the families of attention that ran ("?": not known beforehand, "-": none), or why
 it failed. Exit status 77 without PyTorch or without a GPU.
 
-Usage: which_traces.py FOLDER GROUP...    GROUP: sdpa, eager, graphs, flex, compiled, models, jax
+Usage: which_traces.py FOLDER GROUP...    GROUP: sdpa, eager, graphs, flex, compiled, models, more, jax, pallas
 --bare instead of FOLDER: no traces, for another profiler around it.
 """
 import glob
@@ -276,6 +276,64 @@ def model_cases():
     yield Case("llama_generate", "?", lambda: model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0))
 
 
+def more_cases():
+    """What the reader of traces was not written after."""
+    import timm
+    import torch
+    import transformers as tf
+    from torch.nn.attention.bias import causal_lower_right
+
+    call = torch.nn.functional.scaled_dot_product_attention
+    q, k, v = tensors((2, 16, 256, 64), (2, 16, 1024, 64), (2, 16, 1024, 64))
+    yield Case("lower_right", "?", lambda: call(q, k, v, attn_mask=causal_lower_right(256, 1024)))
+    inputs = tensors((4, 8, 512, 64), (4, 8, 512, 64), (4, 8, 512, 64), dtype="float32", grad=True)
+
+    def autocast(*qkv):
+        with torch.autocast("cuda", torch.float16):
+            return call(*(t * 1.0 for t in qkv), is_causal=True)
+
+    yield Case("autocast_train", "?", with_backward(autocast, inputs))
+    yield Case("float_mask_math", "?", lambda: call(*(t.double() for t in inputs)))
+    images = torch.randn(8, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+    for name, family in (("vit_small_patch16_224", "?"), ("resnet18", "-"), ("mixer_s32_224", "-")):
+        model = timm.create_model(name).to("cuda", torch.bfloat16).eval()
+        yield Case(name, family, lambda model=model: model(images).softmax(-1))
+    model = timm.create_model("vit_small_patch16_224").to("cuda", torch.bfloat16)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    yield Case("vit_unfused_train", "eager", lambda: model(images).sum().backward())
+    ids = torch.randint(4096, (4, 384), device="cuda")
+    sizes = dict(vocab_size=4096, hidden_size=512, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=2)
+    mixtral = dict(sizes, intermediate_size=512, num_local_experts=4)
+    for name, config, how in (
+        ("mixtral", tf.MixtralConfig(**mixtral), "eager"),
+        ("mixtral", tf.MixtralConfig(**mixtral), "sdpa"),
+        ("qwen2", tf.Qwen2Config(**sizes, intermediate_size=512), "sdpa"),
+        ("neox", tf.GPTNeoXConfig(vocab_size=4096, hidden_size=512, num_attention_heads=8, num_hidden_layers=2), "eager"),
+        ("mistral_window", tf.MistralConfig(**sizes, intermediate_size=512, sliding_window=128), "sdpa"),
+    ):
+        model = tf.AutoModelForCausalLM.from_config(config, attn_implementation=how).to("cuda", torch.bfloat16)
+        yield Case(f"{name}_{how}_train", {"eager": "eager"}.get(how, "?"), lambda m=model: m(input_ids=ids, labels=ids).loss.backward())
+    t5 = tf.T5Config(vocab_size=4096, d_model=512, d_kv=64, num_heads=8, num_layers=2, decoder_start_token_id=0)
+    model = tf.AutoModelForSeq2SeqLM.from_config(t5, attn_implementation="eager").to("cuda", torch.bfloat16)
+    yield Case("t5_eager_train", "eager", lambda: model(input_ids=ids, labels=ids).loss.backward())
+    model = tf.AutoModelForCausalLM.from_config(tf.Qwen2Config(**sizes, intermediate_size=512), attn_implementation="eager")
+    compiled = torch.compile(model.to("cuda", torch.bfloat16))
+    yield Case("qwen2_compiled_eager_train", "eager", lambda: compiled(input_ids=ids, labels=ids).loss.backward())
+
+
+def pallas_cases():
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental.pallas.ops.gpu import attention
+
+    q = jax.random.normal(jax.random.key(0), (2, 1024, 8, 64), jnp.bfloat16)
+    call = jax.jit(lambda x: attention.mha(x, x, x, segment_ids=None, causal=True))
+    yield Case("jax_pallas", "triton", lambda: call(q).block_until_ready())
+    grad = jax.jit(jax.grad(lambda x: call(x).astype(jnp.float32).sum()))
+    yield Case("jax_pallas_train", "triton", lambda: grad(q).block_until_ready())
+
+
 def jax_cases():
     import jax
     import jax.numpy as jnp
@@ -289,7 +347,7 @@ def jax_cases():
 
 
 GROUPS = {"sdpa": sdpa_cases, "eager": eager_cases, "graphs": graph_cases, "flex": flex_cases, "compiled": compiled_cases,
-          "models": model_cases, "jax": jax_cases}
+          "models": model_cases, "more": more_cases, "jax": jax_cases, "pallas": pallas_cases}
 
 
 def profile(case, path):
@@ -346,7 +404,7 @@ def run_group(folder, group):
             path = os.path.join(folder or "", case.name + ".json.gz")
             if not folder:
                 case.step()
-            elif group == "jax":
+            elif group in ("jax", "pallas"):
                 profile_jax(case, path)
             else:
                 profile(case, path)

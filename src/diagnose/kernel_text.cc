@@ -168,10 +168,16 @@ std::optional<Pair> pair_after(std::string_view text, std::string_view prefix) {
     return std::nullopt;
 }
 
+std::optional<bool> boolean(std::string_view argument) {
+    if (argument == "true" || argument == "1") return true;
+    if (argument == "false" || argument == "0") return false;
+    return std::nullopt;
+}
+
 std::vector<bool> bools_from(const std::vector<std::string>& arguments, std::size_t first) {
     std::vector<bool> bools;
     for (std::size_t i = first; i < arguments.size(); ++i) {
-        if (arguments[i] == "true" || arguments[i] == "false") bools.push_back(arguments[i] == "true");
+        if (const auto value = boolean(arguments[i])) bools.push_back(*value);
     }
     return bools;
 }

@@ -42,7 +42,10 @@ struct Pair {
 };
 std::optional<Pair> pair_after(std::string_view text, std::string_view prefix);
 
-/// The bools in a row at the end of `arguments`, from `first` on; other arguments are left out.
+/// "true", "false"; Nsight Compute writes "1" and "0". None for anything else.
+std::optional<bool> boolean(std::string_view argument);
+
+/// The bools among `arguments`, from `first` on; other arguments are left out.
 std::vector<bool> bools_from(const std::vector<std::string>& arguments, std::size_t first);
 
 bool contains(std::string_view text, std::string_view part);

@@ -25,9 +25,9 @@ void set_flashinfer_traits(NameReading& reading, std::string_view name) {
     reading.head_dim_v = 16 * numbers[5];
     const auto variant = template_arguments(name, "DefaultAttention");
     if (!variant || variant->size() < 4) return;
-    if ((*variant)[1] == "true") reading.mask = "window";
-    if ((*variant)[2] == "true") reading.features.emplace_back("softcap");
-    if ((*variant)[3] == "true") reading.features.emplace_back("ALiBi");
+    if (boolean((*variant)[1]) == true) reading.mask = "window";
+    if (boolean((*variant)[2]) == true) reading.features.emplace_back("softcap");
+    if (boolean((*variant)[3]) == true) reading.features.emplace_back("ALiBi");
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return found;
     for (const char* kernel : {"softmax_warp_forward", "softmax_warp_backward"}) {
         const auto arguments = template_arguments(name, kernel);  // types, log2 of the length, whether it is a log
-        if (arguments && arguments->size() > 4 && (*arguments)[4] == "true")
+        if (arguments && arguments->size() > 4 && boolean((*arguments)[4]) == true)
             return none(Role::other, Confidence::likely,
                         fmt::format("\"{}\" of a logarithm: a loss, no attention", kernel));
     }

@@ -140,10 +140,10 @@ class TextReader {
             if (table_ && fields.size() >= titles_) row(joined(fields));
             else if (!table_ && not_blank(line)) name(line);
         }
-        if (table_) trace_.tool = columns_.per_metric() || columns_.gpu_time >= 0 ? "Nsight Compute" : "Nsight Systems";
-        else trace_.tool = "names of kernels";
+        const bool compute = table_ && (columns_.per_metric() || columns_.gpu_time >= 0);
+        trace_.tool = !table_ ? "names of kernels" : compute ? "Nsight Compute" : "Nsight Systems";
         trace_.timed = table_;
-        trace_.ordered = table_ && columns_.start >= 0;
+        trace_.ordered = compute || (table_ && columns_.start >= 0);
     }
 
  private:
@@ -184,7 +184,9 @@ class TextReader {
         run.us = std::min(real(field(fields, time)).value_or(0) * columns_.unit_us, kLongestRun);
         const double count = columns_.total >= 0 ? real(field(fields, columns_.count)).value_or(1) : 1;
         run.count = static_cast<std::int64_t>(std::clamp(count, 1.0, kMostInARow));
-        run.start_us = real(field(fields, columns_.start)).value_or(0) * columns_.start_us;
+        // Nsight Compute runs kernels one by one and lists them in that order.
+        run.start_us = columns_.gpu_time >= 0 ? static_cast<double>(trace_.runs.size())
+                                              : real(field(fields, columns_.start)).value_or(0) * columns_.start_us;
         trace_.add(run);
     }
 
@@ -201,6 +203,7 @@ class TextReader {
             last_id_ = id;
             KernelRun run;
             run.name = trace_.kernels.number_of(std::string_view(kernel).substr(0, kLongestName));
+            run.start_us = static_cast<double>(trace_.runs.size());
             trace_.add(run);
         }
         const std::string what = field(fields, columns_.metric);

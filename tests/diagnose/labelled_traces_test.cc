@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -106,6 +107,18 @@ TEST(LabelledTraces, tell_the_math_path_from_a_models_own_code) {
     EXPECT_EQ(only_kind(diagnosis_of("flex_uncompiled")).reading.library, "PyTorch's FlexAttention, not compiled");
     const auto features = diagnosis_of("math_causal").kinds.at(0).reading.features;
     EXPECT_EQ(features, (std::vector<std::string>{"products in fp32, off the tensor cores"}));
+}
+
+/// Four calls by each of the four backends, and four by hand: those of the math path look alike here.
+TEST(LabelledTraces, of_nsight_compute_tell_the_same) {
+    Trace trace = read_trace(kFolder + "ncu.csv");
+    const Diagnosis d = diagnose(trace);
+    EXPECT_EQ(d.tool, "Nsight Compute");
+    EXPECT_EQ(d.gpus.at(0).capability, 90);
+    std::map<std::string, std::int64_t> calls;
+    for (const AttentionKind& kind : d.kinds) calls[name_of(kind.reading.family)] += kind.calls;
+    EXPECT_EQ(calls,
+              (std::map<std::string, std::int64_t>{{"cudnn", 4}, {"eager", 8}, {"fa2", 4}, {"mem-efficient", 4}}));
 }
 
 /// PyTorch's rules say nothing of calls that go past its choice.
