@@ -71,6 +71,7 @@ NameReading fa3_helper(std::string_view name) {
     reading.role = Role::helper;
     reading.pass = contains(name, "Bwd") ? KernelPass::backward : KernelPass::forward;
     reading.library = kFa3Library;
+    reading.arch = number_after(name, "arch::Sm").value_or(0);
     return reading;
 }
 

@@ -73,8 +73,9 @@ MaybeReading read_flashinfer(std::string_view name) {
     const std::string lower = lower_case(name);
     const bool dsl = contains(lower, "kernel_cutlass") && contains(lower, "flashinfer") &&
                      contains_any(lower, {"attention", "fmha", "prefill", "decode", "mla"});
-    if (!prefill && !decode && !mla && !pod && !batch && !merge && !dsl) return std::nullopt;
     const bool qualified = contains(name, "flashinfer");
+    const bool sparse = qualified && contains(lower, "sparse_prefill");
+    if (!prefill && !decode && !mla && !pod && !batch && !merge && !dsl && !sparse) return std::nullopt;
     NameReading reading = attention(Family::flashinfer, qualified ? Confidence::certain : Confidence::likely,
                                     prefill  ? "PrefillWith...KVCacheKernel"
                                     : decode ? "DecodeWith...KVCacheKernel"
@@ -87,6 +88,10 @@ MaybeReading read_flashinfer(std::string_view name) {
     if (contains(name, "PagedKV")) reading.features.emplace_back("paged keys");
     if (contains(name, "Ragged")) reading.features.emplace_back("varlen");
     if (mla) reading.features.emplace_back("latent attention");
+    if (sparse) {
+        reading.exactness = Exactness::unknown;
+        reading.features.emplace_back("chosen keys only");
+    }
     const bool hopper_name = prefill && !contains_any(name, {"SinglePrefill", "BatchPrefill"});
     if (hopper_name || contains(name, "Hopper")) {
         reading.algorithm = "FlashAttention-3";

@@ -87,13 +87,17 @@ MaybeReading read_plain_kernel(std::string_view name) {
             lower, {"softmaxbackward", "softmax_backward", "softmax_warp_backward", "masked_softmax_warp_backward"});
         return none(backward ? Role::softmax_backward : Role::softmax, Confidence::likely, "\"softmax\" in the name");
     }
+    // Inductor names what it fused after the operators around it too: of a product only "tem" is a kernel.
+    if (contains(lower, "triton_poi_"))
+        return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
+    if (contains_any(lower, {"triton_red_", "triton_per_"}))
+        return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
     if (MaybeReading found =
             row(Role::gemm, {"gemm", "nvjet", "cutlass::kernel", "cijk_", "gemv", "xmma", "matmul", "triton_mm",
-                             "triton_bmm", "triton_tem_fused_bmm", "triton_tem_fused_mm", "triton_tem_fused_addmm",
-                             "triton_tem_", "cublaslt", "dot_kernel", "_mm_"}))
+                             "triton_bmm", "triton_tem_", "cublaslt", "dot_kernel", "_mm_", "marlin"}))
         return found;
     if (MaybeReading found =
-            row(Role::elementwise, {"elementwise", "triton_poi_", "catarray", "copy", "fill", "triu_tril", "dropout",
+            row(Role::elementwise, {"elementwise", "catarray", "copy", "fillfunctor", "_fill", "triu_tril", "dropout",
                                     "memcpy", "memset", "where", "masked", "transpose", "cast"}))
         return found;
     return row(Role::other, {"at::native", "at_cuda_detail", "cub::", "triton_", "reduce", "norm", "embedding", "index",

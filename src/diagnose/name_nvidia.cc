@@ -158,7 +158,7 @@ MaybeReading read_cutlass_fmha(std::string_view name) {
     reading.library = "from an example of CUTLASS (also in vLLM, SGLang, xFormers)";
     const std::string lower = lower_case(name);
     if (contains_any(lower, {"bwd", "backward", "sum_odo", "convert"})) reading.pass = KernelPass::backward;
-    if (contains_any(lower, {"sum_odo", "kernelconvert", "fmhakernelbwdconvert", "reduction"}))
+    if (contains_any(lower, {"sum_odo", "kernelconvert", "fmhakernelbwdconvert", "reduction", "reducesplitk"}))
         reading.role = Role::helper;
     if (contains_any(name, {"Sm100", "Blackwell"})) reading.arch = 100;
     else if (contains_any(name, {"Sm90", "TmaWarpSpecialized"})) reading.arch = 90;

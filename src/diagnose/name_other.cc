@@ -8,12 +8,18 @@
 namespace tessera::diagnose {
 
 MaybeReading read_paged(std::string_view name) {
-    const bool paged =
-        contains_any(name, {"paged_attention_v1_kernel", "paged_attention_v2_kernel", "paged_attention_kernel",
-                            "paged_attention_ll4mi", "single_query_cached_kv_attention"});
+    const std::size_t plain = name.find("paged_attention_kernel");
+    const bool somebodys = plain != std::string_view::npos && plain > 0 &&
+                           (name[plain - 1] == '_' || std::isalnum(static_cast<unsigned char>(name[plain - 1])) != 0);
+    if (somebodys) return std::nullopt;  // "ragged_paged_attention_kernel" is none of vLLM's
+    const bool paged = plain != std::string_view::npos ||
+                       contains_any(name, {"paged_attention_v1_kernel", "paged_attention_v2_kernel",
+                                           "paged_attention_ll4mi", "single_query_cached_kv_attention"});
     const bool reduce = contains(name, "paged_attention_v2_reduce") || contains(name, "paged_attention_ll4mi_reduce");
     if (!paged && !reduce) return std::nullopt;
-    NameReading reading = attention(Family::paged, Confidence::certain, "paged_attention");
+    const bool common = plain != std::string_view::npos;
+    NameReading reading =
+        attention(Family::paged, common ? Confidence::likely : Confidence::certain, "paged_attention");
     reading.library = "vLLM";
     if (reduce) reading.role = Role::helper;
     reading.features = {"decode", "paged keys"};
