@@ -62,13 +62,16 @@ class Explanation:
     taken: "cuDNN", "flash", "memory-efficient", "math"; "none" where PyTorch aborts; None: not known.
     asked: {backend: (may it run, PyTorch's warnings)}, or None where PyTorch could not be asked.
     table: what tessera's table of PyTorch's checks says, as `tessera which --torch ... --json` writes it.
-    differences: lines about what PyTorch and the table say otherwise; empty when they agree, or PyTorch was not asked.
+    differences: lines about what PyTorch and the table say otherwise; empty when they agree, or can't be compared:
+        PyTorch was not asked, or `unsaid` is not empty.
+    unsaid: what the table could not be asked about: strides, offsets, a mask that takes a gradient.
     """
 
-    def __init__(self, table, asked, chosen):
-        self.table, self.asked = table, asked
+    def __init__(self, table, asked, chosen, unsaid=()):
+        self.table, self.asked, self.unsaid = table, asked, list(unsaid)
         self.taken = chosen or ("none" if table["aborts"] else table["taken"])
-        self.differences = [] if asked is None else list(_sdpa_choice.differences(asked, chosen, table))
+        comparable = asked is not None and not self.unsaid
+        self.differences = list(_sdpa_choice.differences(asked, chosen, table)) if comparable else []
 
     def __str__(self):
         lines = [self.table["sentence"], ""]
@@ -79,6 +82,7 @@ class Explanation:
                 lines.append(f"    PyTorch: {text}")
         if self.asked is None:
             lines += ["", "By the table of PyTorch's checks; PyTorch itself is asked only about tensors on a GPU."]
+        lines += [f"The table does not know that {line}." for line in self.unsaid]
         return "\n".join(lines + [f"PyTorch and the table differ: {line}" for line in self.differences])
 
 
@@ -203,11 +207,27 @@ def explain(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
     table = _table_for_this_machine(torch, q, options)
     if torch_version is not None:
         return Explanation(table, None, None)
-    return Explanation(table, *_sdpa_choice.ask(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa))
+    return Explanation(table, *_sdpa_choice.ask(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa),
+                       _unsaid(q, k, v, attn_mask))
 
 
 def _short(torch, value):
     return f"{value.dim()} dimensions" if torch.is_tensor(value) else type(value).__name__
+
+
+def _unsaid(q, k, v, attn_mask) -> list:
+    """What PyTorch checks and the options of the command have no words for."""
+    lines = []
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("attn_mask", attn_mask)):
+        if tensor is None:
+            continue
+        if tensor.stride(-1) != 1:
+            lines.append(f"the last dimension of {name} has the stride {tensor.stride(-1)}")
+        if name != "attn_mask" and tensor.storage_offset() * tensor.element_size() % 16 != 0:
+            lines.append(f"{name} begins at element {tensor.storage_offset()} of its storage")
+    if attn_mask is not None and attn_mask.requires_grad:
+        lines.append("attn_mask takes a gradient")
+    return lines
 
 
 def _name_of_dtype(name, tensor):

@@ -29,10 +29,6 @@ std::optional<std::size_t> product_beside(const Order& order, std::size_t at, in
     return std::nullopt;
 }
 
-bool same_matrix(const Sizes& a, const Sizes& b) {
-    return a.size() >= 2 && b.size() >= 2 && std::equal(a.end() - 2, a.end(), b.end() - 2);
-}
-
 /// The next product from `at` that `fits`, over kernels of any kind, as long as no other softmax stands between them.
 std::optional<std::size_t> product_with(const Order& order, std::size_t at, int step, const RunFacts& facts,
                                         const std::function<bool(std::uint32_t)>& fits) {
@@ -49,8 +45,8 @@ std::optional<std::size_t> product_with(const Order& order, std::size_t at, int 
 std::optional<ByHand> around(const Order& order, std::size_t softmax, const RunFacts& facts) {
     const bool backward = facts.role(order[softmax]) == Role::softmax_backward;
     const Sizes scores = facts.softmax_input(order[softmax]);
-    const auto writes = [&](std::uint32_t run) { return same_matrix(facts.product_output(run), scores); };
-    const auto reads = [&](std::uint32_t run) { return same_matrix(facts.product_left(run), scores); };
+    const auto writes = [&](std::uint32_t run) { return facts.writes(run, scores); };
+    const auto reads = [&](std::uint32_t run) { return facts.reads(run, scores); };
     auto first = product_beside(order, softmax, -1, facts);
     if (!first) first = product_with(order, softmax, -1, facts, writes);
     auto last = product_beside(order, softmax, 1, facts);

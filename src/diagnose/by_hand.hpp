@@ -18,13 +18,14 @@ struct ByHand {
     std::uint32_t softmax = 0;
 };
 
-/// What is asked of a run of the trace. Shapes are those of the operator that launched it; empty: not told.
+/// What is asked of a run of the trace. Shapes are those of the operator that launched it; empty or false: not told.
 struct RunFacts {
     std::function<Role(std::uint32_t run)> role;
     std::function<bool(std::uint32_t run)> taken;  ///< it belongs to another call already
     std::function<Sizes(std::uint32_t run)> softmax_input;
-    std::function<Sizes(std::uint32_t run)> product_left;    ///< the first input of a product
-    std::function<Sizes(std::uint32_t run)> product_output;  ///< [rows, columns] at its end
+    /// Whether a product has a matrix like the scores' [len_q, len_kv] among its inputs, or as its output.
+    std::function<bool(std::uint32_t run, const Sizes& scores)> reads;
+    std::function<bool(std::uint32_t run, const Sizes& scores)> writes;
 };
 
 /// Finds them by the order of runs on each stream. A softmax over a matrix of rank 2 is none (it chooses experts or

@@ -136,12 +136,13 @@ Sizes shape_of_input(const std::string& inputs, int index) {
     return json.is_object() ? sizes_at(json.value("dims", Json()), index).value_or(Sizes{}) : Sizes{};
 }
 
-Sizes output_of_product(std::string_view op, const std::string& inputs) {
+Product product_of(std::string_view op, const std::string& inputs) {
     if (op != "aten::bmm" && op != "aten::baddbmm") return {};
     const int left = op == "aten::bmm" ? 0 : 1;  // what is added comes first
     const Sizes a = shape_of_input(inputs, left);
     const Sizes b = shape_of_input(inputs, left + 1);
-    return a.size() == 3 && b.size() == 3 ? Sizes{a[1], b[2]} : Sizes{};
+    if (a.size() != 3 || b.size() != 3) return {};
+    return {{a[1], a[2]}, {b[1], b[2]}, {a[1], b[2]}};
 }
 
 std::string text_of(const Call& call) {

@@ -18,8 +18,13 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
 /// The shape of the input at `index`; empty when it is not told.
 Sizes shape_of_input(const std::string& inputs, int index);
 
-/// Rows and columns of the product that `aten::bmm` or `aten::baddbmm` computes; empty for another operator.
-Sizes output_of_product(std::string_view op, const std::string& inputs);
+/// Shapes of a product's matrices.
+struct Product {
+    Sizes left{}, right{}, output{};  ///< [rows, columns]; empty: not told
+};
+
+/// Of `aten::bmm` or `aten::baddbmm`; empty shapes for another operator.
+Product product_of(std::string_view op, const std::string& inputs);
 
 /// "batch 1, heads 32, len 4096, head_dim 128, bf16, is_causal": for people, what is known of it.
 std::string text_of(const Call& call);

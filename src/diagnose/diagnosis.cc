@@ -189,11 +189,18 @@ class Sorter {
             const bool told = ops_[run] != OpTree::kNone && contains(tree_.name(ops_[run]), "oftmax");
             return told ? left_input_of(ops_[run]) : Sizes{};
         };
-        facts.product_left = [&](std::uint32_t run) { return left_input_of(ops_[run]); };
-        facts.product_output = [&](std::uint32_t run) {
-            const std::int64_t op = ops_[run];
-            return op == OpTree::kNone ? Sizes{} : output_of_product(tree_.name(op), tree_.inputs(op));
+        const auto product = [&](std::uint32_t run) {
+            return ops_[run] == OpTree::kNone ? Product{} : product_of(tree_.name(ops_[run]), tree_.inputs(ops_[run]));
         };
+        const auto alike = [](const Sizes& matrix, const Sizes& scores) {
+            return matrix.size() == 2 && scores.size() >= 2 &&
+                   std::equal(matrix.begin(), matrix.end(), scores.end() - 2);
+        };
+        facts.reads = [=](std::uint32_t run, const Sizes& scores) {
+            const Product p = product(run);
+            return alike(p.left, scores) || alike(p.right, scores);
+        };
+        facts.writes = [=](std::uint32_t run, const Sizes& scores) { return alike(product(run).output, scores); };
         return facts;
     }
 

@@ -100,8 +100,9 @@ MaybeReading read_plain_kernel(std::string_view name) {
             row(Role::elementwise, {"elementwise", "catarray", "copy", "fillfunctor", "_fill", "triu_tril", "dropout",
                                     "memcpy", "memset", "where", "masked", "transpose", "cast"}))
         return found;
-    return row(Role::other, {"at::native", "at_cuda_detail", "cub::", "triton_", "reduce", "norm", "embedding", "index",
-                             "conv", "adam", "sort", "thrust::", "cudnn", "cutlass", "act_and_mul", "moe", "loop_"});
+    return row(Role::other,
+               {"at::native", "at::cuda", "at_cuda_detail", "cub::", "triton_", "reduce", "norm", "embedding", "index",
+                "conv", "adam", "sort", "thrust::", "cudnn", "cutlass", "act_and_mul", "moe", "loop_"});
 }
 
 }  // namespace tessera::diagnose
