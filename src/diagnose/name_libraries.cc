@@ -177,10 +177,16 @@ MaybeReading read_tessera(std::string_view name) {
     for (const auto& [part, algorithm] : schedules) {
         if (contains(name, part)) reading.algorithm = algorithm;
     }
-    if (contains(name, "backward")) reading.pass = KernelPass::backward;
+    if (contains_any(name, {"backward", "::delta_kernel", "::dq_kernel", "::bias_kernel"}))
+        reading.pass = KernelPass::backward;
+    // One call of standard is three kernels, one of a backward up to four: the first of them stands for it.
+    if (contains_any(name, {"::softmax_kernel", "::values_kernel", "::delta_kernel", "::dq_kernel", "::bias_kernel"}))
+        reading.role = Role::helper;
     if (contains(name, "::fa3::")) reading.arch = 90;
     else if (contains(name, "::cuda::")) reading.features.emplace_back("compiled for sm80 and sm90");
     reading.head_dim = number_after(name, "HeadDim").value_or(0);
+    if (reading.head_dim != 0)
+        reading.head_dim_v = number_after(name, "HeadDim" + std::to_string(reading.head_dim) + "V").value_or(0);
     return reading;
 }
 
