@@ -65,7 +65,7 @@ backward::Workspace lay_out(Arena& arena, const Problem& p) {
     backward::Workspace w{};
     w.start = arena.take<backward::Start>(1);
     w.stats = arena.take<backward::RowStats>(blocks);
-    w.counters = arena.take<unsigned>(sums, blocks, backward::Config::kConsumers);
+    w.counters = arena.take<int>(sums, blocks, backward::Config::kConsumers);
     w.dq = arena.take<float>(sums, blocks, backward::Config::kBlockQ, std::int64_t{c.head_dim});
     return w;
 }

@@ -75,18 +75,6 @@ __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.
 /// fence.proxy.async, global memory: what was written before an acquired word is seen by the copy engine.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-/// ld.acquire.gpu
-__device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* word) {
-    std::uint32_t value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(word)) : "memory");
-    return value;
-}
-
-/// st.release.gpu
-__device__ __forceinline__ void store_release(std::uint32_t* word, std::uint32_t value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(word)), "r"(value) : "memory");
-}
-
 /// The time in nanoseconds, of the whole device (%globaltimer).
 __device__ __forceinline__ std::uint64_t global_nanoseconds() {
     std::uint64_t time;

@@ -11,6 +11,7 @@
 #include "cuda/fa3/backward/special.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/constants.hpp"
+#include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace tessera::cuda::fa3::backward {
@@ -62,17 +63,17 @@ struct QueryTile {
         const Member member = member_of(p, batch);
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
-        blocks.set(p, member);
+        blocks.set(p.mask, member.len_q, member.len_kv);
         first_block =
             std::int64_t{head} * launch.blocks_q + first_block_q(p, batch, member.first_q) + query / Config::kBlockQ;
         n_begin = 0;
         n_end = 0;
         for (int m = query / Config::kBlockQ; m < query / Config::kBlockQ + Config::kConsumers; ++m) {
             if (m >= blocks.count_q) break;
-            const int2 keys = blocks.keys_of(m);
-            if (keys.x >= keys.y) continue;
-            n_begin = n_end == 0 ? keys.x : min(n_begin, keys.x);
-            n_end = max(n_end, keys.y);
+            const Span keys = blocks.keys_of(m);
+            if (keys.begin >= keys.end) continue;
+            n_begin = n_end == 0 ? keys.begin : min(n_begin, keys.begin);
+            n_end = max(n_end, keys.end);
         }
     }
 };

@@ -3,7 +3,7 @@
 // Which pair an element of a thread's accumulators is, and which pairs are visible.
 #pragma once
 
-#include "cuda/fa3/backward/order.cuh"
+#include "cuda/fa3/backward/order.hpp"
 
 namespace tessera::cuda::fa3::backward {
 

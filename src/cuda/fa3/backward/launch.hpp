@@ -27,10 +27,10 @@ struct Start {
 
 /// Memory of a call, in its workspace. A head's blocks of 64 queries are counted over all batch members (Blocks).
 struct Workspace {
-    Start* start;        // [1]
-    RowStats* stats;     // [heads_q, blocks]
-    unsigned* counters;  // [sums, heads_q, blocks, 2 halves]: how many have added to this half of dQ
-    float* dq;           // [sums, heads_q, blocks, 64 * padded head_dim], as the warpgroups' accumulators lie
+    Start* start;     // [1]
+    RowStats* stats;  // [heads_q, blocks]
+    int* counters;    // [sums, heads_q, blocks, 2 halves]: how many have added to this half of dQ
+    float* dq;        // [sums, heads_q, blocks, 64 * padded head_dim], as the warpgroups' accumulators lie
 };
 
 struct Launch {

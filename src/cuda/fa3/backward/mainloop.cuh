@@ -142,7 +142,6 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_features
     kept = features.drops() ? features.template kept<kPairs>(query, key, lane()) : ~0U;
 #pragma unroll
     for (int i = 0; i < kPairs; i += 2) {
-        asm volatile("" ::: "memory");
         float weights[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/fa3/backward/shared.cuh"
+#include "cuda/ptx/global.cuh"
 #include "cuda/ptx/tma.cuh"
 
 namespace tessera::cuda::fa3::backward {
@@ -61,10 +62,10 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
         const unsigned index = 2U * static_cast<unsigned>(head * launch.blocks_q + block.first_block_q + step.m) +
                                static_cast<unsigned>(half);
         float* sum = launch.workspace.dq + index * std::uint64_t{kBytes / sizeof(float)};
-        unsigned* counter = launch.workspace.counters + index;
-        const auto place = static_cast<unsigned>(block.blocks.place(step.which, step.m, block.n));
+        int* counter = launch.workspace.counters + index;
+        const int place = block.blocks.place(step.which, step.m, block.n);
         wait_for(shared.dq_full[half], parity, half);
-        wait_until(static_cast<int>(place), [&] { return ptx::load_acquire(counter) == place; });
+        wait_until(place, [&] { return ptx::load_acquire(counter) == place; });
         ptx::fence_proxy_async_global();
         if (place == 0) ptx::bulk_store(sum, shared.dq[half], kBytes);
         else ptx::bulk_add(sum, shared.dq[half], kBytes);

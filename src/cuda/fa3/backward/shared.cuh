@@ -3,8 +3,9 @@
 
 #include "cuda/fa3/backward/config.h"
 #include "cuda/fa3/backward/launch.hpp"
-#include "cuda/fa3/backward/order.cuh"
+#include "cuda/fa3/backward/order.hpp"
 #include "cuda/fa3/backward/wait.cuh"
+#include "cuda/tile/member.cuh"
 #include "cuda/tile/slab.cuh"
 
 namespace tessera::cuda::fa3::backward {
@@ -60,7 +61,7 @@ struct KeyBlock {
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
         first_block_q = static_cast<int>(backward::first_block_q(p, batch, member.first_q));
-        blocks.set(p, member);
+        blocks.set(p.mask, member.len_q, member.len_kv);
     }
     __device__ __forceinline__ bool exists() const { return n < blocks.count_kv; }
     /// The place of block m of a query head among all blocks of queries.

@@ -6,10 +6,17 @@
 // which started earlier and some steps further on.
 #pragma once
 
-#include "cuda/fa3/backward/launch.hpp"
-#include "cuda/tile/member.cuh"
+#include <algorithm>
+
+#include "cuda/fa3/backward/config.h"
+#include "tessera/mask.hpp"
 
 namespace tessera::cuda::fa3::backward {
+
+/// Blocks begin ... end - 1.
+struct Span {
+    int begin, end;
+};
 
 /// The blocks of one head of one batch member. 32 bits are enough: the kernel refuses longer tensors.
 struct Blocks {
@@ -19,53 +26,53 @@ struct Blocks {
     int apart;              ///< blocks of queries between the starts of neighbouring blocks of keys; or, if there ...
     int together;           ///< ... are more blocks of keys, how many of them start at the same one
 
-    __device__ __forceinline__ void set(const ForwardParams& p, const Member& member) {
-        const Band band = p.mask.bind(member.len_q, member.len_kv);
-        len_q = member.len_q;
-        len_kv = member.len_kv;
-        low = static_cast<int>(max(band.low, -band.len_q));
-        high = static_cast<int>(min(band.high, band.len_kv));
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv) {
+        const Band band = mask.bind(own_len_q, own_len_kv);
+        len_q = own_len_q;
+        len_kv = own_len_kv;
+        low = static_cast<int>(std::max(band.low, -band.len_q));
+        high = static_cast<int>(std::min(band.high, band.len_kv));
         count_q = (len_q + Config::kBlockQ - 1) / Config::kBlockQ;
         count_kv = (len_kv + Config::kBlockKv - 1) / Config::kBlockKv;
-        apart = max((count_q + 1) / max(count_kv, 1), 1);
-        together = max((count_kv + count_q - 1) / max(count_q, 1), 1);
+        apart = std::max((count_q + 1) / std::max(count_kv, 1), 1);
+        together = std::max((count_kv + count_q - 1) / std::max(count_q, 1), 1);
         if (count_q >= count_kv) together = 1;
         else apart = 1;
     }
 
     /// Blocks of queries, begin and end, that see some key of block n.
-    __device__ __forceinline__ int2 queries_of(int n) const {
+    TESSERA_HOST_DEVICE Span queries_of(int n) const {
         const int key = n * Config::kBlockKv;
-        const int begin = max(key - high, 0);
-        const int end = min(min(key + Config::kBlockKv, len_kv) - low, len_q);
-        if (begin >= end || low > high) return make_int2(0, 0);
-        return make_int2(begin / Config::kBlockQ, (end + Config::kBlockQ - 1) / Config::kBlockQ);
+        const int begin = std::max(key - high, 0);
+        const int end = std::min(std::min(key + Config::kBlockKv, len_kv) - low, len_q);
+        if (begin >= end || low > high) return Span{0, 0};
+        return Span{begin / Config::kBlockQ, (end + Config::kBlockQ - 1) / Config::kBlockQ};
     }
     /// Blocks of keys, begin and end, that some query of block m sees.
-    __device__ __forceinline__ int2 keys_of(int m) const {
+    TESSERA_HOST_DEVICE Span keys_of(int m) const {
         const int query = m * Config::kBlockQ;
-        const int begin = max(query + low, 0);
-        const int end = min(min(query + Config::kBlockQ, len_q) + high, len_kv);
-        if (begin >= end || low > high) return make_int2(0, 0);
-        return make_int2(begin / Config::kBlockKv, (end + Config::kBlockKv - 1) / Config::kBlockKv);
+        const int begin = std::max(query + low, 0);
+        const int end = std::min(std::min(query + Config::kBlockQ, len_q) + high, len_kv);
+        if (begin >= end || low > high) return Span{0, 0};
+        return Span{begin / Config::kBlockKv, (end + Config::kBlockKv - 1) / Config::kBlockKv};
     }
     /// Where block n starts: nobody of n' > n starts before.
-    __device__ __forceinline__ int start_of(int n) const { return n / together * apart; }
+    TESSERA_HOST_DEVICE int start_of(int n) const { return n / together * apart; }
     /// The last block of keys that starts at m or before.
-    __device__ __forceinline__ int last_started(int m) const { return (m / apart + 1) * together - 1; }
+    TESSERA_HOST_DEVICE int last_started(int m) const { return (m / apart + 1) * together - 1; }
     /// How many have added to sum `which` of block m before block n does.
-    __device__ __forceinline__ int place(int which, int m, int n) const {
-        const int last = keys_of(m).y - 1;
-        return (which == 0 ? min(last, last_started(m)) : last) - n;
+    TESSERA_HOST_DEVICE int place(int which, int m, int n) const {
+        const int last = keys_of(m).end - 1;
+        return (which == 0 ? std::min(last, last_started(m)) : last) - n;
     }
     /// Does anybody add to sum `which` of block m?
-    __device__ __forceinline__ bool any(int which, int m) const {
-        const int2 keys = keys_of(m);
-        if (keys.x >= keys.y) return false;
-        return which == 0 ? last_started(m) >= keys.x : keys.y - 1 > last_started(m);
+    TESSERA_HOST_DEVICE bool any(int which, int m) const {
+        const Span keys = keys_of(m);
+        if (keys.begin >= keys.end) return false;
+        return which == 0 ? last_started(m) >= keys.begin : keys.end - 1 > last_started(m);
     }
     /// Are all pairs of these queries and keys there and visible?
-    __device__ __forceinline__ bool full(int query, int queries, int key, int keys) const {
+    TESSERA_HOST_DEVICE bool full(int query, int queries, int key, int keys) const {
         return query + queries <= len_q && key + keys <= len_kv && key >= query + queries - 1 + low &&
                key + keys - 1 <= query + high;
     }
@@ -77,17 +84,17 @@ struct Steps {
     int heads;              ///< of the group that are left
     int m, which;           ///< this step's block and sum
 
-    __device__ __forceinline__ Steps(const Blocks& blocks, int n, int group) {
-        const int2 queries = blocks.queries_of(n);
-        begin = queries.x;
-        end = queries.y;
-        start = min(max(blocks.start_of(n), begin), end);
+    TESSERA_HOST_DEVICE Steps(const Blocks& blocks, int n, int group) {
+        const Span queries = blocks.queries_of(n);
+        begin = queries.begin;
+        end = queries.end;
+        start = std::min(std::max(blocks.start_of(n), begin), end);
         heads = begin < end ? group : 0;
         rewind();
     }
-    __device__ __forceinline__ bool more() const { return heads > 0; }
-    __device__ __forceinline__ int count() const { return heads * (end - begin); }  ///< at the start
-    __device__ __forceinline__ void advance() {
+    TESSERA_HOST_DEVICE bool more() const { return heads > 0; }
+    TESSERA_HOST_DEVICE int count() const { return heads * (end - begin); }  ///< at the start
+    TESSERA_HOST_DEVICE void advance() {
         ++m;
         if (which == 0 && m == end) m = begin, which = 1;
         if (which == 0 || m != start) return;
@@ -96,7 +103,7 @@ struct Steps {
     }
 
  private:
-    __device__ __forceinline__ void rewind() {
+    TESSERA_HOST_DEVICE void rewind() {
         m = start == end ? begin : start;
         which = start == end ? 1 : 0;
     }
