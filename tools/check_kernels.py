@@ -25,8 +25,16 @@ import cubin  # noqa: E402
 # matches the whole name counts.
 NEEDS = [
     (r"fa3::forward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
+    (r"fa3::backward::backward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
+    (r"fa3::backward::delta_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
+    (r"fa3::backward::dq_kernel<.*>", set()),
     (r"fa2::forward_fp32_kernel<.*>", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
     (r"fa2::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
+    (r"fa2::backward_fp32_kernel<.*>", {"FFMA", "MUFU"}),
+    (r"fa2::backward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
+    (r"gradient::(delta|bias)_fp32_kernel<.*>", {"FFMA", "MUFU"}),
+    (r"gradient::(delta|bias)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
+    (r"gradient::dq_(fp32_)?kernel<.*>", set()),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"standard::(scores|values)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::softmax_kernel<.*>", {"MUFU"}),
@@ -35,13 +43,24 @@ NEEDS = [
 # Which kernels a list of compiled shapes makes: folder and list, name of the kernel, its types.
 COMPILED = [
     ("fa3", "Shapes", "fa3::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "Shapes", "fa2::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "ShapesFp32", "fa2::forward_fp32_kernel<{shape}>", ("fp32",)),
+    ("fa2", "BackwardShapes", "fa2::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa2", "BackwardShapesFp32", "fa2::backward_fp32_kernel<{shape}>", ("fp32",)),
+    ("gradient", "RowShapes", "gradient::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("gradient", "BiasShapes", "gradient::bias_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("gradient", "RowShapesFp32", "gradient::delta_fp32_kernel<{shape}>", ("fp32",)),
+    ("gradient", "RowShapesFp32", "gradient::bias_fp32_kernel<{shape}>", ("fp32",)),
     ("fa1", "Shapes", "fa1::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
 ]
-WITHOUT_SHAPES = {"standard::softmax_kernel<bf16>", "standard::softmax_kernel<fp16>"}
+WITHOUT_SHAPES = {"standard::softmax_kernel<bf16>", "standard::softmax_kernel<fp16>"} | {
+    f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
+    for dim in (64, 128, 256)}
 
 
 class Allowed(NamedTuple):

@@ -44,6 +44,7 @@ LAYER_OF = {
     "src/cuda/ptx/": "cuda/ptx",
     "src/cuda/tile/": "cuda/tile",
     "src/cuda/shared/": "cuda/shared",
+    "src/cuda/gradient/": "cuda/gradient",
     "src/cuda/standard/": "cuda/standard",
     "src/cuda/fa1/": "cuda/fa1",
     "src/cuda/fa2/": "cuda/fa2",
@@ -53,6 +54,8 @@ LAYER_OF = {
     "src/cuda/shared/scores.": "cuda/shapes",
     "src/cuda/tile/constants.hpp": "cuda/shapes",
     "src/cuda/tile/softcap.hpp": "cuda/shapes",
+    "src/cuda/gradient/config.": "cuda/shapes",
+    "src/cuda/gradient/shapes.": "cuda/shapes",
     "src/cuda/standard/config.": "cuda/shapes",
     "src/cuda/standard/shapes.": "cuda/shapes",
     "src/cuda/fa1/config.": "cuda/shapes",
@@ -62,6 +65,9 @@ LAYER_OF = {
     "src/cuda/fa3/config.": "cuda/shapes",
     "src/cuda/fa3/shapes.": "cuda/shapes",
     "src/cuda/fa3/cap.": "cuda/shapes",
+    "src/cuda/fa3/backward/config.": "cuda/shapes",
+    "src/cuda/fa3/backward/shapes.": "cuda/shapes",
+    "src/cuda/fa3/backward/order.": "cuda/shapes",
     "src/registry.": "registry",
     "src/": "api",  # api, c_api, plan, parallel
     "src/check/": "check",
@@ -81,7 +87,7 @@ LAYER_OF = {
 }
 
 CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/shapes", "cuda/tile"}
-CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared"}
+CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared", "cuda/gradient"}
 CPU_WORDS = {"include", "core", "cpu/lanes", "cpu/matrix"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
 TOOLS = {"io", "device", "check", "measure", "plot", "walk", "report", "diagnose"}
@@ -102,6 +108,7 @@ ALLOWED = {
     "cuda/shapes": {"include", "core"},
     "cuda/tile": CUDA_TILE,
     "cuda/shared": CUDA_TILE | {"kernel"},
+    "cuda/gradient": CUDA_TILE | {"kernel", "cuda/shared"},
     "cuda/standard": CUDA_SCHEDULE,
     "cuda/fa1": CUDA_SCHEDULE,
     "cuda/fa2": CUDA_SCHEDULE,

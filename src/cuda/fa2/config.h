@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/gradient/config.h"
 #include "cuda/shared/shapes.hpp"
 
 namespace tessera::cuda::fa2 {
@@ -116,5 +117,38 @@ struct HeadDim256Fp32 {
     static constexpr ConfigFp32 kConfig{.head_dim = 256, .block = 32};
 };
 using ShapesFp32 = ShapeList<HeadDim64Fp32, HeadDim128Fp32, HeadDim256Fp32>;
+
+/// Of the backward, in 16 bits.
+struct BackwardHeadDim64 {
+    static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 2, .general = false};
+};
+struct BackwardHeadDim64General {
+    static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 2, .general = true};
+};
+struct BackwardHeadDim128 {
+    static constexpr gradient::Config kConfig{.head_dim = 128, .key_tiles = 2, .general = false};
+};
+struct BackwardHeadDim128General {
+    static constexpr gradient::Config kConfig{.head_dim = 128, .key_tiles = 1, .general = true};
+};
+struct BackwardHeadDim256 {
+    static constexpr gradient::Config kConfig{.head_dim = 256, .key_tiles = 1, .general = false};
+};
+struct BackwardHeadDim256General {
+    static constexpr gradient::Config kConfig{.head_dim = 256, .key_tiles = 1, .general = true};
+};
+using BackwardShapes = ShapeList<BackwardHeadDim64, BackwardHeadDim64General, BackwardHeadDim128,
+                                 BackwardHeadDim128General, BackwardHeadDim256, BackwardHeadDim256General>;
+
+struct BackwardHeadDim64Fp32 {
+    static constexpr gradient::ConfigFp32 kConfig{.head_dim = 64, .block_kv = 64};
+};
+struct BackwardHeadDim128Fp32 {
+    static constexpr gradient::ConfigFp32 kConfig{.head_dim = 128, .block_kv = 64};
+};
+struct BackwardHeadDim256Fp32 {
+    static constexpr gradient::ConfigFp32 kConfig{.head_dim = 256, .block_kv = 32};
+};
+using BackwardShapesFp32 = ShapeList<BackwardHeadDim64Fp32, BackwardHeadDim128Fp32, BackwardHeadDim256Fp32>;
 
 }  // namespace tessera::cuda::fa2

@@ -92,7 +92,8 @@ std::vector<Kernel> kernels() {
              .forward = forward,
              .backward = nullptr,
              .shapes = shape_names(),
-             .shape_of = place_of}};
+             .shape_of = place_of},
+            backward_kernel()};
 }
 
 }  // namespace tessera::cuda::fa2

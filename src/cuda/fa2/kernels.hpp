@@ -10,4 +10,7 @@ namespace tessera::cuda::fa2 {
 /// FlashAttention-2 on every GPU from compute capability 8.0 on, in order of preference.
 std::vector<Kernel> kernels();
 
+/// Its row for the backward.
+Kernel backward_kernel();
+
 }  // namespace tessera::cuda::fa2

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "cuda/device.hpp"
+#include "cuda/fa3/backward_kernels.hpp"
 #include "cuda/fa3/launch.hpp"
 #include "cuda/fa3/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
@@ -138,7 +139,8 @@ std::vector<Kernel> kernels() {
          .backward = nullptr,
          .refuse_tensors = refuse_tensors,
          .shapes = Shapes::names(),
-         .shape_of = [](const Problem& p) { return *shape_of(p); }}};
+         .shape_of = [](const Problem& p) { return *shape_of(p); }},
+        backward_kernel()};
 }
 
 }  // namespace tessera::cuda::fa3

@@ -31,8 +31,14 @@ void expect_device_memory(const char* name, const void* data, const Device& devi
         fmt::format("expected memory of CUDA device {}, got {} at {}", device.index, memory_text(memory), data));
 }
 
-void expect_device_memory(const ForwardCall& call) {
-    const ForwardArgs& a = call.args;
+void expect_device_memory(const char* name, const TensorView& tensor, const Device& device) {
+    if (tensor.given() && tensor.size() > 0) expect_device_memory(name, tensor.data, device);
+}
+
+/// The tensors that both passes have.
+template <class Args>
+void expect_device_memory(const Call<Args>& call) {
+    const Args& a = call.args;
     const std::pair<const char*, const TensorView*> tensors[] = {{"q", &a.q},
                                                                  {"k", &a.k},
                                                                  {"v", &a.v},
@@ -42,10 +48,15 @@ void expect_device_memory(const ForwardCall& call) {
                                                                  {"cu_seqlens_kv", &a.cu_seqlens_kv},
                                                                  {"o", &a.o},
                                                                  {"lse", &a.lse}};
-    for (const auto& [name, view] : tensors) {
-        if (view->given() && view->size() > 0) expect_device_memory(name, view->data, call.plan.device);
-    }
+    for (const auto& [name, view] : tensors) expect_device_memory(name, *view, call.plan.device);
     if (call.plan.workspace_bytes > 0) expect_device_memory("workspace", call.workspace.data(), call.plan.device);
+}
+
+void expect_device_memory_of_gradients(const BackwardCall& call) {
+    const BackwardArgs& a = call.args;
+    const std::pair<const char*, const TensorView*> tensors[] = {
+        {"do", &a.d_o}, {"dlse", &a.dlse}, {"dq", &a.dq}, {"dk", &a.dk}, {"dv", &a.dv}, {"dbias", &a.dbias}};
+    for (const auto& [name, view] : tensors) expect_device_memory(name, *view, call.plan.device);
 }
 
 /// [batch, heads, len] or ragged [heads, total].
@@ -62,6 +73,16 @@ Rows lse_of(const TensorView& t) {
 Bias bias_of(const TensorView& t) {
     if (!t.given()) return {};
     return {.data = static_cast<const char*>(t.data),
+            .fp32 = t.dtype == DType::fp32,
+            .batch = step(t, 0),
+            .head = step(t, 1),
+            .row = step(t, 2),
+            .column = step(t, 3)};
+}
+
+BiasGradient bias_gradient_of(const TensorView& t) {
+    if (!t.given()) return {};
+    return {.data = static_cast<char*>(t.data),
             .fp32 = t.dtype == DType::fp32,
             .batch = step(t, 0),
             .head = step(t, 1),
@@ -93,49 +114,11 @@ void set_dropout(ForwardParams& params, const Dropout& dropout) {
     params.keep_scale = static_cast<float>(1 / (1 - dropout.probability));
 }
 
-}  // namespace
-
-std::optional<std::string> refuse_sizes(const Problem& p) {
-    // Half of what an int holds, so that a sum of two sizes, and a tile past the end, fit as well.
-    constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
-    const std::pair<const char*, std::int64_t> sizes[] = {{"batch", p.batch},       {"len_q", p.len_q},
-                                                          {"len_kv", p.len_kv},     {"total_q", p.total_q},
-                                                          {"total_kv", p.total_kv}, {"heads_q", p.heads_q}};
-    for (const auto& [name, size] : sizes) {
-        if (size > kMost) return fmt::format("counts in 32 bits: takes {} up to {}, got {}", name, kMost, size);
-    }
-    return std::nullopt;
-}
-
-Rows rows_of(const TensorView& t) {
-    const bool ragged = t.rank == 3;
-    const std::size_t first = ragged ? 0 : 1;
-    return {.data = static_cast<char*>(t.data),
-            .batch = ragged ? 0 : step(t, 0),
-            .row = step(t, first),
-            .head = step(t, first + 1),
-            .column = step(t, first + 2)};
-}
-
-bool takes_vectors(const Rows& rows, int dim) {
-    constexpr std::int64_t kVector = 16;
-    const auto whole = [](std::int64_t stride) { return stride * 2 % kVector == 0; };
-    return rows.column == 1 && dim % 8 == 0 && reinterpret_cast<std::uintptr_t>(rows.data) % kVector == 0 &&
-           whole(rows.batch) && whole(rows.row) && whole(rows.head);
-}
-
-int heads_together(const Problem& p, std::int64_t l2_share) {
-    const Band band = p.mask.bind(p.len_q, p.len_kv);
-    if (band.high >= p.len_kv - 1) return 1;
-    constexpr std::int64_t kElementBytes = 2;
-    const std::int64_t kv_bytes = std::max<std::int64_t>(p.len_kv * (p.head_dim + p.head_dim_v) * kElementBytes, 1);
-    const std::int64_t kv_heads = std::max<std::int64_t>(l2_share / kv_bytes, 1);
-    return static_cast<int>(std::min(kv_heads * p.group(), query_heads(p)));
-}
-
-ForwardParams forward_params(const ForwardCall& call) {
+/// Of what both passes have.
+template <class Args>
+ForwardParams common_params(const Call<Args>& call) {
     const Problem& p = call.plan.problem;
-    const ForwardArgs& a = call.args;
+    const Args& a = call.args;
     expect_device_memory(call);
     ForwardParams params;
     params.q = rows_of(a.q);
@@ -161,6 +144,61 @@ ForwardParams forward_params(const ForwardCall& call) {
     params.softcap = static_cast<float>(p.softcap);
     set_dropout(params, p.dropout);
     return params;
+}
+
+}  // namespace
+
+std::optional<std::string> refuse_sizes(const Problem& p) {
+    // Half of what an int holds, so that a sum of two sizes, and a tile past the end, fit as well.
+    constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
+    const std::pair<const char*, std::int64_t> sizes[] = {{"batch", p.batch},       {"len_q", p.len_q},
+                                                          {"len_kv", p.len_kv},     {"total_q", p.total_q},
+                                                          {"total_kv", p.total_kv}, {"heads_q", p.heads_q}};
+    for (const auto& [name, size] : sizes) {
+        if (size > kMost) return fmt::format("counts in 32 bits: takes {} up to {}, got {}", name, kMost, size);
+    }
+    return std::nullopt;
+}
+
+Rows rows_of(const TensorView& t) {
+    if (!t.given()) return {};
+    const bool ragged = t.rank == 3;
+    const std::size_t first = ragged ? 0 : 1;
+    return {.data = static_cast<char*>(t.data),
+            .batch = ragged ? 0 : step(t, 0),
+            .row = step(t, first),
+            .head = step(t, first + 1),
+            .column = step(t, first + 2)};
+}
+
+bool takes_vectors(const Rows& rows, int dim) {
+    constexpr std::int64_t kVector = 16;
+    const auto whole = [](std::int64_t stride) { return stride * 2 % kVector == 0; };
+    return rows.column == 1 && dim % 8 == 0 && reinterpret_cast<std::uintptr_t>(rows.data) % kVector == 0 &&
+           whole(rows.batch) && whole(rows.row) && whole(rows.head);
+}
+
+int heads_together(const Problem& p, std::int64_t l2_share) {
+    const Band band = p.mask.bind(p.len_q, p.len_kv);
+    if (band.high >= p.len_kv - 1) return 1;
+    constexpr std::int64_t kElementBytes = 2;
+    const std::int64_t kv_bytes = std::max<std::int64_t>(p.len_kv * (p.head_dim + p.head_dim_v) * kElementBytes, 1);
+    const std::int64_t kv_heads = std::max<std::int64_t>(l2_share / kv_bytes, 1);
+    return static_cast<int>(std::min(kv_heads * p.group(), query_heads(p)));
+}
+
+ForwardParams forward_params(const ForwardCall& call) { return common_params(call); }
+
+BackwardParams backward_params(const BackwardCall& call) {
+    const BackwardArgs& a = call.args;
+    expect_device_memory_of_gradients(call);
+    return {.forward = common_params(call),
+            .d_o = rows_of(a.d_o),
+            .dlse = lse_of(a.dlse),
+            .dq = rows_of(a.dq),
+            .dk = rows_of(a.dk),
+            .dv = rows_of(a.dv),
+            .dbias = bias_gradient_of(a.dbias)};
 }
 
 }  // namespace tessera::cuda

@@ -18,7 +18,7 @@ inline constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;
 /// For a row's `refuse`: kernels count rows, heads and batch members in 32 bits. Empty when they fit.
 std::optional<std::string> refuse_sizes(const Problem& problem);
 
-/// A [batch, len, heads, dim] or ragged [total, heads, dim] tensor.
+/// A [batch, len, heads, dim] or ragged [total, heads, dim] tensor; null when it is not given.
 Rows rows_of(const TensorView& tensor);
 
 /// Can rows of `dim` 16-bit elements be read and written 16 bytes at a time?
@@ -33,5 +33,8 @@ int heads_together(const Problem& problem, std::int64_t l2_share);
 /// Checks, too, that every tensor and the workspace are memory of the plan's device: throws Error(invalid_argument)
 /// naming the first one that is not.
 ForwardParams forward_params(const ForwardCall& call);
+
+/// The same of a backward: gradients that are not given are null.
+BackwardParams backward_params(const BackwardCall& call);
 
 }  // namespace tessera::cuda

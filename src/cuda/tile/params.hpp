@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a forward kernel is told: plain numbers and device addresses, passed by value. Host and device code share it.
+// What a kernel is told: plain numbers and device addresses, passed by value. Host and device code share it.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +70,27 @@ struct ForwardParams {
     std::uint64_t keep_threshold = 0;  ///< dropout: words under it are kept; 0: no dropout
     std::uint64_t seed = 0;
     float keep_scale = 1;  ///< 1 / (1 - probability)
+};
+
+/// The gradient of a bias, in its shape: dimensions of size 1 have stride 0, and are summed over. Not wanted: null.
+struct BiasGradient {
+    char* data = nullptr;
+    bool fp32 = false;  ///< otherwise the Problem's dtype
+    std::int64_t batch = 0;
+    std::int64_t head = 0;
+    std::int64_t row = 0;
+    std::int64_t column = 0;
+};
+
+/// What a backward kernel is told.
+struct BackwardParams {
+    ForwardParams forward;  ///< the inputs; o and lse as the forward gave them, only read
+    Rows d_o;               // [batch, len_q, heads_q, head_dim_v]
+    Rows dlse;              // [batch, len_q, heads_q] fp32 (column unused); null: 0
+    Rows dq;                // [batch, len_q, heads_q, head_dim]; null: not wanted, as dk and dv
+    Rows dk;                // [batch, len_kv, heads_kv, head_dim]
+    Rows dv;                // [batch, len_kv, heads_kv, head_dim_v]
+    BiasGradient dbias;
 };
 
 }  // namespace tessera::cuda

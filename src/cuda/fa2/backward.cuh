@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FlashAttention-2 (Dao, 2023), algorithm 2: a thread block owns a block of keys and goes over the tiles of queries
+// that see them; dK and dV stay in registers until the end, dQ is added up in the workspace. The order of these
+// additions is fixed, and nobody waits for a block that has not begun (README).
+#pragma once
+
+#include <new>
+
+#include "cuda/fa2/config.h"
+#include "cuda/gradient/key_loop.cuh"
+#include "cuda/shared/start.cuh"
+
+namespace tessera::cuda::fa2 {
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
+    backward_kernel(const __grid_constant__ gradient::Launch launch) {
+    constexpr gradient::Config kConfig = Shape::kConfig;
+    using Loop = gradient::KeyLoop<T, kConfig>;
+    extern __shared__ __align__(128) char memory[];
+    // What all threads share is kept out of their registers.
+    __shared__ alignas(gradient::KeyWork) char work_memory[sizeof(gradient::KeyWork)];
+    gradient::KeyWork& work = *reinterpret_cast<gradient::KeyWork*>(work_memory);
+    if (threadIdx.x == 0) gradient::take_ticket(work_memory, launch, kConfig.block_kv());
+    __syncthreads();
+    if (!work.exists()) return;
+
+    const Loop loop{{{launch, work, memory}, work}};
+    loop.inputs.load_k();
+    loop.inputs.load_v();
+    ptx::cp_async_commit();
+    typename Loop::Sums sums;
+    for (;;) {
+        Loop::clear(sums);
+        const bool masked = loop.template run<true>(sums);
+        // Hidden Inf and NaN of Q and dO are rare: only when some have come through is the work done again without
+        // them.
+        if (work.guarded || !masked || !__syncthreads_or(Loop::poisoned(sums))) break;
+        if (threadIdx.x == 0) work.guarded = true;
+        __syncthreads();
+    }
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    loop.store_sums(sums);
+}
+
+template <class T, class Shape>
+cudaError_t start_backward(const gradient::Launch& launch, cudaStream_t stream) {
+    static_assert(BackwardShapes::kHas<Shape>, "not in the list of config.h");
+    constexpr gradient::Config kConfig = Shape::kConfig;
+    const std::int64_t blocks = launch.params.forward.batch * launch.params.forward.heads_kv * launch.key_blocks;
+    return start(backward_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.shared_bytes(), launch, stream);
+}
+
+}  // namespace tessera::cuda::fa2

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <fmt/format.h>
+
+#include "cuda/device.hpp"
+#include "cuda/fa2/backward.hpp"
+#include "cuda/fa2/config.h"
+#include "cuda/fa2/kernels.hpp"
+#include "cuda/gradient/shapes.hpp"
+#include "cuda/gradient/start.hpp"
+
+namespace tessera::cuda::fa2 {
+namespace {
+
+constexpr int kLeastCapability = 80;  // bf16 products and cp.async
+
+/// What the host knows of a compiled shape.
+struct Extents {
+    int head_dim;
+    int block_kv;
+    int shared_bytes;
+};
+
+Extents extents_of(const Problem& p) {
+    if (p.dtype == DType::fp32) {
+        const gradient::ConfigFp32 c = BackwardShapesFp32::kConfigs[gradient::place_in_fp32<BackwardShapesFp32>(p)];
+        return {c.head_dim, c.block_kv, c.shared_bytes()};
+    }
+    const gradient::Config c = BackwardShapes::kConfigs[gradient::place_in<BackwardShapes>(p)];
+    return {c.head_dim, c.block_kv(), c.shared_bytes()};
+}
+
+/// Those in 16 bits, then those in fp32.
+std::vector<std::string> shape_names() {
+    std::vector<std::string> names = BackwardShapes::names();
+    for (std::string& name : BackwardShapesFp32::names()) names.push_back(std::move(name));
+    return names;
+}
+
+std::size_t place_of(const Problem& p) {
+    if (p.dtype != DType::fp32) return gradient::place_in<BackwardShapes>(p);
+    return BackwardShapes::kConfigs.size() + gradient::place_in_fp32<BackwardShapesFp32>(p);
+}
+
+Tile tile_of(const Problem& p) { return {gradient::kBlockQ, extents_of(p).block_kv}; }
+
+std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device) {
+    if (auto reason = refuse_below(device, kLeastCapability)) return reason;
+    const Extents extents = extents_of(p);
+    if (auto reason = gradient::refuse_counts(p, extents.block_kv)) return reason;
+    constexpr int kStaticBytes = 1024;  // more than a kernel declares
+    const int shared = properties(device).shared_bytes;
+    if (extents.shared_bytes + kStaticBytes > shared) {
+        return fmt::format("needs {} bytes of shared memory for a block, the device has {}",
+                           extents.shared_bytes + kStaticBytes, shared);
+    }
+    const Tile own = tile_of(p);
+    if (tile && *tile != own) return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
+    return std::nullopt;
+}
+
+cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t stream) {
+    if (p.dtype == DType::fp32) {
+        return BackwardShapesFp32::call(gradient::place_in_fp32<BackwardShapesFp32>(p), [&](auto shape) {
+            return start_backward_fp32<decltype(shape)>(launch, stream);
+        });
+    }
+    return BackwardShapes::call(gradient::place_in<BackwardShapes>(p), [&](auto shape) {
+        using Shape = decltype(shape);
+        if (p.dtype == DType::bf16) return start_backward<__nv_bfloat16, Shape>(launch, stream);
+        return start_backward<__half, Shape>(launch, stream);
+    });
+}
+
+void backward(const BackwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const Extents extents = extents_of(p);
+    const gradient::Launch launch = gradient::make_launch(call, extents.block_kv, extents.head_dim);
+    const CurrentDevice current(call.plan.device);
+    const cudaStream_t stream = stream_of(call);
+    gradient::start_before(p, launch, stream);
+    if (launch.key_blocks > 0 && p.batch > 0 && p.heads_kv > 0) check(start(p, launch, stream), "cuda.fa2.backward");
+    gradient::start_after(p, launch, extents.head_dim, stream);
+}
+
+std::size_t workspace_bytes(const Plan& plan) {
+    const Extents extents = extents_of(plan.problem);
+    return gradient::workspace_bytes(plan.problem, extents.block_kv, extents.head_dim);
+}
+
+}  // namespace
+
+Kernel backward_kernel() {
+    return {.info = {.name = "cuda.fa2.backward",
+                     .backend = Backend::cuda,
+                     .schedule = Schedule::fa2,
+                     .pass = Pass::backward,
+                     .dtypes = {DType::bf16, DType::fp16, DType::fp32},
+                     .summary = "K/V blocks outer, dK and dV in registers, dQ added up in a fixed order; memory O(len)",
+                     .limits = "sm_80 and later"},
+            .refuse = refuse,
+            .default_tile = tile_of,
+            .workspace_bytes = workspace_bytes,
+            .target = target,
+            .forward = nullptr,
+            .backward = backward,
+            .shapes = shape_names(),
+            .shape_of = place_of};
+}
+
+}  // namespace tessera::cuda::fa2

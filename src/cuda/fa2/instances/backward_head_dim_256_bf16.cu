@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fa2/backward.cuh"
+
+template cudaError_t tessera::cuda::fa2::start_backward<__nv_bfloat16, tessera::cuda::fa2::BackwardHeadDim256>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::fa2::start_backward<__nv_bfloat16, tessera::cuda::fa2::BackwardHeadDim256General>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/gradient/launch.hpp"
+
+namespace tessera::cuda::gradient {
+
+/// Indices [begin, end) of one dimension that a sum runs over.
+struct Part {
+    int begin;
+    int end;
+};
+
+/// Which elements a thread block owns, as ranges of batch members, heads, tiles of queries and tiles of keys.
+struct BiasTask {
+    Part batches;
+    Part heads;
+    Part q_tiles;
+    Part key_tiles;
+
+    /// `stride` of the gradient: 0 where it has one element for all. Takes its share of `index`.
+    __device__ static Part part(unsigned& index, std::int64_t stride, int count) {
+        if (stride == 0) return {0, count};
+        const auto at = static_cast<int>(index % static_cast<unsigned>(count));
+        index /= static_cast<unsigned>(count);
+        return {at, at + 1};
+    }
+    __device__ BiasTask(const Launch& launch, unsigned index, int q_count, int key_count) {
+        const BiasGradient& dbias = launch.params.dbias;
+        key_tiles = part(index, dbias.column, key_count);
+        q_tiles = part(index, dbias.row, q_count);
+        heads = part(index, dbias.head, launch.params.forward.heads_q);
+        batches = part(index, dbias.batch, static_cast<int>(launch.params.forward.batch));
+    }
+
+    /// Writes the sums of a tile, [kBlockQ][pitch] floats that all threads see, added up over what the bias has once.
+    template <class T, int kRows, int kColumns>
+    __device__ void store(const Launch& launch, const float* sums, int pitch) const {
+        const BiasGradient& dbias = launch.params.dbias;
+        const int rows = dbias.row == 0 ? 1 : kRows;
+        const int columns = dbias.column == 0 ? 1 : kColumns;
+        for (int i = static_cast<int>(threadIdx.x); i < rows * columns; i += static_cast<int>(blockDim.x)) {
+            const int row = i / columns;
+            const int column = i % columns;
+            float sum = 0;
+            for (int r = row; r < (dbias.row == 0 ? kRows : row + 1); ++r) {
+                for (int c = column; c < (dbias.column == 0 ? kColumns : column + 1); ++c) sum += sums[r * pitch + c];
+            }
+            const int query = dbias.row == 0 ? 0 : q_tiles.begin * kRows + row;
+            const int key = dbias.column == 0 ? 0 : key_tiles.begin * kColumns + column;
+            if (dbias.row != 0 && query >= launch.params.forward.len_q) continue;
+            if (dbias.column != 0 && key >= launch.params.forward.len_kv) continue;
+            const std::int64_t at =
+                batches.begin * dbias.batch + heads.begin * dbias.head + query * dbias.row + key * dbias.column;
+            if (dbias.fp32) reinterpret_cast<float*>(dbias.data)[at] = sum;
+            else reinterpret_cast<T*>(dbias.data)[at] = static_cast<T>(sum);
+        }
+    }
+};
+
+inline std::int64_t bias_tasks(const Launch& launch, int q_count, int key_count) {
+    const BiasGradient& dbias = launch.params.dbias;
+    const auto count = [](std::int64_t stride, std::int64_t size) { return stride == 0 ? 1 : size; };
+    return count(dbias.batch, launch.params.forward.batch) * count(dbias.head, launch.params.forward.heads_q) *
+           count(dbias.row, q_count) * count(dbias.column, key_count);
+}
+
+}  // namespace tessera::cuda::gradient

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/shared/shapes.hpp"
+
+namespace tessera::cuda::gradient {
+
+/// Rows of a tile of queries in the workspace, whichever kernel writes or reads it.
+inline constexpr int kBlockQ = 64;
+
+/// One compiled shape of the kernels that own a block of keys. head_dim and head_dim_v of a Problem are padded with
+/// zeros to `head_dim`.
+struct Config {
+    int head_dim;   ///< 64, 128 or 256
+    int key_tiles;  ///< keys of a pair of warps in units of 16: each fragment of Q and dO serves all of them
+    bool general;   ///< softcap, ALiBi, bias, dropout and scales of 0 and less
+
+    static constexpr int kPairs = 4;
+    static constexpr int kStages = 2;  // of Q and dO: one is loaded while the other is worked on
+    static constexpr int kRowBytes = 4 * kBlockQ * 4;
+
+    constexpr int keys_per_pair() const { return 16 * key_tiles; }
+    constexpr int block_kv() const { return kPairs * keys_per_pair(); }
+    constexpr int threads() const { return 2 * kPairs * 32; }
+    constexpr int kv_bytes() const { return block_kv() * head_dim * 2; }
+    constexpr int q_bytes() const { return kBlockQ * head_dim * 2; }
+    constexpr int stage_bytes() const { return 2 * q_bytes() + kRowBytes; }  ///< Q, dO, row data
+    constexpr int weights_bytes() const { return block_kv() * kBlockQ * 4; }
+    constexpr int ds_bytes() const { return block_kv() * kBlockQ * 2; }
+    constexpr int stage_offset() const { return 2 * kv_bytes(); }
+    constexpr int weights_offset() const { return stage_offset() + kStages * stage_bytes(); }
+    constexpr int ds_offset() const { return weights_offset() + weights_bytes(); }
+    constexpr int shared_bytes() const { return ds_offset() + ds_bytes(); }
+};
+
+/// One compiled shape of the kernels that own a tile of queries: delta, and the gradient of the bias.
+struct RowConfig {
+    int head_dim;
+    int block_kv;
+    bool general;
+
+    static constexpr int kWarps = 8;  // 16 queries each
+    static constexpr int kStages = 2;
+
+    constexpr int threads() const { return 32 * kWarps; }
+    constexpr int block_q() const { return 16 * kWarps; }
+    constexpr int q_bytes() const { return block_q() * head_dim * 2; }
+    constexpr int kv_bytes() const { return block_kv * head_dim * 2; }
+    constexpr int shared_bytes() const { return 2 * q_bytes() + kStages * 2 * kv_bytes(); }
+};
+
+/// One compiled shape of the kernels in fp32; those that own queries have the same tile.
+struct ConfigFp32 {
+    int head_dim;
+    int block_kv;
+
+    /// Q, dO, K, V, then P and dS. Four floats more in a row: no two lanes in one bank.
+    constexpr int floats() const { return 2 * (kBlockQ + block_kv) * (head_dim + 4); }
+    constexpr int shared_bytes() const { return 4 * (floats() + 2 * kBlockQ * (block_kv + 4)); }
+};
+
+struct RowsHeadDim64 {
+    static constexpr RowConfig kConfig{.head_dim = 64, .block_kv = 64, .general = false};
+};
+struct RowsHeadDim64General {
+    static constexpr RowConfig kConfig{.head_dim = 64, .block_kv = 64, .general = true};
+};
+struct RowsHeadDim128 {
+    static constexpr RowConfig kConfig{.head_dim = 128, .block_kv = 64, .general = false};
+};
+struct RowsHeadDim128General {
+    static constexpr RowConfig kConfig{.head_dim = 128, .block_kv = 64, .general = true};
+};
+struct RowsHeadDim256 {
+    static constexpr RowConfig kConfig{.head_dim = 256, .block_kv = 32, .general = false};
+};
+struct RowsHeadDim256General {
+    static constexpr RowConfig kConfig{.head_dim = 256, .block_kv = 32, .general = true};
+};
+using RowShapes = ShapeList<RowsHeadDim64, RowsHeadDim64General, RowsHeadDim128, RowsHeadDim128General, RowsHeadDim256,
+                            RowsHeadDim256General>;
+/// A bias is none of the plain ones.
+using BiasShapes = ShapeList<RowsHeadDim64General, RowsHeadDim128General, RowsHeadDim256General>;
+
+struct RowsHeadDim64Fp32 {
+    static constexpr ConfigFp32 kConfig{.head_dim = 64, .block_kv = 64};
+};
+struct RowsHeadDim128Fp32 {
+    static constexpr ConfigFp32 kConfig{.head_dim = 128, .block_kv = 64};
+};
+struct RowsHeadDim256Fp32 {
+    static constexpr ConfigFp32 kConfig{.head_dim = 256, .block_kv = 32};
+};
+using RowShapesFp32 = ShapeList<RowsHeadDim64Fp32, RowsHeadDim128Fp32, RowsHeadDim256Fp32>;
+
+}  // namespace tessera::cuda::gradient

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dQ out of the workspace: the sums of both sweeps, times the scale, rounded.
+#pragma once
+
+#include "cuda/gradient/place.cuh"
+#include "cuda/shared/start.cuh"
+#include "cuda/tile/member.cuh"
+#include "cuda/tile/output.cuh"
+
+namespace tessera::cuda::gradient {
+
+template <class T, int kHeadDim>
+__global__ void __launch_bounds__(DqTile<kHeadDim>::kThreads) dq_kernel(const __grid_constant__ Launch launch) {
+    using Tile = DqTile<kHeadDim>;
+    __shared__ __align__(128) char rounded[kBlockQ * kHeadDim * 2];
+    const ForwardParams& p = launch.params.forward;
+    const auto q_tiles = static_cast<unsigned>(launch.q_tiles);
+    const unsigned pair = blockIdx.x / q_tiles;
+    const auto tile = static_cast<int>(blockIdx.x % q_tiles);
+    const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
+    const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_q));
+    const Member member = member_of(p, batch);
+    if (tile * kBlockQ >= member.len_q) return;
+
+    const std::int64_t index = first_tile(launch, member, batch, head) + tile;
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % 32;
+    const int first_row = Tile::first_row(thread / 32) + lane / 4;
+    const float scale = p.scale / gradient_unit<T>(launch, batch, head);
+    bool summed[2];
+#pragma unroll
+    for (int sweep = 0; sweep < 2; ++sweep) summed[sweep] = launch.done[sweep * launch.all_tiles() + index] != 0;
+#pragma unroll
+    for (int m = 0; m < Tile::kRowTiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < Tile::kColumnTiles; ++n) {
+            float4 x[2] = {};
+#pragma unroll
+            for (int sweep = 0; sweep < 2; ++sweep) {
+                const float* from = launch.dq + (sweep * launch.all_tiles() + index) * Tile::kFloats;
+                if (summed[sweep]) x[sweep] = *reinterpret_cast<const float4*>(from + Tile::offset(m, n, thread));
+            }
+            const int chunk = Tile::first_chunk(thread / 32) + n;
+            const int row = first_row + 16 * m;
+            // + 0: whether -0 met further products of weight 0 must not show.
+            const std::uint32_t upper =
+                ptx::pack<T>(fmaf(x[0].x + x[1].x, scale, 0.0F), fmaf(x[0].y + x[1].y, scale, 0.0F));
+            const std::uint32_t lower =
+                ptx::pack<T>(fmaf(x[0].z + x[1].z, scale, 0.0F), fmaf(x[0].w + x[1].w, scale, 0.0F));
+            *reinterpret_cast<std::uint32_t*>(rounded + chunk_offset<kHeadDim>(row, chunk) + lane % 4 * 4) = upper;
+            *reinterpret_cast<std::uint32_t*>(rounded + chunk_offset<kHeadDim>(row + 8, chunk) + lane % 4 * 4) = lower;
+        }
+    }
+    __syncthreads();
+    const Rows& dq = launch.params.dq;
+    const std::int64_t offset = head_offset(dq, batch, member.first_q, head, sizeof(T));
+    const Target target = target_of<T>(dq, offset, member.len_q, p.head_dim, launch.vector_dq);
+    constexpr int kRowsOfWarp = kBlockQ / (Tile::kThreads / 32);
+    store<kHeadDim, kRowsOfWarp>(rounded, target, tile * kBlockQ, thread / 32 * kRowsOfWarp, lane);
+}
+
+template <class T, int kHeadDim>
+cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
+    if (launch.params.dq.data == nullptr) return cudaSuccess;
+    const std::int64_t blocks = launch.params.forward.batch * launch.params.forward.heads_q * launch.q_tiles;
+    return start(dq_kernel<T, kHeadDim>, blocks, DqTile<kHeadDim>::kThreads, 0, launch, stream);
+}
+
+/// The same in fp32, where a tile lies in the workspace as [queries][columns].
+template <int kHeadDim>
+__global__ void __launch_bounds__(256) dq_fp32_kernel(const __grid_constant__ Launch launch) {
+    const ForwardParams& p = launch.params.forward;
+    const auto q_tiles = static_cast<unsigned>(launch.q_tiles);
+    const unsigned pair = blockIdx.x / q_tiles;
+    const auto tile = static_cast<int>(blockIdx.x % q_tiles);
+    const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
+    const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_q));
+    const Member member = member_of(p, batch);
+    const std::int64_t index = first_tile(launch, member, batch, head) + tile;
+    const Rows& dq = launch.params.dq;
+    auto* const to = reinterpret_cast<float*>(dq.data + head_offset(dq, batch, member.first_q, head, 4));
+    for (int i = static_cast<int>(threadIdx.x); i < kBlockQ * p.head_dim; i += 256) {
+        const int row = i / p.head_dim;
+        const int column = i % p.head_dim;
+        const int query = tile * kBlockQ + row;
+        if (query >= member.len_q) return;
+        float x[2] = {0, 0};
+#pragma unroll
+        for (int sweep = 0; sweep < 2; ++sweep) {
+            const std::int64_t place = sweep * launch.all_tiles() + index;
+            if (launch.done[place] == 0) continue;
+            x[sweep] = launch.dq[(place * kBlockQ + row) * kHeadDim + column];
+        }
+        to[query * dq.row + column * dq.column] = fmaf(x[0] + x[1], p.scale, 0.0F);
+    }
+}
+
+template <int kHeadDim>
+cudaError_t start_dq_fp32(const Launch& launch, cudaStream_t stream) {
+    if (launch.params.dq.data == nullptr) return cudaSuccess;
+    const std::int64_t blocks = launch.params.forward.batch * launch.params.forward.heads_q * launch.q_tiles;
+    return start(dq_fp32_kernel<kHeadDim>, blocks, 256, 0, launch, stream);
+}
+
+}  // namespace tessera::cuda::gradient

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/gradient/bias.cuh"
+#include "cuda/gradient/delta.cuh"
+#include "cuda/gradient/dq.cuh"
+
+template cudaError_t tessera::cuda::gradient::start_delta<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim64>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_delta<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim64General>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_delta<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim128>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t
+tessera::cuda::gradient::start_delta<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim128General>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_delta<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim256>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t
+tessera::cuda::gradient::start_delta<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim256General>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_bias<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim64General>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_bias<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim128General>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_bias<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim256General>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_dq<__nv_bfloat16, 64>(const tessera::cuda::gradient::Launch&,
+                                                                          cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_dq<__nv_bfloat16, 128>(const tessera::cuda::gradient::Launch&,
+                                                                           cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_dq<__nv_bfloat16, 256>(const tessera::cuda::gradient::Launch&,
+                                                                           cudaStream_t);

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/gradient/dq.cuh"
+#include "cuda/gradient/rows_fp32.cuh"
+
+template cudaError_t tessera::cuda::gradient::start_delta_fp32<tessera::cuda::gradient::RowsHeadDim64Fp32>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_delta_fp32<tessera::cuda::gradient::RowsHeadDim128Fp32>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_delta_fp32<tessera::cuda::gradient::RowsHeadDim256Fp32>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_bias_fp32<tessera::cuda::gradient::RowsHeadDim64Fp32>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_bias_fp32<tessera::cuda::gradient::RowsHeadDim128Fp32>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_bias_fp32<tessera::cuda::gradient::RowsHeadDim256Fp32>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_dq_fp32<64>(const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_dq_fp32<128>(const tessera::cuda::gradient::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_dq_fp32<256>(const tessera::cuda::gradient::Launch&, cudaStream_t);

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/gradient/key_work.cuh"
+#include "cuda/tile/chunks.cuh"
+
+namespace tessera::cuda::gradient {
+
+/// What a block of keys reads, and where it puts it in shared memory: K, V, then for each stage a tile of Q, of dO and
+/// their row data, then the weights that one warp hands to another, then dS.
+template <class T, Config kConfig>
+struct KeyInputs {
+    static constexpr int kThreads = kConfig.threads();
+    const Launch& launch;
+    const KeyWork& work;
+    char* shared;
+
+    __device__ __forceinline__ char* k_tile() const { return shared; }
+    __device__ __forceinline__ char* v_tile() const { return shared + kConfig.kv_bytes(); }
+    __device__ __forceinline__ char* q_tile(int stage) const {
+        return shared + kConfig.stage_offset() + stage * kConfig.stage_bytes();
+    }
+    __device__ __forceinline__ char* do_tile(int stage) const { return q_tile(stage) + kConfig.q_bytes(); }
+    __device__ __forceinline__ const RowTile& rows(int stage) const {
+        return *reinterpret_cast<const RowTile*>(do_tile(stage) + kConfig.q_bytes());
+    }
+    __device__ __forceinline__ char* weights() const { return shared + kConfig.weights_offset(); }
+    __device__ __forceinline__ char* ds() const { return shared + kConfig.ds_offset(); }
+
+    __device__ __forceinline__ void load_k() const {
+        const ForwardParams& p = launch.params.forward;
+        const std::int64_t k = head_offset(p.k, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
+        load<kConfig.block_kv(), kConfig.head_dim, kThreads>(
+            k_tile(), source_of<T>(p.k, k, work.member.len_kv, p.head_dim, launch.vector_k), work.first_key);
+    }
+    __device__ __forceinline__ void load_v() const {
+        const ForwardParams& p = launch.params.forward;
+        const std::int64_t v = head_offset(p.v, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
+        load<kConfig.block_kv(), kConfig.head_dim, kThreads>(
+            v_tile(), source_of<T>(p.v, v, work.member.len_kv, p.head_dim_v, launch.vector_v), work.first_key);
+    }
+
+    /// Q, dO and the row data of a step.
+    __device__ __forceinline__ void load_queries(int index, int stage) const {
+        const ForwardParams& p = launch.params.forward;
+        const Rows& d_o = launch.params.d_o;
+        const Member& m = work.member;
+        const Step step(launch, work, index);
+        const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
+        const std::int64_t from = head_offset(p.q, work.batch, m.first_q, step.head, sizeof(T));
+        load<kBlockQ, kConfig.head_dim, kThreads>(
+            q_tile(stage), source_of<T>(p.q, from, m.len_q, p.head_dim, launch.vector_q), step.tile * kBlockQ, thread);
+        const std::int64_t from_do = head_offset(d_o, work.batch, m.first_q, step.head, sizeof(T));
+        load<kBlockQ, kConfig.head_dim, kThreads>(do_tile(stage),
+                                                  source_of<T>(d_o, from_do, m.len_q, p.head_dim_v, launch.vector_do),
+                                                  step.tile * kBlockQ, thread);
+        constexpr int kCopies = sizeof(RowTile) / 16;
+        if (thread < kCopies) {
+            const char* tile = reinterpret_cast<const char*>(launch.rows + Turns{launch, work}.tile(step));
+            ptx::cp_async_16(ptx::shared_address(do_tile(stage)) + kConfig.q_bytes() + thread * 16, tile + thread * 16,
+                             true);
+        }
+        ptx::cp_async_commit();
+    }
+};
+
+}  // namespace tessera::cuda::gradient

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The workspace of a backward, and what its kernels are launched with. Queries are counted in tiles of kBlockQ, those
+// of a ragged batch by where a member's rows begin: a member never shares a tile with another one.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/arena.hpp"
+#include "cuda/gradient/config.h"
+#include "cuda/tile/params.hpp"
+#include "tessera/problem.hpp"
+
+namespace tessera::cuda::gradient {
+
+/// What the kernels that come after delta need of kBlockQ queries. An ordinary row has norm 0, and
+/// P = exp2(scale * log2(e) * product - offset). Where |LSE| passes 256, P = exp2((S - max) * log2(e)) * norm, S and
+/// max in units of the natural logarithm. A row without keys: offset +inf, the rest 0.
+struct RowTile {
+    float offset[kBlockQ];
+    float delta[kBlockQ];  // sum of P dP, less dLSE
+    float norm[kBlockQ];
+    float max[kBlockQ];
+};
+
+/// What all kernels of one call count in.
+struct Counts {
+    int block_kv = 0;
+    int q_tiles = 0;                 // tiles of queries of one member at most
+    int key_blocks = 0;              // blocks of keys, likewise
+    std::int64_t tiles_of_head = 0;  // tiles of queries of one head, over all members
+
+    Counts(const Problem& p, int keys_of_block)
+        : block_kv(keys_of_block),
+          q_tiles(static_cast<int>((p.len_q + kBlockQ - 1) / kBlockQ)),
+          key_blocks(static_cast<int>((p.len_kv + keys_of_block - 1) / keys_of_block)),
+          // A ragged member begins anywhere in a tile, and may share its first one with the member before: one more
+          // each.
+          tiles_of_head(p.ragged ? p.total_q / kBlockQ + 1 + p.batch : p.batch * q_tiles) {}
+};
+
+/// How far the sums of dQ are. Zeroed before each call.
+struct Progress {
+    int ticket = 0;  // blocks of keys that have begun
+    int broken = 0;  // cu_seqlens fall somewhere: nothing is waited for, whatever the result
+};
+
+struct Workspace {
+    RowTile* rows;       // [heads_q, tiles_of_head]
+    float* dq;           // [2 sweeps, heads_q, tiles_of_head, kBlockQ, padded head_dim], in the order of DqTile
+    Progress* progress;  // with `done` behind it
+    int* done;           // [2 sweeps, heads_q, tiles_of_head]: the last block of keys that has added to the tile, + 1
+    float* limits;       // [batch, heads_q]: over every |dS| of the head, in fp16
+
+    Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim)
+        : rows(arena.take<RowTile>(p.heads_q, counts.tiles_of_head)),
+          dq(arena.take<float>(2, p.heads_q, counts.tiles_of_head, kBlockQ, padded_dim)),
+          progress(arena.take<Progress>(1)),
+          done(arena.take<int>(2, p.heads_q, counts.tiles_of_head)),
+          limits(arena.take<float>(p.batch, p.heads_q)) {}
+};
+
+struct Launch {
+    BackwardParams params;
+    RowTile* rows = nullptr;
+    float* dq = nullptr;
+    Progress* progress = nullptr;
+    int* done = nullptr;
+    float* limits = nullptr;
+    std::int64_t tiles_of_head = 0;
+    int q_tiles = 0;
+    int key_blocks = 0;
+    bool vector_q = false;  // rows are read 16 bytes at a time: addresses, strides and sizes allow it
+    bool vector_k = false;
+    bool vector_v = false;
+    bool vector_do = false;
+    bool vector_dq = false;  // and written so
+    bool vector_dk = false;
+    bool vector_dv = false;
+
+    TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }
+};
+
+}  // namespace tessera::cuda::gradient

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/gradient/start.hpp"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <fmt/format.h>
+
+#include "cuda/device.hpp"
+#include "cuda/gradient/shapes.hpp"
+#include "cuda/shared/arguments.hpp"
+
+namespace tessera::cuda::gradient {
+namespace {
+
+template <class T>
+cudaError_t delta(const Problem& p, const Launch& launch, cudaStream_t stream) {
+    return RowShapes::call(place_in<RowShapes>(p),
+                           [&](auto shape) { return start_delta<T, decltype(shape)>(launch, stream); });
+}
+
+cudaError_t delta_fp32(const Problem& p, const Launch& launch, cudaStream_t stream) {
+    return RowShapesFp32::call(place_in_fp32<RowShapesFp32>(p),
+                               [&](auto shape) { return start_delta_fp32<decltype(shape)>(launch, stream); });
+}
+
+template <class T>
+cudaError_t bias(const Problem& p, const Launch& launch, cudaStream_t stream) {
+    return BiasShapes::call(place_in<BiasShapes>(p),
+                            [&](auto shape) { return start_bias<T, decltype(shape)>(launch, stream); });
+}
+
+cudaError_t bias_fp32(const Problem& p, const Launch& launch, cudaStream_t stream) {
+    return RowShapesFp32::call(place_in_fp32<RowShapesFp32>(p),
+                               [&](auto shape) { return start_bias_fp32<decltype(shape)>(launch, stream); });
+}
+
+template <int kHeadDim>
+cudaError_t dq(const Problem& p, const Launch& launch, cudaStream_t stream) {
+    if (p.dtype == DType::fp32) return start_dq_fp32<kHeadDim>(launch, stream);
+    if (p.dtype == DType::bf16) return start_dq<__nv_bfloat16, kHeadDim>(launch, stream);
+    return start_dq<__half, kHeadDim>(launch, stream);
+}
+
+}  // namespace
+
+std::size_t workspace_bytes(const Problem& problem, int block_kv, int padded_dim) {
+    Arena arena;
+    Workspace(arena, problem, Counts(problem, block_kv), padded_dim);
+    return arena.used();
+}
+
+Launch make_launch(const BackwardCall& call, int block_kv, int padded_dim) {
+    const Problem& p = call.plan.problem;
+    const Counts counts(p, block_kv);
+    Arena arena(call.workspace);
+    const Workspace workspace(arena, p, counts, padded_dim);
+    Launch launch;
+    launch.params = backward_params(call);
+    const BackwardParams& params = launch.params;
+    const ForwardParams& inputs = params.forward;
+    launch.rows = workspace.rows;
+    launch.dq = workspace.dq;
+    launch.progress = workspace.progress;
+    launch.done = workspace.done;
+    launch.limits = workspace.limits;
+    launch.tiles_of_head = counts.tiles_of_head;
+    launch.q_tiles = counts.q_tiles;
+    launch.key_blocks = counts.key_blocks;
+    launch.vector_q = takes_vectors(inputs.q, inputs.head_dim);
+    launch.vector_k = takes_vectors(inputs.k, inputs.head_dim);
+    launch.vector_v = takes_vectors(inputs.v, inputs.head_dim_v);
+    launch.vector_do = takes_vectors(params.d_o, inputs.head_dim_v);
+    launch.vector_dq = takes_vectors(params.dq, inputs.head_dim);
+    launch.vector_dk = takes_vectors(params.dk, inputs.head_dim);
+    launch.vector_dv = takes_vectors(params.dv, inputs.head_dim_v);
+    return launch;
+}
+
+std::optional<std::string> refuse_counts(const Problem& p, int block_kv) {
+    if (auto reason = refuse_sizes(p)) return reason;
+    const Counts counts(p, block_kv);
+    const std::int64_t longest = std::max({p.len_q, p.len_kv, p.total_q, p.total_kv});
+    const std::int64_t tiles = std::max(p.heads_q * std::max(counts.tiles_of_head, p.batch * counts.q_tiles),
+                                        p.batch * p.heads_kv * counts.key_blocks);
+    if (longest < kMaxIndex && tiles < kMaxIndex) return std::nullopt;
+    return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
+}
+
+void start_before(const Problem& p, const Launch& launch, cudaStream_t stream) {
+    const std::int64_t heads = launch.params.forward.batch * launch.params.forward.heads_q;
+    const auto bytes = static_cast<std::size_t>(reinterpret_cast<char*>(launch.limits + heads) -
+                                                reinterpret_cast<char*>(launch.progress));
+    check(cudaMemsetAsync(launch.progress, 0, bytes, stream), "counters of the backward");
+    if (launch.q_tiles == 0 || heads == 0) return;
+    if (p.dtype == DType::fp32) check(delta_fp32(p, launch, stream), "delta");
+    else if (p.dtype == DType::bf16) check(delta<__nv_bfloat16>(p, launch, stream), "delta");
+    else check(delta<__half>(p, launch, stream), "delta");
+}
+
+void start_after(const Problem& p, const Launch& launch, int padded_dim, cudaStream_t stream) {
+    if (launch.q_tiles > 0 && p.batch > 0 && p.heads_q > 0) {
+        const auto start = padded_dim == 64 ? dq<64> : padded_dim == 128 ? dq<128> : dq<256>;
+        check(start(p, launch, stream), "dQ");
+    }
+    if (!p.bias_gradient) return;
+    if (p.dtype == DType::fp32) check(bias_fp32(p, launch, stream), "dbias");
+    else if (p.dtype == DType::bf16) check(bias<__nv_bfloat16>(p, launch, stream), "dbias");
+    else check(bias<__half>(p, launch, stream), "dbias");
+}
+
+}  // namespace tessera::cuda::gradient

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What happens to scores besides the product where keys are the rows: s[4] of mma.m16n8k16 is keys key, key + 8 and
+// queries query, query + 1, element e being key half e / 2, query e % 2. The same arithmetic as in score.cuh.
+#pragma once
+
+#include "cuda/tile/score.cuh"
+
+namespace tessera::cuda::gradient {
+
+/// Scores in units of the natural logarithm, and what their gradient has to be multiplied by on the way to the product.
+struct Scored {
+    float score;
+    float slope;
+};
+
+template <class T>
+struct TransposedScores {
+    const ForwardParams& params;
+    const ScoreInputs inputs;
+    const int diagonal;  // len_kv - len_q
+    const std::uint32_t batch;
+    const std::uint32_t head;
+
+    /// Of a pair that is visible.
+    __device__ __forceinline__ Scored transform(float product, int query, int key) const {
+        Scored out{__fmul_rn(product, params.scale), 1.0F};
+        if (params.softcap > 0) {
+            const float x = out.score * fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);
+            out.score = params.softcap * hyperbolic_tangent(x);
+            const float r = ptx::reciprocal_approx(ptx::exp2_approx(fabsf(x) * (2 * kLog2E)) + 1.0F);
+            out.slope = 4 * r * (1 - r);  // 1 - tanh^2
+        }
+        if (inputs.slope != 0) {
+            const auto apart = static_cast<float>(query + diagonal);
+            out.score = fmaf(-inputs.slope, fabsf(apart - static_cast<float>(key)), out.score);
+        }
+        if (inputs.bias) out.score += bias_at(query * params.bias.row + key * params.bias.column);
+        return out;
+    }
+
+    __device__ __forceinline__ bool drops() const { return params.keep_threshold != 0; }
+
+    /// Which of the four fall to the dropout: bit e. One Philox block serves 4 keys of a query, four lanes: each of
+    /// them makes the block of one element, and they exchange the words.
+    __device__ __forceinline__ unsigned dropped(int query, int key, int lane) const {
+        const unsigned own = static_cast<unsigned>(lane) / 4 % 4;  // key % 4, and the element whose block is made here
+        const auto quad = static_cast<std::uint32_t>(key / 4) + own / 2 * 2;
+        const PhiloxBlock words =
+            dropout_block(params.seed, batch, head, static_cast<std::uint32_t>(query) + own % 2, quad);
+        const auto last_kept = static_cast<std::uint32_t>(params.keep_threshold - 1);
+        unsigned bits = 0;
+#pragma unroll
+        for (unsigned apart = 0; apart < 4; ++apart) {
+            const unsigned wanted = own ^ apart;  // by the lane that this one exchanges with
+            const std::uint32_t low = wanted % 2 == 0 ? words[0] : words[1];
+            const std::uint32_t high = wanted % 2 == 0 ? words[2] : words[3];
+            const std::uint32_t word = __shfl_xor_sync(0xFFFFFFFF, wanted < 2 ? low : high, apart * 4);
+            if (word > last_kept) bits |= 1U << wanted;
+        }
+        return bits;
+    }
+
+ private:
+    __device__ __forceinline__ float bias_at(std::int64_t index) const {
+        if (params.bias.fp32) return reinterpret_cast<const float*>(inputs.bias)[index];
+        return static_cast<float>(reinterpret_cast<const T*>(inputs.bias)[index]);
+    }
+};
+
+}  // namespace tessera::cuda::gradient

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the backward promises on a GPU besides right numbers: the bits of a member's gradients depend on the member
+// alone, blocks of keys that add to the same dQ do so in one order, and broken cu_seqlens are no reason to wait for
+// ever. Skipped without a GPU.
+#include <gtest/gtest.h>
+
+#include "kernels/support.hpp"
+#include "registry.hpp"
+
+namespace tessera::check::cuda_gradients_test {
+namespace {
+
+class CudaGradients : public testing::Test {
+ protected:
+    void SetUp() override {
+        if (const auto reason = unavailable({DeviceType::cuda, 0})) GTEST_SKIP() << *reason;
+    }
+};
+
+template <class F>
+void for_each_cuda_kernel(const F& f) {
+    for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+        if (kernel.backend == Backend::cuda) f(kernel);
+    });
+}
+
+struct Shape {
+    std::int64_t len_q, len_kv, heads_q, heads_kv, head_dim;
+    DType dtype;
+    Mask mask;
+};
+
+/// Lengths of several blocks of every kernel, and no multiple of any.
+const Shape kShapes[] = {
+    {333, 333, 4, 2, 64, DType::bf16, {}},
+    {333, 401, 4, 2, 128, DType::fp16, {.causal = Causal::bottom_right}},
+    {257, 300, 2, 2, 256, DType::bf16, {.causal = Causal::top_left}},
+    {500, 500, 2, 1, 128, DType::bf16, {.causal = Causal::bottom_right, .window_left = 150}},
+    {130, 700, 4, 1, 128, DType::bf16, {.window_left = 300, .window_right = 100}},
+    {150, 170, 2, 1, 40, DType::fp32, {.causal = Causal::bottom_right}},
+};
+
+Problem problem_of(const Shape& s, std::int64_t batch) {
+    Problem p = make_problem(batch, s.len_q, s.len_kv, s.heads_q, s.heads_kv, s.head_dim, s.dtype);
+    p.mask = s.mask;
+    return p;
+}
+
+constexpr Tensor Attention::*kInputs[] = {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o};
+constexpr Tensor Attention::*kOutputs[] = {&Attention::dq, &Attention::dk, &Attention::dv};
+
+TEST_F(CudaGradients, a_member_has_the_same_bits_at_every_place_of_every_batch) {
+    for (const Shape& shape : kShapes) {
+        Attention alone(problem_of(shape, 1), 3);
+        alone.prepare_backward();
+        for_each_cuda_kernel([&](const KernelInfo& kernel) {
+            if (!alone.backward(kernel)) return;
+            for (const std::int64_t batch : {2, 30}) {
+                Attention among(problem_of(shape, batch), static_cast<std::uint64_t>(batch));
+                for (const std::int64_t place : {std::int64_t{0}, batch - 1}) {
+                    for (auto which : kInputs) {
+                        const auto& from = (alone.*which).memory;
+                        std::copy(from.begin(), from.end(),
+                                  (among.*which).memory.begin() + place * static_cast<std::ptrdiff_t>(from.size()));
+                    }
+                }
+                among.prepare_backward();
+                ASSERT_TRUE(among.backward(kernel));
+                for (const std::int64_t place : {std::int64_t{0}, batch - 1}) {
+                    for (auto which : kOutputs) {
+                        const auto& expected = (alone.*which).memory;
+                        const auto begin =
+                            (among.*which).memory.begin() + place * static_cast<std::ptrdiff_t>(expected.size());
+                        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), begin))
+                            << kernel.name << ": " << alone.problem.describe() << ", place " << place << " of "
+                            << batch;
+                    }
+                }
+            }
+        });
+    }
+}
+
+TEST_F(CudaGradients, a_ragged_member_has_the_bits_of_a_dense_one) {
+    for (const Shape& shape : kShapes) {
+        Attention alone(problem_of(shape, 1), 3);
+        alone.prepare_backward();
+        for_each_cuda_kernel([&](const KernelInfo& kernel) {
+            if (!alone.backward(kernel)) return;
+            const std::vector<std::int64_t> of_q{70, 0, shape.len_q, 77};
+            const std::vector<std::int64_t> of_kv{1, 640, shape.len_kv, 900};
+            Attention among(make_ragged(of_q, of_kv, shape.heads_q, shape.heads_kv, shape.head_dim, shape.dtype), 9,
+                            of_q, of_kv);
+            among.problem.mask = shape.mask;
+            const auto place = [&](Tensor Attention::*which) {
+                const bool of_queries = which == &Attention::q || which == &Attention::d_o || which == &Attention::dq;
+                const std::size_t rows = of_queries ? 70 : 641;
+                const auto len = static_cast<std::size_t>(of_queries ? shape.len_q : shape.len_kv);
+                return (among.*which).memory.begin() +
+                       static_cast<std::ptrdiff_t>(rows * ((alone.*which).memory.size() / len));
+            };
+            for (auto which : kInputs) {
+                std::copy((alone.*which).memory.begin(), (alone.*which).memory.end(), place(which));
+            }
+            among.prepare_backward();
+            ASSERT_TRUE(among.backward(kernel));
+            for (auto which : kOutputs) {
+                EXPECT_TRUE(std::equal((alone.*which).memory.begin(), (alone.*which).memory.end(), place(which)))
+                    << kernel.name << ": " << alone.problem.describe();
+            }
+        });
+    }
+}
+
+/// More blocks of keys than the device has multiprocessors, all adding to the same few tiles of queries.
+TEST_F(CudaGradients, many_blocks_of_keys_share_few_queries) {
+    for (const std::int64_t len_q : {1, 65, 200}) {
+        Attention a(make_problem(1, len_q, 30'000, 1, 1, 64, DType::bf16));
+        a.prepare_backward();
+        for_each_cuda_kernel([&](const KernelInfo& kernel) {
+            if (!a.backward(kernel)) return;
+            const Report report = a.check_backward();
+            EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
+        });
+    }
+}
+
+/// What no key sees and no query: 0, and nothing is waited for.
+TEST_F(CudaGradients, empty_sizes_give_zeros) {
+    const std::pair<std::int64_t, std::int64_t> lengths[] = {{0, 70}, {70, 0}, {130, 5}};
+    for (const auto& [len_q, len_kv] : lengths) {
+        for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+            Problem p = make_problem(2, len_q, len_kv, 2, 1, 64, dtype);
+            p.mask.causal = Causal::bottom_right;
+            p.bias = p.bias_gradient = true;
+            Attention a(p);
+            expect_backward_right(a);
+        }
+    }
+}
+
+/// cu_seqlens on a device are nobody's to check: whatever they hold, the call ends.
+TEST_F(CudaGradients, broken_cu_seqlens_do_not_hang) {
+    const std::vector<std::int64_t> lengths(4, 300);
+    for (const DType dtype : {DType::bf16, DType::fp32}) {
+        Attention a(make_ragged(lengths, lengths, 2, 1, 64, dtype), 3, lengths, lengths);
+        a.prepare_backward();
+        constexpr std::int32_t kBroken[][5] = {
+            {0, 300, 0, 300, 1200}, {1200, 0, 1200, 0, 1200}, {-5, 2000000, 7, 1199, 0}, {900, 600, 300, 0, 0}};
+        for (const auto& broken : kBroken) {
+            for (Tensor* t : {&a.cu_q, &a.cu_kv}) {
+                for (std::int64_t i = 0; i < 5; ++i) *t->view.at<std::int32_t>(i) = broken[i];
+            }
+            for_each_cuda_kernel([&](const KernelInfo& kernel) { EXPECT_TRUE(a.backward(kernel)); });
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tessera::check::cuda_gradients_test
