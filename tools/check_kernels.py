@@ -32,6 +32,7 @@ NEEDS = [
     (r"fa2::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"fa2::backward_fp32_kernel<.*>", {"FFMA", "MUFU"}),
     (r"fa2::backward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
+    (r"fa1::backward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"gradient::(delta|bias)_fp32_kernel<.*>", {"FFMA", "MUFU"}),
     (r"gradient::(delta|bias)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"gradient::dq_(fp32_)?kernel<.*>", set()),
@@ -55,6 +56,7 @@ COMPILED = [
     ("gradient", "RowShapesFp32", "gradient::delta_fp32_kernel<{shape}>", ("fp32",)),
     ("gradient", "RowShapesFp32", "gradient::bias_fp32_kernel<{shape}>", ("fp32",)),
     ("fa1", "Shapes", "fa1::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa1", "BackwardShapes", "fa1::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
 ]

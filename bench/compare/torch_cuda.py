@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times tessera's CUDA forward beside PyTorch's FlashAttention-2 and cuDNN in one process, call by call in turn.
+"""Times tessera's CUDA kernels beside PyTorch's FlashAttention-2 and cuDNN in one process, call by call in turn.
 
-    python3 bench/compare/torch_cuda.py build/src/libtessera.so [--schedules fa3] [--rows 128] [--out records.jsonl]
+    python3 bench/compare/torch_cuda.py build/src/libtessera.so [--pass backward] [--schedules fa3] [--rows 128]
+        [--out records.jsonl]
 
-The shapes and targets are those of h200_forward.json. Before each call 256 MiB are written, so that no operand is left
+The shapes and targets are those of h200_forward.json: times cuDNN; and of h200_backward.json: TFLOP/s of the better of
+FlashAttention-3 and -4 (torch_backward.py). Before each call 256 MiB are written, so that no operand is left
 in L2. A figure is the median over alternating calls, between CUDA events; FLOP are counted by visible pairs. Before
 it is timed, each of tessera's results is compared with PyTorch's in fp32 at one place: the last 1,024 queries of the last
 head of the first batch member, O to 5e-3 of its norm, LSE to 1e-3. That finds a kernel that is grossly wrong, no more; what
@@ -26,8 +28,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import abi
+import torch_backward
 
-SHAPES = pathlib.Path(__file__).with_name("h200_forward.json")
+HERE = pathlib.Path(__file__).parent
 
 
 def gold(q, k, v, causal):
@@ -53,7 +56,7 @@ def check(name, o, lse, q, k, v, causal):
 
 
 def calls_of(lib, row, schedules):
-    dim, heads_q, heads_kv, causal, batch, length, _ = row
+    dim, heads_q, heads_kv, causal, batch, length = row[:6]
     make = lambda heads: torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
     q, k, v = make(heads_q), make(heads_kv), make(heads_kv)
     shape = {"dtype": 3, "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q, "heads_kv": heads_kv,
@@ -104,21 +107,22 @@ def query(field):
     return done.stdout.splitlines()[0].strip() if done.returncode == 0 else ""
 
 
-def record(row, name, times, common):
-    dim, heads_q, heads_kv, causal, batch, length, _ = row
+def record(row, name, times, direction, common):
+    dim, heads_q, heads_kv, causal, batch, length = row[:6]
     quarters = statistics.quantiles(times, n=4)
     pairs = length * (length + 1) // 2 if causal else length * length
     by, _, schedule = name.partition(" ")
-    return {"what": "measured", "by": by, "schedule": schedule or ("fa2" if by == "fa2" else ""), "pass": "forward",
+    return {"what": "measured", "by": by, "schedule": schedule or ("fa2" if by == "fa2" else ""), "pass": direction,
             "dtype": "bf16", "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q,
             "heads_kv": heads_kv, "head_dim": dim, "head_dim_v": dim, "mask": "causal" if causal else "none",
-            "deterministic": True, "ms": quarters[1], "ms_spread": quarters[2] - quarters[0],
-            "tflops": 4 * batch * heads_q * dim * pairs / quarters[1] * 1e-9, **common}
+            "deterministic": direction == "forward" or by == "tessera", "ms": quarters[1], "ms_spread": quarters[2] - quarters[0],
+            "tflops": (4 if direction == "forward" else 10) * batch * heads_q * dim * pairs / quarters[1] * 1e-9, **common}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("library")
+    parser.add_argument("--pass", dest="direction", choices=("forward", "backward"), default="forward")
     parser.add_argument("--schedules", default="fa3", help="tessera's, comma-separated")
     parser.add_argument("--rows", help="head dims, comma-separated: only rows of these")
     parser.add_argument("--repeat", type=int, default=15)
@@ -128,32 +132,37 @@ def main():
     lib = abi.Library(options.library)
     schedules = options.schedules.split(",")
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-    rows = json.loads(SHAPES.read_text())["rows"]
+    rows = json.loads((HERE / f"h200_{options.direction}.json").read_text())["rows"]
     if options.rows:
         rows = [r for r in rows if str(r[0]) in options.rows.split(",")]
+    forward = options.direction == "forward"
+    prepare = calls_of if forward else torch_backward.calls_of
+    peer = "cudnn" if forward else "fa2"
     ratios = {s: [] for s in schedules}
-    print("TFLOP/s; (times cuDNN)\n dim heads  mask   batch x len     fa2 cudnn  " + "  ".join(f"{s:>12}" for s in schedules) + "  target")
+    print(f"TFLOP/s; (times {peer})\n dim heads  mask   batch x len     fa2 cudnn  " + "  ".join(f"{s:>12}" for s in schedules) + "  target")
     for row in rows:
         torch.cuda.empty_cache()
-        times = times_of(calls_of(lib, row, schedules), options.repeat, flush)
+        times = times_of(prepare(lib, row, schedules), options.repeat, flush)
         common = {"device": torch.cuda.get_device_name(), "clock_mhz": int(query("clocks.sm") or 0),
                   "versions": {"tessera": lib.version(), "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()),
                                "driver": query("driver_version")},
                   "date": datetime.date.today().isoformat(), "commit": options.commit}
-        records = {name: record(row, name, t, common) for name, t in times.items()}
+        records = {name: record(row, name, t, options.direction, common) for name, t in times.items()}
         if options.out:
             with open(options.out, "a") as out:
                 out.writelines(json.dumps(r) + "\n" for r in records.values())
         speed = {name: r["tflops"] for name, r in records.items()}
-        line = f"{row[0]:4} {row[1]:>2}/{row[2]:<2} {'causal' if row[3] else 'full':>6} {row[4]:4} x {row[5]:<6} {speed['fa2']:5.0f} {speed['cudnn']:5.0f}  "
+        of_peer = lambda name: f"{speed[name]:5.0f}" if name in speed else "    -"
+        line = f"{row[0]:4} {row[1]:>2}/{row[2]:<2} {'causal' if row[3] else 'full':>6} {row[4]:4} x {row[5]:<6} {of_peer('fa2')} {of_peer('cudnn')}  "
         for s in schedules:
             if f"tessera {s}" not in speed:
                 line += "      -       "
                 continue
-            ratio = speed[f"tessera {s}"] / speed["cudnn"]
-            ratios[s].append(ratio / row[6])
+            ratio = speed[f"tessera {s}"] / speed[peer]
+            if forward: ratios[s].append(ratio / row[6])
+            elif row[7]: ratios[s].append(speed[f"tessera {s}"] / row[7])
             line += f"{speed[f'tessera {s}']:5.0f} ({ratio:.2f})  "
-        print(line + f"{row[6]:.2f}", flush=True)
+        print(line + (f"{row[6]:.2f}" if forward else f"{row[7]:.0f}" if row[7] else "-"), flush=True)
     for s, values in ratios.items():
         if values: print(f"{s}: of target, geometric mean {math.exp(statistics.fmean(map(math.log, values))):.3f}, worst {min(values):.3f}")
 

@@ -2,6 +2,8 @@
 //
 // The same call gives the same bits, a thousand times, while other work keeps the device busy: what a missing barrier
 // or fence would break now and then.
+#include <memory>
+
 #include "cuda/stress.cuh"
 
 namespace tessera::cuda::test {
@@ -57,7 +59,7 @@ Configuration ragged(const char* name, DType dtype, std::int64_t dim, const std:
     return {name, p, lengths_q, lengths_kv};
 }
 
-/// Twenty: every head_dim with an instance of its own and some between, both types, every feature.
+/// Twenty-one: every head_dim with an instance of its own and some between, every type and feature.
 std::vector<Configuration> configurations() {
     constexpr DType kBf16 = DType::bf16, kFp16 = DType::fp16;
     constexpr Mask kCausal{.causal = Causal::bottom_right};
@@ -69,6 +71,7 @@ std::vector<Configuration> configurations() {
         {"plain_128", shape(kBf16, 1, 1024, 1024, 4, 4, 128)},
         {"plain_256", shape(kBf16, 1, 512, 512, 4, 4, 256)},
         {"plain_128_fp16", shape(kFp16, 2, 384, 640, 4, 2, 128)},
+        {"plain_64_fp32", shape(DType::fp32, 1, 200, 260, 4, 2, 64)},
         {"causal_64", shape(kFp16, 2, 700, 700, 4, 1, 64, kCausal)},
         {"causal_128", shape(kBf16, 3, 513, 513, 8, 2, 128, kCausal)},
         {"causal_256", shape(kFp16, 1, 400, 777, 4, 2, 256, kCausal)},
@@ -91,57 +94,89 @@ std::vector<Configuration> configurations() {
     };
 }
 
-/// Runs the call kRepeats times on a stream while others are busy; returns how many words of O and LSE ever differed
-/// from the first run's.
-unsigned differing_words(const Plan& how, const check::Attention& a) {
-    device::DeviceCopy copy(kDevice);
-    const ForwardArgs args = copy.add(a.forward_args());
-    const auto workspace = copy.workspace(how.workspace_bytes);
-    const std::size_t o_bytes = a.o.memory.size();
-    const std::size_t lse_bytes = a.lse.memory.size();
-    const Memory first_o(o_bytes), first_lse(lse_bytes);
+/// An output on the device.
+struct Output {
+    void* data;
+    std::size_t bytes;
+};
+
+/// Runs call(stream) kRepeats times while others are busy; returns how many words of the outputs ever differed from the
+/// first run's.
+template <class Call>
+unsigned differing_words(const std::vector<Output>& outputs, const Call& call) {
     const Mirror<unsigned> count(1);
     const Stream stream;
     Load load;
+    std::vector<std::unique_ptr<Memory>> first;
     const auto run = [&] {
-        cudaMemsetAsync(args.o.data, 0xFF, o_bytes, stream);
-        cudaMemsetAsync(args.lse.data, 0xFF, lse_bytes, stream);
-        forward(how, args, workspace, {.stream = stream});
+        for (const Output& out : outputs) cudaMemsetAsync(out.data, 0xFF, out.bytes, stream);
+        call(stream);
     };
     run();
-    cudaMemcpyAsync(first_o.data(), args.o.data, o_bytes, cudaMemcpyDeviceToDevice, stream);
-    cudaMemcpyAsync(first_lse.data(), args.lse.data, lse_bytes, cudaMemcpyDeviceToDevice, stream);
+    for (const Output& out : outputs) {
+        first.push_back(std::make_unique<Memory>(out.bytes));
+        cudaMemcpyAsync(first.back()->data(), out.data, out.bytes, cudaMemcpyDeviceToDevice, stream);
+    }
     for (int repeat = 0; repeat < kRepeats; ++repeat) {
         load.add(repeat);
         run();
-        for (const auto& [now, first] : {std::pair{&args.o, &first_o}, std::pair{&args.lse, &first_lse}}) {
-            count_differences<<<64, 256, 0, stream>>>(static_cast<const std::uint32_t*>(now->data),
-                                                      static_cast<const std::uint32_t*>(first->data()),
-                                                      first->bytes() / 4, count.device());
+        for (std::size_t i = 0; i < outputs.size(); ++i) {
+            count_differences<<<64, 256, 0, stream>>>(static_cast<const std::uint32_t*>(outputs[i].data),
+                                                      static_cast<const std::uint32_t*>(first[i]->data()),
+                                                      outputs[i].bytes / 4, count.device());
         }
     }
     const cudaError_t status = cudaDeviceSynchronize();
     EXPECT_EQ(status, cudaSuccess) << cudaGetErrorString(status);
     unsigned differing = 0;
     cudaMemcpy(&differing, count.device(), sizeof(differing), cudaMemcpyDeviceToHost);
-    EXPECT_TRUE(copy.workspace_bands_unchanged());
     return differing;
 }
 
-class Repeats : public OnDevice, public testing::WithParamInterface<Configuration> {};
+class Repeats : public OnDevice, public testing::WithParamInterface<Configuration> {
+ protected:
+    check::Attention attention() const {
+        check::Attention a(GetParam().problem, 3, GetParam().lengths_q, GetParam().lengths_kv);
+        for (const check::Tensor* t : {&a.o, &a.lse, &a.dq, &a.dk, &a.dv}) EXPECT_EQ(t->memory.size() % 4, 0U);
+        return a;
+    }
+};
 
 TEST_P(Repeats, give_the_same_bits_a_thousand_times_on_a_busy_device) {
-    const Configuration& c = GetParam();
-    check::Attention a(c.problem, 3, c.lengths_q, c.lengths_kv);
-    ASSERT_EQ(a.o.memory.size() % 4, 0U);
-    const std::vector<Plan> plans = plans_of(c.problem);
-    EXPECT_FALSE(plans.empty()) << "no CUDA kernel takes " << c.problem.describe();
+    const check::Attention a = attention();
+    const std::vector<Plan> plans = plans_of(a.problem);
+    EXPECT_FALSE(plans.empty()) << "no CUDA kernel takes " << a.problem.describe();
     for (const Plan& how : plans) {
+        device::DeviceCopy copy(kDevice);
+        const ForwardArgs args = copy.add(a.forward_args());
+        const auto workspace = copy.workspace(how.workspace_bytes);
+        const std::vector<Output> outputs{{args.o.data, a.o.memory.size()}, {args.lse.data, a.lse.memory.size()}};
         try {
-            EXPECT_EQ(differing_words(how, a), 0U) << how.kernel->name;
+            const auto call = [&](cudaStream_t stream) { forward(how, args, workspace, {.stream = stream}); };
+            EXPECT_EQ(differing_words(outputs, call), 0U) << how.kernel->name;
         } catch (const Error& e) {  // tensors that the kernel does not take
             EXPECT_EQ(e.code(), ErrorCode::unsupported) << how.kernel->name << ": " << e.what();
         }
+        EXPECT_TRUE(copy.workspace_bands_unchanged());
+    }
+}
+
+TEST_P(Repeats, give_the_same_gradients_a_thousand_times_on_a_busy_device) {
+    const check::Attention a = attention();
+    const std::vector<Plan> plans = plans_of(a.problem, Pass::backward);
+    EXPECT_FALSE(plans.empty()) << "no CUDA kernel takes " << a.problem.describe();
+    for (const Plan& how : plans) {
+        device::DeviceCopy copy(kDevice);
+        const BackwardArgs args = copy.add(a.backward_args());
+        const Plan before = plan(a.problem, {.backend = Backend::cuda, .schedule = Schedule::fa2});
+        forward(before, copy.add(a.forward_args()), {});
+        device::synchronize(kDevice);  // streams of their own do not wait for the default one
+        const auto workspace = copy.workspace(how.workspace_bytes);
+        const std::vector<Output> outputs{
+            {args.dq.data, a.dq.memory.size()}, {args.dk.data, a.dk.memory.size()}, {args.dv.data, a.dv.memory.size()}};
+        const auto call = [&](cudaStream_t stream) { backward(how, args, workspace, {.stream = stream}); };
+        EXPECT_EQ(differing_words(outputs, call), 0U) << how.kernel->name;
+        EXPECT_TRUE(copy.workspace_bands_unchanged());
     }
 }
 

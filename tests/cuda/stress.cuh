@@ -60,11 +60,11 @@ __global__ inline void count_differences(const std::uint32_t* a, const std::uint
     if (mine > 0) atomicAdd(count, mine);
 }
 
-/// The CUDA forward kernels that take a Problem, with their plans.
-inline std::vector<Plan> plans_of(const Problem& problem) {
+/// The CUDA kernels of a pass that take a Problem, with their plans.
+inline std::vector<Plan> plans_of(const Problem& problem, Pass pass = Pass::forward) {
     std::vector<Plan> plans;
     for (const KernelInfo& kernel : kernels()) {
-        if (kernel.backend != Backend::cuda || kernel.pass != Pass::forward) continue;
+        if (kernel.backend != Backend::cuda || kernel.pass != pass) continue;
         check::Ran refused;
         if (auto how = check::detail::plan_for(problem, kernel, {}, refused)) plans.push_back(*how);
     }

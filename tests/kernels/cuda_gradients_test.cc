@@ -56,7 +56,7 @@ TEST_F(CudaGradients, a_member_has_the_same_bits_at_every_place_of_every_batch) 
         alone.prepare_backward();
         for_each_cuda_kernel([&](const KernelInfo& kernel) {
             if (!alone.backward(kernel)) return;
-            for (const std::int64_t batch : {2, 30}) {
+            for (const std::int64_t batch : {2, 9}) {
                 Attention among(problem_of(shape, batch), static_cast<std::uint64_t>(batch));
                 for (const std::int64_t place : {std::int64_t{0}, batch - 1}) {
                     for (auto which : kInputs) {
@@ -115,7 +115,7 @@ TEST_F(CudaGradients, a_ragged_member_has_the_bits_of_a_dense_one) {
 
 /// More blocks of keys than the device has multiprocessors, all adding to the same few tiles of queries.
 TEST_F(CudaGradients, many_blocks_of_keys_share_few_queries) {
-    for (const std::int64_t len_q : {1, 65, 200}) {
+    for (const std::int64_t len_q : {1, 130}) {
         Attention a(make_problem(1, len_q, 30'000, 1, 1, 64, DType::bf16));
         a.prepare_backward();
         for_each_cuda_kernel([&](const KernelInfo& kernel) {
@@ -152,7 +152,14 @@ TEST_F(CudaGradients, broken_cu_seqlens_do_not_hang) {
             for (Tensor* t : {&a.cu_q, &a.cu_kv}) {
                 for (std::int64_t i = 0; i < 5; ++i) *t->view.at<std::int32_t>(i) = broken[i];
             }
-            for_each_cuda_kernel([&](const KernelInfo& kernel) { EXPECT_TRUE(a.backward(kernel)); });
+            for_each_cuda_kernel([&](const KernelInfo& kernel) {
+                const Plan how = plan(a.problem, {.pass = Pass::backward, .kernel = kernel.name});
+                device::DeviceCopy copy(how.device);
+                const BackwardArgs args = copy.add(a.backward_args());
+                backward(how, args, copy.workspace(how.workspace_bytes));
+                copy.copy_back();  // waits, and throws where a kernel failed
+                EXPECT_TRUE(copy.workspace_bands_unchanged());
+            });
         }
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/gradient/config.h"
 #include "cuda/shared/shapes.hpp"
 
 namespace tessera::cuda::fa1 {
@@ -55,5 +56,17 @@ struct HeadDim256General {
     static constexpr Config kConfig{.head_dim = 256, .block_kv = 128, .row_tiles = 1, .groups = 2, .general = true};
 };
 using Shapes = ShapeList<HeadDim64, HeadDim64General, HeadDim128, HeadDim128General, HeadDim256, HeadDim256General>;
+
+/// Of the backward. Scores may go through anything in all of them: what is here to be compared with is compiled once.
+struct BackwardHeadDim64 {
+    static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 2, .general = true};
+};
+struct BackwardHeadDim128 {
+    static constexpr gradient::Config kConfig{.head_dim = 128, .key_tiles = 1, .general = true};
+};
+struct BackwardHeadDim256 {
+    static constexpr gradient::Config kConfig{.head_dim = 256, .key_tiles = 1, .general = true};
+};
+using BackwardShapes = ShapeList<BackwardHeadDim64, BackwardHeadDim128, BackwardHeadDim256>;
 
 }  // namespace tessera::cuda::fa1

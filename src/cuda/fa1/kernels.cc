@@ -106,7 +106,8 @@ std::vector<Kernel> kernels() {
              .forward = forward,
              .backward = nullptr,
              .shapes = Shapes::names(),
-             .shape_of = shape_of}};
+             .shape_of = shape_of},
+            backward_kernel()};
 }
 
 }  // namespace tessera::cuda::fa1

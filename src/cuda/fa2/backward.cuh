@@ -27,22 +27,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     if (!work.exists()) return;
 
     const Loop loop{{{launch, work, memory}, work}};
-    loop.inputs.load_k();
-    loop.inputs.load_v();
-    ptx::cp_async_commit();
-    typename Loop::Sums sums;
-    for (;;) {
-        Loop::clear(sums);
-        const bool masked = loop.template run<true>(sums);
-        // Hidden Inf and NaN of Q and dO are rare: only when some have come through is the work done again without
-        // them.
-        if (work.guarded || !masked || !__syncthreads_or(Loop::poisoned(sums))) break;
-        if (threadIdx.x == 0) work.guarded = true;
-        __syncthreads();
-    }
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-    loop.store_sums(sums);
+    loop.run_block(work);
 }
 
 template <class T, class Shape>

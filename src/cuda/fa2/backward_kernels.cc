@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <fmt/format.h>
 
 #include "cuda/device.hpp"
 #include "cuda/fa2/backward.hpp"
@@ -15,20 +14,13 @@ namespace {
 
 constexpr int kLeastCapability = 80;  // bf16 products and cp.async
 
-/// What the host knows of a compiled shape.
-struct Extents {
-    int head_dim;
-    int block_kv;
-    int shared_bytes;
-};
-
-Extents extents_of(const Problem& p) {
+gradient::Extents extents_of(const Problem& p) {
     if (p.dtype == DType::fp32) {
-        const gradient::ConfigFp32 c = BackwardShapesFp32::kConfigs[gradient::place_in_fp32<BackwardShapesFp32>(p)];
-        return {c.head_dim, c.block_kv, c.shared_bytes()};
+        const gradient::ConfigFp32 c = BackwardShapesFp32::kConfigs[gradient::place_by_dim<BackwardShapesFp32>(p)];
+        return {c.head_dim, c.block_kv, c.shared_bytes(), true};
     }
     const gradient::Config c = BackwardShapes::kConfigs[gradient::place_in<BackwardShapes>(p)];
-    return {c.head_dim, c.block_kv(), c.shared_bytes()};
+    return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general};
 }
 
 /// Those in 16 bits, then those in fp32.
@@ -40,29 +32,19 @@ std::vector<std::string> shape_names() {
 
 std::size_t place_of(const Problem& p) {
     if (p.dtype != DType::fp32) return gradient::place_in<BackwardShapes>(p);
-    return BackwardShapes::kConfigs.size() + gradient::place_in_fp32<BackwardShapesFp32>(p);
+    return BackwardShapes::kConfigs.size() + gradient::place_by_dim<BackwardShapesFp32>(p);
 }
 
 Tile tile_of(const Problem& p) { return {gradient::kBlockQ, extents_of(p).block_kv}; }
 
 std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device) {
     if (auto reason = refuse_below(device, kLeastCapability)) return reason;
-    const Extents extents = extents_of(p);
-    if (auto reason = gradient::refuse_counts(p, extents.block_kv)) return reason;
-    constexpr int kStaticBytes = 1024;  // more than a kernel declares
-    const int shared = properties(device).shared_bytes;
-    if (extents.shared_bytes + kStaticBytes > shared) {
-        return fmt::format("needs {} bytes of shared memory for a block, the device has {}",
-                           extents.shared_bytes + kStaticBytes, shared);
-    }
-    const Tile own = tile_of(p);
-    if (tile && *tile != own) return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
-    return std::nullopt;
+    return gradient::refuse(p, tile, device, extents_of(p));
 }
 
 cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t stream) {
     if (p.dtype == DType::fp32) {
-        return BackwardShapesFp32::call(gradient::place_in_fp32<BackwardShapesFp32>(p), [&](auto shape) {
+        return BackwardShapesFp32::call(gradient::place_by_dim<BackwardShapesFp32>(p), [&](auto shape) {
             return start_backward_fp32<decltype(shape)>(launch, stream);
         });
     }
@@ -75,18 +57,17 @@ cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t
 
 void backward(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
-    const Extents extents = extents_of(p);
-    const gradient::Launch launch = gradient::make_launch(call, extents.block_kv, extents.head_dim);
+    const gradient::Extents extents = extents_of(p);
+    const gradient::Launch launch = gradient::make_launch(call, extents);
     const CurrentDevice current(call.plan.device);
     const cudaStream_t stream = stream_of(call);
-    gradient::start_before(p, launch, stream);
-    if (launch.key_blocks > 0 && p.batch > 0 && p.heads_kv > 0) check(start(p, launch, stream), "cuda.fa2.backward");
-    gradient::start_after(p, launch, extents.head_dim, stream);
+    gradient::start_before(p, launch, extents, stream);
+    if (gradient::has_keys(p)) check(start(p, launch, stream), "cuda.fa2.backward");
+    gradient::start_after(p, launch, extents, stream);
 }
 
 std::size_t workspace_bytes(const Plan& plan) {
-    const Extents extents = extents_of(plan.problem);
-    return gradient::workspace_bytes(plan.problem, extents.block_kv, extents.head_dim);
+    return gradient::workspace_bytes(plan.problem, extents_of(plan.problem));
 }
 
 }  // namespace

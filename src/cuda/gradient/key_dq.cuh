@@ -22,7 +22,7 @@ struct KeyDq : KeyThread<T, kConfig> {
     using Base::warp;
     using Base::work;
     using Dq = DqTile<kHeadDim>;
-    static constexpr int kAtOnce = Dq::kColumnTiles < 4 ? Dq::kColumnTiles : 4;  // registers are few
+    static constexpr int kAtOnce = 2;  // tiles of 8 columns: registers are few
     using Part = float[Dq::kRowTiles][kAtOnce][4];                               // [16 queries][8 dims][4]
 
     /// dQ of the tile of queries, by all warps, is added to what the blocks before have left in the workspace.
@@ -36,6 +36,16 @@ struct KeyDq : KeyThread<T, kConfig> {
     __device__ __forceinline__ void add_part(const Step& step, int first_query, bool masked, int column) const {
         const int first_row = Dq::first_row(warp());
         const int first_chunk = Dq::first_chunk(warp()) + column;
+        float* const to = inputs.launch.dq + turns().place(step) * Dq::kFloats;
+        const bool first = turns().first_to_add(step);
+        float4 old[Dq::kRowTiles][kAtOnce] = {};  // on its way while the products are made
+        if (!first) {
+#pragma unroll
+            for (int m = 0; m < Dq::kRowTiles; ++m) {
+#pragma unroll
+                for (int n = 0; n < kAtOnce; ++n) old[m][n] = __ldcg(at(to, m, column + n));
+            }
+        }
         Part dq;
         multiply_ds(dq, first_row, first_chunk);
         // Hidden Inf and NaN of K are rare: only when some have come through is the product made again without them.
@@ -50,22 +60,19 @@ struct KeyDq : KeyThread<T, kConfig> {
             __syncthreads();
             restore_keys(dq, first_query, first_row, first_chunk);
         }
-        float* const to = inputs.launch.dq + turns().place(step) * Dq::kFloats;
-        const bool first = turns().first_to_add(step);
 #pragma unroll
         for (int m = 0; m < Dq::kRowTiles; ++m) {
 #pragma unroll
             for (int n = 0; n < kAtOnce; ++n) {
-                auto* at = reinterpret_cast<float4*>(to + Dq::offset(m, column + n, static_cast<int>(threadIdx.x)));
                 const float(&x)[4] = dq[m][n];
-                float4 sum = {x[0], x[1], x[2], x[3]};
-                if (!first) {
-                    const float4 old = __ldcg(at);
-                    sum = {old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w};
-                }
-                __stcg(at, sum);
+                const float4& y = old[m][n];
+                __stcg(at(to, m, column + n), make_float4(y.x + x[0], y.y + x[1], y.z + x[2], y.w + x[3]));
             }
         }
+    }
+
+    __device__ static __forceinline__ float4* at(float* tile, int m, int n) {
+        return reinterpret_cast<float4*>(tile + Dq::offset(m, n, static_cast<int>(threadIdx.x)));
     }
 
     /// dQ = dS K, the warp's part.
@@ -102,8 +109,8 @@ struct KeyDq : KeyThread<T, kConfig> {
                 const float ds = element(inputs.ds(), key, row);
 #pragma unroll
                 for (int n = 0; n < kAtOnce; ++n) {
-                    const int at = (first_chunk + n) * kChunk + lane() % 4 * 2;
-                    add_special(dq[i / 2][n], i % 2, ds, elements(inputs.k_tile(), key, at));
+                    const int from = (first_chunk + n) * kChunk + lane() % 4 * 2;
+                    add_special(dq[i / 2][n], i % 2, ds, elements(inputs.k_tile(), key, from));
                 }
             }
         }

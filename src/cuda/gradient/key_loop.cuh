@@ -25,6 +25,8 @@ struct KeyLoop : KeyThread<T, kConfig> {
     using Base::inputs;
     using Base::kHeadDim;
     using Base::kKeyTiles;
+    using Base::kPartQueries;
+    using Base::kParts;
     using Base::kTiles;
     using Base::lane;
     using Base::makes_weights;
@@ -37,8 +39,28 @@ struct KeyLoop : KeyThread<T, kConfig> {
     using typename Base::Scores;
     using typename Base::Sums;
 
+    /// Everything that the block of keys has to do. `to_change`: `work`.
+    __device__ __forceinline__ void run_block(KeyWork& to_change) const {
+        inputs.load_k();
+        inputs.load_v();
+        ptx::cp_async_commit();
+        Sums sums;
+        for (;;) {
+            Base::clear(sums);
+            const bool masked = run(sums);
+            // Hidden Inf and NaN of Q and dO are rare: only when some have come through is the work done again without
+            // them.
+            if (work.guarded || !masked || !__syncthreads_or(Base::poisoned(sums))) break;
+            if (threadIdx.x == 0) to_change.guarded = true;
+            __syncthreads();
+        }
+        ptx::cp_async_wait<0>();
+        __syncthreads();
+        store_sums(sums);
+    }
+
+ private:
     /// All steps. Returns whether any of them was masked.
-    template <bool kWaits>
     __device__ __forceinline__ bool run(Sums& sums) const {
         const int count = work.own.count() * inputs.launch.params.forward.group;
         bool masked = false;
@@ -50,15 +72,14 @@ struct KeyLoop : KeyThread<T, kConfig> {
             __syncthreads();
             if (i + 1 < count) inputs.load_queries(i + 1, 1 - stage);
             if constexpr (std::is_same_v<T, __half>) change_unit(i, sums);
-            masked |= step<kWaits>(i, stage, sums);
+            masked |= step(i, stage, sums);
         }
         if (count == 0) return false;
         __syncthreads();
-        if (kWaits && work.adds_dq(inputs.launch)) turns().publish(Step(inputs.launch, work, count - 1));
+        if (work.adds_dq(inputs.launch)) turns().publish(Step(inputs.launch, work, count - 1));
         return masked;
     }
 
- private:
     /// From one head of a group to the next: dK is a sum over both.
     __device__ __forceinline__ void change_unit(int index, Sums& sums) const {
         if (index == 0 || index % work.own.count() != 0 || makes_weights()) return;
@@ -67,39 +88,43 @@ struct KeyLoop : KeyThread<T, kConfig> {
         multiply(sums, change);
     }
 
-    template <bool kWaits>
     __device__ __forceinline__ bool step(int index, int stage, Sums& sums) const {
         const Step step(inputs.launch, work, index);
         const int first_query = step.tile * kBlockQ;
         const bool masked =
             first_query + kBlockQ > work.member.len_q ||
             !work.visible.full(first_query, first_query + kBlockQ, work.first_key, work.first_key + kConfig.block_kv());
-        Scores s;
-        const bool weights = makes_weights();
-        {
-            Queries<kHeadDim, kKeyTiles, false> rows(weights ? inputs.k_tile() : inputs.v_tile(), first_row(), lane());
-            const auto columns =
-                MatrixAddress<kHeadDim>::chunks_first(weights ? inputs.q_tile(stage) : inputs.do_tile(stage), lane());
-            cuda::multiply_qk<T>(s, rows, columns);
-        }
-        const KeyScores<T, kConfig> scores{{inputs, work}};
-        if (weights) scores.make_weights(s, step, stage, masked);
-        else scores.make_ds(s, step, stage, masked);
         const bool cleaned = work.guarded && masked;
-        if (cleaned) clean_queries(stage);
-        {
-            const auto rows =
-                MatrixAddress<kHeadDim>::rows_first(weights ? inputs.do_tile(stage) : inputs.q_tile(stage), 0, lane());
+#pragma unroll 1
+        for (int part = 0; part < kParts; ++part) {
+            Scores s;
+            make_scores(s, step, stage, part, masked);
+            if (cleaned) clean_queries(stage);
+            const auto rows = MatrixAddress<kHeadDim>::rows_first(
+                makes_weights() ? inputs.do_tile(stage) : inputs.q_tile(stage), part * kPartQueries, lane());
             cuda::multiply_pv<T, kHeadDim>(sums, s, rows);
+            if (cleaned) restore_queries(s, index, stage, part, first_query, sums);
         }
-        if (kWaits && work.adds_dq(inputs.launch)) {
+        if (work.adds_dq(inputs.launch)) {
             if (index > 0) turns().publish(Step(inputs.launch, work, index - 1));
             turns().wait(step);
         }
         __syncthreads();
-        if (cleaned) restore_queries(s, index, stage, first_query, sums);
         if (work.adds_dq(inputs.launch)) KeyDq<T, kConfig>{{inputs, work}}.add(step, first_query, masked);
         return masked;
+    }
+
+    /// The first product of the warp, and what it makes of it, for a part of the queries.
+    __device__ __forceinline__ void make_scores(Scores& s, const Step& step, int stage, int part, bool masked) const {
+        const bool weights = makes_weights();
+        Queries<kHeadDim, kKeyTiles, false> rows(weights ? inputs.k_tile() : inputs.v_tile(), first_row(), lane());
+        auto columns =
+            MatrixAddress<kHeadDim>::chunks_first(weights ? inputs.q_tile(stage) : inputs.do_tile(stage), lane());
+        columns.move(part * kPartQueries * kHeadDim * 2);
+        cuda::multiply_qk<T>(s, rows, columns);
+        const KeyScores<T, kConfig> scores{{inputs, work}};
+        if (weights) scores.make_weights(s, step, stage, part, masked);
+        else scores.make_ds(s, step, stage, part, masked);
     }
 
     /// Takes Inf and NaN out of Q and dO, so that 0 times them is 0; all warps are done with the first products then.
@@ -110,10 +135,10 @@ struct KeyLoop : KeyThread<T, kConfig> {
         __syncthreads();
     }
 
-    /// Brings them back, and adds to sums what they are to the keys that their query sees. After a barrier of all
-    /// threads.
-    __device__ __forceinline__ void restore_queries(const Scores& s, int index, int stage, int first_query,
+    /// Brings them back, and adds to sums what they are to the keys that their query sees.
+    __device__ __forceinline__ void restore_queries(const Scores& s, int index, int stage, int part, int first_query,
                                                     Sums& sums) const {
+        __syncthreads();
         inputs.load_queries(index, stage);
         const bool weights = makes_weights();
         char* const factors = weights ? inputs.weights() : inputs.ds();
@@ -123,14 +148,14 @@ struct KeyLoop : KeyThread<T, kConfig> {
             for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
                 for (int j = 0; j < kTiles; ++j) {
-                    store_rounded(factors, s[m][j], first_row() + lane() / 4 + 16 * m, j);
+                    store_rounded(factors, s[m][j], first_row() + lane() / 4 + 16 * m, part * kTiles + j);
                 }
             }
         }
         ptx::cp_async_wait<0>();
         __syncthreads();
 #pragma unroll 1
-        for (int q = 0; q < kBlockQ; ++q) {
+        for (int q = part * kPartQueries; q < (part + 1) * kPartQueries; ++q) {
 #pragma unroll
             for (int i = 0; i < 2 * kKeyTiles; ++i) {
                 const int row = first_row() + lane() / 4 + 8 * i;
@@ -142,9 +167,9 @@ struct KeyLoop : KeyThread<T, kConfig> {
                 }
             }
         }
+        __syncthreads();
     }
 
- public:
     /// dV and dK of the pair's keys, rounded, by way of the shared memory of V and K. After a barrier of all threads.
     __device__ __forceinline__ void store_sums(const Sums& sums) const {
         const Launch& launch = inputs.launch;

@@ -14,6 +14,7 @@ struct KeyScores : KeyThread<T, kConfig> {
     using Base::first_row;
     using Base::inputs;
     using Base::kKeyTiles;
+    using Base::kPartQueries;
     using Base::kTiles;
     using Base::lane;
     using Base::pair;
@@ -22,81 +23,88 @@ struct KeyScores : KeyThread<T, kConfig> {
     using Base::unit_of;
     using Base::work;
     using typename Base::Scores;
-    static constexpr int kParts = 2;  // of a tile of queries: the scores warp begins when the first part is there
-    static constexpr int kPerPart = kTiles / kParts;
 
     /// S^T becomes P^T times kWeightUnit, without what falls to the dropout; handed over is P^T times the softcap's
     /// slope, with the sign bit where the dropout takes it.
-    __device__ __forceinline__ void make_weights(Scores& s, const Step& step, int stage, bool masked) const {
+    __device__ __forceinline__ void make_weights(Scores& s, const Step& step, int stage, int part, bool masked) const {
         const RowTile& rows = inputs.rows(stage);
-        const bool special = __any_sync(0xFFFFFFFF, rows.norm[lane()] != 0.0F || rows.norm[lane() + 32] != 0.0F);
-        const int column = lane() % 4 * 2;
-        const int first_query = step.tile * kBlockQ + column;
-        const int first_key = work.first_key + first_row() + lane() / 4;
-        const ForwardParams& p = inputs.launch.params.forward;
-        const float factor = kConfig.general ? kLog2E : p.scale * kLog2E;
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-            for (int j = part * kPerPart; j < (part + 1) * kPerPart; ++j) {
-                const float2 offset = *reinterpret_cast<const float2*>(rows.offset + 8 * j + column);
-#pragma unroll
-                for (int m = 0; m < kKeyTiles; ++m) {
-                    float(&w)[4] = s[m][j];
-                    float slope[4] = {1, 1, 1, 1};
-                    const int query = first_query + 8 * j;
-                    const int key = first_key + 16 * m;
-                    if constexpr (kConfig.general) transform(w, slope, step.head, query, key, masked);
-                    if (special) exponentiate_special(w, rows, 8 * j + column);
-                    else exponentiate(w, factor, offset);
-                    if (masked) hide(w, query, key);
-                    float4 out = {w[0] * slope[0], w[1] * slope[1], w[2] * slope[2], w[3] * slope[3]};
-                    if constexpr (kConfig.general) drop(w, out, step.head, query, key);
-                    *handed(m, j) = out;
-                }
-            }
-            ptx::named_barrier_arrive(barrier_of(part), 64);
-        }
+        const bool special = __any_sync(0xFFFFFFFF, rows.norm[part * kPartQueries + lane()] != 0.0F);
+        if (masked || special) make_weights<true>(s, step, rows, part, masked);
+        else make_weights<false>(s, step, rows, part, false);
+        ptx::named_barrier_arrive(barrier_of(part), 64);
     }
 
     /// dP^T becomes dS^T, in registers and, rounded, in shared memory: [keys][queries].
-    __device__ __forceinline__ void make_ds(Scores& s, const Step& step, int stage, bool masked) const {
+    __device__ __forceinline__ void make_ds(Scores& s, const Step& step, int stage, int part, bool masked) const {
         const RowTile& rows = inputs.rows(stage);
-        const int column = lane() % 4 * 2;
-        const int row = first_row() + lane() / 4;
-        const int first_query = step.tile * kBlockQ;
         const float held = unit_of(step.head) * (1 / kWeightUnit<T>);
-        const float unit = inputs.launch.params.forward.keep_scale * held;
+        ptx::named_barrier_sync(barrier_of(part), 64);
+        if (masked) make_ds<true>(s, step, rows, part, held);
+        else make_ds<false>(s, step, rows, part, held);
+    }
+
+ private:
+    /// kSpecial: some pairs are hidden, or some rows have large scores.
+    template <bool kSpecial>
+    __device__ __forceinline__ void make_weights(Scores& s, const Step& step, const RowTile& rows, int part,
+                                                 bool masked) const {
+        const int column = part * kPartQueries + lane() % 4 * 2;
+        const int first_query = step.tile * kBlockQ + column;
+        const int first_key = work.first_key + first_row() + lane() / 4;
+        const float factor = kConfig.general ? kLog2E : inputs.launch.params.forward.scale * kLog2E;
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-            ptx::named_barrier_sync(barrier_of(part), 64);
+        for (int j = 0; j < kTiles; ++j) {
+            const float2 offset = *reinterpret_cast<const float2*>(rows.offset + 8 * j + column);
 #pragma unroll
-            for (int j = part * kPerPart; j < (part + 1) * kPerPart; ++j) {
-                const float2 delta = *reinterpret_cast<const float2*>(rows.delta + 8 * j + column);
-#pragma unroll
-                for (int m = 0; m < kKeyTiles; ++m) {
-                    float(&ds)[4] = s[m][j];
-                    const float4 handed = *this->handed(m, j);
-                    const float w[4] = {handed.x, handed.y, handed.z, handed.w};
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const float d = (e % 2 == 0 ? delta.x : delta.y) * held;
-                        const bool dropped = kConfig.general && __float_as_int(w[e]) < 0;
-                        ds[e] = fabsf(w[e]) * (dropped ? -d : fmaf(ds[e], unit, -d));
-                    }
-                    if (masked) hide(ds, first_query + 8 * j + column, work.first_key + row + 16 * m);
-                    store_rounded(inputs.ds(), ds, row + 16 * m, j);
-                }
+            for (int m = 0; m < kKeyTiles; ++m) {
+                float(&w)[4] = s[m][j];
+                float slope[4] = {1, 1, 1, 1};
+                const int query = first_query + 8 * j;
+                const int key = first_key + 16 * m;
+                if constexpr (kConfig.general) transform(w, slope, step.head, query, key, masked);
+                if constexpr (kSpecial) exponentiate_special(w, rows, 8 * j + column);
+                else exponentiate(w, factor, offset);
+                if (kSpecial && masked) hide(w, query, key);
+                float4 out = {w[0] * slope[0], w[1] * slope[1], w[2] * slope[2], w[3] * slope[3]};
+                if constexpr (kConfig.general) drop(w, out, step.head, query, key);
+                *handed(m, part * kTiles + j) = out;
             }
         }
     }
 
- private:
+    template <bool kMasked>
+    __device__ __forceinline__ void make_ds(Scores& s, const Step& step, const RowTile& rows, int part,
+                                            float held) const {
+        const int column = part * kPartQueries + lane() % 4 * 2;
+        const int row = first_row() + lane() / 4;
+        const float unit = inputs.launch.params.forward.keep_scale * held;
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+            const float2 delta = *reinterpret_cast<const float2*>(rows.delta + 8 * j + column);
+#pragma unroll
+            for (int m = 0; m < kKeyTiles; ++m) {
+                float(&ds)[4] = s[m][j];
+                const float4 handed = *this->handed(m, part * kTiles + j);
+                const float w[4] = {handed.x, handed.y, handed.z, handed.w};
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const float d = (e % 2 == 0 ? delta.x : delta.y) * held;
+                    const bool dropped = kConfig.general && __float_as_int(w[e]) < 0;
+                    ds[e] = fabsf(w[e]) * (dropped ? -d : fmaf(ds[e], unit, -d));
+                }
+                if constexpr (kMasked) {
+                    hide(ds, step.tile * kBlockQ + 8 * j + column, work.first_key + row + 16 * m);
+                }
+                store_rounded(inputs.ds(), ds, row + 16 * m, part * kTiles + j);
+            }
+        }
+    }
+
     __device__ static __forceinline__ int barrier_of(int part) { return 1 + part * Config::kPairs + pair(); }
 
     /// Where four weights lie on their way from one warp to the other.
     __device__ __forceinline__ float4* handed(int m, int tile) const {
-        const int place = ((pair() * kKeyTiles + m) * kTiles + tile) * 32 + lane();
+        const int place = ((pair() * kKeyTiles + m) * (kBlockQ / 8) + tile) * 32 + lane();
         return reinterpret_cast<float4*>(inputs.weights()) + place;
     }
 

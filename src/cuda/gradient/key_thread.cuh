@@ -18,7 +18,9 @@ template <class T, Config kConfig>
 struct KeyThread {
     static constexpr int kHeadDim = kConfig.head_dim;
     static constexpr int kKeyTiles = kConfig.key_tiles;
-    static constexpr int kTiles = kBlockQ / 8;
+    static constexpr int kParts = 2;  // of a tile of queries: S and dP of one at a time are in registers
+    static constexpr int kPartQueries = kBlockQ / kParts;
+    static constexpr int kTiles = kPartQueries / 8;
     using Scores = float[kKeyTiles][kTiles][4];      // [16 keys][8 queries][4]
     using Sums = float[kKeyTiles][kHeadDim / 8][4];  // [16 keys][8 dims][4]: dV or dK
 

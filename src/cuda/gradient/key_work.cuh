@@ -34,6 +34,7 @@ struct KeyWork {
         set_block(number, block_kv);
     }
     __device__ void set_block(int number, int block_kv) {
+        guarded = false;
         block = number;
         first_key = number * block_kv;
         own = Meeting(band, number, block_kv);
@@ -87,11 +88,10 @@ struct Turns {
         return !work.next.meets(step.sweep, step.tile);
     }
 
-    /// The block's part is there: the next block may add its own. After a barrier of all threads.
+    /// The block's part is there: the next block may add its own. After a barrier of all threads, by one of them.
     __device__ __forceinline__ void publish(const Step& step) const {
-        if (threadIdx.x != 0) return;
-        __threadfence();
-        ptx::store_release(launch.done + place(step), work.block + 1);
+        constexpr unsigned kPublisher = 32;  // of another warp than the one that waits
+        if (threadIdx.x == kPublisher) ptx::store_release(launch.done + place(step), work.block + 1);
     }
 
     /// One thread waits for the block before; a barrier of all threads is to follow.

@@ -10,19 +10,22 @@
 
 namespace tessera::cuda::gradient {
 
-/// The place in a list of compiled shapes of the first one that holds a Problem in 16 bits.
+/// The place in a list of compiled shapes of the first one that is as wide as a Problem.
 template <class Shapes>
-std::size_t place_in(const Problem& p) {
+std::size_t place_by_dim(const Problem& p) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-    const bool general = changes_scores(p) || !scale_can_wait(p);
-    return *Shapes::first([&](const auto& c) { return c.general == general && dim <= c.head_dim; });
+    return *Shapes::first([&](const auto& c) { return dim <= c.head_dim; });
 }
 
-/// The same in fp32.
-template <class ShapesFp32>
-std::size_t place_in_fp32(const Problem& p) {
+/// The same in a list that has a plain shape and a general one of each.
+template <class Shapes>
+std::size_t place_in(const Problem& p, bool general) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-    return *ShapesFp32::first([&](const auto& c) { return dim <= c.head_dim; });
+    return *Shapes::first([&](const auto& c) { return c.general == general && dim <= c.head_dim; });
+}
+template <class Shapes>
+std::size_t place_in(const Problem& p) {
+    return place_in<Shapes>(p, changes_scores(p) || !scale_can_wait(p));
 }
 
 }  // namespace tessera::cuda::gradient

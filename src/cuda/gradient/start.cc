@@ -13,24 +13,24 @@ namespace tessera::cuda::gradient {
 namespace {
 
 template <class T>
-cudaError_t delta(const Problem& p, const Launch& launch, cudaStream_t stream) {
-    return RowShapes::call(place_in<RowShapes>(p),
+cudaError_t delta(const Problem& p, const Launch& launch, bool general, cudaStream_t stream) {
+    return RowShapes::call(place_in<RowShapes>(p, general),
                            [&](auto shape) { return start_delta<T, decltype(shape)>(launch, stream); });
 }
 
 cudaError_t delta_fp32(const Problem& p, const Launch& launch, cudaStream_t stream) {
-    return RowShapesFp32::call(place_in_fp32<RowShapesFp32>(p),
+    return RowShapesFp32::call(place_by_dim<RowShapesFp32>(p),
                                [&](auto shape) { return start_delta_fp32<decltype(shape)>(launch, stream); });
 }
 
 template <class T>
 cudaError_t bias(const Problem& p, const Launch& launch, cudaStream_t stream) {
-    return BiasShapes::call(place_in<BiasShapes>(p),
+    return BiasShapes::call(place_by_dim<BiasShapes>(p),
                             [&](auto shape) { return start_bias<T, decltype(shape)>(launch, stream); });
 }
 
 cudaError_t bias_fp32(const Problem& p, const Launch& launch, cudaStream_t stream) {
-    return RowShapesFp32::call(place_in_fp32<RowShapesFp32>(p),
+    return RowShapesFp32::call(place_by_dim<RowShapesFp32>(p),
                                [&](auto shape) { return start_bias_fp32<decltype(shape)>(launch, stream); });
 }
 
@@ -43,17 +43,17 @@ cudaError_t dq(const Problem& p, const Launch& launch, cudaStream_t stream) {
 
 }  // namespace
 
-std::size_t workspace_bytes(const Problem& problem, int block_kv, int padded_dim) {
+std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     Arena arena;
-    Workspace(arena, problem, Counts(problem, block_kv), padded_dim);
+    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim);
     return arena.used();
 }
 
-Launch make_launch(const BackwardCall& call, int block_kv, int padded_dim) {
+Launch make_launch(const BackwardCall& call, const Extents& extents) {
     const Problem& p = call.plan.problem;
-    const Counts counts(p, block_kv);
+    const Counts counts(p, extents.block_kv);
     Arena arena(call.workspace);
-    const Workspace workspace(arena, p, counts, padded_dim);
+    const Workspace workspace(arena, p, counts, extents.head_dim);
     Launch launch;
     launch.params = backward_params(call);
     const BackwardParams& params = launch.params;
@@ -76,30 +76,45 @@ Launch make_launch(const BackwardCall& call, int block_kv, int padded_dim) {
     return launch;
 }
 
-std::optional<std::string> refuse_counts(const Problem& p, int block_kv) {
+std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device,
+                                  const Extents& extents) {
     if (auto reason = refuse_sizes(p)) return reason;
-    const Counts counts(p, block_kv);
+    const Counts counts(p, extents.block_kv);
     const std::int64_t longest = std::max({p.len_q, p.len_kv, p.total_q, p.total_kv});
-    const std::int64_t tiles = std::max(p.heads_q * std::max(counts.tiles_of_head, p.batch * counts.q_tiles),
-                                        p.batch * p.heads_kv * counts.key_blocks);
-    if (longest < kMaxIndex && tiles < kMaxIndex) return std::nullopt;
-    return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
+    const std::int64_t tiles = std::max({p.heads_q * counts.tiles_of_head, p.heads_q * p.batch * counts.q_tiles,
+                                         p.heads_kv * p.batch * counts.key_blocks});
+    if (longest >= kMaxIndex || tiles >= kMaxIndex) {
+        return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
+    }
+    constexpr int kDeclared = 1024;  // bytes, more than a kernel has besides
+    const int needed = extents.shared_bytes + kDeclared;
+    if (const int has = properties(device).shared_bytes; needed > has) {
+        return fmt::format("needs {} bytes of shared memory for head_dim {}, the device has {}", needed,
+                           std::max(p.head_dim, p.head_dim_v), has);
+    }
+    if (tile && *tile != Tile{kBlockQ, extents.block_kv}) {
+        return fmt::format("is compiled for tiles of {} x {}", kBlockQ, extents.block_kv);
+    }
+    return std::nullopt;
 }
 
-void start_before(const Problem& p, const Launch& launch, cudaStream_t stream) {
+bool has_keys(const Problem& p) { return p.len_kv > 0 && p.batch > 0 && p.heads_kv > 0; }
+
+void start_before(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
     const std::int64_t heads = launch.params.forward.batch * launch.params.forward.heads_q;
     const auto bytes = static_cast<std::size_t>(reinterpret_cast<char*>(launch.limits + heads) -
                                                 reinterpret_cast<char*>(launch.progress));
     check(cudaMemsetAsync(launch.progress, 0, bytes, stream), "counters of the backward");
     if (launch.q_tiles == 0 || heads == 0) return;
     if (p.dtype == DType::fp32) check(delta_fp32(p, launch, stream), "delta");
-    else if (p.dtype == DType::bf16) check(delta<__nv_bfloat16>(p, launch, stream), "delta");
-    else check(delta<__half>(p, launch, stream), "delta");
+    else if (p.dtype == DType::bf16) check(delta<__nv_bfloat16>(p, launch, extents.general, stream), "delta");
+    else check(delta<__half>(p, launch, extents.general, stream), "delta");
 }
 
-void start_after(const Problem& p, const Launch& launch, int padded_dim, cudaStream_t stream) {
+void start_after(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
     if (launch.q_tiles > 0 && p.batch > 0 && p.heads_q > 0) {
-        const auto start = padded_dim == 64 ? dq<64> : padded_dim == 128 ? dq<128> : dq<256>;
+        const int dim = extents.head_dim;
+        const auto start = dim == 64 ? dq<64> : dim == 128 ? dq<128> : dq<256>;
         check(start(p, launch, stream), "dQ");
     }
     if (!p.bias_gradient) return;

@@ -28,15 +28,27 @@ cudaError_t start_dq_fp32(const Launch& launch, cudaStream_t stream);
 template <class Shape>
 cudaError_t start_bias_fp32(const Launch& launch, cudaStream_t stream);
 
-std::size_t workspace_bytes(const Problem& problem, int block_kv, int padded_dim);
+/// What the host knows of a compiled shape of the kernel of a schedule.
+struct Extents {
+    int head_dim;
+    int block_kv;
+    int shared_bytes;
+    bool general;  ///< as in Config
+};
 
-Launch make_launch(const BackwardCall& call, int block_kv, int padded_dim);
+/// For `refuse`: too large for counters in 32 bits, for the device, or another tile than the compiled one.
+std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device,
+                                  const Extents& extents);
 
-/// Why one call counts too much, for `refuse`; empty when it does not.
-std::optional<std::string> refuse_counts(const Problem& problem, int block_kv);
+std::size_t workspace_bytes(const Problem& problem, const Extents& extents);
 
-/// Throws Error(internal) when CUDA refuses a launch.
-void start_before(const Problem& problem, const Launch& launch, cudaStream_t stream);
-void start_after(const Problem& problem, const Launch& launch, int padded_dim, cudaStream_t stream);
+Launch make_launch(const BackwardCall& call, const Extents& extents);
+
+/// Does any block of keys exist?
+bool has_keys(const Problem& problem);
+
+/// What runs before the kernel of a schedule, and after it. Throws Error(internal) when CUDA refuses a launch.
+void start_before(const Problem& problem, const Launch& launch, const Extents& extents, cudaStream_t stream);
+void start_after(const Problem& problem, const Launch& launch, const Extents& extents, cudaStream_t stream);
 
 }  // namespace tessera::cuda::gradient

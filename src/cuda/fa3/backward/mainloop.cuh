@@ -89,8 +89,7 @@ struct Consumer {
         start_key_gradient<T, kConfig.head_dim>(dk, ds, uniform(column_descriptor(shared.q[q_stage], Config::kBlockQ)));
     }
     __device__ __forceinline__ void start_dq() {
-        backward::start_dq<T, kConfig.dq_columns()>(dq, uniform(row_descriptor(shared.ds[(steps - 1) % 2])),
-                                                    k_columns());
+        backward::start_dq<T, kConfig.dq_columns()>(dq, uniform(row_descriptor(shared.ds[steps % 2])), k_columns());
     }
     /// One arrival of the warp, when all its lanes are here.
     __device__ __forceinline__ static void arrive(ptx::Mbarrier& barrier) {
@@ -207,7 +206,6 @@ __device__ __forceinline__ void Consumer<T, kConfig>::clean_queries() {
 /// dS, transposed on its way into shared memory: rows are queries there.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::store_ds() {
-    wait_for(shared.ds_ring.empty[steps % 2], steps / 2 % 2 ^ 1);
     const auto slab = ptx::shared_address(shared.ds[steps % 2][warpgroup]);
     const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // not to be kept in registers over the loop
     const int query = thread % 32 / 16 * 8 + thread % 8;
@@ -218,13 +216,12 @@ __device__ __forceinline__ void Consumer<T, kConfig>::store_ds() {
                                ds[step][3]);
     }
     ptx::fence_proxy_async();
-    arrive(shared.ds_ring.full[steps % 2]);
 }
 
 /// This warpgroup's half of dQ, for add_dq(): 16 bytes of a thread beside those of its neighbours.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::store_dq() {
-    wait_for(shared.dq_empty[warpgroup], steps % 2, warpgroup);
+    wait_for(shared.dq_empty[warpgroup], (steps & 1) ^ 1, warpgroup);
     auto* out = reinterpret_cast<float4*>(shared.dq[warpgroup]) + threadIdx.x % 128;
 #pragma unroll
     for (int j = 0; j < kConfig.dq_columns() / 8; ++j) {
@@ -293,33 +290,26 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         q.advance();
         if (left > 0) wait_for(shared.q_ring.full[q.stage], q.phase);
         start_s();  // of the next step; after the last, of whatever lies there
+        // Both halves of dS are there. The other stage of dS is free: who comes here has multiplied the dQ before.
+        ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
         if constexpr (!kConfig.general) {
             ptx::wgmma_wait<1>();
             ptx::keep_in_place(dv);
             ptx::keep_in_place(p);
         }
         arrive(shared.do_ring.empty[steps % 2]);
-        // dQ of the step before: the other warpgroup's dS is there by now. In the first step, of whatever lies there.
-        if (steps > 0) wait_for(shared.ds_ring.full[(steps - 1) % 2], (steps - 1) / 2 % 2);
         start_dq();
         start_dk(q_before);
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(s);
         ptx::keep_in_place(dq);
-        if (steps > 0) {
-            arrive(shared.ds_ring.empty[(steps - 1) % 2]);
-            store_dq();
-        }
+        store_dq();
         ++steps;
         if (left == 0) break;
     }
-    wait_for(shared.ds_ring.full[(steps - 1) % 2], (steps - 1) / 2 % 2);
-    start_dq();
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(dk);
     ptx::keep_in_place(ds);
-    ptx::keep_in_place(dq);
-    store_dq();
 }
 
 }  // namespace tessera::cuda::fa3::backward

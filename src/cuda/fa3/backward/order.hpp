@@ -88,10 +88,10 @@ struct Blocks {
 
 /// The steps of one block of keys: blocks of queries, for each query head of the group.
 struct Steps {
-    int begin, end;         ///< of m
-    int start;              ///< the first m; -1: from the last to the first
-    int heads;              ///< of the group that are left
-    int m, which;           ///< this step's block and sum
+    int begin, end;  ///< of m
+    int start;       ///< the first m; -1: from the last to the first
+    int heads;       ///< of the group that are left
+    int m, which;    ///< this step's block and sum
 
     TESSERA_HOST_DEVICE Steps(const Blocks& blocks, int n, int group) {
         const Span queries = blocks.queries_of(n);

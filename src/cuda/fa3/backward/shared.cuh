@@ -18,20 +18,6 @@ enum NamedBarrier : int {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
-/// The barriers of a ring of any number of stages, and of writers (tile/pipeline.cuh has the rings of the copy engine).
-template <int kStages>
-struct Stages {
-    ptx::Mbarrier full[kStages];
-    ptx::Mbarrier empty[kStages];
-
-    __device__ void init(int writers, int readers) {
-        for (int s = 0; s < kStages; ++s) {
-            ptx::mbarrier_init(full[s], writers);
-            ptx::mbarrier_init(empty[s], readers);
-        }
-    }
-};
-
 /// Where one side stands in a ring of any number of stages.
 template <int kStages>
 struct Turn {
@@ -90,9 +76,8 @@ struct alignas(1024) Shared {
     float dq[Config::kConsumers][Config::kBlockQ * kConfig.dq_columns()];  ///< as accumulators lie
     RowStats stats[kConfig.q_stages];                                      ///< come with Q
     int block_q[kConfig.q_stages], head[kConfig.q_stages];                 ///< whose Q it is
-    Stages<kConfig.q_stages> q_ring;
-    Stages<Config::kStages> do_ring;
-    Stages<Config::kStages> ds_ring;
+    Ring<kConfig.q_stages> q_ring;
+    Ring<Config::kStages> do_ring;
     ptx::Mbarrier kv_full;
     ptx::Mbarrier dq_full[Config::kConsumers], dq_empty[Config::kConsumers];
     KeyBlock block;
@@ -100,9 +85,8 @@ struct alignas(1024) Shared {
 
     __device__ void init_barriers() {
         constexpr int kReaders = 4 * Config::kConsumers;  // one arrival a warp
-        q_ring.init(1, kReaders);
-        do_ring.init(1, kReaders);
-        ds_ring.init(kReaders, kReaders);
+        q_ring.init(kReaders);
+        do_ring.init(kReaders);
         ptx::mbarrier_init(kv_full, 1);
         for (int w = 0; w < Config::kConsumers; ++w) {
             ptx::mbarrier_init(dq_full[w], 4);

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/gradient/launch.hpp"
+
+namespace tessera::cuda::fa1 {
+
+/// Starts a block for every (batch, kv head). One instance each in instances/.
+template <class T, class Shape>
+cudaError_t start_backward(const gradient::Launch& launch, cudaStream_t stream);
+
+}  // namespace tessera::cuda::fa1

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/device.hpp"
+#include "cuda/fa1/backward.hpp"
+#include "cuda/fa1/config.h"
+#include "cuda/fa1/kernels.hpp"
+#include "cuda/gradient/shapes.hpp"
+#include "cuda/gradient/start.hpp"
+
+namespace tessera::cuda::fa1 {
+namespace {
+
+constexpr int kLeastCapability = 80;  // bf16 products and cp.async
+
+std::size_t place_of(const Problem& p) { return gradient::place_by_dim<BackwardShapes>(p); }
+
+gradient::Extents extents_of(const Problem& p) {
+    const gradient::Config c = BackwardShapes::kConfigs[place_of(p)];
+    return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general};
+}
+
+Tile tile_of(const Problem& p) { return {gradient::kBlockQ, extents_of(p).block_kv}; }
+
+std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device) {
+    if (auto reason = refuse_below(device, kLeastCapability)) return reason;
+    return gradient::refuse(p, tile, device, extents_of(p));
+}
+
+cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t stream) {
+    return BackwardShapes::call(place_of(p), [&](auto shape) {
+        using Shape = decltype(shape);
+        if (p.dtype == DType::bf16) return start_backward<__nv_bfloat16, Shape>(launch, stream);
+        return start_backward<__half, Shape>(launch, stream);
+    });
+}
+
+void backward(const BackwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const gradient::Extents extents = extents_of(p);
+    const gradient::Launch launch = gradient::make_launch(call, extents);
+    const CurrentDevice current(call.plan.device);
+    const cudaStream_t stream = stream_of(call);
+    gradient::start_before(p, launch, extents, stream);
+    if (gradient::has_keys(p)) check(start(p, launch, stream), "cuda.fa1.backward");
+    gradient::start_after(p, launch, extents, stream);
+}
+
+std::size_t workspace_bytes(const Plan& plan) {
+    return gradient::workspace_bytes(plan.problem, extents_of(plan.problem));
+}
+
+}  // namespace
+
+Kernel backward_kernel() {
+    return {.info = {.name = "cuda.fa1.backward",
+                     .backend = Backend::cuda,
+                     .schedule = Schedule::fa1,
+                     .pass = Pass::backward,
+                     .dtypes = {DType::bf16, DType::fp16},
+                     .summary = "K/V blocks outer, one thread block a head; dQ rewritten in memory; memory O(len)",
+                     .limits = "sm_80 and later; head_dim over 128 needs 219 KiB of shared memory"},
+            .refuse = refuse,
+            .default_tile = tile_of,
+            .workspace_bytes = workspace_bytes,
+            .target = target,
+            .forward = nullptr,
+            .backward = backward,
+            .shapes = BackwardShapes::names(),
+            .shape_of = place_of};
+}
+
+}  // namespace tessera::cuda::fa1

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fa1/backward.cuh"
+
+template cudaError_t tessera::cuda::fa1::start_backward<__nv_bfloat16, tessera::cuda::fa1::BackwardHeadDim128>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
