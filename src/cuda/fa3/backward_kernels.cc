@@ -19,9 +19,8 @@ namespace {
 
 using backward::Launch;
 
-constexpr int kCapability = 90;                            // wgmma and setmaxnreg exist on 9.0 only
-constexpr int kStoredRows = 16;                            // of dK and dV, by one warp
-constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of Q, dO and dQ that shall stay in a 50 MB L2
+constexpr int kCapability = 90;  // wgmma and setmaxnreg exist on 9.0 only
+constexpr int kStoredRows = 16;  // of dK and dV, by one warp
 
 /// Blocks of 64 queries of one head, over all members (backward::first_block_q).
 std::int64_t blocks_q(const Problem& p) {
@@ -94,14 +93,6 @@ struct TensorShapes {
     }
 };
 
-/// (batch, kv head) pairs whose blocks are mixed: the longest of several heads come first, and neighbours of one head
-/// do not start at once, since each waits for the one before. As long as their rows of queries fit the L2.
-int heads_together(const Problem& p, const backward::Config& c) {
-    const std::int64_t row_bytes = 2 * (p.head_dim + p.head_dim_v) + 4 * std::int64_t{c.head_dim};
-    const std::int64_t heads = kL2Share / std::max<std::int64_t>(p.len_q * row_bytes, 1);
-    return static_cast<int>(std::clamp<std::int64_t>(heads, 1, p.batch * p.heads_kv));
-}
-
 Launch make_launch(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
     const TensorShapes shapes(p);
@@ -125,7 +116,6 @@ Launch make_launch(const BackwardCall& call) {
         if (launch.store_dv_by_copy_engine) launch.dv = tensor_map(launch.params.dv, shapes.v, p.dtype, kStoredRows);
     }
     launch.dq_by_vectors = takes_vectors(launch.params.dq, static_cast<int>(p.head_dim));
-    launch.heads_together = launch.sums == 1 ? heads_together(p, c) : 1;
     launch.blocks_q = static_cast<int>(blocks_q(p));
     launch.blocks_kv = static_cast<int>(blocks_kv(p));
     return launch;

@@ -63,7 +63,7 @@ struct QueryTile {
         const Member member = member_of(p, batch);
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
-        blocks.set(p.mask, member.len_q, member.len_kv, launch.sums == 1);
+        blocks.set(p.mask, member.len_q, member.len_kv);
         first_block =
             std::int64_t{head} * launch.blocks_q + first_block_q(p, batch, member.first_q) + query / Config::kBlockQ;
         n_begin = 0;

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kDqThreads) dq_kernel(const __grid_constant__ 
     const int head = static_cast<int>(blockIdx.x) / count % p.heads_q;
     const Member member = member_of(p, batch);
     Blocks blocks;
-    blocks.set(p.mask, member.len_q, member.len_kv, launch.sums == 1);
+    blocks.set(p.mask, member.len_q, member.len_kv);
     if (m >= blocks.count_q || launch.workspace.start->broken != 0) return;
 
     const int thread = static_cast<int>(threadIdx.x);

@@ -41,7 +41,6 @@ struct Launch {
     bool store_dk_by_copy_engine, store_dv_by_copy_engine;  ///< they have tensor maps
     int sums;            ///< of dQ: 2 where some block of keys goes round (shapes.hpp)
     bool dq_by_vectors;  ///< rows of dQ can be written 16 bytes at a time
-    int heads_together;  ///< (batch, kv head) pairs whose blocks of keys are mixed in the order of the work
     int blocks_q;        ///< blocks of 64 queries of one head, over all members
     int blocks_kv;       ///< blocks of keys of one head of one member, at most
 };

@@ -4,10 +4,6 @@
 // waits for long: block n starts at the queries that are as far along as it is itself, goes to the last that sees it
 // (sum 0), then on from the first one (sum 1). For one m the order is n falling, in both sums, so that n follows n + 1,
 // which started earlier and some steps further on.
-//
-// Under a causal mask of equal lengths, where n = 0 has the most to do, it is the other way round: block 0 starts
-// first, all go from the last queries to the first that see them, and the order is n rising. So the long ones start
-// first and the short ones fill up. There is one sum only.
 #pragma once
 
 #include <algorithm>
@@ -29,10 +25,8 @@ struct Blocks {
     int count_q, count_kv;  ///< blocks
     int apart;              ///< blocks of queries between the starts of neighbouring blocks of keys; or, if there ...
     int together;           ///< ... are more blocks of keys, how many of them start at the same one
-    bool rising;            ///< blocks of keys come with n rising, and there is one sum of dQ
 
-    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, bool is_rising) {
-        rising = is_rising;
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv) {
         const Band band = mask.bind(own_len_q, own_len_kv);
         len_q = own_len_q;
         len_kv = own_len_kv;
@@ -68,7 +62,6 @@ struct Blocks {
     TESSERA_HOST_DEVICE int last_started(int m) const { return (m / apart + 1) * together - 1; }
     /// How many have added to sum `which` of block m before block n does.
     TESSERA_HOST_DEVICE int place(int which, int m, int n) const {
-        if (rising) return n - keys_of(m).begin;
         const int last = keys_of(m).end - 1;
         return (which == 0 ? std::min(last, last_started(m)) : last) - n;
     }
@@ -76,7 +69,6 @@ struct Blocks {
     TESSERA_HOST_DEVICE bool any(int which, int m) const {
         const Span keys = keys_of(m);
         if (keys.begin >= keys.end) return false;
-        if (rising) return which == 0;
         return which == 0 ? last_started(m) >= keys.begin : keys.end - 1 > last_started(m);
     }
     /// Are all pairs of these queries and keys there and visible?
@@ -88,27 +80,21 @@ struct Blocks {
 
 /// The steps of one block of keys: blocks of queries, for each query head of the group.
 struct Steps {
-    int begin, end;  ///< of m
-    int start;       ///< the first m; -1: from the last to the first
-    int heads;       ///< of the group that are left
-    int m, which;    ///< this step's block and sum
+    int begin, end, start;  ///< of m
+    int heads;              ///< of the group that are left
+    int m, which;           ///< this step's block and sum
 
     TESSERA_HOST_DEVICE Steps(const Blocks& blocks, int n, int group) {
         const Span queries = blocks.queries_of(n);
         begin = queries.begin;
         end = queries.end;
-        start = blocks.rising ? -1 : std::min(std::max(blocks.start_of(n), begin), end);
+        start = std::min(std::max(blocks.start_of(n), begin), end);
         heads = begin < end ? group : 0;
         rewind();
     }
     TESSERA_HOST_DEVICE bool more() const { return heads > 0; }
     TESSERA_HOST_DEVICE int count() const { return heads * (end - begin); }  ///< at the start
     TESSERA_HOST_DEVICE void advance() {
-        if (start < 0) {
-            if (--m >= begin) return;
-            --heads;
-            return rewind();
-        }
         ++m;
         if (which == 0 && m == end) m = begin, which = 1;
         if (which == 0 || m != start) return;
@@ -118,7 +104,7 @@ struct Steps {
 
  private:
     TESSERA_HOST_DEVICE void rewind() {
-        m = start < 0 ? end - 1 : start == end ? begin : start;
+        m = start == end ? begin : start;
         which = start == end ? 1 : 0;
     }
 };

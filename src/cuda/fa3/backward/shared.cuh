@@ -38,22 +38,16 @@ struct KeyBlock {
 
     __device__ __forceinline__ void set(const Launch& launch, unsigned number) {
         const ForwardParams& p = launch.params.forward;
-        // The same n of some heads, then the next n; then the next heads.
-        const int per_group = launch.heads_together * launch.blocks_kv;
-        const int index = static_cast<int>(number);
-        const int first_head = index / per_group * launch.heads_together;
-        const int heads_here = min(launch.heads_together, static_cast<int>(p.batch) * p.heads_kv - first_head);
-        const int within = index % per_group;
-        const int head = first_head + within % heads_here;
-        const int place = within / heads_here;
-        n = launch.sums == 1 ? place : launch.blocks_kv - 1 - place;
+        const auto per_head = static_cast<unsigned>(launch.blocks_kv);
+        const int head = static_cast<int>(number / per_head);
+        n = launch.blocks_kv - 1 - static_cast<int>(number % per_head);
         batch = head / p.heads_kv;
         kv_head = head - batch * p.heads_kv;
         const Member member = member_of(p, batch);
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
         first_block_q = static_cast<int>(backward::first_block_q(p, batch, member.first_q));
-        blocks.set(p.mask, member.len_q, member.len_kv, launch.sums == 1);
+        blocks.set(p.mask, member.len_q, member.len_kv);
     }
     __device__ __forceinline__ bool exists() const { return n < blocks.count_kv; }
     /// The place of block m of a query head among all blocks of queries.
