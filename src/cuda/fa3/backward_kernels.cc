@@ -2,7 +2,6 @@
 #include "cuda/fa3/backward_kernels.hpp"
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -139,8 +138,7 @@ void run(const BackwardCall& call) {
           "cudaMemsetAsync");
     const cudaError_t status = backward::Shapes::call(*backward::shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
-        if (p.dtype == DType::bf16) return start_all<__nv_bfloat16, Shape>(p, launch, stream_of(call));
-        return start_all<__half, Shape>(p, launch, stream_of(call));
+        return start_all<__nv_bfloat16, Shape>(p, launch, stream_of(call));
     });
     check(status, "cuda.fa3.backward");
 }
@@ -168,9 +166,9 @@ Kernel backward_kernel() {
                      .backend = Backend::cuda,
                      .schedule = Schedule::fa3,
                      .pass = Pass::backward,
-                     .dtypes = {DType::bf16, DType::fp16},
+                     .dtypes = {DType::bf16},
                      .summary = "K/V blocks outer, dQ added up by the copy engine in a fixed order; memory O(len)",
-                     .limits = "sm_90; no additive bias; head_dim up to 128 in multiples of 8; 16-byte aligned rows"},
+                     .limits = "sm_90; bf16; no additive bias; head_dim up to 128 in multiples of 8; 16-byte aligned rows"},
             .refuse = refuse,
             .default_tile = backward::tile_of,
             .workspace_bytes = workspace_bytes,
