@@ -15,7 +15,7 @@ using diagnose::Element;
 using diagnose::Operand;
 using diagnose::Sizes;
 
-/// "9.19.0" as up to three numbers, the missing ones 0.
+/// "9.19.0" as up to three numbers, the missing ones 0. An error shows the whole of `text`.
 std::array<int, 3> parse_dotted(const std::string& option, const std::string& text, const char* expected) {
     std::array<int, 3> numbers{};
     const char* at = text.data();
@@ -39,30 +39,39 @@ Sizes parse_shape(const std::string& whole, const std::string& text) {
     return sizes;
 }
 
-/// "q/k/v", "q/kv" or "qkv".
-void parse_shapes(const std::string& text, Call& call) {
+/// "q/k/v", "q/kv" or "qkv" as its three parts.
+std::array<std::string, 3> parts_of(const std::string& option, const std::string& text, const char* expected) {
     std::vector<std::string> parts(1);
     for (const char c : text) {
         if (c == '/') parts.emplace_back();
         else parts.back() += c;
     }
-    if (parts.size() > 3) unexpected("--shape", "at most the shapes of q, k and v", text);
-    call.q.shape = parse_shape(text, parts[0]);
-    call.k.shape = parts.size() > 1 ? parse_shape(text, parts[1]) : call.q.shape;
-    call.v.shape = parts.size() > 2 ? parse_shape(text, parts[2]) : call.k.shape;
+    if (parts.size() > 3) unexpected(option, expected, text);
+    return {parts.front(), parts.size() > 1 ? parts[1] : parts.front(), parts.back()};
 }
 
-/// "h200", "9.0", "sm90".
+void parse_shapes(const std::string& text, Call& call) {
+    const auto parts = parts_of("--shape", text, "at most the shapes of q, k and v");
+    call.q.shape = parse_shape(text, parts[0]);
+    call.k.shape = parse_shape(text, parts[1]);
+    call.v.shape = parse_shape(text, parts[2]);
+}
+
+/// "h200", "NVIDIA H200", "9.0", "sm90".
 void parse_gpu(const std::string& text, diagnose::Gpu& gpu) {
-    if (const model::Machine* machine = model::find_machine(text); machine && machine->capability > 0) {
+    const model::Machine* machine = model::find_machine(text);
+    if (machine == nullptr) machine = model::machine_of_device(text);
+    if (machine != nullptr && machine->capability > 0) {
         gpu.name = machine->title;
         gpu.capability = static_cast<int>(machine->capability * 10 + 0.5);
-    } else if (text.starts_with("sm")) {
-        gpu.capability = static_cast<int>(parse_size("--gpu", text.substr(2)));
     } else {
-        const auto numbers =
-            parse_dotted("--gpu", text, "a compute capability (9.0, sm90) or a GPU that tessera list knows");
-        gpu.capability = numbers[0] * 10 + numbers[1];
+        constexpr const char* kExpected = "a compute capability (9.0, sm90) or a GPU that tessera list knows";
+        const bool sm = text.starts_with("sm");
+        const auto numbers = parse_dotted("--gpu", sm ? text.substr(2) : text, kExpected);
+        const int major = sm ? numbers[0] / 10 : numbers[0];
+        const int minor = sm ? numbers[0] % 10 : numbers[1];
+        if (major < 1 || major > 99 || minor > 9 || numbers[2] != 0) unexpected("--gpu", kExpected, text);
+        gpu.capability = major * 10 + minor;
     }
     gpu.rocm = false;
 }
@@ -116,7 +125,7 @@ void CallOptions::declare(CLI::App& command) {
     add("--torch", torch, "VERSION", "PyTorch's version, 2.4 to 2.15");
     add("--gpu", gpu, "GPU", "h200, a100, ... (tessera list), or a compute capability: 9.0, sm90");
     add("--shape", shape, "B,H,L,D", "Of q; /k and /v behind it where they differ: 2,32,1,128/2,8,4096,128");
-    add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8, of q, k and v");
+    add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8, of q; /k and /v behind it where they differ");
     add("--mask", mask, "MASK",
         "none, causal (is_causal), or a tensor: bool or float, and its shape: bool:1,1,512,512");
     add("--dropout", dropout, "P", "dropout_p; default 0");
@@ -157,10 +166,13 @@ diagnose::Call CallOptions::call() const {
         call.cuda = v[0] * 1000 + v[1] * 10;
     }
     if (!off.empty()) call.enabled = parse_off(off);
-    for (Operand* operand : {&call.q, &call.k, &call.v}) {
-        if (!dtype.empty()) operand->element = parse_element(dtype);
-        operand->requires_grad = grad;
+    if (!dtype.empty()) {
+        const auto parts = parts_of("--dtype", dtype, "at most the dtypes of q, k and v");
+        call.q.element = parse_element(parts[0]);
+        call.k.element = parse_element(parts[1]);
+        call.v.element = parse_element(parts[2]);
     }
+    for (Operand* operand : {&call.q, &call.k, &call.v}) operand->requires_grad = grad;
     call.mask.requires_grad = false;
     call.enable_gqa = gqa;
     call.deterministic = deterministic;

@@ -51,10 +51,10 @@ std::string because(const Explanation& explanation, const Verdict& verdict) {
                        ? "the first in the order, and its checks pass"
                        : "its checks pass, and those before it are refused";
         case Standing::could_run:
-            return in_place_of_flash(verdict.backend)
-                       ? fmt::format("runs in flash's place after activate_flash_attention_impl(\"{}\")",
-                                     name_of(verdict.backend))
-                       : "its checks pass, but another one comes first";
+            if (in_place_of_flash(verdict.backend))
+                return fmt::format("runs in flash's place after activate_flash_attention_impl(\"{}\")",
+                                   name_of(verdict.backend));
+            return explanation.taken ? "its checks pass, but another one comes first" : "its checks pass";
         case Standing::refused: return "";
         case Standing::unknown: return fmt::format("can't be known without {}", fmt::join(verdict.wanting, ", "));
     }

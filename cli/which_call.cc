@@ -29,12 +29,18 @@ void answer_call(const CallOptions& options, const Session& session) {
         given.is_causal = false;
         assumed.emplace_back("no mask");
     }
+    if (*given.mask_kind != diagnose::MaskKind::none && !given.mask.shape && given.q.shape->size() == 4 &&
+        given.k.shape->size() == 4) {
+        given.mask.shape = diagnose::Sizes{(*given.q.shape)[2], (*given.k.shape)[2]};
+        assumed.emplace_back("attn_mask is [len_q, len_kv]");
+    }
     const diagnose::Call call = diagnose::assume_defaults(given, assumed);
     diagnose::Explanation explanation = diagnose::explain(call);
     explanation.assumed = assumed;
     const auto gains = gains_of(explanation, call, Pass::forward, {});
     if (session.json) {
         Json document = json_of(explanation);
+        document["sentence"] = verdict_sentence(explanation, call);
         document["gains"] = Json::array();
         for (const diagnose::Gain& gain : gains) document["gains"].push_back(json_of(gain));
         return session.print_json(document);
@@ -55,7 +61,8 @@ void answer_family(const Session& session) {
                                          {"since", r.since},
                                          {"by", r.by},
                                          {"step", r.step},
-                                         {"kernel", r.kernel}});
+                                         {"kernel", r.kernel},
+                                         {"family", diagnose::name_of(r.family)}});
     }
     for (const diagnose::Chooser& c : diagnose::choosers()) {
         document["libraries"].push_back(

@@ -107,22 +107,28 @@ void execute(const WhichOptions& options, Session& session) {
         Progress progress(static_cast<std::int64_t>(options.files.size()));
         for (const std::string& file : options.files) all.push_back(diagnose_file(file, progress));
     }
-    std::vector<std::string> failures;
+    std::vector<std::pair<std::string, std::string>> failures;  // file, and why it is not what was expected
     for (const Diagnosis& d : all) {
         if (expected.empty()) break;
         const std::string why = disappointment(d, expected);
-        if (!why.empty()) failures.push_back(fmt::format("{}: expected {}, but {}", d.file, options.expect, why));
+        if (!why.empty()) failures.push_back({d.file, why});
     }
     if (session.json) {
         Json files = Json::array();
         for (const Diagnosis& d : all) files.push_back(cli::json_of(d, said));
         Json document{{"files", files}};
-        if (!expected.empty()) document["expected"] = options.expect, document["as_expected"] = failures.empty();
+        if (!expected.empty()) {
+            document["expected"] = options.expect;
+            document["as_expected"] = failures.empty();
+            document["failures"] = Json::array();
+            for (const auto& [file, why] : failures) document["failures"].push_back(why);
+        }
         session.print_json(document);
     } else {
         print_text(all, said, session);
     }
-    for (const std::string& failure : failures) print_error(failure);
+    for (const auto& [file, why] : failures)
+        print_error(fmt::format("{}: expected {}, but {}", file, options.expect, why));
     if (!failures.empty()) session.exit_code = kCheckFailed;
 }
 

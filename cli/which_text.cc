@@ -100,6 +100,13 @@ std::string nothing_found(const Diagnosis& d) {
     std::string text = fmt::format("No attention kernel was found among {}.", counted(d.runs, "run") + " of kernels");
     if (d.runs == 0) text = "No kernel of a GPU is in this trace: was the GPU profiled?";
     if (!d.look_alikes.empty()) text += " Some names look like it: below they are said to be none.";
+    if (d.tool == "JAX profiler" && !d.unknown.empty())
+        text +=
+            " XLA names what it fused fusion_1, fusion_2: attention by hand may be among the unknown kernels below.";
+    if (!d.softmaxes.empty())
+        text +=
+            " A softmax is among them: between two matrix products it is attention by hand, but that takes an order of "
+            "time, which this file does not tell.";
     return text;
 }
 
@@ -116,8 +123,20 @@ std::string others_named(const Diagnosis& d) {
     return " Others are of " + joined(titles) + ".";
 }
 
+/// Of the kinds with the leader's family and library the longest whose shapes are known: often the forward only.
+const AttentionKind& best_known(const Diagnosis& d, const AttentionKind& leader) {
+    for (const AttentionKind& kind : d.kinds) {
+        const bool alike =
+            kind.reading.family == leader.reading.family && kind.reading.library == leader.reading.library;
+        if (alike && !kind.shapes.empty()) return kind;
+    }
+    return leader;
+}
+
 /// Why nothing can be said about faster kernels.
 std::string without_advice(const Diagnosis& d, const AttentionKind& kind) {
+    if (kind.reading.library == diagnose::kFlexUncompiled)
+        return " torch.compile(flex_attention) makes one kernel of it.";
     if (!diagnose::backend_of(kind.reading.family) || !kind.shapes.empty() || !d.timed) return "";
     if (d.tool != "PyTorch profiler") return "";
     return " Why no faster one ran can't be said: the trace has no shapes (profile with record_shapes=True, and "
@@ -223,8 +242,9 @@ std::string paragraph_of(const Diagnosis& d, const diagnose::Call& said) {
     }
     if (reading.confidence == Confidence::unsure) text += " The name leaves doubt about that.";
     text += exactness_sentence(d);
-    const auto advice = diagnose::advise(d, *leader.kind, said);
-    return advice ? text + advice_sentences(*advice) : text + without_advice(d, *leader.kind);
+    const AttentionKind& known = best_known(d, *leader.kind);
+    const auto advice = diagnose::advise(d, known, said);
+    return advice ? text + advice_sentences(*advice) : text + without_advice(d, known);
 }
 
 std::string kinds_table(const Diagnosis& d, int width) {
@@ -263,6 +283,7 @@ std::string details_text(const Diagnosis& d, const diagnose::Call& said, int wid
         if (const auto advice = diagnose::advise(d, kind, said)) text += advice_text(*advice, width);
     }
     text += named_text("No attention, though it looks like it", d.look_alikes, d, width);
+    text += named_text("Softmax, of an attention by hand or of anything else", d.softmaxes, d, width);
     text += named_text("Unknown kernels", d.unknown, d, width);
     if (!d.notes.empty()) text += "\nAbout the file\n";
     for (const std::string& note : d.notes) text += facts_text({{" ", note}}, width);
@@ -327,6 +348,7 @@ Json json_of(const Diagnosis& d, const diagnose::Call& said) {
     }
     return {{"file", d.file},
             {"tool", d.tool},
+            {"paragraph", paragraph_of(d, said)},
             {"gpus", gpus},
             {"runs", d.runs},
             {"gpu_us", d.gpu_us},
@@ -334,6 +356,7 @@ Json json_of(const Diagnosis& d, const diagnose::Call& said) {
             {"attention", kinds},
             {"no_attention", sums(d.look_alikes)},
             {"unknown", sums(d.unknown)},
+            {"softmax", sums(d.softmaxes)},
             {"cpu_ops", d.cpu_ops},
             {"notes", d.notes}};
 }

@@ -76,25 +76,32 @@ Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte>
             how.observer};
 }
 
+template <class Args>
+void check_refusal(const Kernel& kernel, const Plan& plan, const Args& args,
+                   std::optional<TensorRefusal> (*refuse)(const Problem&, const Args&)) {
+    if (refuse == nullptr) return;
+    if (const auto refusal = refuse(plan.problem, args)) {
+        throw Error(ErrorCode::unsupported, refusal->tensor,
+                    fmt::format("{} can't work on it: {}", kernel.info.name, refusal->reason));
+    }
+}
+
 }  // namespace
 
 void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
     const DefaultFloatMode mode;
     const ForwardCall call = checked_call(plan, args, workspace, how, Pass::forward);
     const Kernel& kernel = kernel_of(*plan.kernel);
-    if (kernel.refuse_tensors != nullptr) {
-        if (const auto refusal = kernel.refuse_tensors(plan.problem, args)) {
-            throw Error(ErrorCode::unsupported, refusal->tensor,
-                        fmt::format("{} can't work on it: {}", kernel.info.name, refusal->reason));
-        }
-    }
+    check_refusal(kernel, plan, args, kernel.refuse_tensors);
     kernel.forward(call);
 }
 
 void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
     const DefaultFloatMode mode;
     const BackwardCall call = checked_call(plan, args, workspace, how, Pass::backward);
-    kernel_of(*plan.kernel).backward(call);
+    const Kernel& kernel = kernel_of(*plan.kernel);
+    check_refusal(kernel, plan, args, kernel.refuse_backward_tensors);
+    kernel.backward(call);
 }
 
 Workspace::Workspace(std::size_t bytes) : bytes_(bytes) {

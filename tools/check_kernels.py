@@ -25,6 +25,9 @@ import cubin  # noqa: E402
 # matches the whole name counts.
 NEEDS = [
     (r"fa3::forward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
+    (r"fa3::backward::backward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
+    (r"fa3::backward::delta_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
+    (r"fa3::backward::dq_kernel<.*>", set()),
     (r"fa2::forward_fp32_kernel<.*>", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
     (r"fa2::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"fa2::backward_fp32_kernel<.*>", {"FFMA", "MUFU"}),
@@ -41,6 +44,9 @@ NEEDS = [
 # Which kernels a list of compiled shapes makes: folder and list, name of the kernel, its types.
 COMPILED = [
     ("fa3", "Shapes", "fa3::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "Shapes", "fa2::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "ShapesFp32", "fa2::forward_fp32_kernel<{shape}>", ("fp32",)),
     ("fa2", "BackwardShapes", "fa2::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),

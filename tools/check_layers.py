@@ -65,6 +65,9 @@ LAYER_OF = {
     "src/cuda/fa3/config.": "cuda/shapes",
     "src/cuda/fa3/shapes.": "cuda/shapes",
     "src/cuda/fa3/cap.": "cuda/shapes",
+    "src/cuda/fa3/backward/config.": "cuda/shapes",
+    "src/cuda/fa3/backward/shapes.": "cuda/shapes",
+    "src/cuda/fa3/backward/order.": "cuda/shapes",
     "src/registry.": "registry",
     "src/": "api",  # api, c_api, plan, parallel
     "src/check/": "check",

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import textwrap
 
+from . import _command as _command_of_wheel
 from . import _native
 
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "jax", "cupy", "transformers")
@@ -79,7 +80,7 @@ def _chosen(info) -> str:
 
 
 def _command() -> str:
-    program = pathlib.Path(__file__).parent / "bin" / "tessera"
+    program = _command_of_wheel.program()
     if not program.exists():
         return f"{program} does not exist: this is no installed wheel"
     try:

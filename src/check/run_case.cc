@@ -299,18 +299,18 @@ Outcome CaseRunner::run(const KernelInfo& kernel, const Execution& how) {
         return outcome;
     }
     const Plan& plan = std::get<Plan>(planned);
-    if (kernel.pass == Pass::forward) {
-        try {
+    try {
+        if (kernel.pass == Pass::forward) {
             outcome.report = s.run_forward(plan, how, forward_gold());
-        } catch (const Error& e) {  // a tensor whose strides the kernel does not take
-            if (e.code() != ErrorCode::unsupported) throw;
-            outcome.refusal = e.what();
+        } else {
+            store_all(forward_gold().o(), s.o.view());
+            store_all(forward_gold().lse(), s.lse.view());
+            outcome.report = s.run_backward(plan, how, backward_gold());
         }
-        return outcome;
+    } catch (const Error& e) {  // a tensor whose strides the kernel does not take
+        if (e.code() != ErrorCode::unsupported) throw;
+        outcome.refusal = e.what();
     }
-    store_all(forward_gold().o(), s.o.view());
-    store_all(forward_gold().lse(), s.lse.view());
-    outcome.report = s.run_backward(plan, how, backward_gold());
     return outcome;
 }
 

@@ -29,6 +29,14 @@ Call completed(const Diagnosis& diagnosis, Call call, const Call& said) {
     return call;
 }
 
+/// PyTorch's rules choose among backends of one function; what is called in another way goes past them.
+bool goes_past_sdpa(const AttentionKind& kind) {
+    if (kind.reading.library == kFlexUncompiled) return true;
+    const std::optional<Sizes>& q = kind.shapes.front().call.q.shape;
+    const bool packed = q && q->size() == 3;  // [tokens, heads, head_dim] of a ragged batch
+    return packed && kind.asked_by.find("scaled_dot_product") == std::string::npos;
+}
+
 /// An attention by hand tells no more than shapes and dtypes.
 void complete_by_hand(Call& call) {
     if (!call.mask_kind) call.mask_kind = MaskKind::none;
@@ -58,7 +66,7 @@ std::optional<SdpBackend> backend_of(Family family) {
 
 std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& kind, const Call& said) {
     const auto ran = backend_of(kind.reading.family);
-    if (!ran || kind.shapes.empty() || kind.reading.amd) return std::nullopt;
+    if (!ran || kind.shapes.empty() || kind.reading.amd || goes_past_sdpa(kind)) return std::nullopt;
     Advice advice{.ran = *ran, .by_hand = kind.reading.family == Family::eager, .shape = kind.shapes.front()};
     Call call = completed(diagnosis, advice.shape.call, said);
     if (advice.by_hand) complete_by_hand(call);

@@ -31,8 +31,8 @@ struct Advice {
 };
 
 /// `said` fills in what the trace does not tell: PyTorch's version, the GPU. Nothing when the kind's shapes are not
-/// known, when it is none of the kernels that PyTorch chooses among, or when its rules do not hold for this PyTorch or
-/// GPU.
+/// known, when it is none of the kernels that PyTorch chooses among or was called past its choice, or when its rules do
+/// not hold for this PyTorch or GPU.
 std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& kind, const Call& said);
 
 /// The backend of PyTorch that a family's kernels belong to.

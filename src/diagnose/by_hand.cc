@@ -10,6 +10,9 @@ namespace {
 
 // Scale, mask, softcap and changes of dtype are a kernel each in a model that fuses nothing.
 constexpr std::size_t kMostBetween = 8;
+// PyTorch's FlexAttention without a compiler has 22 kernels between the first product and the softmax.
+constexpr std::size_t kFarthest = 64;
+constexpr std::size_t kWidest = 2 * (kFarthest + kMostBetween + 2);  // from the first product to the softmax
 
 using Order = std::vector<std::uint32_t>;  // runs of one stream, by their start
 
@@ -26,10 +29,28 @@ std::optional<std::size_t> product_beside(const Order& order, std::size_t at, in
     return std::nullopt;
 }
 
+/// The next product from `at` that `fits`, over kernels of any kind, as long as no other softmax stands between them.
+std::optional<std::size_t> product_with(const Order& order, std::size_t at, int step, const RunFacts& facts,
+                                        const std::function<bool(std::uint32_t)>& fits) {
+    for (std::size_t between = 0; between <= kFarthest; ++between) {
+        if (step < 0 ? at == 0 : at + 1 >= order.size()) return std::nullopt;
+        at = step < 0 ? at - 1 : at + 1;
+        const Role role = facts.role(order[at]);
+        if (facts.taken(order[at]) || role == Role::softmax || role == Role::softmax_backward) return std::nullopt;
+        if (role == Role::gemm) return fits(order[at]) ? std::optional(at) : std::nullopt;
+    }
+    return std::nullopt;
+}
+
 std::optional<ByHand> around(const Order& order, std::size_t softmax, const RunFacts& facts) {
     const bool backward = facts.role(order[softmax]) == Role::softmax_backward;
+    const Sizes scores = facts.softmax_input(order[softmax]);
+    const auto writes = [&](std::uint32_t run) { return facts.writes(run, scores); };
+    const auto reads = [&](std::uint32_t run) { return facts.reads(run, scores); };
     auto first = product_beside(order, softmax, -1, facts);
+    if (!first) first = product_with(order, softmax, -1, facts, writes);
     auto last = product_beside(order, softmax, 1, facts);
+    if (!last) last = product_with(order, softmax, 1, facts, reads);
     if (!first || !last) return std::nullopt;
     if (backward) {  // dP and dV before it, dQ and dK after it
         const auto earlier = product_beside(order, *first, -1, facts);
@@ -60,11 +81,11 @@ std::vector<ByHand> find_by_hand(const Trace& trace, const RunFacts& facts) {
         for (std::size_t at = 0; at < order.size(); ++at) {
             const Role role = facts.role(order[at]);
             if ((role != Role::softmax && role != Role::softmax_backward) || facts.taken(order[at])) continue;
-            const int rank = facts.softmax_rank(order[at]);
+            const std::size_t rank = facts.softmax_input(order[at]).size();
             if (rank != 0 && rank < 3) continue;
             auto attention = around(order, at, facts);
             if (!attention) continue;
-            const auto begin = std::find(order.begin() + static_cast<std::ptrdiff_t>(at >= 32 ? at - 32 : 0),
+            const auto begin = std::find(order.begin() + static_cast<std::ptrdiff_t>(at >= kWidest ? at - kWidest : 0),
                                          order.end(), attention->runs.front());
             if (static_cast<std::size_t>(begin - order.begin()) < free_from) continue;
             free_from = static_cast<std::size_t>(begin - order.begin()) + attention->runs.size();

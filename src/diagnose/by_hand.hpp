@@ -18,15 +18,19 @@ struct ByHand {
     std::uint32_t softmax = 0;
 };
 
-/// What is asked of a run of the trace: its role, and for a softmax the rank of its input (0: not told).
+/// What is asked of a run of the trace. Shapes are those of the operator that launched it; empty or false: not told.
 struct RunFacts {
     std::function<Role(std::uint32_t run)> role;
-    std::function<int(std::uint32_t run)> softmax_rank;
     std::function<bool(std::uint32_t run)> taken;  ///< it belongs to another call already
+    std::function<Sizes(std::uint32_t run)> softmax_input;
+    /// Whether a product has a matrix like the scores' [len_q, len_kv] among its inputs, or as its output.
+    std::function<bool(std::uint32_t run, const Sizes& scores)> reads;
+    std::function<bool(std::uint32_t run, const Sizes& scores)> writes;
 };
 
 /// Finds them by the order of runs on each stream. A softmax over a matrix of rank 2 is none (it chooses experts or
-/// words), nor one with something else than elementwise kernels between it and the two products.
+/// words). The products stand close to it, with elementwise kernels between them only; or, where shapes are told, they
+/// stand anywhere near and their shapes are those of the scores.
 std::vector<ByHand> find_by_hand(const Trace& trace, const RunFacts& facts);
 
 }  // namespace tessera::diagnose

@@ -125,13 +125,24 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
     call.dropout = real(text_at(scalars, signature->dropout));
     call.scale = real(text_at(scalars, signature->scale));
     call.enable_gqa = boolean(text_at(scalars, signature->gqa));
+    if (signature->gqa < 0 && call.q.shape->size() == 4 && call.k.shape->size() == 4)
+        call.enable_gqa = (*call.q.shape)[1] != (*call.k.shape)[1];  // they take grouped heads without being told
     call.nested = false;
     return call;
 }
 
-Sizes first_shape(const std::string& inputs) {
+Sizes shape_of_input(const std::string& inputs, int index) {
     const Json json = Json::parse(inputs, nullptr, false);
-    return json.is_object() ? sizes_at(json.value("dims", Json()), 0).value_or(Sizes{}) : Sizes{};
+    return json.is_object() ? sizes_at(json.value("dims", Json()), index).value_or(Sizes{}) : Sizes{};
+}
+
+Product product_of(std::string_view op, const std::string& inputs) {
+    if (op != "aten::bmm" && op != "aten::baddbmm") return {};
+    const int left = op == "aten::bmm" ? 0 : 1;  // what is added comes first
+    const Sizes a = shape_of_input(inputs, left);
+    const Sizes b = shape_of_input(inputs, left + 1);
+    if (a.size() != 3 || b.size() != 3) return {};
+    return {{a[1], a[2]}, {b[1], b[2]}, {a[1], b[2]}};
 }
 
 std::string text_of(const Call& call) {
@@ -151,6 +162,10 @@ std::string text_of(const Call& call) {
         if (call.v.shape && call.v.shape->size() == 4 && (*call.v.shape)[3] != q[3])
             head_dim += "/" + std::to_string((*call.v.shape)[3]);
         add("head_dim " + head_dim);
+    } else if (call.q.shape) {
+        std::string sizes;
+        for (const std::int64_t size : *call.q.shape) sizes += (sizes.empty() ? "" : " x ") + std::to_string(size);
+        add("q of " + sizes);
     }
     constexpr const char* kElements[] = {"fp16", "bf16", "fp32", "fp64", "fp8", "another dtype"};
     if (call.q.element) add(kElements[static_cast<std::size_t>(*call.q.element)]);

@@ -15,10 +15,18 @@ namespace tessera::diagnose {
 /// it tells shapes with batch and heads in one.
 std::optional<Call> call_of_inputs(std::string_view op, const std::string& inputs);
 
-/// The shape of the first input; empty when it is not told.
-Sizes first_shape(const std::string& inputs);
+/// The shape of the input at `index`; empty when it is not told.
+Sizes shape_of_input(const std::string& inputs, int index);
 
-/// "1 x 32 heads x 4096, head_dim 128, bf16, causal": for people, what is known of it.
+/// Shapes of a product's matrices.
+struct Product {
+    Sizes left{}, right{}, output{};  ///< [rows, columns]; empty: not told
+};
+
+/// Of `aten::bmm` or `aten::baddbmm`; empty shapes for another operator.
+Product product_of(std::string_view op, const std::string& inputs);
+
+/// "batch 1, heads 32, len 4096, head_dim 128, bf16, is_causal": for people, what is known of it.
 std::string text_of(const Call& call);
 
 }  // namespace tessera::diagnose

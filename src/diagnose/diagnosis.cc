@@ -34,6 +34,18 @@ std::string joined(const std::vector<std::string>& parts) {
     return text;
 }
 
+/// Attention that is made of plain kernels.
+NameReading standard_attention(Family family, KernelPass pass, Confidence confidence) {
+    NameReading reading;
+    reading.family = family;
+    reading.role = Role::attention;
+    reading.pass = pass;
+    reading.confidence = confidence;
+    reading.exactness = Exactness::exact;
+    reading.algorithm = "standard: the N x N matrix goes through memory";
+    return reading;
+}
+
 class Sorter {
  public:
     explicit Sorter(Trace& trace) : trace_(trace), tree_(trace) {
@@ -143,13 +155,7 @@ class Sorter {
             if (taken_[i] || !tree_.inside(ops_[i], kMathOp)) continue;
             const std::int64_t root = roots_[i];
             const std::optional<Call>& call = call_of(ops_[i]);
-            NameReading math;
-            math.family = Family::math;
-            math.role = Role::attention;
-            math.pass = KernelPass::forward;
-            math.confidence = Confidence::certain;
-            math.exactness = Exactness::exact;
-            math.algorithm = "standard: the N x N matrix goes through memory";
+            NameReading math = standard_attention(Family::math, KernelPass::forward, Confidence::certain);
             math.library = "PyTorch";
             math.evidence.push_back(std::string("launched within the operator ") + kMathOp);
             const std::size_t kind = kind_with(math, root, call);
@@ -163,45 +169,84 @@ class Sorter {
     /// PyTorch's math path raises 16-bit inputs to fp32: then the products run outside of the tensor cores.
     void note_fp32(std::size_t kind, std::uint32_t run) {
         const std::string lower = lower_case(trace_.kernels[trace_.runs[run].name]);
-        if (!contains(lower, "sgemm") || contains(lower, "tf32")) return;
+        const bool multiply_adds = contains(lower, "sgemm") || (contains(lower, "gemm") && contains(lower, "_ffma_"));
+        if (!multiply_adds || contains(lower, "tf32")) return;
         std::vector<std::string>& features = diagnosis_.kinds[kind].reading.features;
         const std::string feature = "products in fp32, off the tensor cores";
         if (std::find(features.begin(), features.end(), feature) == features.end()) features.push_back(feature);
     }
 
+    RunFacts facts_of_runs() {
+        RunFacts facts;
+        facts.role = [&](std::uint32_t run) {
+            // Sums of a product's parts, and the question whether a whole row is masked.
+            const bool passed_over =
+                contains_any(trace_.kernels[trace_.runs[run].name], {"splitKreduce", "and_kernel_"});
+            return passed_over ? Role::elementwise : reading(run).role;
+        };
+        facts.taken = [&](std::uint32_t run) { return static_cast<bool>(taken_[run]); };
+        facts.softmax_input = [&](std::uint32_t run) {
+            const bool told = ops_[run] != OpTree::kNone && contains(tree_.name(ops_[run]), "oftmax");
+            return told ? left_input_of(ops_[run]) : Sizes{};
+        };
+        const auto product = [&](std::uint32_t run) {
+            return ops_[run] == OpTree::kNone ? Product{} : product_of(tree_.name(ops_[run]), tree_.inputs(ops_[run]));
+        };
+        const auto alike = [](const Sizes& matrix, const Sizes& scores) {
+            return matrix.size() == 2 && scores.size() >= 2 &&
+                   std::equal(matrix.begin(), matrix.end(), scores.end() - 2);
+        };
+        facts.reads = [=](std::uint32_t run, const Sizes& scores) {
+            const Product p = product(run);
+            return alike(p.left, scores) || alike(p.right, scores);
+        };
+        facts.writes = [=](std::uint32_t run, const Sizes& scores) { return alike(product(run).output, scores); };
+        return facts;
+    }
+
+    /// The shape of an operator's first input; read once for all with the same inputs.
+    const Sizes& left_input_of(std::int64_t op) {
+        static const Sizes kNothing;
+        if (op == OpTree::kNone || tree_.run(op).inputs == Texts::kLost) return kNothing;
+        const auto [entry, is_new] = left_inputs_.try_emplace(tree_.run(op).inputs);
+        if (is_new) entry->second = shape_of_input(tree_.inputs(op), 0);
+        return entry->second;
+    }
+
+    /// PyTorch's own softmax for rows that may be masked whole: only its math path and FlexAttention have it.
+    bool safe_softmax(const ByHand& found) const {
+        const std::int64_t op = ops_[found.softmax];
+        return tree_.inside(op, "aten::_safe_softmax") || tree_.inside(op, "SafeSoftmaxBackward0");
+    }
+
+    NameReading reading_of(const ByHand& found, bool shaped) const {
+        NameReading eager = standard_attention(Family::eager, found.pass, Confidence::likely);
+        eager.library = "the model's own code";
+        eager.evidence.emplace_back("a product, a softmax and a product follow each other on one stream");
+        if (shaped) eager.evidence.emplace_back("the softmax is over a tensor of rank 3 or 4, as scores are");
+        if (!safe_softmax(found)) return eager;
+        eager.evidence.emplace_back("its softmax is PyTorch's for rows without a key, _safe_softmax");
+        if (found.pass == KernelPass::forward) {
+            eager.library = kFlexUncompiled;
+        } else {
+            eager.family = Family::math;
+            eager.library = "PyTorch";
+        }
+        return eager;
+    }
+
     void take_by_hand() {
-        const RunFacts facts{.role =
-                                 [&](std::uint32_t run) {
-                                     const bool sums_product =
-                                         contains(trace_.kernels[trace_.runs[run].name], "splitKreduce");
-                                     return sums_product ? Role::elementwise : reading(run).role;
-                                 },
-                             .softmax_rank =
-                                 [&](std::uint32_t run) {
-                                     const std::int64_t op = ops_[run];
-                                     if (op == OpTree::kNone || !contains(tree_.name(op), "softmax")) return 0;
-                                     return static_cast<int>(first_shape(tree_.inputs(op)).size());
-                                 },
-                             .taken = [&](std::uint32_t run) { return static_cast<bool>(taken_[run]); }};
+        const RunFacts facts = facts_of_runs();
         for (const ByHand& found : find_by_hand(trace_, facts)) {
-            NameReading eager;
-            eager.family = Family::eager;
-            eager.role = Role::attention;
-            eager.pass = found.pass;
-            const bool shaped = facts.softmax_rank(found.softmax) >= 3;
-            eager.confidence = Confidence::likely;
-            eager.exactness = Exactness::exact;
-            eager.algorithm = "standard: the N x N matrix goes through memory";
-            eager.library = "the model's own code";
-            eager.evidence.emplace_back("a product, a softmax and a product follow each other on one stream");
-            if (shaped) eager.evidence.emplace_back("the softmax is over a tensor of rank 3 or 4, as scores are");
+            const bool shaped = facts.softmax_input(found.softmax).size() >= 3;
             const std::optional<Call>& call =
                 found.pass == KernelPass::forward ? call_of(ops_[found.first_product]) : call_of(OpTree::kNone);
-            const std::size_t kind = kind_with(eager, OpTree::kNone, call);
+            const std::size_t kind = kind_with(reading_of(found, shaped), OpTree::kNone, call);
             double us = 0;
             for (const std::uint32_t run : found.runs) {
                 us += trace_.runs[run].us;
-                add(kind, run, reading(run).role == Role::elementwise);
+                const Role role = reading(run).role;
+                add(kind, run, role != Role::gemm && role != Role::softmax && role != Role::softmax_backward);
                 note_fp32(kind, run);
             }
             add_call(kind, call, 1, us);
@@ -221,13 +266,20 @@ class Sorter {
             } else if (known_call && roots_[i] != OpTree::kNone && role != Role::look_alike &&
                        tree_.name(roots_[i]).compare(0, 6, "aten::") == 0) {
                 add(root->second, i, true);
-            } else if (role == Role::look_alike || role == Role::unknown) {
-                auto& rows = role == Role::look_alike ? look_alikes_ : unknown_;
-                KernelSum& sum = rows[trace_.runs[i].name];
-                sum.count += trace_.runs[i].count;
-                sum.us += trace_.runs[i].us;
+            } else if (role == Role::look_alike) {
+                add_row(look_alikes_, i);
+            } else if (role == Role::unknown) {
+                add_row(unknown_, i);
+            } else if (!trace_.ordered && (role == Role::softmax || role == Role::softmax_backward)) {
+                add_row(softmaxes_, i);
             }
         }
+    }
+
+    void add_row(std::map<std::uint32_t, KernelSum>& rows, std::uint32_t run) const {
+        KernelSum& sum = rows[trace_.runs[run].name];
+        sum.count += trace_.runs[run].count;
+        sum.us += trace_.runs[run].us;
     }
 
     std::size_t kind_for_helper(const NameReading& helper) {
@@ -268,6 +320,7 @@ class Sorter {
                          [](const AttentionKind& a, const AttentionKind& b) { return a.us > b.us; });
         d.look_alikes = named(look_alikes_);
         d.unknown = named(unknown_);
+        d.softmaxes = named(softmaxes_);
         if (trace_.runs.empty()) list_cpu_ops();
         return std::move(d);
     }
@@ -306,6 +359,7 @@ class Sorter {
     std::vector<std::int64_t> ops_;      // [runs] the operator that launched it
     std::vector<std::int64_t> roots_;    // [runs] the operator of attention around that
     std::map<std::pair<std::uint32_t, std::uint32_t>, std::optional<Call>> calls_;
+    std::unordered_map<std::uint32_t, Sizes> left_inputs_;  // by the number of an operator's inputs
     std::map<KindKey, std::size_t> kinds_;
     std::vector<std::unordered_map<std::uint32_t, KernelSum>> sums_;  // [kinds] by name
     std::vector<std::map<std::string, ShapeSum>> shapes_;             // [kinds] by their text
@@ -313,6 +367,7 @@ class Sorter {
     std::unordered_set<std::int64_t> seen_roots_;
     std::map<std::uint32_t, KernelSum> look_alikes_;
     std::map<std::uint32_t, KernelSum> unknown_;
+    std::map<std::uint32_t, KernelSum> softmaxes_;
 };
 
 }  // namespace

@@ -14,6 +14,9 @@
 
 namespace tessera::diagnose {
 
+/// Whose attention it is when FlexAttention runs without a compiler: as by hand.
+inline constexpr const char* kFlexUncompiled = "PyTorch's FlexAttention, not compiled";
+
 struct KernelSum {
     std::string name{};  ///< as the tool wrote it
     Role role = Role::unknown;
@@ -57,7 +60,9 @@ struct Diagnosis {
     std::vector<AttentionKind> kinds{};      ///< the longest first
     std::vector<NamedKernel> look_alikes{};  ///< the longest first
     std::vector<NamedKernel> unknown{};      ///< the longest first
-    std::vector<std::string> cpu_ops{};      ///< of attention, in a trace without kernels
+    /// Of a file without an order of time, in which an attention by hand cannot be told; the longest first.
+    std::vector<NamedKernel> softmaxes{};
+    std::vector<std::string> cpu_ops{};  ///< of attention, in a trace without kernels
     std::vector<std::string> notes{};
 
     /// Of kernels whose operator is known; a share of runs in 0..1, 0 when there are none.

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "diagnose/name.hpp"
+
 namespace tessera::diagnose {
 
 struct Relative {
@@ -16,6 +18,7 @@ struct Relative {
     const char* by;      ///< where it lives
     const char* step;    ///< what it does otherwise than its parent
     const char* kernel;  ///< the name of a kernel, as profilers print it; it may be cut
+    Family family;       ///< what read_name() says of it; of the standard way, whose kernel is a softmax: `eager`
 };
 
 /// Parents stand before their children.

@@ -90,6 +90,7 @@ std::string normalised(std::string_view name) {
     const auto first = text.find_first_not_of(" \"'`");
     if (first == std::string::npos) return "";
     text = text.substr(first, text.find_last_not_of(" \"'`") + 1 - first);
+    replace_all(text, "\u2026", "...");  // nsys stats
     text = demangled(text);
     for (const char* unnamed : {"(anonymous namespace)::", "<unnamed>::", "{anonymous}::", "_GLOBAL__N_1::"})
         replace_all(text, unnamed, "");
@@ -131,7 +132,7 @@ std::optional<std::vector<std::string>> template_arguments(std::string_view text
         if (c == '>' || c == ')') --depth;
         argument += c;
     }
-    return arguments;  // cut: the last one may be half
+    return arguments;  // cut: what stands behind the last comma may be half, and is left out
 }
 
 std::optional<int> number(std::string_view text) {
@@ -167,10 +168,16 @@ std::optional<Pair> pair_after(std::string_view text, std::string_view prefix) {
     return std::nullopt;
 }
 
+std::optional<bool> boolean(std::string_view argument) {
+    if (argument == "true" || argument == "1") return true;
+    if (argument == "false" || argument == "0") return false;
+    return std::nullopt;
+}
+
 std::vector<bool> bools_from(const std::vector<std::string>& arguments, std::size_t first) {
     std::vector<bool> bools;
     for (std::size_t i = first; i < arguments.size(); ++i) {
-        if (arguments[i] == "true" || arguments[i] == "false") bools.push_back(arguments[i] == "true");
+        if (const auto value = boolean(arguments[i])) bools.push_back(*value);
     }
     return bools;
 }

@@ -25,8 +25,8 @@ std::string normalised(std::string_view name);
 bool looks_cut(std::string_view normalised_name);
 
 /// The arguments of the template `name` in `text`, split at the commas of its own level: those of "f" in
-/// "g<f<1,h<2,3>>>" are "1" and "h<2,3>". Of a name that is cut, as many as are whole. None when there is no such
-/// template.
+/// "g<f<1,h<2,3>>>" are "1" and "h<2,3>". Of a name that is cut, as many as stand before their comma. None when there
+/// is no such template.
 std::optional<std::vector<std::string>> template_arguments(std::string_view text, std::string_view name);
 
 /// A whole number without a sign, that fits; none otherwise.
@@ -42,7 +42,10 @@ struct Pair {
 };
 std::optional<Pair> pair_after(std::string_view text, std::string_view prefix);
 
-/// The bools in a row at the end of `arguments`, from `first` on; other arguments are left out.
+/// "true", "false"; Nsight Compute writes "1" and "0". None for anything else.
+std::optional<bool> boolean(std::string_view argument);
+
+/// The bools among `arguments`, from `first` on; other arguments are left out.
 std::vector<bool> bools_from(const std::vector<std::string>& arguments, std::size_t first);
 
 bool contains(std::string_view text, std::string_view part);

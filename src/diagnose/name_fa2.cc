@@ -65,8 +65,9 @@ void set_switches(NameReading& reading, const SwitchRow& row, const std::vector<
 /// Sizes from "Flash_fwd_kernel_traits<128,128,64,4,...": head_dim, rows, columns, warps.
 void set_traits(NameReading& reading, std::string_view name, std::string_view traits) {
     const auto arguments = template_arguments(name, traits);
-    if (!arguments || arguments->size() < 4) return;
+    if (!arguments || arguments->empty()) return;
     reading.head_dim = number((*arguments)[0]).value_or(0);
+    if (arguments->size() < 3) return;
     reading.tile_q = number((*arguments)[1]).value_or(0);
     reading.tile_kv = number((*arguments)[2]).value_or(0);
 }

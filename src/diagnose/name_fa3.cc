@@ -44,8 +44,7 @@ void set_mainloop(NameReading& reading, const std::vector<std::string>& argument
             reading.dtype = dtype;
     }
     std::vector<bool> switches;
-    for (++at; at < arguments.size() && (arguments[at] == "true" || arguments[at] == "false"); ++at)
-        switches.push_back(arguments[at] == "true");
+    for (++at; at < arguments.size() && boolean(arguments[at]); ++at) switches.push_back(*boolean(arguments[at]));
     if (switches.size() >= 2) reading.mask = switches[1] ? "window" : switches[0] ? "causal" : "none";
     const auto add = [&](std::size_t index, const char* feature) {
         if (index < switches.size() && switches[index]) reading.features.emplace_back(feature);
@@ -72,6 +71,7 @@ NameReading fa3_helper(std::string_view name) {
     reading.role = Role::helper;
     reading.pass = contains(name, "Bwd") ? KernelPass::backward : KernelPass::forward;
     reading.library = kFa3Library;
+    reading.arch = number_after(name, "arch::Sm").value_or(0);
     return reading;
 }
 

@@ -25,9 +25,9 @@ void set_flashinfer_traits(NameReading& reading, std::string_view name) {
     reading.head_dim_v = 16 * numbers[5];
     const auto variant = template_arguments(name, "DefaultAttention");
     if (!variant || variant->size() < 4) return;
-    if ((*variant)[1] == "true") reading.mask = "window";
-    if ((*variant)[2] == "true") reading.features.emplace_back("softcap");
-    if ((*variant)[3] == "true") reading.features.emplace_back("ALiBi");
+    if (boolean((*variant)[1]) == true) reading.mask = "window";
+    if (boolean((*variant)[2]) == true) reading.features.emplace_back("softcap");
+    if (boolean((*variant)[3]) == true) reading.features.emplace_back("ALiBi");
 }
 
 }  // namespace
@@ -73,8 +73,9 @@ MaybeReading read_flashinfer(std::string_view name) {
     const std::string lower = lower_case(name);
     const bool dsl = contains(lower, "kernel_cutlass") && contains(lower, "flashinfer") &&
                      contains_any(lower, {"attention", "fmha", "prefill", "decode", "mla"});
-    if (!prefill && !decode && !mla && !pod && !batch && !merge && !dsl) return std::nullopt;
     const bool qualified = contains(name, "flashinfer");
+    const bool sparse = qualified && contains(lower, "sparse_prefill");
+    if (!prefill && !decode && !mla && !pod && !batch && !merge && !dsl && !sparse) return std::nullopt;
     NameReading reading = attention(Family::flashinfer, qualified ? Confidence::certain : Confidence::likely,
                                     prefill  ? "PrefillWith...KVCacheKernel"
                                     : decode ? "DecodeWith...KVCacheKernel"
@@ -87,6 +88,10 @@ MaybeReading read_flashinfer(std::string_view name) {
     if (contains(name, "PagedKV")) reading.features.emplace_back("paged keys");
     if (contains(name, "Ragged")) reading.features.emplace_back("varlen");
     if (mla) reading.features.emplace_back("latent attention");
+    if (sparse) {
+        reading.exactness = Exactness::unknown;
+        reading.features.emplace_back("chosen keys only");
+    }
     const bool hopper_name = prefill && !contains_any(name, {"SinglePrefill", "BatchPrefill"});
     if (hopper_name || contains(name, "Hopper")) {
         reading.algorithm = "FlashAttention-3";
@@ -172,10 +177,16 @@ MaybeReading read_tessera(std::string_view name) {
     for (const auto& [part, algorithm] : schedules) {
         if (contains(name, part)) reading.algorithm = algorithm;
     }
-    if (contains(name, "backward")) reading.pass = KernelPass::backward;
+    if (contains_any(name, {"backward", "::delta_kernel", "::dq_kernel", "::bias_kernel"}))
+        reading.pass = KernelPass::backward;
+    // One call of standard is three kernels, one of a backward up to four: the first of them stands for it.
+    if (contains_any(name, {"::softmax_kernel", "::values_kernel", "::delta_kernel", "::dq_kernel", "::bias_kernel"}))
+        reading.role = Role::helper;
     if (contains(name, "::fa3::")) reading.arch = 90;
     else if (contains(name, "::cuda::")) reading.features.emplace_back("compiled for sm80 and sm90");
     reading.head_dim = number_after(name, "HeadDim").value_or(0);
+    if (reading.head_dim != 0)
+        reading.head_dim_v = number_after(name, "HeadDim" + std::to_string(reading.head_dim) + "V").value_or(0);
     return reading;
 }
 

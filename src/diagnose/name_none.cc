@@ -17,7 +17,8 @@ struct LookAlike {
 const LookAlike kLookAlikes[] = {
     {{"reshape_and_cache", "concat_and_cache", "set_mla_kv_buffer", "set_kv_buffer", "appendpagedkvcache",
       "append_paged_kv", "store_kvcache", "store_kv_cache", "copy_blocks", "write_kv", "gather_cache",
-      "gather_and_maybe_dequant_cache", "cp_gather_cache", "kvcacheappend", "update_kv_cache", "fused_kv_cache"},
+      "gather_and_maybe_dequant_cache", "cp_gather_cache", "kvcacheappend", "update_kv_cache", "fused_kv_cache",
+      "qkv_kv_cache", "gather_upconvert"},
      "writes or reads the cache of keys and values, and computes no attention"},
     {{"rotary", "rope_", "_rope", "ropequantize", "mlarope", "rotaryposid"},
      "rotates positions into Q and K, and computes no attention"},
@@ -28,6 +29,7 @@ const LookAlike kLookAlikes[] = {
     {{"delta_rule", "linear_attn", "linear_attention", "lightning_attn", "lightning_attention", "gated_linear",
       "chunk_gla", "fused_recurrent", "retention_", "rwkv", "mamba", "causal_conv1d", "selective_scan"},
      "linear attention or a state-space model: there is no softmax in it"},
+    {{"kv_indices"}, "lists the pages of the cache for an attention that comes after it"},
     {{"mqa_logits", "indexer"}, "scores that choose keys for a sparse attention; the attention itself comes after it"},
     {{"flashinfer::sampling", "topksampling", "toppsampling", "flashinfer::activation"},
      "one of FlashInfer's other kernels, no attention"},
@@ -74,22 +76,33 @@ MaybeReading read_plain_kernel(std::string_view name) {
     if (MaybeReading found = row(Role::other, {"nccl", "log_softmax", "logsoftmax", "cross_entropy", "nll_loss", "topk",
                                                "radixsort", "devicescan", "splitkreduce", "multi_tensor_apply"}))
         return found;
+    for (const char* kernel : {"softmax_warp_forward", "softmax_warp_backward"}) {
+        const auto arguments = template_arguments(name, kernel);  // types, log2 of the length, whether it is a log
+        if (arguments && arguments->size() > 4 && boolean((*arguments)[4]) == true)
+            return none(Role::other, Confidence::likely,
+                        fmt::format("\"{}\" of a logarithm: a loss, no attention", kernel));
+    }
     if (contains(lower, "softmax")) {
         const bool backward = contains_any(
             lower, {"softmaxbackward", "softmax_backward", "softmax_warp_backward", "masked_softmax_warp_backward"});
         return none(backward ? Role::softmax_backward : Role::softmax, Confidence::likely, "\"softmax\" in the name");
     }
+    // Inductor names what it fused after the operators around it too: of a product only "tem" is a kernel.
+    if (contains(lower, "triton_poi_"))
+        return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
+    if (contains_any(lower, {"triton_red_", "triton_per_"}))
+        return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
     if (MaybeReading found =
             row(Role::gemm, {"gemm", "nvjet", "cutlass::kernel", "cijk_", "gemv", "xmma", "matmul", "triton_mm",
-                             "triton_bmm", "triton_tem_fused_bmm", "triton_tem_fused_mm", "triton_tem_fused_addmm",
-                             "triton_tem_", "cublaslt", "dot_kernel", "_mm_"}))
+                             "triton_bmm", "triton_tem_", "cublaslt", "dot_kernel", "_mm_", "marlin"}))
         return found;
     if (MaybeReading found =
-            row(Role::elementwise, {"elementwise", "triton_poi_", "catarray", "copy", "fill", "triu_tril", "dropout",
+            row(Role::elementwise, {"elementwise", "catarray", "copy", "fillfunctor", "_fill", "triu_tril", "dropout",
                                     "memcpy", "memset", "where", "masked", "transpose", "cast"}))
         return found;
-    return row(Role::other, {"at::native", "at_cuda_detail", "cub::", "triton_", "reduce", "norm", "embedding", "index",
-                             "conv", "adam", "sort", "thrust::", "cudnn", "cutlass", "act_and_mul", "moe", "loop_"});
+    return row(Role::other,
+               {"at::native", "at::cuda", "at_cuda_detail", "cub::", "triton_", "reduce", "norm", "embedding", "index",
+                "conv", "adam", "sort", "thrust::", "cudnn", "cutlass", "act_and_mul", "moe", "loop_"});
 }
 
 }  // namespace tessera::diagnose

@@ -50,11 +50,20 @@ void set_fmha_v2(NameReading& reading, std::string_view name) {
 
 MaybeReading read_cudnn(std::string_view name) {
     const std::string lower = lower_case(name);
-    if (!contains(lower, "cudnn")) return std::nullopt;
-    if (contains_any(lower, {"dot_do_o", "convert_dq"})) {
-        NameReading reading =
-            attention(Family::cudnn, Confidence::likely, "cudnn::fusion::...dq", KernelPass::backward);
+    if (contains(name, "transformer_engine::fused_attn::")) {
+        NameReading reading = attention(Family::cudnn, Confidence::likely, "transformer_engine::fused_attn::");
         reading.role = Role::helper;
+        reading.library = "Transformer Engine, beside cuDNN";
+        return reading;
+    }
+    if (!contains(lower, "cudnn")) return std::nullopt;
+    const bool backward_helper = contains_any(lower, {"dot_do_o", "convert_dq", "fmha_reduce_head"});
+    if (backward_helper || contains(lower, "lean_reduction")) {  // the second sums the parts of split keys
+        NameReading reading =
+            attention(Family::cudnn, Confidence::likely,
+                      "cudnn::fusion::", backward_helper ? KernelPass::backward : KernelPass::forward);
+        reading.role = Role::helper;
+        reading.library = "cuDNN";
         return reading;
     }
     if (!contains_any(lower, {"sdpa", "flash_fprop", "flash_bprop", "_mha_", "fmha", "attention"})) return std::nullopt;
@@ -118,6 +127,11 @@ MaybeReading read_tensorrt(std::string_view name) {
                                         sure ? "mmha / xqa" : "kernel_mha");
         reading.library = "TensorRT-LLM, or FasterTransformer before it";
         reading.features.emplace_back("decode");
+        // <type, [type of the cache, ...] head_dim, ...>
+        const auto arguments = template_arguments(name, "masked_multihead_attention_kernel");
+        for (const std::string& argument : arguments.value_or(std::vector<std::string>{})) {
+            if (reading.head_dim == 0) reading.head_dim = number(argument).value_or(0);
+        }
         return reading;
     }
     if (!contains_any(lower, {"fmha_v2_", "fmha_mhca_", "_gemm_mha_v2"})) return std::nullopt;
@@ -144,7 +158,7 @@ MaybeReading read_cutlass_fmha(std::string_view name) {
     reading.library = "from an example of CUTLASS (also in vLLM, SGLang, xFormers)";
     const std::string lower = lower_case(name);
     if (contains_any(lower, {"bwd", "backward", "sum_odo", "convert"})) reading.pass = KernelPass::backward;
-    if (contains_any(lower, {"sum_odo", "kernelconvert", "fmhakernelbwdconvert", "reduction"}))
+    if (contains_any(lower, {"sum_odo", "kernelconvert", "fmhakernelbwdconvert", "reduction", "reducesplitk"}))
         reading.role = Role::helper;
     if (contains_any(name, {"Sm100", "Blackwell"})) reading.arch = 100;
     else if (contains_any(name, {"Sm90", "TmaWarpSpecialized"})) reading.arch = 90;

@@ -8,12 +8,18 @@
 namespace tessera::diagnose {
 
 MaybeReading read_paged(std::string_view name) {
-    const bool paged =
-        contains_any(name, {"paged_attention_v1_kernel", "paged_attention_v2_kernel", "paged_attention_kernel",
-                            "paged_attention_ll4mi", "single_query_cached_kv_attention"});
+    const std::size_t plain = name.find("paged_attention_kernel");
+    const bool somebodys = plain != std::string_view::npos && plain > 0 &&
+                           (name[plain - 1] == '_' || std::isalnum(static_cast<unsigned char>(name[plain - 1])) != 0);
+    if (somebodys) return std::nullopt;  // "ragged_paged_attention_kernel" is none of vLLM's
+    const bool paged = plain != std::string_view::npos ||
+                       contains_any(name, {"paged_attention_v1_kernel", "paged_attention_v2_kernel",
+                                           "paged_attention_ll4mi", "single_query_cached_kv_attention"});
     const bool reduce = contains(name, "paged_attention_v2_reduce") || contains(name, "paged_attention_ll4mi_reduce");
     if (!paged && !reduce) return std::nullopt;
-    NameReading reading = attention(Family::paged, Confidence::certain, "paged_attention");
+    const bool common = plain != std::string_view::npos;
+    NameReading reading =
+        attention(Family::paged, common ? Confidence::likely : Confidence::certain, "paged_attention");
     reading.library = "vLLM";
     if (reduce) reading.role = Role::helper;
     reading.features = {"decode", "paged keys"};
@@ -66,8 +72,10 @@ MaybeReading read_other_attention(std::string_view name) {
         reading.exactness = Exactness::not_exact;
         return reading;
     }
-    const bool fused_softmax = contains(lower, "softmax") && contains_any(lower, {"triton_per_", "triton_red_"});
-    if (fused_softmax) return std::nullopt;  // Inductor names a softmax after the attention by hand that it is of
+    // A softmax alone, though it is named after the attention by hand that it is of.
+    const bool of_inductor = contains_any(lower, {"triton_per_", "triton_red_"});
+    const bool softmax_alone = contains_any(lower, {"attn_softmax", "attention_softmax"});
+    if (softmax_alone || (of_inductor && contains(lower, "softmax"))) return std::nullopt;
     if (!contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"}))
         return std::nullopt;
     NameReading reading = with(Family::unknown, Confidence::unsure, "attention", "");

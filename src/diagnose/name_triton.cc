@@ -95,6 +95,29 @@ MaybeReading read_row(Family family, const std::array<TritonRow, N>& rows, std::
     return std::nullopt;
 }
 
+/// AITER's kernels in assembly, and the reductions beside them, which stand in no namespace.
+MaybeReading read_aiter(std::string_view name) {
+    const bool qualified =
+        contains(name, "aiter::") && contains_any(name, {"fmha", "mla_", "pa_", "attn", "attention"});
+    const bool reduces = contains_any(name, {"kn_mla_reduce", "mla_reduce_v1"});
+    const bool decodes = contains(name, "mla_dec_stage1") || contains(name, "mla_pfl_");
+    if (!qualified && !reduces && !decodes) return std::nullopt;
+    NameReading reading = attention(Family::aiter, qualified ? Confidence::certain : Confidence::likely,
+                                    qualified ? "aiter::"
+                                    : reduces ? "mla_reduce"
+                                              : "mla_dec_stage1 / mla_pfl");
+    reading.library = "AITER";
+    if (reduces || contains_any(name, {"_odo_", "dq_convert", "dq_shuffle", "metadata"})) reading.role = Role::helper;
+    if (contains(name, "bwd")) reading.pass = KernelPass::backward;
+    if (contains(name, "causal")) reading.mask = "causal";
+    if (contains(name, "mla")) reading.features.emplace_back("latent attention");
+    reading.head_dim = number_after(name, "_hd").value_or(0);
+    if (const std::size_t at = name.find("_hd"); at != std::string_view::npos)
+        reading.head_dim_v = number_after(name.substr(at + 3), "_hd").value_or(0);
+    reading.amd = true;
+    return reading;
+}
+
 }  // namespace
 
 MaybeReading read_flex(std::string_view name) {
@@ -119,17 +142,31 @@ MaybeReading read_triton(std::string_view name) {
     MaybeReading reading = read_row(Family::triton, kTriton, name);
     if (reading && contains_any(name, {"2d", "3d"}) && contains(name, "kernel_"))
         reading->features.emplace_back("paged keys");
+    if (reading || !contains(name, "triton_flash_att")) return reading;
+    reading = attention(Family::triton, Confidence::likely, "triton_flash_att...");
+    if (contains(name, "bwd") || contains(name, "backward")) reading->pass = KernelPass::backward;
     return reading;
 }
 
 MaybeReading read_amd(std::string_view name) {
     const bool ck = contains(name, "ck_tile") && contains(name, "Fmha");
+    const bool of_transformer_engine = contains(name, "ck_fused_attn::");
     const bool older_ck = contains_any(name, {"DeviceGroupedMultiheadAttention", "kernel_grouped_multihead_attention",
                                               "efficient_attention_forward_decoder"});
+    if (of_transformer_engine) {
+        NameReading reading = attention(Family::ck, Confidence::likely, "ck_fused_attn::");
+        reading.library = "Transformer Engine on AMD, beside Composable Kernel";
+        reading.role = Role::helper;
+        if (contains_any(name, {"dk", "dq", "bwd"})) reading.pass = KernelPass::backward;
+        reading.amd = true;
+        return reading;
+    }
     if (ck || older_ck) {
-        NameReading reading = attention(Family::ck, Confidence::certain, "ck_tile::Fmha");
+        NameReading reading =
+            attention(Family::ck, Confidence::certain, ck ? "ck_tile ... Fmha" : "grouped multihead attention of CK");
         reading.library = "Composable Kernel (flash-attn and xFormers on AMD)";
         if (contains(name, "FmhaBwd")) reading.pass = KernelPass::backward;
+        if (contains(name, "PagedKV")) reading.features.emplace_back("paged keys");
         if (contains_any(name, {"OGradDot", "ConvertQGrad", "SplitKVCombine", "AppendKV"})) reading.role = Role::helper;
         if (contains(name, "SageAttn")) {
             reading.family = Family::sage;
@@ -139,14 +176,7 @@ MaybeReading read_amd(std::string_view name) {
         reading.amd = true;
         return reading;
     }
-    if (contains(name, "aiter::") && contains_any(name, {"fmha", "mla_", "pa_", "attn", "attention"})) {
-        NameReading reading = attention(Family::aiter, Confidence::certain, "aiter::");
-        reading.library = "AITER";
-        if (contains(name, "bwd")) reading.pass = KernelPass::backward;
-        reading.head_dim = number_after(name, "_hd").value_or(0);
-        reading.amd = true;
-        return reading;
-    }
+    if (MaybeReading reading = read_aiter(name)) return reading;
     MaybeReading reading = read_row(Family::aotriton, kAotriton, name);
     if (reading) {
         reading->library = "AOTriton, PyTorch's attention on AMD";

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -50,8 +51,11 @@ void apply(const Call& call, SdpBackend of, Verdict& verdict) {
         if (fact.is_true()) verdict.refusals.push_back(&rule);
         refused = refused || fact;
     }
-    if (refused.is_unknown())
-        verdict.wanting.insert(verdict.wanting.end(), refused.wanting().begin(), refused.wanting().end());
+    if (!refused.is_unknown()) return;
+    for (const std::string& field : refused.wanting()) {
+        const bool listed = std::find(verdict.wanting.begin(), verdict.wanting.end(), field) != verdict.wanting.end();
+        if (!listed) verdict.wanting.push_back(field);
+    }
 }
 
 /// Refused, unknown, or could_run; what is taken is decided over all of them. The release is known.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Text: the tables of nsys stats and ncu in csv, or names of kernels, one a line.
+// Text: the tables of nsys stats and ncu in csv, of nsys stats and PyTorch's profiler as they print them, or names of
+// kernels, one a line.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -64,6 +65,37 @@ std::vector<std::string> fields_of(std::string_view line) {
     return fields;
 }
 
+/// A column of a table that is printed: from one character to another.
+struct Span {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+};
+
+/// The columns of a line like " -----  ---------", that stands under their titles; none when it is another line.
+std::vector<Span> spans_of(std::string_view line) {
+    std::vector<Span> spans;
+    for (std::size_t at = line.find('-'); at != std::string_view::npos; at = line.find('-', at)) {
+        const std::size_t end = std::min(line.find_first_not_of('-', at), line.size());
+        spans.push_back({at, end});
+        at = end;
+    }
+    const bool only_dashes = line.find_first_not_of("- ") == std::string_view::npos;
+    return only_dashes && spans.size() > 2 ? spans : std::vector<Span>{};
+}
+
+/// The fields of a line under such columns, without the spaces around them; the last one goes to the end of the line.
+std::vector<std::string> fields_under(const std::vector<Span>& spans, std::string_view line) {
+    std::vector<std::string> fields;
+    for (const Span& span : spans) {
+        const std::size_t begin = std::min(span.begin, line.size());
+        const std::size_t end = &span == &spans.back() ? line.size() : std::min(span.end, line.size());
+        std::string_view field = line.substr(begin, end - begin);
+        field.remove_prefix(std::min(field.find_first_not_of(' '), field.size()));
+        fields.emplace_back(field.substr(0, field.find_last_not_of(' ') + 1));
+    }
+    return fields;
+}
+
 /// A number, with commas between thousands or without.
 std::optional<double> real(std::string text) {
     text.erase(std::remove(text.begin(), text.end(), ','), text.end());
@@ -84,10 +116,17 @@ double microseconds_in(std::string_view unit) {
     return 0;
 }
 
+/// Microseconds of "4.768s", "107.681us", or of a number without a unit, which then is `unit_us` microseconds.
+double duration_us(const std::string& text, double unit_us) {
+    const std::size_t unit = text.find_first_not_of("0123456789.,");
+    if (unit == std::string::npos) return real(text).value_or(0) * unit_us;
+    return real(text.substr(0, unit)).value_or(0) * microseconds_in(text.substr(unit));
+}
+
 /// Where the columns of a table stand; -1 where it has none.
 struct Columns {
     int name = -1, total = -1, duration = -1, count = -1, start = -1, metric = -1, unit = -1, value = -1, id = -1,
-        capability = -1, gpu_time = -1;
+        capability = -1, gpu_time = -1, cpu_total = -1;
     double unit_us = 1e-3;   ///< of total or duration
     double start_us = 1e-3;  ///< of start
 
@@ -103,9 +142,11 @@ std::optional<Columns> columns_of(const std::vector<std::string>& titles) {
         const auto begins = [&](std::string_view with) { return title.compare(0, with.size(), with) == 0; };
         if (title == "Kernel Name" || title == "Name" || title == "Demangled Name" || title == "Kernel")
             columns.name = at;
-        else if (begins("Total Time")) columns.total = at;
+        else if (begins("Total Time") || title == "Self CUDA") columns.total = at;
+        else if (title == "CPU total") columns.cpu_total = at;
         else if (begins("Duration") || begins("Kernel Dur")) columns.duration = at;
-        else if (title == "Instances" || title == "Count" || title == "Calls") columns.count = at;
+        else if (title == "Instances" || title == "Count" || title == "Calls" || title == "# of Calls")
+            columns.count = at;
         else if (begins("Start")) columns.start = at;
         else if (title == "Metric Name") columns.metric = at;
         else if (title == "Metric Unit") columns.unit = at;
@@ -127,26 +168,55 @@ class TextReader {
 
     void read() {
         std::string line;
+        std::string previous;
         while (lines_.next(line)) {
-            const std::vector<std::string> fields = fields_of(line);
-            if (fields.size() > 2) {
-                if (const auto columns = columns_of(fields)) {
-                    columns_ = *columns;
-                    table_ = true;
-                    titles_ = fields.size();
-                    continue;
-                }
-            }
-            if (table_ && fields.size() >= titles_) row(joined(fields));
-            else if (!table_ && not_blank(line)) name(line);
+            take(line, previous);
+            previous = line;
         }
-        if (table_) trace_.tool = columns_.per_metric() || columns_.gpu_time >= 0 ? "Nsight Compute" : "Nsight Systems";
-        else trace_.tool = "names of kernels";
+        const bool compute = table_ && (columns_.per_metric() || columns_.gpu_time >= 0);
+        const bool of_pytorch = columns_.cpu_total >= 0;
+        trace_.tool = !table_      ? "names of kernels"
+                      : compute    ? "Nsight Compute"
+                      : of_pytorch ? "PyTorch profiler's table"
+                                   : "Nsight Systems";
         trace_.timed = table_;
-        trace_.ordered = table_ && columns_.start >= 0;
+        trace_.ordered = compute || (table_ && columns_.start >= 0);
     }
 
  private:
+    void take(const std::string& line, const std::string& previous) {
+        if (const std::vector<Span> spans = spans_of(line); !spans.empty()) {
+            const auto columns = columns_of(fields_under(spans, previous));
+            spans_ = columns ? spans : std::vector<Span>{};  // without titles above it, it is the end of a table
+            if (columns) begin_table(*columns, spans.size());
+            return;
+        }
+        if (!spans_.empty()) {
+            if (not_blank(line)) row(fields_under(spans_, line));
+            else spans_.clear();
+            return;
+        }
+        const std::vector<std::string> fields = fields_of(line);
+        const auto columns = fields.size() > 2 ? columns_of(fields) : std::nullopt;
+        if (columns) {
+            begin_table(*columns, fields.size());
+            csv_ = true;
+        } else if (csv_ && fields.size() >= titles_) {
+            row(joined(fields));
+        } else if (!table_ && not_blank(line)) {
+            name(line);
+        }
+    }
+
+    /// What stood above the first table was no name.
+    void begin_table(const Columns& columns, std::size_t titles) {
+        if (!table_) trace_.runs.clear();
+        columns_ = columns;
+        titles_ = titles;
+        table_ = true;
+        csv_ = false;
+    }
+
     static bool not_blank(const std::string& line) { return line.find_first_not_of(" \t") != std::string::npos; }
 
     /// Some tools leave the commas of a name at the end of the line bare.
@@ -170,6 +240,8 @@ class TextReader {
     void row(const std::vector<std::string>& fields) {
         const std::string kernel = field(fields, columns_.name);
         if (kernel.empty()) return units(fields);
+        // PyTorch's table has operators too, with the time of their kernels, which have rows of their own.
+        if (columns_.cpu_total >= 0 && duration_us(field(fields, columns_.cpu_total), 1) > 0) return;
         if (columns_.capability >= 0 && trace_.gpus.empty()) {
             const auto capability = real(field(fields, columns_.capability));
             if (capability && *capability < 100)
@@ -181,10 +253,12 @@ class TextReader {
         const int time = columns_.total >= 0      ? columns_.total
                          : columns_.duration >= 0 ? columns_.duration
                                                   : columns_.gpu_time;
-        run.us = std::min(real(field(fields, time)).value_or(0) * columns_.unit_us, kLongestRun);
+        run.us = std::min(duration_us(field(fields, time), columns_.unit_us), kLongestRun);
         const double count = columns_.total >= 0 ? real(field(fields, columns_.count)).value_or(1) : 1;
         run.count = static_cast<std::int64_t>(std::clamp(count, 1.0, kMostInARow));
-        run.start_us = real(field(fields, columns_.start)).value_or(0) * columns_.start_us;
+        // Nsight Compute runs kernels one by one and lists them in that order.
+        run.start_us = columns_.gpu_time >= 0 ? static_cast<double>(trace_.runs.size())
+                                              : real(field(fields, columns_.start)).value_or(0) * columns_.start_us;
         trace_.add(run);
     }
 
@@ -201,6 +275,7 @@ class TextReader {
             last_id_ = id;
             KernelRun run;
             run.name = trace_.kernels.number_of(std::string_view(kernel).substr(0, kLongestName));
+            run.start_us = static_cast<double>(trace_.runs.size());
             trace_.add(run);
         }
         const std::string what = field(fields, columns_.metric);
@@ -213,8 +288,10 @@ class TextReader {
     Trace& trace_;
     Lines lines_;
     Columns columns_;
-    bool table_ = false;
+    bool table_ = false;  // one has begun
+    bool csv_ = false;    // it is one of csv
     std::size_t titles_ = 0;
+    std::vector<Span> spans_;  // of a printed table; empty outside of one
     std::string last_id_;
 };
 

@@ -52,6 +52,8 @@ struct Kernel {
     /// What only the tensors of a call show (strides, alignment): the first one that this forward kernel can't work on,
     /// or nothing. They are validated before. Null: takes all.
     std::optional<TensorRefusal> (*refuse_tensors)(const Problem& problem, const ForwardArgs& args) = nullptr;
+    /// The same of a backward kernel.
+    std::optional<TensorRefusal> (*refuse_backward_tensors)(const Problem& problem, const BackwardArgs& args) = nullptr;
     /// The names of what the kernel is compiled as: variants of tile, padded head_dim and features, between which it
     /// chooses by the Problem alone. Tests count that each one runs. Most kernels are one.
     std::vector<std::string> shapes = {"one"};

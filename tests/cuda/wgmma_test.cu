@@ -82,6 +82,31 @@ __global__ void product_rs(const T* a, const T* b, float* d, float before, bool 
     for (int i = 0; i < kN / 2; ++i) d[thread * (kN / 2) + i] = sum[i];
 }
 
+/// D = A B (+ `before`), both in shared memory; a: [64][128], b: [128][kN].
+template <class T, int kN>
+__global__ void product_ss_columns(const T* a, const T* b, float* d, float before, bool accumulate) {
+    extern __shared__ __align__(1024) char memory[];
+    char* b_slabs = memory + kRows * kDepth * 2;
+    fill_slabs(memory, a, kRows, kDepth);
+    fill_slabs(b_slabs, b, kDepth, kN);
+    ptx::fence_proxy_async();
+    __syncthreads();
+    float sum[kN / 2];
+    for (float& s : sum) s = before;
+    ptx::keep_in_place(sum);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+        ptx::wgmma_ss_columns<kN, T>(
+            sum, row_descriptor(memory + step / 4 * kRows * kSlabRowBytes) + step % 4 * kStepColumns,
+            column_descriptor(b_slabs, kDepth) + step * kStepRows, accumulate || step > 0);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::keep_in_place(sum);
+    for (int i = 0; i < kN / 2; ++i) d[static_cast<int>(threadIdx.x) * (kN / 2) + i] = sum[i];
+}
+
 /// The element of D that a thread's accumulator `index` is, as ptx/wgmma.cuh says.
 int row_of(int thread, int index) { return 16 * (thread / 32) + thread % 32 / 4 + 8 * (index / 2 % 2); }
 int column_of(int thread, int index) { return 8 * (index / 4) + 2 * (thread % 4) + index % 2; }
@@ -131,20 +156,35 @@ void expect_rs_right(bool accumulate) {
                    [&](int n, int k) { return as_double(b.host[static_cast<std::size_t>(k * kN + n)]); });
 }
 
+template <class T, int kN>
+void expect_ss_columns_right(bool accumulate) {
+    SCOPED_TRACE("n " + std::to_string(kN));
+    Mirror<T> a(small_integers<T>(kRows * kDepth, 5));
+    Mirror<T> b(small_integers<T>(kN * kDepth, 6));
+    Mirror<float> d(128 * kN / 2);
+    const float before = accumulate ? 1000.0F : NAN;
+    const int slabs = (kN + kSlabColumns - 1) / kSlabColumns;
+    run_block(product_ss_columns<T, kN>, 128, kRows * kDepth * 2 + slabs * kDepth * kSlabRowBytes, a.device(),
+              b.device(), d.device(), before, accumulate);
+    expect_product(d.fetch(), a.host, kN, accumulate ? 1000 : 0,
+                   [&](int n, int k) { return as_double(b.host[static_cast<std::size_t>(k * kN + n)]); });
+}
+
 template <class T, int... kN>
 void expect_every_n_right(bool accumulate) {
     (expect_ss_right<T, kN>(accumulate), ...);
     (expect_rs_right<T, kN>(accumulate), ...);
+    (expect_ss_columns_right<T, kN>(accumulate), ...);
 }
 
 class Wgmma : public OnHopper {};
 
 TEST_F(Wgmma, is_the_product_for_every_n_whatever_the_accumulators_held) {
-    for_both_types([](auto t) { expect_every_n_right<decltype(t), 64, 80, 96, 128, 192, 256>(false); });
+    for_both_types([](auto t) { expect_every_n_right<decltype(t), 32, 64, 80, 96, 128, 192, 256>(false); });
 }
 
 TEST_F(Wgmma, adds_to_the_accumulators_when_it_is_told_to) {
-    for_both_types([](auto t) { expect_every_n_right<decltype(t), 64, 80, 96, 128, 192, 256>(true); });
+    for_both_types([](auto t) { expect_every_n_right<decltype(t), 32, 64, 80, 96, 128, 192, 256>(true); });
 }
 
 }  // namespace

@@ -117,6 +117,13 @@ TEST(Explain, WhatIsUnknownStaysUnknownUnlessItDoesNotMatter) {
     EXPECT_EQ("math", taken(call)) << "nothing else is left, whatever the release";
 }
 
+/// FA3 goes through flash's checks and its own: a field that both want is said once.
+TEST(Explain, AFieldThatIsWantingIsSaidOnce) {
+    Call call = on({2, 11, 0}, 90);
+    call.gpu.capability.reset();
+    EXPECT_EQ((std::vector<std::string>{"the GPU's compute capability"}), verdict(call, SdpBackend::fa3).wanting);
+}
+
 TEST(Explain, WithoutTheMathPathACallMayAbort) {
     Call call = on({2, 8, 0}, 90);
     call.enabled->math = false;

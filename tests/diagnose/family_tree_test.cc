@@ -43,6 +43,20 @@ TEST(FamilyTree, TextFitsATerminalAndHoldsEveryKernel) {
         EXPECT_NE(std::string::npos, text.find(fmt::format("{}\n", r.kernel))) << r.name;
 }
 
+/// What is pasted to `tessera which -` is known there.
+TEST(FamilyTree, ReaderOfNamesKnowsEveryKernel) {
+    for (const Relative& r : relatives()) {
+        const NameReading reading = read_name(r.kernel);
+        EXPECT_GE(reading.confidence, Confidence::likely) << r.name << ": " << r.kernel;
+        if (r.family == Family::eager) {
+            EXPECT_EQ(Role::softmax, reading.role) << r.name;
+            continue;
+        }
+        EXPECT_STREQ(name_of(r.family), name_of(reading.family)) << r.name << ": " << r.kernel;
+        EXPECT_EQ(Role::attention, reading.role) << r.name << ": " << r.kernel;
+    }
+}
+
 /// docs/family.md is drawn from the same data.
 TEST(FamilyTree, ThePageIsItsData) {
     std::ifstream file(TESSERA_SOURCE_DIR "/docs/family.md");

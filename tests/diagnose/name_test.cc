@@ -133,6 +133,10 @@ INSTANTIATE_TEST_SUITE_P(
                     "true, true, false, false>(flash::Flash_fwd_params)",
                     "2.7.4 or later"},
         ReleaseCase{
+            "flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, 0, 0, cutlass::bfloat16_t>, 0, 1, 0, "
+            "0, 1, 1, 0, 0>(flash::Flash_fwd_params)",
+            "2.7.4 or later"},
+        ReleaseCase{
             "flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>, true, false, true>(Flash_fwd_params)",
             "2.1.2 to 2.1.x"},
         ReleaseCase{"flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64, 128, 128, 8>, false, "

@@ -65,12 +65,15 @@ Change training(std::int64_t dim, double dropout, int capability) {
 }
 void nothing(Call&) {}
 
-std::map<std::string, Case> cases() {
-    const Change three_dims = [](Call& c) { set_shape(c.k, {8, 512, 64}); };
-    const Change fp32 = elements(Element::fp32, Element::fp32), mixed = elements(Element::bf16, Element::fp32);
+using Cases = std::map<std::string, Case>;
+
+const Change kThreeDims = [](Call& c) { set_shape(c.k, {8, 512, 64}); };
+const Change kFp32 = elements(Element::fp32, Element::fp32);
+
+Cases flash_cases() {
     return {
         {"flash-off", {[](Call& c) { c.enabled->flash = false; }, [](Call& c) { c.enabled->cudnn = false; }}},
-        {"flash-rank", {three_dims, nothing}},
+        {"flash-rank", {kThreeDims, nothing}},
         {"flash-mask",
          {[](Call& c) {
               set_mask(c, {512, 512});
@@ -81,7 +84,7 @@ std::map<std::string, Case> cases() {
         {"flash-wide-training", {training(200, 0, 86), training(200, 0, 80)}},
         {"flash-causal-not-square",
          {[](Call& c) { lengths(128, 512)(c), c.is_causal = true; }, [](Call& c) { lengths(128, 512)(c); }}},
-        {"flash-dtype", {fp32, elements(Element::bf16, Element::bf16)}},
+        {"flash-dtype", {kFp32, elements(Element::bf16, Element::bf16)}},
         {"flash-nested-head-dim", {nested(60), dims(60, 60)}},
         {"flash-batch", {batches(2, 1), batches(3, 3)}},
         {"flash-heads", {heads(8, 2, 2, false), heads(4, 4, 4, false)}},
@@ -91,9 +94,14 @@ std::map<std::string, Case> cases() {
         {"flash-stride", {k_stride(2), [](Call& c) { dims(1, 1)(c), c.k.strides->back() = 2; }}},
         {"flash-too-many", {batches(65536, 65536), batches(65535, 65535)}},
         {"flash-nested-shapes", {nested(64), nothing}},
+    };
+}
+
+Cases efficient_cases() {
+    return {
         {"efficient-off", {[](Call& c) { c.enabled->efficient = false; }, [](Call& c) { c.enabled->flash = false; }}},
         {"efficient-gpu", {gpu(37), gpu(50)}},
-        {"efficient-rank", {three_dims, nothing}},
+        {"efficient-rank", {kThreeDims, nothing}},
         {"efficient-head-dim", {dims(68, 68), dims(72, 72)}},
         {"efficient-offset", {[](Call& c) { c.k.storage_offset = 4; }, [](Call& c) { c.k.storage_offset = 8; }}},
         {"efficient-nested-training",
@@ -111,15 +119,20 @@ std::map<std::string, Case> cases() {
         {"efficient-heads", {heads(8, 2, 2, false), heads(2, 2, 2, true)}},
         {"efficient-heads-k-v", {heads(8, 2, 4, true), heads(8, 4, 4, true)}},
         {"efficient-heads-divide", {heads(8, 3, 3, true), heads(6, 3, 3, true)}},
-        {"efficient-dtype", {mixed, fp32}},
+        {"efficient-dtype", {elements(Element::bf16, Element::fp32), kFp32}},
+    };
+}
+
+Cases cudnn_cases() {
+    return {
         {"cudnn-opt-in", {nothing, release({2, 5, 0})}},
         {"cudnn-off", {[](Call& c) { c.enabled->cudnn = false; }, [](Call& c) { c.enabled->math = false; }}},
         {"cudnn-dropout-version",
          {[](Call& c) { c.cudnn = 91200, c.dropout = 0.125; }, [](Call& c) { c.cudnn = 91400, c.dropout = 0.125; }}},
         {"cudnn-nested", {nested(64), nothing}},
-        {"cudnn-rank", {three_dims, nothing}},
+        {"cudnn-rank", {kThreeDims, nothing}},
         {"cudnn-deterministic", {[](Call& c) { c.deterministic = true; }, nothing}},
-        {"cudnn-dtype", {fp32, elements(Element::bf16, Element::bf16)}},
+        {"cudnn-dtype", {kFp32, elements(Element::bf16, Element::bf16)}},
         {"cudnn-mask-gradient",
          {[](Call& c) {
               set_mask(c, {512, 512}, MaskKind::floating), c.mask.requires_grad = true;
@@ -149,6 +162,11 @@ std::map<std::string, Case> cases() {
         {"cudnn-one-query-dropout",
          {[](Call& c) { lengths(1, 512)(c), c.dropout = 0.5; }, [](Call& c) { lengths(2, 512)(c), c.dropout = 0.5; }}},
         {"cudnn-backward-head-dim", {training(192, 0, 90), [](Call& c) { dims(192, 192)(c); }}},
+    };
+}
+
+Cases other_cases() {
+    return {
         {"math-off", {[](Call& c) { c.enabled->math = false; }, nothing}},
         {"fa3-release", {nothing, release({2, 11, 0})}},
         {"fa3-gpu", {gpu(100), gpu(90)}},
@@ -157,6 +175,12 @@ std::map<std::string, Case> cases() {
         {"fa4-gpu", {gpu(80), gpu(100)}},
         {"fa4-dropout", {[](Call& c) { c.dropout = 0.1; }, nothing}},
     };
+}
+
+Cases cases() {
+    Cases all = flash_cases();
+    for (const Cases& more : {efficient_cases(), cudnn_cases(), other_cases()}) all.insert(more.begin(), more.end());
+    return all;
 }
 
 const Verdict& verdict_of(const Explanation& explanation, SdpBackend backend) {

@@ -226,44 +226,15 @@ TEST(Traces, reads_jax) {
     EXPECT_EQ(d.kinds[0].reading.family, Family::cudnn);
 }
 
-TEST(Traces, reads_tables_of_nsight_systems) {
-    const Diagnosis d = diagnosis_of(
-        "Processing [run.sqlite] with [cuda_gpu_kern_sum.py]...\n\n"
-        "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n"
-        "60.0,6000,3,2000.0,2000.0,1,2,0.0,\"" +
-        kFlashForward + "\"\n40.0,4000,2,2000.0,2000.0,1,2,0.0," + kGemm + "\n");
-    EXPECT_EQ(d.tool, "Nsight Systems");
-    EXPECT_DOUBLE_EQ(d.gpu_us, 10);
-    ASSERT_EQ(d.kinds.size(), 1U);
-    EXPECT_EQ(d.kinds[0].calls, 3);
-    EXPECT_DOUBLE_EQ(d.kinds[0].us, 6);
-}
-
-TEST(Traces, reads_tables_of_nsight_compute) {
-    const Diagnosis d = diagnosis_of(
-        "==PROF== Connected to process 1\n"
-        "\"ID\",\"Process Name\",\"Kernel Name\",\"CC\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n"
-        "\"0\",\"python\",\"" +
-        kFlashForward +
-        "\",\"9.0\",\"Duration\",\"us\",\"1,234.5\"\n"
-        "\"0\",\"python\",\"" +
-        kFlashForward +
-        "\",\"9.0\",\"Registers\",\"register\",\"255\"\n"
-        "\"1\",\"python\",\"" +
-        kGemm + "\",\"9.0\",\"Duration\",\"ms\",\"1\"\n");
-    EXPECT_EQ(d.tool, "Nsight Compute");
-    EXPECT_DOUBLE_EQ(d.gpu_us, 2234.5);
-    EXPECT_EQ(d.gpus.at(0).capability, 90);
-    ASSERT_EQ(d.kinds.size(), 1U);
-    EXPECT_DOUBLE_EQ(d.kinds[0].us, 1234.5);
-}
-
-TEST(Traces, reads_names_one_a_line) {
-    const Diagnosis d = diagnosis_of("  flash_fwd_kernel\n\nnobody_knows\r\n");
-    EXPECT_FALSE(d.timed);
-    EXPECT_EQ(d.runs, 2);
-    EXPECT_EQ(d.kinds.at(0).reading.family, Family::fa2);
-    EXPECT_EQ(d.unknown.at(0).kernel.name, "nobody_knows");
+/// Sums by name tell no order: a softmax may belong to an attention by hand.
+TEST(Traces, names_softmaxes_where_there_is_no_order) {
+    const Diagnosis d = diagnosis_of(kGemm + "\n" + kSoftmax + "\n" + kGemm + "\n");
+    EXPECT_TRUE(d.kinds.empty());
+    ASSERT_EQ(d.softmaxes.size(), 1U);
+    EXPECT_EQ(d.softmaxes[0].kernel.name, kSoftmax);
+    TraceText loss;
+    loss.kernel(kSoftmax, 5);
+    EXPECT_TRUE(diagnosis_of(loss.text()).softmaxes.empty());
 }
 
 class NsysFile : public testing::Test {

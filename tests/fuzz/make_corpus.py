@@ -182,6 +182,10 @@ TRACE = {
     ]}).encode(),
     "nsys_csv": b"Time (%),Total Time (ns),Instances,Name\n60.0,6000,3,\"f<1, 2>\"\n40.0,4,2,gemm\n",
     "ncu_csv": b'"ID","Kernel Name","CC","Metric Name","Metric Unit","Metric Value"\n"0","f","9.0","Duration","us","1,5"\n',
+    "nsys_printed": b" Time (%)  Total Time (ns)  Instances  Name\n --------  ---------------  ---------  ----\n"
+                    b"     60.0            6,000          3  f<1, 2>\n\nend\n",
+    "pytorch_printed": b"----  ---------  ---------  ----------\nName  CPU total  Self CUDA  # of Calls\n"
+                       b"----  ---------  ---------  ----------\n   f    0.000us    6.500ms           3\n----  ---------  ---------  ----------\n",
     "names": b"flash_fwd_kernel\nnobody_knows\n",
     "gzip": gzip.compress(json.dumps(BY_HAND).encode(), mtime=0),
 }  # fmt: skip

@@ -103,8 +103,7 @@ template <class T, class Shape>
 cudaError_t start_forward(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr Config kConfig = Shape::kConfig;
-    const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
-    return start(forward_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.shared_bytes(), launch, stream);
+    return start(forward_kernel<T, Shape>, launch.blocks, kConfig.threads(), kConfig.shared_bytes(), launch, stream);
 }
 
 }  // namespace tessera::cuda::fa2

@@ -283,8 +283,7 @@ cudaError_t start_forward_fp32(const Launch& launch, cudaStream_t stream) {
     static_assert(ShapesFp32::kHas<Shape>);
     using Layout = LayoutFp32<Shape::kConfig>;
     constexpr int kSharedBytes = Layout::kFloats * static_cast<int>(sizeof(float));
-    const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
-    return start(forward_fp32_kernel<Shape>, blocks, Layout::kThreads, kSharedBytes, launch, stream);
+    return start(forward_fp32_kernel<Shape>, launch.blocks, Layout::kThreads, kSharedBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa2

@@ -22,7 +22,7 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     if (auto reason = refuse_below(device, kLeastCapability)) return reason;
     if (auto reason = refuse_sizes(problem)) return reason;
     const Tile own = tile_of(problem);
-    const std::int64_t tiles = problem.batch * problem.heads_q * ((problem.len_q + own.block_q - 1) / own.block_q);
+    const std::int64_t tiles = query_heads(problem) * query_tiles(problem, own.block_q);
     const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
     if (longest >= kMaxIndex || tiles >= kMaxIndex) {
         return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
@@ -32,9 +32,9 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
 }
 
 Launch make_launch(const Problem& p, const ForwardParams& params, std::int64_t l2_bytes) {
-    const auto block_q = static_cast<int>(tile_of(p).block_q);
     return {.params = params,
-            .q_blocks = (params.len_q + block_q - 1) / block_q,
+            .blocks = query_heads(p) * query_tiles(p, tile_of(p).block_q),
+            .q_blocks = static_cast<int>(query_tiles(p, tile_of(p).block_q)),
             .heads_together = heads_together(p, l2_bytes * 3 / 5),
             .vector_q = takes_vectors(params.q, params.head_dim),
             .vector_k = takes_vectors(params.k, params.head_dim),

@@ -11,9 +11,10 @@ namespace tessera::cuda::fa2 {
 /// What the kernel is launched with.
 struct Launch {
     ForwardParams params;
-    int q_blocks = 0;        ///< tiles of queries of one head
-    int heads_together = 1;  ///< (batch, head) pairs whose tiles are interleaved: their K and V stay in L2
-    bool vector_q = false;   ///< rows are read 16 bytes at a time: addresses, strides and head_dim allow it
+    std::int64_t blocks = 0;  ///< thread blocks: tiles of queries of all heads
+    int q_blocks = 0;         ///< tiles of queries of one head; ragged: of all members
+    int heads_together = 1;   ///< (batch, head) pairs, ragged: heads, whose tiles are mixed: their K and V stay in L2
+    bool vector_q = false;    ///< rows are read 16 bytes at a time: addresses, strides and head_dim allow it
     bool vector_k = false;
     bool vector_v = false;
     bool vector_o = false;  ///< and written so

@@ -45,16 +45,20 @@ struct Work {
     __device__ Work(const Launch& launch, unsigned index, int block_q, int block_kv, int element_bytes) {
         const ForwardParams& p = launch.params;
         const auto heads_q = static_cast<unsigned>(p.heads_q);
-        const unsigned pairs = static_cast<unsigned>(p.batch) * heads_q;
+        const bool ragged = p.cu_seqlens_q != nullptr;
+        const unsigned pairs = (ragged ? 1 : static_cast<unsigned>(p.batch)) * heads_q;
         const auto together = static_cast<unsigned>(launch.heads_together);
         const auto q_blocks = static_cast<unsigned>(launch.q_blocks);
         const unsigned first_pair = index / (together * q_blocks) * together;
         const unsigned in_group = index - first_pair * q_blocks;
         const unsigned heads = min(pairs - first_pair, together);
         const unsigned pair = first_pair + in_group % heads;
-        batch = pair / heads_q;
+        const auto place = static_cast<int>(q_blocks - 1 - in_group / heads);
+        const QueryTile tile =
+            ragged ? ragged_tile(p, place, block_q) : QueryTile{static_cast<int>(pair / heads_q), place};
+        batch = tile.batch;
         head = static_cast<int>(pair % heads_q);
-        q_begin = static_cast<int>(q_blocks - 1 - in_group / heads) * block_q;
+        q_begin = tile.block * block_q;
         member = member_of(p, batch);
         k = p.k.data + head_offset(p.k, batch, member.first_kv, head / p.group, element_bytes);
         v = p.v.data + head_offset(p.v, batch, member.first_kv, head / p.group, element_bytes);

@@ -15,14 +15,17 @@ enum class Scores {
 /// One compiled shape of the kernel. Dimensions of a Problem are padded with zeros to the next shape that holds them.
 struct Config {
     int head_dim;    ///< of Q and K: a multiple of 32
-    int head_dim_v;  ///< of V and O: a multiple of 32, at most head_dim (O leaves through Q's shared memory)
+    int head_dim_v;  ///< of V and O: a multiple of 32, at most head_dim (O may leave through Q's shared memory)
     int block_kv;
     int consumers;  ///< warpgroups of 64 queries each
     int kv_stages;  ///< of K and of V
-    int q_stages;   ///< 2: the next Q tile arrives while the last O tile leaves
+    int q_stages;   ///< 2: the next Q tile arrives while this one is worked on
     Scores scores = Scores::plain;
     /// Keys of a row up to which the shape is chosen, in calls whose tiles take different times; 0: no limit.
     int short_row = 0;
+
+    /// O has shared memory of its own, and Q's is given back after a tile's last scores; else O leaves through it.
+    constexpr bool own_o() const { return q_stages > 1; }
 
     /// Slabs of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_slabs() const { return (head_dim + 63) / 64; }

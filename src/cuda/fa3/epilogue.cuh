@@ -64,19 +64,14 @@ __device__ __forceinline__ void restore_lost(float (&o)[kConfig.head_dim_v / 2],
     }
 }
 
-/// O on its way out: each warp lays its 16 rows down in the Q tile and starts a store of them; the Q stage is given
-/// back when the copy engine has read them, which nobody waits for before the next tile's first scores are done.
+/// O on its way out: each warp lays its 16 rows down in shared memory and starts a store of them. Where O has memory of
+/// its own, nobody waits for that store before the next tile's O.
 template <Config kConfig>
 struct OutputStage {
-    int held = -1;  ///< Q stage that this warp has yet to give back
-
-    __device__ __forceinline__ void release(Ring<kConfig.q_stages>& ring, int lane) {
-        if (held < 0) return;
-        if (lane == 0) {
-            ptx::tma_store_wait_read();
-            ptx::mbarrier_arrive(ring.empty[held]);
-        }
-        held = -1;
+    /// The copy engine has read what this warp laid down before.
+    __device__ __forceinline__ void wait(int lane) const {
+        if (lane == 0) ptx::tma_store_wait_read();
+        __syncwarp();
     }
     __device__ __forceinline__ void finish(int lane) const {
         if (lane == 0) ptx::tma_store_wait();
@@ -84,8 +79,7 @@ struct OutputStage {
 
     template <class T, class Slab, int kSlabs>
     __device__ __forceinline__ void store(const float (&o)[kConfig.head_dim_v / 2], const Launch& launch,
-                                          const WorkTile& tile, Slab (&slabs)[kSlabs], int stage, int row, int lane) {
-        held = stage;
+                                          const WorkTile& tile, Slab (&slabs)[kSlabs], int row, int lane) const {
         const int warp_row = row - lane / 4;  // first of the warp's 16 rows in the tile
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
         const bool whole = !ragged || tile.q_begin + warp_row + 16 <= tile.q_end;
@@ -114,7 +108,7 @@ struct OutputStage {
 
     template <class T>
     __device__ __forceinline__ void store_directly(const float (&o)[kConfig.head_dim_v / 2], const ForwardParams& p,
-                                                   const WorkTile& tile, int row, int lane) {
+                                                   const WorkTile& tile, int row, int lane) const {
 #pragma unroll
         for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
             const int tile_row = row + 8 * row_of(i);

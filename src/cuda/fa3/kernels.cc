@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "cuda/device.hpp"
+#include "cuda/fa3/backward_kernels.hpp"
 #include "cuda/fa3/launch.hpp"
 #include "cuda/fa3/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
@@ -22,7 +23,7 @@ constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V t
 
 std::int64_t tiles_of(const Problem& problem) {
     const std::int64_t block_q = config_of(problem).block_q();
-    return problem.batch * problem.heads_q * ((problem.len_q + block_q - 1) / block_q);
+    return query_heads(problem) * query_tiles(problem, block_q);
 }
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
@@ -78,7 +79,7 @@ Launch make_launch(const Plan& plan, const ForwardParams& params) {
     }
     launch.store_by_copy_engine = !refuse_copy_engine(params.o, shapes.o);
     if (launch.store_by_copy_engine) launch.o = tensor_map(params.o, shapes.o, p.dtype, 16);
-    launch.q_blocks = static_cast<int>((p.len_q + c.block_q() - 1) / c.block_q());
+    launch.q_blocks = static_cast<int>(query_tiles(p, c.block_q()));
     launch.heads_together = heads_together(p, kL2Share);
     launch.tiles = static_cast<int>(tiles_of(p));
     return launch;
@@ -138,7 +139,8 @@ std::vector<Kernel> kernels() {
          .backward = nullptr,
          .refuse_tensors = refuse_tensors,
          .shapes = Shapes::names(),
-         .shape_of = [](const Problem& p) { return *shape_of(p); }}};
+         .shape_of = [](const Problem& p) { return *shape_of(p); }},
+        backward_kernel()};
 }
 
 }  // namespace tessera::cuda::fa3

@@ -18,8 +18,8 @@ struct Launch {
     float unscale;              ///< 1 / scale_log2
     Cap cap;                    ///< in shapes with a softcap
     bool store_by_copy_engine;  ///< O has a tensor map
-    int q_blocks;               ///< tiles of queries of one head
-    int heads_together;         ///< (batch, head) pairs whose tiles are interleaved: their K and V stay in L2
+    int q_blocks;               ///< tiles of queries of one head; ragged: of all members
+    int heads_together;         ///< (batch, head) pairs, ragged: heads, whose tiles are mixed: their K and V stay in L2
     int tiles;                  ///< over all batch members and heads
     unsigned* next_tile;        ///< counter, 0 before the launch: whoever is free takes the next; null: in turn
 };

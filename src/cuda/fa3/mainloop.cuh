@@ -90,6 +90,11 @@ struct Consumer {
         if (lane() == 0) v.release(shared.v_ring);
         v.advance();
     }
+    /// Where O of this warpgroup is laid down.
+    __device__ __forceinline__ auto& output_slabs() const {
+        if constexpr (kConfig.own_o()) return shared.o[warpgroup];
+        else return shared.q[q.stage()][warpgroup];
+    }
     /// Of the partial block whose V has come.
     __device__ __forceinline__ bool v_was_cleaned() const {
         bool met = false;
@@ -108,7 +113,7 @@ struct Consumer {
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     // With one Q stage, the next Q comes when O has left through this one: the first scores then wait for that.
-    constexpr bool kAcross = kConfig.q_stages > 1;
+    constexpr bool kAcross = kConfig.own_o();
     TileReader tiles{shared.tiles};
     int tile = next_tile(tiles);
     if (!tiles[tile].exists) return;
@@ -196,7 +201,6 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Work
 #pragma unroll
             for (int i = 0; i < kConfig.head_dim_v / 2; ++i) o[i] *= rescale[row_of(i)];
         }
-        output.release(shared.q_ring, lane());
         bool care = false;
 #pragma unroll 1
         while (!care) {
@@ -231,9 +235,10 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Work
             if constexpr (kConfig.scores == Scores::general) care = rows.needs_rescale(s) | partial;
         }
     }
+    if (kConfig.own_o() && lane() == 0) q.release(shared.q_ring);  // all scores of the tile are done
 }
 
-/// O and LSE leave; the Q stage is given back when O is out of it.
+/// O and LSE leave. Where O goes through Q's memory, that is given back when O is out of it.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const WorkTile& tile) {
     const float inverse[2] = {rows.inverse_sum(0) * launch.params.keep_scale,
@@ -241,10 +246,14 @@ __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const WorkTile
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) o[i] *= inverse[row_of(i)];
     if (dirty) restore_lost<T, kConfig>(o, launch.params, tile, row_in_tile(), lane());
-    ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);  // nobody reads this Q any more
+    if constexpr (kConfig.own_o()) output.wait(lane());
+    else ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);  // nobody reads this Q any more
     store_lse(launch.params, tile, rows, row_in_tile(), lane());
-    output.template store<T>(o, launch, tile, shared.q[q.stage()][warpgroup], q.stage(), row_in_tile(), lane());
-    if constexpr (kConfig.q_stages == 1) output.release(shared.q_ring, lane());
+    output.template store<T>(o, launch, tile, output_slabs(), row_in_tile(), lane());
+    if constexpr (!kConfig.own_o()) {
+        output.wait(lane());
+        if (lane() == 0) q.release(shared.q_ring);
+    }
     q.advance();
 }
 

@@ -42,12 +42,14 @@ struct Producer {
             for (int n = tile.n_end - 1; n >= tile.n_begin; --n) {
                 const Block block{true, tile.partial(n), tile.first_kv + n * kConfig.block_kv, kv_head, batch};
                 const bool first = n == tile.n_end - 1;
+                if (n == tile.n_begin) source.draw();
                 load_k(block);
                 if (kConfig.q_stages > 1 && first) load_q(tile, batch);
                 if (before.exists) load_v(before);
                 if (kConfig.q_stages == 1 && first) load_q(tile, batch);
                 before = block;
             }
+            if (!tile.has_keys()) source.draw();
         }
         if (before.exists) load_v(before);
     }

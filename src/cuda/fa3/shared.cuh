@@ -19,10 +19,19 @@ enum NamedBarrier : int {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
-/// Shared memory of one block. Q is kept by warpgroup, so that O can leave through the Q tile that it came from.
+using Slab64 = std::uint16_t[64][kSlabColumns];
+
+/// Where O waits for the copy engine: memory of its own, or nothing.
+template <Config kConfig, bool kOwn>
+struct OutputTiles {
+    Slab64 o[kConfig.consumers][kConfig.v_slabs()];
+};
 template <Config kConfig>
-struct alignas(1024) Shared {
-    using Slab64 = std::uint16_t[64][kSlabColumns];
+struct OutputTiles<kConfig, false> {};
+
+/// Shared memory of one block. Q is kept by warpgroup, so that O can leave through it.
+template <Config kConfig>
+struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
     using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];
 
     Slab64 q[kConfig.q_stages][kConfig.consumers][kConfig.qk_slabs()];

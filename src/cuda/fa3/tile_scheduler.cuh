@@ -34,17 +34,21 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     const int per_group = launch.heads_together * launch.q_blocks;
     const int group = index / per_group;
     const int first_head = group * launch.heads_together;
-    const int heads_here = min(launch.heads_together, static_cast<int>(p.batch) * p.heads_q - first_head);
+    const bool ragged = p.cu_seqlens_q != nullptr;
+    const int heads_here =
+        min(launch.heads_together, (ragged ? 1 : static_cast<int>(p.batch)) * p.heads_q - first_head);
     const int within = index - group * per_group;
     const int batch_head = first_head + within % heads_here;
+    // From the last queries to the first: under a causal mask the longest tiles go first and the short ones fill up.
+    const int place = launch.q_blocks - 1 - within / heads_here;
+    const QueryTile of = ragged ? ragged_tile(p, place, kBlockQ) : QueryTile{batch_head / p.heads_q, place};
     WorkTile tile;
-    tile.batch = batch_head / p.heads_q;
-    tile.head = batch_head - tile.batch * p.heads_q;
+    tile.batch = of.batch;
+    tile.head = ragged ? batch_head : batch_head - tile.batch * p.heads_q;
     const Member member = member_of(p, tile.batch);
     tile.first_q = static_cast<int>(member.first_q);
     tile.first_kv = static_cast<int>(member.first_kv);
-    // From the last queries to the first: under a causal mask the longest tiles go first and the short ones fill up.
-    tile.q_begin = (launch.q_blocks - 1 - within / heads_here) * kBlockQ;
+    tile.q_begin = of.block * kBlockQ;
     tile.q_end = min(tile.q_begin + kBlockQ, member.len_q);
     tile.exists = tile.q_begin < tile.q_end;
     const Band band = p.mask.bind(member.len_q, member.len_kv);
@@ -79,20 +83,25 @@ struct TileScheduler {
     int upcoming = static_cast<int>(blockIdx.x);
 
     /// The next tile that has queries; the other roles are told of it. It may be read until three more were asked for.
+    /// Before each call but the first, draw() has to be called.
     __device__ __forceinline__ const WorkTile& next() {
         position.wait_empty(ring.ring);
         WorkTile& tile = ring.tiles[position.stage()];
         tile.exists = false;
-        while (!tile.exists && upcoming < launch.tiles) {
+        while (upcoming < launch.tiles) {
             tile = tile_at<kBlockQ, kBlockKv>(launch, upcoming);
-            // Asked for a tile ahead: the answer comes while this one is loaded.
-            const int blocks = static_cast<int>(gridDim.x);
-            upcoming = launch.next_tile == nullptr ? upcoming + blocks
-                                                   : blocks + static_cast<int>(atomicAdd(launch.next_tile, 1));
+            if (tile.exists) break;
+            draw();
         }
         ptx::mbarrier_arrive(ring.ring.full[position.stage()]);
         position.advance();
         return tile;
+    }
+    /// Decides which tile is next. As late as the answer can still come in time: who is free is known better then.
+    __device__ __forceinline__ void draw() {
+        const int blocks = static_cast<int>(gridDim.x);
+        upcoming =
+            launch.next_tile == nullptr ? upcoming + blocks : blocks + static_cast<int>(atomicAdd(launch.next_tile, 1));
     }
 };
 

@@ -72,6 +72,16 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
 /// fence.proxy.async: shared memory written by ordinary stores is seen by the copy engine and by wgmma.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// fence.proxy.async, global memory: what was written before an acquired word is seen by the copy engine.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+/// The time in nanoseconds, of the whole device (%globaltimer).
+__device__ __forceinline__ std::uint64_t global_nanoseconds() {
+    std::uint64_t time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+}
+
 /// setmaxnreg.inc: the warpgroup takes registers up to kRegisters a thread.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {

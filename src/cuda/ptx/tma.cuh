@@ -43,6 +43,29 @@ __device__ __forceinline__ void tma_store_4d(const void* shared, const CUtensorM
                  : "memory");
 }
 
+/// cp.async.bulk, global to shared memory: `bytes` in a row, a multiple of 16.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, std::uint32_t bytes, Mbarrier& barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(shared)),
+                 "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(&barrier))
+                 : "memory");
+}
+
+/// cp.async.bulk, shared to global memory.
+__device__ __forceinline__ void bulk_store(void* global, const void* shared, std::uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
+/// cp.reduce.async.bulk.add.f32: adds numbers of shared memory to those in global memory.
+__device__ __forceinline__ void bulk_add(float* global, const void* shared, std::uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                     __cvta_generic_to_global(global)),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
 /// cp.async.bulk.commit_group
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
@@ -51,6 +74,14 @@ __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.b
 
 /// cp.async.bulk.wait_group 0: all stores of this thread are done.
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/// stmatrix.x4.trans: the same as below, each matrix transposed on its way.
+__device__ __forceinline__ void stmatrix_x4_trans(std::uint32_t shared, std::uint32_t r0, std::uint32_t r1,
+                                                  std::uint32_t r2, std::uint32_t r3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r0),
+                 "r"(r1), "r"(r2), "r"(r3)
+                 : "memory");
+}
 
 /// stmatrix.x4: four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,

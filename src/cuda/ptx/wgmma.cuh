@@ -145,11 +145,11 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][
         "+f"(d[127])
 
 // The operands after the accumulators are numbered a, b, ... by the caller of these macros.
-#define TESSERA_WGMMA_SS(n, type, groups, a, b, p)                                                      \
+#define TESSERA_WGMMA_SS(n, type, groups, a, b, p, transposed)                                          \
     asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #p                              \
                  ", 0;\n"                                                                               \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TESSERA_D##groups \
-                 "}, %" #a ", %" #b ", accumulate, 1, 1, 0, 0;\n}\n"                                    \
+                 "}, %" #a ", %" #b ", accumulate, 1, 1, 0, " transposed ";\n}\n"                       \
                  : TESSERA_C##groups                                                                    \
                  : "l"(desc_a), "l"(desc_b), "r"(static_cast<int>(accumulate)))
 #define TESSERA_WGMMA_RS(n, type, groups, a0, a1, a2, a3, b, p)                                         \
@@ -163,6 +163,7 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][
 // clang-format off
 // The widths that kernels use: n, its groups of eight accumulators, and the numbers of the operands after them.
 #define TESSERA_WGMMA_WIDTHS(row)          \
+    row(32, 2, 16, 17, 18, 19, 20, 21)     \
     row(64, 4, 32, 33, 34, 35, 36, 37)     \
     row(80, 5, 40, 41, 42, 43, 44, 45)     \
     row(96, 6, 48, 49, 50, 51, 52, 53)     \
@@ -171,10 +172,15 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][
     row(256, 16, 128, 129, 130, 131, 132, 133)
 // clang-format on
 #define TESSERA_WGMMA_IS_WIDTH(n, ...) kN == n ||
-#define TESSERA_WGMMA_SS_ROW(n, groups, a, b, p, ...)                                         \
-    if constexpr (kN == n) {                                                                  \
-        if constexpr (std::is_same_v<T, __half>) TESSERA_WGMMA_SS(n, "f16", groups, a, b, p); \
-        else TESSERA_WGMMA_SS(n, "bf16", groups, a, b, p);                                    \
+#define TESSERA_WGMMA_SS_ROW(n, groups, a, b, p, ...)                                              \
+    if constexpr (kN == n) {                                                                       \
+        if constexpr (std::is_same_v<T, __half>) TESSERA_WGMMA_SS(n, "f16", groups, a, b, p, "0"); \
+        else TESSERA_WGMMA_SS(n, "bf16", groups, a, b, p, "0");                                    \
+    }
+#define TESSERA_WGMMA_SS_COLUMNS_ROW(n, groups, a, b, p, ...)                                      \
+    if constexpr (kN == n) {                                                                       \
+        if constexpr (std::is_same_v<T, __half>) TESSERA_WGMMA_SS(n, "f16", groups, a, b, p, "1"); \
+        else TESSERA_WGMMA_SS(n, "bf16", groups, a, b, p, "1");                                    \
     }
 #define TESSERA_WGMMA_RS_ROW(n, groups, a0, a1, a2, a3, b, p)                                              \
     if constexpr (kN == n) {                                                                               \
@@ -188,6 +194,14 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[kN / 2], std::uint64_t desc_
                                          bool accumulate) {
     static_assert(TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_IS_WIDTH) false);
     TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_SS_ROW)
+}
+
+/// The same with the kN columns of B contiguous ("MN-major", transposed).
+template <int kN, class T>
+__device__ __forceinline__ void wgmma_ss_columns(float (&d)[kN / 2], std::uint64_t desc_a, std::uint64_t desc_b,
+                                                 bool accumulate) {
+    static_assert(TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_IS_WIDTH) false);
+    TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_SS_COLUMNS_ROW)
 }
 
 /// wgmma.mma_async, A from registers, B from shared memory with its kN columns contiguous ("MN-major", transposed).
@@ -235,6 +249,7 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[kN / 2], const std::uint32_t
 #undef TESSERA_WGMMA_WIDTHS
 #undef TESSERA_WGMMA_IS_WIDTH
 #undef TESSERA_WGMMA_SS_ROW
+#undef TESSERA_WGMMA_SS_COLUMNS_ROW
 #undef TESSERA_WGMMA_RS_ROW
 
 }  // namespace tessera::cuda::ptx

@@ -184,7 +184,7 @@ int heads_together(const Problem& p, std::int64_t l2_share) {
     constexpr std::int64_t kElementBytes = 2;
     const std::int64_t kv_bytes = std::max<std::int64_t>(p.len_kv * (p.head_dim + p.head_dim_v) * kElementBytes, 1);
     const std::int64_t kv_heads = std::max<std::int64_t>(l2_share / kv_bytes, 1);
-    return static_cast<int>(std::min(kv_heads * p.group(), p.batch * p.heads_q));
+    return static_cast<int>(std::min(kv_heads * p.group(), query_heads(p)));
 }
 
 ForwardParams forward_params(const ForwardCall& call) { return common_params(call); }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda/tile/params.hpp"
+#include "cuda/tile/query_tiles.hpp"
 #include "kernel/kernel.hpp"
 
 namespace tessera::cuda {
@@ -23,9 +24,10 @@ Rows rows_of(const TensorView& tensor);
 /// Can rows of `dim` 16-bit elements be read and written 16 bytes at a time?
 bool takes_vectors(const Rows& rows, int dim);
 
-/// (batch, head) pairs whose tiles of queries are mixed in the order of the work. Causal tiles are of different
-/// lengths: the longest of several heads come first, as long as the heads' K and V fit `l2_share` bytes of the L2.
-/// Without a diagonal, heads come one after the other. It moves the order of the tiles and no result.
+/// (batch, head) pairs, or heads of a ragged call, whose tiles of queries are mixed in the order of the work. Causal
+/// tiles are of different lengths: the longest of several heads come first, as long as the heads' K and V fit
+/// `l2_share` bytes of the L2. Without a diagonal, heads come one after the other. It moves the order of the tiles and
+/// no result.
 int heads_together(const Problem& problem, std::int64_t l2_share);
 
 /// Checks, too, that every tensor and the workspace are memory of the plan's device: throws Error(invalid_argument)

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/tile/params.hpp"
+#include "cuda/tile/query_tiles.hpp"
 
 namespace tessera::cuda {
 
@@ -25,6 +26,12 @@ __device__ __forceinline__ Member member_of(const ForwardParams& p, std::int64_t
     return {begin_q, begin_kv,
             static_cast<int>(min(max(end_q - begin_q, std::int64_t{0}), static_cast<std::int64_t>(p.len_q))),
             static_cast<int>(min(max(end_kv - begin_kv, std::int64_t{0}), static_cast<std::int64_t>(p.len_kv)))};
+}
+
+__device__ __forceinline__ QueryTile ragged_tile(const ForwardParams& p, int place, int block_q) {
+    return ragged_tile(static_cast<int>(p.batch), place, block_q, [&](int member) {
+        return cu_seqlens_at(p.cu_seqlens_q, member * p.cu_stride_q, p.cu_q_is_64, p.total_q);
+    });
 }
 
 /// Bytes from the tensor's first element to row 0 of the member's head, for elements of `size` bytes.

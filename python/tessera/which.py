@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which attention kernel ran, and why not a faster one: `tessera which` from Python.
+
+    import tessera.which
+
+    with tessera.which.expect("flash"):                           # in a test: raises when another kernel ran
+        step()
+    print(tessera.which.explain(q, k, v, attn_mask=mask))         # which backend PyTorch takes, and why no other
+    print(tessera.which.read("trace.json.gz"))                    # what a profiler saw
+
+docs/which.md says how the answers are found.
+"""
+import json
+import os
+import re
+import subprocess
+import tempfile
+
+from . import _command, _sdpa_choice
+
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
+_CHECK_FAILED = 1  # exit status of the command when --expect was not met
+_FAULT = 70        # of the command itself
+
+
+class UnexpectedKernel(AssertionError):
+    """Another attention kernel ran than was expected, or none."""
+
+
+class Report:
+    """What a trace says of attention. `json` is all of it, as `tessera which --json` writes it for one file."""
+
+    def __init__(self, document):
+        self.json = document
+
+    @property
+    def paragraph(self) -> str:
+        """For somebody who never heard of FlashAttention."""
+        return self.json["paragraph"]
+
+    @property
+    def kinds(self) -> list:
+        """The kinds of calls, those that took longest first: dicts with family, pass, calls, us, evidence, ..."""
+        return self.json["attention"]
+
+    @property
+    def families(self) -> list:
+        """"fa2", "cudnn", ...: whose kernels computed attention, each once."""
+        return list(dict.fromkeys(kind["family"] for kind in self.kinds if kind["role"] == "attention"))
+
+    def __str__(self):
+        lines = [self.paragraph, ""]
+        for kind in self.kinds:
+            time = f", {kind['us'] / 1000:.3f} ms" if "us" in kind else ""
+            lines.append(f"{kind['family']} {kind['pass']}: {kind['calls']} calls{time} ({kind['confidence']})")
+        return "\n".join(lines).rstrip()
+
+
+class Explanation:
+    """Which backend PyTorch's scaled_dot_product_attention takes for a call, and why no other.
+
+    taken: "cuDNN", "flash", "memory-efficient", "math"; "none" where PyTorch aborts; None: not known.
+    asked: {backend: (may it run, PyTorch's warnings)}, or None where PyTorch could not be asked.
+    table: what tessera's table of PyTorch's checks says, as `tessera which --torch ... --json` writes it.
+    differences: lines about what PyTorch and the table say otherwise; empty when they agree, or can't be compared:
+        PyTorch was not asked, or `unsaid` is not empty.
+    unsaid: what the table could not be asked about: strides, offsets, a mask that takes a gradient.
+    """
+
+    def __init__(self, table, asked, chosen, unsaid=()):
+        self.table, self.asked, self.unsaid = table, asked, list(unsaid)
+        self.taken = chosen or ("none" if table["aborts"] else table["taken"])
+        comparable = asked is not None and not self.unsaid
+        self.differences = list(_sdpa_choice.differences(asked, chosen, table)) if comparable else []
+
+    def __str__(self):
+        lines = [self.table["sentence"], ""]
+        for backend in self.table["backends"]:
+            lines.append(f"{backend['backend']}: {backend['verdict']}")
+            lines += [f"    {rule['meaning']}. Cure: {rule['cure']}." for rule in backend["refusals"]]
+            for text in (self.asked or {}).get(backend["backend"], (True, []))[1][:1]:
+                lines.append(f"    PyTorch: {text}")
+        if self.asked is None:
+            lines += ["", "By the table of PyTorch's checks; PyTorch itself is asked only about tensors on a GPU."]
+        lines += [f"The table does not know that {line}." for line in self.unsaid]
+        return "\n".join(lines + [f"PyTorch and the table differ: {line}" for line in self.differences])
+
+
+def _run(arguments) -> dict:
+    """The JSON of `tessera which ARGUMENTS --json`. Raises ValueError with the command's message."""
+    program = _command.program()
+    try:
+        said = subprocess.run([program, "which", "--json", *arguments], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ImportError(f"{program} can't be run: {error}; `python -m tessera doctor` says more") from error
+    if said.returncode in (0, _CHECK_FAILED):
+        return json.loads(said.stdout)
+    message = (said.stderr.splitlines() or [f"exit status {said.returncode}"])[0].removeprefix("tessera: error: ")
+    raise (RuntimeError if said.returncode >= _FAULT or said.returncode < 0 else ValueError)(message)
+
+
+def _version_options(version) -> list:
+    """--torch, for what the profile of a PyTorch of this version does not tell itself."""
+    number = re.match(r"\d+\.\d+(\.\d+)?", str(version)) if version else None
+    return ["--torch", number[0]] if number else []
+
+
+def read(trace, torch=None) -> Report:
+    """Reads a trace: the path of a file that `tessera which` takes, or a torch.profiler.profile that has ended.
+
+    torch: the version of PyTorch that ran, "2.11", which a trace does not tell and "why not faster" needs; of a
+    profile it is the installed one.
+    Raises ValueError naming the file when it is no trace."""
+    if not hasattr(trace, "export_chrome_trace"):
+        path = os.fspath(trace)
+        return Report(_run([*_version_options(torch), "--", path])["files"][0])
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        trace.export_chrome_trace(path)
+        return Report(_run([*_version_options(torch or _installed_version()), "--", path])["files"][0])
+
+
+def _installed_version():
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.__version__
+
+
+class expect:
+    """A context in which only the kernels of these families may compute attention on the GPU:
+
+        with tessera.which.expect("flash") as guard:
+            step()
+        print(guard.report)
+
+    families: "flash" (all of FlashAttention), "fa2", "fa3", "cudnn", ..., or a list of them. What runs inside is
+        profiled, so it must not be profiled already.
+    profiler: in the place of torch.profiler.profile(record_shapes=True); it must record CUDA's kernels.
+    Raises UnexpectedKernel at its end when another kernel ran, none did, or a name leaves doubt; ValueError for a
+    family that nobody knows. An exception from inside goes through."""
+
+    def __init__(self, families, profiler=None):
+        self.expected = families if isinstance(families, str) else ",".join(families)
+        _run(["--family", "--expect", self.expected])  # knows the names
+        self.report = None
+        self._profiler = profiler
+
+    def __enter__(self):
+        if self._profiler is None:
+            import torch
+            self._profiler = torch.profiler.profile(record_shapes=True)
+        self._profiler.__enter__()
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        _finish_kernels()
+        self._profiler.__exit__(kind, error, traceback)
+        if kind is not None:
+            return False
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "trace.json")
+            self._profiler.export_chrome_trace(path)
+            said = _run([*_version_options(_installed_version()), "--expect", self.expected, "--", path])
+        self.report = Report(said["files"][0])
+        if not said["as_expected"]:
+            raise UnexpectedKernel(f"expected {self.expected}, but {said['failures'][0]}\n\n{self.report}")
+        return False
+
+
+def _finish_kernels():
+    """Kernels that still run would be missing from the profile."""
+    try:
+        import torch
+    except ImportError:
+        return
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def explain(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, gpu=None,
+            torch_version=None) -> Explanation:
+    """Which backend scaled_dot_product_attention takes for this call, and why no other; its arguments, in its order.
+
+    q: [batch, heads, len_q, head_dim]; k, v: [batch, heads_kv, len_kv, ..]: PyTorch's tensors. On a GPU the installed
+        PyTorch is asked, with its switches as they are now, and compared with tessera's table of its checks. Elsewhere
+        (on the CPU, or "meta", which takes no memory) the table answers for the GPU `gpu`: "h200", "9.0".
+    torch_version: whose checks the table is to tell, "2.11"; default: the installed one's.
+    `scale` decides nothing.
+    Raises ValueError that names the argument; where the table does not hold this release or GPU too."""
+    import torch
+    del scale
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not torch.is_tensor(tensor) or tensor.dim() not in (3, 4):
+            raise ValueError(f"{name}: expected a PyTorch tensor of 3 or 4 dimensions, got {_short(torch, tensor)}")
+    if attn_mask is not None and not torch.is_tensor(attn_mask):
+        raise ValueError(f"attn_mask: expected a PyTorch tensor or None, got {_short(torch, attn_mask)}")
+    if torch.version.hip:
+        raise ValueError("q: the table holds the checks on NVIDIA's GPUs, and this PyTorch is ROCm's")
+    on_gpu = q.device.type == "cuda"
+    if gpu is None and not on_gpu:
+        raise ValueError(f"gpu: expected a GPU (\"h200\", \"9.0\") for tensors on {q.device.type}, got none")
+    options = _call_options(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa, torch_version)
+    if gpu is not None:
+        return Explanation(_run([*options, "--gpu", str(gpu)]), None, None)
+    table = _table_for_this_machine(torch, q, options)
+    if torch_version is not None:
+        return Explanation(table, None, None)
+    return Explanation(table, *_sdpa_choice.ask(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa),
+                       _unsaid(q, k, v, attn_mask))
+
+
+def _short(torch, value):
+    return f"{value.dim()} dimensions" if torch.is_tensor(value) else type(value).__name__
+
+
+def _unsaid(q, k, v, attn_mask) -> list:
+    """What PyTorch checks and the options of the command have no words for."""
+    lines = []
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("attn_mask", attn_mask)):
+        if tensor is None:
+            continue
+        if tensor.stride(-1) != 1:
+            lines.append(f"the last dimension of {name} has the stride {tensor.stride(-1)}")
+        if name != "attn_mask" and tensor.storage_offset() * tensor.element_size() % 16 != 0:
+            lines.append(f"{name} begins at element {tensor.storage_offset()} of its storage")
+    if attn_mask is not None and attn_mask.requires_grad:
+        lines.append("attn_mask takes a gradient")
+    return lines
+
+
+def _name_of_dtype(name, tensor):
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise ValueError(f"{name}: expected one of {', '.join(_DTYPES)}, got {dtype}")
+    return _DTYPES[dtype]
+
+
+def _call_options(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa, version) -> list:
+    """The call as options of the command, with PyTorch's switches as they are."""
+    named = (("q", q), ("k", k), ("v", v))
+    options = ["--shape", "/".join(",".join(map(str, t.shape)) for _, t in named),
+               "--dtype", "/".join(_name_of_dtype(name, t) for name, t in named), "--dropout", str(dropout_p)]
+    if attn_mask is not None:
+        kind = "bool" if attn_mask.dtype == torch.bool else "float"
+        options += ["--mask", f"{kind}:{','.join(map(str, attn_mask.shape))}"]
+    else:
+        options += ["--mask", "causal" if is_causal else "none"]
+    if enable_gqa:
+        options.append("--gqa")
+    if torch.is_grad_enabled() and any(t.requires_grad for _, t in named):
+        options.append("--grad")
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        options.append("--deterministic")
+    switches = torch.backends.cuda
+    off = [name for name, on in (("flash", switches.flash_sdp_enabled()), ("cudnn", switches.cudnn_sdp_enabled()),
+                                 ("efficient", switches.mem_efficient_sdp_enabled()),
+                                 ("math", switches.math_sdp_enabled())) if not on]
+    if off:
+        options += ["--off", ",".join(off)]
+    return options + _version_options(version or torch.__version__)
+
+
+def _table_for_this_machine(torch, q, options) -> dict:
+    """What the table says with this GPU, cuDNN and CUDA. Of a GPU whose name the model does not know, the capability
+    does: the verdicts are the same, and no times are predicted."""
+    options = [*options, "--cuda", torch.version.cuda]
+    cudnn = torch.backends.cudnn.version()
+    if cudnn:
+        options += ["--cudnn", f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}"]
+    try:
+        return _run([*options, "--gpu", torch.cuda.get_device_name(q.device)])
+    except ValueError as error:
+        if not str(error).startswith("--gpu:"):
+            raise
+    major, minor = torch.cuda.get_device_capability(q.device)
+    return _run([*options, "--gpu", f"{major}.{minor}"])

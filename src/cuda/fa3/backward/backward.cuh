@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FlashAttention-3 backward: K/V blocks outer, in shared memory; blocks of queries inner.
+#pragma once
+
+#include "cuda/fa3/backward/epilogue.cuh"
+#include "cuda/fa3/backward/producer.cuh"
+#include "cuda/shared/start.cuh"
+
+namespace tessera::cuda::fa3::backward {
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __grid_constant__ Launch launch) {
+    constexpr Config kConfig = Shape::kConfig;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Shared<kConfig>*>(memory);
+    if (threadIdx.x == 0) {
+        shared.init_barriers();
+        shared.lost = 0;
+        // Blocks that started earlier come earlier in the order: nobody waits for one that has not started.
+        shared.block.set(launch, atomicAdd(&launch.workspace.start->next_block, 1));
+    }
+    __syncthreads();
+    if (!shared.block.exists() || launch.workspace.start->broken != 0) return;
+    const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
+    if (warpgroup == 0) {
+        ptx::give_registers<Config::kProducerRegisters>();
+        const int thread = static_cast<int>(threadIdx.x);
+        if (thread == 0) load<kConfig>(launch, shared);
+        else if (thread % 32 == 0 && thread / 32 <= Config::kConsumers)
+            add_dq<kConfig>(launch, shared, thread / 32 - 1);
+    } else {
+        ptx::take_registers<Config::kConsumerRegisters>();
+        Consumer<T, kConfig> consumer{launch, shared, warpgroup - 1};
+        consumer.run();
+        store_gradients(consumer);
+    }
+}
+
+template <class T, class Shape>
+cudaError_t start_backward(const Launch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
+    constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
+    static_assert(kBytes <= 227 * 1024);
+    const ForwardParams& p = launch.params.forward;
+    return start(backward_kernel<T, Shape>, std::int64_t{p.heads_kv} * p.batch * launch.blocks_kv, Config::kThreads,
+                 kBytes, launch, stream);
+}
+
+}  // namespace tessera::cuda::fa3::backward

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Before the main kernel: delta[i] = (sum over j of P dP) / (sum of P) - dLSE[i], queries outer (dO . O would do, if O
+// were not rounded: docs/decisions/delta-of-rounded-output.md). And what else the main kernel wants to know of rows.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/fa3/backward/mainloop.cuh"
+#include "cuda/fa3/backward/producer.cuh"
+#include "cuda/fa3/backward/special.cuh"
+#include "cuda/shared/start.cuh"
+#include "cuda/tile/constants.hpp"
+#include "cuda/tile/member.cuh"
+#include "cuda/tile/score.cuh"
+
+namespace tessera::cuda::fa3::backward {
+
+inline constexpr int kDeltaBlockQ = 64 * Config::kConsumers;
+inline constexpr int kDeltaStages = 2;
+
+/// |LSE| up to which an fp32 number holds it well enough (docs/numerics.md).
+inline constexpr float kOrdinaryLse = 256;
+
+template <Config kConfig>
+struct alignas(1024) DeltaShared {
+    using SlabQ = std::uint16_t[64][kSlabColumns];
+    using SlabKv = std::uint16_t[Config::kBlockKv][kSlabColumns];
+
+    SlabQ q[Config::kConsumers][kConfig.qk_slabs()];
+    SlabQ d_o[Config::kConsumers][kConfig.v_slabs()];
+    SlabKv k[kDeltaStages][kConfig.qk_slabs()];
+    SlabKv v[kDeltaStages][kConfig.v_slabs()];
+    ptx::Mbarrier q_full;
+    Ring<kDeltaStages> k_ring, v_ring;
+    int some_special[Config::kConsumers], some_large[Config::kConsumers];
+
+    __device__ void init_barriers() {
+        ptx::mbarrier_init(q_full, 1);
+        k_ring.init(4 * Config::kConsumers);
+        v_ring.init(4 * Config::kConsumers);
+        ptx::fence_mbarrier_init();
+    }
+};
+
+/// The tile of queries that a thread block of the delta kernel works on.
+struct QueryTile {
+    Blocks blocks;
+    int batch, head;
+    int first_q, first_kv;
+    std::int64_t first_block;  ///< of the tile's first 64 queries, among all
+    int query;                 ///< first
+    int n_begin, n_end;        ///< blocks of keys
+
+    __device__ __forceinline__ explicit QueryTile(const Launch& launch) {
+        const ForwardParams& p = launch.params.forward;
+        const int tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
+        const int batch_head = static_cast<int>(blockIdx.x) / tiles;
+        // From the last to the first: under a causal mask the longest come first.
+        query = (tiles - 1 - static_cast<int>(blockIdx.x) % tiles) * kDeltaBlockQ;
+        batch = batch_head / p.heads_q;
+        head = batch_head - batch * p.heads_q;
+        const Member member = member_of(p, batch);
+        first_q = static_cast<int>(member.first_q);
+        first_kv = static_cast<int>(member.first_kv);
+        blocks.set(p.mask, member.len_q, member.len_kv, launch.sums == 1);
+        first_block =
+            std::int64_t{head} * launch.blocks_q + first_block_q(p, batch, member.first_q) + query / Config::kBlockQ;
+        n_begin = 0;
+        n_end = 0;
+        for (int m = query / Config::kBlockQ; m < query / Config::kBlockQ + Config::kConsumers; ++m) {
+            if (m >= blocks.count_q) break;
+            const Span keys = blocks.keys_of(m);
+            if (keys.begin >= keys.end) continue;
+            n_begin = n_end == 0 ? keys.begin : min(n_begin, keys.begin);
+            n_end = max(n_end, keys.end);
+        }
+    }
+};
+
+/// Does cu_seqlens fall here?
+__device__ __forceinline__ bool falls(const ForwardParams& p, int batch) {
+    if (p.cu_seqlens_q == nullptr) return false;
+    return cu_seqlens_at(p.cu_seqlens_q, (batch + std::int64_t{1}) * p.cu_stride_q, p.cu_q_is_64, p.total_q) <
+           cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
+}
+
+/// One thread: all copies.
+template <Config kConfig>
+__device__ __forceinline__ void load_for_delta(const Launch& launch, DeltaShared<kConfig>& shared,
+                                               const QueryTile& tile) {
+    const ForwardParams& p = launch.params.forward;
+    const int batch = p.cu_seqlens_q != nullptr ? 0 : tile.batch;
+    ptx::mbarrier_arrive_expect(shared.q_full, sizeof(shared.q) + sizeof(shared.d_o));
+    for (int w = 0; w < Config::kConsumers; ++w) {
+        const int row = tile.first_q + tile.query + 64 * w;
+        copy_in(shared.q[w], launch.q, row, tile.head, batch, shared.q_full, ptx::CacheHint::evict_first);
+        copy_in(shared.d_o[w], launch.d_o, row, tile.head, batch, shared.q_full, ptx::CacheHint::evict_first);
+    }
+    RingPosition<kDeltaStages> at;
+    for (int n = tile.n_begin; n < tile.n_end; ++n, at.advance()) {
+        const int row = tile.first_kv + n * Config::kBlockKv;
+        const int kv_head = tile.head / p.group;
+        wait_for(shared.k_ring.empty[at.stage()], at.phase() ^ 1);
+        ptx::mbarrier_arrive_expect(shared.k_ring.full[at.stage()], sizeof(shared.k[0]));
+        copy_in(shared.k[at.stage()], launch.k, row, kv_head, batch, shared.k_ring.full[at.stage()],
+                ptx::CacheHint::evict_last);
+        wait_for(shared.v_ring.empty[at.stage()], at.phase() ^ 1);
+        ptx::mbarrier_arrive_expect(shared.v_ring.full[at.stage()], sizeof(shared.v[0]));
+        copy_in(shared.v[at.stage()], launch.v, row, kv_head, batch, shared.v_ring.full[at.stage()],
+                ptx::CacheHint::evict_last);
+    }
+}
+
+/// S = Q K^T or dP = dO V^T, started: [64 queries][kBlockKv].
+template <class T, int kDim>
+__device__ __forceinline__ void start_product(float (&s)[Config::kBlockKv / 2], std::uint64_t queries,
+                                              std::uint64_t keys) {
+    constexpr int kQuerySlab = 64 * kSlabRowBytes >> 4;
+    constexpr int kKeySlab = Config::kBlockKv * kSlabRowBytes >> 4;
+    ptx::keep_in_place(s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int column = 0; column < kDim; column += 16) {
+        const int slab = column / kSlabColumns;
+        const int step = column % kSlabColumns / 16 * kStepColumns;
+        ptx::wgmma_ss<Config::kBlockKv, T>(s, queries + slab * kQuerySlab + step, keys + slab * kKeySlab + step,
+                                           column > 0);
+    }
+    ptx::wgmma_commit();
+}
+
+template <class T, Config kConfig>
+struct DeltaConsumer {
+    static constexpr int kPairs = Config::kBlockKv / 2;  ///< scores of a thread
+
+    const Launch& launch;
+    DeltaShared<kConfig>& shared;
+    const QueryTile& tile;
+    int warpgroup;
+
+    float minus_lse[2];  ///< in units of log2; of large rows, the largest score so far
+    bool large[2];       ///< an fp32 number can't hold the logarithm of the sum beside the maximum
+    float s[kPairs];
+    float dp[kPairs];
+    double sum[2] = {0, 0};      ///< of P; this thread's share
+    double product[2] = {0, 0};  ///< of P dP
+
+    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+    /// The thread's first row of the warpgroup's 64.
+    __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4; }
+    /// Row r of the member.
+    __device__ __forceinline__ int query(int r) const { return tile.query + 64 * warpgroup + row() + 8 * r; }
+
+    __device__ __forceinline__ float of_row(const Rows& rows, int r) const {
+        const int batch = launch.params.forward.cu_seqlens_q != nullptr ? 0 : tile.batch;
+        return reinterpret_cast<const float*>(
+            rows.data)[batch * rows.batch + tile.head * rows.head + (std::int64_t{tile.first_q} + query(r)) * rows.row];
+    }
+    __device__ __forceinline__ void run();
+    __device__ __forceinline__ void apply_mask(float (&values)[kPairs], int first_key, float hidden) const;
+    __device__ __forceinline__ void exponentiate();
+    __device__ __forceinline__ void add_weights();
+    __device__ __forceinline__ void add_products();
+    __device__ __forceinline__ void store(bool some_special);
+};
+
+/// Values of pairs that are not visible become `hidden`.
+template <class T, Config kConfig>
+__device__ __forceinline__ void DeltaConsumer<T, kConfig>::apply_mask(float (&values)[kPairs], int first_key,
+                                                                      float hidden) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int shift = first_key + 2 * (lane() % 4);
+        const int first = query(r) + tile.blocks.low - shift;
+        const int last = min(query(r) + tile.blocks.high, tile.blocks.len_kv - 1) - shift;
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            if (row_of(i) == r && (column_of(i) < first || column_of(i) > last)) values[i] = hidden;
+        }
+    }
+}
+
+/// From scores to P. Of large rows, to weights beside the largest score so far, as the forward's online softmax does.
+template <class T, Config kConfig>
+__device__ __forceinline__ void DeltaConsumer<T, kConfig>::exponentiate() {
+    if (__any_sync(kAllLanes, large[0] || large[1])) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float most = -INFINITY;
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+                if (row_of(i) == r) most = fmaxf(most, __fmul_rn(s[i], launch.scale_log2));
+            }
+            most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+            if (!large[r]) continue;
+            const float before = -minus_lse[r];
+            most = fmaxf(most, before);
+            minus_lse[r] = -most;
+            const float rescale = most == -INFINITY ? 0.0F : ptx::exp2_approx(before - most);
+            sum[r] *= rescale;
+            product[r] *= rescale;
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+                if (row_of(i) != r) continue;
+                s[i] =
+                    most == -INFINITY ? 0.0F : ptx::exp2_approx(__fadd_rn(__fmul_rn(s[i], launch.scale_log2), -most));
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+        const float p = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, minus_lse[row_of(i)]));
+        s[i] = large[row_of(i)] ? s[i] : p;
+    }
+}
+
+template <class T, Config kConfig>
+__device__ __forceinline__ void DeltaConsumer<T, kConfig>::add_weights() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float weights[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < kPairs / 2; ++i) weights[i % 2] += s[i / 2 * 4 + 2 * r + i % 2];
+        sum[r] += weights[0] + weights[1];
+    }
+}
+
+template <class T, Config kConfig>
+__device__ __forceinline__ void DeltaConsumer<T, kConfig>::add_products() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float products[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < kPairs / 2; ++i) {
+            const int element = i / 2 * 4 + 2 * r + i % 2;
+            products[i % 2] = fmaf(s[element], dp[element], products[i % 2]);
+        }
+        product[r] += products[0] + products[1];
+    }
+}
+
+template <class T, Config kConfig>
+__device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float lse = query(r) < tile.blocks.len_q ? of_row(launch.params.forward.lse, r) : -INFINITY;
+        large[r] = fabsf(lse) > kOrdinaryLse && lse != -INFINITY;
+        minus_lse[r] = lse == -INFINITY ? -INFINITY : large[r] ? INFINITY : -lse * kLog2E;
+    }
+    wait_for(shared.q_full, 0);
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    const bool some_special = any_special<T, sizeof(shared.q[0]), 128>(shared.q[warpgroup], thread) |
+                              any_special<T, sizeof(shared.d_o[0]), 128>(shared.d_o[warpgroup], thread);
+    const std::uint64_t q = uniform(row_descriptor(shared.q[warpgroup]));
+    const std::uint64_t d_o = uniform(row_descriptor(shared.d_o[warpgroup]));
+    const ForwardParams& params = launch.params.forward;
+    const HeadScores<T> head(params, Member{0, 0, tile.blocks.len_q, tile.blocks.len_kv}, tile.batch, tile.head);
+    RingPosition<kDeltaStages> at;
+#pragma unroll 1
+    for (int n = tile.n_begin; n < tile.n_end; ++n) {
+        wait_for(shared.k_ring.full[at.stage()], at.phase());
+        start_product<T, kConfig.head_dim>(s, q, uniform(row_descriptor(shared.k[at.stage()])));
+        wait_for(shared.v_ring.full[at.stage()], at.phase());
+        start_product<T, kConfig.head_dim_v>(dp, d_o, uniform(row_descriptor(shared.v[at.stage()])));
+        ptx::wgmma_wait<1>();
+        ptx::keep_in_place(s);
+        if (lane() == 0) at.release(shared.k_ring);
+        const int first_key = n * Config::kBlockKv;
+        const bool full = tile.blocks.full(tile.query + 64 * warpgroup, 64, first_key, Config::kBlockKv);
+        const int first_column = 2 * (lane() % 4);
+        if constexpr (kConfig.general) {
+            auto& fragments = reinterpret_cast<float(&)[kPairs / 4][4]>(s);
+            head.template transform<false>(fragments, Visible(Band{}), query(0), first_key + first_column);
+        }
+        if (!full) apply_mask(s, first_key, -INFINITY);
+        exponentiate();
+        add_weights();
+        if constexpr (kConfig.general) {
+            auto& fragments = reinterpret_cast<float(&)[kPairs / 4][4]>(s);
+            if (head.drops()) head.drop(fragments, query(0), first_key + first_column, lane());
+        }
+        ptx::wgmma_wait<0>();
+        ptx::keep_in_place(dp);
+        if (lane() == 0) at.release(shared.v_ring);
+        at.advance();
+        if (!full) apply_mask(dp, first_key, 0);
+        add_products();
+    }
+    store(some_special);
+}
+
+template <class T, Config kConfig>
+__device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_special) {
+    if (__any_sync(kAllLanes, some_special) && lane() == 0) shared.some_special[warpgroup] = 1;
+    if (__any_sync(kAllLanes, large[0] || large[1]) && lane() == 0) shared.some_large[warpgroup] = 1;
+    ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
+    if (tile.query + 64 * warpgroup >= tile.blocks.len_q) return;
+    const std::int64_t block = tile.first_block + warpgroup;
+    RowStats& stats = launch.workspace.stats[block];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        for (int mask = 1; mask <= 2; mask *= 2) {
+            sum[r] += __shfl_xor_sync(kAllLanes, sum[r], mask);
+            product[r] += __shfl_xor_sync(kAllLanes, product[r], mask);
+        }
+        if (lane() % 4 != 0) continue;
+        float delta = 0;
+        if (minus_lse[r] != -INFINITY) {  // the row sees keys
+            delta = static_cast<float>(product[r] / sum[r]) * launch.params.forward.keep_scale;
+            if (launch.params.dlse.data != nullptr) delta -= of_row(launch.params.dlse, r);
+            if (!isfinite(delta)) delta = NAN;  // of all keys that the row sees, whatever their dP is
+        }
+        stats.minus_lse[row() + 8 * r] = minus_lse[r];
+        stats.delta[row() + 8 * r] = delta;
+        stats.inverse_sum[row() + 8 * r] = large[r] ? static_cast<float>(1 / sum[r]) : 0.0F;
+    }
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    if (thread == 0) {
+        stats.some_large = shared.some_large[warpgroup];
+        stats.some_special = shared.some_special[warpgroup];
+    }
+    if (thread < launch.sums * Config::kConsumers) {
+        const std::int64_t all = std::int64_t{launch.params.forward.heads_q} * launch.blocks_q;
+        constexpr int kHalves = Config::kConsumers;
+        launch.workspace.counters[(thread / kHalves * all + block) * kHalves + thread % kHalves] = 0;
+    }
+}
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid_constant__ Launch launch) {
+    constexpr Config kConfig = Shape::kConfig;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<DeltaShared<kConfig>*>(memory);
+    if (threadIdx.x == 0) {
+        shared.init_barriers();
+        for (int w = 0; w < Config::kConsumers; ++w) shared.some_special[w] = shared.some_large[w] = 0;
+    }
+    __syncthreads();
+    const QueryTile tile(launch);
+    if (threadIdx.x == 0 && falls(launch.params.forward, tile.batch)) launch.workspace.start->broken = 1;
+    if (tile.query >= tile.blocks.len_q) return;
+    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    if (warpgroup == 0) {
+        ptx::give_registers<Config::kProducerRegisters>();
+        if (threadIdx.x == 0) load_for_delta<kConfig>(launch, shared, tile);
+    } else {
+        ptx::take_registers<Config::kConsumerRegisters>();
+        DeltaConsumer<T, kConfig>{launch, shared, tile, warpgroup - 1}.run();
+    }
+}
+
+template <class T, class Shape>
+cudaError_t start_delta(const Launch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
+    constexpr int kBytes = sizeof(DeltaShared<Shape::kConfig>);
+    static_assert(kBytes <= 227 * 1024);
+    const ForwardParams& p = launch.params.forward;
+    const std::int64_t tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
+    return start(delta_kernel<T, Shape>, p.batch * p.heads_q * tiles, Config::kThreads, kBytes, launch, stream);
+}
+
+}  // namespace tessera::cuda::fa3::backward

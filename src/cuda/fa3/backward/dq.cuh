@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// After the main kernel: dQ = scale * (what blocks of keys have added up), rounded. One thread block for each 64
+// queries of a head.
+#pragma once
+
+#include "cuda/fa3/backward/mainloop.cuh"
+#include "cuda/shared/start.cuh"
+#include "cuda/tile/member.cuh"
+
+namespace tessera::cuda::fa3::backward {
+
+inline constexpr int kDqThreads = 128 * Config::kConsumers;
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(kDqThreads) dq_kernel(const __grid_constant__ Launch launch) {
+    constexpr Config kConfig = Shape::kConfig;
+    constexpr int kColumns = kConfig.dq_columns();
+    constexpr int kChunks = kConfig.head_dim / 8;  // of 16 bytes, in a row
+    __shared__ __align__(16) T tile[Config::kBlockQ][kConfig.head_dim + 8];
+    const ForwardParams& p = launch.params.forward;
+    const int count = (p.len_q + Config::kBlockQ - 1) / Config::kBlockQ;
+    const int m = static_cast<int>(blockIdx.x) % count;
+    const int batch = static_cast<int>(blockIdx.x) / count / p.heads_q;
+    const int head = static_cast<int>(blockIdx.x) / count % p.heads_q;
+    const Member member = member_of(p, batch);
+    Blocks blocks;
+    blocks.set(p.mask, member.len_q, member.len_kv, launch.sums == 1);
+    if (m >= blocks.count_q || launch.workspace.start->broken != 0) return;
+
+    const int thread = static_cast<int>(threadIdx.x);
+    const int half = thread / 128;
+    const std::int64_t block = std::int64_t{head} * launch.blocks_q + first_block_q(p, batch, member.first_q) + m;
+    const std::int64_t all = std::int64_t{p.heads_q} * launch.blocks_q;
+    float sum[kColumns / 2] = {};
+    for (int which = 0; which < 2; ++which) {
+        if (!blocks.any(which, m)) continue;
+        const auto* from = reinterpret_cast<const float4*>(launch.workspace.dq + ((which * all + block) * 2 + half) *
+                                                                                     (Config::kBlockQ * kColumns));
+#pragma unroll
+        for (int j = 0; j < kColumns / 8; ++j) {
+            const float4 four = from[128 * j + thread % 128];
+            sum[4 * j] += four.x;
+            sum[4 * j + 1] += four.y;
+            sum[4 * j + 2] += four.z;
+            sum[4 * j + 3] += four.w;
+        }
+    }
+    const int row = thread % 128 / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; i += 2) {
+        const int column = kColumns * half + column_of(i) + 2 * (thread % 4);
+        *reinterpret_cast<std::uint32_t*>(&tile[row + 8 * row_of(i)][column]) =
+            ptx::pack<T>(fmaf(sum[i], p.scale, 0.0F), fmaf(sum[i + 1], p.scale, 0.0F));  // no -0
+    }
+    __syncthreads();
+    const Rows& dq = launch.params.dq;
+    const std::int64_t first_row = member.first_q + std::int64_t{m} * Config::kBlockQ;
+    T* out = reinterpret_cast<T*>(dq.data) + (p.cu_seqlens_q != nullptr ? 0 : batch * dq.batch) + head * dq.head;
+    const int rows = min(Config::kBlockQ, blocks.len_q - m * Config::kBlockQ);
+    for (int i = thread; i < rows * kChunks; i += kDqThreads) {
+        const int r = i / kChunks;
+        const int column = i % kChunks * 8;
+        T* to = out + (first_row + r) * dq.row + column * dq.column;
+        if (launch.dq_by_vectors && column + 8 <= p.head_dim) {
+            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&tile[r][column]);
+        } else {
+            for (int e = 0; e < 8 && column + e < p.head_dim; ++e) to[e * dq.column] = tile[r][column + e];
+        }
+    }
+}
+
+template <class T, class Shape>
+cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
+    const ForwardParams& p = launch.params.forward;
+    const std::int64_t count = (p.len_q + Config::kBlockQ - 1) / Config::kBlockQ;
+    return start(dq_kernel<T, Shape>, p.batch * p.heads_q * count, kDqThreads, 0, launch, stream);
+}
+
+}  // namespace tessera::cuda::fa3::backward

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dK and dV on their way out, through the shared memory that K and V were in.
+#pragma once
+
+#include "cuda/fa3/backward/mainloop.cuh"
+
+namespace tessera::cuda::fa3::backward {
+
+/// + 0: whether a -0 met more products of weight 0 must not show.
+__device__ __forceinline__ float scaled(float x, float factor) { return fmaf(x, factor, 0.0F); }
+
+/// Where a warp's 16 rows of a gradient go.
+struct GradientRows {
+    const Rows& rows;
+    const CUtensorMap& map;
+    bool by_copy_engine;
+    int batch, head;
+    int row;    ///< of the tensor (ragged: over all members)
+    int count;  ///< of the 16 rows, how many the tensor or the member has; may be 0 or less
+    int columns;
+};
+
+/// Stores 16 rows of accumulators times `factor`, [16][kDim]; `slabs`: shared memory that nobody else uses.
+template <class T, int kDim, class Slab, int kSlabs>
+__device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2], float factor, const GradientRows& to,
+                                               Slab (&slabs)[kSlabs], int slab_row, int lane) {
+    if (to.rows.data == nullptr || to.count <= 0) return;
+    if (!to.by_copy_engine || to.count < 16) {
+        T* out = reinterpret_cast<T*>(to.rows.data) + to.batch * to.rows.batch + to.head * to.rows.head +
+                 to.row * to.rows.row;
+#pragma unroll
+        for (int i = 0; i < kDim / 2; ++i) {
+            const int row = lane / 4 + 8 * row_of(i);
+            const int column = column_of(i) + 2 * (lane % 4);
+            if (row < to.count && column < to.columns) {
+                out[row * to.rows.row + column * to.rows.column] = T(scaled(gradient[i], factor));
+            }
+        }
+        return;
+    }
+    const int matrix_row = slab_row + lane % 8 + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < kDim / 8; j += 2) {  // 16 columns at a time
+        std::uint32_t packed[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            packed[i] =
+                ptx::pack<T>(scaled(gradient[4 * j + 2 * i], factor), scaled(gradient[4 * j + 2 * i + 1], factor));
+        }
+        ptx::stmatrix_x4(ptx::shared_address(slabs[j / 8]) + swizzled(matrix_row, j % 8 + lane / 16), packed[0],
+                         packed[1], packed[2], packed[3]);
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane != 0) return;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+        ptx::tma_store_4d(&slabs[slab][slab_row], to.map, slab * kSlabColumns, to.row, to.head, to.batch);
+    }
+    ptx::tma_store_commit();
+}
+
+/// Adds the NaN and infinities that were taken out of dO to dV of the keys that those rows see. Rare, and slow.
+template <class T, Config kConfig>
+__device__ __forceinline__ void restore_lost(Consumer<T, kConfig>& c) {
+    const ForwardParams& p = c.launch.params.forward;
+    const Rows& d_o = c.launch.params.d_o;
+    const KeyBlock& block = c.shared.block;
+    const int batch = p.cu_seqlens_q != nullptr ? 0 : block.batch;
+#pragma unroll
+    for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
+        const int key = block.n * Config::kBlockKv + c.row() + 8 * row_of(i);
+        const int column = column_of(i) + 2 * (c.lane() % 4);
+        if (key >= block.blocks.len_kv || column >= p.head_dim_v) continue;
+        const int last = min(key - block.blocks.low, block.blocks.len_q - 1);
+#pragma unroll 1
+        for (int head = block.kv_head * p.group; head < (block.kv_head + 1) * p.group; ++head) {
+            const T* values = reinterpret_cast<const T*>(d_o.data) + batch * d_o.batch + head * d_o.head +
+                              block.first_q * d_o.row + column * d_o.column;
+#pragma unroll 1
+            for (int query = max(key - block.blocks.high, 0); query <= last; ++query) {
+                const float value = static_cast<float>(values[query * d_o.row]);
+                if (!isfinite(value)) c.dv[i] += value;
+            }
+        }
+    }
+}
+
+template <class T, Config kConfig>
+__device__ __forceinline__ void store_gradients(Consumer<T, kConfig>& c) {
+    const Launch& launch = c.launch;
+    const ForwardParams& p = launch.params.forward;
+    const int warp_row = 64 * c.warpgroup + 16 * c.warp();
+    const KeyBlock& block = c.shared.block;
+    const int key = block.n * Config::kBlockKv + warp_row;
+    const bool ragged = p.cu_seqlens_q != nullptr;
+    const int batch = ragged ? 0 : block.batch;
+    const int row = block.first_kv + key;
+    const int count = block.blocks.len_kv - key;
+    ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);  // nobody reads K any more
+    if (c.shared.lost != 0) restore_lost(c);
+    store_gradient<T, kConfig.head_dim_v>(c.dv, 1.0F,
+                                          GradientRows{launch.params.dv, launch.dv, launch.store_dv_by_copy_engine,
+                                                       batch, block.kv_head, row, count, p.head_dim_v},
+                                          c.shared.v, warp_row, c.lane());
+    store_gradient<T, kConfig.head_dim>(c.dk, p.scale,
+                                        GradientRows{launch.params.dk, launch.dk, launch.store_dk_by_copy_engine, batch,
+                                                     block.kv_head, row, count, p.head_dim},
+                                        c.shared.k, warp_row, c.lane());
+    if (c.lane() == 0) ptx::tma_store_wait();
+}
+
+}  // namespace tessera::cuda::fa3::backward

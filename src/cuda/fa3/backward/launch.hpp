@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "cuda/fa3/backward/config.h"
+#include "cuda/tile/params.hpp"
+
+namespace tessera::cuda::fa3::backward {
+
+/// What the delta kernel tells the main kernel about 64 queries of a head.
+struct alignas(16) RowStats {
+    float minus_lse[Config::kBlockQ];    ///< in units of log2; -inf for rows without keys and rows past the end
+    float delta[Config::kBlockQ];        ///< sum of P dP - dLSE
+    float inverse_sum[Config::kBlockQ];  ///< rows with a large LSE: what their P is to be multiplied by; others: 0
+    int some_large;                      ///< some row's inverse_sum is not 0
+    int some_special;                    ///< NaN or infinities in rows of Q or dO
+    int unused[2];
+};
+
+/// What is 0 before the call's first kernel.
+struct Start {
+    unsigned next_block;  ///< the number of the next thread block of the main kernel to start
+    int broken;           ///< cu_seqlens fall: members that overlap would wait for each other for ever
+};
+
+/// Memory of a call, in its workspace. A head's blocks of 64 queries are counted over all batch members (Blocks).
+struct Workspace {
+    Start* start;     // [1]
+    RowStats* stats;  // [heads_q, blocks]
+    int* counters;    // [sums, heads_q, blocks, 2 halves]: how many have added to this half of dQ
+    float* dq;        // [sums, heads_q, blocks, 64 * padded head_dim], as the warpgroups' accumulators lie
+};
+
+struct Launch {
+    BackwardParams params;
+    CUtensorMap q, k, v, d_o, dk, dv;
+    Workspace workspace;
+    float scale_log2;                                       ///< of Q K^T to scores in units of log2
+    bool store_dk_by_copy_engine, store_dv_by_copy_engine;  ///< they have tensor maps
+    int sums;            ///< of dQ: 2 where some block of keys goes round (shapes.hpp)
+    bool dq_by_vectors;  ///< rows of dQ can be written 16 bytes at a time
+    int heads_together;  ///< (batch, kv head) pairs whose blocks of keys are mixed in the order of the work
+    int blocks_q;        ///< blocks of 64 queries of one head, over all members
+    int blocks_kv;       ///< blocks of keys of one head of one member, at most
+};
+
+/// Blocks of 64 queries before a member's first one.
+TESSERA_HOST_DEVICE constexpr std::int64_t first_block_q(const ForwardParams& p, std::int64_t batch,
+                                                         std::int64_t first_q) {
+    if (p.cu_seqlens_q != nullptr) return first_q / Config::kBlockQ + batch;
+    return batch * ((p.len_q + Config::kBlockQ - 1) / Config::kBlockQ);
+}
+/// Over all members.
+TESSERA_HOST_DEVICE constexpr std::int64_t count_blocks_q(const ForwardParams& p) {
+    return first_block_q(p, p.batch, p.total_q);
+}
+
+/// Start the three kernels. One instance each in instances/.
+template <class T, class Shape>
+cudaError_t start_delta(const Launch& launch, cudaStream_t stream);
+template <class T, class Shape>
+cudaError_t start_backward(const Launch& launch, cudaStream_t stream);
+template <class T, class Shape>
+cudaError_t start_dq(const Launch& launch, cudaStream_t stream);
+
+}  // namespace tessera::cuda::fa3::backward

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who adds to a block of dQ when. Blocks of keys n add to blocks of queries m in a fixed order, and so that nobody
+// waits for long: block n starts at the queries that are as far along as it is itself, goes to the last that sees it
+// (sum 0), then on from the first one (sum 1). For one m the order is n falling, in both sums, so that n follows n + 1,
+// which started earlier and some steps further on.
+//
+// Under a causal mask of equal lengths, where n = 0 has the most to do, it is the other way round: block 0 starts
+// first, all go from the last queries to the first that see them, and the order is n rising. So the long ones start
+// first and the short ones fill up. There is one sum only.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/fa3/backward/config.h"
+#include "tessera/mask.hpp"
+
+namespace tessera::cuda::fa3::backward {
+
+/// Blocks begin ... end - 1.
+struct Span {
+    int begin, end;
+};
+
+/// The blocks of one head of one batch member. 32 bits are enough: the kernel refuses longer tensors.
+struct Blocks {
+    int len_q, len_kv;
+    int low, high;          ///< key k is visible to query q if q + low <= k <= q + high
+    int count_q, count_kv;  ///< blocks
+    int apart;              ///< blocks of queries between the starts of neighbouring blocks of keys; or, if there ...
+    int together;           ///< ... are more blocks of keys, how many of them start at the same one
+    bool rising;            ///< blocks of keys come with n rising, and there is one sum of dQ
+
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, bool is_rising) {
+        rising = is_rising;
+        const Band band = mask.bind(own_len_q, own_len_kv);
+        len_q = own_len_q;
+        len_kv = own_len_kv;
+        low = static_cast<int>(std::max(band.low, -band.len_q));
+        high = static_cast<int>(std::min(band.high, band.len_kv));
+        count_q = (len_q + Config::kBlockQ - 1) / Config::kBlockQ;
+        count_kv = (len_kv + Config::kBlockKv - 1) / Config::kBlockKv;
+        apart = std::max((count_q + 1) / std::max(count_kv, 1), 1);
+        together = std::max((count_kv + count_q - 1) / std::max(count_q, 1), 1);
+        if (count_q >= count_kv) together = 1;
+        else apart = 1;
+    }
+
+    /// Blocks of queries, begin and end, that see some key of block n.
+    TESSERA_HOST_DEVICE Span queries_of(int n) const {
+        const int key = n * Config::kBlockKv;
+        const int begin = std::max(key - high, 0);
+        const int end = std::min(std::min(key + Config::kBlockKv, len_kv) - low, len_q);
+        if (begin >= end || low > high) return Span{0, 0};
+        return Span{begin / Config::kBlockQ, (end + Config::kBlockQ - 1) / Config::kBlockQ};
+    }
+    /// Blocks of keys, begin and end, that some query of block m sees.
+    TESSERA_HOST_DEVICE Span keys_of(int m) const {
+        const int query = m * Config::kBlockQ;
+        const int begin = std::max(query + low, 0);
+        const int end = std::min(std::min(query + Config::kBlockQ, len_q) + high, len_kv);
+        if (begin >= end || low > high) return Span{0, 0};
+        return Span{begin / Config::kBlockKv, (end + Config::kBlockKv - 1) / Config::kBlockKv};
+    }
+    /// Where block n starts: nobody of n' > n starts before.
+    TESSERA_HOST_DEVICE int start_of(int n) const { return n / together * apart; }
+    /// The last block of keys that starts at m or before.
+    TESSERA_HOST_DEVICE int last_started(int m) const { return (m / apart + 1) * together - 1; }
+    /// How many have added to sum `which` of block m before block n does.
+    TESSERA_HOST_DEVICE int place(int which, int m, int n) const {
+        if (rising) return n - keys_of(m).begin;
+        const int last = keys_of(m).end - 1;
+        return (which == 0 ? std::min(last, last_started(m)) : last) - n;
+    }
+    /// Does anybody add to sum `which` of block m?
+    TESSERA_HOST_DEVICE bool any(int which, int m) const {
+        const Span keys = keys_of(m);
+        if (keys.begin >= keys.end) return false;
+        if (rising) return which == 0;
+        return which == 0 ? last_started(m) >= keys.begin : keys.end - 1 > last_started(m);
+    }
+    /// Are all pairs of these queries and keys there and visible?
+    TESSERA_HOST_DEVICE bool full(int query, int queries, int key, int keys) const {
+        return query + queries <= len_q && key + keys <= len_kv && key >= query + queries - 1 + low &&
+               key + keys - 1 <= query + high;
+    }
+};
+
+/// The steps of one block of keys: blocks of queries, for each query head of the group.
+struct Steps {
+    int begin, end;  ///< of m
+    int start;       ///< the first m; -1: from the last to the first
+    int heads;       ///< of the group that are left
+    int m, which;    ///< this step's block and sum
+
+    TESSERA_HOST_DEVICE Steps(const Blocks& blocks, int n, int group) {
+        const Span queries = blocks.queries_of(n);
+        begin = queries.begin;
+        end = queries.end;
+        start = blocks.rising ? -1 : std::min(std::max(blocks.start_of(n), begin), end);
+        heads = begin < end ? group : 0;
+        rewind();
+    }
+    TESSERA_HOST_DEVICE bool more() const { return heads > 0; }
+    TESSERA_HOST_DEVICE int count() const { return heads * (end - begin); }  ///< at the start
+    TESSERA_HOST_DEVICE void advance() {
+        if (start < 0) {
+            if (--m >= begin) return;
+            --heads;
+            return rewind();
+        }
+        ++m;
+        if (which == 0 && m == end) m = begin, which = 1;
+        if (which == 0 || m != start) return;
+        --heads;
+        rewind();
+    }
+
+ private:
+    TESSERA_HOST_DEVICE void rewind() {
+        m = start < 0 ? end - 1 : start == end ? begin : start;
+        which = start == end ? 1 : 0;
+    }
+};
+
+}  // namespace tessera::cuda::fa3::backward

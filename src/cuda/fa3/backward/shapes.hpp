@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which compiled shape of the backward runs a Problem.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "cuda/fa3/backward/config.h"
+#include "cuda/shared/scores.hpp"
+#include "tessera/kernel.hpp"
+
+namespace tessera::cuda::fa3::backward {
+
+/// Do scores go through more than a scale over 0 and the mask?
+inline bool is_general(const Problem& p) { return changes_scores(p) || !scale_can_wait(p); }
+
+/// The place in Shapes of the first one that holds a Problem; none: it is too large for them.
+inline std::optional<std::size_t> shape_of(const Problem& p) {
+    return Shapes::first([&](const Config& c) {
+        return c.general == is_general(p) && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v;
+    });
+}
+
+/// The largest head_dim of shapes for such a Problem.
+inline int largest_dim(const Problem& p) {
+    int largest = 0;
+    for (const Config& c : Shapes::kConfigs) {
+        if (c.general == is_general(p)) largest = std::max(largest, c.head_dim);
+    }
+    return largest;
+}
+
+inline Tile tile_of(const Problem&) { return {Config::kBlockQ, Config::kBlockKv}; }
+
+/// Sums of dQ in the workspace: 2 where a block of keys may go on from the last queries to the first ones (order.cuh).
+inline int sums_of_dq(const Problem& p) {
+    // Under a causal mask of equal lengths, blocks start at the first queries that see them.
+    return p.ragged || p.mask.causal == Causal::none || p.len_q != p.len_kv ? 2 : 1;
+}
+
+}  // namespace tessera::cuda::fa3::backward

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fa3/backward_kernels.hpp"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/arena.hpp"
+#include "cuda/device.hpp"
+#include "cuda/fa3/backward/launch.hpp"
+#include "cuda/fa3/backward/shapes.hpp"
+#include "cuda/shared/arguments.hpp"
+#include "cuda/shared/tensor_map.hpp"
+
+namespace tessera::cuda::fa3 {
+namespace {
+
+using backward::Launch;
+
+constexpr int kCapability = 90;                            // wgmma and setmaxnreg exist on 9.0 only
+constexpr int kStoredRows = 16;                            // of dK and dV, by one warp
+constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of Q, dO and dQ that shall stay in a 50 MB L2
+
+/// Blocks of 64 queries of one head, over all members (backward::first_block_q).
+std::int64_t blocks_q(const Problem& p) {
+    constexpr std::int64_t kBlock = backward::Config::kBlockQ;
+    return p.ragged ? p.total_q / kBlock + p.batch : p.batch * ((p.len_q + kBlock - 1) / kBlock);
+}
+
+/// Blocks of keys of one head of one member, at most.
+std::int64_t blocks_kv(const Problem& p) {
+    constexpr std::int64_t kBlock = backward::Config::kBlockKv;
+    return (p.len_kv + kBlock - 1) / kBlock;
+}
+
+std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
+    if (auto reason = refuse_unless(device, kCapability)) return reason;
+    if (auto reason = refuse_sizes(problem)) return reason;
+    if (problem.bias) return "takes no additive bias";
+    if (!backward::shape_of(problem)) {
+        return fmt::format("takes head_dim up to {}, got {} and {}", backward::largest_dim(problem), problem.head_dim,
+                           problem.head_dim_v);
+    }
+    if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) {
+        return fmt::format("takes a head_dim in multiples of 8, got {} and {}", problem.head_dim, problem.head_dim_v);
+    }
+    const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
+    const std::int64_t blocks = std::max({2 * problem.heads_q * blocks_q(problem),  // of dQ's two sums
+                                          problem.batch * problem.heads_q * ((problem.len_q + 63) / 64),
+                                          problem.batch * problem.heads_kv * blocks_kv(problem)});
+    if (longest >= kMaxIndex || blocks >= kMaxIndex) {
+        return fmt::format("counts rows and blocks up to {}, got {} and {}", kMaxIndex, longest, blocks);
+    }
+    if (const Tile own = backward::tile_of(problem); tile && *tile != own) {
+        return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
+    }
+    return std::nullopt;
+}
+
+backward::Workspace lay_out(Arena& arena, const Problem& p) {
+    const backward::Config c = backward::Shapes::kConfigs[*backward::shape_of(p)];
+    const std::int64_t blocks = p.heads_q * blocks_q(p);
+    const std::int64_t sums = backward::sums_of_dq(p);
+    backward::Workspace w{};
+    w.start = arena.take<backward::Start>(1);
+    w.stats = arena.take<backward::RowStats>(blocks);
+    w.counters = arena.take<int>(sums, blocks, backward::Config::kConsumers);
+    w.dq = arena.take<float>(sums, blocks, backward::Config::kBlockQ, std::int64_t{c.head_dim});
+    return w;
+}
+
+bool has_queries(const Problem& p) { return p.rows_q() > 0 && p.heads_q > 0; }
+bool has_keys(const Problem& p) { return p.rows_kv() > 0 && p.heads_kv > 0; }
+
+std::size_t workspace_bytes(const Plan& plan) {
+    Arena arena;
+    lay_out(arena, plan.problem);
+    return arena.used();
+}
+
+/// Shapes of the tensors as the copy engine sees them.
+struct TensorShapes {
+    RowsShape q, k, v, o;
+    explicit TensorShapes(const Problem& p) {
+        const std::int64_t batch = p.ragged ? 1 : p.batch;
+        const std::int64_t len_q = p.ragged ? p.total_q : p.len_q;
+        const std::int64_t len_kv = p.ragged ? p.total_kv : p.len_kv;
+        q = {batch, len_q, p.heads_q, p.head_dim};
+        k = {batch, len_kv, p.heads_kv, p.head_dim};
+        v = {batch, len_kv, p.heads_kv, p.head_dim_v};
+        o = {batch, len_q, p.heads_q, p.head_dim_v};
+    }
+};
+
+/// (batch, kv head) pairs whose blocks are mixed: the longest of several heads come first, and neighbours of one head
+/// do not start at once, since each waits for the one before. As long as their rows of queries fit the L2.
+int heads_together(const Problem& p, const backward::Config& c) {
+    const std::int64_t row_bytes = 2 * (p.head_dim + p.head_dim_v) + 4 * std::int64_t{c.head_dim};
+    const std::int64_t heads = kL2Share / std::max<std::int64_t>(p.len_q * row_bytes, 1);
+    return static_cast<int>(std::clamp<std::int64_t>(heads, 1, p.batch * p.heads_kv));
+}
+
+Launch make_launch(const BackwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const TensorShapes shapes(p);
+    Launch launch{};
+    launch.params = backward_params(call);
+    Arena arena(call.workspace);
+    launch.workspace = lay_out(arena, p);
+    const backward::Config c = backward::Shapes::kConfigs[*backward::shape_of(p)];
+    launch.scale_log2 = c.general ? kLog2E : launch.params.forward.scale * kLog2E;
+    launch.sums = backward::sums_of_dq(p);
+    if (has_queries(p)) {
+        launch.q = tensor_map(launch.params.forward.q, shapes.q, p.dtype, backward::Config::kBlockQ);
+        launch.d_o = tensor_map(launch.params.d_o, shapes.o, p.dtype, backward::Config::kBlockQ);
+    }
+    if (has_keys(p)) {
+        launch.k = tensor_map(launch.params.forward.k, shapes.k, p.dtype, backward::Config::kBlockKv);
+        launch.v = tensor_map(launch.params.forward.v, shapes.v, p.dtype, backward::Config::kBlockKv);
+        launch.store_dk_by_copy_engine = launch.params.dk.data && !refuse_copy_engine(launch.params.dk, shapes.k);
+        launch.store_dv_by_copy_engine = launch.params.dv.data && !refuse_copy_engine(launch.params.dv, shapes.v);
+        if (launch.store_dk_by_copy_engine) launch.dk = tensor_map(launch.params.dk, shapes.k, p.dtype, kStoredRows);
+        if (launch.store_dv_by_copy_engine) launch.dv = tensor_map(launch.params.dv, shapes.v, p.dtype, kStoredRows);
+    }
+    launch.dq_by_vectors = takes_vectors(launch.params.dq, static_cast<int>(p.head_dim));
+    launch.heads_together = launch.sums == 1 ? heads_together(p, c) : 1;
+    launch.blocks_q = static_cast<int>(blocks_q(p));
+    launch.blocks_kv = static_cast<int>(blocks_kv(p));
+    return launch;
+}
+
+/// Without queries, dK and dV are still set to 0, and without keys dQ.
+template <class T, class Shape>
+cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t stream) {
+    cudaError_t status = cudaSuccess;
+    if (has_queries(p)) status = backward::start_delta<T, Shape>(launch, stream);
+    if (status == cudaSuccess && has_keys(p)) status = backward::start_backward<T, Shape>(launch, stream);
+    if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
+    return backward::start_dq<T, Shape>(launch, stream);
+}
+
+void run(const BackwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const CurrentDevice current(call.plan.device);
+    const Launch launch = make_launch(call);
+    check(cudaMemsetAsync(launch.workspace.start, 0, sizeof(*launch.workspace.start), stream_of(call)),
+          "cudaMemsetAsync");
+    const cudaError_t status = backward::Shapes::call(*backward::shape_of(p), [&](auto shape) {
+        using Shape = decltype(shape);
+        if (p.dtype == DType::bf16) return start_all<__nv_bfloat16, Shape>(p, launch, stream_of(call));
+        return start_all<__half, Shape>(p, launch, stream_of(call));
+    });
+    check(status, "cuda.fa3.backward");
+}
+
+/// The copy engine needs aligned rows, which only the call shows.
+std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const BackwardArgs& args) {
+    const TensorShapes shapes(problem);
+    const struct {
+        const char* name;
+        const TensorView* view;
+        const RowsShape* shape;
+    } inputs[] = {
+        {"q", &args.q, &shapes.q}, {"k", &args.k, &shapes.k}, {"v", &args.v, &shapes.v}, {"do", &args.d_o, &shapes.o}};
+    for (const auto& [name, view, shape] : inputs) {
+        if (view->size() == 0) continue;
+        if (auto reason = refuse_copy_engine(rows_of(*view), *shape)) return TensorRefusal{name, *reason};
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+Kernel backward_kernel() {
+    return {.info = {.name = "cuda.fa3.backward",
+                     .backend = Backend::cuda,
+                     .schedule = Schedule::fa3,
+                     .pass = Pass::backward,
+                     .dtypes = {DType::bf16, DType::fp16},
+                     .summary = "K/V blocks outer, dQ added up by the copy engine in a fixed order; memory O(len)",
+                     .limits = "sm_90; no additive bias; head_dim up to 128 in multiples of 8; 16-byte aligned rows"},
+            .refuse = refuse,
+            .default_tile = backward::tile_of,
+            .workspace_bytes = workspace_bytes,
+            .target = target,
+            .forward = nullptr,
+            .backward = run,
+            .refuse_backward_tensors = refuse_tensors,
+            .shapes = backward::Shapes::names(),
+            .shape_of = [](const Problem& p) { return *backward::shape_of(p); }};
+}
+
+}  // namespace tessera::cuda::fa3

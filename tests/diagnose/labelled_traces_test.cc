@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Traces that were taken on an H200, of which it is known what ran: tests/diagnose/traces.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "diagnose/advice.hpp"
+#include "diagnose/diagnosis.hpp"
+
+namespace tessera::diagnose::labelled_traces_test {
+namespace {
+
+const std::string kFolder = TESSERA_SOURCE_DIR "/tests/diagnose/traces/";
+
+struct Labelled {
+    std::string name, forward, backward;
+};
+
+std::vector<Labelled> labelled() {
+    std::vector<Labelled> rows;
+    std::ifstream file(kFolder + "labels.tsv");
+    for (std::string line; std::getline(file, line);) {
+        if (line.empty() || line[0] == '#') continue;
+        std::istringstream fields(line);
+        Labelled row;
+        fields >> row.name >> row.forward >> row.backward;
+        rows.push_back(row);
+    }
+    return rows;
+}
+
+/// The families of a pass, "-" for none.
+std::string families(const Diagnosis& d, KernelPass pass) {
+    std::set<std::string> found;
+    for (const AttentionKind& kind : d.kinds) {
+        if (kind.reading.role == Role::attention && kind.reading.pass == pass)
+            found.insert(name_of(kind.reading.family));
+    }
+    std::string text;
+    for (const std::string& family : found) text += (text.empty() ? "" : ", ") + family;
+    return text.empty() ? "-" : text;
+}
+
+Diagnosis diagnosis_of(const std::string& name) {
+    Trace trace = read_trace(kFolder + name + ".json.gz");
+    return diagnose(trace);
+}
+
+TEST(LabelledTraces, are_read_as_what_ran) {
+    const auto rows = labelled();
+    EXPECT_GE(rows.size(), 86U);
+    for (const Labelled& row : rows) {
+        SCOPED_TRACE(row.name);
+        const Diagnosis d = diagnosis_of(row.name);
+        const bool jax = row.name.rfind("jax_", 0) == 0;
+        EXPECT_EQ(d.tool, jax ? "JAX profiler" : "PyTorch profiler");
+        EXPECT_EQ(families(d, KernelPass::forward), row.forward);
+        EXPECT_EQ(families(d, KernelPass::backward), row.backward);
+        EXPECT_TRUE(d.notes.empty()) << d.notes.front();
+        if (jax) continue;
+        EXPECT_EQ(d.gpus.at(0).name, "NVIDIA H200");
+        EXPECT_TRUE(d.unknown.empty()) << d.unknown.front().kernel.name;
+        for (const AttentionKind& kind : d.kinds) {
+            EXPECT_EQ(kind.reading.role, Role::attention) << "a helper found no call";
+            EXPECT_GE(kind.reading.confidence, Confidence::likely);
+            EXPECT_GT(kind.calls, 0);
+        }
+    }
+}
+
+const AttentionKind& only_kind(const Diagnosis& d) {
+    EXPECT_EQ(d.kinds.size(), 1U);
+    return d.kinds.at(0);
+}
+
+TEST(LabelledTraces, tell_what_was_called) {
+    const AttentionKind causal = only_kind(diagnosis_of("flash_causal"));
+    EXPECT_EQ(causal.reading.release, "2.6.0 or later");
+    EXPECT_EQ(causal.reading.mask, "causal");
+    EXPECT_EQ(causal.shapes.at(0).call.is_causal, true);
+    EXPECT_EQ(*causal.shapes.at(0).call.q.shape, (Sizes{1, 32, 4096, 128}));
+    EXPECT_EQ(causal.shapes.at(0).call.q.element, Element::bf16);
+    const AttentionKind masked = only_kind(diagnosis_of("cudnn_mask"));
+    EXPECT_EQ(masked.shapes.at(0).call.mask_kind, MaskKind::boolean);
+    EXPECT_GT(masked.beside_us, 0) << "PyTorch makes numbers of the mask";
+    EXPECT_TRUE(only_kind(diagnosis_of("flash_no_shapes")).shapes.empty());
+    EXPECT_EQ(only_kind(diagnosis_of("graph_cudnn")).asked_by, "");
+    EXPECT_EQ(only_kind(diagnosis_of("cudnn_decode")).reading.arch, 80) << "cuDNN runs Ampere's code for one query";
+}
+
+/// The backward of grouped heads: cuDNN's operator does not say that they are grouped, its shapes do.
+TEST(LabelledTraces, knows_grouped_heads_of_a_backward) {
+    for (const AttentionKind& kind : diagnosis_of("llama_sdpa_train").kinds) {
+        const Call& call = kind.shapes.at(0).call;
+        EXPECT_EQ(call.enable_gqa, true) << name_of(kind.reading.pass);
+        EXPECT_EQ((*call.k.shape)[1], 2);
+    }
+}
+
+TEST(LabelledTraces, tell_the_math_path_from_a_models_own_code) {
+    EXPECT_EQ(diagnosis_of("math_train").kinds.at(0).reading.library, "PyTorch");
+    EXPECT_EQ(diagnosis_of("eager_train").kinds.at(0).reading.library, "the model's own code");
+    EXPECT_EQ(only_kind(diagnosis_of("flex_uncompiled")).reading.library, "PyTorch's FlexAttention, not compiled");
+    const auto features = diagnosis_of("math_causal").kinds.at(0).reading.features;
+    EXPECT_EQ(features, (std::vector<std::string>{"products in fp32, off the tensor cores"}));
+}
+
+/// Four calls by each of the four backends, and four by hand: those of the math path look alike here.
+TEST(LabelledTraces, of_nsight_compute_tell_the_same) {
+    Trace trace = read_trace(kFolder + "ncu.csv");
+    const Diagnosis d = diagnose(trace);
+    EXPECT_EQ(d.tool, "Nsight Compute");
+    EXPECT_EQ(d.gpus.at(0).capability, 90);
+    std::map<std::string, std::int64_t> calls;
+    for (const AttentionKind& kind : d.kinds) calls[name_of(kind.reading.family)] += kind.calls;
+    EXPECT_EQ(calls,
+              (std::map<std::string, std::int64_t>{{"cudnn", 4}, {"eager", 8}, {"fa2", 4}, {"mem-efficient", 4}}));
+}
+
+/// By hand, between much else: T5 has a bias of positions, whose gradient is summed between the products; Mixtral's
+/// softmax over experts is none.
+TEST(LabelledTraces, count_calls_by_hand) {
+    for (const auto& [name, calls] : {std::pair{"t5_eager_train", 6}, {"mixtral_eager_train", 2}, {"eager_train", 1}}) {
+        const Diagnosis d = diagnosis_of(name);
+        ASSERT_EQ(d.kinds.size(), 2U) << name;
+        for (const AttentionKind& kind : d.kinds) EXPECT_EQ(kind.calls, calls) << name << name_of(kind.reading.pass);
+    }
+}
+
+/// PyTorch's rules say nothing of calls that go past its choice.
+TEST(LabelledTraces, get_advice_where_pytorch_chose) {
+    const Call said{.torch = Version{2, 11, 0}};
+    const auto has_advice = [&](const char* name) {
+        const Diagnosis d = diagnosis_of(name);
+        return advise(d, only_kind(d), said).has_value();
+    };
+    EXPECT_TRUE(has_advice("flash_causal"));
+    EXPECT_TRUE(has_advice("math_mask"));
+    EXPECT_TRUE(has_advice("eager"));
+    EXPECT_FALSE(has_advice("varlen"));
+    EXPECT_FALSE(has_advice("flex_uncompiled"));
+    EXPECT_FALSE(has_advice("graph_flash"));
+}
+
+/// On this machine PyTorch 2.11 took cuDNN wherever its rules allow it; what was asked for by name is a surprise to
+/// them.
+TEST(LabelledTraces, surprise_the_rules_only_where_a_backend_was_asked_for) {
+    const Call said{.torch = Version{2, 11, 0}};
+    for (const Labelled& row : labelled()) {
+        if (row.name.rfind("default_", 0) != 0) continue;
+        const Diagnosis d = diagnosis_of(row.name);
+        for (const AttentionKind& kind : d.kinds) {
+            if (kind.reading.pass != KernelPass::forward) continue;
+            const auto advice = advise(d, kind, said);
+            ASSERT_TRUE(advice.has_value()) << row.name;
+            EXPECT_FALSE(advice->surprising()) << row.name;
+        }
+    }
+    const Diagnosis asked_for = diagnosis_of("math_mask");
+    EXPECT_TRUE(advise(asked_for, only_kind(asked_for), said)->surprising());
+}
+
+}  // namespace
+}  // namespace tessera::diagnose::labelled_traces_test

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tables that profilers export or print, and bare names of kernels.
+#include <gtest/gtest.h>
+
+#include "diagnose/diagnosis.hpp"
+#include "traces.hpp"
+
+namespace tessera::diagnose::tables_test {
+namespace {
+
+Diagnosis diagnosis_of(const std::string& text) {
+    Trace trace = read_trace_bytes(text, "t");
+    return diagnose(trace);
+}
+
+TEST(Tables, of_nsight_systems_are_read) {
+    const Diagnosis d = diagnosis_of(
+        "Processing [run.sqlite] with [cuda_gpu_kern_sum.py]...\n\n"
+        "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n"
+        "60.0,6000,3,2000.0,2000.0,1,2,0.0,\"" +
+        kFlashForward + "\"\n40.0,4000,2,2000.0,2000.0,1,2,0.0," + kGemm + "\n");
+    EXPECT_EQ(d.tool, "Nsight Systems");
+    EXPECT_EQ(d.runs, 5) << "the line above the table is no kernel";
+    EXPECT_DOUBLE_EQ(d.gpu_us, 10);
+    ASSERT_EQ(d.kinds.size(), 1U);
+    EXPECT_EQ(d.kinds[0].calls, 3);
+    EXPECT_DOUBLE_EQ(d.kinds[0].us, 6);
+}
+
+TEST(Tables, of_nsight_compute_are_read) {
+    const Diagnosis d = diagnosis_of(
+        "==PROF== Connected to process 1\n"
+        "\"ID\",\"Process Name\",\"Kernel Name\",\"CC\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n"
+        "\"0\",\"python\",\"" +
+        kFlashForward +
+        "\",\"9.0\",\"Duration\",\"us\",\"1,234.5\"\n"
+        "\"0\",\"python\",\"" +
+        kFlashForward +
+        "\",\"9.0\",\"Registers\",\"register\",\"255\"\n"
+        "\"1\",\"python\",\"" +
+        kGemm + "\",\"9.0\",\"Duration\",\"ms\",\"1\"\n");
+    EXPECT_EQ(d.tool, "Nsight Compute");
+    EXPECT_DOUBLE_EQ(d.gpu_us, 2234.5);
+    EXPECT_EQ(d.gpus.at(0).capability, 90);
+    ASSERT_EQ(d.kinds.size(), 1U);
+    EXPECT_DOUBLE_EQ(d.kinds[0].us, 1234.5);
+}
+
+/// nsys stats without --format csv, as people paste it.
+TEST(Tables, of_nsight_systems_are_read_as_they_are_printed) {
+    const Diagnosis d = diagnosis_of(
+        "Processing [run.sqlite] with [cuda_gpu_kern_sum.py]... \n\n"
+        " ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):\n\n"
+        " Time (%)  Total Time (ns)  Instances   Avg (ns)                                      Name\n"
+        " --------  ---------------  ---------  -----------  "
+        "----------------------------------------------------------\n"
+        "     90.0    2,250,706,856    199,200     11,298.7  void "
+        "flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<"
+        "(int)128, (\xE2\x80\xA6\n"
+        "     10.0      250,000,000         20     11,298.7  void marlin::Marlin<(long)1125899906910725, "
+        "(long)1\xE2\x80\xA6\n"
+        "\nProcessing [run.sqlite] with [cuda_gpu_mem_time_sum.py]... \n");
+    EXPECT_EQ(d.tool, "Nsight Systems");
+    EXPECT_EQ(d.runs, 199'220);
+    EXPECT_DOUBLE_EQ(d.gpu_us, 2'500'706.856);
+    ASSERT_EQ(d.kinds.size(), 1U);
+    EXPECT_EQ(d.kinds[0].calls, 199'200);
+    EXPECT_EQ(d.kinds[0].reading.head_dim, 128);
+    EXPECT_TRUE(d.unknown.empty()) << d.unknown.front().kernel.name;
+}
+
+/// print(profile.key_averages().table()): its operators have the time of their kernels once more.
+TEST(Tables, of_pytorchs_profiler_are_read_as_it_prints_them) {
+    const auto line = [](const char* name, const char* cpu, const char* cpu_total, const char* cuda,
+                         const char* calls) {
+        return fmt::format("{:>40}  {:>12}  {:>12}  {:>12}  {:>12}\n", name, cpu, cpu_total, cuda, calls);
+    };
+    const std::string dashes = fmt::format("{:->40}  {:->12}  {:->12}  {:->12}  {:->12}\n", "", "", "", "", "");
+    const Diagnosis d =
+        diagnosis_of(dashes + line("Name", "Self CPU", "CPU total", "Self CUDA", "# of Calls") + dashes +
+                     line("aten::_flash_attention_forward", "12.000us", "171.752us", "3.000ms", "2") +
+                     line("void pytorch_flash::flash_fwd_kernel<...", "0.000us", "0.000us", "3.000ms", "2") +
+                     line("nvjet_tst_192x192_64x4...", "0.000us", "0.000us", "1.000s", "1") + dashes +
+                     "Self CPU time total: 171.752us\nSelf CUDA time total: 1.003s\n");
+    EXPECT_EQ(d.tool, "PyTorch profiler's table");
+    EXPECT_EQ(d.runs, 3);
+    EXPECT_DOUBLE_EQ(d.gpu_us, 1'003'000);
+    ASSERT_EQ(d.kinds.size(), 1U);
+    EXPECT_EQ(d.kinds[0].reading.library, "PyTorch's own copy");
+    EXPECT_DOUBLE_EQ(d.kinds[0].us, 3000);
+}
+
+TEST(Tables, of_names_are_one_a_line) {
+    const Diagnosis d = diagnosis_of("  flash_fwd_kernel\n\nnobody_knows\r\n");
+    EXPECT_FALSE(d.timed);
+    EXPECT_EQ(d.runs, 2);
+    EXPECT_EQ(d.kinds.at(0).reading.family, Family::fa2);
+    EXPECT_EQ(d.unknown.at(0).kernel.name, "nobody_knows");
+}
+
+}  // namespace
+}  // namespace tessera::diagnose::tables_test

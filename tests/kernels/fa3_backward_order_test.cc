@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The order in which blocks of keys add to dQ in cuda.fa3.backward: a fixed one, in which each waits for blocks only
+// that started before it. No GPU is needed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/fa3/backward/order.hpp"
+
+namespace tessera::check::fa3_backward_order_test {
+namespace {
+
+using cuda::fa3::backward::Blocks;
+using cuda::fa3::backward::Config;
+using cuda::fa3::backward::Steps;
+
+constexpr int kLengths[] = {1, 63, 64, 65, 128, 129, 200, 333, 640, 1000, 2049};
+
+const Mask kMasks[] = {{},
+                       {.causal = Causal::bottom_right},
+                       {.causal = Causal::top_left},
+                       {.window_left = 100, .window_right = 50},
+                       {.window_left = 300, .window_right = 0},
+                       {.window_left = 0, .window_right = 700},
+                       {.causal = Causal::top_left, .window_left = 90},
+                       {.causal = Causal::bottom_right, .window_left = 1}};
+
+/// Who adds to (sum, block of queries), in the order in which thread blocks start.
+using Adders = std::map<std::pair<int, int>, std::vector<int>>;
+
+Adders adders_of(const Blocks& blocks) {
+    Adders adders;
+    for (int place = 0; place < blocks.count_kv; ++place) {
+        const int n = blocks.rising ? place : blocks.count_kv - 1 - place;
+        int steps = 0;
+        for (Steps step(blocks, n, 1); step.more(); step.advance(), ++steps) adders[{step.which, step.m}].push_back(n);
+        EXPECT_EQ(steps, Steps(blocks, n, 1).count());
+        for (Steps step(blocks, n, 3); step.more(); step.advance()) --steps;
+        EXPECT_EQ(steps, -2 * Steps(blocks, n, 1).count()) << "three heads take three times the steps";
+    }
+    return adders;
+}
+
+/// Does any of the pairs of a tile count?
+bool touches(const Mask& mask, const Blocks& blocks, int m, int n) {
+    const Band band = mask.bind(blocks.len_q, blocks.len_kv);
+    const std::int64_t query = std::int64_t{m} * Config::kBlockQ;
+    const std::int64_t key = std::int64_t{n} * Config::kBlockKv;
+    return band.coverage(query, std::min(query + Config::kBlockQ, band.len_q), key,
+                         std::min(key + Config::kBlockKv, band.len_kv)) != Coverage::empty;
+}
+
+void expect_right(const Mask& mask, int len_q, int len_kv, bool rising) {
+    Blocks blocks{};
+    blocks.set(mask, len_q, len_kv, rising);
+    const Adders adders = adders_of(blocks);
+    for (const auto& [sum_and_block, blocks_of_keys] : adders) {
+        const auto [sum, m] = sum_and_block;
+        for (std::size_t place = 0; place < blocks_of_keys.size(); ++place) {
+            const int n = blocks_of_keys[place];
+            ASSERT_EQ(blocks.place(sum, m, n), static_cast<int>(place)) << "sum " << sum << " of " << m << ", by " << n;
+        }
+    }
+    for (int m = 0; m < blocks.count_q; ++m) {
+        for (int sum = 0; sum < 2; ++sum) {
+            ASSERT_EQ(blocks.any(sum, m), adders.count({sum, m}) != 0) << "sum " << sum << " of " << m;
+        }
+        for (int n = 0; n < blocks.count_kv; ++n) {
+            int times = 0;
+            for (int sum = 0; sum < 2; ++sum) {
+                const auto found = adders.find({sum, m});
+                if (found != adders.end())
+                    times += static_cast<int>(std::count(found->second.begin(), found->second.end(), n));
+            }
+            ASSERT_EQ(times, touches(mask, blocks, m, n) ? 1 : 0) << "queries " << m << ", keys " << n;
+        }
+    }
+}
+
+TEST(fa3_backward_order, every_tile_is_added_once_and_in_the_order_of_the_places) {
+    for (const Mask& mask : kMasks) {
+        for (const int len_q : kLengths) {
+            for (const int len_kv : kLengths) {
+                SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len_q) + " x " +
+                             std::to_string(len_kv));
+                expect_right(mask, len_q, len_kv, false);
+                expect_right(mask, len_q, len_kv, true);
+                if (HasFatalFailure()) return;
+            }
+        }
+    }
+}
+
+TEST(fa3_backward_order, rising_blocks_add_to_one_sum) {
+    for (const Mask& mask : kMasks) {
+        Blocks blocks{};
+        blocks.set(mask, 1000, 1000, true);
+        for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m));
+        for (const auto& [sum_and_block, adders] : adders_of(blocks)) ASSERT_EQ(sum_and_block.first, 0);
+    }
+}
+
+TEST(fa3_backward_order, blocks_without_a_mask_start_apart) {
+    Blocks blocks{};
+    blocks.set({}, 4096, 4096, false);
+    for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(Steps(blocks, n, 1).m, 2 * n);
+}
+
+}  // namespace
+}  // namespace tessera::check::fa3_backward_order_test

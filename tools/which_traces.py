@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs attention in many ways on a GPU, with a profiler's trace of each: what `tessera which` is tried on.
+
+Each case asks for one kernel by PyTorch's own means, so what ran is known. FOLDER gets NAME.json.gz for each case, and
+GROUP.tsv with a line for each: its name, and the families of attention that ran ("?": not known beforehand, "-": none), or why
+it failed. Exit status 77 without PyTorch or without a GPU.
+
+Usage: which_traces.py FOLDER GROUP...    GROUP: sdpa, eager, graphs, flex, compiled, models, more, jax, pallas
+--bare instead of FOLDER: no traces, for another profiler around it.
+"""
+import glob
+import gzip
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+
+import which_cases as cases
+import which_models as models
+
+GROUPS = {"sdpa": cases.sdpa_cases, "eager": cases.eager_cases, "graphs": cases.graph_cases, "flex": cases.flex_cases,
+          "compiled": cases.compiled_cases, "models": models.model_cases, "more": models.more_cases, "jax": models.jax_cases,
+          "pallas": models.pallas_cases}
+
+
+def profile(case, path):
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    for _ in range(2):
+        case.step()
+    torch.cuda.synchronize()
+    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds, record_shapes=case.shapes, with_stack=case.stack) as profiler:
+        case.step()
+        torch.cuda.synchronize()
+    profiler.export_chrome_trace(path)
+
+
+def profile_jax(case, path):
+    import jax
+
+    case.step()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            case.step()
+        shutil.copy(glob.glob(folder + "/plugins/profile/*/*.trace.json.gz")[0], path)
+
+
+def without_paths(value):
+    """The trace without folders of this machine: of each path its last part is left."""
+    if isinstance(value, dict):
+        return {key: without_paths(part) for key, part in value.items() if key != "traceName"}
+    if isinstance(value, list):
+        return [without_paths(part) for part in value]
+    return re.sub(r"(?:/[\w.+-]+)+/(?=[\w.+-]+)", "", value) if isinstance(value, str) and "/" in value else value
+
+
+def tidy(path):
+    """Rewrites a trace without paths, and with the same bytes for the same content."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        trace = without_paths(json.load(file))
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
+        file.write(json.dumps(trace, separators=(",", ":")).encode())
+
+
+def run_group(folder, group):
+    """Every case that runs; the others leave a line that says why not."""
+    waiting = GROUPS[group]()
+    index = open(os.path.join(folder, group + ".tsv"), "w", encoding="utf-8", buffering=1) if folder else sys.stdout
+    while True:
+        case = None
+        try:
+            case = next(waiting, None)
+            if case is None:
+                break
+            path = os.path.join(folder or "", case.name + ".json.gz")
+            if not folder:
+                case.step()
+            elif group in ("jax", "pallas"):
+                profile_jax(case, path)
+            else:
+                profile(case, path)
+            if folder:
+                tidy(path)
+            print(case.name, case.families, sep="\t", file=index)
+        except Exception as error:  # whatever a release lacks: the other cases matter too
+            print(case.name if case else group, f"failed: {type(error).__name__}: {str(error)[:300]!r}", sep="\t", file=index)
+
+
+def main():
+    if len(sys.argv) < 3 or any(group not in GROUPS for group in sys.argv[2:]):
+        print(__doc__)
+        return 2
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        print(f"which_traces.py: skipped, PyTorch cannot be imported: {error}")
+        return 77
+    if not torch.cuda.is_available():
+        print("which_traces.py: skipped, there is no GPU")
+        return 77
+    folder = None if sys.argv[1] == "--bare" else sys.argv[1]
+    for group in sys.argv[2:]:
+        run_group(folder, group)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
