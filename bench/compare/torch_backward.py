@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward for torch_cuda.py: PyTorch's FlashAttention-2 by its own operator, cuDNN. Before it is timed, each of tessera's results is compared with PyTorch's in
-fp32, for the first batch member's last head: dQ of the last 512 queries, dK and dV of the last 512 keys, to 2 % of their
-norms. That finds a kernel that is grossly wrong, no more."""
+"""The backward for torch_cuda.py: beside PyTorch's FlashAttention-2, by its own operator, and cuDNN. Before it is timed,
+each of tessera's results is compared with PyTorch's in fp32, for the first batch member's last kv head: dQ of the last 512
+queries, dK and dV of the last 512 keys, to 2 % of their norms. That finds a kernel that is grossly wrong, no more."""
 import ctypes
 import math
 import sys

@@ -23,16 +23,16 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     __shared__ alignas(gradient::KeyWork) char work_memory[sizeof(gradient::KeyWork)];
     gradient::KeyWork& work = *reinterpret_cast<gradient::KeyWork*>(work_memory);
     if (threadIdx.x == 0) {
-        new (work_memory) gradient::KeyWork(launch, blockIdx.x, launch.key_blocks - 1, kConfig.block_kv());
+        new (work_memory) gradient::KeyWork(launch, blockIdx.x, launch.key_blocks, kConfig.block_kv());
         work.waits = false;
     }
     const Loop loop{{{launch, work, memory}, work}};
-    for (bool last = false; !last;) {  // blocks of keys in falling order, in which dQ is added up
+#pragma unroll 1
+    for (int number = launch.key_blocks - 1; number >= 0; --number) {  // the order in which dQ is added up
+        __syncthreads();
+        if (threadIdx.x == 0) work.set_block(number, kConfig.block_kv());
         __syncthreads();
         if (work.exists()) loop.run_block(work);
-        last = work.block == 0;
-        __syncthreads();
-        if (threadIdx.x == 0) work.set_block(work.block - 1, kConfig.block_kv());
     }
 }
 
