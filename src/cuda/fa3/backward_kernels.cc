@@ -162,22 +162,23 @@ std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const Backwa
 }  // namespace
 
 Kernel backward_kernel() {
-    return {.info = {.name = "cuda.fa3.backward",
-                     .backend = Backend::cuda,
-                     .schedule = Schedule::fa3,
-                     .pass = Pass::backward,
-                     .dtypes = {DType::bf16},
-                     .summary = "K/V blocks outer, dQ added up by the copy engine in a fixed order; memory O(len)",
-                     .limits = "sm_90; bf16; no additive bias; head_dim up to 128 in multiples of 8; 16-byte aligned rows"},
-            .refuse = refuse,
-            .default_tile = backward::tile_of,
-            .workspace_bytes = workspace_bytes,
-            .target = target,
-            .forward = nullptr,
-            .backward = run,
-            .refuse_backward_tensors = refuse_tensors,
-            .shapes = backward::Shapes::names(),
-            .shape_of = [](const Problem& p) { return *backward::shape_of(p); }};
+    return {
+        .info = {.name = "cuda.fa3.backward",
+                 .backend = Backend::cuda,
+                 .schedule = Schedule::fa3,
+                 .pass = Pass::backward,
+                 .dtypes = {DType::bf16},
+                 .summary = "K/V blocks outer, dQ added up by the copy engine in a fixed order; memory O(len)",
+                 .limits = "sm_90; bf16; no additive bias; head_dim up to 128 in multiples of 8; 16-byte aligned rows"},
+        .refuse = refuse,
+        .default_tile = backward::tile_of,
+        .workspace_bytes = workspace_bytes,
+        .target = target,
+        .forward = nullptr,
+        .backward = run,
+        .refuse_backward_tensors = refuse_tensors,
+        .shapes = backward::Shapes::names(),
+        .shape_of = [](const Problem& p) { return *backward::shape_of(p); }};
 }
 
 }  // namespace tessera::cuda::fa3

@@ -22,8 +22,8 @@ struct KeyDq : KeyThread<T, kConfig> {
     using Base::warp;
     using Base::work;
     using Dq = DqTile<kHeadDim>;
-    static constexpr int kAtOnce = 2;  // tiles of 8 columns: registers are few
-    using Part = float[Dq::kRowTiles][kAtOnce][4];                               // [16 queries][8 dims][4]
+    static constexpr int kAtOnce = 2;               // tiles of 8 columns: registers are few
+    using Part = float[Dq::kRowTiles][kAtOnce][4];  // [16 queries][8 dims][4]
 
     /// dQ of the tile of queries, by all warps, is added to what the blocks before have left in the workspace.
     __device__ __forceinline__ void add(const Step& step, int first_query, bool masked) const {
