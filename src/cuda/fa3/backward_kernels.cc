@@ -78,20 +78,6 @@ std::size_t workspace_bytes(const Plan& plan) {
     return arena.used();
 }
 
-/// Shapes of the tensors as the copy engine sees them.
-struct TensorShapes {
-    RowsShape q, k, v, o;
-    explicit TensorShapes(const Problem& p) {
-        const std::int64_t batch = p.ragged ? 1 : p.batch;
-        const std::int64_t len_q = p.ragged ? p.total_q : p.len_q;
-        const std::int64_t len_kv = p.ragged ? p.total_kv : p.len_kv;
-        q = {batch, len_q, p.heads_q, p.head_dim};
-        k = {batch, len_kv, p.heads_kv, p.head_dim};
-        v = {batch, len_kv, p.heads_kv, p.head_dim_v};
-        o = {batch, len_q, p.heads_q, p.head_dim_v};
-    }
-};
-
 Launch make_launch(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
     const TensorShapes shapes(p);

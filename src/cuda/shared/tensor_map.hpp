@@ -11,6 +11,7 @@
 
 #include "cuda/tile/params.hpp"
 #include "tessera/dtype.hpp"
+#include "tessera/problem.hpp"
 
 namespace tessera::cuda {
 
@@ -29,5 +30,19 @@ std::optional<std::string> refuse_copy_engine(const Rows& rows, const RowsShape&
 /// outside of the tensor give zeros, writes are dropped. The tensor is not refused by refuse_copy_engine().
 /// Throws Error(internal) when the driver does not make the map.
 CUtensorMap tensor_map(const Rows& rows, const RowsShape& shape, DType dtype, int box_rows);
+
+/// Shapes of a call's tensors as the copy engine sees them; dO has that of O.
+struct TensorShapes {
+    RowsShape q, k, v, o;
+    explicit TensorShapes(const Problem& p) {
+        const std::int64_t batch = p.ragged ? 1 : p.batch;
+        const std::int64_t len_q = p.ragged ? p.total_q : p.len_q;
+        const std::int64_t len_kv = p.ragged ? p.total_kv : p.len_kv;
+        q = {batch, len_q, p.heads_q, p.head_dim};
+        k = {batch, len_kv, p.heads_kv, p.head_dim};
+        v = {batch, len_kv, p.heads_kv, p.head_dim_v};
+        o = {batch, len_q, p.heads_q, p.head_dim_v};
+    }
+};
 
 }  // namespace tessera::cuda
