@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "check/heads.hpp"
@@ -214,12 +216,13 @@ struct ValueSums {
 };
 
 /// Row i of O: the sizes of its terms, and what the rounding of each weight does to the sums of all elements. `signs`
-/// [head_dim_v]: those of its elements, as 1 and -1.
+/// [head_dim_v]: those of its elements, as 1 and -1. `draw`: the first row whose weights round alike.
 void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, const Row& row, DType dtype,
-                    const std::vector<double>& signs, const Target& to) {
+                    const std::vector<double>& signs, std::size_t draw, const Target& to) {
     const std::int64_t dim = head.problem.head_dim_v;
-    const bool ordinary = std::all_of(row.sizes.begin() + row.keys.begin, row.sizes.begin() + row.keys.end,
-                                      [](double size) { return size == 0; });
+    bool ordinary = true;  // no kept weight has an allowance, so that the judge counts the row's signed errors
+    for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j)
+        ordinary = ordinary && (row.error(j) == 0 || head.dropout_factor(i, j) == 0);
     const auto largest = std::max_element(row.weights.begin() + row.keys.begin, row.weights.begin() + row.keys.end);
     const double top = *largest;
     double* const subnormal = packed_row(to.subnormal, i);
@@ -238,7 +241,7 @@ void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, c
         }
         const double sum = ordinary ? kept * v_sums.plain[at] : 0;
         const double outward = ordinary ? kept * std::transform_reduce(signs.begin(), signs.end(), v, 0.0) : 0;
-        if (j == largest - row.weights.begin()) to.by_value.add_largest(sum, outward);
+        if (j == largest - row.weights.begin()) to.by_value.add_largest(draw, row.weight(j), sum, outward);
         else to.by_value.add(row.weight(j) / top, weight.value * weight.value * v_sums.squares[at], sum, outward);
     }
 }
@@ -248,6 +251,10 @@ void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, c
 void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, TensorGold& lse) {
     const Problem& p = packed.problem;
     Row row(p);
+    o.draws.resize(o.value.data.size() / static_cast<std::size_t>(o.row_size()));
+    std::iota(o.draws.begin(), o.draws.end(), std::size_t{0});
+    using Query = std::tuple<std::int64_t, std::int64_t, std::vector<double>>;  // member, KV head, values
+    std::map<Query, std::size_t> first_rows;
     for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
         const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
         const Target to(o, of_queries);
@@ -261,7 +268,10 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
             if (row.score_size > kOrdinaryLse) slot(lse_score, i, 0) = kScoreError * row.score_size;
             const double* const o_row = packed_row(value, i);
             for (std::size_t c = 0; c < signs.size(); ++c) signs[c] = o_row[c] < 0 ? -1 : 1;
-            add_output_row(head, i, v_sums, row, packed.dtype, signs, to);
+            const auto at = static_cast<std::size_t>(o_row - o.value.data.data()) / signs.size();
+            if (o.has_copies)
+                o.draws[at] = first_rows.emplace(Query{member.batch, h / p.group(), row.query}, at).first->second;
+            add_output_row(head, i, v_sums, row, packed.dtype, signs, o.draws[at], to);
         }
     });
 }
