@@ -37,8 +37,9 @@ NEEDS = [
     (r"gradient::(delta|bias)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"gradient::dq_(fp32_)?kernel<.*>", set()),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
-    (r"standard::(scores|values)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
-    (r"standard::softmax_kernel<.*>", {"MUFU"}),
+    (r"standard::(scores|values|products|dq|key_product)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
+    (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
+    (r"standard::bias_gradient_kernel<.*>", set()),
 ]
 
 # Which kernels a list of compiled shapes makes: folder and list, name of the kernel, its types.
@@ -59,8 +60,12 @@ COMPILED = [
     ("fa1", "BackwardShapes", "fa1::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::products_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::key_product_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
 ]
-WITHOUT_SHAPES = {"standard::softmax_kernel<bf16>", "standard::softmax_kernel<fp16>"} | {
+WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax", "row_gradient", "bias_gradient")
+                  for dtype in ("bf16", "fp16")} | {
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)}
 
