@@ -20,13 +20,13 @@ namespace {
 struct Workspace {
     Matrix matrix;
     float* dp;         // [heads_q, rows, pitch]
-    float* units;      // [heads_q, rows]
+    float* exact;      // [heads_q, rows, pitch] dS in fp32, in fp16; else null
     float* unrounded;  // [heads_q, rows, pitch] for dbias; null when that is not wanted
 
     Workspace(Arena& arena, const Problem& p)
         : matrix(arena, p),
           dp(arena.take<float>(p.heads_q, matrix.rows, matrix.pitch)),
-          units(arena.take<float>(p.heads_q, matrix.rows)),
+          exact(p.dtype == DType::fp16 ? arena.take<float>(p.heads_q, matrix.rows, matrix.pitch) : nullptr),
           unrounded(p.bias_gradient ? arena.take<float>(p.heads_q, matrix.rows, matrix.pitch) : nullptr) {}
 };
 
@@ -74,14 +74,14 @@ Launch dq_launch(const Launch& forward, const BackwardParams& params, float* ds)
 }
 
 KeyProductLaunch key_launch(const Launch& forward, float* matrix, const Rows& rows, const Rows& to, int dim,
-                            float factor, const float* units) {
+                            float factor, const float* exact) {
     KeyProductLaunch launch{.forward = forward,
                             .rows = rows,
                             .to = to,
                             .dim = dim,
                             .key_blocks = (forward.params.len_kv + kKeysOfBlock - 1) / kKeysOfBlock,
                             .factor = factor,
-                            .units = units,
+                            .exact = exact,
                             .vector_rows = takes_vectors(rows, dim),
                             .vector_to = takes_vectors(to, dim)};
     launch.forward.scores = matrix;
@@ -105,13 +105,12 @@ template <class T>
 void start_of_queries(const Launch& forward, const BackwardParams& params, const Workspace& workspace,
                       cudaStream_t stream) {
     const ForwardParams& p = params.forward;
-    constexpr bool kUnits = std::is_same_v<T, __half>;
     check(products<T>(product_launch(forward, p.q, p.k, p.head_dim, forward.scores), stream), "S of the backward");
     check(products<T>(product_launch(forward, params.d_o, p.v, p.head_dim_v, workspace.dp), stream), "dP");
     const RowGradientLaunch of_rows{.forward = forward,
                                     .dp = workspace.dp,
+                                    .exact = workspace.exact,
                                     .unrounded = workspace.unrounded,
-                                    .units = kUnits ? workspace.units : nullptr,
                                     .dlse = params.dlse};
     check(start_row_gradients<T>(of_rows, stream), "P and dS");
     if (params.dq.data != nullptr) {
@@ -126,20 +125,18 @@ template <class T>
 void start(const Problem& problem, const BackwardParams& params, const Workspace& workspace, cudaStream_t stream) {
     const ForwardParams& p = params.forward;
     const Launch forward = make_launch(problem, p, workspace.matrix);
-    constexpr bool kUnits = std::is_same_v<T, __half>;
     if (problem.rows_q() > 0 && p.heads_q > 0 && p.len_q > 0) start_of_queries<T>(forward, params, workspace, stream);
     if (p.batch > 0 && p.heads_kv > 0 && p.len_kv > 0) {
-        const float of_dv = p.keep_scale / (kUnits ? kHalfWeightUnit : 1);
-        const float* units = kUnits ? workspace.units : nullptr;
         if (params.dv.data != nullptr) {
             check(key_products<T>(
-                      key_launch(forward, forward.scores, params.d_o, params.dv, p.head_dim_v, of_dv, nullptr), stream),
+                      key_launch(forward, forward.scores, params.d_o, params.dv, p.head_dim_v, p.keep_scale, nullptr),
+                      stream),
                   "dV");
         }
         if (params.dk.data != nullptr) {
-            check(
-                key_products<T>(key_launch(forward, workspace.dp, p.q, params.dk, p.head_dim, p.scale, units), stream),
-                "dK");
+            check(key_products<T>(
+                      key_launch(forward, workspace.dp, p.q, params.dk, p.head_dim, p.scale, workspace.exact), stream),
+                  "dK");
         }
     }
     if (!problem.bias_gradient) return;

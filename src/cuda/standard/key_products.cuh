@@ -4,8 +4,9 @@
 // them, 64 at once, head after head of its group: the sums stay in its registers, in one order.
 #pragma once
 
+#include "cuda/gradient/key_units.cuh"
 #include "cuda/shared/start.cuh"
-#include "cuda/standard/row_gradients.cuh"
+#include "cuda/standard/work.cuh"
 #include "cuda/tile/output.cuh"
 #include "cuda/tile/warp_product.cuh"
 
@@ -74,6 +75,7 @@ struct KeyTilesOf {
             const Head head = work.head(index);
             const KeyTiles written = head.tiles(query / kBlockQ * kBlockQ);
             for (int half = 0; half < 2; ++half) {
+                if (work.launch.exact != nullptr) break;
                 const int tile = work.first_key / kBlockKv + half;
                 const Source from{.data = reinterpret_cast<const char*>(head.scores) +
                                           (written.holds(tile) ? tile * kBlockKv * std::int64_t{sizeof(T)} : 0),
@@ -89,31 +91,28 @@ struct KeyTilesOf {
         ptx::cp_async_commit();
     }
 
-    /// The smallest unit of a step's rows, and all of them held times it: of dS in fp16. All threads.
-    __device__ __forceinline__ float unite_units(int index) const {
+    /// What the warp's keys have of a step in fp32: [16 keys][8 queries][4], queries from `first` on. 0 where nothing
+    /// was written.
+    template <int kTiles>
+    __device__ __forceinline__ void read_exact(float (&s)[kConfig.row_tiles][kTiles][4], int index, int first,
+                                               int first_row, int lane) const {
         const Head head = work.head(index);
-        const float* units = work.launch.units + (head.factors - work.launch.forward.factors);
-        const int query = work.first_query(index);
-        const auto unit_of = [&](int row) {
-            return query + row < work.member.len_q ? units[query + row] : INFINITY;  // what does not exist is 0
-        };
-        const int lane = static_cast<int>(threadIdx.x) % 32;
-        const float own = fminf(unit_of(lane), unit_of(lane + 32));
-        const float unit = __uint_as_float(__reduce_min_sync(0xFFFFFFFF, __float_as_uint(own)));
-        char* const tile = matrix_tile(index);
-        for (int i = static_cast<int>(threadIdx.x); i < 2 * kHalfBytes / 16; i += kConfig.threads()) {
-            const int row = i % (kHalfBytes / 16) / (kBlockKv / kChunk);
-            const float of_row = unit_of(row);
-            if (of_row == unit || of_row == INFINITY) continue;
-            const float change = unit / of_row;  // a power of two
-            auto* const words = reinterpret_cast<std::uint32_t*>(tile + i * 16);
+        const int query = work.first_query(index) + first + lane % 4 * 2;
+        const int key = work.first_key + first_row + lane / 4;
+        const float* const from = work.launch.exact + (head.scores - work.launch.forward.scores) + key;
+        const bool written = head.tiles(query / kBlockQ * kBlockQ).holds((work.first_key + first_row) / kBlockKv);
 #pragma unroll
-            for (int w = 0; w < 4; ++w) {
-                words[w] = ptx::pack<T>(ptx::unpack<T>(words[w], 0) * change, ptx::unpack<T>(words[w], 1) * change);
+        for (int m = 0; m < kConfig.row_tiles; ++m) {
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int row = query + 8 * j + e % 2;
+                    const bool exists = written && row < work.member.len_q;
+                    s[m][j][e] = exists ? from[row * work.launch.forward.pitch + 16 * m + e / 2 * 8] : 0.0F;
+                }
             }
         }
-        __syncthreads();
-        return unit;
     }
 
     /// Adds to the warp's rows in shared memory what Inf and NaN of dO or Q are to the keys that their query sees.
@@ -161,6 +160,23 @@ __device__ __forceinline__ void multiply_step(float (&sums)[kConfig.row_tiles][k
     }
 }
 
+/// The same where the matrix is there in fp32, for fp16: dS of a key are held times a power of two of the key.
+template <class T, Config kConfig>
+__device__ __forceinline__ void multiply_exact(float (&sums)[kConfig.row_tiles][kConfig.head_dim / 8][4],
+                                               gradient::KeyUnits<T, kConfig.row_tiles>& units,
+                                               const KeyTilesOf<T, kConfig>& inputs, int index, int first_row,
+                                               int lane) {
+    constexpr int kAtOnce = 32;  // queries: registers are few
+#pragma unroll 1
+    for (int first = 0; first < kStepQueries; first += kAtOnce) {
+        float ds[kConfig.row_tiles][kAtOnce / 8][4];
+        inputs.read_exact(ds, index, first, first_row, lane);
+        units.hold(ds, sums, 1.0F);
+        multiply_pv<T, kConfig.head_dim>(
+            sums, ds, MatrixAddress<kConfig.head_dim>::rows_first(inputs.rows_tile(index), first, lane));
+    }
+}
+
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
     key_product_kernel(const __grid_constant__ KeyProductLaunch launch) {
@@ -177,8 +193,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     const int first_row = static_cast<int>(threadIdx.x) / 32 * kConfig.rows_per_warp();
     const Visible visible(work.band);
     float sums[kConfig.row_tiles][kHeadDim / 8][4] = {};  // [16 keys][8 dims][4]
-    float unit = 1;                                       // that they are held times
-    bool cleaned = false;                                 // a tile of dO or Q held Inf or NaN
+    gradient::KeyUnits<T, kConfig.row_tiles> units(launch.exact == nullptr);
+    bool cleaned = false;  // a tile of dO or Q held Inf or NaN
     for (int index = 0; index < work.count(); ++index) {
         ptx::cp_async_wait<kConfig.value_stages() - 2>();
         __syncthreads();  // this step is there for all, and all are done with the one before
@@ -188,26 +204,16 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
             cleaned |=
                 __syncthreads_or(clean<T, kStepQueries, kHeadDim, kConfig.threads()>(inputs.rows_tile(index))) != 0;
         }
-        if (std::is_same_v<T, __half> && launch.units != nullptr) {
-            const float united = inputs.unite_units(index);
-            const float change = united / unit;
-            unit = united;
-#pragma unroll
-            for (auto& of_keys : sums) {
-#pragma unroll
-                for (auto& of_dims : of_keys) {
-#pragma unroll
-                    for (float& sum : of_dims) sum *= change;
-                }
-            }
+        if (gradient::KeyUnits<T, 1>::kHeld && launch.exact != nullptr) {
+            multiply_exact<T, kConfig>(sums, units, inputs, index, first_row, lane);
+        } else {
+            multiply_step<T, kConfig>(sums, inputs, index, first_row, lane);
         }
-        multiply_step<T, kConfig>(sums, inputs, index, first_row, lane);
     }
     ptx::cp_async_wait<0>();
     __syncthreads();  // the sums go where other warps' tiles were
     float factor[kConfig.row_tiles][2];
-#pragma unroll
-    for (auto& of_keys : factor) of_keys[0] = of_keys[1] = launch.factor / unit;
+    units.factors(factor, launch.factor);
     stage<T, kHeadDim>(memory, sums, factor, first_row, lane);
     __syncwarp();
     if (cleaned) inputs.restore(memory, first_row, lane);

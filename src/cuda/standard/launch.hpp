@@ -22,15 +22,12 @@ struct Launch {
     bool vector_o = false;  ///< and written so
 };
 
-/// P of the backward is held this many times its value in fp16, which has no small numbers.
-inline constexpr float kHalfWeightUnit = 0x1p15F;
-
 /// The backward's row kernel: S and dP become P and dS.
 struct RowGradientLaunch {
     Launch forward;              ///< its matrix holds S, then P; `factors`: what a row of dS K is multiplied by
     float* dp = nullptr;         // [heads_q, rows, pitch] dP; then dS in 16 bits, in the first half of each row
+    float* exact = nullptr;      // [heads_q, rows, pitch] dS in fp32, besides; null: not wanted
     float* unrounded = nullptr;  // [heads_q, rows, pitch] the gradient of what the bias is added to; null: not wanted
-    float* units = nullptr;      // [heads_q, rows] dS of a row is held this power of two times its value, in fp16
     Rows dlse;                   // [batch, len_q, heads_q] fp32; null: 0
 };
 
@@ -42,7 +39,7 @@ struct KeyProductLaunch {
     int dim = 0;
     int key_blocks = 0;            ///< blocks of keys of one head
     float factor = 1;              ///< of the sums
-    const float* units = nullptr;  // [heads_q, rows] what rows of the matrix are held times; null: 1
+    const float* exact = nullptr;  // [heads_q, rows, pitch] the matrix in fp32; null: in 16 bits, as `forward` has it
     bool vector_rows = false;      ///< read 16 bytes at a time
     bool vector_to = false;        ///< and written so
 };

@@ -6,14 +6,12 @@
 // (docs/decisions/delta-of-rounded-output.md).
 #pragma once
 
+#include "cuda/gradient/key_thread.cuh"
 #include "cuda/gradient/transposed.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/standard/softmax.cuh"
 
 namespace tessera::cuda::standard {
-
-template <class T>
-inline constexpr float kWeightUnit = std::is_same_v<T, __half> ? kHalfWeightUnit : 1.0F;
 
 /// The power of two that dS of a row is held times, `limit` being over every |dS|: fp16 has neither large numbers nor
 /// small ones. Of a row that is not finite: 1.
@@ -132,7 +130,7 @@ struct RowFactors {
 /// P, dS and, where it is wanted, dS before the softcap and before it is rounded.
 template <class T>
 __device__ __forceinline__ void write_row(const GradientRow<T>& row, const RowFactors& f, T* p_row, T* ds_row,
-                                          float* unrounded) {
+                                          float* exact, float* unrounded) {
     row.products.for_each([&](int key, bool wanted) {
         float p[kKeysPerThread] = {};
         float ds[kKeysPerThread] = {};
@@ -147,9 +145,10 @@ __device__ __forceinline__ void write_row(const GradientRow<T>& row, const RowFa
                 if (!of.seen[i]) continue;
                 const float weight = ptx::exp2_approx((of.score[i] - f.m) * kLog2E) * f.norm;
                 plain[i] = weight * (dp[i] - f.delta);
-                p[i] = (kept >> i & 1) != 0 ? weight * kWeightUnit<T> : 0.0F;
-                ds[i] = plain[i] * of.slope[i] * f.unit;
+                p[i] = (kept >> i & 1) != 0 ? weight * gradient::kWeightUnit<T> : 0.0F;
+                ds[i] = plain[i] * of.slope[i];
             }
+            if (exact != nullptr) *reinterpret_cast<float4*>(exact + key) = make_float4(ds[0], ds[1], ds[2], ds[3]);
             if (unrounded != nullptr) {
                 *reinterpret_cast<float4*>(unrounded + key) = make_float4(plain[0], plain[1], plain[2], plain[3]);
             }
@@ -157,7 +156,8 @@ __device__ __forceinline__ void write_row(const GradientRow<T>& row, const RowFa
         if (!row.products.is_held(key)) __syncthreads();  // what is written over has been read
         if (!wanted) return;
         *reinterpret_cast<uint2*>(p_row + key) = {ptx::pack<T>(p[0], p[1]), ptx::pack<T>(p[2], p[3])};
-        *reinterpret_cast<uint2*>(ds_row + key) = {ptx::pack<T>(ds[0], ds[1]), ptx::pack<T>(ds[2], ds[3])};
+        *reinterpret_cast<uint2*>(ds_row + key) = {ptx::pack<T>(ds[0] * f.unit, ds[1] * f.unit),
+                                                   ptx::pack<T>(ds[2] * f.unit, ds[3] * f.unit)};
     });
 }
 
@@ -208,11 +208,11 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
         factors.delta = products / l - dlse;
         factors.unit = gradient_unit<T>((largest + fabsf(products)) / l + fabsf(dlse));
     }
-    float* const unrounded = launch.unrounded == nullptr ? nullptr : launch.unrounded + (s_row - launch.forward.scores);
-    write_row(row, factors, reinterpret_cast<T*>(s_row), reinterpret_cast<T*>(dp_row), unrounded);
-    if (threadIdx.x != 0) return;
-    head.factors[query] = p.scale / factors.unit;
-    if (launch.units != nullptr) launch.units[head.factors - launch.forward.factors + query] = factors.unit;
+    const std::int64_t place = s_row - launch.forward.scores;
+    write_row(row, factors, reinterpret_cast<T*>(s_row), reinterpret_cast<T*>(dp_row),
+              launch.exact == nullptr ? nullptr : launch.exact + place,
+              launch.unrounded == nullptr ? nullptr : launch.unrounded + place);
+    if (threadIdx.x == 0) head.factors[query] = p.scale / factors.unit;
 }
 
 template <class T>
