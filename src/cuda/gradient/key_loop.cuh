@@ -73,8 +73,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
             const int stage = i % Config::kStages;
             ptx::cp_async_wait<0>();
             __syncthreads();
-            if (i + 1 < count) inputs.load_queries(i + 1, 1 - stage);
-            masked |= step(i, stage, sums, units);
+            masked |= step(i, count, stage, sums, units);
         }
         if (count == 0) return false;
         __syncthreads();
@@ -82,7 +81,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
         return masked;
     }
 
-    __device__ __forceinline__ bool step(int index, int stage, Sums& sums, Units& units) const {
+    __device__ __forceinline__ bool step(int index, int count, int stage, Sums& sums, Units& units) const {
         const Step step(inputs.launch, work, index);
         const int first_query = step.tile * kBlockQ;
         const bool masked =
@@ -101,6 +100,8 @@ struct KeyLoop : KeyThread<T, kConfig> {
                 makes_weights() ? inputs.do_tile(stage) : inputs.q_tile(stage), part * kPartQueries, lane());
             cuda::multiply_pv<T, kHeadDim>(sums, s, rows);
             if (cleaned) restore_queries(s, index, stage, part, first_query, sums);
+            // Here, where the two warps of a pair are at different work, and not after the barrier.
+            if (part == 0 && index + 1 < count) inputs.load_queries(index + 1, 1 - stage);
         }
         if (work.adds_dq(inputs.launch)) {
             if (index > 0) turns().publish(Step(inputs.launch, work, index - 1));
