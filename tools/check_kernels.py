@@ -81,7 +81,7 @@ class Allowed(NamedTuple):
 # To shrink, not to grow: a row that says NO LONGER NEEDED in the output is to be deleted.
 LOCAL_MEMORY = [
     Allowed(r"fa2::forward_kernel<.*HeadDim128>", 8, 4, "one value, when compiled for sm_80"),
-    Allowed(r"fa2::backward_kernel<.*, BackwardHeadDim64>", 96, 90, "numbers kept over a step, in fp16 and on sm_80"),
+    Allowed(r"fa2::backward_kernel<.*, BackwardHeadDim64>", 104, 77, "numbers kept over a step, in fp16 and on sm_80"),
     Allowed(r"fa1::backward_kernel<fp16, BackwardHeadDim256>", 88, 80, "numbers kept over a block of keys"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 88, 103, "scalars of a tile's ends, and the producer's; none in the main loop"),
     Allowed(r"fa3::forward_kernel<.*HeadDim256>", 8, 9, "of the producer"),

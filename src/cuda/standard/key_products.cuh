@@ -166,7 +166,7 @@ __device__ __forceinline__ void multiply_exact(float (&sums)[kConfig.row_tiles][
                                                gradient::KeyUnits<T, kConfig.row_tiles>& units,
                                                const KeyTilesOf<T, kConfig>& inputs, int index, int first_row,
                                                int lane) {
-    constexpr int kAtOnce = 32;  // queries: registers are few
+    constexpr int kAtOnce = 16;  // queries: registers are few
 #pragma unroll 1
     for (int first = 0; first < kStepQueries; first += kAtOnce) {
         float ds[kConfig.row_tiles][kAtOnce / 8][4];
