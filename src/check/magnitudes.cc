@@ -172,12 +172,34 @@ void add_terms(const Target& to, std::int64_t row, const Factor& factor, const d
     for (std::int64_t c = 0; c < dim; ++c) score[c] += factor.error * std::abs(x[c]);
 }
 
+/// Are all keys copies of one (stride 0)?
+bool keys_are_copies(const Head& head, const Range& keys) {
+    const std::int64_t dim = head.problem.head_dim;
+    for (std::int64_t j = keys.begin + 1; j < keys.end; ++j) {
+        if (!std::equal(head.k + j * dim, head.k + (j + 1) * dim, head.k + keys.begin * dim)) return false;
+    }
+    return keys.size() > 1;
+}
+
+/// dS of one value round alike. Where their keys are copies too, their errors add up in each element of dQ, and do not
+/// average: n of them count n^2 times, where add_terms() counted them n times.
+void add_copied_terms(const Target& dq, std::int64_t row, const std::vector<double>& values, const double* key,
+                      std::int64_t dim) {
+    std::map<float, double> counts;  // fp32, so that the order of a sum in fp64 tells no copies apart
+    for (const double value : values) counts[static_cast<float>(value)] += 1;
+    double more = 0;
+    for (const auto& [value, count] : counts) more += (count * count - count) * static_cast<double>(value) * value;
+    double* const rounded = packed_row(dq.rounded, row);
+    for (std::int64_t c = 0; c < dim; ++c) rounded[c] += more * (key[c] * key[c]);
+}
+
 void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double>& k_squares, const Row& row,
                       const GradientRow& g, const Target& dq, const Target& dk, const Target& dv, const Target* dbias) {
     const Problem& p = head.problem;
     const double scale = std::abs(p.effective_scale());
     const double query_squares = sum_of_squares(row.query.data(), p.head_dim);
     const double d_o_squares = sum_of_squares(g.d_o.data(), p.head_dim_v);
+    std::vector<double> values;  // of dS with the softcap's slope
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         const double terms = g.dp_size[static_cast<std::size_t>(j)] + g.delta_size;
         const double ds = g.ds[static_cast<std::size_t>(j)];
@@ -189,6 +211,7 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
             p.softcap > 0 ? 2 / p.softcap * kScoreError * row.sizes[static_cast<std::size_t>(j)] : 0;
         const double slope_error = p.softcap > 0 ? scale * (kSlopeError + by_score) : 0;
         const Factor dx{ds * slope, ds_size * slope, ds_error * slope + ds_size * slope_error};
+        values.push_back(dx.value);
         add_terms(dq, i, dx, head.k + j * p.head_dim, p.head_dim);
         add_terms(dk, j, dx, row.query.data(), p.head_dim);
         dq.by_value.add(dx.value, dx.value * dx.value * k_squares[static_cast<std::size_t>(j)]);
@@ -203,6 +226,9 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
         slot(dbias->score, i, j) += ds_error;
         slot(dbias->rounded, i, j) += ds * ds;
         dbias->by_value.add(ds, ds * ds);
+    }
+    if (keys_are_copies(head, row.keys)) {
+        add_copied_terms(dq, i, values, head.k + row.keys.begin * p.head_dim, p.head_dim);
     }
 }
 
