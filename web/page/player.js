@@ -56,8 +56,8 @@ export function player({last, at, stride = 1, pace = 700, label, moved, guard = 
   };
   const button = (name, text, to) => element('button', {type: 'button', 'aria-label': name, title: name, onclick: () => self.go(to())}, text);
   self.node = element('div', {class: 'player', role: 'group', 'aria-label': label},
-    button('To the start', '⏮', () => 0), button('Step back', '◀', () => self.at - stride), play,
-    button('Step forward', '▶', () => self.at + stride), button('To the end', '⏭', () => last), slider);
+    button('To the start', '|◀', () => 0), button('Step back', '◀', () => self.at - stride), play,
+    button('Step forward', '▶', () => self.at + stride), button('To the end', '▶|', () => last), slider);
   current = self;
   return self;
 }

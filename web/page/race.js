@@ -45,10 +45,10 @@ function view(answer, state) {
     const left = width < 560 ? 4 : 96;
     const scale = (width - left - 4) / state.end;
     const nodes = [];
-    const pitch = 94;
+    const pitch = 98;
     answer.lanes.forEach((lane, i) => {
-      const y = 22 + i * pitch;
-      nodes.push(text(0, y + (left > 4 ? 2 : -6), lane.schedule, {class: `strong of-${lane.schedule}`}));
+      const y = 24 + i * pitch;
+      nodes.push(text(left, y - 6, lane.schedule, {class: `strong of-${lane.schedule}`}));
       const group = shape('g', {transform: `translate(${left} 0)`});
       UNITS.forEach(([unit, name], u) => {
         const top = y + u * 20;
@@ -58,7 +58,7 @@ function view(answer, state) {
       const done = lane.end_us <= state.time + 1e-12;
       if (done) group.append(line(lane.end_us * scale, y - 4, lane.end_us * scale, y + 60, {class: 'limit'}));
       nodes.push(group);
-      if (done) nodes.push(text(Math.min(left + lane.end_us * scale, width - 4), y + 73, `${lane.end_us.toPrecision(3)} µs`, {'text-anchor': left + lane.end_us * scale > width / 2 ? 'end' : 'start', class: 'strong'}));
+      if (done) nodes.push(text(Math.min(left + lane.end_us * scale, width - 4), y + 74, `${lane.end_us.toPrecision(3)} µs`, {'text-anchor': left + lane.end_us * scale > width / 2 ? 'end' : 'start', class: 'strong'}));
     });
     const x = left + state.time * scale;
     nodes.push(line(x, 8, x, 22 + answer.lanes.length * pitch - 22, {class: 'now-line'}));

@@ -39,7 +39,7 @@ function stage(figure, at) {
   if (at <= figure.guides.length) return `A roof over all: ${figure.guides[at - 1].label}.`;
   const shown = figure.series[at - figure.guides.length - 1];
   const last = shown.points[shown.points.length - 1];
-  return `${shown.name}: from length to length along its line; at the end ${figures(last.x, 3)} FLOP per byte and ${figures(last.y, 3)} TFLOP/s.`;
+  return `${shown.name}, from length 512 to 65,536 along its line; at the end ${figures(last.x, 3)} FLOP per byte and ${figures(last.y, 3)} TFLOP/s.`;
 }
 
 function wins(rows) {
@@ -71,7 +71,7 @@ function predictions(row, extra) {
 function worksheet(args, values) {
   const answer = command(['roofline', ...args, '--len', values.len, '--schedule', values.schedule, '--worksheet']);
   const passes = answer.rows[0].schedules[0].passes ?? [];
-  return passes.map((p) => element('section', {}, element('h3', {}, `Worksheet: ${p.schedule} ${p.pass}, ${p.by}, length ${count(Number(values.len))}`),
+  return passes.map((p) => element('section', {}, element('h2', {}, `Worksheet: ${p.schedule} ${p.pass}, ${p.by}, length ${count(Number(values.len))}`),
     element('ol', {class: 'worksheet'}, p.worksheet.map((step) => element('li', {}, element('span', {}, step.what), element('code', {}, step.calculation))))));
 }
 

@@ -77,7 +77,7 @@ function bars(trace, step, box, nodes) {
   const middle = box.y + box.h / 2, pitch = box.w / columns;
   const tall = (v) => Math.abs(v) / most * (box.h / 2 - 2);
   const bar = (v, i, inset, cls) => rect(box.x + i * pitch + inset, v >= 0 ? middle - tall(v) : middle, pitch - 2 * inset, Math.max(tall(v), 0.5), {class: cls});
-  nodes.push(text(box.x, box.y - 6, `O so far / l (bars) and the exact O (outlines), elements 0 to ${columns - 1}`), line(box.x, middle, box.x + box.w, middle, {class: 'frame'}));
+  nodes.push(text(box.x, box.y - 6, `O / l so far (bars), exact O (outlines): ${columns} of ${trace.exact.o.length}`), line(box.x, middle, box.x + box.w, middle, {class: 'frame'}));
   estimate.forEach((v, i) => nodes.push(bar(v, i, pitch * 0.22, 'bar')));
   exact.forEach((v, i) => nodes.push(bar(v, i, pitch * 0.08, 'outline')));
 }

@@ -14,7 +14,7 @@ const SURE = {certain: 'the name spells it out', likely: 'it has one meaning in 
 function cardOf(kind, index) {
   const said = (name) => (kind[name] ? [[name.replace('_', ' '), String(kind[name])]] : []);
   return element('section', {class: 'card'},
-    element('h3', {}, kind.algorithm || kind.family),
+    element('h2', {}, kind.algorithm || kind.family),
     facts([['family', number(`attention.${index}.family`, kind.family, kind.family)], ['does', `${kind.role}${kind.pass === 'unknown' ? '' : `, ${kind.pass}`}`],
       ['how sure', number(`attention.${index}.confidence`, kind.confidence, kind.confidence), ` — ${SURE[kind.confidence] ?? ''}`], ['result', kind.exactness === 'exact' ? 'exact attention' : kind.exactness.replace('_', ' ')],
       ...said('library'), ...said('release'), ...said('dtype'), ...said('mask'), ...said('head_dim'), ...(kind.tile ? [['tile', kind.tile.join(' × ')]] : []), ...said('arch')]),
@@ -22,7 +22,7 @@ function cardOf(kind, index) {
     element('p', {class: 'names'}, kind.kernels.map((kernel) => element('code', {}, kernel.name))));
 }
 
-const others = (title, list) => (list?.length ? element('section', {}, element('h3', {}, title), element('ul', {class: 'names'}, list.map((item) => element('li', {}, element('code', {}, item.name ?? String(item)), item.role ? ` ${item.role}` : '')))) : '');
+const others = (title, list) => (list?.length ? element('section', {}, element('h2', {}, title), element('ul', {class: 'names'}, list.map((item) => element('li', {}, element('code', {}, item.name ?? String(item)), item.role ? ` ${item.role}` : '')))) : '');
 
 export const which = {
   id: 'which',
