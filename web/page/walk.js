@@ -64,7 +64,7 @@ function curve(steps, at, key, box, title, nodes, log = false) {
     nodes.push(path(seen.map(([i, v]) => [x(i), y(v)]), {class: 'curve'}));
     seen.forEach(([i, v]) => nodes.push(shape('circle', {cx: x(i), cy: y(v), r: i === at ? 5 : 3, class: i === at ? 'dot here-dot' : 'dot'})));
     const [i, v] = seen[seen.length - 1];
-    const right = x(i) > box.x + box.w * 0.6;
+    const right = x(i) > box.x + box.w * 0.75;
     nodes.push(text(right ? x(i) - 9 : x(i) + 9, Math.max(box.y + 14, y(v) + (y(v) > box.y + box.h / 2 ? -8 : 18)), figures(v, 3), {class: 'strong', 'text-anchor': right ? 'end' : 'start'}));
   }
 }
@@ -165,11 +165,13 @@ export const walk = {
     const state = {at: Math.min(Number(values.step) || 0, steps.length)};
     const fig = picture('walk', `Query ${values.row}`, '', view(trace, steps, state));
     const list = element('div');
+    const now = element('p', {class: 'now'});
     const quiz = question(steps, {asked: 0, right: 0, answered: state.at});
     const moved = (at) => {
       state.at = at;
       const sentence = sentenceOf(steps, at);
       fig.redraw(sentence);
+      now.textContent = sentence;
       list.replaceChildren(numbersOf(trace, steps, at));
       say(sentence);
       change({step: String(at)}, true);
@@ -177,7 +179,7 @@ export const walk = {
     const time = player({last: steps.length, at: state.at, label: 'Steps of the walk', moved, guard: (to) => values.ask !== '1' || quiz.ask(Math.min(to, steps.length), () => time.go(to))});
     queueMicrotask(() => moved(time.at));
     const rows = steps.map((s) => [s.step === 'finish' ? 'finish' : `${s.keys[0]}–${s.keys[1] - 1}`, s.tile, ...['m', 'rescale', 'l', 'error'].map((key) => (s[key] === undefined ? '' : figures(s[key])))]);
-    return [fig, time.node, quiz, list,
+    return [fig, time.node, quiz, now, list,
       element('details', {}, element('summary', {}, 'All steps'), table('All steps of the walk', ['keys', 'tile', 'm', 'rescale', 'l', 'error'], rows)),
       element('p', {class: 'command'}, element('code', {}, `tessera ${walkArguments(values).join(' ').replace('/sample', 'sample')}`), ' ',
         values.from === 'sample' ? element('button', {type: 'button', onclick: () => save('sample.safetensors', new Blob([sample()]))}, 'Save the sample') : ''),
