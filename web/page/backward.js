@@ -44,7 +44,7 @@ export const backward = {
     {name: 'block_q', label: 'Tile: queries', options: ['64', '128']}, {name: 'block_kv', label: 'Tile: keys', options: ['64', '128']},
     {name: 'causal', label: 'Mask', options: MASKS}, {name: 'workers', label: 'Workers', options: ['1', '2', '4', '8', '16']},
   ],
-  defaults: {len: '1024', head_dim: '128', block_q: '128', block_kv: '128', causal: 'bottom-right', workers: '4', step: '1'},
+  defaults: {len: '1024', head_dim: '128', block_q: '128', block_kv: '128', causal: 'none', workers: '4', step: '3'},
   draw(values, say, change) {
     const sizes = numbers(values, 'len', 'head_dim', 'block_q', 'block_kv', 'workers');
     const answer = ask({ask: 'backward', ...values, ...sizes, len_q: sizes.len, len_kv: sizes.len, step: undefined});

@@ -49,9 +49,12 @@ export const percent = (part) => {
 /** A number as text that a test finds again: the core's own value stands beside it. */
 export const number = (key, value, text) => element('span', {class: 'n', 'data-key': key, 'data-value': JSON.stringify(value)}, text);
 
-/** Rows of [term, node or text, ...] as a list of facts. */
+/** Rows of [term, node or text, ...] as a list of facts; long ones get a line of their own. */
 export function facts(rows) {
-  return element('dl', {class: 'facts'}, rows.filter(Boolean).map(([term, ...what]) => element('div', {}, element('dt', {}, term), element('dd', {}, ...what))));
+  return element('dl', {class: 'facts'}, rows.filter(Boolean).map(([term, ...what]) => {
+    const said = element('dd', {}, ...what);
+    return element('div', {class: said.textContent.length > 24 ? 'long' : null}, element('dt', {}, term), said);
+  }));
 }
 
 export function table(caption, head, rows) {
