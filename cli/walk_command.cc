@@ -16,6 +16,7 @@
 #include "report.hpp"
 #include "table.hpp"
 #include "tessera/error.hpp"
+#include "walk/exact.hpp"
 #include "walk_text.hpp"
 
 namespace tessera::cli {
@@ -256,6 +257,18 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
     throw Error(error);
 }
 
+/// The row by the definition in fp64, and how far each step is from it.
+void add_exact(Json& json, const WalkTensors& t, const walk::Trace& trace) {
+    const walk::ExactRow exact = walk::exact_row(t.problem, t.args, trace.selection);
+    json["exact"] = {{"o", exact.o}, {"lse", std::isfinite(exact.lse) ? Json(exact.lse) : Json("-inf")}};
+    for (std::size_t i = 0; i < trace.steps.size(); ++i) {
+        const std::vector<double> estimate = walk::estimate_of(trace, trace.steps[i]);
+        if (estimate.empty()) continue;
+        json["steps"][i]["estimate"] = estimate;
+        if (const auto error = walk::error_of(estimate, exact)) json["steps"][i]["error"] = *error;
+    }
+}
+
 void execute_by_hand(const WalkOptions& options, Session& session) {
     if (!options.inputs.files.empty())
         throw UsageError("--by-hand", "expected no file: the example has its own numbers");
@@ -289,6 +302,7 @@ void execute(const WalkOptions& options, Session& session) {
     std::optional<std::int64_t> row;
     if (!options.row.empty()) row = walked.trace.selection.row;
     Json json = json_of(walked.trace, row);
+    if (row && !options.backward) add_exact(json, tensors, walked.trace);
     json["input"] = tensors.origin;
     json["words"] = "cpu/lanes";
     json["words_unwatched"] = walked.may_differ() ? "cpu/matrix" : "cpu/lanes";

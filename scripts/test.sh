@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that a change must pass: the checks of the source, all tests of the release build (GCC), the Python package
-# from a wheel (scripts/test_python.sh), all tests of a build with clang under ASan and UBSan, the kernels on threads under
+# from a wheel (scripts/test_python.sh), the page in a browser (scripts/test_web.sh), all tests of a build with clang under ASan and UBSan, the kernels on threads under
 # TSan, and the CPU kernels for 64-bit Arm (NEON) under qemu-user. The last lines name what took longest, what was skipped
 # and why, and sum up; the exit status is 0 only when all went well.
 #
@@ -100,6 +100,17 @@ say "Python"
 begin=$SECONDS
 scripts/test_python.sh "${PYTHON_OPTIONS[@]}" || true  # pytest's results tell; without any, the summary does
 stages+=("Python=build-python")
+echo "$((SECONDS - begin)) s"
+
+# The page, its core as WebAssembly, in Chromium.
+say "page"
+begin=$SECONDS
+status=0
+mkdir -p build-web
+scripts/test_web.sh | tee build-web/log || status=$?
+if [[ $status == 3 ]]; then skip "page" "$(tail -n 1 build-web/log)"
+else stages+=("page=build-web")  # pytest's results tell; without any, the summary does
+fi
 echo "$((SECONDS - begin)) s"
 
 # The second compiler and the sanitizers in one build. -O1 and line numbers only: compiled in a fraction of the time.

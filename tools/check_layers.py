@@ -16,7 +16,7 @@ import sys
 MAX_LINES = 400
 FOLDERS = ("include", "src", "cli", "bench", "tests", "examples", "python", "web")
 SUFFIXES = (".hpp", ".h", ".cc", ".c", ".cuh", ".cu")
-WITHOUT_INCLUDES = (".py", ".sh", ".cmake")
+WITHOUT_INCLUDES = (".py", ".sh", ".cmake", ".js", ".css", ".html")
 
 # Folder or file -> layer; the longest prefix counts.
 LAYER_OF = {
@@ -126,7 +126,7 @@ ALLOWED = {
     "cli": LIBRARY | TOOLS,
     "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/shapes", "cuda/tile", "cuda/shared"},
     "python": LIBRARY | TOOLS,
-    "web": LIBRARY | TOOLS,
+    "web": LIBRARY | TOOLS | {"cli"},
     "examples": {"include"},
     "tests": LIBRARY | TOOLS | CPU_WORDS | {"cpu", "cpu/rooms", "cuda", "cuda/ptx", "cuda/shapes", "cuda/tile", "cuda/shared",
                                             "cli"},
@@ -136,8 +136,8 @@ ALLOWED = {
 THIRD_PARTY = {
     "hwy/": {"cpu", "cpu/lanes", "cpu/matrix", "tests"},
     "tbb/": {"api", "tests"},
-    "nlohmann/": TOOLS | {"cli", "bench", "tests"},
-    "CLI/": {"cli"},
+    "nlohmann/": TOOLS | {"cli", "bench", "tests", "web"},
+    "CLI/": {"cli", "web"},
     "zlib.h": {"diagnose", "tests"},
     "sqlite3.h": {"diagnose", "tests"},
     "librsvg/": {"plot"},
@@ -163,7 +163,7 @@ def layer_of(path: str) -> str:
 def source_files(root: pathlib.Path):
     for folder in FOLDERS + ("tools", "scripts", "cmake"):
         for path in sorted((root / folder).rglob("*")):
-            if path.is_file() and path.suffix in SUFFIXES + WITHOUT_INCLUDES and "corpus" not in path.parts:
+            if path.is_file() and path.suffix in SUFFIXES + WITHOUT_INCLUDES and not {"corpus", "dist"} & set(path.parts):
                 yield path
 
 

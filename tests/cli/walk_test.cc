@@ -59,6 +59,21 @@ TEST_F(WalkTest, values_on_the_sample_are_those_of_run) {
     }
 }
 
+TEST_F(WalkTest, a_row_stands_beside_its_exact_one) {
+    for (const char* schedule : {"standard", "fa1", "fa2"}) {
+        const std::string how = fmt::format("walk --len 200 --tile 32,32 --schedule {} --json", schedule);
+        const auto json = run_ok(how + " --row 190").json();
+        const auto& last = json.at("steps").back();
+        EXPECT_LT(last.at("error").get<double>(), 1e-6) << schedule;
+        const double lse = last.at("m").get<double>() + std::log(last.at("l").get<double>());
+        EXPECT_NEAR(json.at("exact").at("lse").get<double>(), lse, 1e-5) << schedule;
+        for (std::size_t c = 0; c < 64; ++c) {
+            EXPECT_NEAR(last.at("estimate").at(c).get<double>(), json.at("exact").at("o").at(c).get<double>(), 1e-6);
+        }
+        EXPECT_FALSE(run_ok(how).json().contains("exact")) << "a tile of queries has no one row";
+    }
+}
+
 TEST_F(WalkTest, prints_tables_that_fit) {
     for (const char* schedule : {"standard", "fa1", "fa2"}) {
         for (const char* more : {"", " --backward", " --row 100", " --row 100 --backward"}) {
