@@ -31,27 +31,30 @@ struct LearnOptions {
     bool show = false;
 };
 
-std::vector<learn::Given> progress() {
+std::vector<learn::Given> kept_answers() {
     const auto path = learn::progress_path();
     return path ? learn::read_progress(*path) : std::vector<learn::Given>();
 }
 
-/// The first lesson that was never answered right; null: all were.
-const Lesson* next_lesson(const std::vector<learn::Given>& given) {
+/// The first lesson behind this one that was never answered right, else the first of all; null: all were.
+const Lesson* next_lesson(const std::vector<learn::Given>& given, int behind) {
+    const Lesson* first = nullptr;
     for (const Lesson& lesson : learn::lessons()) {
-        if (!learn::done(given, lesson.number)) return &lesson;
+        if (learn::done(given, lesson.number)) continue;
+        if (lesson.number > behind) return &lesson;
+        if (first == nullptr) first = &lesson;
     }
-    return nullptr;
+    return first;
 }
 
-std::string next_text(const std::vector<learn::Given>& given) {
-    const Lesson* next = next_lesson(given);
+std::string next_text(const std::vector<learn::Given>& given, int behind = 0) {
+    const Lesson* next = next_lesson(given, behind);
     return next == nullptr ? "All lessons are done."
                            : fmt::format("Next: docs/learn/{}.md, then tessera learn {}", next->slug, next->number);
 }
 
 void print_list(const Session& session) {
-    const std::vector<learn::Given> given = progress();
+    const std::vector<learn::Given> given = kept_answers();
     const auto path = learn::progress_path();
     if (session.json) {
         Json list = Json::array();
@@ -82,7 +85,7 @@ void print_list(const Session& session) {
     session.print(text + "\n" + next_text(given) + "\n");
 }
 
-std::string filled(const std::string& text, int width) {
+std::string wrapped_lines(const std::string& text, int width) {
     std::string result;
     for (std::size_t begin = 0; begin <= text.size();) {
         const std::size_t end = std::min(text.find('\n', begin), text.size());
@@ -97,23 +100,18 @@ std::string filled(const std::string& text, int width) {
 
 std::string exercise_text(const Lesson& lesson, const learn::Exercise& exercise) {
     return fmt::format("Lesson {}: {}\n\n{}", lesson.number, lesson.title,
-                       filled(exercise.task, terminal_width(STDOUT_FILENO)));
+                       wrapped_lines(exercise.task, terminal_width(STDOUT_FILENO)));
 }
 
 /// Says what the answer is worth, then keeps it: a full disk costs the note, not the lesson.
 void take(const Lesson& lesson, const learn::Exercise& exercise, const std::string& answer, Session& session) {
-    learn::Judgement judgement;
-    try {
-        judgement = learn::judge(exercise, answer);
-    } catch (const Error& error) {
-        throw UsageError("--answer", std::string(error.what()).substr(error.argument().size() + 2));
-    }
+    const learn::Judgement judgement = learn::judge(exercise, answer);
     if (!judgement.right) session.exit_code = kCheckFailed;
     if (session.json) {
         session.print_json(
             {{"lesson", lesson.number}, {"answer", answer}, {"right", judgement.right}, {"text", judgement.text}});
     } else {
-        session.print(filled(judgement.text, terminal_width(STDOUT_FILENO)));
+        session.print(wrapped_lines(judgement.text, terminal_width(STDOUT_FILENO)));
     }
     if (const auto path = learn::progress_path())
         learn::add_answer(*path, {.lesson = lesson.number, .answer = answer, .right = judgement.right});
@@ -132,12 +130,13 @@ void ask(const Lesson& lesson, const learn::Exercise& exercise, Session& session
         try {
             session.exit_code = kOk;
             take(lesson, exercise, line, session);
-        } catch (const UsageError& error) {
-            session.print(filled(error.what(), terminal_width(STDOUT_FILENO)));
+        } catch (const Error& error) {
+            if (error.argument() != "answer") throw;
+            session.print(wrapped_lines(error.what(), terminal_width(STDOUT_FILENO)));
             continue;
         }
         if (session.exit_code != kOk) continue;
-        return session.print("\n" + next_text(progress()) + "\n");
+        return session.print("\n" + next_text(kept_answers(), lesson.number) + "\n");
     }
 }
 
@@ -173,7 +172,14 @@ void execute(const LearnOptions& options, bool answered, Session& session) {
     const Lesson& lesson = learn::lesson(static_cast<int>(number));
     if (!options.picture.empty()) return write_picture(lesson, options.picture, session);
     const learn::Exercise exercise = lesson.exercise();
-    if (answered) return take(lesson, exercise, options.answer, session);
+    if (answered) {
+        try {
+            return take(lesson, exercise, options.answer, session);
+        } catch (const Error& error) {
+            if (error.argument() != "answer") throw;
+            throw UsageError("--answer", std::string(error.what()).substr(error.argument().size() + 2));
+        }
+    }
     print_exercise(lesson, exercise, session);
     if (options.show || session.json) return;
     if (::isatty(STDIN_FILENO) != 0) return ask(lesson, exercise, session);

@@ -10,13 +10,13 @@
 
 #include "commands.hpp"
 #include "generated.hpp"
-#include "hand_numbers.hpp"
 #include "inputs.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "report.hpp"
 #include "table.hpp"
 #include "tessera/error.hpp"
+#include "walk_numbers.hpp"
 #include "walk_text.hpp"
 
 namespace tessera::cli {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "hand_numbers.hpp"
+#include "walk_numbers.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kForm = "\"q 1 0, 0 1; k 1 1, 0 2; v 4 0, 0 4\", two whole numbers in a row";
 
-std::vector<std::string> parts_of(const std::string& text, char separator) {
+std::vector<std::string> split_at(const std::string& text, char separator) {
     std::vector<std::string> parts;
     std::istringstream stream(text);
     for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
@@ -36,7 +36,7 @@ std::array<std::int64_t, walk::kHandDim> row_of(const std::string& option, const
 
 std::map<std::string, walk::HandMatrix> matrices_of(const std::string& option, const std::string& text) {
     std::map<std::string, walk::HandMatrix> matrices;
-    for (const std::string& part : parts_of(text, ';')) {
+    for (const std::string& part : split_at(text, ';')) {
         std::istringstream words(part);
         std::string name;
         words >> name;
@@ -44,7 +44,7 @@ std::map<std::string, walk::HandMatrix> matrices_of(const std::string& option, c
         if (matrices.count(name) != 0) throw UsageError(option, "expected " + name + " once, got it twice");
         std::string rest;
         std::getline(words, rest);
-        for (const std::string& row : parts_of(rest, ',')) matrices[name].push_back(row_of(option, row));
+        for (const std::string& row : split_at(rest, ',')) matrices[name].push_back(row_of(option, row));
     }
     for (const char* name : {"q", "k", "v"}) {
         if (matrices.count(name) == 0) throw UsageError(option, std::string("expected ") + kForm + ": no " + name);
