@@ -77,6 +77,7 @@ LAYER_OF = {
     "src/walk/": "walk",
     "src/report/": "report",
     "src/diagnose/": "diagnose",
+    "src/learn/": "learn",
     "cli/": "cli",
     "bench/": "bench",
     "tests/": "tests",
@@ -90,7 +91,7 @@ CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/shapes", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared", "cuda/gradient"}
 CPU_WORDS = {"include", "core", "cpu/lanes", "cpu/matrix"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
-TOOLS = {"io", "device", "check", "measure", "plot", "walk", "report", "diagnose"}
+TOOLS = {"io", "device", "check", "measure", "plot", "walk", "report", "diagnose", "learn"}
 # Layer -> the layers that it may include besides itself.
 ALLOWED = {
     "include": set(),
@@ -123,6 +124,7 @@ ALLOWED = {
     "walk": LIBRARY,
     "report": LIBRARY | {"measure", "plot"},
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
+    "learn": LIBRARY | {"io", "measure", "plot", "walk", "diagnose", "cuda/shapes"},
     "cli": LIBRARY | TOOLS,
     "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/shapes", "cuda/tile", "cuda/shared"},
     "python": LIBRARY | TOOLS,

@@ -111,6 +111,12 @@ TEST_F(WalkTest, bad_options_are_told) {
     expect_error("walk --row 1 --q-tile 0", 2, "--q-tile");
     expect_error("walk --schedule fa3", 69, "fa3");
     expect_error("walk --by-hand " + kSample, 2, "--by-hand");
+    const std::string own = "walk --by-hand --numbers 'q 1 0; k 1 0, 3 0, 2 0, 5 0; v 1 0, 1 0, 1 0, 1 0'";
+    EXPECT_NE(run_ok(own + " --tile 1,2").out.find("l = 1/4 * 5/4 + 1/8 + 1 = 23/16"), std::string::npos);
+    EXPECT_NE(run_ok("walk --by-hand --causal bottom-right").out.find("keys 2 and 3: skipped"), std::string::npos);
+    expect_error("walk --by-hand --numbers 'q 1 0; k 1; v 1 0'", 2, "--numbers");
+    expect_error("walk --by-hand --numbers 'q 1 0; v 1 0'", 2, "no k");
+    expect_error("walk --numbers 'q 1 0; k 1 0; v 1 0'", 2, "expected --by-hand with it");
     expect_error("walk " + kSample + " --len 5", 2, "--len");
     expect_error("walk nosuch.safetensors", 66, "nosuch.safetensors");
     expect_error("walk --len 0", 2, "--len");
