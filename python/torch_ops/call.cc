@@ -57,6 +57,24 @@ bool same(const Problem& a, const Problem& b) {
     return key(a) == key(b);
 }
 
+/// The last plan that was made, and what for.
+struct Kept {
+    PlanOptions options;
+    std::optional<Plan> plan;
+};
+
+const Plan& planned(Kept& last, const Problem& problem, const PlanOptions& options) {
+    const bool known = last.plan.has_value() && last.options.threads == options.threads &&
+                       last.options.device == options.device && last.options.kernel == options.kernel &&
+                       same(last.plan->problem, problem);
+    if (!known) {
+        last.plan.reset();
+        last.plan = plan(problem, options);
+        last.options = options;
+    }
+    return *last.plan;
+}
+
 }  // namespace
 
 Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradient) {
@@ -100,21 +118,19 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
 const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q) {
     PlanOptions options{.pass = pass, .kernel = settings.kernel.value_or("")};
     set_place(options, q);
-    struct Kept {
-        PlanOptions options;
-        std::optional<Plan> plan;
-    };
-    thread_local Kept kept[2];
-    Kept& last = kept[pass == Pass::forward ? 0 : 1];
-    const bool known = last.plan.has_value() && last.options.threads == options.threads &&
-                       last.options.device == options.device && last.options.kernel == options.kernel &&
-                       same(last.plan->problem, problem);
-    if (!known) {
-        last.plan.reset();
-        last.plan = plan(problem, options);
-        last.options = options;
-    }
-    return *last.plan;
+    thread_local Kept first[2];
+    return planned(first[pass == Pass::forward ? 0 : 1], problem, options);
+}
+
+const Plan* next_plan(const Plan& plan, const Settings& settings) {
+    if (settings.kernel.has_value()) return nullptr;
+    const auto next =
+        std::find_if(plan.refused.begin(), plan.refused.end(), [](const Refusal& r) { return r.capable; });
+    if (next == plan.refused.end()) return nullptr;
+    thread_local Kept second[2];
+    const PlanOptions options{
+        .pass = plan.pass, .kernel = next->kernel->name, .threads = plan.threads, .device = plan.device};
+    return &planned(second[plan.pass == Pass::forward ? 0 : 1], plan.problem, options);
 }
 
 }  // namespace tessera::torch_ops

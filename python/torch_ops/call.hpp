@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "tensors.hpp"
 
@@ -44,7 +45,12 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
 /// with one problem many times. The reference lives until the next call of this function on the thread.
 const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q);
 
-/// Says where the tensors live and on how many threads to run: of cpu.cc or cuda.cc, whichever is linked.
+/// The plan for the kernel that comes next in the order of preference after that of `plan`, kept in the same way; null
+/// when there is none, or when the caller named the kernel.
+const Plan* next_plan(const Plan& plan, const Settings& settings);
+
+/// Says where the tensors live and on how many threads to run: of cpu.cc or cuda.cc, whichever is linked. Throws
+/// Error(invalid_argument) when q doesn't live there.
 void set_place(PlanOptions& options, const Tensor& q);
 
 /// How to run beside q: PyTorch's threads on the CPU, its current stream on CUDA.
@@ -62,6 +68,26 @@ Args args_of(const Inputs& in) {
     args.cu_seqlens_q = view_of("cu_seqlens_q", in.cu_seqlens_q);
     args.cu_seqlens_kv = view_of("cu_seqlens_kv", in.cu_seqlens_kv);
     return args;
+}
+
+/// forward() or backward() by the plan of the problem, its workspace from PyTorch's allocator. A kernel that can't work
+/// on the strides or the alignment of these tensors gives way to the next one.
+template <class Args>
+void run(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q, const Args& args) {
+    const auto run_by = [&](const Plan& plan) {
+        const TorchWorkspace workspace(q, plan);
+        if constexpr (std::is_same_v<Args, ForwardArgs>) forward(plan, args, workspace.span(), execution_of(q));
+        else backward(plan, args, workspace.span(), execution_of(q));
+    };
+    const Plan& plan = plan_of(problem, pass, settings, q);
+    const Plan* next = nullptr;
+    try {
+        return run_by(plan);
+    } catch (const Error& error) {
+        if (error.code() == ErrorCode::unsupported) next = next_plan(plan, settings);
+        if (next == nullptr) throw;
+    }
+    run_by(*next);
 }
 
 /// Runs `body`; an Error leaves as std::runtime_error whose text begins with "tessera <code>: ", from which Python

@@ -25,7 +25,6 @@ std::tuple<Tensor, Tensor> forward_op(const Tensor q, const Tensor k, const Tens
                                 scale,     softcap,    dropout_p, kernel};
         const Inputs in{q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed};
         const Problem problem = problem_of(in, settings, false);
-        const Plan& plan = plan_of(problem, Pass::forward, settings, q);
         const auto dtype = torch_dtype_of(q);
         const auto lse_dtype = problem.dtype == DType::fp64 ? dtype : aoti_torch_dtype_float32();
         Tensor o = problem.ragged
@@ -36,8 +35,7 @@ std::tuple<Tensor, Tensor> forward_op(const Tensor q, const Tensor k, const Tens
         auto args = args_of<ForwardArgs>(in);
         args.o = view_of("o", o);
         args.lse = view_of("lse", lse);
-        const TorchWorkspace workspace(q, plan);
-        forward(plan, args, workspace.span(), execution_of(q));
+        run(problem, Pass::forward, settings, q, args);
         return {o, lse};
     });
 }
@@ -53,7 +51,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_op(
         const Settings settings{max_len_q, max_len_kv, causal,    window_left, window_right,
                                 scale,     softcap,    dropout_p, kernel};
         const Inputs in{q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed};
-        const Plan& plan = plan_of(problem_of(in, settings, bias_gradient), Pass::backward, settings, q);
+        const Problem problem = problem_of(in, settings, bias_gradient);
         Tensor dq = empty_like(q);
         Tensor dk = empty_like(k);
         Tensor dv = empty_like(v);
@@ -67,8 +65,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_op(
         args.dk = view_of("dk", dk);
         args.dv = view_of("dv", dv);
         if (bias_gradient) args.dbias = view_of("dbias", dbias);
-        const TorchWorkspace workspace(q, plan);
-        backward(plan, args, workspace.span(), execution_of(q));
+        run(problem, Pass::backward, settings, q, args);
         return {dq, dk, dv, dbias};
     });
 }
