@@ -35,7 +35,7 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softma
     try:
         o, lse = _attention.run(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None, _int(max_seqlen_q),
                                 _int(max_seqlen_k), 1 if causal else 0, _side(window_size[0]), _side(window_size[1]),
-                                softmax_scale, max(float(softcap), 0.0), 0.0, None)
+                                softmax_scale, max(float(softcap), 0.0), 0.0, None, False)
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None
     return (o, lse) if return_attn_probs else o

@@ -34,7 +34,7 @@ def pytest_terminal_summary(terminalreporter):
     if NO_CUDA:
         terminalreporter.write_line(f"on the CPU only: {NO_CUDA}")
         return
-    count = {outcome: sum("cuda" in re.split(r"[][-]", report.nodeid) for report in reports)
+    count = {outcome: sum("cuda" in re.split(r"[][_.-]", report.nodeid) for report in reports)
              for outcome, reports in terminalreporter.stats.items() if outcome in ("passed", "failed", "skipped")}
     terminalreporter.write_line("on cuda: " + ", ".join(f"{number} {outcome}" for outcome, number in count.items()))
 

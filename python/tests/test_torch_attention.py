@@ -101,11 +101,16 @@ def test_strided_inputs_and_gradients_give_the_same_bits(dtype, device):
         assert not inputs[0].is_contiguous()
         for a, b in zip(call(*inputs, causal="bottom-right", return_lse=True), want):
             assert torch.equal(a, b)
-    other = call(*heads_first, causal="bottom-right", layout="bhsd")
-    assert torch.equal(other.transpose(1, 2), want[0])
+    for inputs in (heads_first, [t.transpose(1, 2) for t in (q, k, v)]):
+        o, lse = call(*inputs, causal="bottom-right", layout="bhsd", return_lse=True)
+        assert torch.equal(o.transpose(1, 2), want[0]) and torch.equal(lse, want[1])
+        assert o.stride() == inputs[0].stride()  # o lies in memory as q does
 
-    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    leaves, others = ([t.clone().requires_grad_() for t in ts] for ts in ((q, k, v), heads_first))
     o = call(*leaves)
+    of_heads_first = torch.autograd.grad(call(*others, layout="bhsd").sum(), others)
+    for a, b in zip(of_heads_first, torch.autograd.grad(o.sum(), leaves, retain_graph=True)):
+        assert torch.equal(a.transpose(1, 2), b)
     d_o = reference.random(o.transpose(1, 3).shape, 4, device, dtype).transpose(1, 3)
     for a, b in zip(torch.autograd.grad(o, leaves, d_o, retain_graph=True),
                     torch.autograd.grad(o, leaves, d_o.contiguous(), retain_graph=True)):

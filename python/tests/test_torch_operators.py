@@ -8,8 +8,8 @@ import torch_reference as reference  # noqa: E402
 
 
 def arguments(q, k, v, bias=None, alibi_slopes=None, cu=(None, None), seed=None, causal=1, window=(-1, -1), scale=None,
-              softcap=0.0, dropout_p=0.0):
-    return (q, k, v, bias, alibi_slopes, *cu, seed, -1, -1, causal, *window, scale, softcap, dropout_p, None)
+              softcap=0.0, dropout_p=0.0, heads_first=False):
+    return (q, k, v, bias, alibi_slopes, *cu, seed, -1, -1, causal, *window, scale, softcap, dropout_p, None, heads_first)
 
 
 def samples(device):
@@ -22,10 +22,11 @@ def samples(device):
                                     softcap=5.0, dropout_p=0.2),
             "transposed bf16": arguments(*(t.detach().transpose(1, 2).contiguous().transpose(1, 2).bfloat16()
                                            .requires_grad_() for t in (q, k, v))),
+            "heads first": arguments(*(t.detach().transpose(1, 2).requires_grad_() for t in (q, k, v)), heads_first=True),
             "ragged": arguments(*packed, cu=cu)}
 
 
-@pytest.mark.parametrize("name", ["plain", "everything", "transposed bf16", "ragged"])
+@pytest.mark.parametrize("name", ["plain", "everything", "transposed bf16", "heads first", "ragged"])
 def test_opcheck(name, device):
     args = samples(device)[name]
     torch.library.opcheck(torch.ops.tessera.attention.default, args)
@@ -33,8 +34,10 @@ def test_opcheck(name, device):
     torch.library.opcheck(torch.ops.tessera.forward.default, detached)
     o, lse = torch.ops.tessera.forward.default(*detached)
     d_o, dlse = torch.randn_like(o), torch.randn_like(lse)
-    backward = (d_o, dlse, *detached[:3], o, lse, *detached[3:], detached[3] is not None)
+    backward = (d_o, dlse, *detached[:3], o, lse, *detached[3:-1], detached[3] is not None, detached[-1])
     torch.library.opcheck(torch.ops.tessera.backward.default, backward)
+    if name in ("plain", "heads first"):
+        torch.library.opcheck(torch.ops.tessera.plain.default, (*detached[:3], 1, -1, -1, None, detached[-1]))
 
 
 @pytest.mark.parametrize("features", [{}, dict(causal="bottom-right", softcap=3.0), dict(window=(2, 1), scale=0.7),

@@ -24,6 +24,7 @@ struct Settings {
     double softcap = 0;
     double dropout_p = 0;
     std::optional<std::string> kernel;
+    bool heads_first = false;  ///< dense q, k, v, o and gradients are [batch, heads, len, dim]
 };
 
 /// The inputs that both passes take.
@@ -58,11 +59,11 @@ Execution execution_of(const Tensor& q);
 
 /// Fills the fields that ForwardArgs and BackwardArgs share.
 template <class Args>
-Args args_of(const Inputs& in) {
+Args args_of(const Inputs& in, bool heads_first) {
     Args args;
-    args.q = view_of("q", in.q);
-    args.k = view_of("k", in.k);
-    args.v = view_of("v", in.v);
+    args.q = rows_of("q", in.q, heads_first);
+    args.k = rows_of("k", in.k, heads_first);
+    args.v = rows_of("v", in.v, heads_first);
     args.bias = view_of("bias", in.bias);
     args.alibi_slopes = view_of("alibi_slopes", in.alibi_slopes);
     args.cu_seqlens_q = view_of("cu_seqlens_q", in.cu_seqlens_q);
