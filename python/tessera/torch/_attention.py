@@ -26,7 +26,10 @@ def run(q, k, v, bias, *rest):
                                    (bias is not None and bias.requires_grad)):
             return _eager(q, k, v, bias, rest)
         return _call(q, k, v, bias, rest)
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError) as error:
+        for name, tensor in zip(("q", "k", "v"), (q, k, v)):
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(f"{name}: expected a torch.Tensor, got a {type(tensor).__name__}") from None
         raise _errors.translated(error) from None
 
 
@@ -38,6 +41,8 @@ def seed_tensor(seed, dropout_p):
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
     if isinstance(seed, torch.Tensor):
         return seed.reshape(1)
+    if not isinstance(seed, int) or not -2**63 <= seed < 2**63:
+        raise ValueError(f"seed: expected an integer of 64 bits or a tensor with one, got {seed!r}")
     return torch.full((1,), seed, dtype=torch.int64, device="cpu")
 
 
