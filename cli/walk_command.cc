@@ -257,12 +257,12 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
 }
 
 void execute_by_hand(const WalkOptions& options, Session& session) {
-    if (!options.inputs.files.empty())
-        throw UsageError("--by-hand", "expected no file: the example has its own numbers");
     Problem problem;
     options.scores.apply(problem);
     const auto schedule =
         options.how.plan_options(Pass::forward, options.how.schedule).schedule.value_or(Schedule::fa2);
+    if (schedule == Schedule::fa3)
+        throw UsageError("--schedule", "expected standard, fa1 or fa2: by hand, fa3's steps are those of fa2");
     const Mask mask{.causal = problem.mask.causal};
     const walk::Hand hand = walk::work_by_hand(schedule, mask);
     if (session.json) session.print_json(json_of(hand, options.backward));
@@ -326,7 +326,10 @@ void add_walk_command(CLI::App& app, Session& session) {
     command->add_flag("--backward", options->backward, "The backward instead of the forward")->group(kWhat);
     command->add_flag("--by-hand", options->by_hand, "A 4 x 4 example in exact fractions instead")->group(kWhat);
     command->add_flag("--all", options->all, "Show every tile, however many")->group(kWhat);
-    command->callback([options, &session] { execute(*options, session); });
+    command->callback([options, command, &session] {
+        if (options->by_hand) expect_only(*command, "--by-hand", {"--backward", "--causal", "--schedule"});
+        execute(*options, session);
+    });
 }
 
 }  // namespace tessera::cli

@@ -138,7 +138,7 @@ THIRD_PARTY = {
     "tbb/": {"api", "tests"},
     "nlohmann/": TOOLS | {"cli", "bench", "tests"},
     "CLI/": {"cli"},
-    "zlib.h": {"diagnose", "tests"},
+    "zlib.h": {"diagnose", "plot", "tests"},
     "sqlite3.h": {"diagnose", "tests"},
     "librsvg/": {"plot"},
     "cairo": {"plot"},
