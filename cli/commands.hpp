@@ -33,4 +33,8 @@ using Example = std::pair<std::string, std::string>;
 CLI::App* add_command(CLI::App& app, Session& session, const std::string& name, const std::string& description,
                       const std::vector<Example>& examples);
 
+/// Refuses every option of the command line that has no effect beside `mode`, which was given: all but it and `allowed`
+/// (long names). Options that are silently ignored are answers to another question.
+void expect_only(const CLI::App& command, const std::string& mode, const std::vector<std::string>& allowed);
+
 }  // namespace tessera::cli

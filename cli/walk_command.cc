@@ -272,12 +272,12 @@ void add_exact(Json& json, const WalkTensors& t, const walk::Trace& trace) {
 }
 
 void execute_by_hand(const WalkOptions& options, Session& session) {
-    if (!options.inputs.files.empty())
-        throw UsageError("--by-hand", "expected no file: the example has its own numbers");
     Problem problem;
     options.scores.apply(problem);
     const auto schedule =
         options.how.plan_options(Pass::forward, options.how.schedule).schedule.value_or(Schedule::fa2);
+    if (schedule == Schedule::fa3)
+        throw UsageError("--schedule", "expected standard, fa1 or fa2: by hand, fa3's steps are those of fa2");
     const Mask mask{.causal = problem.mask.causal};
     const walk::HandExample example = hand_example("--numbers", options.numbers, "--tile", options.how.tile);
     const walk::Hand hand = walk::work_by_hand(example, schedule, mask);
@@ -352,7 +352,10 @@ void add_walk_command(CLI::App& app, Session& session) {
         ->type_name("TEXT")
         ->group(kWhat);
     command->add_flag("--all", options->all, "Show every tile, however many")->group(kWhat);
-    command->callback([options, &session] { execute(*options, session); });
+    command->callback([options, command, &session] {
+        if (options->by_hand) expect_only(*command, "--by-hand", {"--backward", "--causal", "--schedule"});
+        execute(*options, session);
+    });
 }
 
 }  // namespace tessera::cli

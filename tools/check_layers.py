@@ -140,7 +140,7 @@ THIRD_PARTY = {
     "tbb/": {"api", "tests"},
     "nlohmann/": TOOLS | {"cli", "bench", "tests", "web"},
     "CLI/": {"cli", "web"},
-    "zlib.h": {"diagnose", "tests"},
+    "zlib.h": {"diagnose", "plot", "tests"},
     "sqlite3.h": {"diagnose", "tests"},
     "librsvg/": {"plot"},
     "cairo": {"plot"},

@@ -53,7 +53,7 @@ Kernel backward_kernel() {
                      .pass = Pass::backward,
                      .dtypes = {DType::bf16, DType::fp16},
                      .summary = "K/V blocks outer, one thread block a head; dQ rewritten in memory; memory O(len)",
-                     .limits = "sm_80 and later; head_dim over 128 needs 219 KiB of shared memory"},
+                     .limits = "sm_80 or later, with 219 KiB of shared memory for head_dim over 128"},
             .refuse = refuse,
             .default_tile = tile_of,
             .workspace_bytes = workspace_bytes,

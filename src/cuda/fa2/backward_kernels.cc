@@ -72,7 +72,7 @@ Kernel backward_kernel() {
                      .pass = Pass::backward,
                      .dtypes = {DType::bf16, DType::fp16, DType::fp32},
                      .summary = "K/V blocks outer, dK and dV in registers, dQ added up in a fixed order; memory O(len)",
-                     .limits = "sm_80 and later"},
+                     .limits = "sm_80 or later"},
             .refuse = refuse,
             .default_tile = tile_of,
             .workspace_bytes = workspace_bytes,

@@ -164,7 +164,7 @@ Kernel backward_kernel() {
                      .pass = Pass::backward,
                      .dtypes = {DType::bf16, DType::fp16},
                      .summary = "P and dS of all pairs in memory, a kernel for each product; memory O(len^2)",
-                     .limits = "sm_80 and later; S and dP of all pairs fit the device"},
+                     .limits = "sm_80 or later; S and dP of all pairs fit the device"},
             .refuse = refuse,
             .default_tile = tile_of,
             .workspace_bytes = [](const Plan& plan) { return workspace_bytes(plan.problem); },

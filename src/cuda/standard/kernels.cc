@@ -71,7 +71,7 @@ std::vector<Kernel> kernels() {
                                    .pass = Pass::forward,
                                    .dtypes = {DType::bf16, DType::fp16},
                                    .summary = "S and P of all pairs in memory, three kernels; memory O(len^2)",
-                                   .limits = "sm_80 and later; scores of all pairs fit the device"},
+                                   .limits = "sm_80 or later; scores of all pairs that fit the device"},
                           .refuse = refuse,
                           .default_tile = tile_of,
                           .workspace_bytes = [](const Plan& plan) { return workspace_bytes(plan.problem); },
