@@ -24,6 +24,7 @@ void add_roofline_command(CLI::App& app, Session& session);
 void add_calibrate_command(CLI::App& app, Session& session);
 void add_list_command(CLI::App& app, Session& session);
 void add_gen_command(CLI::App& app, Session& session);
+void add_learn_command(CLI::App& app, Session& session);
 
 /// A command line and what it shows: "tessera list --json", "the same for programs".
 using Example = std::pair<std::string, std::string>;

@@ -54,6 +54,7 @@ void add_commands(CLI::App& app, Session& session) {
     add_calibrate_command(app, session);
     add_list_command(app, session);
     add_gen_command(app, session);
+    add_learn_command(app, session);
     app.footer(examples_text({{"tessera run qkv.safetensors --causal bottom-right -o out.safetensors",
                                "compute attention of the tensors q, k and v of a file"},
                               {"tessera plan --len 4096 --heads 32/8 --head-dim 128",

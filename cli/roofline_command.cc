@@ -54,7 +54,7 @@ void show_accuracy(const RooflineOptions& options, const Session& session) {
 
 void write_file(const std::string& path, std::string_view bytes) {
     io::AtomicFile file(path);
-    file.write(std::as_bytes(std::span(bytes)));
+    file.write(std::as_bytes(std::span(bytes.data(), bytes.size())));
     file.commit();
 }
 

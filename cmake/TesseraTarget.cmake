@@ -19,6 +19,14 @@ function(tessera_target name)
     endif()
 endfunction()
 
+# tessera_judge_sources(FILES...): the reference and the judge, two thirds of what the kernels' tests take under sanitizers,
+# and the same code in each of them. With TESSERA_SANITIZE_JUDGE=OFF they are optimised there and not instrumented.
+function(tessera_judge_sources)
+    if(TESSERA_SANITIZE AND NOT TESSERA_SANITIZE_JUDGE)
+        set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "-O2;-fno-sanitize=all" SKIP_PRECOMPILE_HEADERS ON)
+    endif()
+endfunction()
+
 # tessera_quick_to_compile(NAME SANITIZED): for programs in which no time is spent, the command and the tests: what they
 # measure and judge with is the library's, and that is optimised. At -O3 they would take half as long again to compile.
 # SANITIZED is the level under sanitizers: -O0 halves it once more where the program has no loops to speak of.

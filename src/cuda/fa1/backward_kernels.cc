@@ -34,14 +34,7 @@ cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t
 }
 
 void backward(const BackwardCall& call) {
-    const Problem& p = call.plan.problem;
-    const gradient::Extents extents = extents_of(p);
-    const gradient::Launch launch = gradient::make_launch(call, extents);
-    const CurrentDevice current(call.plan.device);
-    const cudaStream_t stream = stream_of(call);
-    gradient::start_before(p, launch, extents, stream);
-    if (gradient::has_keys(p)) check(start(p, launch, stream), "cuda.fa1.backward");
-    gradient::start_after(p, launch, extents, stream);
+    gradient::run(call, extents_of(call.plan.problem), start, "cuda.fa1.backward");
 }
 
 std::size_t workspace_bytes(const Plan& plan) {

@@ -41,14 +41,6 @@ cudaError_t dq(const Problem& p, const Launch& launch, cudaStream_t stream) {
     return start_dq<__half, kHeadDim>(launch, stream);
 }
 
-}  // namespace
-
-std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
-    Arena arena;
-    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim);
-    return arena.used();
-}
-
 Launch make_launch(const BackwardCall& call, const Extents& extents) {
     const Problem& p = call.plan.problem;
     const Counts counts(p, extents.block_kv);
@@ -76,8 +68,10 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     return launch;
 }
 
+/// Does any block of keys exist?
 bool has_keys(const Problem& p) { return p.len_kv > 0 && p.batch > 0 && p.heads_kv > 0; }
 
+/// What runs before the kernel of a schedule, and after it.
 void start_before(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
     const std::int64_t heads = launch.params.forward.batch * launch.params.forward.heads_q;
     const auto bytes = static_cast<std::size_t>(reinterpret_cast<char*>(launch.limits + heads) -
@@ -99,6 +93,25 @@ void start_after(const Problem& p, const Launch& launch, const Extents& extents,
     if (p.dtype == DType::fp32) check(bias_fp32(p, launch, stream), "dbias");
     else if (p.dtype == DType::bf16) check(bias<__nv_bfloat16>(p, launch, stream), "dbias");
     else check(bias<__half>(p, launch, stream), "dbias");
+}
+
+}  // namespace
+
+std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
+    Arena arena;
+    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim);
+    return arena.used();
+}
+
+void run(const BackwardCall& call, const Extents& extents,
+         cudaError_t (*start)(const Problem&, const Launch&, cudaStream_t), const char* name) {
+    const Problem& p = call.plan.problem;
+    const Launch launch = make_launch(call, extents);
+    const CurrentDevice current(call.plan.device);
+    const cudaStream_t stream = stream_of(call);
+    start_before(p, launch, extents, stream);
+    if (has_keys(p)) check(start(p, launch, stream), name);
+    start_after(p, launch, extents, stream);
 }
 
 }  // namespace tessera::cuda::gradient

@@ -152,23 +152,39 @@ Tile fa2_backward_tile(const Problem& p) {
     return {gradient::kBlockQ, fa2::BackwardShapes::kConfigs[gradient::place_in<fa2::BackwardShapes>(p)].block_kv()};
 }
 
-Refusal refuse_standard_forward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+/// Matrices of all pairs in fp32, `matrices` of them, and a factor for each row.
+Refusal refuse_matrices(const Problem& p, const AskedTile& tile, const Limits& limits, std::int64_t shared,
+                        int matrices) {
     if (auto reason = refuse_capability(limits, kAmpere)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
     const std::int64_t rows = saturating_product(saturating_product(p.batch, p.heads_q), p.len_q);
     if (auto reason = refuse_counts(p, "rows", rows)) return reason;
-    const std::int64_t shared =
-        std::max(standard::Shapes::kConfigs[standard::shape_of(p.head_dim)].score_shared_bytes(),
-                 standard::Shapes::kConfigs[standard::shape_of(p.head_dim_v)].value_shared_bytes());
     if (auto reason = refuse_shared(p, shared, limits)) return reason;
     const std::int64_t pitch = (p.len_kv + standard::kBlockKv - 1) / standard::kBlockKv * standard::kBlockKv;
-    const double needed =
-        4 * static_cast<double>(p.heads_q) * static_cast<double>(p.rows_q()) * (static_cast<double>(pitch) + 1);
+    const double needed = 4 * static_cast<double>(p.heads_q) * static_cast<double>(p.rows_q()) *
+                          (matrices * static_cast<double>(pitch) + 1);
     if (const auto memory = static_cast<double>(limits.memory_bytes); needed > memory) {
         return fmt::format("needs {:.1f} GiB for the scores of all pairs, {} has {:.1f} GiB", needed / (1 << 30),
                            limits.who, memory / (1 << 30));
     }
     return refuse_tile(tile, standard::tile_of(p));
+}
+
+Refusal refuse_standard_forward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    const std::int64_t shared =
+        std::max(standard::Shapes::kConfigs[standard::shape_of(p.head_dim)].score_shared_bytes(),
+                 standard::Shapes::kConfigs[standard::shape_of(p.head_dim_v)].value_shared_bytes());
+    return refuse_matrices(p, tile, limits, shared, 1);
+}
+
+Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    const std::int64_t key_blocks = (p.len_kv + standard::kKeysOfBlock - 1) / standard::kKeysOfBlock;
+    const std::int64_t blocks = saturating_product(saturating_product(p.batch, p.heads_kv), key_blocks);
+    if (blocks >= kMaxIndex) return fmt::format("counts blocks of keys up to {}, got {}", kMaxIndex, blocks);
+    const standard::Config& larger = standard::Shapes::kConfigs[standard::shape_of(std::max(p.head_dim, p.head_dim_v))];
+    const int matrices = 2 + (p.dtype == DType::fp16 ? 1 : 0) + (p.bias_gradient ? 1 : 0);  // S, dP, dS, its gradient
+    return refuse_matrices(p, tile, limits, std::max(larger.score_shared_bytes(), larger.value_shared_bytes()),
+                           matrices);
 }
 
 }  // namespace
@@ -204,6 +220,12 @@ std::span<const Row> rows() {
          Pass::forward,
          {bf16, fp16},
          refuse_standard_forward,
+         standard::tile_of},
+        {"cuda.standard.backward",
+         Schedule::standard,
+         Pass::backward,
+         {bf16, fp16},
+         refuse_standard_backward,
          standard::tile_of},
     };
     return list;
