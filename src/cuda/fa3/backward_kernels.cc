@@ -18,7 +18,6 @@ namespace {
 
 using backward::Launch;
 
-constexpr int kCapability = 90;  // wgmma and setmaxnreg exist on 9.0 only
 constexpr int kStoredRows = 16;  // of dK and dV, by one warp
 
 /// Blocks of 64 queries of one head, over all members (backward::first_block_q).
@@ -34,27 +33,7 @@ std::int64_t blocks_kv(const Problem& p) {
 }
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
-    if (auto reason = refuse_unless(device, kCapability)) return reason;
-    if (auto reason = refuse_sizes(problem)) return reason;
-    if (problem.bias) return "takes no additive bias";
-    if (!backward::shape_of(problem)) {
-        return fmt::format("takes head_dim up to {}, got {} and {}", backward::largest_dim(problem), problem.head_dim,
-                           problem.head_dim_v);
-    }
-    if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) {
-        return fmt::format("takes a head_dim in multiples of 8, got {} and {}", problem.head_dim, problem.head_dim_v);
-    }
-    const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
-    const std::int64_t blocks = std::max({2 * problem.heads_q * blocks_q(problem),  // of dQ's two sums
-                                          problem.batch * problem.heads_q * ((problem.len_q + 63) / 64),
-                                          problem.batch * problem.heads_kv * blocks_kv(problem)});
-    if (longest >= kMaxIndex || blocks >= kMaxIndex) {
-        return fmt::format("counts rows and blocks up to {}, got {} and {}", kMaxIndex, longest, blocks);
-    }
-    if (const Tile own = backward::tile_of(problem); tile && *tile != own) {
-        return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
-    }
-    return std::nullopt;
+    return refusal(Schedule::fa3, Pass::backward, problem, tile, limits(device));
 }
 
 backward::Workspace lay_out(Arena& arena, const Problem& p) {

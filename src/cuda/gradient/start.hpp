@@ -36,10 +36,6 @@ struct Extents {
     bool general;  ///< as in Config
 };
 
-/// For `refuse`: too large for counters in 32 bits, for the device, or another tile than the compiled one.
-std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device,
-                                  const Extents& extents);
-
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents);
 
 /// All kernels of a call; `start`: that of the schedule, called `name`. Throws Error(internal) when CUDA refuses a
