@@ -101,7 +101,7 @@ void start_after(const Problem& p, const Launch& launch, const Extents& extents,
 
 }  // namespace
 
-bool uses_o_rest(const Problem& p) { return p.dtype == DType::bf16; }
+bool uses_o_rest(const Problem& p) { return p.dtype == DType::bf16 && p.dropout.probability == 0; }
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     Arena arena;
