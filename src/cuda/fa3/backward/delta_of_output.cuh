@@ -20,11 +20,11 @@ struct OutputFlags {
 template <class T, Config kConfig>
 struct OutputDelta {
     const Launch& launch;
-    const QueryTile& tile;
+    const QueryTile<kConfig>& tile;
     OutputAndGradient<T> rows;
     HeadRows q;
 
-    __device__ __forceinline__ OutputDelta(const Launch& of_launch, const QueryTile& of_tile, int batch)
+    __device__ __forceinline__ OutputDelta(const Launch& of_launch, const QueryTile<kConfig>& of_tile, int batch)
         : launch(of_launch),
           tile(of_tile),
           rows{{of_launch.params.forward.o, batch, of_tile.first_q, of_tile.head, sizeof(T)},
@@ -61,9 +61,10 @@ struct OutputDelta {
             if (p.dlse.data != nullptr) delta -= of_row(p.dlse, batch, query);
             if (!isfinite(delta)) delta = NAN;  // as delta_kernel has it
         }
-        stats.minus_lse[row] = sees_keys ? -lse * kLog2E : -INFINITY;
-        stats.delta[row] = delta;
-        stats.inverse_sum[row] = 0;
+        const int place = RowStats::place(row);
+        stats.minus_lse[place] = sees_keys ? -lse * kLog2E : -INFINITY;
+        stats.delta[place] = delta;
+        stats.inverse_sum[place] = 0;
         if (exists && (zero != 0 || !isfinite(lse))) flags.some_special = 1;
         if (large) flags.some_large = 1;
     }
@@ -75,26 +76,27 @@ __global__ void __launch_bounds__(kOutputThreads) delta_of_output_kernel(const _
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < Config::kConsumers) flags[thread] = {};
     __syncthreads();
-    const QueryTile tile(launch);
+    constexpr Config kConfig = Shape::kConfig;
+    const QueryTile<kConfig> tile(launch);
     const ForwardParams& p = launch.params.forward;
     if (thread == 0 && falls(p, tile.batch)) launch.workspace.start->broken = 1;
     if (tile.query >= tile.blocks.len_q) return;
     const int batch = p.cu_seqlens_q != nullptr ? 0 : tile.batch;
-    const OutputDelta<T, Shape::kConfig> output(launch, tile, batch);
-    RowStats* const stats = launch.workspace.stats + tile.first_block;
-#pragma unroll
+    const OutputDelta<T, kConfig> output(launch, tile, batch);
+    RowStats* const stats = launch.workspace.stats + tile.first_block * kConfig.row_stats();
+#pragma unroll 2
     for (int pass = 0; pass < kDeltaBlockQ * kRowThreads / kOutputThreads; ++pass) {
         const int row = pass * (kOutputThreads / kRowThreads) + thread / kRowThreads;
         const int part = row / 64;
-        if (tile.query + 64 * part >= tile.blocks.len_q) break;  // the same for the whole pass
+        if (!tile.has_stats(part)) break;  // the same for the whole pass
         output.run(batch, tile.query + row, row % 64, stats[part], flags[part]);
     }
     __syncthreads();
-    if (thread >= Config::kConsumers || tile.query + 64 * thread >= tile.blocks.len_q) return;
+    if (thread >= Config::kConsumers || !tile.has_stats(thread)) return;
     stats[thread].some_special = flags[thread].some_special;
     stats[thread].some_large = flags[thread].some_large;
     if (flags[thread].some_large) launch.workspace.start->some_large = 1;
-    clear_counters(launch, tile.first_block + thread);
+    clear_counters(launch, tile.first_block + tile.block_of(thread));
 }
 
 template <class T, class Shape>
