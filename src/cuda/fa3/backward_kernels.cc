@@ -100,6 +100,10 @@ Launch make_launch(const BackwardCall& call) {
         if (launch.store_dk_by_copy_engine) launch.dk = tensor_map(launch.params.dk, shapes.k, p.dtype, kStoredRows);
         if (launch.store_dv_by_copy_engine) launch.dv = tensor_map(launch.params.dv, shapes.v, p.dtype, kStoredRows);
     }
+    launch.o_rest = rows_of(call.args.o_rest);
+    launch.o_by_vectors = takes_vectors(launch.params.forward.o, static_cast<int>(p.head_dim_v)) &&
+                          takes_vectors(launch.params.d_o, static_cast<int>(p.head_dim_v)) &&
+                          takes_byte_vectors(launch.o_rest, static_cast<int>(p.head_dim_v));
     launch.dq_by_vectors = takes_vectors(launch.params.dq, static_cast<int>(p.head_dim));
     launch.blocks_q = static_cast<int>(blocks_q(p));
     launch.blocks_kv = static_cast<int>(blocks_kv(p));
@@ -110,7 +114,10 @@ Launch make_launch(const BackwardCall& call) {
 template <class T, class Shape>
 cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t stream) {
     cudaError_t status = cudaSuccess;
-    if (has_queries(p)) status = backward::start_delta<T, Shape>(launch, stream);
+    if (has_queries(p) && launch.o_rest.data != nullptr) {
+        status = backward::start_delta_of_output<T, Shape>(launch, stream);
+    }
+    if (status == cudaSuccess && has_queries(p)) status = backward::start_delta<T, Shape>(launch, stream);
     if (status == cudaSuccess && has_keys(p)) status = backward::start_backward<T, Shape>(launch, stream);
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
     return backward::start_dq<T, Shape>(launch, stream);
@@ -163,6 +170,7 @@ Kernel backward_kernel() {
         .forward = nullptr,
         .backward = run,
         .refuse_backward_tensors = refuse_tensors,
+        .uses_o_rest = [](const Problem&) { return true; },
         .shapes = backward::Shapes::names(),
         .shape_of = [](const Problem& p) { return *backward::shape_of(p); }};
 }

@@ -12,6 +12,10 @@ namespace tessera::cuda::gradient {
 template <class T, class Shape>
 cudaError_t start_delta(const Launch& launch, cudaStream_t stream);
 
+/// Delta from O and the rest of it, in bf16.
+template <class T>
+cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
+
 /// dQ out of the workspace.
 template <class T, int kHeadDim>
 cudaError_t start_dq(const Launch& launch, cudaStream_t stream);
@@ -39,6 +43,10 @@ struct Extents {
 /// For `refuse`: too large for counters in 32 bits, for the device, or another tile than the compiled one.
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device,
                                   const Extents& extents);
+
+/// Is delta made of O and its rest, where that is given? In fp16 the kernel that sums delta finds the power of two that
+/// dS is held times, too, and in fp32 O has no rest.
+bool uses_o_rest(const Problem& problem);
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents);
 

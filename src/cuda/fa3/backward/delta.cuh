@@ -78,6 +78,26 @@ struct QueryTile {
     }
 };
 
+/// With the rest of O, is there nothing to be done in these queries?
+__device__ __forceinline__ bool done_from_output(const Launch& launch, const QueryTile& tile) {
+    if (launch.o_rest.data == nullptr) return false;
+    for (int w = 0; w < Config::kConsumers; ++w) {
+        const bool exists = tile.query + 64 * w < tile.blocks.len_q;
+        if (exists && launch.workspace.stats[tile.first_block + w].some_large != 0) return false;
+    }
+    return true;
+}
+
+/// How many have added to this block of dQ: none.
+__device__ __forceinline__ void clear_counters(const Launch& launch, std::int64_t block) {
+    const std::int64_t all = std::int64_t{launch.params.forward.heads_q} * launch.blocks_q;
+    for (int sum = 0; sum < launch.sums; ++sum) {
+        for (int half = 0; half < Config::kConsumers; ++half) {
+            launch.workspace.counters[(sum * all + block) * Config::kConsumers + half] = 0;
+        }
+    }
+}
+
 /// Does cu_seqlens fall here?
 __device__ __forceinline__ bool falls(const ForwardParams& p, int batch) {
     if (p.cu_seqlens_q == nullptr) return false;
@@ -305,7 +325,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_speci
             sum[r] += __shfl_xor_sync(kAllLanes, sum[r], mask);
             product[r] += __shfl_xor_sync(kAllLanes, product[r], mask);
         }
-        if (lane() % 4 != 0) continue;
+        if (lane() % 4 != 0 || (launch.o_rest.data != nullptr && !large[r])) continue;
         float delta = 0;
         if (minus_lse[r] != -INFINITY) {  // the row sees keys
             delta = static_cast<float>(product[r] / sum[r]) * launch.params.forward.keep_scale;
@@ -321,11 +341,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_speci
         stats.some_large = shared.some_large[warpgroup];
         stats.some_special = shared.some_special[warpgroup];
     }
-    if (thread < launch.sums * Config::kConsumers) {
-        const std::int64_t all = std::int64_t{launch.params.forward.heads_q} * launch.blocks_q;
-        constexpr int kHalves = Config::kConsumers;
-        launch.workspace.counters[(thread / kHalves * all + block) * kHalves + thread % kHalves] = 0;
-    }
+    if (thread == 0) clear_counters(launch, block);
 }
 
 template <class T, class Shape>
@@ -333,6 +349,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<DeltaShared<kConfig>*>(memory);
+    if (launch.o_rest.data != nullptr && launch.workspace.start->some_large == 0) return;
     if (threadIdx.x == 0) {
         shared.init_barriers();
         for (int w = 0; w < Config::kConsumers; ++w) shared.some_special[w] = shared.some_large[w] = 0;
@@ -340,7 +357,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
     __syncthreads();
     const QueryTile tile(launch);
     if (threadIdx.x == 0 && falls(launch.params.forward, tile.batch)) launch.workspace.start->broken = 1;
-    if (tile.query >= tile.blocks.len_q) return;
+    if (tile.query >= tile.blocks.len_q || done_from_output(launch, tile)) return;
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup == 0) {
         ptx::give_registers<Config::kProducerRegisters>();

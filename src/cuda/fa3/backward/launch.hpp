@@ -23,6 +23,7 @@ struct alignas(16) RowStats {
 struct Start {
     unsigned next_block;  ///< the number of the next thread block of the main kernel to start
     int broken;           ///< cu_seqlens fall: members that overlap would wait for each other for ever
+    int some_large;       ///< with the rest of O: rows are left to the kernel that sums delta
 };
 
 /// Memory of a call, in its workspace. A head's blocks of 64 queries are counted over all batch members (Blocks).
@@ -40,6 +41,8 @@ struct Launch {
     float scale_log2;                                       ///< of Q K^T to scores in units of log2
     bool store_dk_by_copy_engine, store_dv_by_copy_engine;  ///< they have tensor maps
     int sums;            ///< of dQ: 2 where some block of keys goes round (shapes.hpp)
+    Rows o_rest;         ///< what rounding took off O, a byte an element; null: delta is summed
+    bool o_by_vectors;   ///< O, the bytes and dO are read eight elements at a time
     bool dq_by_vectors;  ///< rows of dQ can be written 16 bytes at a time
     int blocks_q;        ///< blocks of 64 queries of one head, over all members
     int blocks_kv;       ///< blocks of keys of one head of one member, at most
@@ -56,7 +59,9 @@ TESSERA_HOST_DEVICE constexpr std::int64_t count_blocks_q(const ForwardParams& p
     return first_block_q(p, p.batch, p.total_q);
 }
 
-/// Start the three kernels. One instance each in instances/.
+/// Start the kernels; delta_of_output where there is the rest of O. One instance each in instances/.
+template <class T, class Shape>
+cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
 cudaError_t start_delta(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
