@@ -36,8 +36,8 @@ __device__ __forceinline__ void store_lse(const ForwardParams& p, const WorkTile
 
 /// What rounding takes off O, for those who keep it; o as it is rounded.
 template <class T, int kCount>
-__device__ __forceinline__ void store_rest(const float (&o)[kCount], const Launch& launch, const WorkTile& tile, int row,
-                                           int lane) {
+__device__ __forceinline__ void store_rest(const float (&o)[kCount], const Launch& launch, const WorkTile& tile,
+                                           int row, int lane) {
     const RestTarget target = rest_target(launch.o_rest, tile.batch, tile.first_q, tile.head, tile.q_end,
                                           launch.params.head_dim_v, launch.rest_by_vectors);
     cuda::store_rest<T, kCount / 4>(target, tile.q_begin + row, lane,
