@@ -78,6 +78,10 @@ std::size_t workspace_bytes(const Plan& plan) {
     return arena.used();
 }
 
+/// With dropout, a row that sees one key has dS = 0 only where delta is summed: O = V / (1 - p) is no number of 16 bits
+/// and a byte.
+bool uses_o_rest(const Problem& p) { return p.dropout.probability == 0; }
+
 Launch make_launch(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
     const TensorShapes shapes(p);
@@ -100,7 +104,7 @@ Launch make_launch(const BackwardCall& call) {
         if (launch.store_dk_by_copy_engine) launch.dk = tensor_map(launch.params.dk, shapes.k, p.dtype, kStoredRows);
         if (launch.store_dv_by_copy_engine) launch.dv = tensor_map(launch.params.dv, shapes.v, p.dtype, kStoredRows);
     }
-    launch.o_rest = rows_of(call.args.o_rest);
+    if (uses_o_rest(p)) launch.o_rest = rows_of(call.args.o_rest);
     launch.o_by_vectors = takes_vectors(launch.params.forward.o, static_cast<int>(p.head_dim_v)) &&
                           takes_vectors(launch.params.d_o, static_cast<int>(p.head_dim_v)) &&
                           takes_byte_vectors(launch.o_rest, static_cast<int>(p.head_dim_v));
@@ -170,7 +174,7 @@ Kernel backward_kernel() {
         .forward = nullptr,
         .backward = run,
         .refuse_backward_tensors = refuse_tensors,
-        .uses_o_rest = [](const Problem&) { return true; },
+        .uses_o_rest = uses_o_rest,
         .shapes = backward::Shapes::names(),
         .shape_of = [](const Problem& p) { return *backward::shape_of(p); }};
 }

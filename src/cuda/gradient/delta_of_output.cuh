@@ -23,7 +23,7 @@ __device__ __forceinline__ void write_row(const Launch& launch, const OutputAndG
     const int row = query % kBlockQ;
     const float of_row = exists ? lse[query * p.forward.lse.row] : -INFINITY;
     const bool sees_keys = of_row != -INFINITY;
-    const float offset = sees_keys ? fmaf(of_row, kLog2E, kHeadroom<T>) : INFINITY;
+    const float offset = sees_keys ? of_row * kLog2E : INFINITY;
     float delta = sees_keys ? dot : 0.0F;
     if (sees_keys && dlse != nullptr) delta -= dlse[query * p.dlse.row];
     const bool left = sees_keys && fabsf(offset) >= kOrdinaryLse;

@@ -43,7 +43,7 @@ cudaError_t dq(const Problem& p, const Launch& launch, cudaStream_t stream) {
 
 }  // namespace
 
-bool uses_o_rest(const Problem& p) { return p.dtype == DType::bf16; }
+bool uses_o_rest(const Problem& p) { return p.dtype == DType::bf16 && p.dropout.probability == 0; }
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     Arena arena;
