@@ -14,6 +14,7 @@
 #include "device_option.hpp"
 #include "measure/calibrate.hpp"
 #include "measure/predicted.hpp"
+#include "outputs.hpp"
 #include "parse.hpp"
 #include "tessera/error.hpp"
 
@@ -40,13 +41,15 @@ struct Work {
     std::vector<Plan> plans;
 };
 
+constexpr int kRounds = 3;  // of a noisy measurement
+
 measure::Method method_of(const BenchOptions& options) {
     constexpr std::int64_t kMostRepeats = 1'000'000;
     const std::int64_t repeat = parse_size("--repeat", options.repeat);
     if (repeat < 1 || repeat > kMostRepeats) unexpected("--repeat", fmt::format("1..{}", kMostRepeats), options.repeat);
     const double warm_up = parse_number("--warm-up", options.warm_up);
     if (!(warm_up >= 0 && warm_up <= 60'000)) unexpected("--warm-up", "0..60000 milliseconds", options.warm_up);
-    return {.repeat = static_cast<int>(repeat), .warm_up_ms = warm_up};
+    return {.repeat = static_cast<int>(repeat), .warm_up_ms = warm_up, .rounds = kRounds};
 }
 
 /// The sets of the suite, or the one of the command line.
@@ -69,7 +72,8 @@ void drop_measured(const BenchOptions& options, const measure::Host& host, std::
     if (!options.resume) return;
     if (options.output.empty()) throw UsageError("--resume", "expected with --output, whose records it goes on from");
     std::vector<Record> done;
-    if (std::filesystem::exists(options.output)) done = measure::read_records(options.output);
+    std::error_code error;  // what can't be looked at can't be written either, which is told there
+    if (std::filesystem::exists(options.output, error)) done = measure::read_records(options.output);
     std::size_t dropped = 0;
     for (Work& work : works) {
         dropped += std::erase_if(work.plans, [&](const Plan& plan) {
@@ -153,6 +157,19 @@ void note_unknown_machine(const BenchOptions& options, const measure::Host& host
     }
 }
 
+/// Says how many figures are too noisy to decide anything.
+void note_noise(std::span<const Record> records) {
+    std::int64_t cases = 0, noisy = 0;
+    for (const Record& record : records) {
+        if (record.what != "measured") continue;
+        ++cases;
+        noisy += measure::is_noisy(record.ms, record.ms_spread) ? 1 : 0;
+    }
+    if (noisy == 0) return;
+    print_note(fmt::format("{} of {} figures are noisy: they spread over {:.0f} % of the median, measured {} times over",
+                           noisy, cases, 100 * measure::kNoisySpread, kRounds));
+}
+
 void print_suites(const Session& session) {
     const std::vector<Suite> suites = find_suites();
     if (session.json) {
@@ -172,8 +189,8 @@ model::Machine measured_machine() {
 }
 
 void execute(const BenchOptions& options, Session& session) {
-    if (options.list_suites) return print_suites(session);
     BenchRun run{.method = method_of(options)};
+    expect_own_output(options.output, OutputKind::records);
     if (options.roofs && !options.device.empty())
         throw UsageError("--roofs", "expected without --device: it measures the machine that --device names");
     std::optional<model::Machine> machine;
@@ -196,6 +213,7 @@ void execute(const BenchOptions& options, Session& session) {
     Progress progress(cases);
     for (const Work& work : works)
         run_set(options, machine ? &*machine : nullptr, work, run, session, progress, records);
+    note_noise(records);
     if (!session.json) return;
     Json document = Json::array();
     for (const Record& record : records) document.push_back(measure::to_json(record));
@@ -232,7 +250,16 @@ void add_bench_command(CLI::App& app, Session& session) {
              "Machine to predict with: a file of tessera calibrate, or a name; default: by the device's name");
     command->add_flag("--roofs", options->roofs, "Measure the roofs of this CPU first, and predict and judge by them");
     command->add_flag("--resume", options->resume, "Leave out cases that the output has of this commit and device");
-    command->callback([options, &session] { execute(*options, session); });
+    command->callback([options, command, &session] {
+        if (options->list_suites) {
+            expect_only(*command, "--list-suites", {});
+            return print_suites(session);
+        }
+        if (!options->suite.empty())
+            expect_only(*command, "--suite",
+                        {"--repeat", "--warm-up", "--output", "--device", "--roofs", "--resume"});
+        execute(*options, session);
+    });
 }
 
 }  // namespace tessera::cli

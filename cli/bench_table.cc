@@ -36,6 +36,14 @@ constexpr Describing kDescribing[] = {
     {"with", [](const Record& r) { return r.features; }},
 };
 
+/// "3 %" of the median; one call has none.
+std::string spread_text(const Record& r) {
+    if (r.ms_spread <= 0) return "-";
+    const double percent = 100 * r.ms_spread / r.ms;
+    return fmt::format("{:.{}f} %{}", percent, percent < 9.95 ? 1 : 0,
+                       measure::is_noisy(r.ms, r.ms_spread) ? ", noisy" : "");
+}
+
 Table make_table(const std::vector<std::size_t>& shown, const std::vector<Record>& records, bool with_prediction) {
     std::vector<Column> columns;
     for (const std::size_t d : shown) {
@@ -44,7 +52,7 @@ Table make_table(const std::vector<std::size_t>& shown, const std::vector<Record
         columns.push_back({kDescribing[d].title, Align::left, widest});
     }
     columns.push_back({"time", Align::right, 9});
-    columns.push_back({"spread", Align::right, 9});
+    columns.push_back({"spread", Align::right, 12});
     columns.push_back({"GFLOP/s", Align::right, 7});
     if (with_prediction) {
         columns.push_back({"predicted", Align::right, 9});
@@ -83,7 +91,7 @@ std::string BenchTable::row(const Record& measured, const std::optional<Record>&
     std::vector<std::string> cells;
     for (const std::size_t d : shown_) cells.push_back(kDescribing[d].text(measured));
     cells.push_back(milliseconds_text(measured.ms));
-    cells.push_back(fmt::format("{:.2g} ms", measured.ms_spread));
+    cells.push_back(spread_text(measured));
     cells.push_back(fmt::format("{:.4g}", measured.tflops * 1e3));
     if (with_prediction_) {
         cells.push_back(predicted ? milliseconds_text(predicted->ms) : "");

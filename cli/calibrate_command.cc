@@ -10,6 +10,7 @@
 #include "device_option.hpp"
 #include "measure/calibrate.hpp"
 #include "measure/machine_file.hpp"
+#include "outputs.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "table.hpp"
@@ -60,6 +61,7 @@ model::Machine calibrate(const CalibrateOptions& options) {
 }
 
 void execute(const CalibrateOptions& options, const Session& session) {
+    expect_own_output(options.output, OutputKind::machine);  // before the seconds that it takes
     model::Machine machine = calibrate(options);
     if (!options.name.empty()) machine.name = options.name;
     if (!options.output.empty()) measure::write_machine(options.output, machine);

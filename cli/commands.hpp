@@ -24,6 +24,7 @@ void add_roofline_command(CLI::App& app, Session& session);
 void add_calibrate_command(CLI::App& app, Session& session);
 void add_list_command(CLI::App& app, Session& session);
 void add_gen_command(CLI::App& app, Session& session);
+void add_learn_command(CLI::App& app, Session& session);
 
 /// A command line and what it shows: "tessera list --json", "the same for programs".
 using Example = std::pair<std::string, std::string>;
@@ -31,5 +32,9 @@ using Example = std::pair<std::string, std::string>;
 /// A subcommand with --json, and with examples at the end of its --help.
 CLI::App* add_command(CLI::App& app, Session& session, const std::string& name, const std::string& description,
                       const std::vector<Example>& examples);
+
+/// Refuses every option of the command line that has no effect beside `mode`, which was given: all but it and `allowed`
+/// (long names). Options that are silently ignored are answers to another question.
+void expect_only(const CLI::App& command, const std::string& mode, const std::vector<std::string>& allowed);
 
 }  // namespace tessera::cli

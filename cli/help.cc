@@ -85,12 +85,31 @@ std::string examples_text(const std::vector<Example>& examples) {
     return text;
 }
 
+void expect_only(const CLI::App& command, const std::string& mode, const std::vector<std::string>& allowed) {
+    for (const CLI::Option* option : command.get_options()) {
+        const std::string name = option->get_positional() ? option->get_name(true) : option->get_name(false, false);
+        const bool known = name == mode || name == "--json" || name == "--help" ||
+                           std::find(allowed.begin(), allowed.end(), name) != allowed.end();
+        if (!known && option->count() > 0) throw UsageError(name, "has no effect with " + mode + ": expected without it");
+    }
+}
+
+/// A shell variable that is not set arrives as an empty text: nobody means one.
+static void expect_no_empty_values(const CLI::App& command) {
+    for (const CLI::Option* option : command.get_options()) {
+        const auto& values = option->results();
+        if (option->count() > 0 && std::find(values.begin(), values.end(), "") != values.end())
+            throw UsageError(option->get_name(false, false), "expected a value, got an empty text");
+    }
+}
+
 CLI::App* add_command(CLI::App& app, Session& session, const std::string& name, const std::string& description,
                       const std::vector<Example>& examples) {
     CLI::App* command = app.add_subcommand(name, description);
     command->set_help_flag("-h,--help", "Print this help and exit")->group(kCommonGroup);
     command->add_flag("--json", session.json, "Print the result as one JSON document")->group(kCommonGroup);
     command->footer(examples_text(examples));
+    command->parse_complete_callback([command] { expect_no_empty_values(*command); });
     return command;
 }
 

@@ -36,11 +36,11 @@ void print_json(const Session& session) {
 void print_table(const Session& session) {
     Table table({{"kernel"}, {"dtypes"}, {"what it does"}});
     for (const KernelInfo& kernel : kernels()) {
-        const std::string refuses = kernel.limits == "none" ? "" : "; refuses: " + kernel.limits;
-        table.add({kernel.name, fmt::format("{}", fmt::join(dtype_names(kernel), " ")), kernel.summary + refuses});
+        const std::string needs = kernel.limits == "none" ? "" : "; needs: " + kernel.limits;
+        table.add({kernel.name, fmt::format("{}", fmt::join(dtype_names(kernel), " ")), kernel.summary + needs});
     }
     session.print(table.text(terminal_width(STDOUT_FILENO)));
-    session.print("\nIn order of preference: the first one that takes a problem runs it (tessera why).\n");
+    session.print("\nWhat a kernel needs is what it refuses a problem without. In order of preference: the first one that takes a problem runs it (tessera why).\n");
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 // The command `tessera`: parses, calls the subcommand, and turns every way to fail into one line and an exit code.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <new>
+#include <string_view>
 
 #include "commands.hpp"
 #include "commit.hpp"
@@ -52,6 +54,7 @@ void add_commands(CLI::App& app, Session& session) {
     add_calibrate_command(app, session);
     add_list_command(app, session);
     add_gen_command(app, session);
+    add_learn_command(app, session);
     app.footer(examples_text({{"tessera run qkv.safetensors --causal bottom-right -o out.safetensors",
                                "compute attention of the tensors q, k and v of a file"},
                               {"tessera plan --len 4096 --heads 32/8 --head-dim 128",
@@ -67,8 +70,15 @@ std::string command_of(const CLI::App& app) {
     return chosen.empty() ? "tessera" : "tessera " + chosen.back()->get_name();
 }
 
-int fail_usage(const CLI::App& app, const std::string& message) {
+/// Tells why the run failed, to people and, with --json, to programs.
+int fail(const Session& session, const std::string& message, int code) {
     print_error(message);
+    if (session.json) print_error_json(message, code);
+    return code;
+}
+
+int fail_usage(const CLI::App& app, const Session& session, const std::string& message) {
+    fail(session, message, kUsage);
     print_note(command_of(app) + " --help shows the options");
     return kUsage;
 }
@@ -110,12 +120,13 @@ int run(CLI::App& app, Session& session, int argc, char** argv) {
         session.print(app.help());
         return kOk;
     } catch (const CLI::CallForVersion& version) {
+        if (session.json) return session.print_json(Json{{"version", TESSERA_VERSION}, {"commit", TESSERA_COMMIT}}), kOk;
         session.print(std::string(version.what()) + "\n");
         return kOk;
     } catch (const CLI::ParseError& error) {
-        return fail_usage(app, message_of(error));
+        return fail_usage(app, session, message_of(error));
     } catch (const UsageError& error) {
-        return fail_usage(app, error.what());
+        return fail_usage(app, session, error.what());
     }
 }
 
@@ -124,16 +135,13 @@ int run_guarded(CLI::App& app, Session& session, int argc, char** argv) {
     try {
         return run(app, session, argc, argv);
     } catch (const Error& error) {
-        print_error(error.what());
-        return exit_code_of(error.code());
+        return fail(session, error.what(), exit_code_of(error.code()));
     } catch (const ReaderGone&) {
         end_by_closed_pipe();
     } catch (const std::bad_alloc&) {
-        print_error("out of memory");
-        return kOutOfMemory;
+        return fail(session, "out of memory", kOutOfMemory);
     } catch (const std::exception& error) {
-        print_error(fmt::format("internal: {}", error.what()));
-        return kInternal;
+        return fail(session, fmt::format("internal: {}", error.what()), kInternal);
     }
 }
 
@@ -144,6 +152,8 @@ int main(int argc, char** argv) {
     tessera::cli::guard_standard_streams();
     tessera::cli::install_signal_handlers();
     tessera::cli::Session session;
+    // Known before the parse, which may be what fails.
+    session.json = std::find(argv + 1, argv + argc, std::string_view("--json")) != argv + argc;
     CLI::App app;
     tessera::cli::add_commands(app, session);
     return tessera::cli::run_guarded(app, session, argc, argv);

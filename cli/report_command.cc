@@ -13,6 +13,7 @@
 #include "device_option.hpp"
 #include "inputs.hpp"
 #include "io/atomic_file.hpp"
+#include "outputs.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "table.hpp"
@@ -83,6 +84,8 @@ void execute(const ReportOptions& options, const Session& session) {
     for (const std::string& output : {options.output, options.markdown}) {
         if (!output.empty()) expect_other_file(output, options.files);
     }
+    expect_own_output(options.output, OutputKind::html);
+    expect_own_output(options.markdown, OutputKind::markdown);
     report::Sorted sorted;
     {
         Progress progress(3);

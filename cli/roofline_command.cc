@@ -11,6 +11,7 @@
 #include "commands.hpp"
 #include "device_option.hpp"
 #include "io/atomic_file.hpp"
+#include "outputs.hpp"
 #include "parse.hpp"
 #include "plot/png.hpp"
 #include "plot/svg.hpp"
@@ -44,15 +45,25 @@ void show_accuracy(const RooflineOptions& options, const Session& session) {
     for (const std::string& path : options.records.empty() ? own_records() : options.records) {
         for (measure::Record& record : measure::read_records(path)) records.push_back(std::move(record));
     }
-    const measure::Comparisons comparisons = measure::compare(records);
+    std::optional<model::Machine> machine;
+    if (options.device_given) machine = machine_of_option(options.device);
+    const measure::Comparisons comparisons = measure::compare(records, machine ? &*machine : nullptr);
     if (session.json) session.print_json(json_of(comparisons));
     else session.print(accuracy_text(comparisons, terminal_width(STDOUT_FILENO)));
 }
 
 void write_file(const std::string& path, std::string_view bytes) {
     io::AtomicFile file(path);
-    file.write(std::as_bytes(std::span(bytes)));
+    file.write(std::as_bytes(std::span(bytes.data(), bytes.size())));
     file.commit();
+}
+
+/// Before the work: what would be lost by it, or by one drawing over the other.
+void expect_drawable(const RooflineOptions& options) {
+    if (!options.svg.empty() && options.svg == options.png)
+        unexpected("--png", "another file than --svg", options.png);
+    expect_own_output(options.svg, OutputKind::svg);
+    expect_own_output(options.png, OutputKind::png);
 }
 
 void draw(const RooflineOptions& options, const model::Machine& machine, std::span<const measure::SweepRow> rows) {
@@ -100,8 +111,9 @@ void execute(const RooflineOptions& options, const Session& session) {
     if (options.accuracy) return show_accuracy(options, session);
     if (!options.records.empty()) throw UsageError("--records", "expected --accuracy with it");
     const model::Machine machine = machine_of_option(options.device);
+    expect_drawable(options);
     const measure::SweepQuestion question{machine, options.schedule_list(), options.passes(),
-                                          options.predict_options()};
+                                          options.predict_options(machine)};
     options.attention_share();  // judged before any work
     std::vector<measure::SweepRow> rows;
     std::string reasons;
@@ -142,6 +154,10 @@ void add_roofline_command(CLI::App& app, Session& session) {
     options->declare(*command);
     command->callback([options, command, &session] {
         options->dtype_given = command->count("--dtype") > 0;
+        if (options->accuracy) expect_only(*command, "--accuracy", {"--records", "--device"});
+        if (options->accuracy && command->count("--device") > 0 && options->records.empty())
+            throw UsageError("--device", "expected --records with it: the Records of that machine");
+        options->device_given = command->count("--device") > 0;
         execute(*options, session);
     });
 }

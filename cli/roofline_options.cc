@@ -62,7 +62,7 @@ std::vector<Pass> RooflineOptions::passes() const {
         {{"forward", {Pass::forward}}, {"backward", {Pass::backward}}, {"both", {Pass::forward, Pass::backward}}});
 }
 
-model::PredictOptions RooflineOptions::predict_options() const {
+model::PredictOptions RooflineOptions::predict_options(const model::Machine& machine) const {
     model::PredictOptions options;
     options.by = parse_choice<std::string>("--by", by,
                                            {{"published", "published"},
@@ -73,8 +73,11 @@ model::PredictOptions RooflineOptions::predict_options() const {
     options.worksheet = worksheet;
     if (!threads.empty()) {
         const std::int64_t count = parse_size("--threads", threads);
-        constexpr std::int64_t kMost = 1024;
-        if (count < 1 || count > kMost) unexpected("--threads", fmt::format("1..{}", kMost), threads);
+        if (machine.kind == model::MachineKind::gpu)
+            throw UsageError("--threads", fmt::format("expected a CPU as --device, {} is a GPU", machine.name));
+        const auto most = static_cast<std::int64_t>(machine.cores.value);
+        if (count < 1 || count > most)
+            unexpected("--threads", fmt::format("1..{}, the cores of {}", most, machine.name), threads);
         options.threads = static_cast<int>(count);
     }
     return options;

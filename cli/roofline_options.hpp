@@ -26,13 +26,14 @@ struct RooflineOptions {
     bool worksheet = false;
     bool accuracy = false;
     bool dtype_given = false;
+    bool device_given = false;
     std::vector<std::string> records;
 
     void declare(CLI::App& command);
 
     std::vector<Schedule> schedule_list() const;
     std::vector<Pass> passes() const;
-    model::PredictOptions predict_options() const;
+    model::PredictOptions predict_options(const model::Machine& machine) const;
     /// The share of attention, when --amdahl is given.
     std::optional<double> attention_share() const;
     /// Every problem, lengths rising as given; "512:65536" doubles. dtype without --dtype: bf16 on GPUs, fp32 on CPUs.

@@ -213,6 +213,20 @@ std::vector<std::pair<std::string, std::string>> pass_facts(const PassResult& re
     return facts;
 }
 
+/// Outputs that have NaN: "all 128 elements of o". A check agrees with a reference that is NaN there, too.
+std::string nan_text(const Run& run) {
+    std::string text;
+    for (const auto& [name, view] : run.outputs.named) {
+        const std::int64_t count = count_nan(view);
+        if (count == 0) continue;
+        const std::string share = count == view.size()
+                                      ? fmt::format("all {} elements", count_text(count))
+                                      : fmt::format("{} of {} elements", count_text(count), count_text(view.size()));
+        text += fmt::format("{}{} of {}", text.empty() ? "" : ", ", share, name);
+    }
+    return text;
+}
+
 std::string run_text(const Run& run) {
     const int width = terminal_width(STDOUT_FILENO);
     std::vector<std::pair<std::string, std::string>> facts = {
@@ -223,6 +237,7 @@ std::string run_text(const Run& run) {
         for (auto& fact : pass_facts(*result)) facts.push_back(std::move(fact));
     }
     if (!run.options.output.empty()) facts.emplace_back("written", written_text(run));
+    if (const std::string nan = nan_text(run); !nan.empty()) facts.emplace_back("NaN", nan);
     std::string text = facts_text(facts, width);
     if (run.forward.report) {
         check::Report both = *run.forward.report;
@@ -254,6 +269,11 @@ Json run_json(const Run& run) {
                  {"forward", pass_json(run.forward)}};
     if (run.options.backward) json["backward"] = pass_json(run.backward);
     if (!run.options.output.empty()) json["output"] = run.options.output;
+    Json nan = Json::object();
+    for (const auto& [name, view] : run.outputs.named) {
+        if (const std::int64_t count = count_nan(view); count > 0) nan[name] = count;
+    }
+    if (!nan.empty()) json["nan"] = nan;
     return json;
 }
 

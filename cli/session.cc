@@ -70,6 +70,23 @@ void Session::print_json(const Json& document) const {
 }
 
 void print_error(std::string_view message) { print_lines("error", message.empty() ? "unknown" : message); }
+
+void print_error_json(std::string_view message, int code) {
+    Json notes = Json::array();
+    std::string first;
+    for (std::size_t begin = 0; begin <= message.size();) {
+        const std::size_t end = std::min(message.find('\n', begin), message.size());
+        std::string_view line = message.substr(begin, end - begin);
+        line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
+        if (begin == 0) first = line;
+        else if (!line.empty()) notes.push_back(std::string(line));
+        begin = end + 1;
+    }
+    Json document{{"error", first}, {"notes", notes}, {"exit_code", code}};
+    const std::string text = document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+    [[maybe_unused]] const bool told = write_all(STDOUT_FILENO, text);  // stderr has it too
+}
+
 void print_note(std::string_view message) { print_lines("note", message); }
 
 }  // namespace tessera::cli

@@ -50,6 +50,8 @@ struct Session {
 /// One line on stderr: "tessera: error: message". Control characters are escaped, so that a hostile file name cannot
 /// steer the terminal; further lines of `message` become lines "tessera: note: ...".
 void print_error(std::string_view message);
+/// The same as a document for --json, on stdout: {"error": first line, "notes": the others, "exit_code": code}.
+void print_error_json(std::string_view message, int code);
 void print_note(std::string_view message);
 
 }  // namespace tessera::cli

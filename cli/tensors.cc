@@ -2,6 +2,7 @@
 #include "tensors.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "check/packed.hpp"
@@ -69,6 +70,14 @@ std::vector<std::int64_t> FileLayout::in_file(std::span<const std::int64_t> cano
 
 TensorView FileLayout::canonical_lse(const TensorView& in_file) const {
     return unbatched && in_file.rank == 2 ? with_batch_of_one(in_file) : in_file;
+}
+
+std::int64_t count_nan(const TensorView& tensor) {
+    std::int64_t count = 0;
+    check::for_each_element(tensor, [&](std::int64_t, const std::byte* element) {
+        if (std::isnan(load_as_double(element, tensor.dtype))) ++count;
+    });
+    return count;
 }
 
 std::vector<std::int64_t> FileLayout::lse_in_file(const Problem& problem) const {

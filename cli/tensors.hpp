@@ -41,4 +41,7 @@ struct FileLayout {
     std::vector<std::int64_t> lse_in_file(const Problem& problem) const;
 };
 
+/// How many elements are NaN.
+std::int64_t count_nan(const TensorView& tensor);
+
 }  // namespace tessera::cli

@@ -16,6 +16,8 @@
 #include "report.hpp"
 #include "table.hpp"
 #include "tessera/error.hpp"
+#include "walk/exact.hpp"
+#include "walk_numbers.hpp"
 #include "walk_text.hpp"
 
 namespace tessera::cli {
@@ -30,6 +32,7 @@ struct WalkOptions {
     std::string head = "0";
     std::string row;
     std::string q_tile;
+    std::string numbers;
     bool backward = false;
     bool by_hand = false;
     bool all = false;
@@ -256,21 +259,35 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
     throw Error(error);
 }
 
+/// The row by the definition in fp64, and how far each step is from it.
+void add_exact(Json& json, const WalkTensors& t, const walk::Trace& trace) {
+    const walk::ExactRow exact = walk::exact_row(t.problem, t.args, trace.selection);
+    json["exact"] = {{"o", exact.o}, {"lse", std::isfinite(exact.lse) ? Json(exact.lse) : Json("-inf")}};
+    for (std::size_t i = 0; i < trace.steps.size(); ++i) {
+        const std::vector<double> estimate = walk::estimate_of(trace, trace.steps[i]);
+        if (estimate.empty()) continue;
+        json["steps"][i]["estimate"] = estimate;
+        if (const auto error = walk::error_of(estimate, exact)) json["steps"][i]["error"] = *error;
+    }
+}
+
 void execute_by_hand(const WalkOptions& options, Session& session) {
-    if (!options.inputs.files.empty())
-        throw UsageError("--by-hand", "expected no file: the example has its own numbers");
     Problem problem;
     options.scores.apply(problem);
     const auto schedule =
         options.how.plan_options(Pass::forward, options.how.schedule).schedule.value_or(Schedule::fa2);
+    if (schedule == Schedule::fa3)
+        throw UsageError("--schedule", "expected standard, fa1 or fa2: by hand, fa3's steps are those of fa2");
     const Mask mask{.causal = problem.mask.causal};
-    const walk::Hand hand = walk::work_by_hand(schedule, mask);
+    const walk::HandExample example = hand_example("--numbers", options.numbers, "--tile", options.how.tile);
+    const walk::Hand hand = walk::work_by_hand(example, schedule, mask);
     if (session.json) session.print_json(json_of(hand, options.backward));
     else session.print(hand_text(hand, options.backward, terminal_width(STDOUT_FILENO)));
 }
 
 void execute(const WalkOptions& options, Session& session) {
     if (options.by_hand) return execute_by_hand(options, session);
+    if (!options.numbers.empty()) throw UsageError("--numbers", "expected --by-hand with it");
     WalkTensors tensors;
     Walked walked;
     {
@@ -289,6 +306,7 @@ void execute(const WalkOptions& options, Session& session) {
     std::optional<std::int64_t> row;
     if (!options.row.empty()) row = walked.trace.selection.row;
     Json json = json_of(walked.trace, row);
+    if (row && !options.backward) add_exact(json, tensors, walked.trace);
     json["input"] = tensors.origin;
     json["words"] = "cpu/lanes";
     json["words_unwatched"] = walked.may_differ() ? "cpu/matrix" : "cpu/lanes";
@@ -307,6 +325,8 @@ void add_walk_command(CLI::App& app, Session& session) {
          {"tessera walk --len 256 --schedule fa1 --causal bottom-right",
           "another order of the loops, on random numbers"},
          {"tessera walk --by-hand --backward", "four queries and four keys in fractions, to redo with a pencil"},
+         {"tessera walk --by-hand --numbers 'q 1 0; k 1 0, 3 0; v 4 0, 0 4' --tile 1,1",
+          "the same with your own numbers and tiles"},
          {"tessera walk --len 200 --tile 32,32 --json", "every value of the trace, for programs"}});
     auto options = std::make_shared<WalkOptions>();
     options->shape.heads.clear();
@@ -325,8 +345,17 @@ void add_walk_command(CLI::App& app, Session& session) {
     add_text("--member", options->member, "Batch member; default 0");
     command->add_flag("--backward", options->backward, "The backward instead of the forward")->group(kWhat);
     command->add_flag("--by-hand", options->by_hand, "A 4 x 4 example in exact fractions instead")->group(kWhat);
+    command
+        ->add_option("--numbers", options->numbers,
+                     "With --by-hand: your own whole numbers, as \"q 1 0, 0 1; k 1 1, 0 2; v 4 0, 0 4; do 1 0, 0 1\"; "
+                     "--tile 1,2 cuts them")
+        ->type_name("TEXT")
+        ->group(kWhat);
     command->add_flag("--all", options->all, "Show every tile, however many")->group(kWhat);
-    command->callback([options, &session] { execute(*options, session); });
+    command->callback([options, command, &session] {
+        if (options->by_hand) expect_only(*command, "--by-hand", {"--backward", "--causal", "--schedule"});
+        execute(*options, session);
+    });
 }
 
 }  // namespace tessera::cli

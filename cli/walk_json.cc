@@ -103,6 +103,21 @@ Json json_of(const walk::HandStep& step) {
             {"o", json_of(step.o)}};
 }
 
+/// Sums so far, after the tile.
+Json json_of(const walk::HandGradientStep& step) {
+    const auto vectors = [](const std::vector<walk::HandVector>& values) {
+        Json list = Json::array();
+        for (const walk::HandVector& v : values) list.push_back(json_of(v));
+        return list;
+    };
+    return {{"queries", {step.queries.begin, step.queries.end}},
+            {"keys", {step.keys.begin, step.keys.end}},
+            {"tile", name_of(step.coverage)},
+            {"dq_over_ln2", vectors(step.dq)},
+            {"dk_over_ln2", vectors(step.dk)},
+            {"dv", vectors(step.dv)}};
+}
+
 }  // namespace
 
 Json json_of(const walk::Trace& trace, const std::optional<std::int64_t>& row) {
@@ -127,9 +142,10 @@ Json json_of(const walk::Trace& trace, const std::optional<std::int64_t>& row) {
 Json json_of(const walk::Hand& hand, bool backward) {
     Json json = {{"schedule", tessera::name_of(hand.schedule)},
                  {"scale", "ln 2"},
-                 {"q", walk::kHandQ},
-                 {"k", walk::kHandK},
-                 {"v", walk::kHandV}};
+                 {"q", hand.example.q},
+                 {"k", hand.example.k},
+                 {"v", hand.example.v}};
+    json["tile"] = {hand.example.tile.block_q, hand.example.tile.block_kv};
     json["steps"] = Json::array();
     for (const walk::HandStep& step : hand.steps) json["steps"].push_back(json_of(step));
     json["rows"] = Json::array();
@@ -144,11 +160,12 @@ Json json_of(const walk::Hand& hand, bool backward) {
         json["rows"].push_back(one);
     }
     if (!backward) return json;
-    json["do"] = walk::kHandDo;
-    for (std::size_t j = 0; j < walk::kHandLen; ++j) {
+    json["do"] = hand.example.d_o;
+    for (std::size_t j = 0; j < hand.dk.size(); ++j) {
         json["dk_over_ln2"].push_back(json_of(hand.dk[j]));
         json["dv"].push_back(json_of(hand.dv[j]));
     }
+    for (const walk::HandGradientStep& step : hand.gradient_steps) json["gradient_steps"].push_back(json_of(step));
     return json;
 }
 

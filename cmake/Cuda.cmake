@@ -39,6 +39,8 @@ else()
 endif()
 option(TESSERA_CUDA "Build the CUDA kernels" ${TESSERA_CUDA_DEFAULT})
 option(TESSERA_CUDA_TOGETHER "Compile the kernels of a schedule and dtype as one file: the least work, but for few cores" OFF)
+set(TESSERA_CUDA_ARCHITECTURES "80-real;90-real;90-virtual" CACHE STRING
+    "What the kernels of standard, fa1 and fa2 are compiled for; fa3's are for sm_90a alone")
 option(TESSERA_CUDA_LINE_INFO "Keep source lines in CUDA kernels, for profilers: a library four times the size" OFF)
 
 if(TESSERA_CUDA)

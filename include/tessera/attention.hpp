@@ -70,7 +70,7 @@ struct BackwardArgs {
     TensorView lse;      ///< as the forward gave it
     TensorView d_o;      ///< gradient of O, shape of o, strides of its own; "do" in messages
     TensorView dlse{};   ///< gradient of LSE, optional, shape and dtype of lse
-    TensorView dq;       ///< out, shape of q
+    TensorView dq;       ///< out, shape of q; as dk and dv, left out when it is not wanted
     TensorView dk;       ///< out, shape of k
     TensorView dv;       ///< out, shape of v
     TensorView dbias{};  ///< out, when problem.bias_gradient: shape of bias (sizes 1 are summed over)

@@ -173,7 +173,7 @@ typedef struct tessera_backward_args {
     tessera_tensor lse;   /* as the forward gave it */
     tessera_tensor d_o;   /* gradient of O, strides of its own; "do" in messages */
     tessera_tensor dlse;  /* gradient of LSE, optional */
-    tessera_tensor dq;    /* out, shape of q */
+    tessera_tensor dq;    /* out, shape of q; as dk and dv, of rank 0 when it is not wanted */
     tessera_tensor dk;    /* out, shape of k */
     tessera_tensor dv;    /* out, shape of v */
     tessera_tensor dbias; /* out, when problem.bias_gradient: shape of bias */

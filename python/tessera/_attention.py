@@ -99,8 +99,20 @@ def attention_backward(do, q, k, v, o, lse, *, dlse=None, bias_gradient=False, o
 
 
 def _run(call: Call, args, tensors: dict) -> None:
+    """By plan()'s kernel, or, where that one can't work on the strides or the alignment of these arrays, by the next."""
     for name, tensor in tensors.items():
         setattr(args, name, tensor)
+    try:
+        _run_planned(call, args)
+    except _native.Unsupported:
+        following = None if call.options.kernel else _next_kernel(call)
+        if following is None:
+            raise
+        call.options.kernel = following
+        _run_planned(call, args)
+
+
+def _run_planned(call: Call, args) -> None:
     library, problem, options = _native.library(), ctypes.byref(call.problem), ctypes.byref(call.options)
     size = ctypes.c_size_t()
     _native.check(library.tessera_workspace_bytes(problem, options, call.pass_code(), ctypes.byref(size)))
@@ -108,6 +120,20 @@ def _run(call: Call, args, tensors: dict) -> None:
     function = library.tessera_backward if call.backward else library.tessera_forward
     names = {} if call.backward else {"o": "out", "lse": "out_lse"}
     _native.check(function(problem, options, ctypes.byref(args), workspace.address, size.value, call.stream), names)
+
+
+def _next_kernel(call: Call):
+    """The name of the kernel that could run the problem, too, and comes after the plan's; None when there is none."""
+    planned = ctypes.byref(call.problem), ctypes.byref(call.options), call.pass_code()
+    info = _native.sized(_native.PlanInfo)
+    if _native.library().tessera_plan_query(*planned, ctypes.byref(info)) != 0:
+        return None
+    for index in range(info.refused):
+        refusal = _native.sized(_native.Refusal)
+        _native.check(_native.library().tessera_plan_refusal(*planned, index, ctypes.byref(refusal)))
+        if refusal.capable:
+            return refusal.kernel
+    return None
 
 
 def _shape_of_o(call: Call):

@@ -129,7 +129,7 @@ def output(name, given, like: Array, shape, dtype, stream) -> Array:
     """The array that a result is written to: the caller's, or a new one of the library of `like`."""
     if given is None:
         given = library_of(like.source).empty(like, tuple(shape), dtype)
-    return borrow(name, given, stream, written=True)
+    return borrow(name, given, None if stream is None else dlpack_stream(stream), written=True)
 
 
 def finished(result: Array, like: Array, given):

@@ -34,7 +34,7 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
     seed = _attention.seed_tensor(None, dropout_p)
     left, right = _side(window_size[0]), _side(window_size[1])
     arguments = (q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seed, _int(max_seqlen_q), _int(max_seqlen_k),
-                 1 if causal else 0, left, right, softmax_scale, max(float(softcap), 0.0), dropout_p, None)
+                 1 if causal else 0, left, right, softmax_scale, max(float(softcap), 0.0), dropout_p, None, False)
     try:
         _attention.no_gradient("alibi_slopes", alibi_slopes)
         o, lse = _attention.run(*arguments)

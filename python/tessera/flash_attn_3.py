@@ -2,9 +2,11 @@
 """The functions of FlashAttention-3's module flash_attn_interface on tessera, with its names, order and return values.
 
 The LSE of a query that sees no key is -inf here, as in FlashAttention-3 (2.8: +inf). Refused with NotImplementedError:
-qv, the descale factors of fp8, attention_chunk, seqused_q and seqused_k. num_splits, pack_gqa, sm_margin and
-deterministic are accepted and change nothing: they choose between ways to the same result.
+qv, the descale factors of fp8, attention_chunk. num_splits, pack_gqa, sm_margin and deterministic are accepted and change
+nothing: they choose between ways to the same result.
 """
+import torch
+
 from . import _native
 from .flash_attn import _int, _side
 from .torch import _attention
@@ -19,12 +21,21 @@ def _refuse(**arguments):
             raise NotImplementedError(f"{name}: tessera has no such feature yet, expected it to be left out")
 
 
+def _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
+    """cu_seqlens of three members for each one: the rows in use, keys that no query meets, queries that meet no key."""
+    begins_q, ends_q, begins_k, ends_k = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
+    used_q = ends_q if seqused_q is None else begins_q + seqused_q
+    used_k = ends_k if seqused_k is None else begins_k + seqused_k
+    of_q, of_k = torch.stack([begins_q, used_q, used_q], 1), torch.stack([begins_k, used_k, ends_k], 1)
+    return torch.cat([of_q.flatten(), cu_seqlens_q[-1:]]), torch.cat([of_k.flatten(), cu_seqlens_k[-1:]])
+
+
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
          return_attn_probs):
     try:
         o, lse = _attention.run(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None, _int(max_seqlen_q),
                                 _int(max_seqlen_k), 1 if causal else 0, _side(window_size[0]), _side(window_size[1]),
-                                softmax_scale, max(float(softcap), 0.0), 0.0, None)
+                                softmax_scale, max(float(softcap), 0.0), 0.0, None, False)
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None
     return (o, lse) if return_attn_probs else o
@@ -62,9 +73,11 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
                            v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
                            pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False):
     """flash_attn_func of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, ..), cu_seqlens int32
-    (batch + 1,) from 0 to the total; softmax_lse is (nheads, total_q)."""
-    _refuse(seqused_q=seqused_q, seqused_k=seqused_k, qv=qv, q_descale=q_descale, k_descale=k_descale,
-            v_descale=v_descale, attention_chunk=attention_chunk)
+    (batch + 1,) from 0 to the total; softmax_lse is (nheads, total_q). seqused_q, seqused_k int32 (batch,): of each
+    member the first so many rows; the others' output and gradients are 0 (FlashAttention-3 leaves them as they were)."""
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    if seqused_q is not None or seqused_k is not None:
+        cu_seqlens_q, cu_seqlens_k = _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size,
                 softcap, return_attn_probs)
 

@@ -69,16 +69,16 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     left = sliding_window - 1 if sliding_window is not None and is_causal and attention_mask is None else -1
     seed = _attention.seed_tensor(None, dropout)
     settings = (1 if causal else 0, left, -1, scaling, softcap or 0.0, dropout, None)
-    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     packed = _packed(query, key, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens_k)
     if packed is None:
         bias = _bias(attention_mask, position_bias, query, key.shape[2])
-        return _attention.run(q, k, v, bias, None, None, None, seed, -1, -1, *settings)[0], None
+        o, _ = _attention.run(query, key, value, bias, None, None, None, seed, -1, -1, *settings, True)
+        return o.transpose(1, 2), None
     if position_bias is not None:
         raise ValueError("position_bias: expected none with packed sequences")
-    flat = (t.flatten(0, 1) for t in (q, k, v))
-    o, _ = _attention.run(*flat, None, None, *packed, seed, -1, -1, *settings)
-    return o.unflatten(0, q.shape[:2]), None
+    flat = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
+    o, _ = _attention.run(*flat, None, None, *packed, seed, -1, -1, *settings, False)
+    return o.unflatten(0, (query.shape[0], query.shape[2])), None
 
 
 def register(name=NAME):

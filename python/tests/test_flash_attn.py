@@ -42,9 +42,9 @@ def test_signatures(function):
 
 
 @pytest.mark.parametrize("module", [flash_attn, flash_attn_3], ids=["2.8", "3"])
-def test_values_and_the_lse_of_empty_rows(module):
+def test_values_and_the_lse_of_empty_rows(module, device):
     """Bottom-right causal; a row without a key has LSE +inf in 2.8 and -inf in version 3, and output 0 in both."""
-    q, k, v = reference.inputs(len_q=53, len_kv=37)
+    q, k, v = reference.inputs(len_q=53, len_kv=37, device=device)
     result = module.flash_attn_func(q, k, v, causal=True, window_size=torch.tensor([9, -1]), softcap=3.0,
                                     return_attn_probs=True)
     want_o, want_lse = reference.attention(q, k, v, causal="bottom-right", window=(9, None), softcap=3.0)
@@ -61,10 +61,11 @@ def test_values_and_the_lse_of_empty_rows(module):
         reference.expect_close(a, b, 1e-5, "gradient")
 
 
-def test_packed_forms_are_the_plain_one():
-    qkv = torch.randn(2, 19, 3, 4, 40, requires_grad=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_packed_forms_are_the_plain_one(dtype, device):
+    qkv = torch.randn(2, 19, 3, 4, 40, device=device, dtype=dtype, requires_grad=True)
     q, k, v = qkv.unbind(2)
-    options = dict(causal=True, alibi_slopes=torch.rand(2, 4))
+    options = dict(causal=True, alibi_slopes=torch.rand(2, 4, device=device))
     want = flash_attn.flash_attn_func(q, k, v, **options)
     got = (flash_attn.flash_attn_qkvpacked_func(qkv, **options),
            flash_attn.flash_attn_kvpacked_func(q, qkv[:, :, 1:], **options))
@@ -74,9 +75,10 @@ def test_packed_forms_are_the_plain_one():
         assert torch.equal(torch.autograd.grad(o.sum(), qkv, retain_graph=True)[0], gradient)
 
 
-def test_varlen_forms_are_each_member():
-    qkv = torch.randn(30, 3, 4, 16)
-    cu = torch.tensor([0, 11, 11, 30], dtype=torch.int32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_varlen_forms_are_each_member(dtype, device):
+    qkv = torch.randn(30, 3, 4, 16, device=device, dtype=dtype)
+    cu = torch.tensor([0, 11, 11, 30], dtype=torch.int32, device=device)
     o, lse, weights = flash_attn.flash_attn_varlen_qkvpacked_func(qkv, cu, 19, causal=True, return_attn_probs=True)
     assert lse.shape == (4, 30) and weights.numel() == 0
     again = flash_attn.flash_attn_varlen_kvpacked_func(qkv[:, 0], qkv[:, 1:], cu, cu, 19, 19, causal=True)
@@ -87,6 +89,26 @@ def test_varlen_forms_are_each_member():
         assert torch.equal(o[begin:end], flash_attn.flash_attn_qkvpacked_func(qkv[begin:end][None], causal=True)[0])
 
 
+@pytest.mark.parametrize("used_q", [None, [4, 0, 19]], ids=["all queries", "some queries"])
+def test_rows_that_are_not_in_use(used_q, device):
+    """seqused: the rows in use give what they give alone; the others 0, and no gradient."""
+    q, k, v = (torch.randn(30, 4, 16, device=device, requires_grad=True) for _ in range(3))
+    begins, used_k = [0, 11, 11, 30], [9, 0, 5]
+    cu, *used = (None if n is None else torch.tensor(n, dtype=torch.int32, device=device)
+                 for n in (begins, used_q, used_k))
+    o, lse = flash_attn_3.flash_attn_varlen_func(q, k, v, cu, cu, 19, 19, *used, causal=True, return_attn_probs=True)
+    gradients = torch.autograd.grad(o.sum(), (q, k, v))
+    for b, (begin, end) in enumerate(zip(begins, begins[1:])):
+        rows = slice(begin, end if used_q is None else begin + used_q[b])
+        keys = slice(begin, begin + used_k[b])
+        members = [t[s][None].detach().requires_grad_() for t, s in ((q, rows), (k, keys), (v, keys))]
+        want, want_lse = flash_attn_3.flash_attn_func(*members, causal=True, return_attn_probs=True)
+        assert torch.equal(o[rows], want[0]) and torch.equal(lse[:, rows], want_lse[0])
+        assert not o[rows.stop:end].any() and (lse[:, rows.stop:end] == float("-inf")).all()
+        for got, part, of in zip(gradients, torch.autograd.grad(want.sum(), members), (rows, keys, keys)):
+            assert torch.equal(got[of], part[0]) and not got[of.stop:end].any()
+
+
 def expected_from(weights, v, dropout_p):
     """O of one member from its part of S_dmask, (heads, len_q, len_kv)."""
     total = weights.abs().sum(-1, keepdim=True)
@@ -94,14 +116,14 @@ def expected_from(weights, v, dropout_p):
     return torch.einsum("hij,jhd->ihd", kept.double(), v.double())
 
 
-def test_s_dmask_says_what_dropout_kept():
-    q, k, v = (t.detach() for t in reference.inputs(len_q=150, len_kv=300, heads_kv=4))
+def test_s_dmask_says_what_dropout_kept(device):
+    q, k, v = (t.detach() for t in reference.inputs(len_q=150, len_kv=300, heads_kv=4, device=device))
     o, _, weights = flash_attn.flash_attn_func(q, k, v, 0.2, causal=True, return_attn_probs=True)
     assert weights.shape == (2, 4, 256, 384)
     assert abs(float((weights < 0).sum() / (weights != 0).sum()) - 0.2) < 0.01
     for b in range(2):
         reference.expect_close(o[b], expected_from(weights[b, :, :150, :300], v[b], 0.2), 2e-6, "out from S_dmask")
-    cu_q, cu_k = (torch.tensor(n, dtype=torch.int32) for n in ([0, 30, 30, 150], [0, 10, 20, 300]))
+    cu_q, cu_k = (torch.tensor(n, dtype=torch.int32, device=device) for n in ([0, 30, 30, 150], [0, 10, 20, 300]))
     o, _, weights = flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], cu_q, cu_k, 120, 280, 0.2, causal=True,
                                                       window_size=(20, 5), return_attn_probs=True)
     assert weights.shape == (3, 4, 128, 384)

@@ -8,8 +8,9 @@ import torch_reference as reference  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa  # noqa: E402
 
 
-def inputs(**sizes):
-    return [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in reference.inputs(heads_kv=4, **sizes)]
+def inputs(device="cpu", **sizes):
+    return [t.detach().transpose(1, 2).contiguous().requires_grad_()
+            for t in reference.inputs(heads_kv=4, device=device, **sizes)]
 
 
 MASKS = {
@@ -24,40 +25,40 @@ MASKS = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_means_what_torch_means(name):
-    q, k, v = inputs()
-    options = MASKS[name]
+def test_means_what_torch_means(name, device):
+    q, k, v = inputs(device)
+    options = reference.moved(MASKS[name], device)
     got, want = tt.scaled_dot_product_attention(q, k, v, **options), torch_sdpa(
         q.double(), k.double(), v.double(),
         **{n: o.double() if torch.is_tensor(o) and o.is_floating_point() else o for n, o in options.items()})
     reference.expect_close(got, want, 2e-6, "o")
-    d_o = torch.randn(got.shape, generator=torch.Generator().manual_seed(2))
+    d_o = reference.random(got.shape, 2, device)
     for a, b in zip(torch.autograd.grad(got, (q, k, v), d_o), torch.autograd.grad(want, (q, k, v), d_o.double())):
         reference.expect_close(a, b, 1e-5, "gradient")
 
 
-def test_the_mask_gets_its_gradient():
-    q, k, v = inputs()
-    mask = torch.randn(4, 37, 53, requires_grad=True)
+def test_the_mask_gets_its_gradient(device):
+    q, k, v = inputs(device)
+    mask = torch.randn(4, 37, 53, device=device, requires_grad=True)
     got, = torch.autograd.grad(tt.scaled_dot_product_attention(q, k, v, mask).sin().sum(), mask)
     want, = torch.autograd.grad(torch_sdpa(q.double(), k.double(), v.double(), mask.double()).sin().sum(), mask)
     reference.expect_close(got, want, 1e-5, "gradient of the mask")
 
 
 @pytest.mark.parametrize("shape", [(11, 16), (3, 11, 16), (2, 3, 5, 11, 16)], ids=str)
-def test_other_numbers_of_dimensions(shape):
-    q, k, v = (torch.randn(shape) for _ in range(3))
+def test_other_numbers_of_dimensions(shape, device):
+    q, k, v = (torch.randn(shape, device=device) for _ in range(3))
     torch.testing.assert_close(tt.scaled_dot_product_attention(q, k, v, is_causal=True),
                                torch_sdpa(q, k, v, is_causal=True))
 
 
-def test_grouped_heads_and_autocast():
-    q, k, v = torch.randn(2, 6, 9, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16)
+def test_grouped_heads_and_autocast(device):
+    q, k, v = (torch.randn(2, heads, 9, 16, device=device) for heads in (6, 2, 2))
     torch.testing.assert_close(tt.scaled_dot_product_attention(q, k, v, enable_gqa=True),
                                torch_sdpa(q, k, v, enable_gqa=True))
     with pytest.raises(ValueError, match="key: expected 6 heads"):
         tt.scaled_dot_product_attention(q, k, v)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device, dtype=torch.bfloat16):
         assert tt.scaled_dot_product_attention(q, k, v, enable_gqa=True).dtype == torch.bfloat16
 
 

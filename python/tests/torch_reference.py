@@ -4,11 +4,11 @@ judged by. And the limits of that page, as far as these tests use them."""
 import torch
 
 
-def visible(len_q, len_kv, causal=None, window=None):
+def visible(len_q, len_kv, causal=None, window=None, device="cpu"):
     """bool [len_q, len_kv]."""
-    i, j = torch.arange(len_q)[:, None], torch.arange(len_kv)[None, :]
+    i, j = torch.arange(len_q, device=device)[:, None], torch.arange(len_kv, device=device)[None, :]
     diagonal = len_kv - len_q
-    seen = torch.ones(len_q, len_kv, dtype=torch.bool)
+    seen = torch.ones(len_q, len_kv, dtype=torch.bool, device=device)
     if causal == "bottom-right":
         seen &= j <= i + diagonal
     if causal == "top-left":
@@ -31,11 +31,12 @@ def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:
-        distance = (torch.arange(len_q)[:, None] + len_kv - len_q - torch.arange(len_kv)[None, :]).abs()
+        i, j = torch.arange(len_q, device=q.device)[:, None], torch.arange(len_kv, device=q.device)[None, :]
+        distance = (i + len_kv - len_q - j).abs()
         scores = scores - alibi_slopes.double().reshape(-1, q.shape[2], 1, 1) * distance
     if bias is not None:
         scores = scores + bias.double()
-    seen = visible(len_q, len_kv, causal, window)
+    seen = visible(len_q, len_kv, causal, window, q.device)
     none = ~seen.any(-1)
     # Rows without a key take a finite score here and their results below, so that their gradients are 0 and not NaN.
     scores = scores.masked_fill(~seen & ~none[:, None], float("-inf"))
@@ -45,11 +46,22 @@ def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_
 
 
 def inputs(batch=2, len_q=37, len_kv=53, heads_q=4, heads_kv=2, head_dim=32, head_dim_v=None, dtype=torch.float32,
-           seed=0):
+           seed=0, device="cpu"):
+    """q, k, v with requires_grad: the same numbers on every device."""
     generator = torch.Generator().manual_seed(seed)
     shapes = ((batch, len_q, heads_q, head_dim), (batch, len_kv, heads_kv, head_dim),
               (batch, len_kv, heads_kv, head_dim_v or head_dim))
-    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
+    return [torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes]
+
+
+def random(shape, seed, device="cpu", dtype=torch.float32):
+    """Normal numbers: the same on every device."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def moved(options, device):
+    """Keywords of a call, their tensors on the device."""
+    return {name: o.to(device) if isinstance(o, torch.Tensor) else o for name, o in options.items()}
 
 
 def expect_close(got, want, rmse, what):

@@ -7,11 +7,11 @@
 namespace tessera::torch_ops {
 namespace {
 
-void expect_rank(const char* argument, const Tensor& tensor, std::int64_t rank) {
+void expect_rank(const char* argument, const Tensor& tensor, std::int64_t rank, bool heads_first) {
     if (tensor.dim() == rank) return;
+    const char* dense = heads_first ? "[batch, heads, len, head_dim]" : "[batch, len, heads, head_dim]";
     invalid(argument, "expected " + std::to_string(rank) + " dimensions (" +
-                          (rank == 4 ? "[batch, len, heads, head_dim]" : "[total, heads, head_dim]") + "), got " +
-                          std::to_string(tensor.dim()));
+                          (rank == 4 ? dense : "[total, heads, head_dim]") + "), got " + std::to_string(tensor.dim()));
 }
 
 /// The longest member. On CUDA the lengths are not read, since that would wait for the device: the total bounds them.
@@ -57,6 +57,24 @@ bool same(const Problem& a, const Problem& b) {
     return key(a) == key(b);
 }
 
+/// The last plan that was made, and what for.
+struct Kept {
+    PlanOptions options;
+    std::optional<Plan> plan;
+};
+
+const Plan& planned(Kept& last, const Problem& problem, const PlanOptions& options) {
+    const bool known = last.plan.has_value() && last.options.threads == options.threads &&
+                       last.options.device == options.device && last.options.kernel == options.kernel &&
+                       same(last.plan->problem, problem);
+    if (!known) {
+        last.plan.reset();
+        last.plan = plan(problem, options);
+        last.options = options;
+    }
+    return *last.plan;
+}
+
 }  // namespace
 
 Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradient) {
@@ -65,12 +83,15 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
         invalid(ragged ? "cu_seqlens_kv" : "cu_seqlens_q", "expected both cu_seqlens or none, got one");
     }
     const std::int64_t rank = ragged ? 3 : 4;
-    expect_rank("q", in.q, rank);
-    expect_rank("k", in.k, rank);
-    expect_rank("v", in.v, rank);
+    const std::int64_t heads = settings.heads_first ? 1 : rank - 2;
+    const std::int64_t len = settings.heads_first ? 2 : 1;
+    if (ragged && settings.heads_first) invalid("heads_first", "expected false with cu_seqlens, got true");
+    expect_rank("q", in.q, rank, settings.heads_first);
+    expect_rank("k", in.k, rank, settings.heads_first);
+    expect_rank("v", in.v, rank, settings.heads_first);
     Problem p{.dtype = dtype_of("q", in.q),
-              .heads_q = in.q.size(rank - 2),
-              .heads_kv = in.k.size(rank - 2),
+              .heads_q = in.q.size(heads),
+              .heads_kv = in.k.size(heads),
               .head_dim = in.q.size(rank - 1),
               .head_dim_v = in.v.size(rank - 1),
               .ragged = ragged,
@@ -91,8 +112,8 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
             settings.max_len_kv >= 0 ? settings.max_len_kv : longest("cu_seqlens_kv", *in.cu_seqlens_kv, p.total_kv);
     } else {
         p.batch = in.q.size(0);
-        p.len_q = in.q.size(1);
-        p.len_kv = in.k.size(1);
+        p.len_q = in.q.size(len);
+        p.len_kv = in.k.size(len);
     }
     return p;
 }
@@ -100,21 +121,19 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
 const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q) {
     PlanOptions options{.pass = pass, .kernel = settings.kernel.value_or("")};
     set_place(options, q);
-    struct Kept {
-        PlanOptions options;
-        std::optional<Plan> plan;
-    };
-    thread_local Kept kept[2];
-    Kept& last = kept[pass == Pass::forward ? 0 : 1];
-    const bool known = last.plan.has_value() && last.options.threads == options.threads &&
-                       last.options.device == options.device && last.options.kernel == options.kernel &&
-                       same(last.plan->problem, problem);
-    if (!known) {
-        last.plan.reset();
-        last.plan = plan(problem, options);
-        last.options = options;
-    }
-    return *last.plan;
+    thread_local Kept first[2];
+    return planned(first[pass == Pass::forward ? 0 : 1], problem, options);
+}
+
+const Plan* next_plan(const Plan& plan, const Settings& settings) {
+    if (settings.kernel.has_value()) return nullptr;
+    const auto next =
+        std::find_if(plan.refused.begin(), plan.refused.end(), [](const Refusal& r) { return r.capable; });
+    if (next == plan.refused.end()) return nullptr;
+    thread_local Kept second[2];
+    const PlanOptions options{
+        .pass = plan.pass, .kernel = next->kernel->name, .threads = plan.threads, .device = plan.device};
+    return &planned(second[plan.pass == Pass::forward ? 0 : 1], plan.problem, options);
 }
 
 }  // namespace tessera::torch_ops

@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "tensors.hpp"
 
@@ -23,6 +24,7 @@ struct Settings {
     double softcap = 0;
     double dropout_p = 0;
     std::optional<std::string> kernel;
+    bool heads_first = false;  ///< dense q, k, v, o and gradients are [batch, heads, len, dim]
 };
 
 /// The inputs that both passes take.
@@ -44,7 +46,12 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
 /// with one problem many times. The reference lives until the next call of this function on the thread.
 const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q);
 
-/// Says where the tensors live and on how many threads to run: of cpu.cc or cuda.cc, whichever is linked.
+/// The plan for the kernel that comes next in the order of preference after that of `plan`, kept in the same way; null
+/// when there is none, or when the caller named the kernel.
+const Plan* next_plan(const Plan& plan, const Settings& settings);
+
+/// Says where the tensors live and on how many threads to run: of cpu.cc or cuda.cc, whichever is linked. Throws
+/// Error(invalid_argument) when q doesn't live there.
 void set_place(PlanOptions& options, const Tensor& q);
 
 /// How to run beside q: PyTorch's threads on the CPU, its current stream on CUDA.
@@ -52,16 +59,36 @@ Execution execution_of(const Tensor& q);
 
 /// Fills the fields that ForwardArgs and BackwardArgs share.
 template <class Args>
-Args args_of(const Inputs& in) {
+Args args_of(const Inputs& in, bool heads_first) {
     Args args;
-    args.q = view_of("q", in.q);
-    args.k = view_of("k", in.k);
-    args.v = view_of("v", in.v);
+    args.q = rows_of("q", in.q, heads_first);
+    args.k = rows_of("k", in.k, heads_first);
+    args.v = rows_of("v", in.v, heads_first);
     args.bias = view_of("bias", in.bias);
     args.alibi_slopes = view_of("alibi_slopes", in.alibi_slopes);
     args.cu_seqlens_q = view_of("cu_seqlens_q", in.cu_seqlens_q);
     args.cu_seqlens_kv = view_of("cu_seqlens_kv", in.cu_seqlens_kv);
     return args;
+}
+
+/// forward() or backward() by the plan of the problem, its workspace from PyTorch's allocator. A kernel that can't work
+/// on the strides or the alignment of these tensors gives way to the next one.
+template <class Args>
+void run(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q, const Args& args) {
+    const auto run_by = [&](const Plan& plan) {
+        const TorchWorkspace workspace(q, plan);
+        if constexpr (std::is_same_v<Args, ForwardArgs>) forward(plan, args, workspace.span(), execution_of(q));
+        else backward(plan, args, workspace.span(), execution_of(q));
+    };
+    const Plan& plan = plan_of(problem, pass, settings, q);
+    const Plan* next = nullptr;
+    try {
+        return run_by(plan);
+    } catch (const Error& error) {
+        if (error.code() == ErrorCode::unsupported) next = next_plan(plan, settings);
+        if (next == nullptr) throw;
+    }
+    run_by(*next);
 }
 
 /// Runs `body`; an Error leaves as std::runtime_error whose text begins with "tessera <code>: ", from which Python

@@ -8,6 +8,7 @@
 namespace tessera::torch_ops {
 
 void set_place(PlanOptions& options, const Tensor& q) {
+    if (!q.is_cuda()) invalid("q", "expected a tensor on a CUDA device, where another one is, got one in host memory");
     options.device = Device{DeviceType::cuda, q.get_device_index()};
 }
 

@@ -11,9 +11,15 @@
     "float softcap, float dropout_p, str? kernel"
 
 STABLE_TORCH_LIBRARY(tessera, m) {
-    m.def("forward(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS ") -> (Tensor, Tensor)");
-    m.def("attention(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS ") -> (Tensor, Tensor)");
+    m.def("forward(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS
+          ", bool heads_first=False) -> (Tensor, Tensor)");
+    m.def("attention(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS
+          ", bool heads_first=False) -> (Tensor, Tensor)");
+    m.def(
+        "plain(Tensor q, Tensor k, Tensor v, int causal, int window_left, int window_right, float? scale, "
+        "bool heads_first) -> (Tensor, Tensor)");
     m.def(
         "backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor "
-        "lse, " TESSERA_SHARED_ARGUMENTS ", bool bias_gradient) -> (Tensor, Tensor, Tensor, Tensor)");
+        "lse, " TESSERA_SHARED_ARGUMENTS
+        ", bool bias_gradient, bool heads_first=False) -> (Tensor, Tensor, Tensor, Tensor)");
 }

@@ -3,6 +3,8 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include <utility>
+
 namespace tessera::torch_ops {
 
 DType dtype_of(const char* argument, const Tensor& tensor) {
@@ -38,6 +40,15 @@ TensorView view_of(const char* argument, const Tensor& tensor) {
     return view;
 }
 
+TensorView rows_of(const char* argument, const Tensor& tensor, bool heads_first) {
+    TensorView view = view_of(argument, tensor);
+    if (heads_first && view.rank == 4) {
+        std::swap(view.shape[1], view.shape[2]);
+        std::swap(view.strides[1], view.strides[2]);
+    }
+    return view;
+}
+
 TensorView view_of(const char* argument, const OptionalTensor& tensor) {
     return tensor.has_value() ? view_of(argument, *tensor) : TensorView{};
 }
@@ -48,13 +59,10 @@ std::int32_t torch_dtype_of(const Tensor& tensor) {
     return dtype;
 }
 
-Tensor empty(const Tensor& like, std::span<const std::int64_t> shape, std::int32_t dtype) {
-    std::int64_t strides[TensorView::kMaxRank];
-    std::int64_t stride = 1;
-    for (std::size_t d = shape.size(); d-- > 0;) {
-        strides[d] = stride;
-        stride *= shape[d] > 0 ? shape[d] : 1;
-    }
+namespace {
+
+Tensor empty_strided(const Tensor& like, std::span<const std::int64_t> shape, const std::int64_t* strides,
+                     std::int32_t dtype) {
     std::int32_t device_type = 0;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
     AtenTensorHandle handle = nullptr;
@@ -64,9 +72,33 @@ Tensor empty(const Tensor& like, std::span<const std::int64_t> shape, std::int32
     return Tensor(handle);
 }
 
-Tensor empty_like(const Tensor& like) {
+std::int64_t at_least_one(std::int64_t size) { return size > 0 ? size : 1; }
+
+}  // namespace
+
+Tensor empty(const Tensor& like, std::span<const std::int64_t> shape, std::int32_t dtype) {
+    std::int64_t strides[TensorView::kMaxRank];
+    std::int64_t stride = 1;
+    for (std::size_t d = shape.size(); d-- > 0;) {
+        strides[d] = stride;
+        stride *= at_least_one(shape[d]);
+    }
+    return empty_strided(like, shape, strides, dtype);
+}
+
+Tensor empty_heads_first(const Tensor& like, const std::array<std::int64_t, 4>& shape, std::int32_t dtype) {
+    if (like.stride(1) >= like.stride(2)) return empty(like, shape, dtype);
+    const std::int64_t row = at_least_one(shape[3]);
+    const std::int64_t len = row * at_least_one(shape[1]);
+    const std::int64_t strides[] = {len * at_least_one(shape[2]), row, len, 1};
+    return empty_strided(like, shape, strides, dtype);
+}
+
+Tensor empty_like(const Tensor& like, bool heads_first) {
     const auto sizes = like.sizes();
-    return empty(like, std::span(sizes.data(), sizes.size()), torch_dtype_of(like));
+    const std::int32_t dtype = torch_dtype_of(like);
+    if (heads_first) return empty_heads_first(like, {sizes[0], sizes[1], sizes[2], sizes[3]}, dtype);
+    return empty(like, std::span(sizes.data(), sizes.size()), dtype);
 }
 
 TorchWorkspace::TorchWorkspace(const Tensor& like, const Plan& plan) : bytes_(plan.workspace_bytes) {

@@ -5,6 +5,7 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -33,17 +34,24 @@ TensorView view_of(const char* argument, const Tensor& tensor);
 /// The same of a tensor that may be left out: a view of rank 0 stands for none.
 TensorView view_of(const char* argument, const OptionalTensor& tensor);
 
+/// The same of q, k, v, o or a gradient: [batch, len, heads, dim] or ragged [total, heads, dim], as tessera has them,
+/// of a dense tensor that has its heads first.
+TensorView rows_of(const char* argument, const Tensor& tensor, bool heads_first);
+
 /// A new contiguous tensor on the device of `like`; `dtype` is one of PyTorch's numbers (aoti_torch_dtype_float32()).
 Tensor empty(const Tensor& like, std::span<const std::int64_t> shape, std::int32_t dtype);
 inline Tensor empty(const Tensor& like, std::initializer_list<std::int64_t> shape, std::int32_t dtype) {
     return empty(like, std::span(shape.begin(), shape.size()), dtype);
 }
 
+/// A new tensor [batch, heads, len, dim] that lies in memory as `like` does, with its heads or its rows outermost.
+Tensor empty_heads_first(const Tensor& like, const std::array<std::int64_t, 4>& shape, std::int32_t dtype);
+
 /// PyTorch's number of the tensor's dtype.
 std::int32_t torch_dtype_of(const Tensor& tensor);
 
-/// A new contiguous tensor of the shape and dtype of `like`.
-Tensor empty_like(const Tensor& like);
+/// A new tensor of the shape and dtype of `like`: contiguous, or as empty_heads_first() has it.
+Tensor empty_like(const Tensor& like, bool heads_first = false);
 
 /// The workspace of a plan, from the allocator of the device that `like` lies on. Lives as long as the object: on CUDA
 /// PyTorch gives the memory to later work of the same stream only, so it may go while the kernel still runs.

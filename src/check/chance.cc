@@ -39,7 +39,8 @@ struct Spread {
 Chance::Chance(const TensorGold& gold, DType dtype, DType stored)
     : dim_(static_cast<std::size_t>(gold.row_size())),
       unit_squared_(kRounding * std::pow(unit_roundoff(dtype), 2)),
-      by_value_(gold.by_value) {
+      by_value_(gold.by_value),
+      has_copies_(gold.has_copies) {
     const std::vector<double>& values = gold.value.data;
     for (std::size_t i = 0; i < values.size(); ++i) {
         const bool finite = std::isfinite(values[i]);
@@ -56,17 +57,20 @@ Chance::Chance(const TensorGold& gold, DType dtype, DType stored)
         const std::string bytes(reinterpret_cast<const char*>(row.data()), dim_ * sizeof(float));
         originals_.push_back(of_values.emplace(bytes, r).first->second);
     }
+    draws_ = originals_;
+    for (std::size_t r = 0; r < gold.draws.size(); ++r) draws_[r] = originals_[gold.draws[r]];
 }
 
 /// A sum of squares of normal errors, w_1 x_1^2 + w_2 x_2^2 + ..., passes |w|_1 + 2 |w|_2 sqrt(t) + 2 max(w) t with a
 /// probability of exp(-t) at most (Laurent and Massart 2000, lemma 1). Roundings have lighter tails than normal errors.
-/// For the terms' roundings, a row and its copies count as one x, or the terms of one value do: whichever leaves more
-/// to chance. For the last, the copies of an element are one x.
+/// For the terms' roundings, the rows of one draw (copies; one query on the same keys, of which a mask may show them
+/// different ones) count as one x, or the terms of one value do: whichever leaves more to chance. For the last, the
+/// copies of an element are one x.
 Chance::Squares Chance::squares(const std::vector<std::size_t>& rows, double of) const {
-    std::map<std::size_t, double> terms;  // of a row and its copies
+    std::map<std::size_t, double> terms;  // of the rows of one draw
     std::map<std::size_t, double> copies;
     for (const std::size_t r : rows) {
-        double& sum = terms[originals_[r]];
+        double& sum = terms[draws_[r]];
         for (std::size_t i = r * dim_; i < (r + 1) * dim_; ++i) sum += inner_[i];
         copies[originals_[r]] += 1;
     }
@@ -113,7 +117,7 @@ double Chance::largest(double at_least) const {
 }
 
 double Chance::deviation_of_sum(const std::vector<std::size_t>& rows, bool outward) const {
-    double variance = unit_squared_ * by_value_.largest_squared(outward);
+    double variance = unit_squared_ * by_value_.largest_squared(outward, has_copies_);
     for (const double sum : by_value_.sums(outward)) variance += unit_squared_ * sum * sum;
     std::map<std::size_t, double> copies;
     for (const std::size_t r : rows) copies[originals_[r]] += 1;

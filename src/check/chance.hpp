@@ -40,7 +40,9 @@ class Chance {
     std::vector<double> inner_;           // variance by the rounding of the terms
     std::vector<double> last_;            // half a step of the result: the most its rounding costs
     std::vector<std::size_t> originals_;  // [rows], the first row with the same values
+    std::vector<std::size_t> draws_;      // [rows], the first row whose weights round alike
     const RoundingsByValue& by_value_;
+    bool has_copies_;
 };
 
 }  // namespace tessera::check

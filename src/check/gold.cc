@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "check/gold.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <numeric>
 
 #include "check/tolerances.hpp"
 
@@ -40,20 +43,37 @@ RoundingsByValue::RoundingsByValue(DType dtype) {
 
 void RoundingsByValue::add(double value, double squares, double sum, double outward) {
     if (squares_.empty() || value == 0 || !std::isfinite(squares)) return;
-    int exponent = 0;
-    const double mantissa = 2 * std::frexp(std::abs(value), &exponent) - 1;  // of 1 .. 2, less 1
-    const double noise = 1e-9;  // of fp64: what is one number on paper shall not fall to two positions
-    const auto count = static_cast<double>(squares_.size());
-    const auto at = static_cast<std::size_t>((mantissa + noise) * count) % squares_.size();
+    const std::size_t at = position_of(value);
     squares_[at] += squares;
     sums_[at] += sum;
     outward_[at] += outward;
 }
 
-void RoundingsByValue::add_largest(double sum, double outward) {
-    if (!std::isfinite(sum)) return;
-    largest_squared_[0] += sum * sum;
-    largest_squared_[1] += outward * outward;
+std::size_t RoundingsByValue::position_of(double value) const {
+    int exponent = 0;
+    const double mantissa = 2 * std::frexp(std::abs(value), &exponent) - 1;  // of 1 .. 2, less 1
+    const double noise = 1e-9;  // of fp64: what is one number on paper shall not fall to two positions
+    const auto count = static_cast<double>(squares_.size());
+    return static_cast<std::size_t>((mantissa + noise) * count) % squares_.size();
+}
+
+void RoundingsByValue::add_largest(std::size_t draw, double weight, double sum, double outward) {
+    if (squares_.empty() || weight == 0 || !std::isfinite(sum)) return;
+    largest_.push_back({draw, position_of(weight), sum, outward});
+}
+
+double RoundingsByValue::largest_squared(bool outward, bool has_copies) const {
+    std::map<std::size_t, double> of_draws, of_values;
+    for (const Largest& largest : largest_) {
+        const double added = outward ? largest.outward : largest.sum;
+        of_draws[largest.draw] += added;
+        if (has_copies) of_values[largest.position] += added;
+    }
+    const auto squares = [](const std::map<std::size_t, double>& sums) {
+        return std::accumulate(sums.begin(), sums.end(), 0.0,
+                               [](double total, const auto& entry) { return total + entry.second * entry.second; });
+    };
+    return std::max(squares(of_draws), squares(of_values));
 }
 
 std::vector<std::size_t> TensorGold::blocks() const {

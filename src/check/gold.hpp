@@ -4,7 +4,7 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -39,18 +39,26 @@ class RoundingsByValue {
     /// A term `value` times others: `squares`, the sum of the squares of what it enters; `sum` and `outward`, what it
     /// adds to the sum of all elements, and to the sum of their sizes.
     void add(double value, double squares, double sum = 0, double outward = 0);
-    /// The largest weight of a row, which is 1 in most kernels and rounds in no other row's way: its `sum` and
-    /// `outward`.
-    void add_largest(double sum, double outward);
+    /// The largest weight of a row, which is 1 in most kernels and then no other row's business: its `sum` and
+    /// `outward`. Rows of one `draw` round theirs alike in every kernel.
+    void add_largest(std::size_t draw, double weight, double sum, double outward);
     const std::vector<double>& squares() const { return squares_; }
-    double largest_squared(bool outward) const { return largest_squared_[outward ? 1 : 0]; }
+    /// The sum of the squares of what the largest weights add, those of one draw taken together; or, where rows are
+    /// copies, those of one value (a kernel may divide by l first), whichever is more.
+    double largest_squared(bool outward, bool has_copies) const;
     const std::vector<double>& sums(bool outward) const { return outward ? outward_ : sums_; }
 
  private:
+    struct Largest {
+        std::size_t draw, position;
+        double sum, outward;
+    };
+    std::size_t position_of(double value) const;
+
     std::vector<double> squares_;  // [positions]
     std::vector<double> sums_;
     std::vector<double> outward_;
-    std::array<double, 2> largest_squared_{};  // sums of the squares of what add_largest was given
+    std::vector<Largest> largest_;
 };
 
 /// Which dimension of a tensor counts queries or keys: rows of 64 neighbours in it are judged by themselves too.
@@ -68,6 +76,9 @@ struct TensorGold {
     Packed rounded;
     RoundingsByValue by_value;  ///< the same terms of all elements
     Positions positions;
+    /// O: the first row with the same query on the same keys, for each row; empty: each row its own. Their weights
+    /// round alike.
+    std::vector<std::size_t> draws;
     /// Are rows of the inputs copies of others (stride 0)? Their terms round alike and may all add up.
     bool has_copies = false;
 

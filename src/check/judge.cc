@@ -272,7 +272,9 @@ class Judge {
         const auto dim = static_cast<std::size_t>(gold_.row_size());
         std::vector<std::size_t> rows;
         for (std::size_t row = 0; row < errors_.size() / dim; ++row) {
-            if (gold_.score.data[row * dim] == 0) rows.push_back(row);
+            const auto first = gold_.score.data.begin() + static_cast<std::ptrdiff_t>(row * dim);
+            if (std::all_of(first, first + static_cast<std::ptrdiff_t>(dim), [](double x) { return x == 0; }))
+                rows.push_back(row);
         }
         const double n = static_cast<double>(rows.size() * dim);
         if (n == 0) return;

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "check/heads.hpp"
@@ -170,12 +172,34 @@ void add_terms(const Target& to, std::int64_t row, const Factor& factor, const d
     for (std::int64_t c = 0; c < dim; ++c) score[c] += factor.error * std::abs(x[c]);
 }
 
+/// Are all keys copies of one (stride 0)?
+bool keys_are_copies(const Head& head, const Range& keys) {
+    const std::int64_t dim = head.problem.head_dim;
+    for (std::int64_t j = keys.begin + 1; j < keys.end; ++j) {
+        if (!std::equal(head.k + j * dim, head.k + (j + 1) * dim, head.k + keys.begin * dim)) return false;
+    }
+    return keys.size() > 1;
+}
+
+/// dS of one value round alike. Where their keys are copies too, their errors add up in each element of dQ, and do not
+/// average: n of them count n^2 times, where add_terms() counted them n times.
+void add_copied_terms(const Target& dq, std::int64_t row, const std::vector<double>& values, const double* key,
+                      std::int64_t dim) {
+    std::map<float, double> counts;  // fp32, so that the order of a sum in fp64 tells no copies apart
+    for (const double value : values) counts[static_cast<float>(value)] += 1;
+    double more = 0;
+    for (const auto& [value, count] : counts) more += (count * count - count) * static_cast<double>(value) * value;
+    double* const rounded = packed_row(dq.rounded, row);
+    for (std::int64_t c = 0; c < dim; ++c) rounded[c] += more * (key[c] * key[c]);
+}
+
 void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double>& k_squares, const Row& row,
                       const GradientRow& g, const Target& dq, const Target& dk, const Target& dv, const Target* dbias) {
     const Problem& p = head.problem;
     const double scale = std::abs(p.effective_scale());
     const double query_squares = sum_of_squares(row.query.data(), p.head_dim);
     const double d_o_squares = sum_of_squares(g.d_o.data(), p.head_dim_v);
+    std::vector<double> values;  // of dS with the softcap's slope
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         const double terms = g.dp_size[static_cast<std::size_t>(j)] + g.delta_size;
         const double ds = g.ds[static_cast<std::size_t>(j)];
@@ -187,6 +211,7 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
             p.softcap > 0 ? 2 / p.softcap * kScoreError * row.sizes[static_cast<std::size_t>(j)] : 0;
         const double slope_error = p.softcap > 0 ? scale * (kSlopeError + by_score) : 0;
         const Factor dx{ds * slope, ds_size * slope, ds_error * slope + ds_size * slope_error};
+        values.push_back(dx.value);
         add_terms(dq, i, dx, head.k + j * p.head_dim, p.head_dim);
         add_terms(dk, j, dx, row.query.data(), p.head_dim);
         dq.by_value.add(dx.value, dx.value * dx.value * k_squares[static_cast<std::size_t>(j)]);
@@ -202,6 +227,9 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
         slot(dbias->rounded, i, j) += ds * ds;
         dbias->by_value.add(ds, ds * ds);
     }
+    if (keys_are_copies(head, row.keys)) {
+        add_copied_terms(dq, i, values, head.k + row.keys.begin * p.head_dim, p.head_dim);
+    }
 }
 
 /// What each row of V adds up to: [len_kv] each.
@@ -214,12 +242,13 @@ struct ValueSums {
 };
 
 /// Row i of O: the sizes of its terms, and what the rounding of each weight does to the sums of all elements. `signs`
-/// [head_dim_v]: those of its elements, as 1 and -1.
+/// [head_dim_v]: those of its elements, as 1 and -1. `draw`: the first row whose weights round alike.
 void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, const Row& row, DType dtype,
-                    const std::vector<double>& signs, const Target& to) {
+                    const std::vector<double>& signs, std::size_t draw, const Target& to) {
     const std::int64_t dim = head.problem.head_dim_v;
-    const bool ordinary = std::all_of(row.sizes.begin() + row.keys.begin, row.sizes.begin() + row.keys.end,
-                                      [](double size) { return size == 0; });
+    bool ordinary = true;  // no kept weight has an allowance, so that the judge counts the row's signed errors
+    for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j)
+        ordinary = ordinary && (row.error(j) == 0 || head.dropout_factor(i, j) == 0);
     const auto largest = std::max_element(row.weights.begin() + row.keys.begin, row.weights.begin() + row.keys.end);
     const double top = *largest;
     double* const subnormal = packed_row(to.subnormal, i);
@@ -238,7 +267,7 @@ void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, c
         }
         const double sum = ordinary ? kept * v_sums.plain[at] : 0;
         const double outward = ordinary ? kept * std::transform_reduce(signs.begin(), signs.end(), v, 0.0) : 0;
-        if (j == largest - row.weights.begin()) to.by_value.add_largest(sum, outward);
+        if (j == largest - row.weights.begin()) to.by_value.add_largest(draw, row.weight(j), sum, outward);
         else to.by_value.add(row.weight(j) / top, weight.value * weight.value * v_sums.squares[at], sum, outward);
     }
 }
@@ -248,6 +277,10 @@ void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, c
 void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, TensorGold& lse) {
     const Problem& p = packed.problem;
     Row row(p);
+    o.draws.resize(o.value.data.size() / static_cast<std::size_t>(o.row_size()));
+    std::iota(o.draws.begin(), o.draws.end(), std::size_t{0});
+    using Query = std::tuple<std::int64_t, std::int64_t, std::vector<double>>;  // member, KV head, values
+    std::map<Query, std::size_t> first_rows;
     for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
         const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
         const Target to(o, of_queries);
@@ -261,7 +294,10 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
             if (row.score_size > kOrdinaryLse) slot(lse_score, i, 0) = kScoreError * row.score_size;
             const double* const o_row = packed_row(value, i);
             for (std::size_t c = 0; c < signs.size(); ++c) signs[c] = o_row[c] < 0 ? -1 : 1;
-            add_output_row(head, i, v_sums, row, packed.dtype, signs, to);
+            const auto at = static_cast<std::size_t>(o_row - o.value.data.data()) / signs.size();
+            if (o.has_copies)
+                o.draws[at] = first_rows.emplace(Query{member.batch, h / p.group(), row.query}, at).first->second;
+            add_output_row(head, i, v_sums, row, packed.dtype, signs, o.draws[at], to);
         }
     });
 }

@@ -77,11 +77,11 @@ constexpr Entry kEntries[] = {
      "parallel over K/V blocks in rounds, dQ without atomics; memory O(len)", "none", "none", fa2::forward_workspace,
      fa2::forward, fa2::backward_workspace, fa2::backward},
     {Schedule::fa1, "K/V blocks outer, O, m, l rescaled and written back each step; memory O(len)",
-     "K/V blocks outer, dQ read and written each step; memory O(len)", "len_kv up to 65,536", "none",
+     "K/V blocks outer, dQ read and written each step; memory O(len)", "at most 65,536 keys", "none",
      fa1::forward_workspace, fa1::forward, fa1::backward_workspace, fa1::backward},
     {Schedule::standard, "S and P materialised; memory O(len_q * len_kv)",
-     "P and dS materialised; memory O(len_q * len_kv)", "the scores of all heads must fit memory",
-     "two matrices of all scores must fit memory", standard::forward_workspace, standard::forward,
+     "P and dS materialised; memory O(len_q * len_kv)", "memory for the scores of all heads",
+     "memory for two matrices of all scores", standard::forward_workspace, standard::forward,
      standard::backward_workspace, standard::backward},
 };
 

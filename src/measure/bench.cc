@@ -41,13 +41,8 @@ class Readings {
     bool known_ = true;
 };
 
-}  // namespace
-
-Measurement time_call(const std::function<void()>& call, const std::function<void()>& make_cold, const Method& method,
+Measurement one_round(const std::function<void()>& call, const std::function<void()>& make_cold, const Method& method,
                       const Gauge* gauge) {
-    const Timer warm_up;
-    do call();
-    while (warm_up.milliseconds() < method.warm_up_ms);
     std::vector<double> milliseconds;
     Readings readings(gauge);
     for (int i = 0; i < method.repeat; ++i) {
@@ -59,6 +54,21 @@ Measurement time_call(const std::function<void()>& call, const std::function<voi
         readings.after(milliseconds.back());
     }
     return {summarize(std::move(milliseconds)), readings.clock_mhz(), readings.watts()};
+}
+
+}  // namespace
+
+Measurement time_call(const std::function<void()>& call, const std::function<void()>& make_cold, const Method& method,
+                      const Gauge* gauge) {
+    const Timer warm_up;
+    do call();
+    while (warm_up.milliseconds() < method.warm_up_ms);
+    Measurement best = one_round(call, make_cold, method, gauge);
+    for (int round = 1; round < method.rounds && is_noisy(best.ms.median, best.ms.spread); ++round) {
+        Measurement next = one_round(call, make_cold, method, gauge);
+        if (next.ms.spread * best.ms.median < best.ms.spread * next.ms.median) best = std::move(next);
+    }
+    return best;
 }
 
 Measurement time_call(const std::function<void()>& call, std::span<const TensorView> operands, ColdCache& cache,

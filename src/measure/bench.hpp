@@ -16,6 +16,8 @@ namespace tessera::measure {
 struct Method {
     int repeat = 9;         ///< calls that count
     double warm_up_ms = 0;  ///< before them: one call, and more until this time has passed
+    /// A noisy measurement (statistics.hpp) is taken again, up to so many in all; the one of least spread counts.
+    int rounds = 1;
 };
 
 struct Measurement {

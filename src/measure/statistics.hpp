@@ -15,6 +15,10 @@ struct Summary {
     double most = 0;
 };
 
+/// A spread of more than this share of the median says that something else took part: such a figure decides nothing.
+inline constexpr double kNoisySpread = 0.2;
+inline bool is_noisy(double median, double spread) { return spread > kNoisySpread * median; }
+
 /// The q-quantile (0 <= q <= 1) of sorted samples, linear between neighbours; 0 without samples.
 double quantile(const std::vector<double>& sorted, double q);
 

@@ -100,7 +100,7 @@ constexpr Family kFamilies[] = {
       .end_cycles_per_dim = 22,
       .cut_tiles = 0.60,
       .launches = 3}},
-    // No such kernels on GPUs yet: the constants are those of the nearest relative.
+    // Not fitted yet: the constants are those of the nearest relative.
     {"tessera",
      Schedule::standard,
      Pass::backward,

@@ -3,11 +3,13 @@
 
 #include <fmt/format.h>
 
+#include "plot/mark.hpp"
 #include "tessera/error.hpp"
 
 #ifdef TESSERA_HAS_RSVG
 #include <cairo.h>
 #include <librsvg/rsvg.h>
+#include <zlib.h>
 
 #include <cmath>
 #include <memory>
@@ -50,6 +52,21 @@ using Owned = std::unique_ptr<T, Unref>;
     throw Error(ErrorCode::invalid_argument, "svg", owned != nullptr ? owned->message : "librsvg can't draw it");
 }
 
+std::string big_endian(std::size_t value) {
+    std::string bytes;
+    for (const int shift : {24, 16, 8, 0}) bytes += static_cast<char>((value >> shift) & 0xFF);
+    return bytes;
+}
+
+/// The picture with its mark: a text chunk behind the header, which is the first chunk of every PNG file.
+std::string marked(std::string picture) {
+    constexpr std::size_t kSignatureAndHeader = 8 + 4 + 4 + 13 + 4;
+    const std::string body = "tEXt" + std::string(kPngMark);
+    const auto checksum =
+        crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()));
+    return picture.insert(kSignatureAndHeader, big_endian(kPngMark.size()) + body + big_endian(checksum));
+}
+
 cairo_status_t append(void* to, const unsigned char* bytes, unsigned int count) {
     static_cast<std::string*>(to)->append(reinterpret_cast<const char*>(bytes), count);
     return CAIRO_STATUS_SUCCESS;
@@ -83,7 +100,7 @@ std::string png(std::string_view svg, double scale) {
     if (cairo_surface_write_to_png_stream(surface.get(), append, &bytes) != CAIRO_STATUS_SUCCESS) {
         throw Error(ErrorCode::out_of_memory, "png", "cairo could not make the picture");
     }
-    return bytes;
+    return marked(std::move(bytes));
 }
 
 #else

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "plot/frame.hpp"
+#include "plot/mark.hpp"
 #include "plot/style.hpp"
 #include "plot/text.hpp"
 
@@ -49,6 +50,7 @@ class Drawing {
         if (home_ == Home::file) put(" width=\"{:g}\" height=\"{:g}\"", figure_.width, frame_.height);
         put(" role=\"img\" aria-label=\"{}\" font-family=\"{}\" font-size=\"{:g}\">\n", escaped(figure_.title),
             escaped(kFontFamily), kTextSize);
+        if (home_ == Home::file) put("{}\n", kSvgMark);
         put("<title>{}</title>\n", escaped(figure_.title));
         if (home_ == Home::file) {
             put("<style>.plot{{{}}}@media (prefers-color-scheme:dark){{.plot{{{}}}}}{}</style>\n",

@@ -58,7 +58,7 @@ void score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const
     for (std::int64_t j = keys.begin; j < keys.end; ++j) s.ds[j] = s.weights[j] * (s.ds[j] - delta);
 }
 
-/// Adds row i to dK and dV of its kv head, and stores dQ[i].
+/// Adds row i to dK and dV of its kv head, and stores dQ[i] where it is wanted.
 void backward_row(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, const HeadRows& dq,
                   const Scratch& s) {
     const Problem& p = head.problem;
@@ -72,6 +72,7 @@ void backward_row(const Head& head, std::int64_t i, const HeadRows& d_o, const H
         for (std::int64_t c = 0; c < p.head_dim; ++c) s.dk[j * p.head_dim + c] += dx * s.q_row[c];
         s.dots[j] = dx;
     }
+    if (dq.data == nullptr) return;
     for (std::int64_t c = 0; c < p.head_dim; ++c) {
         double sum = 0;
         for (std::int64_t j = keys.begin; j < keys.end; ++j) sum += s.dots[j] * head.k[j * p.head_dim + c];
@@ -80,12 +81,13 @@ void backward_row(const Head& head, std::int64_t i, const HeadRows& d_o, const H
 }
 
 void store_rows(const double* from, std::int64_t len, std::int64_t dim, const HeadRows& to) {
+    if (to.data == nullptr) return;  // not wanted
     for (std::int64_t j = 0; j < len; ++j) {
         for (std::int64_t c = 0; c < dim; ++c) store_from_double(to.at(j, c), to.dtype, from[j * dim + c]);
     }
 }
 
-/// dQ, dK, dV of one kv head and the query heads that share it.
+/// dQ, dK, dV of one kv head and the query heads that share it, those that are wanted.
 void backward_kv_head(const Problem& p, const BackwardArgs& args, const Member& member, std::int64_t kv_head,
                       const Scratch& s) {
     std::fill_n(s.dk, member.len_kv * p.head_dim, 0.0);

@@ -126,10 +126,10 @@ std::size_t plots_of(const DeviceRows& device) {
 
 std::string html_page(const Sorted& sorted, const std::string& title) {
     std::string text = fmt::format(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">{2}"
         "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>{0}</title>\n<style>{1}</style>"
         "</head>\n<body><header><h1>{0}</h1>\n<nav>",
-        escaped(title), styles());
+        escaped(title), styles(), kHtmlMark);
     for (std::size_t i = 0; i < sorted.devices.size(); ++i)
         text += fmt::format("<a href=\"#d{}\">{}</a>", i, escaped(sorted.devices[i].name));
     text += "</nav></header>\n<main>\n";

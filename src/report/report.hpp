@@ -5,10 +5,15 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "report/rows.hpp"
 
 namespace tessera::report {
+
+/// What a page and tables hold near their beginning: who made them.
+inline constexpr std::string_view kHtmlMark = "<meta name=\"generator\" content=\"tessera report\">";
+inline constexpr std::string_view kMarkdownMark = "<!-- made by tessera report -->";
 
 /// One self-contained HTML page: plots as SVG, tables, styles within; no script, nothing loaded from anywhere. Light or
 /// dark as the reader's system is set, one column on a phone, several on a wide screen.

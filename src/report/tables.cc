@@ -82,7 +82,7 @@ Provenance provenance(const DeviceRows& device) {
 }
 
 std::string markdown(const Sorted& sorted, const std::string& title) {
-    std::string text = fmt::format("# {}\n", title);
+    std::string text = fmt::format("{}\n# {}\n", kMarkdownMark, title);
     for (const DeviceRows& device : sorted.devices) {
         const Provenance from = provenance(device);
         text += fmt::format("\n## {}\n\n{}; {}.\n", device.name, from.when, from.versions);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "walk/by_hand.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace tessera::walk {
@@ -20,9 +22,27 @@ std::int64_t dot(const HandMatrix& a, std::int64_t row_a, const HandMatrix& b, s
     return sum;
 }
 
+void validate(const char* name, const HandMatrix& matrix, std::size_t rows) {
+    if (matrix.empty() || matrix.size() > kMostHandLen) {
+        throw Error(ErrorCode::invalid_argument, name,
+                    fmt::format("expected 1 to {} rows, got {}", kMostHandLen, matrix.size()));
+    }
+    if (matrix.size() != rows)
+        throw Error(ErrorCode::invalid_argument, name, fmt::format("expected {} rows, got {}", rows, matrix.size()));
+    for (const auto& row : matrix) {
+        for (const std::int64_t x : row) {
+            if (x < -kMostHandValue || x > kMostHandValue) {
+                throw Error(ErrorCode::invalid_argument, name,
+                            fmt::format("expected numbers from {} to {}, got {}", -kMostHandValue, kMostHandValue, x));
+            }
+        }
+    }
+}
+
 /// One step of the online softmax (FlashAttention paper, Algorithm 1, lines 9 to 13; FlashAttention-2 paper, Algorithm
 /// 1, lines 8 to 10).
-HandStep step_of(const Band& band, std::int64_t row, Range keys, const HandRow& before, bool divided) {
+HandStep step_of(const HandExample& example, const Band& band, std::int64_t row, Range keys, const HandRow& before,
+                 bool divided) {
     HandStep step{.row = row, .keys = keys, .coverage = Coverage::full};
     step.old_m = step.m = before.m;
     step.old_l = before.l;
@@ -33,7 +53,7 @@ HandStep step_of(const Band& band, std::int64_t row, Range keys, const HandRow& 
             step.coverage = Coverage::partial;
             continue;
         }
-        step.s.back() = dot(kHandQ, row, kHandK, j);
+        step.s.back() = dot(example.q, row, example.k, j);
         step.m = std::max(step.m.value_or(*step.s.back()), *step.s.back());
     }
     step.rescale = step.old_m ? power_of_two(*step.old_m - *step.m) : Fraction(0);
@@ -44,7 +64,7 @@ HandStep step_of(const Band& band, std::int64_t row, Range keys, const HandRow& 
     }
     for (std::size_t x = 0; x < kHandDim; ++x) {
         for (std::int64_t j = keys.begin; j < keys.end; ++j)
-            step.add_o[x] = step.add_o[x] + step.p[at(j - keys.begin)] * kHandV[at(j)][x];
+            step.add_o[x] = step.add_o[x] + step.p[at(j - keys.begin)] * example.v[at(j)][x];
         Fraction share = step.rescale;
         if (divided && !(step.l == 0)) {
             share = share * step.old_l / step.l;
@@ -66,46 +86,91 @@ void meet(Hand& hand, const Band& band, Range queries, Range keys, bool divided)
     if (band.coverage(queries.begin, queries.end, keys.begin, keys.end) == Coverage::empty) return;
     for (std::int64_t row = queries.begin; row < queries.end; ++row) {
         if (band.coverage(row, row + 1, keys.begin, keys.end) == Coverage::empty) continue;
-        hand.steps.push_back(step_of(band, row, keys, hand.rows[at(row)], divided));
+        hand.steps.push_back(step_of(hand.example, band, row, keys, hand.rows[at(row)], divided));
         take(hand.rows[at(row)], hand.steps.back());
     }
 }
 
-/// P = 2^(s - LSE / ln 2), dP = dO V^T, D = dO . O, dS = P (dP - D), dQ = ln 2 dS K, dK = ln 2 dS^T Q, dV = P^T dO
-/// (FlashAttention paper, appendix B.2).
-void add_gradients(Hand& hand, const Band& band) {
-    for (std::int64_t i = 0; i < kHandLen; ++i) {
+/// P = 2^(s - LSE / ln 2), dP = dO V^T, D = dO . O, dS = P (dP - D) (FlashAttention paper, appendix B.2).
+void add_score_gradients(Hand& hand, const Band& band) {
+    const HandExample& e = hand.example;
+    for (std::int64_t i = 0; i < e.len_q(); ++i) {
         HandRow& row = hand.rows[at(i)];
-        for (std::size_t x = 0; x < kHandDim; ++x) row.delta = row.delta + row.o[x] * kHandDo[at(i)][x];
-        for (std::int64_t j = 0; j < kHandLen; ++j) {
+        for (std::size_t x = 0; x < kHandDim; ++x) row.delta = row.delta + row.o[x] * e.d_o[at(i)][x];
+        for (std::int64_t j = 0; j < e.len_kv(); ++j) {
             const bool seen = band.visible(i, j);
-            row.p.push_back(seen ? power_of_two(dot(kHandQ, i, kHandK, j) - *row.m) / row.l : Fraction(0));
-            row.dp.push_back(dot(kHandDo, i, kHandV, j));
+            row.p.push_back(seen ? power_of_two(dot(e.q, i, e.k, j) - *row.m) / row.l : Fraction(0));
+            row.dp.push_back(dot(e.d_o, i, e.v, j));
             row.ds.push_back(row.p.back() * (row.dp.back() - row.delta));
-            for (std::size_t x = 0; x < kHandDim; ++x) {
-                row.dq[x] = row.dq[x] + row.ds.back() * kHandK[at(j)][x];
-                hand.dk[at(j)][x] = hand.dk[at(j)][x] + row.ds.back() * kHandQ[at(i)][x];
-                hand.dv[at(j)][x] = hand.dv[at(j)][x] + row.p.back() * kHandDo[at(i)][x];
-            }
         }
     }
 }
 
+/// One tile adds dS K to dQ, dS^T Q to dK and P^T dO to dV (the same appendix, Algorithm 4), in units of ln 2 where the
+/// scale belongs to it.
+void meet_backward(Hand& hand, const Band& band, Range queries, Range keys) {
+    const HandExample& e = hand.example;
+    HandGradientStep step{.queries = queries, .keys = keys};
+    step.coverage = band.coverage(queries.begin, queries.end, keys.begin, keys.end);
+    if (step.coverage == Coverage::empty) return;
+    for (std::int64_t i = queries.begin; i < queries.end; ++i) {
+        HandRow& row = hand.rows[at(i)];
+        for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+            for (std::size_t x = 0; x < kHandDim; ++x) {
+                row.dq[x] = row.dq[x] + row.ds[at(j)] * e.k[at(j)][x];
+                hand.dk[at(j)][x] = hand.dk[at(j)][x] + row.ds[at(j)] * e.q[at(i)][x];
+                hand.dv[at(j)][x] = hand.dv[at(j)][x] + row.p[at(j)] * e.d_o[at(i)][x];
+            }
+        }
+        step.dq.push_back(row.dq);
+    }
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        step.dk.push_back(hand.dk[at(j)]);
+        step.dv.push_back(hand.dv[at(j)]);
+    }
+    hand.gradient_steps.push_back(std::move(step));
+}
+
+/// Ranges of `size`, the last one cut at `length`.
+std::vector<Range> tiles(std::int64_t length, std::int64_t size) {
+    std::vector<Range> result;
+    for (std::int64_t begin = 0; begin < length; begin += size)
+        result.push_back({begin, std::min(begin + size, length)});
+    return result;
+}
+
 }  // namespace
 
-Hand work_by_hand(Schedule schedule, const Mask& mask) {
-    Hand hand{.schedule = schedule, .mask = mask};
-    const Band band = mask.bind(kHandLen, kHandLen);
-    const auto tile = [](std::int64_t index) { return Range{index * kHandBlock, (index + 1) * kHandBlock}; };
-    constexpr std::int64_t kTiles = kHandLen / kHandBlock;
-    for (std::int64_t outer = 0; outer < kTiles; ++outer) {
-        if (schedule == Schedule::standard) {
-            meet(hand, band, tile(outer), {0, kHandLen}, false);
-            continue;
+void HandExample::validate() const {
+    walk::validate("q", q, q.size());
+    walk::validate("k", k, k.size());
+    walk::validate("v", v, k.size());
+    walk::validate("do", d_o, q.size());
+    if (tile.block_q < 1 || tile.block_kv < 1) {
+        throw Error(ErrorCode::invalid_argument, "tile",
+                    fmt::format("expected at least 1 x 1, got {} x {}", tile.block_q, tile.block_kv));
+    }
+}
+
+Hand work_by_hand(const HandExample& example, Schedule schedule, const Mask& mask) {
+    example.validate();
+    Hand hand{.example = example, .schedule = schedule, .mask = mask};
+    hand.rows.resize(example.q.size());
+    hand.dk.resize(example.k.size());
+    hand.dv.resize(example.k.size());
+    const Band band = mask.bind(example.len_q(), example.len_kv());
+    const Range all{0, example.len_kv()};
+    const std::vector<Range> of_queries = tiles(example.len_q(), example.tile.block_q);
+    const std::vector<Range> of_keys = tiles(example.len_kv(), example.tile.block_kv);
+    if (schedule == Schedule::standard) {
+        for (const Range& queries : of_queries) meet(hand, band, queries, all, false);
+    } else if (schedule == Schedule::fa1) {
+        for (const Range& keys : of_keys) {
+            for (const Range& queries : of_queries) meet(hand, band, queries, keys, true);
         }
-        for (std::int64_t inner = 0; inner < kTiles; ++inner) {
-            const bool keys_outer = schedule == Schedule::fa1;
-            meet(hand, band, tile(keys_outer ? inner : outer), tile(keys_outer ? outer : inner), keys_outer);
+    } else {
+        for (const Range& queries : of_queries) {
+            for (const Range& keys : of_keys) meet(hand, band, queries, keys, false);
         }
     }
     if (schedule != Schedule::fa1) {
@@ -113,8 +178,17 @@ Hand work_by_hand(Schedule schedule, const Mask& mask) {
             for (Fraction& o : row.o) o = row.l == 0 ? Fraction(0) : o / row.l;
         }
     }
-    add_gradients(hand, band);
+    add_score_gradients(hand, band);
+    if (schedule == Schedule::standard) {
+        meet_backward(hand, band, {0, example.len_q()}, all);
+    } else {
+        for (const Range& keys : of_keys) {
+            for (const Range& queries : of_queries) meet_backward(hand, band, queries, keys);
+        }
+    }
     return hand;
 }
+
+Hand work_by_hand(Schedule schedule, const Mask& mask) { return work_by_hand(HandExample{}, schedule, mask); }
 
 }  // namespace tessera::walk

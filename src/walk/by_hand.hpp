@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of 4 queries and 4 keys that a person can redo with a pencil. The scale is ln 2, so exp(scale * q.k) is
+// Attention of a few queries and keys that a person can redo with a pencil. The scale is ln 2, so exp(scale * q.k) is
 // 2^(q.k): with whole numbers in Q, K and V every weight is a power of two and every result a fraction.
 #pragma once
 
@@ -14,15 +14,32 @@
 
 namespace tessera::walk {
 
-inline constexpr std::int64_t kHandLen = 4;
+inline constexpr std::int64_t kHandLen = 4;  ///< queries and keys of the built-in example
 inline constexpr std::int64_t kHandDim = 2;
-inline constexpr std::int64_t kHandBlock = 2;  ///< queries and keys of a tile
+inline constexpr std::int64_t kHandBlock = 2;    ///< its queries and keys of a tile
+inline constexpr std::int64_t kMostHandLen = 8;  ///< queries or keys of anybody's own numbers
+inline constexpr std::int64_t kMostHandValue = 9;
 
-using HandMatrix = std::array<std::array<std::int64_t, kHandDim>, kHandLen>;
+using HandMatrix = std::vector<std::array<std::int64_t, kHandDim>>;
 using HandVector = std::array<Fraction, kHandDim>;
 
-/// The inputs, whole numbers. dO is for the backward.
+/// The inputs of the built-in example, whole numbers. dO is for the backward.
 extern const HandMatrix kHandQ, kHandK, kHandV, kHandDo;
+
+/// What is worked out: whole numbers, and how they are cut into tiles.
+struct HandExample {
+    HandMatrix q = kHandQ;     ///< [len_q, 2]
+    HandMatrix k = kHandK;     ///< [len_kv, 2]
+    HandMatrix v = kHandV;     ///< [len_kv, 2]
+    HandMatrix d_o = kHandDo;  ///< [len_q, 2]
+    Tile tile{kHandBlock, kHandBlock};
+
+    std::int64_t len_q() const { return static_cast<std::int64_t>(q.size()); }
+    std::int64_t len_kv() const { return static_cast<std::int64_t>(k.size()); }
+    /// Throws Error(invalid_argument) naming "q", "k", "v", "do" or "tile": more rows than kMostHandLen or none, values
+    /// beyond kMostHandValue, K and V or Q and dO of different lengths.
+    void validate() const;
+};
 
 /// One query against one tile of keys.
 struct HandStep {
@@ -43,28 +60,45 @@ struct HandStep {
 
 /// What a query ends with.
 struct HandRow {
-    std::optional<std::int64_t> m{};
+    std::optional<std::int64_t> m{};  ///< none: the query sees no key
     Fraction l{};
     HandVector o{};             ///< final
-    std::vector<Fraction> p{};  ///< [4] weights, 0 where hidden
+    std::vector<Fraction> p{};  ///< [len_kv] weights, 0 where hidden
     // Backward, with D = dO . O:
     Fraction delta{};
-    std::vector<Fraction> dp{};  ///< [4] dO . v
-    std::vector<Fraction> ds{};  ///< [4] p (dP - D)
+    std::vector<Fraction> dp{};  ///< [len_kv] dO . v
+    std::vector<Fraction> ds{};  ///< [len_kv] p (dP - D)
     HandVector dq{};             ///< in units of ln 2
 };
 
+/// One tile of the backward: what it makes again, and the sums after it.
+struct HandGradientStep {
+    Range queries;
+    Range keys;
+    Coverage coverage = Coverage::full;
+    std::vector<HandVector> dq{};  ///< [queries of the tile], in units of ln 2, with this tile
+    std::vector<HandVector> dk{};  ///< [keys of the tile], in units of ln 2, with this tile
+    std::vector<HandVector> dv{};  ///< [keys of the tile], with this tile
+};
+
 struct Hand {
+    HandExample example;
     Schedule schedule = Schedule::fa2;
     Mask mask;
     std::vector<HandStep> steps;  ///< in the order of the schedule; tiles that the mask skips are left out
-    std::array<HandRow, kHandLen> rows;
-    std::array<HandVector, kHandLen> dk;  ///< in units of ln 2
-    std::array<HandVector, kHandLen> dv;
+    std::vector<HandRow> rows;    ///< [len_q]
+    std::vector<HandGradientStep> gradient_steps;  ///< in the order of the schedule, skipped tiles left out; P and dS
+                                                   ///< of a tile stand in `rows`
+    std::vector<HandVector> dk;  ///< [len_kv], in units of ln 2
+    std::vector<HandVector> dv;  ///< [len_kv]
 };
 
-/// fa1: key tiles outer, queries inner, O divided by l at every step; fa2: query tiles outer, O divided at the end;
-/// standard: all keys at once. fa3 is fa2 here.
+/// Forward: fa1: key tiles outer, queries inner, O divided by l at every step; fa2: query tiles outer, O divided at the
+/// end; standard: all keys at once. Backward: key tiles outer, standard all at once. fa3 is fa2 here. Throws as
+/// HandExample::validate().
+Hand work_by_hand(const HandExample& example, Schedule schedule, const Mask& mask);
+
+/// The same of the built-in example.
 Hand work_by_hand(Schedule schedule, const Mask& mask);
 
 }  // namespace tessera::walk

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <numeric>
 #include <string>
 
+#include "tessera/error.hpp"
+
 namespace tessera::walk {
 
-/// An exact fraction in lowest terms, for numbers that a person could write down.
+/// An exact fraction in lowest terms, for numbers that a person could write down. Arithmetic that leaves 64 bits throws
+/// Error(invalid_argument): a wrong fraction never comes out.
 class Fraction {
  public:
     Fraction(std::int64_t whole = 0) : numerator_(whole) {}
@@ -29,26 +31,46 @@ class Fraction {
     }
 
     friend Fraction operator+(const Fraction& a, const Fraction& b) {
-        return {a.numerator_ * b.denominator_ + b.numerator_ * a.denominator_, a.denominator_ * b.denominator_};
+        // Over the common denominator in lowest terms: products of denominators would leave 64 bits much earlier.
+        const std::int64_t common = std::gcd(a.denominator_, b.denominator_);
+        const std::int64_t of_a = b.denominator_ / common, of_b = a.denominator_ / common;
+        return {sum(product(a.numerator_, of_a), product(b.numerator_, of_b)), product(a.denominator_, of_a)};
     }
     friend Fraction operator-(const Fraction& a, const Fraction& b) {
         return a + Fraction(-b.numerator_, b.denominator_);
     }
     friend Fraction operator*(const Fraction& a, const Fraction& b) {
-        return {a.numerator_ * b.numerator_, a.denominator_ * b.denominator_};
+        const Fraction left(a.numerator_, b.denominator_), right(b.numerator_, a.denominator_);
+        return {product(left.numerator_, right.numerator_), product(left.denominator_, right.denominator_)};
     }
     friend Fraction operator/(const Fraction& a, const Fraction& b) {
-        return {a.numerator_ * b.denominator_, a.denominator_ * b.numerator_};
+        return a * Fraction(b.denominator_, b.numerator_);
     }
     friend bool operator==(const Fraction&, const Fraction&) = default;
 
  private:
+    [[noreturn]] static void refuse() {
+        throw Error(ErrorCode::invalid_argument, "numbers", "expected smaller ones: a fraction of 64 bits overflows");
+    }
+    static std::int64_t product(std::int64_t a, std::int64_t b) {
+        std::int64_t result = 0;
+        if (__builtin_mul_overflow(a, b, &result)) refuse();
+        return result;
+    }
+    static std::int64_t sum(std::int64_t a, std::int64_t b) {
+        std::int64_t result = 0;
+        if (__builtin_add_overflow(a, b, &result)) refuse();
+        return result;
+    }
+
     std::int64_t numerator_ = 0;
     std::int64_t denominator_ = 1;
 };
 
 /// 2^power
 inline Fraction power_of_two(std::int64_t power) {
+    if (power > 61 || power < -61)
+        throw Error(ErrorCode::invalid_argument, "numbers", "expected scores less than 62 apart");
     return power >= 0 ? Fraction(std::int64_t{1} << power) : Fraction(1, std::int64_t{1} << -power);
 }
 

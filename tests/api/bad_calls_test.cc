@@ -96,9 +96,9 @@ std::vector<Slot<BackwardArgs>> slots(const BackwardArgs&, bool ragged) {
                               {"lse", &A::lse},
                               {"do", &A::d_o},
                               {"dlse", &A::dlse, false, true},
-                              {"dq", &A::dq, true},
-                              {"dk", &A::dk, true},
-                              {"dv", &A::dv, true}};
+                              {"dq", &A::dq, true, true},
+                              {"dk", &A::dk, true, true},
+                              {"dv", &A::dv, true, true}};
     if (ragged) list.insert(list.end(), {{"cu_seqlens_q", &A::cu_seqlens_q}, {"cu_seqlens_kv", &A::cu_seqlens_kv}});
     else list.insert(list.end(), {{"bias", &A::bias}, {"alibi_slopes", &A::alibi_slopes}, {"dbias", &A::dbias, true}});
     return list;

@@ -59,6 +59,21 @@ TEST_F(WalkTest, values_on_the_sample_are_those_of_run) {
     }
 }
 
+TEST_F(WalkTest, a_row_stands_beside_its_exact_one) {
+    for (const char* schedule : {"standard", "fa1", "fa2"}) {
+        const std::string how = fmt::format("walk --len 200 --tile 32,32 --schedule {} --json", schedule);
+        const auto json = run_ok(how + " --row 190").json();
+        const auto& last = json.at("steps").back();
+        EXPECT_LT(last.at("error").get<double>(), 1e-6) << schedule;
+        const double lse = last.at("m").get<double>() + std::log(last.at("l").get<double>());
+        EXPECT_NEAR(json.at("exact").at("lse").get<double>(), lse, 1e-5) << schedule;
+        for (std::size_t c = 0; c < 64; ++c) {
+            EXPECT_NEAR(last.at("estimate").at(c).get<double>(), json.at("exact").at("o").at(c).get<double>(), 1e-6);
+        }
+        EXPECT_FALSE(run_ok(how).json().contains("exact")) << "a tile of queries has no one row";
+    }
+}
+
 TEST_F(WalkTest, prints_tables_that_fit) {
     for (const char* schedule : {"standard", "fa1", "fa2"}) {
         for (const char* more : {"", " --backward", " --row 100", " --row 100 --backward"}) {
@@ -96,6 +111,12 @@ TEST_F(WalkTest, bad_options_are_told) {
     expect_error("walk --row 1 --q-tile 0", 2, "--q-tile");
     expect_error("walk --schedule fa3", 69, "fa3");
     expect_error("walk --by-hand " + kSample, 2, "--by-hand");
+    const std::string own = "walk --by-hand --numbers 'q 1 0; k 1 0, 3 0, 2 0, 5 0; v 1 0, 1 0, 1 0, 1 0'";
+    EXPECT_NE(run_ok(own + " --tile 1,2").out.find("l = 1/4 * 5/4 + 1/8 + 1 = 23/16"), std::string::npos);
+    EXPECT_NE(run_ok("walk --by-hand --causal bottom-right").out.find("keys 2 and 3: skipped"), std::string::npos);
+    expect_error("walk --by-hand --numbers 'q 1 0; k 1; v 1 0'", 2, "--numbers");
+    expect_error("walk --by-hand --numbers 'q 1 0; v 1 0'", 2, "no k");
+    expect_error("walk --numbers 'q 1 0; k 1 0; v 1 0'", 2, "expected --by-hand with it");
     expect_error("walk " + kSample + " --len 5", 2, "--len");
     expect_error("walk nosuch.safetensors", 66, "nosuch.safetensors");
     expect_error("walk --len 0", 2, "--len");

@@ -41,6 +41,16 @@ build_and_run("find_package" installed -DCMAKE_PREFIX_PATH=${WORK}/prefix)
 build_and_run("add_subdirectory, shared" subdirectory -DTESSERA_CHECKOUT=${SOURCE} -DTESSERA_CUDA=OFF
               "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" -DBUILD_SHARED_LIBS=ON -DTESSERA_INSTALL=ON)
 
+# A project that names no build type gets kernels that are optimised all the same.
+run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/no_build_type
+    -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DTESSERA_CHECKOUT=${SOURCE} -DTESSERA_CUDA=OFF
+    -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
+file(STRINGS ${WORK}/no_build_type/compile_commands.json commands REGEX "command.*cpu/lanes/matmul.cc")
+if(NOT commands MATCHES " -O2 ")
+    message(FATAL_ERROR "without a build type, expected matmul.cc to be compiled with -O2, got: ${commands}")
+endif()
+message(STATUS "add_subdirectory without a build type: ok")
+
 # An installed shared library needs none of its own dependencies at hand.
 run(${CMAKE_COMMAND} --install ${WORK}/subdirectory --prefix ${WORK}/shared_prefix --component library)
 build_and_run("find_package, shared" installed_shared -DCMAKE_PREFIX_PATH=${WORK}/shared_prefix

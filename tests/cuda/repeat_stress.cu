@@ -180,6 +180,44 @@ TEST_P(Repeats, give_the_same_gradients_a_thousand_times_on_a_busy_device) {
     }
 }
 
+/// Captured once and launched three times: no launch may keep what another one left, nor wait for the device.
+TEST_P(Repeats, give_the_same_gradients_from_a_graph) {
+    const check::Attention a = attention();
+    for (const Plan& how : plans_of(a.problem, Pass::backward)) {
+        device::DeviceCopy copy(kDevice);
+        const BackwardArgs args = copy.add(a.backward_args());
+        const auto workspace = copy.workspace(how.workspace_bytes);
+        const std::vector<Output> outputs{
+            {args.dq.data, a.dq.memory.size()}, {args.dk.data, a.dk.memory.size()}, {args.dv.data, a.dv.memory.size()}};
+        const auto results = [&] {
+            device::synchronize(kDevice);
+            std::vector<std::vector<std::byte>> all;
+            for (const Output& out : outputs) {
+                all.emplace_back(out.bytes);
+                cudaMemcpy(all.back().data(), out.data, out.bytes, cudaMemcpyDeviceToHost);
+                cudaMemset(out.data, 0xFF, out.bytes);
+            }
+            device::synchronize(kDevice);
+            return all;
+        };
+        const Stream stream;
+        backward(how, args, workspace, {.stream = stream});
+        const auto expected = results();
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t run = nullptr;
+        ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+        backward(how, args, workspace, {.stream = stream});
+        ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess) << how.kernel->name;
+        ASSERT_EQ(cudaGraphInstantiate(&run, graph, 0), cudaSuccess) << how.kernel->name;
+        for (int launch = 0; launch < 3; ++launch) {
+            ASSERT_EQ(cudaGraphLaunch(run, stream), cudaSuccess);
+            EXPECT_EQ(results(), expected) << how.kernel->name << ", launch " << launch;
+        }
+        cudaGraphExecDestroy(run);
+        cudaGraphDestroy(graph);
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(stress, Repeats, testing::ValuesIn(configurations()),
                          [](const auto& which) { return which.param.name; });
 

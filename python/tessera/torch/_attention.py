@@ -7,24 +7,29 @@ from . import _errors, _functorch, _operators
 CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _functorch_active = torch._C._are_functorch_transforms_active
 _is_grad_enabled = torch.is_grad_enabled
-_forward = _operators.forward
-_eager = _operators.EagerAttention.apply
+_is_compiling = torch.compiler.is_compiling
+_call = _operators.call
+# Past the Python code of Function.apply, which is for torch.func.
+_eager = super(torch.autograd.Function, _operators.EagerAttention).apply
 
 
-def run(*args):
-    """O and LSE of the operators' 17 arguments, by the cheapest way that gives what the surroundings need.
+def run(q, k, v, bias, *rest):
+    """O and LSE of the operators' arguments, by the cheapest way that gives what the surroundings need.
 
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
-    if torch.compiler.is_compiling():
-        return _operators.attention(*args)
+    if _is_compiling():
+        return _operators.attention(q, k, v, bias, *rest)
     if _functorch_active():
-        return _functorch.attention(*args)
+        return _functorch.attention(q, k, v, bias, *rest)
     try:
-        if _is_grad_enabled() and (args[0].requires_grad or args[1].requires_grad or args[2].requires_grad or
-                                   (args[3] is not None and args[3].requires_grad)):
-            return _eager(*args)
-        return _forward(*args)
-    except RuntimeError as error:
+        if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
+                                   (bias is not None and bias.requires_grad)):
+            return _eager(q, k, v, bias, rest)
+        return _call(q, k, v, bias, rest)
+    except (RuntimeError, AttributeError) as error:
+        for name, tensor in zip(("q", "k", "v"), (q, k, v)):
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(f"{name}: expected a torch.Tensor, got a {type(tensor).__name__}") from None
         raise _errors.translated(error) from None
 
 
@@ -36,6 +41,8 @@ def seed_tensor(seed, dropout_p):
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
     if isinstance(seed, torch.Tensor):
         return seed.reshape(1)
+    if not isinstance(seed, int) or not -2**63 <= seed < 2**63:
+        raise ValueError(f"seed: expected an integer of 64 bits or a tensor with one, got {seed!r}")
     return torch.full((1,), seed, dtype=torch.int64, device="cpu")
 
 
@@ -89,18 +96,20 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     Raises ValueError that names the argument, what was expected and what came; tessera.Unsupported.
     Source: docs/numerics.md."""
     heads_first = layout == "bhsd"
-    if heads_first:
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    elif layout != "bshd":
+    if not heads_first and layout != "bshd":
         raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
-    no_gradient("alibi_slopes", alibi_slopes)
+    if alibi_slopes is not None:
+        no_gradient("alibi_slopes", alibi_slopes)
     if bias is not None and bias.dim() < 4:
         bias = bias[(None,) * (4 - bias.dim())]
-    left, right = window_sides(window)
-    o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed_tensor(seed, dropout_p), -1, -1, causal_number(causal),
-                 left, right, scale, softcap, dropout_p, kernel_name(kernel))
-    if heads_first:
-        o = o.transpose(1, 2)
+    left, right = (-1, -1) if window is None else window_sides(window)
+    if dropout_p == 0:
+        seed = None
+    else:
+        seed = seed_tensor(seed, dropout_p)
+    o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed, -1, -1,
+                 0 if causal is None else causal_number(causal), left, right, scale, softcap, dropout_p,
+                 None if kernel is None else kernel_name(kernel), heads_first)
     return (o, lse) if return_lse else o
 
 
@@ -118,5 +127,5 @@ def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv, *, max_len_q=None, ma
     left, right = window_sides(window)
     o, lse = run(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed_tensor(seed, dropout_p),
                  -1 if max_len_q is None else max_len_q, -1 if max_len_kv is None else max_len_kv,
-                 causal_number(causal), left, right, scale, softcap, dropout_p, kernel_name(kernel))
+                 causal_number(causal), left, right, scale, softcap, dropout_p, kernel_name(kernel), False)
     return (o, lse) if return_lse else o

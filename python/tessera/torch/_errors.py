@@ -9,7 +9,7 @@ _CLASSES = {_native.INVALID_ARGUMENT: ValueError, _native.UNSUPPORTED: _native.U
             _native.OUT_OF_MEMORY: MemoryError, _native.DEVICE_UNAVAILABLE: _native.DeviceUnavailable}
 
 
-def translated(error: RuntimeError) -> Exception:
+def translated(error: Exception) -> Exception:
     """The exception that `error` stands for: ValueError for a wrong argument; `error` itself if it isn't tessera's."""
     match = _PATTERN.match(str(error))
     if match is None:

@@ -66,7 +66,7 @@ def _backward_rule(info, in_dims, *args):
     for place in BACKWARD_DENSE:
         folded[place] = _folded(args[place], in_dims[place], size)
     batch = folded[2].shape[0] // size
-    bias, bias_dim, bias_gradient = args[BACKWARD_BIAS], in_dims[BACKWARD_BIAS], args[-1]
+    bias, bias_dim, bias_gradient = args[BACKWARD_BIAS], in_dims[BACKWARD_BIAS], args[-2]
     folded[BACKWARD_BIAS] = _folded_bias(bias, bias_dim, size, batch, bias_gradient)
     folded[BACKWARD_ALIBI] = _folded_slopes(args[BACKWARD_ALIBI], in_dims[BACKWARD_ALIBI], size, batch)
     dq, dk, dv, dbias = _Backward.apply(*folded)
@@ -89,7 +89,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o, dlse):
-        return _operators.gradients(_Backward.apply, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad)
+        return _operators.gradients_of_all(_Backward.apply, ctx, d_o, dlse)
 
     vmap = staticmethod(_forward_rule)
 

@@ -2,7 +2,7 @@
 """torch.nn.functional.scaled_dot_product_attention, and PyTorch's own function running on tessera."""
 import torch
 
-from . import _attention, _operators
+from . import _attention, _library, _operators
 
 _BLOCKED = float("-inf")
 
@@ -66,51 +66,83 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     if attn_mask is not None and attn_mask.dim() > 4:
         attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-2:]).flatten(0, -4)
     bias = bias_of(attn_mask, q.shape, k.shape[2], q.dtype)
-    o, _ = _attention.run(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias, None, None, None,
-                          _attention.seed_tensor(None, dropout_p), -1, -1, 2 if is_causal else 0, -1, -1, scale, 0.0,
-                          dropout_p, None)
-    o = o.transpose(1, 2)
+    o, _ = _attention.run(q, k, v, bias, None, None, None, _attention.seed_tensor(None, dropout_p), -1, -1,
+                          2 if is_causal else 0, -1, -1, scale, 0.0, dropout_p, None, True)
     return o if query.dim() == 4 else o.reshape(*leading, *o.shape[-2:])
 
 
+def _forward(query, key, value, bias, seed, is_causal, scale, dropout_p):
+    """O and LSE, both [batch, heads, len, ..], O with the strides that PyTorch's fake kernels promise: those of query."""
+    o, lse = _operators.forward(query, key, value, bias, None, None, None, seed, -1, -1, 2 if is_causal else 0, -1, -1,
+                                scale, 0.0, dropout_p, None, True)
+    promised = torch.empty_like(query) if query.shape == o.shape else o
+    return (o if promised.stride() == o.stride() else promised.copy_(o)), lse
+
+
+def _backward(grad_out, query, key, value, out, lse, bias, seed, is_causal, scale, dropout_p, heads_first=True):
+    return _operators.backward(grad_out, None, query, key, value, out, lse, bias, None, None, None, seed, -1, -1,
+                               2 if is_causal else 0, -1, -1, scale, 0.0, dropout_p, None, False, heads_first)[:3]
+
+
 def _flash_for_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    """aten::_scaled_dot_product_flash_attention_for_cpu, with the strides that PyTorch's fake kernel promises."""
+    """aten::_scaled_dot_product_flash_attention_for_cpu; its LSE is [batch, len, heads] in memory."""
     bias = bias_of(attn_mask, query.shape, key.shape[2], query.dtype)
-    o, lse = _operators.forward(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), bias, None, None,
-                                None, None, -1, -1, 2 if is_causal else 0, -1, -1, scale, 0.0, dropout_p, None)
-    out = o.transpose(1, 2)
-    promised = torch.empty_like(query)
-    if promised.stride() != out.stride():
-        out = promised.copy_(out)
-    return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
+    o, lse = _forward(query, key, value, bias, None, is_causal, scale, dropout_p)
+    return o, lse.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _flash_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None,
                             scale=None):
+    """Its gradients are [batch, len, heads, head_dim] in memory, whatever its inputs are."""
     bias = bias_of(attn_mask, query.shape, key.shape[2], query.dtype)
-    d_o, q, k, v, o = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
-    gradients = _operators.backward(d_o, None, q, k, v, o, logsumexp, bias, None, None, None, None, -1, -1,
-                                    2 if is_causal else 0, -1, -1, scale, 0.0, dropout_p, None, False)
-    return tuple(g.transpose(1, 2) for g in gradients[:3])
+    tensors = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
+    gradients = _backward(*tensors, logsumexp, bias, None, is_causal, scale, dropout_p, False)
+    return tuple(g.transpose(1, 2) for g in gradients)
+
+
+def _flash_for_cuda(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    """aten::_scaled_dot_product_flash_attention. In the place of PyTorch's state of its generator stands our seed, in
+    host memory, drawn from the generator of the CPU."""
+    if return_debug_mask:
+        raise NotImplementedError("return_debug_mask: tessera gives none to PyTorch's SDPA, expected False")
+    seed = _attention.seed_tensor(None, dropout_p)
+    o, lse = _forward(query, key, value, None, seed, is_causal, scale, dropout_p)
+    none = query.new_empty(0)
+    return o, lse, None, None, query.shape[2], key.shape[2], none if seed is None else seed, none, none
+
+
+def _flash_for_cuda_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
+                             is_causal, philox_seed, philox_offset, *, scale=None):
+    seed = philox_seed if dropout_p else None
+    return _backward(grad_out, query, key, value, out, logsumexp, None, seed, is_causal, scale, dropout_p)
+
+
+_KERNELS = {"CPU": {"_scaled_dot_product_flash_attention_for_cpu": _flash_for_cpu,
+                    "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_for_cpu_backward},
+            "CUDA": {"_scaled_dot_product_flash_attention": _flash_for_cuda,
+                     "_scaled_dot_product_flash_attention_backward": _flash_for_cuda_backward}}
 
 
 class _Handle:
     """What PyTorch keeps while the provider is active; remove() gives PyTorch its own kernels back."""
 
     def __init__(self):
-        self._library = torch.library.Library("aten", "IMPL", "CPU")
-        self._library.impl("_scaled_dot_product_flash_attention_for_cpu", _flash_for_cpu, "CPU", allow_override=True)
-        self._library.impl("_scaled_dot_product_flash_attention_for_cpu_backward", _flash_for_cpu_backward, "CPU",
-                           allow_override=True)
+        keys = ["CPU"] if _library.status()[_library.CUDA_LIBRARY] else ["CPU", "CUDA"]
+        self._libraries = []
+        for key in keys:
+            self._libraries.append(torch.library.Library("aten", "IMPL", key))
+            for name, function in _KERNELS[key].items():
+                self._libraries[-1].impl(name, function, key, allow_override=True)
 
     def remove(self):
-        self._library._destroy()
+        for library in self._libraries:
+            library._destroy()
 
 
 def register_provider(name="tessera"):
     """Makes `name` known to PyTorch: torch.nn.attention.activate_flash_attention_impl(name) then runs
-    torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel for the CPU,
-    and torch.nn.attention.restore_flash_attention_impl() ends that. Kernels for CUDA are not replaced.
+    torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel, on the CPU and
+    on CUDA, and torch.nn.attention.restore_flash_attention_impl() ends that.
 
     Raises ImportError when this PyTorch has no such registry (it came after 2.10)."""
     from torch.nn import attention

@@ -28,7 +28,7 @@ def _not_there(*_, **__):
     raise NotImplementedError("tessera has no cache of keys and values yet")
 
 
-def _load(name, path, text=None):
+def load_file(name, path, text=None):
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -36,7 +36,7 @@ def _load(name, path, text=None):
     return module
 
 
-def _pretend_cuda():
+def pretend_cuda():
     """The file asks the GPU what it is before its first test: on the CPU it hears of an H200 with much memory."""
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(total_memory=2**40, multi_processor_count=132)
@@ -52,15 +52,15 @@ def load(checkout: pathlib.Path, device: str):
     interface.USE_TRITON_ROCM = False
     interface._flash_attn_varlen_forward = _not_there
     interface.flash_attn_gpu = None
-    _load("flash_attn.bert_padding", checkout / "flash_attn" / "bert_padding.py")
+    load_file("flash_attn.bert_padding", checkout / "flash_attn" / "bert_padding.py")
     _module("flash_attn.layers", __path__=[])
     _module("flash_attn.layers.rotary", apply_rotary_emb=_not_there)
     path = checkout / "tests" / "test_flash_attn.py"
     text = path.read_text()
     if device != "cuda":
-        _pretend_cuda()
+        pretend_cuda()
         text = text.replace('"cuda"', repr(device))
-    return _load("judged_test_flash_attn", path, text)
+    return load_file("judged_test_flash_attn", path, text)
 
 
 def _axes(function):
@@ -88,20 +88,21 @@ def _case(axes, index):
     return case
 
 
-def _paged(case):
-    return case.get("paged_kv_block_size") is not None
+def is_asked(function, case):
+    return not any(word in function for word in LEFT_OUT) and case.get("paged_kv_block_size") is None
 
 
 def _longest(case):
     return max([v for n, v in case.items() if n.startswith("seqlen")] or [0])
 
 
-def cases(module, count, seed, longest):
-    """A sample of all cases, without replacement: (function, keywords), and how many there are and were left out."""
+def cases(module, asked, count, seed, longest):
+    """A sample without replacement of the cases for which asked(name of the function, keywords): a list of (function,
+    keywords), and how many cases the module has in all."""
     functions = [(f, _axes(f)) for n, f in vars(module).items() if n.startswith("test_") and callable(f)]
-    asked = [(f, a) for f, a in functions if not any(word in f.__name__ for word in LEFT_OUT)]
-    left_out = sum(_size(a) for f, a in functions) - sum(_size(a) for _, a in asked)
-    ends = list(itertools.accumulate(_size(a) for _, a in asked))
+    total = sum(_size(a) for _, a in functions)
+    functions = [(f, a) for f, a in functions if asked(f.__name__, {})]
+    ends = list(itertools.accumulate(_size(a) for _, a in functions))
     chance, sample, drawn = random.Random(seed), [], set()
     while len(sample) < count and len(drawn) < ends[-1]:
         number = chance.randrange(ends[-1])
@@ -109,11 +110,11 @@ def cases(module, count, seed, longest):
             continue
         drawn.add(number)
         place = next(i for i, end in enumerate(ends) if number < end)
-        function, axes = asked[place]
+        function, axes = functions[place]
         case = _case(axes, number - (ends[place - 1] if place else 0))
-        if _longest(case) <= longest and not _paged(case):
+        if _longest(case) <= longest and asked(function.__name__, case):
             sample.append((function, case))
-    return sample, ends[-1], left_out
+    return sample, total
 
 
 def run(function, case):

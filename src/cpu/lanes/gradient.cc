@@ -166,7 +166,8 @@ void GradientMemory::finish(const BackwardCall& call) const {
     const Problem& p = problem_;
     const auto scale = static_cast<float>(p.effective_scale());
     const HeadTasks tasks = panels(call);
-    call.parallel_for(tasks.total(), worthwhile_threads(call.plan), [&](std::int64_t index, int) {
+    const std::int64_t stored = call.args.dq.given() ? tasks.total() : 0;
+    call.parallel_for(stored, worthwhile_threads(call.plan), [&](std::int64_t index, int) {
         const HeadTask task = tasks.by_head(index);
         const Head head(p, call.args, member_of(call, task.head / p.heads_q), task.head % p.heads_q);
         const Panel panel(task.index, g_.block_q, head.member.len_q);
@@ -182,10 +183,14 @@ void GradientMemory::finish(const BackwardCall& call) const {
         const std::int64_t kv_head = task.head % p.heads_kv;
         const std::int64_t first = task.index * kRowsPerTask;
         const std::int64_t rows = std::min(kRowsPerTask, member.len_kv - first);
-        store_rows(dk(member, kv_head, first), g_.k_stride, rows, g_.head_dim, scale,
-                   head_rows(call.args.dk, member, member.first_kv, kv_head), first);
-        store_rows(dv(member, kv_head, first), g_.v_stride, rows, g_.head_dim_v, 1.0F,
-                   head_rows(call.args.dv, member, member.first_kv, kv_head), first);
+        if (call.args.dk.given()) {
+            store_rows(dk(member, kv_head, first), g_.k_stride, rows, g_.head_dim, scale,
+                       head_rows(call.args.dk, member, member.first_kv, kv_head), first);
+        }
+        if (call.args.dv.given()) {
+            store_rows(dv(member, kv_head, first), g_.v_stride, rows, g_.head_dim_v, 1.0F,
+                       head_rows(call.args.dv, member, member.first_kv, kv_head), first);
+        }
     });
 }
 

@@ -150,6 +150,7 @@ bool GradientMemory::prepare(const BackwardCall& call) const {
 }
 
 void GradientMemory::store_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const {
+    if (!args.dq.given()) return;
     alignas(64) float scale[kGroup];
     std::fill_n(scale, kGroup, static_cast<float>(problem_.effective_scale()));
     const std::int64_t rows = std::min(kGroup, head.member.len_q - first);

@@ -37,14 +37,7 @@ cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t
 }
 
 void backward(const BackwardCall& call) {
-    const Problem& p = call.plan.problem;
-    const gradient::Extents extents = extents_of(p);
-    const gradient::Launch launch = gradient::make_launch(call, extents);
-    const CurrentDevice current(call.plan.device);
-    const cudaStream_t stream = stream_of(call);
-    gradient::start_before(p, launch, extents, stream);
-    if (gradient::has_keys(p)) check(start(p, launch, stream), "cuda.fa1.backward");
-    gradient::start_after(p, launch, extents, stream);
+    gradient::run(call, extents_of(call.plan.problem), start, "cuda.fa1.backward");
 }
 
 std::size_t workspace_bytes(const Plan& plan) {
@@ -60,7 +53,7 @@ Kernel backward_kernel() {
                      .pass = Pass::backward,
                      .dtypes = {DType::bf16, DType::fp16},
                      .summary = "K/V blocks outer, one thread block a head; dQ rewritten in memory; memory O(len)",
-                     .limits = "sm_80 and later; head_dim over 128 needs 219 KiB of shared memory"},
+                     .limits = "sm_80 or later, with 219 KiB of shared memory for head_dim over 128"},
             .refuse = refuse,
             .default_tile = tile_of,
             .workspace_bytes = workspace_bytes,

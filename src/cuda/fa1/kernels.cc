@@ -98,7 +98,7 @@ std::vector<Kernel> kernels() {
                       .pass = Pass::forward,
                       .dtypes = {DType::bf16, DType::fp16},
                       .summary = "K/V blocks outer; O, m and l rewritten in memory for every block; memory O(len)",
-                      .limits = "sm_80 and later; head_dim over 128 needs 193 KiB of shared memory"},
+                      .limits = "sm_80 or later, with 193 KiB of shared memory for head_dim over 128"},
              .refuse = refuse,
              .default_tile = tile_of,
              .workspace_bytes = workspace_bytes,

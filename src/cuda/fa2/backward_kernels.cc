@@ -56,14 +56,7 @@ cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t
 }
 
 void backward(const BackwardCall& call) {
-    const Problem& p = call.plan.problem;
-    const gradient::Extents extents = extents_of(p);
-    const gradient::Launch launch = gradient::make_launch(call, extents);
-    const CurrentDevice current(call.plan.device);
-    const cudaStream_t stream = stream_of(call);
-    gradient::start_before(p, launch, extents, stream);
-    if (gradient::has_keys(p)) check(start(p, launch, stream), "cuda.fa2.backward");
-    gradient::start_after(p, launch, extents, stream);
+    gradient::run(call, extents_of(call.plan.problem), start, "cuda.fa2.backward");
 }
 
 std::size_t workspace_bytes(const Plan& plan) {
@@ -79,7 +72,7 @@ Kernel backward_kernel() {
                      .pass = Pass::backward,
                      .dtypes = {DType::bf16, DType::fp16, DType::fp32},
                      .summary = "K/V blocks outer, dK and dV in registers, dQ added up in a fixed order; memory O(len)",
-                     .limits = "sm_80 and later"},
+                     .limits = "sm_80 or later"},
             .refuse = refuse,
             .default_tile = tile_of,
             .workspace_bytes = workspace_bytes,

@@ -86,7 +86,7 @@ std::vector<Kernel> kernels() {
                       .pass = Pass::forward,
                       .dtypes = {DType::bf16, DType::fp16, DType::fp32},
                       .summary = "Q blocks outer, O in registers until it is done; memory O(len)",
-                      .limits = "sm_80 and later"},
+                      .limits = "sm_80 or later"},
              .refuse = refuse,
              .default_tile = tile_of,
              .workspace_bytes = [](const Plan&) { return std::size_t{0}; },

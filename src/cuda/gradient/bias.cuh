@@ -59,12 +59,13 @@ struct BiasSums {
             }
         }
         __syncthreads();
-        task.store<T, kConfig.block_q(), kConfig.block_kv>(launch, shared, kPitch);
+        task.store<T, kConfig.block_q(), kConfig.block_kv>(launch.params.forward, launch.params.dbias, shared, kPitch);
     }
 };
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kConfig.threads(), 1) bias_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
+    bias_kernel(const __grid_constant__ Launch launch) {
     constexpr RowConfig kConfig = Shape::kConfig;
     extern __shared__ __align__(128) char memory[];
     __shared__ alignas(RowWork) char work_memory[sizeof(RowWork)];
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) bias_kernel(const
     const ForwardParams& p = launch.params.forward;
     const int q_count = (p.len_q + kConfig.block_q() - 1) / kConfig.block_q();
     const int key_count = (p.len_kv + kConfig.block_kv - 1) / kConfig.block_kv;
-    const BiasTask task(launch, blockIdx.x, q_count, key_count);
+    const BiasTask task(p, launch.params.dbias, blockIdx.x, q_count, key_count);
     const RowProducts<T, kConfig> products{launch, work, memory};
     BiasSums<T, kConfig> sums;
     for (int batch = task.batches.begin; batch < task.batches.end; ++batch) {
@@ -100,8 +101,9 @@ cudaError_t start_bias(const Launch& launch, cudaStream_t stream) {
     static_assert(kConfig.general, "there is a bias");
     static_assert(kConfig.block_q() * BiasSums<T, kConfig>::kPitch * 4 <= kConfig.shared_bytes());
     const ForwardParams& p = launch.params.forward;
-    const std::int64_t blocks = bias_tasks(launch, (p.len_q + kConfig.block_q() - 1) / kConfig.block_q(),
-                                           (p.len_kv + kConfig.block_kv - 1) / kConfig.block_kv);
+    const std::int64_t blocks =
+        bias_tasks(launch.params.forward, launch.params.dbias, (p.len_q + kConfig.block_q() - 1) / kConfig.block_q(),
+                   (p.len_kv + kConfig.block_kv - 1) / kConfig.block_kv);
     if (blocks == 0) return cudaSuccess;
     return start(bias_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.shared_bytes(), launch, stream);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/gradient/launch.hpp"
+#include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::gradient {
 
@@ -25,18 +25,16 @@ struct BiasTask {
         index /= static_cast<unsigned>(count);
         return {at, at + 1};
     }
-    __device__ BiasTask(const Launch& launch, unsigned index, int q_count, int key_count) {
-        const BiasGradient& dbias = launch.params.dbias;
+    __device__ BiasTask(const ForwardParams& p, const BiasGradient& dbias, unsigned index, int q_count, int key_count) {
         key_tiles = part(index, dbias.column, key_count);
         q_tiles = part(index, dbias.row, q_count);
-        heads = part(index, dbias.head, launch.params.forward.heads_q);
-        batches = part(index, dbias.batch, static_cast<int>(launch.params.forward.batch));
+        heads = part(index, dbias.head, p.heads_q);
+        batches = part(index, dbias.batch, static_cast<int>(p.batch));
     }
 
     /// Writes the sums of a tile, [kBlockQ][pitch] floats that all threads see, added up over what the bias has once.
     template <class T, int kRows, int kColumns>
-    __device__ void store(const Launch& launch, const float* sums, int pitch) const {
-        const BiasGradient& dbias = launch.params.dbias;
+    __device__ void store(const ForwardParams& p, const BiasGradient& dbias, const float* sums, int pitch) const {
         const int rows = dbias.row == 0 ? 1 : kRows;
         const int columns = dbias.column == 0 ? 1 : kColumns;
         for (int i = static_cast<int>(threadIdx.x); i < rows * columns; i += static_cast<int>(blockDim.x)) {
@@ -48,8 +46,8 @@ struct BiasTask {
             }
             const int query = dbias.row == 0 ? 0 : q_tiles.begin * kRows + row;
             const int key = dbias.column == 0 ? 0 : key_tiles.begin * kColumns + column;
-            if (dbias.row != 0 && query >= launch.params.forward.len_q) continue;
-            if (dbias.column != 0 && key >= launch.params.forward.len_kv) continue;
+            if (dbias.row != 0 && query >= p.len_q) continue;
+            if (dbias.column != 0 && key >= p.len_kv) continue;
             const std::int64_t at =
                 batches.begin * dbias.batch + heads.begin * dbias.head + query * dbias.row + key * dbias.column;
             if (dbias.fp32) reinterpret_cast<float*>(dbias.data)[at] = sum;
@@ -58,11 +56,10 @@ struct BiasTask {
     }
 };
 
-inline std::int64_t bias_tasks(const Launch& launch, int q_count, int key_count) {
-    const BiasGradient& dbias = launch.params.dbias;
+inline std::int64_t bias_tasks(const ForwardParams& p, const BiasGradient& dbias, int q_count, int key_count) {
     const auto count = [](std::int64_t stride, std::int64_t size) { return stride == 0 ? 1 : size; };
-    return count(dbias.batch, launch.params.forward.batch) * count(dbias.head, launch.params.forward.heads_q) *
-           count(dbias.row, q_count) * count(dbias.column, key_count);
+    return count(dbias.batch, p.batch) * count(dbias.head, p.heads_q) * count(dbias.row, q_count) *
+           count(dbias.column, key_count);
 }
 
 }  // namespace tessera::cuda::gradient

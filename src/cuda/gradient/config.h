@@ -37,6 +37,7 @@ struct Config {
 struct RowConfig {
     int head_dim;
     int block_kv;
+    int blocks_per_sm;  ///< that registers must allow for
     bool general;
 
     static constexpr int kWarps = 8;  // 16 queries each
@@ -60,22 +61,22 @@ struct ConfigFp32 {
 };
 
 struct RowsHeadDim64 {
-    static constexpr RowConfig kConfig{.head_dim = 64, .block_kv = 64, .general = false};
+    static constexpr RowConfig kConfig{.head_dim = 64, .block_kv = 64, .blocks_per_sm = 2, .general = false};
 };
 struct RowsHeadDim64General {
-    static constexpr RowConfig kConfig{.head_dim = 64, .block_kv = 64, .general = true};
+    static constexpr RowConfig kConfig{.head_dim = 64, .block_kv = 64, .blocks_per_sm = 1, .general = true};
 };
 struct RowsHeadDim128 {
-    static constexpr RowConfig kConfig{.head_dim = 128, .block_kv = 64, .general = false};
+    static constexpr RowConfig kConfig{.head_dim = 128, .block_kv = 32, .blocks_per_sm = 2, .general = false};
 };
 struct RowsHeadDim128General {
-    static constexpr RowConfig kConfig{.head_dim = 128, .block_kv = 64, .general = true};
+    static constexpr RowConfig kConfig{.head_dim = 128, .block_kv = 64, .blocks_per_sm = 1, .general = true};
 };
 struct RowsHeadDim256 {
-    static constexpr RowConfig kConfig{.head_dim = 256, .block_kv = 32, .general = false};
+    static constexpr RowConfig kConfig{.head_dim = 256, .block_kv = 32, .blocks_per_sm = 1, .general = false};
 };
 struct RowsHeadDim256General {
-    static constexpr RowConfig kConfig{.head_dim = 256, .block_kv = 32, .general = true};
+    static constexpr RowConfig kConfig{.head_dim = 256, .block_kv = 32, .blocks_per_sm = 1, .general = true};
 };
 using RowShapes = ShapeList<RowsHeadDim64, RowsHeadDim64General, RowsHeadDim128, RowsHeadDim128General, RowsHeadDim256,
                             RowsHeadDim256General>;

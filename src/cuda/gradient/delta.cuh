@@ -118,7 +118,8 @@ __device__ __forceinline__ void store_rows(const RowProducts<T, kConfig>& produc
 }
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kConfig.threads(), 1) delta_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
+    delta_kernel(const __grid_constant__ Launch launch) {
     constexpr RowConfig kConfig = Shape::kConfig;
     extern __shared__ __align__(128) char memory[];
     __shared__ alignas(RowWork) char work_memory[sizeof(RowWork)];

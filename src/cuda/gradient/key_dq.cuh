@@ -22,8 +22,8 @@ struct KeyDq : KeyThread<T, kConfig> {
     using Base::warp;
     using Base::work;
     using Dq = DqTile<kHeadDim>;
-    static constexpr int kAtOnce = 2;               // tiles of 8 columns: registers are few
-    using Part = float[Dq::kRowTiles][kAtOnce][4];  // [16 queries][8 dims][4]
+    static constexpr int kAtOnce = Dq::kColumnTiles < 4 ? Dq::kColumnTiles : 4;  // tiles of 8 columns
+    using Part = float[Dq::kRowTiles][kAtOnce][4];                               // [16 queries][8 dims][4]
 
     /// dQ of the tile of queries, by all warps, is added to what the blocks before have left in the workspace.
     __device__ __forceinline__ void add(const Step& step, int first_query, bool masked) const {
@@ -38,14 +38,6 @@ struct KeyDq : KeyThread<T, kConfig> {
         const int first_chunk = Dq::first_chunk(warp()) + column;
         float* const to = inputs.launch.dq + turns().place(step) * Dq::kFloats;
         const bool first = turns().first_to_add(step);
-        float4 old[Dq::kRowTiles][kAtOnce] = {};  // on its way while the products are made
-        if (!first) {
-#pragma unroll
-            for (int m = 0; m < Dq::kRowTiles; ++m) {
-#pragma unroll
-                for (int n = 0; n < kAtOnce; ++n) old[m][n] = __ldcg(at(to, m, column + n));
-            }
-        }
         Part dq;
         multiply_ds(dq, first_row, first_chunk);
         // Hidden Inf and NaN of K are rare: only when some have come through is the product made again without them.
@@ -60,13 +52,25 @@ struct KeyDq : KeyThread<T, kConfig> {
             __syncthreads();
             restore_keys(dq, first_query, first_row, first_chunk);
         }
+        if (!first) {
+#pragma unroll
+            for (int m = 0; m < Dq::kRowTiles; ++m) {
+                float4 old[kAtOnce];
+#pragma unroll
+                for (int n = 0; n < kAtOnce; ++n) old[n] = __ldcg(at(to, m, column + n));
+#pragma unroll
+                for (int n = 0; n < kAtOnce; ++n) {
+                    float(&x)[4] = dq[m][n];
+                    x[0] += old[n].x, x[1] += old[n].y, x[2] += old[n].z, x[3] += old[n].w;
+                }
+            }
+        }
 #pragma unroll
         for (int m = 0; m < Dq::kRowTiles; ++m) {
 #pragma unroll
             for (int n = 0; n < kAtOnce; ++n) {
                 const float(&x)[4] = dq[m][n];
-                const float4& y = old[m][n];
-                __stcg(at(to, m, column + n), make_float4(y.x + x[0], y.y + x[1], y.z + x[2], y.w + x[3]));
+                __stcg(at(to, m, column + n), make_float4(x[0], x[1], x[2], x[3]));
             }
         }
     }

@@ -11,6 +11,7 @@
 
 #include "cuda/gradient/key_dq.cuh"
 #include "cuda/gradient/key_scores.cuh"
+#include "cuda/gradient/key_units.cuh"
 #include "cuda/tile/output.cuh"
 
 namespace tessera::cuda::gradient {
@@ -30,7 +31,6 @@ struct KeyLoop : KeyThread<T, kConfig> {
     using Base::kTiles;
     using Base::lane;
     using Base::makes_weights;
-    using Base::multiply;
     using Base::sees;
     using Base::store_rounded;
     using Base::turns;
@@ -38,6 +38,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
     using Base::work;
     using typename Base::Scores;
     using typename Base::Sums;
+    using Units = KeyUnits<T, kKeyTiles>;
 
     /// Everything that the block of keys has to do. `to_change`: `work`.
     __device__ __forceinline__ void run_block(KeyWork& to_change) const {
@@ -45,9 +46,11 @@ struct KeyLoop : KeyThread<T, kConfig> {
         inputs.load_v();
         ptx::cp_async_commit();
         Sums sums;
+        Units units;
         for (;;) {
             Base::clear(sums);
-            const bool masked = run(sums);
+            units = Units(makes_weights());
+            const bool masked = run(sums, units);
             // Hidden Inf and NaN of Q and dO are rare: only when some have come through is the work done again without
             // them.
             if (work.guarded || !masked || !__syncthreads_or(Base::poisoned(sums))) break;
@@ -56,12 +59,12 @@ struct KeyLoop : KeyThread<T, kConfig> {
         }
         ptx::cp_async_wait<0>();
         __syncthreads();
-        store_sums(sums);
+        store_sums(sums, units);
     }
 
  private:
     /// All steps. Returns whether any of them was masked.
-    __device__ __forceinline__ bool run(Sums& sums) const {
+    __device__ __forceinline__ bool run(Sums& sums, Units& units) const {
         const int count = work.own.count() * inputs.launch.params.forward.group;
         bool masked = false;
         if (count > 0) inputs.load_queries(0, 0);
@@ -70,9 +73,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
             const int stage = i % Config::kStages;
             ptx::cp_async_wait<0>();
             __syncthreads();
-            if (i + 1 < count) inputs.load_queries(i + 1, 1 - stage);
-            if constexpr (std::is_same_v<T, __half>) change_unit(i, sums);
-            masked |= step(i, stage, sums);
+            masked |= step(i, count, stage, sums, units);
         }
         if (count == 0) return false;
         __syncthreads();
@@ -80,15 +81,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
         return masked;
     }
 
-    /// From one head of a group to the next: dK is a sum over both.
-    __device__ __forceinline__ void change_unit(int index, Sums& sums) const {
-        if (index == 0 || index % work.own.count() != 0 || makes_weights()) return;
-        const int head = Step(inputs.launch, work, index).head;
-        const float change = unit_of(head) / unit_of(head - 1);
-        multiply(sums, change);
-    }
-
-    __device__ __forceinline__ bool step(int index, int stage, Sums& sums) const {
+    __device__ __forceinline__ bool step(int index, int count, int stage, Sums& sums, Units& units) const {
         const Step step(inputs.launch, work, index);
         const int first_query = step.tile * kBlockQ;
         const bool masked =
@@ -99,11 +92,16 @@ struct KeyLoop : KeyThread<T, kConfig> {
         for (int part = 0; part < kParts; ++part) {
             Scores s;
             make_scores(s, step, stage, part, masked);
+            if constexpr (Units::kHeld) {
+                if (!makes_weights()) units.hold(s, sums, unit_of(step.head));
+            }
             if (cleaned) clean_queries(stage);
             const auto rows = MatrixAddress<kHeadDim>::rows_first(
                 makes_weights() ? inputs.do_tile(stage) : inputs.q_tile(stage), part * kPartQueries, lane());
             cuda::multiply_pv<T, kHeadDim>(sums, s, rows);
             if (cleaned) restore_queries(s, index, stage, part, first_query, sums);
+            // Here, where the two warps of a pair are at different work, and not after the barrier.
+            if (part == 0 && index + 1 < count) inputs.load_queries(index + 1, 1 - stage);
         }
         if (work.adds_dq(inputs.launch)) {
             if (index > 0) turns().publish(Step(inputs.launch, work, index - 1));
@@ -171,17 +169,14 @@ struct KeyLoop : KeyThread<T, kConfig> {
     }
 
     /// dV and dK of the pair's keys, rounded, by way of the shared memory of V and K. After a barrier of all threads.
-    __device__ __forceinline__ void store_sums(const Sums& sums) const {
+    __device__ __forceinline__ void store_sums(const Sums& sums, const Units& units) const {
         const Launch& launch = inputs.launch;
         const ForwardParams& p = launch.params.forward;
         const bool weights = makes_weights();
         const Rows& rows = weights ? launch.params.dv : launch.params.dk;
         if (rows.data == nullptr) return;
-        const float unit =
-            weights ? p.keep_scale * (1 / kWeightUnit<T>) : p.scale / unit_of(work.kv_head * p.group + p.group - 1);
         float factor[kKeyTiles][2];
-#pragma unroll
-        for (int m = 0; m < kKeyTiles; ++m) factor[m][0] = factor[m][1] = unit;
+        units.factors(factor, weights ? p.keep_scale : p.scale);
         char* const tile = weights ? inputs.v_tile() : inputs.k_tile();
         stage<T, kHeadDim>(tile, sums, factor, first_row(), lane());
         __syncwarp();

@@ -68,17 +68,6 @@ struct KeyThread {
     }
 
     template <int kRows, int kColumns>
-    __device__ static __forceinline__ void multiply(float (&x)[kRows][kColumns][4], float by) {
-#pragma unroll
-        for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-            for (int n = 0; n < kColumns; ++n) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) x[m][n][e] *= by;
-            }
-        }
-    }
-    template <int kRows, int kColumns>
     __device__ static __forceinline__ void clear(float (&x)[kRows][kColumns][4]) {
 #pragma unroll
         for (int m = 0; m < kRows; ++m) {

@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
     const RowWork& work = *reinterpret_cast<const RowWork*>(work_memory);
     const ForwardParams& p = launch.params.forward;
     const int key_tiles = (p.len_kv + Tile::kBlockKv - 1) / Tile::kBlockKv;
-    const BiasTask task(launch, blockIdx.x, launch.q_tiles, key_tiles);
+    const BiasTask task(p, launch.params.dbias, blockIdx.x, launch.q_tiles, key_tiles);
     const Rows32 rows{launch, work, Tile(memory)};
     typename Tile::Scores sums = {};
     for (int batch = task.batches.begin; batch < task.batches.end; ++batch) {
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
         }
     }
     __syncthreads();
-    task.store<float, kBlockQ, Tile::kBlockKv>(launch, shared, Tile::kRowOfScores);
+    task.store<float, kBlockQ, Tile::kBlockKv>(p, launch.params.dbias, shared, Tile::kRowOfScores);
 }
 
 template <class Shape>
@@ -208,7 +208,7 @@ template <class Shape>
 cudaError_t start_bias_fp32(const Launch& launch, cudaStream_t stream) {
     using Tile = TileFp32<Shape::kConfig>;
     const int key_tiles = (launch.params.forward.len_kv + Tile::kBlockKv - 1) / Tile::kBlockKv;
-    const std::int64_t blocks = bias_tasks(launch, launch.q_tiles, key_tiles);
+    const std::int64_t blocks = bias_tasks(launch.params.forward, launch.params.dbias, launch.q_tiles, key_tiles);
     if (blocks == 0) return cudaSuccess;
     return start(bias_fp32_kernel<Shape>, blocks, Tile::kThreads, Tile::kFloats * 4, launch, stream);
 }

@@ -41,16 +41,6 @@ cudaError_t dq(const Problem& p, const Launch& launch, cudaStream_t stream) {
     return start_dq<__half, kHeadDim>(launch, stream);
 }
 
-}  // namespace
-
-bool uses_o_rest(const Problem& p) { return p.dtype == DType::bf16 && p.dropout.probability == 0; }
-
-std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
-    Arena arena;
-    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim);
-    return arena.used();
-}
-
 Launch make_launch(const BackwardCall& call, const Extents& extents) {
     const Problem& p = call.plan.problem;
     const Counts counts(p, extents.block_kv);
@@ -81,30 +71,10 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     return launch;
 }
 
-std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device,
-                                  const Extents& extents) {
-    if (auto reason = refuse_sizes(p)) return reason;
-    const Counts counts(p, extents.block_kv);
-    const std::int64_t longest = std::max({p.len_q, p.len_kv, p.total_q, p.total_kv});
-    const std::int64_t tiles = std::max({p.heads_q * counts.tiles_of_head, p.heads_q * p.batch * counts.q_tiles,
-                                         p.heads_kv * p.batch * counts.key_blocks});
-    if (longest >= kMaxIndex || tiles >= kMaxIndex) {
-        return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
-    }
-    constexpr int kDeclared = 1024;  // bytes, more than a kernel has besides
-    const int needed = extents.shared_bytes + kDeclared;
-    if (const int has = properties(device).shared_bytes; needed > has) {
-        return fmt::format("needs {} bytes of shared memory for head_dim {}, the device has {}", needed,
-                           std::max(p.head_dim, p.head_dim_v), has);
-    }
-    if (tile && *tile != Tile{kBlockQ, extents.block_kv}) {
-        return fmt::format("is compiled for tiles of {} x {}", kBlockQ, extents.block_kv);
-    }
-    return std::nullopt;
-}
-
+/// Does any block of keys exist?
 bool has_keys(const Problem& p) { return p.len_kv > 0 && p.batch > 0 && p.heads_kv > 0; }
 
+/// What runs before the kernel of a schedule, and after it.
 void start_before(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
     const std::int64_t heads = launch.params.forward.batch * launch.params.forward.heads_q;
     const auto bytes = static_cast<std::size_t>(reinterpret_cast<char*>(launch.limits + heads) -
@@ -127,6 +97,49 @@ void start_after(const Problem& p, const Launch& launch, const Extents& extents,
     if (p.dtype == DType::fp32) check(bias_fp32(p, launch, stream), "dbias");
     else if (p.dtype == DType::bf16) check(bias<__nv_bfloat16>(p, launch, stream), "dbias");
     else check(bias<__half>(p, launch, stream), "dbias");
+}
+
+}  // namespace
+
+bool uses_o_rest(const Problem& p) { return p.dtype == DType::bf16 && p.dropout.probability == 0; }
+
+std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
+    Arena arena;
+    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim);
+    return arena.used();
+}
+
+std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device,
+                                  const Extents& extents) {
+    if (auto reason = refuse_sizes(p)) return reason;
+    const Counts counts(p, extents.block_kv);
+    const std::int64_t longest = std::max({p.len_q, p.len_kv, p.total_q, p.total_kv});
+    const std::int64_t tiles = std::max({p.heads_q * counts.tiles_of_head, p.heads_q * p.batch * counts.q_tiles,
+                                         p.heads_kv * p.batch * counts.key_blocks});
+    if (longest >= kMaxIndex || tiles >= kMaxIndex) {
+        return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
+    }
+    constexpr int kDeclared = 1024;  // bytes, more than a kernel has besides
+    const int needed = extents.shared_bytes + kDeclared;
+    if (const int has = properties(device).shared_bytes; needed > has) {
+        return fmt::format("needs {} bytes of shared memory for head_dim {}, the device has {}", needed,
+                           std::max(p.head_dim, p.head_dim_v), has);
+    }
+    if (tile && *tile != Tile{kBlockQ, extents.block_kv}) {
+        return fmt::format("is compiled for tiles of {} x {}", kBlockQ, extents.block_kv);
+    }
+    return std::nullopt;
+}
+
+void run(const BackwardCall& call, const Extents& extents,
+         cudaError_t (*start)(const Problem&, const Launch&, cudaStream_t), const char* name) {
+    const Problem& p = call.plan.problem;
+    const Launch launch = make_launch(call, extents);
+    const CurrentDevice current(call.plan.device);
+    const cudaStream_t stream = stream_of(call);
+    start_before(p, launch, extents, stream);
+    if (has_keys(p)) check(start(p, launch, stream), name);
+    start_after(p, launch, extents, stream);
 }
 
 }  // namespace tessera::cuda::gradient

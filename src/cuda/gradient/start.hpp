@@ -50,13 +50,9 @@ bool uses_o_rest(const Problem& problem);
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents);
 
-Launch make_launch(const BackwardCall& call, const Extents& extents);
-
-/// Does any block of keys exist?
-bool has_keys(const Problem& problem);
-
-/// What runs before the kernel of a schedule, and after it. Throws Error(internal) when CUDA refuses a launch.
-void start_before(const Problem& problem, const Launch& launch, const Extents& extents, cudaStream_t stream);
-void start_after(const Problem& problem, const Launch& launch, const Extents& extents, cudaStream_t stream);
+/// All kernels of a call; `start`: that of the schedule, called `name`. Throws Error(internal) when CUDA refuses a
+/// launch.
+void run(const BackwardCall& call, const Extents& extents,
+         cudaError_t (*start)(const Problem&, const Launch&, cudaStream_t), const char* name);
 
 }  // namespace tessera::cuda::gradient

@@ -48,4 +48,11 @@ inline constexpr int kKeysPerThread = 4;  ///< 16 bytes of S, one block of Philo
 inline constexpr int kKeysAtOnce = kSoftmaxThreads * kKeysPerThread;
 inline constexpr int kKeysHeld = 16384;  ///< of a row in shared memory; what is longer is read twice
 
+/// The backward, which reads a row of S and one of dP.
+inline constexpr int kGradientKeysHeld = 4096;
+inline constexpr int kKeysOfBlock = kBlockQ;  ///< of dK and dV, whose rows are keys
+inline constexpr int kStepQueries = 64;       ///< that a block of keys takes at once
+inline constexpr int kBiasTile = 64;          ///< queries, and keys, of a tile of dbias
+inline constexpr int kBiasThreads = 256;
+
 }  // namespace tessera::cuda::standard

@@ -3,38 +3,22 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/arena.hpp"
 #include "cuda/device.hpp"
 #include "cuda/shared/arguments.hpp"
-#include "cuda/standard/launch.hpp"
+#include "cuda/standard/matrix.hpp"
 #include "cuda/standard/shapes.hpp"
 
 namespace tessera::cuda::standard {
 namespace {
 
-constexpr int kLeastCapability = 80;  // bf16 products and cp.async
-
-/// The N x N matrix, and what a row of O is multiplied by at the end.
-struct Workspace {
-    std::int64_t rows;   // of a head
-    std::int64_t pitch;  // whole tiles of keys
-    float* scores;       // [heads_q, rows, pitch]
-    float* factors;      // [heads_q, rows]
-
-    Workspace(Arena& arena, const Problem& p)
-        : rows(p.rows_q()),
-          pitch((p.len_kv + kBlockKv - 1) / kBlockKv * kBlockKv),
-          scores(arena.take<float>(p.heads_q, rows, pitch)),
-          factors(arena.take<float>(p.heads_q, rows)) {}
-};
-
 std::size_t workspace_bytes(const Problem& problem) {
     Arena arena;
-    Workspace(arena, problem);
+    Matrix(arena, problem);
     return arena.used();
 }
 
@@ -45,39 +29,7 @@ int shared_bytes(const Problem& p) {
 }
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
-    if (auto reason = refuse_below(device, kLeastCapability)) return reason;
-    if (auto reason = refuse_sizes(problem)) return reason;
-    const std::int64_t rows = saturating_product(saturating_product(problem.batch, problem.heads_q), problem.len_q);
-    const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
-    if (longest >= kMaxIndex || rows >= kMaxIndex) {
-        return fmt::format("counts rows up to {}, got {} and {}", kMaxIndex, longest, rows);
-    }
-    if (const int has = properties(device).shared_bytes; shared_bytes(problem) > has) {
-        return fmt::format("needs {} bytes of shared memory, the device has {}", shared_bytes(problem), has);
-    }
-    const auto memory = static_cast<double>(properties(device).memory_bytes);
-    const auto needed = static_cast<double>(workspace_bytes(problem));
-    if (needed > memory) {
-        return fmt::format("needs {:.1f} GiB for the scores of all pairs, the device has {:.1f} GiB",
-                           needed / (1 << 30), memory / (1 << 30));
-    }
-    if (tile && *tile != tile_of(problem)) {
-        return fmt::format("is compiled for tiles of {} x {}", kBlockQ, kBlockKv);
-    }
-    return std::nullopt;
-}
-
-Launch make_launch(const Problem& p, const ForwardParams& params, const Workspace& workspace) {
-    return {.params = params,
-            .scores = workspace.scores,
-            .factors = workspace.factors,
-            .rows = workspace.rows,
-            .pitch = workspace.pitch,
-            .q_blocks = static_cast<int>((p.len_q + kBlockQ - 1) / kBlockQ),
-            .vector_q = takes_vectors(params.q, params.head_dim),
-            .vector_k = takes_vectors(params.k, params.head_dim),
-            .vector_v = takes_vectors(params.v, params.head_dim_v),
-            .vector_o = takes_vectors(params.o, params.head_dim_v)};
+    return refuse_matrices(problem, tile, device, shared_bytes(problem), workspace_bytes(problem));
 }
 
 template <class T>
@@ -105,42 +57,30 @@ void forward(const ForwardCall& call) {
     if (p.rows_q() == 0 || p.heads_q == 0 || p.len_q == 0) return;
     const CurrentDevice current(call.plan.device);
     Arena arena(call.workspace);
-    const Launch launch = make_launch(p, params, Workspace(arena, p));
+    const Launch launch = make_launch(p, params, Matrix(arena, p));
     const auto start_of = p.dtype == DType::bf16 ? start<__nv_bfloat16> : start<__half>;
     start_of(launch, stream_of(call));
-}
-
-/// "HeadDim64/HeadDim128": S by the first, O by the second.
-std::vector<std::string> shape_names() {
-    std::vector<std::string> names;
-    for (const std::string& of_scores : Shapes::names()) {
-        for (const std::string& of_values : Shapes::names()) names.push_back(of_scores + "/" + of_values);
-    }
-    return names;
-}
-
-std::size_t place_of(const Problem& p) {
-    return shape_of(p.head_dim) * Shapes::kConfigs.size() + shape_of(p.head_dim_v);
 }
 
 }  // namespace
 
 std::vector<Kernel> kernels() {
-    return {{.info = {.name = "cuda.standard.forward",
-                      .backend = Backend::cuda,
-                      .schedule = Schedule::standard,
-                      .pass = Pass::forward,
-                      .dtypes = {DType::bf16, DType::fp16},
-                      .summary = "S and P of all pairs in memory, three kernels; memory O(len^2)",
-                      .limits = "sm_80 and later; scores of all pairs fit the device"},
-             .refuse = refuse,
-             .default_tile = tile_of,
-             .workspace_bytes = [](const Plan& plan) { return workspace_bytes(plan.problem); },
-             .target = target,
-             .forward = forward,
-             .backward = nullptr,
-             .shapes = shape_names(),
-             .shape_of = place_of}};
+    Kernel forward_kernel{.info = {.name = "cuda.standard.forward",
+                                   .backend = Backend::cuda,
+                                   .schedule = Schedule::standard,
+                                   .pass = Pass::forward,
+                                   .dtypes = {DType::bf16, DType::fp16},
+                                   .summary = "S and P of all pairs in memory, three kernels; memory O(len^2)",
+                                   .limits = "sm_80 or later; scores of all pairs that fit the device"},
+                          .refuse = refuse,
+                          .default_tile = tile_of,
+                          .workspace_bytes = [](const Plan& plan) { return workspace_bytes(plan.problem); },
+                          .target = target,
+                          .forward = forward,
+                          .backward = nullptr,
+                          .shapes = shape_names(),
+                          .shape_of = place_of};
+    return {std::move(forward_kernel), backward_kernel()};
 }
 
 }  // namespace tessera::cuda::standard

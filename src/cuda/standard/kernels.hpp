@@ -7,7 +7,10 @@
 
 namespace tessera::cuda::standard {
 
-/// Attention in three kernels with S and P in memory, on every GPU from compute capability 8.0 on.
+/// Attention with S and P in memory, and its backward, on every GPU from compute capability 8.0 on.
 std::vector<Kernel> kernels();
+
+/// Its row for the backward.
+Kernel backward_kernel();
 
 }  // namespace tessera::cuda::standard

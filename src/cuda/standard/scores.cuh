@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The first kernel: S = scale * Q K^T and what else scores go through, to memory in fp32. A thread block owns a tile of
-// queries; the next tile of K is copied while this one is multiplied. Tiles that the mask empties are left out.
+// queries; the next tile of K is copied while this one is multiplied. Tiles that the mask empties are left out. The
+// backward takes the products as they are, of Q and K, and of dO and V.
 #pragma once
 
 #include "cuda/shared/start.cuh"
@@ -31,12 +32,10 @@ __device__ __forceinline__ void write_scores(const Head& head, std::int64_t pitc
     }
 }
 
-template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
-    scores_kernel(const __grid_constant__ Launch launch) {
-    constexpr Config kConfig = Shape::kConfig;
+/// Q K^T of all tiles of keys that a tile of queries sees; kTransforms: what scores go through is done to them.
+template <class T, Config kConfig, bool kTransforms>
+__device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memory) {
     constexpr int kHeadDim = kConfig.head_dim;
-    extern __shared__ __align__(128) char memory[];
     const ForwardParams& p = launch.params;
     const Head head(launch, blockIdx.x / launch.q_blocks);
     const Member& member = head.member;
@@ -72,6 +71,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
         const int key = tile * kConfig.block_kv() + lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < kConfig.row_tiles; ++m) {
+            if constexpr (!kTransforms) break;
             if (tiles.full(tile)) transforms.template transform<false>(s[m], visible, row + 16 * m, key);
             else transforms.template transform<true>(s[m], visible, row + 16 * m, key);
         }
@@ -80,11 +80,33 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
 }
 
 template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
+    scores_kernel(const __grid_constant__ Launch launch) {
+    extern __shared__ __align__(128) char memory[];
+    multiply_tiles<T, Shape::kConfig, true>(launch, memory);
+}
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
+    products_kernel(const __grid_constant__ Launch launch) {
+    extern __shared__ __align__(128) char memory[];
+    multiply_tiles<T, Shape::kConfig, false>(launch, memory);
+}
+
+template <class T, class Shape>
 cudaError_t start_scores(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr Config kConfig = Shape::kConfig;
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
     return start(scores_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.score_shared_bytes(), launch, stream);
+}
+
+template <class T, class Shape>
+cudaError_t start_products(const Launch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
+    constexpr Config kConfig = Shape::kConfig;
+    const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
+    return start(products_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.score_shared_bytes(), launch, stream);
 }
 
 }  // namespace tessera::cuda::standard

@@ -30,7 +30,8 @@ __device__ __forceinline__ float block_reduce(float value, float* parts, const C
     return all;
 }
 
-/// A row of S: what fits waits in shared memory, where every thread finds its own keys.
+/// A row of S: what fits, kKeys of them, waits in shared memory, where every thread finds its own keys.
+template <int kKeys>
 struct ScoreRow {
     const float* global;  // key 0
     float* held;          // key first
@@ -38,7 +39,7 @@ struct ScoreRow {
     int begin;            // the keys that the kernels wrote
     int end;
 
-    __device__ __forceinline__ bool is_held(int key) const { return key - first < kKeysHeld; }
+    __device__ __forceinline__ bool is_held(int key) const { return key - first < kKeys; }
 
     /// Calls body(key) for the thread's keys, four at a time; all threads take every step together.
     template <class Body>
@@ -75,8 +76,8 @@ __device__ __forceinline__ void drop(float (&p)[kKeysPerThread], const ForwardPa
 /// Turns S into P, in 16 bits over the first half of the row; returns the thread's share of l. Both are
 /// 2^-kHeadroom times their value.
 template <class T>
-__device__ __forceinline__ float exponentiate(const ForwardParams& params, const Head& head, const ScoreRow& row,
-                                              T* weights, int query, float m) {
+__device__ __forceinline__ float exponentiate(const ForwardParams& params, const Head& head,
+                                              const ScoreRow<kKeysHeld>& row, T* weights, int query, float m) {
     float sum = 0;
     row.for_each([&](int key, bool wanted) {
         float p[kKeysPerThread] = {};
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(const __grid_c
     const KeyTiles tiles = head.tiles(query / kBlockQ * kBlockQ);
     const int begin = tiles.first * kBlockKv;
     float* scores = head.scores + query * launch.pitch;
-    const ScoreRow row{scores, held, begin / kKeysAtOnce * kKeysAtOnce, begin, tiles.end * kBlockKv};
+    const ScoreRow<kKeysHeld> row{scores, held, begin / kKeysAtOnce * kKeysAtOnce, begin, tiles.end * kBlockKv};
 
     row.hold();
     float m = -INFINITY;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The third kernel: O = P V / l. A thread block owns a tile of queries; tiles of P and V are copied some steps ahead of
-// their product.
+// their product. In the backward it is dQ = dS K.
 #pragma once
 
 #include "cuda/shared/start.cuh"
@@ -44,11 +44,12 @@ struct ValueTiles {
     }
 };
 
-/// A warp's rows of O, multiplied by their factors, to memory by way of shared memory.
+/// A warp's rows of O, multiplied by their factors, to memory by way of shared memory. `special`: what Inf and NaN of V
+/// that were taken out are multiplied by when they come back.
 template <class T, Config kConfig>
 __device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T, kConfig>& inputs, bool cleaned,
                                         const float (&o)[kConfig.row_tiles][kConfig.head_dim / 8][4], int first_row,
-                                        int lane) {
+                                        int lane, float special) {
     const Head& head = inputs.head;
     float factor[kConfig.row_tiles][2];
 #pragma unroll
@@ -67,17 +68,15 @@ __device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T
     constexpr int kRows = kConfig.rows_per_warp();
     if (cleaned) {
         restore<T, kConfig.head_dim, kRows>(inputs.shared, inputs.v, Visible(head.band), inputs.q_begin, first_row,
-                                            lane);
+                                            lane, special);
     }
     store<kConfig.head_dim, kRows>(inputs.shared, target, inputs.q_begin, first_row, lane);
 }
 
-template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
-    values_kernel(const __grid_constant__ Launch launch) {
-    constexpr Config kConfig = Shape::kConfig;
+/// P V of a tile of queries.
+template <class T, Config kConfig>
+__device__ __forceinline__ void multiply_values(const Launch& launch, char* memory, float special) {
     constexpr int kHeadDim = kConfig.head_dim;
-    extern __shared__ __align__(128) char memory[];
     const ForwardParams& p = launch.params;
     const Head head(launch, blockIdx.x / launch.q_blocks);
     const int q_begin = static_cast<int>(blockIdx.x % launch.q_blocks) * kConfig.block_q();
@@ -110,7 +109,23 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
                               MatrixAddress<kHeadDim>::rows_first(v_tile, 0, lane));
     }
     __syncthreads();  // O goes where other warps' tiles were
-    write_o(launch, inputs, cleaned, o, first_row, lane);
+    write_o(launch, inputs, cleaned, o, first_row, lane, special);
+}
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
+    values_kernel(const __grid_constant__ Launch launch) {
+    extern __shared__ __align__(128) char memory[];
+    multiply_values<T, Shape::kConfig>(launch, memory, 1);
+}
+
+/// Inf or NaN in a key that a query sees are NaN in its dQ, whatever their sign: where they made P 0, 0 times them is
+/// NaN.
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
+    dq_kernel(const __grid_constant__ Launch launch) {
+    extern __shared__ __align__(128) char memory[];
+    multiply_values<T, Shape::kConfig>(launch, memory, NAN);
 }
 
 template <class T, class Shape>
@@ -120,6 +135,14 @@ cudaError_t start_values(const Launch& launch, cudaStream_t stream) {
     static_assert(kConfig.value_shared_bytes() >= kConfig.q_bytes(), "O leaves through the tiles");
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
     return start(values_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.value_shared_bytes(), launch, stream);
+}
+
+template <class T, class Shape>
+cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
+    constexpr Config kConfig = Shape::kConfig;
+    const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
+    return start(dq_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.value_shared_bytes(), launch, stream);
 }
 
 }  // namespace tessera::cuda::standard

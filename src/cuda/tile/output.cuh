@@ -88,24 +88,29 @@ __device__ __forceinline__ void store(const char* tile, const Target& target, in
     }
 }
 
-/// a + b in both halves of a word where b is Inf or NaN; a elsewhere.
+/// a + factor * b in both halves of a word where b is Inf or NaN; a elsewhere.
 template <class T>
-__device__ __forceinline__ std::uint32_t add_special(std::uint32_t a, std::uint32_t b) {
+__device__ __forceinline__ std::uint32_t add_special(std::uint32_t a, std::uint32_t b, float factor = 1) {
     float sum[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const float old = ptx::unpack<T>(a, half);
         const float other = ptx::unpack<T>(b, half);
-        sum[half] = isfinite(other) ? old : old + other;
+        sum[half] = isfinite(other) ? old : fmaf(factor, other, old);
     }
     return ptx::pack<T>(sum[0], sum[1]);
 }
+template <class T>
+__device__ __forceinline__ void add_special(uint4& chunk, const uint4& other, float factor) {
+    chunk = {add_special<T>(chunk.x, other.x, factor), add_special<T>(chunk.y, other.y, factor),
+             add_special<T>(chunk.z, other.z, factor), add_special<T>(chunk.w, other.w, factor)};
+}
 
 /// Inf and NaN of V were taken out of tiles that not every query sees whole (clean()); the queries that do see them get
-/// them back here, in a warp's rows of O that wait in shared memory to be stored.
+/// them back here, times `factor`, in a warp's rows of O that wait in shared memory to be stored.
 template <class T, int kHeadDim, int kRows>
 __device__ __forceinline__ void restore(char* tile, const Source& v, const Visible& visible, int q_begin, int first_row,
-                                        int lane) {
+                                        int lane, float factor = 1) {
     constexpr int kChunks = kHeadDim / kChunk;
     const int column = lane % kChunks * kChunk;
 #pragma unroll 1
@@ -115,9 +120,7 @@ __device__ __forceinline__ void restore(char* tile, const Source& v, const Visib
         const int end = visible.last(q_begin + row) + 1;
 #pragma unroll 1
         for (int key = max(visible.first(q_begin + row), 0); key < end; ++key) {
-            const uint4 other = v.elements(key, column);
-            chunk = {add_special<T>(chunk.x, other.x), add_special<T>(chunk.y, other.y),
-                     add_special<T>(chunk.z, other.z), add_special<T>(chunk.w, other.w)};
+            add_special<T>(chunk, v.elements(key, column), factor);
         }
         *place = chunk;
     }

@@ -144,10 +144,14 @@ class BackwardRun {
                     const Range& keys) const {
         const auto scale = static_cast<float>(p_.effective_scale());
         const auto kept = static_cast<float>(1 / (1 - p_.dropout.probability));  // weights were packed without it
-        lanes::store_rows(dk, k_stride(), keys.size(), g_.head_dim, scale,
-                          head_rows(call_.args.dk, member, member.first_kv, kv_head), keys.begin);
-        lanes::store_rows(dv, v_stride(), keys.size(), g_.head_dim_v, kept,
-                          head_rows(call_.args.dv, member, member.first_kv, kv_head), keys.begin);
+        if (call_.args.dk.given()) {
+            lanes::store_rows(dk, k_stride(), keys.size(), g_.head_dim, scale,
+                              head_rows(call_.args.dk, member, member.first_kv, kv_head), keys.begin);
+        }
+        if (call_.args.dv.given()) {
+            lanes::store_rows(dv, v_stride(), keys.size(), g_.head_dim_v, kept,
+                              head_rows(call_.args.dv, member, member.first_kv, kv_head), keys.begin);
+        }
     }
 
     /// dQ of queries [begin, end), at most kBlockQ.

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "outputs.hpp"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <string_view>
+
+#include "measure/machine_file.hpp"
+#include "measure/record.hpp"
+#include "plot/mark.hpp"
+#include "report/report.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cli {
+namespace {
+
+/// What begins the file, as much as a mark may be away from it.
+std::string head_of(const std::string& path) {
+    constexpr std::size_t kMost = 65536;
+    std::string head(kMost, '\0');
+    std::ifstream file(path, std::ios::binary);
+    file.read(head.data(), static_cast<std::streamsize>(kMost));
+    head.resize(static_cast<std::size_t>(file.gcount()));
+    return head;
+}
+
+bool is_own(const std::string& path, OutputKind kind) {
+    const std::string head = head_of(path);
+    const auto has = [&](std::string_view mark) { return head.find(mark) != std::string::npos; };
+    switch (kind) {
+        case OutputKind::records: return measure::read_records(path), true;
+        case OutputKind::machine: return measure::read_machine(path), true;
+        case OutputKind::svg: return head.starts_with("<svg") && has(plot::kSvgMark);
+        case OutputKind::png: return head.starts_with("\x89PNG") && has(plot::kPngMark);
+        case OutputKind::html: return has(report::kHtmlMark);
+        case OutputKind::markdown: return head.starts_with(report::kMarkdownMark);
+    }
+    return false;
+}
+
+const char* name_of(OutputKind kind) {
+    switch (kind) {
+        case OutputKind::records: return "records";
+        case OutputKind::machine: return "machine file";
+        case OutputKind::svg:
+        case OutputKind::png: return "drawing";
+        case OutputKind::html: return "page";
+        case OutputKind::markdown: return "tables";
+    }
+    return "?";
+}
+
+}  // namespace
+
+void expect_own_output(const std::string& path, OutputKind kind) {
+    struct stat status {};
+    if (path.empty() || ::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return;
+    std::string why;
+    try {
+        if (is_own(path, kind)) return;
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::bad_data) throw;
+        why = fmt::format(" ({})", error.what());
+    }
+    throw Error(ErrorCode::cannot_write, path,
+                fmt::format("expected a new file or {} of tessera's, this holds something else{}; it stays as it is",
+                            name_of(kind), why));
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of tessera.torch that nobody should make, and odd ones that must work."""
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import tessera.torch as tt  # noqa: E402
+import torch_reference as reference  # noqa: E402
+
+
+def test_an_input_that_is_changed_before_the_backward(device):
+    q, k, v = reference.inputs(device=device)
+    changed = k * 1.0
+    o = tt.attention(q, changed, v)
+    changed.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+def test_a_result_that_is_changed_before_the_backward(device):
+    q, k, v = reference.inputs(device=device)
+    o = tt.attention(q, k, v)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.mul_(2).sum().backward()
+
+
+def test_a_second_backward_needs_the_graph_and_gives_the_same_bits(device):
+    leaves = reference.inputs(device=device)
+    o = tt.attention(*leaves, causal="bottom-right")
+    first = torch.autograd.grad(o.sum(), leaves, retain_graph=True)
+    for a, b in zip(first, torch.autograd.grad(o.sum(), leaves)):
+        assert torch.equal(a, b)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(o.sum(), leaves)
+
+
+def test_one_tensor_in_all_three_places(device):
+    x = reference.inputs(len_q=21, heads_q=2, device=device)[0]
+    three = [x.detach().clone().requires_grad_() for _ in range(3)]
+    got, = torch.autograd.grad(tt.attention(x, x, x).sin().sum(), x)
+    want = sum(torch.autograd.grad(tt.attention(*three).sin().sum(), three))
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_results_share_no_memory_with_inputs_or_each_other(device):
+    q, k, v = (t.detach() for t in reference.inputs(device=device))
+    kept = [t.clone() for t in (q, k, v)]
+    results = [*tt.attention(q, k, v, return_lse=True), *tt.attention(q, k, v, return_lse=True)]
+    assert len({t.untyped_storage().data_ptr() for t in (q, k, v, *results)}) == 7
+    for t in results:
+        t.fill_(float("nan"))
+    assert all(torch.equal(t, was) for t, was in zip((q, k, v), kept))
+
+
+def test_keys_that_all_share_one_row_of_memory(device):
+    q, k, v = (t.detach() for t in reference.inputs(device=device))
+    one = [t[:, :1].expand(-1, 53, -1, -1).requires_grad_() for t in (k, v)]
+    copies = [t.detach().contiguous().requires_grad_() for t in one]
+    got, want = tt.attention(q, *one), tt.attention(q, *copies)
+    assert torch.equal(got, want)
+    for a, b in zip(torch.autograd.grad(got.sum(), one), torch.autograd.grad(want.sum(), copies)):
+        assert torch.equal(a, b)
+
+
+def test_lazily_negated_inputs(device):
+    q, k, v = (t.detach() for t in reference.inputs(device=device))
+    assert torch.equal(tt.attention(torch._neg_view(q), k, v), tt.attention(-q, k, v))
+
+
+def test_only_the_bias_wants_a_gradient(device):
+    q, k, v = (t.detach() for t in reference.inputs(device=device))
+    bias = reference.random((1, 4, 37, 53), 2, device).requires_grad_()
+    got, = torch.autograd.grad(tt.attention(q, k, v, bias=bias).sin().sum(), bias)
+    want, = torch.autograd.grad(reference.attention(q, k, v, bias=bias)[0].sin().sum(), bias)
+    reference.expect_close(got, want, 1e-5, "dbias")
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 2, 8), (2, 0, 2, 8), (2, 5, 0, 8)], ids=["batch", "len", "heads"])
+def test_nothing_to_compute(shape, device):
+    leaves = [torch.zeros(shape, device=device, requires_grad=True) for _ in range(3)]
+    o, lse = tt.attention(*leaves, return_lse=True)
+    assert o.shape == shape and lse.shape == (shape[0], shape[2], shape[1])
+    assert all(g.shape == shape for g in torch.autograd.grad(o.sum() + lse.sum(), leaves))
+
+
+def test_without_keys(device):
+    q, k, v = reference.inputs(len_kv=0, device=device)
+    o, lse = tt.attention(q, k, v, return_lse=True)
+    assert not o.any() and (lse == float("-inf")).all()
+    assert all(not g.any() for g in torch.autograd.grad(o.sum(), (q, k, v)))
+
+
+def test_tensors_without_memory():
+    q, k, v = (torch.empty(2, 7, 4, 8, device="meta") for _ in range(3))
+    o, lse = tt.attention(q, k, v, return_lse=True)
+    assert o.device.type == lse.device.type == "meta" and o.shape == q.shape and lse.shape == (2, 4, 7)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_what_is_no_tensor_is_named(name, gradients, device):
+    call = dict(zip("qkv", (t.detach().requires_grad_(gradients) for t in reference.inputs(device=device))))
+    call[name] = call[name].tolist()
+    with pytest.raises(ValueError, match=f"^{name}: expected a torch.Tensor, got a list"):
+        tt.attention(**call)
+
+
+@pytest.mark.parametrize("seed", [1.5, "7", 2**63], ids=str)
+def test_seeds_that_are_none(seed, device):
+    with pytest.raises(ValueError, match="^seed: expected an integer"):
+        tt.attention(*reference.inputs(device=device), dropout_p=0.1, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.float8_e4m3fn], ids=str)
+def test_dtypes_that_it_does_not_have(dtype, device):
+    with pytest.raises(ValueError, match="dtype"):
+        tt.attention(*(torch.zeros(1, 4, 2, 8, device=device).to(dtype) for _ in range(3)))

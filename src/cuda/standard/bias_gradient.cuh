@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The gradient of a bias: dS as it was before rounding, summed over what the bias has once. A thread block owns a tile
+// of elements and goes over all tiles of pairs that those were added to, in one order.
+#pragma once
+
+#include "cuda/gradient/bias_task.cuh"
+#include "cuda/shared/start.cuh"
+#include "cuda/standard/work.cuh"
+#include "cuda/tile/score.cuh"
+
+namespace tessera::cuda::standard {
+
+/// The elements of a thread: rows and columns 16 apart.
+struct BiasElements {
+    static constexpr int kApart = 16;
+    static constexpr int kEach = kBiasTile / kApart;
+    static constexpr int kPitch = kBiasTile + 1;  // floats from one row to the next in shared memory
+    float sums[kEach][kEach] = {};
+
+    __device__ static __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kApart; }
+    __device__ static __forceinline__ int column() { return static_cast<int>(threadIdx.x) % kApart; }
+
+    __device__ __forceinline__ void add(const Head& head, std::int64_t pitch, const Visible& visible, int first_query,
+                                        int first_key) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            const int query = first_query + row() + kApart * i;
+            if (query >= head.member.len_q) return;
+#pragma unroll
+            for (int j = 0; j < kEach; ++j) {
+                const int key = first_key + column() + kApart * j;
+                if (visible.sees(query, key)) sums[i][j] += head.scores[query * pitch + key];
+            }
+        }
+    }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kBiasThreads)
+    bias_gradient_kernel(const __grid_constant__ BiasGradientLaunch launch) {
+    __shared__ float shared[kBiasTile * BiasElements::kPitch];
+    const ForwardParams& p = launch.forward.params;
+    const int q_count = (p.len_q + kBiasTile - 1) / kBiasTile;
+    const int key_count = (p.len_kv + kBiasTile - 1) / kBiasTile;
+    const gradient::BiasTask task(p, launch.dbias, blockIdx.x, q_count, key_count);
+    BiasElements elements;
+    for (int batch = task.batches.begin; batch < task.batches.end; ++batch) {
+        for (int of_head = task.heads.begin; of_head < task.heads.end; ++of_head) {
+            const Head head(launch.forward, std::int64_t{batch} * p.heads_q + of_head);
+            const Visible visible(head.band);
+            for (int q = task.q_tiles.begin; q < task.q_tiles.end; ++q) {
+                for (int k = task.key_tiles.begin; k < task.key_tiles.end; ++k) {
+                    elements.add(head, launch.forward.pitch, visible, q * kBiasTile, k * kBiasTile);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < BiasElements::kEach; ++i) {
+#pragma unroll
+        for (int j = 0; j < BiasElements::kEach; ++j) {
+            shared[(elements.row() + elements.kApart * i) * elements.kPitch + elements.column() + elements.kApart * j] =
+                elements.sums[i][j];
+        }
+    }
+    __syncthreads();
+    task.store<T, kBiasTile, kBiasTile>(p, launch.dbias, shared, BiasElements::kPitch);
+}
+
+template <class T>
+cudaError_t start_bias_gradient(const BiasGradientLaunch& launch, cudaStream_t stream) {
+    const ForwardParams& p = launch.forward.params;
+    const std::int64_t blocks = gradient::bias_tasks(p, launch.dbias, (p.len_q + kBiasTile - 1) / kBiasTile,
+                                                     (p.len_kv + kBiasTile - 1) / kBiasTile);
+    if (blocks == 0) return cudaSuccess;
+    return start(bias_gradient_kernel<T>, blocks, kBiasThreads, 0, launch, stream);
+}
+
+}  // namespace tessera::cuda::standard

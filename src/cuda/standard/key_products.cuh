@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dV = P^T dO and dK = dS^T Q. A thread block owns a block of keys of one kv head and goes over the queries that see
+// them, 64 at once, head after head of its group: the sums stay in its registers, in one order.
+#pragma once
+
+#include "cuda/gradient/key_units.cuh"
+#include "cuda/shared/start.cuh"
+#include "cuda/standard/work.cuh"
+#include "cuda/tile/output.cuh"
+#include "cuda/tile/warp_product.cuh"
+
+namespace tessera::cuda::standard {
+
+/// A block of keys, and the queries that see one of them.
+struct KeyBlock {
+    const KeyProductLaunch& launch;
+    std::int64_t batch;
+    int kv_head;
+    int first_key;
+    Member member;
+    Band band;
+    int first_step = 0;  // queries of steps [first_step, first_step + steps)
+    int steps = 0;
+
+    __device__ explicit KeyBlock(const KeyProductLaunch& from)
+        : launch(from),
+          batch(blockIdx.x / from.key_blocks / from.forward.params.heads_kv),
+          kv_head(static_cast<int>(blockIdx.x / from.key_blocks % from.forward.params.heads_kv)),
+          first_key(static_cast<int>(blockIdx.x % from.key_blocks) * kKeysOfBlock),
+          member(member_of(from.forward.params, batch)),
+          band(from.forward.params.mask.bind(member.len_q, member.len_kv)) {
+        if (first_key >= member.len_kv) return;
+        const Range queries =
+            band.q_range(first_key, min(std::int64_t{first_key} + kKeysOfBlock, std::int64_t{member.len_kv}));
+        if (queries.empty()) return;
+        first_step = static_cast<int>(queries.begin / kStepQueries);
+        steps = static_cast<int>((queries.end + kStepQueries - 1) / kStepQueries) - first_step;
+    }
+    __device__ __forceinline__ int count() const { return steps * launch.forward.params.group; }
+    __device__ __forceinline__ int first_query(int index) const { return (first_step + index % steps) * kStepQueries; }
+    __device__ __forceinline__ Head head(int index) const {
+        const ForwardParams& p = launch.forward.params;
+        return Head(launch.forward, batch * p.heads_q + kv_head * p.group + index / steps);
+    }
+};
+
+/// What a thread block reads, and where it puts it: for each stage a tile of the matrix, [2][64 queries][64 keys], and
+/// one of dO or Q.
+template <class T, Config kConfig>
+struct KeyTilesOf {
+    static constexpr int kStages = kConfig.value_stages();
+    static constexpr int kHalfBytes = kStepQueries * kBlockKv * 2;
+    static_assert(2 * kHalfBytes == kConfig.p_bytes() && kConfig.block_q() == kKeysOfBlock);
+    static_assert(kKeysOfBlock == 2 * kBlockKv);
+    static_assert(kStepQueries == kConfig.block_kv());
+    const KeyBlock& work;
+    char* shared;
+
+    __device__ __forceinline__ char* matrix_tile(int index) const {
+        return shared + index % kStages * (kConfig.p_bytes() + kConfig.kv_bytes());
+    }
+    __device__ __forceinline__ char* rows_tile(int index) const { return matrix_tile(index) + kConfig.p_bytes(); }
+    __device__ __forceinline__ Source rows(int index) const {
+        const KeyProductLaunch& l = work.launch;
+        const int head = work.kv_head * l.forward.params.group + index / work.steps;
+        const std::int64_t offset = head_offset(l.rows, work.batch, work.member.first_q, head, sizeof(T));
+        return source_of<T>(l.rows, offset, work.member.len_q, l.dim, l.vector_rows);
+    }
+
+    /// A group of copies for every step, an empty one past the end: what is under way can be counted.
+    __device__ __forceinline__ void load_step(int index) const {
+        if (index < work.count()) {
+            const int query = work.first_query(index);
+            const Head head = work.head(index);
+            const KeyTiles written = head.tiles(query / kBlockQ * kBlockQ);
+            for (int half = 0; half < 2; ++half) {
+                if (work.launch.exact != nullptr) break;
+                const int tile = work.first_key / kBlockKv + half;
+                const Source from{.data = reinterpret_cast<const char*>(head.scores) +
+                                          (written.holds(tile) ? tile * kBlockKv * std::int64_t{sizeof(T)} : 0),
+                                  .row_bytes = work.launch.forward.pitch * std::int64_t{sizeof(float)},
+                                  .column_bytes = sizeof(T),
+                                  .rows = written.holds(tile) ? work.member.len_q : 0,
+                                  .dim = kBlockKv,
+                                  .vector = true};
+                load<kStepQueries, kBlockKv, kConfig.threads()>(matrix_tile(index) + half * kHalfBytes, from, query);
+            }
+            load<kStepQueries, kConfig.head_dim, kConfig.threads()>(rows_tile(index), rows(index), query);
+        }
+        ptx::cp_async_commit();
+    }
+
+    /// What the warp's keys have of a step in fp32: [16 keys][8 queries][4], queries from `first` on. 0 where nothing
+    /// was written.
+    template <int kTiles>
+    __device__ __forceinline__ void read_exact(float (&s)[kConfig.row_tiles][kTiles][4], int index, int first,
+                                               int first_row, int lane) const {
+        const Head head = work.head(index);
+        const int query = work.first_query(index) + first + lane % 4 * 2;
+        const int key = work.first_key + first_row + lane / 4;
+        const float* const from = work.launch.exact + (head.scores - work.launch.forward.scores) + key;
+        const bool written = head.tiles(query / kBlockQ * kBlockQ).holds((work.first_key + first_row) / kBlockKv);
+#pragma unroll
+        for (int m = 0; m < kConfig.row_tiles; ++m) {
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int row = query + 8 * j + e % 2;
+                    const bool exists = written && row < work.member.len_q;
+                    s[m][j][e] = exists ? from[row * work.launch.forward.pitch + 16 * m + e / 2 * 8] : 0.0F;
+                }
+            }
+        }
+    }
+
+    /// Adds to the warp's rows in shared memory what Inf and NaN of dO or Q are to the keys that their query sees.
+    __device__ __forceinline__ void restore(char* tile, int first_row, int lane) const {
+        constexpr int kChunks = kConfig.head_dim / kChunk;
+        const int column = lane % kChunks * kChunk;
+        const Visible visible(work.band);
+#pragma unroll 1
+        for (int row = first_row + lane / kChunks; row < first_row + kConfig.rows_per_warp(); row += 32 / kChunks) {
+            auto* place = reinterpret_cast<uint4*>(tile + chunk_offset<kConfig.head_dim>(row, column / kChunk));
+            uint4 chunk = *place;
+            const int key = work.first_key + row;
+#pragma unroll 1
+            for (int index = 0; index < work.count(); ++index) {
+                const Head head = work.head(index);
+                const Source from = rows(index);
+                const int begin = work.first_query(index);
+#pragma unroll 1
+                for (int query = begin; query < min(begin + kStepQueries, work.member.len_q); ++query) {
+                    if (!visible.sees(query, key)) continue;
+                    const float* const of_query = head.scores + query * work.launch.forward.pitch;
+                    const auto factor = static_cast<float>(reinterpret_cast<const T*>(of_query)[key]);
+                    add_special<T>(chunk, from.elements(query, column), factor);
+                }
+            }
+            *place = chunk;
+        }
+    }
+};
+
+/// The sums of a warp's keys, [16 keys][8 dims][4], over step `index`, whose tiles are there.
+template <class T, Config kConfig>
+__device__ __forceinline__ void multiply_step(float (&sums)[kConfig.row_tiles][kConfig.head_dim / 8][4],
+                                              const KeyTilesOf<T, kConfig>& inputs, int index, int first_row,
+                                              int lane) {
+    const char* half = inputs.matrix_tile(index) + first_row / kBlockKv * inputs.kHalfBytes;
+    const MatrixAddress<kBlockKv> matrix(half, lane / 16 * 8 + lane % 8, first_row % kBlockKv / kChunk + lane / 8 % 2);
+    const auto rows = MatrixAddress<kConfig.head_dim>::rows_first(inputs.rows_tile(index), 0, lane);
+#pragma unroll
+    for (int step = 0; step < kStepQueries / 16; ++step) {
+        std::uint32_t a[kConfig.row_tiles][4];  // A fragments: 16 keys x 16 queries
+#pragma unroll
+        for (int m = 0; m < kConfig.row_tiles; ++m) ptx::ldmatrix_x4_trans(a[m], matrix.at(16 * step, 2 * m));
+        add_rows_of_v<T, kConfig.head_dim>(sums, a, rows, step);
+    }
+}
+
+/// The same where the matrix is there in fp32, for fp16: dS of a key are held times a power of two of the key.
+template <class T, Config kConfig>
+__device__ __forceinline__ void multiply_exact(float (&sums)[kConfig.row_tiles][kConfig.head_dim / 8][4],
+                                               gradient::KeyUnits<T, kConfig.row_tiles>& units,
+                                               const KeyTilesOf<T, kConfig>& inputs, int index, int first_row,
+                                               int lane) {
+    constexpr int kAtOnce = 16;  // queries: registers are few
+#pragma unroll 1
+    for (int first = 0; first < kStepQueries; first += kAtOnce) {
+        float ds[kConfig.row_tiles][kAtOnce / 8][4];
+        inputs.read_exact(ds, index, first, first_row, lane);
+        units.hold(ds, sums, 1.0F);
+        multiply_pv<T, kConfig.head_dim>(
+            sums, ds, MatrixAddress<kConfig.head_dim>::rows_first(inputs.rows_tile(index), first, lane));
+    }
+}
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
+    key_product_kernel(const __grid_constant__ KeyProductLaunch launch) {
+    constexpr Config kConfig = Shape::kConfig;
+    constexpr int kHeadDim = kConfig.head_dim;
+    extern __shared__ __align__(128) char memory[];
+    const KeyBlock work(launch);
+    if (work.first_key >= work.member.len_kv) return;
+    const KeyTilesOf<T, kConfig> inputs{work, memory};
+#pragma unroll
+    for (int i = 0; i + 1 < kConfig.value_stages(); ++i) inputs.load_step(i);
+
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first_row = static_cast<int>(threadIdx.x) / 32 * kConfig.rows_per_warp();
+    const Visible visible(work.band);
+    float sums[kConfig.row_tiles][kHeadDim / 8][4] = {};  // [16 keys][8 dims][4]
+    gradient::KeyUnits<T, kConfig.row_tiles> units(launch.exact == nullptr);
+    bool cleaned = false;  // a tile of dO or Q held Inf or NaN
+    for (int index = 0; index < work.count(); ++index) {
+        ptx::cp_async_wait<kConfig.value_stages() - 2>();
+        __syncthreads();  // this step is there for all, and all are done with the one before
+        inputs.load_step(index + kConfig.value_stages() - 1);
+        const int query = work.first_query(index);
+        if (!visible.full(query, query + kStepQueries, work.first_key, work.first_key + kKeysOfBlock)) {
+            cleaned |=
+                __syncthreads_or(clean<T, kStepQueries, kHeadDim, kConfig.threads()>(inputs.rows_tile(index))) != 0;
+        }
+        if (gradient::KeyUnits<T, 1>::kHeld && launch.exact != nullptr) {
+            multiply_exact<T, kConfig>(sums, units, inputs, index, first_row, lane);
+        } else {
+            multiply_step<T, kConfig>(sums, inputs, index, first_row, lane);
+        }
+    }
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // the sums go where other warps' tiles were
+    float factor[kConfig.row_tiles][2];
+    units.factors(factor, launch.factor);
+    stage<T, kHeadDim>(memory, sums, factor, first_row, lane);
+    __syncwarp();
+    if (cleaned) inputs.restore(memory, first_row, lane);
+    __syncwarp();
+    const std::int64_t offset = head_offset(launch.to, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
+    const Target target = target_of<T>(launch.to, offset, work.member.len_kv, launch.dim, launch.vector_to);
+    store<kHeadDim, kConfig.rows_per_warp()>(memory, target, work.first_key, first_row, lane);
+}
+
+template <class T, class Shape>
+cudaError_t start_key_products(const KeyProductLaunch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
+    constexpr Config kConfig = Shape::kConfig;
+    static_assert(kConfig.value_shared_bytes() >= kConfig.q_bytes(), "the sums leave through the tiles");
+    const ForwardParams& p = launch.forward.params;
+    const std::int64_t blocks = p.batch * p.heads_kv * launch.key_blocks;
+    return start(key_product_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.value_shared_bytes(), launch, stream);
+}
+
+}  // namespace tessera::cuda::standard

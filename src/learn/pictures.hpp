@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The pictures of the lessons, drawn from what the schedules, the model and the example by hand say.
+#pragma once
+
+#include <string>
+
+namespace tessera::learn {
+
+/// The picture of a lesson as SVG; the same bytes every time. Throws Error(invalid_argument) naming "lesson".
+std::string picture(int lesson);
+
+/// Clocks of one inner tile of flash-attention's fa3 on an H200, 128 queries x 176 keys.
+struct OverlapClocks {
+    double products = 0;
+    double exponentials = 0;
+    double exposed = 0;  ///< share of the exponentials that the model sees exposed
+};
+OverlapClocks overlap_clocks(int head_dim);
+
+// In the order of the lessons.
+std::string traffic_picture();
+std::string scratchpad_picture();
+std::string matrix_picture();
+std::string order_picture();
+std::string tile_size_picture();
+std::string running_maximum_picture();
+std::string one_tile_picture();
+std::string backward_picture();
+std::string causal_picture();
+std::string loops_picture();
+std::string overlap_picture();
+std::string kernel_name_picture();
+std::string family_picture();
+std::string prediction_picture();
+
+}  // namespace tessera::learn

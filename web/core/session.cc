@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cli/session.hpp without a terminal: results are collected. cli/progress.hpp without threads: nothing is shown.
+#include "session.hpp"
+
+#include "output.hpp"
+#include "parallel.hpp"
+#include "progress.hpp"
+
+namespace tessera::web {
+
+Output& output() {
+    static Output collected;
+    return collected;
+}
+
+}  // namespace tessera::web
+
+namespace tessera::cli {
+
+void Session::print(std::string_view text) const { web::output().text += text; }
+void Session::print_json(const Json& document) const {
+    print(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+void print_error(std::string_view message) { (web::output().errors += message) += '\n'; }
+void print_note(std::string_view message) { print_error(message); }
+
+Progress::Progress(std::int64_t steps) : steps_(steps) {}
+Progress::~Progress() = default;
+void Progress::step(const std::string&) {}
+ParallelFor Progress::counted_parallel_for() { return tbb_parallel_for; }
+std::unique_lock<std::mutex> terminal_without_progress() { return {}; }
+
+}  // namespace tessera::cli

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C++ core: WebAssembly that lies in this page itself, packed by gzip, as base64.
+
+let core = null;
+
+function unpacked(id) {
+  const text = document.getElementById(id).textContent;
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}
+
+/** Starts the core. Resolves when ask() can be called. */
+export async function start() {
+  const packed = new Blob([unpacked('core-packed')]).stream().pipeThrough(new DecompressionStream('gzip'));
+  const wasmBinary = new Uint8Array(await new Response(packed).arrayBuffer());
+  core = await globalThis.tesseraCore({wasmBinary});
+  core.FS.writeFile('/sample.safetensors', sample());
+}
+
+/** The sample's file: the first tokens of one head of a real model. */
+export const sample = () => unpacked('sample');
+
+/** A file that the command can read by its path. It stays in this page's memory. */
+export function keepFile(name, content) {
+  const path = `/${name.replace(/[^\w.-]/g, '_')}`;
+  core.FS.writeFile(path, content);
+  return path;
+}
+
+const answers = new Map();
+
+/** Asks the core; throws Error with its message. Answers are kept: the same question has the same answer. */
+export function ask(question) {
+  const text = JSON.stringify(question);
+  if (!answers.has(text)) {
+    const answer = JSON.parse(core.ccall('tessera_web_answer', 'string', ['string'], [text]));
+    if (answer.error !== undefined) throw new Error(answer.error);
+    if (answers.size > 60) answers.clear();
+    answers.set(text, answer.value);
+  }
+  return answers.get(text);
+}
+
+/** What `tessera ARGS --json` prints. Throws Error with the command's own message. */
+export function command(args) {
+  const answer = ask({ask: 'command', args: [...args, '--json']});
+  if (answer.text === '') throw new Error(answer.errors.trim());
+  return JSON.parse(answer.text);
+}
+
+/** What it prints for people. */
+export function commandText(args) {
+  const answer = ask({ask: 'command', args});
+  return answer.text;
+}
+
+export function forget() {
+  answers.clear();
+}
