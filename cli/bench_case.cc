@@ -16,26 +16,29 @@ namespace {
 /// All that a plan reads and writes, for both passes.
 struct Operands {
     GeneratedInputs in;
-    OwnedTensor o, lse, dq, dk, dv;
+    OwnedTensor o, lse, o_rest, dq, dk, dv;
     std::vector<TensorView> views;  ///< of every tensor, to be evicted from the caches
 
     Operands(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& members, bool backward)
         : in(generate_inputs(p, members, Layout::bshd, check::Fill::normal, p.dropout.seed, backward)) {
         using Shape = std::vector<std::int64_t>;
-        const auto like = [&](const char* name, const TensorView& t, std::int64_t dim) {
+        const auto like = [&](const char* name, const TensorView& t, std::int64_t dim, DType dtype) {
             Shape shape(t.shape.begin(), t.shape.begin() + t.rank);
             shape.back() = dim;
-            return make_tensor(name, p.dtype, shape);
+            return make_tensor(name, dtype, shape);
         };
-        o = like("o", in.q.view, p.head_dim_v);
+        o = like("o", in.q.view, p.head_dim_v, p.dtype);
         lse = make_tensor("lse", DType::fp32, in.layout.lse_in_file(p));
+        if (backward && is_16_bit(p.dtype)) {
+            o_rest = like("o_rest", in.q.view, p.head_dim_v, DType::int8);
+        }
         if (backward) {
-            dq = like("dq", in.q.view, p.head_dim);
-            dk = like("dk", in.k.view, p.head_dim);
-            dv = like("dv", in.v.view, p.head_dim_v);
+            dq = like("dq", in.q.view, p.head_dim, p.dtype);
+            dk = like("dk", in.k.view, p.head_dim, p.dtype);
+            dv = like("dv", in.v.view, p.head_dim_v, p.dtype);
         }
         for (const auto& [name, view] : in.named()) views.push_back(view);
-        for (const OwnedTensor* t : {&o, &lse, &dq, &dk, &dv}) {
+        for (const OwnedTensor* t : {&o, &lse, &o_rest, &dq, &dk, &dv}) {
             if (t->view.given()) views.push_back(t->view);
         }
     }
@@ -49,7 +52,8 @@ struct Operands {
                 .cu_seqlens_q = in.cu_seqlens_q.view,
                 .cu_seqlens_kv = in.cu_seqlens_kv.view,
                 .o = o.view,
-                .lse = lse.view};
+                .lse = lse.view,
+                .o_rest = o_rest.view};
     }
     BackwardArgs backward() const {
         return {.q = in.q.view,
@@ -64,7 +68,8 @@ struct Operands {
                 .d_o = in.d_o.view,
                 .dq = dq.view,
                 .dk = dk.view,
-                .dv = dv.view};
+                .dv = dv.view,
+                .o_rest = o_rest.view};
     }
 };
 
@@ -89,18 +94,26 @@ measure::Measurement time_plan(const Plan& plan, const Args& host, std::span<con
     return measure::time_call(call, std::cref(evict), bench.method, gauge.get());
 }
 
+/// Does the backward get the rest of O from the forward `before` it?
+bool keeps_rest(const Plan& plan, const Plan& before) { return plan.o_rest && before.o_rest; }
+
+Plan forward_before(const Plan& plan) { return tessera::plan(plan.problem, {.device = plan.device}); }
+
 measure::Measurement time_pass(const Plan& plan, const Operands& operands, BenchRun& run, Progress& progress) {
-    if (plan.pass == Pass::forward) {
+    if (plan.pass == Pass::forward) {  // as for inference: without the rest of O
         return time_plan(plan, operands.forward(), operands.views, run, [&](const auto& args, auto workspace) {
             forward(plan, args, workspace);
             progress.done();
         });
     }
-    // It starts from the forward's results, whoever computed them.
-    const Plan before = tessera::plan(plan.problem, {.device = plan.device});
-    device::run_on_host_tensors(before, operands.forward(),
+    // It starts from the forward's results, whoever computed them, and keeps the rest of O where both know it.
+    const Plan before = forward_before(plan);
+    ForwardArgs first = operands.forward();
+    BackwardArgs second = operands.backward();
+    if (!keeps_rest(plan, before)) first.o_rest = second.o_rest = {};
+    device::run_on_host_tensors(before, first,
                                 [&](const auto& args, auto workspace) { forward(before, args, workspace); });
-    return time_plan(plan, operands.backward(), operands.views, run, [&](const auto& args, auto workspace) {
+    return time_plan(plan, second, operands.views, run, [&](const auto& args, auto workspace) {
         backward(plan, args, workspace);
         progress.done();
     });
@@ -122,6 +135,9 @@ measure::Record measure_case(const Plan& plan, const BenchSet& set, BenchRun& ru
     progress.expect(run.method.repeat + 1);
     measure::Record record = described(plan, run.host);
     record.date = measure::utc_date();
+    if (plan.pass == Pass::backward && keeps_rest(plan, forward_before(plan))) {
+        record.features += record.features.empty() ? "rest of O" : ", rest of O";
+    }
     const measure::Measurement measured = time_pass(plan, operands, run, progress);
     const auto pairs =
         measure::visible_pairs(plan.problem, operands.in.cu_seqlens_q.view, operands.in.cu_seqlens_kv.view);

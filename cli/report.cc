@@ -37,7 +37,8 @@ Json json_of(const Plan& plan) {
             {"block_q", plan.tile.block_q},
             {"block_kv", plan.tile.block_kv},
             {"threads", plan.threads},
-            {"workspace_bytes", plan.workspace_bytes}};
+            {"workspace_bytes", plan.workspace_bytes},
+            {"o_rest", plan.o_rest}};
 }
 
 Json json_of(const check::Report& report) {

@@ -46,6 +46,7 @@ struct PassResult {
 /// The results, in the shapes that the output file gets.
 struct Outputs {
     OwnedTensor o, lse, dq, dk, dv;
+    OwnedTensor o_rest;  ///< for the backward, where both kernels know it
     std::vector<std::pair<std::string, TensorView>> named;
 };
 
@@ -74,22 +75,25 @@ void set_problem(Run& run) {
     validate_options(run.inputs.problem);
 }
 
-OwnedTensor make_like(const Run& run, const char* name, const TensorView& canonical, std::int64_t dim) {
+OwnedTensor make_like(const Run& run, const char* name, const TensorView& canonical, std::int64_t dim, DType dtype) {
     std::vector<std::int64_t> shape(canonical.shape.begin(), canonical.shape.begin() + canonical.rank);
     shape.back() = dim;
-    return make_tensor(name, run.inputs.problem.dtype, run.inputs.layout.in_file(shape));
+    return make_tensor(name, dtype, run.inputs.layout.in_file(shape));
 }
 
 void make_outputs(Run& run) {
     const Problem& p = run.inputs.problem;
     Outputs& out = run.outputs;
-    out.o = make_like(run, "o", run.inputs.q, p.head_dim_v);
+    out.o = make_like(run, "o", run.inputs.q, p.head_dim_v, p.dtype);
     out.lse = make_tensor("lse", DType::fp32, run.inputs.layout.lse_in_file(p));
     out.named = {{"o", out.o.view}, {"lse", out.lse.view}};
     if (!run.options.backward) return;
-    out.dq = make_like(run, "dq", run.inputs.q, p.head_dim);
-    out.dk = make_like(run, "dk", run.inputs.k, p.head_dim);
-    out.dv = make_like(run, "dv", run.inputs.v, p.head_dim_v);
+    out.dq = make_like(run, "dq", run.inputs.q, p.head_dim, p.dtype);
+    out.dk = make_like(run, "dk", run.inputs.k, p.head_dim, p.dtype);
+    out.dv = make_like(run, "dv", run.inputs.v, p.head_dim_v, p.dtype);
+    if (run.forward.plan.o_rest && run.backward.plan.o_rest) {
+        out.o_rest = make_like(run, "o_rest", run.inputs.q, p.head_dim_v, DType::int8);
+    }
     out.named.insert(out.named.end(), {{"dq", out.dq.view}, {"dk", out.dk.view}, {"dv", out.dv.view}});
 }
 
@@ -103,7 +107,8 @@ ForwardArgs forward_args(const Run& run) {
             .cu_seqlens_q = in.cu_seqlens_q,
             .cu_seqlens_kv = in.cu_seqlens_kv,
             .o = in.layout.canonical(run.outputs.o.view),
-            .lse = in.layout.canonical_lse(run.outputs.lse.view)};
+            .lse = in.layout.canonical_lse(run.outputs.lse.view),
+            .o_rest = in.layout.canonical(run.outputs.o_rest.view)};
 }
 
 BackwardArgs backward_args(const Run& run) {
@@ -122,7 +127,8 @@ BackwardArgs backward_args(const Run& run) {
             .dlse = in.dlse,
             .dq = canonical(run.outputs.dq),
             .dk = canonical(run.outputs.dk),
-            .dv = canonical(run.outputs.dv)};
+            .dv = canonical(run.outputs.dv),
+            .o_rest = canonical(run.outputs.o_rest)};
 }
 
 /// Times call(tensors, workspace, how) on tensors where the plan wants them; copies are no part of it.

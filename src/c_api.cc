@@ -27,7 +27,8 @@ static_assert(TESSERA_OK == int(ErrorCode::ok) && TESSERA_INVALID_ARGUMENT == in
               TESSERA_DEVICE_UNAVAILABLE == int(ErrorCode::device_unavailable));
 static_assert(TESSERA_FP64 == int(DType::fp64) && TESSERA_FP32 == int(DType::fp32) &&
               TESSERA_FP16 == int(DType::fp16) && TESSERA_BF16 == int(DType::bf16) &&
-              TESSERA_INT32 == int(DType::int32) && TESSERA_INT64 == int(DType::int64));
+              TESSERA_INT32 == int(DType::int32) && TESSERA_INT64 == int(DType::int64) &&
+              TESSERA_INT8 == int(DType::int8));
 static_assert(TESSERA_CPU == int(DeviceType::cpu) && TESSERA_CUDA == int(DeviceType::cuda));
 static_assert(TESSERA_FORWARD == int(Pass::forward) && TESSERA_BACKWARD == int(Pass::backward));
 static_assert(TESSERA_CAUSAL_NONE == int(Causal::none) && TESSERA_CAUSAL_TOP_LEFT == int(Causal::top_left) &&
@@ -55,18 +56,20 @@ void copy_text(char (&to)[N], const char* from) noexcept {
     to[length] = '\0';
 }
 
-/// Reads a struct that begins with struct_size. All structs are as they were first published, so sizeof(T) is the least
-/// that a caller can have; when one grows, the size of its first version stays the least.
+/// Reads a struct that begins with struct_size; fields beyond that are 0.
 template <class T>
 T read_struct(const char* name, const T* from) {
     expect_address(name, from);
     const std::size_t size = from->struct_size;
     expect_struct_size<T>(name, size);
     const auto* bytes = reinterpret_cast<const unsigned char*>(from);
-    if (std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char b) { return b != 0; })) {
+    const std::size_t known = std::min(size, sizeof(T));
+    if (std::any_of(bytes + known, bytes + size, [](unsigned char b) { return b != 0; })) {
         invalid(fmt::format("{}.struct_size", name), "a field is set that this version of tessera does not know");
     }
-    return *from;
+    T read{};
+    std::memcpy(static_cast<void*>(&read), bytes, known);
+    return read;
 }
 
 /// `first` is the C constant of the first enumerator; `what` says which field of `name` it is.
@@ -85,7 +88,7 @@ bool flag(const char* name, std::int32_t value) {
 
 Problem read_problem(const tessera_problem* from) {
     const tessera_problem p = read_struct("problem", from);
-    Problem problem{.dtype = enum_value("dtype", p.dtype, DType::int64),
+    Problem problem{.dtype = enum_value("dtype", p.dtype, DType::int8),
                     .batch = p.batch,
                     .len_q = p.len_q,
                     .len_kv = p.len_kv,
@@ -128,7 +131,7 @@ TensorView tensor_of(const char* name, const tessera_tensor& t) {
         invalid(name, fmt::format("expected rank 0..{}, got {}", TESSERA_MAX_RANK, t.rank));
     }
     TensorView view{.data = t.data,
-                    .dtype = enum_value(name, t.dtype, DType::int64, 0, "dtype "),
+                    .dtype = enum_value(name, t.dtype, DType::int8, 0, "dtype "),
                     .rank = t.rank,
                     .device = {enum_value(name, t.device_type, DeviceType::cuda, 0, "device_type "), t.device_index}};
     std::copy_n(t.shape, t.rank, view.shape.begin());
@@ -149,6 +152,7 @@ Args inputs_of(const From& from) {
     args.cu_seqlens_kv = tensor_of("cu_seqlens_kv", from.cu_seqlens_kv);
     args.o = tensor_of("o", from.o);
     args.lse = tensor_of("lse", from.lse);
+    args.o_rest = tensor_of("o_rest", from.o_rest);
     return args;
 }
 
@@ -170,7 +174,7 @@ BackwardArgs args_of(const tessera_backward_args* from) {
 /// host.
 template <class Args>
 std::optional<Device> device_of(const tessera_options& options, const Args* args) {
-    if (options.backend != TESSERA_BACKEND_CUDA || args == nullptr || args->struct_size < sizeof(Args)) return {};
+    if (options.backend != TESSERA_BACKEND_CUDA || args == nullptr || args->struct_size < kFirstSize<Args>) return {};
     if (args->q.device_type != TESSERA_CUDA || args->q.device_index < 0) return {};
     return Device{DeviceType::cuda, args->q.device_index};
 }

@@ -43,14 +43,24 @@ inline void expect_address(const char* name, const void* address) {
     if (address == nullptr) invalid(name, "expected an address, got null");
 }
 
+/// The least that a caller's struct can have: the size of its first version.
+template <class T>
+inline constexpr std::size_t kFirstSize = sizeof(T);
+template <>
+inline constexpr std::size_t kFirstSize<tessera_forward_args> = offsetof(tessera_forward_args, o_rest);
+template <>
+inline constexpr std::size_t kFirstSize<tessera_backward_args> = offsetof(tessera_backward_args, o_rest);
+template <>
+inline constexpr std::size_t kFirstSize<tessera_plan_info> = offsetof(tessera_plan_info, o_rest);
+
 /// All bytes of a struct are looked at or set: one that was never given its size must not lead far beyond it.
 /// `name` is that of the struct, or "".
 template <class T>
 void expect_struct_size(const char* name, std::size_t size) {
     static_assert(sizeof(T) <= TESSERA_MAX_STRUCT_SIZE);
-    if (size >= sizeof(T) && size <= TESSERA_MAX_STRUCT_SIZE) return;
+    if (size >= kFirstSize<T> && size <= TESSERA_MAX_STRUCT_SIZE) return;
     invalid(fmt::format("{}{}struct_size", name, *name == '\0' ? "" : "."),
-            fmt::format("expected {}..{}, got {}", sizeof(T), TESSERA_MAX_STRUCT_SIZE, size));
+            fmt::format("expected {}..{}, got {}", kFirstSize<T>, TESSERA_MAX_STRUCT_SIZE, size));
 }
 
 /// Each throws Error(invalid_argument) naming the field.

@@ -13,10 +13,10 @@ except ImportError:
 
 FORWARD, BACKWARD = 0, 1
 CUDA = 2  # backend
-FP32, FP16, BF16, INT32 = 1, 2, 3, 4
+FP32, FP16, BF16, INT32, INT8 = 1, 2, 3, 4, 6
 HEADER = pathlib.Path(__file__).parents[2] / "include/tessera/tessera.h"
 SCHEDULES = {name.lower(): int(value) for name, value in re.findall(r"TESSERA_SCHEDULE_(\w+) = (\d+)", HEADER.read_text())}
-DTYPES = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16} if torch else {}
+DTYPES = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16, torch.int8: INT8} if torch else {}
 
 
 class Tensor(c.Structure):
@@ -42,9 +42,9 @@ def args_struct(names):
     return type("Args", (c.Structure,), {"_fields_": [("struct_size", c.c_size_t)] + [(n, Tensor) for n in names]})
 
 
-ForwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse"])
+ForwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse", "o_rest"])
 BackwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse", "d_o",
-                            "dlse", "dq", "dk", "dv", "dbias"])
+                            "dlse", "dq", "dk", "dv", "dbias", "o_rest"])
 
 
 def view(t):
@@ -55,6 +55,12 @@ def view(t):
     on_cuda = t.device.type == "cuda"
     return Tensor(t.data_ptr(), DTYPES[t.dtype], t.dim(), (c.c_int64 * 4)(*t.shape, *pad),
                   (c.c_int64 * 4)(*t.stride(), *pad), int(on_cuda), t.device.index if on_cuda else 0)
+
+
+class PlanInfo(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("kernel", c.c_char_p), ("block_q", c.c_int64), ("block_kv", c.c_int64),
+                ("workspace_bytes", c.c_size_t), ("threads", c.c_int32), ("refused", c.c_int32), ("target", c.c_char * 128),
+                ("matrix_unit", c.c_char * 32), ("o_rest", c.c_int32), ("reserved", c.c_int32)]
 
 
 class Library:
@@ -84,6 +90,11 @@ class Library:
         size = c.c_size_t()
         self.check(self.lib.tessera_workspace_bytes(c.byref(problem), c.byref(options), direction, c.byref(size)))
         return size.value
+
+    def plan(self, shape, options, direction):
+        info = PlanInfo(struct_size=c.sizeof(PlanInfo))
+        self.check(self.lib.tessera_plan_query(c.byref(self.problem(shape)), c.byref(options), direction, c.byref(info)))
+        return info
 
     def bind(self, problem, options, direction, views, workspace, size, stream=None, keep=()):
         """A function that runs one call. views: a Tensor by argument; workspace: an address, a multiple of 64."""

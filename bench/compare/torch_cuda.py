@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times tessera's CUDA kernels beside PyTorch's FlashAttention-2 and cuDNN in one process, call by call in turn.
 
-    python3 bench/compare/torch_cuda.py build/src/libtessera.so [--pass backward] [--schedules fa3] [--rows 128]
-        [--out records.jsonl]
+    python3 bench/compare/torch_cuda.py build/src/libtessera.so [--pass backward [--rest both]] [--schedules fa3]
+        [--rows 128] [--out records.jsonl]
 
 The shapes and targets are those of h200_forward.json: times cuDNN; and of h200_backward.json: TFLOP/s of the better of
-FlashAttention-3 and -4 (torch_backward.py). Before each call 256 MiB are written, so that no operand is left
+FlashAttention-3 and -4 (torch_backward.py, which also says what --rest is). Before each call 256 MiB are written, so that no operand is left
 in L2. A figure is the median over alternating calls, between CUDA events; FLOP are counted by visible pairs. Before
 it is timed, each of tessera's results is compared with PyTorch's in fp32 at one place: the last 1,024 queries of the last
 head of the first batch member, O to 5e-3 of its norm, LSE to 1e-3. That finds a kernel that is grossly wrong, no more; what
@@ -16,6 +16,7 @@ figure for it.
 import argparse
 import ctypes
 import datetime
+import functools
 import json
 import math
 import pathlib
@@ -112,6 +113,7 @@ def record(row, name, times, direction, common):
     quarters = statistics.quantiles(times, n=4)
     pairs = length * (length + 1) // 2 if causal else length * length
     by, _, schedule = name.partition(" ")
+    schedule = schedule.removesuffix(" summed")
     return {"what": "measured", "by": by, "schedule": schedule or ("fa2" if by == "fa2" else ""), "pass": direction,
             "dtype": "bf16", "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q,
             "heads_kv": heads_kv, "head_dim": dim, "head_dim_v": dim, "mask": "causal" if causal else "none",
@@ -125,6 +127,8 @@ def main():
     parser.add_argument("--pass", dest="direction", choices=("forward", "backward"), default="forward")
     parser.add_argument("--schedules", default="fa3", help="tessera's, comma-separated")
     parser.add_argument("--rows", help="head dims, comma-separated: only rows of these")
+    parser.add_argument("--rest", choices=("kept", "summed", "both"), default="kept",
+                        help="backward: with the rest of O, without it, or both")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--out", help="append Records (JSON lines) to this file")
     parser.add_argument("--commit", default="unknown", help="of the library")
@@ -136,25 +140,29 @@ def main():
     if options.rows:
         rows = [r for r in rows if str(r[0]) in options.rows.split(",")]
     forward = options.direction == "forward"
-    prepare = calls_of if forward else torch_backward.calls_of
+    prepare = calls_of if forward else functools.partial(torch_backward.calls_of, rest=options.rest)
+    ends = {"kept": [""], "summed": [" summed"], "both": ["", " summed"]}[options.rest]
+    names = schedules if forward else [s + end for s in schedules for end in ends]
     peer = "cudnn" if forward else "fa2"
-    ratios = {s: [] for s in schedules}
-    print(f"TFLOP/s; (times {peer})\n dim heads  mask   batch x len     fa2 cudnn  " + "  ".join(f"{s:>12}" for s in schedules) + "  target")
+    ratios = {s: [] for s in names}
+    print(f"TFLOP/s; (times {peer})\n dim heads  mask   batch x len     fa2 cudnn  " + "  ".join(f"{s:>12}" for s in names) + "  target")
     for row in rows:
         torch.cuda.empty_cache()
-        times = times_of(prepare(lib, row, schedules), options.repeat, flush)
+        calls = prepare(lib, row, schedules)
+        times = times_of(calls, options.repeat, flush)
         common = {"device": torch.cuda.get_device_name(), "clock_mhz": int(query("clocks.sm") or 0),
                   "versions": {"tessera": lib.version(), "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()),
                                "driver": query("driver_version")},
                   "date": datetime.date.today().isoformat(), "commit": options.commit}
         records = {name: record(row, name, t, options.direction, common) for name, t in times.items()}
+        for name, r in records.items(): r.update(getattr(calls[name], "notes", {}))
         if options.out:
             with open(options.out, "a") as out:
                 out.writelines(json.dumps(r) + "\n" for r in records.values())
         speed = {name: r["tflops"] for name, r in records.items()}
         of_peer = lambda name: f"{speed[name]:5.0f}" if name in speed else "    -"
         line = f"{row[0]:4} {row[1]:>2}/{row[2]:<2} {'causal' if row[3] else 'full':>6} {row[4]:4} x {row[5]:<6} {of_peer('fa2')} {of_peer('cudnn')}  "
-        for s in schedules:
+        for s in names:
             if f"tessera {s}" not in speed:
                 line += "      -       "
                 continue

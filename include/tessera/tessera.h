@@ -45,7 +45,15 @@ enum {
 };
 
 /* Values of the int32_t fields below. */
-enum { TESSERA_FP64 = 0, TESSERA_FP32 = 1, TESSERA_FP16 = 2, TESSERA_BF16 = 3, TESSERA_INT32 = 4, TESSERA_INT64 = 5 };
+enum {
+    TESSERA_FP64 = 0,
+    TESSERA_FP32 = 1,
+    TESSERA_FP16 = 2,
+    TESSERA_BF16 = 3,
+    TESSERA_INT32 = 4,
+    TESSERA_INT64 = 5,
+    TESSERA_INT8 = 6
+};
 enum { TESSERA_CPU = 0, TESSERA_CUDA = 1 }; /* where memory lives */
 enum { TESSERA_FORWARD = 0, TESSERA_BACKWARD = 1 };
 enum {
@@ -146,6 +154,9 @@ typedef struct tessera_forward_args {
     tessera_tensor cu_seqlens_kv;
     tessera_tensor o;   /* out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v] */
     tessera_tensor lse; /* out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q] */
+    /* Not in the first version of this struct, which is taken too: */
+    tessera_tensor o_rest; /* out, optional, where tessera_plan_info.o_rest is 1: int8, shape of o; what rounding to
+                            * 16 bits took off O, in 256ths of its last place: to be kept for the backward */
 } tessera_forward_args;
 
 /* Tensors of a backward call. */
@@ -166,6 +177,8 @@ typedef struct tessera_backward_args {
     tessera_tensor dk;    /* out, shape of k */
     tessera_tensor dv;    /* out, shape of v */
     tessera_tensor dbias; /* out, when problem.bias_gradient: shape of bias */
+    /* Not in the first version of this struct, which is taken too: */
+    tessera_tensor o_rest; /* as the forward gave it, optional; not looked at where tessera_plan_info.o_rest is 0 */
 } tessera_backward_args;
 
 /* "0.1.0": of the library that is running; TESSERA_VERSION is that of the header. */
@@ -204,6 +217,9 @@ typedef struct tessera_plan_info {
     int32_t refused;      /* kernels of this pass that were not chosen: tessera_plan_refusal tells why */
     char target[128];     /* instruction set or device: "AVX3", "sm_90 (NVIDIA H200)" */
     char matrix_unit[32]; /* "AMX"; "": the kernel uses none */
+    /* Not in the first version of this struct, which is taken too: */
+    int32_t o_rest; /* forward: 1: o_rest can be written; backward: 1: o_rest saves two of seven products a pair */
+    int32_t reserved;
 } tessera_plan_info;
 
 typedef struct tessera_refusal {

@@ -100,6 +100,20 @@ void check_lse(const Problem& p, const char* name, const TensorView& t) {
     expect_memory(name, t);
 }
 
+/// int8, in the shape of o.
+void check_o_rest(const Problem& p, const TensorView& t) {
+    if (!t.given()) return;
+    if (!is_16_bit(p.dtype)) {
+        invalid("o_rest", fmt::format("expected nothing, since O in {} is not rounded to 16 bits, got {}",
+                                      name_of(p.dtype), t.describe()));
+    }
+    expect_shape(
+        "o_rest", t,
+        p.ragged ? Shape{p.total_q, p.heads_q, p.head_dim_v} : Shape{p.batch, p.len_q, p.heads_q, p.head_dim_v});
+    expect_dtype("o_rest", t, DType::int8);
+    expect_memory("o_rest", t);
+}
+
 void check_bias_like(const Problem& p, const char* name, const TensorView& t) {
     const Shape full{p.batch, p.heads_q, p.len_q, p.len_kv};
     const auto shape = shape_of(t);
@@ -202,20 +216,23 @@ void check_tensors(const Problem& p, const ForwardArgs& args, const Device& devi
                                        {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
     std::vector<Named> outputs{{"o", &args.o}};
     if (args.lse.given()) outputs.push_back({"lse", &args.lse});
+    if (args.o_rest.given()) outputs.push_back({"o_rest", &args.o_rest});
     expect_devices(inputs, device);
     expect_devices(outputs, device);
     check_inputs(p, args);
     check_rows(p, "o", args.o, true, p.head_dim_v);
     if (args.lse.given()) check_lse(p, "lse", args.lse);
+    check_o_rest(p, args.o_rest);
     check_memory(outputs, inputs, workspace);
 }
 
 void check_tensors(const Problem& p, const BackwardArgs& args, const Device& device,
                    std::span<const std::byte> workspace) {
-    const std::array<Named, 11> inputs{{{"q", &args.q},
+    const std::array<Named, 12> inputs{{{"q", &args.q},
                                         {"k", &args.k},
                                         {"v", &args.v},
                                         {"o", &args.o},
+                                        {"o_rest", &args.o_rest},
                                         {"lse", &args.lse},
                                         {"do", &args.d_o},
                                         {"dlse", &args.dlse},
@@ -233,6 +250,7 @@ void check_tensors(const Problem& p, const BackwardArgs& args, const Device& dev
     check_inputs(p, args);
     check_rows(p, "o", args.o, true, p.head_dim_v);
     check_lse(p, "lse", args.lse);
+    check_o_rest(p, args.o_rest);
     check_rows(p, "do", args.d_o, true, p.head_dim_v);
     if (args.dlse.given()) check_lse(p, "dlse", args.dlse);
     if (args.dq.given()) check_rows(p, "dq", args.dq, true, p.head_dim);

@@ -36,6 +36,7 @@ const Shape kShapes[] = {
     {333, 333, 4, 2, 64, DType::bf16, {}},
     {333, 401, 4, 2, 128, DType::fp16, {.causal = Causal::bottom_right}},
     {257, 300, 2, 2, 256, DType::bf16, {.causal = Causal::top_left}},
+    {300, 260, 4, 2, 192, DType::bf16, {.window_left = 90, .window_right = 70}},
     {500, 500, 2, 1, 128, DType::bf16, {.causal = Causal::bottom_right, .window_left = 150}},
     {130, 700, 4, 1, 128, DType::bf16, {.window_left = 300, .window_right = 100}},
     {150, 170, 2, 1, 40, DType::fp32, {.causal = Causal::bottom_right}},

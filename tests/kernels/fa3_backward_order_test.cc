@@ -17,7 +17,6 @@ namespace tessera::check::fa3_backward_order_test {
 namespace {
 
 using cuda::fa3::backward::Blocks;
-using cuda::fa3::backward::Config;
 using cuda::fa3::backward::Steps;
 
 constexpr int kLengths[] = {1, 63, 64, 65, 128, 129, 200, 333, 640, 1000, 2049};
@@ -34,7 +33,8 @@ const Mask kMasks[] = {{},
 /// Who adds to (sum, block of queries), in the order in which thread blocks start.
 using Adders = std::map<std::pair<int, int>, std::vector<int>>;
 
-Adders adders_of(const Blocks& blocks) {
+template <int kBlockQ, int kBlockKv>
+Adders adders_of(const Blocks<kBlockQ, kBlockKv>& blocks) {
     Adders adders;
     for (int n = blocks.count_kv - 1; n >= 0; --n) {
         int steps = 0;
@@ -47,16 +47,18 @@ Adders adders_of(const Blocks& blocks) {
 }
 
 /// Does any of the pairs of a tile count?
-bool touches(const Mask& mask, const Blocks& blocks, int m, int n) {
+template <int kBlockQ, int kBlockKv>
+bool touches(const Mask& mask, const Blocks<kBlockQ, kBlockKv>& blocks, int m, int n) {
     const Band band = mask.bind(blocks.len_q, blocks.len_kv);
-    const std::int64_t query = std::int64_t{m} * Config::kBlockQ;
-    const std::int64_t key = std::int64_t{n} * Config::kBlockKv;
-    return band.coverage(query, std::min(query + Config::kBlockQ, band.len_q), key,
-                         std::min(key + Config::kBlockKv, band.len_kv)) != Coverage::empty;
+    const std::int64_t query = std::int64_t{m} * kBlockQ;
+    const std::int64_t key = std::int64_t{n} * kBlockKv;
+    return band.coverage(query, std::min(query + kBlockQ, band.len_q), key, std::min(key + kBlockKv, band.len_kv)) !=
+           Coverage::empty;
 }
 
+template <int kBlockQ, int kBlockKv>
 void expect_right(const Mask& mask, int len_q, int len_kv) {
-    Blocks blocks{};
+    Blocks<kBlockQ, kBlockKv> blocks{};
     blocks.set(mask, len_q, len_kv);
     const Adders adders = adders_of(blocks);
     for (const auto& [sum_and_block, blocks_of_keys] : adders) {
@@ -88,28 +90,40 @@ TEST(fa3_backward_order, every_tile_is_added_once_and_in_the_order_of_the_places
             for (const int len_kv : kLengths) {
                 SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len_q) + " x " +
                              std::to_string(len_kv));
-                expect_right(mask, len_q, len_kv);
+                expect_right<64, 128>(mask, len_q, len_kv);
+                expect_right<128, 128>(mask, len_q, len_kv);
+                expect_right<64, 64>(mask, len_q, len_kv);
                 if (HasFatalFailure()) return;
             }
         }
     }
 }
 
+template <int kBlockQ, int kBlockKv>
+void expect_one_sum(const Mask& mask, int len) {
+    Blocks<kBlockQ, kBlockKv> blocks{};
+    blocks.set(mask, len, len);
+    for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m)) << len;
+}
+
 TEST(fa3_backward_order, one_sum_is_enough_where_the_workspace_has_one) {
     for (const Mask& mask : kMasks) {
         for (const int len : kLengths) {
             if (cuda::fa3::backward::sums_of_dq({.len_q = len, .len_kv = len, .mask = mask}) == 2) continue;
-            Blocks blocks{};
-            blocks.set(mask, len, len);
-            for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m)) << len;
+            expect_one_sum<64, 128>(mask, len);
+            expect_one_sum<128, 128>(mask, len);
+            expect_one_sum<64, 64>(mask, len);
         }
     }
 }
 
 TEST(fa3_backward_order, blocks_without_a_mask_start_apart) {
-    Blocks blocks{};
+    Blocks<64, 128> blocks{};
     blocks.set({}, 4096, 4096);
     for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(Steps(blocks, n, 1).m, 2 * n);
+    Blocks<128, 128> square{};
+    square.set({}, 4096, 4096);
+    for (int n = 0; n < square.count_kv; ++n) ASSERT_EQ(Steps(square, n, 1).m, n);
 }
 
 }  // namespace

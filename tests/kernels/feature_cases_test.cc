@@ -12,6 +12,7 @@
 #include "check/run_case.hpp"
 #include "cuda/fa1/shapes.hpp"
 #include "cuda/fa2/shapes.hpp"
+#include "cuda/fa3/backward/shapes.hpp"
 #include "cuda/fa3/shapes.hpp"
 #include "kernels/limits.hpp"
 #include "registry.hpp"
@@ -172,6 +173,8 @@ void expect_all_reached(const char* schedule, const std::vector<Feature>& withou
 TEST(FeatureCasesAlone, reach_every_shape_of_every_cuda_kernel) {
     expect_all_reached<cuda::fa3::Shapes>("fa3", {Feature::bias, Feature::bias_gradient},
                                           [](const Problem& p) { return cuda::fa3::shape_of(p); });
+    expect_all_reached<cuda::fa3::backward::Shapes>("fa3 backward", {Feature::bias, Feature::bias_gradient},
+                                                    [](const Problem& p) { return cuda::fa3::backward::shape_of(p); });
     const auto fa2 = [](const Problem& p) { return std::optional(cuda::fa2::shape_of(p)); };
     expect_all_reached<cuda::fa2::Shapes>("fa2", {}, fa2);
     const auto fa1 = [](const Problem& p) { return std::optional(cuda::fa1::shape_of(p)); };

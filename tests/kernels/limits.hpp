@@ -30,7 +30,6 @@ inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) 
     if (kernel.name == "cpu.fa1.forward" && p.len_kv > 65536) return "renormalises O at every K/V block";
     if (kernel.schedule != Schedule::fa3) return "";
     if (p.bias) return "takes no additive bias";
-    if (kernel.pass == Pass::backward && std::max(p.head_dim, p.head_dim_v) > 128) return "takes head_dim up to 128";
     if (!plain_scores(p) && std::max(p.head_dim, p.head_dim_v) > 128) {
         return "takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim 128";
     }

@@ -157,6 +157,7 @@ struct Attention {
     Problem problem;
     Tensor q, k, v, bias, slopes, cu_q, cu_kv, d_o, dlse;  // inputs
     Tensor o, lse, dq, dk, dv, dbias;                      // outputs
+    Tensor o_rest;  // of keep_rest(): written and taken by the kernels that know it
 
     /// `lengths_*`: of the members of a ragged Problem.
     explicit Attention(const Problem& p, std::uint64_t seed = 1, const std::vector<std::int64_t>& lengths_q = {},
@@ -169,6 +170,9 @@ struct Attention {
     /// (limits.hpp), or has no device here. The backward takes o and lse as they are.
     [[nodiscard]] Ran forward(const KernelInfo& kernel, const Run& run = {});
     [[nodiscard]] Ran backward(const KernelInfo& kernel, const Run& run = {});
+
+    /// From now on the rest of O is kept. Until a forward has written it, it holds that of no O.
+    void keep_rest();
 
     /// Fills in o and lse for a backward, by the reference: a wrong forward is not the backward's fault.
     void prepare_backward();
@@ -217,7 +221,8 @@ inline ForwardArgs Attention::forward_args() const {
             .cu_seqlens_q = cu_q.view,
             .cu_seqlens_kv = cu_kv.view,
             .o = o.view,
-            .lse = lse.view};
+            .lse = lse.view,
+            .o_rest = o_rest.view};
 }
 
 inline BackwardArgs Attention::backward_args() const {
@@ -235,17 +240,19 @@ inline BackwardArgs Attention::backward_args() const {
             .dq = dq.view,
             .dk = dk.view,
             .dv = dv.view,
-            .dbias = dbias.view};
+            .dbias = dbias.view,
+            .o_rest = o_rest.view};
 }
 
 inline Ran Attention::forward(const KernelInfo& kernel, const Run& run) {
     Ran refused;
     const auto how = detail::plan_for(problem, kernel, run, refused);
     if (!how) return noted(kernel, refused);
-    o.poison();
-    lse.poison();
+    for (Tensor* out : {&o, &lse, &o_rest}) out->poison();
+    ForwardArgs wanted = forward_args();
+    if (!how->o_rest) wanted.o_rest = {};
     try {
-        device::run_on_host_tensors(*how, forward_args(), [&](const ForwardArgs& args, std::span<std::byte> workspace) {
+        device::run_on_host_tensors(*how, wanted, [&](const ForwardArgs& args, std::span<std::byte> workspace) {
             tessera::forward(*how, args, workspace, run.how);
         });
     } catch (const Error& e) {  // a tensor whose strides the kernel does not take: fa3 alone may
@@ -274,9 +281,16 @@ inline Ran Attention::backward(const KernelInfo& kernel, const Run& run) {
     return noted(kernel, {.ran = true});
 }
 
+inline void Attention::keep_rest() {
+    o_rest = problem.ragged ? Tensor(DType::int8, {problem.total_q, problem.heads_q, problem.head_dim_v})
+                            : Tensor(DType::int8, {problem.batch, problem.len_q, problem.heads_q, problem.head_dim_v});
+}
+
 inline void Attention::prepare_backward() {
     const Plan how = plan(problem, {.backend = Backend::reference, .threads = 1});
-    tessera::forward(how, forward_args(), Workspace(how));
+    ForwardArgs wanted = forward_args();
+    wanted.o_rest = {};
+    tessera::forward(how, wanted, Workspace(how));
 }
 
 /// A dense Problem; `q` x `kv` tokens, `heads_q` / `heads_kv` heads.

@@ -68,6 +68,20 @@ TEST(CompiledShapes, fa3) {
     EXPECT_EQ(fa3_shape(dropped(of_dims(256, 64))), "none");
 }
 
+TEST(CompiledShapes, fa3_backward) {
+    const auto shape = [](const Problem& p) {
+        const auto place = cuda::fa3::backward::shape_of(p);
+        return place ? cuda::fa3::backward::Shapes::names()[*place] : "none";
+    };
+    EXPECT_EQ(shape(of_dims(64, 8)), "HeadDim64");
+    EXPECT_EQ(shape(of_dims(64, 72)), "HeadDim128");
+    EXPECT_EQ(shape(of_dims(136, 128)), "HeadDim192V128");
+    EXPECT_EQ(shape(of_dims(128, 136)), "HeadDim192");
+    EXPECT_EQ(shape(of_dims(200, 64)), "HeadDim256");
+    EXPECT_EQ(shape(capped(of_dims(64, 64))), "HeadDim64General");
+    EXPECT_EQ(shape(capped(of_dims(192, 64))), "none");
+}
+
 TEST(CompiledShapes, fa1_and_fa2) {
     const auto fa1 = [](const Problem& p) { return cuda::fa1::Shapes::names()[cuda::fa1::shape_of(p)]; };
     const auto fa2 = [](const Problem& p) { return cuda::fa2::Shapes::names()[cuda::fa2::shape_of(p)]; };

@@ -57,6 +57,7 @@ Kernel backward_kernel() {
             .target = target,
             .forward = nullptr,
             .backward = backward,
+            .uses_o_rest = gradient::uses_o_rest,
             .shapes = BackwardShapes::names(),
             .shape_of = place_of};
 }

@@ -76,6 +76,7 @@ Kernel backward_kernel() {
             .target = target,
             .forward = nullptr,
             .backward = backward,
+            .uses_o_rest = gradient::uses_o_rest,
             .shapes = shape_names(),
             .shape_of = place_of};
 }

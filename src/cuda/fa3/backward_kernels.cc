@@ -20,31 +20,29 @@ using backward::Launch;
 
 constexpr int kStoredRows = 16;  // of dK and dV, by one warp
 
-/// Blocks of 64 queries of one head, over all members (backward::first_block_q).
-std::int64_t blocks_q(const Problem& p) {
-    constexpr std::int64_t kBlock = backward::Config::kBlockQ;
-    return p.ragged ? p.total_q / kBlock + p.batch : p.batch * ((p.len_q + kBlock - 1) / kBlock);
+backward::Config config_of(const Problem& p) { return backward::Shapes::kConfigs[*backward::shape_of(p)]; }
+
+/// Blocks of queries of one head, over all members (backward::first_block_q).
+std::int64_t blocks_q(const Problem& p, std::int64_t block) {
+    return p.ragged ? p.total_q / block + p.batch : p.batch * ((p.len_q + block - 1) / block);
 }
 
 /// Blocks of keys of one head of one member, at most.
-std::int64_t blocks_kv(const Problem& p) {
-    constexpr std::int64_t kBlock = backward::Config::kBlockKv;
-    return (p.len_kv + kBlock - 1) / kBlock;
-}
+std::int64_t blocks_kv(const Problem& p, std::int64_t block) { return (p.len_kv + block - 1) / block; }
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
     return refusal(Schedule::fa3, Pass::backward, problem, tile, limits(device));
 }
 
 backward::Workspace lay_out(Arena& arena, const Problem& p) {
-    const backward::Config c = backward::Shapes::kConfigs[*backward::shape_of(p)];
-    const std::int64_t blocks = p.heads_q * blocks_q(p);
+    const backward::Config c = config_of(p);
+    const std::int64_t blocks = p.heads_q * blocks_q(p, c.block_q);
     const std::int64_t sums = backward::sums_of_dq(p);
     backward::Workspace w{};
     w.start = arena.take<backward::Start>(1);
-    w.stats = arena.take<backward::RowStats>(blocks);
+    w.stats = arena.take<backward::RowStats>(blocks, c.row_stats());
     w.counters = arena.take<int>(sums, blocks, backward::Config::kConsumers);
-    w.dq = arena.take<float>(sums, blocks, backward::Config::kBlockQ, std::int64_t{c.head_dim});
+    w.dq = arena.take<float>(sums, blocks, std::int64_t{c.block_q}, std::int64_t{c.head_dim});
     return w;
 }
 
@@ -57,6 +55,10 @@ std::size_t workspace_bytes(const Plan& plan) {
     return arena.used();
 }
 
+/// With dropout, a row that sees one key has dS = 0 only where delta is summed: O = V / (1 - p) is no number of 16 bits
+/// and a byte.
+bool uses_o_rest(const Problem& p) { return p.dropout.probability == 0; }
+
 Launch make_launch(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
     const TensorShapes shapes(p);
@@ -64,24 +66,28 @@ Launch make_launch(const BackwardCall& call) {
     launch.params = backward_params(call);
     Arena arena(call.workspace);
     launch.workspace = lay_out(arena, p);
-    const backward::Config c = backward::Shapes::kConfigs[*backward::shape_of(p)];
+    const backward::Config c = config_of(p);
     launch.scale_log2 = c.general ? kLog2E : launch.params.forward.scale * kLog2E;
     launch.sums = backward::sums_of_dq(p);
     if (has_queries(p)) {
-        launch.q = tensor_map(launch.params.forward.q, shapes.q, p.dtype, backward::Config::kBlockQ);
-        launch.d_o = tensor_map(launch.params.d_o, shapes.o, p.dtype, backward::Config::kBlockQ);
+        launch.q = tensor_map(launch.params.forward.q, shapes.q, p.dtype, c.block_q);
+        launch.d_o = tensor_map(launch.params.d_o, shapes.o, p.dtype, c.block_q);
     }
     if (has_keys(p)) {
-        launch.k = tensor_map(launch.params.forward.k, shapes.k, p.dtype, backward::Config::kBlockKv);
-        launch.v = tensor_map(launch.params.forward.v, shapes.v, p.dtype, backward::Config::kBlockKv);
+        launch.k = tensor_map(launch.params.forward.k, shapes.k, p.dtype, c.block_kv);
+        launch.v = tensor_map(launch.params.forward.v, shapes.v, p.dtype, c.block_kv);
         launch.store_dk_by_copy_engine = launch.params.dk.data && !refuse_copy_engine(launch.params.dk, shapes.k);
         launch.store_dv_by_copy_engine = launch.params.dv.data && !refuse_copy_engine(launch.params.dv, shapes.v);
         if (launch.store_dk_by_copy_engine) launch.dk = tensor_map(launch.params.dk, shapes.k, p.dtype, kStoredRows);
         if (launch.store_dv_by_copy_engine) launch.dv = tensor_map(launch.params.dv, shapes.v, p.dtype, kStoredRows);
     }
+    if (uses_o_rest(p)) launch.o_rest = rows_of(call.args.o_rest);
+    launch.o_by_vectors = takes_vectors(launch.params.forward.o, static_cast<int>(p.head_dim_v)) &&
+                          takes_vectors(launch.params.d_o, static_cast<int>(p.head_dim_v)) &&
+                          takes_byte_vectors(launch.o_rest, static_cast<int>(p.head_dim_v));
     launch.dq_by_vectors = takes_vectors(launch.params.dq, static_cast<int>(p.head_dim));
-    launch.blocks_q = static_cast<int>(blocks_q(p));
-    launch.blocks_kv = static_cast<int>(blocks_kv(p));
+    launch.blocks_q = static_cast<int>(blocks_q(p, c.block_q));
+    launch.blocks_kv = static_cast<int>(blocks_kv(p, c.block_kv));
     return launch;
 }
 
@@ -89,7 +95,10 @@ Launch make_launch(const BackwardCall& call) {
 template <class T, class Shape>
 cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t stream) {
     cudaError_t status = cudaSuccess;
-    if (has_queries(p)) status = backward::start_delta<T, Shape>(launch, stream);
+    if (has_queries(p) && launch.o_rest.data != nullptr) {
+        status = backward::start_delta_of_output<T, Shape>(launch, stream);
+    }
+    if (status == cudaSuccess && has_queries(p)) status = backward::start_delta<T, Shape>(launch, stream);
     if (status == cudaSuccess && has_keys(p)) status = backward::start_backward<T, Shape>(launch, stream);
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
     return backward::start_dq<T, Shape>(launch, stream);
@@ -127,23 +136,24 @@ std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const Backwa
 }  // namespace
 
 Kernel backward_kernel() {
-    return {
-        .info = {.name = "cuda.fa3.backward",
-                 .backend = Backend::cuda,
-                 .schedule = Schedule::fa3,
-                 .pass = Pass::backward,
-                 .dtypes = {DType::bf16},
-                 .summary = "K/V blocks outer, dQ added up by the copy engine in a fixed order; memory O(len)",
-                 .limits = "sm_90; bf16; no additive bias; head_dim up to 128 in multiples of 8; 16-byte aligned rows"},
-        .refuse = refuse,
-        .default_tile = backward::tile_of,
-        .workspace_bytes = workspace_bytes,
-        .target = target,
-        .forward = nullptr,
-        .backward = run,
-        .refuse_backward_tensors = refuse_tensors,
-        .shapes = backward::Shapes::names(),
-        .shape_of = [](const Problem& p) { return *backward::shape_of(p); }};
+    return {.info = {.name = "cuda.fa3.backward",
+                     .backend = Backend::cuda,
+                     .schedule = Schedule::fa3,
+                     .pass = Pass::backward,
+                     .dtypes = {DType::bf16},
+                     .summary = "K/V blocks outer, dQ added up by the copy engine in a fixed order; memory O(len)",
+                     .limits = "sm_90; bf16; no additive bias; head_dim in multiples of 8, up to 128 with softcap, "
+                               "ALiBi, dropout or a scale of 0 and less; 16-byte aligned rows"},
+            .refuse = refuse,
+            .default_tile = backward::tile_of,
+            .workspace_bytes = workspace_bytes,
+            .target = target,
+            .forward = nullptr,
+            .backward = run,
+            .refuse_backward_tensors = refuse_tensors,
+            .uses_o_rest = uses_o_rest,
+            .shapes = backward::Shapes::names(),
+            .shape_of = [](const Problem& p) { return *backward::shape_of(p); }};
 }
 
 }  // namespace tessera::cuda::fa3

@@ -8,6 +8,7 @@
 #include "cuda/fa3/tile_scheduler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/tile/rest.cuh"
 
 namespace tessera::cuda::fa3 {
 
@@ -33,14 +34,28 @@ __device__ __forceinline__ void store_lse(const ForwardParams& p, const WorkTile
     }
 }
 
+/// What rounding takes off O, for those who keep it; o as it is rounded.
+template <class T, int kCount>
+__device__ __forceinline__ void store_rest(const float (&o)[kCount], const Launch& launch, const WorkTile& tile,
+                                           int row, int lane) {
+    const RestTarget target = rest_target(launch.o_rest, tile.batch, tile.first_q, tile.head, tile.q_end,
+                                          launch.params.head_dim_v, launch.rest_by_vectors);
+    cuda::store_rest<T, kCount / 4>(target, tile.q_begin + row, lane,
+                                    [&](int columns, int e) { return o[4 * columns + e]; });
+}
+
 /// Rows of a tile that sees no key: O = 0, LSE = -inf.
 template <class T, Config kConfig>
-__device__ __forceinline__ void store_empty_rows(const ForwardParams& p, const WorkTile& tile, int row, int lane) {
+__device__ __forceinline__ void store_empty_rows(const Launch& launch, const WorkTile& tile, int row, int lane) {
+    const ForwardParams& p = launch.params;
     store_lse(p, tile, OnlineSoftmax<T>{}, row, lane);
     for (int r = 0; r < 2; ++r) {
         if (tile.q_begin + row + 8 * r >= tile.q_end) continue;
         for (int column = lane % 4; column < p.head_dim_v; column += 4) {
             *element<T>(p.o, tile.batch, tile.head, tensor_row(tile, row + 8 * r), column) = T(0.0F);
+            if (launch.o_rest.data != nullptr) {
+                *element<char>(launch.o_rest, tile.batch, tile.head, tensor_row(tile, row + 8 * r), column) = 0;
+            }
         }
     }
 }

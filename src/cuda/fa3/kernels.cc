@@ -59,6 +59,8 @@ void forward(const ForwardCall& call) {
     if (p.rows_q() == 0 || p.heads_q == 0) return;
     const CurrentDevice current(call.plan.device);
     Launch launch = make_launch(call.plan, params);
+    launch.o_rest = rows_of(call.args.o_rest);
+    launch.rest_by_vectors = takes_byte_vectors(launch.o_rest, params.head_dim_v);
     if (uneven(p)) {
         check(cudaMemsetAsync(call.workspace.data(), 0, sizeof(*launch.next_tile), stream_of(call)), "cudaMemsetAsync");
         launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
@@ -106,6 +108,7 @@ std::vector<Kernel> kernels() {
          .forward = forward,
          .backward = nullptr,
          .refuse_tensors = refuse_tensors,
+         .uses_o_rest = [](const Problem&) { return true; },
          .shapes = Shapes::names(),
          .shape_of = [](const Problem& p) { return *shape_of(p); }},
         backward_kernel()};

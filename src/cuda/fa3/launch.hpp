@@ -21,6 +21,8 @@ struct Launch {
     int q_blocks;               ///< tiles of queries of one head; ragged: of all members
     int heads_together;         ///< (batch, head) pairs, ragged: heads, whose tiles are mixed: their K and V stay in L2
     int tiles;                  ///< over all batch members and heads
+    Rows o_rest;                ///< what rounding took off O, a byte an element; null: not wanted
+    bool rest_by_vectors;       ///< 8 bytes at a time
     unsigned* next_tile;        ///< counter, 0 before the launch: whoever is free takes the next; null: in turn
 };
 

@@ -155,7 +155,7 @@ __device__ __forceinline__ int Consumer<T, kConfig>::next_tile(TileReader& tiles
     while (true) {
         const int tile = tiles.open();
         if (!tiles[tile].exists || tiles[tile].has_keys()) return tile;
-        store_empty_rows<T, kConfig>(launch.params, tiles[tile], row_in_tile(), lane());
+        store_empty_rows<T, kConfig>(launch, tiles[tile], row_in_tile(), lane());
         tiles.close(tile, lane());
     }
 }
@@ -250,6 +250,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const WorkTile
     else ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);  // nobody reads this Q any more
     store_lse(launch.params, tile, rows, row_in_tile(), lane());
     output.template store<T>(o, launch, tile, output_slabs(), row_in_tile(), lane());
+    if (launch.o_rest.data != nullptr) store_rest<T>(o, launch, tile, row_in_tile(), lane());
     if constexpr (!kConfig.own_o()) {
         output.wait(lane());
         if (lane() == 0) q.release(shared.q_ring);

@@ -15,6 +15,9 @@ namespace tessera::cuda::gradient {
 /// |LSE| up to which an fp32 number holds it well enough (docs/numerics.md), in units of log2.
 inline constexpr float kOrdinaryLse = 256 * kLog2E;
 
+/// RowTile::norm of a row that the kernel that makes delta of O has left to the one that sums it.
+inline constexpr float kLeft = -1;
+
 /// m, l and the sum of P dP of two rows of a thread.
 template <class T>
 struct DeltaSums {
@@ -102,6 +105,8 @@ __device__ __forceinline__ void store_rows(const RowProducts<T, kConfig>& produc
             exists && dlse.data ? *reinterpret_cast<const float*>(from + row * dlse.row * std::int64_t{4}) : 0.0F;
         RowTile& to = launch.rows[first_tile(launch, work.member, work.batch, work.head) + row / kBlockQ];
         if (!exists) sums.softmax = {};
+        // With the rest of O, only what was left is done here.
+        if (launch.o_rest.data != nullptr && to.norm[row % kBlockQ] != kLeft) continue;
         sums.store(to, row % kBlockQ, r, scale, gradient);
         if (exists) limit = fmaxf(limit, sums.limit(r, gradient));
     }
@@ -120,6 +125,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     __shared__ alignas(RowWork) char work_memory[sizeof(RowWork)];
     const RowWork& work = *reinterpret_cast<const RowWork*>(work_memory);
     const ForwardParams& p = launch.params.forward;
+    if (launch.o_rest.data != nullptr && launch.progress->some_left == 0) return;
     if (threadIdx.x == 0) {
         const auto tiles = static_cast<unsigned>((p.len_q + kConfig.block_q() - 1) / kConfig.block_q());
         const unsigned pair = blockIdx.x / tiles;

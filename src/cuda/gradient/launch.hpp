@@ -41,8 +41,9 @@ struct Counts {
 
 /// How far the sums of dQ are. Zeroed before each call.
 struct Progress {
-    int ticket = 0;  // blocks of keys that have begun
-    int broken = 0;  // cu_seqlens fall somewhere: nothing is waited for, whatever the result
+    int ticket = 0;     // blocks of keys that have begun
+    int broken = 0;     // cu_seqlens fall somewhere: nothing is waited for, whatever the result
+    int some_left = 0;  // with the rest of O: rows are left to the kernel that sums delta
 };
 
 struct Workspace {
@@ -77,6 +78,8 @@ struct Launch {
     bool vector_dq = false;  // and written so
     bool vector_dk = false;
     bool vector_dv = false;
+    Rows o_rest;               // what rounding took off O, a byte an element; null: delta is summed
+    bool vector_rest = false;  // O, the bytes and dO are read eight elements at a time
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }
 };

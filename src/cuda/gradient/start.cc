@@ -58,6 +58,9 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     launch.tiles_of_head = counts.tiles_of_head;
     launch.q_tiles = counts.q_tiles;
     launch.key_blocks = counts.key_blocks;
+    if (uses_o_rest(p)) launch.o_rest = rows_of(call.args.o_rest);
+    launch.vector_rest = takes_vectors(inputs.o, inputs.head_dim_v) && takes_vectors(params.d_o, inputs.head_dim_v) &&
+                         takes_byte_vectors(launch.o_rest, inputs.head_dim_v);
     launch.vector_q = takes_vectors(inputs.q, inputs.head_dim);
     launch.vector_k = takes_vectors(inputs.k, inputs.head_dim);
     launch.vector_v = takes_vectors(inputs.v, inputs.head_dim_v);
@@ -78,6 +81,7 @@ void start_before(const Problem& p, const Launch& launch, const Extents& extents
                                                 reinterpret_cast<char*>(launch.progress));
     check(cudaMemsetAsync(launch.progress, 0, bytes, stream), "counters of the backward");
     if (launch.q_tiles == 0 || heads == 0) return;
+    if (launch.o_rest.data != nullptr) check(start_delta_of_output<__nv_bfloat16>(launch, stream), "delta");
     if (p.dtype == DType::fp32) check(delta_fp32(p, launch, stream), "delta");
     else if (p.dtype == DType::bf16) check(delta<__nv_bfloat16>(p, launch, extents.general, stream), "delta");
     else check(delta<__half>(p, launch, extents.general, stream), "delta");
@@ -96,6 +100,8 @@ void start_after(const Problem& p, const Launch& launch, const Extents& extents,
 }
 
 }  // namespace
+
+bool uses_o_rest(const Problem& p) { return p.dtype == DType::bf16 && p.dropout.probability == 0; }
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     Arena arena;

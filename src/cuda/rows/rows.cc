@@ -78,15 +78,16 @@ Refusal refuse_fa3_backward(const Problem& p, const AskedTile& tile, const Limit
     if (auto reason = refuse_sizes(p)) return reason;
     if (p.bias) return "takes no additive bias";
     if (!fa3::backward::shape_of(p)) {
-        return fmt::format("takes head_dim up to {}, got {} and {}", fa3::backward::largest_dim(p), p.head_dim,
-                           p.head_dim_v);
+        return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
+                           fa3::backward::largest_dim(p), std::max(p.head_dim, p.head_dim_v));
     }
     if (auto reason = refuse_odd_dims(p)) return reason;
-    constexpr std::int64_t kQ = fa3::backward::Config::kBlockQ, kKv = fa3::backward::Config::kBlockKv;
-    const std::int64_t rows_of_blocks = p.ragged ? p.total_q / kQ + p.batch : p.batch * ((p.len_q + kQ - 1) / kQ);
+    constexpr std::int64_t kRows = fa3::backward::Config::kRows;  // the least that a block has
+    const std::int64_t rows_of_blocks =
+        p.ragged ? p.total_q / kRows + p.batch : p.batch * ((p.len_q + kRows - 1) / kRows);
     const std::int64_t blocks = std::max({2 * p.heads_q * rows_of_blocks,  // of dQ's two sums
-                                          p.batch * p.heads_q * ((p.len_q + kQ - 1) / kQ),
-                                          p.batch * p.heads_kv * ((p.len_kv + kKv - 1) / kKv)});
+                                          p.batch * p.heads_q * ((p.len_q + kRows - 1) / kRows),
+                                          p.batch * p.heads_kv * ((p.len_kv + kRows - 1) / kRows)});
     if (auto reason = refuse_counts(p, "blocks", blocks)) return reason;
     return refuse_tile(tile, fa3::backward::tile_of(p));
 }

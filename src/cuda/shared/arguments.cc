@@ -47,7 +47,8 @@ void expect_device_memory(const Call<Args>& call) {
                                                                  {"cu_seqlens_q", &a.cu_seqlens_q},
                                                                  {"cu_seqlens_kv", &a.cu_seqlens_kv},
                                                                  {"o", &a.o},
-                                                                 {"lse", &a.lse}};
+                                                                 {"lse", &a.lse},
+                                                                 {"o_rest", &a.o_rest}};
     for (const auto& [name, view] : tensors) expect_device_memory(name, *view, call.plan.device);
     if (call.plan.workspace_bytes > 0) expect_device_memory("workspace", call.workspace.data(), call.plan.device);
 }
@@ -164,6 +165,12 @@ bool takes_vectors(const Rows& rows, int dim) {
     const auto whole = [](std::int64_t stride) { return stride * 2 % kVector == 0; };
     return rows.column == 1 && dim % 8 == 0 && reinterpret_cast<std::uintptr_t>(rows.data) % kVector == 0 &&
            whole(rows.batch) && whole(rows.row) && whole(rows.head);
+}
+
+bool takes_byte_vectors(const Rows& rows, int dim) {
+    constexpr std::int64_t kVector = 8;
+    return rows.column == 1 && dim % kVector == 0 && reinterpret_cast<std::uintptr_t>(rows.data) % kVector == 0 &&
+           rows.batch % kVector == 0 && rows.row % kVector == 0 && rows.head % kVector == 0;
 }
 
 int heads_together(const Problem& p, std::int64_t l2_share) {

@@ -19,6 +19,9 @@ Rows rows_of(const TensorView& tensor);
 /// Can rows of `dim` 16-bit elements be read and written 16 bytes at a time?
 bool takes_vectors(const Rows& rows, int dim);
 
+/// Can rows of `dim` bytes be read and written 8 bytes at a time?
+bool takes_byte_vectors(const Rows& rows, int dim);
+
 /// (batch, head) pairs, or heads of a ragged call, whose tiles of queries are mixed in the order of the work. Causal
 /// tiles are of different lengths: the longest of several heads come first, as long as the heads' K and V fit
 /// `l2_share` bytes of the L2. Without a diagonal, heads come one after the other. It moves the order of the tiles and

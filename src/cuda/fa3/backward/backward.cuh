@@ -9,6 +9,13 @@
 
 namespace tessera::cuda::fa3::backward {
 
+template <class OfConsumer, Config kConfig>
+__device__ __forceinline__ void run(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
+    OfConsumer consumer{{launch, shared, warpgroup}};
+    consumer.run();
+    store_gradients(consumer);
+}
+
 template <class T, class Shape>
 __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
@@ -27,13 +34,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __g
         ptx::give_registers<Config::kProducerRegisters>();
         const int thread = static_cast<int>(threadIdx.x);
         if (thread == 0) load<kConfig>(launch, shared);
-        else if (thread % 32 == 0 && thread / 32 <= Config::kConsumers)
-            add_dq<kConfig>(launch, shared, thread / 32 - 1);
+        else if (thread == 32) add_dq<kConfig, 0>(launch, shared);
+        else if (thread == 64) add_dq<kConfig, 1>(launch, shared);
     } else {
         ptx::take_registers<Config::kConsumerRegisters>();
-        Consumer<T, kConfig> consumer{launch, shared, warpgroup - 1};
-        consumer.run();
-        store_gradients(consumer);
+        if constexpr (!kConfig.roles()) run<Consumer<T, kConfig>>(launch, shared, warpgroup - 1);
+        else if (warpgroup == 1) run<WeightsConsumer<T, kConfig>>(launch, shared, 0);
+        else run<ScoresConsumer<T, kConfig>>(launch, shared, 1);
     }
 }
 

@@ -7,15 +7,17 @@ namespace tessera::cuda::fa3::backward {
 
 /// One compiled shape of the backward. Dimensions of a Problem are padded with zeros to the next shape that holds them.
 struct Config {
-    int head_dim;    ///< of Q and K: a multiple of 32
-    int head_dim_v;  ///< of V and dO: a multiple of 32
+    int head_dim;        ///< of Q and K: a multiple of 32
+    int head_dim_v;      ///< of V and dO: a multiple of 32
+    int block_q = 64;    ///< queries of a step: 64; or 128, then a warpgroup makes dQ of 64 of them, all columns
+    int block_kv = 128;  ///< keys: 64 of each warpgroup; or 64, then one makes dV and the other dK (roles)
     int q_stages = 3;
+    int do_stages = 2;
     bool general = false;  ///< softcap, ALiBi, dropout, and scales of 0 and less
 
-    static constexpr int kStages = 2;  ///< of dO and of dS: the parity of the step
-    static constexpr int kBlockQ = 64;
-    static constexpr int kConsumers = 2;  ///< warpgroups of 64 keys each
-    static constexpr int kBlockKv = 64 * kConsumers;
+    static constexpr int kStages = 2;     ///< of dS: the parity of the step
+    static constexpr int kRows = 64;      ///< of a warpgroup's products; of RowStats
+    static constexpr int kConsumers = 2;  ///< warpgroups
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr int kProducerRegisters = 24;
     static constexpr int kConsumerRegisters = 240;
@@ -23,16 +25,38 @@ struct Config {
     /// Slabs of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
     constexpr int v_slabs() const { return (head_dim_v + 63) / 64; }
-    /// Columns of dQ that one warpgroup multiplies.
-    constexpr int dq_columns() const { return head_dim / kConsumers; }
+    /// Does one warpgroup make P and dV, the other one dS and dK?
+    constexpr bool roles() const { return block_kv == kRows; }
+    /// Columns of dQ that a warpgroup multiplies at once, always of 64 queries.
+    constexpr int dq_columns() const {
+        if (roles()) return 64;
+        return block_q == kRows ? head_dim / kConsumers : head_dim;
+    }
+    /// How many times it does so in a step, and how many times the warpgroup before it does.
+    constexpr int dq_parts(int warpgroup) const { return roles() ? (qk_slabs() + warpgroup) / kConsumers : 1; }
+    constexpr int dq_parts_before(int warpgroup) const { return warpgroup == 0 ? 0 : dq_parts(0); }
+    /// Of block_q queries: where RowStats stand, one after the other.
+    constexpr int row_stats() const { return block_q / kRows; }
+    /// Blocks of keys in shared memory while delta is made.
+    constexpr int delta_stages() const { return head_dim > 192 ? 1 : 2; }
 };
 
 /// The compiled shapes (cuda/shared/shapes.hpp), as types: what __global__ functions can be templates of.
 struct HeadDim64 {
-    static constexpr Config kConfig{.head_dim = 64, .head_dim_v = 64};
+    static constexpr Config kConfig{.head_dim = 64, .head_dim_v = 64, .block_q = 128};
 };
 struct HeadDim128 {
     static constexpr Config kConfig{.head_dim = 128, .head_dim_v = 128};
+};
+/// Where dK and dV of 64 keys fill the registers of a warpgroup each.
+struct HeadDim192V128 {
+    static constexpr Config kConfig{.head_dim = 192, .head_dim_v = 128, .block_kv = 64, .q_stages = 2};
+};
+struct HeadDim192 {
+    static constexpr Config kConfig{.head_dim = 192, .head_dim_v = 192, .block_kv = 64, .q_stages = 2};
+};
+struct HeadDim256 {
+    static constexpr Config kConfig{.head_dim = 256, .head_dim_v = 256, .block_kv = 64, .q_stages = 2, .do_stages = 1};
 };
 /// Shapes that do more to a score.
 struct HeadDim64General {
@@ -41,6 +65,7 @@ struct HeadDim64General {
 struct HeadDim128General {
     static constexpr Config kConfig{.head_dim = 128, .head_dim_v = 128, .general = true};
 };
-using Shapes = ShapeList<HeadDim64, HeadDim128, HeadDim64General, HeadDim128General>;
+using Shapes =
+    ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64General, HeadDim128General>;
 
 }  // namespace tessera::cuda::fa3::backward

@@ -17,22 +17,23 @@
 namespace tessera::cuda::fa3::backward {
 
 inline constexpr int kDeltaBlockQ = 64 * Config::kConsumers;
-inline constexpr int kDeltaStages = 2;
 
 /// |LSE| up to which an fp32 number holds it well enough (docs/numerics.md).
 inline constexpr float kOrdinaryLse = 256;
 
 template <Config kConfig>
 struct alignas(1024) DeltaShared {
-    using SlabQ = std::uint16_t[64][kSlabColumns];
-    using SlabKv = std::uint16_t[Config::kBlockKv][kSlabColumns];
+    static constexpr int kStages = kConfig.delta_stages();
+    static constexpr int kBlocks = kDeltaBlockQ / kConfig.block_q;
+    using SlabQ = std::uint16_t[kConfig.block_q][kSlabColumns];
+    using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];
 
-    SlabQ q[Config::kConsumers][kConfig.qk_slabs()];
-    SlabQ d_o[Config::kConsumers][kConfig.v_slabs()];
-    SlabKv k[kDeltaStages][kConfig.qk_slabs()];
-    SlabKv v[kDeltaStages][kConfig.v_slabs()];
+    SlabQ q[kBlocks][kConfig.qk_slabs()];
+    SlabQ d_o[kBlocks][kConfig.v_slabs()];
+    SlabKv k[kStages][kConfig.qk_slabs()];
+    SlabKv v[kStages][kConfig.v_slabs()];
     ptx::Mbarrier q_full;
-    Ring<kDeltaStages> k_ring, v_ring;
+    Ring<kStages> k_ring, v_ring;
     int some_special[Config::kConsumers], some_large[Config::kConsumers];
 
     __device__ void init_barriers() {
@@ -44,11 +45,12 @@ struct alignas(1024) DeltaShared {
 };
 
 /// The tile of queries that a thread block of the delta kernel works on.
+template <Config kConfig>
 struct QueryTile {
-    Blocks blocks;
+    BlocksOf<kConfig> blocks;
     int batch, head;
     int first_q, first_kv;
-    std::int64_t first_block;  ///< of the tile's first 64 queries, among all
+    std::int64_t first_block;  ///< of the tile's queries, among all
     int query;                 ///< first
     int n_begin, n_end;        ///< blocks of keys
 
@@ -64,11 +66,11 @@ struct QueryTile {
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
         blocks.set(p.mask, member.len_q, member.len_kv);
-        first_block =
-            std::int64_t{head} * launch.blocks_q + first_block_q(p, batch, member.first_q) + query / Config::kBlockQ;
+        first_block = std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, member.first_q) +
+                      query / kConfig.block_q;
         n_begin = 0;
         n_end = 0;
-        for (int m = query / Config::kBlockQ; m < query / Config::kBlockQ + Config::kConsumers; ++m) {
+        for (int m = query / kConfig.block_q; m < (query + kDeltaBlockQ) / kConfig.block_q; ++m) {
             if (m >= blocks.count_q) break;
             const Span keys = blocks.keys_of(m);
             if (keys.begin >= keys.end) continue;
@@ -76,7 +78,35 @@ struct QueryTile {
             n_end = max(n_end, keys.end);
         }
     }
+
+    /// Which block of the tile queries 64 * part, ... are in.
+    __device__ __forceinline__ static int block_of(int part) { return 64 * part / kConfig.block_q; }
+    /// Are these queries of a block that exists? Its last ones may not exist themselves.
+    __device__ __forceinline__ bool has_stats(int part) const {
+        return query + block_of(part) * kConfig.block_q < blocks.len_q;
+    }
 };
+
+/// With the rest of O, is there nothing to be done in these queries?
+template <Config kConfig>
+__device__ __forceinline__ bool done_from_output(const Launch& launch, const QueryTile<kConfig>& tile) {
+    if (launch.o_rest.data == nullptr) return false;
+    for (int w = 0; w < Config::kConsumers; ++w) {
+        if (!tile.has_stats(w)) continue;
+        if (launch.workspace.stats[tile.first_block * kConfig.row_stats() + w].some_large != 0) return false;
+    }
+    return true;
+}
+
+/// How many have added to this block of dQ: none.
+__device__ __forceinline__ void clear_counters(const Launch& launch, std::int64_t block) {
+    const std::int64_t all = std::int64_t{launch.params.forward.heads_q} * launch.blocks_q;
+    for (int sum = 0; sum < launch.sums; ++sum) {
+        for (int half = 0; half < Config::kConsumers; ++half) {
+            launch.workspace.counters[(sum * all + block) * Config::kConsumers + half] = 0;
+        }
+    }
+}
 
 /// Does cu_seqlens fall here?
 __device__ __forceinline__ bool falls(const ForwardParams& p, int batch) {
@@ -88,18 +118,18 @@ __device__ __forceinline__ bool falls(const ForwardParams& p, int batch) {
 /// One thread: all copies.
 template <Config kConfig>
 __device__ __forceinline__ void load_for_delta(const Launch& launch, DeltaShared<kConfig>& shared,
-                                               const QueryTile& tile) {
+                                               const QueryTile<kConfig>& tile) {
     const ForwardParams& p = launch.params.forward;
     const int batch = p.cu_seqlens_q != nullptr ? 0 : tile.batch;
     ptx::mbarrier_arrive_expect(shared.q_full, sizeof(shared.q) + sizeof(shared.d_o));
-    for (int w = 0; w < Config::kConsumers; ++w) {
-        const int row = tile.first_q + tile.query + 64 * w;
-        copy_in(shared.q[w], launch.q, row, tile.head, batch, shared.q_full, ptx::CacheHint::evict_first);
-        copy_in(shared.d_o[w], launch.d_o, row, tile.head, batch, shared.q_full, ptx::CacheHint::evict_first);
+    for (int m = 0; m < DeltaShared<kConfig>::kBlocks; ++m) {
+        const int row = tile.first_q + tile.query + m * kConfig.block_q;
+        copy_in(shared.q[m], launch.q, row, tile.head, batch, shared.q_full, ptx::CacheHint::evict_first);
+        copy_in(shared.d_o[m], launch.d_o, row, tile.head, batch, shared.q_full, ptx::CacheHint::evict_first);
     }
-    RingPosition<kDeltaStages> at;
+    RingPosition<kConfig.delta_stages()> at;
     for (int n = tile.n_begin; n < tile.n_end; ++n, at.advance()) {
-        const int row = tile.first_kv + n * Config::kBlockKv;
+        const int row = tile.first_kv + n * kConfig.block_kv;
         const int kv_head = tile.head / p.group;
         wait_for(shared.k_ring.empty[at.stage()], at.phase() ^ 1);
         ptx::mbarrier_arrive_expect(shared.k_ring.full[at.stage()], sizeof(shared.k[0]));
@@ -113,30 +143,30 @@ __device__ __forceinline__ void load_for_delta(const Launch& launch, DeltaShared
 }
 
 /// S = Q K^T or dP = dO V^T, started: [64 queries][kBlockKv].
-template <class T, int kDim>
-__device__ __forceinline__ void start_product(float (&s)[Config::kBlockKv / 2], std::uint64_t queries,
+template <class T, Config kConfig, int kDim>
+__device__ __forceinline__ void start_product(float (&s)[kConfig.block_kv / 2], std::uint64_t queries,
                                               std::uint64_t keys) {
-    constexpr int kQuerySlab = 64 * kSlabRowBytes >> 4;
-    constexpr int kKeySlab = Config::kBlockKv * kSlabRowBytes >> 4;
+    constexpr int kBlockKv = kConfig.block_kv;
+    constexpr int kQuerySlab = kConfig.block_q * kSlabRowBytes >> 4;
+    constexpr int kKeySlab = kBlockKv * kSlabRowBytes >> 4;
     ptx::keep_in_place(s);
     ptx::wgmma_fence();
 #pragma unroll
     for (int column = 0; column < kDim; column += 16) {
         const int slab = column / kSlabColumns;
         const int step = column % kSlabColumns / 16 * kStepColumns;
-        ptx::wgmma_ss<Config::kBlockKv, T>(s, queries + slab * kQuerySlab + step, keys + slab * kKeySlab + step,
-                                           column > 0);
+        ptx::wgmma_ss<kBlockKv, T>(s, queries + slab * kQuerySlab + step, keys + slab * kKeySlab + step, column > 0);
     }
     ptx::wgmma_commit();
 }
 
 template <class T, Config kConfig>
 struct DeltaConsumer {
-    static constexpr int kPairs = Config::kBlockKv / 2;  ///< scores of a thread
+    static constexpr int kPairs = kConfig.block_kv / 2;  ///< scores of a thread
 
     const Launch& launch;
     DeltaShared<kConfig>& shared;
-    const QueryTile& tile;
+    const QueryTile<kConfig>& tile;
     int warpgroup;
 
     float minus_lse[2];  ///< in units of log2; of large rows, the largest score so far
@@ -251,24 +281,28 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
     }
     wait_for(shared.q_full, 0);
     const int thread = static_cast<int>(threadIdx.x) % 128;
-    const bool some_special = any_special<T, sizeof(shared.q[0]), 128>(shared.q[warpgroup], thread) |
-                              any_special<T, sizeof(shared.d_o[0]), 128>(shared.d_o[warpgroup], thread);
-    const std::uint64_t q = uniform(row_descriptor(shared.q[warpgroup]));
-    const std::uint64_t d_o = uniform(row_descriptor(shared.d_o[warpgroup]));
+    auto& q_slabs = shared.q[64 * warpgroup / kConfig.block_q];
+    auto& do_slabs = shared.d_o[64 * warpgroup / kConfig.block_q];
+    const int row_of_block = 64 * warpgroup % kConfig.block_q;
+    bool some_special = false;
+    for (auto& slab : q_slabs) some_special |= any_special<T, 64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
+    for (auto& slab : do_slabs) some_special |= any_special<T, 64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
+    const std::uint64_t q = uniform(row_descriptor(q_slabs[0][row_of_block]));
+    const std::uint64_t d_o = uniform(row_descriptor(do_slabs[0][row_of_block]));
     const ForwardParams& params = launch.params.forward;
     const HeadScores<T> head(params, Member{0, 0, tile.blocks.len_q, tile.blocks.len_kv}, tile.batch, tile.head);
-    RingPosition<kDeltaStages> at;
+    RingPosition<kConfig.delta_stages()> at;
 #pragma unroll 1
     for (int n = tile.n_begin; n < tile.n_end; ++n) {
         wait_for(shared.k_ring.full[at.stage()], at.phase());
-        start_product<T, kConfig.head_dim>(s, q, uniform(row_descriptor(shared.k[at.stage()])));
+        start_product<T, kConfig, kConfig.head_dim>(s, q, uniform(row_descriptor(shared.k[at.stage()])));
         wait_for(shared.v_ring.full[at.stage()], at.phase());
-        start_product<T, kConfig.head_dim_v>(dp, d_o, uniform(row_descriptor(shared.v[at.stage()])));
+        start_product<T, kConfig, kConfig.head_dim_v>(dp, d_o, uniform(row_descriptor(shared.v[at.stage()])));
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(s);
         if (lane() == 0) at.release(shared.k_ring);
-        const int first_key = n * Config::kBlockKv;
-        const bool full = tile.blocks.full(tile.query + 64 * warpgroup, 64, first_key, Config::kBlockKv);
+        const int first_key = n * kConfig.block_kv;
+        const bool full = tile.blocks.full(tile.query + 64 * warpgroup, 64, first_key, kConfig.block_kv);
         const int first_column = 2 * (lane() % 4);
         if constexpr (kConfig.general) {
             auto& fragments = reinterpret_cast<float(&)[kPairs / 4][4]>(s);
@@ -296,36 +330,32 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_speci
     if (__any_sync(kAllLanes, some_special) && lane() == 0) shared.some_special[warpgroup] = 1;
     if (__any_sync(kAllLanes, large[0] || large[1]) && lane() == 0) shared.some_large[warpgroup] = 1;
     ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
-    if (tile.query + 64 * warpgroup >= tile.blocks.len_q) return;
-    const std::int64_t block = tile.first_block + warpgroup;
-    RowStats& stats = launch.workspace.stats[block];
+    if (!tile.has_stats(warpgroup)) return;
+    RowStats& stats = launch.workspace.stats[tile.first_block * kConfig.row_stats() + warpgroup];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         for (int mask = 1; mask <= 2; mask *= 2) {
             sum[r] += __shfl_xor_sync(kAllLanes, sum[r], mask);
             product[r] += __shfl_xor_sync(kAllLanes, product[r], mask);
         }
-        if (lane() % 4 != 0) continue;
+        if (lane() % 4 != 0 || (launch.o_rest.data != nullptr && !large[r])) continue;
         float delta = 0;
         if (minus_lse[r] != -INFINITY) {  // the row sees keys
             delta = static_cast<float>(product[r] / sum[r]) * launch.params.forward.keep_scale;
             if (launch.params.dlse.data != nullptr) delta -= of_row(launch.params.dlse, r);
             if (!isfinite(delta)) delta = NAN;  // of all keys that the row sees, whatever their dP is
         }
-        stats.minus_lse[row() + 8 * r] = minus_lse[r];
-        stats.delta[row() + 8 * r] = delta;
-        stats.inverse_sum[row() + 8 * r] = large[r] ? static_cast<float>(1 / sum[r]) : 0.0F;
+        const int place = RowStats::place(row() + 8 * r);
+        stats.minus_lse[place] = minus_lse[r];
+        stats.delta[place] = delta;
+        stats.inverse_sum[place] = large[r] ? static_cast<float>(1 / sum[r]) : 0.0F;
     }
     const int thread = static_cast<int>(threadIdx.x) % 128;
     if (thread == 0) {
         stats.some_large = shared.some_large[warpgroup];
         stats.some_special = shared.some_special[warpgroup];
     }
-    if (thread < launch.sums * Config::kConsumers) {
-        const std::int64_t all = std::int64_t{launch.params.forward.heads_q} * launch.blocks_q;
-        constexpr int kHalves = Config::kConsumers;
-        launch.workspace.counters[(thread / kHalves * all + block) * kHalves + thread % kHalves] = 0;
-    }
+    if (thread == 0) clear_counters(launch, tile.first_block + tile.block_of(warpgroup));
 }
 
 template <class T, class Shape>
@@ -333,14 +363,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<DeltaShared<kConfig>*>(memory);
+    if (launch.o_rest.data != nullptr && launch.workspace.start->some_large == 0) return;
     if (threadIdx.x == 0) {
         shared.init_barriers();
         for (int w = 0; w < Config::kConsumers; ++w) shared.some_special[w] = shared.some_large[w] = 0;
     }
     __syncthreads();
-    const QueryTile tile(launch);
+    const QueryTile<kConfig> tile(launch);
     if (threadIdx.x == 0 && falls(launch.params.forward, tile.batch)) launch.workspace.start->broken = 1;
-    if (tile.query >= tile.blocks.len_q) return;
+    if (tile.query >= tile.blocks.len_q || done_from_output(launch, tile)) return;
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup == 0) {
         ptx::give_registers<Config::kProducerRegisters>();

@@ -15,28 +15,29 @@ inline constexpr int kDqThreads = 128 * Config::kConsumers;
 template <class T, class Shape>
 __global__ void __launch_bounds__(kDqThreads) dq_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
-    constexpr int kColumns = kConfig.dq_columns();
+    constexpr int kColumns = kConfig.block_q == Config::kRows ? kConfig.head_dim / 2 : kConfig.head_dim;
     constexpr int kChunks = kConfig.head_dim / 8;  // of 16 bytes, in a row
-    __shared__ __align__(16) T tile[Config::kBlockQ][kConfig.head_dim + 8];
+    __shared__ __align__(16) T tile[kConfig.block_q][kConfig.head_dim + 8];
     const ForwardParams& p = launch.params.forward;
-    const int count = (p.len_q + Config::kBlockQ - 1) / Config::kBlockQ;
+    const int count = (p.len_q + kConfig.block_q - 1) / kConfig.block_q;
     const int m = static_cast<int>(blockIdx.x) % count;
     const int batch = static_cast<int>(blockIdx.x) / count / p.heads_q;
     const int head = static_cast<int>(blockIdx.x) / count % p.heads_q;
     const Member member = member_of(p, batch);
-    Blocks blocks;
+    BlocksOf<kConfig> blocks;
     blocks.set(p.mask, member.len_q, member.len_kv);
     if (m >= blocks.count_q || launch.workspace.start->broken != 0) return;
 
     const int thread = static_cast<int>(threadIdx.x);
     const int half = thread / 128;
-    const std::int64_t block = std::int64_t{head} * launch.blocks_q + first_block_q(p, batch, member.first_q) + m;
+    const std::int64_t block =
+        std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, member.first_q) + m;
     const std::int64_t all = std::int64_t{p.heads_q} * launch.blocks_q;
     float sum[kColumns / 2] = {};
     for (int which = 0; which < 2; ++which) {
         if (!blocks.any(which, m)) continue;
         const auto* from = reinterpret_cast<const float4*>(launch.workspace.dq + ((which * all + block) * 2 + half) *
-                                                                                     (Config::kBlockQ * kColumns));
+                                                                                     (Config::kRows * kColumns));
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) {
             const float4 four = from[128 * j + thread % 128];
@@ -46,18 +47,19 @@ __global__ void __launch_bounds__(kDqThreads) dq_kernel(const __grid_constant__ 
             sum[4 * j + 3] += four.w;
         }
     }
-    const int row = thread % 128 / 32 * 16 + thread % 32 / 4;
+    const bool by_columns = kConfig.block_q == Config::kRows;
+    const int row = (by_columns ? 0 : Config::kRows * half) + thread % 128 / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int i = 0; i < kColumns / 2; i += 2) {
-        const int column = kColumns * half + column_of(i) + 2 * (thread % 4);
+        const int column = (by_columns ? kColumns * half : 0) + column_of(i) + 2 * (thread % 4);
         *reinterpret_cast<std::uint32_t*>(&tile[row + 8 * row_of(i)][column]) =
             ptx::pack<T>(fmaf(sum[i], p.scale, 0.0F), fmaf(sum[i + 1], p.scale, 0.0F));  // no -0
     }
     __syncthreads();
     const Rows& dq = launch.params.dq;
-    const std::int64_t first_row = member.first_q + std::int64_t{m} * Config::kBlockQ;
+    const std::int64_t first_row = member.first_q + std::int64_t{m} * kConfig.block_q;
     T* out = reinterpret_cast<T*>(dq.data) + (p.cu_seqlens_q != nullptr ? 0 : batch * dq.batch) + head * dq.head;
-    const int rows = min(Config::kBlockQ, blocks.len_q - m * Config::kBlockQ);
+    const int rows = min(kConfig.block_q, blocks.len_q - m * kConfig.block_q);
     for (int i = thread; i < rows * kChunks; i += kDqThreads) {
         const int r = i / kChunks;
         const int column = i % kChunks * 8;
@@ -74,7 +76,8 @@ template <class T, class Shape>
 cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     const ForwardParams& p = launch.params.forward;
-    const std::int64_t count = (p.len_q + Config::kBlockQ - 1) / Config::kBlockQ;
+    constexpr int kBlockQ = Shape::kConfig.block_q;
+    const std::int64_t count = (p.len_q + kBlockQ - 1) / kBlockQ;
     return start(dq_kernel<T, Shape>, p.batch * p.heads_q * count, kDqThreads, 0, launch, stream);
 }
 

@@ -16,12 +16,12 @@ struct PairMask {
     int first[2], last[2];  ///< columns that row r sees, counted from the thread's first
 
     /// `key`: the thread's first row; `query`: its first column.
-    __device__ __forceinline__ PairMask(const Blocks& blocks, int key, int query) {
+    __device__ __forceinline__ PairMask(const Pairs& pairs, int key, int query) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int k = key + 8 * r;
-            first[r] = k - blocks.high - query;
-            last[r] = k < blocks.len_kv ? min(k - blocks.low, blocks.len_q - 1) - query : -1;
+            first[r] = k - pairs.high - query;
+            last[r] = k < pairs.len_kv ? min(k - pairs.low, pairs.len_q - 1) - query : -1;
         }
     }
     __device__ __forceinline__ bool sees(int element) const {

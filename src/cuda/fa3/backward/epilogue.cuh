@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/fa3/backward/mainloop.cuh"
+#include "cuda/fa3/backward/roles.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
@@ -63,14 +64,14 @@ __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2]
 
 /// Adds the NaN and infinities that were taken out of dO to dV of the keys that those rows see. Rare, and slow.
 template <class T, Config kConfig>
-__device__ __forceinline__ void restore_lost(Consumer<T, kConfig>& c) {
+__device__ __forceinline__ void restore_lost(const ConsumerThread<kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
     const ForwardParams& p = c.launch.params.forward;
     const Rows& d_o = c.launch.params.d_o;
-    const KeyBlock& block = c.shared.block;
+    const KeyBlock<kConfig>& block = c.shared.block;
     const int batch = p.cu_seqlens_q != nullptr ? 0 : block.batch;
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
-        const int key = block.n * Config::kBlockKv + c.row() + 8 * row_of(i);
+        const int key = block.n * kConfig.block_kv + c.row() + 8 * row_of(i);
         const int column = column_of(i) + 2 * (c.lane() % 4);
         if (key >= block.blocks.len_kv || column >= p.head_dim_v) continue;
         const int last = min(key - block.blocks.low, block.blocks.len_q - 1);
@@ -81,33 +82,68 @@ __device__ __forceinline__ void restore_lost(Consumer<T, kConfig>& c) {
 #pragma unroll 1
             for (int query = max(key - block.blocks.high, 0); query <= last; ++query) {
                 const float value = static_cast<float>(values[query * d_o.row]);
-                if (!isfinite(value)) c.dv[i] += value;
+                if (!isfinite(value)) dv[i] += value;
             }
         }
     }
 }
 
+/// Where this warp's rows of dK or dV go.
+template <Config kConfig>
+__device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<kConfig>& c, const Rows& rows,
+                                                      const CUtensorMap& map, bool by_copy_engine, int columns) {
+    const KeyBlock<kConfig>& block = c.shared.block;
+    const int key = block.n * kConfig.block_kv + c.first_row() + 16 * c.warp();
+    const bool ragged = c.launch.params.forward.cu_seqlens_q != nullptr;
+    return {rows,
+            map,
+            by_copy_engine,
+            ragged ? 0 : block.batch,
+            block.kv_head,
+            block.first_kv + key,
+            block.blocks.len_kv - key,
+            columns};
+}
+
 template <class T, Config kConfig>
-__device__ __forceinline__ void store_gradients(Consumer<T, kConfig>& c) {
+__device__ __forceinline__ void store_dv(const ConsumerThread<kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
+    const Launch& launch = c.launch;
+    if (c.shared.lost != 0) restore_lost<T>(c, dv);
+    const GradientRows to =
+        gradient_rows(c, launch.params.dv, launch.dv, launch.store_dv_by_copy_engine, launch.params.forward.head_dim_v);
+    store_gradient<T, kConfig.head_dim_v>(dv, 1.0F, to, c.shared.v, c.first_row() + 16 * c.warp(), c.lane());
+}
+
+template <class T, Config kConfig>
+__device__ __forceinline__ void store_dk(const ConsumerThread<kConfig>& c, const float (&dk)[kConfig.head_dim / 2]) {
     const Launch& launch = c.launch;
     const ForwardParams& p = launch.params.forward;
-    const int warp_row = 64 * c.warpgroup + 16 * c.warp();
-    const KeyBlock& block = c.shared.block;
-    const int key = block.n * Config::kBlockKv + warp_row;
-    const bool ragged = p.cu_seqlens_q != nullptr;
-    const int batch = ragged ? 0 : block.batch;
-    const int row = block.first_kv + key;
-    const int count = block.blocks.len_kv - key;
-    ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);  // nobody reads K any more
-    if (c.shared.lost != 0) restore_lost(c);
-    store_gradient<T, kConfig.head_dim_v>(c.dv, 1.0F,
-                                          GradientRows{launch.params.dv, launch.dv, launch.store_dv_by_copy_engine,
-                                                       batch, block.kv_head, row, count, p.head_dim_v},
-                                          c.shared.v, warp_row, c.lane());
-    store_gradient<T, kConfig.head_dim>(c.dk, p.scale,
-                                        GradientRows{launch.params.dk, launch.dk, launch.store_dk_by_copy_engine, batch,
-                                                     block.kv_head, row, count, p.head_dim},
-                                        c.shared.k, warp_row, c.lane());
+    const GradientRows to = gradient_rows(c, launch.params.dk, launch.dk, launch.store_dk_by_copy_engine, p.head_dim);
+    store_gradient<T, kConfig.head_dim>(dk, p.scale, to, c.shared.k, c.first_row() + 16 * c.warp(), c.lane());
+}
+
+/// When nobody reads K and V any more.
+__device__ __forceinline__ void meet_at_the_end() {
+    ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
+}
+
+template <class T, Config kConfig>
+__device__ __forceinline__ void store_gradients(Consumer<T, kConfig>& c) {
+    meet_at_the_end();
+    store_dv<T>(c, c.dv);
+    store_dk<T>(c, c.dk);
+    if (c.lane() == 0) ptx::tma_store_wait();
+}
+template <class T, Config kConfig>
+__device__ __forceinline__ void store_gradients(WeightsConsumer<T, kConfig>& c) {
+    meet_at_the_end();
+    store_dv<T>(c, c.dv);
+    if (c.lane() == 0) ptx::tma_store_wait();
+}
+template <class T, Config kConfig>
+__device__ __forceinline__ void store_gradients(ScoresConsumer<T, kConfig>& c) {
+    meet_at_the_end();
+    store_dk<T>(c, c.dk);
     if (c.lane() == 0) ptx::tma_store_wait();
 }
 

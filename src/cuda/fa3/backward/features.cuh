@@ -21,8 +21,8 @@ struct Features {
     float slope = 0;  ///< of ALiBi
     int diagonal;     ///< len_kv - len_q
 
-    __device__ __forceinline__ Features(const ForwardParams& p, const Blocks& blocks, int own_batch, int own_head)
-        : params(p), batch(own_batch), head(own_head), diagonal(blocks.len_kv - blocks.len_q) {
+    __device__ __forceinline__ Features(const ForwardParams& p, const Pairs& pairs, int own_batch, int own_head)
+        : params(p), batch(own_batch), head(own_head), diagonal(pairs.len_kv - pairs.len_q) {
         if (p.alibi_slopes) slope = p.alibi_slopes[batch * p.alibi_batch + head * p.alibi_head];
     }
 

@@ -9,13 +9,17 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// What the delta kernel tells the main kernel about 64 queries of a head.
+/// What the delta kernel tells the main kernel about 64 queries of a head. Query q of them stands at place(q).
 struct alignas(16) RowStats {
-    float minus_lse[Config::kBlockQ];    ///< in units of log2; -inf for rows without keys and rows past the end
-    float delta[Config::kBlockQ];        ///< sum of P dP - dLSE
-    float inverse_sum[Config::kBlockQ];  ///< rows with a large LSE: what their P is to be multiplied by; others: 0
-    int some_large;                      ///< some row's inverse_sum is not 0
-    int some_special;                    ///< NaN or infinities in rows of Q or dO
+    /// A thread's accumulators are of columns 8 * j + 2 * t, and the next one: those of two j are read at once.
+    TESSERA_HOST_DEVICE static constexpr int place(int q) {
+        return q / 16 * 16 + q % 8 / 2 * 4 + q / 8 % 2 * 2 + q % 2;
+    }
+    float minus_lse[Config::kRows];    ///< in units of log2; -inf for rows without keys and rows past the end
+    float delta[Config::kRows];        ///< sum of P dP - dLSE
+    float inverse_sum[Config::kRows];  ///< rows with a large LSE: what their P is to be multiplied by; others: 0
+    int some_large;                    ///< some row's inverse_sum is not 0
+    int some_special;                  ///< NaN or infinities in rows of Q or dO
     int unused[2];
 };
 
@@ -23,14 +27,15 @@ struct alignas(16) RowStats {
 struct Start {
     unsigned next_block;  ///< the number of the next thread block of the main kernel to start
     int broken;           ///< cu_seqlens fall: members that overlap would wait for each other for ever
+    int some_large;       ///< with the rest of O: rows are left to the kernel that sums delta
 };
 
-/// Memory of a call, in its workspace. A head's blocks of 64 queries are counted over all batch members (Blocks).
+/// Memory of a call, in its workspace. A head's blocks of queries are counted over all batch members (Blocks).
 struct Workspace {
     Start* start;     // [1]
-    RowStats* stats;  // [heads_q, blocks]
+    RowStats* stats;  // [heads_q, blocks, block_q / 64]
     int* counters;    // [sums, heads_q, blocks, 2 halves]: how many have added to this half of dQ
-    float* dq;        // [sums, heads_q, blocks, 64 * padded head_dim], as the warpgroups' accumulators lie
+    float* dq;        // [sums, heads_q, blocks, block_q * padded head_dim], as the warpgroups' accumulators lie
 };
 
 struct Launch {
@@ -40,23 +45,23 @@ struct Launch {
     float scale_log2;                                       ///< of Q K^T to scores in units of log2
     bool store_dk_by_copy_engine, store_dv_by_copy_engine;  ///< they have tensor maps
     int sums;            ///< of dQ: 2 where some block of keys goes round (shapes.hpp)
+    Rows o_rest;         ///< what rounding took off O, a byte an element; null: delta is summed
+    bool o_by_vectors;   ///< O, the bytes and dO are read eight elements at a time
     bool dq_by_vectors;  ///< rows of dQ can be written 16 bytes at a time
-    int blocks_q;        ///< blocks of 64 queries of one head, over all members
+    int blocks_q;        ///< blocks of queries of one head, over all members
     int blocks_kv;       ///< blocks of keys of one head of one member, at most
 };
 
-/// Blocks of 64 queries before a member's first one.
-TESSERA_HOST_DEVICE constexpr std::int64_t first_block_q(const ForwardParams& p, std::int64_t batch,
+/// Blocks of queries before a member's first one.
+TESSERA_HOST_DEVICE constexpr std::int64_t first_block_q(const ForwardParams& p, int block_q, std::int64_t batch,
                                                          std::int64_t first_q) {
-    if (p.cu_seqlens_q != nullptr) return first_q / Config::kBlockQ + batch;
-    return batch * ((p.len_q + Config::kBlockQ - 1) / Config::kBlockQ);
-}
-/// Over all members.
-TESSERA_HOST_DEVICE constexpr std::int64_t count_blocks_q(const ForwardParams& p) {
-    return first_block_q(p, p.batch, p.total_q);
+    if (p.cu_seqlens_q != nullptr) return first_q / block_q + batch;
+    return batch * ((p.len_q + block_q - 1) / block_q);
 }
 
-/// Start the three kernels. One instance each in instances/.
+/// Start the kernels; delta_of_output where there is the rest of O. One instance each in instances/.
+template <class T, class Shape>
+cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
 cudaError_t start_delta(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>

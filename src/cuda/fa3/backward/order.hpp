@@ -18,10 +18,21 @@ struct Span {
     int begin, end;
 };
 
-/// The blocks of one head of one batch member. 32 bits are enough: the kernel refuses longer tensors.
-struct Blocks {
+/// Which pairs of one batch member count. 32 bits are enough: the kernel refuses longer tensors.
+struct Pairs {
     int len_q, len_kv;
-    int low, high;          ///< key k is visible to query q if q + low <= k <= q + high
+    int low, high;  ///< key k is visible to query q if q + low <= k <= q + high
+
+    /// Are all pairs of these queries and keys there and visible?
+    TESSERA_HOST_DEVICE bool full(int query, int queries, int key, int keys) const {
+        return query + queries <= len_q && key + keys <= len_kv && key >= query + queries - 1 + low &&
+               key + keys - 1 <= query + high;
+    }
+};
+
+/// The blocks of one head of one batch member.
+template <int kBlockQ, int kBlockKv>
+struct Blocks : Pairs {
     int count_q, count_kv;  ///< blocks
     int apart;              ///< blocks of queries between the starts of neighbouring blocks of keys; or, if there ...
     int together;           ///< ... are more blocks of keys, how many of them start at the same one
@@ -32,8 +43,8 @@ struct Blocks {
         len_kv = own_len_kv;
         low = static_cast<int>(std::max(band.low, -band.len_q));
         high = static_cast<int>(std::min(band.high, band.len_kv));
-        count_q = (len_q + Config::kBlockQ - 1) / Config::kBlockQ;
-        count_kv = (len_kv + Config::kBlockKv - 1) / Config::kBlockKv;
+        count_q = (len_q + kBlockQ - 1) / kBlockQ;
+        count_kv = (len_kv + kBlockKv - 1) / kBlockKv;
         apart = std::max((count_q + 1) / std::max(count_kv, 1), 1);
         together = std::max((count_kv + count_q - 1) / std::max(count_q, 1), 1);
         if (count_q >= count_kv) together = 1;
@@ -42,19 +53,19 @@ struct Blocks {
 
     /// Blocks of queries, begin and end, that see some key of block n.
     TESSERA_HOST_DEVICE Span queries_of(int n) const {
-        const int key = n * Config::kBlockKv;
+        const int key = n * kBlockKv;
         const int begin = std::max(key - high, 0);
-        const int end = std::min(std::min(key + Config::kBlockKv, len_kv) - low, len_q);
+        const int end = std::min(std::min(key + kBlockKv, len_kv) - low, len_q);
         if (begin >= end || low > high) return Span{0, 0};
-        return Span{begin / Config::kBlockQ, (end + Config::kBlockQ - 1) / Config::kBlockQ};
+        return Span{begin / kBlockQ, (end + kBlockQ - 1) / kBlockQ};
     }
     /// Blocks of keys, begin and end, that some query of block m sees.
     TESSERA_HOST_DEVICE Span keys_of(int m) const {
-        const int query = m * Config::kBlockQ;
+        const int query = m * kBlockQ;
         const int begin = std::max(query + low, 0);
-        const int end = std::min(std::min(query + Config::kBlockQ, len_q) + high, len_kv);
+        const int end = std::min(std::min(query + kBlockQ, len_q) + high, len_kv);
         if (begin >= end || low > high) return Span{0, 0};
-        return Span{begin / Config::kBlockKv, (end + Config::kBlockKv - 1) / Config::kBlockKv};
+        return Span{begin / kBlockKv, (end + kBlockKv - 1) / kBlockKv};
     }
     /// Where block n starts: nobody of n' > n starts before.
     TESSERA_HOST_DEVICE int start_of(int n) const { return n / together * apart; }
@@ -71,12 +82,10 @@ struct Blocks {
         if (keys.begin >= keys.end) return false;
         return which == 0 ? last_started(m) >= keys.begin : keys.end - 1 > last_started(m);
     }
-    /// Are all pairs of these queries and keys there and visible?
-    TESSERA_HOST_DEVICE bool full(int query, int queries, int key, int keys) const {
-        return query + queries <= len_q && key + keys <= len_kv && key >= query + queries - 1 + low &&
-               key + keys - 1 <= query + high;
-    }
 };
+
+template <Config kConfig>
+using BlocksOf = Blocks<kConfig.block_q, kConfig.block_kv>;
 
 /// The steps of one block of keys: blocks of queries, for each query head of the group.
 struct Steps {
@@ -84,7 +93,8 @@ struct Steps {
     int heads;              ///< of the group that are left
     int m, which;           ///< this step's block and sum
 
-    TESSERA_HOST_DEVICE Steps(const Blocks& blocks, int n, int group) {
+    template <int kBlockQ, int kBlockKv>
+    TESSERA_HOST_DEVICE Steps(const Blocks<kBlockQ, kBlockKv>& blocks, int n, int group) {
         const Span queries = blocks.queries_of(n);
         begin = queries.begin;
         end = queries.end;

@@ -21,27 +21,28 @@ __device__ __forceinline__ void copy_in(Slab (&slabs)[kSlabs], const CUtensorMap
 template <Config kConfig>
 __device__ __forceinline__ void load(const Launch& launch, Shared<kConfig>& shared) {
     const ForwardParams& p = launch.params.forward;
-    const KeyBlock& block = shared.block;
+    const KeyBlock<kConfig>& block = shared.block;
     const int batch = p.cu_seqlens_q != nullptr ? 0 : block.batch;
     Steps step(block.blocks, block.n, p.group);
     if (!step.more()) return;
-    const int kv_row = block.first_kv + block.n * Config::kBlockKv;
+    const int kv_row = block.first_kv + block.n * kConfig.block_kv;
     ptx::mbarrier_arrive_expect(shared.kv_full, sizeof(shared.k) + sizeof(shared.v));
     copy_in(shared.k, launch.k, kv_row, block.kv_head, batch, shared.kv_full, ptx::CacheHint::evict_first);
     copy_in(shared.v, launch.v, kv_row, block.kv_head, batch, shared.kv_full, ptx::CacheHint::evict_first);
     Turn<kConfig.q_stages> q;
-    Turn<Config::kStages> d_o;
+    Turn<kConfig.do_stages> d_o;
     for (; step.more(); step.advance(), q.advance(), d_o.advance()) {
         const int head = (block.kv_head + 1) * p.group - step.heads;
-        const int row = block.first_q + step.m * Config::kBlockQ;
+        const int row = block.first_q + step.m * kConfig.block_q;
         wait_for(shared.q_ring.empty[q.stage], q.phase ^ 1);
         ptx::Mbarrier& q_full = shared.q_ring.full[q.stage];
         shared.block_q[q.stage] = step.m;
         shared.head[q.stage] = head;
-        ptx::mbarrier_arrive_expect(q_full, sizeof(shared.q[0]) + sizeof(RowStats));
+        ptx::mbarrier_arrive_expect(q_full, sizeof(shared.q[0]) + sizeof(shared.stats[0]));
         copy_in(shared.q[q.stage], launch.q, row, head, batch, q_full, ptx::CacheHint::evict_last);
-        ptx::bulk_load(&shared.stats[q.stage], launch.workspace.stats + block.block_q(launch, head, step.m),
-                       sizeof(RowStats), q_full);
+        ptx::bulk_load(shared.stats[q.stage],
+                       launch.workspace.stats + block.block_q(launch, head, step.m) * kConfig.row_stats(),
+                       sizeof(shared.stats[0]), q_full);
         wait_for(shared.do_ring.empty[d_o.stage], d_o.phase ^ 1);
         ptx::Mbarrier& do_full = shared.do_ring.full[d_o.stage];
         ptx::mbarrier_arrive_expect(do_full, sizeof(shared.d_o[0]));
@@ -49,32 +50,66 @@ __device__ __forceinline__ void load(const Launch& launch, Shared<kConfig>& shar
     }
 }
 
-/// One thread: adds a warpgroup's half of dQ of every step to the sum in the workspace, when it is this block's turn.
-template <Config kConfig>
-__device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& shared, int half) {
-    const int group = launch.params.forward.group;
-    const KeyBlock& block = shared.block;
+/// Whose turn it is to add to a half of a block of dQ.
+struct DqTurn {
+    unsigned block_q;  ///< among those of all heads and both sums; 32 bits are enough: the kernel refuses more
+    int place;         ///< of this block of keys among those that add to it
+
+    template <Config kConfig>
+    __device__ __forceinline__ void set(const Launch& launch, const KeyBlock<kConfig>& block, const Steps& step) {
+        const ForwardParams& p = launch.params.forward;
+        const int head = (block.kv_head + 1) * p.group - step.heads + step.which * p.heads_q;
+        block_q = static_cast<unsigned>(head * launch.blocks_q + block.first_block_q + step.m);
+        place = block.blocks.place(step.which, step.m, block.n);
+    }
+    template <int kHalf>
+    __device__ __forceinline__ int* counter(const Launch& launch) const {
+        return launch.workspace.counters + (2U * block_q + unsigned{kHalf});
+    }
+    template <int kHalf>
+    __device__ __forceinline__ bool has_come(const Launch& launch) const {
+        return ptx::load_acquire(counter<kHalf>(launch)) == place;
+    }
+};
+
+/// One thread: adds what a warpgroup makes of dQ in every step, its half, to the sum in the workspace, when it is this
+/// block's turn. Looks for its next turn while the last addition is under way.
+template <Config kConfig, int kHalf>
+__device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& shared) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
+    constexpr int kParts = kConfig.dq_parts(0) + kConfig.dq_parts(1);  // of a block of queries
+    constexpr int kBegin = kConfig.dq_parts_before(kHalf);
+    Steps step(shared.block.blocks, shared.block.n, launch.params.forward.group);
+    if (!step.more()) return;
     std::uint32_t parity = 0;
-    for (Steps step(block.blocks, block.n, group); step.more(); step.advance(), parity ^= 1) {
-        // 32 bits are enough: the kernel refuses more blocks.
-        const int head = (block.kv_head + 1) * group - step.heads + step.which * launch.params.forward.heads_q;
-        const unsigned index = 2U * static_cast<unsigned>(head * launch.blocks_q + block.first_block_q + step.m) +
-                               static_cast<unsigned>(half);
-        float* sum = launch.workspace.dq + index * std::uint64_t{kBytes / sizeof(float)};
-        int* counter = launch.workspace.counters + index;
-        const int place = block.blocks.place(step.which, step.m, block.n);
-        wait_for(shared.dq_full[half], parity, half);
-        wait_until(place, [&] { return ptx::load_acquire(counter) == place; });
-        ptx::fence_proxy_async_global();
-        if (place == 0) ptx::bulk_store(sum, shared.dq[half], kBytes);
-        else ptx::bulk_add(sum, shared.dq[half], kBytes);
-        ptx::tma_store_commit();
-        ptx::tma_store_wait_read();
-        ptx::mbarrier_arrive(shared.dq_empty[half]);
+    bool has_come = false;
+    DqTurn turn;
+    turn.set(launch, shared.block, step);
+    while (true) {
+#pragma unroll 1
+        for (int part = kBegin; part < kBegin + kConfig.dq_parts(kHalf); ++part, parity ^= 1) {
+            wait_for(shared.dq_full[kHalf], parity, kHalf);
+            if (!has_come) wait_until(turn.place, [&] { return turn.template has_come<kHalf>(launch); });
+            has_come = true;
+            ptx::fence_proxy_async_global();
+            float* sum = launch.workspace.dq + (turn.block_q * std::uint64_t{kParts} + static_cast<unsigned>(part)) *
+                                                   (kBytes / sizeof(float));
+            if (turn.place == 0) ptx::bulk_store(sum, shared.dq[kHalf], kBytes);
+            else ptx::bulk_add(sum, shared.dq[kHalf], kBytes);
+            ptx::tma_store_commit();
+            ptx::tma_store_wait_read();
+            ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
+        }
+        const DqTurn before = turn;
+        step.advance();
+        if (step.more()) {
+            turn.set(launch, shared.block, step);
+            has_come = turn.template has_come<kHalf>(launch);
+        }
         ptx::tma_store_wait();
         ptx::fence_proxy_async_global();
-        ptx::store_release(counter, place + 1);
+        ptx::store_release(before.template counter<kHalf>(launch), before.place + 1);
+        if (!step.more()) return;
     }
 }
 

@@ -17,45 +17,44 @@ __device__ __forceinline__ std::uint64_t uniform(std::uint64_t descriptor) {
 }
 
 /// S^T = K Q^T or dP^T = V dO^T, started: [64 keys][kBlockQ] += [64 keys][kDim] [kBlockQ][kDim]^T.
-template <class T, int kDim>
-__device__ __forceinline__ void start_scores(float (&s)[Config::kBlockQ / 2], std::uint64_t keys,
+template <class T, Config kConfig, int kDim>
+__device__ __forceinline__ void start_scores(float (&s)[kConfig.block_q / 2], std::uint64_t keys,
                                              std::uint64_t queries) {
-    constexpr int kKeySlab = Config::kBlockKv * kSlabRowBytes >> 4;
-    constexpr int kQuerySlab = Config::kBlockQ * kSlabRowBytes >> 4;
+    constexpr int kBlockQ = kConfig.block_q;
+    constexpr int kKeySlab = kConfig.block_kv * kSlabRowBytes >> 4;
+    constexpr int kQuerySlab = kBlockQ * kSlabRowBytes >> 4;
     ptx::keep_in_place(s);
     ptx::wgmma_fence();
 #pragma unroll
     for (int column = 0; column < kDim; column += 16) {
         const int slab = column / kSlabColumns;
         const int step = column % kSlabColumns / 16 * kStepColumns;
-        ptx::wgmma_ss<Config::kBlockQ, T>(s, keys + slab * kKeySlab + step, queries + slab * kQuerySlab + step,
-                                          column > 0);
+        ptx::wgmma_ss<kBlockQ, T>(s, keys + slab * kKeySlab + step, queries + slab * kQuerySlab + step, column > 0);
     }
     ptx::wgmma_commit();
 }
 
 /// dV += P^T dO or dK += dS^T Q, started: [64 keys][kDim] += [64 keys][kBlockQ] [kBlockQ][kDim].
-template <class T, int kDim>
+template <class T, int kDim, int kBlockQ>
 __device__ __forceinline__ void start_key_gradient(float (&gradient)[kDim / 2],
-                                                   const std::uint32_t (&a)[Config::kBlockQ / 16][4],
-                                                   std::uint64_t queries) {
+                                                   const std::uint32_t (&a)[kBlockQ / 16][4], std::uint64_t queries) {
     ptx::keep_in_place(gradient);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < Config::kBlockQ / 16; ++step) {
+    for (int step = 0; step < kBlockQ / 16; ++step) {
         ptx::wgmma_rs<kDim, T>(gradient, a[step], queries + step * kStepRows, true);
     }
     ptx::wgmma_commit();
 }
 
-/// Half of dQ = dS K, started: [kBlockQ][kColumns] = [kBlockQ][kBlockKv] [kBlockKv][kColumns].
-template <class T, int kColumns>
+/// A half of dQ = dS K, started: [64 queries][kColumns] = [64][kBlockKv] [kBlockKv][kColumns].
+template <class T, Config kConfig, int kColumns>
 __device__ __forceinline__ void start_dq(float (&dq)[kColumns / 2], std::uint64_t ds, std::uint64_t keys) {
-    constexpr int kDsSlab = Config::kBlockQ * kSlabRowBytes >> 4;
+    constexpr int kDsSlab = kConfig.block_q * kSlabRowBytes >> 4;
     ptx::keep_in_place(dq);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int key = 0; key < Config::kBlockKv; key += 16) {
+    for (int key = 0; key < kConfig.block_kv; key += 16) {
         const int slab = key / kSlabColumns;
         const int step = key % kSlabColumns / 16 * kStepColumns;
         ptx::wgmma_ss_columns<kColumns, T>(dq, ds + slab * kDsSlab + step, keys + key / 16 * kStepRows, key > 0);

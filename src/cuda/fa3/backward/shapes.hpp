@@ -31,7 +31,10 @@ inline int largest_dim(const Problem& p) {
     return largest;
 }
 
-inline Tile tile_of(const Problem&) { return {Config::kBlockQ, Config::kBlockKv}; }
+inline Tile tile_of(const Problem& p) {
+    const Config& c = Shapes::kConfigs[*shape_of(p)];
+    return {c.block_q, c.block_kv};
+}
 
 /// Sums of dQ in the workspace: 2 where a block of keys may go on from the last queries to the first ones (order.cuh).
 inline int sums_of_dq(const Problem& p) {

@@ -30,8 +30,9 @@ struct Turn {
 };
 
 /// The block of keys that a thread block works on.
+template <Config kConfig>
 struct KeyBlock {
-    Blocks blocks;
+    BlocksOf<kConfig> blocks;
     int batch, kv_head, n;
     int first_q, first_kv;  ///< rows where a ragged member begins
     int first_block_q;      ///< of the member
@@ -46,7 +47,7 @@ struct KeyBlock {
         const Member member = member_of(p, batch);
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
-        first_block_q = static_cast<int>(backward::first_block_q(p, batch, member.first_q));
+        first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, member.first_q));
         blocks.set(p.mask, member.len_q, member.len_kv);
     }
     __device__ __forceinline__ bool exists() const { return n < blocks.count_kv; }
@@ -59,22 +60,24 @@ struct KeyBlock {
 /// Shared memory of one block of the main kernel.
 template <Config kConfig>
 struct alignas(1024) Shared {
-    using SlabQ = std::uint16_t[Config::kBlockQ][kSlabColumns];
-    using SlabKv = std::uint16_t[Config::kBlockKv][kSlabColumns];
+    using SlabQ = std::uint16_t[kConfig.block_q][kSlabColumns];
+    using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];
 
     SlabKv k[kConfig.qk_slabs()];
     SlabKv v[kConfig.v_slabs()];
     SlabQ q[kConfig.q_stages][kConfig.qk_slabs()];
-    SlabQ d_o[Config::kStages][kConfig.v_slabs()];
-    SlabQ ds[Config::kStages][Config::kConsumers];  ///< a warpgroup's 64 keys are the columns of a slab
-    float dq[Config::kConsumers][Config::kBlockQ * kConfig.dq_columns()];  ///< as accumulators lie
-    RowStats stats[kConfig.q_stages];                                      ///< come with Q
-    int block_q[kConfig.q_stages], head[kConfig.q_stages];                 ///< whose Q it is
+    SlabQ d_o[kConfig.do_stages][kConfig.v_slabs()];
+    SlabQ ds[Config::kStages][kConfig.block_kv / 64];                    ///< 64 keys are the columns of a slab
+    float dq[Config::kConsumers][Config::kRows * kConfig.dq_columns()];  ///< as accumulators lie
+    float p[kConfig.roles() ? Config::kRows * Config::kRows : 4];        ///< roles: P^T, as accumulators lie
+    RowStats stats[kConfig.q_stages][kConfig.row_stats()];               ///< come with Q
+    int block_q[kConfig.q_stages], head[kConfig.q_stages];               ///< whose Q it is
     Ring<kConfig.q_stages> q_ring;
-    Ring<Config::kStages> do_ring;
+    Ring<kConfig.do_stages> do_ring;
     ptx::Mbarrier kv_full;
     ptx::Mbarrier dq_full[Config::kConsumers], dq_empty[Config::kConsumers];
-    KeyBlock block;
+    ptx::Mbarrier p_full, ds_full;  ///< roles: what one warpgroup makes for the other
+    KeyBlock<kConfig> block;
     int lost;  ///< not 0: NaN or infinities may have been taken out of dO
 
     __device__ void init_barriers() {
@@ -82,6 +85,8 @@ struct alignas(1024) Shared {
         q_ring.init(kReaders);
         do_ring.init(kReaders);
         ptx::mbarrier_init(kv_full, 1);
+        ptx::mbarrier_init(p_full, 4);
+        ptx::mbarrier_init(ds_full, 4);
         for (int w = 0; w < Config::kConsumers; ++w) {
             ptx::mbarrier_init(dq_full[w], 4);
             ptx::mbarrier_init(dq_empty[w], 1);

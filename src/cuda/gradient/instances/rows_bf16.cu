@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/gradient/bias.cuh"
 #include "cuda/gradient/delta.cuh"
+#include "cuda/gradient/delta_of_output.cuh"
 #include "cuda/gradient/dq.cuh"
 
+template cudaError_t tessera::cuda::gradient::start_delta_of_output<__nv_bfloat16>(
+    const tessera::cuda::gradient::Launch&, cudaStream_t);
 template cudaError_t tessera::cuda::gradient::start_delta<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim64>(
     const tessera::cuda::gradient::Launch&, cudaStream_t);
 template cudaError_t tessera::cuda::gradient::start_delta<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim64General>(

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What both forms of the main loop are made of: where a thread of a consumer warpgroup stands, what it knows of the
+// step's queries, P^T from S^T, dS and dQ on their way out, and cleaning.
+#pragma once
+
+#include "cuda/fa3/backward/elements.cuh"
+#include "cuda/fa3/backward/products.cuh"
+#include "cuda/fa3/backward/special.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/tma.cuh"
+
+namespace tessera::cuda::fa3::backward {
+
+/// The same condition in all lanes, known to the compiler as such.
+__device__ __forceinline__ bool agreed(bool condition) { return __any_sync(kAllLanes, condition); }
+
+template <Config kConfig>
+struct ConsumerThread {
+    static constexpr int kPairs = kConfig.block_q / 2;  ///< scores of a thread
+
+    const Launch& launch;
+    Shared<kConfig>& shared;
+    int warpgroup;  ///< 0, 1
+
+    Turn<kConfig.q_stages> q{};
+    Turn<kConfig.do_stages> d_o{};
+    std::uint32_t steps = 0;  ///< that are done
+
+    /// Of the thread block. (Worked out anew at each use: what is kept of it over the loop takes registers.)
+    __device__ __forceinline__ static unsigned thread() {
+        return static_cast<unsigned>(ptx::opaque(static_cast<int>(threadIdx.x)));
+    }
+    __device__ __forceinline__ static int lane() { return static_cast<int>(thread() % 32); }
+    /// The warp's number in the warpgroup; the producer's warps come before the consumers'.
+    __device__ __forceinline__ static int warp() { return static_cast<int>(thread() / 32 % 4); }
+    /// The warpgroup's first row of the block's keys.
+    __device__ __forceinline__ int first_row() const { return kConfig.roles() ? 0 : Config::kRows * warpgroup; }
+    /// The thread's first row of the block's keys.
+    __device__ __forceinline__ int row() const {
+        const unsigned own = thread();
+        return first_row() + static_cast<int>(own / 32 % 4 * 16 + own % 32 / 4);
+    }
+
+    /// The thread's first column of a tile.
+    __device__ __forceinline__ static int first_column() { return static_cast<int>(thread() % 4 * 2); }
+    /// The step's first query.
+    __device__ __forceinline__ int first_query() const { return shared.block_q[q.stage] * kConfig.block_q; }
+    /// Are all pairs of this warpgroup visible in a step?
+    __device__ __forceinline__ bool is_full() const {
+        const int key = shared.block.n * kConfig.block_kv + first_row();
+        return agreed(shared.block.blocks.full(first_query(), kConfig.block_q, key, Config::kRows));
+    }
+
+    /// What the delta kernel says of 16 queries: of this thread's columns, of which `column` is the first, of a chunk
+    /// of 8 elements (of_element).
+    __device__ __forceinline__ float4 four_of(const float (RowStats::*values)[Config::kRows], int chunk,
+                                              int column) const {
+        const RowStats& stats = shared.stats[q.stage][chunk / 4];
+        return reinterpret_cast<const float4&>((stats.*values)[16 * (chunk % 4) + 2 * column]);
+    }
+    /// Is a flag set for some of the step's queries?
+    __device__ __forceinline__ bool some(int RowStats::*flag) const {
+        int any = 0;
+#pragma unroll
+        for (const RowStats& stats : shared.stats[q.stage]) any |= stats.*flag;
+        return agreed(any != 0);
+    }
+
+    __device__ __forceinline__ int count_steps() const {
+        const int count = Steps(shared.block.blocks, shared.block.n, launch.params.forward.group).count();
+        return __shfl_sync(kAllLanes, count, 0);  // known to be the same in all lanes
+    }
+    __device__ __forceinline__ void wait_for_q() { wait_for(shared.q_ring.full[q.stage], q.phase); }
+    __device__ __forceinline__ void wait_for_do() { wait_for(shared.do_ring.full[d_o.stage], d_o.phase); }
+    /// Part 0 ... of this step's dQ may be stored.
+    __device__ __forceinline__ void wait_for_dq_memory(int parts, int part = 0) {
+        wait_for(shared.dq_empty[warpgroup], (steps * parts + part + 1) % 2, warpgroup);
+    }
+    __device__ __forceinline__ void exponentiate(float (&s)[kPairs]) const;
+    template <class T>
+    __device__ __forceinline__ void clean_keys();
+    template <class T>
+    __device__ __forceinline__ void clean_queries();
+    __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kConfig.block_q / 16][4], int slab_number);
+    __device__ __forceinline__ void store_dq(const float (&dq)[kConfig.dq_columns() / 2]);
+    /// One arrival of the warp, when all its lanes are here.
+    __device__ __forceinline__ static void arrive(ptx::Mbarrier& barrier) {
+        __syncwarp();
+        if (lane() == 0) ptx::mbarrier_arrive(barrier);
+    }
+};
+
+/// Of what four_of() gives for a chunk, that of one of its elements.
+__device__ __forceinline__ float of_element(const float4& four, int element) {
+    if (element / 4 % 2 == 0) return element % 2 == 0 ? four.x : four.y;
+    return element % 2 == 0 ? four.z : four.w;
+}
+
+/// P of a score (scaled by scale_log2, to units of log2): of queries whose LSE is large, from the largest score and the
+/// sum.
+__device__ __forceinline__ float weight(float score, float scale_log2, float minus_lse, float inverse_sum) {
+    const float ordinary = fmaf(score, scale_log2, minus_lse);
+    const float beside_most = __fadd_rn(__fmul_rn(score, scale_log2), minus_lse);
+    return ptx::exp2_approx(inverse_sum == 0 ? ordinary : beside_most) * (inverse_sum == 0 ? 1.0F : inverse_sum);
+}
+
+/// P^T from S^T.
+template <Config kConfig>
+__device__ __forceinline__ void ConsumerThread<kConfig>::exponentiate(float (&s)[kPairs]) const {
+    const int column = first_column();
+    if (some(&RowStats::some_large)) {  // rare
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            const float4 minus_lse = four_of(&RowStats::minus_lse, i / 8, column);
+            const float4 inverse_sum = four_of(&RowStats::inverse_sum, i / 8, column);
+            s[i] = weight(s[i], launch.scale_log2, of_element(minus_lse, i), of_element(inverse_sum, i));
+        }
+        return;
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < kPairs / 8; ++chunk) {
+        const float4 minus_lse = four_of(&RowStats::minus_lse, chunk, column);
+#pragma unroll
+        for (int i = 8 * chunk; i < 8 * chunk + 8; ++i) {
+            s[i] = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, of_element(minus_lse, i)));
+        }
+    }
+}
+
+/// NaN and infinities of K become 0: what they make of scores is in LSE and delta, and dQ is to have no others.
+template <Config kConfig>
+template <class T>
+__device__ __forceinline__ void ConsumerThread<kConfig>::clean_keys() {
+    constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    for (auto& slab : shared.k) clean<T, kKeys * kSlabRowBytes, 128>(slab[kKeys * warpgroup], thread);
+    ptx::fence_proxy_async();
+    if constexpr (kConfig.roles()) ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
+    else ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
+}
+
+/// The same of Q and dO, in tiles with hidden pairs. What was taken out of dO is put back at the end (restore_lost).
+template <Config kConfig>
+template <class T>
+__device__ __forceinline__ void ConsumerThread<kConfig>::clean_queries() {
+    const int first_key = shared.block.n * kConfig.block_kv;
+    if (agreed(shared.block.blocks.full(first_query(), kConfig.block_q, first_key, kConfig.block_kv))) return;
+    shared.lost = 1;
+    constexpr int kThreads = 128 * Config::kConsumers;
+    const int thread = static_cast<int>(threadIdx.x) - 128;
+    ptx::named_barrier_sync(kConsumersBarrier, kThreads);  // both warpgroups have made S and dP of it
+    clean<T, sizeof(shared.q[0]), kThreads>(shared.q[q.stage], thread);
+    clean<T, sizeof(shared.d_o[0]), kThreads>(shared.d_o[d_o.stage], thread);
+    ptx::fence_proxy_async();
+    ptx::named_barrier_sync(kConsumersBarrier, kThreads);
+}
+
+/// dS, transposed on its way into shared memory: rows are queries there.
+template <Config kConfig>
+__device__ __forceinline__ void ConsumerThread<kConfig>::store_ds(const std::uint32_t (&ds)[kConfig.block_q / 16][4],
+                                                                  int slab_number) {
+    const auto slab = ptx::shared_address(shared.ds[steps % 2][slab_number]);
+    const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // not to be kept in registers over the loop
+    const int query = thread % 32 / 16 * 8 + thread % 8;
+    const int chunk = thread / 32 % 4 * 2 + thread / 8 % 2;
+#pragma unroll
+    for (int step = 0; step < kConfig.block_q / 16; ++step) {
+        ptx::stmatrix_x4_trans(slab + swizzled(16 * step + query, chunk), ds[step][0], ds[step][1], ds[step][2],
+                               ds[step][3]);
+    }
+    ptx::fence_proxy_async();
+}
+
+/// A part of dQ, for add_dq(): 16 bytes of a thread beside those of its neighbours.
+template <Config kConfig>
+__device__ __forceinline__ void ConsumerThread<kConfig>::store_dq(const float (&dq)[kConfig.dq_columns() / 2]) {
+    auto* out = reinterpret_cast<float4*>(shared.dq[warpgroup]) + threadIdx.x % 128;
+#pragma unroll
+    for (int j = 0; j < kConfig.dq_columns() / 8; ++j) {
+        out[128 * j] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+    }
+    ptx::fence_proxy_async();
+    arrive(shared.dq_full[warpgroup]);
+}
+
+}  // namespace tessera::cuda::fa3::backward
