@@ -166,8 +166,9 @@ void note_noise(std::span<const Record> records) {
         noisy += measure::is_noisy(record.ms, record.ms_spread) ? 1 : 0;
     }
     if (noisy == 0) return;
-    print_note(fmt::format("{} of {} figures are noisy: they spread over {:.0f} % of the median, measured {} times over",
-                           noisy, cases, 100 * measure::kNoisySpread, kRounds));
+    print_note(
+        fmt::format("{} of {} figures are noisy: they spread over {:.0f} % of the median, measured {} times over",
+                    noisy, cases, 100 * measure::kNoisySpread, kRounds));
 }
 
 void print_suites(const Session& session) {
@@ -256,8 +257,7 @@ void add_bench_command(CLI::App& app, Session& session) {
             return print_suites(session);
         }
         if (!options->suite.empty())
-            expect_only(*command, "--suite",
-                        {"--repeat", "--warm-up", "--output", "--device", "--roofs", "--resume"});
+            expect_only(*command, "--suite", {"--repeat", "--warm-up", "--output", "--device", "--roofs", "--resume"});
         execute(*options, session);
     });
 }

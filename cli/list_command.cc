@@ -40,7 +40,9 @@ void print_table(const Session& session) {
         table.add({kernel.name, fmt::format("{}", fmt::join(dtype_names(kernel), " ")), kernel.summary + needs});
     }
     session.print(table.text(terminal_width(STDOUT_FILENO)));
-    session.print("\nWhat a kernel needs is what it refuses a problem without. In order of preference: the first one that takes a problem runs it (tessera why).\n");
+    session.print(
+        "\nWhat a kernel needs is what it refuses a problem without. In order of preference: the first one that takes "
+        "a problem runs it (tessera why).\n");
 }
 
 }  // namespace

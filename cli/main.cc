@@ -120,7 +120,8 @@ int run(CLI::App& app, Session& session, int argc, char** argv) {
         session.print(app.help());
         return kOk;
     } catch (const CLI::CallForVersion& version) {
-        if (session.json) return session.print_json(Json{{"version", TESSERA_VERSION}, {"commit", TESSERA_COMMIT}}), kOk;
+        if (session.json)
+            return session.print_json(Json{{"version", TESSERA_VERSION}, {"commit", TESSERA_COMMIT}}), kOk;
         session.print(std::string(version.what()) + "\n");
         return kOk;
     } catch (const CLI::ParseError& error) {

@@ -9,6 +9,7 @@
 #include "commands.hpp"
 #include "device_option.hpp"
 #include "options.hpp"
+#include "plan_text.hpp"
 #include "report.hpp"
 #include "roofline_text.hpp"
 #include "table.hpp"
@@ -24,12 +25,11 @@ struct PlanCommandOptions {
     std::string device;
 };
 
-/// Predictions for kernels, on one machine each for CPU and GPU.
+/// Predictions for kernels on the machine at hand, when the model knows it.
 class Predictor {
  public:
     Predictor(const PlanCommandOptions& options, const Plan& plan) : members_(options.shape.members()), plan_(plan) {
-        if (!options.device.empty()) machine_ = machine_of_option(options.device);
-        else if (const model::Machine* known = model::machine_of_device(plan.target)) machine_ = *known;
+        if (const model::Machine* known = model::machine_of_device(plan.target)) machine_ = *known;
     }
 
     const std::optional<model::Machine>& machine() const { return machine_; }
@@ -50,12 +50,6 @@ class Predictor {
     const Plan& plan_;
     std::optional<model::Machine> machine_;
 };
-
-std::string cost_text(const std::optional<model::Prediction>& p) {
-    if (!p) return "-";
-    return fmt::format("{}, {:.4g} TFLOP/s, bound by {} ({:.0f} % of it)", milliseconds_text(p->ms), p->tflops,
-                       p->bound, p->percent_of_bound);
-}
 
 void print_json(const Session& session, const Plan& plan, const Predictor& predict) {
     Json chosen = json_of(plan);
@@ -85,14 +79,7 @@ void print_text(const Session& session, const Plan& plan, const Predictor& predi
                                    : "not predicted: this machine is not known, --device takes one or its file"}};
     if (predict.machine())
         facts.emplace_back("on", fmt::format("{}: {}", predict.machine()->name, predict.machine()->title));
-    if (chosen) {
-        facts.emplace_back("moves", fmt::format("{} of DRAM, {} beyond a core's own memory",
-                                                bytes_text(static_cast<double>(chosen->cost.work.bytes.dram)),
-                                                bytes_text(static_cast<double>(chosen->cost.work.bytes.l2))));
-        facts.emplace_back("tiles", fmt::format("{} full, {} partial, {} skipped", count_text(chosen->cost.full),
-                                                count_text(chosen->cost.partial), count_text(chosen->cost.skipped)));
-        facts.emplace_back("memory", bytes_text(static_cast<double>(chosen->memory.total())));
-    }
+    if (chosen) add_cost_facts(*chosen, facts);
     Table table({{"not chosen"}, {"predicted", Align::right}, {"because"}});
     for (const Refusal& r : plan.refused) {
         if (r.kernel->pass != plan.pass) continue;
@@ -104,8 +91,15 @@ void print_text(const Session& session, const Plan& plan, const Predictor& predi
 
 void execute(const PlanCommandOptions& options, const Session& session) {
     const Problem problem = options.shape.problem(options.scores);
-    const Plan plan = plan_with(
-        problem, options.how.plan_options(options.backward ? Pass::backward : Pass::forward, options.how.schedule));
+    const Pass pass = options.backward ? Pass::backward : Pass::forward;
+    if (!options.device.empty()) {
+        const model::Machine machine = machine_of_option(options.device);
+        expect_for_machine(options.how, machine);
+        const PlanOn plan =
+            plan_on(machine, problem, options.how.plan_options(pass, options.how.schedule), options.shape.members());
+        return show_plan_on(machine, problem, pass, plan, session);
+    }
+    const Plan plan = plan_with(problem, options.how.plan_options(pass, options.how.schedule));
     const Predictor predict(options, plan);
     if (session.json) print_json(session, plan, predict);
     else print_text(session, plan, predict);
@@ -118,6 +112,8 @@ void add_plan_command(CLI::App& app, Session& session) {
         app, session, "plan", "Say which kernel would run a problem, at what predicted cost, and why no other",
         {{"tessera plan --len 4096 --heads 32/8 --head-dim 128 --causal bottom-right --device xeon-16",
           "a causal prefill on a known host"},
+         {"tessera plan --len 4096 --heads 32/8 --head-dim 128 --dtype bf16 --device h200",
+          "which kernel a GPU would run that is not here"},
          {"tessera plan --len-q 1 --len-kv 8192 --dtype bf16", "one query against a long cache"},
          {"tessera plan --ragged 100,37,1x512 --backward --schedule fa1",
           "the backward of a ragged batch, by one schedule"},
@@ -129,8 +125,9 @@ void add_plan_command(CLI::App& app, Session& session) {
     options->how.declare(*command, false);
     command->add_flag("--backward", options->backward, "The backward instead of the forward");
     command
-        ->add_option("--device", options->device,
-                     "Machine to predict for: a file of tessera calibrate, or one of " + machine_names())
+        ->add_option(
+            "--device", options->device,
+            "Plan for this machine, which need not be here: a file of tessera calibrate, or one of " + machine_names())
         ->type_name("NAME");
     command->callback([options, &session] { execute(*options, session); });
 }

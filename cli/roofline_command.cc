@@ -60,8 +60,7 @@ void write_file(const std::string& path, std::string_view bytes) {
 
 /// Before the work: what would be lost by it, or by one drawing over the other.
 void expect_drawable(const RooflineOptions& options) {
-    if (!options.svg.empty() && options.svg == options.png)
-        unexpected("--png", "another file than --svg", options.png);
+    if (!options.svg.empty() && options.svg == options.png) unexpected("--png", "another file than --svg", options.png);
     expect_own_output(options.svg, OutputKind::svg);
     expect_own_output(options.png, OutputKind::png);
 }
@@ -107,6 +106,13 @@ void print_text(const RooflineOptions& options, const measure::SweepQuestion& qu
     }
 }
 
+std::string not_fitting_text(std::int64_t bytes, const model::Machine& machine) {
+    const double has = machine.memory_gib * 1073741824.0;
+    const auto needed = static_cast<double>(bytes);
+    return fmt::format("does not fit: it takes {} of memory, {} has {}, {} too little", bytes_text(needed),
+                       machine.name, bytes_text(has), bytes_text(needed - has));
+}
+
 void execute(const RooflineOptions& options, const Session& session) {
     if (options.accuracy) return show_accuracy(options, session);
     if (!options.records.empty()) throw UsageError("--records", "expected --accuracy with it");
@@ -121,10 +127,8 @@ void execute(const RooflineOptions& options, const Session& session) {
         rows.push_back(measure::sweep_one(problem, question));
         for (const auto& cell : rows.back().cells) {
             const std::string why = !cell.known() ? cell.refusal
-                                    : cell.fits
-                                        ? ""
-                                        : fmt::format("does not fit the memory, it takes {}",
-                                                      bytes_text(static_cast<double>(cell.longest().memory.total())));
+                                    : cell.fits   ? ""
+                                                  : not_fitting_text(cell.longest().memory.total(), machine);
             if (!why.empty() && reasons.find(why) == std::string::npos)
                 reasons += fmt::format("\n  {}: {}", name_of(cell.schedule), why);
         }

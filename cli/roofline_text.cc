@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "measure/accuracy.hpp"
 #include "measure/record.hpp"
 #include "report.hpp"
 #include "table.hpp"
@@ -34,7 +35,7 @@ std::string kernels_text(std::span<const SweepRow> rows) {
         if (!cell.known()) continue;
         const model::Prediction& p = cell.passes.front();
         text += fmt::format("{}{} of {}", text.empty() ? "" : ", ", name_of(cell.schedule), p.by);
-        if (p.fitted_on.empty()) text += " (constants of a relative)";
+        if (p.fitted_on.empty()) text += " (no such kernel was fitted: constants of a relative)";
     }
     return text;
 }
@@ -64,6 +65,17 @@ std::string heading_text(const model::Machine& machine, std::span<const SweepRow
         {"kernels", kernels_text(rows)}};
     for (const SweepCell& cell : rows.front().cells) {
         if (!cell.known()) facts.emplace_back("no " + std::string(name_of(cell.schedule)), cell.refusal);
+    }
+    for (const SweepCell& cell : rows.front().cells) {
+        if (!cell.known() || cell.passes.front().not_modelled.empty()) continue;
+        facts.emplace_back("not in it",
+                           cell.passes.front().not_modelled + ": the kernels take longer by what that costs");
+        break;
+    }
+    for (const SweepCell& cell : rows.front().cells) {
+        if (!cell.known()) continue;
+        facts.emplace_back("error", measure::error_bar_text(rows.front().problem, cell.passes.front().pass, machine));
+        break;
     }
     return facts_text(facts, width);
 }
@@ -179,36 +191,78 @@ std::string limits_text(const SweepRow& row, const measure::SweepQuestion& quest
     return facts_text(facts, width);
 }
 
-std::string accuracy_text(const measure::Comparisons& comparisons, int width) {
-    std::string text;
-    std::string device;
-    const auto all = measure::summarise(comparisons);
+namespace {
+
+/// A table for each device; `what` titles the column of kinds or kernels.
+std::string groups_text(const std::vector<measure::Accuracy>& groups, const char* what, int width) {
+    std::string text, device;
     Table table({});
     const auto flush = [&] {
-        if (!device.empty()) text += (text.empty() ? "" : "\n") + device + "\n" + table.text(width);
+        if (!device.empty()) text += "\n" + device + "\n" + table.text(width);
     };
-    for (const measure::Accuracy& a : all) {
+    for (const measure::Accuracy& a : groups) {
         if (a.device != device) {
             flush();
             device = a.device;
-            table = Table({{"kernels"},
+            table = Table({{what},
                            {"pass"},
                            {"rows", Align::right},
                            {"median", Align::right},
                            {"mean", Align::right},
+                           {"in 15 %", Align::right},
                            {"worst", Align::right},
                            {"worst row"}});
         }
         const measure::Record& w = a.worst_row->record;
         std::string where =
-            fmt::format("{} x {}, {}/{} heads of {}", w.batch, w.len_kv, w.heads_q, w.heads_kv, w.head_dim);
+            fmt::format("{}: {} x {}, {}/{} heads of {}", a.worst_row->kernels, w.batch,
+                        w.len_q == w.len_kv ? count_text(w.len_kv) : fmt::format("{} x {}", w.len_q, w.len_kv),
+                        w.heads_q, w.heads_kv, w.head_dim);
         if (w.mask != "none") where += ", " + w.mask;
         if (w.threads > 0) where += fmt::format(", {} threads", w.threads);
         table.add({a.kernels.empty() ? "all" : a.kernels, a.pass, count_text(a.rows),
                    fmt::format("{:.1f} %", 100 * a.median), fmt::format("{:.1f} %", 100 * a.mean),
-                   fmt::format("{:+.1f} %", 100 * a.worst_row->error()), where});
+                   fmt::format("{:.0f} %", 100 * a.within), fmt::format("{:+.1f} %", 100 * a.worst_row->error()),
+                   where});
     }
     flush();
+    return text;
+}
+
+Json groups_json(const std::vector<measure::Accuracy>& groups, const char* what) {
+    Json list = Json::array();
+    for (const measure::Accuracy& a : groups) {
+        list.push_back({{"device", a.device},
+                        {what, a.kernels.empty() ? "all" : a.kernels},
+                        {"pass", a.pass},
+                        {"rows", a.rows},
+                        {"median", a.median},
+                        {"mean", a.mean},
+                        {"within_15_percent", a.within},
+                        {"worst", a.worst}});
+    }
+    return list;
+}
+
+measure::Comparisons fitted_rows(const measure::Comparisons& comparisons) {
+    measure::Comparisons fitted;
+    for (const measure::Comparison& row : comparisons.rows) {
+        if (!row.held_out) fitted.rows.push_back(row);
+    }
+    return fitted;
+}
+
+}  // namespace
+
+std::string accuracy_text(const measure::Comparisons& comparisons, int width) {
+    std::string text;
+    const measure::Comparisons fitted = fitted_rows(comparisons);
+    if (fitted.rows.size() < comparisons.rows.size())
+        text += "Held out: no constant was fitted on these rows\n" +
+                groups_text(measure::summarise_held_out(comparisons), "kind", width) + "\n";
+    if (!fitted.rows.empty())
+        text += "Fitted on these rows: what the formulas can't say\n" +
+                groups_text(measure::summarise(fitted), "kernels", width);
     for (const auto& [reason, count] : comparisons.left_out) text += fmt::format("left out: {} ({})\n", reason, count);
     return text;
 }
@@ -222,6 +276,7 @@ Json json_of(const model::Prediction& p) {
               {"pass", name_of(p.pass)},
               {"by", p.by},
               {"fitted_on", p.fitted_on},
+              {"not_modelled", p.not_modelled},
               {"tile", {p.tile.block_q, p.tile.block_kv}},
               {"ms", p.ms},
               {"tflops", p.tflops},
@@ -265,24 +320,20 @@ Json json_of(const SweepRow& row) {
 }
 
 Json json_of(const measure::Comparisons& comparisons) {
-    Json groups = Json::array();
-    for (const measure::Accuracy& a : measure::summarise(comparisons)) {
-        groups.push_back({{"device", a.device},
-                          {"kernels", a.kernels.empty() ? "all" : a.kernels},
-                          {"pass", a.pass},
-                          {"rows", a.rows},
-                          {"median", a.median},
-                          {"mean", a.mean},
-                          {"worst", a.worst}});
-    }
+    const measure::Comparisons fitted = fitted_rows(comparisons);
     Json rows = Json::array();
     for (const measure::Comparison& row : comparisons.rows) {
         Json record = measure::to_json(row.record);
         record["predicted_ms"] = row.predicted_ms;
         record["error"] = row.error();
+        record["kind"] = row.kind;
+        record["held_out"] = row.held_out;
         rows.push_back(record);
     }
-    return {{"groups", groups}, {"rows", rows}, {"left_out", comparisons.left_out}};
+    return {{"held_out", groups_json(measure::summarise_held_out(comparisons), "kind")},
+            {"fitted", groups_json(measure::summarise(fitted), "kernels")},
+            {"rows", rows},
+            {"left_out", comparisons.left_out}};
 }
 
 }  // namespace tessera::cli

@@ -353,7 +353,8 @@ void add_walk_command(CLI::App& app, Session& session) {
         ->group(kWhat);
     command->add_flag("--all", options->all, "Show every tile, however many")->group(kWhat);
     command->callback([options, command, &session] {
-        if (options->by_hand) expect_only(*command, "--by-hand", {"--backward", "--causal", "--schedule"});
+        if (options->by_hand)
+            expect_only(*command, "--by-hand", {"--backward", "--causal", "--schedule", "--numbers", "--tile"});
         execute(*options, session);
     });
 }

@@ -168,23 +168,24 @@ std::string gradient_step_text(const Hand& hand, const walk::HandGradientStep& s
     std::string text = fmt::format("\n{}, {}\n", keys_text(step.keys), queries_text(step.queries));
     for (std::int64_t i = step.queries.begin; i < step.queries.end; ++i) {
         const HandRow& row = hand.rows[static_cast<std::size_t>(i)];
-        text += fmt::format("  row {}   P = {}   dP = {}   dS = P (dP - D) = {}\n", i, part(row.p, step.keys),
+        text += fmt::format("  row {}   P  = {}   dP = {}\n          dS = P (dP - D) = {}\n", i, part(row.p, step.keys),
                             part(row.dp, step.keys), part(row.ds, step.keys));
         text += fmt::format("          dQ = ln 2 * {} so far\n",
                             text_of(step.dq[static_cast<std::size_t>(i - step.queries.begin)]));
     }
     for (std::int64_t j = step.keys.begin; j < step.keys.end; ++j) {
         const auto at = static_cast<std::size_t>(j - step.keys.begin);
-        text +=
-            fmt::format("  key {}   dK = ln 2 * {}, dV = {} so far\n", j, text_of(step.dk[at]), text_of(step.dv[at]));
+        text += fmt::format("  key {}   dK = ln 2 * {} so far\n          dV = {} so far\n", j, text_of(step.dk[at]),
+                            text_of(step.dv[at]));
     }
     return text;
 }
 
 std::string backward_text(const Hand& hand) {
-    std::string text =
-        "\nBackward, tile by tile, a tile of keys outer. P is made again from s, m and l:\n"
-        "P = 2^(s - m) / l, dP = dO . v, D = dO . O, dS = P (dP - D)\n";
+    const bool whole = hand.schedule == Schedule::standard;
+    std::string text = fmt::format("\nBackward, {}:\nP = 2^(s - m) / l, dP = dO . v, D = dO . O, dS = P (dP - D)\n",
+                                   whole ? "all tiles at once; P and dS go to memory"
+                                         : "tile by tile, a tile of keys outer. P is made again from s, m and l");
     for (std::size_t i = 0; i < hand.rows.size(); ++i)
         text += fmt::format("  row {}   D = {}\n", i, hand.rows[i].delta.text());
     for (const walk::HandGradientStep& step : hand.gradient_steps) text += gradient_step_text(hand, step);
@@ -192,7 +193,8 @@ std::string backward_text(const Hand& hand) {
     for (std::size_t i = 0; i < hand.rows.size(); ++i)
         text += fmt::format("  row {}   dQ = ln 2 * {}\n", i, text_of(hand.rows[i].dq));
     for (std::size_t j = 0; j < hand.dk.size(); ++j)
-        text += fmt::format("  key {}   dK = ln 2 * {}, dV = {}\n", j, text_of(hand.dk[j]), text_of(hand.dv[j]));
+        text +=
+            fmt::format("  key {}   dK = ln 2 * {}\n          dV = {}\n", j, text_of(hand.dk[j]), text_of(hand.dv[j]));
     return text;
 }
 

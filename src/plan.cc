@@ -2,6 +2,7 @@
 #include "tessera/plan.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -101,6 +102,21 @@ std::optional<std::string> incapable(const Kernel& kernel, const Problem& proble
                 fmt::format("no kernel takes this {} ({}):{}", name_of(options.pass), problem.describe(), reasons));
 }
 
+std::string bytes_text(std::size_t bytes) {
+    const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    auto value = static_cast<double>(bytes);
+    std::size_t unit = 0;
+    while (value >= 1024 && unit + 1 < std::size(units)) value /= 1024, ++unit;
+    return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+/// Bytes of the machine.
+std::size_t physical_memory() {
+    const long pages = ::sysconf(_SC_PHYS_PAGES), size = ::sysconf(_SC_PAGESIZE);
+    if (pages <= 0 || size <= 0) return Arena::kTooMuch;
+    return static_cast<std::size_t>(pages) * static_cast<std::size_t>(size);
+}
+
 /// Fills in how `kernel` would run the Problem. Returns why it can't after all, or nothing.
 std::optional<std::string> complete(Plan& plan, const Kernel& kernel, const PlanOptions& options) {
     plan.kernel = &kernels()[static_cast<std::size_t>(&kernel - registry().data())];
@@ -111,15 +127,11 @@ std::optional<std::string> complete(Plan& plan, const Kernel& kernel, const Plan
     plan.o_rest = knows_o_rest(kernel, plan.problem);
     plan.workspace_bytes = kernel.workspace_bytes(plan);
     if (plan.workspace_bytes >= Arena::kTooMuch) return "would need more workspace than memory can address";
+    const bool on_host = plan.kernel->backend == Backend::cpu && plan.kernel->schedule == Schedule::standard;
+    if (on_host && plan.workspace_bytes > physical_memory())
+        return fmt::format("needs {} of workspace, this machine has {} of memory", bytes_text(plan.workspace_bytes),
+                           bytes_text(physical_memory()));
     return std::nullopt;
-}
-
-std::string bytes_text(std::size_t bytes) {
-    const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    auto value = static_cast<double>(bytes);
-    std::size_t unit = 0;
-    while (value >= 1024 && unit + 1 < std::size(units)) value /= 1024, ++unit;
-    return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
 }
 
 /// One entry of describe(): a label, then words that go on below each other where a line would pass kColumns.

@@ -50,6 +50,8 @@ LAYER_OF = {
     "src/cuda/fa2/": "cuda/fa2",
     "src/cuda/fa3/": "cuda/fa3",
     # Which shapes are compiled, and which one runs a Problem: plain C++, which the model reads in builds without CUDA.
+    "src/cuda/rows/": "cuda/shapes",  # and what a device must have for it
+    "src/cuda/tile/query_tiles.": "cuda/shapes",
     "src/cuda/shared/shapes.": "cuda/shapes",
     "src/cuda/shared/scores.": "cuda/shapes",
     "src/cuda/tile/constants.hpp": "cuda/shapes",
@@ -116,7 +118,7 @@ ALLOWED = {
     "cuda/fa3": CUDA_SCHEDULE,
     "cuda": CUDA_SCHEDULE | {"cuda/standard", "cuda/fa1", "cuda/fa2", "cuda/fa3"},
     "registry": {"include", "core", "kernel", "reference", "cpu", "cuda"},
-    "api": {"include", "core", "schedule", "model", "kernel", "registry"},
+    "api": {"include", "core", "schedule", "model", "kernel", "registry", "cuda/shapes"},
     "device": {"include", "core"},
     "check": LIBRARY | {"io", "device"},
     "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/lanes", "cpu/matrix"},

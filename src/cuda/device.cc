@@ -74,9 +74,12 @@ std::optional<std::string> refuse_below(const Device& device, int least) {
     return std::nullopt;
 }
 
-std::optional<std::string> refuse_unless(const Device& device, int exactly) {
-    if (capability(properties(device)) != exactly) return needs(device, exactly);
-    return std::nullopt;
+Limits limits(const Device& device) {
+    const DeviceProperties& p = properties(device);
+    return {.who = fmt::format("device {}", device.index),
+            .capability = capability(p),
+            .shared_bytes = p.shared_bytes,
+            .memory_bytes = p.memory_bytes};
 }
 
 std::string target(const Device& device) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "cuda/rows/rows.hpp"
 #include "kernel/kernel.hpp"
 
 namespace tessera::cuda {
@@ -35,8 +36,8 @@ inline int capability(const DeviceProperties& p) { return p.major * 10 + p.minor
 /// For a row's `refuse`: "needs compute capability 8.0, device 0 has 7.5"; empty when the device has `least` or more.
 std::optional<std::string> refuse_below(const Device& device, int least);
 
-/// The same for code of one architecture only (sm_90a runs on 9.0 and nothing else).
-std::optional<std::string> refuse_unless(const Device& device, int exactly);
+/// What rows ask a device for.
+Limits limits(const Device& device);
 
 /// For a row's `target`: "sm_90 (NVIDIA H200)".
 std::string target(const Device& device);

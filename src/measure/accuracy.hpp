@@ -22,8 +22,22 @@ struct Comparison {
     std::string kernels;  ///< whose, and which schedule: "flash-attention fa3"
     double predicted_ms = 0;
     model::Prediction prediction{};
+    bool held_out = false;  ///< no constant was fitted on this row
+    std::string kind;       ///< of problem: kind_of()
     double error() const { return predicted_ms / record.ms - 1; }
 };
+
+/// What sort of problem it is, the first of these that fits: "decode" (up to 16 queries), "window", "cross lengths",
+/// "grouped heads", "few heads" (tiles of 128 queries for less than half of 132 multiprocessors), "head_dim" (neither
+/// 64, 128 nor 256), "prefill".
+std::string kind_of(const Problem& problem);
+
+/// How far nine of ten held-out rows of this kind were off at most, on an H200, over all kernels; tests hold it against
+/// the Records.
+double expected_error(const std::string& kind, Pass pass);
+
+/// The error bar of a prediction in words: its kind, how far such were off, and whether the device was ever measured.
+std::string error_bar_text(const Problem& problem, Pass pass, const model::Machine& machine);
 
 /// Predictions for the Records that the model knows kernel and device of; the others are counted by reason.
 struct Comparisons {
@@ -42,11 +56,16 @@ struct Accuracy {
     int rows = 0;
     double median = 0;  ///< of the absolute relative error
     double mean = 0;
+    double within = 0;  ///< share of the rows that are off by 15 % at most
     double worst = 0;
     const Comparison* worst_row = nullptr;
 };
 
-/// One entry for each (device, kernels, pass), and one more with empty `kernels` for all rows of a device.
+/// Of the rows that are held out, one entry for each (device, pass, kind), the kind in `kernels`, and one more with
+/// empty `kernels` for all of a device.
+std::vector<Accuracy> summarise_held_out(const Comparisons& comparisons);
+
+/// Of all rows, one entry for each (device, kernels, pass), and one more with empty `kernels` for all rows of a device.
 std::vector<Accuracy> summarise(const Comparisons& comparisons);
 
 }  // namespace tessera::measure

@@ -45,6 +45,7 @@ struct Record {
     std::map<std::string, std::string> versions{};
     std::string date;
     std::string commit;
+    std::string file{};  ///< where read_records() found it; not written
 };
 
 /// The fields that a Plan and its timing give; provenance is the caller's to add.

@@ -91,6 +91,7 @@ std::vector<Record> read_records(const std::string& path) {
         ++number;
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
         if (auto record = parse_line(line, fmt::format("{}:{}", path, number))) {
+            record->file = path;
             records.push_back(std::move(*record));
         }
     }

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "measure/record.hpp"
+
 namespace tessera::measure {
 namespace {
 
@@ -65,6 +67,7 @@ const SweepCell* SweepRow::of(Schedule schedule) const {
 double SweepRow::win(const SweepCell* cell) const {
     const SweepCell* standard = of(Schedule::standard);
     if (standard == nullptr || cell == nullptr || !cell->known() || !(cell->ms() > 0)) return 0;
+    if (!standard->fits) return 0;  // nobody could have run it
     return standard->ms() / cell->ms();
 }
 
@@ -119,12 +122,52 @@ std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedul
 
 double whole_win(double part, double win) { return 1 / (1 - part + part / win); }
 
+namespace {
+
+std::string short_length(std::int64_t len) {
+    return len >= 1024 && len % 1024 == 0 ? fmt::format("{}k", len / 1024) : fmt::format("{}", len);
+}
+
+/// What was asked, in the words of the options, and whose kernels are shown.
+std::string subtitle_of(std::span<const SweepRow> rows) {
+    const Problem& p = rows.front().problem;
+    std::string passes, kernels;
+    for (const SweepCell& cell : rows.front().cells) {
+        if (!cell.known()) continue;
+        if (passes.empty()) {
+            for (const auto& pass : cell.passes)
+                passes += (passes.empty() ? "" : " + ") + std::string(name_of(pass.pass));
+        }
+        kernels +=
+            fmt::format("{}{} of {}", kernels.empty() ? "" : ", ", name_of(cell.schedule), cell.passes.front().by);
+    }
+    const std::int64_t last = rows.back().problem.len_kv;
+    const std::string lengths = p.len_kv == last
+                                    ? fmt::format("length {}", short_length(last))
+                                    : fmt::format("lengths {} to {}", short_length(p.len_kv), short_length(last));
+    return fmt::format("{}, {}, {}/{} heads of {}, batch {}, mask {}, {}; {}", passes, name_of(p.dtype), p.heads_q,
+                       p.heads_kv, p.head_dim, p.batch, mask_text(p.mask), lengths, kernels);
+}
+
+/// Lengths at points, as many as don't stand on each other.
+void add_lengths(plot::Figure& figure, const std::vector<plot::Note>& wanted) {
+    constexpr double kApart = 0.12;  // in powers of ten, along either axis
+    for (const plot::Note& note : wanted) {
+        const bool free = std::all_of(figure.notes.begin(), figure.notes.end(), [&](const plot::Note& other) {
+            return std::abs(std::log10(other.at.x / note.at.x)) > 3 * kApart ||
+                   std::abs(std::log10(other.at.y / note.at.y)) > kApart;
+        });
+        if (free) figure.notes.push_back(note);
+    }
+}
+
+}  // namespace
+
 plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows) {
     plot::Figure figure;
     const Problem& first = rows.front().problem;
     figure.title = fmt::format("Roofline of {}", machine.title);
-    figure.subtitle = fmt::format("head_dim {}, {}, lengths {} to {}", first.head_dim, name_of(first.dtype),
-                                  first.len_kv, rows.back().problem.len_kv);
+    figure.subtitle = subtitle_of(rows);
     figure.x = {.label = "FLOP per byte of DRAM", .scale = plot::Scale::log10};
     figure.y = {.label = "TFLOP/s", .scale = plot::Scale::log10};
     const double peak = machine.peak_tflops(first.dtype);
@@ -156,18 +199,35 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
                  fmt::format("length {}: {:.4g} ms, {:.3g} TFLOP/s", row.problem.len_kv, cell.ms(), cell.tflops())});
         }
         if (!series.points.empty()) figure.series.push_back(std::move(series));
+        std::vector<plot::Note> ends;
+        for (const SweepRow* row : {&rows.front(), &rows.back()}) {
+            const SweepCell& cell = row->cells[s];
+            if (!cell.known() || figure.series.empty()) continue;
+            const plot::Point& point =
+                row == &rows.front() ? figure.series.back().points.front() : figure.series.back().points.back();
+            ends.push_back({{point.x, point.y}, short_length(row->problem.len_kv)});
+        }
+        add_lengths(figure, ends);
     }
     figure.x.least = least;
     figure.x.most = most;
     figure.y.least = std::min(lowest, least * slope);
     figure.y.most = peak * 1.6;
     figure.guides.push_back(
-        {{least, least * slope}, {ridge, peak}, fmt::format("DRAM {:.0f} GB/s", machine.dram_gbs.value), 0.3});
-    figure.guides.push_back({{ridge, peak}, {most, peak}, fmt::format("products {:.3g} TFLOP/s", peak), 0.7});
+        {{least, least * slope}, {ridge, peak}, fmt::format("DRAM {:.0f} GB/s", machine.dram_gbs.value), 0.55});
     const double exp_roof = machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e-3 * flop_per_exp;
+    constexpr double kOneLine = 1.3;  // roofs so near each other share a label
+    const bool together = flop_per_exp > 0 && exp_roof < kOneLine * peak && exp_roof * kOneLine > peak;
+    figure.guides.push_back({{ridge, peak},
+                             {most, peak},
+                             together ? fmt::format("products, exp unit {:.3g}", std::min(peak, exp_roof))
+                                      : fmt::format("products {:.3g} TFLOP/s", peak),
+                             0.7});
     if (flop_per_exp > 0 && exp_roof < peak * 1.5 && exp_roof > 1.02 * lowest) {
-        figure.guides.push_back(
-            {{exp_roof / slope, exp_roof}, {most, exp_roof}, fmt::format("exp unit {:.3g}", exp_roof), 0.3});
+        figure.guides.push_back({{exp_roof / slope, exp_roof},
+                                 {most, exp_roof},
+                                 together ? "" : fmt::format("exp unit {:.3g} TFLOP/s", exp_roof),
+                                 0.3});
     }
     return figure;
 }

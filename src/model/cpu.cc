@@ -95,6 +95,7 @@ struct Cpu {
         units = units_of(workload);
         out.cost = schedule::cost(workload);
         out.memory = schedule::footprint(workload);
+        count_bias(q, out);
         busy = std::min(threads, std::max(1.0, tasks()));
         const Machine& m = q.machine;
         const double crowd = busy > 1 ? (busy - 1) / (m.cores - 1) : 0.0;
@@ -124,6 +125,7 @@ struct Cpu {
     bool in_stripes() const;
     double worthwhile_threads() const;
     double tasks() const;
+    void note_speed();
     void add_arithmetic();
     void add_memory();
     void add_loops();
@@ -168,6 +170,18 @@ void Cpu::add_roofs() {
     account.roof("DRAM", static_cast<double>(work.bytes.dram) / (m.dram_gbs * 1e6));
 }
 
+/// The clock, and a thread's share of the core when others work beside it.
+void Cpu::note_speed() {
+    const Machine& m = q.machine;
+    const double crowd = busy > 1 ? (busy - 1) / (m.cores - 1) : 0.0;
+    account.note("crowd", "{:.0f} of {:.0f} cores beside the first one: {:.4g}", std::max(0.0, busy - 1),
+                 std::max(0.0, m.cores - 1), crowd);
+    account.note("clock", "{:.4g} - ({:.4g} - {:.4g}) * {:.4g} = {:.5g} GHz", m.clock_ghz.value, m.clock_ghz.value,
+                 m.loaded_clock_ghz.value, crowd, out.clock_ghz);
+    account.note("speed of a thread", "{:.5g} * (1 - (1 - {:.4g}) * {:.4g}) = {:.5g} GHz", out.clock_ghz,
+                 constants().crowd, crowd, per_ms * 1e-6);
+}
+
 /// Products, softmax and calls of all tiles, dealt to the threads.
 void Cpu::add_arithmetic() {
     const Machine& m = q.machine;
@@ -187,24 +201,30 @@ void Cpu::add_arithmetic() {
     const double total = products + softmax;
     const double share = total / busy;
     double idle = 0;
+    std::string idle_text;
     if (busy > 1 && tiles > 0) {
         const double side = forward() ? static_cast<double>(units.shortest) : 0.5 * static_cast<double>(units.longest);
         idle = c.last * side * total / tiles;
+        idle_text = fmt::format("{:.4g} * {:.4g} * {:.6g} clk / {:.0f}", c.last, side, total, tiles);
     }
-    if (!forward() && q.schedule == Schedule::fa1 && kv_heads > 0)  // whole heads
+    if (!forward() && q.schedule == Schedule::fa1 && kv_heads > 0) {  // whole heads
         idle = std::ceil(kv_heads / busy) / kv_heads * total - share;
-    account.note("elements", "{} pairs in {} tiles, with padded lanes {:.4g}", out.cost.elements, units.tiles,
-                 elements);
-    account.note("products", "{:.4g} * {:.0f} FLOP / {:.4g} FLOP/clk = {:.4g} clk", elements, per_pair, product_rate(),
-                 products);
-    account.note("softmax", "{:.4g} / {:.3g} exp/clk * {:.3g} = {:.4g} clk", elements, m.exp_rate.value, c.exp_share,
+        idle_text = fmt::format("({:.0f} / {:.0f} - 1 / {:.0f}) * {:.6g} clk", std::ceil(kv_heads / busy), kv_heads,
+                                busy, total);
+    }
+    account.note("elements", "of {} tiles, with the padding of lanes: {} * {:.5g} = {:.6g}", units.tiles,
+                 out.cost.elements, padding, elements);
+    account.note("products", "{:.6g} * {:.0f} FLOP / ({:.5g} FLOP/clk * {:.3g} reached) = {:.5g} clk", elements,
+                 per_pair, peak(), c.product_share, products);
+    account.note("softmax", "{:.6g} / {:.4g} exp/clk * {:.4g} = {:.5g} clk", elements, m.exp_rate.value, c.exp_share,
                  softmax);
-    account.note("clock", "{:.0f} of {:.0f} cores busy: {:.3f} GHz", busy, m.cores.value, out.clock_ghz);
-    account.note("share of a thread", "{:.4g} / {:.0f} = {:.4g} clk, {:.4g} more until the last is done", total, busy,
-                 share, idle);
-    account.part("products", products / busy / per_ms);
-    account.part("softmax", softmax / busy / per_ms);
-    account.part("idle cores", idle / per_ms);
+    note_speed();
+    account.part("products", products / busy / per_ms, "{:.5g} clk / {:.0f} threads / {:.5g} GHz", products, busy,
+                 per_ms * 1e-6);
+    account.part("softmax", softmax / busy / per_ms, "{:.5g} clk / {:.0f} threads / {:.5g} GHz", softmax, busy,
+                 per_ms * 1e-6);
+    account.part("idle cores", idle / per_ms, "until the last thread is done: {} / {:.5g} GHz", idle_text,
+                 per_ms * 1e-6);
 }
 
 /// Elements that one thread packs.
@@ -249,25 +269,23 @@ void Cpu::add_memory() {
     const Machine& m = q.machine;
     const Problem& p = q.problem;
     const double read = m.dram_gbs * m.dram_read_share * std::min(1.0, kCoreReads * busy) * 1e6;
+    account.note("memory rate", "{:.4g} GB/s * {:.3g} * min(1, {:.2g} * {:.0f}) = {:.5g} GB/s of reading",
+                 m.dram_gbs.value, m.dram_read_share.value, kCoreReads, busy, read * 1e-6);
     double bytes = static_cast<double>(p.rows_q() * p.heads_q + p.rows_kv() * p.heads_kv) *
                    static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
     if (!forward()) bytes *= 2 * kGradientTensors;
-    account.note("cold memory", "{:.4g} B / {:.4g} GB/s = {:.4g} ms", bytes, read * 1e-6, bytes / read);
-    account.part("DRAM", bytes / read);
+    account.part("DRAM", bytes / read, "cold tensors: {:.6g} B / {:.5g} GB/s", bytes, read * 1e-6);
     if (on_matrix_unit()) {
         const bool as_rows = forward() && p.group() == 1 && static_cast<double>(p.len_q) <= kLanes;
         const double pack_ns = constants().pack_ns * (as_rows ? kPackingOfRows : 1);
         const double pack = packed_elements() * pack_ns * 1e-6;
-        account.note("packing", "{:.4g} elements of a thread * {:.3g} ns = {:.4g} ms", packed_elements(), pack_ns,
-                     pack);
-        account.part("packing", pack);
+        account.part("packing", pack, "{:.6g} elements of a thread * {:.4g} ns", packed_elements(), pack_ns);
     }
     if (q.schedule != Schedule::standard) return;
     // S, P (and dS) written and read, and each line that is overwritten is fetched first.
     const double matrices = static_cast<double>(out.cost.elements) * (forward() ? 20.0 : 28.0);
     const double rate = workload.residency.scores ? m.l2_bytes * busy * per_ms : read;
-    account.note("N x N matrices", "{:.4g} B / {:.4g} GB/s = {:.4g} ms", matrices, rate * 1e-6, matrices / rate);
-    account.part("N x N matrices", matrices / rate);
+    account.part("N x N matrices", matrices / rate, "{:.6g} B / {:.5g} GB/s", matrices, rate * 1e-6);
 }
 
 /// What a call takes whatever its size, and the start of threads.
@@ -275,9 +293,8 @@ void Cpu::add_loops() {
     const CpuConstants& c = constants();
     const double loops = threads > 1 ? c.loops : 0;
     const double ms = (c.call_us + loops * q.machine.launch_us) * 1e-3;
-    account.note("call and parallel loops", "{:.3g} us + {:.0f} * {:.3g} us = {:.4g} ms", c.call_us, loops,
-                 q.machine.launch_us.value, ms);
-    account.part("launch", ms);
+    account.part("launch", ms, "a call and parallel loops: {:.4g} us + {:.4g} * {:.4g} us", c.call_us, loops,
+                 q.machine.launch_us.value);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/family.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -32,14 +34,19 @@ constexpr Family kFamilies[] = {
      kOurs,
      true,
      Order::as_they_lie,
-     {.shared_exposed = 0.18, .step_cycles = 2120, .dram_exposed = 1}},
+     {.shared_exposed = 0.33, .step_cycles = 1660, .dram_exposed = 1.21}},
     {"tessera",
      Schedule::fa2,
      Pass::forward,
      kOurs,
      true,
      Order::as_they_lie,
-     {.exp_exposed = 0.08, .shared_exposed = 0.36, .end_cycles = 3650, .cut_tiles = 0.41, .dram_exposed = 0.35}},
+     {.exp_exposed = 0.08,
+      .shared_exposed = 0.36,
+      .end_cycles = 3650,
+      .cut_tiles = 0.41,
+      .dram_exposed = 0.35,
+      .alone = 1.17}},
     {"tessera",
      Schedule::fa3,
      Pass::forward,
@@ -53,7 +60,13 @@ constexpr Family kFamilies[] = {
      kBoth,
      true,
      Order::as_they_lie,
-     {.exp_exposed = 0.56, .shared_exposed = 0.34, .end_cycles = 1800, .end_cycles_per_dim = 8.4, .cut_tiles = 0.92}},
+     {.exp_exposed = 0.56,
+      .window_exposed = 2.0,
+      .shared_exposed = 0.34,
+      .end_cycles = 1800,
+      .end_cycles_per_dim = 8.4,
+      .cut_tiles = 0.92,
+      .alone = 1.17}},
     {"flash-attention",
      Schedule::fa3,
      Pass::forward,
@@ -203,6 +216,34 @@ const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
         if (better) found = &family;
     }
     return found;
+}
+
+std::optional<std::string> refusal_of(const Family& family, const Problem& problem, const Machine& machine) {
+    const std::string_view by = family.by;
+    const cuda::Limits limits = machine.limits();
+    if (by == "tessera") {
+        const cuda::Row* row = cuda::find_row(family.schedule, family.pass);
+        if (row == nullptr) return std::nullopt;  // there is none yet: a prediction of a relative, which says so
+        return cuda::refusal(*row, problem, std::nullopt, limits);
+    }
+    // flash-attention: README and csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp; cuDNN: support matrix of
+    // scaled_dot_product_attention
+    if (size_of(problem.dtype) > 2) return std::string(by) + " takes 16-bit inputs";
+    if (family.schedule == Schedule::fa2) {
+        if (limits.capability < 80)
+            return fmt::format("flash-attention 2 needs compute capability 8.0, {} has {:.1f}", machine.name,
+                               machine.capability.value);
+        if (problem.bias) return "flash-attention 2 takes no additive bias";
+        if (problem.head_dim != problem.head_dim_v) return "flash-attention 2 takes one head_dim for q, k and v";
+        return std::nullopt;
+    }
+    if (limits.capability != 90)
+        return fmt::format("fa3 needs wgmma: compute capability 9.0, {} has {:.1f}", machine.name,
+                           machine.capability.value);
+    if (by == "flash-attention" && (problem.bias || problem.alibi || problem.dropout.probability > 0))
+        return "flash-attention 3 takes no bias, ALiBi or dropout";
+    if (by == "cudnn" && problem.softcap > 0) return "cudnn takes no softcap";
+    return std::nullopt;
 }
 
 Tile tile_of(const Family& family, const Problem& problem, const Machine& machine) {

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 
 #include "model/machine.hpp"
 #include "tessera/kernel.hpp"
@@ -22,6 +23,7 @@ enum class Order {
 /// Time of a tile = products + the shares below of the other units' time: 0 is perfect overlap, 1 none.
 struct Constants {
     double exp_exposed = 0;         ///< of the exponentials' time (the maximum, sums and rescaling run with them)
+    double window_exposed = 0;      ///< of the same, more where a window makes the kernel mask every tile
     double shared_exposed = 0;      ///< of the near memory's time
     double adds_exposed = 0;        ///< of the time of adding dQ in the L2
     double step_cycles = 0;         ///< of a tile of keys beside that: fa1's warps meet and exchange O
@@ -33,8 +35,13 @@ struct Constants {
     double row_cycles = 0;          ///< standard: of a row of the softmax
     double row_exposed = 0;         ///< standard: of the softmax's traffic when rows dominate
     double pass_exposed = 0;        ///< standard: of the shorter one of a pass' products and traffic
+    double alone = 1;  ///< how much longer a unit takes with a multiprocessor to itself than its share says
     int launches = 1;
 };
+
+/// Microseconds until the first tiles have come from a cold memory, where no other unit runs meanwhile. This,
+/// Constants::alone and window_exposed were chosen with bench/results/h200/seen.jsonl in view.
+inline constexpr double kColdStart = 4;
 
 /// Where mma.sync is not the native product instruction (Hopper, Blackwell), kernels that fetch its operands by
 /// ldmatrix take so much longer than the instruction alone needs. Fitted on flash-attention's fa2 in
@@ -55,6 +62,10 @@ std::span<const Family> gpu_families();
 
 /// The family for these; `by` empty: tessera's if fitted, else the fitted one, else any. Null: none.
 const Family* find_family(Schedule schedule, Pass pass, const std::string& by);
+
+/// Why the kernels of a family can't run a Problem on a machine, or nothing. tessera's are asked by their own rows
+/// (cuda/rows), the others by what their releases say of themselves.
+std::optional<std::string> refusal_of(const Family& family, const Problem& problem, const Machine& machine);
 
 /// The tile that a family's kernel has for a Problem on a machine.
 Tile tile_of(const Family& family, const Problem& problem, const Machine& machine);

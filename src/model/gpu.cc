@@ -4,6 +4,9 @@
 #include "model/gpu.hpp"
 
 #include <algorithm>
+#include <string_view>
+
+#include "core/stack_heads.hpp"
 
 namespace tessera::model {
 namespace {
@@ -18,8 +21,10 @@ void add_roofs(Gpu& gpu) {
     gpu.account.roof("shared memory", static_cast<double>(work.bytes.shared) / (machine.shared_bytes * per_ms));
     gpu.account.roof("L2", static_cast<double>(work.bytes.l2) / (machine.l2_bytes * per_ms));
     gpu.account.roof("DRAM", static_cast<double>(work.bytes.dram) / (machine.dram_gbs * 1e6));
-    gpu.account.roof("launch", gpu.c.launches * machine.launch_us * 1e-3);
+    gpu.account.roof("launch", gpu.launches() * machine.launch_us * 1e-3);
 }
+
+bool has_window(const Mask& mask) { return mask.window_left != unbounded || mask.window_right != unbounded; }
 
 }  // namespace
 
@@ -38,12 +43,14 @@ Gpu::Gpu(const Question& question, const Family& f, Prediction& prediction)
       sms(question.machine.cores),
       workload(workload_of(question, tile, static_cast<std::int64_t>(sms))),
       units(units_of(workload)),
+      exp_exposed(c.exp_exposed + (has_window(question.problem.mask) ? c.window_exposed : 0)),
       t(tile_cycles()) {
     out.by = f.by;
     out.fitted_on = f.fitted_on;
     out.tile = tile;
     out.cost = schedule::cost(workload);
     out.memory = schedule::footprint(workload);
+    count_bias(q, out);
     note_tile();
 }
 
@@ -74,32 +81,43 @@ TileCycles Gpu::tile_cycles() const {
     const double dq_bytes = q.schedule == Schedule::fa1 ? 8 : 4;  // fa1 reads it, too
     if (q.pass == Pass::backward && machine.reduce_bytes > 0) cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
     cycles.loads = (q.pass == Pass::forward ? n : m) * (d + dv) * e / machine.l2_bytes;
-    const double sum = cycles.products + c.exp_exposed * cycles.exps + c.shared_exposed * cycles.shared +
+    const double sum = cycles.products + exp_exposed * cycles.exps + c.shared_exposed * cycles.shared +
                        c.adds_exposed * cycles.adds + c.step_cycles;
     cycles.step = std::max(sum, cycles.loads);
     return cycles;
 }
 
 void Gpu::note_tile() {
+    const Machine& machine = q.machine;
     account.note("tile", "{} queries x {} keys, head_dim {:.0f} and {:.0f} as computed", tile.block_q, tile.block_kv, d,
                  dv);
-    account.note("products of a tile", "{:.0f} * {:.0f} * {:.0f} FLOP / {:.0f} FLOP/clk = {:.0f} clk", m, n,
+    if (family.warp_wide && machine.warp_matrix_share < 1 && e <= 2)
+        account.note("FLOP of mma.sync", "{:.0f} * {:.4g} / {:.4g} = {:.5g} FLOP/clk", machine.matrix_flop.value,
+                     machine.warp_matrix_share.value, kWarpStretch, product_rate());
+    account.note("products of a tile", "{:.0f} * {:.0f} * {:.0f} FLOP / {:.5g} FLOP/clk = {:.0f} clk", m, n,
                  flop_per_pair(), product_rate(), t.products);
-    account.note("exponentials", "{:.0f} * {:.0f} / {:.0f} per clk = {:.0f} clk, {:.2f} of it exposed = {:.0f} clk", m,
-                 n, q.machine.exp_rate.value, t.exps, c.exp_exposed, c.exp_exposed * t.exps);
-    if (c.shared_exposed > 0) {
-        account.note("shared memory", "{:.0f} B / {:.0f} B/clk = {:.0f} clk, {:.2f} of it exposed = {:.0f} clk",
-                     shared_bytes(), q.machine.shared_bytes.value, t.shared, c.shared_exposed,
-                     c.shared_exposed * t.shared);
+    std::string sum = fmt::format("{:.0f}", t.products);
+    const auto exposed = [&](const char* what, const std::string& from, double cycles, double share) {
+        if (share <= 0 || cycles <= 0) return;
+        account.note(what, "{} = {:.1f} clk; exposed of it: {:.3g} * {:.1f} = {:.1f} clk", from, cycles, share, cycles,
+                     share * cycles);
+        sum += fmt::format(" + {:.1f}", share * cycles);
+    };
+    exposed("exponentials of a tile", fmt::format("{:.0f} * {:.0f} / {:.4g} per clk", m, n, machine.exp_rate.value),
+            t.exps, exp_exposed);
+    exposed("shared memory of a tile",
+            fmt::format("{:.0f} B / {:.4g} B/clk", shared_bytes(), machine.shared_bytes.value), t.shared,
+            c.shared_exposed);
+    exposed("adding dQ of a tile",
+            fmt::format("{:.0f} B / {:.4g} B/clk", t.adds * machine.reduce_bytes, machine.reduce_bytes.value), t.adds,
+            c.adds_exposed);
+    if (c.step_cycles > 0) {
+        account.note("meeting of the warps", "{:.0f} clk", c.step_cycles);
+        sum += fmt::format(" + {:.0f}", c.step_cycles);
     }
-    if (t.adds > 0) {
-        account.note("adding dQ", "{:.0f} B / {:.0f} B/clk = {:.0f} clk, {:.2f} of it exposed = {:.0f} clk",
-                     t.adds * q.machine.reduce_bytes, q.machine.reduce_bytes.value, t.adds, c.adds_exposed,
-                     c.adds_exposed * t.adds);
-    }
-    if (c.step_cycles > 0) account.note("meeting of the warps", "{:.0f} clk", c.step_cycles);
-    account.note("one inner tile", "sum = {:.0f} clk, not less than the {:.0f} in which its operands come", t.step,
-                 t.loads);
+    account.note("operands of a tile", "{:.0f} B / {:.4g} B/clk from L2 = {:.1f} clk", t.loads * machine.l2_bytes,
+                 machine.l2_bytes.value, t.loads);
+    account.note("one inner tile", "max({}, {:.1f}) = {:.1f} clk", sum, t.loads, t.step);
 }
 
 /// The clock falls with the load of the product units, from clock_ghz (none) to loaded_clock_ghz (all of the time).
@@ -109,34 +127,59 @@ double Gpu::set_clock(double tiles, double cycles) {
     const double load = cycles > 0 ? std::min(1.0, tiles * m * n * flop_per_pair() / (cycles * sms * most)) : 0;
     out.clock_ghz = machine.clock_ghz - (machine.clock_ghz - machine.loaded_clock_ghz) * load;
     account.note("load of the product units",
-                 "{:.0f} * {:.0f} * {:.0f} * {:.0f} FLOP / ({:.0f} clk * {:.0f} * {:.0f}) = {:.3f}", tiles, m, n,
+                 "{:.0f} * {:.0f} * {:.0f} * {:.0f} FLOP / ({:.0f} clk * {:.0f} * {:.0f}) = {:.4g}", tiles, m, n,
                  flop_per_pair(), cycles, sms, most, load);
-    account.note("clock under it", "{:.3g} - ({:.3g} - {:.3g}) * {:.3f} = {:.3f} GHz", machine.clock_ghz.value,
+    account.note("clock under it", "{:.4g} - ({:.4g} - {:.4g}) * {:.4g} = {:.4f} GHz", machine.clock_ghz.value,
                  machine.clock_ghz.value, machine.loaded_clock_ghz.value, load, out.clock_ghz);
     return out.clock_ghz * 1e6;
 }
 
 void Gpu::add_tile_parts(double tiles, double clocks_per_ms) {
-    const auto add = [&](const char* name, double cycles) { account.part(name, tiles * cycles / sms / clocks_per_ms); };
+    const auto add = [&](const char* name, double cycles) {
+        account.part(name, tiles * cycles / sms / clocks_per_ms, "{:.0f} * {:.1f} clk / {:.0f} / {:.4f} GHz", tiles,
+                     cycles, sms, clocks_per_ms * 1e-6);
+    };
     add("products", t.products);
-    add("exponentials", c.exp_exposed * t.exps);
+    add("exponentials", exp_exposed * t.exps);
     add("shared memory", c.shared_exposed * t.shared);
     add("adding dQ", c.adds_exposed * t.adds);
     add("meetings of warps", c.step_cycles);
     const double sum =
-        t.products + c.exp_exposed * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + c.step_cycles;
+        t.products + exp_exposed * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + c.step_cycles;
     if (t.step - sum > 1e-9 * sum) add("operands from L2", t.step - sum);
 }
 
 void Gpu::add_launches(int launches) {
-    const double ms = launches * q.machine.launch_us * 1e-3;
-    account.note("launches", "{} * {:.3g} us = {:.4g} ms", launches, q.machine.launch_us.value, ms);
-    account.part("launch", ms);
+    account.part("launch", launches * q.machine.launch_us * 1e-3, "{} * {:.4g} us", launches,
+                 q.machine.launch_us.value);
+    launches_ = launches;
 }
 
-void predict_gpu(const Question& question, Prediction& prediction) {
-    const Family* family = find_family(question.schedule, question.pass, question.options.by);
-    Gpu gpu(question, *family, prediction);
+/// flash-attention stacks the query heads of a group as rows of one tile, so that K and V are read once: fa2 with one
+/// query a head (csrc/flash_attn/flash_api.cpp), fa3 while they fit a tile (hopper/heuristics.h, should_pack_gqa). What
+/// cuDNN does is not published; its times with one query a head are those of such a kernel.
+static Problem as_packed(const Problem& p, const Family& family) {
+    if (std::string_view(family.by) == "tessera" || family.pass != Pass::forward) return p;
+    if (stackable(p)) return stacked(p);
+    constexpr std::int64_t kTile = 128;       // of queries
+    constexpr std::int64_t kNoDiagonal = 64;  // so many keys a query: what a causal mask hides can be left out
+    const bool few = !p.ragged && p.len_q > 1 && p.group() > 1 && p.len_q * p.group() <= kTile &&
+                     p.len_kv >= kNoDiagonal * p.len_q && p.mask.window_left == unbounded && !p.alibi;
+    if (!few || family.schedule != Schedule::fa3 || std::string_view(family.by) == "cudnn") return p;
+    Problem packed = p;
+    packed.len_q = p.len_q * p.group();
+    packed.heads_q = p.heads_kv;
+    packed.mask = {};
+    return packed;
+}
+
+void predict_family(const Question& question, const Family& family, Prediction& prediction) {
+    const Problem problem = as_packed(question.problem, family);
+    const Question as_run{problem, question.schedule, question.pass, question.machine, question.options};
+    Gpu gpu(as_run, family, prediction);
+    if (problem.heads_q != question.problem.heads_q)
+        gpu.account.note("heads of a group", "{} queries of {} heads share a tile: K and V are read once for them",
+                         problem.len_q, question.problem.group());
     if (question.schedule == Schedule::standard) gpu.standard();
     else if (question.schedule == Schedule::fa1 && question.pass == Pass::forward) gpu.fa1();
     else gpu.fused();
@@ -144,6 +187,10 @@ void predict_gpu(const Question& question, Prediction& prediction) {
     const double dram = static_cast<double>(prediction.cost.work.bytes.dram) / gpu.read_rate();
     gpu.account.at_least("DRAM", dram);
     gpu.account.close();
+}
+
+void predict_gpu(const Question& question, Prediction& prediction) {
+    predict_family(question, *find_family(question.schedule, question.pass, question.options.by), prediction);
 }
 
 }  // namespace tessera::model

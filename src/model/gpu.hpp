@@ -16,6 +16,9 @@ struct TileCycles {
     double step = 0;   ///< all together: the products, what is exposed of the others, and never less than loads
 };
 
+/// A prediction with the constants of `family`, which need not be in the table: bench/fit tries others.
+void predict_family(const Question& question, const Family& family, Prediction& prediction);
+
 /// One prediction for a GPU while it is made.
 struct Gpu {
     const Question& q;
@@ -29,6 +32,7 @@ struct Gpu {
     double sms;
     schedule::Workload workload;
     Units units;
+    double exp_exposed;  ///< Constants::exp_exposed, with what a window adds
     TileCycles t;
 
     Gpu(const Question& question, const Family& f, Prediction& prediction);
@@ -48,16 +52,24 @@ struct Gpu {
     void add_tile_parts(double tiles, double clocks_per_ms);
     void add_launches(int launches);
 
+    /// Kernels that are started: one more where keys are split.
+    int launches() const { return launches_; }
+
     void fused();     ///< fa2, fa3, and the backward of fa1
     void fa1();       ///< forward
     void standard();  ///< both passes
 
  private:
+    int launches_ = 0;
+
     TileCycles tile_cycles() const;
     void note_tile();
     int split_keys();
+    bool one_wave() const { return static_cast<double>(units.count) <= sms; }
     double waiting(double share, double ends) const;
+    std::string waiting_text(double share, double ends) const;
     void add_gradient_passes();
+    void add_softmax(double elements);
     void note_dram();
 };
 

@@ -10,15 +10,15 @@
 
 namespace tessera::model {
 
-/// flash-attention's decoding: the query heads of a group share a tile when each has one query, and the keys of a unit
-/// are dealt to several multiprocessors when units are few. Returns the kernels to launch.
+/// Queries up to which cuDNN deals out keys, too.
+static constexpr std::int64_t kFewQueries = 16;
+
+/// flash-attention's decoding: the keys of a unit are dealt to several multiprocessors when units are few. Returns the
+/// kernels to launch.
 int Gpu::split_keys() {
-    if (q.pass != Pass::forward || family.by != std::string_view("flash-attention")) return c.launches;
-    if (const std::int64_t group = q.problem.group(); q.problem.len_q == 1 && group > 1) {
-        units.count /= group;
-        units.tiles /= group;
-        account.note("one query each", "{} heads of a group in one tile", group);
-    }
+    const bool theirs = family.by == std::string_view("flash-attention") ||
+                        (family.by == std::string_view("cudnn") && q.problem.len_q <= kFewQueries);
+    if (q.pass != Pass::forward || !theirs) return c.launches;
     if (units.count == 0 || static_cast<double>(units.count) > sms / 2 || units.longest < 2) return c.launches;
     const auto splits = std::min<std::int64_t>(static_cast<std::int64_t>(sms) / units.count, units.longest);
     account.note("keys are split", "{} units for {:.0f} multiprocessors: each in {} parts", units.count, sms, splits);
@@ -38,7 +38,7 @@ double Gpu::waiting(double share, double ends) const {
         const auto heads = static_cast<double>(q.problem.batch * q.problem.heads_q);
         return std::ceil(heads / sms) * sms * share / heads - share;
     }
-    if (count <= sms) return longest - share;
+    if (one_wave()) return c.alone * longest - share;
     if (units.longest == units.shortest) return std::ceil(count / sms) * longest - share;
     // Longest first ends within a shortest unit, on average half of it. As they lie, long ones come last, too: a
     // quarter of a longest one is what the Records show.
@@ -46,14 +46,34 @@ double Gpu::waiting(double share, double ends) const {
     return std::max(longest - share, tail);
 }
 
+/// The calculation of waiting().
+std::string Gpu::waiting_text(double share, double ends) const {
+    const auto count = static_cast<double>(units.count);
+    const double longest = static_cast<double>(units.longest) * t.step + ends;
+    const double shortest = static_cast<double>(units.shortest) * t.step + ends;
+    if (units.count == 0) return "no units: 0";
+    if (q.schedule == Schedule::fa1) {
+        const auto heads = static_cast<double>(q.problem.batch * q.problem.heads_q);
+        return fmt::format("whole heads: {:.0f} * {:.0f} * {:.0f} / {:.0f} - {:.0f}", std::ceil(heads / sms), sms,
+                           share, heads, share);
+    }
+    if (one_wave()) return fmt::format("the longest unit: {:.3g} * {:.0f} - {:.0f}", c.alone, longest, share);
+    if (units.longest == units.shortest)
+        return fmt::format("whole rounds of equal units: {:.0f} * {:.0f} - {:.0f}", std::ceil(count / sms), longest,
+                           share);
+    const bool first = family.order == Order::longest_first;
+    return fmt::format("{}, or what the longest unit has left: max({} * {:.0f}, {:.0f} - {:.0f})",
+                       first ? "half of the shortest unit" : "a quarter of the longest unit", first ? 0.5 : 0.25,
+                       first ? shortest : longest, longest, share);
+}
+
 /// D = rowsum(dO * O), dQ = 0 before; dQ from fp32 to the dtype after: two kernels bound by memory.
 void Gpu::add_gradient_passes() {
     if (q.pass != Pass::backward) return;
     const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);
     const double bytes = rows * (2 * dv * e + 4 + 4 * d + 4 * d + d * e);
-    account.note("before and after", "O, dO, D, dQ: {:.4g} B / {:.4g} GB/s = {:.4g} ms", bytes, copy_rate() * 1e-6,
-                 bytes / copy_rate());
-    account.part("before and after", bytes / copy_rate());
+    account.part("before and after", bytes / copy_rate(), "O, dO, D, dQ: {:.0f} B / {:.5g} GB/s", bytes,
+                 copy_rate() * 1e-6);
 }
 
 /// How the bytes of the forward come about, when every tensor moves once.
@@ -63,7 +83,7 @@ void Gpu::note_dram() {
     const std::int64_t queries = p.rows_q() * p.heads_q;
     const std::int64_t keys = p.rows_kv() * p.heads_kv;
     if (q.pass == Pass::forward && queries * (row + 4) + keys * row == out.cost.work.bytes.dram)
-        account.note("bytes of DRAM", "Q, O and LSE {} * ({} + 4), K and V {} * {}: {} B", queries, row, keys, row,
+        account.note("bytes of DRAM", "Q, O and LSE, K and V: {} * ({} + 4) + {} * {} = {} B", queries, row, keys, row,
                      out.cost.work.bytes.dram);
     else account.note("bytes of DRAM", "{} B, counted by the schedule (docs/model.md)", out.cost.work.bytes.dram);
 }
@@ -77,35 +97,32 @@ void Gpu::fused() {
     const auto tiles = static_cast<double>(units.tiles);
     const double share = (tiles * t.step + count * ends) / sms;
     const double idle = waiting(share, ends);
-    account.note("ends of a unit", "{:.0f} + {:.3g} * {:.0f} + {:.2f} * {:.0f} = {:.0f} clk", c.end_cycles,
+    account.note("ends of a unit", "{:.0f} + {:.3g} * {:.0f} + {:.3g} * {:.1f} = {:.1f} clk", c.end_cycles,
                  c.end_cycles_per_dim, d, cut_tiles, t.step, ends);
     account.note("units of work",
                  "{} tiles of {}, each head in rows of {}; the mask leaves {} inner tiles, {} to {} each", units.count,
                  q.pass == Pass::forward ? "queries" : "keys", q.pass == Pass::forward ? tile.block_q : tile.block_kv,
                  units.tiles, units.shortest, units.longest);
-    account.note("share of a multiprocessor", "({} * {:.0f} + {} * {:.0f}) / {:.0f} = {:.0f} clk", units.tiles, t.step,
+    account.note("share of a multiprocessor", "({} * {:.1f} + {} * {:.1f}) / {:.0f} = {:.0f} clk", units.tiles, t.step,
                  units.count, ends, sms, share);
-    const char* why = q.schedule == Schedule::fa1            ? "whole heads"
-                      : count <= sms                         ? "the longest unit"
-                      : units.longest == units.shortest      ? "whole rounds of equal units"
-                      : family.order == Order::longest_first ? "half of the shortest unit"
-                                                             : "a quarter of the longest unit";
-    account.note("until the last one is done", "{:.0f} clk more ({})", idle, why);
+    account.note("until the last one is done", "{} = {:.0f} clk more", waiting_text(share, ends), idle);
 
     const double per_ms = set_clock(tiles, share + idle);
     add_tile_parts(tiles, per_ms);
-    account.part("ends of tiles", count * ends / sms / per_ms);
-    account.part("idle cores", idle / per_ms);
-    account.note("main kernel", "({:.0f} + {:.0f}) clk / {:.3f} GHz = {:.4g} ms", share, idle, out.clock_ghz,
+    account.part("ends of tiles", count * ends / sms / per_ms, "{:.0f} * {:.1f} clk / {:.0f} / {:.4f} GHz", count, ends,
+                 sms, out.clock_ghz);
+    account.part("idle cores", idle / per_ms, "{:.0f} clk / {:.4f} GHz", idle, out.clock_ghz);
+    account.note("main kernel", "({:.0f} + {:.0f}) clk / {:.4f} GHz = {:.4g} ms", share, idle, out.clock_ghz,
                  (share + idle) / per_ms);
     add_gradient_passes();
     const double tensors = static_cast<double>(out.cost.work.bytes.dram) / read_rate();
     if (c.dram_exposed > 0) {
         note_dram();
-        account.note("tensors from DRAM", "{} B / {:.4g} GB/s = {:.4g} ms, {:.2f} of it exposed = {:.4g} ms",
-                     out.cost.work.bytes.dram, read_rate() * 1e-6, tensors, c.dram_exposed, c.dram_exposed * tensors);
-        account.part("DRAM", c.dram_exposed * tensors);
+        account.part("DRAM", c.dram_exposed * tensors, "exposed of the tensors' traffic: {:.3g} * {} B / {:.5g} GB/s",
+                     c.dram_exposed, out.cost.work.bytes.dram, read_rate() * 1e-6);
     }
+    if (q.pass == Pass::forward && one_wave())
+        account.part("cold start", kColdStart * 1e-3, "of one wave of units: {:.3g} us", kColdStart);
     add_launches(launches);
 }
 

@@ -18,6 +18,15 @@ bool Machine::supports(DType dtype) const {
     return dtype == DType::fp16 || dtype == DType::fp32 || (dtype == DType::bf16 && capability >= kFirstWithBf16);
 }
 
+cuda::Limits Machine::limits() const {
+    // From 8.0 on the system keeps 1 KiB of a multiprocessor's shared memory for each block.
+    const double kept = capability >= 8.0 ? 1 : 0;
+    return {.who = name,
+            .capability = static_cast<int>(std::lround(10 * capability.value)),
+            .shared_bytes = static_cast<std::int64_t>((shared_kib - kept) * 1024),
+            .memory_bytes = static_cast<std::int64_t>(std::min(memory_gib * 1073741824.0, 0x1p56))};
+}
+
 double Machine::product_flop(DType dtype, bool warp_wide) const {
     if (kind == MachineKind::cpu) return dtype == DType::bf16 ? matrix_flop : fma_flop;  // fp16 is widened
     if (size_of(dtype) > 2) return fma_flop;

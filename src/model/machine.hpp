@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "cuda/rows/rows.hpp"
 #include "tessera/dtype.hpp"
 
 namespace tessera::model {
@@ -50,6 +51,8 @@ struct Machine {
     Quantity launch_us;          ///< microseconds from one kernel to the next; CPU: to start a parallel loop
 
     bool supports(DType dtype) const;
+    /// What a CUDA kernel asks of a GPU (cuda/rows).
+    cuda::Limits limits() const;
     /// FLOP/clk/core of matrix products of this dtype; `warp_wide`: by mma.sync.
     double product_flop(DType dtype, bool warp_wide) const;
     /// Peak TFLOP/s of products of this dtype, at the rated clock: of fp32 on a CPU by multiply-adds or in bf16 parts.

@@ -30,6 +30,10 @@ Units units_of(const schedule::Workload& workload);
 /// The workload with what stays in the machine's L2 when `at_once` units run at a time.
 schedule::Workload workload_of(const Question& question, const Tile& tile, std::int64_t at_once);
 
+/// Adds a bias to what is moved and held: fp32, [heads_q, len_q, len_kv], as if the batch members each had their own
+/// but in memory, where they share it. Its work in the kernel is not modelled.
+void count_bias(const Question& question, Prediction& prediction);
+
 /// Collects a prediction: parts that add up, roofs, and the worksheet.
 class Account {
  public:
@@ -39,8 +43,15 @@ class Account {
     void note(const char* what, fmt::format_string<Args...> formula, Args&&... args) {
         if (worksheet_) prediction_.worksheet.push_back({what, fmt::format(formula, std::forward<Args>(args)...)});
     }
-    void part(std::string name, double ms) {
-        if (ms > 0) prediction_.parts.push_back({std::move(name), ms});
+    /// A part and the calculation that gives it: "{formula} = {ms} ms". Units beside numbers mean what they say: clk /
+    /// GHz is ns, B / (GB/s) is ns.
+    template <class... Args>
+    void part(const char* name, double ms, fmt::format_string<Args...> formula, Args&&... args) {
+        if (!(ms > 0)) return;
+        prediction_.parts.push_back({name, ms});
+        if (!worksheet_) return;
+        prediction_.worksheet.push_back(
+            {name, fmt::format("{} = {:.4g} ms", fmt::format(formula, std::forward<Args>(args)...), ms)});
     }
     /// The time is not less than this: what is missing becomes a part.
     void at_least(const char* name, double ms);

@@ -14,19 +14,23 @@ namespace {
 /// Share of the L2 that the tensors of a kernel can count on: other traffic passes through it too.
 constexpr double kL2Usable = 0.8;
 
-/// Does a prediction for this Problem need nothing but its sizes? Softcap, bias and dropout cost time that is not
-/// modelled: it is left out.
 std::optional<std::string> refusal_of_machine(const Problem& problem, Schedule schedule, const Machine& machine) {
     if (!machine.supports(problem.dtype))
         return fmt::format("{} does not compute {}", machine.name, name_of(problem.dtype));
-    constexpr double kHopper = 9.0;
-    if (schedule != Schedule::fa3) return std::nullopt;
-    if (machine.kind == MachineKind::cpu) return "fa3 is an order for GPUs with asynchronous products";
-    if (machine.capability != kHopper)
-        return fmt::format("fa3 needs wgmma: compute capability 9.0, {} has {:.1f}", machine.name,
-                           machine.capability.value);
-    if (size_of(problem.dtype) > 2) return "fa3 needs 16-bit inputs";
+    if (schedule == Schedule::fa3 && machine.kind == MachineKind::cpu)
+        return "fa3 is an order for GPUs with asynchronous products";
     return std::nullopt;
+}
+
+/// What a Problem asks for that costs time which no constant knows.
+std::string not_modelled(const Problem& p) {
+    std::string text;
+    const auto add = [&](const char* name) { text += (text.empty() ? "" : ", ") + std::string(name); };
+    if (p.softcap > 0) add("softcap");
+    if (p.alibi) add("ALiBi");
+    if (p.bias) add("bias but for its bytes");
+    if (p.dropout.probability > 0) add("dropout");
+    return text;
 }
 
 }  // namespace
@@ -74,7 +78,9 @@ schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t
         query_heads = std::min(static_cast<double>(p.batch * p.heads_q), static_cast<double>(at_once));
         per_query = static_cast<double>(p.head_dim) * e + 4.0 * static_cast<double>(p.head_dim_v) + 8;
     }
-    w.residency.keys = keys <= usable;
+    // The only tiles of a group's heads begin together and go through the same keys in step: one of them brings a key.
+    const bool in_step = q.pass == Pass::forward && p.len_q <= tile.block_q && p.group() > 1 && p.group() <= at_once;
+    w.residency.keys = keys <= usable || in_step;
     w.residency.queries = query_heads * len_q * per_query <= usable;
     w.residency.scores =
         static_cast<double>(p.batch * p.heads_q) * len_q * len_kv * 4 <= usable;  // written whole before it is read
@@ -82,12 +88,22 @@ schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t
     return w;
 }
 
+void count_bias(const Question& q, Prediction& prediction) {
+    if (!q.problem.bias) return;
+    const auto bytes = 4 * prediction.cost.elements;  // of the tiles that run, once a head: fp32
+    prediction.cost.work.bytes.l2 += bytes;
+    prediction.cost.work.bytes.dram += bytes;
+    prediction.memory.tensors += 4 * q.problem.heads_q * q.problem.len_q * q.problem.len_kv;
+}
+
 void Account::at_least(const char* name, double ms) {
     double sum = 0;
     for (const Part& part : prediction_.parts) sum += part.ms;
     if (ms <= sum) return;
     note("not faster than", "{}: {:.4g} ms, more than the parts' {:.4g} ms", name, ms, sum);
-    prediction_.parts.push_back({std::string("waiting for ") + name, ms - sum});
+    const std::string waiting = std::string("waiting for ") + name;
+    prediction_.parts.push_back({waiting, ms - sum});
+    note(waiting.c_str(), "{:.5g} - {:.5g} = {:.4g} ms", ms, sum, ms - sum);
 }
 
 void Account::close() {
@@ -116,7 +132,7 @@ void Account::close() {
     p.tflops = p.ms > 0 ? flop * 1e-9 / p.ms : 0;
     p.intensity = dram > 0 ? flop / dram : 0;
     note("time", "{} = {:.4g} ms", sum, p.ms);
-    note("rate", "{} visible pairs, {} FLOP / {:.4g} ms = {:.4g} TFLOP/s", p.cost.pairs, p.cost.work.flop, p.ms,
+    note("rate", "{} visible pairs: {} FLOP / {:.4g} ms / 1e9 = {:.4g} TFLOP/s", p.cost.pairs, p.cost.work.flop, p.ms,
          p.tflops);
 }
 
@@ -127,7 +143,7 @@ std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pa
         if (options.by.empty() || options.by == "tessera") return std::nullopt;
         return fmt::format("only tessera's kernels are known on CPUs, got {}", options.by);
     }
-    if (find_family(schedule, pass, options.by) != nullptr) return std::nullopt;
+    if (const Family* family = find_family(schedule, pass, options.by)) return refusal_of(*family, problem, machine);
     return fmt::format("no {} {} kernel of {} is known", name_of(schedule), name_of(pass),
                        options.by.empty() ? "anyone" : options.by);
 }
@@ -138,6 +154,7 @@ Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const M
     if (const auto reason = refusal(problem, schedule, pass, machine, options))
         throw Error(ErrorCode::unsupported, "schedule", *reason);
     Prediction prediction{.schedule = schedule, .pass = pass};
+    prediction.not_modelled = not_modelled(problem);
     const Question question{problem, schedule, pass, machine, options};
     if (machine.kind == MachineKind::gpu) predict_gpu(question, prediction);
     else predict_cpu(question, prediction);

@@ -46,6 +46,8 @@ struct Prediction {
     Pass pass{};
     std::string by;         ///< whose kernel
     std::string fitted_on;  ///< Records behind the constants; empty: none, the constants are those of a relative
+    /// What the Problem asks for and the time is without: "softcap, dropout"; empty: nothing.
+    std::string not_modelled;
     Tile tile{};
     double ms = 0;
     double tflops = 0;     ///< visible pairs only

@@ -34,6 +34,8 @@ struct Point {
     double x = 0;
     double y = 0;
     std::string note{};  ///< told when the pointer rests on the point
+    double low = 0;      ///< a bar from here to `high`: what the value spreads over; none when they are equal
+    double high = 0;
 };
 
 enum class Mark : std::uint8_t { line, points, line_and_points };

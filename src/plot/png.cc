@@ -62,8 +62,7 @@ std::string big_endian(std::size_t value) {
 std::string marked(std::string picture) {
     constexpr std::size_t kSignatureAndHeader = 8 + 4 + 4 + 13 + 4;
     const std::string body = "tEXt" + std::string(kPngMark);
-    const auto checksum =
-        crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()));
+    const auto checksum = crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()));
     return picture.insert(kSignatureAndHeader, big_endian(kPngMark.size()) + body + big_endian(checksum));
 }
 

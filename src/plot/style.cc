@@ -10,12 +10,12 @@ constexpr Palette kLight{"#ffffff",
                          "#1b1f24",
                          "#57606a",
                          "#e3e7eb",
-                         {"#0067a8", "#c44e00", "#007a5a", "#a3397b", "#8a6a00", "#5b5bd6", "#4a4f55"}};
+                         {"#1673b9", "#c44e00", "#027450", "#a3397b", "#674a00", "#605ad5", "#4b4d52"}};
 constexpr Palette kDark{"#15181c",
                         "#eceff2",
                         "#a3acb5",
                         "#2c3238",
-                        {"#56b4e9", "#ff8f50", "#2fc99c", "#e88fc6", "#e3b72f", "#a5a5ff", "#c3c9cf"}};
+                        {"#74caff", "#ff8f50", "#35bf8f", "#e48dc6", "#e3b72f", "#9da2ff", "#c5cacf"}};
 
 }  // namespace
 

@@ -125,6 +125,13 @@ class Drawing {
         text_ += "\"/>";
     }
 
+    void spread_bar(const Point& p) {
+        if (!(p.high > p.low)) return;
+        put("<path stroke=\"currentColor\" stroke-width=\"1.2\" fill=\"none\" d=\"M{0:.1f} {1:.1f}V{2:.1f}M{3:.1f} "
+            "{1:.1f}h6M{3:.1f} {2:.1f}h6\"/>\n",
+            frame_.px(p.x), frame_.py(p.high), frame_.py(p.low), frame_.px(p.x) - 3);
+    }
+
     /// Each series has a shape besides its colour.
     void mark(std::size_t index, double x, double y, const std::string& note) {
         const double r = 4;
@@ -149,6 +156,7 @@ class Drawing {
         begin_color(index);
         line(s);
         if (s.mark != Mark::line) {
+            for (const Point& p : s.points) spread_bar(p);
             for (const Point& p : s.points) mark(index, frame_.px(p.x), frame_.py(p.y), p.note);
         }
         text_ += "</g>\n";

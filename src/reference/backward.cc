@@ -81,7 +81,6 @@ void backward_row(const Head& head, std::int64_t i, const HeadRows& d_o, const H
 }
 
 void store_rows(const double* from, std::int64_t len, std::int64_t dim, const HeadRows& to) {
-    if (to.data == nullptr) return;  // not wanted
     for (std::int64_t j = 0; j < len; ++j) {
         for (std::int64_t c = 0; c < dim; ++c) store_from_double(to.at(j, c), to.dtype, from[j * dim + c]);
     }
@@ -96,11 +95,15 @@ void backward_kv_head(const Problem& p, const BackwardArgs& args, const Member& 
         const Head head(p, args, member, h, s.k, s.v);
         const HeadRows d_o = head_rows(args.d_o, member, member.first_q, h);
         const HeadRows dlse = lse_rows(args.dlse, member, h);
-        const HeadRows dq = head_rows(args.dq, member, member.first_q, h);
+        const HeadRows dq = args.dq.given() ? head_rows(args.dq, member, member.first_q, h) : HeadRows{};
         for (std::int64_t i = 0; i < member.len_q; ++i) backward_row(head, i, d_o, dlse, dq, s);
     }
-    store_rows(s.dk, member.len_kv, p.head_dim, head_rows(args.dk, member, member.first_kv, kv_head));
-    store_rows(s.dv, member.len_kv, p.head_dim_v, head_rows(args.dv, member, member.first_kv, kv_head));
+    if (args.dk.given()) {
+        store_rows(s.dk, member.len_kv, p.head_dim, head_rows(args.dk, member, member.first_kv, kv_head));
+    }
+    if (args.dv.given()) {
+        store_rows(s.dv, member.len_kv, p.head_dim_v, head_rows(args.dv, member, member.first_kv, kv_head));
+    }
 }
 
 /// One row of dbias: the sum of dS over every (batch, head, query) that reads this row of the bias, then over the keys

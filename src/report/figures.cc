@@ -153,8 +153,14 @@ std::vector<Figure> speed_figures(const DeviceRows& device) {
         for (const std::string& who : device.who) {
             Series series = series_of(device, who);
             for (const Row* row : group.of(who)) {
-                series.points.push_back({static_cast<double>(row->record.len_kv), row->record.tflops * unit.per_tflops,
-                                         note_of(*row, unit)});
+                const measure::Record& r = row->record;
+                const double rate = r.tflops * unit.per_tflops;
+                plot::Point point{static_cast<double>(r.len_kv), rate, note_of(*row, unit)};
+                if (measure::is_noisy(r.ms, r.ms_spread)) {  // others would hide behind their marks
+                    point.low = rate * r.ms / (r.ms + r.ms_spread / 2);
+                    point.high = rate * r.ms / std::max(r.ms / 4, r.ms - r.ms_spread / 2);
+                }
+                series.points.push_back(std::move(point));
             }
             if (!series.points.empty()) figure.series.push_back(std::move(series));
         }

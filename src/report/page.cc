@@ -96,6 +96,7 @@ std::string device_text(const DeviceRows& device, const std::string& id) {
     const std::vector<Part> parts = parts_of(device);
     std::string text =
         fmt::format("<section id=\"{}\"><h2>{}</h2>\n<p>{}.</p>\n", id, escaped(device.name), escaped(from.when));
+    for (const std::string& verdict : verdicts(device)) text += fmt::format("<p><b>{}</b></p>\n", escaped(verdict));
     for (const char* pass : {"forward", "backward"}) {
         if (const auto accuracy = accuracy_text(predicted_rows(device, pass)); !accuracy.empty())
             text += fmt::format("<p>{}: {}.</p>\n", pass, accuracy);
@@ -107,9 +108,14 @@ std::string device_text(const DeviceRows& device, const std::string& id) {
         if (part.figures.empty()) continue;
         text += fmt::format("<h3 id=\"{}-{}\">{}</h3>\n<p>{}</p>\n<div class=\"plots\">\n", id, part.id, part.name,
                             part.about);
-        for (const plot::Figure& figure : part.figures)
-            text += "<figure>" + plot::svg(figure, plot::Home::page) + "</figure>\n";
-        text += "</div>\n";
+        constexpr std::size_t kShown = 3;  // of a part; four parts make a dozen
+        for (std::size_t i = 0; i < part.figures.size(); ++i) {
+            if (i == kShown)
+                text += fmt::format("</div>\n<details><summary>{} more</summary><div class=\"plots\">\n",
+                                    part.figures.size() - kShown);
+            text += "<figure>" + plot::svg(part.figures[i], plot::Home::page) + "</figure>\n";
+        }
+        text += part.figures.size() > kShown ? "</div></details>\n" : "</div>\n";
     }
     text += fmt::format("<details id=\"{}-all\"><summary>All {} measurements</summary>\n{}\n</details></section>\n", id,
                         device.count(), table_text(device));

@@ -25,6 +25,10 @@ std::size_t plots_of(const DeviceRows& device);
 /// Tables of all measurements with their predictions, one for each device and pass.
 std::string markdown(const Sorted& sorted, const std::string& title);
 
+/// What a device's measurements come to, a sentence for each pass: who is the fastest how often, how tessera's best
+/// kernel stands beside the best of the others, and how many figures are noisy.
+std::vector<std::string> verdicts(const DeviceRows& device);
+
 /// The columns of the tables, and a row's cells.
 std::vector<std::string> table_columns(const DeviceRows& device);
 std::vector<std::string> table_cells(const DeviceRows& device, const Group& group, const Row& row);

@@ -89,8 +89,8 @@ struct Hand {
     std::vector<HandRow> rows;    ///< [len_q]
     std::vector<HandGradientStep> gradient_steps;  ///< in the order of the schedule, skipped tiles left out; P and dS
                                                    ///< of a tile stand in `rows`
-    std::vector<HandVector> dk;  ///< [len_kv], in units of ln 2
-    std::vector<HandVector> dv;  ///< [len_kv]
+    std::vector<HandVector> dk;                    ///< [len_kv], in units of ln 2
+    std::vector<HandVector> dv;                    ///< [len_kv]
 };
 
 /// Forward: fa1: key tiles outer, queries inner, O divided by l at every step; fa2: query tiles outer, O divided at the

@@ -81,6 +81,19 @@ static void check_close(const char* name, const float* got, const double* expect
     }
 }
 
+/* Gradients that are not wanted have rank 0: nothing is written there. */
+static void check_left_out(Fixture* f, const tessera_options* options, const Expected* e) {
+    memset(f->out.dq, 0xA5, sizeof f->out.dq);
+    memset(f->out.dk, 0xA5, sizeof f->out.dk);
+    memset(f->out.dv, 0xA5, sizeof f->out.dv);
+    tessera_backward_args only_dq = f->backward;
+    only_dq.dk.rank = only_dq.dv.rank = 0;
+    CHECK(tessera_backward(&f->problem, options, &only_dq, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
+    check_close("dq alone", f->out.dq, e->dq, kSizeQ, 1e-5);
+    const unsigned char* const left_out[] = {(const unsigned char*)f->out.dk, (const unsigned char*)f->out.dv};
+    for (int i = 0; i < 2; ++i) CHECK(left_out[i][0] == 0xA5 && left_out[i][7] == 0xA5);
+}
+
 static void run_and_check(Fixture* f, const tessera_options* options, const Expected* e) {
     memset(&f->out, 0xA5, sizeof f->out);
     size_t bytes = 0;
@@ -96,6 +109,7 @@ static void run_and_check(Fixture* f, const tessera_options* options, const Expe
     check_close("dk", f->out.dk, e->dk, kSizeK, 1e-5);
     check_close("dv", f->out.dv, e->dv, kSizeV, 1e-5);
     check_close("dbias", f->out.dbias, e->dbias, kSizeBias, 1e-5);
+    check_left_out(f, options, e);
 }
 
 /* A parallel_for of the caller: one thread, last task first, and it counts. */

@@ -64,6 +64,22 @@ TEST(Bench, warms_up_for_the_time_that_is_asked) {
     EXPECT_LE(calls, 11);
 }
 
+TEST(Bench, measures_again_what_is_noisy) {
+    int calls = 0;
+    const auto call = [&] {  // calls of the first round differ by ten
+        const bool odd = ++calls <= 5 && calls % 2 == 1;
+        std::this_thread::sleep_for(std::chrono::milliseconds(odd ? 2 : 20));
+    };
+    const Measurement once = time_call(call, [] {}, {.repeat = 4});
+    EXPECT_EQ(calls, 5);
+    EXPECT_TRUE(is_noisy(once.ms.median, once.ms.spread)) << once.ms.median << " spread " << once.ms.spread;
+    calls = 0;
+    const Measurement again = time_call(call, [] {}, {.repeat = 4, .rounds = 3});
+    EXPECT_GE(calls, 9);
+    EXPECT_LE(calls, 13);
+    EXPECT_LT(again.ms.spread / again.ms.median, once.ms.spread / once.ms.median);
+}
+
 /// 10 J more at each reading.
 class StepGauge : public Gauge {
  public:

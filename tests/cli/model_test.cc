@@ -109,8 +109,11 @@ TEST_F(ModelCommandsTest, roofline_tells_its_accuracy) {
     const Outcome text = run_ok("roofline --accuracy");
     expect_fits(text);
     expect_says(text, "NVIDIA H200");
-    const auto groups = run_ok("roofline --accuracy --json").json().at("groups");
-    EXPECT_GE(groups.size(), 10U);
+    EXPECT_LT(text.out.find("Held out"), text.out.find("Fitted on")) << "what was not fitted comes first";
+    const auto json = run_ok("roofline --accuracy --json").json();
+    EXPECT_GE(json.at("fitted").size(), 10U);
+    EXPECT_GE(json.at("held_out").size(), 4U);
+    for (const auto& row : json.at("rows")) EXPECT_TRUE(row.at("held_out") || row.at("device") != "NVIDIA H100") << row;
     EXPECT_EQ(run("roofline --accuracy --records none.jsonl").code, 66);
 }
 
@@ -128,11 +131,52 @@ TEST_F(ModelCommandsTest, calibrate_writes_a_machine_that_commands_take) {
 TEST_F(ModelCommandsTest, plan_shows_the_others_too) {
     const Outcome text = run_ok("plan --len 2048 --device xeon-16 --threads 16 --causal bottom-right");
     expect_fits(text);
-    for (const char* word : {"cpu.fa2.forward", "cpu.standard.forward", "xeon-16", "not chosen", "reference.forward"})
+    for (const char* word : {"cpu.fa2.forward", "cpu.standard.forward", "xeon-16", "not chosen", "16 threads"})
         expect_says(text, word);
     const auto json = run_ok("plan --len 2048 --device xeon-16 --json --backward").json();
     EXPECT_EQ(json.at("chosen").at("predicted").at("pass"), "backward");
     expect_fits(run_ok("plan --len 64"));
+}
+
+TEST_F(ModelCommandsTest, plan_answers_for_a_gpu_that_is_not_here) {
+    const auto plan = [&](const std::string& arguments) { return run_ok("plan --json " + arguments).json(); };
+    const std::string usual = "--len 4096 --heads 16 --head-dim 128 --dtype bf16 --device ";
+    EXPECT_EQ(plan(usual + "h200").at("chosen").at("kernel"), "cuda.fa3.forward");
+    EXPECT_GT(plan(usual + "h200").at("chosen").at("predicted").at("ms").get<double>(), 0);
+    EXPECT_EQ(plan(usual + "a100").at("chosen").at("kernel"), "cuda.fa2.forward");
+    // fa3 takes no bias, and the next one does.
+    const auto with_bias = plan(usual + "h200 --bias --dropout 0.1");
+    EXPECT_EQ(with_bias.at("chosen").at("kernel"), "cuda.fa2.forward");
+    EXPECT_EQ(with_bias.at("chosen").at("predicted").at("not_modelled"), "bias but for its bytes, dropout");
+    EXPECT_EQ(with_bias.at("refused").at(0).at("reason"), "takes no additive bias");
+    expect_error("plan --len 64 --dtype fp16 --device t4", 69, "needs compute capability 8.0, t4 has 7.5");
+    expect_error("plan --device h200 --dtype bf16 --schedule standard --len 100000 --heads 16", 69,
+                 "GiB for the scores of all pairs, h200 has 140.0 GiB");
+    expect_error("plan --device xeon-16 --schedule standard --len 1000000", 69, "GiB too much");
+    expect_error("plan --device h200 --backend cpu", 2, "--backend: expected auto or cuda: h200 is a GPU");
+    expect_error("plan --device h200 --threads 2", 2, "--threads: expected a CPU");
+    expect_fits(run_ok("plan --device h200 --dtype bf16 --backward --len 2048"));
+}
+
+TEST_F(ModelCommandsTest, kernels_that_do_not_exist_are_not_predicted) {
+    expect_error("roofline --device t4 --len 1024", 69, "needs compute capability 8.0, t4 has 7.5");
+    expect_error("roofline --device h200 --dtype fp32 --len 1024 --schedule fa2", 69, "flash-attention takes 16-bit");
+    expect_error("roofline --device h200 --len 1024 --schedule fa3 --bias", 69, "no bias");
+    expect_error("roofline --by tessera --device h200 --len 1024 --schedule fa3 --bias", 69, "no additive bias");
+    const Outcome text = run_ok("roofline --device h200 --len 1024 --schedule fa2 --softcap 30 --dropout 0.5");
+    expect_says(text, "not in it");
+    expect_says(text, "softcap, dropout");
+    // The bytes of a bias are counted.
+    const auto ms = [&](const std::string& more) {
+        return run_ok("roofline --by tessera --device h200 --len 8192 --heads 16 --schedule fa2 --json" + more)
+            .json()
+            .at("rows")
+            .at(0)
+            .at("cells")
+            .at(0);
+    };
+    EXPECT_NE(ms("").dump(), ms(" --bias").dump());
+    expect_error("roofline --device l4 --len 100000 --schedule standard", 69, "too little");
 }
 
 TEST_F(ModelCommandsTest, errors_name_the_option) {

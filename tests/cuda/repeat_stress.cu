@@ -186,6 +186,9 @@ TEST_P(Repeats, give_the_same_gradients_from_a_graph) {
     for (const Plan& how : plans_of(a.problem, Pass::backward)) {
         device::DeviceCopy copy(kDevice);
         const BackwardArgs args = copy.add(a.backward_args());
+        const Plan before = plan(a.problem, {.backend = Backend::cuda, .schedule = Schedule::fa2});
+        forward(before, copy.add(a.forward_args()), {});
+        device::synchronize(kDevice);  // streams of their own do not wait for the default one
         const auto workspace = copy.workspace(how.workspace_bytes);
         const std::vector<Output> outputs{
             {args.dq.data, a.dq.memory.size()}, {args.dk.data, a.dk.memory.size()}, {args.dv.data, a.dv.memory.size()}};

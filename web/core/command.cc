@@ -20,7 +20,6 @@ int run(std::vector<std::string> args) {
     app.require_subcommand(1);
     cli::add_walk_command(app, session);
     cli::add_which_command(app, session);
-    cli::add_plan_command(app, session);
     cli::add_roofline_command(app, session);
     try {
         std::reverse(args.begin(), args.end());  // CLI11 takes them from the back

@@ -11,7 +11,7 @@ namespace tessera::web {
 using Json = nlohmann::ordered_json;
 
 /// {"args": ["roofline", "--device", "h200", "--json"]} -> what `tessera` prints, as {"status", "text", "errors"}.
-/// Commands: walk, which, plan, roofline.
+/// Commands: walk, which, roofline.
 Json ask_command(const Json& question);
 
 /// Which tiles the mask leaves, what is computed in vain, and what fits near: {"len_q", "len_kv", "head_dim", "dtype",

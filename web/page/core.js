@@ -15,6 +15,7 @@ export async function start() {
   const wasmBinary = new Uint8Array(await new Response(packed).arrayBuffer());
   core = await globalThis.tesseraCore({wasmBinary});
   core.FS.writeFile('/sample.safetensors', sample());
+  core.FS.mkdir('/own');
 }
 
 /** The sample's file: the first tokens of one head of a real model. */
@@ -22,8 +23,9 @@ export const sample = () => unpacked('sample');
 
 /** A file that the command can read by its path. It stays in this page's memory. */
 export function keepFile(name, content) {
-  const path = `/${name.replace(/[^\w.-]/g, '_')}`;
+  const path = `/own/${name.replace(/[^\w.-]/g, '_')}`;
   core.FS.writeFile(path, content);
+  answers.clear();  // what was answered about a file of this name is past
   return path;
 }
 
@@ -46,14 +48,4 @@ export function command(args) {
   const answer = ask({ask: 'command', args: [...args, '--json']});
   if (answer.text === '') throw new Error(answer.errors.trim());
   return JSON.parse(answer.text);
-}
-
-/** What it prints for people. */
-export function commandText(args) {
-  const answer = ask({ask: 'command', args});
-  return answer.text;
-}
-
-export function forget() {
-  answers.clear();
 }

@@ -181,7 +181,7 @@ export const walk = {
     const rows = steps.map((s) => [s.step === 'finish' ? 'finish' : `${s.keys[0]}–${s.keys[1] - 1}`, s.tile, ...['m', 'rescale', 'l', 'error'].map((key) => (s[key] === undefined ? '' : figures(s[key])))]);
     return [fig, time.node, quiz, now, list,
       element('details', {}, element('summary', {}, 'All steps'), table('All steps of the walk', ['keys', 'tile', 'm', 'rescale', 'l', 'error'], rows)),
-      element('p', {class: 'command'}, element('code', {}, `tessera ${walkArguments(values).join(' ').replace('/sample', 'sample')}`), ' ',
+      element('p', {class: 'command'}, element('code', {}, `tessera ${walkArguments(values).join(' ').replaceAll('/own/', '').replace('/sample', 'sample')}`), ' ',
         values.from === 'sample' ? element('button', {type: 'button', onclick: () => save('sample.safetensors', new Blob([sample()]))}, 'Save the sample') : ''),
       element('p', {class: 'source'}, `The numbers are those of ${trace.plan.kernel}, run in this page (${trace.plan.target}, fp32); the exact row is the definition in fp64. The command on your processor rounds otherwise in the last digits, since WebAssembly has no fused multiply-add.`),
       files];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Room: which attention kernel ran, by the names of kernels.
-import {command, forget, keepFile} from './core.js';
+import {command, keepFile} from './core.js';
 import {element, facts, number} from './dom.js';
 
 const EXAMPLES = `void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>, true>(Flash_fwd_params)
@@ -32,9 +32,7 @@ export const which = {
   defaults: {names: EXAMPLES},
   draw(values, say) {
     if (!values.names.trim()) return [element('p', {class: 'note'}, 'Paste at least one name.')];
-    keepFile('names.txt', values.names);
-    forget();
-    const found = command(['which', '/names.txt']).files[0];
+    const found = command(['which', keepFile('names.txt', values.names)]).files[0];
     say(found.paragraph);
     return [element('p', {class: 'now'}, found.paragraph),
       ...found.attention.map(cardOf), others('No attention', found.no_attention), others('Unknown', found.unknown), others('A softmax of its own', found.softmax),

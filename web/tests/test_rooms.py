@@ -139,12 +139,18 @@ def test_walk_takes_files_of_ones_own(page, command, tmp_path):
     for index, name in enumerate("qkv"):
         paths.append(tmp_path / f"{name}.npy")
         write_npy(paths[-1], shape, [math.sin(1.3 * i + index) for i in range(40 * 8)])
-    document = command("walk", *paths, "--causal", "bottom-right", "--schedule", "fa2", "--tile", "16,16", "--row", 0)
-    page.open("walk?from=own")
+    document = command("walk", *paths, "--causal", "none", "--schedule", "fa2", "--tile", "16,16", "--row", 0)
+    page.open("walk?from=own&causal=none")
     page.driver.find_element("id", "own-files").send_keys("\n".join(map(str, paths)))
     page.until("return document.querySelector('[data-key=m]') !== null")
     press(page, Keys.END)
     assert close(page.values()["l"], walk_steps(document)[-1]["l"], 1e-5)
+    before = page.values()["l"]
+    write_npy(paths[0], shape, [3 * math.sin(1.1 * i) for i in range(40 * 8)])  # a file of the same name, another content
+    page.driver.find_element("id", "own-files").send_keys("\n".join(map(str, paths)))
+    page.until("return document.querySelector('[data-key=m]') !== null && !location.hash.includes('step=')")
+    press(page, Keys.END)
+    assert page.values()["l"] != before
 
 
 @pytest.mark.parametrize("schedule, mask", [("fa2", "none"), ("fa1", "bottom-right"), ("standard", "none")])

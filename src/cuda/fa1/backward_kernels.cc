@@ -12,8 +12,6 @@
 namespace tessera::cuda::fa1 {
 namespace {
 
-constexpr int kLeastCapability = 80;  // bf16 products and cp.async
-
 std::size_t place_of(const Problem& p) { return gradient::place_by_dim<BackwardShapes>(p); }
 
 gradient::Extents extents_of(const Problem& p) {
@@ -24,8 +22,7 @@ gradient::Extents extents_of(const Problem& p) {
 Tile tile_of(const Problem& p) { return {gradient::kBlockQ, extents_of(p).block_kv}; }
 
 std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device) {
-    if (auto reason = refuse_below(device, kLeastCapability)) return reason;
-    return gradient::refuse(p, tile, device, extents_of(p));
+    return refusal(Schedule::fa1, Pass::backward, p, tile, limits(device));
 }
 
 cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t stream) {

@@ -16,8 +16,6 @@
 namespace tessera::cuda::fa1 {
 namespace {
 
-constexpr int kLeastCapability = 80;  // bf16 products and cp.async
-
 std::int64_t tiles_of(std::int64_t rows, const Config& c) { return (rows + c.block_q() - 1) / c.block_q(); }
 
 /// What the algorithm keeps of every query between blocks of keys.
@@ -33,22 +31,7 @@ struct Workspace {
 };
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
-    if (auto reason = refuse_below(device, kLeastCapability)) return reason;
-    if (auto reason = refuse_sizes(problem)) return reason;
-    const Config c = config_of(problem);
-    if (const int has = properties(device).shared_bytes; c.shared_bytes() > has) {
-        return fmt::format("needs {} bytes of shared memory for head_dim {}, the device has {}", c.shared_bytes(),
-                           std::max(problem.head_dim, problem.head_dim_v), has);
-    }
-    const std::int64_t tiles = problem.batch * problem.heads_q * tiles_of(problem.len_q, c);
-    const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
-    if (longest >= kMaxIndex || tiles >= kMaxIndex) {
-        return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
-    }
-    if (tile && *tile != tile_of(problem)) {
-        return fmt::format("is compiled for tiles of {} x {}", c.block_q(), c.block_kv);
-    }
-    return std::nullopt;
+    return refusal(Schedule::fa1, Pass::forward, problem, tile, limits(device));
 }
 
 /// One thread block has a (batch, head), as in the paper, unless multiprocessors would then have none: the tiles of

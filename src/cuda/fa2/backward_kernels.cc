@@ -12,8 +12,6 @@
 namespace tessera::cuda::fa2 {
 namespace {
 
-constexpr int kLeastCapability = 80;  // bf16 products and cp.async
-
 gradient::Extents extents_of(const Problem& p) {
     if (p.dtype == DType::fp32) {
         const gradient::ConfigFp32 c = BackwardShapesFp32::kConfigs[gradient::place_by_dim<BackwardShapesFp32>(p)];
@@ -38,8 +36,7 @@ std::size_t place_of(const Problem& p) {
 Tile tile_of(const Problem& p) { return {gradient::kBlockQ, extents_of(p).block_kv}; }
 
 std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device) {
-    if (auto reason = refuse_below(device, kLeastCapability)) return reason;
-    return gradient::refuse(p, tile, device, extents_of(p));
+    return refusal(Schedule::fa2, Pass::backward, p, tile, limits(device));
 }
 
 cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t stream) {

@@ -16,19 +16,8 @@
 namespace tessera::cuda::fa2 {
 namespace {
 
-constexpr int kLeastCapability = 80;  // bf16 products and cp.async
-
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
-    if (auto reason = refuse_below(device, kLeastCapability)) return reason;
-    if (auto reason = refuse_sizes(problem)) return reason;
-    const Tile own = tile_of(problem);
-    const std::int64_t tiles = query_heads(problem) * query_tiles(problem, own.block_q);
-    const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
-    if (longest >= kMaxIndex || tiles >= kMaxIndex) {
-        return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
-    }
-    if (tile && *tile != own) return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
-    return std::nullopt;
+    return refusal(Schedule::fa2, Pass::forward, problem, tile, limits(device));
 }
 
 Launch make_launch(const Problem& p, const ForwardParams& params, const Rows& o_rest, std::int64_t l2_bytes) {

@@ -2,9 +2,6 @@
 #include "cuda/fa3/backward_kernels.hpp"
 
 #include <cuda_bf16.h>
-#include <fmt/format.h>
-
-#include <algorithm>
 
 #include "core/arena.hpp"
 #include "cuda/device.hpp"
@@ -18,7 +15,6 @@ namespace {
 
 using backward::Launch;
 
-constexpr int kCapability = 90;  // wgmma and setmaxnreg exist on 9.0 only
 constexpr int kStoredRows = 16;  // of dK and dV, by one warp
 
 backward::Config config_of(const Problem& p) { return backward::Shapes::kConfigs[*backward::shape_of(p)]; }
@@ -32,28 +28,7 @@ std::int64_t blocks_q(const Problem& p, std::int64_t block) {
 std::int64_t blocks_kv(const Problem& p, std::int64_t block) { return (p.len_kv + block - 1) / block; }
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
-    if (auto reason = refuse_unless(device, kCapability)) return reason;
-    if (auto reason = refuse_sizes(problem)) return reason;
-    if (problem.bias) return "takes no additive bias";
-    if (!backward::shape_of(problem)) {
-        return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
-                           backward::largest_dim(problem), std::max(problem.head_dim, problem.head_dim_v));
-    }
-    if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) {
-        return fmt::format("takes a head_dim in multiples of 8, got {} and {}", problem.head_dim, problem.head_dim_v);
-    }
-    const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
-    const std::int64_t blocks =
-        std::max({2 * problem.heads_q * blocks_q(problem, backward::Config::kRows),  // of dQ's two sums
-                  problem.batch * problem.heads_q * ((problem.len_q + 63) / 64),
-                  problem.batch * problem.heads_kv * blocks_kv(problem, backward::Config::kRows)});
-    if (longest >= kMaxIndex || blocks >= kMaxIndex) {
-        return fmt::format("counts rows and blocks up to {}, got {} and {}", kMaxIndex, longest, blocks);
-    }
-    if (const Tile own = backward::tile_of(problem); tile && *tile != own) {
-        return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
-    }
-    return std::nullopt;
+    return refusal(Schedule::fa3, Pass::backward, problem, tile, limits(device));
 }
 
 backward::Workspace lay_out(Arena& arena, const Problem& p) {

@@ -18,7 +18,6 @@
 namespace tessera::cuda::fa3 {
 namespace {
 
-constexpr int kCapability = 90;                            // wgmma and setmaxnreg exist on 9.0 only
 constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V that shall stay in a 50 MB L2
 
 std::int64_t tiles_of(const Problem& problem) {
@@ -27,24 +26,7 @@ std::int64_t tiles_of(const Problem& problem) {
 }
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
-    if (auto reason = refuse_unless(device, kCapability)) return reason;
-    if (auto reason = refuse_sizes(problem)) return reason;
-    if (problem.bias) return "takes no additive bias";
-    if (!shape_of(problem)) {
-        return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
-                           largest_dim(scores_of(problem)), std::max(problem.head_dim, problem.head_dim_v));
-    }
-    if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) {
-        return fmt::format("takes a head_dim in multiples of 8, got {} and {}", problem.head_dim, problem.head_dim_v);
-    }
-    const std::int64_t longest = std::max({problem.len_q, problem.len_kv, problem.total_q, problem.total_kv});
-    if (longest >= kMaxIndex || tiles_of(problem) >= kMaxIndex) {
-        return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles_of(problem));
-    }
-    if (const Tile own = tile_of(problem); tile && *tile != own) {
-        return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
-    }
-    return std::nullopt;
+    return refusal(Schedule::fa3, Pass::forward, problem, tile, limits(device));
 }
 
 std::size_t workspace_bytes(const Plan& plan) { return uneven(plan.problem) ? Plan::kWorkspaceAlignment : 0; }

@@ -109,28 +109,6 @@ std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     return arena.used();
 }
 
-std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device,
-                                  const Extents& extents) {
-    if (auto reason = refuse_sizes(p)) return reason;
-    const Counts counts(p, extents.block_kv);
-    const std::int64_t longest = std::max({p.len_q, p.len_kv, p.total_q, p.total_kv});
-    const std::int64_t tiles = std::max({p.heads_q * counts.tiles_of_head, p.heads_q * p.batch * counts.q_tiles,
-                                         p.heads_kv * p.batch * counts.key_blocks});
-    if (longest >= kMaxIndex || tiles >= kMaxIndex) {
-        return fmt::format("counts rows and tiles up to {}, got {} and {}", kMaxIndex, longest, tiles);
-    }
-    constexpr int kDeclared = 1024;  // bytes, more than a kernel has besides
-    const int needed = extents.shared_bytes + kDeclared;
-    if (const int has = properties(device).shared_bytes; needed > has) {
-        return fmt::format("needs {} bytes of shared memory for head_dim {}, the device has {}", needed,
-                           std::max(p.head_dim, p.head_dim_v), has);
-    }
-    if (tile && *tile != Tile{kBlockQ, extents.block_kv}) {
-        return fmt::format("is compiled for tiles of {} x {}", kBlockQ, extents.block_kv);
-    }
-    return std::nullopt;
-}
-
 void run(const BackwardCall& call, const Extents& extents,
          cudaError_t (*start)(const Problem&, const Launch&, cudaStream_t), const char* name) {
     const Problem& p = call.plan.problem;

@@ -40,10 +40,6 @@ struct Extents {
     bool general;  ///< as in Config
 };
 
-/// For `refuse`: too large for counters in 32 bits, for the device, or another tile than the compiled one.
-std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device,
-                                  const Extents& extents);
-
 /// Is delta made of O and its rest, where that is given? In fp16 the kernel that sums delta finds the power of two that
 /// dS is held times, too; in fp32 O has no rest; and with dropout a row that sees one key has dS = 0 only by the sum.
 bool uses_o_rest(const Problem& problem);

@@ -149,18 +149,6 @@ ForwardParams common_params(const Call<Args>& call) {
 
 }  // namespace
 
-std::optional<std::string> refuse_sizes(const Problem& p) {
-    // Half of what an int holds, so that a sum of two sizes, and a tile past the end, fit as well.
-    constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
-    const std::pair<const char*, std::int64_t> sizes[] = {{"batch", p.batch},       {"len_q", p.len_q},
-                                                          {"len_kv", p.len_kv},     {"total_q", p.total_q},
-                                                          {"total_kv", p.total_kv}, {"heads_q", p.heads_q}};
-    for (const auto& [name, size] : sizes) {
-        if (size > kMost) return fmt::format("counts in 32 bits: takes {} up to {}, got {}", name, kMost, size);
-    }
-    return std::nullopt;
-}
-
 Rows rows_of(const TensorView& t) {
     if (!t.given()) return {};
     const bool ragged = t.rank == 3;

@@ -6,17 +6,12 @@
 #include <optional>
 #include <string>
 
+#include "cuda/rows/rows.hpp"
 #include "cuda/tile/params.hpp"
 #include "cuda/tile/query_tiles.hpp"
 #include "kernel/kernel.hpp"
 
 namespace tessera::cuda {
-
-/// Rows and tiles are counted up to this: sums of two such numbers fit 32 bits.
-inline constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;
-
-/// For a row's `refuse`: kernels count rows, heads and batch members in 32 bits. Empty when they fit.
-std::optional<std::string> refuse_sizes(const Problem& problem);
 
 /// A [batch, len, heads, dim] or ragged [total, heads, dim] tensor; null when it is not given.
 Rows rows_of(const TensorView& tensor);

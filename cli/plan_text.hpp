@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What `tessera plan` says of a machine that need not be there, and of costs.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "options.hpp"
+#include "plan_on.hpp"
+#include "session.hpp"
+
+namespace tessera::cli {
+
+/// "0.06 ms, 582 TFLOP/s, bound by tensor (64 % of it)", with what is not in it.
+std::string cost_text(const std::optional<model::Prediction>& prediction);
+
+/// Bytes moved, tiles and memory.
+void add_cost_facts(const model::Prediction& prediction, std::vector<std::pair<std::string, std::string>>& facts);
+
+/// Throws UsageError for --backend and --threads that the machine does not have.
+void expect_for_machine(const HowOptions& how, const model::Machine& machine);
+
+/// Prints the plan; throws Error(unsupported), with every reason, when no kernel runs the Problem there.
+void show_plan_on(const model::Machine& machine, const Problem& problem, Pass pass, const PlanOn& plan,
+                  const Session& session);
+
+}  // namespace tessera::cli

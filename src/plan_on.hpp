@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plan() for a machine that need not be there: what its kernels refuse is asked of the same rows as at run time, with
+// the machine's numbers; what they cost is the model's.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/predict.hpp"
+#include "tessera/plan.hpp"
+
+namespace tessera {
+
+/// A kernel of tessera's on that machine.
+struct Candidate {
+    std::string kernel;  ///< "cuda.fa3.forward"
+    Schedule schedule{};
+    std::string reason{};                          ///< why it does not run the Problem; empty: it is the one that does
+    bool capable = false;                          ///< it could, but another one comes first or was asked for
+    Tile tile{};                                   ///< of a capable one
+    std::int64_t workspace_bytes = 0;              ///< likewise; on a GPU as the schedule counts it
+    std::optional<model::Prediction> predicted{};  ///< nothing when it is not capable, or the model does not know it
+};
+
+struct PlanOn {
+    std::vector<Candidate> kernels;  ///< in order of preference
+    int threads = 0;                 ///< of a CPU
+    /// The one that runs; null when none does.
+    const Candidate* chosen() const;
+};
+
+/// `members`: of a ragged batch, as in model::PredictOptions. Of the options, `backend` and `device` say nothing here:
+/// the machine does. Throws Error(invalid_argument) as plan() does.
+PlanOn plan_on(const model::Machine& machine, const Problem& problem, const PlanOptions& options = {},
+               const std::vector<std::pair<std::int64_t, std::int64_t>>& members = {});
+
+}  // namespace tessera

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Nothing is lost or ignored: what stands in the way of an output, options without effect, and failures for programs.
+#include <limits>
+
+#include "io/safetensors.hpp"
+#include "measure/record.hpp"
+#include "plot/png.hpp"
+#include "process.hpp"
+#include "tessera/tensor.hpp"
+
+namespace tessera::outputs_test {
+namespace {
+
+class OutputsTest : public CommandTest {
+ protected:
+    void write(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
+
+    /// The command must refuse to write over `name`, which holds other things, and leave it as it is.
+    void expect_kept(const std::string& arguments, const std::string& name) const {
+        const std::string text = "mine, and worth more than a drawing\n";
+        write(name, text);
+        expect_error(arguments, 73, name + ": expected a new file or ");
+        EXPECT_EQ(text_of(path(name)), text) << arguments;
+    }
+};
+
+TEST_F(OutputsTest, what_is_no_output_of_theirs_is_kept) {
+    write("r.jsonl", "");
+    run_ok("bench --len 16 --repeat 1 --warm-up 0 -o r.jsonl");
+    expect_kept("bench --len 16 --repeat 1 --warm-up 0 -o notes.txt", "notes.txt");
+    expect_kept("roofline --len 64 --svg notes.svg", "notes.svg");
+    if (plot::can_draw_png()) expect_kept("roofline --len 64 --png notes.png", "notes.png");
+    expect_kept("report r.jsonl -o notes.html", "notes.html");
+    expect_kept("report r.jsonl --markdown notes.md", "notes.md");
+    expect_kept("calibrate -o notes.json", "notes.json");
+    // A tensor file is the result of hours.
+    std::filesystem::copy_file(kSample, path("x.safetensors"));
+    expect_error("bench --len 16 -o x.safetensors", 73, "expected a new file or records");
+    EXPECT_EQ(text_of(path("x.safetensors")), text_of(kSample));
+}
+
+TEST_F(OutputsTest, their_own_outputs_are_written_again) {
+    for (int i = 0; i < 2; ++i) {
+        run_ok("bench --len 16 --repeat 1 --warm-up 0 -o r.jsonl");
+        run_ok("report r.jsonl -o page.html --markdown page.md");
+        run_ok("roofline --len 64 --svg a.svg");
+        if (plot::can_draw_png()) run_ok("roofline --len 64 --png a.png");
+    }
+    EXPECT_EQ(measure::read_records(path("r.jsonl")).size(), 2U);
+}
+
+TEST_F(OutputsTest, two_drawings_want_two_files) {
+    expect_error("roofline --len 64 --svg x --png x", 2, "--png: expected another file than --svg");
+    EXPECT_TRUE(names().empty());
+}
+
+TEST_F(OutputsTest, an_empty_name_is_not_no_name) {
+    expect_error("bench --len 16 -o ''", 2, "--output: expected a value, got an empty text");
+    expect_error("run " + kSampleOptions + " -o ''", 2, "--output: expected a value");
+    expect_error("roofline --len 64 --svg ''", 2, "--svg: expected a value");
+    expect_error("calibrate -o ''", 2, "--output: expected a value");
+}
+
+TEST_F(OutputsTest, options_without_effect_are_refused) {
+    expect_error("walk --by-hand --head-dim 32", 2, "--head-dim: has no effect with --by-hand");
+    expect_error("walk --by-hand --window 1,0", 2, "--window: has no effect with --by-hand");
+    expect_error("walk --by-hand --schedule fa3", 2, "--schedule: expected standard, fa1 or fa2");
+    expect_error("bench --suite quick --len 5", 2, "--len: has no effect with --suite");
+    expect_error("bench --list-suites --dtype bf16", 2, "--dtype: has no effect with --list-suites");
+    expect_error("roofline --accuracy --svg a.svg", 2, "--svg: has no effect with --accuracy");
+    expect_error("roofline --accuracy --device h200", 2, "--device: expected --records with it");
+    expect_error("roofline --len 64 --threads 2", 2, "--threads: expected a CPU as --device, h200 is a GPU");
+    expect_error("roofline --device xeon-16 --threads 17", 2, "--threads: expected 1..16, the cores of xeon-16");
+}
+
+TEST_F(OutputsTest, a_link_to_itself_is_told) {
+    std::filesystem::create_symlink("loop", path("loop"));
+    expect_error("bench --len 16 -o loop --resume", 73, "loop");
+}
+
+TEST_F(OutputsTest, failures_are_documents_for_programs) {
+    const auto expect_document = [&](const std::string& arguments, int code, const std::string& message) {
+        const Outcome outcome = run(arguments);
+        EXPECT_EQ(outcome.code, code) << arguments;
+        const auto json = outcome.json();
+        EXPECT_EQ(json.at("exit_code"), code) << arguments;
+        EXPECT_NE(json.at("error").get<std::string>().find(message), std::string::npos) << json;
+        EXPECT_NE(outcome.err.find("tessera: error: "), std::string::npos) << "people are told, too";
+    };
+    expect_document("plan --json --len abc", 2, "--len: expected a whole number");
+    expect_document("plan --bogus --json", 2, "--bogus");
+    expect_document("--json run none.safetensors", 66, "none.safetensors");
+    const Outcome many = run("roofline --json --device l4 --len 100000 --schedule standard");
+    EXPECT_EQ(many.code, 69);
+    EXPECT_NE(many.json().at("notes").at(0).get<std::string>().find("does not fit"), std::string::npos) << many.out;
+    EXPECT_FALSE(run_ok("--json --version").json().at("version").get<std::string>().empty());
+}
+
+TEST_F(OutputsTest, results_that_are_nan_say_so) {
+    std::vector<float> nan(8, std::numeric_limits<float>::quiet_NaN());
+    const TensorView view = dense_view(nan.data(), DType::fp32, {1, 2, 1, 4});
+    const std::vector<std::pair<std::string, TensorView>> named = {{"q", view}, {"k", view}, {"v", view}};
+    io::write_safetensors(path("s.safetensors"), named);
+    const Outcome quiet = run_ok("run " + kSampleOptions);
+    EXPECT_EQ(quiet.out.find("NaN"), std::string::npos) << quiet.out;
+    const Outcome told = run("run s.safetensors --check");
+    EXPECT_NE(told.out.find("all 8 elements of o, all 2 elements of lse"), std::string::npos) << told.out;
+    EXPECT_EQ(run_ok("run s.safetensors --json").json().at("nan").at("o"), 8);
+}
+
+TEST_F(OutputsTest, one_call_has_no_spread) {
+    const auto records = [&](const std::string& repeat) {
+        return run_ok("bench --len 16 --warm-up 0 --repeat " + repeat).out;
+    };
+    EXPECT_NE(records("1").find("   -  "), std::string::npos) << records("1");
+    EXPECT_NE(records("9").find(" %"), std::string::npos) << records("9");
+}
+
+TEST_F(OutputsTest, kernels_tell_what_they_need) {
+    const Outcome outcome = run_ok("list");
+    EXPECT_NE(outcome.out.find("needs: "), std::string::npos);
+    EXPECT_EQ(outcome.out.find("refuses: "), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::outputs_test
