@@ -147,6 +147,13 @@ void add_layouts(List& list) {
     odd_tile.problem.mask.causal = Causal::bottom_right;
 }
 
+/// A tile of queries with keys, then many without, in every block of a persistent grid: fa3's forward once waited
+/// forever.
+void add_waiting(List& list) {
+    list.add("queries_without_keys", {9, 799, 3, 6, 6, 128, 128}, DType::fp16).problem.mask.causal =
+        Causal::bottom_right;
+}
+
 }  // namespace
 
 std::vector<Case> corner_cases() {
@@ -156,6 +163,7 @@ std::vector<Case> corner_cases() {
     add_scores(list);
     add_ragged(list);
     add_layouts(list);
+    add_waiting(list);
     return std::move(list.cases);
 }
 

@@ -2,9 +2,6 @@
 #include "cuda/fa3/backward_kernels.hpp"
 
 #include <cuda_bf16.h>
-#include <fmt/format.h>
-
-#include <algorithm>
 
 #include "core/arena.hpp"
 #include "cuda/device.hpp"

@@ -121,8 +121,9 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     finish_first_scores();
     while (true) {
         multiply_blocks(tiles[tile]);
-        const int next = next_tile(tiles);
-        const bool more = tiles[next].exists;
+        // A tile without keys is written after this one has left the ring: many of them would fill it.
+        int next = tiles.open();
+        const bool more = tiles[next].exists && tiles[next].has_keys();
         if (kAcross && more) {
             QPosition next_q = q;
             next_q.advance();
@@ -139,9 +140,15 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         release_v();
         finish_tile(tiles[tile]);
         tiles.close(tile, lane());
-        if (!more) break;
+        if (!tiles[next].exists) break;
+        if (!more) {
+            store_empty_rows<T, kConfig>(launch.params, tiles[next], row_in_tile(), lane());
+            tiles.close(next, lane());
+            next = next_tile(tiles);
+            if (!tiles[next].exists) break;
+        }
         tile = next;
-        if (!kAcross) {
+        if (!kAcross || !more) {
             start_first_scores(q);
             finish_first_scores();
         }

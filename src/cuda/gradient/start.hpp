@@ -44,10 +44,6 @@ struct Extents {
 /// dS is held times, too; in fp32 O has no rest; and with dropout a row that sees one key has dS = 0 only by the sum.
 bool uses_o_rest(const Problem& problem);
 
-/// Is delta made of O and its rest, where that is given? In fp16 the kernel that sums delta finds the power of two that
-/// dS is held times, too; in fp32 O has no rest; and with dropout a row that sees one key has dS = 0 only by the sum.
-bool uses_o_rest(const Problem& problem);
-
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents);
 
 /// All kernels of a call; `start`: that of the schedule, called `name`. Throws Error(internal) when CUDA refuses a
