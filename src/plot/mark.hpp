@@ -7,7 +7,7 @@
 
 namespace tessera::plot {
 
-inline constexpr std::string_view kSvgMark = "<!-- drawn by tessera -->";
+inline constexpr std::string_view kSvgMark = "<desc>drawn by tessera</desc>";
 /// A text chunk: keyword, a zero byte, text.
 inline constexpr std::string_view kPngMark{"Software\0tessera", 16};
 
