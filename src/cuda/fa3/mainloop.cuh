@@ -142,7 +142,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         tiles.close(tile, lane());
         if (!tiles[next].exists) break;
         if (!more) {
-            store_empty_rows<T, kConfig>(launch.params, tiles[next], row_in_tile(), lane());
+            store_empty_rows<T, kConfig>(launch, tiles[next], row_in_tile(), lane());
             tiles.close(next, lane());
             next = next_tile(tiles);
             if (!tiles[next].exists) break;
