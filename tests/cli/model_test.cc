@@ -176,7 +176,8 @@ TEST_F(ModelCommandsTest, kernels_that_do_not_exist_are_not_predicted) {
             .at(0);
     };
     EXPECT_NE(ms("").dump(), ms(" --bias").dump());
-    expect_error("roofline --device l4 --len 100000 --schedule standard", 69, "too little");
+    expect_error("roofline --device l4 --len 100000 --schedule standard", 69,
+                 "298.1 GiB for the scores of all pairs, l4 has 24.0 GiB");
 }
 
 TEST_F(ModelCommandsTest, errors_name_the_option) {
