@@ -103,6 +103,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void run();
+    __device__ __forceinline__ const WorkTile& leave_ring(TileReader& tiles, int tile);
     __device__ __forceinline__ int next_tile(TileReader& tiles);
     __device__ __forceinline__ void start_first_scores(const QPosition& position);
     __device__ __forceinline__ void finish_first_scores();
@@ -121,9 +122,9 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     finish_first_scores();
     while (true) {
         multiply_blocks(tiles[tile]);
-        // A tile without keys is written after this one has left the ring: many of them would fill it.
-        int next = tiles.open();
-        const bool more = tiles[next].exists && tiles[next].has_keys();
+        const WorkTile& own = leave_ring(tiles, tile);
+        const int next = next_tile(tiles);
+        const bool more = tiles[next].exists;
         if (kAcross && more) {
             QPosition next_q = q;
             next_q.advance();
@@ -138,22 +139,25 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         ptx::keep_in_place(o);
         if (kAcross && more) release_k();
         release_v();
-        finish_tile(tiles[tile]);
-        tiles.close(tile, lane());
-        if (!tiles[next].exists) break;
-        if (!more) {
-            store_empty_rows<T, kConfig>(launch, tiles[next], row_in_tile(), lane());
-            tiles.close(next, lane());
-            next = next_tile(tiles);
-            if (!tiles[next].exists) break;
-        }
+        finish_tile(own);
+        if (!more) break;
         tile = next;
-        if (!kAcross || !more) {
+        if (!kAcross) {
             start_first_scores(q);
             finish_first_scores();
         }
     }
     output.finish(lane());
+}
+
+/// This warp's own copy of a tile, whose place in the ring is given back: its last V comes when the producer meets the
+/// next tile with keys, and any number of tiles without keys may come before that and want places.
+template <class T, Config kConfig>
+__device__ __forceinline__ const WorkTile& Consumer<T, kConfig>::leave_ring(TileReader& tiles, int tile) {
+    WorkTile& own = shared.finishing[static_cast<int>(threadIdx.x) / 32 - 4];
+    if (lane() == 0) own = tiles[tile];
+    tiles.close(tile, lane());
+    return own;
 }
 
 /// The next tile that sees keys, or the end; those on the way are written here.

@@ -49,11 +49,7 @@ struct Producer {
                 if (kConfig.q_stages == 1 && first) load_q(tile, batch);
                 before = block;
             }
-            if (!tile.has_keys()) {  // the consumers end the tile before this one first: it holds its place in the ring
-                if (before.exists) load_v(before);
-                before.exists = false;
-                source.draw();
-            }
+            if (!tile.has_keys()) source.draw();
         }
         if (before.exists) load_v(before);
     }

@@ -41,6 +41,7 @@ struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
     Ring<kConfig.kv_stages> k_ring;
     Ring<kConfig.kv_stages> v_ring;
     TileRing tiles;
+    WorkTile finishing[4 * kConfig.consumers];    ///< of each warp: the tile whose last P V is still to come
     ptx::Mbarrier v_raw[kConfig.kv_stages];       ///< V of a partial block has arrived, for the guard to search
     int v_dirty[kConfig.kv_stages][kGuardWarps];  ///< a NaN or infinity was found there and set to 0
 
