@@ -87,7 +87,7 @@ LOCAL_MEMORY = [
     Allowed(r"fa2::backward_kernel<.*, BackwardHeadDim64>", 104, 77, "numbers kept over a step, in fp16 and on sm_80"),
     Allowed(r"fa1::backward_kernel<fp16, BackwardHeadDim256>", 88, 80, "numbers kept over a block of keys"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 88, 103, "scalars of a tile's ends, and the producer's; none in the main loop"),
-    Allowed(r"fa3::forward_kernel<.*HeadDim256>", 8, 9, "of the producer"),
+    Allowed(r"fa3::forward_kernel<.*HeadDim256>", 16, 12, "of the producer, and of a tile's ends"),
 ]
 
 # What ptxas says of a wgmma pipeline, and may say: code -> reason.
