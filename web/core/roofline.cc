@@ -55,7 +55,8 @@ Json ask_roofline(const Json& question) {
     std::reverse(args.begin(), args.end());
     app.parse(args);
     const model::Machine machine = cli::machine_of_option(options.device);
-    const measure::SweepQuestion asked{machine, options.schedule_list(), options.passes(), options.predict_options()};
+    const measure::SweepQuestion asked{machine, options.schedule_list(), options.passes(),
+                                       options.predict_options(machine)};
     std::vector<measure::SweepRow> rows;
     for (const Problem& problem : options.problems(machine)) rows.push_back(measure::sweep_one(problem, asked));
     Json answer{{"figure", json_of(measure::roofline_figure(machine, rows))},
