@@ -40,8 +40,9 @@ TESSERA_HOST_DEVICE constexpr std::int32_t rest_of(float x, float rounded) {
         // one of bf16, also across a power of two and among subnormal numbers.
         rest = (std::bit_cast<std::int32_t>(x) - bits + 128) >> 8;
     } else {
-        constexpr std::int32_t kTwice = 2 * 127 + 18;  // field(a) + field(b) = field(a + b) + 127: 2^(18 - exponent)
-        const auto places = std::bit_cast<float>(((kTwice << 23) - exponent_fp16(bits)) | (bits & kSign));
+        constexpr std::uint32_t kTwice = 2 * 127 + 18;  // field(a) + field(b) = field(a + b) + 127: 2^(18 - exponent)
+        const auto field = (kTwice << 23) - static_cast<std::uint32_t>(exponent_fp16(bits));
+        const auto places = std::bit_cast<float>(field | static_cast<std::uint32_t>(bits & kSign));
         rest = std::bit_cast<std::int32_t>((x - rounded) * places + kRoundToInteger) -
                std::bit_cast<std::int32_t>(kRoundToInteger);
     }
