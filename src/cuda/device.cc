@@ -45,13 +45,6 @@ const Devices& devices() {
     return all;
 }
 
-std::string capability_text(int capability) { return fmt::format("{}.{}", capability / 10, capability % 10); }
-
-std::string needs(const Device& device, int wanted) {
-    return fmt::format("needs compute capability {}, device {} has {}", capability_text(wanted), device.index,
-                       capability_text(capability(properties(device))));
-}
-
 }  // namespace
 
 std::optional<std::string> unavailable(const Device& device) {
@@ -67,11 +60,6 @@ std::optional<std::string> unavailable(const Device& device) {
 const DeviceProperties& properties(const Device& device) {
     if (const auto problem = unavailable(device)) throw Error(ErrorCode::device_unavailable, "device", *problem);
     return devices().list[static_cast<std::size_t>(device.index)];
-}
-
-std::optional<std::string> refuse_below(const Device& device, int least) {
-    if (capability(properties(device)) < least) return needs(device, least);
-    return std::nullopt;
 }
 
 Limits limits(const Device& device) {

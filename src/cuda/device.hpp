@@ -33,9 +33,6 @@ const DeviceProperties& properties(const Device& device);
 /// Compute capability, two digits in one number: 90 for 9.0.
 inline int capability(const DeviceProperties& p) { return p.major * 10 + p.minor; }
 
-/// For a row's `refuse`: "needs compute capability 8.0, device 0 has 7.5"; empty when the device has `least` or more.
-std::optional<std::string> refuse_below(const Device& device, int least);
-
 /// What rows ask a device for.
 Limits limits(const Device& device);
 

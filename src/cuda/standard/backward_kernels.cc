@@ -36,17 +36,8 @@ std::size_t workspace_bytes(const Problem& problem) {
     return arena.used();
 }
 
-/// Both products over both numbers of columns.
-int shared_bytes(const Problem& p) {
-    const Config& larger = Shapes::kConfigs[shape_of(std::max(p.head_dim, p.head_dim_v))];
-    return std::max(larger.score_shared_bytes(), larger.value_shared_bytes());
-}
-
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
-    const std::int64_t key_blocks = (problem.len_kv + kKeysOfBlock - 1) / kKeysOfBlock;
-    const std::int64_t blocks = saturating_product(saturating_product(problem.batch, problem.heads_kv), key_blocks);
-    if (blocks >= kMaxIndex) return fmt::format("counts blocks of keys up to {}, got {}", kMaxIndex, blocks);
-    return refuse_matrices(problem, tile, device, shared_bytes(problem), workspace_bytes(problem));
+    return refusal(Schedule::standard, Pass::backward, problem, tile, limits(device));
 }
 
 /// The products of the rows of `q` and of `k`, which have `dim` columns, to a matrix.

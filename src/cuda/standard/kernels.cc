@@ -22,14 +22,8 @@ std::size_t workspace_bytes(const Problem& problem) {
     return arena.used();
 }
 
-/// Of the larger one of the two products.
-int shared_bytes(const Problem& p) {
-    return std::max(Shapes::kConfigs[shape_of(p.head_dim)].score_shared_bytes(),
-                    Shapes::kConfigs[shape_of(p.head_dim_v)].value_shared_bytes());
-}
-
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
-    return refuse_matrices(problem, tile, device, shared_bytes(problem), workspace_bytes(problem));
+    return refusal(Schedule::standard, Pass::forward, problem, tile, limits(device));
 }
 
 template <class T>

@@ -5,7 +5,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,11 +29,6 @@ struct Matrix {
           scores(arena.take<float>(p.heads_q, rows, pitch)),
           factors(arena.take<float>(p.heads_q, rows)) {}
 };
-
-/// For `refuse`: too large for counters in 32 bits or for the device, which has to hold `workspace_bytes`, and
-/// `shared_bytes` for a thread block, or another tile than the compiled one.
-std::optional<std::string> refuse_matrices(const Problem& problem, const std::optional<Tile>& tile,
-                                           const Device& device, int shared_bytes, std::size_t workspace_bytes);
 
 Launch make_launch(const Problem& problem, const ForwardParams& params, const Matrix& matrix);
 
