@@ -16,7 +16,7 @@ CUDA = 2  # backend
 FP32, FP16, BF16, INT32, INT8 = 1, 2, 3, 4, 6
 HEADER = pathlib.Path(__file__).parents[2] / "include/tessera/tessera.h"
 SCHEDULES = {name.lower(): int(value) for name, value in re.findall(r"TESSERA_SCHEDULE_(\w+) = (\d+)", HEADER.read_text())}
-DTYPES = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16, torch.int8: INT8} if torch else {}
+DTYPES = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16, torch.int8: INT8, torch.int32: INT32} if torch else {}
 
 
 class Tensor(c.Structure):

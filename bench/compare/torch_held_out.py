@@ -4,13 +4,16 @@
 cost model is fitted on them; `tessera roofline --accuracy` judges it by them.
 
     python3 bench/compare/torch_held_out.py build/src/libtessera.so --out bench/results/h200/held_out.jsonl
+    python3 bench/compare/torch_held_out.py build/src/libtessera.so --seed 11 --count 90 --out bench/results/h200/blind.jsonl
+
+--seed draws other shapes (drawn_shapes.py), ragged batches among them, which nobody has seen before they are measured.
 
 PyTorch's FlashAttention-2 runs by its own operator, which takes windows and other lengths of queries and keys; cuDNN
 where scaled_dot_product_attention can ask for the same. 1 GiB is written before each call: no operand is left in L2, and
 the host is done with a short call before the GPU begins it. Calls of all kernels alternate; a figure is the median
 between CUDA events. Each of tessera's results is compared with FlashAttention-2's before it is timed: O, LSE and the
-gradients to 2 % of their norm, which finds a grossly wrong kernel, no more. What a kernel refuses is told on stderr and
-has no Record.
+gradients to 2 % of their norm, which finds a grossly wrong kernel, no more. tessera's backward gets the rest of O where
+it takes that (docs/numerics.md). What a kernel refuses is told on stderr and has no Record.
 """
 import argparse
 import ctypes
@@ -28,6 +31,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import abi
+import drawn_shapes
 from torch_cuda import query, times_of
 
 SHAPES = pathlib.Path(__file__).parent / "h200_held_out.json"
@@ -35,20 +39,31 @@ MOST_SCORES = 4 << 30  # elements of S for which `standard` is asked at all: 16 
 
 
 class Case:
-    """A row of the file with its tensors, [batch, len, heads, head_dim]."""
+    """A row of the file with its tensors: [batch, len, heads, head_dim], or [total, heads, head_dim] of a ragged batch,
+    whose `lens` are the lengths of its members."""
 
     def __init__(self, row):
         (self.kind, self.direction, self.dim, self.heads_q, self.heads_kv, self.batch, self.len_q, self.len_kv,
          self.mask) = row
         self.causal = self.mask == "causal"
         self.window = int(self.mask.split()[1].split(",")[0]) if self.mask.startswith("window") else None
-        make = lambda length, heads: torch.randn(self.batch, length, heads, self.dim, device="cuda", dtype=torch.bfloat16)
+        self.lens = self.len_q if isinstance(self.len_q, list) else None
+        if self.lens:
+            self.len_q = self.len_kv = max(self.lens)
+            self.starts = torch.tensor([sum(self.lens[:i]) for i in range(self.batch + 1)], device="cuda", dtype=torch.int32)
+        rows = lambda length: (sum(self.lens),) if self.lens else (self.batch, length)
+        make = lambda length, heads: torch.randn(*rows(length), heads, self.dim, device="cuda", dtype=torch.bfloat16)
         self.q, self.k, self.v = make(self.len_q, self.heads_q), make(self.len_kv, self.heads_kv), make(self.len_kv, self.heads_kv)
         self.d_o = torch.randn_like(self.q)
         self.limits = {} if self.window is None else {"window_size_left": self.window, "window_size_right": 0}
 
     def pairs(self):
-        """Visible pairs of one head: a band below the bottom-right diagonal, or all."""
+        """Visible pairs of one head, of all members: a band below the bottom-right diagonal, or all."""
+        if self.lens:
+            return sum(n * (n + 1) // 2 if self.causal else n * n for n in self.lens)
+        return self.batch * self.pairs_of_member()
+
+    def pairs_of_member(self):
         if not self.causal and self.window is None:
             return self.len_q * self.len_kv
         shift = self.len_kv - self.len_q
@@ -63,20 +78,31 @@ class Case:
                   "heads_kv": self.heads_kv, "head_dim": self.dim, "head_dim_v": self.dim, "causal": int(self.causal)}
         if self.window is not None:
             fields.update(window_left=self.window, window_right=0)
+        if self.lens:
+            fields.update(ragged=1, total_q=sum(self.lens), total_kv=sum(self.lens))
         return fields
 
+    def heads_first(self, *tensors):
+        """As abi.view() and scaled_dot_product_attention want them; ragged ones as they are."""
+        return [t if self.lens else t.transpose(1, 2) for t in tensors]
+
     def torch_heads_first(self):
-        return [t.transpose(1, 2) for t in (self.q, self.k, self.v, self.d_o)]
+        return self.heads_first(self.q, self.k, self.v, self.d_o)
+
+    def members(self):
+        """The arguments that say where members begin."""
+        return dict(cu_seqlens_q=self.starts, cu_seqlens_kv=self.starts) if self.lens else {}
 
     def cudnn_can(self):
         """What scaled_dot_product_attention says as this case does: its causal mask is aligned top-left."""
-        return self.window is None and (not self.causal or self.len_q == self.len_kv)
+        return not self.lens and self.window is None and (not self.causal or self.len_q == self.len_kv)
 
 
 def flash_attention(case):
     """Functions of FlashAttention-2's forward and backward; O and LSE. head_dims of 8's multiples need no padding."""
     ops, c = torch.ops.aten, case
-    lengths = (None, None, c.len_q, c.len_kv, 0.0, c.causal)
+    starts = (c.starts, c.starts) if c.lens else (None, None)
+    lengths = (*starts, c.len_q, c.len_kv, 0.0, c.causal)
 
     def forward():
         return ops._flash_attention_forward(c.q, c.k, c.v, *lengths, False, **c.limits)
@@ -106,23 +132,40 @@ def differs(name, got, expected):
     return f"{name}: {error:.3g}" if not error < 2e-2 else ""
 
 
+def with_rest(lib, case, options, inputs):
+    """O, LSE and the rest of O by tessera's forward of its own choice where the backward of these options takes that."""
+    any_schedule = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA)
+    if not (lib.plan(case.problem(), options, abi.BACKWARD).o_rest and lib.plan(case.problem(), any_schedule, abi.FORWARD).o_rest):
+        return None
+    q = inputs["q"]
+    shape = (case.heads_q, q.shape[0]) if case.lens else q.shape[:3]
+    kept = dict(o=torch.empty_like(q), lse=torch.empty(shape, device=q.device), o_rest=torch.empty_like(q, dtype=torch.int8))
+    lib.prepare(case.problem(), any_schedule, abi.FORWARD, dict(**inputs, **case.members(), **kept))()
+    return kept
+
+
 def ours(lib, case, schedule, o, lse, gradients):
     """A function that runs tessera's kernel, which has been compared with FlashAttention-2's results."""
     options = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA, schedule=abi.SCHEDULES[schedule])
     q, k, v, d_o = case.torch_heads_first()
+    inputs = dict(q=q, k=k, v=v)
+    notes = {}
     if case.direction == "forward":
         mine = {"o": torch.full_like(q, math.nan), "lse": torch.full_like(lse, math.nan)}
-        expected = {"o": o.transpose(1, 2), "lse": lse}
-        call = lib.prepare(case.problem(), options, abi.FORWARD, dict(q=q, k=k, v=v, **mine))
+        expected = {"o": case.heads_first(o)[0], "lse": lse}
+        call = lib.prepare(case.problem(), options, abi.FORWARD, dict(**inputs, **case.members(), **mine))
     else:
         mine = {"dq": torch.full_like(q, math.nan), "dk": torch.full_like(k, math.nan), "dv": torch.full_like(v, math.nan)}
-        expected = {name: t.transpose(1, 2) for name, t in zip(mine, gradients)}
-        call = lib.prepare(case.problem(), options, abi.BACKWARD,
-                           dict(q=q, k=k, v=v, o=o.transpose(1, 2), lse=lse, d_o=d_o, **mine))
+        expected = dict(zip(mine, case.heads_first(*gradients)))
+        kept = with_rest(lib, case, options, inputs)
+        notes = {"features": "rest of O"} if kept else {}
+        kept = kept or dict(o=case.heads_first(o)[0], lse=lse)
+        call = lib.prepare(case.problem(), options, abi.BACKWARD, dict(**inputs, d_o=d_o, **case.members(), **kept, **mine))
     call()
     wrong = " ".join(filter(None, (differs(name, mine[name], expected[name]) for name in mine)))
     if wrong:
         raise RuntimeError("differs from FlashAttention-2: " + wrong)
+    call.notes = notes
     return call
 
 
@@ -148,15 +191,17 @@ def calls_of(lib, case, schedules, with_cudnn):
     return calls
 
 
-def record(case, name, times, common):
+def record(case, name, times, notes, common):
     by, _, schedule = name.partition(" ")
     quarters = statistics.quantiles(times, n=4)
-    flop = (4 if case.direction == "forward" else 10) * case.batch * case.heads_q * case.dim * case.pairs()
+    flop = (4 if case.direction == "forward" else 10) * case.heads_q * case.dim * case.pairs()
+    if case.lens:
+        notes = {**notes, "features": ", ".join(filter(None, ("ragged", notes.get("features")))), "lens_q": case.lens, "lens_kv": case.lens}
     return {"what": "measured", "by": by, "schedule": schedule or ("fa2" if by == "fa2" else ""), "pass": case.direction,
             "dtype": "bf16", "batch": case.batch, "len_q": case.len_q, "len_kv": case.len_kv, "heads_q": case.heads_q,
             "heads_kv": case.heads_kv, "head_dim": case.dim, "head_dim_v": case.dim, "mask": case.mask_text(),
             "deterministic": case.direction == "forward" or by == "tessera", "ms": quarters[1],
-            "ms_spread": quarters[2] - quarters[0], "tflops": flop / quarters[1] * 1e-9, **common}
+            "ms_spread": quarters[2] - quarters[0], "tflops": flop / quarters[1] * 1e-9, **notes, **common}
 
 
 def main():
@@ -167,15 +212,22 @@ def main():
     parser.add_argument("--schedules", default="fa3,fa2,fa1,standard", help="tessera's, comma-separated")
     parser.add_argument("--no-cudnn", action="store_true", help="its kernels take a second each to be made")
     parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--seed", type=int, help="draw shapes instead of those of the file")
+    parser.add_argument("--count", type=int, default=90, help="shapes to draw")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no new shape after so many")
     parser.add_argument("--out", required=True, help="append Records (JSON lines) to this file")
     parser.add_argument("--commit", default="unknown", help="of the library")
     options = parser.parse_args()
     lib = abi.Library(options.library)
     flush = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
-    rows = [r for r in json.loads(SHAPES.read_text())["rows"] if options.direction in (r[1], "both")
-            and (not options.kinds or r[0] in options.kinds.split(","))]
-    random.Random(1).shuffle(rows)  # so that time that runs out leaves all kinds
+    passes = ("forward", "backward") if options.direction == "both" else (options.direction,)
+    if options.seed is None:
+        rows = [r for r in json.loads(SHAPES.read_text())["rows"] if r[1] in passes]
+        random.Random(1).shuffle(rows)  # so that time that runs out leaves all kinds
+    else:
+        rows = drawn_shapes.drawn(options.seed, options.count, passes)
+    if options.kinds:
+        rows = [r for r in rows if r[0] in options.kinds.split(",")]
     started = time.monotonic()
     for place, row in enumerate(rows):
         if time.monotonic() - started > options.seconds:
@@ -183,12 +235,13 @@ def main():
             break
         torch.cuda.empty_cache()
         case = Case(row)
-        times = times_of(calls_of(lib, case, options.schedules.split(","), not options.no_cudnn), options.repeat, flush)
+        calls = calls_of(lib, case, options.schedules.split(","), not options.no_cudnn)
+        times = times_of(calls, options.repeat, flush)
         common = {"device": torch.cuda.get_device_name(), "clock_mhz": int(query("clocks.sm") or 0),
                   "versions": {"tessera": lib.version(), "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()),
                                "driver": query("driver_version")},
                   "date": datetime.date.today().isoformat(), "commit": options.commit}
-        records = [record(case, name, t, common) for name, t in times.items()]
+        records = [record(case, name, t, getattr(calls[name], "notes", {}), common) for name, t in times.items()]
         with open(options.out, "a") as out:
             out.writelines(json.dumps(r) + "\n" for r in records)
         print(*row, *(f"{r['by']} {r['schedule']} {r['ms']:.4f}" for r in records), sep=" | ", flush=True)
