@@ -135,6 +135,7 @@ measure::Record measure_case(const Plan& plan, const BenchSet& set, BenchRun& ru
     progress.expect(run.method.repeat + 1);
     measure::Record record = described(plan, run.host);
     record.date = measure::utc_date();
+    for (const auto& [q, kv] : set.shape.members()) record.lens_q.push_back(q), record.lens_kv.push_back(kv);
     if (plan.pass == Pass::backward && keeps_rest(plan, forward_before(plan))) {
         record.features += record.features.empty() ? "rest of O" : ", rest of O";
     }

@@ -257,6 +257,9 @@ measure::Comparisons fitted_rows(const measure::Comparisons& comparisons) {
 std::string accuracy_text(const measure::Comparisons& comparisons, int width) {
     std::string text;
     const measure::Comparisons fitted = fitted_rows(comparisons);
+    if (const auto blind = measure::summarise_held_out(comparisons, true); !blind.empty())
+        text +=
+            "Blind: shapes drawn by chance, measured when the model stood\n" + groups_text(blind, "kind", width) + "\n";
     if (fitted.rows.size() < comparisons.rows.size())
         text += "Held out: no constant was fitted on these rows\n" +
                 groups_text(measure::summarise_held_out(comparisons), "kind", width) + "\n";
@@ -328,6 +331,7 @@ Json json_of(const measure::Comparisons& comparisons) {
         record["error"] = row.error();
         record["kind"] = row.kind;
         record["held_out"] = row.held_out;
+        record["blind"] = row.blind;
         rows.push_back(record);
     }
     return {{"held_out", groups_json(measure::summarise_held_out(comparisons), "kind")},

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <numeric>
 #include <optional>
 
+#include "measure/machine_file.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::measure {
@@ -64,13 +67,60 @@ std::optional<Schedule> schedule_of(const Record& record) {
 /// Whose kernels a Record's `by` are.
 std::string family_of(const std::string& by) { return by == "fa2" || by == "fa3" ? "flash-attention" : by; }
 
+std::string file_name(const Record& record) { return record.file.substr(record.file.find_last_of('/') + 1); }
+
+/// The machine that was calibrated for a file of Records, if one lies beside it.
+std::optional<model::Machine> machine_beside(const std::string& records) {
+    constexpr std::string_view kEnd = ".jsonl";
+    if (!records.ends_with(kEnd)) return std::nullopt;
+    const std::string path = records.substr(0, records.size() - kEnd.size()) + ".machine.json";
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) return std::nullopt;
+    return read_machine(path);
+}
+
+/// Lengths of backward.jsonl that no constant of tessera's backward is fitted on; nor is one on its grouped heads.
+bool is_left_from_fit(const Record& record) {
+    const bool ours = record.by == "tessera" && record.pass == "backward";
+    const bool left = record.len_kv == 2048 || record.len_kv == 8192 || record.heads_q != record.heads_kv;
+    return ours && left;
+}
+
 /// Constants were fitted, or chosen, on the shapes of these files on these devices: a Record of them in any file is not
 /// held out. Another device's always is.
 bool is_held_out(const Record& record, const model::Machine& machine) {
     if (machine.name != "h200" && machine.name != "xeon-16") return true;
-    const std::string name = record.file.substr(record.file.find_last_of('/') + 1);
+    const std::string name = file_name(record);
     const auto is = [&](const char* fitted) { return name.starts_with(fitted); };
-    return !is("forward") && !is("peers") && !is("backward") && !is("seen") && !is("torch_");
+    if (is("backward")) return is_left_from_fit(record);
+    return !is("forward") && !is("peers") && !is("seen") && !is("torch_");
+}
+
+/// tessera's CUDA backwards that sum delta over all pairs: two products more than the model counts. With the rest of O
+/// delta takes a kernel that is bound by memory; `standard` has no other.
+bool sums_delta(const Record& record, Schedule schedule, const model::Machine& machine) {
+    return record.by == "tessera" && record.pass == "backward" && machine.kind == model::MachineKind::gpu &&
+           schedule != Schedule::standard && record.features.find("rest of O") == std::string::npos;
+}
+
+/// Does a prediction know all features: a ragged batch whose members' lengths are told, and what saves the backward's
+/// sum?
+bool is_modelled(const Record& record) {
+    const std::string& text = record.features;
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t end = std::min(text.find(", ", at), text.size());
+        const std::string part = text.substr(at, end - at);
+        at = end + 2;
+        const bool ragged = part.starts_with("ragged") && !record.lens_q.empty();
+        if (!ragged && part != "rest of O") return false;
+    }
+    return true;
+}
+
+std::vector<std::pair<std::int64_t, std::int64_t>> members_of(const Record& record) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> members;
+    for (std::size_t i = 0; i < record.lens_q.size(); ++i) members.emplace_back(record.lens_q[i], record.lens_kv[i]);
+    return members;
 }
 
 /// What keeps a Record from being compared, or nothing and its comparison.
@@ -79,17 +129,18 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     if (record.pass != "forward" && record.pass != "backward") return "neither forward nor backward";
     if (!schedule) return fmt::format("no schedule is known of {}", record.by);
     if (record.versions.contains("ncu")) return "timed under a profiler";
-    // With the rest of O, delta takes a kernel that is bound by memory: what the model counts.
-    if (!record.features.empty() && record.features != "rest of O") return "features that are not modelled";
+    if (!is_modelled(record)) return "features that are not modelled";
     if (!(record.ms > 0)) return "no time";
     const bool backward = record.pass == "backward";
     if (backward && record.deterministic && record.by != "tessera")
         return "deterministic backward of a peer: another kernel";
     if (machine == nullptr) machine = model::machine_of_device(record.device);
     if (machine == nullptr) return fmt::format("no machine is known for \"{}\"", record.device);
+    if (sums_delta(record, *schedule, *machine)) return "delta is summed: two products more than are modelled";
     const Problem problem = problem_of(record);
     const Pass pass = backward ? Pass::backward : Pass::forward;
-    const model::PredictOptions options{.by = family_of(record.by), .threads = record.threads};
+    const model::PredictOptions options{
+        .by = family_of(record.by), .threads = record.threads, .members = members_of(record)};
     if (const auto reason = model::refusal(problem, *schedule, pass, *machine, options)) return reason;
     result.record = record;
     result.kernels = fmt::format("{} {}", options.by, record.by == "cudnn" ? "" : name_of(*schedule));
@@ -97,6 +148,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     result.prediction = model::predict(problem, *schedule, pass, *machine, options);
     result.predicted_ms = result.prediction.ms;
     result.held_out = is_held_out(record, *machine);
+    result.blind = result.held_out && file_name(record).starts_with("blind");
     result.kind = kind_of(problem);
     return std::nullopt;
 }
@@ -122,8 +174,6 @@ Accuracy accuracy_of(std::span<const Comparison* const> rows) {
 }  // namespace
 
 Problem problem_of(const Record& record) {
-    if (record.features.find("ragged") != std::string::npos)
-        throw Error(ErrorCode::bad_data, "features", "a ragged record does not tell the lengths of its members");
     Problem p;
     p.dtype = dtype_of(record.dtype);
     p.batch = record.batch;
@@ -134,6 +184,16 @@ Problem problem_of(const Record& record) {
     p.head_dim = record.head_dim;
     p.head_dim_v = record.head_dim_v;
     p.mask = mask_of(record.mask);
+    p.ragged = record.features.find("ragged") != std::string::npos;
+    if (p.ragged) {
+        const auto members = static_cast<std::size_t>(std::max<std::int64_t>(record.batch, 1));
+        if (record.lens_q.size() != members || record.lens_kv.size() != members)
+            throw Error(ErrorCode::bad_data, "lens_q",
+                        fmt::format("expected lengths of {} members, got {} and {}", members, record.lens_q.size(),
+                                    record.lens_kv.size()));
+        p.total_q = std::accumulate(record.lens_q.begin(), record.lens_q.end(), std::int64_t{0});
+        p.total_kv = std::accumulate(record.lens_kv.begin(), record.lens_kv.end(), std::int64_t{0});
+    }
     try {
         p.validate();
     } catch (const Error& error) {
@@ -174,8 +234,19 @@ std::string error_bar_text(const Problem& problem, Pass pass, const model::Machi
 
 Comparisons compare(std::span<const Record> records, const model::Machine* machine) {
     Comparisons result;
+    std::map<std::string, std::optional<model::Machine>> beside;
     for (const Record& record : records) {
-        Comparison row;
+        Comparison row{.device = record.device};
+        if (machine == nullptr) {
+            const auto [found, is_new] = beside.try_emplace(record.file);
+            if (is_new) found->second = machine_beside(record.file);
+            if (found->second) {
+                row.device += ", another host, calibrated";
+                if (const auto reason = try_compare(record, &*found->second, row)) ++result.left_out[*reason];
+                else result.rows.push_back(std::move(row));
+                continue;
+            }
+        }
         if (const auto reason = try_compare(record, machine, row)) ++result.left_out[*reason];
         else result.rows.push_back(std::move(row));
     }
@@ -185,6 +256,7 @@ Comparisons compare(std::span<const Record> records, const model::Machine* machi
 std::string kind_of(const Problem& p) {
     constexpr std::int64_t kFewQueries = 16, kTile = 128, kHalfOfThem = 66;
     const auto dim = std::max(p.head_dim, p.head_dim_v);
+    if (p.ragged) return "ragged";
     if (p.len_q <= kFewQueries && p.len_kv > kFewQueries) return "decode";
     if (p.mask.window_left != unbounded || p.mask.window_right != unbounded) return "window";
     if (p.len_q != p.len_kv) return "cross lengths";
@@ -202,8 +274,8 @@ std::vector<Accuracy> grouped(const std::vector<const Comparison*>& all_rows, co
     std::map<Key, std::vector<const Comparison*>> groups;
     std::map<std::string, std::vector<const Comparison*>> devices;
     for (const Comparison* row : all_rows) {
-        groups[{row->record.device, row->record.pass, name_of_row(*row)}].push_back(row);
-        devices[row->record.device].push_back(row);
+        groups[{row->device, row->record.pass, name_of_row(*row)}].push_back(row);
+        devices[row->device].push_back(row);
     }
     std::vector<Accuracy> result;
     for (const auto& [device, all] : devices) {
@@ -233,10 +305,10 @@ std::vector<Accuracy> summarise(const Comparisons& comparisons) {
     return grouped(rows, [](const Comparison& row) { return row.kernels; });
 }
 
-std::vector<Accuracy> summarise_held_out(const Comparisons& comparisons) {
+std::vector<Accuracy> summarise_held_out(const Comparisons& comparisons, bool blind) {
     std::vector<const Comparison*> rows;
     for (const Comparison& row : comparisons.rows) {
-        if (row.held_out) rows.push_back(&row);
+        if (blind ? row.blind : row.held_out) rows.push_back(&row);
     }
     return grouped(rows, [](const Comparison& row) { return row.kind; });
 }

@@ -13,7 +13,7 @@
 namespace tessera::measure {
 
 /// The Problem that a Record is about. Throws Error(bad_data) for a dtype, a mask or a feature that it does not know;
-/// "causal" alone is bottom-right. A ragged Record has no member lengths and can't be asked about.
+/// "causal" alone is bottom-right; or for a ragged one that does not tell the lengths of its members.
 Problem problem_of(const Record& record);
 
 /// A Record beside its prediction.
@@ -23,13 +23,15 @@ struct Comparison {
     double predicted_ms = 0;
     model::Prediction prediction{};
     bool held_out = false;  ///< no constant was fitted on this row
+    bool blind = false;     ///< nor had anybody seen such rows when the model came to be what it is
+    std::string device;     ///< the Record's; of a host that was calibrated, with those words
     std::string kind;       ///< of problem: kind_of()
     double error() const { return predicted_ms / record.ms - 1; }
 };
 
-/// What sort of problem it is, the first of these that fits: "decode" (up to 16 queries), "window", "cross lengths",
-/// "grouped heads", "few heads" (tiles of 128 queries for less than half of 132 multiprocessors), "head_dim" (neither
-/// 64, 128 nor 256), "prefill".
+/// What sort of problem it is, the first of these that fits: "ragged", "decode" (up to 16 queries), "window", "cross
+/// lengths", "grouped heads", "few heads" (tiles of 128 queries for less than half of 132 multiprocessors), "head_dim"
+/// (neither 64, 128 nor 256), "prefill".
 std::string kind_of(const Problem& problem);
 
 /// How far nine of ten held-out rows of this kind were off at most, on an H200, over all kernels; tests hold it against
@@ -45,7 +47,8 @@ struct Comparisons {
     std::map<std::string, int> left_out;
 };
 
-/// `machine`: of the Records' device; null: found by its name.
+/// `machine`: of the Records' device. Null: the file beside theirs that has machine.json instead of jsonl in its name,
+/// which `tessera calibrate` wrote there; else found by the device's name.
 Comparisons compare(std::span<const Record> records, const model::Machine* machine = nullptr);
 
 /// Errors of a group of comparisons.
@@ -61,9 +64,9 @@ struct Accuracy {
     const Comparison* worst_row = nullptr;
 };
 
-/// Of the rows that are held out, one entry for each (device, pass, kind), the kind in `kernels`, and one more with
-/// empty `kernels` for all of a device.
-std::vector<Accuracy> summarise_held_out(const Comparisons& comparisons);
+/// Of the rows that are held out (`blind`: of those that nobody had seen), one entry for each (device, pass, kind), the
+/// kind in `kernels`, and one more with empty `kernels` for all of a device.
+std::vector<Accuracy> summarise_held_out(const Comparisons& comparisons, bool blind = false);
 
 /// Of all rows, one entry for each (device, kernels, pass), and one more with empty `kernels` for all rows of a device.
 std::vector<Accuracy> summarise(const Comparisons& comparisons);

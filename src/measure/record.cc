@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <tuple>
+#include <type_traits>
 
 #include "measure/work.hpp"
 #include "tessera/error.hpp"
@@ -29,6 +31,7 @@ void for_each_field(R& r, F&& f) {
     f("len_q", r.len_q, true), f("len_kv", r.len_kv, true);
     f("heads_q", r.heads_q, true), f("heads_kv", r.heads_kv, true);
     f("head_dim", r.head_dim, true), f("head_dim_v", r.head_dim_v, true);
+    f("lens_q", r.lens_q, false), f("lens_kv", r.lens_kv, false);
     f("mask", r.mask, true), f("features", r.features, false), f("deterministic", r.deterministic, true);
     f("ms", r.ms, true), f("ms_spread", r.ms_spread, false), f("tflops", r.tflops, false);
     f("bound", r.bound, false), f("percent_of_bound", r.percent_of_bound, false), f("bytes", r.bytes, false);
@@ -59,11 +62,34 @@ struct Reader {
             if (required) throw Error(ErrorCode::bad_data, name, "expected this field in a record, got none");
             return;
         }
+        bool right = true;
         try {
-            read(*found, field);
-        } catch (const Json::exception& error) {
-            throw Error(ErrorCode::bad_data, name, fmt::format("not the type of this field: {}", error.what()));
+            right = is_whole_enough(*found, field);
+            if (right) read(*found, field);
+        } catch (const Json::exception&) {
+            right = false;
         }
+        if (!right) {
+            const std::string got = found->dump(-1, ' ', true, Json::error_handler_t::replace);
+            throw Error(ErrorCode::bad_data, name, fmt::format("expected {}, got {}", type_text(field), got));
+        }
+    }
+    /// What the JSON library would round off: 1.5 as a size.
+    template <class T>
+    static bool is_whole_enough(const Json& value, const T&) {
+        if (!std::is_integral_v<T> || std::is_same_v<T, bool> || !value.is_number_float()) return true;
+        constexpr double kExact = 0x1p53;
+        const double number = value.get<double>();
+        return number == std::floor(number) && std::abs(number) <= kExact;
+    }
+    template <class T>
+    static const char* type_text(const T&) {
+        if constexpr (std::is_same_v<T, std::string>) return "a text";
+        else if constexpr (std::is_same_v<T, bool>) return "true or false";
+        else if constexpr (std::is_integral_v<T>) return "a whole number";
+        else if constexpr (std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>>) return "a number";
+        else if constexpr (std::is_same_v<T, std::vector<std::int64_t>>) return "a list of whole numbers";
+        else return "an object";
     }
     template <class T>
     static void read(const Json& value, T& field) {

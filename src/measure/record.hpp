@@ -29,8 +29,10 @@ struct Record {
     std::int64_t heads_kv = 0;
     std::int64_t head_dim = 0;
     std::int64_t head_dim_v = 0;
-    std::string mask = "none";  ///< "none", "causal bottom-right, window 128,0"
-    std::string features;       ///< what else the Problem asks for: "softcap 30, alibi"; empty: nothing
+    std::string mask = "none";           ///< "none", "causal bottom-right, window 128,0"
+    std::vector<std::int64_t> lens_q{};  ///< of the members of a ragged batch
+    std::vector<std::int64_t> lens_kv{};
+    std::string features;  ///< what else the Problem asks for: "softcap 30, alibi"; empty: nothing
     bool deterministic = true;
     double ms = 0;         ///< median
     double ms_spread = 0;  ///< interquartile range

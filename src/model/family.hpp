@@ -27,6 +27,7 @@ struct Constants {
     double shared_exposed = 0;      ///< of the near memory's time
     double adds_exposed = 0;        ///< of the time of adding dQ in the L2
     double step_cycles = 0;         ///< of a tile of keys beside that: fa1's warps meet and exchange O
+    double handover_cycles = 0;     ///< of a tile whose warpgroups take turns on it: fa3's backward over head_dim 128
     double end_cycles = 0;          ///< of a tile of queries (backward: keys), beside its tiles: filling and emptying
     double end_cycles_per_dim = 0;  ///< the same, for each of the head_dim columns
     double cut_tiles = 0;           ///< tiles' worth of time that a diagonal costs beside its share of tiles
@@ -59,6 +60,9 @@ struct Family {
 };
 
 std::span<const Family> gpu_families();
+
+/// Is it a family of tessera's kernels?
+bool is_ours(const Family& family);
 
 /// The family for these; `by` empty: tessera's if fitted, else the fitted one, else any. Null: none.
 const Family* find_family(Schedule schedule, Pass pass, const std::string& by);

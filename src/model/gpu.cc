@@ -11,6 +11,8 @@
 namespace tessera::model {
 namespace {
 
+constexpr std::int64_t kOneWarpgroup = 64;  // rows of a product of one warpgroup
+
 void add_roofs(Gpu& gpu) {
     const Machine& machine = gpu.q.machine;
     const auto& work = gpu.out.cost.work;
@@ -22,6 +24,17 @@ void add_roofs(Gpu& gpu) {
     gpu.account.roof("L2", static_cast<double>(work.bytes.l2) / (machine.l2_bytes * per_ms));
     gpu.account.roof("DRAM", static_cast<double>(work.bytes.dram) / (machine.dram_gbs * 1e6));
     gpu.account.roof("launch", gpu.launches() * machine.launch_us * 1e-3);
+}
+
+/// tessera's backward goes over all query heads of a group for a block of keys: dK and dV of a kv head have one owner.
+Units units_of_kernel(const schedule::Workload& workload, const Family& family) {
+    Units units = units_of(workload);
+    if (workload.pass == Pass::forward || !is_ours(family)) return units;
+    const std::int64_t group = workload.problem.group();
+    units.count /= group;
+    units.longest *= group;
+    units.shortest *= group;
+    return units;
 }
 
 bool has_window(const Mask& mask) { return mask.window_left != unbounded || mask.window_right != unbounded; }
@@ -42,7 +55,7 @@ Gpu::Gpu(const Question& question, const Family& f, Prediction& prediction)
       n(static_cast<double>(tile.block_kv)),
       sms(question.machine.cores),
       workload(workload_of(question, tile, static_cast<std::int64_t>(sms))),
-      units(units_of(workload)),
+      units(units_of_kernel(workload, f)),
       exp_exposed(c.exp_exposed + (has_window(question.problem.mask) ? c.window_exposed : 0)),
       t(tile_cycles()) {
     out.by = f.by;
@@ -82,9 +95,15 @@ TileCycles Gpu::tile_cycles() const {
     if (q.pass == Pass::backward && machine.reduce_bytes > 0) cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
     cycles.loads = (q.pass == Pass::forward ? n : m) * (d + dv) * e / machine.l2_bytes;
     const double sum = cycles.products + exp_exposed * cycles.exps + c.shared_exposed * cycles.shared +
-                       c.adds_exposed * cycles.adds + c.step_cycles;
+                       c.adds_exposed * cycles.adds + step_cycles();
     cycles.step = std::max(sum, cycles.loads);
     return cycles;
+}
+
+/// Of a tile, beside what its units take.
+double Gpu::step_cycles() const {
+    const bool by_roles = q.schedule == Schedule::fa3 && q.pass == Pass::backward && tile.block_kv <= kOneWarpgroup;
+    return c.step_cycles + (by_roles ? c.handover_cycles : 0);
 }
 
 void Gpu::note_tile() {
@@ -111,9 +130,9 @@ void Gpu::note_tile() {
     exposed("adding dQ of a tile",
             fmt::format("{:.0f} B / {:.4g} B/clk", t.adds * machine.reduce_bytes, machine.reduce_bytes.value), t.adds,
             c.adds_exposed);
-    if (c.step_cycles > 0) {
-        account.note("meeting of the warps", "{:.0f} clk", c.step_cycles);
-        sum += fmt::format(" + {:.0f}", c.step_cycles);
+    if (step_cycles() > 0) {
+        account.note("meeting of the warps", "{:.0f} clk", step_cycles());
+        sum += fmt::format(" + {:.0f}", step_cycles());
     }
     account.note("operands of a tile", "{:.0f} B / {:.4g} B/clk from L2 = {:.1f} clk", t.loads * machine.l2_bytes,
                  machine.l2_bytes.value, t.loads);
@@ -143,9 +162,9 @@ void Gpu::add_tile_parts(double tiles, double clocks_per_ms) {
     add("exponentials", exp_exposed * t.exps);
     add("shared memory", c.shared_exposed * t.shared);
     add("adding dQ", c.adds_exposed * t.adds);
-    add("meetings of warps", c.step_cycles);
+    add("meetings of warps", step_cycles());
     const double sum =
-        t.products + exp_exposed * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + c.step_cycles;
+        t.products + exp_exposed * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + step_cycles();
     if (t.step - sum > 1e-9 * sum) add("operands from L2", t.step - sum);
 }
 

@@ -19,6 +19,8 @@ struct TileCycles {
 /// A prediction with the constants of `family`, which need not be in the table: bench/fit tries others.
 void predict_family(const Question& question, const Family& family, Prediction& prediction);
 
+struct MatrixPass;  // gpu_passes.cc
+
 /// One prediction for a GPU while it is made.
 struct Gpu {
     const Question& q;
@@ -63,13 +65,17 @@ struct Gpu {
     int launches_ = 0;
 
     TileCycles tile_cycles() const;
+    double step_cycles() const;
     void note_tile();
     int split_keys();
     bool one_wave() const { return static_cast<double>(units.count) <= sms; }
+    std::optional<double> last_block_done(double ends) const;
     double waiting(double share, double ends) const;
     std::string waiting_text(double share, double ends) const;
     void add_gradient_passes();
-    void add_softmax(double elements);
+    void add_rows(double elements);
+    void add_pass(const MatrixPass& pass, double elements, double products);
+    void count_gradient_matrices();
     void note_dram();
 };
 

@@ -4,7 +4,11 @@
 // dealt to the multiprocessors.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <queue>
+#include <vector>
 
+#include "cuda/fa3/backward/shapes.hpp"
 #include "model/gpu.hpp"
 #include "schedule/grid.hpp"
 
@@ -28,16 +32,46 @@ int Gpu::split_keys() {
     return c.launches + 1;
 }
 
+/// tessera's backward: blocks of keys by batch member and kv head, the last keys first, each to the first
+/// multiprocessor that is free. Returns the clocks until the last one is done; nothing for more blocks than are worth
+/// going through, or where that is not how work is dealt out.
+std::optional<double> Gpu::last_block_done(double ends) const {
+    constexpr std::int64_t kWorthIt = 1 << 16;
+    if (q.pass == Pass::forward || !is_ours(family) || q.schedule == Schedule::fa1) return std::nullopt;
+    if (units.count == 0 || units.count > kWorthIt) return std::nullopt;
+    const Problem& p = q.problem;
+    std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
+    for (int i = 0; i < static_cast<int>(sms); ++i) free_at.push(0);
+    double last = 0;
+    for (std::int64_t member = 0; member < p.batch; ++member) {
+        const bool own = !q.options.members.empty();
+        const auto [len_q, len_kv] =
+            own ? q.options.members[static_cast<std::size_t>(member)] : std::pair{p.len_q, p.len_kv};
+        const schedule::Grid grid{p.mask.bind(len_q, len_kv), tile, false};
+        for (std::int64_t head = 0; head < p.heads_kv; ++head) {
+            for (std::int64_t block = grid.columns() - 1; block >= 0; --block) {
+                const auto inner = static_cast<double>(grid.rows_of(block).size() * p.group());
+                const double done = free_at.top() + inner * t.step + ends;
+                free_at.pop();
+                free_at.push(done);
+                last = std::max(last, done);
+            }
+        }
+    }
+    return last;
+}
+
 /// Clocks until the last multiprocessor is done, beyond an equal share for each.
 double Gpu::waiting(double share, double ends) const {
     const auto count = static_cast<double>(units.count);
     const double longest = static_cast<double>(units.longest) * t.step + ends;
     const double shortest = static_cast<double>(units.shortest) * t.step + ends;
     if (units.count == 0) return 0;
-    if (q.schedule == Schedule::fa1) {  // one block for each head, no more
-        const auto heads = static_cast<double>(q.problem.batch * q.problem.heads_q);
+    if (q.schedule == Schedule::fa1) {  // one block for each kv head, no more
+        const auto heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
         return std::ceil(heads / sms) * sms * share / heads - share;
     }
+    if (const auto last = last_block_done(ends)) return std::max(0.0, *last - share);
     if (one_wave()) return c.alone * longest - share;
     if (units.longest == units.shortest) return std::ceil(count / sms) * longest - share;
     // Longest first ends within a shortest unit, on average half of it. As they lie, long ones come last, too: a
@@ -53,10 +87,13 @@ std::string Gpu::waiting_text(double share, double ends) const {
     const double shortest = static_cast<double>(units.shortest) * t.step + ends;
     if (units.count == 0) return "no units: 0";
     if (q.schedule == Schedule::fa1) {
-        const auto heads = static_cast<double>(q.problem.batch * q.problem.heads_q);
+        const auto heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
         return fmt::format("whole heads: {:.0f} * {:.0f} * {:.0f} / {:.0f} - {:.0f}", std::ceil(heads / sms), sms,
                            share, heads, share);
     }
+    if (const auto last = last_block_done(ends))
+        return fmt::format("blocks one after the other to who is free, until the last one ends: {:.0f} - {:.0f}",
+                           std::max(*last, share), share);
     if (one_wave()) return fmt::format("the longest unit: {:.3g} * {:.0f} - {:.0f}", c.alone, longest, share);
     if (units.longest == units.shortest)
         return fmt::format("whole rounds of equal units: {:.0f} * {:.0f} - {:.0f}", std::ceil(count / sms), longest,
@@ -67,12 +104,20 @@ std::string Gpu::waiting_text(double share, double ends) const {
                        first ? shortest : longest, longest, share);
 }
 
-/// D = rowsum(dO * O), dQ = 0 before; dQ from fp32 to the dtype after: two kernels bound by memory.
+/// Kernels before and after the main one, bound by memory. Others': D = rowsum(dO * O), dQ = 0; dQ to the dtype.
+/// tessera's: delta = dO . (O + rest), and dQ from its sums, which the first to add writes; fa1 has one.
 void Gpu::add_gradient_passes() {
     if (q.pass != Pass::backward) return;
     const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);
-    const double bytes = rows * (2 * dv * e + 4 + 4 * d + 4 * d + d * e);
-    account.part("before and after", bytes / copy_rate(), "O, dO, D, dQ: {:.0f} B / {:.5g} GB/s", bytes,
+    double row = 2 * dv * e + 4 + 4 * d + 4 * d + d * e;
+    if (is_ours(family)) {
+        const int sums = q.schedule == Schedule::fa3   ? cuda::fa3::backward::sums_of_dq(q.problem)
+                         : q.schedule == Schedule::fa2 ? 2
+                                                       : 1;
+        row = dv * (2 * e + 1) + 4 + sums * 4 * d + d * e;
+    }
+    const double bytes = rows * row;
+    account.part("before and after", bytes / copy_rate(), "O, dO, D, dQ: {:.0f} * {:.0f} B / {:.5g} GB/s", rows, row,
                  copy_rate() * 1e-6);
 }
 

@@ -12,19 +12,21 @@ namespace {
 
 // The softmax of tessera's standard kernel (src/cuda/standard/config.h): a row is a block of threads and stays in
 // shared memory, so that long rows leave room for few of them.
-constexpr double kMostRows = 16;          // blocks of 128 threads on a multiprocessor
-constexpr double kKeysHeld = 16384;       // of a row
-constexpr double kRowsForFullRate = 4.1;  // fitted on tessera's standard on H200
+constexpr double kMostRows = 16;            // blocks of 128 threads on a multiprocessor
+constexpr double kKeysHeld = 16384;         // of a row
+constexpr double kRowsForFullRate = 4.1;    // fitted on tessera's standard on H200
+constexpr double kGradientKeysHeld = 4096;  // of a row each of S and dP
+
+}  // namespace
 
 /// One pass over the matrix.
 struct MatrixPass {
     const char* name;
-    double bytes;  ///< of an element, read or written
-    double rate;   ///< bytes a millisecond
-    double share;  ///< of all products
+    const char* part;  ///< of the time
+    double bytes;      ///< of an element, read or written
+    double rate;       ///< bytes a millisecond
+    double share;      ///< of all products
 };
-
-}  // namespace
 
 void Gpu::fa1() {
     const auto tiles = static_cast<double>(units.tiles);
@@ -53,55 +55,73 @@ void Gpu::fa1() {
     add_launches(c.launches);
 }
 
-/// Pass 2 of the forward: rows that are read and written, while few of them fit a multiprocessor at once.
-void Gpu::add_softmax(double elements) {
-    const double held = 4 * std::min(static_cast<double>(q.problem.len_kv), kKeysHeld) + 64;
+/// The pass over rows: S to P, in the backward S and dP to P and dS. Rows are read and written while few of them fit a
+/// multiprocessor at once.
+void Gpu::add_rows(double elements) {
+    const bool forward = q.pass == Pass::forward;
+    const char* name = forward ? "softmax" : "rows";
+    const double matrices = forward ? 1 : 2;
+    const double held =
+        4 * matrices * std::min(static_cast<double>(q.problem.len_kv), forward ? kKeysHeld : kGradientKeysHeld) + 64;
     const double blocks = std::clamp(std::floor(q.machine.shared_kib * 1024 / held), 1.0, kMostRows);
     const double slowed = std::max(1.0, kRowsForFullRate / blocks);
-    const double traffic = elements * (4 / read_rate() + e / copy_rate()) * slowed;
+    const double traffic = elements * matrices * (4 / read_rate() + e / copy_rate()) * slowed;
     const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);
     const double row_time = c.row_cycles * rows / sms / (q.machine.clock_ghz * 1e6);
-    account.note("pass 2: traffic of S and P",
-                 "{:.0f} rows at once, full rate from {:.2g} on: {} * (4 B / {:.5g} GB/s + {:.0f} B / {:.5g} GB/s) * "
-                 "{:.4g} = {:.5g} ms",
-                 blocks, kRowsForFullRate, out.cost.elements, read_rate() * 1e-6, e, copy_rate() * 1e-6, slowed,
-                 traffic);
-    account.note("pass 2: rows", "{:.0f} * {:.0f} clk / {:.0f} / {:.4g} GHz = {:.5g} ms", rows, c.row_cycles, sms,
-                 q.machine.clock_ghz.value, row_time);
-    account.part("softmax", std::max(traffic, row_time + c.row_exposed * traffic),
-                 "max({:.5g}, {:.5g} + {:.3g} * {:.5g})", traffic, row_time, c.row_exposed, traffic);
+    account.note(forward ? "pass 2: traffic of S and P" : "pass 3: traffic of S, dP, P and dS",
+                 "{:.0f} rows at once, full rate from {:.2g} on: {} * {:.0f} * (4 B / {:.5g} GB/s + {:.0f} B / {:.5g} "
+                 "GB/s) * {:.4g} = {:.5g} ms",
+                 blocks, kRowsForFullRate, out.cost.elements, matrices, read_rate() * 1e-6, e, copy_rate() * 1e-6,
+                 slowed, traffic);
+    account.note(forward ? "pass 2: rows" : "pass 3: rows", "{:.0f} * {:.0f} clk / {:.0f} / {:.4g} GHz = {:.5g} ms",
+                 rows, c.row_cycles, sms, q.machine.clock_ghz.value, row_time);
+    account.part(name, std::max(traffic, row_time + c.row_exposed * traffic), "max({:.5g}, {:.5g} + {:.3g} * {:.5g})",
+                 traffic, row_time, c.row_exposed, traffic);
+}
+
+/// A pass of products: the longer one of traffic and products, and a share of the other.
+void Gpu::add_pass(const MatrixPass& pass, double elements, double products) {
+    const double traffic = elements * pass.bytes / pass.rate, own = products * pass.share;
+    account.note(pass.name,
+                 "traffic of S and P: {} * {:.0f} B / {:.5g} GB/s = {:.5g} ms; products: {:.3g} * {:.5g} = {:.5g} ms",
+                 out.cost.elements, pass.bytes, pass.rate * 1e-6, traffic, pass.share, products, own);
+    account.part(pass.part, std::max(traffic, own) + c.pass_exposed * std::min(traffic, own),
+                 "the longer and a share of the shorter: {:.5g} + {:.3g} * {:.5g}", std::max(traffic, own),
+                 c.pass_exposed, std::min(traffic, own));
+}
+
+/// The schedule counts what Algorithm 3 moves, 20 bytes an element. The kernels (src/cuda/standard) write S and dP,
+/// read both to write P and dS in 16 bits, and read dS twice and P once.
+void Gpu::count_gradient_matrices() {
+    constexpr std::int64_t kCounted = 20;
+    const std::int64_t moved = 4 * 4 + 2 * size_of(q.problem.dtype) + 3 * size_of(q.problem.dtype);
+    const std::int64_t more = (moved - kCounted) * out.cost.elements;
+    out.cost.work.bytes.l2 += more;
+    if (!workload.residency.scores) out.cost.work.bytes.dram += more;
 }
 
 void Gpu::standard() {
-    const bool forward = q.pass == Pass::forward;
     const auto tiles = static_cast<double>(units.tiles);
     const auto elements = static_cast<double>(out.cost.elements);
     const double per_ms = set_clock(tiles, tiles * t.step / sms);
     const double products = tiles * (t.products + c.shared_exposed * t.shared) / sms / per_ms;
     account.note("products of all passes", "{} * ({:.0f} + {:.3g} * {:.1f}) clk / {:.0f} / {:.4f} GHz = {:.5g} ms",
                  units.tiles, t.products, c.shared_exposed, t.shared, sms, out.clock_ghz, products);
-    // Two of the five products of the backward make P and dS, one dQ, two dV and dK.
-    const MatrixPass first{forward ? "pass 1: S = Q K^T" : "pass 1: P and dS", forward ? 4.0 : 8.0, copy_rate(),
-                           forward ? 0.5 : 0.4};
-    const MatrixPass last{forward ? "pass 3: O = P V" : "pass 3: dV and dK", forward ? e : 8.0, read_rate(),
-                          forward ? 0.5 : 0.4};
-    const auto add = [&](const MatrixPass& pass, const char* part) {
-        const double traffic = elements * pass.bytes / pass.rate, own = products * pass.share;
-        account.note(
-            pass.name,
-            "traffic of S and P: {} * {:.0f} B / {:.5g} GB/s = {:.5g} ms; products: {:.3g} * {:.5g} = {:.5g} ms",
-            out.cost.elements, pass.bytes, pass.rate * 1e-6, traffic, pass.share, products, own);
-        account.part(part, std::max(traffic, own) + c.pass_exposed * std::min(traffic, own),
-                     "the longer and a share of the shorter: {:.5g} + {:.3g} * {:.5g}", std::max(traffic, own),
-                     c.pass_exposed, std::min(traffic, own));
-    };
-    add(first, forward ? "scores" : "P and dS");
-    if (forward) {
-        add_softmax(elements);
+    const double write = copy_rate(), read = read_rate();
+    if (q.pass == Pass::forward) {
+        add_pass({"pass 1: S = Q K^T", "scores", 4, write, 0.5}, elements, products);
+        add_rows(elements);
+        add_pass({"pass 3: O = P V", "values", e, read, 0.5}, elements, products);
     } else {
-        add({"pass 2: dQ", 4.0, read_rate(), 0.2}, "dQ");
+        const double all = 3 * d + 2 * dv;  // of the columns of five products
+        add_pass({"pass 1: S = Q K^T", "scores", 4, write, d / all}, elements, products);
+        add_pass({"pass 2: dP = dO V^T", "dP", 4, write, dv / all}, elements, products);
+        add_rows(elements);
+        add_pass({"pass 4: dQ = dS K", "dQ", e, read, d / all}, elements, products);
+        add_pass({"pass 5: dV = P^T dO", "dV", e, read, dv / all}, elements, products);
+        add_pass({"pass 6: dK = dS^T Q", "dK", e, read, d / all}, elements, products);
+        count_gradient_matrices();
     }
-    add(last, forward ? "values" : "dV and dK");
     add_launches(c.launches);
 }
 
