@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fits the constants of src/model/family.cc: fit_model bench/results/h200/{forward,peers,backward,held_out}.jsonl
+// Fits the constants of src/model/family.cc: fit_model [--only "tessera fa2 backward"]
+// bench/results/h200/{forward,peers,backward,drawn,held_out}.jsonl
 //
 // Of each family of kernels those constants are free that the table has; they are moved one after the other, by steps
 // that shrink, as long as the mean square of log(predicted / measured) falls. Rows of the files that the family names
@@ -12,6 +13,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "measure/accuracy.hpp"
@@ -34,10 +36,15 @@ constexpr std::pair<const char*, double Constants::*> kConstants[] = {
     {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
     {"cut_tiles", &Constants::cut_tiles},
     {"dram_exposed", &Constants::dram_exposed},
+    {"turn_cycles", &Constants::turn_cycles},
     {"row_cycles", &Constants::row_cycles},
     {"row_exposed", &Constants::row_exposed},
     {"pass_exposed", &Constants::pass_exposed},
 };
+
+std::string name_of(const Family& family) {
+    return fmt::format("{} {} {}", family.by, tessera::name_of(family.schedule), tessera::name_of(family.pass));
+}
 
 struct Row {
     measure::Comparison measured;
@@ -45,7 +52,7 @@ struct Row {
 };
 
 double log_error(const Row& row, const Family& family, const model::Machine& machine) {
-    const model::PredictOptions options{.by = family.by};
+    const model::PredictOptions options{.by = family.by, .members = measure::members_of(row.measured.record)};
     model::Prediction prediction;
     model::predict_family({row.problem, family.schedule, family.pass, machine, options}, family, prediction);
     return std::log(prediction.ms / row.measured.record.ms);
@@ -112,7 +119,7 @@ void report(const Family& family, const std::vector<Row>& all, const model::Mach
     }
     if (own.empty()) return;
     const Family result = fitted(family, own, machine);
-    fmt::print("\n{} {} {}\n", family.by, name_of(family.schedule), name_of(family.pass));
+    fmt::print("\n{}\n", name_of(family));
     for (const auto& [name, member] : kConstants) {
         if (family.constants.*member == 0) continue;
         fmt::print("    .{} = {:.4g}  (now {:.4g})\n", name, result.constants.*member, family.constants.*member);
@@ -126,7 +133,12 @@ void report(const Family& family, const std::vector<Row>& all, const model::Mach
 
 int run(int argc, char** argv) {
     std::vector<measure::Record> records;
+    std::string only;
     for (int i = 1; i < argc; ++i) {
+        if (std::string_view(argv[i]) == "--only" && i + 1 < argc) {
+            only = argv[++i];
+            continue;
+        }
         for (measure::Record& record : measure::read_records(argv[i])) records.push_back(std::move(record));
     }
     std::vector<Row> rows;
@@ -137,7 +149,9 @@ int run(int argc, char** argv) {
         }
     }
     if (rows.empty()) return fmt::print(stderr, "usage: fit_model RECORDS..., some of them of an H200\n"), 2;
-    for (const Family& family : model::gpu_families()) report(family, rows, *model::find_machine("h200"));
+    for (const Family& family : model::gpu_families()) {
+        if (only.empty() || only == name_of(family)) report(family, rows, *model::find_machine("h200"));
+    }
     return 0;
 }
 

@@ -79,20 +79,24 @@ std::optional<model::Machine> machine_beside(const std::string& records) {
     return read_machine(path);
 }
 
-/// Lengths of backward.jsonl that no constant of tessera's backward is fitted on; nor is one on its grouped heads.
-bool is_left_from_fit(const Record& record) {
-    const bool ours = record.by == "tessera" && record.pass == "backward";
-    const bool left = record.len_kv == 2048 || record.len_kv == 8192 || record.heads_q != record.heads_kv;
-    return ours && left;
+/// What no constant of tessera's backward is fitted on: in backward.jsonl two lengths and grouped heads, in drawn.jsonl
+/// all kinds but two of standard and fa1.
+bool is_left_from_fit(const Record& record, const std::string& file, const std::string& kind) {
+    if (record.by != "tessera" || record.pass != "backward") return file.starts_with("drawn");
+    if (file.starts_with("backward"))
+        return record.len_kv == 2048 || record.len_kv == 8192 || record.heads_q != record.heads_kv;
+    const bool fitted = record.schedule == "standard" || record.schedule == "fa1";
+    return !fitted || (kind != "prefill" && kind != "head_dim");
 }
 
 /// Constants were fitted, or chosen, on the shapes of these files on these devices: a Record of them in any file is not
 /// held out. Another device's always is.
-bool is_held_out(const Record& record, const model::Machine& machine) {
+bool is_held_out(const Record& record, const std::string& kind, const model::Machine& machine) {
     if (machine.name != "h200" && machine.name != "xeon-16") return true;
     const std::string name = file_name(record);
     const auto is = [&](const char* fitted) { return name.starts_with(fitted); };
-    if (is("backward")) return is_left_from_fit(record);
+    if (is("drawn") || (is("backward") && record.by == "tessera")) return is_left_from_fit(record, name, kind);
+    if (is("backward")) return false;
     return !is("forward") && !is("peers") && !is("seen") && !is("torch_");
 }
 
@@ -115,12 +119,6 @@ bool is_modelled(const Record& record) {
         if (!ragged && part != "rest of O") return false;
     }
     return true;
-}
-
-std::vector<std::pair<std::int64_t, std::int64_t>> members_of(const Record& record) {
-    std::vector<std::pair<std::int64_t, std::int64_t>> members;
-    for (std::size_t i = 0; i < record.lens_q.size(); ++i) members.emplace_back(record.lens_q[i], record.lens_kv[i]);
-    return members;
 }
 
 /// What keeps a Record from being compared, or nothing and its comparison.
@@ -147,9 +145,9 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     if (result.kernels.back() == ' ') result.kernels.pop_back();
     result.prediction = model::predict(problem, *schedule, pass, *machine, options);
     result.predicted_ms = result.prediction.ms;
-    result.held_out = is_held_out(record, *machine);
-    result.blind = result.held_out && file_name(record).starts_with("blind");
     result.kind = kind_of(problem);
+    result.held_out = is_held_out(record, result.kind, *machine);
+    result.blind = result.held_out && file_name(record).starts_with("blind");
     return std::nullopt;
 }
 
@@ -172,6 +170,12 @@ Accuracy accuracy_of(std::span<const Comparison* const> rows) {
 }
 
 }  // namespace
+
+std::vector<std::pair<std::int64_t, std::int64_t>> members_of(const Record& record) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> members;
+    for (std::size_t i = 0; i < record.lens_q.size(); ++i) members.emplace_back(record.lens_q[i], record.lens_kv[i]);
+    return members;
+}
 
 Problem problem_of(const Record& record) {
     Problem p;

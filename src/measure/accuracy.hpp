@@ -16,6 +16,9 @@ namespace tessera::measure {
 /// "causal" alone is bottom-right; or for a ragged one that does not tell the lengths of its members.
 Problem problem_of(const Record& record);
 
+/// (queries, keys) of each member of a ragged Record; of another one nothing.
+std::vector<std::pair<std::int64_t, std::int64_t>> members_of(const Record& record);
+
 /// A Record beside its prediction.
 struct Comparison {
     Record record;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "cuda/fa3/backward/shapes.hpp"
 #include "cuda/fa3/shapes.hpp"
 #include "cuda/standard/shapes.hpp"
+#include "schedule/grid.hpp"
 
 namespace tessera::model {
 namespace {
@@ -20,6 +22,7 @@ namespace {
 constexpr const char* kOurs = "bench/results/h200/forward.jsonl";
 constexpr const char* kBoth = "bench/results/h200/forward.jsonl and peers.jsonl";
 constexpr const char* kGradients = "bench/results/h200/backward.jsonl";
+constexpr const char* kDrawn = "bench/results/h200/drawn.jsonl";
 constexpr const char* kPeers = "bench/results/h200/peers.jsonl";
 
 constexpr Family kFamilies[] = {
@@ -42,7 +45,7 @@ constexpr Family kFamilies[] = {
      Pass::forward,
      kOurs,
      true,
-     Order::as_they_lie,
+     Order::longest_first,
      {.exp_exposed = 0.08,
       .shared_exposed = 0.36,
       .end_cycles = 3650,
@@ -120,10 +123,11 @@ constexpr Family kFamilies[] = {
      Pass::backward,
      kGradients,
      false,
-     Order::as_they_lie,
+     Order::last_first,
      {.exp_exposed = 2.01,
       .adds_exposed = 0.29,
       .handover_cycles = 2140,
+      .turn_cycles = 2050,
       .end_cycles = 8910,
       .end_cycles_per_dim = 16,
       .cut_tiles = 0.28,
@@ -134,34 +138,32 @@ constexpr Family kFamilies[] = {
      Pass::backward,
      kGradients,
      true,
-     Order::as_they_lie,
+     Order::last_first,
      {.exp_exposed = 3.52,
       .shared_exposed = 0.40,
       .adds_exposed = 1.49,
+      .turn_cycles = 8700,
       .end_cycles = 6660,
       .cut_tiles = 1.38,
       .launches = 4}},
-    // Not fitted yet: the constants are those of the nearest relative.
     {"tessera",
      Schedule::standard,
      Pass::backward,
-     "",
+     kDrawn,
      true,
      Order::as_they_lie,
-     {.shared_exposed = 0.70, .row_cycles = 954, .row_exposed = 0.52, .pass_exposed = 0.28, .launches = 6}},
+     {.shared_exposed = 2.18, .row_cycles = 820, .row_exposed = 2.30, .pass_exposed = 0.51, .launches = 6}},
     {"tessera",
      Schedule::fa1,
      Pass::backward,
-     "",
+     kDrawn,
      true,
      Order::as_they_lie,
-     {.exp_exposed = 1.30,
-      .shared_exposed = 0.3,
-      .adds_exposed = 0.96,
-      .end_cycles = 3980,
-      .end_cycles_per_dim = 36,
-      .cut_tiles = 0.30,
-      .dram_exposed = 0.05,
+     {.exp_exposed = 34.5,
+      .shared_exposed = 0.99,
+      .step_cycles = 1370,
+      .end_cycles = 34600,
+      .cut_tiles = 0.33,
       .launches = 4}},
 };
 
@@ -234,6 +236,9 @@ std::vector<std::int64_t> their_sizes(const Family& family) {
     return {64, 96, 128, 192, 256};
 }
 
+constexpr std::int64_t kSplitQueries = 64;  // of a tile of flash-attention's fa2 that splits the keys
+std::int64_t keys_of_split(std::int64_t head_dim) { return head_dim <= 64 ? 256 : head_dim <= 128 ? 128 : 64; }
+
 /// Shared memory of 8.6, 8.9 and older: too small for the tiles of 8.0 and 9.0.
 bool is_small(const Machine& machine) { return machine.shared_kib < 128; }
 
@@ -290,7 +295,37 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
     }
     if (std::string_view(family.by) == "cudnn") return choose(kCudnn, dim, cut);
     if (family.schedule == Schedule::fa3) return choose(kFlash3, dim, cut);
+    if (flash2_splits(problem, machine) > 1) return {kSplitQueries, keys_of_split(problem.head_dim)};
     return is_small(machine) ? choose(kFlash2Small, dim, cut) : choose(kFlash2, dim, cut);
+}
+
+int blocks_at_a_time(const Family& family, const Problem& problem) {
+    constexpr std::int64_t kMostForTwo = 128;  // registers of two tiles of 128 queries
+    const bool two = family.schedule == Schedule::fa2 && family.pass == Pass::forward;
+    return two && std::max(problem.head_dim, problem.head_dim_v) <= kMostForTwo ? 2 : 1;
+}
+
+std::int64_t flash2_splits(const Problem& p, const Machine& machine) {
+    using schedule::ceil_div;
+    if (p.ragged || p.len_q == 0 || p.dropout.probability > 0) return 1;
+    constexpr std::int64_t kMost = 128;
+    const std::int64_t blocks = p.batch * p.heads_q * ceil_div(p.len_q, kSplitQueries);
+    const std::int64_t seats = 2 * static_cast<std::int64_t>(machine.cores.value);
+    const std::int64_t key_blocks = ceil_div(p.len_kv, keys_of_split(p.head_dim));
+    if (10 * blocks >= 8 * seats) return 1;
+    const auto efficiency = [&](std::int64_t splits) {  // of the last round
+        if (splits > 1 && ceil_div(key_blocks, splits) == ceil_div(key_blocks, splits - 1)) return 0.0;
+        const double rounds = static_cast<double>(blocks * splits) / static_cast<double>(seats);
+        return rounds / std::ceil(rounds);
+    };
+    const std::int64_t most = std::min({kMost, seats, key_blocks});
+    double best = 0;
+    for (std::int64_t splits = 1; splits <= most; ++splits) best = std::max(best, efficiency(splits));
+    constexpr double kGoodEnough = 0.85;
+    for (std::int64_t splits = 1; splits <= most; ++splits) {
+        if (efficiency(splits) >= kGoodEnough * best) return splits;
+    }
+    return 1;
 }
 
 std::int64_t padded_dim(const Family& family, std::int64_t head_dim) {

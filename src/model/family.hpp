@@ -17,7 +17,8 @@ namespace tessera::model {
 /// How the work of a kernel is dealt out.
 enum class Order {
     longest_first,  ///< tiles of most work first, to whoever is free
-    as_they_lie,    ///< in the order of the tensors
+    as_they_lie,    ///< heads, in them batch members, in them tiles
+    last_first,     ///< batch members, in them heads, in them the last tiles first
 };
 
 /// Time of a tile = products + the shares below of the other units' time: 0 is perfect overlap, 1 none.
@@ -28,6 +29,7 @@ struct Constants {
     double adds_exposed = 0;        ///< of the time of adding dQ in the L2
     double step_cycles = 0;         ///< of a tile of keys beside that: fa1's warps meet and exchange O
     double handover_cycles = 0;     ///< of a tile whose warpgroups take turns on it: fa3's backward over head_dim 128
+    double turn_cycles = 0;         ///< from one block of keys that adds to a tile of dQ to the next
     double end_cycles = 0;          ///< of a tile of queries (backward: keys), beside its tiles: filling and emptying
     double end_cycles_per_dim = 0;  ///< the same, for each of the head_dim columns
     double cut_tiles = 0;           ///< tiles' worth of time that a diagonal costs beside its share of tiles
@@ -73,6 +75,13 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
 
 /// The tile that a family's kernel has for a Problem on a machine.
 Tile tile_of(const Family& family, const Problem& problem, const Machine& machine);
+
+/// Thread blocks of a family that a multiprocessor works on at a time.
+int blocks_at_a_time(const Family& family, const Problem& problem);
+
+/// Parts into which flash-attention's fa2 deals the keys of a tile of queries: num_splits_heuristic() of
+/// csrc/flash_attn/flash_api.cpp. 1: it does not.
+std::int64_t flash2_splits(const Problem& problem, const Machine& machine);
 
 /// head_dim as the kernel computes it: padded with zeros to the next compiled size.
 std::int64_t padded_dim(const Family& family, std::int64_t head_dim);

@@ -63,13 +63,17 @@ struct Gpu {
 
  private:
     int launches_ = 0;
+    std::int64_t splits_ = 1;  ///< parts that the keys of a unit are dealt out in
 
     TileCycles tile_cycles() const;
     double step_cycles() const;
     void note_tile();
     int split_keys();
     bool one_wave() const { return static_cast<double>(units.count) <= sms; }
-    std::optional<double> last_block_done(double ends) const;
+    std::vector<std::int64_t> blocks_of_head(std::int64_t len_q, std::int64_t len_kv) const;
+    std::vector<double> blocks_in_order(double ends) const;
+    double turns() const;
+    std::optional<double> last_done(double ends) const;
     double waiting(double share, double ends) const;
     std::string waiting_text(double share, double ends) const;
     void add_gradient_passes();

@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <queue>
+#include <numeric>
 #include <vector>
 
 #include "cuda/fa3/backward/shapes.hpp"
+#include "model/deal.hpp"
 #include "model/gpu.hpp"
 #include "schedule/grid.hpp"
 
@@ -17,91 +18,129 @@ namespace tessera::model {
 /// Queries up to which cuDNN deals out keys, too.
 static constexpr std::int64_t kFewQueries = 16;
 
-/// flash-attention's decoding: the keys of a unit are dealt to several multiprocessors when units are few. Returns the
-/// kernels to launch.
+/// The keys of a unit are dealt to several multiprocessors when units are few. Returns the kernels to launch.
 int Gpu::split_keys() {
-    const bool theirs = family.by == std::string_view("flash-attention") ||
-                        (family.by == std::string_view("cudnn") && q.problem.len_q <= kFewQueries);
-    if (q.pass != Pass::forward || !theirs) return c.launches;
-    if (units.count == 0 || static_cast<double>(units.count) > sms / 2 || units.longest < 2) return c.launches;
-    const auto splits = std::min<std::int64_t>(static_cast<std::int64_t>(sms) / units.count, units.longest);
-    account.note("keys are split", "{} units for {:.0f} multiprocessors: each in {} parts", units.count, sms, splits);
-    units.count *= splits;
-    units.longest = schedule::ceil_div(units.longest, splits);
-    units.shortest = std::min(units.longest, schedule::ceil_div(units.shortest, splits));
+    const bool by_flash = family.by == std::string_view("flash-attention");
+    const bool theirs = by_flash || (family.by == std::string_view("cudnn") && q.problem.len_q <= kFewQueries);
+    if (q.pass != Pass::forward || !theirs || units.count == 0 || units.longest < 2) return c.launches;
+    if (by_flash && q.schedule == Schedule::fa2) {
+        splits_ = flash2_splits(q.problem, q.machine);
+    } else if (static_cast<double>(units.count) <= sms / 2) {
+        splits_ = std::min<std::int64_t>(static_cast<std::int64_t>(sms) / units.count, units.longest);
+    }
+    if (splits_ == 1) return c.launches;
+    account.note("keys are split", "{} units for {:.0f} multiprocessors: each in {} parts", units.count, sms, splits_);
+    units.count *= splits_;
+    units.longest = schedule::ceil_div(units.longest, splits_);
+    units.shortest = std::min(units.longest, schedule::ceil_div(units.shortest, splits_));
     return c.launches + 1;
 }
 
-/// tessera's backward: blocks of keys by batch member and kv head, the last keys first, each to the first
-/// multiprocessor that is free. Returns the clocks until the last one is done; nothing for more blocks than are worth
-/// going through, or where that is not how work is dealt out.
-std::optional<double> Gpu::last_block_done(double ends) const {
-    constexpr std::int64_t kWorthIt = 1 << 16;
-    if (q.pass == Pass::forward || !is_ours(family) || q.schedule == Schedule::fa1) return std::nullopt;
-    if (units.count == 0 || units.count > kWorthIt) return std::nullopt;
-    const Problem& p = q.problem;
-    std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
-    for (int i = 0; i < static_cast<int>(sms); ++i) free_at.push(0);
-    double last = 0;
-    for (std::int64_t member = 0; member < p.batch; ++member) {
-        const bool own = !q.options.members.empty();
-        const auto [len_q, len_kv] =
-            own ? q.options.members[static_cast<std::size_t>(member)] : std::pair{p.len_q, p.len_kv};
-        const schedule::Grid grid{p.mask.bind(len_q, len_kv), tile, false};
-        for (std::int64_t head = 0; head < p.heads_kv; ++head) {
-            for (std::int64_t block = grid.columns() - 1; block >= 0; --block) {
-                const auto inner = static_cast<double>(grid.rows_of(block).size() * p.group());
-                const double done = free_at.top() + inner * t.step + ends;
-                free_at.pop();
-                free_at.push(done);
-                last = std::max(last, done);
-            }
-        }
+/// Inner tiles of each thread block of a member's head, in the order of the tiles of queries (backward: of keys).
+std::vector<std::int64_t> Gpu::blocks_of_head(std::int64_t len_q, std::int64_t len_kv) const {
+    const bool rows_outer = q.pass == Pass::forward;
+    const schedule::Grid grid{q.problem.mask.bind(len_q, len_kv), tile, rows_outer};
+    std::vector<std::int64_t> blocks;
+    const std::int64_t most = schedule::ceil_div(grid.columns(), splits_);  // inner tiles of a part
+    for (std::int64_t i = 0; i < (rows_outer ? grid.rows() : grid.columns()); ++i) {
+        const std::int64_t inner = (rows_outer ? grid.columns_of(i) : grid.rows_of(i)).size();
+        if (splits_ == 1) blocks.push_back(inner);
+        else
+            for (std::int64_t part = 0; part < splits_; ++part)
+                blocks.push_back(std::clamp<std::int64_t>(inner - part * most, 0, most));
     }
-    return last;
+    if (!rows_outer && is_ours(family)) {  // all heads of a group by one block
+        for (std::int64_t& inner : blocks) inner *= q.problem.group();
+    }
+    return blocks;
+}
+
+/// Clocks of all thread blocks in the order in which they begin.
+std::vector<double> Gpu::blocks_in_order(double ends) const {
+    const Problem& p = q.problem;
+    const bool ours_backward = is_ours(family) && q.pass == Pass::backward;
+    const std::int64_t heads = ours_backward ? p.heads_kv : p.heads_q;
+    std::vector<std::vector<std::int64_t>> members;
+    for (const auto& [len_q, len_kv] : q.options.members) members.push_back(blocks_of_head(len_q, len_kv));
+    if (members.empty()) members.assign(static_cast<std::size_t>(p.batch), blocks_of_head(p.len_q, p.len_kv));
+    std::vector<double> order;
+    if (q.schedule == Schedule::fa1) {  // of the backward: one block for each kv head, no more
+        for (const auto& member : members) {
+            const auto inner = static_cast<double>(std::accumulate(member.begin(), member.end(), std::int64_t{0}));
+            const double clocks = inner * t.step + static_cast<double>(member.size()) * ends;
+            order.insert(order.end(), static_cast<std::size_t>(heads), clocks);
+        }
+        return order;
+    }
+    const auto add = [&](std::int64_t inner) { order.push_back(static_cast<double>(inner) * t.step + ends); };
+    switch (family.order) {
+        case Order::last_first:
+            for (const auto& member : members) {
+                for (std::int64_t head = 0; head < heads; ++head) std::for_each(member.rbegin(), member.rend(), add);
+            }
+            break;
+        case Order::as_they_lie:
+            for (std::int64_t head = 0; head < heads; ++head) {
+                for (const auto& member : members) std::for_each(member.begin(), member.end(), add);
+            }
+            break;
+        case Order::longest_first:
+            for (const auto& member : members) {
+                for (std::int64_t head = 0; head < heads; ++head) std::for_each(member.begin(), member.end(), add);
+            }
+            std::stable_sort(order.begin(), order.end(), std::greater<>());
+            break;
+    }
+    return order;
+}
+
+/// Clocks until the last block is done that is dealt to whoever is free; nothing for more blocks than are worth going
+/// through, whose end does not matter.
+std::optional<double> Gpu::last_done(double ends) const {
+    constexpr std::int64_t kWorthIt = 1 << 15;
+    if (units.count > kWorthIt) return std::nullopt;
+    const int each = blocks_at_a_time(family, q.problem);
+    return dealt(blocks_in_order(ends), {static_cast<int>(sms), each, each > 1 ? c.alone : 1});
+}
+
+/// tessera's backward: blocks of keys add to a tile of dQ in turn. Where a head has many of them and few queries, its
+/// blocks wait for each other: clocks of all turns of the heads that come one after another.
+double Gpu::turns() const {
+    if (q.pass == Pass::forward || c.turn_cycles <= 0) return 0;
+    const double turn = static_cast<double>(q.problem.group()) * c.turn_cycles;
+    const auto heads = static_cast<double>(q.problem.heads_kv);
+    double sum = 0, longest = 0;
+    const auto add = [&](std::int64_t len_kv, double members) {
+        const auto blocks = static_cast<double>(schedule::ceil_div(len_kv, tile.block_kv));
+        longest = std::max(longest, blocks * turn);
+        sum += members * heads * blocks * turn * std::min(1.0, blocks / sms);  // heads side by side
+    };
+    for (const auto& [len_q, len_kv] : q.options.members) add(len_kv, 1);
+    if (q.options.members.empty()) add(q.problem.len_kv, static_cast<double>(q.problem.batch));
+    return std::max(sum, longest);
 }
 
 /// Clocks until the last multiprocessor is done, beyond an equal share for each.
 double Gpu::waiting(double share, double ends) const {
     const auto count = static_cast<double>(units.count);
     const double longest = static_cast<double>(units.longest) * t.step + ends;
-    const double shortest = static_cast<double>(units.shortest) * t.step + ends;
     if (units.count == 0) return 0;
-    if (q.schedule == Schedule::fa1) {  // one block for each kv head, no more
-        const auto heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
-        return std::ceil(heads / sms) * sms * share / heads - share;
-    }
-    if (const auto last = last_block_done(ends)) return std::max(0.0, *last - share);
-    if (one_wave()) return c.alone * longest - share;
-    if (units.longest == units.shortest) return std::ceil(count / sms) * longest - share;
-    // Longest first ends within a shortest unit, on average half of it. As they lie, long ones come last, too: a
-    // quarter of a longest one is what the Records show.
-    const double tail = family.order == Order::longest_first ? 0.5 * shortest : 0.25 * longest;
-    return std::max(longest - share, tail);
+    if (const auto last = last_done(ends)) return std::max(0.0, *last - share);
+    return units.longest == units.shortest ? std::ceil(count / sms) * longest - share : std::max(longest - share, 0.0);
 }
 
 /// The calculation of waiting().
 std::string Gpu::waiting_text(double share, double ends) const {
     const auto count = static_cast<double>(units.count);
     const double longest = static_cast<double>(units.longest) * t.step + ends;
-    const double shortest = static_cast<double>(units.shortest) * t.step + ends;
     if (units.count == 0) return "no units: 0";
-    if (q.schedule == Schedule::fa1) {
-        const auto heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
-        return fmt::format("whole heads: {:.0f} * {:.0f} * {:.0f} / {:.0f} - {:.0f}", std::ceil(heads / sms), sms,
-                           share, heads, share);
-    }
-    if (const auto last = last_block_done(ends))
+    if (const auto last = last_done(ends))
         return fmt::format("blocks one after the other to who is free, until the last one ends: {:.0f} - {:.0f}",
                            std::max(*last, share), share);
-    if (one_wave()) return fmt::format("the longest unit: {:.3g} * {:.0f} - {:.0f}", c.alone, longest, share);
     if (units.longest == units.shortest)
         return fmt::format("whole rounds of equal units: {:.0f} * {:.0f} - {:.0f}", std::ceil(count / sms), longest,
                            share);
-    const bool first = family.order == Order::longest_first;
-    return fmt::format("{}, or what the longest unit has left: max({} * {:.0f}, {:.0f} - {:.0f})",
-                       first ? "half of the shortest unit" : "a quarter of the longest unit", first ? 0.5 : 0.25,
-                       first ? shortest : longest, longest, share);
+    return fmt::format("the longest unit: max({:.0f} - {:.0f}, 0)", longest, share);
 }
 
 /// Kernels before and after the main one, bound by memory. Others': D = rowsum(dO * O), dQ = 0; dQ to the dtype.
@@ -133,15 +172,22 @@ void Gpu::note_dram() {
     else account.note("bytes of DRAM", "{} B, counted by the schedule (docs/model.md)", out.cost.work.bytes.dram);
 }
 
+/// Edges of the mask that cut tiles: a window has two.
+static int diagonals(const Problem& p) {
+    const bool both = p.mask.window_left != unbounded && p.mask.window_left < p.len_kv / 2 &&
+                      (p.mask.window_right != unbounded || p.mask.causal != Causal::none);
+    return both ? 2 : 1;
+}
+
 void Gpu::fused() {
     const int launches = split_keys();
     const bool cut = out.cost.partial > 0 && !q.problem.mask.trivial();
-    const double cut_tiles = cut ? c.cut_tiles : 0;
+    const double cut_tiles = cut ? c.cut_tiles * (c.window_exposed > 0 ? 1 : diagonals(q.problem)) : 0;
     const double ends = c.end_cycles + c.end_cycles_per_dim * d + cut_tiles * t.step;
     const auto count = static_cast<double>(units.count);
     const auto tiles = static_cast<double>(units.tiles);
     const double share = (tiles * t.step + count * ends) / sms;
-    const double idle = waiting(share, ends);
+    const double idle = std::max(waiting(share, ends), turns() - share);
     account.note("ends of a unit", "{:.0f} + {:.3g} * {:.0f} + {:.3g} * {:.1f} = {:.1f} clk", c.end_cycles,
                  c.end_cycles_per_dim, d, cut_tiles, t.step, ends);
     account.note("units of work",
@@ -150,7 +196,10 @@ void Gpu::fused() {
                  units.tiles, units.shortest, units.longest);
     account.note("share of a multiprocessor", "({} * {:.1f} + {} * {:.1f}) / {:.0f} = {:.0f} clk", units.tiles, t.step,
                  units.count, ends, sms, share);
-    account.note("until the last one is done", "{} = {:.0f} clk more", waiting_text(share, ends), idle);
+    if (turns() - share >= idle && idle > 0)
+        account.note("until the last one is done", "turns at dQ: {:.0f} - {:.0f} = {:.0f} clk more", turns(), share,
+                     idle);
+    else account.note("until the last one is done", "{} = {:.0f} clk more", waiting_text(share, ends), idle);
 
     const double per_ms = set_clock(tiles, share + idle);
     add_tile_parts(tiles, per_ms);

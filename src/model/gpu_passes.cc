@@ -104,9 +104,12 @@ void Gpu::standard() {
     const auto tiles = static_cast<double>(units.tiles);
     const auto elements = static_cast<double>(out.cost.elements);
     const double per_ms = set_clock(tiles, tiles * t.step / sms);
-    const double products = tiles * (t.products + c.shared_exposed * t.shared) / sms / per_ms;
-    account.note("products of all passes", "{} * ({:.0f} + {:.3g} * {:.1f}) clk / {:.0f} / {:.4f} GHz = {:.5g} ms",
-                 units.tiles, t.products, c.shared_exposed, t.shared, sms, out.clock_ghz, products);
+    // A tile of queries has one block, however long its row.
+    const auto longest = static_cast<double>(units.longest);
+    const double products = std::max(tiles / sms, longest) * (t.products + c.shared_exposed * t.shared) / per_ms;
+    account.note("products of all passes",
+                 "max({} / {:.0f}, {}) * ({:.0f} + {:.3g} * {:.1f}) clk / {:.4f} GHz = {:.5g} ms", units.tiles, sms,
+                 units.longest, t.products, c.shared_exposed, t.shared, out.clock_ghz, products);
     const double write = copy_rate(), read = read_rate();
     if (q.pass == Pass::forward) {
         add_pass({"pass 1: S = Q K^T", "scores", 4, write, 0.5}, elements, products);
