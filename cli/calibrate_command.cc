@@ -8,6 +8,7 @@
 
 #include "commands.hpp"
 #include "device_option.hpp"
+#include "io/atomic_file.hpp"
 #include "measure/calibrate.hpp"
 #include "measure/machine_file.hpp"
 #include "outputs.hpp"
@@ -61,7 +62,9 @@ model::Machine calibrate(const CalibrateOptions& options) {
 }
 
 void execute(const CalibrateOptions& options, const Session& session) {
-    expect_own_output(options.output, OutputKind::machine);  // before the seconds that it takes
+    // Before the seconds that it takes.
+    expect_own_output(options.output, OutputKind::machine);
+    if (!options.output.empty()) const io::AtomicFile can_be_made(options.output);
     model::Machine machine = calibrate(options);
     if (!options.name.empty()) machine.name = options.name;
     if (!options.output.empty()) measure::write_machine(options.output, machine);

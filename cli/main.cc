@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
 #include <string_view>
+#include <vector>
 
 #include "commands.hpp"
 #include "commit.hpp"
@@ -93,6 +95,41 @@ std::string message_of(const CLI::ParseError& error) {
     return message;
 }
 
+/// How many letters differ, at least: insertions, deletions and changes.
+std::size_t distance(const std::string& a, const std::string& b) {
+    std::vector<std::size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), std::size_t{0});
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        std::size_t before = row[0]++;
+        for (std::size_t j = 0; j < b.size(); ++j) {
+            const std::size_t change = before + (a[i] == b[j] ? 0 : 1);
+            before = row[j + 1];
+            row[j + 1] = std::min({change, row[j] + 1, before + 1});
+        }
+    }
+    return row.back();
+}
+
+/// For an argument that no option takes: its name, and the option whose name is nearest.
+[[noreturn]] void throw_unknown_argument(const CLI::App& command) {
+    const auto unknown = command.remaining();
+    // CLI11 gives them in reverse; an unknown option's value is none by itself.
+    const auto option =
+        std::find_if(unknown.rbegin(), unknown.rend(), [](const auto& x) { return x.starts_with("-"); });
+    const std::string got = option == unknown.rend() ? unknown.back() : option->substr(0, option->find('='));
+    std::string nearest;
+    constexpr std::size_t kMostLetters = 2;
+    std::size_t least = kMostLetters + 1;
+    for (const CLI::Option* known : command.get_options()) {
+        for (const std::string& name : known->get_lnames()) {
+            const std::size_t letters = distance(got, "--" + name);
+            if (letters < least) least = letters, nearest = "--" + name;
+        }
+    }
+    throw UsageError(got, fmt::format("expected an option of tessera {}{}", command.get_name(),
+                                      nearest.empty() ? "" : ", perhaps " + nearest));
+}
+
 [[noreturn]] void throw_no_command(const CLI::App& app, const std::string& got) {
     std::string names;
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
@@ -106,7 +143,8 @@ void parse(CLI::App& app, int argc, char** argv) {
         app.parse(argc, argv);
     } catch (const CLI::ExtrasError&) {
         const auto unknown = app.remaining();
-        if (!app.get_subcommands().empty() || unknown.empty()) throw;
+        if (!app.get_subcommands().empty()) throw_unknown_argument(*app.get_subcommands().back());
+        if (unknown.empty()) throw;
         throw_no_command(app, "\"" + unknown.front() + "\"");
     }
     if (app.get_subcommands().empty()) throw_no_command(app, "nothing");

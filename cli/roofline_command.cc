@@ -23,19 +23,22 @@
 namespace tessera::cli {
 namespace {
 
-/// The Records that the project keeps, where this build was configured.
+/// The Records that the project keeps: beside the installed command, or where this build was configured.
 std::vector<std::string> own_records() {
     std::vector<std::string> paths;
     std::error_code error;
+    const auto command = std::filesystem::read_symlink("/proc/self/exe", error);
+    const auto installed = command.parent_path().parent_path() / "share/tessera/results";
+    const std::filesystem::path root = std::filesystem::exists(installed, error) ? installed : TESSERA_RECORDS;
     for (const char* folder : {"h200", "cpu", "published"}) {
-        const std::filesystem::path at = std::filesystem::path(TESSERA_RECORDS) / folder;
+        const std::filesystem::path at = root / folder;
         for (const auto& entry : std::filesystem::directory_iterator(at, error)) {
             if (entry.path().extension() == ".jsonl") paths.push_back(entry.path().string());
         }
     }
     if (paths.empty())
         throw Error(ErrorCode::cannot_open, "--records",
-                    "the source tree of this build is gone: name files of Records");
+                    "no Records are installed and the source tree of this build is gone: name files of Records");
     std::sort(paths.begin(), paths.end());
     return paths;
 }

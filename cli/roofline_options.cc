@@ -28,6 +28,8 @@ std::string expanded(const std::string& option, const std::string& text) {
 void RooflineOptions::declare(CLI::App& command) {
     shape.declare(command, true);
     scores.declare(command);
+    command.get_option("--dtype")->description(
+        "bf16 (default on GPUs that have it), fp16 (on others), fp32 (on CPUs), fp64; a list gives several problems");
     const auto add = [&](const char* name, std::string& value, const char* type, const std::string& text) {
         command.add_option(name, value, text)->type_name(type);
     };

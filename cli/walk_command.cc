@@ -243,7 +243,7 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
     facts.emplace_back("tiles", fmt::format("{} full, {} partial, {} skipped", trace.count(Coverage::full),
                                             trace.count(Coverage::partial), trace.count(Coverage::empty)));
     facts.emplace_back(
-        "moved", fmt::format("{}; standard attention {}, {:.3g} times as much", bytes_text(moved.schedule),
+        "moved", fmt::format("{}; standard attention {}, {:.2f} times as much", bytes_text(moved.schedule),
                              bytes_text(moved.standard), moved.schedule > 0 ? moved.standard / moved.schedule : 1));
     facts.emplace_back("bits", bits_text(walked));
     return text + facts_text(facts, view.width);

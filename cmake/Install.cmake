@@ -36,5 +36,7 @@ if(TESSERA_INSTALL)
         install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT command)
         # The command looks for them at ../share/tessera/suites from where it lies.
         install(DIRECTORY bench/suites DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera COMPONENT command)
+        # So for the Records that roofline --accuracy reads.
+        install(DIRECTORY bench/results DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera COMPONENT command)
     endif()
 endif()

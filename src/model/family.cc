@@ -249,11 +249,15 @@ std::span<const Family> gpu_families() { return kFamilies; }
 bool is_ours(const Family& family) { return std::string_view(family.by) == "tessera"; }
 
 const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
+    const auto rank = [](const Family* family) {
+        if (family == nullptr) return 0;
+        const bool fitted = family->fitted_on[0] != '\0';
+        return fitted && is_ours(*family) ? 3 : fitted ? 2 : 1;
+    };
     const Family* found = nullptr;
     for (const Family& family : kFamilies) {
         if (family.schedule != schedule || family.pass != pass || (!by.empty() && by != family.by)) continue;
-        const bool better = found == nullptr || (found->fitted_on[0] == '\0' && family.fitted_on[0] != '\0');
-        if (better) found = &family;
+        if (rank(&family) > rank(found)) found = &family;
     }
     return found;
 }

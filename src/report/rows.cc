@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 #include <tuple>
 
 #include "measure/predicted.hpp"
@@ -55,13 +56,22 @@ void add(std::string& text, const std::string& part) {
     text += part;
 }
 
+/// Features of the problem. What a backward is handed to save work ("rest of O") makes no other problem of it.
+std::string asked_features(const Record& r) {
+    std::string text = r.features;
+    for (const char* kept : {", rest of O", "rest of O"}) {
+        if (text.ends_with(kept)) text.erase(text.size() - std::string_view(kept).size());
+    }
+    return text;
+}
+
 Group group_of(const Record& r) {
     Group g{.pass = r.pass, .dtype = r.dtype, .mask = mask_of(r)};
     g.heads = pair_text(r.heads_q, r.heads_kv);
     g.head_dim = pair_text(r.head_dim, r.head_dim_v);
     if (r.threads > 0 && !on_gpu(r)) add(g.others, fmt::format("{} thread{}", r.threads, r.threads == 1 ? "" : "s"));
     if (r.len_q != r.len_kv) add(g.others, fmt::format("{} quer{}", r.len_q, r.len_q == 1 ? "y" : "ies"));
-    if (!r.features.empty()) add(g.others, r.features);
+    if (const std::string asked = asked_features(r); !asked.empty()) add(g.others, asked);
     return g;
 }
 

@@ -39,20 +39,29 @@ void validate(const char* name, const HandMatrix& matrix, std::size_t rows) {
     }
 }
 
+/// Of the tile that the row lies in, whichever of its rows are cut.
+Coverage coverage_of(const HandExample& example, const Band& band, std::int64_t row, Range keys) {
+    const std::int64_t begin = row / example.tile.block_q * example.tile.block_q;
+    const auto len_q = static_cast<std::int64_t>(example.q.size());
+    for (std::int64_t i = begin; i < std::min(begin + example.tile.block_q, len_q); ++i) {
+        for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+            if (!band.visible(i, j)) return Coverage::partial;
+        }
+    }
+    return Coverage::full;
+}
+
 /// One step of the online softmax (FlashAttention paper, Algorithm 1, lines 9 to 13; FlashAttention-2 paper, Algorithm
 /// 1, lines 8 to 10).
 HandStep step_of(const HandExample& example, const Band& band, std::int64_t row, Range keys, const HandRow& before,
                  bool divided) {
-    HandStep step{.row = row, .keys = keys, .coverage = Coverage::full};
+    HandStep step{.row = row, .keys = keys, .coverage = coverage_of(example, band, row, keys)};
     step.old_m = step.m = before.m;
     step.old_l = before.l;
     step.old_o = before.o;
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
         step.s.push_back(std::nullopt);
-        if (!band.visible(row, j)) {
-            step.coverage = Coverage::partial;
-            continue;
-        }
+        if (!band.visible(row, j)) continue;
         step.s.back() = dot(example.q, row, example.k, j);
         step.m = std::max(step.m.value_or(*step.s.back()), *step.s.back());
     }

@@ -88,6 +88,29 @@ TEST(Roof, an_estimated_roof_is_not_certain) {
     EXPECT_FALSE(above_roof(on_h200(0.2), problem_of_h200(), machine)->certain);
 }
 
+TEST(RecordJson, sizes_are_whole_and_errors_name_the_field) {
+    nlohmann::ordered_json json = to_json(Record{.schedule = "fa2", .pass = "forward", .dtype = "fp32", .len_q = 16});
+    EXPECT_EQ(record_from_json(json).len_q, 16);
+    json["len_q"] = 16.0;
+    EXPECT_EQ(record_from_json(json).len_q, 16);
+    const std::pair<const char*, nlohmann::ordered_json> wrong[] = {
+        {"len_q", 1.5}, {"len_q", "16"}, {"ms", "fast"}, {"dtype", 5}, {"lens_q", 3}};
+    for (const auto& [field, value] : wrong) {
+        nlohmann::ordered_json bad = json;
+        bad[field] = value;
+        try {
+            record_from_json(bad);
+            ADD_FAILURE() << field << " " << value;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.argument(), field);
+            EXPECT_NE(std::string(error.what()).find("expected a"), std::string::npos) << error.what();
+            EXPECT_EQ(std::string(error.what()).find("json.exception"), std::string::npos) << error.what();
+        }
+    }
+    const Record ragged{.lens_q = {3, 5}, .lens_kv = {4, 6}};
+    EXPECT_EQ(record_from_json(to_json(ragged)).lens_kv, ragged.lens_kv);
+}
+
 TEST(SameCase, is_about_what_was_measured_and_not_about_the_result) {
     Record a = on_h200(0.4), b = on_h200(0.5);
     b.date = "later";

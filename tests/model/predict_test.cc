@@ -195,7 +195,8 @@ TEST(Accuracy, h200) {
 
 /// Shapes that no constant was fitted on. The medians are what the model reaches now, not what it should.
 TEST(Accuracy, held_out) {
-    const auto held_out = measure::compare(kept("h200", {"held_out.jsonl"}));
+    auto held_out = measure::compare(kept("h200", {"held_out.jsonl", "drawn.jsonl", "blind.jsonl"}));
+    std::erase_if(held_out.rows, [](const measure::Comparison& row) { return !row.held_out; });
     const auto fitted = measure::compare(kept("h200", {"forward.jsonl", "peers.jsonl"}));
     const auto shape = [](const measure::Record& r) {
         return fmt::format("{} {} {} {} {} {} {}", r.batch, r.len_q, r.len_kv, r.heads_q, r.heads_kv, r.head_dim,
@@ -204,14 +205,13 @@ TEST(Accuracy, held_out) {
     std::set<std::string> known;
     for (const measure::Comparison& row : fitted.rows) known.insert(shape(row.record));
     for (const measure::Comparison& row : held_out.rows) {
-        EXPECT_TRUE(row.held_out);
         const bool window = row.record.mask.starts_with("window");
         EXPECT_TRUE(window || !known.contains(shape(row.record))) << shape(row.record);
     }
     for (const measure::Comparison& row : fitted.rows) EXPECT_FALSE(row.held_out);
-    const std::map<std::string, double> most = {{"decode", 0.30},    {"window", 0.10},   {"cross lengths", 0.15},
-                                                {"few heads", 0.20}, {"head_dim", 0.10}, {"grouped heads", 0.10},
-                                                {"prefill", 0.10}};
+    const std::map<std::string, double> most = {{"decode", 0.15},    {"window", 0.14},   {"cross lengths", 0.14},
+                                                {"few heads", 0.12}, {"head_dim", 0.10}, {"grouped heads", 0.10},
+                                                {"prefill", 0.10},   {"ragged", 0.12}};
     for (const measure::Accuracy& a : measure::summarise_held_out(held_out)) {
         if (a.kernels.empty()) continue;
         EXPECT_LE(a.median, most.at(a.kernels)) << a.kernels << " " << a.pass;
@@ -224,6 +224,52 @@ TEST(Accuracy, held_out) {
         const double told = measure::expected_error(a.kernels, a.pass == "forward" ? Pass::forward : Pass::backward);
         EXPECT_NEAR(nine_of_ten, told, 0.2 * told + 0.01) << a.kernels << " " << a.pass;
     }
+}
+
+/// tessera's backward on lengths and grouped heads of backward.jsonl that its constants are not fitted on.
+TEST(Accuracy, backward) {
+    const auto comparisons = measure::compare(kept("h200", {"backward.jsonl"}));
+    std::map<std::string, std::vector<double>> errors;
+    for (const measure::Comparison& row : comparisons.rows) {
+        if (row.record.by != "tessera") continue;
+        const measure::Record& r = row.record;
+        EXPECT_EQ(row.held_out, r.len_kv == 2048 || r.len_kv == 8192 || r.heads_q != r.heads_kv);
+        if (row.held_out) errors[row.record.schedule + " " + row.kind].push_back(std::abs(row.error()));
+    }
+    EXPECT_EQ(errors.size(), 4U);
+    for (auto& [name, of] : errors) {
+        std::sort(of.begin(), of.end());
+        EXPECT_LE(of[of.size() / 2], 0.13) << name;
+    }
+}
+
+/// Blind rows are held out and told apart; those of a host are predicted by the machine file beside them.
+TEST(Accuracy, blind) {
+    const auto gpu = measure::compare(kept("h200", {"blind.jsonl", "drawn.jsonl"}));
+    const auto cpu = measure::compare(kept("cpu", {"blind_xeon16.jsonl"}));
+    ASSERT_GE(cpu.rows.size(), 50U);
+    for (const measure::Comparison& row : gpu.rows)
+        EXPECT_EQ(row.blind, row.record.file.find("/blind") != std::string::npos);
+    for (const measure::Comparison& row : cpu.rows) {
+        EXPECT_TRUE(row.blind && row.held_out);
+        EXPECT_NE(row.device.find("calibrated"), std::string::npos);
+    }
+    const auto all = [](const measure::Comparisons& rows) { return measure::summarise_held_out(rows, true).back(); };
+    EXPECT_LE(all(gpu).median, 0.11);
+    EXPECT_LE(all(cpu).median, 0.42);
+    EXPECT_EQ(static_cast<std::size_t>(all(gpu).rows), kept("h200", {"blind.jsonl"}).size());
+}
+
+/// A ragged batch is predicted by its members' lengths, and without them not at all.
+TEST(Accuracy, ragged) {
+    auto records = kept("h200", {"drawn.jsonl"});
+    std::erase_if(records, [](const measure::Record& r) { return r.lens_q.empty(); });
+    ASSERT_GE(records.size(), 50U);
+    const auto whole = measure::compare(records);
+    EXPECT_EQ(whole.rows.size(), records.size());
+    for (const measure::Comparison& row : whole.rows) EXPECT_EQ(row.kind, "ragged");
+    for (measure::Record& record : records) record.lens_q.clear(), record.lens_kv.clear();
+    EXPECT_TRUE(measure::compare(records).rows.empty());
 }
 
 TEST(Accuracy, cpu) {

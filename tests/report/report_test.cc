@@ -62,6 +62,22 @@ TEST(Sorted, groups_what_differs_in_length_and_in_who) {
     EXPECT_TRUE(rows[0]->prediction.has_value());
 }
 
+/// What saves a backward work is no other problem: it stands beside its peers.
+TEST(Sorted, the_rest_of_o_is_no_feature) {
+    std::vector<Record> records = some_records();
+    for (Record& record : records) {
+        record.pass = "backward";
+        if (record.by == "tessera") record.features = "rest of O";
+    }
+    EXPECT_EQ(sorted(records).devices[0].groups.size(), 1U);
+    for (Record& record : records) {
+        if (record.by == "tessera") record.features = "alibi, rest of O";
+    }
+    const Sorted two = sorted(records);
+    ASSERT_EQ(two.devices[0].groups.size(), 2U);
+    EXPECT_EQ(two.devices[0].groups[1].others, "alibi");
+}
+
 TEST(Sorted, a_length_with_two_batches_makes_two_groups) {
     std::vector<Record> records = some_records();
     for (Record r : some_records()) {
