@@ -54,10 +54,12 @@ calls: $* (on another system: a C++20 compiler, CMake >= 3.25, Ninja, Highway, o
 }
 
 # Compiling again what did not change costs nothing with ccache.
-if command -v ccache >/dev/null; then
+use_ccache() {
+    command -v ccache >/dev/null || return 0
     export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
     export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}  # or it keeps nothing that uses such headers
-fi
+}
+use_ccache
 
 # Of ninja's and ctest's lines "[n/all] ..." and "n/all Test ..." (passed, skipped), shows one in ten; of a GoogleTest
 # program that failed, the tests that did not end well. Everything else is shown. On a terminal ninja keeps to one line by

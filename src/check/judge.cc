@@ -39,11 +39,13 @@ double rounded(double value, DType dtype) {
 struct Sums {
     double count = 0;
     double error = 0, value = 0, magnitude = 0, unfused = 0, perfect = 0;  // of squares
+    double value_fourth = 0;                                               // of fourth powers
     double max_error = 0, max_unfused = 0, max_perfect = 0;
 
     void add(const Sums& other) {
         count += other.count;
         error += other.error, value += other.value, magnitude += other.magnitude;
+        value_fourth += other.value_fourth;
         unfused += other.unfused, perfect += other.perfect;
         max_error = std::max(max_error, other.max_error);
         max_unfused = std::max(max_unfused, other.max_unfused);
@@ -182,6 +184,7 @@ class Judge {
         sums.count += 1;
         track(error, sums.error, sums.max_error);
         sums.value += expected * expected;
+        sums.value_fourth += expected * expected * expected * expected;
         sums.magnitude += gold_.magnitude.data[i] * gold_.magnitude.data[i];
     }
 
@@ -228,7 +231,9 @@ class Judge {
             const Sums sums = sums_of(rows);
             if (sums.count == 0) continue;
             const double value = std::sqrt(sums.value);
-            const double few = 1 + kFewElements / std::sqrt(sums.count);
+            // As many equal elements would make up the RMS: one large row is few, whatever is beside it.
+            const double elements = sums.value > 0 ? sums.value * (sums.value / sums.value_fourth) : sums.count;
+            const double few = 1 + kFewElements / std::sqrt(elements);
             const double cancelled = kCancelled * unit_ * std::sqrt(sums.magnitude);
             const double norm = value > 0 ? value : 1;
             hold(whole ? "relative rmse" : "relative rmse of a block", std::sqrt(sums.error) / norm,

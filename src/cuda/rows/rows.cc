@@ -158,7 +158,9 @@ Refusal refuse_matrices(const Problem& p, const AskedTile& tile, const Limits& l
                         int matrices) {
     if (auto reason = refuse_capability(limits, kAmpere)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
-    const std::int64_t rows = saturating_product(saturating_product(p.batch, p.heads_q), p.len_q);
+    const std::int64_t tiles = saturating_product(saturating_product(p.batch, p.heads_q),
+                                                  (p.len_q + standard::kBlockQ - 1) / standard::kBlockQ);
+    const std::int64_t rows = std::max(saturating_product(query_heads(p), query_tiles(p, 1)), tiles);
     if (auto reason = refuse_counts(p, "rows", rows)) return reason;
     if (auto reason = refuse_shared(p, shared, limits)) return reason;
     const std::int64_t pitch = (p.len_kv + standard::kBlockKv - 1) / standard::kBlockKv * standard::kBlockKv;

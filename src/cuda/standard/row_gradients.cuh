@@ -167,8 +167,9 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
     extern __shared__ __align__(16) float held[];
     __shared__ float parts[4][kSoftmaxThreads / 32];
     const ForwardParams& p = launch.forward.params;
-    const Head head(launch.forward, blockIdx.x / p.len_q);
-    const int query = static_cast<int>(blockIdx.x % p.len_q);
+    const QueryWork work(p);
+    const Head head(launch.forward, work.pair);
+    const int query = work.query;
     if (query >= head.member.len_q) return;
     const KeyTiles tiles = head.tiles(query / kBlockQ * kBlockQ);
     const int begin = tiles.first * kBlockKv;
@@ -219,7 +220,7 @@ template <class T>
 cudaError_t start_row_gradients(const RowGradientLaunch& launch, cudaStream_t stream) {
     constexpr int kBytes = 2 * kGradientKeysHeld * static_cast<int>(sizeof(float));
     const ForwardParams& p = launch.forward.params;
-    return start(row_gradient_kernel<T>, p.batch * p.heads_q * p.len_q, kSoftmaxThreads, kBytes, launch, stream);
+    return start(row_gradient_kernel<T>, query_blocks(p), kSoftmaxThreads, kBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::standard

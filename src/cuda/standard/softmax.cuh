@@ -102,8 +102,9 @@ __global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(const __grid_c
     extern __shared__ __align__(16) float held[];
     __shared__ float parts[2][kSoftmaxThreads / 32];
     const ForwardParams& params = launch.params;
-    const Head head(launch, blockIdx.x / params.len_q);
-    const int query = static_cast<int>(blockIdx.x % params.len_q);
+    const QueryWork work(params);
+    const Head head(launch, work.pair);
+    const int query = work.query;
     if (query >= head.member.len_q) return;
     const KeyTiles tiles = head.tiles(query / kBlockQ * kBlockQ);
     const int begin = tiles.first * kBlockKv;
@@ -139,7 +140,7 @@ cudaError_t start_softmax(const Launch& launch, cudaStream_t stream) {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     if (status != cudaSuccess) return status;
-    const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.params.len_q;
+    const std::int64_t blocks = query_blocks(launch.params);
     kernel<<<static_cast<unsigned>(blocks), kSoftmaxThreads, bytes, stream>>>(launch);
     return cudaGetLastError();
 }

@@ -4,6 +4,7 @@
 #include "cuda/standard/launch.hpp"
 #include "cuda/tile/key_tiles.cuh"
 #include "cuda/tile/member.cuh"
+#include "cuda/tile/query_tiles.hpp"
 
 namespace tessera::cuda::standard {
 
@@ -31,6 +32,30 @@ struct Head {
     /// The keys for which S and P of a tile of queries are written: whole tiles.
     __device__ __forceinline__ KeyTiles tiles(int q_begin) const {
         return {band, q_begin, min(q_begin + kBlockQ, member.len_q), kBlockKv};
+    }
+};
+
+/// Of kernels with a thread block for each query: how many blocks a head has. Ragged members lie one behind the other,
+/// as tiles of one query (query_tiles.hpp), so that this grows with their rows and not with the bound on their lengths.
+__host__ __device__ inline std::int64_t places_of_head(const ForwardParams& p) {
+    return p.cu_seqlens_q != nullptr ? p.total_q + p.batch : p.len_q;
+}
+inline std::int64_t query_blocks(const ForwardParams& p) {
+    return (p.cu_seqlens_q != nullptr ? p.heads_q : p.batch * p.heads_q) * places_of_head(p);
+}
+
+/// The query of this thread block, and of which head, numbered through all batch members; past a member's end is none.
+struct QueryWork {
+    std::int64_t pair;
+    int query;
+
+    __device__ __forceinline__ explicit QueryWork(const ForwardParams& p) {
+        const auto places = static_cast<unsigned>(places_of_head(p));
+        const int place = static_cast<int>(blockIdx.x % places);
+        const bool ragged = p.cu_seqlens_q != nullptr;
+        const QueryTile tile = ragged ? ragged_tile(p, place, 1) : QueryTile{0, place};
+        pair = std::int64_t{tile.batch} * p.heads_q + blockIdx.x / places;
+        query = tile.block;
     }
 };
 
