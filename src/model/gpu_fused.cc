@@ -134,7 +134,9 @@ std::string Gpu::waiting_text(double share, double ends) const {
     const auto count = static_cast<double>(units.count);
     const double longest = static_cast<double>(units.longest) * t.step + ends;
     if (units.count == 0) return "no units: 0";
-    if (const auto last = last_done(ends))
+    const auto last = last_done(ends);
+    const bool rounds = units.longest == units.shortest && blocks_at_a_time(family, q.problem) == 1 && splits_ == 1;
+    if (last && !(rounds && q.schedule != Schedule::fa1))
         return fmt::format("blocks one after the other to who is free, until the last one ends: {:.0f} - {:.0f}",
                            std::max(*last, share), share);
     if (units.longest == units.shortest)

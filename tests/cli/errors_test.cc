@@ -18,7 +18,7 @@ TEST_F(ErrorsTest, usage_is_two_and_names_the_option) {
     expect_error("", 2, "COMMAND: expected one of run");
     expect_error("frobnicate", 2, "got \"frobnicate\"");
     expect_error("list --bogus", 2, "--bogus: expected an option of tessera list");
-    expect_error("roofline --tlie 64,64", 2, "--tlie: expected an option of tessera roofline, perhaps --tile");
+    expect_error("roofline --lne 64", 2, "--lne: expected an option of tessera roofline, perhaps --len");
     expect_error("calibrate -o no/such/folder/x.json", 73, "no/such/folder");
     expect_error("run", 2, "FILE");
     expect_error("run a.npy b.npy", 2, "FILE: expected one .safetensors file, or .npy files q k v [do]");
