@@ -33,12 +33,6 @@ def fresh_sdpa_cases():
     wide = tensors((2, 300, 12, 64), (2, 300, 12, 64), (2, 300, 12, 64), grad=True)
     yield asked("fresh_strided_train", with_backward(lambda *t: call(*(x.transpose(1, 2) for x in t), is_causal=True), wide))
 
-    def ragged():
-        parts = [torch.randn(n, 8, 64, device="cuda", dtype=torch.bfloat16) for n in (129, 700, 64, 33)]
-        return torch.nested.nested_tensor(parts, layout=torch.jagged, device="cuda", requires_grad=True)
-
-    nested = [ragged() for _ in range(3)]
-    yield asked("fresh_nested_train", lambda: call(*(x.transpose(1, 2) for x in nested)).values().sum().backward(), "fa2")
     from torch.nn.attention.varlen import varlen_attn
 
     packed = tensors((1500, 8, 128), (1500, 8, 128), (1500, 8, 128), grad=True)
