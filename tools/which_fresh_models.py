@@ -50,7 +50,8 @@ def language_cases():
     for name, config, sizes, how, train in LANGUAGE_MODELS:
         options = {"attn_implementation": how} if how else {}
         try:
-            model = tf.AutoModelForCausalLM.from_config(getattr(tf, config)(**sizes), **options).to("cuda", torch.bfloat16).train(train)
+            model = tf.AutoModelForCausalLM.from_config(getattr(tf, config)(**sizes), **options)
+            model = model.to("cuda", torch.bfloat16).train(train)
         except Exception as error:  # a release without that model
             yield Case("fresh_" + name, "?", lambda error=error: (_ for _ in ()).throw(error))
             continue

@@ -116,14 +116,14 @@ constexpr Fa2Kernel kFa2Kernels[] = {
     {"flash_bwd_clear_dkvaccum_kernel", Role::helper, KernelPass::backward},
 };
 
-bool is_letter(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
+bool in_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
 /// `word` in `text` as an identifier of its own: with no letter, digit or underscore beside it.
 bool has_word(std::string_view text, std::string_view word) {
     const std::size_t at = text.find(word);
-    if (at == std::string_view::npos || (at > 0 && is_letter(text[at - 1]))) return false;
+    if (at == std::string_view::npos || (at > 0 && in_word(text[at - 1]))) return false;
     const std::size_t end = at + word.size();
-    return end == text.size() || !is_letter(text[end]);
+    return end == text.size() || !in_word(text[end]);
 }
 
 const Fa2Kernel* fa2_kernel(std::string_view name) {

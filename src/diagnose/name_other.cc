@@ -7,6 +7,30 @@
 #include "diagnose/name_words.hpp"
 
 namespace tessera::diagnose {
+namespace {
+
+/// Of what is in no table: nothing but a word for attention, which others use too.
+MaybeReading read_attention_words(std::string_view name) {
+    const std::string lower = lower_case(name);
+    // A softmax alone, though it is named after the attention by hand that it is of.
+    const bool of_inductor = contains_any(lower, {"triton_per_", "triton_red_"});
+    const bool softmax_alone = contains_any(lower, {"attn_softmax", "attention_softmax", "token_softmax"});
+    if (softmax_alone || (of_inductor && contains(lower, "softmax"))) return std::nullopt;
+    WordReading words = read_words(words_of(function_of(name)));
+    if (words.role == Role::unknown &&
+        contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"})) {
+        words.role = Role::attention;  // the word stands in a namespace or among the arguments
+        if (contains_any(lower, {"bwd", "backward", "grad"})) words.pass = KernelPass::backward;
+        words.found = "attention";
+    }
+    if (words.role == Role::unknown) return std::nullopt;
+    NameReading reading = attention(Family::unknown, Confidence::unsure, words.found, words.pass);
+    reading.role = words.role;
+    reading.evidence = {"\"" + words.found + "\" stands in the name, and nothing else in it is known"};
+    return reading;
+}
+
+}  // namespace
 
 MaybeReading read_paged(std::string_view name) {
     const std::size_t plain = name.find("paged_attention_kernel");
@@ -46,31 +70,6 @@ MaybeReading read_ggml(std::string_view name) {
     }
     return reading;
 }
-
-namespace {
-
-/// Of what is in no table: nothing but a word for attention, which others use too.
-MaybeReading read_attention_words(std::string_view name) {
-    const std::string lower = lower_case(name);
-    // A softmax alone, though it is named after the attention by hand that it is of.
-    const bool of_inductor = contains_any(lower, {"triton_per_", "triton_red_"});
-    const bool softmax_alone = contains_any(lower, {"attn_softmax", "attention_softmax", "token_softmax"});
-    if (softmax_alone || (of_inductor && contains(lower, "softmax"))) return std::nullopt;
-    WordReading words = read_words(words_of(function_of(name)));
-    if (words.role == Role::unknown &&
-        contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"})) {
-        words.role = Role::attention;  // the word stands in a namespace or among the arguments
-        if (contains_any(lower, {"bwd", "backward", "grad"})) words.pass = KernelPass::backward;
-        words.found = "attention";
-    }
-    if (words.role == Role::unknown) return std::nullopt;
-    NameReading reading = attention(Family::unknown, Confidence::unsure, words.found, words.pass);
-    reading.role = words.role;
-    reading.evidence = {"\"" + words.found + "\" stands in the name, and nothing else in it is known"};
-    return reading;
-}
-
-}  // namespace
 
 MaybeReading read_other_attention(std::string_view name) {
     const std::string lower = lower_case(name);

@@ -67,37 +67,36 @@ constexpr std::array kAotriton{
     TritonRow{"bwd_preprocess_varlen", Role::helper, kB, Confidence::likely, ""},
 };
 
-/// A variant of a row has its name with words behind it: "_fwd_kernel_stage2_asm", "_fwd_grouped_kernel_stage1_part2".
-bool is_variant(std::string_view function, std::string_view row) {
-    return function.size() > row.size() && function.substr(0, row.size()) == row && function[row.size()] == '_';
-}
-
 template <std::size_t N>
 MaybeReading read_row(Family family, const std::array<TritonRow, N>& rows, std::string_view name) {
     const std::string_view function = function_of(name);
-    const TritonRow* found = nullptr;
     for (const TritonRow& row : rows) {
-        if (function == row.name) found = &row;
+        if (function != row.name) continue;
+        NameReading reading = attention(family, row.confidence, row.name, row.pass);
+        reading.role = row.role;
+        reading.library = row.library;
+        if (row.confidence == Confidence::unsure)
+            reading.evidence.emplace_back("others use that name too, for other things");
+        return reading;
     }
-    const bool variant = found == nullptr;
-    for (const TritonRow& row : rows) {
-        const bool telling = row.confidence != Confidence::unsure && row.name[0] != 'a';
-        if (variant && telling && is_variant(function, row.name)) found = &row;
-    }
-    if (found == nullptr) return std::nullopt;
-    NameReading reading = attention(family, variant ? Confidence::unsure : found->confidence, found->name, found->pass);
-    reading.role = found->role;
-    if (variant) {
+    return std::nullopt;
+}
+
+/// A variant of a row has words behind that row's name: "_fwd_kernel_stage2_asm", "_fwd_grouped_kernel_stage1_part2".
+MaybeReading read_variant(std::string_view name) {
+    const std::string_view function = function_of(name);
+    for (const TritonRow& row : kTriton) {
+        const std::string_view known = row.name;
+        const bool begins_so = function.size() > known.size() && function.substr(0, known.size()) == known;
+        if (row.confidence == Confidence::unsure || !begins_so || function[known.size()] != '_') continue;
+        NameReading reading = attention(Family::triton, Confidence::unsure, row.name, row.pass);
         const WordReading words = read_words(words_of(function));
-        if (words.role == Role::helper || contains(function, "stage2")) reading.role = Role::helper;
+        reading.role = words.role == Role::helper || contains(function, "stage2") ? Role::helper : row.role;
         if (words.pass != KernelPass::unknown) reading.pass = words.pass;
         reading.evidence.emplace_back("the name goes on: a variant of that kernel, or another's");
         return reading;
     }
-    reading.library = found->library;
-    if (found->confidence == Confidence::unsure)
-        reading.evidence.emplace_back("others use that name too, for other things");
-    return reading;
+    return std::nullopt;
 }
 
 /// AITER's kernels in assembly, and the reductions beside them, which stand in no namespace.
@@ -147,7 +146,7 @@ MaybeReading read_triton(std::string_view name) {
     MaybeReading reading = read_row(Family::triton, kTriton, name);
     if (reading && contains_any(name, {"2d", "3d"}) && contains(name, "kernel_"))
         reading->features.emplace_back("paged keys");
-    if (reading) return reading;
+    if (reading || (reading = read_variant(name))) return reading;
     const std::string_view function = function_of(name);
     const bool written_in_triton = contains(name, "triton_flash_att") || contains(function, "kernel_unified_attention");
     // A function of Python that is not for others' use begins so, a kernel in C++ hardly ever.
