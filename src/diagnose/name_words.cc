@@ -51,7 +51,7 @@ constexpr std::string_view kMain[] = {"delta", "mask"};  // which the main kerne
 // Which a kernel of attention does on the way, too, and which none does.
 constexpr std::string_view kMayMove[] = {"append", "update", "set",  "scatter",  "gather", "insert",
                                          "concat", "fill",   "move", "transfer", "dequant"};
-constexpr std::string_view kMoves[] = {"write", "store", "copy", "reshape", "save", "assign", "swap"};
+constexpr std::string_view kMoves[] = {"write", "rewrite", "store", "copy", "reshape", "save", "assign", "swap"};
 
 }  // namespace
 
@@ -100,7 +100,7 @@ WordReading read_words(const std::vector<std::string>& words) {
     const auto look = [&](bool both, std::span<const std::string_view> list) {
         if (reading.found.empty() && both) reading.found = first_of(words, list);
     };
-    look(has(words, kCache) || has(words, kPaged), kPhase);
+    look(has(words, kCache) || has(words, kPaged) || has(words, kFlash), kPhase);
     look(has(words, kCache) || has(words, kPaged) || has(words, kFlash) || has(words, kCausal), kPass);
     look(!words.empty() && words.front() == "pa", kPaged);
     if (reading.found.empty()) return reading;
