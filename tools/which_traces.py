@@ -3,10 +3,12 @@
 """Runs attention in many ways on a GPU, with a profiler's trace of each: what `tessera which` is tried on.
 
 Each case asks for one kernel by PyTorch's own means, so what ran is known. FOLDER gets NAME.json.gz for each case, and
-GROUP.tsv with a line for each: its name, and the families of attention that ran ("?": not known beforehand, "-": none), or why
-it failed. Exit status 77 without PyTorch or without a GPU.
+GROUP.tsv with a line for each: its name, the families of attention that ran ("?": not known beforehand, "-": none) and the
+operators of attention that PyTorch's dispatcher saw, or why it failed. Exit status 77 without PyTorch or without a GPU.
 
-Usage: which_traces.py FOLDER GROUP...    GROUP: sdpa, eager, graphs, flex, compiled, models, more, jax, pallas
+Usage: which_traces.py FOLDER GROUP...
+GROUP: sdpa, eager, graphs, flex, compiled, models, more, jax, pallas; never shown to the reader when it was written: fresh_sdpa,
+fresh_hand, fresh_compiled, fresh_flex, fresh_language, fresh_images
 --bare instead of FOLDER: no traces, for another profiler around it.
 """
 import glob
@@ -19,11 +21,43 @@ import sys
 import tempfile
 
 import which_cases as cases
+import which_fresh as fresh
+import which_fresh_models as fresh_models
 import which_models as models
 
 GROUPS = {"sdpa": cases.sdpa_cases, "eager": cases.eager_cases, "graphs": cases.graph_cases, "flex": cases.flex_cases,
           "compiled": cases.compiled_cases, "models": models.model_cases, "more": models.more_cases, "jax": models.jax_cases,
-          "pallas": models.pallas_cases}
+          "pallas": models.pallas_cases, "fresh_sdpa": fresh.fresh_sdpa_cases, "fresh_hand": fresh.fresh_hand_cases,
+          "fresh_compiled": fresh.fresh_compiled_cases, "fresh_flex": fresh.fresh_flex_cases,
+          "fresh_language": fresh_models.language_cases, "fresh_images": fresh_models.image_cases}
+FUSED = {"cudnn": "cudnn", "flash": "fa2", "efficient": "mem-efficient"}
+
+
+def dispatched(case):
+    """What a step asks of PyTorch's fused attention, forward and backward, without a profiler: "cudnn fa2/backward"."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found = set()
+
+    class Listener(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            for word, family in FUSED.items():
+                if re.search(f"_{word}_attention|_{word}_attention_forward", func.__name__):
+                    found.add(family + ("/backward" if "backward" in func.__name__ else ""))
+            if "softmax" in func.__name__:
+                found.add("softmax" + ("/backward" if "backward" in func.__name__ else ""))
+            return func(*args, **(kwargs or {}))
+
+    with Listener():
+        case.step()
+    return " ".join(sorted(found))
+
+
+def operators(case):
+    try:
+        return dispatched(case)
+    except (NotImplementedError, RuntimeError) as error:  # what is asked of PyTorch here does not take part in dispatch
+        return f"not asked: {type(error).__name__}"
 
 
 def profile(case, path):
@@ -86,7 +120,8 @@ def run_group(folder, group):
                 profile(case, path)
             if folder:
                 tidy(path)
-            print(case.name, case.families, sep="\t", file=index)
+            seen = operators(case) if group in ("fresh_sdpa", "fresh_hand", "fresh_language", "fresh_images") else ""
+            print(case.name, case.families, seen, sep="\t", file=index)
         except Exception as error:  # whatever a release lacks: the other cases matter too
             print(case.name if case else group, f"failed: {type(error).__name__}: {str(error)[:300]!r}", sep="\t", file=index)
 

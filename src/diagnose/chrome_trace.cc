@@ -195,7 +195,7 @@ Trace read_chrome_trace(ByteStream& stream, const std::string& origin) {
     Walker walker(sink, buffer);
     const bool whole = nlohmann::json::sax_parse(input, &walker, nlohmann::json::input_format_t::json, false);
     sink.finish();
-    if (!walker.saw_events || (!whole && sink.events() == 0)) {
+    if (!walker.saw_events || sink.events() == 0) {
         throw Error(ErrorCode::bad_data, origin,
                     walker.saw_events || walker.error_text.empty()
                         ? "expected a trace with events in \"traceEvents\", got JSON without any"

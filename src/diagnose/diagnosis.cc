@@ -179,9 +179,10 @@ class Sorter {
     RunFacts facts_of_runs() {
         RunFacts facts;
         facts.role = [&](std::uint32_t run) {
-            // Sums of a product's parts, and the question whether a whole row is masked.
-            const bool passed_over =
-                contains_any(trace_.kernels[trace_.runs[run].name], {"splitKreduce", "and_kernel_"});
+            // Sums of a product's parts, the question whether a whole row is masked, and the largest score of each row,
+            // which some models take off before the softmax.
+            const bool passed_over = contains_any(trace_.kernels[trace_.runs[run].name],
+                                                  {"splitKreduce", "and_kernel_", "::MaxOps<", "::MaxNanFunctor<"});
             return passed_over ? Role::elementwise : reading(run).role;
         };
         facts.taken = [&](std::uint32_t run) { return static_cast<bool>(taken_[run]); };

@@ -37,6 +37,8 @@ constexpr Relative kRelatives[] = {
      Family::trtllm},
     {"ck", "fa2", "Composable Kernel", "2024", "flash-attn on ROCm", "the same on AMD's GPUs",
      "void ck_tile::kentry<256, 1, ck_tile::FmhaFwdKernel<", Family::ck},
+    {"aiter", "ck", "AITER", "2025", "AITER; vLLM, SGLang on AMD", "in assembly for AMD's MI300 and later",
+     "aiter::fmha_fwd_hd128_bf16_causal", Family::aiter},
     {"flashinfer", "fa2", "FlashInfer", "2024", "FlashInfer, vLLM, SGLang",
      "paged and ragged keys, compiled on the spot", "void flashinfer::BatchPrefillWithPagedKVCacheKernel<",
      Family::flashinfer},
@@ -59,6 +61,11 @@ constexpr Chooser kChoosers[] = {
      "flash, efficient, math, cuDNN; cuDNN first on 9.x and 10.x from 2.10 with cuDNN after 9.15; sdpa_kernel(); "
      "activate_flash_attention_impl(\"FA3\") from 2.11, (\"FA4\") from 2.10",
      kPyTorch},
+    {"PyTorch SDPA on ROCm", "2026", "aotriton, ck, standard",
+     "flash and memory-efficient both end in AOTriton, or in Composable Kernel after "
+     "preferred_rocm_fa_library(\"ck\"); "
+     "there is no cuDNN; some GPUs need TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1",
+     kSource},
     {"FlexAttention", "PyTorch 2.5", "flex, fa4", "flex; BACKEND=\"FLASH\" takes FA4", kSource},
     {"xFormers", "2025 (since 2026-04 in mslk)", "fa3, fa2, fa2-torch, efficient, triton, ck",
      "FA3, flash, CUTLASS; split-K first for few queries; CK on ROCm", kSource},

@@ -32,7 +32,10 @@ std::string demangled(std::string_view name) {
     int status = 0;
     const std::unique_ptr<char, decltype(&std::free)> text(
         abi::__cxa_demangle(std::string(name).c_str(), nullptr, nullptr, &status), &std::free);
-    return status == 0 && text != nullptr ? std::string(text.get()) : read_mangled(name);
+    if (status == 0 && text != nullptr) return text.get();
+    const std::size_t dots = name.find("...");  // what a tool left out in the middle; behind it no length is known
+    return dots == std::string_view::npos ? read_mangled(name)
+                                          : read_mangled(name.substr(0, dots)) + std::string(name.substr(dots));
 }
 
 /// "(int)128" -> "128", "(bool)1" -> "true", "(flashinfer::MaskMode)1" -> "1": a type in brackets before a number.
@@ -186,6 +189,16 @@ bool contains(std::string_view text, std::string_view part) { return text.find(p
 
 bool contains_any(std::string_view text, std::initializer_list<std::string_view> parts) {
     return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) { return contains(text, part); });
+}
+
+bool begins_any(std::string_view text, std::initializer_list<std::string_view> parts) {
+    const auto begins = [&](std::string_view part) {
+        for (std::size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, at + 1)) {
+            if (at == 0 || !is_word(text[at - 1])) return true;
+        }
+        return false;
+    };
+    return std::any_of(parts.begin(), parts.end(), begins);
 }
 
 std::string lower_case(std::string_view text) {

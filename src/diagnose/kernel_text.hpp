@@ -51,6 +51,8 @@ std::vector<bool> bools_from(const std::vector<std::string>& arguments, std::siz
 bool contains(std::string_view text, std::string_view part);
 /// Any of them.
 bool contains_any(std::string_view text, std::initializer_list<std::string_view> parts);
+/// Any of them where an identifier begins: "f_kernel" in "a::f_kernel<1>", not in "my_f_kernel", which is another's.
+bool begins_any(std::string_view text, std::initializer_list<std::string_view> parts);
 std::string lower_case(std::string_view text);
 
 }  // namespace tessera::diagnose

@@ -116,12 +116,14 @@ constexpr Fa2Kernel kFa2Kernels[] = {
     {"flash_bwd_clear_dkvaccum_kernel", Role::helper, KernelPass::backward},
 };
 
-/// `word` in `text` with no letter, digit or underscore behind it; at the end of a cut name the word may be cut too.
+bool in_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
+
+/// `word` in `text` as an identifier of its own: with no letter, digit or underscore beside it.
 bool has_word(std::string_view text, std::string_view word) {
     const std::size_t at = text.find(word);
-    if (at == std::string_view::npos) return false;
+    if (at == std::string_view::npos || (at > 0 && in_word(text[at - 1]))) return false;
     const std::size_t end = at + word.size();
-    return end == text.size() || (std::isalnum(static_cast<unsigned char>(text[end])) == 0 && text[end] != '_');
+    return end == text.size() || !in_word(text[end]);
 }
 
 const Fa2Kernel* fa2_kernel(std::string_view name) {
@@ -137,7 +139,9 @@ const Fa2Kernel* fa2_kernel(std::string_view name) {
         if (at == std::string_view::npos) continue;
         const std::string_view word = head.substr(at);
         const bool qualified = contains(name, "flash::");
-        if (word.size() >= 12 && full.substr(0, word.size()) == word && (qualified || dots != std::string_view::npos))
+        const bool telling = word.size() >= 24;  // "flash_bwd_dq_dk_dv_loop_seqk": nobody else's begins so far alike
+        if (word.size() >= 12 && full.substr(0, word.size()) == word &&
+            (qualified || telling || dots != std::string_view::npos))
             return &kernel;
     }
     return nullptr;

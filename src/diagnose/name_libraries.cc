@@ -64,7 +64,7 @@ MaybeReading read_mem_efficient(std::string_view name) {
 }
 
 MaybeReading read_flashinfer(std::string_view name) {
-    const bool prefill = contains(name, "PrefillWith");
+    const bool prefill = contains(name, "PrefillWith") && contains(name, "KV");
     const bool decode = contains_any(name, {"DecodeWithPagedKV", "SingleDecodeWithKVCache", "DecodeWithKVCache"});
     const bool mla = contains_any(name, {"BatchMLAPage", "BatchDecodeWithPagedKVCacheKernelMLA", "MLADecode"});
     const bool pod = contains(name, "PODWithKVCache");
@@ -108,10 +108,10 @@ MaybeReading read_flashinfer(std::string_view name) {
 
 MaybeReading read_flashmla(std::string_view name) {
     const bool dense = contains(name, "splitkv_mla");
-    const bool sparse = contains(name, "sparse_attn_fwd_kernel");
+    const bool sparse = begins_any(name, {"sparse_attn_fwd_kernel"});
     const bool helper =
         contains_any(name, {"mla_combine_kernel", "get_mla_metadata", "flash_fwd_mla_combine", "mla_metadata_kernel"});
-    const bool named = contains_any(name, {"flash_mla", "FlashMLA", "flashmla"});
+    const bool named = contains_any(name, {"flash_mla", "FlashMLA", "flashmla", "flash_fwd_mla", "flash_bwd_mla"});
     if (!dense && !sparse && !helper && !named) return std::nullopt;
     NameReading reading = attention(Family::flashmla, Confidence::certain,
                                     dense    ? "splitkv_mla"
@@ -141,9 +141,9 @@ MaybeReading read_flashmla(std::string_view name) {
 
 MaybeReading read_sage(std::string_view name) {
     const std::string lower = lower_case(name);
-    const bool attends = contains_any(lower, {"qk_int_sv_f", "qk_int8_sv_f", "qk_int4_sv_f", "qk_int8_pv_f", "sageattn",
-                                              "sage_attn", "sageattention"});
-    const bool helper = contains_any(
+    const bool attends = begins_any(lower, {"qk_int_sv_f", "qk_int8_sv_f", "qk_int4_sv_f", "qk_int8_pv_f"}) ||
+                         contains_any(lower, {"sageattn", "sage_attn", "sageattention"});
+    const bool helper = begins_any(
         name, {"QuantInt8Kernel", "QuantInt4Kernel", "MeanScaleKernel", "TransposePadPermuteKernel", "SubMeanKernel",
                "quant_per_block_int8_kernel", "quant_query_per_thread_int8", "quant_key_per_thread_int8"});
     if (!attends && !helper) return std::nullopt;

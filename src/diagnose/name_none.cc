@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "diagnose/name_readers.hpp"
+#include "diagnose/name_words.hpp"
 
 namespace tessera::diagnose {
 namespace {
@@ -26,8 +27,9 @@ const LookAlike kLookAlikes[] = {
       "attention_norm"},
      "normalises, and computes no attention"},
     {{"trtllm_allreduce", "allreduce_fusion", "helixalltoall"}, "sends data between GPUs, and computes no attention"},
-    {{"delta_rule", "linear_attn", "linear_attention", "lightning_attn", "lightning_attention", "gated_linear",
-      "chunk_gla", "fused_recurrent", "retention_", "rwkv", "mamba", "causal_conv1d", "selective_scan"},
+    {{"delta_rule", "gdn_", "_gdn", "kda_", "chunk_local_cumsum", "linear_attn", "linear_attention", "lightning_attn",
+      "lightning_attention", "gated_linear", "chunk_gla", "fused_recurrent", "retention_", "rwkv", "mamba",
+      "causal_conv1d", "selective_scan"},
      "linear attention or a state-space model: there is no softmax in it"},
     {{"kv_indices"}, "lists the pages of the cache for an attention that comes after it"},
     {{"mqa_logits", "indexer"}, "scores that choose keys for a sparse attention; the attention itself comes after it"},
@@ -35,6 +37,17 @@ const LookAlike kLookAlikes[] = {
      "one of FlashInfer's other kernels, no attention"},
     {{"flash_sampling", "flash_ffn", "flashdecode_moe"}, "no attention"},
 };
+
+/// "f<g(int)>(fbgemm::Tensor)" -> "f<g(int)>": types of parameters tell nothing of what is computed.
+std::string_view without_parameters(std::string_view name) {
+    int depth = 0;
+    for (std::size_t at = 0; at < name.size(); ++at) {
+        if (name[at] == '<') ++depth;
+        if (name[at] == '>') --depth;
+        if (name[at] == '(' && depth <= 0 && at > 0) return name.substr(0, at);
+    }
+    return name;
+}
 
 MaybeReading none(Role role, Confidence confidence, std::string why) {
     NameReading reading;
@@ -55,26 +68,38 @@ MaybeReading read_look_alike(std::string_view name) {
         return none(Role::look_alike, Confidence::likely,
                     "a pointwise kernel that Inductor fused with what stands beside an attention, and computes none");
     }
+    const std::vector<std::string> words = words_of(function_of(name));
+    const bool rotates_too = begins_any(name, {"_fwd_grouped_kernel_stage1", "_fwd_kernel_stage1"});
     for (const LookAlike& row : kLookAlikes) {
+        if (rotates_too) break;
         for (const std::string_view word : row.words) {
             if (contains(lower, word))
                 return none(Role::look_alike, Confidence::likely,
                             fmt::format("\"{}\" in the name: {}", word, row.what));
         }
     }
+    const std::string moves = cache_word(words);
+    if (!moves.empty())
+        return none(Role::look_alike, Confidence::likely,
+                    fmt::format("\"{}\" and a word for the cache of keys and values: it moves them, and computes no "
+                                "attention",
+                                moves));
     return std::nullopt;
 }
 
 MaybeReading read_plain_kernel(std::string_view name) {
-    const std::string lower = lower_case(name);
+    const bool of_cute = name.substr(0, 14) == "kernel_cutlass";  // its arguments have names of copies and products
+    const std::string lower = lower_case(of_cute ? function_of(name) : without_parameters(name));
     const auto row = [&](Role role, std::initializer_list<std::string_view> words) -> MaybeReading {
         for (const std::string_view word : words) {
             if (contains(lower, word)) return none(role, Confidence::likely, fmt::format("\"{}\" in the name", word));
         }
         return std::nullopt;
     };
-    if (MaybeReading found = row(Role::other, {"nccl", "log_softmax", "logsoftmax", "cross_entropy", "nll_loss", "topk",
-                                               "radixsort", "devicescan", "splitkreduce", "multi_tensor_apply"}))
+    if (MaybeReading found =
+            row(Role::other, {"nccl", "rccl", "log_softmax", "logsoftmax", "cross_entropy", "nll_loss", "topk",
+                              "radixsort", "devicescan", "splitkreduce", "multi_tensor_apply", "allgather",
+                              "all_gather", "allreduce", "all_reduce", "reduce_scatter", "all_to_all", "alltoall"}))
         return found;
     for (const char* kernel : {"softmax_warp_forward", "softmax_warp_backward"}) {
         const auto arguments = template_arguments(name, kernel);  // types, log2 of the length, whether it is a log
@@ -92,17 +117,27 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
     if (contains_any(lower, {"triton_red_", "triton_per_"}))
         return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
-    if (MaybeReading found =
-            row(Role::gemm, {"gemm", "nvjet", "cutlass::kernel", "cijk_", "gemv", "xmma", "matmul", "triton_mm",
-                             "triton_bmm", "triton_tem_", "cublaslt", "dot_kernel", "_mm_", "marlin"}))
+    if (MaybeReading found = row(Role::gemm, {"gemm", "nvjet", "cutlass::kernel", "cijk_", "gemv", "xmma", "matmul",
+                                              "triton_mm", "triton_bmm", "triton_tem_", "cublaslt", "dot_kernel",
+                                              "_mm_", "marlin", "wvsplitk", "bmm_", "mul_mat"}))
         return found;
     if (MaybeReading found =
             row(Role::elementwise, {"elementwise", "catarray", "copy", "fillfunctor", "_fill", "triu_tril", "dropout",
                                     "memcpy", "memset", "where", "masked", "transpose", "cast"}))
         return found;
-    return row(Role::other,
-               {"at::native", "at::cuda", "at_cuda_detail", "cub::", "triton_", "reduce", "norm", "embedding", "index",
-                "conv", "adam", "sort", "thrust::", "cudnn", "cutlass", "act_and_mul", "moe", "loop_"});
+    return row(Role::other, {"at::native",  "at::cuda",  "at_cuda_detail",
+                             "cub::",       "rocprim::", "triton_",
+                             "reduce",      "norm",      "embedding",
+                             "index",       "conv",      "adam",
+                             "sort",        "thrust::",  "cudnn",
+                             "cutlass",     "moe",       "loop_",
+                             "act_and_mul", "gated_act", "silu",
+                             "gelu",        "swiglu",    "quant",
+                             "expert",      "deep_ep",   "dispatch",
+                             "cumsum",      "argmax",    "sampl",
+                             "gating",      "shuffle",   "transformer_engine::",
+                             "hadamard",    "logits",    "amax",
+                             "rocclr",      "histogram"});
 }
 
 }  // namespace tessera::diagnose

@@ -4,8 +4,33 @@
 #include <cctype>
 
 #include "diagnose/name_readers.hpp"
+#include "diagnose/name_words.hpp"
 
 namespace tessera::diagnose {
+namespace {
+
+/// Of what is in no table: nothing but a word for attention, which others use too.
+MaybeReading read_attention_words(std::string_view name) {
+    const std::string lower = lower_case(name);
+    // A softmax alone, though it is named after the attention by hand that it is of.
+    const bool of_inductor = contains_any(lower, {"triton_per_", "triton_red_"});
+    const bool softmax_alone = contains_any(lower, {"attn_softmax", "attention_softmax", "token_softmax"});
+    if (softmax_alone || (of_inductor && contains(lower, "softmax"))) return std::nullopt;
+    WordReading words = read_words(words_of(function_of(name)));
+    if (words.role == Role::unknown &&
+        contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"})) {
+        words.role = Role::attention;  // the word stands in a namespace or among the arguments
+        if (contains_any(lower, {"bwd", "backward", "grad"})) words.pass = KernelPass::backward;
+        words.found = "attention";
+    }
+    if (words.role == Role::unknown) return std::nullopt;
+    NameReading reading = attention(Family::unknown, Confidence::unsure, words.found, words.pass);
+    reading.role = words.role;
+    reading.evidence = {"\"" + words.found + "\" stands in the name, and nothing else in it is known"};
+    return reading;
+}
+
+}  // namespace
 
 MaybeReading read_paged(std::string_view name) {
     const std::size_t plain = name.find("paged_attention_kernel");
@@ -13,8 +38,8 @@ MaybeReading read_paged(std::string_view name) {
                            (name[plain - 1] == '_' || std::isalnum(static_cast<unsigned char>(name[plain - 1])) != 0);
     if (somebodys) return std::nullopt;  // "ragged_paged_attention_kernel" is none of vLLM's
     const bool paged = plain != std::string_view::npos ||
-                       contains_any(name, {"paged_attention_v1_kernel", "paged_attention_v2_kernel",
-                                           "paged_attention_ll4mi", "single_query_cached_kv_attention"});
+                       begins_any(name, {"paged_attention_v1_kernel", "paged_attention_v2_kernel",
+                                         "paged_attention_ll4mi", "single_query_cached_kv_attention"});
     const bool reduce = contains(name, "paged_attention_v2_reduce") || contains(name, "paged_attention_ll4mi_reduce");
     if (!paged && !reduce) return std::nullopt;
     const bool common = plain != std::string_view::npos;
@@ -72,16 +97,7 @@ MaybeReading read_other_attention(std::string_view name) {
         reading.exactness = Exactness::not_exact;
         return reading;
     }
-    // A softmax alone, though it is named after the attention by hand that it is of.
-    const bool of_inductor = contains_any(lower, {"triton_per_", "triton_red_"});
-    const bool softmax_alone = contains_any(lower, {"attn_softmax", "attention_softmax"});
-    if (softmax_alone || (of_inductor && contains(lower, "softmax"))) return std::nullopt;
-    if (!contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"}))
-        return std::nullopt;
-    NameReading reading = with(Family::unknown, Confidence::unsure, "attention", "");
-    reading.pass = contains_any(lower, {"bwd", "backward", "grad"}) ? KernelPass::backward : KernelPass::unknown;
-    reading.evidence = {"a word for attention stands in the name, and nothing else in it is known"};
-    return reading;
+    return read_attention_words(name);
 }
 
 }  // namespace tessera::diagnose

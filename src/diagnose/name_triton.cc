@@ -2,9 +2,9 @@
 //
 // Attention in Triton, and on AMD's GPUs.
 #include <array>
-#include <cctype>
 
 #include "diagnose/name_readers.hpp"
+#include "diagnose/name_words.hpp"
 
 namespace tessera::diagnose {
 namespace {
@@ -67,19 +67,6 @@ constexpr std::array kAotriton{
     TritonRow{"bwd_preprocess_varlen", Role::helper, kB, Confidence::likely, ""},
 };
 
-/// The function of a Triton kernel: without the signature that older releases append ("_0d1d2d3de"), ".kd", arguments.
-std::string_view function_of(std::string_view name) {
-    std::string_view text = name.substr(0, name.find_first_of("<(."));
-    const std::size_t scope = text.rfind("::");
-    if (scope != std::string_view::npos) text.remove_prefix(scope + 2);
-    for (std::size_t at = text.find('_', 1); at != std::string_view::npos; at = text.find('_', at + 1)) {
-        const std::string_view rest = text.substr(at + 1);
-        if (rest.size() < 4 || std::isdigit(static_cast<unsigned char>(rest[0])) == 0) continue;
-        if (rest.find_first_not_of("0123456789dec") == std::string_view::npos) return text.substr(0, at);
-    }
-    return text;
-}
-
 template <std::size_t N>
 MaybeReading read_row(Family family, const std::array<TritonRow, N>& rows, std::string_view name) {
     const std::string_view function = function_of(name);
@@ -90,6 +77,23 @@ MaybeReading read_row(Family family, const std::array<TritonRow, N>& rows, std::
         reading.library = row.library;
         if (row.confidence == Confidence::unsure)
             reading.evidence.emplace_back("others use that name too, for other things");
+        return reading;
+    }
+    return std::nullopt;
+}
+
+/// A variant of a row has words behind that row's name: "_fwd_kernel_stage2_asm", "_fwd_grouped_kernel_stage1_part2".
+MaybeReading read_variant(std::string_view name) {
+    const std::string_view function = function_of(name);
+    for (const TritonRow& row : kTriton) {
+        const std::string_view known = row.name;
+        const bool begins_so = function.size() > known.size() && function.substr(0, known.size()) == known;
+        if (row.confidence == Confidence::unsure || !begins_so || function[known.size()] != '_') continue;
+        NameReading reading = attention(Family::triton, Confidence::unsure, row.name, row.pass);
+        const WordReading words = read_words(words_of(function));
+        reading.role = words.role == Role::helper || contains(function, "stage2") ? Role::helper : row.role;
+        if (words.pass != KernelPass::unknown) reading.pass = words.pass;
+        reading.evidence.emplace_back("the name goes on: a variant of that kernel, or another's");
         return reading;
     }
     return std::nullopt;
@@ -142,14 +146,27 @@ MaybeReading read_triton(std::string_view name) {
     MaybeReading reading = read_row(Family::triton, kTriton, name);
     if (reading && contains_any(name, {"2d", "3d"}) && contains(name, "kernel_"))
         reading->features.emplace_back("paged keys");
-    if (reading || !contains(name, "triton_flash_att")) return reading;
-    reading = attention(Family::triton, Confidence::likely, "triton_flash_att...");
-    if (contains(name, "bwd") || contains(name, "backward")) reading->pass = KernelPass::backward;
+    if (reading || (reading = read_variant(name))) return reading;
+    const std::string_view function = function_of(name);
+    const bool written_in_triton = contains(name, "triton_flash_att") || contains(function, "kernel_unified_attention");
+    // A function of Python that is not for others' use begins so, a kernel in C++ hardly ever.
+    const bool of_python = function.size() == name.size() && !name.empty() && name[0] == '_';
+    if (!written_in_triton && !of_python) return std::nullopt;
+    const WordReading words = read_words(words_of(function));
+    if (words.role != Role::attention && words.role != Role::helper) return std::nullopt;
+    reading =
+        attention(Family::triton, written_in_triton ? Confidence::likely : Confidence::unsure, words.found, words.pass);
+    reading->role = contains(function, "stage2") ? Role::helper : words.role;  // of split keys: the sum of the parts
+    if (written_in_triton && words.pass == KernelPass::unknown) reading->pass = KernelPass::forward;
+    if (!written_in_triton)
+        reading->evidence.emplace_back(
+            "it is called as functions in Python are, which are kernels of Triton as a rule");
+    if (contains(function, "sparse")) reading->exactness = Exactness::unknown;
     return reading;
 }
 
 MaybeReading read_amd(std::string_view name) {
-    const bool ck = contains(name, "ck_tile") && contains(name, "Fmha");
+    const bool ck = contains(name, "ck_tile") && contains_any(name, {"Fmha", "AttentionKernel"});
     const bool of_transformer_engine = contains(name, "ck_fused_attn::");
     const bool older_ck = contains_any(name, {"DeviceGroupedMultiheadAttention", "kernel_grouped_multihead_attention",
                                               "efficient_attention_forward_decoder"});
@@ -163,7 +180,8 @@ MaybeReading read_amd(std::string_view name) {
     }
     if (ck || older_ck) {
         NameReading reading =
-            attention(Family::ck, Confidence::certain, ck ? "ck_tile ... Fmha" : "grouped multihead attention of CK");
+            attention(Family::ck, Confidence::certain,
+                      ck ? "ck_tile ... Fmha / AttentionKernel" : "grouped multihead attention of CK");
         reading.library = "Composable Kernel (flash-attn and xFormers on AMD)";
         if (contains(name, "FmhaBwd")) reading.pass = KernelPass::backward;
         if (contains(name, "PagedKV")) reading.features.emplace_back("paged keys");

@@ -2,7 +2,9 @@
 //
 // Traces that were taken on an H200, of which it is known what ran: tests/diagnose/traces.
 #include <gtest/gtest.h>
+#include <zlib.h>
 
+#include <cstdio>
 #include <fstream>
 #include <map>
 #include <set>
@@ -27,7 +29,7 @@ std::vector<Labelled> labelled() {
         if (line.empty() || line[0] == '#') continue;
         std::istringstream fields(line);
         Labelled row;
-        fields >> row.name >> row.forward >> row.backward;
+        for (std::string* field : {&row.name, &row.forward, &row.backward}) std::getline(fields, *field, '\t');
         rows.push_back(row);
     }
     return rows;
@@ -52,7 +54,7 @@ Diagnosis diagnosis_of(const std::string& name) {
 
 TEST(LabelledTraces, are_read_as_what_ran) {
     const auto rows = labelled();
-    EXPECT_GE(rows.size(), 86U);
+    EXPECT_GE(rows.size(), 123U);
     for (const Labelled& row : rows) {
         SCOPED_TRACE(row.name);
         const Diagnosis d = diagnosis_of(row.name);
@@ -119,6 +121,47 @@ TEST(LabelledTraces, of_nsight_compute_tell_the_same) {
     for (const AttentionKind& kind : d.kinds) calls[name_of(kind.reading.family)] += kind.calls;
     EXPECT_EQ(calls,
               (std::map<std::string, std::int64_t>{{"cudnn", 4}, {"eager", 8}, {"fa2", 4}, {"mem-efficient", 4}}));
+}
+
+/// The file without its compression, for the length of a test.
+class Unpacked {
+ public:
+    explicit Unpacked(const std::string& name) : path_(testing::TempDir() + "tessera_" + name) {
+        std::ofstream out(path_, std::ios::binary);
+        gzFile file = gzopen((kFolder + name + ".gz").c_str(), "rb");
+        char piece[4096];
+        for (int got = 0; (got = gzread(file, piece, sizeof piece)) > 0;) out.write(piece, got);
+        gzclose(file);
+    }
+    Unpacked(const Unpacked&) = delete;
+    Unpacked& operator=(const Unpacked&) = delete;
+    ~Unpacked() { std::remove(path_.c_str()); }
+    const std::string& path() const { return path_; }
+
+ private:
+    std::string path_;
+};
+
+/// Exports of Nsight Systems 2025.3, of which the tables of kernels, their names and the GPU are kept: each case of
+/// which_traces.py's groups "graphs" (three runs to warm up, one as a graph) and "eager" (one run).
+TEST(LabelledTraces, of_nsight_systems_tell_the_same) {
+    const auto calls_in = [](const char* name) {
+        const Unpacked file(name);
+        Trace trace = read_trace(file.path());
+        const Diagnosis d = diagnose(trace);
+        EXPECT_EQ(d.tool, "Nsight Systems");
+        EXPECT_EQ(d.gpus.at(0).name, "NVIDIA H200");
+        EXPECT_TRUE(d.unknown.empty()) << d.unknown.front().kernel.name;
+        std::map<std::string, std::int64_t> calls;
+        for (const AttentionKind& kind : d.kinds)
+            calls[std::string(name_of(kind.reading.family)) + " " + name_of(kind.reading.pass)] += kind.calls;
+        return calls;
+    };
+    using Calls = std::map<std::string, std::int64_t>;
+    EXPECT_EQ(calls_in("nsys_graphs.sqlite"),
+              (Calls{{"cudnn forward", 4}, {"eager forward", 8}, {"fa2 forward", 4}, {"mem-efficient forward", 4}}));
+    EXPECT_EQ(calls_in("nsys_eager.sqlite"),
+              (Calls{{"cudnn backward", 1}, {"cudnn forward", 2}, {"eager backward", 2}, {"eager forward", 7}}));
 }
 
 /// By hand, between much else: T5 has a bias of positions, whose gradient is summed between the products; Mixtral's

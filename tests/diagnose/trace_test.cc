@@ -184,6 +184,8 @@ TEST(Traces, refuses_nonsense) {
     expect_bad("{}", "without any");
     expect_bad("{\"traceEvents\": 3}", "without any");
     expect_bad("[", "without any");
+    expect_bad("[1, 2, 3]", "without any");
+    expect_bad("{\"traceEvents\": []}", "without any");
     expect_bad("{\"a\": [1, 2", "breaks at byte");
     expect_bad(std::string("\x7f"
                            "ELF\0\0\0\0",
