@@ -8,9 +8,23 @@ CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _functorch_active = torch._C._are_functorch_transforms_active
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
-_call = _operators.call
+_call, _plain = _operators.call, _operators.plain
 # Past the Python code of Function.apply, which is for torch.func.
 _eager = super(torch.autograd.Function, _operators.EagerAttention).apply
+_plain_eager = super(torch.autograd.Function, _operators.PlainAttention).apply
+
+
+def _needs_gradients(q, k, v, bias):
+    return _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
+                                   (bias is not None and bias.requires_grad))
+
+
+def _explained(error, q, k, v):
+    """The exception to raise for one of an operator."""
+    for name, tensor in zip(("q", "k", "v"), (q, k, v)):
+        if not isinstance(tensor, torch.Tensor):
+            return ValueError(f"{name}: expected a torch.Tensor, got a {type(tensor).__name__}")
+    return _errors.translated(error)
 
 
 def run(q, k, v, bias, *rest):
@@ -18,19 +32,31 @@ def run(q, k, v, bias, *rest):
 
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
     if _is_compiling():
+        if _needs_gradients(q, k, v, bias) and _operators.keeps_rest(q, rest[11], rest[12]):
+            return _operators.attention_with_rest(q, k, v, bias, *rest)[:2]
         return _operators.attention(q, k, v, bias, *rest)
     if _functorch_active():
         return _functorch.attention(q, k, v, bias, *rest)
     try:
-        if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
-                                   (bias is not None and bias.requires_grad)):
-            return _eager(q, k, v, bias, rest)
-        return _call(q, k, v, bias, rest)
+        if not _needs_gradients(q, k, v, bias):
+            return _call(q, k, v, bias, rest)
+        if _operators.is_plain(bias, rest):
+            return _plain_eager(q, k, v, (*rest[6:10], rest[13]))
+        return _eager(q, k, v, bias, rest)
     except (RuntimeError, AttributeError) as error:
-        for name, tensor in zip(("q", "k", "v"), (q, k, v)):
-            if not isinstance(tensor, torch.Tensor):
-                raise ValueError(f"{name}: expected a torch.Tensor, got a {type(tensor).__name__}") from None
-        raise _errors.translated(error) from None
+        raise _explained(error, q, k, v) from None
+
+
+def run_plain(q, k, v, *settings):
+    """run() of the arguments of the plain operators."""
+    if _is_compiling() or _functorch_active():
+        return run(*_operators.all_arguments(q, k, v, *settings))
+    try:
+        if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return _plain_eager(q, k, v, settings)
+        return _plain(q, k, v, *settings)
+    except (RuntimeError, AttributeError) as error:
+        raise _explained(error, q, k, v) from None
 
 
 def seed_tensor(seed, dropout_p):
@@ -103,13 +129,12 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     if bias is not None and bias.dim() < 4:
         bias = bias[(None,) * (4 - bias.dim())]
     left, right = (-1, -1) if window is None else window_sides(window)
-    if dropout_p == 0:
-        seed = None
+    causal = 0 if causal is None else causal_number(causal)
+    if bias is None and alibi_slopes is None and kernel is None and softcap == 0 and dropout_p == 0:
+        o, lse = run_plain(q, k, v, causal, left, right, scale, heads_first)
     else:
-        seed = seed_tensor(seed, dropout_p)
-    o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed, -1, -1,
-                 0 if causal is None else causal_number(causal), left, right, scale, softcap, dropout_p,
-                 None if kernel is None else kernel_name(kernel), heads_first)
+        o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed_tensor(seed, dropout_p), -1, -1, causal, left, right,
+                     scale, softcap, dropout_p, kernel_name(kernel), heads_first)
     return (o, lse) if return_lse else o
 
 
