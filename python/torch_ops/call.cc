@@ -108,6 +108,9 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
     expect_rank("q", in.q, rank, settings.heads_first);
     expect_rank("k", in.k, rank, settings.heads_first);
     expect_rank("v", in.v, rank, settings.heads_first);
+    if (const DType dtype = dtype_of("q", in.q); !is_floating(dtype)) {
+        invalid("q", std::string("expected dtype float32, bfloat16, float16 or float64, got ") + name_of(dtype));
+    }
     Problem p{.dtype = dtype_of("q", in.q),
               .heads_q = in.q.size(heads),
               .heads_kv = in.k.size(heads),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operators of libtessera_torch need from Python: fake kernels, gradients, the vmap rule.
 
-torch.ops.tessera.attention is the public operator: it differentiates, compiles and vmaps. attention_with_rest is the same
-for calls that will have a backward: it gives the rest of O too (docs/numerics.md), which makes that faster. The others
-are the bare kernels under them, for this package only: they have no gradients of their own, since a registered one runs
-Python code in every call, with gradients or without. plain, plain_with_rest and plain_backward are for calls without what
-most calls leave out, since each argument costs.
+torch.ops.tessera.attention is the public operator: it differentiates, compiles and vmaps. attention_with_rest is the
+same for calls that will have a backward: it gives the rest of O too (docs/numerics.md), which makes that faster. The
+others are the bare kernels under them, for this package only: they have no gradients of their own, since a registered
+one runs Python code in every call, with gradients or without. plain, plain_with_rest and plain_backward are for calls
+without what most calls leave out, since each argument costs.
 
 Arguments after q, k, v, in this order, the first five of them tensors:
     bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, max_len_q, max_len_kv, causal, window_left, window_right,
@@ -157,7 +157,7 @@ def call(q, k, v, bias, rest):
 
 
 def _once(backward):
-    """A backward whose results have no gradient. PyTorch's once_differentiable costs, where nobody asks for one, too."""
+    """A backward whose results have no gradient. PyTorch's once_differentiable costs even where nobody asks for one."""
     once = torch.autograd.function.once_differentiable(backward)
     return staticmethod(lambda ctx, d_o, dlse: (once if torch.is_grad_enabled() else backward)(ctx, d_o, dlse))
 

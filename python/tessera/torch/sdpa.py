@@ -53,6 +53,10 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     Unlike torch's: head_dim up to 256 only; no nested tensors; dropout draws other bits. Under autocast the
         inputs are cast as torch's are.
     Raises ValueError that names the argument; tessera.Unsupported."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        _attention.expect_tensor(name, tensor)
+    if attn_mask is not None:
+        _attention.expect_tensor("attn_mask", attn_mask)
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask: expected None with is_causal=True, got both")
     if query.dim() < 2 or key.dim() != query.dim() or value.dim() != query.dim():
