@@ -15,6 +15,12 @@ on_cuda = pytest.mark.skipif(NO_CUDA is not None, reason=f"no kernel here has a 
 LIMIT = 2 * 1.5 * 2**-8  # of gradients in bf16: docs/numerics.md
 
 
+@pytest.fixture(autouse=True)
+def small_calls_keep_it(monkeypatch):
+    """Tests are small; calls that are get none."""
+    monkeypatch.setattr(_operators, "LEAST_FOR_REST", 0)
+
+
 def inputs(**sizes):
     return reference.inputs(**{**dict(dtype=torch.bfloat16, device="cuda", head_dim=64), **sizes})
 
@@ -83,6 +89,22 @@ def test_the_cpu_keeps_none(dtype):
     assert o_rest.shape == (0,) and o_rest.dtype == torch.int8
 
 
+@pytest.mark.parametrize("call", [dict(), dict(softcap=2.0), dict(layout="bhsd")], ids=str)
+def test_a_rest_that_was_not_written_changes_nothing(call, monkeypatch):
+    """The way through autograd that a kept rest takes, with the empty one that the CPU's kernels give."""
+    leaves = reference.inputs(len_q=20, len_kv=20, heads_q=4, heads_kv=4, dtype=torch.bfloat16)
+    found = []
+    for keep in (False, True):
+        monkeypatch.setattr(_operators, "keeps_rest", lambda *_: keep)
+        results, shapes = kept_by(lambda: tt.attention(*leaves, return_lse=True, **call))
+        assert shapes == ([(0,)] if keep else [])
+        both = results[0].float().sin().sum() + results[1].sum()
+        found.append([*results, *torch.autograd.grad(both, leaves, retain_graph=True),
+                      *torch.autograd.grad(results[0].float().sum(), leaves)])
+    for a, b in zip(*found):
+        assert torch.equal(a, b)
+
+
 def test_a_rest_of_another_shape(device):
     """An error where it is read; the CPU's kernels do not look at it."""
     q, k, v = (t.detach() for t in reference.inputs(dtype=torch.bfloat16, device=device))
@@ -129,8 +151,17 @@ def test_it_is_not_kept(call):
 
 
 @on_cuda
-@pytest.mark.parametrize("heads_first", [False, True])
-def test_plans_say_the_same(heads_first):
+def test_small_calls_keep_none(monkeypatch):
+    monkeypatch.setattr(_operators, "LEAST_FOR_REST", 2 * 37 * 4 * 64 * 53)
+    assert kept_by(lambda: tt.attention(*inputs()))[1] == [(2, 37, 4, 64)]
+    turned = [t.detach().transpose(1, 2).requires_grad_() for t in inputs()]
+    assert kept_by(lambda: tt.attention(*turned, layout="bhsd", softcap=1.0))[1] == [(2, 4, 37, 64)]
+    assert kept_by(lambda: tt.attention(*inputs(len_kv=52)))[1] == []
+    assert kept_by(lambda: tt.attention(*inputs(len_kv=52), softcap=1.0))[1] == []
+
+
+@on_cuda
+def test_plans_say_the_same():
     """keeps_rest() is what the plans of both passes say."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for call in (dict(), dict(dropout_p=0.1), dict(softcap=2.0), dict(kernel="cuda.fa1"), dict(kernel="cuda.fa2")):

@@ -32,6 +32,7 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 TENSORS = 8  # q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed
 ARGUMENTS = 18
 DROPOUT_P, KERNEL = 15, 16  # their places in the list of arguments
+LEAST_FOR_REST = 2**30  # elements of q times keys: a backward that takes an H200 some 30 us
 
 
 def keeps_rest(q, dropout_p=0.0, kernel=None):
@@ -40,6 +41,11 @@ def keeps_rest(q, dropout_p=0.0, kernel=None):
     (tessera.plan knows better, but a compiled graph has to know it of every problem that it may meet.)"""
     return (q.is_cuda and q.dtype == torch.bfloat16 and dropout_p == 0
             and (kernel is None or kernel.startswith(("cuda.fa2.", "cuda.fa3."))))
+
+
+def pays_rest(q, k, heads_first):
+    """Whether a call is large enough for a rest of O to save more than its making costs."""
+    return q.numel() * k.shape[-2 if heads_first else -3] >= LEAST_FOR_REST
 
 
 def is_plain(bias, rest):
@@ -169,7 +175,7 @@ class EagerAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, bias, rest):
         o_rest = None
-        if keeps_rest(q, rest[11], rest[12]):
+        if keeps_rest(q, rest[11], rest[12]) and pays_rest(q, k, rest[13]):
             with _below_autograd():
                 o, lse, o_rest = _with_rest(q, k, v, bias, *rest)
         else:
@@ -193,7 +199,7 @@ class PlainAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, settings):
-        if keeps_rest(q):
+        if keeps_rest(q) and pays_rest(q, k, settings[4]):
             results = _plain_with_rest(q, k, v, *settings)
         else:
             results = *plain(q, k, v, *settings), None
