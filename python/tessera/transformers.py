@@ -16,11 +16,14 @@ NAME = "tessera"
 
 def _once_for_all_layers(function):
     """Remembers the answer for the last tensor, as long as that is not changed: all layers of a model are given one
-    tensor, and reading it waits for the device."""
+    tensor, and reading it waits for the device. While a graph is captured nothing is remembered: its replays would
+    take the answer for other positions (and the reading is PyTorch's error there)."""
     last = (lambda: None), None, None, None
 
     def remembered(tensor, batch):
         nonlocal last
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return function(tensor, batch)
         version = None if tensor.is_inference() else tensor._version  # inference tensors don't count their changes
         known, known_version, known_batch, answer = last
         if known() is tensor and version is not None and (known_version, known_batch) == (version, batch):
