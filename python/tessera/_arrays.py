@@ -65,7 +65,6 @@ class Array:
             tensor.strides[place] = self.strides[dimension]
         return tensor
 
-
     def padded(self):
         """With leading dimensions of size 1 up to four, as NumPy broadcasts."""
         missing = _native.MAX_RANK - len(self.shape)

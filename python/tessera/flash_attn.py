@@ -31,13 +31,18 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
     if softcap > 0 and dropout_p > 0:
         raise RuntimeError("softcap: expected 0 with dropout, as flash-attn has it, got "
                            f"softcap={softcap} and dropout_p={dropout_p}")
-    seed = _attention.seed_tensor(None, dropout_p)
     left, right = _side(window_size[0]), _side(window_size[1])
-    arguments = (q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seed, _int(max_seqlen_q), _int(max_seqlen_k),
-                 1 if causal else 0, left, right, softmax_scale, max(float(softcap), 0.0), dropout_p, None, False)
+    causal = 1 if causal else 0
     try:
-        _attention.no_gradient("alibi_slopes", alibi_slopes)
-        o, lse = _attention.run(*arguments)
+        if alibi_slopes is cu_seqlens_q is cu_seqlens_k is None and softcap <= 0 and dropout_p == 0:
+            o, lse = _attention.run_plain(q, k, v, causal, left, right, softmax_scale, False)
+        else:
+            _attention.no_gradient("alibi_slopes", alibi_slopes)
+            seed = _attention.seed_tensor(None, dropout_p)
+            arguments = (q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seed, _int(max_seqlen_q),
+                         _int(max_seqlen_k), causal, left, right, softmax_scale, max(float(softcap), 0.0), dropout_p,
+                         None, False)
+            o, lse = _attention.run(*arguments)
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None
     if not return_attn_probs:

@@ -5,6 +5,8 @@
     tessera.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="tessera")
 """
+import weakref
+
 import torch
 
 from .torch import _attention, sdpa
@@ -12,6 +14,27 @@ from .torch import _attention, sdpa
 NAME = "tessera"
 
 
+def _once_for_all_layers(function):
+    """Remembers the answer for the last tensor, as long as that is not changed: all layers of a model are given one
+    tensor, and reading it waits for the device. While a graph is captured nothing is remembered: its replays would
+    take the answer for other positions (and the reading is PyTorch's error there)."""
+    last = (lambda: None), None, None, None
+
+    def remembered(tensor, batch):
+        nonlocal last
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return function(tensor, batch)
+        version = None if tensor.is_inference() else tensor._version  # inference tensors don't count their changes
+        known, known_version, known_batch, answer = last
+        if known() is tensor and version is not None and (known_version, known_batch) == (version, batch):
+            return answer
+        answer = function(tensor, batch)
+        last = weakref.ref(tensor), version, batch, answer
+        return answer
+    return remembered
+
+
+@_once_for_all_layers
 def _member_starts(position_ids, batch):
     """cu_seqlens of sequences that are packed one after another: int32 [sequences + 1] over the rows of all members;
     None when each row of the batch is one sequence. Reads position_ids on the host."""

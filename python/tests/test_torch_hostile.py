@@ -114,3 +114,42 @@ def test_seeds_that_are_none(seed, device):
 def test_dtypes_that_it_does_not_have(dtype, device):
     with pytest.raises(ValueError, match="dtype"):
         tt.attention(*(torch.zeros(1, 4, 2, 8, device=device).to(dtype) for _ in range(3)))
+
+
+WRONG = {  # the argument that the message names, and what is wrong with it
+    "window": [(1.5, None), (-1, None), (3,), "ab", 3], "scale": ["x", float("nan")], "softcap": [None, -1.0],
+    "dropout_p": ["a", 1.0, -0.1], "kernel": [3, "nope"], "alibi_slopes": [[1.0], torch.ones(4, dtype=torch.float64)],
+    "bias": [[1.0], torch.zeros(3, 3), torch.zeros(1, 1, 1, 37, 53), torch.ones(37, 53, dtype=torch.bool)],
+    "causal": [True, [], "left"], "layout": ["sbhd", None], "seed": [torch.tensor([1, 2]), torch.tensor([1.5])]}
+
+
+@pytest.mark.parametrize("name,value", [(n, v) for n, values in WRONG.items() for v in values], ids=str)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_arguments_that_are_wrong_are_named(name, value, gradients, device):
+    leaves = [t.detach().requires_grad_(gradients) for t in reference.inputs(device=device)]
+    call = reference.moved({name: value}, "cpu" if name == "seed" else device)
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        tt.attention(*leaves, **call, **(dict(dropout_p=0.1) if name == "seed" else {}))
+
+
+@pytest.mark.parametrize("wrong", [dict(max_len_q=-5), dict(max_len_kv="5"), dict(cu_seqlens_q=[0, 37]),
+                                   dict(cu_seqlens_kv=None)], ids=str)
+def test_lengths_that_are_wrong_are_named(wrong, device):
+    q, k, v = (t.detach()[0] for t in reference.inputs(batch=1, device=device))
+    call = dict(cu_seqlens_q=torch.tensor([0, 37], device=device), cu_seqlens_kv=torch.tensor([0, 53], device=device))
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: "):
+        tt.varlen_attention(q, k, v, **{**call, **wrong})
+
+
+def test_tensors_that_are_not_strided_are_named(device):
+    q, k, v = (t.detach() for t in reference.inputs(device=device))
+    with pytest.raises(ValueError, match="^k: expected a strided tensor .* sparse_coo"):
+        tt.attention(q, k.to_sparse(), v)
+
+
+def test_integers_of_numpy(device):
+    numpy = pytest.importorskip("numpy")
+    q, k, v = (t.detach() for t in reference.inputs(device=device))
+    for given, same in ((dict(window=(numpy.int64(9), None)), dict(window=(9, None))),
+                        (dict(dropout_p=0.1, seed=numpy.int32(3)), dict(dropout_p=0.1, seed=3))):
+        assert torch.equal(tt.attention(q, k, v, **given), tt.attention(q, k, v, **same))

@@ -205,3 +205,18 @@ def test_compile_of_a_whole_model(device):
         loss.backward()
         results.append((loss.detach(), network.model.layers[0].self_attn.q_proj.weight.grad))
     torch.testing.assert_close(results[0], results[1])
+
+
+def test_positions_are_read_once_for_all_layers_and_again_when_they_change():
+    from tessera.transformers import _member_starts
+    positions = torch.arange(8)[None]
+    assert _member_starts(positions, 1) is None
+    positions[0, 5:] = torch.arange(3)
+    starts = _member_starts(positions, 1)
+    assert starts.tolist() == [0, 5, 8] and _member_starts(positions, 1) is starts
+    assert _member_starts(positions, 2).tolist() == [0, 5, 8, 13, 16]
+    with torch.inference_mode():  # such tensors don't count their changes
+        positions = torch.arange(8)[None]
+        assert _member_starts(positions, 1) is None
+        positions[0, 5:] = torch.arange(3)
+        assert _member_starts(positions, 1).tolist() == [0, 5, 8]

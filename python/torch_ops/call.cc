@@ -2,7 +2,10 @@
 #include "call.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 namespace tessera::torch_ops {
 namespace {
@@ -48,32 +51,48 @@ Causal causal_of(std::int64_t causal) {
     return static_cast<Causal>(causal);
 }
 
-bool same(const Problem& a, const Problem& b) {
+/// Has the same plan: the seed of dropout is no matter of a plan.
+bool same_but_for_the_seed(const Problem& a, const Problem& b) {
     const auto key = [](const Problem& p) {
-        return std::tuple(p.dtype, p.batch, p.len_q, p.len_kv, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v,
+        return std::tuple(p.len_q, p.len_kv, p.batch, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.dtype,
                           p.ragged, p.total_q, p.total_kv, p.mask.causal, p.mask.window_left, p.mask.window_right,
-                          p.scale, p.softcap, p.alibi, p.bias, p.bias_gradient, p.dropout.probability, p.dropout.seed);
+                          p.scale, p.softcap, p.alibi, p.bias, p.bias_gradient, p.dropout.probability);
     };
     return key(a) == key(b);
 }
 
-/// The last plan that was made, and what for.
-struct Kept {
-    PlanOptions options;
-    std::optional<Plan> plan;
-};
-
-const Plan& planned(Kept& last, const Problem& problem, const PlanOptions& options) {
-    const bool known = last.plan.has_value() && last.options.threads == options.threads &&
-                       last.options.device == options.device && last.options.kernel == options.kernel &&
-                       same(last.plan->problem, problem);
-    if (!known) {
-        last.plan.reset();
-        last.plan = plan(problem, options);
-        last.options = options;
+/// The plans of one thread and pass that were made last, and what for. A place is used again when all are taken.
+class Kept {
+ public:
+    const Plan& planned(const Problem& problem, const PlanOptions& options) {
+        const auto fits = [&](const Entry& e) {
+            return e.options.threads == options.threads && e.options.device == options.device &&
+                   e.options.kernel == options.kernel && same_but_for_the_seed(e.plan.problem, problem);
+        };
+        const auto found = std::find_if(entries_.begin(), entries_.end(), fits);
+        Plan& kept = found != entries_.end() ? found->plan : made(problem, options);
+        kept.problem.dropout.seed = problem.dropout.seed;
+        return kept;
     }
-    return *last.plan;
-}
+
+ private:
+    struct Entry {
+        PlanOptions options;
+        Plan plan;
+    };
+    static constexpr std::size_t kMost = 16;  // more than the kinds of layers that a model has
+
+    Plan& made(const Problem& problem, const PlanOptions& options) {
+        Entry entry{options, plan(problem, options)};
+        if (entries_.size() < kMost) return entries_.emplace_back(std::move(entry)).plan;
+        Entry& place = entries_[oldest_++ % kMost];
+        place = std::move(entry);
+        return place.plan;
+    }
+
+    std::vector<Entry> entries_;
+    std::size_t oldest_ = 0;
+};
 
 }  // namespace
 
@@ -89,6 +108,9 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
     expect_rank("q", in.q, rank, settings.heads_first);
     expect_rank("k", in.k, rank, settings.heads_first);
     expect_rank("v", in.v, rank, settings.heads_first);
+    if (const DType dtype = dtype_of("q", in.q); !is_floating(dtype)) {
+        invalid("q", std::string("expected dtype float32, bfloat16, float16 or float64, got ") + name_of(dtype));
+    }
     Problem p{.dtype = dtype_of("q", in.q),
               .heads_q = in.q.size(heads),
               .heads_kv = in.k.size(heads),
@@ -122,7 +144,7 @@ const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings,
     PlanOptions options{.pass = pass, .kernel = settings.kernel.value_or("")};
     set_place(options, q);
     thread_local Kept first[2];
-    return planned(first[pass == Pass::forward ? 0 : 1], problem, options);
+    return first[pass == Pass::forward ? 0 : 1].planned(problem, options);
 }
 
 const Plan* next_plan(const Plan& plan, const Settings& settings) {
@@ -133,7 +155,7 @@ const Plan* next_plan(const Plan& plan, const Settings& settings) {
     thread_local Kept second[2];
     const PlanOptions options{
         .pass = plan.pass, .kernel = next->kernel->name, .threads = plan.threads, .device = plan.device};
-    return &planned(second[plan.pass == Pass::forward ? 0 : 1], plan.problem, options);
+    return &second[plan.pass == Pass::forward ? 0 : 1].planned(plan.problem, options);
 }
 
 }  // namespace tessera::torch_ops

@@ -42,8 +42,8 @@ struct Inputs {
 /// The Problem that shapes and settings describe. Throws Error(invalid_argument).
 Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradient);
 
-/// The plan of a problem for tensors on the device of q; one plan is kept for each thread and pass, since a model calls
-/// with one problem many times. The reference lives until the next call of this function on the thread.
+/// The plan of a problem for tensors on the device of q; the last ones are kept for each thread and pass, since a model
+/// calls with few problems many times. The reference lives until the next call of this function on the thread.
 const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q);
 
 /// The plan for the kernel that comes next in the order of preference after that of `plan`, kept in the same way; null
@@ -72,10 +72,12 @@ Args args_of(const Inputs& in, bool heads_first) {
 }
 
 /// forward() or backward() by the plan of the problem, its workspace from PyTorch's allocator. A kernel that can't work
-/// on the strides or the alignment of these tensors gives way to the next one.
+/// on the strides or the alignment of these tensors gives way to the next one. Takes o_rest out of `args` where the
+/// kernel doesn't know it.
 template <class Args>
-void run(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q, const Args& args) {
+void run(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q, Args& args) {
     const auto run_by = [&](const Plan& plan) {
+        if (!plan.o_rest) args.o_rest = {};
         const TorchWorkspace workspace(q, plan);
         if constexpr (std::is_same_v<Args, ForwardArgs>) forward(plan, args, workspace.span(), execution_of(q));
         else backward(plan, args, workspace.span(), execution_of(q));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operators tessera::forward, tessera::plain, tessera::backward and tessera::attention on PyTorch's stable ABI. One
-// source, compiled once for each dispatch key (TESSERA_TORCH_KEY). Fake kernels, gradients and the vmap rule are
-// Python's (python/tessera/torch): the stable ABI has no words for them.
+// The operators of schema.cc on PyTorch's stable ABI. One source, compiled once for each dispatch key
+// (TESSERA_TORCH_KEY). Fake kernels, gradients and the vmap rule are Python's (python/tessera/torch): the stable ABI
+// has no words for them.
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
+#include <utility>
 
 #include "call.hpp"
 
@@ -13,25 +14,72 @@ namespace tessera::torch_ops {
 namespace {
 
 using Forward = std::tuple<Tensor, Tensor>;
+using WithRest = std::tuple<Tensor, Tensor, Tensor>;
 using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-/// o [batch, len_q, heads_q, head_dim_v], [batch, heads_q, len_q, head_dim_v] with heads_first | [total_q, heads_q,
-/// head_dim_v]; lse [batch, heads_q, len_q] | [heads_q, total_q], fp32 (fp64 for fp64 inputs), contiguous.
-Forward run_forward(const Inputs& in, const Settings& settings) {
+/// A new tensor in the shape of o: [batch, len_q, heads_q, head_dim_v], [batch, heads_q, len_q, head_dim_v] with
+/// heads_first | [total_q, heads_q, head_dim_v].
+Tensor empty_like_o(const Problem& p, const Tensor& q, bool heads_first, std::int32_t dtype) {
+    if (p.ragged) return empty(q, {p.total_q, p.heads_q, p.head_dim_v}, dtype);
+    if (heads_first) return empty_heads_first(q, {p.batch, p.heads_q, p.len_q, p.head_dim_v}, dtype);
+    return empty(q, {p.batch, p.len_q, p.heads_q, p.head_dim_v}, dtype);
+}
+
+/// o in the shape of empty_like_o(); lse [batch, heads_q, len_q] | [heads_q, total_q], fp32 (fp64 for fp64 inputs),
+/// contiguous. With `o_rest`, that becomes the rest of O for the backward, int8 in the shape of o, or of no elements
+/// where the kernel doesn't write it.
+Forward run_forward(const Inputs& in, const Settings& settings, OptionalTensor* o_rest = nullptr) {
     const Tensor& q = in.q;
     const Problem p = problem_of(in, settings, false);
     const auto dtype = torch_dtype_of(q);
     const auto lse_dtype = p.dtype == DType::fp64 ? dtype : aoti_torch_dtype_float32();
-    Tensor o = p.ragged               ? empty(q, {p.total_q, p.heads_q, p.head_dim_v}, dtype)
-               : settings.heads_first ? empty_heads_first(q, {p.batch, p.heads_q, p.len_q, p.head_dim_v}, dtype)
-                                      : empty(q, {p.batch, p.len_q, p.heads_q, p.head_dim_v}, dtype);
+    Tensor o = empty_like_o(p, q, settings.heads_first, dtype);
     Tensor lse =
         p.ragged ? empty(q, {p.heads_q, p.total_q}, lse_dtype) : empty(q, {p.batch, p.heads_q, p.len_q}, lse_dtype);
     auto args = args_of<ForwardArgs>(in, settings.heads_first);
     args.o = rows_of("o", o, settings.heads_first);
     args.lse = view_of("lse", lse);
+    if (o_rest != nullptr && is_16_bit(p.dtype)) {
+        *o_rest = empty_like_o(p, q, settings.heads_first, aoti_torch_dtype_int8());
+        args.o_rest = rows_of("o_rest", **o_rest, settings.heads_first);
+    }
     run(p, Pass::forward, settings, q, args);
-    return {o, lse};
+    if (o_rest != nullptr && !args.o_rest.given()) *o_rest = empty(q, {0}, aoti_torch_dtype_int8());
+    return {std::move(o), std::move(lse)};
+}
+
+WithRest run_forward_with_rest(const Inputs& in, const Settings& settings) {
+    OptionalTensor o_rest;
+    auto [o, lse] = run_forward(in, settings, &o_rest);
+    return {std::move(o), std::move(lse), *std::move(o_rest)};
+}
+
+/// In the shapes and dtypes of q, k, v and bias; dbias where it is asked for.
+struct Gradients {
+    Tensor dq, dk, dv;
+    OptionalTensor dbias;
+};
+
+Gradients run_backward(const Tensor& d_o, const OptionalTensor& dlse, const Inputs& in, const Tensor& o,
+                       const Tensor& lse, const OptionalTensor& o_rest, const Settings& settings, bool bias_gradient) {
+    const bool heads_first = settings.heads_first;
+    const Problem problem = problem_of(in, settings, bias_gradient);
+    Gradients to{empty_like(in.q, heads_first), empty_like(in.k, heads_first), empty_like(in.v, heads_first), {}};
+    auto args = args_of<BackwardArgs>(in, heads_first);
+    args.o = rows_of("o", o, heads_first);
+    args.lse = view_of("lse", lse);
+    args.d_o = rows_of("do", d_o, heads_first);
+    args.dlse = view_of("dlse", dlse);
+    args.dq = rows_of("dq", to.dq, heads_first);
+    args.dk = rows_of("dk", to.dk, heads_first);
+    args.dv = rows_of("dv", to.dv, heads_first);
+    if (bias_gradient) {
+        to.dbias = empty_like(*in.bias);
+        args.dbias = view_of("dbias", *to.dbias);
+    }
+    if (o_rest.has_value() && o_rest->numel() > 0) args.o_rest = rows_of("o_rest", *o_rest, heads_first);
+    run(problem, Pass::backward, settings, in.q, args);
+    return to;
 }
 
 Forward forward_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
@@ -47,47 +95,77 @@ Forward forward_op(const Tensor q, const Tensor k, const Tensor v, const Optiona
     });
 }
 
-/// forward_op() of what most calls have: PyTorch takes as long for an argument that is left out as for one that is
-/// there.
-Forward plain_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, std::int64_t window_left,
-                 std::int64_t window_right, std::optional<double> scale, bool heads_first) {
+WithRest with_rest_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
+                      const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
+                      const OptionalTensor cu_seqlens_kv, const OptionalTensor seed, std::int64_t max_len_q,
+                      std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left, std::int64_t window_right,
+                      std::optional<double> scale, double softcap, double dropout_p,
+                      const std::optional<std::string> kernel, bool heads_first) {
     return with_torch_errors([&] {
-        const OptionalTensor none;
-        return run_forward({q, k, v, none, none, none, none, none}, {.causal = causal,
-                                                                     .window_left = window_left,
-                                                                     .window_right = window_right,
-                                                                     .scale = scale,
-                                                                     .heads_first = heads_first});
+        return run_forward_with_rest(
+            {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed},
+            {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first});
     });
 }
 
-/// dq, dk, dv and dbias in the shapes and dtypes of q, k, v and bias; dbias is empty unless asked for.
 Backward backward_op(const Tensor d_o, const OptionalTensor dlse, const Tensor q, const Tensor k, const Tensor v,
                      const Tensor o, const Tensor lse, const OptionalTensor bias, const OptionalTensor alibi_slopes,
                      const OptionalTensor cu_seqlens_q, const OptionalTensor cu_seqlens_kv, const OptionalTensor seed,
                      std::int64_t max_len_q, std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left,
                      std::int64_t window_right, std::optional<double> scale, double softcap, double dropout_p,
-                     const std::optional<std::string> kernel, bool bias_gradient, bool heads_first) {
+                     const std::optional<std::string> kernel, bool bias_gradient, bool heads_first,
+                     const OptionalTensor o_rest) {
     return with_torch_errors([&]() -> Backward {
-        const Settings settings{max_len_q, max_len_kv, causal,    window_left, window_right,
-                                scale,     softcap,    dropout_p, kernel,      heads_first};
-        const Inputs in{q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed};
-        const Problem problem = problem_of(in, settings, bias_gradient);
-        Tensor dq = empty_like(q, heads_first);
-        Tensor dk = empty_like(k, heads_first);
-        Tensor dv = empty_like(v, heads_first);
-        Tensor dbias = bias_gradient ? empty_like(*bias) : empty(q, {0}, torch_dtype_of(q));
-        auto args = args_of<BackwardArgs>(in, heads_first);
-        args.o = rows_of("o", o, heads_first);
-        args.lse = view_of("lse", lse);
-        args.d_o = rows_of("do", d_o, heads_first);
-        args.dlse = view_of("dlse", dlse);
-        args.dq = rows_of("dq", dq, heads_first);
-        args.dk = rows_of("dk", dk, heads_first);
-        args.dv = rows_of("dv", dv, heads_first);
-        if (bias_gradient) args.dbias = view_of("dbias", dbias);
-        run(problem, Pass::backward, settings, q, args);
-        return {dq, dk, dv, dbias};
+        Gradients found = run_backward(
+            d_o, dlse, {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed}, o, lse, o_rest,
+            {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first},
+            bias_gradient);
+        if (!bias_gradient) found.dbias = empty(q, {0}, torch_dtype_of(q));
+        return {std::move(found.dq), std::move(found.dk), std::move(found.dv), *std::move(found.dbias)};
+    });
+}
+
+/// The same of what most calls have: PyTorch takes as long for an argument that is left out as for one that is there.
+struct PlainInputs {
+    OptionalTensor none{};
+    Inputs in;
+    PlainInputs(const Tensor& q, const Tensor& k, const Tensor& v) : in{q, k, v, none, none, none, none, none} {}
+};
+
+Settings plain_settings(std::int64_t causal, std::int64_t window_left, std::int64_t window_right,
+                        std::optional<double> scale, bool heads_first) {
+    return {.causal = causal,
+            .window_left = window_left,
+            .window_right = window_right,
+            .scale = scale,
+            .heads_first = heads_first};
+}
+
+Forward plain_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, std::int64_t window_left,
+                 std::int64_t window_right, std::optional<double> scale, bool heads_first) {
+    return with_torch_errors([&] {
+        return run_forward(PlainInputs(q, k, v).in,
+                           plain_settings(causal, window_left, window_right, scale, heads_first));
+    });
+}
+
+WithRest plain_with_rest_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal,
+                            std::int64_t window_left, std::int64_t window_right, std::optional<double> scale,
+                            bool heads_first) {
+    return with_torch_errors([&] {
+        return run_forward_with_rest(PlainInputs(q, k, v).in,
+                                     plain_settings(causal, window_left, window_right, scale, heads_first));
+    });
+}
+
+WithRest plain_backward_op(const Tensor d_o, const Tensor q, const Tensor k, const Tensor v, const Tensor o,
+                           const Tensor lse, const OptionalTensor o_rest, std::int64_t causal, std::int64_t window_left,
+                           std::int64_t window_right, std::optional<double> scale, bool heads_first) {
+    return with_torch_errors([&]() -> WithRest {
+        const PlainInputs inputs(q, k, v);
+        Gradients found = run_backward(d_o, inputs.none, inputs.in, o, lse, o_rest,
+                                       plain_settings(causal, window_left, window_right, scale, heads_first), false);
+        return {std::move(found.dq), std::move(found.dk), std::move(found.dv)};
     });
 }
 
@@ -96,7 +174,10 @@ Backward backward_op(const Tensor d_o, const OptionalTensor dlse, const Tensor q
 
 STABLE_TORCH_LIBRARY_IMPL(tessera, TESSERA_TORCH_KEY, m) {
     m.impl("forward", TORCH_BOX(&tessera::torch_ops::forward_op));
-    m.impl("plain", TORCH_BOX(&tessera::torch_ops::plain_op));
     m.impl("attention", TORCH_BOX(&tessera::torch_ops::forward_op));
+    m.impl("attention_with_rest", TORCH_BOX(&tessera::torch_ops::with_rest_op));
     m.impl("backward", TORCH_BOX(&tessera::torch_ops::backward_op));
+    m.impl("plain", TORCH_BOX(&tessera::torch_ops::plain_op));
+    m.impl("plain_with_rest", TORCH_BOX(&tessera::torch_ops::plain_with_rest_op));
+    m.impl("plain_backward", TORCH_BOX(&tessera::torch_ops::plain_backward_op));
 }

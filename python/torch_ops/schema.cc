@@ -10,16 +10,23 @@
     "SymInt max_len_q, SymInt max_len_kv, int causal, SymInt window_left, SymInt window_right, float? scale, " \
     "float softcap, float dropout_p, str? kernel"
 
+// What is left of them in most calls.
+#define TESSERA_PLAIN_ARGUMENTS "int causal, int window_left, int window_right, float? scale, bool heads_first"
+
 STABLE_TORCH_LIBRARY(tessera, m) {
     m.def("forward(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS
           ", bool heads_first=False) -> (Tensor, Tensor)");
     m.def("attention(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS
           ", bool heads_first=False) -> (Tensor, Tensor)");
-    m.def(
-        "plain(Tensor q, Tensor k, Tensor v, int causal, int window_left, int window_right, float? scale, "
-        "bool heads_first) -> (Tensor, Tensor)");
+    m.def("attention_with_rest(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS
+          ", bool heads_first) -> (Tensor, Tensor, Tensor)");
+    m.def("plain(Tensor q, Tensor k, Tensor v, " TESSERA_PLAIN_ARGUMENTS ") -> (Tensor, Tensor)");
+    m.def("plain_with_rest(Tensor q, Tensor k, Tensor v, " TESSERA_PLAIN_ARGUMENTS ") -> (Tensor, Tensor, Tensor)");
     m.def(
         "backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor "
         "lse, " TESSERA_SHARED_ARGUMENTS
-        ", bool bias_gradient, bool heads_first=False) -> (Tensor, Tensor, Tensor, Tensor)");
+        ", bool bias_gradient, bool heads_first=False, Tensor? o_rest=None) -> (Tensor, Tensor, Tensor, Tensor)");
+    m.def(
+        "plain_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
+        "Tensor? o_rest, " TESSERA_PLAIN_ARGUMENTS ") -> (Tensor, Tensor, Tensor)");
 }

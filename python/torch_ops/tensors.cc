@@ -16,6 +16,7 @@ DType dtype_of(const char* argument, const Tensor& tensor) {
         case ScalarType::Double: return DType::fp64;
         case ScalarType::Int: return DType::int32;
         case ScalarType::Long: return DType::int64;
+        case ScalarType::Char: return DType::int8;
         default: break;
     }
     invalid(argument, "expected dtype float32, bfloat16, float16 or float64 (lengths: int32 or int64), got another");

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on PyTorch tensors: dense, ragged, and with the meaning of torch's own function."""
+import operator
+
 import torch
 
 from . import _errors, _functorch, _operators
@@ -8,9 +10,27 @@ CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _functorch_active = torch._C._are_functorch_transforms_active
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
-_call = _operators.call
+_call, _plain = _operators.call, _operators.plain
 # Past the Python code of Function.apply, which is for torch.func.
 _eager = super(torch.autograd.Function, _operators.EagerAttention).apply
+_plain_eager = super(torch.autograd.Function, _operators.PlainAttention).apply
+
+
+def _needs_gradients(q, k, v, bias):
+    return _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
+                                   (bias is not None and bias.requires_grad))
+
+
+def _explained(error, q, k, v):
+    """The exception to raise for one of an operator."""
+    try:
+        for name, tensor in zip(("q", "k", "v"), (q, k, v)):
+            expect_tensor(name, tensor)
+    except ValueError as reason:
+        return reason
+    if isinstance(error, NotImplementedError):  # PyTorch's dispatcher knows no operator for these tensors
+        return _errors.of_the_place(q, k, v)
+    return _errors.translated(error)
 
 
 def run(q, k, v, bias, *rest):
@@ -18,19 +38,46 @@ def run(q, k, v, bias, *rest):
 
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
     if _is_compiling():
+        if _needs_gradients(q, k, v, bias) and _operators.keeps_rest(q, rest[11], rest[12]):
+            return _operators.attention_with_rest(q, k, v, bias, *rest)[:2]
         return _operators.attention(q, k, v, bias, *rest)
     if _functorch_active():
         return _functorch.attention(q, k, v, bias, *rest)
     try:
-        if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
-                                   (bias is not None and bias.requires_grad)):
-            return _eager(q, k, v, bias, rest)
-        return _call(q, k, v, bias, rest)
+        if not _needs_gradients(q, k, v, bias):
+            return _call(q, k, v, bias, rest)
+        if _operators.is_plain(bias, rest):
+            return _plain_eager(q, k, v, (*rest[6:10], rest[13]))
+        return _eager(q, k, v, bias, rest)
     except (RuntimeError, AttributeError) as error:
-        for name, tensor in zip(("q", "k", "v"), (q, k, v)):
-            if not isinstance(tensor, torch.Tensor):
-                raise ValueError(f"{name}: expected a torch.Tensor, got a {type(tensor).__name__}") from None
-        raise _errors.translated(error) from None
+        raise _explained(error, q, k, v) from None
+
+
+def run_plain(q, k, v, *settings):
+    """run() of the arguments of the plain operators."""
+    if _is_compiling() or _functorch_active():
+        return run(*_operators.all_arguments(q, k, v, *settings))
+    try:
+        if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return _plain_eager(q, k, v, settings)
+        return _plain(q, k, v, *settings)
+    except (RuntimeError, AttributeError) as error:
+        raise _explained(error, q, k, v) from None
+
+
+def expect_tensor(name, tensor):
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name}: expected a torch.Tensor, got a {type(tensor).__name__}")
+
+
+def _integer(value):
+    """`value` if it is an integer, one of a compiled graph or of NumPy, too; else None."""
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def seed_tensor(seed, dropout_p):
@@ -39,15 +86,16 @@ def seed_tensor(seed, dropout_p):
         return None
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
-    if isinstance(seed, torch.Tensor):
+    if isinstance(seed, torch.Tensor) and seed.numel() == 1:
         return seed.reshape(1)
-    if not isinstance(seed, int) or not -2**63 <= seed < 2**63:
+    number = _integer(seed)
+    if number is None or not -2**63 <= number < 2**63:
         raise ValueError(f"seed: expected an integer of 64 bits or a tensor with one, got {seed!r}")
-    return torch.full((1,), seed, dtype=torch.int64, device="cpu")
+    return torch.full((1,), number, dtype=torch.int64, device="cpu")
 
 
 def causal_number(causal):
-    number = CAUSAL.get(causal)
+    number = CAUSAL.get(causal) if causal is None or isinstance(causal, (str, bool)) else None
     if number is None:
         raise ValueError(f"causal: expected None, \"bottom-right\" or \"top-left\", got {causal!r}")
     return number
@@ -60,19 +108,33 @@ def window_sides(window):
         left, right = window
     except (TypeError, ValueError):
         raise ValueError(f"window: expected (left, right), each a number of keys or None, got {window!r}") from None
-    for side in (left, right):
-        if side is not None and side < 0:
-            raise ValueError(f"window: expected a number of keys from 0 on, or None for no limit, got {side}")
-    return (-1 if left is None else left), (-1 if right is None else right)
+    return _bound("window", left), _bound("window", right)
+
+
+def _bound(name, number):
+    """-1, which the operators take for unknown or without limit, for None."""
+    if number is None:
+        return -1
+    found = _integer(number)
+    if found is None or found < 0:
+        raise ValueError(f"{name}: expected an integer from 0 on or None, got {number!r}")
+    return found
 
 
 def kernel_name(kernel):
     """The forward kernel of a name with or without its pass."""
-    return None if kernel is None else kernel.removesuffix(".forward") + ".forward"
+    if kernel is None:
+        return None
+    if not isinstance(kernel, str):
+        raise ValueError(f"kernel: expected a name or None, got {kernel!r}")
+    return kernel.removesuffix(".forward") + ".forward"
 
 
 def no_gradient(name, tensor):
-    if tensor is not None and tensor.requires_grad and _is_grad_enabled():
+    if tensor is None:
+        return
+    expect_tensor(name, tensor)
+    if tensor.requires_grad and _is_grad_enabled():
         raise ValueError(f"{name}: expected a tensor without requires_grad, since it gets no gradient here")
 
 
@@ -100,16 +162,16 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
         raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
     if alibi_slopes is not None:
         no_gradient("alibi_slopes", alibi_slopes)
-    if bias is not None and bias.dim() < 4:
+    if bias is not None:
+        expect_tensor("bias", bias)
         bias = bias[(None,) * (4 - bias.dim())]
     left, right = (-1, -1) if window is None else window_sides(window)
-    if dropout_p == 0:
-        seed = None
+    causal = 0 if causal is None else causal_number(causal)
+    if bias is None and alibi_slopes is None and kernel is None and softcap == 0 and dropout_p == 0:
+        o, lse = run_plain(q, k, v, causal, left, right, scale, heads_first)
     else:
-        seed = seed_tensor(seed, dropout_p)
-    o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed, -1, -1,
-                 0 if causal is None else causal_number(causal), left, right, scale, softcap, dropout_p,
-                 None if kernel is None else kernel_name(kernel), heads_first)
+        o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed_tensor(seed, dropout_p), -1, -1, causal, left, right,
+                     scale, softcap, dropout_p, kernel_name(kernel), heads_first)
     return (o, lse) if return_lse else o
 
 
@@ -126,6 +188,6 @@ def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv, *, max_len_q=None, ma
     no_gradient("alibi_slopes", alibi_slopes)
     left, right = window_sides(window)
     o, lse = run(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed_tensor(seed, dropout_p),
-                 -1 if max_len_q is None else max_len_q, -1 if max_len_kv is None else max_len_kv,
+                 _bound("max_len_q", max_len_q), _bound("max_len_kv", max_len_kv),
                  causal_number(causal), left, right, scale, softcap, dropout_p, kernel_name(kernel), False)
     return (o, lse) if return_lse else o

@@ -45,17 +45,32 @@ def _each(op, size, in_dims, args):
     return tuple(torch.stack(parts) for parts in zip(*results))
 
 
-def _forward_rule(info, in_dims, *args):
+def _unfolded(result, size, batch):
+    """A rest of O that was not kept, [0], is every entry's."""
+    return result.expand(size, 0) if result.dim() == 1 else result.unflatten(0, (size, batch))
+
+
+def _forward_rule_of(run, info, in_dims, args):
     size = info.batch_size
     if args[5] is not None or args[_operators.DROPOUT_P] != 0:
-        return _each(attention, size, in_dims, args), (0, 0)
+        results = _each(run, size, in_dims, args)
+        return results, (0,) * len(results)
     folded = list(args)
     for place in FORWARD_DENSE:
         folded[place] = _folded(args[place], in_dims[place], size)
     batch = folded[0].shape[0] // size
     folded[FORWARD_BIAS] = _folded_bias(args[FORWARD_BIAS], in_dims[FORWARD_BIAS], size, batch, False)
     folded[FORWARD_ALIBI] = _folded_slopes(args[FORWARD_ALIBI], in_dims[FORWARD_ALIBI], size, batch)
-    return tuple(r.unflatten(0, (size, batch)) for r in attention(*folded)), (0, 0)
+    results = tuple(_unfolded(r, size, batch) for r in run(*folded))
+    return results, (0,) * len(results)
+
+
+def _forward_rule(info, in_dims, *args):
+    return _forward_rule_of(attention, info, in_dims, args)
+
+
+def _with_rest_rule(info, in_dims, *args):
+    return _forward_rule_of(_operators.attention_with_rest, info, in_dims, args)
 
 
 def _backward_rule(info, in_dims, *args):
@@ -112,3 +127,4 @@ class _Backward(torch.autograd.Function):
 
 attention = _Attention.apply
 torch.library.register_vmap("tessera::attention", _forward_rule)
+torch.library.register_vmap("tessera::attention_with_rest", _with_rest_rule)

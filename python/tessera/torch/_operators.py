@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operators of libtessera_torch need from Python: fake kernels, gradients, the vmap rule.
 
-torch.ops.tessera.attention is the public operator: it differentiates, compiles and vmaps. forward and backward are
-the bare kernels under it, for this package only: forward has no gradient of its own, since a registered one runs Python
-code in every call, with gradients or without. plain is forward for calls without what most calls leave out.
+torch.ops.tessera.attention is the public operator: it differentiates, compiles and vmaps. attention_with_rest is the
+same for calls that will have a backward: it gives the rest of O too (docs/numerics.md), which makes that faster. The
+others are the bare kernels under them, for this package only: they have no gradients of their own, since a registered
+one runs Python code in every call, with gradients or without. plain, plain_with_rest and plain_backward are for calls
+without what most calls leave out, since each argument costs.
 
 Arguments after q, k, v, in this order, the first five of them tensors:
     bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, max_len_q, max_len_kv, causal, window_left, window_right,
     scale, softcap, dropout_p, kernel, heads_first
+and of the plain ones:
+    causal, window_left, window_right, scale, heads_first
 """
 import torch
 
@@ -18,21 +22,37 @@ _library.require()
 forward = torch.ops.tessera.forward.default
 backward = torch.ops.tessera.backward.default
 attention = torch.ops.tessera.attention.default
+attention_with_rest = torch.ops.tessera.attention_with_rest.default
 # What the Python class of an operator would call: a function of PyTorch's own.
-_forward, plain, _backward = forward._op, torch.ops.tessera.plain.default._op, backward._op
+_forward, _with_rest, _backward = forward._op, attention_with_rest._op, backward._op
+plain, _plain_with_rest, _plain_backward = (
+    getattr(torch.ops.tessera, name).default._op for name in ("plain", "plain_with_rest", "plain_backward"))
+_below_autograd = torch._C._AutoDispatchBelowAutograd
 
 TENSORS = 8  # q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed
 ARGUMENTS = 18
-DROPOUT_P = 15  # its place in the list of arguments
+DROPOUT_P, KERNEL = 15, 16  # their places in the list of arguments
+LEAST_FOR_REST = 2**30  # elements of q times keys: a backward that takes an H200 some 30 us
 
 
-def call(q, k, v, bias, rest):
-    """O and LSE without gradients; rest: the arguments after bias."""
-    alibi_slopes, cu_q, cu_kv, seed, _, _, causal, left, right, scale, softcap, dropout_p, kernel, heads_first = rest
-    if (bias is None and alibi_slopes is None and cu_q is None and cu_kv is None and kernel is None and seed is None
-            and softcap == 0 and dropout_p == 0):
-        return plain(q, k, v, causal, left, right, scale, heads_first)
-    return _forward(q, k, v, bias, *rest)
+def keeps_rest(q, dropout_p=0.0, kernel=None):
+    """Whether a forward that will have a backward is to give the rest of O: where kernels write it and read it.
+
+    (tessera.plan knows better, but a compiled graph has to know it of every problem that it may meet.)"""
+    return (q.is_cuda and q.dtype == torch.bfloat16 and dropout_p == 0
+            and (kernel is None or kernel.startswith(("cuda.fa2.", "cuda.fa3."))))
+
+
+def pays_rest(q, k, heads_first):
+    """Whether a call is large enough for a rest of O to save more than its making costs."""
+    return q.numel() * k.shape[-2 if heads_first else -3] >= LEAST_FOR_REST
+
+
+def is_plain(bias, rest):
+    """Whether the plain operators can run a call; rest: the arguments after bias."""
+    alibi_slopes, cu_q, cu_kv, seed, _, _, _, _, _, _, softcap, dropout_p, kernel, _ = rest
+    return (bias is None and alibi_slopes is None and cu_q is None and cu_kv is None and kernel is None
+            and seed is None and softcap == 0 and dropout_p == 0)
 
 
 def _empty_like(tensor, shape, heads_first):
@@ -56,8 +76,16 @@ def _fake_forward(q, k, v, bias, alibi_slopes, cu_seqlens_q, *rest):
     return o, q.new_empty((q.shape[0], *rows), dtype=lse_dtype)
 
 
-def _fake_plain(q, k, v, causal, window_left, window_right, scale, heads_first):
-    return _fake_forward(q, k, v, None, None, None, *(None,) * 11, heads_first)
+def _fake_with_rest(q, *arguments):
+    o, lse = _fake_forward(q, *arguments)
+    if keeps_rest(q, arguments[DROPOUT_P - 1], arguments[KERNEL - 1]):
+        return o, lse, torch.empty_like(o, dtype=torch.int8)
+    return o, lse, q.new_empty((0,), dtype=torch.int8)
+
+
+def all_arguments(q, k, v, causal, window_left, window_right, scale, heads_first):
+    """Those of a plain operator as the others take them."""
+    return q, k, v, *(None,) * 5, -1, -1, causal, window_left, window_right, scale, 0.0, 0.0, None, heads_first
 
 
 def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
@@ -66,10 +94,15 @@ def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
     return *gradients, bias.new_empty(bias.shape) if bias_gradient else q.new_empty((0,))
 
 
-torch.library.register_fake("tessera::forward")(_fake_forward)
-torch.library.register_fake("tessera::attention")(_fake_forward)
-torch.library.register_fake("tessera::plain")(_fake_plain)
-torch.library.register_fake("tessera::backward")(_fake_backward)
+def _fake_plain_backward(d_o, q, k, v, o, lse, o_rest, *settings):
+    return tuple(_empty_like(t, t.shape, settings[-1]) for t in (q, k, v))
+
+
+for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), ("attention_with_rest", _fake_with_rest),
+                     ("plain", lambda *arguments: _fake_forward(*all_arguments(*arguments))),
+                     ("plain_with_rest", lambda *arguments: _fake_with_rest(*all_arguments(*arguments))),
+                     ("backward", _fake_backward), ("plain_backward", _fake_plain_backward)):
+    torch.library.register_fake("tessera::" + _name)(_fake)
 
 
 def backward_kernel(kernel):
@@ -79,15 +112,15 @@ def backward_kernel(kernel):
 
 def gradients(run_backward, saved, settings, d_o, dlse, needs_bias):
     """Gradients of q, k, v and bias. `run_backward`: the operator or what stands for it; `saved`: the 8 input tensors,
-    o, lse; `settings`: the other arguments; d_o or dlse may be None."""
-    q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, o, lse = saved
+    o, lse and, if it was kept, the rest of O; `settings`: the other arguments; d_o or dlse may be None."""
+    q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, o, lse, *o_rest = saved
     if d_o is None:
         if dlse is None:
             return (None,) * 4
         d_o = o.new_zeros(()).expand(o.shape)
     dq, dk, dv, dbias = run_backward(
         d_o, dlse, q, k, v, o, lse, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, *settings[:8],
-        backward_kernel(settings[8]), needs_bias, settings[9])
+        backward_kernel(settings[8]), needs_bias, settings[9], *o_rest)
     return dq, dk, dv, dbias if needs_bias else None
 
 
@@ -103,7 +136,7 @@ def gradients_of_all(run_backward, ctx, d_o, dlse):
     return found + (None,) * (ARGUMENTS - 4)
 
 
-def _compiled_backward(ctx, d_o, dlse):
+def _compiled_backward(ctx, d_o, dlse, _=None):
     return gradients_of_all(backward, ctx, d_o, dlse)
 
 
@@ -111,14 +144,28 @@ def no_second_derivative(ctx, *grads):
     raise NotImplementedError("tessera: second derivatives of attention are not there")
 
 
-torch.library.register_autograd("tessera::attention", _compiled_backward, setup_context=setup_context)
+for _name in ("attention", "attention_with_rest"):
+    torch.library.register_autograd("tessera::" + _name, _compiled_backward, setup_context=setup_context)
 torch.library.register_autograd("tessera::backward", no_second_derivative)
 
 
-# The bare forward goes past autograd: PyTorch's own fallback for operators without gradients costs as much as the rest.
+# The bare ones go past autograd: PyTorch's own fallback for operators without gradients costs as much as the rest.
 _library_of_rules = torch.library.Library("tessera", "IMPL")
-for _name in ("forward", "plain"):
+for _name in ("forward", "plain", "plain_with_rest", "plain_backward"):
     _library_of_rules.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+
+
+def call(q, k, v, bias, rest):
+    """O and LSE without gradients; rest: the arguments after bias."""
+    if is_plain(bias, rest):
+        return plain(q, k, v, *rest[6:10], rest[13])
+    return _forward(q, k, v, bias, *rest)
+
+
+def _once(backward):
+    """A backward whose results have no gradient. PyTorch's once_differentiable costs even where nobody asks for one."""
+    once = torch.autograd.function.once_differentiable(backward)
+    return staticmethod(lambda ctx, d_o, dlse: (once if torch.is_grad_enabled() else backward)(ctx, d_o, dlse))
 
 
 class EagerAttention(torch.autograd.Function):
@@ -127,17 +174,49 @@ class EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, bias, rest):
-        o, lse = call(q, k, v, bias, rest)
-        ctx.save_for_backward(q, k, v, bias, *rest[:4], o, lse)
+        o_rest = None
+        if keeps_rest(q, rest[11], rest[12]) and pays_rest(q, k, rest[13]):
+            with _below_autograd():
+                o, lse, o_rest = _with_rest(q, k, v, bias, *rest)
+        else:
+            o, lse = _forward(q, k, v, bias, *rest)
+        ctx.save_for_backward(q, k, v, bias, *rest[:4], o, lse, o_rest)
         ctx.settings = rest[4:]
         ctx.set_materialize_grads(False)
         return o, lse
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_once
     def backward(ctx, d_o, dlse):
         try:
-            with torch._C._AutoDispatchBelowAutograd():  # past the Python code of no_second_derivative
+            with _below_autograd():  # past the Python code of no_second_derivative
                 return *gradients(_backward, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad[3]), None
+        except RuntimeError as error:
+            raise _errors.translated(error) from None
+
+
+class PlainAttention(torch.autograd.Function):
+    """EagerAttention for the calls of the plain operators. settings: their arguments after v."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, settings):
+        if keeps_rest(q) and pays_rest(q, k, settings[4]):
+            results = _plain_with_rest(q, k, v, *settings)
+        else:
+            results = *plain(q, k, v, *settings), None
+        ctx.save_for_backward(q, k, v, *results)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        return results[:2]
+
+    @_once
+    def backward(ctx, d_o, dlse):
+        try:
+            q, k, v, *results = ctx.saved_tensors
+            if dlse is None and d_o is not None:
+                return *_plain_backward(d_o, q, k, v, *results, *ctx.settings), None
+            whole = all_arguments(q, k, v, *ctx.settings)
+            saved = *whole[:TENSORS], *results
+            with _below_autograd():
+                return *gradients(_backward, saved, whole[TENSORS:], d_o, dlse, False)[:3], None
         except RuntimeError as error:
             raise _errors.translated(error) from None

@@ -53,6 +53,10 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     Unlike torch's: head_dim up to 256 only; no nested tensors; dropout draws other bits. Under autocast the
         inputs are cast as torch's are.
     Raises ValueError that names the argument; tessera.Unsupported."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        _attention.expect_tensor(name, tensor)
+    if attn_mask is not None:
+        _attention.expect_tensor("attn_mask", attn_mask)
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask: expected None with is_causal=True, got both")
     if query.dim() < 2 or key.dim() != query.dim() or value.dim() != query.dim():
@@ -66,8 +70,12 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     if attn_mask is not None and attn_mask.dim() > 4:
         attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-2:]).flatten(0, -4)
     bias = bias_of(attn_mask, q.shape, k.shape[2], q.dtype)
-    o, _ = _attention.run(q, k, v, bias, None, None, None, _attention.seed_tensor(None, dropout_p), -1, -1,
-                          2 if is_causal else 0, -1, -1, scale, 0.0, dropout_p, None, True)
+    causal = 2 if is_causal else 0
+    if bias is None and dropout_p == 0:
+        o, _ = _attention.run_plain(q, k, v, causal, -1, -1, scale, True)
+    else:
+        o, _ = _attention.run(q, k, v, bias, None, None, None, _attention.seed_tensor(None, dropout_p), -1, -1, causal,
+                              -1, -1, scale, 0.0, dropout_p, None, True)
     return o if query.dim() == 4 else o.reshape(*leading, *o.shape[-2:])
 
 
