@@ -52,6 +52,7 @@ LAYER_OF = {
     # Which shapes are compiled, and which one runs a Problem: plain C++, which the model reads in builds without CUDA.
     "src/cuda/rows/": "cuda/shapes",  # and what a device must have for it
     "src/cuda/tile/query_tiles.": "cuda/shapes",
+    "src/cuda/tile/divider.": "cuda/shapes",
     "src/cuda/shared/shapes.": "cuda/shapes",
     "src/cuda/shared/scores.": "cuda/shapes",
     "src/cuda/tile/constants.hpp": "cuda/shapes",
@@ -67,6 +68,7 @@ LAYER_OF = {
     "src/cuda/fa3/config.": "cuda/shapes",
     "src/cuda/fa3/shapes.": "cuda/shapes",
     "src/cuda/fa3/cap.": "cuda/shapes",
+    "src/cuda/fa3/tile_order.": "cuda/shapes",
     "src/cuda/fa3/backward/config.": "cuda/shapes",
     "src/cuda/fa3/backward/shapes.": "cuda/shapes",
     "src/cuda/fa3/backward/order.": "cuda/shapes",

@@ -15,17 +15,21 @@ enum class Scores {
 /// One compiled shape of the kernel. Dimensions of a Problem are padded with zeros to the next shape that holds them.
 struct Config {
     int head_dim;    ///< of Q and K: a multiple of 32
-    int head_dim_v;  ///< of V and O: a multiple of 32, at most head_dim (O may leave through Q's shared memory)
+    int head_dim_v;  ///< of V and O: a multiple of 32, at most head_dim
     int block_kv;
     int consumers;  ///< warpgroups of 64 queries each
     int kv_stages;  ///< of K and of V
-    int q_stages;   ///< 2: the next Q tile arrives while this one is worked on
+    int q_stages;   ///< 2: the next Q tile arrives while this one is worked on, and O has shared memory of its own
     Scores scores = Scores::plain;
-    /// Keys of a row up to which the shape is chosen, in calls whose tiles take different times; 0: no limit.
+    /// Keys of a row up to which the shape is chosen, in calls whose tiles take different times, and in others; 0: no
+    /// limit.
     int short_row = 0;
+    int short_even_row = 0;
 
-    /// O has shared memory of its own, and Q's is given back after a tile's last scores; else O leaves through it.
+    /// O has shared memory of its own; else it leaves through a stage of K and one of V (Producer::lend_stages).
     constexpr bool own_o() const { return q_stages > 1; }
+    /// There is room for each warpgroup's O.
+    constexpr bool o_fits() const { return own_o() || (consumers == 2 && block_kv >= 64 && head_dim >= head_dim_v); }
 
     /// Slabs of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
@@ -34,8 +38,8 @@ struct Config {
     constexpr int threads() const { return 128 * (consumers + 1); }
     /// Of a thread at launch, and after the producer has given up what the consumers take, in steps of 8.
     constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
-    constexpr int producer_registers() const { return consumers == 3 ? 32 : 56; }
-    constexpr int consumer_registers() const { return consumers == 3 ? 160 : 224; }
+    constexpr int producer_registers() const { return consumers == 3 ? 32 : scores == Scores::general ? 56 : 40; }
+    constexpr int consumer_registers() const { return consumers == 3 ? 160 : scores == Scores::general ? 224 : 232; }
     /// The consumers would wait forever for more.
     constexpr bool registers_fit() const {
         return producer_registers() + consumers * consumer_registers() <= (consumers + 1) * launch_registers();
@@ -49,13 +53,15 @@ struct HeadDim64 {
 };
 /// Smaller tiles of queries, for short rows: less of a tile is hidden under a causal mask. The same bits as HeadDim64.
 struct HeadDim64Short {
-    static constexpr Config kConfig{.head_dim = 64,
-                                    .head_dim_v = 64,
-                                    .block_kv = 128,
-                                    .consumers = 2,
-                                    .kv_stages = 4,
-                                    .q_stages = 2,
-                                    .short_row = 1536};  // measured, under a causal mask
+    static constexpr Config kConfig{
+        .head_dim = 64,
+        .head_dim_v = 64,
+        .block_kv = 128,
+        .consumers = 2,
+        .kv_stages = 4,
+        .q_stages = 2,
+        .short_row = 2048,       // measured, under a causal mask
+        .short_even_row = 512};  // measured: 197 keys 1.31 of HeadDim64, 512 1.03, 1024 0.99
 };
 struct HeadDim96 {
     static constexpr Config kConfig{

@@ -69,7 +69,7 @@ __device__ __forceinline__ void restore_lost(float (&o)[kConfig.head_dim_v / 2],
         const int query = tile.q_begin + row + 8 * row_of(i);
         const int column = column_of(i) + 2 * (lane % 4);
         if (column >= p.head_dim_v) continue;
-        const T* value = element<T>(p.v, tile.batch, tile.head / p.group, tile.first_kv, column);
+        const T* value = element<T>(p.v, tile.batch, tile.kv_head, tile.first_kv, column);
         const int last = min(query + tile.high, tile.last_key);
 #pragma unroll 1
         for (int key = max(query + tile.low, 0); key <= last; ++key) {

@@ -18,7 +18,7 @@ namespace tessera::cuda::fa3 {
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
-    static_assert(kConfig.registers_fit());
+    static_assert(kConfig.registers_fit() && kConfig.o_fits());
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<kConfig>*>(memory);
     if (threadIdx.x == 0) {
@@ -43,7 +43,8 @@ cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream)
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
-    return start(forward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream);
+    const Start when = launch.next_tile == nullptr ? Start::behind : Start::beside;
+    return start(forward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream, when);
 }
 
 }  // namespace tessera::cuda::fa3

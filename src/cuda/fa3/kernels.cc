@@ -20,11 +20,6 @@ namespace {
 
 constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V that shall stay in a 50 MB L2
 
-std::int64_t tiles_of(const Problem& problem) {
-    const std::int64_t block_q = config_of(problem).block_q();
-    return query_heads(problem) * query_tiles(problem, block_q);
-}
-
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
     return refusal(Schedule::fa3, Pass::forward, problem, tile, limits(device));
 }
@@ -47,9 +42,13 @@ Launch make_launch(const Plan& plan, const ForwardParams& params) {
     }
     launch.store_by_copy_engine = !refuse_copy_engine(params.o, shapes.o);
     if (launch.store_by_copy_engine) launch.o = tensor_map(params.o, shapes.o, p.dtype, 16);
-    launch.q_blocks = static_cast<int>(query_tiles(p, c.block_q()));
-    launch.heads_together = heads_together(p, kL2Share);
-    launch.tiles = static_cast<int>(tiles_of(p));
+    launch.order = TileOrder(static_cast<int>(query_heads(p)), static_cast<int>(query_tiles(p, c.block_q())),
+                             heads_together(p, kL2Share));
+    launch.heads_q = Divider(params.heads_q);
+    launch.group = Divider(params.group);
+    const Band band = p.mask.bind(p.len_q, p.len_kv);
+    launch.low = static_cast<int>(band.low);
+    launch.high = static_cast<int>(band.high);
     return launch;
 }
 
@@ -62,10 +61,10 @@ void forward(const ForwardCall& call) {
     launch.o_rest = rows_of(call.args.o_rest);
     launch.rest_by_vectors = takes_byte_vectors(launch.o_rest, params.head_dim_v);
     if (uneven(p)) {
-        check(cudaMemsetAsync(call.workspace.data(), 0, sizeof(*launch.next_tile), stream_of(call)), "cudaMemsetAsync");
         launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
+        check(start_reset(launch.next_tile, stream_of(call)), "cuda.fa3.forward, counter of tiles");
     }
-    const int blocks = std::min(properties(call.plan.device).multiprocessors, launch.tiles);
+    const int blocks = std::min(properties(call.plan.device).multiprocessors, launch.order.tiles());
     const cudaError_t status = Shapes::call(*shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));

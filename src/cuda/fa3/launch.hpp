@@ -6,6 +6,7 @@
 
 #include "cuda/fa3/cap.hpp"
 #include "cuda/fa3/config.h"
+#include "cuda/fa3/tile_order.hpp"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa3 {
@@ -18,13 +19,17 @@ struct Launch {
     float unscale;              ///< 1 / scale_log2
     Cap cap;                    ///< in shapes with a softcap
     bool store_by_copy_engine;  ///< O has a tensor map
-    int q_blocks;               ///< tiles of queries of one head; ragged: of all members
-    int heads_together;         ///< (batch, head) pairs, ragged: heads, whose tiles are mixed: their K and V stay in L2
-    int tiles;                  ///< over all batch members and heads
+    TileOrder order;            ///< of tiles; of a ragged call, of those of all members
+    Divider heads_q, group;     ///< query heads of a batch member; of a head of K and V
+    int low, high;              ///< of a dense call: the band of its mask
     Rows o_rest;                ///< what rounding took off O, a byte an element; null: not wanted
     bool rest_by_vectors;       ///< 8 bytes at a time
-    unsigned* next_tile;        ///< counter, 0 before the launch: whoever is free takes the next; null: in turn
+    unsigned* next_tile;        ///< counter, set to 0 by start_reset: whoever is free takes the next; null: in turn
 };
+
+/// Sets the counter of tiles to 0, in a kernel beside which the forward may start: a memset in front of it costs 5 to 8
+/// microseconds.
+cudaError_t start_reset(unsigned* next_tile, cudaStream_t stream);
 
 /// Starts the kernel on `blocks` multiprocessors. One instance each in instances/.
 template <class T, class Shape>

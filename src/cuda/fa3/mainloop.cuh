@@ -52,31 +52,33 @@ __device__ __forceinline__ void start_output(float (&o)[kConfig.head_dim_v / 2],
 /// One consumer warpgroup: 64 queries of each tile.
 template <class T, Config kConfig>
 struct Consumer {
-    using QPosition = RingPosition<kConfig.q_stages>;
-
     const Launch& launch;
     Shared<kConfig>& shared;
-    int warpgroup;                     ///< 0 .. consumers - 1
-    int never = min(launch.tiles, 0);  ///< 0, of which the compiler knows nothing: for exponentiate()
+    int warpgroup;                             ///< 0 .. consumers - 1
+    int never = min(launch.order.tiles(), 0);  ///< 0, of which the compiler knows nothing: for exponentiate()
 
-    QPosition q{};
+    RingPosition<kConfig.q_stages> q{};
     RingPosition<kConfig.kv_stages> k{}, v{};
     OutputStage<kConfig> output{};
+
+    /// Three consumers have no registers for what it takes.
+    static constexpr bool kSettleUnderProducts = kConfig.consumers < 3;
 
     float s[kConfig.block_kv / 2];              ///< scores, then weights: [64 rows][block_kv] of the warpgroup
     std::uint32_t p[kConfig.block_kv / 16][4];  ///< weights in 16 bits
     float o[kConfig.head_dim_v / 2];            ///< [64 rows][head_dim_v]
     OnlineSoftmax<T> rows;
-    bool partial;  ///< the block whose scores are in s had hidden pairs
-    bool dirty;    ///< a NaN or infinity was taken out of some V of this tile
+    bool partial;       ///< the block whose scores are in s had hidden pairs
+    bool dirty;         ///< a NaN or infinity was taken out of some V of this tile
+    bool lent = false;  ///< where O has no memory of its own: that of the tile before is still in what was lent for it
 
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
     /// The thread's first row; the producer's warps come before the consumers'.
     __device__ __forceinline__ static int row_in_tile() {
         return 16 * (static_cast<int>(threadIdx.x) / 32 - 4) + lane() / 4;
     }
-    __device__ __forceinline__ std::uint64_t q_operand(const QPosition& position) const {
-        return uniform(row_descriptor(shared.q[position.stage()][warpgroup]));
+    __device__ __forceinline__ std::uint64_t q_operand() const {
+        return uniform(row_descriptor(shared.q[q.stage()][warpgroup]));
     }
     __device__ __forceinline__ std::uint64_t k_operand() const { return uniform(row_descriptor(shared.k[k.stage()])); }
     __device__ __forceinline__ std::uint64_t v_operand() const {
@@ -90,11 +92,6 @@ struct Consumer {
         if (lane() == 0) v.release(shared.v_ring);
         v.advance();
     }
-    /// Where O of this warpgroup is laid down.
-    __device__ __forceinline__ auto& output_slabs() const {
-        if constexpr (kConfig.own_o()) return shared.o[warpgroup];
-        else return shared.q[q.stage()][warpgroup];
-    }
     /// Of the partial block whose V has come.
     __device__ __forceinline__ bool v_was_cleaned() const {
         bool met = false;
@@ -105,47 +102,41 @@ struct Consumer {
     __device__ __forceinline__ void run();
     __device__ __forceinline__ const WorkTile& leave_ring(TileReader& tiles, int tile);
     __device__ __forceinline__ int next_tile(TileReader& tiles);
-    __device__ __forceinline__ void start_first_scores(const QPosition& position);
-    __device__ __forceinline__ void finish_first_scores();
+    __device__ __forceinline__ void start_first_scores(bool exist);
     __device__ __forceinline__ void multiply_blocks(const WorkTile& tile);
-    __device__ __forceinline__ void finish_tile(const WorkTile& tile);
+    __device__ __forceinline__ void start_last_output();
+    __device__ __forceinline__ void finish_tile(const WorkTile& tile, bool more);
+    __device__ __forceinline__ auto& borrow_output(bool more);
+    __device__ __forceinline__ void return_output();
 };
 
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::run() {
-    // With one Q stage, the next Q comes when O has left through this one: the first scores then wait for that.
-    constexpr bool kAcross = kConfig.own_o();
     TileReader tiles{shared.tiles};
     int tile = next_tile(tiles);
-    if (!tiles[tile].exists) return;
-    start_first_scores(q);
-    finish_first_scores();
+    bool more = tiles[tile].exists;
+    if (!more) return;
+    start_first_scores(more);
     while (true) {
-        multiply_blocks(tiles[tile]);
-        const WorkTile& own = leave_ring(tiles, tile);
-        const int next = next_tile(tiles);
-        const bool more = tiles[next].exists;
-        if (kAcross && more) {
-            QPosition next_q = q;
-            next_q.advance();
-            start_first_scores(next_q);
-        }
-        v.wait_full(shared.v_ring);
-        if (partial) dirty |= v_was_cleaned();
-        start_output<T, kConfig>(o, p, v_operand());
-        rows.finish();
         ptx::wgmma_wait<0>();
         ptx::keep_in_place(s);
-        ptx::keep_in_place(o);
-        if (kAcross && more) release_k();
-        release_v();
-        finish_tile(own);
         if (!more) break;
-        tile = next;
-        if (!kAcross) {
-            start_first_scores(q);
-            finish_first_scores();
-        }
+        release_k();
+        multiply_blocks(tiles[tile]);
+        // The last P V runs while the next tile is looked up, and the next tile's first scores while this one's O
+        // leaves: where there is a second Q tile. Else Q is still on its way here, and comes while O leaves.
+        constexpr bool kAcross = kConfig.q_stages > 1;
+        start_last_output();
+        const WorkTile& own = leave_ring(tiles, tile);
+        tile = next_tile(tiles);
+        more = tiles[tile].exists;
+        if constexpr (kAcross) start_first_scores(more);
+        rows.finish();
+        ptx::wgmma_wait<kAcross ? 1 : 0>();
+        ptx::keep_in_place(o);
+        release_v();
+        finish_tile(own, more);
+        if constexpr (!kAcross) start_first_scores(more);
     }
     output.finish(lane());
 }
@@ -171,19 +162,15 @@ __device__ __forceinline__ int Consumer<T, kConfig>::next_tile(TileReader& tiles
     }
 }
 
-/// S of a tile's first block, whose Q is at `position`.
+/// S of the next tile's first block. Behind the last tile, of whatever lies there, and nobody reads it: a product that
+/// is started on some paths only would have to be waited for at once.
 template <class T, Config kConfig>
-__device__ __forceinline__ void Consumer<T, kConfig>::start_first_scores(const QPosition& position) {
-    position.wait_full(shared.q_ring);
-    k.wait_full(shared.k_ring);
-    start_scores<T, kConfig>(s, q_operand(position), k_operand());
-}
-
-template <class T, Config kConfig>
-__device__ __forceinline__ void Consumer<T, kConfig>::finish_first_scores() {
-    ptx::wgmma_wait<0>();
-    ptx::keep_in_place(s);
-    release_k();
+__device__ __forceinline__ void Consumer<T, kConfig>::start_first_scores(bool exist) {
+    if (exist) {
+        q.wait_full(shared.q_ring);
+        k.wait_full(shared.k_ring);
+    }
+    start_scores<T, kConfig>(s, q_operand(), k_operand());
 }
 
 /// All blocks of a tile, but for the P V of the last. The first one's scores are in s.
@@ -208,9 +195,12 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Work
         if (partial) apply_mask(s, tile, row_in_tile(), n * kConfig.block_kv, lane());
         float rescale[2];
         rows.rescale(s, tile, row_in_tile(), n * kConfig.block_kv, launch.scale_log2, launch.unscale, rescale);
+        if (!kSettleUnderProducts) rows.settle(launch.unscale);
         if (n != tile.n_end - 1) {
 #pragma unroll
             for (int i = 0; i < kConfig.head_dim_v / 2; ++i) o[i] *= rescale[row_of(i)];
+        } else if (lent) {
+            return_output();
         }
         bool care = false;
 #pragma unroll 1
@@ -218,7 +208,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Work
             std::uint64_t q_block, k_block, v_block;
             bool k_is_here, v_is_here;
             exponentiate(s, p, rows, launch.scale_log2, never, extra, n * kConfig.block_kv, [&] {
-                q_block = q_operand(q);
+                q_block = q_operand();
                 k_block = k_operand();
                 v_block = v_operand();
                 k_is_here = k.is_full(shared.k_ring);
@@ -232,6 +222,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Work
             if (partial) dirty |= v_was_cleaned();
             start_scores<T, kConfig>(s, q_block, k_block);
             start_output<T, kConfig>(o, p, v_block);
+            if (kSettleUnderProducts && rows.unsettled) rows.settle(launch.unscale);
             ptx::wgmma_wait<1>();
             ptx::keep_in_place(s);
             release_k();
@@ -246,27 +237,64 @@ __device__ __forceinline__ void Consumer<T, kConfig>::multiply_blocks(const Work
             if constexpr (kConfig.scores == Scores::general) care = rows.needs_rescale(s) | partial;
         }
     }
-    if (kConfig.own_o() && lane() == 0) q.release(shared.q_ring);  // all scores of the tile are done
+    if (lane() == 0) q.release(shared.q_ring);  // all scores of the tile are done
+    q.advance();
 }
 
-/// O and LSE leave. Where O goes through Q's memory, that is given back when O is out of it.
+/// O += P V of a tile's last block.
 template <class T, Config kConfig>
-__device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const WorkTile& tile) {
+__device__ __forceinline__ void Consumer<T, kConfig>::start_last_output() {
+    v.wait_full(shared.v_ring);
+    if (partial) dirty |= v_was_cleaned();
+    start_output<T, kConfig>(o, p, v_operand());
+}
+
+/// O and LSE leave. `more`: another tile comes.
+template <class T, Config kConfig>
+__device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const WorkTile& tile, bool more) {
     const float inverse[2] = {rows.inverse_sum(0) * launch.params.keep_scale,
                               rows.inverse_sum(1) * launch.params.keep_scale};
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) o[i] *= inverse[row_of(i)];
     if (dirty) restore_lost<T, kConfig>(o, launch.params, tile, row_in_tile(), lane());
-    if constexpr (kConfig.own_o()) output.wait(lane());
-    else ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);  // nobody reads this Q any more
     store_lse(launch.params, tile, rows, row_in_tile(), lane());
-    output.template store<T>(o, launch, tile, output_slabs(), row_in_tile(), lane());
+    output.template store<T>(o, launch, tile, borrow_output(more), row_in_tile(), lane());
     if (launch.o_rest.data != nullptr) store_rest<T>(o, launch, tile, row_in_tile(), lane());
-    if constexpr (!kConfig.own_o()) {
+}
+
+/// Where O of this warpgroup is laid down: its own memory, or a stage that the producer lends (Producer::lend_stages),
+/// of V to the first warpgroup and of K to the second.
+template <class T, Config kConfig>
+__device__ __forceinline__ auto& Consumer<T, kConfig>::borrow_output(bool more) {
+    if constexpr (kConfig.own_o()) {
         output.wait(lane());
-        if (lane() == 0) q.release(shared.q_ring);
+        return shared.o[warpgroup];
+    } else {
+        using Slabs = Slab64[kConfig.v_slabs()];
+        lent = true;
+        void* stage;
+        if (warpgroup == 0) {
+            v.wait_full(shared.v_ring);
+            stage = shared.v[v.stage()];
+        } else {
+            auto position = k;
+            if (more) position.advance();  // past the K of the first scores, which are still multiplied
+            position.wait_full(shared.k_ring);
+            stage = shared.k[position.stage()];
+        }
+        return *static_cast<Slabs*>(stage);
     }
-    q.advance();
+}
+
+/// Both stages go back to the producer. Not before the next tile's first softmax, so that O is out of them by then.
+template <class T, Config kConfig>
+__device__ __forceinline__ void Consumer<T, kConfig>::return_output() {
+    lent = false;
+    output.wait(lane());
+    k.wait_full(shared.k_ring);
+    release_k();
+    v.wait_full(shared.v_ring);
+    release_v();
 }
 
 }  // namespace tessera::cuda::fa3

@@ -38,20 +38,37 @@ struct Producer {
             const WorkTile& tile = source.next();
             if (!tile.exists) break;
             const int batch = launch.params.cu_seqlens_q != nullptr ? 0 : tile.batch;
-            const int kv_head = tile.head / launch.params.group;
             for (int n = tile.n_end - 1; n >= tile.n_begin; --n) {
-                const Block block{true, tile.partial(n), tile.first_kv + n * kConfig.block_kv, kv_head, batch};
+                const Block block{true, tile.partial(n), tile.first_kv + n * kConfig.block_kv, tile.kv_head, batch};
                 const bool first = n == tile.n_end - 1;
                 if (n == tile.n_begin) source.draw();
                 load_k(block);
                 if (kConfig.q_stages > 1 && first) load_q(tile, batch);
                 if (before.exists) load_v(before);
-                if (kConfig.q_stages == 1 && first) load_q(tile, batch);
+                if (kConfig.q_stages == 1 && first) {
+                    load_q(tile, batch);
+                    if (before.exists) lend_stages();
+                }
                 before = block;
             }
             if (!tile.has_keys()) source.draw();
         }
-        if (before.exists) load_v(before);
+        if (!before.exists) return;
+        load_v(before);
+        lend_stages();
+    }
+
+    /// Where O has no memory of its own: a stage of K and one of V that are read no more, for O of a tile. Behind the
+    /// next tile's first K and this one's last V, so that nothing that the consumers wait for waits for O to leave.
+    __device__ __forceinline__ void lend_stages() {
+        if constexpr (!kConfig.own_o()) {
+            k.wait_empty(shared.k_ring);
+            ptx::mbarrier_arrive(shared.k_ring.full[k.stage()]);
+            k.advance();
+            v.wait_empty(shared.v_ring);
+            ptx::mbarrier_arrive(shared.v_ring.full[v.stage()]);
+            v.advance();
+        }
     }
 
     __device__ __forceinline__ void load_q(const WorkTile& tile, int batch) {
@@ -136,6 +153,7 @@ __device__ __forceinline__ void guard(Shared<kConfig>& shared, int thread) {
             ptx::named_barrier_sync(kGuardBarrier, 32 * kGuardWarps);
             if (thread == 0) ptx::mbarrier_arrive(shared.v_ring.full[v.stage()]);
         }
+        if (!kConfig.own_o() && tile.has_keys()) v.advance();  // the stage that is lent for O
     }
 }
 

@@ -13,8 +13,7 @@ inline constexpr int kGuardWarps = 3;
 
 /// Named barriers of the thread block. 0 is __syncthreads.
 enum NamedBarrier : int {
-    kWarpgroupBarrier = 1,  ///< of the first consumer warpgroup; the others' follow
-    kGuardBarrier = 8,
+    kGuardBarrier = 1,
 };
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
@@ -29,7 +28,7 @@ struct OutputTiles {
 template <Config kConfig>
 struct OutputTiles<kConfig, false> {};
 
-/// Shared memory of one block. Q is kept by warpgroup, so that O can leave through it.
+/// Shared memory of one block. Q is kept by warpgroup.
 template <Config kConfig>
 struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
     using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];

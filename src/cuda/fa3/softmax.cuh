@@ -55,7 +55,9 @@ struct OnlineSoftmax {
     float subtract[2];                      ///< weight = exp2(score * scale - subtract)
     int limit[2] =
         {};  ///< bits of the largest score that leaves the maximum alone; scores over 0 compare like their bits
-    bool careful = true;  ///< some row of this warp has met no key yet, has large scores, or a limit under 0
+    bool careful = true;    ///< some row of this warp has met no key yet, has large scores, or a limit under 0
+    bool unsettled = true;  ///< rescale() was not followed by settle() yet
+    float near[2];          ///< until then: of a row's first block, how many scores are near its maximum; else -1
 
     /// Has a block of scores, [2 rows][kCount / 2 columns], to be given to rescale()? The same for all lanes of the
     /// warp.
@@ -68,6 +70,10 @@ struct OnlineSoftmax {
     template <int kCount>
     __device__ __forceinline__ void rescale(float (&scores)[kCount], const WorkTile& tile, int row, int first_key,
                                             float scale_log2, float unscale, float (&factor)[2]);
+
+    /// The second half of rescale(), which nothing waits for before the next needs_rescale(): how far over their maxima
+    /// later scores may be. To be called under a product.
+    __device__ __forceinline__ void settle(float unscale);
 
     /// Sums over the quad.
     __device__ __forceinline__ void finish() {
@@ -109,17 +115,18 @@ __device__ __forceinline__ bool OnlineSoftmax<T>::needs_rescale(const float (&sc
     return __any_sync(kAllLanes, over);
 }
 
-/// The largest score of row r in this thread.
+/// A row's scores in a quad of threads, in 16 parts: of each part the largest is known.
+inline constexpr int kPartsOfThread = 4;
+
+/// The largest scores of this thread's parts of both rows.
 template <int kCount>
-__device__ __forceinline__ float thread_max(const float (&scores)[kCount], int r) {
-    constexpr int kChains = 4;
-    float chain[kChains];
+__device__ __forceinline__ void largest_of_parts(const float (&scores)[kCount], float (&largest)[2][kPartsOfThread]) {
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-        const float score = scores[i / 2 * 4 + 2 * r + i % 2];
-        chain[i % kChains] = i < kChains ? score : fmaxf(chain[i % kChains], score);
+    for (int i = 0; i < kCount; ++i) {
+        const int of_row = i / 4 * 2 + i % 2;
+        float& part = largest[row_of(i)][of_row % kPartsOfThread];
+        part = of_row < kPartsOfThread ? scores[i] : fmaxf(part, scores[i]);
     }
-    return fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
 }
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -132,18 +139,13 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-/// How far over its maximum m a row's later scores may be, in units of log2. Scores of the row's first block count by
-/// how near they are to m, from 1 at m to 0 at a 16th of its weight; half of that is about l. Of a block that it sees a
-/// part of, the rest is taken to be like that part: `visible` keys of [2 * kCount].
-template <int kCount>
-__device__ __forceinline__ float slack(const float (&scores)[kCount], int r, float m, int visible, float scale_log2) {
-    float near[2] = {0, 0};
+/// How many scores of a row's first block are near its maximum m: the largest ones of this thread's parts count from 1
+/// at m to 0 at a 16th of its weight. (All scores would tell a little more, and cost 110 instructions more.)
+__device__ __forceinline__ float near_maximum(const float (&largest)[kPartsOfThread], float m, float scale_log2) {
+    float near = 0;
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-        near[i % 2] += __saturatef(fmaf(scores[i / 2 * 4 + 2 * r + i % 2], scale_log2 / 4, 1 - m / 4));
-    }
-    const float part = __fdividef(kCount, static_cast<float>(visible));
-    return fminf(fmaxf(__log2f(quad_sum(near[0] + near[1]) * part) * 1.25F, 0.0F), float{kMostSlack});
+    for (const float score : largest) near += __saturatef(fmaf(score, scale_log2 / 4, 1 - m / 4));
+    return near;
 }
 
 template <class T>
@@ -151,40 +153,55 @@ template <int kCount>
 __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount], const WorkTile& tile, int row,
                                                           int first_key, float scale_log2, float unscale,
                                                           float (&factor)[2]) {
-    bool first[2];
+    float largest[2][kPartsOfThread];
+    largest_of_parts(scores, largest);
+    // Both rows at each step, and no branches between: a shuffle takes as long as 25 instructions.
+    float block_max[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const float block_max = quad_max(thread_max(scores, r));
+        block_max[r] = quad_max(fmaxf(fmaxf(largest[r][0], largest[r][1]), fmaxf(largest[r][2], largest[r][3])));
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
         const float before = max[r];
-        first[r] = before == -INFINITY;
-        if (first[r] || large(r) || block_max > __int_as_float(limit[r])) {
-            // Rounded as the subtraction will round it: m is what is subtracted, to the last bit, in O, l and LSE.
-            max[r] = fmaxf(before, __fmul_rn(block_max, scale_log2)) + kHeadroom<T> - kHeadroom<T>;
-            limit[r] = __float_as_int(block_max);
-        }
+        const bool first = before == -INFINITY;
+        const bool raise = first | large(r) | (block_max[r] > __int_as_float(limit[r]));
+        // Rounded as the subtraction will round it: m is what is subtracted, to the last bit, in O, l and LSE.
+        const float raised = fmaxf(before, __fmul_rn(block_max[r], scale_log2)) + kHeadroom<T> - kHeadroom<T>;
+        max[r] = raise ? raised : before;
+        limit[r] = raise ? __float_as_int(block_max[r]) : limit[r];
         // Nothing visible yet: exp2(-inf - 0) is the 0 that is wanted.
         factor[r] = ptx::exp2_approx(before - finite_max(r));
         sum[r] *= factor[r];
         subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kHeadroom<T>;
-    }
-    if (!__any_sync(kAllLanes, careful || first[0] || first[1])) return;
-    bool care = false;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
+        // Of a block that the row sees a part of, the rest is taken to be like that part.
         const int query = tile.q_begin + row + 8 * r;
         const int begin = ::max(query + tile.low - first_key, 0);
         const int end = ::min(::min(query + tile.high, tile.last_key) + 1 - first_key, 2 * kCount);
-        const float room = slack(scores, r, finite_max(r), end - begin, scale_log2);
-        if (first[r]) limit[r] = __float_as_int((finite_max(r) + room) * unscale);
-        care |= limit[r] < 0 || large(r) || max[r] == -INFINITY;
+        const float more = __fdividef(1.5F * kCount, static_cast<float>(end - begin));
+        near[r] = first ? near_maximum(largest[r], finite_max(r), scale_log2) * more : -1.0F;
     }
-    careful = __any_sync(kAllLanes, care);
-    if (!careful || !__any_sync(kAllLanes, large(0) || large(1))) return;
+    unsettled = true;
+    if (!large(0) && !large(1)) return;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {  // exponentiate() will scale once more
         const int r = row_of(i);
         if (large(r)) scores[i] = (__fmul_rn(scores[i], scale_log2) - max[r]) * unscale;
     }
+}
+
+/// The room is up to 2^kMostSlack where near-by scores are many, and none where one outweighs the others.
+template <class T>
+__device__ __forceinline__ void OnlineSoftmax<T>::settle(float unscale) {
+    bool care = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float room = fminf(fmaxf(__log2f(quad_sum(near[r])) * 1.25F, 0.0F), float{kMostSlack});
+        limit[r] = near[r] < 0 ? limit[r] : __float_as_int((finite_max(r) + room) * unscale);
+        care |= limit[r] < 0 || large(r) || max[r] == -INFINITY;
+    }
+    careful = __any_sync(kAllLanes, care);
+    unsettled = false;
 }
 
 /// From scores to weights: p = exp2(scale * s - m), its sum, and its 16-bit form, which is the A operand of P V.

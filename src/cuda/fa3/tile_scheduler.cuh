@@ -13,7 +13,7 @@ namespace tessera::cuda::fa3 {
 /// One tile of queries of one head, and the K/V blocks that it needs. 32 bits are enough: the kernel refuses longer
 /// tensors, and registers are short.
 struct WorkTile {
-    int batch, head;
+    int batch, head, kv_head;
     int first_q, first_kv;     ///< rows where a ragged member begins
     int q_begin, q_end;        ///< queries; none past the end of a ragged member
     int n_begin, n_end;        ///< blocks of keys, taken from the last to the first
@@ -31,34 +31,38 @@ struct WorkTile {
 template <int kBlockQ, int kBlockKv>
 __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     const ForwardParams& p = launch.params;
-    const int per_group = launch.heads_together * launch.q_blocks;
-    const int group = index / per_group;
-    const int first_head = group * launch.heads_together;
-    const bool ragged = p.cu_seqlens_q != nullptr;
-    const int heads_here =
-        min(launch.heads_together, (ragged ? 1 : static_cast<int>(p.batch)) * p.heads_q - first_head);
-    const int within = index - group * per_group;
-    const int batch_head = first_head + within % heads_here;
-    // From the last queries to the first: under a causal mask the longest tiles go first and the short ones fill up.
-    const int place = launch.q_blocks - 1 - within / heads_here;
-    const QueryTile of = ragged ? ragged_tile(p, place, kBlockQ) : QueryTile{batch_head / p.heads_q, place};
+    const TilePlace place = launch.order[index];
     WorkTile tile;
-    tile.batch = of.batch;
-    tile.head = ragged ? batch_head : batch_head - tile.batch * p.heads_q;
-    const Member member = member_of(p, tile.batch);
+    int block = place.block;
+    Member member{0, 0, p.len_q, p.len_kv};
+    tile.low = launch.low;
+    tile.high = launch.high;
+    if (p.cu_seqlens_q == nullptr) {
+        tile.batch = launch.heads_q.quotient(place.head);
+        tile.head = place.head - tile.batch * launch.heads_q.divisor();
+    } else {
+        const QueryTile of = ragged_tile(p, place.block, kBlockQ);
+        block = of.block;
+        tile.batch = of.batch;
+        tile.head = place.head;
+        member = member_of(p, tile.batch);
+        const Band band = p.mask.bind(member.len_q, member.len_kv);
+        tile.low = static_cast<int>(band.low);
+        tile.high = static_cast<int>(band.high);
+    }
+    tile.kv_head = launch.group.quotient(tile.head);
     tile.first_q = static_cast<int>(member.first_q);
     tile.first_kv = static_cast<int>(member.first_kv);
-    tile.q_begin = of.block * kBlockQ;
+    tile.q_begin = block * kBlockQ;
     tile.q_end = min(tile.q_begin + kBlockQ, member.len_q);
     tile.exists = tile.q_begin < tile.q_end;
-    const Band band = p.mask.bind(member.len_q, member.len_kv);
-    tile.low = static_cast<int>(band.low);
-    tile.high = static_cast<int>(band.high);
     tile.last_key = member.len_kv - 1;
     // Blocks of keys that no query of the tile sees are skipped: under a causal mask, those past its last query.
-    const Range keys = band.kv_range(tile.q_begin, tile.q_end);
-    tile.n_begin = static_cast<int>(keys.begin) / kBlockKv;
-    tile.n_end = keys.empty() ? tile.n_begin : (static_cast<int>(keys.end) + kBlockKv - 1) / kBlockKv;
+    const int keys_begin = max(tile.q_begin + tile.low, 0);
+    const int keys_end = min(tile.q_end + tile.high, member.len_kv);
+    const bool sees_keys = tile.low <= tile.high && keys_begin < keys_end;
+    tile.n_begin = keys_begin / kBlockKv;
+    tile.n_end = sees_keys ? (keys_end + kBlockKv - 1) / kBlockKv : tile.n_begin;
     // Full: the last query sees the first key of the block, and the first query its last.
     tile.full_begin = (max(tile.q_end - 1 + tile.low, 0) + kBlockKv - 1) / kBlockKv;
     tile.full_end = (min(tile.q_begin + tile.high, tile.last_key) + 1) / kBlockKv;
@@ -88,7 +92,7 @@ struct TileScheduler {
         position.wait_empty(ring.ring);
         WorkTile& tile = ring.tiles[position.stage()];
         tile.exists = false;
-        while (upcoming < launch.tiles) {
+        while (upcoming < launch.order.tiles()) {
             tile = tile_at<kBlockQ, kBlockKv>(launch, upcoming);
             if (tile.exists) break;
             draw();
@@ -100,8 +104,12 @@ struct TileScheduler {
     /// Decides which tile is next. As late as the answer can still come in time: who is free is known better then.
     __device__ __forceinline__ void draw() {
         const int blocks = static_cast<int>(gridDim.x);
-        upcoming =
-            launch.next_tile == nullptr ? upcoming + blocks : blocks + static_cast<int>(atomicAdd(launch.next_tile, 1));
+        if (launch.next_tile == nullptr) {
+            upcoming += blocks;
+        } else {
+            ptx::wait_for_grid_before();  // the counter is 0
+            upcoming = blocks + static_cast<int>(atomicAdd(launch.next_tile, 1));
+        }
     }
 };
 

@@ -82,6 +82,14 @@ __device__ __forceinline__ std::uint64_t global_nanoseconds() {
     return time;
 }
 
+/// griddepcontrol.wait: the grid in front of this one, which was started beside it, has ended, and its writes are seen.
+__device__ __forceinline__ void wait_for_grid_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+/// griddepcontrol.launch_dependents: the grid behind may start beside this one.
+__device__ __forceinline__ void let_grid_behind_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 /// setmaxnreg.inc: the warpgroup takes registers up to kRegisters a thread.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {

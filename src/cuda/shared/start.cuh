@@ -7,15 +7,28 @@
 
 namespace tessera::cuda {
 
+/// When a grid starts: behind the one before it in the stream, or beside it, once that one lets it; what it writes is
+/// then to be waited for (griddepcontrol.wait).
+enum class Start { behind, beside };
+
 /// Starts `kernel` on `blocks` thread blocks with so much dynamic shared memory, which may be more than the 48 KiB that
 /// a kernel has without asking. Included where kernels are compiled.
 template <class Launch>
 cudaError_t start(void (*kernel)(Launch), std::int64_t blocks, int threads, int shared_bytes, const Launch& launch,
-                  cudaStream_t stream) {
+                  cudaStream_t stream, Start when = Start::behind) {
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (status != cudaSuccess) return status;
-    kernel<<<static_cast<unsigned>(blocks), threads, static_cast<unsigned>(shared_bytes), stream>>>(launch);
-    return cudaGetLastError();
+    cudaLaunchAttribute beside{};
+    beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    beside.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+    config.stream = stream;
+    config.attrs = &beside;
+    config.numAttrs = when == Start::beside ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, launch);
 }
 
 }  // namespace tessera::cuda
