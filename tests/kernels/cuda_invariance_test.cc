@@ -162,8 +162,10 @@ TEST_F(CudaInvariance, a_ragged_member_has_the_same_bits_among_members_of_any_le
 TEST_F(CudaInvariance, short_and_long_tiles_have_the_same_bits) {
     const std::vector<std::int64_t> of_q{1, 300, 0, 129, 700, 63};
     const std::vector<std::int64_t> of_kv{700, 301, 5, 64, 900, 0};
-    const Mask masks[] = {
-        {}, {.causal = Causal::bottom_right}, {.causal = Causal::top_left}, {.window_left = 1100, .window_right = 1100}};
+    const Mask masks[] = {{},
+                          {.causal = Causal::bottom_right},
+                          {.causal = Causal::top_left},
+                          {.window_left = 1100, .window_right = 1100}};
     for (const DType dtype : {DType::bf16, DType::fp16}) {
         for (const std::int64_t head_dim : {64, 40}) {
             for (const Mask& mask : masks) {
