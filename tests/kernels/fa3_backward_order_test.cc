@@ -99,6 +99,38 @@ TEST(fa3_backward_order, every_tile_is_added_once_and_in_the_order_of_the_places
     }
 }
 
+/// All blocks of queries that see all keys of a warpgroup, and no others, are said to.
+template <int kBlockQ, int kBlockKv>
+void expect_full(const Mask& mask, int len_q, int len_kv) {
+    constexpr int kKeys = 64;
+    Blocks<kBlockQ, kBlockKv> blocks{};
+    blocks.set(mask, len_q, len_kv);
+    const Band band = mask.bind(len_q, len_kv);
+    for (int key = 0; key < blocks.count_kv * kBlockKv; key += kKeys) {
+        const auto [begin, end] = blocks.full_queries_of(key, kKeys);
+        for (int m = 0; m < blocks.count_q; ++m) {
+            const std::int64_t query = std::int64_t{m} * kBlockQ;
+            const bool full = query + kBlockQ <= len_q && key + kKeys <= len_kv &&
+                              band.coverage(query, query + kBlockQ, key, key + kKeys) == Coverage::full;
+            ASSERT_EQ(m >= begin && m < end, full) << "queries " << m << ", keys from " << key;
+        }
+    }
+}
+
+TEST(fa3_backward_order, tiles_without_hidden_pairs_are_known) {
+    for (const Mask& mask : kMasks) {
+        for (const int len_q : kLengths) {
+            for (const int len_kv : kLengths) {
+                SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len_q) + " x " +
+                             std::to_string(len_kv));
+                expect_full<64, 128>(mask, len_q, len_kv);
+                expect_full<128, 128>(mask, len_q, len_kv);
+                if (HasFatalFailure()) return;
+            }
+        }
+    }
+}
+
 template <int kBlockQ, int kBlockKv>
 void expect_one_sum(const Mask& mask, int len) {
     Blocks<kBlockQ, kBlockKv> blocks{};

@@ -21,14 +21,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __g
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<kConfig>*>(memory);
+    if (threadIdx.x == 32) {
+        for (const CUtensorMap* map : {&launch.k, &launch.v, &launch.q, &launch.d_o}) ptx::prefetch_tensor_map(*map);
+    }
     if (threadIdx.x == 0) {
         shared.init_barriers();
         shared.lost = 0;
+        shared.broken = launch.workspace.start->broken;
         // Blocks that started earlier come earlier in the order: nobody waits for one that has not started.
         shared.block.set(launch, atomicAdd(&launch.workspace.start->next_block, 1));
     }
     __syncthreads();
-    if (!shared.block.exists() || launch.workspace.start->broken != 0) return;
+    if (!shared.block.exists() || shared.broken != 0) return;
     const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
     if (warpgroup == 0) {
         ptx::give_registers<Config::kProducerRegisters>();

@@ -27,6 +27,8 @@ struct Config {
     constexpr int v_slabs() const { return (head_dim_v + 63) / 64; }
     /// Does one warpgroup make P and dV, the other one dS and dK?
     constexpr bool roles() const { return block_kv == kRows; }
+    /// A warpgroup's first row of the block's keys.
+    constexpr int first_row(int warpgroup) const { return roles() ? 0 : kRows * warpgroup; }
     /// Columns of dQ that a warpgroup multiplies at once, always of 64 queries.
     constexpr int dq_columns() const {
         if (roles()) return 64;

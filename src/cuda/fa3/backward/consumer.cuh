@@ -17,7 +17,9 @@ __device__ __forceinline__ bool agreed(bool condition) { return __any_sync(kAllL
 
 template <Config kConfig>
 struct ConsumerThread {
-    static constexpr int kPairs = kConfig.block_q / 2;  ///< scores of a thread
+    static constexpr int kPairs = kConfig.block_q / 2;         ///< scores of a thread
+    static constexpr int kFull = 1, kLarge = 2, kSpecial = 4;  ///< flags of a step
+    static constexpr int kEarly = 4;                           ///< chunks of 8 of them (read_early)
 
     const Launch& launch;
     Shared<kConfig>& shared;
@@ -26,6 +28,7 @@ struct ConsumerThread {
     Turn<kConfig.q_stages> q{};
     Turn<kConfig.do_stages> d_o{};
     std::uint32_t steps = 0;  ///< that are done
+    int flags = 0;            ///< of the step: kFull, kLarge, kSpecial
 
     /// Of the thread block. (Worked out anew at each use: what is kept of it over the loop takes registers.)
     __device__ __forceinline__ static unsigned thread() {
@@ -34,8 +37,7 @@ struct ConsumerThread {
     __device__ __forceinline__ static int lane() { return static_cast<int>(thread() % 32); }
     /// The warp's number in the warpgroup; the producer's warps come before the consumers'.
     __device__ __forceinline__ static int warp() { return static_cast<int>(thread() / 32 % 4); }
-    /// The warpgroup's first row of the block's keys.
-    __device__ __forceinline__ int first_row() const { return kConfig.roles() ? 0 : Config::kRows * warpgroup; }
+    __device__ __forceinline__ int first_row() const { return kConfig.first_row(warpgroup); }
     /// The thread's first row of the block's keys.
     __device__ __forceinline__ int row() const {
         const unsigned own = thread();
@@ -46,11 +48,22 @@ struct ConsumerThread {
     __device__ __forceinline__ static int first_column() { return static_cast<int>(thread() % 4 * 2); }
     /// The step's first query.
     __device__ __forceinline__ int first_query() const { return shared.block_q[q.stage] * kConfig.block_q; }
-    /// Are all pairs of this warpgroup visible in a step?
-    __device__ __forceinline__ bool is_full() const {
-        const int key = shared.block.n * kConfig.block_kv + first_row();
-        return agreed(shared.block.blocks.full(first_query(), kConfig.block_q, key, Config::kRows));
+    /// Of the step whose Q is there. Read early: shared memory is slow to answer while products run.
+    __device__ __forceinline__ void read_flags() {
+        const int m = shared.block_q[q.stage];
+        const Span& full = shared.block.full[warpgroup];
+        int large = 0, special = 0;
+#pragma unroll
+        for (const RowStats& stats : shared.stats[q.stage]) {
+            large |= stats.some_large;
+            special |= stats.some_special;
+        }
+        flags =
+            (m >= full.begin && m < full.end ? kFull : 0) | (large != 0 ? kLarge : 0) | (special != 0 ? kSpecial : 0);
     }
+    /// Are all pairs of this warpgroup visible in the step?
+    __device__ __forceinline__ bool is_full() const { return agreed((flags & kFull) != 0); }
+    __device__ __forceinline__ bool some_special() const { return agreed((flags & kSpecial) != 0); }
 
     /// What the delta kernel says of 16 queries: of this thread's columns, of which `column` is the first, of a chunk
     /// of 8 elements (of_element).
@@ -59,12 +72,17 @@ struct ConsumerThread {
         const RowStats& stats = shared.stats[q.stage][chunk / 4];
         return reinterpret_cast<const float4&>((stats.*values)[16 * (chunk % 4) + 2 * column]);
     }
-    /// Is a flag set for some of the step's queries?
-    __device__ __forceinline__ bool some(int RowStats::*flag) const {
-        int any = 0;
+    /// The same of the first chunks: as many as there are registers for beside products.
+    __device__ __forceinline__ void read_early(float4 (&out)[kEarly],
+                                               const float (RowStats::*values)[Config::kRows]) const {
+        const int column = first_column();
 #pragma unroll
-        for (const RowStats& stats : shared.stats[q.stage]) any |= stats.*flag;
-        return agreed(any != 0);
+        for (int chunk = 0; chunk < kEarly; ++chunk) out[chunk] = four_of(values, chunk, column);
+    }
+    /// That of any chunk.
+    __device__ __forceinline__ float4 stat(const float4 (&early)[kEarly],
+                                           const float (RowStats::*values)[Config::kRows], int chunk) const {
+        return chunk < kEarly ? early[chunk] : four_of(values, chunk, first_column());
     }
 
     __device__ __forceinline__ int count_steps() const {
@@ -77,13 +95,23 @@ struct ConsumerThread {
     __device__ __forceinline__ void wait_for_dq_memory(int parts, int part = 0) {
         wait_for(shared.dq_empty[warpgroup], (steps * parts + part + 1) % 2, warpgroup);
     }
-    __device__ __forceinline__ void exponentiate(float (&s)[kPairs]) const;
+    __device__ __forceinline__ void exponentiate(float (&s)[kPairs], const float4 (&early)[kEarly]) const;
     template <class T>
     __device__ __forceinline__ void clean_keys();
     template <class T>
     __device__ __forceinline__ void clean_queries();
-    __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kConfig.block_q / 16][4], int slab_number);
-    __device__ __forceinline__ void store_dq(const float (&dq)[kConfig.dq_columns() / 2]);
+    __device__ __forceinline__ std::uint32_t ds_address(int slab_number) const;
+    __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kConfig.block_q / 16][4], std::uint32_t to);
+    __device__ __forceinline__ void put_dq(const float (&dq)[kConfig.dq_columns() / 2]);
+    /// What put_dq() has written is add_dq()'s from here on.
+    __device__ __forceinline__ void give_dq() {
+        ptx::fence_proxy_async();
+        arrive(shared.dq_full[warpgroup]);
+    }
+    __device__ __forceinline__ void store_dq(const float (&dq)[kConfig.dq_columns() / 2]) {
+        put_dq(dq);
+        give_dq();
+    }
     /// One arrival of the warp, when all its lanes are here.
     __device__ __forceinline__ static void arrive(ptx::Mbarrier& barrier) {
         __syncwarp();
@@ -107,20 +135,21 @@ __device__ __forceinline__ float weight(float score, float scale_log2, float min
 
 /// P^T from S^T.
 template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::exponentiate(float (&s)[kPairs]) const {
-    const int column = first_column();
-    if (some(&RowStats::some_large)) {  // rare
+__device__ __forceinline__ void ConsumerThread<kConfig>::exponentiate(float (&s)[kPairs],
+                                                                      const float4 (&early)[kEarly]) const {
+    if (agreed((flags & kLarge) != 0)) {  // rare
+        const int column = first_column();
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-            const float4 minus_lse = four_of(&RowStats::minus_lse, i / 8, column);
             const float4 inverse_sum = four_of(&RowStats::inverse_sum, i / 8, column);
-            s[i] = weight(s[i], launch.scale_log2, of_element(minus_lse, i), of_element(inverse_sum, i));
+            s[i] = weight(s[i], launch.scale_log2, of_element(stat(early, &RowStats::minus_lse, i / 8), i),
+                          of_element(inverse_sum, i));
         }
         return;
     }
 #pragma unroll
     for (int chunk = 0; chunk < kPairs / 8; ++chunk) {
-        const float4 minus_lse = four_of(&RowStats::minus_lse, chunk, column);
+        const float4 minus_lse = stat(early, &RowStats::minus_lse, chunk);
 #pragma unroll
         for (int i = 8 * chunk; i < 8 * chunk + 8; ++i) {
             s[i] = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, of_element(minus_lse, i)));
@@ -134,7 +163,7 @@ template <class T>
 __device__ __forceinline__ void ConsumerThread<kConfig>::clean_keys() {
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
-    for (auto& slab : shared.k) clean<T, kKeys * kSlabRowBytes, 128>(slab[kKeys * warpgroup], thread);
+    for (auto& slab : shared.k) clean<T, kKeys * kSlabRowBytes, 128, 4>(slab[kKeys * warpgroup], thread);
     ptx::fence_proxy_async();
     if constexpr (kConfig.roles()) ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
     else ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
@@ -144,8 +173,10 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::clean_keys() {
 template <Config kConfig>
 template <class T>
 __device__ __forceinline__ void ConsumerThread<kConfig>::clean_queries() {
-    const int first_key = shared.block.n * kConfig.block_kv;
-    if (agreed(shared.block.blocks.full(first_query(), kConfig.block_q, first_key, kConfig.block_kv))) return;
+    const Span& first = shared.block.full[0];
+    const Span& second = shared.block.full[1];
+    const int m = shared.block_q[q.stage];
+    if (agreed(m >= max(first.begin, second.begin) && m < min(first.end, second.end))) return;
     shared.lost = 1;
     constexpr int kThreads = 128 * Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) - 128;
@@ -156,32 +187,35 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::clean_queries() {
     ptx::named_barrier_sync(kConsumersBarrier, kThreads);
 }
 
-/// dS, transposed on its way into shared memory: rows are queries there.
+/// Where store_ds() begins for this thread.
 template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::store_ds(const std::uint32_t (&ds)[kConfig.block_q / 16][4],
-                                                                  int slab_number) {
-    const auto slab = ptx::shared_address(shared.ds[steps % 2][slab_number]);
+__device__ __forceinline__ std::uint32_t ConsumerThread<kConfig>::ds_address(int slab_number) const {
     const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // not to be kept in registers over the loop
     const int query = thread % 32 / 16 * 8 + thread % 8;
     const int chunk = thread / 32 % 4 * 2 + thread / 8 % 2;
+    return ptx::shared_address(shared.ds[steps % 2][slab_number]) + swizzled(query, chunk);
+}
+
+/// dS, transposed on its way into shared memory: rows are queries there.
+template <Config kConfig>
+__device__ __forceinline__ void ConsumerThread<kConfig>::store_ds(const std::uint32_t (&ds)[kConfig.block_q / 16][4],
+                                                                  std::uint32_t to) {
 #pragma unroll
     for (int step = 0; step < kConfig.block_q / 16; ++step) {
-        ptx::stmatrix_x4_trans(slab + swizzled(16 * step + query, chunk), ds[step][0], ds[step][1], ds[step][2],
-                               ds[step][3]);
+        // Rows 16 apart have the same swizzle.
+        ptx::stmatrix_x4_trans(to + 16 * kSlabRowBytes * step, ds[step][0], ds[step][1], ds[step][2], ds[step][3]);
     }
     ptx::fence_proxy_async();
 }
 
 /// A part of dQ, for add_dq(): 16 bytes of a thread beside those of its neighbours.
 template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::store_dq(const float (&dq)[kConfig.dq_columns() / 2]) {
+__device__ __forceinline__ void ConsumerThread<kConfig>::put_dq(const float (&dq)[kConfig.dq_columns() / 2]) {
     auto* out = reinterpret_cast<float4*>(shared.dq[warpgroup]) + threadIdx.x % 128;
 #pragma unroll
     for (int j = 0; j < kConfig.dq_columns() / 8; ++j) {
         out[128 * j] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
     }
-    ptx::fence_proxy_async();
-    arrive(shared.dq_full[warpgroup]);
 }
 
 }  // namespace tessera::cuda::fa3::backward

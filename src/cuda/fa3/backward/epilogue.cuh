@@ -132,19 +132,19 @@ __device__ __forceinline__ void store_gradients(Consumer<T, kConfig>& c) {
     meet_at_the_end();
     store_dv<T>(c, c.dv);
     store_dk<T>(c, c.dk);
-    if (c.lane() == 0) ptx::tma_store_wait();
+    if (c.lane() == 0) ptx::tma_store_wait_read();
 }
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_gradients(WeightsConsumer<T, kConfig>& c) {
     meet_at_the_end();
     store_dv<T>(c, c.dv);
-    if (c.lane() == 0) ptx::tma_store_wait();
+    if (c.lane() == 0) ptx::tma_store_wait_read();
 }
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_gradients(ScoresConsumer<T, kConfig>& c) {
     meet_at_the_end();
     store_dk<T>(c, c.dk);
-    if (c.lane() == 0) ptx::tma_store_wait();
+    if (c.lane() == 0) ptx::tma_store_wait_read();
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -27,10 +27,16 @@ struct Consumer : ConsumerThread<kConfig> {
 
     __device__ __forceinline__ void start();
     __device__ __forceinline__ void run();
+    /// dK of the step before is done, and nothing reads its Q any more.
+    __device__ __forceinline__ void release_q(int q_before) {
+        ptx::keep_in_place(dk);
+        ptx::keep_in_place(ds);
+        if (steps > 0) arrive(shared.q_ring.empty[q_before]);
+    }
     __device__ __forceinline__ void make_ds(int q_before);
     __device__ __forceinline__ void exponentiate_with_features();
     template <bool kMasked>
-    __device__ __forceinline__ void score_gradients();
+    __device__ __forceinline__ void score_gradients(const float4 (&early)[Base::kEarly]);
 
     __device__ __forceinline__ std::uint64_t k_operand() const {
         return uniform(row_descriptor(&shared.k[0][64 * warpgroup]));
@@ -99,12 +105,11 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_features
 /// dS^T from P^T and dP^T; both into 16 bits. kMasked: some pair may be hidden.
 template <class T, Config kConfig>
 template <bool kMasked>
-__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients() {
+__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(const float4 (&early)[Base::kEarly]) {
     const float keep_scale = launch.params.forward.keep_scale;
-    const int column = first_column();
 #pragma unroll
     for (int chunk = 0; chunk < kPairs / 8; ++chunk) {
-        const float4 delta = four_of(&RowStats::delta, chunk, column);
+        const float4 delta = Base::stat(early, &RowStats::delta, chunk);
 #pragma unroll
         for (int i = 8 * chunk; i < 8 * chunk + 8; ++i) {
             if constexpr (kConfig.general) dp[i] = (kept >> i & 1) != 0 ? dp[i] * keep_scale : 0.0F;
@@ -130,43 +135,49 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients() {
     }
 }
 
-/// From S^T, which is there, to P^T and dS^T. dK of the step before runs beside the exponentials if registers allow it,
-/// otherwise dP^T alone does. In general shapes P^T has become part of dV when dS^T is made: registers are short, too.
+/// From S^T, which is there, to dS^T in shared memory and dV under way. dK of the step before runs beside the
+/// exponentials if registers allow it, otherwise dP^T alone does. In general shapes P^T has become part of dV when dS^T
+/// is made: registers are short, too.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
     constexpr bool kDkBesideDp = !kConfig.general && kBlockQ == Config::kRows;
-    const bool some_special = Base::some(&RowStats::some_special);
-    if constexpr (kDkBesideDp) {
-        Base::wait_for_do();
-        start_dp();
-        Base::exponentiate(s);
-        ptx::wgmma_wait<1>();
-    } else {
-        Base::wait_for_do();
+    const bool some_special = Base::some_special();
+    const bool full = is_full();
+    float4 stats[Base::kEarly];  // LSE, then delta
+    if constexpr (!kConfig.general) Base::read_early(stats, &RowStats::minus_lse);
+    Base::wait_for_do();
+    if constexpr (!kDkBesideDp) {
         ptx::wgmma_wait<0>();
+        release_q(q_before);
     }
-    ptx::keep_in_place(dk);
-    ptx::keep_in_place(ds);
-    if (steps > 0) arrive(shared.q_ring.empty[q_before]);
-    if constexpr (!kConfig.general && !kDkBesideDp) {
+    if constexpr (!kConfig.general) {
         start_dp();
-        Base::exponentiate(s);
-    }
-    if constexpr (kConfig.general) {
+        Base::exponentiate(s, stats);
+    } else {
         exponentiate_with_features();
         if (some_special) Base::template clean_queries<T>();
         start_dv();
         start_dp();
+    }
+    if (steps > 0) Base::give_dq();  // of the step before: its fence has nothing to wait for any more
+    if constexpr (!kConfig.general) Base::read_early(stats, &RowStats::delta);
+    const std::uint32_t to = Base::ds_address(warpgroup);
+    if constexpr (kDkBesideDp) {
+        ptx::wgmma_wait<1>();
+        release_q(q_before);
     }
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(dp);
     if constexpr (kConfig.general) {
         ptx::keep_in_place(dv);
         ptx::keep_in_place(p);
+        Base::read_early(stats, &RowStats::delta);
     }
-    if (is_full()) score_gradients<false>();
-    else score_gradients<true>();
+    if (full) score_gradients<false>(stats);
+    else score_gradients<true>(stats);
     if (!kConfig.general && some_special) Base::template clean_queries<T>();
+    if constexpr (!kConfig.general) start_dv();  // dS is stored beside it
+    Base::store_ds(ds, to);
 }
 
 /// Gradients of 0; and, where there are steps, the first scores.
@@ -181,6 +192,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::start() {
     Base::template clean_keys<T>();
     wait_for(shared.q_ring.full[0], 0);
     start_s();
+    Base::read_flags();
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(s);
 }
@@ -194,8 +206,6 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
 #pragma unroll 1
     while (true) {
         make_ds(q_before);
-        Base::store_ds(ds, warpgroup);
-        if constexpr (!kConfig.general) start_dv();
         --left;
         q_before = q.stage;
         q.advance();
@@ -211,15 +221,17 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         arrive(shared.do_ring.empty[d_o.stage]);
         start_dq();
         start_dk(q_before);
+        Base::read_flags();
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(s);
         ptx::keep_in_place(dq);
         Base::wait_for_dq_memory(1);
-        Base::store_dq(dq);
+        Base::put_dq(dq);
         ++steps;
         d_o.advance();
         if (left == 0) break;
     }
+    Base::give_dq();
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(dk);
     ptx::keep_in_place(ds);

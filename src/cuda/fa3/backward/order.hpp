@@ -59,6 +59,13 @@ struct Blocks : Pairs {
         if (begin >= end || low > high) return Span{0, 0};
         return Span{begin / kBlockQ, (end + kBlockQ - 1) / kBlockQ};
     }
+    /// Blocks of queries, begin and end, all of which exist and see all of these keys.
+    TESSERA_HOST_DEVICE Span full_queries_of(int key, int keys) const {
+        if (key + keys > len_kv) return Span{0, 0};
+        const int first = std::max(key + keys - 1 - high, 0);
+        const int end = std::max(key + 1 - low, 0);
+        return Span{(first + kBlockQ - 1) / kBlockQ, (end < len_q ? end : len_q) / kBlockQ};
+    }
     /// Blocks of keys, begin and end, that some query of block m sees.
     TESSERA_HOST_DEVICE Span keys_of(int m) const {
         const int query = m * kBlockQ;

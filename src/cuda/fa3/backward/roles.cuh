@@ -47,9 +47,9 @@ struct WeightsConsumer : RoleThread<T, kConfig> {
                                                    uniform(row_descriptor(shared.q[q.stage])));
     }
     /// P^T of S^T, which is there.
-    __device__ __forceinline__ void make_p() {
+    __device__ __forceinline__ void make_p(const float4 (&minus_lse)[Base::kEarly]) {
         ptx::keep_in_place(s);
-        Base::exponentiate(s);
+        Base::exponentiate(s, minus_lse);
         if (!Base::is_masked()) return;
         const PairMask mask = Base::mask();
 #pragma unroll
@@ -81,13 +81,16 @@ __device__ __forceinline__ void WeightsConsumer<T, kConfig>::run() {
     Base::template clean_keys<T>();
     Base::wait_for_q();
     start_s();
+    float4 minus_lse[Base::kEarly];
+    Base::read_flags();
+    Base::read_early(minus_lse, &RowStats::minus_lse);
     ptx::wgmma_wait<0>();
-    make_p();
+    make_p(minus_lse);
     hand_over();
 #pragma unroll 1
     while (true) {
         Base::wait_for_do();
-        if (Base::some(&RowStats::some_special)) Base::template clean_queries<T>();
+        if (Base::some_special()) Base::template clean_queries<T>();
         Base::arrive(shared.q_ring.empty[q.stage]);
         start_key_gradient<T, kConfig.head_dim_v, kConfig.block_q>(
             dv, p, uniform(column_descriptor(shared.d_o[d_o.stage], kConfig.block_q)));
@@ -95,6 +98,8 @@ __device__ __forceinline__ void WeightsConsumer<T, kConfig>::run() {
         q.advance();
         if (left > 0) Base::wait_for_q();
         start_s();  // of the next step; after the last, of whatever lies there, and so is what follows from it
+        Base::read_flags();
+        Base::read_early(minus_lse, &RowStats::minus_lse);
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(dv);
         ptx::keep_in_place(p);
@@ -102,7 +107,7 @@ __device__ __forceinline__ void WeightsConsumer<T, kConfig>::run() {
         wait_for(shared.ds_full, steps % 2);
         Base::template start_dq<0>(0);
         ptx::wgmma_wait<1>();
-        make_p();
+        make_p(minus_lse);
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
             Base::wait_for_dq_memory(kParts, part);
@@ -135,12 +140,12 @@ struct ScoresConsumer : RoleThread<T, kConfig> {
                                                      uniform(row_descriptor(shared.d_o[d_o.stage])));
     }
     /// dS^T from dP^T, which is there, and P^T of the other warpgroup.
-    __device__ __forceinline__ void make_ds() {
-        const int column = Base::first_column();
+    __device__ __forceinline__ void make_ds(const float4 (&deltas)[Base::kEarly]) {
+        static_assert(Base::kEarly == kPairs / 8);
         const auto* weights = reinterpret_cast<const float4*>(shared.p) + threadIdx.x % 128;
 #pragma unroll
         for (int chunk = 0; chunk < kPairs / 8; ++chunk) {
-            const float4 delta = Base::four_of(&RowStats::delta, chunk, column);
+            const float4& delta = deltas[chunk];
 #pragma unroll
             for (int j = 2 * chunk; j < 2 * chunk + 2; ++j) {
                 const float4 p = weights[128 * j];
@@ -176,13 +181,17 @@ __device__ __forceinline__ void ScoresConsumer<T, kConfig>::run() {
         Base::wait_for_q();
         Base::wait_for_do();
         start_dp();
+        Base::read_flags();
+        float4 deltas[Base::kEarly];
+        Base::read_early(deltas, &RowStats::delta);
+        const std::uint32_t to = Base::ds_address(0);
         wait_for(shared.p_full, steps % 2);
         ptx::wgmma_wait<0>();
         ptx::keep_in_place(dp);
-        make_ds();
-        if (Base::some(&RowStats::some_special)) Base::template clean_queries<T>();
+        make_ds(deltas);
+        if (Base::some_special()) Base::template clean_queries<T>();
         Base::arrive(shared.do_ring.empty[d_o.stage]);
-        Base::store_ds(ds, 0);  // the stage is free: P of this step came after the other warpgroup's dQ before
+        Base::store_ds(ds, to);  // the stage is free: P of this step came after the other warpgroup's dQ before
         Base::arrive(shared.ds_full);
         ptx::named_barrier_sync(kWarpgroupBarrier + 1, 128);
         Base::template start_dq<kFirstPart>(0);

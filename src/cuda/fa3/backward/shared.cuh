@@ -34,8 +34,9 @@ template <Config kConfig>
 struct KeyBlock {
     BlocksOf<kConfig> blocks;
     int batch, kv_head, n;
-    int first_q, first_kv;  ///< rows where a ragged member begins
-    int first_block_q;      ///< of the member
+    int first_q, first_kv;          ///< rows where a ragged member begins
+    int first_block_q;              ///< of the member
+    Span full[Config::kConsumers];  ///< blocks of queries that see all keys of a warpgroup
 
     __device__ __forceinline__ void set(const Launch& launch, unsigned number) {
         const ForwardParams& p = launch.params.forward;
@@ -49,6 +50,9 @@ struct KeyBlock {
         first_kv = static_cast<int>(member.first_kv);
         first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, member.first_q));
         blocks.set(p.mask, member.len_q, member.len_kv);
+        for (int w = 0; w < Config::kConsumers; ++w) {
+            full[w] = blocks.full_queries_of(n * kConfig.block_kv + kConfig.first_row(w), Config::kRows);
+        }
     }
     __device__ __forceinline__ bool exists() const { return n < blocks.count_kv; }
     /// The place of block m of a query head among all blocks of queries.
@@ -78,7 +82,8 @@ struct alignas(1024) Shared {
     ptx::Mbarrier dq_full[Config::kConsumers], dq_empty[Config::kConsumers];
     ptx::Mbarrier p_full, ds_full;  ///< roles: what one warpgroup makes for the other
     KeyBlock<kConfig> block;
-    int lost;  ///< not 0: NaN or infinities may have been taken out of dO
+    int broken;  ///< Start::broken
+    int lost;    ///< not 0: NaN or infinities may have been taken out of dO
 
     __device__ void init_barriers() {
         constexpr int kReaders = 4 * Config::kConsumers;  // one arrival a warp

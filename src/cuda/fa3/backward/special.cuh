@@ -40,12 +40,12 @@ __device__ __forceinline__ std::uint32_t without_special(std::uint32_t pair) {
 }
 
 /// Sets NaN and infinities in this thread's share of a tile to 0. (No branch that depends on the thread: the assembler
-/// would keep nothing in uniform registers afterwards.)
-template <class T, int kBytes, int kThreads>
+/// would keep nothing in uniform registers afterwards.) kAtOnce: how many loads are under way, four registers each.
+template <class T, int kBytes, int kThreads, int kAtOnce = 1>
 __device__ __forceinline__ void clean(void* tile, int thread) {
     static_assert(kBytes % (16 * kThreads) == 0);
     auto* chunks = static_cast<uint4*>(tile) + thread;
-#pragma unroll 1
+#pragma unroll kAtOnce
     for (int i = 0; i < kBytes / 16; i += kThreads) {
         const uint4 c = chunks[i];
         chunks[i] = make_uint4(without_special<T>(c.x), without_special<T>(c.y), without_special<T>(c.z),
