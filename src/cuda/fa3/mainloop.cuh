@@ -141,8 +141,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     output.finish(lane());
 }
 
-/// This warp's own copy of a tile, whose place in the ring is given back: its last V comes when the producer meets the
-/// next tile with keys, and any number of tiles without keys may come before that and want places.
+/// This warp's own copy of a tile, whose place in the ring is given back: any number of tiles without keys may come
+/// before the next one with keys and want places, and what is lent for O comes with that one.
 template <class T, Config kConfig>
 __device__ __forceinline__ const WorkTile& Consumer<T, kConfig>::leave_ring(TileReader& tiles, int tile) {
     WorkTile& own = shared.finishing[static_cast<int>(threadIdx.x) / 32 - 4];

@@ -30,7 +30,8 @@ struct Producer {
     Shared<kConfig>& shared;
     RingPosition<kConfig.q_stages> q{};
     RingPosition<kConfig.kv_stages> k{}, v{};
-    Block before{};  ///< the block whose V is still to come
+    Block before{};    ///< the block whose V is still to come
+    bool any = false;  ///< a tile with keys came
 
     __device__ __forceinline__ void run() {
         TileScheduler<kConfig.block_q(), kConfig.block_kv> source{launch, shared.tiles};
@@ -47,15 +48,25 @@ struct Producer {
                 if (before.exists) load_v(before);
                 if (kConfig.q_stages == 1 && first) {
                     load_q(tile, batch);
-                    if (before.exists) lend_stages();
+                    if (any) lend_stages();
                 }
                 before = block;
+                any = true;
             }
-            if (!tile.has_keys()) source.draw();
+            if (tile.has_keys()) continue;
+            // Consumers wait for the last V of a tile before they look for the next one; after this there may be more
+            // tiles without keys than places in the ring.
+            finish_v();
+            source.draw();
         }
-        if (!before.exists) return;
-        load_v(before);
-        lend_stages();
+        finish_v();
+        if (any) lend_stages();
+    }
+
+    /// The V that is still to come, if there is one.
+    __device__ __forceinline__ void finish_v() {
+        if (before.exists) load_v(before);
+        before.exists = false;
     }
 
     /// Where O has no memory of its own: a stage of K and one of V that are read no more, for O of a tile. Behind the
