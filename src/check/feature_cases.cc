@@ -22,7 +22,7 @@ constexpr Dims kPadded[] = {{24, 24},  {128, 64},  {64, 128},  {40, 88},  {256, 
                             {64, 256}, {128, 256}, {256, 128}, {160, 96}, {136, 184}};
 
 /// tall: two tiles of queries of any kernel, and keys for two blocks. wide: few queries, and blocks of keys enough to
-/// go round any ring of stages. long_row: past the 1,536 keys up to which a row is short to fa3.
+/// go round any ring of stages. long_row: past the 2,048 keys up to which a row is short to fa3.
 enum class Size : std::uint8_t { tall, wide, long_row };
 const char* name_of_size(Size size) { return size == Size::tall ? "tall" : size == Size::wide ? "wide" : "long"; }
 
@@ -48,7 +48,7 @@ void set_ragged(Case& c, const Numbers& numbers) {
 
 void set_window(Mask& mask, const Problem& p, const Numbers& numbers) {
     // Under `long` the band stays longer than what counts as short; else it cuts blocks on both sides.
-    const bool wide = p.len_kv > 1600;
+    const bool wide = p.len_kv > 2048;
     mask.window_left = wide ? p.len_kv - numbers.between(20, 1, 40) : numbers.between(20, 1, p.len_kv / 2);
     mask.window_right = numbers.between(21, 0, p.len_kv / 4);
 }
@@ -68,7 +68,7 @@ void set_mask(Feature feature, Case& c, const Numbers& numbers) {
     if (feature == Feature::cross_lengths || feature == Feature::empty_rows) {
         p.mask.causal = Causal::bottom_right;
         const bool swap = (feature == Feature::empty_rows) != (p.len_q > p.len_kv);
-        if (swap && p.len_kv <= 1600) std::swap(p.len_q, p.len_kv);
+        if (swap && p.len_kv <= 2048) std::swap(p.len_q, p.len_kv);
     }
     if (feature == Feature::all_but_bias) p.mask.causal = Causal::bottom_right;
 }
@@ -103,7 +103,7 @@ Case make_case(Feature feature, DType dtype, Dims dims, Size size, std::uint64_t
     if (size == Size::tall) p.len_q = numbers.between(0, 194, 250), p.len_kv = numbers.between(1, 130, 190);
     if (size == Size::wide) p.len_q = numbers.between(0, 2, 30), p.len_kv = numbers.between(1, 641, 710);
     if (size == Size::long_row) {
-        p.len_q = numbers.between(0, 2, 30), p.len_kv = numbers.between(1, 1601, 1700);
+        p.len_q = numbers.between(0, 2, 30), p.len_kv = numbers.between(1, 2101, 2200);
         set_long_columns(feature, p);
     }
     set_mask(feature, c, numbers);

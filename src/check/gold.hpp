@@ -130,6 +130,7 @@ struct Gradients {
     TensorGold* dv;
     TensorGold* dbias;
 };
-void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients);
+/// `with_rest`: kernels may make delta of O and its rest.
+void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_rest);
 
 }  // namespace tessera::check

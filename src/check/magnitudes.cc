@@ -106,11 +106,13 @@ struct GradientRow {
     double delta_error = 0;       // what the score errors do to delta
     std::vector<double> ds;       // [len_kv], the gradient of the scores itself
     DType dtype;                  // what a kernel rounds to
-    GradientRow(const Problem& p, DType rounded_to)
+    double o_error;               // of O, beside its size, as delta is made of it
+    GradientRow(const Problem& p, DType rounded_to, double error_of_o)
         : d_o(static_cast<std::size_t>(p.head_dim_v)),
           dp_size(static_cast<std::size_t>(p.len_kv)),
           ds(dp_size.size()),
-          dtype(rounded_to) {}
+          dtype(rounded_to),
+          o_error(error_of_o) {}
 };
 
 void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, const Row& row,
@@ -130,7 +132,7 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
         delta += row.weight(j) * dp;
         g.dp_size[static_cast<std::size_t>(j)] = sum;
         g.delta_size += row.weight(j) * sum;
-        g.delta_error += row.error(j) * sum;
+        g.delta_error += (row.error(j) + g.o_error * row.weight(j)) * sum;
     }
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         double& ds = g.ds[static_cast<std::size_t>(j)];
@@ -302,10 +304,10 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
     });
 }
 
-void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients) {
+void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_rest) {
     const Problem& p = packed.problem;
     Row row(p);
-    GradientRow g(p, packed.dtype);
+    GradientRow g(p, packed.dtype, with_rest ? kRestOfO * unit_roundoff(packed.dtype) : 0);
     for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
         const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
         const auto of_keys = [&](const TensorView& t) { return head_rows(t, member, member.first_kv, h / p.group()); };

@@ -298,7 +298,11 @@ const ForwardGold& CaseRunner::forward_gold() {
 }
 
 const BackwardGold& CaseRunner::backward_gold() {
-    if (!state_->backward_gold) state_->backward_gold.emplace(state_->c.problem, state_->backward);
+    if (!state_->backward_gold) {
+        BackwardArgs inputs = state_->backward;
+        inputs.o_rest = state_->o_rest.view();
+        state_->backward_gold.emplace(state_->c.problem, inputs);
+    }
     return *state_->backward_gold;
 }
 

@@ -37,6 +37,7 @@ inline constexpr double kSlopeRoundings = 8;
 inline constexpr double kOrdinaryScore = 32;
 inline constexpr double kOrdinaryLse = 16;
 inline constexpr double kFreeWeight = 0.1;
+inline constexpr double kRestOfO = 0x1p-8;
 inline constexpr double kFlushed = 0x1p-96;
 inline constexpr double kSubnormalWeight = 0x1p-25;
 
@@ -73,6 +74,7 @@ inline constexpr Tolerance kTolerances[] = {
     {"ordinary score", kOrdinaryScore},
     {"ordinary LSE", kOrdinaryLse},
     {"free weight", kFreeWeight},
+    {"rest of O", kRestOfO},
     {"flushed", kFlushed},
     {"subnormal weight", kSubnormalWeight},
     {"block rows", kBlockRows},

@@ -11,7 +11,7 @@ namespace {
 using Words = std::vector<std::string>;
 using List = std::span<const std::string_view>;
 
-bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
+bool is_decimal(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
 bool is_upper(char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; }
 bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; }
 
@@ -35,10 +35,10 @@ constexpr std::string_view kFlash[] = {"flash"};
 constexpr std::string_view kPass[] = {"fwd", "bwd"};
 constexpr std::string_view kCausal[] = {"causal", "noncausal"};
 constexpr std::string_view kPaged[] = {"pa"};  // AMD's short word for paged attention
-constexpr std::string_view kForward[] = {"fwd",   "forward",   "fprop", "prefill", "decode",  "decoding", "extend",
-                                         "infer", "inference", "paged", "append",  "context", "query"};
-constexpr std::string_view kBackward[] = {"bwd", "backward", "bprop", "dgrad", "grad", "gradient",
-                                          "dq",  "dk",       "dv",    "dkv",   "dkdv", "dqdkdv"};
+constexpr std::string_view kForwardWords[] = {"fwd",   "forward",   "fprop", "prefill", "decode",  "decoding", "extend",
+                                              "infer", "inference", "paged", "append",  "context", "query"};
+constexpr std::string_view kBackwardWords[] = {"bwd", "backward", "bprop", "dgrad", "grad", "gradient",
+                                               "dq",  "dk",       "dv",    "dkv",   "dkdv", "dqdkdv"};
 constexpr std::string_view kHelper[] = {"preprocess", "postprocess", "prepare",    "combine", "merge",    "reduce",
                                         "reduction",  "convert",     "metadata",   "plan",    "schedule", "scheduler",
                                         "delta",      "odo",         "correction", "mask",    "quantize", "descale",
@@ -64,7 +64,7 @@ std::string_view function_of(std::string_view name) {
     if (scope != std::string_view::npos) text.remove_prefix(scope + 2);
     for (std::size_t at = text.find('_', 1); at != std::string_view::npos; at = text.find('_', at + 1)) {
         const std::string_view rest = text.substr(at + 1);
-        if (rest.size() < 4 || !is_digit(rest[0])) continue;
+        if (rest.size() < 4 || !is_decimal(rest[0])) continue;
         if (rest.find_first_not_of("0123456789dec") == std::string_view::npos) return text.substr(0, at);
     }
     return text;
@@ -112,8 +112,8 @@ WordReading read_words(const std::vector<std::string>& words) {
                    : help.empty() || on_the_way    ? Role::attention
                                                    : Role::helper;
     if (reading.role == Role::look_alike) return reading;
-    if (has(words, kBackward)) reading.pass = KernelPass::backward;
-    else if (has(words, kForward)) reading.pass = KernelPass::forward;
+    if (has(words, kBackwardWords)) reading.pass = KernelPass::backward;
+    else if (has(words, kForwardWords)) reading.pass = KernelPass::forward;
     return reading;
 }
 

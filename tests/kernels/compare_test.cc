@@ -8,6 +8,7 @@
 
 #include <bit>
 #include <cmath>
+#include <tuple>
 #include <vector>
 
 #include "check/case.hpp"
@@ -43,6 +44,20 @@ TEST(compare, right_results_pass) {
         const Attention a = finished(dtype);
         EXPECT_TRUE(a.check_forward().pass()) << a.check_forward().describe();
         EXPECT_TRUE(a.check_backward().pass()) << a.check_backward().describe();
+    }
+}
+
+/// With one key dS is 0, and what delta is off by is all that there is: so many times K.
+TEST(compare, the_rest_of_o_is_granted_what_it_leaves_of_delta) {
+    for (const auto& [rest, error, right] : {std::tuple{false, 2e-5, false}, {true, 2e-5, true}, {true, 1e-2, false}}) {
+        Attention a = finished(DType::bf16, 1);
+        if (rest) a.keep_rest();
+        a.dq.fill_value(0);
+        EXPECT_TRUE(of(a.check_backward(), "dq").pass);
+        for (std::int64_t i = 0; i < a.problem.len_q; ++i) {
+            for (std::int64_t c = 0; c < a.problem.head_dim; ++c) a.dq.set(error * a.k.get(0, 0, 0, c), 0, i, 0, c);
+        }
+        EXPECT_EQ(of(a.check_backward(), "dq").pass, right) << rest << " " << error;
     }
 }
 
