@@ -44,7 +44,7 @@ std::int64_t draw_length(Draw& draw) {
     if (draw.chance(0.03)) return 0;
     if (draw.chance(0.35)) return draw.between(1, 17);
     if (draw.chance(0.5)) return draw.between(1, 4) * 64 + draw.between(-2, 2);
-    if (draw.chance(0.15)) return 1536 + draw.between(-3, 67);
+    if (draw.chance(0.15)) return 2048 + draw.between(-3, 67);  // about fa3's limit of short rows
     return draw.between(18, 300);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which tiles of queries are worked on. Plain C++: tests/cuda/tile_order_test.cc models how it fills a
+// The order in which tiles of queries are worked on. Plain C++: tests/model/tile_order_test.cc models how it fills a
 // GPU.
 #pragma once
 
