@@ -5,17 +5,16 @@
 #include <cmath>
 
 #include "cuda/fa1/shapes.hpp"
+#include "cuda/standard/config.h"
 #include "model/gpu.hpp"
 
 namespace tessera::model {
 namespace {
 
-// The softmax of tessera's standard kernel (src/cuda/standard/config.h): a row is a block of threads and stays in
-// shared memory, so that long rows leave room for few of them.
-constexpr double kMostRows = 16;            // blocks of 128 threads on a multiprocessor
-constexpr double kKeysHeld = 16384;         // of a row
-constexpr double kRowsForFullRate = 4.1;    // fitted on tessera's standard on H200
-constexpr double kGradientKeysHeld = 4096;  // of a row each of S and dP
+// The softmax of tessera's standard kernel: a row is a block of threads and stays in shared memory, so that long rows
+// leave room for few of them.
+constexpr double kMostRows = 16;          // blocks of 128 threads on a multiprocessor
+constexpr double kRowsForFullRate = 4.1;  // fitted on tessera's standard on H200
 
 }  // namespace
 
@@ -61,8 +60,8 @@ void Gpu::add_rows(double elements) {
     const bool forward = q.pass == Pass::forward;
     const char* name = forward ? "softmax" : "rows";
     const double matrices = forward ? 1 : 2;
-    const double held =
-        4 * matrices * std::min(static_cast<double>(q.problem.len_kv), forward ? kKeysHeld : kGradientKeysHeld) + 64;
+    const double most = forward ? cuda::standard::kKeysHeld : cuda::standard::kGradientKeysHeld;  // keys, of each
+    const double held = 4 * matrices * std::min(static_cast<double>(q.problem.len_kv), most) + 64;
     const double blocks = std::clamp(std::floor(q.machine.shared_kib * 1024 / held), 1.0, kMostRows);
     const double slowed = std::max(1.0, kRowsForFullRate / blocks);
     const double traffic = elements * matrices * (4 / read_rate() + e / copy_rate()) * slowed;
