@@ -27,10 +27,11 @@ double half_step(double x, DType dtype) {
 /// Sum, sum of squares and maximum of the weights of independent squares.
 struct Spread {
     double sum = 0, squares = 0, largest = 0;
-    void add(double weight) {
+    /// One of `alike` weights of one square.
+    void add(double weight, double alike = 1) {
         sum += weight;
-        squares += weight * weight;
-        largest = std::max(largest, weight);
+        squares += weight * weight * alike;
+        largest = std::max(largest, weight * alike);
     }
 };
 
@@ -56,6 +57,9 @@ Chance::Chance(const TensorGold& gold, DType dtype, DType stored)
                        [](double x) { return static_cast<float>(x); });
         const std::string bytes(reinterpret_cast<const char*>(row.data()), dim_ * sizeof(float));
         originals_.push_back(of_values.emplace(bytes, r).first->second);
+        std::unordered_map<float, double> counts;
+        for (const float x : row) counts[x] += 1;
+        for (const float x : row) alike_.push_back(counts[x]);
     }
     draws_ = originals_;
     for (std::size_t r = 0; r < gold.draws.size(); ++r) draws_[r] = originals_[gold.draws[r]];
@@ -65,7 +69,7 @@ Chance::Chance(const TensorGold& gold, DType dtype, DType stored)
 /// probability of exp(-t) at most (Laurent and Massart 2000, lemma 1). Roundings have lighter tails than normal errors.
 /// For the terms' roundings, the rows of one draw (copies; one query on the same keys, of which a mask may show them
 /// different ones) count as one x, or the terms of one value do: whichever leaves more to chance. For the last, the
-/// copies of an element are one x.
+/// copies of an element are one x, in other rows and in its own (columns of V that are copies).
 Chance::Squares Chance::squares(const std::vector<std::size_t>& rows, double of) const {
     std::map<std::size_t, double> terms;  // of the rows of one draw
     std::map<std::size_t, double> copies;
@@ -78,7 +82,8 @@ Chance::Squares Chance::squares(const std::vector<std::size_t>& rows, double of)
     for (const auto& [row, sum] : terms) by_row.add(sum);
     for (const double squares : by_value_.squares()) by_value.add(squares);
     for (const auto& [row, count] : copies) {
-        for (std::size_t i = row * dim_; i < (row + 1) * dim_; ++i) last.add(count * last_[i] * last_[i] / 3);
+        for (std::size_t i = row * dim_; i < (row + 1) * dim_; ++i)
+            last.add(count * last_[i] * last_[i] / 3, alike_[i]);
     }
     const double share = by_value.sum > 0 ? by_row.sum / by_value.sum : 0;
     const double t = std::log(of / kRare);
@@ -122,7 +127,8 @@ double Chance::deviation_of_sum(const std::vector<std::size_t>& rows, bool outwa
     std::map<std::size_t, double> copies;
     for (const std::size_t r : rows) copies[originals_[r]] += 1;
     for (const auto& [row, count] : copies) {
-        for (std::size_t i = row * dim_; i < (row + 1) * dim_; ++i) variance += std::pow(count * last_[i], 2) / 3;
+        for (std::size_t i = row * dim_; i < (row + 1) * dim_; ++i)
+            variance += std::pow(count * last_[i], 2) * alike_[i] / 3;
     }
     return std::sqrt(variance);
 }

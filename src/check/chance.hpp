@@ -39,6 +39,7 @@ class Chance {
     double unit_squared_;                 // mean square of a relative rounding error
     std::vector<double> inner_;           // variance by the rounding of the terms
     std::vector<double> last_;            // half a step of the result: the most its rounding costs
+    std::vector<double> alike_;           // how many elements of the row have the same value, and round alike
     std::vector<std::size_t> originals_;  // [rows], the first row with the same values
     std::vector<std::size_t> draws_;      // [rows], the first row whose weights round alike
     const RoundingsByValue& by_value_;

@@ -103,13 +103,15 @@ struct GradientRow {
     std::vector<double> d_o;      // [head_dim_v]
     std::vector<double> dp_size;  // [len_kv], |dropout| * sum_c |dO_c| |V_jc|
     double delta_size = 0;        // sum_j p_j dp_size_j + |dLSE|
-    double delta_error = 0;       // what the score errors do to delta
+    double delta_error = 0;       // what the errors of the weights do to delta
+    std::vector<double> errors;   // [len_kv], of the weights: Row's, and all of one that is too small to be held
     std::vector<double> ds;       // [len_kv], the gradient of the scores itself
     DType dtype;                  // what a kernel rounds to
     double o_error;               // of O, beside its size, as delta is made of it
     GradientRow(const Problem& p, DType rounded_to, double error_of_o)
         : d_o(static_cast<std::size_t>(p.head_dim_v)),
           dp_size(static_cast<std::size_t>(p.len_kv)),
+          errors(dp_size.size()),
           ds(dp_size.size()),
           dtype(rounded_to),
           o_error(error_of_o) {}
@@ -121,6 +123,7 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
     g.delta_size = dlse.data != nullptr ? std::abs(slot(dlse, i, 0)) : 0;
     g.delta_error = 0;
     double delta = dlse.data != nullptr ? -slot(dlse, i, 0) : 0;
+    const double held = kFlushedWeight * *std::max_element(row.weights.begin(), row.weights.end());
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) g.d_o[static_cast<std::size_t>(c)] = slot(d_o, i, c);
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         const double* const v = head.v + j * p.head_dim_v;
@@ -132,7 +135,9 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
         delta += row.weight(j) * dp;
         g.dp_size[static_cast<std::size_t>(j)] = sum;
         g.delta_size += row.weight(j) * sum;
-        g.delta_error += (row.error(j) + g.o_error * row.weight(j)) * sum;
+        const double error = row.weight(j) < held ? std::max(row.error(j), row.weight(j)) : row.error(j);
+        g.errors[static_cast<std::size_t>(j)] = error;
+        g.delta_error += (error + g.o_error * row.weight(j)) * sum;
     }
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         double& ds = g.ds[static_cast<std::size_t>(j)];
@@ -206,7 +211,8 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
         const double terms = g.dp_size[static_cast<std::size_t>(j)] + g.delta_size;
         const double ds = g.ds[static_cast<std::size_t>(j)];
         const double ds_size = row.weight(j) * terms;
-        const double ds_error = row.error(j) * terms + row.weight(j) * g.delta_error;
+        const double error = g.errors[static_cast<std::size_t>(j)];
+        const double ds_error = error * terms + row.weight(j) * g.delta_error;
         const double slope = scale * head.score_slope(row.dot(j));
         // Of 1 - tanh^2: its own rounding, and 2 / softcap of the error of a large score.
         const double by_score =
@@ -220,7 +226,7 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
         dk.by_value.add(dx.value, dx.value * dx.value * query_squares);
         const double drop = head.dropout_factor(i, j);
         const double root_of_share = std::sqrt(share_rounded(row.weight(j), drop, g.dtype));
-        const Factor weight{root_of_share * row.weight(j) * drop, row.weight(j) * drop, row.error(j) * drop};
+        const Factor weight{root_of_share * row.weight(j) * drop, row.weight(j) * drop, error * drop};
         add_terms(dv, j, weight, g.d_o.data(), p.head_dim_v);
         dv.by_value.add(row.weight(j), weight.value * weight.value * d_o_squares);
         if (dbias == nullptr) continue;

@@ -39,6 +39,7 @@ inline constexpr double kOrdinaryLse = 16;
 inline constexpr double kFreeWeight = 0.1;
 inline constexpr double kRestOfO = 0x1p-8;
 inline constexpr double kFlushed = 0x1p-96;
+inline constexpr double kFlushedWeight = 0x1p-94;
 inline constexpr double kSubnormalWeight = 0x1p-25;
 
 inline constexpr int kBlockRows = 64;
@@ -76,6 +77,7 @@ inline constexpr Tolerance kTolerances[] = {
     {"free weight", kFreeWeight},
     {"rest of O", kRestOfO},
     {"flushed", kFlushed},
+    {"flushed weight", kFlushedWeight},
     {"subnormal weight", kSubnormalWeight},
     {"block rows", kBlockRows},
 };

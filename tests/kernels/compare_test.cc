@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "check/case.hpp"
+#include "check/chance.hpp"
 #include "check/gold.hpp"
 #include "check/guarded.hpp"
 #include "check/judge.hpp"
 #include "check/unfused.hpp"
+#include "core/dropout.hpp"
 #include "kernels/support.hpp"
 
 namespace tessera::check::compare_test {
@@ -58,6 +60,29 @@ TEST(compare, the_rest_of_o_is_granted_what_it_leaves_of_delta) {
             for (std::int64_t c = 0; c < a.problem.head_dim; ++c) a.dq.set(error * a.k.get(0, 0, 0, c), 0, i, 0, c);
         }
         EXPECT_EQ(of(a.check_backward(), "dq").pass, right) << rest << " " << error;
+    }
+}
+
+/// A key that takes all of a row and is dropped, and one of hardly any weight that is kept: delta and dS are made of
+/// the second one alone, which may be too small for a kernel.
+TEST(compare, a_weight_too_small_to_be_held_may_be_lost_from_gradients) {
+    for (const auto& [bias, right] : {std::pair{-70, true}, {-55, false}}) {
+        Problem p = make_problem(1, 1, 2, 1, 1, 32, DType::bf16);
+        p.bias = true;
+        p.dropout = {.probability = 0.5, .seed = 0};
+        const auto kept = [&](int key) {
+            return dropout_word(p.dropout.seed, 0, 0, 0, key) < keep_threshold(p.dropout.probability);
+        };
+        while (kept(0) || !kept(1)) ++p.dropout.seed;
+        Attention a(p);
+        a.bias.set(0, 0, 0, 0, 0);
+        a.bias.set(bias, 0, 0, 0, 1);
+        ASSERT_TRUE(a.forward(reference_forward()));
+        ASSERT_TRUE(a.backward(reference_backward()));
+        EXPECT_TRUE(a.check_backward().pass()) << a.check_backward().describe();
+        a.dq.fill_value(0);
+        a.dk.fill_value(0);
+        EXPECT_EQ(a.check_backward().pass(), right) << a.check_backward().describe();
     }
 }
 
@@ -257,6 +282,24 @@ TEST(compare, copies_of_rows_do_not_change_the_verdict) {
             EXPECT_NEAR(one.used(), four.used(), 0.1 * one.used());  // blocks of 64 rows hold other copies
         }
     }
+}
+
+/// Columns of V that are copies make elements of O that round alike: 16 of them are off by 16 times what one is, others
+/// by 4 times.
+TEST(compare, copies_of_columns_round_alike) {
+    const Tensor like(DType::bf16, {1, 1, 1, 16});
+    TensorGold columns("o", like.view, DType::bf16);
+    TensorGold copies("o", like.view, DType::bf16);
+    for (std::size_t c = 0; c < 16; ++c) {
+        columns.value.data[c] = 1 + 0.01 * static_cast<double>(c);
+        copies.value.data[c] = 1.01;
+    }
+    const auto deviation = [](const TensorGold& gold) {
+        return Chance(gold, DType::bf16, DType::bf16).deviation_of_sum({0}, true);
+    };
+    const double one = 0x1p-8 / std::sqrt(3.0);  // half a step, evenly spread
+    EXPECT_NEAR(deviation(columns), 4 * one, 1e-12);
+    EXPECT_NEAR(deviation(copies), 16 * one, 1e-12);
 }
 
 /// A key more or less at the diagonal is what masks get wrong.
