@@ -67,12 +67,16 @@ Exercise kernel_name_exercise() {
             "A profile of a PyTorch run on an H100 shows this kernel. Which FlashAttention is it: fa1, fa2, fa3, or "
             "none?\n\n    {}",
             name),
-        .words = {version, version.substr(2), diagnose::title_of(reading.family)},
+        .words = {version, version.substr(2), diagnose::title_of(reading.family), "flash-attn 2", "flash 2", "v2"},
         .answer = version,
         .why = fmt::format(
             "flash_fwd_kernel and its traits are {}'s, and the namespace is {}. It is written for sm{}: a Hopper "
             "runs it, without what Hopper has. head_dim is {}, the tile {} x {}.",
-            reading.algorithm, reading.library, reading.arch, reading.head_dim, reading.tile_q, reading.tile_kv)};
+            reading.algorithm, reading.library, reading.arch, reading.head_dim, reading.tile_q, reading.tile_kv),
+        .slips = {
+            {.text = "FlashAttention-3's names say FlashAttnFwdSm90; a Hopper runs older kernels too.", .word = "fa3"},
+            {.text = "FlashAttention-1's forward is called fmha_fwd_loop_kernel.", .word = "fa1"},
+            {.text = "flash_fwd_kernel is one: look at the table of names.", .word = "none"}}};
 }
 
 Exercise family_exercise() {
@@ -102,9 +106,13 @@ Exercise family_exercise() {
         .task =
             "PyTorch 2.11 on an A100: scaled_dot_product_attention in bf16, q, k and v of 2 x 32 x 4096 x 128, with "
             "a boolean mask of 4096 x 4096. Which of its backends runs: flash, efficient, math or cudnn?",
-        .words = {taken, taken == "memory-efficient" ? "efficient" : taken},
+        .words = {taken, "efficient", "efficient attention", "mem-efficient"},
         .answer = taken,
-        .why = fmt::format("flash comes first on an A100, but: {} The next in the order takes it.", because)};
+        .why = fmt::format("flash comes first on an A100, but: {}. The next in the order takes it.", because),
+        .slips = {{.text = "Look at what it asks for: may there be a mask tensor?", .word = "flash"},
+                  {.text = "It takes everything, and comes last: another one takes this before.", .word = "math"},
+                  {.text = "On an A100 it is not the first in the order.", .word = "cudnn"},
+                  {.text = "It came from there; what does PyTorch call it?", .word = "xformers"}}};
 }
 
 Exercise prediction_exercise() {

@@ -11,10 +11,11 @@
 
 namespace tessera::learn {
 
-/// A wrong number that people arrive at, and what it means.
+/// A wrong answer that people arrive at, and what it means.
 struct Slip {
     double value = 0;
     std::string text;
+    std::string word{};  ///< where a word is asked for
 };
 
 struct Exercise {
@@ -22,7 +23,7 @@ struct Exercise {
     std::string unit{};  ///< of the answer: "MiB"; empty: a number without one, or words
     double value = 0;
     double tolerance = 1e-3;           ///< relative: how far an answer may be from `value`
-    std::vector<std::string> words{};  ///< accepted words, in lower case; when there are any, no number is asked for
+    std::vector<std::string> words{};  ///< accepted words; when there are any, no number is asked for
     std::string answer;                ///< as it is told: "23/16"
     std::string why;                   ///< the way to it
     std::vector<Slip> slips{};

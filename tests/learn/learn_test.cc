@@ -47,7 +47,7 @@ TEST(Lessons, wrong_answers_are_told_from_right_ones) {
     for (const Lesson& lesson : lessons()) {
         const Exercise exercise = lesson.exercise();
         for (const Slip& slip : exercise.slips) {
-            const Judgement judgement = judge(exercise, std::to_string(slip.value));
+            const Judgement judgement = judge(exercise, slip.word.empty() ? std::to_string(slip.value) : slip.word);
             EXPECT_FALSE(judgement.right) << lesson.number << ": " << slip.text;
             EXPECT_NE(judgement.text.find(slip.text), std::string::npos) << judgement.text;
             EXPECT_EQ(judgement.text.find(exercise.why), std::string::npos) << "gives the answer away";
@@ -65,13 +65,30 @@ TEST(Lessons, wrong_answers_are_told_from_right_ones) {
     EXPECT_THROW(lesson(15), Error);
 }
 
+/// What a person means by it is right, and what is nearly right is told from what is wrong.
+TEST(Answer, other_words_and_units_are_understood) {
+    for (const char* fa2 : {"FA2", "FlashAttention 2", "flash attention 2", "flash_attn 2", "FA-2", "v2"})
+        EXPECT_TRUE(judge(lesson(12).exercise(), fa2).right) << fa2;
+    for (const char* efficient : {"Memory efficient", "mem_efficient", "EFFICIENT_ATTENTION"})
+        EXPECT_TRUE(judge(lesson(13).exercise(), efficient).right) << efficient;
+    EXPECT_TRUE(judge(lesson(8).exercise(), "+11/16").right);
+    const std::pair<int, const char*> near[] = {{1, "12582912"}, {1, "12.58"}, {3, "68.72"}, {6, "1.44"}, {14, "1.67"}};
+    const char* says[] = {"in bytes: a MiB is 2^20", "in MB", "in GB", "But near", "no time at all"};
+    for (std::size_t i = 0; i < std::size(near); ++i) {
+        const Judgement judgement = judge(lesson(near[i].first).exercise(), near[i].second);
+        EXPECT_FALSE(judgement.right) << near[i].second;
+        EXPECT_NE(judgement.text.find(says[i]), std::string::npos) << judgement.text;
+    }
+}
+
 TEST(Answer, numbers_are_read_as_people_write_them) {
     EXPECT_EQ(number_of("12"), 12);
     EXPECT_EQ(number_of(" 1,024 "), 1024);
     EXPECT_EQ(number_of("23/16"), 23.0 / 16);
     EXPECT_EQ(number_of("2^20"), 1048576);
     EXPECT_EQ(number_of("-9/4"), -2.25);
-    for (const char* none : {"", "x", "1/0", "1,5", "1,0245", ",123", "1/2/3", "nan", "inf", "3 4", "0x10"})
+    EXPECT_EQ(number_of("+11/16"), 0.6875);
+    for (const char* none : {"", "x", "1/0", "1,5", "1,0245", ",123", "1/2/3", "nan", "inf", "3 4", "0x10", "+-1"})
         EXPECT_FALSE(number_of(none)) << none;
 }
 
