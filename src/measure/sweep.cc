@@ -98,6 +98,10 @@ std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedul
         const SweepRow row = sweep_one(with_length(problem, len), pair);
         return row.win(&row.cells.back()) > 1;
     };
+    // Of a crossing a length within 3 % is found; where standard no longer fits, the very length.
+    std::int64_t beyond = kLongest;
+    for (const Pass pass : question.passes)
+        beyond = std::min(beyond, model::longest_that_fits(problem, Schedule::standard, pass, question.machine) + 1);
     std::vector<Range> ranges;
     bool before = false;
     std::int64_t previous = kShortest;
@@ -114,7 +118,7 @@ std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedul
             (faster(middle) == before ? low : high) = middle;
         }
         if (now) ranges.push_back({high, 0});
-        else ranges.back().end = high;
+        else ranges.back().end = std::min(high, beyond);
         before = now;
     }
     return ranges;

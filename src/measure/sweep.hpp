@@ -34,8 +34,7 @@ struct SweepRow {
     /// The fastest schedule that fits, or null when none is known.
     const SweepCell* best() const;
     const SweepCell* of(Schedule schedule) const;
-    /// Time of standard attention over that of `cell`; 0 when one of them is not known. Standard counts even where it
-    /// does not fit.
+    /// Time of standard attention over that of `cell`; 0 when one of them is not known, or standard does not fit.
     double win(const SweepCell* cell) const;
 };
 
@@ -49,7 +48,8 @@ struct SweepQuestion {
 
 SweepRow sweep_one(const Problem& problem, const SweepQuestion& question);
 
-/// Lengths between which a schedule is faster than standard attention: {1, 812} and so on; `end` 0: without end.
+/// Lengths between which a schedule is faster than standard attention, while that fits: {1, 812} and so on; `end` 0:
+/// without end.
 std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedule, const SweepQuestion& question);
 
 /// `part` of a model's time is attention, and attention becomes `win` times as fast: so many times faster is the model
