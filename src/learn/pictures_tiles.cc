@@ -35,7 +35,9 @@ std::string tile_size_picture() {
         if (config.block_kv == 256) {
             canvas.words(left + q / 2, y + 16, "Q", Anchor::middle, Canvas::kInk, 13, true);
             canvas.words(left + q + kv / 2, y + 16, "K, twice", Anchor::middle, Canvas::kInk, 13, true);
-            canvas.words(left + q + kv * 1.5, y + 16, "V, twice", Anchor::middle, Canvas::kInk, 13, true);
+            const double from = model::find_machine("a100")->shared_kib * scale;  // between the lines
+            const double to = model::find_machine("h200")->shared_kib * scale;
+            canvas.words(left + (from + to) / 2, y + 16, "V, twice", Anchor::middle, Canvas::kInk, 13, true);
         }
         y += 28;
     }
