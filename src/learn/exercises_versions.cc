@@ -110,7 +110,7 @@ Exercise family_exercise() {
         .answer = taken,
         .why = fmt::format("flash comes first on an A100, but: {}. The next in the order takes it.", because),
         .slips = {{.text = "Look at what it asks for: may there be a mask tensor?", .word = "flash"},
-                  {.text = "It takes everything, and comes last: another one takes this before.", .word = "math"},
+                  {.text = "It takes everything, but one that comes before it takes this too.", .word = "math"},
                   {.text = "On an A100 it is not the first in the order.", .word = "cudnn"},
                   {.text = "It came from there; what does PyTorch call it?", .word = "xformers"}}};
 }
