@@ -27,9 +27,31 @@ const LookAlike kLookAlikes[] = {
       "attention_norm"},
      "normalises, and computes no attention"},
     {{"trtllm_allreduce", "allreduce_fusion", "helixalltoall"}, "sends data between GPUs, and computes no attention"},
-    {{"delta_rule", "gdn_", "_gdn", "kda_", "chunk_local_cumsum", "linear_attn", "linear_attention", "lightning_attn",
-      "lightning_attention", "gated_linear", "chunk_gla", "fused_recurrent", "retention_", "rwkv", "mamba",
-      "causal_conv1d", "selective_scan"},
+    {{"delta_rule",
+      "gdn_",
+      "_gdn",
+      "kda_",
+      "chunk_local_cumsum",
+      "linear_attn",
+      "linear_attention",
+      "lightning_attn",
+      "lightning_attention",
+      "gated_linear",
+      "chunk_gla",
+      "_fwd_kv_parallel",
+      "_fwd_kv_reduce",
+      "_fwd_diag_kernel",
+      "_fwd_none_diag_kernel",
+      "chunk_fwd_",
+      "chunk_bwd_",
+      "recompute_w_u",
+      "wy_repr",
+      "fused_recurrent",
+      "retention_",
+      "rwkv",
+      "mamba",
+      "causal_conv1d",
+      "selective_scan"},
      "linear attention or a state-space model: there is no softmax in it"},
     {{"kv_indices"}, "lists the pages of the cache for an attention that comes after it"},
     {{"mqa_logits", "indexer"}, "scores that choose keys for a sparse attention; the attention itself comes after it"},
@@ -81,8 +103,8 @@ MaybeReading read_look_alike(std::string_view name) {
     const std::string moves = cache_word(words);
     if (!moves.empty())
         return none(Role::look_alike, Confidence::likely,
-                    fmt::format("\"{}\" and a word for the cache of keys and values: it moves them, and computes no "
-                                "attention",
+                    fmt::format("\"{}\" and a word for keys, values or their cache: it moves or lists them, and "
+                                "computes no attention",
                                 moves));
     return std::nullopt;
 }
@@ -90,9 +112,11 @@ MaybeReading read_look_alike(std::string_view name) {
 MaybeReading read_plain_kernel(std::string_view name) {
     const bool of_cute = name.substr(0, 14) == "kernel_cutlass";  // its arguments have names of copies and products
     const std::string lower = lower_case(of_cute ? function_of(name) : without_parameters(name));
+    // "paged_decode_reduce": a word of many beside one of serving is a guess.
+    const Confidence sure = speaks_of_serving(words_of(function_of(name))) ? Confidence::unsure : Confidence::likely;
     const auto row = [&](Role role, std::initializer_list<std::string_view> words) -> MaybeReading {
         for (const std::string_view word : words) {
-            if (contains(lower, word)) return none(role, Confidence::likely, fmt::format("\"{}\" in the name", word));
+            if (contains(lower, word)) return none(role, sure, fmt::format("\"{}\" in the name", word));
         }
         return std::nullopt;
     };

@@ -148,7 +148,8 @@ MaybeReading read_triton(std::string_view name) {
         reading->features.emplace_back("paged keys");
     if (reading || (reading = read_variant(name))) return reading;
     const std::string_view function = function_of(name);
-    const bool written_in_triton = contains(name, "triton_flash_att") || contains(function, "kernel_unified_attention");
+    const bool written_in_triton = contains_any(
+        function, {"triton_flash_att", "kernel_unified_attention", "unified_attention_2d", "unified_attention_3d"});
     // A function of Python that is not for others' use begins so, a kernel in C++ hardly ever.
     const bool of_python = function.size() == name.size() && !name.empty() && name[0] == '_';
     if (!written_in_triton && !of_python) return std::nullopt;

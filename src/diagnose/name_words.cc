@@ -25,33 +25,85 @@ std::string first_of(const Words& words, List list) {
 
 bool has(const Words& words, List list) { return !first_of(words, list).empty(); }
 
+// What speaks of attention: by itself, or beside one of the lists that are named with it in attention_word().
 constexpr std::string_view kAttention[] = {
-    "attention", "attn",          "sdpa",           "fmha",      "mha",   "mqa",   "mla",      "xqa",
-    "mmha",      "multihead",     "flashattention", "flashattn", "qattn", "fattn", "flashmla", "fwdattn",
-    "bwdattn",   "selfattention", "crossattention", "att"};
+    "attention", "attn",    "sdpa",          "fmha",           "mha",       "mqa",   "gqa",   "mla",
+    "xqa",       "mmha",    "multihead",     "flashattention", "flashattn", "qattn", "fattn", "flashmla",
+    "fwdattn",   "bwdattn", "selfattention", "crossattention", "att"};
 constexpr std::string_view kPhase[] = {"prefill", "decode", "decoding", "extend"};
-constexpr std::string_view kCache[] = {"kv", "kvcache", "cache", "kcache", "vcache"};
-constexpr std::string_view kFlash[] = {"flash"};
 constexpr std::string_view kPass[] = {"fwd", "bwd"};
+constexpr std::string_view kCache[] = {"kv", "kvcache", "cache", "kcache", "vcache"};
+constexpr std::string_view kPages[] = {"page", "paged", "pages"};
+constexpr std::string_view kShape[] = {"flash", "sparse", "dense", "ragged"};
 constexpr std::string_view kCausal[] = {"causal", "noncausal"};
 constexpr std::string_view kPaged[] = {"pa"};  // AMD's short word for paged attention
-constexpr std::string_view kForwardWords[] = {"fwd",   "forward",   "fprop", "prefill", "decode",  "decoding", "extend",
-                                              "infer", "inference", "paged", "append",  "context", "query"};
+constexpr std::string_view kElsewhere[] = {"moe",  "gemm",  "gemv",   "matmul",   "expert", "experts", "topk",
+                                           "conv", "mamba", "logits", "sampling", "lora",   "huffman"};
+
+// What a kernel does that speaks of attention.
+constexpr std::string_view kForwardWords[] = {"fwd",      "forward", "fprop", "prefill",   "decode",
+                                              "decoding", "extend",  "infer", "inference", "paged",
+                                              "append",   "context", "query", "verify"};
 constexpr std::string_view kBackwardWords[] = {"bwd", "backward", "bprop", "dgrad", "grad", "gradient",
                                                "dq",  "dk",       "dv",    "dkv",   "dkdv", "dqdkdv"};
 constexpr std::string_view kHelper[] = {"preprocess", "postprocess", "prepare",    "combine", "merge",    "reduce",
                                         "reduction",  "convert",     "metadata",   "plan",    "schedule", "scheduler",
                                         "delta",      "odo",         "correction", "mask",    "quantize", "descale",
                                         "transpose",  "unpad",       "lse",        "sum",     "sums"};
+constexpr std::string_view kGradient[] = {"dq", "dk", "dv", "dkv", "dkdv", "dqdkdv"};
+constexpr std::string_view kOnTheWay[] = {"delta", "mask"};  // of kHelper: a backward's main kernel does it, too
 constexpr std::string_view kBeside[] = {"norm",     "rmsnorm", "layernorm", "proj", "projection",
                                         "residual", "gate",    "gating",    "rope", "absorb"};
-constexpr std::string_view kPrepares[] = {"concat", "cast", "copy", "store", "write"};  // Q, K or V before a call
-constexpr std::string_view kGradient[] = {"dq", "dk", "dv", "dkv", "dkdv", "dqdkdv"};
-constexpr std::string_view kMain[] = {"delta", "mask"};  // which the main kernel of a backward does on the way, too
-// Which a kernel of attention does on the way, too, and which none does.
-constexpr std::string_view kMayMove[] = {"append", "update", "set",  "scatter",  "gather", "insert",
-                                         "concat", "fill",   "move", "transfer", "dequant"};
+constexpr std::string_view kPrepares[] = {"concat", "cast",  "copy",     "store",  // Q, K or V before a call
+                                          "write",  "quant", "quantize", "pack",  "pad"};
+
+// What moves keys and values and computes nothing: always, or unless the name speaks of a pass.
 constexpr std::string_view kMoves[] = {"write", "rewrite", "store", "copy", "reshape", "save", "assign", "swap"};
+constexpr std::string_view kMayMove[] = {"append", "update",  "set",      "scatter",    "gather",  "insert", "concat",
+                                         "fill",   "move",    "transfer", "dequant",    "requant", "quant",  "quantize",
+                                         "pack",   "unpack",  "permute",  "dequantize", "pad",     "unpad",  "cat",
+                                         "clear",  "compact", "build",    "evict"};
+constexpr std::string_view kInputs[] = {"qkv", "query", "queries"};
+constexpr std::string_view kParts[] = {"split"};
+constexpr std::string_view kLists[] = {"indices", "index", "indptr",  "table",   "tables", "locs",
+                                       "loc",     "lens",  "seqlens", "lengths", "splits", "positions"};
+
+/// The word that says that it is attention; "" when none does.
+std::string attention_word(const Words& words) {
+    if (std::string word = first_of(words, kAttention); !word.empty()) return word;
+    const bool pages = has(words, kPages);
+    const bool keys = has(words, kCache) || has(words, kPaged) || has(words, kShape);
+    const bool phase = (keys || pages || has(words, kPass)) && !has(words, kElsewhere) && !has(words, kLists);
+    if (phase && has(words, kPhase)) return first_of(words, kPhase);
+    const bool flash = std::find(words.begin(), words.end(), "flash") != words.end();
+    const bool pass = has(words, kCache) || has(words, kPaged) || flash || has(words, kCausal);
+    if (pass && has(words, kPass)) return first_of(words, kPass);
+    if (!words.empty() && words.front() == "pa" && !has(words, kLists)) return words.front();
+    return "";
+}
+
+/// Of a name that speaks of attention.
+Role role_of(const Words& words) {
+    const bool prepares = has(words, kPrepares) && !has(words, kPass) && !has(words, kPhase);
+    if (has(words, kBeside) || prepares) return Role::look_alike;
+    const std::string help = first_of(words, kHelper);
+    if (help.empty()) return Role::attention;
+    const bool on_the_way =
+        has(words, kGradient) && std::find(std::begin(kOnTheWay), std::end(kOnTheWay), help) != std::end(kOnTheWay);
+    return on_the_way ? Role::attention : Role::helper;
+}
+
+KernelPass pass_of(const Words& words) {
+    if (has(words, kBackwardWords)) return KernelPass::backward;
+    return has(words, kForwardWords) ? KernelPass::forward : KernelPass::unknown;
+}
+
+/// The parts of an attention over split keys are merged: "merge_state".
+bool merges_states(const Words& words) {
+    constexpr std::string_view merge[] = {"merge"};
+    constexpr std::string_view states[] = {"state", "states"};
+    return has(words, merge) && has(words, states);
+}
 
 }  // namespace
 
@@ -96,31 +148,31 @@ std::vector<std::string> words_of(std::string_view identifier) {
 
 WordReading read_words(const std::vector<std::string>& words) {
     WordReading reading;
-    reading.found = first_of(words, kAttention);
-    const auto look = [&](bool both, std::span<const std::string_view> list) {
-        if (reading.found.empty() && both) reading.found = first_of(words, list);
-    };
-    look(has(words, kCache) || has(words, kPaged) || has(words, kFlash), kPhase);
-    look(has(words, kCache) || has(words, kPaged) || has(words, kFlash) || has(words, kCausal), kPass);
-    look(!words.empty() && words.front() == "pa", kPaged);
-    if (reading.found.empty()) return reading;
-    const std::string help = first_of(words, kHelper);
-    const bool on_the_way =
-        has(words, kGradient) && std::find(std::begin(kMain), std::end(kMain), help) != std::end(kMain);
-    const bool prepares = has(words, kPrepares) && !has(words, kPass) && !has(words, kPhase);
-    reading.role = has(words, kBeside) || prepares ? Role::look_alike
-                   : help.empty() || on_the_way    ? Role::attention
-                                                   : Role::helper;
-    if (reading.role == Role::look_alike) return reading;
-    if (has(words, kBackwardWords)) reading.pass = KernelPass::backward;
-    else if (has(words, kForwardWords)) reading.pass = KernelPass::forward;
+    reading.found = attention_word(words);
+    if (!reading.found.empty()) {
+        reading.role = role_of(words);
+        if (reading.role != Role::look_alike) reading.pass = pass_of(words);
+    } else if (merges_states(words)) {
+        reading.found = "merge";
+        reading.role = Role::helper;
+    }
     return reading;
 }
 
+bool speaks_of_serving(const std::vector<std::string>& words) { return has(words, kPhase) || has(words, kPages); }
+
 std::string cache_word(const std::vector<std::string>& words) {
-    if (!has(words, kCache) || has(words, kAttention) || has(words, kPhase)) return "";
+    if (has(words, kAttention) || has(words, kElsewhere)) return "";
+    const bool phase = has(words, kPhase);
+    const bool pages = has(words, kPages);
+    if ((phase || pages || has(words, kCache)) && has(words, kLists)) return first_of(words, kLists);
+    if (has(words, kInputs) && has(words, kParts)) return first_of(words, kParts);
+    if (has(words, kInputs) && !has(words, kPass)) {
+        if (const std::string moves = first_of(words, kMayMove); !moves.empty()) return moves;
+    }
+    if (phase || !(pages || has(words, kCache))) return "";
     const std::string moves = first_of(words, kMoves);
-    if (!moves.empty() || has(words, kPass) || has(words, kFlash)) return moves;
+    if (!moves.empty() || has(words, kPass) || has(words, kShape)) return moves;
     return first_of(words, kMayMove);
 }
 

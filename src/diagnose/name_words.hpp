@@ -28,7 +28,11 @@ struct WordReading {
 
 WordReading read_words(const std::vector<std::string>& words);
 
-/// They speak of writing or moving a cache of keys and values, and not of attention: the word for it, else "".
+/// They speak of a phase of serving or of pages: what they then say besides may be of attention, too.
+bool speaks_of_serving(const std::vector<std::string>& words);
+
+/// They speak of moving or listing queries, keys, values or pages of a cache, and not of attention: the word for it,
+/// else "".
 std::string cache_word(const std::vector<std::string>& words);
 
 }  // namespace tessera::diagnose
