@@ -19,7 +19,7 @@ using diagnose::Rule;
 using diagnose::SdpBackend;
 using diagnose::Standing;
 
-constexpr double kWorthSaying = 1.02;  // gains below that are within the model's error by far
+constexpr double kWorthSaying = 1.05;  // gains below that are within the model's error by far
 
 const char* title_of(SdpBackend backend) {
     switch (backend) {

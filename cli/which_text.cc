@@ -45,8 +45,9 @@ std::string gpu_text(const Diagnosis& d) {
 
 std::string name_and_release(const NameReading& reading) {
     std::string text = reading.family == Family::unknown ? "an unknown kernel" : title_of(reading.family);
+    const bool says_it_already = text.find(reading.library) != std::string::npos;  // "cuDNN attention (cuDNN)"
     if (reading.family == Family::tessera && !reading.algorithm.empty()) text += ", " + reading.algorithm;
-    if (!reading.library.empty() && reading.family != Family::tessera) text += " (" + reading.library;
+    if (!says_it_already && reading.family != Family::tessera) text += " (" + reading.library;
     else return text;
     return text + (reading.release.empty() ? ")" : ", release " + reading.release + ")");
 }
@@ -93,12 +94,41 @@ std::string exactness_sentence(const Diagnosis& d) {
     return "";
 }
 
+/// For somebody who never heard of such kernels: what is good about the fast ones, what is slow about the others.
+std::string way_sentence(const NameReading& reading) {
+    if (reading.family == Family::eager || reading.family == Family::math)
+        return " That is the slow way: two matrix products and a softmax, each a kernel of its own, with the scores of "
+               "all pairs of tokens written to memory in between.";
+    const bool slow = reading.algorithm.substr(0, 8) == "standard" || reading.library == diagnose::kFlexUncompiled;
+    if (reading.family == Family::unknown || reading.family == Family::other || slow) return "";
+    return " That is a fast way: one kernel (a program on the GPU) that goes through the scores of the pairs piece by "
+           "piece, without writing them to memory.";
+}
+
+bool is_cut_off(const Diagnosis& d) {
+    return std::any_of(d.notes.begin(), d.notes.end(),
+                       [](const std::string& note) { return note.find("cut off") != std::string::npos; });
+}
+
+/// Every line of a text is unknown: it may be no list of names at all.
+std::string unknown_lines(const Diagnosis& d) {
+    std::int64_t lines = 0;
+    for (const NamedKernel& unknown : d.unknown) lines += unknown.kernel.count;
+    if (d.timed || lines != d.runs) return "";
+    return " None of these lines reads like the name of a kernel that is known here. If the file is a profile, it is "
+           "in "
+           "no form that is read: --help lists them.";
+}
+
 std::string nothing_found(const Diagnosis& d) {
+    if (!d.cpu_ops.empty() && is_cut_off(d))
+        return "Operators of attention are in this trace, but no kernel of a GPU: the file is cut off before them.";
     if (!d.cpu_ops.empty())
         return "No kernel of a GPU is in this trace, but operators of attention on the CPU are: " + joined(d.cpu_ops) +
                ". To see kernels, profile with the activity CUDA too.";
     std::string text = fmt::format("No attention kernel was found among {}.", counted(d.runs, "run") + " of kernels");
     if (d.runs == 0) text = "No kernel of a GPU is in this trace: was the GPU profiled?";
+    else text += unknown_lines(d);
     if (!d.look_alikes.empty()) text += " Some names look like it: below they are said to be none.";
     if (d.tool == "JAX profiler" && !d.unknown.empty())
         text +=
@@ -145,6 +175,7 @@ std::string without_advice(const Diagnosis& d, const AttentionKind& kind) {
 }
 
 std::string kernel_text(const std::string& name) {
+    if (name.empty()) return "(without a name)";
     return name.size() <= kLongestShown ? name : name.substr(0, kLongestShown) + "...";
 }
 
@@ -232,16 +263,11 @@ std::string paragraph_of(const Diagnosis& d, const diagnose::Call& said) {
     }
     text += name_and_release(reading) + ".";
     if (!d.timed) text += others_named(d);
-    if (reading.family == Family::eager || reading.family == Family::math) {
-        text +=
-            " That is the slow way: two matrix products and a softmax, each a kernel of its own, with the scores of "
-            "all "
-            "pairs of tokens written to memory in between.";
-    } else {
-        text += arch_sentence(d, reading);
-    }
+    text += way_sentence(reading);
+    if (reading.family != Family::eager && reading.family != Family::math) text += arch_sentence(d, reading);
     if (reading.confidence == Confidence::unsure) text += " The name leaves doubt about that.";
     text += exactness_sentence(d);
+    if (is_cut_off(d)) text += " The file is cut off: what was behind that is counted nowhere.";
     const AttentionKind& known = best_known(d, *leader.kind);
     const auto advice = diagnose::advise(d, known, said);
     return advice ? text + advice_sentences(*advice) : text + without_advice(d, known);

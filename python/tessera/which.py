@@ -196,8 +196,8 @@ def explain(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
             raise ValueError(f"{name}: expected a PyTorch tensor of 3 or 4 dimensions, got {_short(torch, tensor)}")
     if attn_mask is not None and not torch.is_tensor(attn_mask):
         raise ValueError(f"attn_mask: expected a PyTorch tensor or None, got {_short(torch, attn_mask)}")
-    if torch.version.hip:
-        raise ValueError("q: the table holds the checks on NVIDIA's GPUs, and this PyTorch is ROCm's")
+    if torch.version.hip and gpu is None:
+        raise ValueError("gpu: expected one of AMD's (\"gfx942\"): this PyTorch is ROCm's, and only the table is asked there")
     on_gpu = q.device.type == "cuda"
     if gpu is None and not on_gpu:
         raise ValueError(f"gpu: expected a GPU (\"h200\", \"9.0\") for tensors on {q.device.type}, got none")

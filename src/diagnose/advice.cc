@@ -17,7 +17,8 @@ bool trains(const Diagnosis& diagnosis) {
 Call completed(const Diagnosis& diagnosis, Call call, const Call& said) {
     call.torch = said.torch ? said.torch : diagnosis.torch;
     if (!diagnosis.gpus.empty()) call.gpu = diagnosis.gpus.front();
-    if (!said.gpu.name.empty() || said.gpu.capability) call.gpu = said.gpu;
+    if (!said.gpu.name.empty() || said.gpu.capability || said.gpu.rocm == true) call.gpu = said.gpu;
+    recognise_amd(call.gpu);
     if (!call.gpu.rocm) call.gpu.rocm = false;
     call.cudnn = said.cudnn;
     call.cuda = said.cuda;

@@ -51,7 +51,9 @@ void assume_layout(Operand& tensor, bool& any) {
 }  // namespace
 
 Call assume_defaults(Call call, std::vector<std::string>& assumed) {
-    if (const Wheel* wheel = call.torch ? wheel_of(*call.torch) : nullptr) {
+    const bool rocm = call.gpu.rocm == true;
+    if (rocm) set(call.prefers_ck, false, "flash is AOTriton's (preferred_rocm_fa_library is not \"ck\")", assumed);
+    if (const Wheel* wheel = call.torch && !rocm ? wheel_of(*call.torch) : nullptr) {
         const std::string of = fmt::format("as PyPI's wheel of {}.{} has it", call.torch->major, call.torch->minor);
         set(call.cudnn, wheel->cudnn,
             fmt::format("cuDNN {}.{}.{}, {}", wheel->cudnn / 10000, wheel->cudnn / 100 % 100, wheel->cudnn % 100, of),
@@ -64,8 +66,8 @@ Call assume_defaults(Call call, std::vector<std::string>& assumed) {
     set(call.dropout, 0.0, "no dropout", assumed);
     set(call.enable_gqa, false, "enable_gqa is off", assumed);
     set(call.nested, false, "", assumed);
-    set(call.flash_implementation, FlashImplementation::own, "flash is PyTorch's own (neither FA3 nor FA4 is active)",
-        assumed);
+    set(call.flash_implementation, FlashImplementation::own,
+        rocm ? "" : "flash is PyTorch's own (neither FA3 nor FA4 is active)", assumed);
     bool any = false;
     for (Operand* tensor : {&call.q, &call.k, &call.v, &call.mask}) assume_layout(*tensor, any);
     if (any) assumed.emplace_back("tensors are packed");

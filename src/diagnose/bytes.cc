@@ -31,7 +31,10 @@ class DescriptorStream final : public ByteStream {
         owned_ = true;
         if (!S_ISREG(status.st_mode)) {
             ::close(descriptor_);
-            throw Error(ErrorCode::cannot_open, path_, "expected a regular file");
+            throw Error(ErrorCode::cannot_open, path_,
+                        S_ISDIR(status.st_mode)
+                            ? "expected a regular file, got a directory: give the trace that is in it"
+                            : "expected a regular file");
         }
         total_ = static_cast<std::uint64_t>(status.st_size);
     }

@@ -53,6 +53,7 @@ struct Gpu {
     std::string name{};               ///< "NVIDIA H200"; empty: unknown
     std::optional<int> capability{};  ///< 90 for 9.0, 121 for 12.1
     std::optional<bool> rocm{};
+    std::string gfx{};  ///< "gfx942", of AMD's; empty: unknown
 };
 
 struct Call {
@@ -75,6 +76,7 @@ struct Call {
     std::optional<int> cudnn{};           ///< at run time, as cudnnGetVersion() tells: 91501
     std::optional<int> cuda{};            ///< that PyTorch was built for, as CUDA_VERSION: 12080
     std::optional<FlashImplementation> flash_implementation{};
+    std::optional<bool> prefers_ck{};  ///< on ROCm: torch.backends.cuda.preferred_rocm_fa_library("ck")
 };
 
 }  // namespace tessera::diagnose

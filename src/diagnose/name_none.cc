@@ -46,6 +46,9 @@ const LookAlike kLookAlikes[] = {
       "chunk_bwd_",
       "recompute_w_u",
       "wy_repr",
+      "chunk_scan",
+      "chunk_state",
+      "state_passing",
       "fused_recurrent",
       "retention_",
       "rwkv",
@@ -53,12 +56,30 @@ const LookAlike kLookAlikes[] = {
       "causal_conv1d",
       "selective_scan"},
      "linear attention or a state-space model: there is no softmax in it"},
-    {{"kv_indices"}, "lists the pages of the cache for an attention that comes after it"},
+    {{"kv_indices", "vertical_slash_index"}, "lists the pages of the cache for an attention that comes after it"},
     {{"mqa_logits", "indexer"}, "scores that choose keys for a sparse attention; the attention itself comes after it"},
     {{"flashinfer::sampling", "topksampling", "toppsampling", "flashinfer::activation"},
      "one of FlashInfer's other kernels, no attention"},
     {{"flash_sampling", "flash_ffn", "flashdecode_moe"}, "no attention"},
 };
+
+MaybeReading none(Role role, Confidence confidence, std::string why) {
+    NameReading reading;
+    reading.role = role;
+    reading.confidence = confidence;
+    reading.evidence.push_back(std::move(why));
+    return reading;
+}
+
+/// "loop_convert_fusion_5", "input_multiply_reduce_fusion": XLA names a fusion after what it computes.
+MaybeReading read_xla_fusion(std::string_view lower) {
+    const bool prefixed = begins_any(lower, {"loop_", "input_", "wrapped_", "gemm_fusion"});
+    if (!prefixed || !contains_any(lower, {"fusion", "wrapped_"})) return std::nullopt;
+    const Role role = contains_any(lower, {"gemm_fusion", "_dot"}) ? Role::gemm
+                      : contains(lower, "reduce")                  ? Role::other
+                                                                   : Role::elementwise;
+    return none(role, Confidence::likely, "a fusion of XLA");
+}
 
 /// "f<g(int)>(fbgemm::Tensor)" -> "f<g(int)>": types of parameters tell nothing of what is computed.
 std::string_view without_parameters(std::string_view name) {
@@ -69,14 +90,6 @@ std::string_view without_parameters(std::string_view name) {
         if (name[at] == '(' && depth <= 0 && at > 0) return name.substr(0, at);
     }
     return name;
-}
-
-MaybeReading none(Role role, Confidence confidence, std::string why) {
-    NameReading reading;
-    reading.role = role;
-    reading.confidence = confidence;
-    reading.evidence.push_back(std::move(why));
-    return reading;
 }
 
 }  // namespace
@@ -101,8 +114,9 @@ MaybeReading read_look_alike(std::string_view name) {
         }
     }
     const std::string moves = cache_word(words);
+    const bool sure = speaks_of_cache(words) && !speaks_of_serving(words);
     if (!moves.empty())
-        return none(Role::look_alike, Confidence::likely,
+        return none(Role::look_alike, sure ? Confidence::likely : Confidence::unsure,
                     fmt::format("\"{}\" and a word for keys, values or their cache: it moves or lists them, and "
                                 "computes no attention",
                                 moves));
@@ -125,13 +139,14 @@ MaybeReading read_plain_kernel(std::string_view name) {
                               "radixsort", "devicescan", "splitkreduce", "multi_tensor_apply", "allgather",
                               "all_gather", "allreduce", "all_reduce", "reduce_scatter", "all_to_all", "alltoall"}))
         return found;
+    if (MaybeReading fused = read_xla_fusion(lower)) return fused;
     for (const char* kernel : {"softmax_warp_forward", "softmax_warp_backward"}) {
         const auto arguments = template_arguments(name, kernel);  // types, log2 of the length, whether it is a log
         if (arguments && arguments->size() > 4 && boolean((*arguments)[4]) == true)
             return none(Role::other, Confidence::likely,
                         fmt::format("\"{}\" of a logarithm: a loss, no attention", kernel));
     }
-    if (contains(lower, "softmax")) {
+    if (contains_any(lower, {"softmax", "soft_max"})) {
         const bool backward = contains_any(
             lower, {"softmaxbackward", "softmax_backward", "softmax_warp_backward", "masked_softmax_warp_backward"});
         return none(backward ? Role::softmax_backward : Role::softmax, Confidence::likely, "\"softmax\" in the name");
@@ -141,13 +156,15 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
     if (contains_any(lower, {"triton_red_", "triton_per_"}))
         return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
-    if (MaybeReading found = row(Role::gemm, {"gemm", "nvjet", "cutlass::kernel", "cijk_", "gemv", "xmma", "matmul",
-                                              "triton_mm", "triton_bmm", "triton_tem_", "cublaslt", "dot_kernel",
-                                              "_mm_", "marlin", "wvsplitk", "bmm_", "mul_mat"}))
-        return found;
     if (MaybeReading found =
-            row(Role::elementwise, {"elementwise", "catarray", "copy", "fillfunctor", "_fill", "triu_tril", "dropout",
-                                    "memcpy", "memset", "where", "masked", "transpose", "cast"}))
+            row(Role::gemm,
+                {"gemm",      "nvjet",      "cutlass::kernel", "cijk_",    "gemv",        "xmma",        "matmul",
+                 "triton_mm", "triton_bmm", "triton_tem_",     "cublaslt", "dot_kernel",  "_mm_",        "marlin",
+                 "wvsplitk",  "bmm_",       "mul_mat",         "tensorop", "lora_shrink", "lora_expand", "mm_kernel"}))
+        return found;
+    if (MaybeReading found = row(Role::elementwise, {"elementwise", "catarray", "copy", "fillfunctor", "_fill",
+                                                     "triu_tril", "dropout", "memcpy", "memset", "where", "masked",
+                                                     "transpose", "cast", "cpy_", "nchwtonhwc", "nhwctonchw"}))
         return found;
     return row(Role::other, {"at::native",  "at::cuda",  "at_cuda_detail",
                              "cub::",       "rocprim::", "triton_",
@@ -161,7 +178,9 @@ MaybeReading read_plain_kernel(std::string_view name) {
                              "cumsum",      "argmax",    "sampl",
                              "gating",      "shuffle",   "transformer_engine::",
                              "hadamard",    "logits",    "amax",
-                             "rocclr",      "histogram"});
+                             "rocclr",      "histogram", "seqlens",
+                             "permute",     "penalt",    "prepare_inputs",
+                             "verify_tree", "_rows",     "temperature_"});
 }
 
 }  // namespace tessera::diagnose

@@ -56,12 +56,15 @@ MaybeReading read_cudnn(std::string_view name) {
         reading.library = "Transformer Engine, beside cuDNN";
         return reading;
     }
-    if (!contains(lower, "cudnn")) return std::nullopt;
+    // A tool that leaves out namespaces and beginnings leaves these.
+    const bool short_name = contains(lower, "sdpa_sm") && contains_any(lower, {"_flash_fprop", "_flash_bprop"});
+    const bool short_helper = begins_any(lower, {"compute_dot_do_o", "convert_dq_to_16bits", "fmha_reduce_head"});
+    if (!contains(lower, "cudnn") && !short_name && !short_helper) return std::nullopt;
     const bool backward_helper = contains_any(lower, {"dot_do_o", "convert_dq", "fmha_reduce_head"});
     if (backward_helper || contains(lower, "lean_reduction")) {  // the second sums the parts of split keys
-        NameReading reading =
-            attention(Family::cudnn, Confidence::likely,
-                      "cudnn::fusion::", backward_helper ? KernelPass::backward : KernelPass::forward);
+        NameReading reading = attention(Family::cudnn, Confidence::likely,
+                                        backward_helper ? "dot_do_o / convert_dq / reduce_head" : "lean_reduction",
+                                        backward_helper ? KernelPass::backward : KernelPass::forward);
         reading.role = Role::helper;
         reading.library = "cuDNN";
         return reading;

@@ -34,9 +34,11 @@ constexpr std::string_view kPhase[] = {"prefill", "decode", "decoding", "extend"
 constexpr std::string_view kPass[] = {"fwd", "bwd"};
 constexpr std::string_view kCache[] = {"kv", "kvcache", "cache", "kcache", "vcache"};
 constexpr std::string_view kPages[] = {"page", "paged", "pages"};
+constexpr std::string_view kFlash[] = {"flash"};
 constexpr std::string_view kShape[] = {"flash", "sparse", "dense", "ragged"};
-constexpr std::string_view kCausal[] = {"causal", "noncausal"};
-constexpr std::string_view kPaged[] = {"pa"};  // AMD's short word for paged attention
+constexpr std::string_view kCausal[] = {"causal", "noncausal", "alibi"};
+constexpr std::string_view kSparse[] = {"nsa", "dsa"};  // native, and DeepSeek's, sparse attention
+constexpr std::string_view kPaged[] = {"pa"};           // AMD's short word for paged attention
 constexpr std::string_view kElsewhere[] = {"moe",  "gemm",  "gemv",   "matmul",   "expert", "experts", "topk",
                                            "conv", "mamba", "logits", "sampling", "lora",   "huffman"};
 
@@ -48,9 +50,10 @@ constexpr std::string_view kBackwardWords[] = {"bwd", "backward", "bprop", "dgra
                                                "dq",  "dk",       "dv",    "dkv",   "dkdv", "dqdkdv"};
 constexpr std::string_view kHelper[] = {"preprocess", "postprocess", "prepare",    "combine", "merge",    "reduce",
                                         "reduction",  "convert",     "metadata",   "plan",    "schedule", "scheduler",
-                                        "delta",      "odo",         "correction", "mask",    "quantize", "descale",
-                                        "transpose",  "unpad",       "lse",        "sum",     "sums"};
+                                        "delta",      "odo",         "correction", "correct", "mask",     "quantize",
+                                        "descale",    "transpose",   "unpad",      "lse",     "sum",      "sums"};
 constexpr std::string_view kGradient[] = {"dq", "dk", "dv", "dkv", "dkdv", "dqdkdv"};
+constexpr std::string_view kAround[] = {"preprocess", "postprocess"};
 constexpr std::string_view kOnTheWay[] = {"delta", "mask"};  // of kHelper: a backward's main kernel does it, too
 constexpr std::string_view kBeside[] = {"norm",     "rmsnorm", "layernorm", "proj", "projection",
                                         "residual", "gate",    "gating",    "rope", "absorb"};
@@ -59,25 +62,26 @@ constexpr std::string_view kPrepares[] = {"concat", "cast",  "copy",     "store"
 
 // What moves keys and values and computes nothing: always, or unless the name speaks of a pass.
 constexpr std::string_view kMoves[] = {"write", "rewrite", "store", "copy", "reshape", "save", "assign", "swap"};
-constexpr std::string_view kMayMove[] = {"append", "update",  "set",      "scatter",    "gather",  "insert", "concat",
-                                         "fill",   "move",    "transfer", "dequant",    "requant", "quant",  "quantize",
-                                         "pack",   "unpack",  "permute",  "dequantize", "pad",     "unpad",  "cat",
-                                         "clear",  "compact", "build",    "evict"};
+constexpr std::string_view kMayMove[] = {
+    "append",   "update",  "set",     "scatter", "gather",    "insert",  "concat", "fill",    "move",
+    "transfer", "dequant", "requant", "quant",   "quantize",  "pack",    "unpack", "permute", "dequantize",
+    "pad",      "unpad",   "cat",     "clear",   "transpose", "compact", "build",  "evict"};
 constexpr std::string_view kInputs[] = {"qkv", "query", "queries"};
-constexpr std::string_view kParts[] = {"split"};
+constexpr std::string_view kPartWords[] = {"split"};
 constexpr std::string_view kLists[] = {"indices", "index", "indptr",  "table",   "tables", "locs",
                                        "loc",     "lens",  "seqlens", "lengths", "splits", "positions"};
 
-/// The word that says that it is attention; "" when none does.
+/// The word that says that it is attention; "" when none does. Of the phases of serving, and of forward and backward,
+/// other kernels speak too: only beside what they work on do they say attention.
 std::string attention_word(const Words& words) {
     if (std::string word = first_of(words, kAttention); !word.empty()) return word;
-    const bool pages = has(words, kPages);
-    const bool keys = has(words, kCache) || has(words, kPaged) || has(words, kShape);
-    const bool phase = (keys || pages || has(words, kPass)) && !has(words, kElsewhere) && !has(words, kLists);
-    if (phase && has(words, kPhase)) return first_of(words, kPhase);
-    const bool flash = std::find(words.begin(), words.end(), "flash") != words.end();
-    const bool pass = has(words, kCache) || has(words, kPaged) || flash || has(words, kCausal);
-    if (pass && has(words, kPass)) return first_of(words, kPass);
+    const bool elsewhere = has(words, kElsewhere) || has(words, kLists);
+    if (!elsewhere && has(words, kSparse)) return first_of(words, kSparse);
+    const bool on_keys = has(words, kCache) || has(words, kPaged) || has(words, kShape) || has(words, kPages);
+    if (!elsewhere && (on_keys || has(words, kPass)) && has(words, kPhase)) return first_of(words, kPhase);
+    const bool on_pairs = has(words, kCache) || has(words, kPaged) || has(words, kCausal) || has(words, kGradient) ||
+                          has(words, kAround) || has(words, kFlash);
+    if (on_pairs && has(words, kPass)) return first_of(words, kPass);
     if (!words.empty() && words.front() == "pa" && !has(words, kLists)) return words.front();
     return "";
 }
@@ -98,7 +102,8 @@ KernelPass pass_of(const Words& words) {
     return has(words, kForwardWords) ? KernelPass::forward : KernelPass::unknown;
 }
 
-/// The parts of an attention over split keys are merged: "merge_state".
+/// The parts of an attention over split keys are merged: "merge_state". (Those of an attention over several GPUs are by
+/// Transformer Engine, in the layout that it calls thd.)
 bool merges_states(const Words& words) {
     constexpr std::string_view merge[] = {"merge"};
     constexpr std::string_view states[] = {"state", "states"};
@@ -152,12 +157,15 @@ WordReading read_words(const std::vector<std::string>& words) {
     if (!reading.found.empty()) {
         reading.role = role_of(words);
         if (reading.role != Role::look_alike) reading.pass = pass_of(words);
-    } else if (merges_states(words)) {
-        reading.found = "merge";
+    } else if (merges_states(words) || (!words.empty() && words.front() == "thd")) {
+        reading.found = words.front();
         reading.role = Role::helper;
+        reading.pass = has(words, kBackwardWords) ? KernelPass::backward : KernelPass::unknown;
     }
     return reading;
 }
+
+bool speaks_of_cache(const std::vector<std::string>& words) { return has(words, kCache); }
 
 bool speaks_of_serving(const std::vector<std::string>& words) { return has(words, kPhase) || has(words, kPages); }
 
@@ -166,7 +174,7 @@ std::string cache_word(const std::vector<std::string>& words) {
     const bool phase = has(words, kPhase);
     const bool pages = has(words, kPages);
     if ((phase || pages || has(words, kCache)) && has(words, kLists)) return first_of(words, kLists);
-    if (has(words, kInputs) && has(words, kParts)) return first_of(words, kParts);
+    if (has(words, kInputs) && has(words, kPartWords)) return first_of(words, kPartWords);
     if (has(words, kInputs) && !has(words, kPass)) {
         if (const std::string moves = first_of(words, kMayMove); !moves.empty()) return moves;
     }

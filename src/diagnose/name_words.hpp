@@ -28,6 +28,9 @@ struct WordReading {
 
 WordReading read_words(const std::vector<std::string>& words);
 
+/// They speak of the cache of keys and values.
+bool speaks_of_cache(const std::vector<std::string>& words);
+
 /// They speak of a phase of serving or of pages: what they then say besides may be of attention, too.
 bool speaks_of_serving(const std::vector<std::string>& words);
 

@@ -45,7 +45,7 @@ Call with_batch(Call c) {
 /// Applies the rules of `of` to the call, and adds what they say to the verdict.
 void apply(const Call& call, SdpBackend of, Verdict& verdict) {
     Fact refused = false;
-    for (const Rule& rule : rules()) {
+    for (const Rule& rule : call.gpu.rocm == true ? rocm_rules() : rules()) {
         if (rule.backend != of) continue;
         const Fact fact = in_release(call, rule.from, rule.until) && rule.refuses(call);
         if (fact.is_true()) verdict.refusals.push_back(&rule);
@@ -80,7 +80,9 @@ Verdict judge_in_release(const Call& call, SdpBackend backend) {
 /// The releases in which a row begins: any other has the checks of the one before it.
 std::set<Version> releases() {
     std::set<Version> found;
-    for (const Rule& rule : rules()) found.insert(rule.from);
+    for (const auto& table : {rules(), rocm_rules()}) {
+        for (const Rule& rule : table) found.insert(rule.from);
+    }
     return found;
 }
 
@@ -109,6 +111,7 @@ Ordered order_of(const Call& call) {
     const Order cudnn_first = {kCudnn, kFlash, kEfficient, kMath};
     const Order cudnn_last = {kFlash, kEfficient, kMath, kCudnn};
     const Order cudnn_second = {kFlash, kCudnn, kEfficient, kMath};
+    if (call.gpu.rocm == true) return {cudnn_last, "on ROCm flash comes first, and there is no cuDNN"};
     const Fact first = prefers_cudnn(call);
     if (first.is_unknown()) return {{}, fmt::format("depends on {}", first.wanting().front())};
     const Version& v = *call.torch;
@@ -162,7 +165,10 @@ void add_remarks(Explanation& explanation) {
             "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) is set.");
     }
     const auto& order = explanation.order;
-    if (!order.empty() && order.back() == kCudnn && explanation.taken && explanation.taken != kCudnn) {
+    const bool has_cudnn = std::any_of(explanation.verdicts.begin(), explanation.verdicts.end(), [](const Verdict& v) {
+        return v.backend == kCudnn && v.standing != Standing::refused;
+    });
+    if (has_cudnn && !order.empty() && order.back() == kCudnn && explanation.taken && explanation.taken != kCudnn) {
         explanation.remarks.emplace_back(
             "cuDNN stands behind math in this order, which takes everything: only "
             "sdpa_kernel([SDPBackend.CUDNN_ATTENTION]) reaches it.");
@@ -174,8 +180,6 @@ void add_remarks(Explanation& explanation) {
 }
 
 void require_in_table(const Call& call) {
-    if (call.gpu.rocm == true)
-        throw Error(ErrorCode::unsupported, "gpu", "the table holds the checks on NVIDIA's GPUs; ROCm's are not in it");
     if (!call.torch || (*call.torch >= kFirstRelease && *call.torch < kEndOfReleases)) return;
     throw Error(ErrorCode::unsupported, "torch",
                 fmt::format("expected a release from 2.4 to 2.15, got {}.{}.{}", call.torch->major, call.torch->minor,

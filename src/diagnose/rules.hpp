@@ -2,7 +2,7 @@
 //
 // Why not a faster one: which backend PyTorch's scaled_dot_product_attention takes for a Call, and what keeps it from
 // the others. PyTorch goes through an ordered list of backends and takes the first whose checks all pass; the checks
-// are a table here, by release (2.4 to 2.15, on NVIDIA's GPUs; ROCm has other checks, which are not in it).
+// are a table here, by release (2.4 to 2.15), with a second one for a PyTorch that is built for ROCm.
 #pragma once
 
 #include <span>
@@ -38,6 +38,11 @@ struct Rule {
 
 /// Every rule; those of a backend in the order in which PyTorch checks.
 std::span<const Rule> rules();
+/// The same on ROCm; what is the same on both stands in both.
+std::span<const Rule> rocm_rules();
+
+/// Sets what the name of one of AMD's GPUs tells ("AMD Instinct MI300X"): that it is one, and its architecture.
+void recognise_amd(Gpu& gpu);
 
 enum class Standing : std::uint8_t {
     taken,      ///< the first in the order whose checks all pass
@@ -73,7 +78,7 @@ Fact prefers_cudnn(const Call& call);
 /// the machine loads from elsewhere is another one.
 Call assume_defaults(Call call, std::vector<std::string>& assumed);
 
-/// Throws Error(unsupported) for a PyTorch that is not in the table and for ROCm.
+/// Throws Error(unsupported) for a PyTorch that is not in the table.
 Explanation explain(const Call& call);
 
 }  // namespace tessera::diagnose

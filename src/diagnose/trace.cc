@@ -41,6 +41,9 @@ void refuse_reports(const std::string& path) {
 Trace read_sniffed(Sniffed& sniffed, const std::string& origin) {
     const std::string_view head = sniffed.head();
     if (head.empty()) throw_no_trace(origin, "an empty file");
+    if (head.substr(0, 2) == "\xFF\xFE" || head.substr(0, 2) == "\xFE\xFF")
+        throw_no_trace(origin,
+                       "text in UTF-16, as PowerShell's > writes it; save it as UTF-8 (| Out-File -Encoding utf8)");
     const std::size_t first = head.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
     const bool json = first != std::string_view::npos && (head[first] == '{' || head[first] == '[');
     if (json) return read_chrome_trace(*sniffed.take(), origin);

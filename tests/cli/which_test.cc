@@ -60,7 +60,9 @@ TEST_F(WhichTest, is_a_guard_with_expect) {
 TEST_F(WhichTest, says_what_is_wrong) {
     expect_error("which", 2, "FILE");
     expect_error("which nosuch.json", 66, "nosuch.json");
-    expect_error("which .", 66, "regular file");
+    expect_error("which .", 66, "regular file, got a directory");
+    write("utf16.csv", std::string("\xFF\xFEN\0a\0", 6));
+    expect_error("which utf16.csv", 65, "UTF-16");
     write("empty", "");
     expect_error("which empty", 65, "empty");
     write("report.nsys-rep", "x");
@@ -69,6 +71,23 @@ TEST_F(WhichTest, says_what_is_wrong) {
     expect_error("which json", 65, "without any");
     expect_error("which json --family", 2, "--family");
     expect_error("which json --shape 1,1,1,1", 2, "--shape");
+}
+
+TEST_F(WhichTest, tells_a_stranger_what_he_gave_it) {
+    write("prose.txt", "Dear Sir,\nwhich kernel ran?\n");
+    EXPECT_NE(run_ok("which prose.txt").out.find("None of these lines"), std::string::npos);
+    write("some.txt", "Dear Sir,\nflash_fwd_kernel\n");
+    EXPECT_EQ(run_ok("which some.txt").out.find("None of these lines"), std::string::npos);
+    write("cut.json",
+          "{\"traceEvents\": [{\"ph\": \"X\", \"cat\": \"kernel\", \"name\": \"flash_fwd_kernel\", \"ts\": 1, "
+          "\"dur\": 2, \"args\": {}}, {\"ph\": ");
+    EXPECT_NE(run_ok("which cut.json").out.find("The file is cut off"), std::string::npos);
+}
+
+TEST_F(WhichTest, knows_amds_gpus) {
+    const auto json =
+        run_ok("which --torch 2.10 --gpu gfx942:sramecc+ --shape 2,8,512,64 --dtype bf16 --mask bool --json").json();
+    EXPECT_EQ(json.at("taken"), "memory-efficient") << json.dump(1);
 }
 
 TEST_F(WhichTest, answers_without_a_trace) {

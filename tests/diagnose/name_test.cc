@@ -123,6 +123,18 @@ TEST(KernelNames, know_where_an_identifier_begins) {
     EXPECT_NE(read_name("my_flash_fwd_kernel").family, Family::fa2);
 }
 
+/// Words that attention shares with other kernels of a server count only beside what they work on.
+TEST(KernelNames, reads_words_by_what_stands_beside_them) {
+    EXPECT_EQ(read_name("_paged_decode_reduce_kernel").role, Role::helper);
+    EXPECT_EQ(read_name("_v4_paged_decode_indices_kernel").role, Role::look_alike);
+    EXPECT_EQ(read_name("image_decode_kernel").role, Role::unknown);
+    EXPECT_EQ(read_name("_moe_sparse_decode_kernel").family, Family::unknown);
+    EXPECT_EQ(read_name("_dequantize_k_cache_kernel").confidence, Confidence::likely);
+    EXPECT_LT(read_name("sparse_prefill_block_table").confidence, Confidence::likely);
+    EXPECT_EQ(read_name("loop_convert_fusion").role, Role::elementwise);
+    EXPECT_EQ(read_name("gemm_fusion_dot_76").role, Role::gemm);
+}
+
 TEST(KernelNames, is_one_spelling_for_all_tools) {
     EXPECT_EQ(normalised("void f<(int)128, (bool)1, (bool)0>(T1)"), "f<128,true,false>(T1)");
     EXPECT_EQ(normalised("void <unnamed>::f<128u, 2ul, true> (int)"), "f<128,2,true>(int)");

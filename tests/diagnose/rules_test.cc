@@ -233,10 +233,111 @@ TEST(Rules, EveryRowRefusesItsCaseAndNotTheNeighbour) {
     EXPECT_EQ(names.size(), all.size()) << "every case belongs to a row";
 }
 
+Call on_rocm(const Version& torch) {
+    Call call = known_call(torch);
+    call.gpu = {.name = "AMD Instinct MI300X"};
+    recognise_amd(call.gpu);
+    call.prefers_ck = false;
+    return call;
+}
+
+Change gfx(const char* architecture) {
+    return [=](Call& c) { c.gpu.gfx = architecture; };
+}
+
+Cases rocm_cases() {
+    const Change masked = [](Call& c) { set_mask(c, {512, 512}, MaskKind::floating); };
+    return {
+        {"rocm-flash-head-dim", {dims(520, 520), dims(256, 256)}},
+        {"rocm-flash-gpu", {gfx("gfx906"), gfx("gfx90a")}},
+        {"rocm-flash-dtype", {kFp32, elements(Element::bf16, Element::bf16)}},
+        {"rocm-efficient-gpu", {gfx("gfx1030"), [](Call& c) { gfx("gfx1030")(c), c.prefers_ck = true; }}},
+        {"rocm-efficient-head-dim",
+         {[](Call& c) {
+              set_shapes(c, {2, 8, 512, 72}, {2, 8, 512, 64}, {2, 8, 512, 64});
+          },
+          dims(128, 128)}},
+        {"rocm-efficient-nested", {nested(64), nothing}},
+        {"rocm-efficient-heads", {heads(8, 2, 2, true), heads(2, 2, 2, true)}},
+        {"rocm-efficient-mask-dtype", {[=](Call& c) { masked(c), c.mask.element = Element::fp32; }, masked}},
+        {"rocm-efficient-dtype", {[](Call& c) { kFp32(c), c.prefers_ck = true; }, kFp32}},
+        {"rocm-cudnn",
+         {nothing,
+          [](Call& c) {
+              c.gpu = {"NVIDIA H200", 90, false};
+          }}},
+        {"rocm-fa3",
+         {nothing,
+          [](Call& c) {
+              c.gpu = {"NVIDIA H200", 90, false};
+          }}},
+        {"rocm-fa4",
+         {nothing,
+          [](Call& c) {
+              c.gpu = {"NVIDIA H200", 90, false};
+          }}},
+    };
+}
+
+/// Of ROCm's own rows; the others stand in the table above.
+TEST(Rules, EveryRowOfRocmRefusesItsCaseAndNotTheNeighbour) {
+    const Cases all = rocm_cases();
+    std::set<std::string> seen;
+    for (const Rule& rule : rocm_rules()) {
+        if (std::string(rule.name).substr(0, 5) != "rocm-") continue;
+        ASSERT_TRUE(all.count(rule.name)) << rule.name << " has no case";
+        seen.insert(rule.name);
+        Call trigger = on_rocm(rule.from);
+        all.at(rule.name).trigger(trigger);
+        EXPECT_TRUE(refused_by(trigger, rule)) << rule.name;
+        Call neighbour = on_rocm(rule.from);
+        all.at(rule.name).neighbour(neighbour);
+        EXPECT_FALSE(refused_by(neighbour, rule)) << rule.name;
+    }
+    EXPECT_EQ(seen.size(), all.size()) << "every case belongs to a row";
+}
+
+TEST(Rules, RocmTakesFlashFirstAndSaysWhatItDoesNotKnow) {
+    EXPECT_EQ(explain(on_rocm({2, 10, 0})).taken, SdpBackend::flash);
+    Call masked = on_rocm({2, 10, 0});
+    set_mask(masked, {512, 512});
+    EXPECT_EQ(explain(masked).taken, SdpBackend::efficient);
+    heads(8, 2, 2, true)(masked);
+    EXPECT_EQ(explain(masked).taken, SdpBackend::math) << "grouped heads with a mask";
+    Call wide = on_rocm({2, 7, 0});
+    dims(512, 512)(wide);
+    EXPECT_EQ(explain(wide).taken, std::nullopt) << "AOTriton 0.9 takes them, and nobody knows whether 2.7 asks it";
+    wide.torch = Version{2, 10, 0};
+    EXPECT_EQ(explain(wide).taken, SdpBackend::flash);
+    Call experimental = on_rocm({2, 10, 0});
+    gfx("gfx1100")(experimental);
+    EXPECT_EQ(explain(experimental).taken, std::nullopt);
+    Call unnamed = on_rocm({2, 10, 0});
+    gfx("")(unnamed);
+    EXPECT_EQ(explain(unnamed).taken, std::nullopt);
+}
+
+TEST(Rules, AmdGpusAreKnownByTheirNames) {
+    const auto architecture = [](const char* name) {
+        Gpu gpu{.name = name, .capability = 94};
+        recognise_amd(gpu);
+        return gpu.rocm == true ? gpu.gfx + "!" : gpu.gfx;
+    };
+    EXPECT_EQ(architecture("AMD Instinct MI300X"), "gfx942!");
+    EXPECT_EQ(architecture("AMD Instinct MI250X"), "gfx90a!");
+    EXPECT_EQ(architecture("AMD Instinct MI355X"), "gfx950!");
+    EXPECT_EQ(architecture("AMD Radeon RX 7900 XTX"), "!");
+    EXPECT_EQ(architecture("NVIDIA H200"), "");
+}
+
 /// Rows of one name follow each other without a gap, so a check never vanishes between two releases.
 TEST(Rules, RowsOfOneNameFollowEachOther) {
     std::map<std::string, Version> until;
-    for (const Rule& rule : rules()) {
+    std::vector<Rule> all(rules().begin(), rules().end());
+    for (const Rule& rule : rocm_rules()) {
+        if (std::string(rule.name).substr(0, 5) == "rocm-") all.push_back(rule);
+    }
+    for (const Rule& rule : all) {
         EXPECT_LT(rule.from, rule.until) << rule.name;
         if (until.count(rule.name) > 0) {
             EXPECT_EQ(until[rule.name], rule.from) << rule.name;
