@@ -31,7 +31,8 @@ struct Refused {
 /// The message names the option, what was expected, and what came.
 TEST_F(WhichCallTest, names_the_option_that_is_wrong) {
     const char* version = "expected a version like 2.11 or 2.5.1, got";
-    const char* gpu = "expected a compute capability (9.0, sm90) or a GPU that tessera list knows, got";
+    const char* gpu =
+        "expected a compute capability (9.0, sm90) or a GPU that tessera list knows, or one of AMD's (gfx942), got";
     const char* shape = "expected BATCH,HEADS,LEN,DIM of q, then /k and /v where they differ, got";
     const char* number = "expected a whole number from 0 to 2^63 - 1, got";
     const char* list = "expected values with commas between them, got";
