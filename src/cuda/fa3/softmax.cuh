@@ -220,7 +220,7 @@ struct Exponentials {
     std::uint32_t (&p)[kCount / 8][4];
     const float (&subtract)[2];
     float scale_log2;
-    int never;
+    ptx::IssueOrder order;
     const Extra& extra;
     int first_key;
     float parts[2][2];  // two partial sums a row: short chains, and small rounding errors over long rows
@@ -260,19 +260,19 @@ struct Exponentials {
         if constexpr (kPart > 0) sum_and_pack<kPart - 1>();
         if constexpr (kPart == kChunks - 1) beside();
         if constexpr (kPart < kChunks) {
-            ptx::order_fence<kPart>(never);
+            order.template fence<kPart>();
             run<kPart + 1>(beside);
         }
     }
 };
 
 /// Scores [2 rows][kCount / 2 columns] of this thread, from `first_key` on, become weights in p, and their sums are
-/// added to the rows'. `never`: 0, of which the compiler knows nothing.
+/// added to the rows'. `beside`() is done in the shadow of the last ones.
 template <class T, int kCount, class Extra, class Beside>
 __device__ __forceinline__ void exponentiate(float (&scores)[kCount], std::uint32_t (&p)[kCount / 8][4],
-                                             OnlineSoftmax<T>& rows, float scale_log2, int never, const Extra& extra,
-                                             int first_key, const Beside& beside) {
-    Exponentials<T, kCount, Extra> exponentials{scores, p, rows.subtract, scale_log2, never, extra, first_key};
+                                             OnlineSoftmax<T>& rows, float scale_log2, ptx::IssueOrder order,
+                                             const Extra& extra, int first_key, const Beside& beside) {
+    Exponentials<T, kCount, Extra> exponentials{scores, p, rows.subtract, scale_log2, order, extra, first_key};
     exponentials.template run<0>(beside);
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] += exponentials.parts[r][0] + exponentials.parts[r][1];
