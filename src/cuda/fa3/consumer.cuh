@@ -170,8 +170,9 @@ __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const WorkTile
                               rows.inverse_sum(1) * launch.params.keep_scale};
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) products.o[i] *= inverse[row_of(i)];
-    if (dirty) restore_lost<T, kConfig>(products.o, launch.params, tile, row_in_tile(), lane());
-    store_lse(launch.params, tile, rows, row_in_tile(), lane());
+    const ThreadRows own(tile, launch.stack, row_in_tile());
+    if (dirty) restore_lost<T, kConfig>(products.o, launch.params, tile, own, lane());
+    store_lse(launch.params, tile, rows, own, lane());
     output.template store<T>(products.o, launch, tile, borrow_output(more), row_in_tile(), lane());
     if (launch.o_rest.data != nullptr) store_rest<T>(products.o, launch, tile, row_in_tile(), lane());
 }

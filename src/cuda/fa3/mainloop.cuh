@@ -67,9 +67,10 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_blocks(const Work
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const WorkTile& tile, const KeyBlocks& blocks) {
     const int first_key = blocks.n * kConfig.block_kv;
-    if (blocks.partial) apply_mask(products.s, tile, row_in_tile(), first_key, lane());
+    const ThreadRows own(tile, launch.stack, row_in_tile());
+    if (blocks.partial) apply_mask(products.s, tile, own.query, first_key, lane());
     float factor[2];
-    rows.rescale(products.s, tile, row_in_tile(), first_key, launch.scale_log2, launch.unscale, factor);
+    rows.rescale(products.s, tile, own.query, first_key, launch.scale_log2, launch.unscale, factor);
     if (!kSettleUnderProducts) rows.settle(launch.unscale);
     if (blocks.n != tile.n_end - 1) {
 #pragma unroll
