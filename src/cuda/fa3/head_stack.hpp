@@ -31,7 +31,7 @@ inline std::int64_t tiles_of(const Problem& p, int block_q, HeadStack stack) {
 /// rows fill their tiles without. Not where scores depend on their head (ALiBi, dropout).
 inline HeadStack stack_of(const Problem& p) {
     const Config c = config_of(p);
-    if (c.scores == Scores::general) return {};
+    if (c.scores != Scores::plain && c.scores != Scores::capped) return {};
     HeadStack stack;
     while (2 * stack.heads() <= kMostStacked && p.group() % (2 * stack.heads()) == 0) ++stack.shift;
     return 10 * tiles_of(p, c.block_q(), stack) <= 9 * tiles_of(p, c.block_q(), {}) ? stack : HeadStack{};

@@ -33,7 +33,8 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     const TensorShapes shapes(p);
     Launch launch{};
     launch.params = params;
-    launch.scale_log2 = c.scores == Scores::general ? kLog2E : params.scale * kLog2E;
+    const bool scaled = c.scores == Scores::alibi || c.scores == Scores::general;  // before the softmax (extras.cuh)
+    launch.scale_log2 = scaled ? kLog2E : params.scale * kLog2E;
     launch.unscale = 1 / launch.scale_log2;
     if (c.scores == Scores::capped) launch.cap = cap_of(p.softcap, params.scale);
     launch.o_rest = o_rest;

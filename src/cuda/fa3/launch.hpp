@@ -15,10 +15,10 @@ namespace tessera::cuda::fa3 {
 /// What the kernel is launched with.
 struct Launch {
     ForwardParams params;
-    CUtensorMap q, k, v, o;     ///< q and o: of heads (tensor_map_of_heads)
-    float scale_log2;           ///< of Q K^T to scores in units of log2; in general shapes, of scores to that
-    float unscale;              ///< 1 / scale_log2
-    Cap cap;                    ///< in shapes with a softcap
+    CUtensorMap q, k, v, o;  ///< q and o: of heads (tensor_map_of_heads)
+    float scale_log2;  ///< of Q K^T to scores in units of log2; with ALiBi and in general shapes, of scores to that
+    float unscale;     ///< 1 / scale_log2
+    Cap cap;           ///< in shapes with a softcap
     bool store_by_copy_engine;  ///< O has a tensor map
     HeadStack stack;            ///< of a tile
     TileOrder order;            ///< of tiles; of a ragged call, of those of all members

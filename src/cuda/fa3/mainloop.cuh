@@ -3,9 +3,9 @@
 // The main loop of a consumer warpgroup: S = Q K^T, online softmax, O += P V over the blocks of keys of its tiles, in
 // the order in which they overlap (FlashAttention-3 paper, Algorithm 2):
 //
-//     tensor cores    | S(n)   O += P V(n + 1) | the other one's           | S(n - 1)   O += P V(n) |
-//     this warpgroup  | limits of the maxima   | max S(n), P = exp2(S - m) | ...                    |
-//     the other one   | max S, P = exp2(S - m) | S      O += P V           | max S, P = exp2(S - m) |
+//     tensor cores    | S(n)   O += P V(n + 1)  | the other one's       | S(n - 1)   O += P V(n)  |
+//     this warpgroup  | waits | max S(n)        | P = exp2(S(n) - m)    | waits | max S(n - 1)    |
+//     the other one   | P = exp2(S - m)         | S      O += P V       | P = exp2(S - m)         |
 #pragma once
 
 #include "cuda/fa3/consumer.cuh"
@@ -26,6 +26,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         if (!more) break;
         release_k();
         const bool last_is_partial = multiply_blocks(tiles[tile]);
+
+        // The end of this tile, and the beginning of the next.
         start_last_output(last_is_partial);
         const WorkTile& own = leave_ring(tiles, tile);
         tile = next_tile(tiles);
@@ -84,9 +86,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const Wor
 /// the tile's last (false).
 template <class T, Config kConfig>
 __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlocks& blocks, const Extra& extra) {
-    bool care = false;
 #pragma unroll 1
-    while (!care) {
+    while (true) {
         // P = exp2(S - m), beside the other warpgroup's products: none of this one's runs.
         Operands next;
         exponentiate(products.s, products.p, rows, launch.scale_log2, order, extra, blocks.n * kConfig.block_kv,
@@ -102,14 +103,15 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlo
         release_k();
         blocks.advance();
 
-        // The maximum of S: where the assembler leaves it here, beside P V. A cap only lowers the scores over 0 that
-        // are looked at.
-        if constexpr (kConfig.scores != Scores::general) care = rows.needs_rescale(products.s) | blocks.partial;
+        // The maximum of S, beside P V. The way out stands before the wait, or the assembler would wait first: it moves
+        // a wait in front of arithmetic, but not out of its basic block.
+        extra.transform(products.s, blocks.n * kConfig.block_kv);
+        if (rows.needs_rescale(products.s) | blocks.partial) break;
         products.wait_output();
         release_v();
-        extra.transform(products.s, blocks.n * kConfig.block_kv);
-        if constexpr (kConfig.scores == Scores::general) care = rows.needs_rescale(products.s) | blocks.partial;
     }
+    products.wait_output();
+    release_v();
     return true;
 }
 
