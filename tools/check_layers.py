@@ -69,6 +69,7 @@ LAYER_OF = {
     "src/cuda/fa3/shapes.": "cuda/shapes",
     "src/cuda/fa3/cap.": "cuda/shapes",
     "src/cuda/fa3/tile_order.": "cuda/shapes",
+    "src/cuda/fa3/head_stack.": "cuda/shapes",
     "src/cuda/fa3/backward/config.": "cuda/shapes",
     "src/cuda/fa3/backward/shapes.": "cuda/shapes",
     "src/cuda/fa3/backward/order.": "cuda/shapes",

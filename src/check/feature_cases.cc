@@ -73,6 +73,17 @@ void set_mask(Feature feature, Case& c, const Numbers& numbers) {
     if (feature == Feature::all_but_bias) p.mask.causal = Causal::bottom_right;
 }
 
+/// Groups of 2 to 16 heads, under the masks that a step of decoding or a part of a prompt has.
+void set_stacked_heads(Case& c, const Numbers& numbers, bool wide) {
+    Problem& p = c.problem;
+    p.heads_kv = wide ? 2 : 1;
+    p.heads_q = p.heads_kv << numbers.between(50, 1, wide ? 3 : 2);
+    const std::int64_t kind = numbers.between(51, 0, 3);
+    if (kind != 0) p.mask.causal = Causal::bottom_right;
+    if (kind == 1) p.mask.window_left = p.len_kv - 1 - numbers.between(52, 0, 40);
+    if (kind == 2) set_ragged(c, numbers);
+}
+
 void set_scores(Feature feature, Case& c, const Numbers& numbers) {
     Problem& p = c.problem;
     const bool all = feature == Feature::all_but_bias;
@@ -110,11 +121,13 @@ Case make_case(Feature feature, DType dtype, Dims dims, Size size, std::uint64_t
     set_scores(feature, c, numbers);
     if (size == Size::tall && dims.qk + dims.v > 256) p.heads_q = p.heads_kv = 1;  // the reference takes its time
     if (feature == Feature::grouped_heads || feature == Feature::all_but_bias) p.heads_q = 3, p.heads_kv = 1;
+    if (feature == Feature::stacked_heads) set_stacked_heads(c, numbers, size != Size::tall);
     if (feature == Feature::ragged || feature == Feature::all_but_bias) set_ragged(c, numbers);
     if (feature == Feature::strided) c.layout = Layout::bhsd, p.batch = 2;
     c.dlse = feature == Feature::dlse;
     c.lse = feature != Feature::no_lse;
-    c.o_rest = is_16_bit(dtype) && numbers.between(41, 0, 1) == 0;
+    // fa3 stacks no heads for who wants the rest of O.
+    c.o_rest = is_16_bit(dtype) && feature != Feature::stacked_heads && numbers.between(41, 0, 1) == 0;
     c.threads = static_cast<int>(numbers.between(40, 1, 3));
     return c;
 }
@@ -137,6 +150,7 @@ const char* name_of(Feature feature) {
                                       "cross_lengths",
                                       "empty_rows",
                                       "grouped_heads",
+                                      "stacked_heads",
                                       "ragged",
                                       "softcap",
                                       "alibi",

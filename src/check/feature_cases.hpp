@@ -25,7 +25,8 @@ enum class Feature : std::uint8_t {
     cross_lengths,  ///< causal, with fewer queries than keys
     empty_rows,     ///< causal, with fewer keys than queries: the first queries see none
     grouped_heads,
-    ragged,  ///< members of all lengths, 0 among them
+    stacked_heads,  ///< groups of powers of two, whose heads fa3 makes rows of one tile; with masks, some ragged
+    ragged,         ///< members of all lengths, 0 among them
     softcap,
     alibi,
     dropout,
@@ -47,6 +48,7 @@ inline constexpr std::array kFeatures{
     Feature::cross_lengths,
     Feature::empty_rows,
     Feature::grouped_heads,
+    Feature::stacked_heads,
     Feature::ragged,
     Feature::softcap,
     Feature::alibi,

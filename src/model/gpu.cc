@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/stack_heads.hpp"
+#include "cuda/fa3/head_stack.hpp"
 
 namespace tessera::model {
 namespace {
@@ -174,22 +175,36 @@ void Gpu::add_launches(int launches) {
     launches_ = launches;
 }
 
-/// flash-attention stacks the query heads of a group as rows of one tile, so that K and V are read once: fa2 with one
-/// query a head (csrc/flash_attn/flash_api.cpp), fa3 while they fit a tile (hopper/heuristics.h, should_pack_gqa). What
-/// cuDNN does is not published; its times with one query a head are those of such a kernel.
-static Problem as_packed(const Problem& p, const Family& family) {
-    if (std::string_view(family.by) == "tessera" || family.pass != Pass::forward) return p;
-    if (stackable(p)) return stacked(p);
-    constexpr std::int64_t kTile = 128;       // of queries
-    constexpr std::int64_t kNoDiagonal = 64;  // so many keys a query: what a causal mask hides can be left out
-    const bool few = !p.ragged && p.len_q > 1 && p.group() > 1 && p.len_q * p.group() <= kTile &&
-                     p.len_kv >= kNoDiagonal * p.len_q && p.mask.window_left == unbounded && !p.alibi;
-    if (!few || family.schedule != Schedule::fa3 || std::string_view(family.by) == "cudnn") return p;
+/// So many keys a query that what a causal mask hides can be left out.
+constexpr std::int64_t kNoDiagonal = 64;
+
+/// `heads` query heads of a group as rows of one head.
+static Problem with_stacked(const Problem& p, std::int64_t heads) {
     Problem packed = p;
-    packed.len_q = p.len_q * p.group();
-    packed.heads_q = p.heads_kv;
+    packed.len_q = p.len_q * heads;
+    packed.heads_q = p.heads_q / heads;
     packed.mask = {};
     return packed;
+}
+
+/// flash-attention stacks the query heads of a group as rows of one tile, so that K and V are read once: fa2 with one
+/// query a head (csrc/flash_attn/flash_api.cpp), fa3 while they fit a tile (hopper/heuristics.h, should_pack_gqa); so
+/// does tessera's fa3 (cuda/fa3/head_stack.hpp). What cuDNN does is not published; its times with one query a head are
+/// those of such a kernel. Ragged calls, and rows of which a mask hides much, are predicted as they are.
+static Problem as_packed(const Problem& p, const Family& family) {
+    if (family.pass != Pass::forward || p.group() == 1) return p;
+    const std::string_view by = family.by;
+    const bool whole_rows =
+        !p.ragged && p.mask.window_left == unbounded && (p.mask.trivial() || p.len_kv >= kNoDiagonal * p.len_q);
+    if (is_ours(family)) {
+        const int heads = family.schedule == Schedule::fa3 ? cuda::fa3::stack_of(p).heads() : 1;
+        return whole_rows && heads > 1 ? with_stacked(p, heads) : p;
+    }
+    if (stackable(p)) return stacked(p);
+    constexpr std::int64_t kTile = 128;  // of queries
+    const bool few =
+        whole_rows && p.len_q > 1 && p.len_q * p.group() <= kTile && p.len_kv >= kNoDiagonal * p.len_q && !p.alibi;
+    return few && family.schedule == Schedule::fa3 && by != "cudnn" ? with_stacked(p, p.group()) : p;
 }
 
 void predict_family(const Question& question, const Family& family, Prediction& prediction) {
@@ -198,7 +213,7 @@ void predict_family(const Question& question, const Family& family, Prediction& 
     Gpu gpu(as_run, family, prediction);
     if (problem.heads_q != question.problem.heads_q)
         gpu.account.note("heads of a group", "{} queries of {} heads share a tile: K and V are read once for them",
-                         problem.len_q, question.problem.group());
+                         problem.len_q, question.problem.heads_q / problem.heads_q);
     if (question.schedule == Schedule::standard) gpu.standard();
     else if (question.schedule == Schedule::fa1 && question.pass == Pass::forward) gpu.fa1();
     else gpu.fused();

@@ -33,6 +33,10 @@ Problem dropped(Problem p) {
     p.dropout.probability = 0.1;
     return p;
 }
+Problem with_alibi(Problem p) {
+    p.alibi = true;
+    return p;
+}
 Problem biased(Problem p) {
     p.bias = true;
     return p;
@@ -63,6 +67,10 @@ TEST(CompiledShapes, fa3) {
     EXPECT_EQ(fa3_shape(capped(of_dims(72, 64))), "HeadDim128Capped");
     EXPECT_EQ(fa3_shape(capped(of_dims(192, 64))), "none");
     EXPECT_EQ(fa3_shape(capped(dropped(of_dims(64, 64)))), "HeadDim64General");
+    EXPECT_EQ(fa3_shape(with_alibi(of_dims(64, 64))), "HeadDim64Alibi");
+    EXPECT_EQ(fa3_shape(with_alibi(scaled(of_dims(128, 64), -1))), "HeadDim128Alibi") << "it scales before it adds";
+    EXPECT_EQ(fa3_shape(with_alibi(capped(of_dims(64, 64)))), "HeadDim64General");
+    EXPECT_EQ(fa3_shape(with_alibi(of_dims(192, 64))), "none");
     EXPECT_EQ(fa3_shape(dropped(of_dims(128, 64))), "HeadDim128General");
     EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), -1)), "HeadDim128General");
     EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), 1e-40)), "HeadDim128General") << "subnormal in fp32";

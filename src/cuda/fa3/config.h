@@ -9,6 +9,7 @@ namespace tessera::cuda::fa3 {
 enum class Scores {
     plain,    ///< nothing
     capped,   ///< softcap
+    alibi,    ///< ALiBi; scales of any sign
     general,  ///< softcap, ALiBi, dropout, and scales of 0 and less
 };
 
@@ -102,6 +103,25 @@ struct HeadDim128Capped {
                                     .q_stages = 2,
                                     .scores = Scores::capped};
 };
+/// With ALiBi.
+struct HeadDim64Alibi {
+    static constexpr Config kConfig{.head_dim = 64,
+                                    .head_dim_v = 64,
+                                    .block_kv = 128,
+                                    .consumers = 2,
+                                    .kv_stages = 4,
+                                    .q_stages = 2,
+                                    .scores = Scores::alibi};
+};
+struct HeadDim128Alibi {
+    static constexpr Config kConfig{.head_dim = 128,
+                                    .head_dim_v = 128,
+                                    .block_kv = 128,
+                                    .consumers = 2,
+                                    .kv_stages = 2,
+                                    .q_stages = 2,
+                                    .scores = Scores::alibi};
+};
 /// Shapes that do more to a score have shorter blocks: registers for it.
 struct HeadDim64General {
     static constexpr Config kConfig{.head_dim = 64,
@@ -121,7 +141,8 @@ struct HeadDim128General {
                                     .q_stages = 1,
                                     .scores = Scores::general};
 };
-using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256,
-                         HeadDim64Capped, HeadDim128Capped, HeadDim64General, HeadDim128General>;
+using Shapes =
+    ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64Capped,
+              HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi, HeadDim64General, HeadDim128General>;
 
 }  // namespace tessera::cuda::fa3

@@ -18,23 +18,23 @@ __device__ __forceinline__ T* element(const Rows& rows, int batch, int head, std
            column * rows.column;
 }
 
-/// Row of the tensor (ragged: over all members) of row `row` of a tile.
-__device__ __forceinline__ std::int64_t tensor_row(const WorkTile& tile, int row) {
-    return std::int64_t{tile.first_q} + tile.q_begin + row;
+/// Row of the tensor (ragged: over all members) of a query.
+__device__ __forceinline__ std::int64_t tensor_row(const WorkTile& tile, int query) {
+    return std::int64_t{tile.first_q} + query;
 }
 
 template <class T>
 __device__ __forceinline__ void store_lse(const ForwardParams& p, const WorkTile& tile, const OnlineSoftmax<T>& rows,
-                                          int row, int lane) {
+                                          const ThreadRows& own, int lane) {
     if (p.lse.data == nullptr || lane % 4 != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        if (tile.q_begin + row + 8 * r >= tile.q_end) continue;
-        *element<float>(p.lse, tile.batch, tile.head, tensor_row(tile, row + 8 * r), 0) = rows.lse(r);
+        if (own.query[r] >= tile.q_end) continue;
+        *element<float>(p.lse, tile.batch, own.head[r], tensor_row(tile, own.query[r]), 0) = rows.lse(r);
     }
 }
 
-/// What rounding takes off O, for those who keep it; o as it is rounded.
+/// What rounding takes off O, for those who keep it; o as it is rounded. Heads are not stacked then.
 template <class T, int kCount>
 __device__ __forceinline__ void store_rest(const float (&o)[kCount], const Launch& launch, const WorkTile& tile,
                                            int row, int lane) {
@@ -48,13 +48,14 @@ __device__ __forceinline__ void store_rest(const float (&o)[kCount], const Launc
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_empty_rows(const Launch& launch, const WorkTile& tile, int row, int lane) {
     const ForwardParams& p = launch.params;
-    store_lse(p, tile, OnlineSoftmax<T>{}, row, lane);
+    const ThreadRows own(tile, launch.stack, row);
+    store_lse(p, tile, OnlineSoftmax<T>{}, own, lane);
     for (int r = 0; r < 2; ++r) {
-        if (tile.q_begin + row + 8 * r >= tile.q_end) continue;
+        if (own.query[r] >= tile.q_end) continue;
         for (int column = lane % 4; column < p.head_dim_v; column += 4) {
-            *element<T>(p.o, tile.batch, tile.head, tensor_row(tile, row + 8 * r), column) = T(0.0F);
+            *element<T>(p.o, tile.batch, own.head[r], tensor_row(tile, own.query[r]), column) = T(0.0F);
             if (launch.o_rest.data != nullptr) {
-                *element<char>(launch.o_rest, tile.batch, tile.head, tensor_row(tile, row + 8 * r), column) = 0;
+                *element<char>(launch.o_rest, tile.batch, own.head[r], tensor_row(tile, own.query[r]), column) = 0;
             }
         }
     }
@@ -63,10 +64,10 @@ __device__ __forceinline__ void store_empty_rows(const Launch& launch, const Wor
 /// Adds the NaN and infinities that the guard took out of V to the rows that see them. Rare, and slow.
 template <class T, Config kConfig>
 __device__ __forceinline__ void restore_lost(float (&o)[kConfig.head_dim_v / 2], const ForwardParams& p,
-                                             const WorkTile& tile, int row, int lane) {
+                                             const WorkTile& tile, const ThreadRows& own, int lane) {
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
-        const int query = tile.q_begin + row + 8 * row_of(i);
+        const int query = own.query[row_of(i)];
         const int column = column_of(i) + 2 * (lane % 4);
         if (column >= p.head_dim_v) continue;
         const T* value = element<T>(p.v, tile.batch, tile.kv_head, tile.first_kv, column);
@@ -97,9 +98,9 @@ struct OutputStage {
                                           const WorkTile& tile, Slab (&slabs)[kSlabs], int row, int lane) const {
         const int warp_row = row - lane / 4;  // first of the warp's 16 rows in the tile
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        const bool whole = !ragged || tile.q_begin + warp_row + 16 <= tile.q_end;
+        const bool whole = !ragged || tile.q_begin + launch.stack.query(warp_row + 16) <= tile.q_end;
         if (!launch.store_by_copy_engine || !whole)
-            return this->template store_directly<T>(o, launch.params, tile, row, lane);
+            return this->template store_directly<T>(o, launch.params, tile, ThreadRows(tile, launch.stack, row), lane);
         const int slab_row = warp_row % 64;
         const int matrix_row = slab_row + lane % 8 + (lane / 8 % 2) * 8;
 #pragma unroll
@@ -112,10 +113,10 @@ struct OutputStage {
         ptx::fence_proxy_async();
         __syncwarp();
         if (lane != 0) return;
-        const int first_row = static_cast<int>(tensor_row(tile, warp_row));
+        const int first_row = static_cast<int>(tensor_row(tile, tile.q_begin + launch.stack.query(warp_row)));
 #pragma unroll
         for (int slab = 0; slab < kConfig.v_slabs(); ++slab) {
-            ptx::tma_store_4d(&slabs[slab][slab_row], launch.o, slab * kSlabColumns, first_row, tile.head,
+            ptx::tma_store_4d(&slabs[slab][slab_row], launch.o, slab * kSlabColumns, tile.head, first_row,
                               ragged ? 0 : tile.batch);
         }
         ptx::tma_store_commit();
@@ -123,13 +124,13 @@ struct OutputStage {
 
     template <class T>
     __device__ __forceinline__ void store_directly(const float (&o)[kConfig.head_dim_v / 2], const ForwardParams& p,
-                                                   const WorkTile& tile, int row, int lane) const {
+                                                   const WorkTile& tile, const ThreadRows& own, int lane) const {
 #pragma unroll
         for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
-            const int tile_row = row + 8 * row_of(i);
+            const int query = own.query[row_of(i)];
             const int column = column_of(i) + 2 * (lane % 4);
-            if (tile.q_begin + tile_row < tile.q_end && column < p.head_dim_v) {
-                *element<T>(p.o, tile.batch, tile.head, tensor_row(tile, tile_row), column) = T(o[i]);
+            if (query < tile.q_end && column < p.head_dim_v) {
+                *element<T>(p.o, tile.batch, own.head[row_of(i)], tensor_row(tile, query), column) = T(o[i]);
             }
         }
     }

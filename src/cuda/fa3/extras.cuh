@@ -4,6 +4,7 @@
 // shapes.
 #pragma once
 
+#include "cuda/fa3/softmax.cuh"
 #include "cuda/fa3/tile_scheduler.cuh"
 #include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
@@ -56,6 +57,32 @@ struct Extras<T, Scores::capped> {
     }
 };
 
+/// ALiBi: the score of a pair becomes scale * score - slope * |distance|.
+template <class T>
+struct Extras<T, Scores::alibi> {
+    float scale;
+    float slope;
+    int apart;  ///< from key 0 to the thread's first query and column, counted along the diagonal
+
+    __device__ __forceinline__ Extras(const Launch& launch, const WorkTile& tile, int row, int lane)
+        : scale(launch.params.scale), slope(ScoreInputs(launch.params, tile.batch, tile.head).slope) {
+        const Member member = member_of(launch.params, tile.batch);
+        apart = tile.q_begin + row + member.len_kv - member.len_q - 2 * (lane % 4);
+    }
+
+    template <int kCount>
+    __device__ __forceinline__ void transform(float (&scores)[kCount], int first_key) const {
+        const float first[2] = {static_cast<float>(apart - first_key), static_cast<float>(apart + 8 - first_key)};
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            const float distance = fabsf(first[row_of(i)] - static_cast<float>(column_of(i)));  // exact up to 2^24
+            scores[i] = fmaf(-slope, distance, __fmul_rn(scores[i], scale));
+        }
+    }
+    template <int kBegin, int kChunk, int kCount>
+    __device__ __forceinline__ void drop(float (&)[kCount], int) const {}
+};
+
 template <class T>
 struct Extras<T, Scores::general> {
     HeadScores<T> head;
@@ -63,9 +90,16 @@ struct Extras<T, Scores::general> {
     int lane;
 
     __device__ __forceinline__ Extras(const Launch& launch, const WorkTile& tile, int row, int own_lane)
-        : head(launch.params, member_of(launch.params, tile.batch), tile.batch, tile.head),
+        : head(launch.params, member_of(launch.params, tile.batch), tile.batch, tile.head, inputs_of(launch, tile)),
           query(tile.q_begin + row),
           lane(own_lane) {}
+
+    /// Without a bias, which this kernel refuses: no code for it.
+    __device__ __forceinline__ static ScoreInputs inputs_of(const Launch& launch, const WorkTile& tile) {
+        ScoreInputs inputs(launch.params, tile.batch, tile.head);
+        inputs.bias = nullptr;
+        return inputs;
+    }
 
     /// Products of Q and K, [2 rows][kCount / 2 columns] from `first_key` on, become scores in units of the natural
     /// logarithm.

@@ -9,6 +9,7 @@
 
 #include "cuda/device.hpp"
 #include "cuda/fa3/backward_kernels.hpp"
+#include "cuda/fa3/head_stack.hpp"
 #include "cuda/fa3/launch.hpp"
 #include "cuda/fa3/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
@@ -26,25 +27,31 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
 
 std::size_t workspace_bytes(const Plan& plan) { return uneven(plan.problem) ? Plan::kWorkspaceAlignment : 0; }
 
-Launch make_launch(const Plan& plan, const ForwardParams& params) {
+Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_rest) {
     const Problem& p = plan.problem;
     const Config c = config_of(p);
     const TensorShapes shapes(p);
     Launch launch{};
     launch.params = params;
-    launch.scale_log2 = c.scores == Scores::general ? kLog2E : params.scale * kLog2E;
+    const bool scaled = c.scores == Scores::alibi || c.scores == Scores::general;  // before the softmax (extras.cuh)
+    launch.scale_log2 = scaled ? kLog2E : params.scale * kLog2E;
     launch.unscale = 1 / launch.scale_log2;
     if (c.scores == Scores::capped) launch.cap = cap_of(p.softcap, params.scale);
-    launch.q = tensor_map(params.q, shapes.q, p.dtype, 64);
+    launch.o_rest = o_rest;
+    // Who keeps the rest of O is going to train, on rows that fill their tiles.
+    launch.stack = o_rest.data == nullptr ? stack_of(p) : HeadStack{};
+    const int stacked = launch.stack.heads();
+    launch.q = tensor_map_of_heads(params.q, shapes.q, p.dtype, stacked, 64 / stacked);
     if (p.len_kv > 0 && shapes.k.len > 0) {
         launch.k = tensor_map(params.k, shapes.k, p.dtype, c.block_kv);
         launch.v = tensor_map(params.v, shapes.v, p.dtype, c.block_kv);
     }
     launch.store_by_copy_engine = !refuse_copy_engine(params.o, shapes.o);
-    if (launch.store_by_copy_engine) launch.o = tensor_map(params.o, shapes.o, p.dtype, 16);
-    launch.order = TileOrder(static_cast<int>(query_heads(p)), static_cast<int>(query_tiles(p, c.block_q())),
-                             heads_together(p, kL2Share));
-    launch.heads_q = Divider(params.heads_q);
+    if (launch.store_by_copy_engine) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, stacked, 16 / stacked);
+    launch.order =
+        TileOrder(static_cast<int>(query_heads(p)) / stacked, static_cast<int>(query_tiles(p, c.block_q() / stacked)),
+                  std::max(heads_together(p, kL2Share) / stacked, 1));
+    launch.stacks = Divider(params.heads_q / stacked);
     launch.group = Divider(params.group);
     const Band band = p.mask.bind(p.len_q, p.len_kv);
     launch.low = static_cast<int>(band.low);
@@ -57,8 +64,7 @@ void forward(const ForwardCall& call) {
     const ForwardParams params = forward_params(call);
     if (p.rows_q() == 0 || p.heads_q == 0) return;
     const CurrentDevice current(call.plan.device);
-    Launch launch = make_launch(call.plan, params);
-    launch.o_rest = rows_of(call.args.o_rest);
+    Launch launch = make_launch(call.plan, params, rows_of(call.args.o_rest));
     launch.rest_by_vectors = takes_byte_vectors(launch.o_rest, params.head_dim_v);
     if (uneven(p)) {
         launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());

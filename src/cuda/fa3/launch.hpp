@@ -6,6 +6,7 @@
 
 #include "cuda/fa3/cap.hpp"
 #include "cuda/fa3/config.h"
+#include "cuda/fa3/head_stack.hpp"
 #include "cuda/fa3/tile_order.hpp"
 #include "cuda/tile/params.hpp"
 
@@ -14,13 +15,14 @@ namespace tessera::cuda::fa3 {
 /// What the kernel is launched with.
 struct Launch {
     ForwardParams params;
-    CUtensorMap q, k, v, o;
-    float scale_log2;           ///< of Q K^T to scores in units of log2; in general shapes, of scores to that
-    float unscale;              ///< 1 / scale_log2
-    Cap cap;                    ///< in shapes with a softcap
+    CUtensorMap q, k, v, o;  ///< q and o: of heads (tensor_map_of_heads)
+    float scale_log2;  ///< of Q K^T to scores in units of log2; with ALiBi and in general shapes, of scores to that
+    float unscale;     ///< 1 / scale_log2
+    Cap cap;           ///< in shapes with a softcap
     bool store_by_copy_engine;  ///< O has a tensor map
+    HeadStack stack;            ///< of a tile
     TileOrder order;            ///< of tiles; of a ragged call, of those of all members
-    Divider heads_q, group;     ///< query heads of a batch member; of a head of K and V
+    Divider stacks, group;      ///< stacks of heads of a batch member; query heads of a head of K and V
     int low, high;              ///< of a dense call: the band of its mask
     Rows o_rest;                ///< what rounding took off O, a byte an element; null: not wanted
     bool rest_by_vectors;       ///< 8 bytes at a time

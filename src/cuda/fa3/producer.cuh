@@ -86,9 +86,13 @@ struct Producer {
         q.wait_empty(shared.q_ring);
         ptx::Mbarrier& full = shared.q_ring.full[q.stage()];
         ptx::mbarrier_arrive_expect(full, sizeof(shared.q[0]));
-        for (int w = 0; w < kConfig.consumers; ++w) {
-            copy_in(shared.q[q.stage()][w], launch.q, tile.first_q + tile.q_begin + 64 * w, tile.head, batch, full,
-                    ptx::CacheHint::evict_first);
+        int row = tile.first_q + tile.q_begin;
+        for (int w = 0; w < kConfig.consumers; ++w, row += launch.stack.query(64)) {
+#pragma unroll
+            for (int s = 0; s < kConfig.qk_slabs(); ++s) {
+                ptx::tma_load_4d(shared.q[q.stage()][w][s], launch.q, s * kSlabColumns, tile.head, row, batch, full,
+                                 ptx::CacheHint::evict_first);
+            }
         }
         q.advance();
     }

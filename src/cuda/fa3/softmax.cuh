@@ -18,23 +18,23 @@ namespace tessera::cuda::fa3 {
 constexpr int row_of(int element) { return element / 2 % 2; }
 constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
 
-/// Scores of pairs that are not visible become -inf. `row`: the thread's first row in the tile of queries.
+/// Scores of pairs that are not visible become -inf. `query`: of the thread's rows.
 template <int kCount>
-__device__ __forceinline__ void apply_mask(float (&scores)[kCount], const WorkTile& tile, int row, int first_key,
-                                           int lane) {
-    const int shift = tile.q_begin + row - first_key - 2 * (lane % 4);  // columns are then compile-time numbers
-    const int low = shift + tile.low;
-    const int high = shift + tile.high;
-    const int end = tile.last_key - first_key - 2 * (lane % 4);
-    if (__any_sync(kAllLanes, low + 8 > 0)) {
+__device__ __forceinline__ void apply_mask(float (&scores)[kCount], const WorkTile& tile, const int (&query)[2],
+                                           int first_key, int lane) {
+    const int key = first_key + 2 * (lane % 4);  // relative to it, columns are compile-time numbers
+    const int first[2] = {query[0] + tile.low - key, query[1] + tile.low - key};
+    const int last[2] = {min(query[0] + tile.high, tile.last_key) - key,
+                         min(query[1] + tile.high, tile.last_key) - key};
+    if (__any_sync(kAllLanes, first[1] > 0)) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            if (column_of(i) < low + 8 * row_of(i)) scores[i] = -INFINITY;
+            if (column_of(i) < first[row_of(i)]) scores[i] = -INFINITY;
         }
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-        if (column_of(i) > min(high + 8 * row_of(i), end)) scores[i] = -INFINITY;
+        if (column_of(i) > last[row_of(i)]) scores[i] = -INFINITY;
     }
 }
 
@@ -66,10 +66,10 @@ struct OnlineSoftmax {
 
     /// The online softmax: brings the maxima up to those of a block, where it takes that, and l to them; O has to be
     /// multiplied by `factor`. The block
-    /// begins at `first_key`; `row`: the thread's first in the tile.
+    /// begins at `first_key`; `query`: of the thread's rows.
     template <int kCount>
-    __device__ __forceinline__ void rescale(float (&scores)[kCount], const WorkTile& tile, int row, int first_key,
-                                            float scale_log2, float unscale, float (&factor)[2]);
+    __device__ __forceinline__ void rescale(float (&scores)[kCount], const WorkTile& tile, const int (&query)[2],
+                                            int first_key, float scale_log2, float unscale, float (&factor)[2]);
 
     /// The second half of rescale(), which nothing waits for before the next needs_rescale(): how far over their maxima
     /// later scores may be. To be called under a product.
@@ -150,9 +150,9 @@ __device__ __forceinline__ float near_maximum(const float (&largest)[kPartsOfThr
 
 template <class T>
 template <int kCount>
-__device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount], const WorkTile& tile, int row,
-                                                          int first_key, float scale_log2, float unscale,
-                                                          float (&factor)[2]) {
+__device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount], const WorkTile& tile,
+                                                          const int (&query)[2], int first_key, float scale_log2,
+                                                          float unscale, float (&factor)[2]) {
     float largest[2][kPartsOfThread];
     largest_of_parts(scores, largest);
     // Both rows at each step, and no branches between: a shuffle takes as long as 25 instructions.
@@ -175,9 +175,8 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
         sum[r] *= factor[r];
         subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kHeadroom<T>;
         // Of a block that the row sees a part of, the rest is taken to be like that part.
-        const int query = tile.q_begin + row + 8 * r;
-        const int begin = ::max(query + tile.low - first_key, 0);
-        const int end = ::min(::min(query + tile.high, tile.last_key) + 1 - first_key, 2 * kCount);
+        const int begin = ::max(query[r] + tile.low - first_key, 0);
+        const int end = ::min(::min(query[r] + tile.high, tile.last_key) + 1 - first_key, 2 * kCount);
         const float more = __fdividef(1.5F * kCount, static_cast<float>(end - begin));
         near[r] = first ? near_maximum(largest[r], finite_max(r), scale_log2) * more : -1.0F;
     }
@@ -220,7 +219,7 @@ struct Exponentials {
     std::uint32_t (&p)[kCount / 8][4];
     const float (&subtract)[2];
     float scale_log2;
-    int never;
+    ptx::IssueOrder order;
     const Extra& extra;
     int first_key;
     float parts[2][2];  // two partial sums a row: short chains, and small rounding errors over long rows
@@ -260,19 +259,19 @@ struct Exponentials {
         if constexpr (kPart > 0) sum_and_pack<kPart - 1>();
         if constexpr (kPart == kChunks - 1) beside();
         if constexpr (kPart < kChunks) {
-            ptx::order_fence<kPart>(never);
+            order.template fence<kPart>();
             run<kPart + 1>(beside);
         }
     }
 };
 
 /// Scores [2 rows][kCount / 2 columns] of this thread, from `first_key` on, become weights in p, and their sums are
-/// added to the rows'. `never`: 0, of which the compiler knows nothing.
+/// added to the rows'. `beside`() is done in the shadow of the last ones.
 template <class T, int kCount, class Extra, class Beside>
 __device__ __forceinline__ void exponentiate(float (&scores)[kCount], std::uint32_t (&p)[kCount / 8][4],
-                                             OnlineSoftmax<T>& rows, float scale_log2, int never, const Extra& extra,
-                                             int first_key, const Beside& beside) {
-    Exponentials<T, kCount, Extra> exponentials{scores, p, rows.subtract, scale_log2, never, extra, first_key};
+                                             OnlineSoftmax<T>& rows, float scale_log2, ptx::IssueOrder order,
+                                             const Extra& extra, int first_key, const Beside& beside) {
+    Exponentials<T, kCount, Extra> exponentials{scores, p, rows.subtract, scale_log2, order, extra, first_key};
     exponentials.template run<0>(beside);
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] += exponentials.parts[r][0] + exponentials.parts[r][1];

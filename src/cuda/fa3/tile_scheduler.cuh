@@ -13,7 +13,7 @@ namespace tessera::cuda::fa3 {
 /// One tile of queries of one head, and the K/V blocks that it needs. 32 bits are enough: the kernel refuses longer
 /// tensors, and registers are short.
 struct WorkTile {
-    int batch, head, kv_head;
+    int batch, head, kv_head;  ///< head: the first one of those that are stacked
     int first_q, first_kv;     ///< rows where a ragged member begins
     int q_begin, q_end;        ///< queries; none past the end of a ragged member
     int n_begin, n_end;        ///< blocks of keys, taken from the last to the first
@@ -27,24 +27,36 @@ struct WorkTile {
     __device__ __forceinline__ bool partial(int n) const { return n < full_begin || n >= full_end; }
 };
 
-/// The tile of a place in the order of the work.
+/// The two rows of a tile that a thread of a consumer holds (ptx/wgmma.cuh).
+struct ThreadRows {
+    int query[2];
+    int head[2];
+
+    /// `row`: the first one, in the tile.
+    __device__ __forceinline__ ThreadRows(const WorkTile& tile, HeadStack stack, int row)
+        : query{tile.q_begin + stack.query(row), tile.q_begin + stack.query(row + 8)},
+          head{tile.head + stack.head(row), tile.head + stack.head(row + 8)} {}
+};
+
+/// The tile of a place in the order of the work; kBlockQ: its rows.
 template <int kBlockQ, int kBlockKv>
 __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     const ForwardParams& p = launch.params;
     const TilePlace place = launch.order[index];
     WorkTile tile;
     int block = place.block;
+    const int queries = launch.stack.query(kBlockQ);
     Member member{0, 0, p.len_q, p.len_kv};
     tile.low = launch.low;
     tile.high = launch.high;
     if (p.cu_seqlens_q == nullptr) {
-        tile.batch = launch.heads_q.quotient(place.head);
-        tile.head = place.head - tile.batch * launch.heads_q.divisor();
+        tile.batch = launch.stacks.quotient(place.head);
+        tile.head = (place.head - tile.batch * launch.stacks.divisor()) << launch.stack.shift;
     } else {
-        const QueryTile of = ragged_tile(p, place.block, kBlockQ);
+        const QueryTile of = ragged_tile(p, place.block, queries);
         block = of.block;
         tile.batch = of.batch;
-        tile.head = place.head;
+        tile.head = place.head << launch.stack.shift;
         member = member_of(p, tile.batch);
         const Band band = p.mask.bind(member.len_q, member.len_kv);
         tile.low = static_cast<int>(band.low);
@@ -53,8 +65,8 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     tile.kv_head = launch.group.quotient(tile.head);
     tile.first_q = static_cast<int>(member.first_q);
     tile.first_kv = static_cast<int>(member.first_kv);
-    tile.q_begin = block * kBlockQ;
-    tile.q_end = min(tile.q_begin + kBlockQ, member.len_q);
+    tile.q_begin = block * queries;
+    tile.q_end = min(tile.q_begin + queries, member.len_q);
     tile.exists = tile.q_begin < tile.q_end;
     tile.last_key = member.len_kv - 1;
     // Blocks of keys that no query of the tile sees are skipped: under a causal mask, those past its last query.

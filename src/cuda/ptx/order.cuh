@@ -5,14 +5,25 @@
 
 namespace tessera::cuda::ptx {
 
-/// exit, if `never` is kPlace + 1, which the caller sees to that it never is. The assembler moves no instruction across
-/// a way out of the kernel: what stands before it is issued before what stands behind it. (Its own order puts long runs
-/// of ex2 together, and leaves the issue slots between them empty.) Each kPlace of a loop has its own number, or the
-/// second of two would be dropped as settled by the first.
-template <int kPlace>
-__device__ __forceinline__ void order_fence(int never) {
-    asm volatile("{\n.reg .pred out;\nsetp.eq.s32 out, %0, %1;\n@out exit;\n}\n" ::"r"(never), "n"(kPlace + 1)
-                 : "memory");
-}
+/// Places that the assembler moves no instruction across: what stands before one is issued before what stands behind
+/// it. (Its own order puts long runs of ex2 together, and leaves the issue slots between them empty.) Each place is a
+/// way out of the kernel that is never taken, which only the caller knows.
+class IssueOrder {
+ public:
+    /// `count`: a number of 0 or more, of which the compiler knows nothing.
+    __device__ __forceinline__ explicit IssueOrder(int count) : zero_(min(count, 0)) {}
+
+    /// A place: exit, if 0 is kPlace + 1. Each kPlace of a loop has its own number, or the second of two would be
+    /// dropped as settled by the first.
+    template <int kPlace>
+    __device__ __forceinline__ void fence() const {
+        static_assert(kPlace >= 0);
+        asm volatile("{\n.reg .pred out;\nsetp.eq.s32 out, %0, %1;\n@out exit;\n}\n" ::"r"(zero_), "n"(kPlace + 1)
+                     : "memory");
+    }
+
+ private:
+    int zero_;
+};
 
 }  // namespace tessera::cuda::ptx

@@ -62,13 +62,23 @@ std::optional<std::string> refuse_copy_engine(const Rows& rows, const RowsShape&
     return std::nullopt;
 }
 
-CUtensorMap tensor_map(const Rows& rows, const RowsShape& shape, DType dtype, int box_rows) {
-    const std::array<cuuint64_t, 4> sizes{static_cast<cuuint64_t>(shape.dim), static_cast<cuuint64_t>(shape.len),
-                                          static_cast<cuuint64_t>(shape.heads), static_cast<cuuint64_t>(shape.batch)};
-    const std::array<cuuint64_t, 3> strides{static_cast<cuuint64_t>(stride_bytes(rows.row, shape.len)),
-                                            static_cast<cuuint64_t>(stride_bytes(rows.head, shape.heads)),
-                                            static_cast<cuuint64_t>(stride_bytes(rows.batch, shape.batch))};
-    const std::array<cuuint32_t, 4> box{kBoxColumns, static_cast<cuuint32_t>(box_rows), 1, 1};
+namespace {
+
+/// One dimension of a tensor map behind the columns.
+struct Rank {
+    std::int64_t size, stride;
+    int box;
+};
+
+CUtensorMap encode(const Rows& rows, std::int64_t columns, DType dtype, const std::array<Rank, 3>& ranks) {
+    std::array<cuuint64_t, 4> sizes{static_cast<cuuint64_t>(columns)};
+    std::array<cuuint64_t, 3> strides{};
+    std::array<cuuint32_t, 4> box{kBoxColumns};
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+        sizes[i + 1] = static_cast<cuuint64_t>(ranks[i].size);
+        strides[i] = static_cast<cuuint64_t>(stride_bytes(ranks[i].stride, ranks[i].size));
+        box[i + 1] = static_cast<cuuint32_t>(ranks[i].box);
+    }
     const std::array<cuuint32_t, 4> steps{1, 1, 1, 1};
     CUtensorMap map{};
     const CUresult status = encode_function()(
@@ -80,6 +90,19 @@ CUtensorMap tensor_map(const Rows& rows, const RowsShape& shape, DType dtype, in
                     fmt::format("cuTensorMapEncodeTiled failed with status {}", static_cast<int>(status)));
     }
     return map;
+}
+
+}  // namespace
+
+CUtensorMap tensor_map(const Rows& rows, const RowsShape& shape, DType dtype, int box_rows) {
+    return encode(rows, shape.dim, dtype,
+                  {{{shape.len, rows.row, box_rows}, {shape.heads, rows.head, 1}, {shape.batch, rows.batch, 1}}});
+}
+
+CUtensorMap tensor_map_of_heads(const Rows& rows, const RowsShape& shape, DType dtype, int box_heads, int box_rows) {
+    return encode(
+        rows, shape.dim, dtype,
+        {{{shape.heads, rows.head, box_heads}, {shape.len, rows.row, box_rows}, {shape.batch, rows.batch, 1}}});
 }
 
 }  // namespace tessera::cuda

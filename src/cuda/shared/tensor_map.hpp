@@ -31,6 +31,10 @@ std::optional<std::string> refuse_copy_engine(const Rows& rows, const RowsShape&
 /// Throws Error(internal) when the driver does not make the map.
 CUtensorMap tensor_map(const Rows& rows, const RowsShape& shape, DType dtype, int box_rows);
 
+/// The same of coordinates (dim, heads, len, batch): the box is 64 columns x `box_heads` heads x `box_rows` rows, and
+/// the heads of a row lie together in it.
+CUtensorMap tensor_map_of_heads(const Rows& rows, const RowsShape& shape, DType dtype, int box_heads, int box_rows);
+
 /// Shapes of a call's tensors as the copy engine sees them; dO has that of O.
 struct TensorShapes {
     RowsShape q, k, v, o;

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two products of attention on Hopper's tensor cores, S = Q K^T and O += P V, as one warpgroup starts them, goes on
+// beside them, and waits for them.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/slab.cuh"
+
+namespace tessera::cuda {
+
+/// The same value in all lanes, known to the compiler as such: the lower half of a descriptor, which holds the address,
+/// then lives in a uniform register, and nothing stands between two products.
+__device__ __forceinline__ std::uint64_t uniform(std::uint64_t descriptor) {
+    const std::uint32_t low = __shfl_sync(0xFFFFFFFF, static_cast<std::uint32_t>(descriptor), 0);
+    return descriptor >> 32 << 32 | low;
+}
+
+/// 64 queries of a warpgroup and their operands in registers, in wgmma's layout (ptx/wgmma.cuh). Products run in the
+/// order in which they are started. From the start of one to the wait for it, what it reads and writes belongs to it:
+/// S to the scores, O and P to the output.
+template <class T, int kBlockKv, int kHeadDim, int kHeadDimV>
+struct Products {
+    float s[kBlockKv / 2];              ///< scores, then weights: [64][kBlockKv] of the warpgroup
+    std::uint32_t p[kBlockKv / 16][4];  ///< weights in 16 bits: [64][kBlockKv]
+    float o[kHeadDimV / 2];             ///< [64][kHeadDimV]
+
+    /// Starts S = Q K^T. `q`, `k`: [64][kHeadDim] and [kBlockKv][kHeadDim] in slabs (row_descriptor).
+    __device__ __forceinline__ void start_scores(std::uint64_t q, std::uint64_t k) {
+        constexpr int kQSlab = 64 * kSlabRowBytes >> 4;
+        constexpr int kKSlab = kBlockKv * kSlabRowBytes >> 4;
+        ptx::keep_in_place(s);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int column = 0; column < kHeadDim; column += 16) {
+            const int slab = column / kSlabColumns;
+            const int step = column % kSlabColumns / 16 * kStepColumns;
+            ptx::wgmma_ss<kBlockKv, T>(s, q + slab * kQSlab + step, k + slab * kKSlab + step, column > 0);
+        }
+        ptx::wgmma_commit();
+    }
+    /// Starts O += P V. `v`: [kBlockKv][kHeadDimV] in slabs (column_descriptor).
+    __device__ __forceinline__ void start_output(std::uint64_t v) {
+        ptx::keep_in_place(o);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kBlockKv / 16; ++step) {
+            ptx::wgmma_rs<kHeadDimV, T>(o, p[step], v + step * kStepRows, true);
+        }
+        ptx::wgmma_commit();
+    }
+
+    /// S is there, and no product runs.
+    __device__ __forceinline__ void wait_scores() {
+        ptx::wgmma_wait<0>();
+        ptx::keep_in_place(s);
+    }
+    /// S is there. The output, started behind it, runs on.
+    __device__ __forceinline__ void wait_scores_beside_output() {
+        ptx::wgmma_wait<1>();
+        ptx::keep_in_place(s);
+    }
+    /// O is there, P is free, and no product runs.
+    __device__ __forceinline__ void wait_output() {
+        ptx::wgmma_wait<0>();
+        ptx::keep_in_place(o);
+        ptx::keep_in_place(p);
+    }
+    /// O is there, P is free. The scores, started behind it, run on.
+    __device__ __forceinline__ void wait_output_beside_scores() {
+        ptx::wgmma_wait<1>();
+        ptx::keep_in_place(o);
+        ptx::keep_in_place(p);
+    }
+};
+
+}  // namespace tessera::cuda
