@@ -214,3 +214,22 @@ def test_rows_that_fa3_cannot_read():
     want, _ = reference.attention(*slices)
     for a, b in zip(torch.autograd.grad(o.sum(), slices), torch.autograd.grad(want.sum(), slices)):
         reference.expect_close(a, b, LIMIT, "gradient")
+
+
+@on_cuda
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_the_core_api_gives_it_and_takes_it(layout):
+    q, k, v = (t.detach() for t in inputs(heads_q=4, heads_kv=2, len_q=320, len_kv=320))
+    if layout == "bhsd":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    do = torch.randn_like(q)
+    o, lse, o_rest = tessera.attention(q, k, v, causal="top-left", layout=layout, return_lse=True, return_o_rest=True)
+    assert o_rest.dtype == torch.int8 and o_rest.shape == o.shape
+    want = torch.ops.tessera.plain_with_rest.default(q, k, v, 2, -1, -1, None, layout == "bhsd")
+    assert all(torch.equal(a, b) for a, b in zip((o, lse, o_rest), want))
+    scores = dict(causal="top-left", layout=layout)
+    got = tessera.attention_backward(do, q, k, v, o, lse, o_rest=o_rest, **scores)
+    want = torch.ops.tessera.plain_backward.default(do, q, k, v, o, lse, o_rest, 2, -1, -1, None, layout == "bhsd")
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+    for a, b in zip(got, tessera.attention_backward(do, q, k, v, o, lse, **scores)):
+        reference.expect_close(a, b, LIMIT, "gradient")
