@@ -2,7 +2,7 @@
 """torch.nn.functional.scaled_dot_product_attention, and PyTorch's own function running on tessera."""
 import torch
 
-from . import _attention, _library, _operators
+from . import _attention, _dropout_weights, _library, _operators
 
 _BLOCKED = float("-inf")
 
@@ -110,13 +110,15 @@ def _flash_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout
 
 def _flash_for_cuda(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
     """aten::_scaled_dot_product_flash_attention. In the place of PyTorch's state of its generator stands our seed, in
-    host memory, drawn from the generator of the CPU."""
-    if return_debug_mask:
-        raise NotImplementedError("return_debug_mask: tessera gives none to PyTorch's SDPA, expected False")
+    host memory, drawn from the generator of the CPU. The debug mask: _dropout_weights.py."""
     seed = _attention.seed_tensor(None, dropout_p)
     o, lse = _forward(query, key, value, None, seed, is_causal, scale, dropout_p)
-    none = query.new_empty(0)
-    return o, lse, None, None, query.shape[2], key.shape[2], none if seed is None else seed, none, none
+    none = debug_mask = query.new_empty(0)
+    if return_debug_mask and seed is not None:
+        rows = (t.transpose(1, 2) for t in (query, key, value))
+        debug_mask = _dropout_weights.signed_weights((*rows, *(None,) * 4, seed, -1, -1, 2 if is_causal else 0, -1, -1,
+                                                      scale, 0.0, dropout_p, None))
+    return o, lse, None, None, query.shape[2], key.shape[2], none if seed is None else seed, none, debug_mask
 
 
 def _flash_for_cuda_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
