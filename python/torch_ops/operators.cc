@@ -125,15 +125,15 @@ Backward backward_op(const Tensor d_o, const OptionalTensor dlse, const Tensor q
     });
 }
 
-/// The same of what most calls have: PyTorch takes as long for an argument that is left out as for one that is there.
+/// The same of what most calls have: PyTorch takes as long for a None as for a tensor.
 struct PlainInputs {
     OptionalTensor none{};
     Inputs in;
     PlainInputs(const Tensor& q, const Tensor& k, const Tensor& v) : in{q, k, v, none, none, none, none, none} {}
 };
 
-Settings plain_settings(std::int64_t causal, std::int64_t window_left, std::int64_t window_right,
-                        std::optional<double> scale, bool heads_first) {
+Settings plain_settings(std::int64_t causal, bool heads_first, std::optional<double> scale, std::int64_t window_left,
+                        std::int64_t window_right) {
     return {.causal = causal,
             .window_left = window_left,
             .window_right = window_right,
@@ -141,30 +141,29 @@ Settings plain_settings(std::int64_t causal, std::int64_t window_left, std::int6
             .heads_first = heads_first};
 }
 
-Forward plain_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, std::int64_t window_left,
-                 std::int64_t window_right, std::optional<double> scale, bool heads_first) {
+Forward plain_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, bool heads_first,
+                 std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
     return with_torch_errors([&] {
         return run_forward(PlainInputs(q, k, v).in,
-                           plain_settings(causal, window_left, window_right, scale, heads_first));
+                           plain_settings(causal, heads_first, scale, window_left, window_right));
     });
 }
 
-WithRest plain_with_rest_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal,
-                            std::int64_t window_left, std::int64_t window_right, std::optional<double> scale,
-                            bool heads_first) {
+WithRest plain_with_rest_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, bool heads_first,
+                            std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
     return with_torch_errors([&] {
         return run_forward_with_rest(PlainInputs(q, k, v).in,
-                                     plain_settings(causal, window_left, window_right, scale, heads_first));
+                                     plain_settings(causal, heads_first, scale, window_left, window_right));
     });
 }
 
 WithRest plain_backward_op(const Tensor d_o, const Tensor q, const Tensor k, const Tensor v, const Tensor o,
-                           const Tensor lse, const OptionalTensor o_rest, std::int64_t causal, std::int64_t window_left,
-                           std::int64_t window_right, std::optional<double> scale, bool heads_first) {
+                           const Tensor lse, const OptionalTensor o_rest, std::int64_t causal, bool heads_first,
+                           std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
     return with_torch_errors([&]() -> WithRest {
         const PlainInputs inputs(q, k, v);
         Gradients found = run_backward(d_o, inputs.none, inputs.in, o, lse, o_rest,
-                                       plain_settings(causal, window_left, window_right, scale, heads_first), false);
+                                       plain_settings(causal, heads_first, scale, window_left, window_right), false);
         return {std::move(found.dq), std::move(found.dk), std::move(found.dv)};
     });
 }

@@ -47,14 +47,14 @@ def run(q, k, v, bias, *rest):
         if not _needs_gradients(q, k, v, bias):
             return _call(q, k, v, bias, rest)
         if _operators.is_plain(bias, rest):
-            return _plain_eager(q, k, v, (*rest[6:10], rest[13]))
+            return _plain_eager(q, k, v, _operators.plain_settings(rest))
         return _eager(q, k, v, bias, rest)
     except (RuntimeError, AttributeError) as error:
         raise _explained(error, q, k, v) from None
 
 
 def run_plain(q, k, v, *settings):
-    """run() of the arguments of the plain operators."""
+    """run() of the arguments of the plain operators, all of them."""
     if _is_compiling() or _functorch_active():
         return run(*_operators.all_arguments(q, k, v, *settings))
     try:
@@ -168,7 +168,7 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     left, right = (-1, -1) if window is None else window_sides(window)
     causal = 0 if causal is None else causal_number(causal)
     if bias is None and alibi_slopes is None and kernel is None and softcap == 0 and dropout_p == 0:
-        o, lse = run_plain(q, k, v, causal, left, right, scale, heads_first)
+        o, lse = run_plain(q, k, v, causal, heads_first, scale, left, right)
     else:
         o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed_tensor(seed, dropout_p), -1, -1, causal, left, right,
                      scale, softcap, dropout_p, kernel_name(kernel), heads_first)

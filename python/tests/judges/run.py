@@ -20,7 +20,6 @@ import io
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import time
 
@@ -80,7 +79,8 @@ def judge_flash_attention(options):
 
 
 def judge_by_pytest(options):
-    """The suites that are pytest's, each with the plugin that puts tessera in; sample.py draws and reports."""
+    """The suites that are pytest's, each with the plugin that puts tessera in; sample.py draws and reports. Becomes
+    pytest."""
     if options.suite == "pytorch":
         plugin, tests = "pytorch_provider", [options.checkout / "test" / "test_transformers.py"]
     else:
@@ -93,7 +93,8 @@ def judge_by_pytest(options):
     if options.k:
         command += ["-k", options.k]
     path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(command, cwd=options.checkout, env={**os.environ, "PYTHONPATH": path}).returncode
+    os.chdir(options.checkout)
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # so that signals reach pytest
 
 
 if __name__ == "__main__":
