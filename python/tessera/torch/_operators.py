@@ -13,6 +13,8 @@ Arguments after q, k, v, in this order, the first five of them tensors:
 and of the plain ones, with defaults:
     causal, heads_first, scale, window_left, window_right
 """
+import contextlib
+
 import torch
 
 from . import _errors, _library
@@ -178,10 +180,9 @@ def call(q, k, v, bias, rest):
     return _forward(q, k, v, bias, *rest)
 
 
-def _once(backward):
-    """A backward whose results have no gradient. PyTorch's once_differentiable costs even where nobody asks for one."""
-    once = torch.autograd.function.once_differentiable(backward)
-    return staticmethod(lambda ctx, d_o, dlse: (once if torch.is_grad_enabled() else backward)(ctx, d_o, dlse))
+def _past_autograd():
+    """For a backward: past the Python code of no_second_derivative, unless somebody builds a graph of the gradients."""
+    return contextlib.nullcontext() if torch.is_grad_enabled() else _below_autograd()
 
 
 class EagerAttention(torch.autograd.Function):
@@ -201,10 +202,10 @@ class EagerAttention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return o, lse
 
-    @_once
+    @staticmethod
     def backward(ctx, d_o, dlse):
         try:
-            with _below_autograd():  # past the Python code of no_second_derivative
+            with _past_autograd():
                 return *gradients(_backward, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad[3]), None
         except RuntimeError as error:
             raise _errors.translated(error) from None
@@ -224,15 +225,15 @@ class PlainAttention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return results[:2]
 
-    @_once
+    @staticmethod
     def backward(ctx, d_o, dlse):
         try:
             q, k, v, *results = ctx.saved_tensors
-            if dlse is None and d_o is not None:
+            if dlse is None and d_o is not None and not torch.is_grad_enabled():
                 return *_plain_backward(d_o, q, k, v, *results, *ctx.settings), None
             whole = all_arguments(q, k, v, *ctx.settings)
             saved = *whole[:TENSORS], *results
-            with _below_autograd():
+            with _past_autograd():
                 return *gradients(_backward, saved, whole[TENSORS:], d_o, dlse, False)[:3], None
         except RuntimeError as error:
             raise _errors.translated(error) from None

@@ -6,6 +6,7 @@ from . import _attention, _dropout_weights, _library, _operators
 
 _BLOCKED = float("-inf")
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask"}
 _NONE, _BOTTOM_RIGHT, _TOP_LEFT = 0, 1, 2
 
 
@@ -45,9 +46,9 @@ def _under_autocast(*tensors):
 
 def _is_plain(query, key, value, enable_gqa):
     """Whether an eager call without mask and dropout can go to the operator as it stands."""
-    return (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)
-            and query.dim() == key.dim() == value.dim() == 4 and (enable_gqa or query.size(1) == key.size(1))
-            and not _is_any_autocast_enabled() and not _attention._is_compiling())
+    return (not _attention._is_compiling() and not _is_any_autocast_enabled()
+            and isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)
+            and query.dim() == key.dim() == value.dim() == 4 and (enable_gqa or query.size(1) == key.size(1)))
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
@@ -62,6 +63,19 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     Unlike torch's: head_dim up to 256 only; no nested tensors; dropout draws other bits. Under autocast the
         inputs are cast as torch's are.
     Raises ValueError that names the argument; tessera.Unsupported."""
+    try:
+        return _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    except ValueError as error:
+        raise _named_as_here(error) from None
+
+
+def _named_as_here(error):
+    """An error of attention(), whose q, k, v and bias have other names here."""
+    name, colon, rest = str(error).partition(":")
+    return type(error)(_NAMES.get(name, name) + colon + rest)
+
+
+def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     causal = _TOP_LEFT if is_causal else _NONE
     if attn_mask is None and dropout_p == 0 and _is_plain(query, key, value, enable_gqa):
         return _attention.run_plain(query, key, value, causal, True, scale, -1, -1)[0]
