@@ -82,8 +82,8 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     Returns ((batch, len_q, heads, head_dim), None): output_attentions only warns, as it does with "sdpa". Raises
     ValueError for s_aux (sinks) and paged caches, which are not there."""
     if output_attentions:
-        warnings.warn(f"attn_implementation=\"{NAME}\" gives no attention weights, as \"sdpa\" gives none: use \"eager\" for "
-                      "output_attentions=True", stacklevel=2)
+        warnings.warn(f"attn_implementation=\"{NAME}\" gives no attention weights, as \"sdpa\" gives none: "
+                      "use \"eager\" for output_attentions=True", stacklevel=2)
     for name, given in (("s_aux", s_aux is not None), ("cache", cache is not None)):
         if given:
             raise ValueError(f"{name}: attn_implementation=\"{NAME}\" doesn't have it; expected it to be left out")

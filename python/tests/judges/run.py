@@ -9,8 +9,8 @@
 flash-attention: a random sample of tests/test_flash_attn.py, without caches and pages, on --device (default cpu), in
 this process. flash-attention-3: of hopper/test_flash_attn.py, without what flash_attention_3.py names. pytorch: pytest
 over test/test_transformers.py with the provider active. transformers: pytest over tests/models/MODEL/test_modeling_*.py
-with tessera under the name "sdpa". These two checkouts have to fit the versions that are installed. Several processes share
-one sample by --part.
+with tessera under the name "sdpa". These two checkouts have to fit the versions that are installed. Several processes
+share one sample by --part.
 Prints what failed and why, then "N passed, N failed, N skipped"; exit status 1 when something failed.
 """
 import argparse
@@ -36,8 +36,10 @@ def arguments():
     parser.add_argument("--longest", type=int, default=2**20,
                         help="flash-attention*: draw no case with longer sequences (default: no limit)")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after so long")
-    parser.add_argument("--part", default="0/1", help="I/N runs every Nth case of the sample, from the Ith on (default: all)")
-    parser.add_argument("--models", default="llama", help="transformers: the folders below tests/models (default: llama)")
+    parser.add_argument("--part", default="0/1",
+                        help="I/N runs every Nth case of the sample, from the Ith on (default: all)")
+    parser.add_argument("--models", default="llama",
+                        help="transformers: the folders below tests/models (default: llama)")
     parser.add_argument("-k", default=None, help="pytorch, transformers: pytest's selection")
     return parser.parse_args()
 
@@ -84,9 +86,8 @@ def judge_by_pytest(options):
     if options.suite == "pytorch":
         plugin, tests = "pytorch_provider", [options.checkout / "test" / "test_transformers.py"]
     else:
-        models = options.models.split(",")
-        plugin = "transformers_sdpa"
-        tests = [t for m in models for t in sorted((options.checkout / "tests" / "models" / m).glob("test_modeling_*.py"))]
+        plugin, folder = "transformers_sdpa", options.checkout / "tests" / "models"
+        tests = [t for model in options.models.split(",") for t in sorted((folder / model).glob("test_modeling_*.py"))]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "sample", "-p", plugin, "-o", "addopts=", "--tb=short",
                "-p", "no:cacheprovider", f"--sample={options.count}", f"--sample-seed={options.seed}",
                f"--sample-part={options.part}", f"--sample-minutes={options.minutes}", *map(str, tests)]

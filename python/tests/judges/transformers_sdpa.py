@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin: what transformers calls for attn_implementation="sdpa" is tessera's attention, with sdpa's own masks."""
+"""A pytest plugin: what transformers calls for attn_implementation="sdpa" is tessera's, with sdpa's own masks."""
 import sample
 
 
