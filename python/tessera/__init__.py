@@ -16,9 +16,15 @@ from ._problem import Spec
 __all__ = ["attention", "attention_backward", "plan", "predict", "Plan", "Prediction", "Refusal", "Spec",
            "DeviceUnavailable", "Unsupported"]
 
+# What needs another package, or is seldom wanted, is imported when it is first named: tessera.torch, say.
+_MODULES = ("compat", "flash_attn", "flash_attn_3", "jax", "torch", "transformers", "which")
+
 
 def __getattr__(name):
     if name == "__version__":
         from . import _native
         return _native.library().tessera_version().decode()
+    if name in _MODULES:
+        import importlib
+        return importlib.import_module(f"tessera.{name}")
     raise AttributeError(f"module 'tessera' has no attribute {name!r}")

@@ -17,9 +17,11 @@ _READ_ONLY = 1
 _VERSION = (1, 0)
 
 NAMES = {_native.FP64: "float64", _native.FP32: "float32", _native.FP16: "float16", _native.BF16: "bfloat16",
-         _native.INT32: "int32", _native.INT64: "int64"}
+         _native.INT32: "int32", _native.INT64: "int64", _native.INT8: "int8"}
+FLOATING = (_native.FP64, _native.FP32, _native.FP16, _native.BF16)
 DTYPES = {name: code for code, name in NAMES.items()}
-ITEM_SIZE = {_native.FP64: 8, _native.FP32: 4, _native.FP16: 2, _native.BF16: 2, _native.INT32: 4, _native.INT64: 8}
+ITEM_SIZE = {_native.FP64: 8, _native.FP32: 4, _native.FP16: 2, _native.BF16: 2, _native.INT32: 4, _native.INT64: 8,
+             _native.INT8: 1}
 
 
 class _DLTensor(ctypes.Structure):
@@ -138,7 +140,8 @@ def _tensor_of(name, capsule):
 
 def _dtype_of(name, tensor) -> int:
     kinds = {(_DLPACK_FLOAT, 64): _native.FP64, (_DLPACK_FLOAT, 32): _native.FP32, (_DLPACK_FLOAT, 16): _native.FP16,
-             (_DLPACK_BFLOAT, 16): _native.BF16, (_DLPACK_INT, 32): _native.INT32, (_DLPACK_INT, 64): _native.INT64}
+             (_DLPACK_BFLOAT, 16): _native.BF16, (_DLPACK_INT, 32): _native.INT32, (_DLPACK_INT, 64): _native.INT64,
+             (_DLPACK_INT, 8): _native.INT8}
     dtype = kinds.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
         expect(name, f"dtype {', '.join(DTYPES)}",

@@ -22,8 +22,8 @@ def scores_of(function: str, given: dict) -> dict:
 
 def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
               dropout_p=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_kv=None, max_len_q=None, max_len_kv=None,
-              layout="bshd", return_lse=False, deterministic=True, kernel=None, threads=None, out=None, out_lse=None,
-              stream=None):
+              layout="bshd", return_lse=False, return_o_rest=False, deterministic=True, kernel=None, threads=None,
+              out=None, out_lse=None, stream=None):
     """O = softmax(scale Q K^T, with mask, softcap, ALiBi and bias) V: docs/numerics.md says what exactly.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [batch, len_kv, heads_kv,
@@ -39,13 +39,15 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
     k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals).
     return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for float64).
+    return_o_rest: last, what rounding took off O, int8 of the shape of O: with it attention_backward() is faster. None
+    where the kernel doesn't give it: in bfloat16 and float16 kernels for CUDA do (docs/numerics.md).
     deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
     kernel: a name of `tessera list`, with or without its pass ("cpu.fa2", "reference"); default: plan()'s choice.
     threads: of the host; default: one per core that this process may use.
     out, out_lse: arrays to write to, of the right shape and dtype; they may share memory with nothing else here.
     stream: CUDA only, a cudaStream_t as a number; default: the current stream of the arrays' library.
 
-    Returns O, [batch, len_q, heads_q, head_dim_v] in the layout and library of q, or (O, LSE).
+    Returns O, [batch, len_q, heads_q, head_dim_v] in the layout and library of q; with LSE or the rest a tuple.
     Raises ValueError naming the argument, what was expected and what came; tessera.Unsupported (a ValueError) when the
     options leave no kernel; tessera.DeviceUnavailable; MemoryError.
     """
@@ -58,16 +60,25 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
         tensors = {**call.inputs, "o": call.laid_out(o)}
         if lse is not None:
             tensors["lse"] = lse.tensor()
-        _run(call, _native.sized(_native.ForwardArgs), tensors)
-    result = finished(o, call.q, out)
-    return (result, finished(lse, call.q, out_lse)) if return_lse else result
+        if return_o_rest and _plan_info(call).o_rest:
+            o_rest = output("o_rest", None, call.q, o.shape, _native.INT8, call.stream)
+            tensors["o_rest"] = call.laid_out(o_rest)
+        args = _native.sized(_native.ForwardArgs)
+        _run(call, args, tensors)
+    results = [finished(o, call.q, out)]
+    if return_lse:
+        results.append(finished(lse, call.q, out_lse))
+    if return_o_rest:
+        results.append(finished(o_rest, call.q, None) if args.o_rest.rank else None)
+    return tuple(results) if len(results) > 1 else results[0]
 
 
-def attention_backward(do, q, k, v, o, lse, *, dlse=None, bias_gradient=False, out=None, stream=None, **scores):
+def attention_backward(do, q, k, v, o, lse, *, dlse=None, o_rest=None, bias_gradient=False, out=None, stream=None,
+                       **scores):
     """The gradients of attention() for the gradient `do` of O, and `dlse` of LSE.
 
     q, k, v, the layout and all other keywords as attention() took them; o, lse as it gave them. do: shape of o, any
-    strides. dlse: shape of lse, default 0. out: (dq, dk, dv) to write to. bias_gradient: also the gradient of the bias.
+    strides. dlse: shape of lse, default 0. o_rest: as attention() gave it, None too; it saves work. out: (dq, dk, dv) to write to. bias_gradient: also the gradient of the bias.
 
     Returns (dq, dk, dv) or (dq, dk, dv, dbias), of the shapes and dtypes of q, k, v and the bias; sizes 1 of the bias are
     summed over. Raises as attention() does.
@@ -80,7 +91,7 @@ def attention_backward(do, q, k, v, o, lse, *, dlse=None, bias_gradient=False, o
     if len(given) != 3:
         expect("out", "(dq, dk, dv)", f"{len(given)} arrays")
     tensors = dict(call.inputs)
-    for name, source in (("d_o", do), ("o", o)):
+    for name, source in (("d_o", do), ("o", o), *([] if o_rest is None else [("o_rest", o_rest)])):
         tensors[name] = call.laid_out(call.borrow("do" if name == "d_o" else name, source))
     for name, source in (("lse", lse), ("dlse", dlse)):
         if source is not None or name == "lse":
@@ -109,6 +120,8 @@ def _run(call: Call, args, tensors: dict) -> None:
         if following is None:
             raise
         call.options.kernel = following
+        if not call.backward and args.o_rest.rank and not _plan_info(call).o_rest:
+            args.o_rest = _native.Tensor()
         _run_planned(call, args)
 
 
@@ -122,13 +135,17 @@ def _run_planned(call: Call, args) -> None:
     _native.check(function(problem, options, ctypes.byref(args), workspace.address, size.value, call.stream), names)
 
 
+def _plan_info(call: Call) -> _native.PlanInfo:
+    """The plan of the call; all zero when there is none, which running it will say."""
+    info = _native.sized(_native.PlanInfo)
+    planned = ctypes.byref(call.problem), ctypes.byref(call.options), call.pass_code()
+    return info if _native.library().tessera_plan_query(*planned, ctypes.byref(info)) == 0 else _native.PlanInfo()
+
+
 def _next_kernel(call: Call):
     """The name of the kernel that could run the problem, too, and comes after the plan's; None when there is none."""
     planned = ctypes.byref(call.problem), ctypes.byref(call.options), call.pass_code()
-    info = _native.sized(_native.PlanInfo)
-    if _native.library().tessera_plan_query(*planned, ctypes.byref(info)) != 0:
-        return None
-    for index in range(info.refused):
+    for index in range(_plan_info(call).refused):
         refusal = _native.sized(_native.Refusal)
         _native.check(_native.library().tessera_plan_refusal(*planned, index, ctypes.byref(refusal)))
         if refusal.capable:

@@ -4,7 +4,7 @@ import math
 import operator
 
 from . import _native
-from ._arrays import DLPACK_CUDA, DTYPES, Array, borrow, dense_strides, expect
+from ._arrays import DLPACK_CUDA, DTYPES, FLOATING, NAMES, Array, borrow, dense_strides, expect
 from ._results import dlpack_stream, stream_of
 
 _CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
@@ -114,6 +114,8 @@ class Call:
 
     def _set_sizes(self):
         problem, inputs = self.problem, self.inputs
+        if self.q.dtype not in FLOATING:
+            expect("q", f"dtype {', '.join(NAMES[code] for code in FLOATING)}", NAMES[self.q.dtype])
         problem.dtype = self.q.dtype
         problem.ragged = int(self.ragged)
         heads = 1 if self.ragged else 2

@@ -35,7 +35,7 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
     causal = 1 if causal else 0
     try:
         if alibi_slopes is cu_seqlens_q is cu_seqlens_k is None and softcap <= 0 and dropout_p == 0:
-            o, lse = _attention.run_plain(q, k, v, causal, left, right, softmax_scale, False)
+            o, lse = _attention.run_plain(q, k, v, causal, False, softmax_scale, left, right)
         else:
             _attention.no_gradient("alibi_slopes", alibi_slopes)
             seed = _attention.seed_tensor(None, dropout_p)

@@ -5,6 +5,7 @@
     tessera.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="tessera")
 """
+import warnings
 import weakref
 
 import torch
@@ -78,10 +79,12 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     causal layer is causal, and sliding_window w lets a query see w keys, itself included: window (w - 1, 0). Without a
     mask, position_ids that begin anew inside a row mean packed sequences, which don't see each other (under
     torch.compile they can't be looked at: give cu_seq_lens_q and cu_seq_lens_k there).
-    Returns ((batch, len_q, heads, head_dim), None). Raises ValueError for s_aux (sinks), paged caches and
-    output_attentions, which are not there."""
-    for name, given in (("s_aux", s_aux is not None), ("cache", cache is not None),
-                        ("output_attentions", bool(output_attentions))):
+    Returns ((batch, len_q, heads, head_dim), None): output_attentions only warns, as it does with "sdpa". Raises
+    ValueError for s_aux (sinks) and paged caches, which are not there."""
+    if output_attentions:
+        warnings.warn(f"attn_implementation=\"{NAME}\" gives no attention weights, as \"sdpa\" gives none: "
+                      "use \"eager\" for output_attentions=True", stacklevel=2)
+    for name, given in (("s_aux", s_aux is not None), ("cache", cache is not None)):
         if given:
             raise ValueError(f"{name}: attn_implementation=\"{NAME}\" doesn't have it; expected it to be left out")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

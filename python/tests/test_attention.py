@@ -139,3 +139,25 @@ def test_out_is_written_and_given_back(rng):
     results = tessera.attention_backward(do, q, k, v, o, lse, out=gradients)
     assert all(a is b for a, b in zip(results, gradients))
     assert all((a == b).all() for a, b in zip(results, tessera.attention_backward(do, q, k, v, o, lse)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_rest_of_o_where_no_kernel_has_one(rng, dtype):
+    q, k, v, do = inputs(rng, dtype)
+    o, o_rest = tessera.attention(q, k, v, return_o_rest=True)
+    assert o_rest is None and (o == tessera.attention(q, k, v)).all()
+    o, lse, o_rest = tessera.attention(q, k, v, return_lse=True, return_o_rest=True)
+    assert o_rest is None
+    without = tessera.attention_backward(do, q, k, v, o, lse)
+    with_none = tessera.attention_backward(do, q, k, v, o, lse, o_rest=o_rest)
+    assert all((a == b).all() for a, b in zip(without, with_none))
+
+
+def test_a_wrong_rest_of_o_is_refused(rng):
+    q, k, v, do = inputs(rng, "bfloat16")
+    o, lse = tessera.attention(q, k, v, return_lse=True)
+    for wrong in (numpy.zeros(o.shape, numpy.int32), numpy.zeros(o.shape[:3], numpy.int8)):
+        with pytest.raises(ValueError, match="o_rest: expected"):
+            tessera.attention_backward(do, q, k, v, o, lse, o_rest=wrong)
+    with pytest.raises(ValueError, match="^q: expected dtype float64, float32, float16, bfloat16, got int8"):
+        tessera.attention(q.astype(numpy.int8), k, v)

@@ -22,6 +22,14 @@ def test_import_brings_no_other_package_and_no_library():
     assert not foreign and library == "False", said
 
 
+def test_modules_come_when_they_are_named():
+    said = python("-c", "import sys, tessera; print('tessera.compat' in sys.modules, tessera.compat.installed());"
+                        "sys.modules['torch'] = None\ntry: tessera.torch\nexcept ImportError as e: print(e)\n"
+                        "print(hasattr(tessera, 'nothing'))")
+    assert said.stdout.split("\n")[0] == "False False" and "torch" in said.stdout.split("\n")[1], said
+    assert said.stdout.endswith("\nFalse\n"), said
+
+
 def test_version():
     assert tessera.__version__ == "0.1.0"
 

@@ -109,7 +109,7 @@ def test_wrong_words():
     with pytest.raises(ValueError, match="^schedule: expected standard or fa1"):
         tessera.predict(q, q, q, machine="h200", schedule="fa9")
     with pytest.raises(ValueError, match="^dtype: expected float64 or"):
-        Spec((1, 2, 3, 4), "int8")
+        Spec((1, 2, 3, 4), "int16")
     with pytest.raises(ValueError, match="^device: expected cpu, cuda or cuda:INDEX"):
         Spec((1, 2, 3, 4), device="tpu")
 

@@ -267,3 +267,24 @@ def test_pytorchs_flash_attention_runs_on_the_provider(monkeypatch, transposed, 
     reference.expect_close(o.transpose(1, 2), want_o, HALF, "o")
     for a, b in zip(gradients, torch.autograd.grad(want_o, rows_first, d_o.transpose(1, 2).double())):
         reference.expect_close(a.transpose(1, 2), b, 2 * HALF, "gradient")
+
+
+def test_the_providers_causal_is_flash_attentions():
+    """torch.nn.attention.bias.causal_lower_right asks PyTorch's flash kernel for it with lengths that differ."""
+    from torch.nn import attention
+    from torch.nn.attention.bias import causal_lower_right
+    tt.register_provider()
+    q, k, v = (t.detach().transpose(1, 2).requires_grad_() for t in inputs(len_q=40, len_kv=90, heads_q=2, heads_kv=2))
+    attention.activate_flash_attention_impl("tessera")
+    try:
+        with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+            mask = causal_lower_right(40, 90)
+            got = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            raw = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
+        gradients = torch.autograd.grad(got.float().sin().sum(), (q, k, v))
+    finally:
+        attention.restore_flash_attention_impl()
+    want, lse = tt.attention(q, k, v, causal="bottom-right", layout="bhsd", return_lse=True)
+    assert torch.equal(got, want) and torch.equal(raw[0], want) and torch.equal(raw[1], lse)
+    for a, b in zip(gradients, torch.autograd.grad(want.float().sin().sum(), (q, k, v))):
+        reference.expect_close(a, b, 2 * HALF, "gradient")

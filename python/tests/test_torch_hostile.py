@@ -153,3 +153,20 @@ def test_integers_of_numpy(device):
     for given, same in ((dict(window=(numpy.int64(9), None)), dict(window=(9, None))),
                         (dict(dropout_p=0.1, seed=numpy.int32(3)), dict(dropout_p=0.1, seed=3))):
         assert torch.equal(tt.attention(q, k, v, **given), tt.attention(q, k, v, **same))
+
+
+@pytest.mark.parametrize("call", [{}, dict(softcap=2.0)], ids=str)
+def test_derivatives_that_are_not_there_are_errors(call, device):
+    """Not tangents of 0, which PyTorch would take for an operator that it cannot see through."""
+    q, k, v = (t.detach() for t in reference.inputs(device=device))
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        with torch.no_grad(), pytest.raises(NotImplementedError, match="forward mode"):
+            tt.attention(forward_ad.make_dual(q, q), k, v, **call)
+        assert torch.equal(tt.attention(q, k, v, **call), tt.attention(q, k, v, **call))
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        torch.autograd.functional.jvp(lambda x: tt.attention(x, k, v, **call), q, q)
+    x = q.clone().requires_grad_()
+    first, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x, create_graph=True)
+    want, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x)
+    assert torch.equal(first, want)

@@ -37,7 +37,7 @@ def test_opcheck(name, device):
     backward = (d_o, dlse, *detached[:3], o, lse, *detached[3:-1], detached[3] is not None, detached[-1])
     torch.library.opcheck(torch.ops.tessera.backward.default, backward)
     if name in ("plain", "heads first"):
-        torch.library.opcheck(torch.ops.tessera.plain.default, (*detached[:3], 1, -1, -1, None, detached[-1]))
+        torch.library.opcheck(torch.ops.tessera.plain.default, (*detached[:3], 1, detached[-1]))
 
 
 @pytest.mark.parametrize("features", [{}, dict(causal="bottom-right", softcap=3.0), dict(window=(2, 1), scale=0.7),

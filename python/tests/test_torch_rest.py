@@ -44,7 +44,7 @@ def test_opcheck(name, device):
     q, k, v = (t.detach() for t in args[:3])
     if name not in ("plain", "transposed bf16", "heads first"):
         return
-    settings = (1, -1, -1, None, args[-1])
+    settings = (1, args[-1], None, -1, -1)
     torch.library.opcheck(torch.ops.tessera.plain_with_rest.default, (q, k, v, *settings))
     o, lse, o_rest = torch.ops.tessera.plain_with_rest.default(q, k, v, *settings)
     torch.library.opcheck(torch.ops.tessera.plain_backward.default,
@@ -85,7 +85,7 @@ def test_the_cpu_keeps_none(dtype):
     leaves = reference.inputs(dtype=dtype)
     o, shapes = kept_by(lambda: tt.attention(*leaves, causal="bottom-right"))
     assert shapes == []
-    o, lse, o_rest = torch.ops.tessera.plain_with_rest.default(*(t.detach() for t in leaves), 1, -1, -1, None, False)
+    o, lse, o_rest = torch.ops.tessera.plain_with_rest.default(*(t.detach() for t in leaves), 1)
     assert o_rest.shape == (0,) and o_rest.dtype == torch.int8
 
 
@@ -110,7 +110,7 @@ def test_a_rest_of_another_shape(device):
     q, k, v = (t.detach() for t in reference.inputs(dtype=torch.bfloat16, device=device))
     o, lse = tt.attention(q, k, v, return_lse=True)
     for wrong in (torch.zeros(1, 2, 3, 4, dtype=torch.int8, device=device), torch.zeros(o.shape, device=device)):
-        call = (o, q, k, v, o, lse, wrong, 0, -1, -1, None, False)
+        call = (o, q, k, v, o, lse, wrong)
         if device == "cpu":
             torch.ops.tessera.plain_backward.default(*call)
         else:
@@ -213,4 +213,23 @@ def test_rows_that_fa3_cannot_read():
     assert shapes == [tuple(o.shape)]
     want, _ = reference.attention(*slices)
     for a, b in zip(torch.autograd.grad(o.sum(), slices), torch.autograd.grad(want.sum(), slices)):
+        reference.expect_close(a, b, LIMIT, "gradient")
+
+
+@on_cuda
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_the_core_api_gives_it_and_takes_it(layout):
+    q, k, v = (t.detach() for t in inputs(heads_q=4, heads_kv=2, len_q=320, len_kv=320))
+    if layout == "bhsd":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    do = torch.randn_like(q)
+    o, lse, o_rest = tessera.attention(q, k, v, causal="top-left", layout=layout, return_lse=True, return_o_rest=True)
+    assert o_rest.dtype == torch.int8 and o_rest.shape == o.shape
+    want = torch.ops.tessera.plain_with_rest.default(q, k, v, 2, layout == "bhsd")
+    assert all(torch.equal(a, b) for a, b in zip((o, lse, o_rest), want))
+    scores = dict(causal="top-left", layout=layout)
+    got = tessera.attention_backward(do, q, k, v, o, lse, o_rest=o_rest, **scores)
+    want = torch.ops.tessera.plain_backward.default(do, q, k, v, o, lse, o_rest, 2, layout == "bhsd")
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+    for a, b in zip(got, tessera.attention_backward(do, q, k, v, o, lse, **scores)):
         reference.expect_close(a, b, LIMIT, "gradient")

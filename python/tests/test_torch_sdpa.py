@@ -66,10 +66,13 @@ def test_grouped_heads_and_autocast(device):
     (dict(attn_mask=torch.ones(37, 53, dtype=torch.bool), is_causal=True), "attn_mask: expected None"),
     (dict(attn_mask=torch.ones(36, 53, dtype=torch.bool)), "attn_mask: expected a shape"),
     (dict(attn_mask=torch.ones(37, 53, dtype=torch.int32)), "attn_mask: expected bool"),
-    (dict(dropout_p=1.5), "dropout")], ids=["causal and mask", "shape", "dtype", "dropout_p"])
+    (dict(dropout_p=1.5), "dropout"), (dict(key=torch.zeros(1, 4, 53, 8), enable_gqa=True), "^key: expected shape"),
+    (dict(value=torch.zeros(2, 4, 53, 32).double()), "^value: expected dtype fp32, got fp64")],
+    ids=["causal and mask", "shape", "dtype", "dropout_p", "key", "value"])
 def test_wrong_calls(options, words):
+    tensors = dict(zip(("query", "key", "value"), inputs()))
     with pytest.raises(ValueError, match=words):
-        tt.scaled_dot_product_attention(*inputs(), **options)
+        tt.scaled_dot_product_attention(**{**tensors, "enable_gqa": True, **options})
 
 
 @pytest.fixture

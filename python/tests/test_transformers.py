@@ -182,12 +182,19 @@ def test_a_window_without_a_mask_counts_the_query_itself():
     torch.testing.assert_close(one, v)
 
 
-@pytest.mark.parametrize("keywords,words", [(dict(s_aux=torch.zeros(4)), "s_aux"), (dict(cache=object()), "cache"),
-                                            (dict(output_attentions=True), "output_attentions")],
+@pytest.mark.parametrize("keywords,words", [(dict(s_aux=torch.zeros(4)), "s_aux"), (dict(cache=object()), "cache")],
                          ids=lambda k: k if isinstance(k, str) else "")
 def test_what_is_not_there_is_refused(keywords, words):
     with pytest.raises(ValueError, match=words):
         layer_call(**keywords)
+
+
+def test_attention_weights_are_asked_for_with_a_warning():
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="output_attentions=True"):
+        o = layer_call(output_attentions=True)
+    torch.manual_seed(0)
+    assert torch.equal(o, layer_call())
 
 
 def test_names_with_flash_are_refused():

@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "call.hpp"
@@ -14,7 +15,7 @@ namespace tessera::torch_ops {
 namespace {
 
 using Forward = std::tuple<Tensor, Tensor>;
-using WithRest = std::tuple<Tensor, Tensor, Tensor>;
+using ThreeGradients = std::tuple<Tensor, Tensor, Tensor>;
 using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 /// A new tensor in the shape of o: [batch, len_q, heads_q, head_dim_v], [batch, heads_q, len_q, head_dim_v] with
@@ -48,10 +49,18 @@ Forward run_forward(const Inputs& in, const Settings& settings, OptionalTensor* 
     return {std::move(o), std::move(lse)};
 }
 
-WithRest run_forward_with_rest(const Inputs& in, const Settings& settings) {
-    OptionalTensor o_rest;
-    auto [o, lse] = run_forward(in, settings, &o_rest);
-    return {std::move(o), std::move(lse), *std::move(o_rest)};
+/// What the forward operators return: with the rest of O or without.
+template <bool with_rest>
+using Results = std::conditional_t<with_rest, std::tuple<Tensor, Tensor, Tensor>, Forward>;
+
+template <bool with_rest>
+Results<with_rest> forward_results(const Inputs& in, const Settings& settings) {
+    if constexpr (!with_rest) return run_forward(in, settings);
+    else {
+        OptionalTensor o_rest;
+        auto [o, lse] = run_forward(in, settings, &o_rest);
+        return {std::move(o), std::move(lse), *std::move(o_rest)};
+    }
 }
 
 /// In the shapes and dtypes of q, k, v and bias; dbias where it is asked for.
@@ -82,27 +91,16 @@ Gradients run_backward(const Tensor& d_o, const OptionalTensor& dlse, const Inpu
     return to;
 }
 
-Forward forward_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
-                   const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
-                   const OptionalTensor cu_seqlens_kv, const OptionalTensor seed, std::int64_t max_len_q,
-                   std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left, std::int64_t window_right,
-                   std::optional<double> scale, double softcap, double dropout_p,
-                   const std::optional<std::string> kernel, bool heads_first) {
+// PyTorch boxes a function by its parameters, so that each operator has to list all of them.
+template <bool with_rest>
+Results<with_rest> forward_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
+                              const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
+                              const OptionalTensor cu_seqlens_kv, const OptionalTensor seed, std::int64_t max_len_q,
+                              std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left,
+                              std::int64_t window_right, std::optional<double> scale, double softcap, double dropout_p,
+                              const std::optional<std::string> kernel, bool heads_first) {
     return with_torch_errors([&] {
-        return run_forward(
-            {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed},
-            {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first});
-    });
-}
-
-WithRest with_rest_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
-                      const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
-                      const OptionalTensor cu_seqlens_kv, const OptionalTensor seed, std::int64_t max_len_q,
-                      std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left, std::int64_t window_right,
-                      std::optional<double> scale, double softcap, double dropout_p,
-                      const std::optional<std::string> kernel, bool heads_first) {
-    return with_torch_errors([&] {
-        return run_forward_with_rest(
+        return forward_results<with_rest>(
             {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed},
             {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first});
     });
@@ -125,15 +123,15 @@ Backward backward_op(const Tensor d_o, const OptionalTensor dlse, const Tensor q
     });
 }
 
-/// The same of what most calls have: PyTorch takes as long for an argument that is left out as for one that is there.
+/// The same of what most calls have: PyTorch takes as long for a None as for a tensor.
 struct PlainInputs {
     OptionalTensor none{};
     Inputs in;
     PlainInputs(const Tensor& q, const Tensor& k, const Tensor& v) : in{q, k, v, none, none, none, none, none} {}
 };
 
-Settings plain_settings(std::int64_t causal, std::int64_t window_left, std::int64_t window_right,
-                        std::optional<double> scale, bool heads_first) {
+Settings plain_settings(std::int64_t causal, bool heads_first, std::optional<double> scale, std::int64_t window_left,
+                        std::int64_t window_right) {
     return {.causal = causal,
             .window_left = window_left,
             .window_right = window_right,
@@ -141,30 +139,22 @@ Settings plain_settings(std::int64_t causal, std::int64_t window_left, std::int6
             .heads_first = heads_first};
 }
 
-Forward plain_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, std::int64_t window_left,
-                 std::int64_t window_right, std::optional<double> scale, bool heads_first) {
+template <bool with_rest>
+Results<with_rest> plain_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, bool heads_first,
+                            std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
     return with_torch_errors([&] {
-        return run_forward(PlainInputs(q, k, v).in,
-                           plain_settings(causal, window_left, window_right, scale, heads_first));
+        return forward_results<with_rest>(PlainInputs(q, k, v).in,
+                                          plain_settings(causal, heads_first, scale, window_left, window_right));
     });
 }
 
-WithRest plain_with_rest_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal,
-                            std::int64_t window_left, std::int64_t window_right, std::optional<double> scale,
-                            bool heads_first) {
-    return with_torch_errors([&] {
-        return run_forward_with_rest(PlainInputs(q, k, v).in,
-                                     plain_settings(causal, window_left, window_right, scale, heads_first));
-    });
-}
-
-WithRest plain_backward_op(const Tensor d_o, const Tensor q, const Tensor k, const Tensor v, const Tensor o,
-                           const Tensor lse, const OptionalTensor o_rest, std::int64_t causal, std::int64_t window_left,
-                           std::int64_t window_right, std::optional<double> scale, bool heads_first) {
-    return with_torch_errors([&]() -> WithRest {
+ThreeGradients plain_backward_op(const Tensor d_o, const Tensor q, const Tensor k, const Tensor v, const Tensor o,
+                                 const Tensor lse, const OptionalTensor o_rest, std::int64_t causal, bool heads_first,
+                                 std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
+    return with_torch_errors([&]() -> ThreeGradients {
         const PlainInputs inputs(q, k, v);
         Gradients found = run_backward(d_o, inputs.none, inputs.in, o, lse, o_rest,
-                                       plain_settings(causal, window_left, window_right, scale, heads_first), false);
+                                       plain_settings(causal, heads_first, scale, window_left, window_right), false);
         return {std::move(found.dq), std::move(found.dk), std::move(found.dv)};
     });
 }
@@ -173,11 +163,11 @@ WithRest plain_backward_op(const Tensor d_o, const Tensor q, const Tensor k, con
 }  // namespace tessera::torch_ops
 
 STABLE_TORCH_LIBRARY_IMPL(tessera, TESSERA_TORCH_KEY, m) {
-    m.impl("forward", TORCH_BOX(&tessera::torch_ops::forward_op));
-    m.impl("attention", TORCH_BOX(&tessera::torch_ops::forward_op));
-    m.impl("attention_with_rest", TORCH_BOX(&tessera::torch_ops::with_rest_op));
+    m.impl("forward", TORCH_BOX(&tessera::torch_ops::forward_op<false>));
+    m.impl("attention", TORCH_BOX(&tessera::torch_ops::forward_op<false>));
+    m.impl("attention_with_rest", TORCH_BOX(&tessera::torch_ops::forward_op<true>));
     m.impl("backward", TORCH_BOX(&tessera::torch_ops::backward_op));
-    m.impl("plain", TORCH_BOX(&tessera::torch_ops::plain_op));
-    m.impl("plain_with_rest", TORCH_BOX(&tessera::torch_ops::plain_with_rest_op));
+    m.impl("plain", TORCH_BOX(&tessera::torch_ops::plain_op<false>));
+    m.impl("plain_with_rest", TORCH_BOX(&tessera::torch_ops::plain_op<true>));
     m.impl("plain_backward", TORCH_BOX(&tessera::torch_ops::plain_backward_op));
 }

@@ -10,8 +10,10 @@
     "SymInt max_len_q, SymInt max_len_kv, int causal, SymInt window_left, SymInt window_right, float? scale, " \
     "float softcap, float dropout_p, str? kernel"
 
-// What is left of them in most calls.
-#define TESSERA_PLAIN_ARGUMENTS "int causal, int window_left, int window_right, float? scale, bool heads_first"
+// What is left of them in most calls. PyTorch takes less time for an argument that is left out, so the rarest come
+// last.
+#define TESSERA_PLAIN_ARGUMENTS \
+    "int causal=0, bool heads_first=False, float? scale=None, int window_left=-1, int window_right=-1"
 
 STABLE_TORCH_LIBRARY(tessera, m) {
     m.def("forward(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS

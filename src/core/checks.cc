@@ -214,7 +214,9 @@ void check_tensors(const Problem& p, const ForwardArgs& args, const Device& devi
                                        {"alibi_slopes", &args.alibi_slopes},
                                        {"cu_seqlens_q", &args.cu_seqlens_q},
                                        {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
-    std::vector<Named> outputs{{"o", &args.o}};
+    std::vector<Named> outputs;
+    outputs.reserve(3);
+    outputs.push_back({"o", &args.o});
     if (args.lse.given()) outputs.push_back({"lse", &args.lse});
     if (args.o_rest.given()) outputs.push_back({"o_rest", &args.o_rest});
     expect_devices(inputs, device);
@@ -241,6 +243,7 @@ void check_tensors(const Problem& p, const BackwardArgs& args, const Device& dev
                                         {"cu_seqlens_q", &args.cu_seqlens_q},
                                         {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
     std::vector<Named> outputs;
+    outputs.reserve(4);
     for (const Named& output : {Named{"dq", &args.dq}, Named{"dk", &args.dk}, Named{"dv", &args.dv}}) {
         if (output.view->given()) outputs.push_back(output);
     }

@@ -3,6 +3,7 @@
 import operator
 
 import torch
+import torch.autograd.forward_ad as _forward_ad
 
 from . import _errors, _functorch, _operators
 
@@ -21,6 +22,12 @@ def _needs_gradients(q, k, v, bias):
                                    (bias is not None and bias.requires_grad))
 
 
+def _forward_mode():
+    """Whether there may be tangents, which no kernel computes: autograd says so where the bare operators would drop
+    them."""
+    return _forward_ad._current_level >= 0
+
+
 def _explained(error, q, k, v):
     """The exception to raise for one of an operator."""
     try:
@@ -28,6 +35,8 @@ def _explained(error, q, k, v):
             expect_tensor(name, tensor)
     except ValueError as reason:
         return reason
+    if isinstance(error, NotImplementedError) and _forward_mode():
+        return NotImplementedError("tessera: derivatives of attention by forward mode are not there")
     if isinstance(error, NotImplementedError):  # PyTorch's dispatcher knows no operator for these tensors
         return _errors.of_the_place(q, k, v)
     return _errors.translated(error)
@@ -44,21 +53,21 @@ def run(q, k, v, bias, *rest):
     if _functorch_active():
         return _functorch.attention(q, k, v, bias, *rest)
     try:
-        if not _needs_gradients(q, k, v, bias):
+        if not _needs_gradients(q, k, v, bias) and not _forward_mode():
             return _call(q, k, v, bias, rest)
         if _operators.is_plain(bias, rest):
-            return _plain_eager(q, k, v, (*rest[6:10], rest[13]))
+            return _plain_eager(q, k, v, _operators.plain_settings(rest))
         return _eager(q, k, v, bias, rest)
     except (RuntimeError, AttributeError) as error:
         raise _explained(error, q, k, v) from None
 
 
 def run_plain(q, k, v, *settings):
-    """run() of the arguments of the plain operators."""
+    """run() of the arguments of the plain operators, all of them."""
     if _is_compiling() or _functorch_active():
         return run(*_operators.all_arguments(q, k, v, *settings))
     try:
-        if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        if (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) or _forward_mode():
             return _plain_eager(q, k, v, settings)
         return _plain(q, k, v, *settings)
     except (RuntimeError, AttributeError) as error:
@@ -168,7 +177,7 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     left, right = (-1, -1) if window is None else window_sides(window)
     causal = 0 if causal is None else causal_number(causal)
     if bias is None and alibi_slopes is None and kernel is None and softcap == 0 and dropout_p == 0:
-        o, lse = run_plain(q, k, v, causal, left, right, scale, heads_first)
+        o, lse = run_plain(q, k, v, causal, heads_first, scale, left, right)
     else:
         o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed_tensor(seed, dropout_p), -1, -1, causal, left, right,
                      scale, softcap, dropout_p, kernel_name(kernel), heads_first)

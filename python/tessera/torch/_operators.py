@@ -10,9 +10,11 @@ without what most calls leave out, since each argument costs.
 Arguments after q, k, v, in this order, the first five of them tensors:
     bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, max_len_q, max_len_kv, causal, window_left, window_right,
     scale, softcap, dropout_p, kernel, heads_first
-and of the plain ones:
-    causal, window_left, window_right, scale, heads_first
+and of the plain ones, with defaults:
+    causal, heads_first, scale, window_left, window_right
 """
+import contextlib
+
 import torch
 
 from . import _errors, _library
@@ -25,7 +27,7 @@ attention = torch.ops.tessera.attention.default
 attention_with_rest = torch.ops.tessera.attention_with_rest.default
 # What the Python class of an operator would call: a function of PyTorch's own.
 _forward, _with_rest, _backward = forward._op, attention_with_rest._op, backward._op
-plain, _plain_with_rest, _plain_backward = (
+_plain, _plain_with_rest, _plain_backward = (
     getattr(torch.ops.tessera, name).default._op for name in ("plain", "plain_with_rest", "plain_backward"))
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
@@ -83,7 +85,23 @@ def _fake_with_rest(q, *arguments):
     return o, lse, q.new_empty((0,), dtype=torch.int8)
 
 
-def all_arguments(q, k, v, causal, window_left, window_right, scale, heads_first):
+def plain(q, k, v, causal, heads_first, scale, window_left, window_right):
+    """The plain operator. What has its default is left out, since each argument costs."""
+    if window_left != -1 or window_right != -1:
+        return _plain(q, k, v, causal, heads_first, scale, window_left, window_right)
+    if scale is not None:
+        return _plain(q, k, v, causal, heads_first, scale)
+    if heads_first:
+        return _plain(q, k, v, causal, True)
+    return _plain(q, k, v, causal) if causal else _plain(q, k, v)
+
+
+def plain_settings(rest):
+    """The arguments of the plain operators after v, from those of the others after bias."""
+    return rest[6], rest[13], rest[9], rest[7], rest[8]
+
+
+def all_arguments(q, k, v, causal=0, heads_first=False, scale=None, window_left=-1, window_right=-1):
     """Those of a plain operator as the others take them."""
     return q, k, v, *(None,) * 5, -1, -1, causal, window_left, window_right, scale, 0.0, 0.0, None, heads_first
 
@@ -94,8 +112,8 @@ def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
     return *gradients, bias.new_empty(bias.shape) if bias_gradient else q.new_empty((0,))
 
 
-def _fake_plain_backward(d_o, q, k, v, o, lse, o_rest, *settings):
-    return tuple(_empty_like(t, t.shape, settings[-1]) for t in (q, k, v))
+def _fake_plain_backward(d_o, q, k, v, o, lse, o_rest, causal=0, heads_first=False, *_):
+    return tuple(_empty_like(t, t.shape, heads_first) for t in (q, k, v))
 
 
 for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), ("attention_with_rest", _fake_with_rest),
@@ -158,14 +176,13 @@ for _name in ("forward", "plain", "plain_with_rest", "plain_backward"):
 def call(q, k, v, bias, rest):
     """O and LSE without gradients; rest: the arguments after bias."""
     if is_plain(bias, rest):
-        return plain(q, k, v, *rest[6:10], rest[13])
+        return plain(q, k, v, *plain_settings(rest))
     return _forward(q, k, v, bias, *rest)
 
 
-def _once(backward):
-    """A backward whose results have no gradient. PyTorch's once_differentiable costs even where nobody asks for one."""
-    once = torch.autograd.function.once_differentiable(backward)
-    return staticmethod(lambda ctx, d_o, dlse: (once if torch.is_grad_enabled() else backward)(ctx, d_o, dlse))
+def _past_autograd():
+    """For a backward: past the Python code of no_second_derivative, unless somebody builds a graph of the gradients."""
+    return contextlib.nullcontext() if torch.is_grad_enabled() else _below_autograd()
 
 
 class EagerAttention(torch.autograd.Function):
@@ -185,10 +202,10 @@ class EagerAttention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return o, lse
 
-    @_once
+    @staticmethod
     def backward(ctx, d_o, dlse):
         try:
-            with _below_autograd():  # past the Python code of no_second_derivative
+            with _past_autograd():
                 return *gradients(_backward, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad[3]), None
         except RuntimeError as error:
             raise _errors.translated(error) from None
@@ -199,7 +216,7 @@ class PlainAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, settings):
-        if keeps_rest(q) and pays_rest(q, k, settings[4]):
+        if keeps_rest(q) and pays_rest(q, k, settings[1]):
             results = _plain_with_rest(q, k, v, *settings)
         else:
             results = *plain(q, k, v, *settings), None
@@ -208,15 +225,15 @@ class PlainAttention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return results[:2]
 
-    @_once
+    @staticmethod
     def backward(ctx, d_o, dlse):
         try:
             q, k, v, *results = ctx.saved_tensors
-            if dlse is None and d_o is not None:
+            if dlse is None and d_o is not None and not torch.is_grad_enabled():
                 return *_plain_backward(d_o, q, k, v, *results, *ctx.settings), None
             whole = all_arguments(q, k, v, *ctx.settings)
             saved = *whole[:TENSORS], *results
-            with _below_autograd():
+            with _past_autograd():
                 return *gradients(_backward, saved, whole[TENSORS:], d_o, dlse, False)[:3], None
         except RuntimeError as error:
             raise _errors.translated(error) from None

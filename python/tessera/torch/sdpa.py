@@ -2,9 +2,12 @@
 """torch.nn.functional.scaled_dot_product_attention, and PyTorch's own function running on tessera."""
 import torch
 
-from . import _attention, _library, _operators
+from . import _attention, _dropout_weights, _library, _operators
 
 _BLOCKED = float("-inf")
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask"}
+_NONE, _BOTTOM_RIGHT, _TOP_LEFT = 0, 1, 2
 
 
 def bias_of(mask, q_shape, len_kv, dtype):
@@ -41,6 +44,13 @@ def _under_autocast(*tensors):
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
 
 
+def _is_plain(query, key, value, enable_gqa):
+    """Whether an eager call without mask and dropout can go to the operator as it stands."""
+    return (not _attention._is_compiling() and not _is_any_autocast_enabled()
+            and isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)
+            and query.dim() == key.dim() == value.dim() == 4 and (enable_gqa or query.size(1) == key.size(1)))
+
+
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
                                  enable_gqa=False):
     """torch.nn.functional.scaled_dot_product_attention: the same arguments, the same meaning.
@@ -53,6 +63,22 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     Unlike torch's: head_dim up to 256 only; no nested tensors; dropout draws other bits. Under autocast the
         inputs are cast as torch's are.
     Raises ValueError that names the argument; tessera.Unsupported."""
+    try:
+        return _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    except ValueError as error:
+        raise _named_as_here(error) from None
+
+
+def _named_as_here(error):
+    """An error of attention(), whose q, k, v and bias have other names here."""
+    name, colon, rest = str(error).partition(":")
+    return type(error)(_NAMES.get(name, name) + colon + rest)
+
+
+def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    causal = _TOP_LEFT if is_causal else _NONE
+    if attn_mask is None and dropout_p == 0 and _is_plain(query, key, value, enable_gqa):
+        return _attention.run_plain(query, key, value, causal, True, scale, -1, -1)[0]
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _attention.expect_tensor(name, tensor)
     if attn_mask is not None:
@@ -70,32 +96,42 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     if attn_mask is not None and attn_mask.dim() > 4:
         attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-2:]).flatten(0, -4)
     bias = bias_of(attn_mask, q.shape, k.shape[2], q.dtype)
-    causal = 2 if is_causal else 0
     if bias is None and dropout_p == 0:
-        o, _ = _attention.run_plain(q, k, v, causal, -1, -1, scale, True)
+        o, _ = _attention.run_plain(q, k, v, causal, True, scale, -1, -1)
     else:
         o, _ = _attention.run(q, k, v, bias, None, None, None, _attention.seed_tensor(None, dropout_p), -1, -1, causal,
                               -1, -1, scale, 0.0, dropout_p, None, True)
     return o if query.dim() == 4 else o.reshape(*leading, *o.shape[-2:])
 
 
-def _forward(query, key, value, bias, seed, is_causal, scale, dropout_p):
+def _forward(query, key, value, bias, seed, causal, scale, dropout_p):
     """O and LSE, both [batch, heads, len, ..], O with the strides that PyTorch's fake kernels promise: those of query."""
-    o, lse = _operators.forward(query, key, value, bias, None, None, None, seed, -1, -1, 2 if is_causal else 0, -1, -1,
-                                scale, 0.0, dropout_p, None, True)
+    o, lse = _operators.forward(query, key, value, bias, None, None, None, seed, -1, -1, causal, -1, -1, scale, 0.0,
+                                dropout_p, None, True)
     promised = torch.empty_like(query) if query.shape == o.shape else o
     return (o if promised.stride() == o.stride() else promised.copy_(o)), lse
 
 
-def _backward(grad_out, query, key, value, out, lse, bias, seed, is_causal, scale, dropout_p, heads_first=True):
+def _backward(grad_out, query, key, value, out, lse, bias, seed, causal, scale, dropout_p, heads_first=True):
     return _operators.backward(grad_out, None, query, key, value, out, lse, bias, None, None, None, seed, -1, -1,
-                               2 if is_causal else 0, -1, -1, scale, 0.0, dropout_p, None, False, heads_first)[:3]
+                               causal, -1, -1, scale, 0.0, dropout_p, None, False, heads_first)[:3]
+
+
+def _causal_on_cpu(is_causal):
+    """PyTorch's flash kernel for the CPU is asked for any lengths and means what its SDPA means."""
+    return _TOP_LEFT if is_causal else _NONE
+
+
+def _causal_on_cuda(is_causal):
+    """That for CUDA is flash-attention's, whose last query sees the last key. PyTorch's SDPA asks it for equal lengths
+    only; torch.nn.attention.bias.causal_lower_right asks it for others too."""
+    return _BOTTOM_RIGHT if is_causal else _NONE
 
 
 def _flash_for_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     """aten::_scaled_dot_product_flash_attention_for_cpu; its LSE is [batch, len, heads] in memory."""
     bias = bias_of(attn_mask, query.shape, key.shape[2], query.dtype)
-    o, lse = _forward(query, key, value, bias, None, is_causal, scale, dropout_p)
+    o, lse = _forward(query, key, value, bias, None, _causal_on_cpu(is_causal), scale, dropout_p)
     return o, lse.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -104,25 +140,28 @@ def _flash_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout
     """Its gradients are [batch, len, heads, head_dim] in memory, whatever its inputs are."""
     bias = bias_of(attn_mask, query.shape, key.shape[2], query.dtype)
     tensors = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
-    gradients = _backward(*tensors, logsumexp, bias, None, is_causal, scale, dropout_p, False)
+    gradients = _backward(*tensors, logsumexp, bias, None, _causal_on_cpu(is_causal), scale, dropout_p, False)
     return tuple(g.transpose(1, 2) for g in gradients)
 
 
 def _flash_for_cuda(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
     """aten::_scaled_dot_product_flash_attention. In the place of PyTorch's state of its generator stands our seed, in
-    host memory, drawn from the generator of the CPU."""
-    if return_debug_mask:
-        raise NotImplementedError("return_debug_mask: tessera gives none to PyTorch's SDPA, expected False")
-    seed = _attention.seed_tensor(None, dropout_p)
-    o, lse = _forward(query, key, value, None, seed, is_causal, scale, dropout_p)
-    none = query.new_empty(0)
-    return o, lse, None, None, query.shape[2], key.shape[2], none if seed is None else seed, none, none
+    host memory, drawn from the generator of the CPU. The debug mask: _dropout_weights.py."""
+    seed, causal = _attention.seed_tensor(None, dropout_p), _causal_on_cuda(is_causal)
+    o, lse = _forward(query, key, value, None, seed, causal, scale, dropout_p)
+    none = debug_mask = query.new_empty(0)
+    if return_debug_mask and seed is not None:
+        rows = (t.transpose(1, 2) for t in (query, key, value))
+        debug_mask = _dropout_weights.signed_weights((*rows, *(None,) * 4, seed, -1, -1, causal, -1, -1, scale, 0.0,
+                                                      dropout_p, None))
+    return o, lse, None, None, query.shape[2], key.shape[2], none if seed is None else seed, none, debug_mask
 
 
 def _flash_for_cuda_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
                              is_causal, philox_seed, philox_offset, *, scale=None):
     seed = philox_seed if dropout_p else None
-    return _backward(grad_out, query, key, value, out, logsumexp, None, seed, is_causal, scale, dropout_p)
+    return _backward(grad_out, query, key, value, out, logsumexp, None, seed, _causal_on_cuda(is_causal), scale,
+                     dropout_p)
 
 
 _KERNELS = {"CPU": {"_scaled_dot_product_flash_attention_for_cpu": _flash_for_cpu,

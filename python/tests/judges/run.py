@@ -3,12 +3,14 @@
 
     python python/tests/judges/run.py flash-attention FOLDER/flash-attention --count 500 --longest 1024
     python python/tests/judges/run.py flash-attention-3 FOLDER/flash-attention --device cuda --count 1000
-    python python/tests/judges/run.py pytorch FOLDER/pytorch -k "TestSDPACpuOnly and flash"
+    python python/tests/judges/run.py pytorch FOLDER/pytorch --count 1000 -k TestSDPA
+    python python/tests/judges/run.py transformers FOLDER/transformers --models llama,gemma2 -k eager_matches_sdpa
 
 flash-attention: a random sample of tests/test_flash_attn.py, without caches and pages, on --device (default cpu), in
-this process. flash-attention-3: of hopper/test_flash_attn.py, without what flash_attention_3.py names. Several processes
-share one sample by --part. pytorch: pytest over test/test_transformers.py with the provider active; the checkout has to be
-of the version that is installed.
+this process. flash-attention-3: of hopper/test_flash_attn.py, without what flash_attention_3.py names. pytorch: pytest
+over test/test_transformers.py with the provider active. transformers: pytest over tests/models/MODEL/test_modeling_*.py
+with tessera under the name "sdpa". These two checkouts have to fit the versions that are installed. Several processes
+share one sample by --part.
 Prints what failed and why, then "N passed, N failed, N skipped"; exit status 1 when something failed.
 """
 import argparse
@@ -18,27 +20,27 @@ import io
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import time
 
 FOLDER = pathlib.Path(__file__).parent
-MOST_RESERVED = 6 << 30  # bytes of a GPU that a process may keep between two cases
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("suite", choices=["flash-attention", "flash-attention-3", "pytorch"])
+    parser.add_argument("suite", choices=["flash-attention", "flash-attention-3", "pytorch", "transformers"])
     parser.add_argument("checkout", type=pathlib.Path, help="the folder of the project's checkout")
     parser.add_argument("--device", default="cpu", help="flash-attention*: in the place of \"cuda\" (default: cpu)")
-    parser.add_argument("--count", type=int, default=500, help="flash-attention*: cases to draw (default: 500)")
-    parser.add_argument("--seed", type=int, default=0, help="flash-attention*: of the draw (default: 0)")
+    parser.add_argument("--count", type=int, default=500, help="cases to draw (default: 500)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
     parser.add_argument("--longest", type=int, default=2**20,
                         help="flash-attention*: draw no case with longer sequences (default: no limit)")
-    parser.add_argument("--minutes", type=float, default=1e9, help="flash-attention*: stop drawing after so long")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after so long")
     parser.add_argument("--part", default="0/1",
-                        help="flash-attention*: I/N runs every Nth case of the sample, from the Ith on (default: all)")
-    parser.add_argument("-k", default=None, help="pytorch: pytest's selection")
+                        help="I/N runs every Nth case of the sample, from the Ith on (default: all)")
+    parser.add_argument("--models", default="llama",
+                        help="transformers: the folders below tests/models (default: llama)")
+    parser.add_argument("-k", default=None, help="pytorch, transformers: pytest's selection")
     return parser.parse_args()
 
 
@@ -50,24 +52,17 @@ def report(counts, reasons, text):
     return 1 if counts["failed"] else 0
 
 
-def free_memory(device):
-    """What the reference of a large case leaves in the allocator is given back, since other processes need it."""
-    if device == "cuda":
-        import torch
-        if torch.cuda.memory_reserved() > MOST_RESERVED:
-            torch.cuda.empty_cache()
-
-
 def judge_flash_attention(options):
     import flash_attention
     import flash_attention_3
+    import sample
     suite = flash_attention if options.suite == "flash-attention" else flash_attention_3
     module = suite.load(options.checkout, options.device)
-    sample, total = flash_attention.cases(module, suite.is_asked, options.count, options.seed, options.longest)
+    drawn, total = flash_attention.cases(module, suite.is_asked, options.count, options.seed, options.longest)
     part, parts = map(int, options.part.split("/"))
     counts, reasons, begun = collections.Counter(), collections.Counter(), time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: setattr(options, "minutes", 0))  # ends after the case it is at
-    for function, case in sample[part::parts]:
+    for function, case in drawn[part::parts]:
         if time.monotonic() - begun > 60 * options.minutes:
             counts["not run"] += 1
             continue
@@ -78,22 +73,31 @@ def judge_flash_attention(options):
             reasons[function.__name__, f"{result}: {why[:200]}"] += 1
         if result == "failed":
             print(f"failed: {function.__name__} {case}\n        {why[:300]}", flush=True)
-        free_memory(options.device)
+        sample.free_memory()
         if sys.stderr.isatty():
-            print(f"\r{sum(counts.values())} of {len(sample)}", end="", file=sys.stderr)
-    return report(counts, reasons, f"{len(sample)} of {total:,} cases drawn (seed {options.seed}, sequences up to "
+            print(f"\r{sum(counts.values())} of {len(drawn)}", end="", file=sys.stderr)
+    return report(counts, reasons, f"{len(drawn)} of {total:,} cases drawn (seed {options.seed}, sequences up to "
                   f"{options.longest}), part {options.part}; {counts['not run']} of the part not run for want of time")
 
 
-def judge_pytorch(options):
-    test = options.checkout / "test" / "test_transformers.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "pytorch_provider", "-o", "addopts=", str(test)]
+def judge_by_pytest(options):
+    """The suites that are pytest's, each with the plugin that puts tessera in; sample.py draws and reports. Becomes
+    pytest."""
+    if options.suite == "pytorch":
+        plugin, tests = "pytorch_provider", [options.checkout / "test" / "test_transformers.py"]
+    else:
+        plugin, folder = "transformers_sdpa", options.checkout / "tests" / "models"
+        tests = [t for model in options.models.split(",") for t in sorted((folder / model).glob("test_modeling_*.py"))]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "sample", "-p", plugin, "-o", "addopts=", "--tb=short",
+               "-p", "no:cacheprovider", f"--sample={options.count}", f"--sample-seed={options.seed}",
+               f"--sample-part={options.part}", f"--sample-minutes={options.minutes}", *map(str, tests)]
     if options.k:
         command += ["-k", options.k]
     path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(command, cwd=test.parent, env={**os.environ, "PYTHONPATH": path}).returncode
+    os.chdir(options.checkout)
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # so that signals reach pytest
 
 
 if __name__ == "__main__":
     chosen = arguments()
-    sys.exit(judge_pytorch(chosen) if chosen.suite == "pytorch" else judge_flash_attention(chosen))
+    sys.exit(judge_flash_attention(chosen) if chosen.suite.startswith("flash") else judge_by_pytest(chosen))
