@@ -88,6 +88,20 @@ TEST_F(WhichTest, knows_amds_gpus) {
     const auto json =
         run_ok("which --torch 2.10 --gpu gfx942:sramecc+ --shape 2,8,512,64 --dtype bf16 --mask bool --json").json();
     EXPECT_EQ(json.at("taken"), "memory-efficient") << json.dump(1);
+    write("amd.json", R"({"deviceProperties": [{"name": "AMD Instinct MI300X", "computeMajor": 9, "computeMinor": 4}],
+        "traceEvents": [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::scaled_dot_product_attention", "pid": 1, "tid": 1, "ts": 1,
+         "dur": 90, "args": {"External id": 1, "Input type": ["c10::Half", "c10::Half", "c10::Half", "bool"],
+         "Input Dims": [[1, 8, 512, 64], [1, 8, 512, 64], [1, 8, 512, 64], [512, 512]]}},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::_scaled_dot_product_attention_math", "pid": 1, "tid": 1, "ts": 2,
+         "dur": 80, "args": {"External id": 2}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "hipLaunchKernel", "pid": 1, "tid": 1, "ts": 5, "dur": 2,
+         "args": {"External id": 2, "correlation": 7}},
+        {"ph": "X", "cat": "kernel", "name": "Cijk_Alik_Bljk_BBS_BH_MT64x64", "pid": 0, "tid": 0, "ts": 10, "dur": 20,
+         "args": {"External id": 2, "correlation": 7, "stream": 0}}]})");
+    const auto kind = run_ok("which amd.json --torch 2.10 --json").json().at("files").at(0).at("attention").at(0);
+    EXPECT_EQ(kind.at("family"), "math");
+    EXPECT_EQ(kind.at("why_not_faster").at("taken"), "memory-efficient") << kind.dump(1);
 }
 
 TEST_F(WhichTest, answers_without_a_trace) {
