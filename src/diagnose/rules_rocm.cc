@@ -2,8 +2,8 @@
 //
 // The checks of a PyTorch that is built for ROCm. Flash and the memory-efficient backend are both AOTriton's kernels
 // there (or Composable Kernel's, where the user prefers them); cuDNN, FA3 and FA4 do not exist. What is not said here
-// is as on NVIDIA's GPUs. The source was read as it was in 2.4, 2.10 and 2.14: where it changed in between, and nobody
-// knows when, the answer is unknown.
+// is as on NVIDIA's GPUs. The source was read in three states, of about 2.4, 2.10 and 2.14 (told by what else they
+// check): where it changed in between, and nobody knows when, the answer is unknown.
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -20,7 +20,8 @@ constexpr Version k29{2, 9, 0};
 constexpr Version k213{2, 13, 0};
 constexpr SdpBackend kFlash = SdpBackend::flash, kEfficient = SdpBackend::efficient;
 
-constexpr const char* kSource = "ATen/native/transformers/cuda/sdp_utils.cpp under USE_ROCM; as of 2.4, 2.10 and 2.14";
+constexpr const char* kSource =
+    "ATen/native/transformers/cuda/sdp_utils.cpp under USE_ROCM; as of about 2.4, 2.10, 2.14";
 constexpr const char* kAotriton = "which AOTriton this PyTorch has";
 constexpr std::int64_t kNarrow = 256;  // widest heads of AOTriton before 0.9
 constexpr std::int64_t kWide = 512;
