@@ -31,7 +31,6 @@ constexpr std::pair<const char*, double Constants::*> kConstants[] = {
     {"shared_exposed", &Constants::shared_exposed},
     {"adds_exposed", &Constants::adds_exposed},
     {"step_cycles", &Constants::step_cycles},
-    {"handover_cycles", &Constants::handover_cycles},
     {"end_cycles", &Constants::end_cycles},
     {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
     {"cut_tiles", &Constants::cut_tiles},

@@ -126,7 +126,6 @@ constexpr Family kFamilies[] = {
      Order::last_first,
      {.exp_exposed = 2.01,
       .adds_exposed = 0.29,
-      .handover_cycles = 2140,
       .turn_cycles = 2050,
       .end_cycles = 8910,
       .end_cycles_per_dim = 16,

@@ -28,7 +28,6 @@ struct Constants {
     double shared_exposed = 0;      ///< of the near memory's time
     double adds_exposed = 0;        ///< of the time of adding dQ in the L2
     double step_cycles = 0;         ///< of a tile of keys beside that: fa1's warps meet and exchange O
-    double handover_cycles = 0;     ///< of a tile whose warpgroups take turns on it: fa3's backward over head_dim 128
     double turn_cycles = 0;         ///< from one block of keys that adds to a tile of dQ to the next
     double end_cycles = 0;          ///< of a tile of queries (backward: keys), beside its tiles: filling and emptying
     double end_cycles_per_dim = 0;  ///< the same, for each of the head_dim columns

@@ -68,6 +68,15 @@ Gpu::Gpu(const Question& question, const Family& f, Prediction& prediction)
     note_tile();
 }
 
+bool Gpu::by_roles() const {
+    return is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::backward && tile.block_kv <= kOneWarpgroup;
+}
+
+double Gpu::flop_per_pair() const {
+    if (q.pass == Pass::forward) return 2 * (d + dv);
+    return by_roles() ? 2 * (4 * d + 3 * dv) : 2 * (3 * d + 2 * dv);
+}
+
 double Gpu::product_rate() const {
     const bool stretched = family.warp_wide && q.machine.warp_matrix_share < 1 && size_of(q.problem.dtype) <= 2;
     return q.machine.product_flop(q.problem.dtype, family.warp_wide) / (stretched ? kWarpStretch : 1);
@@ -81,6 +90,10 @@ double Gpu::shared_bytes() const {
         return n * (d + dv) * e + kWarps * m * d * e + m * d * e + 2 * (kWarps - 1) * m * dv * 4;
     }
     if (q.pass == Pass::forward) return (1 + m / rows) * n * (d + dv) * e;
+    if (by_roles()) {
+        // By 64 rows: S and dP twice, dV, dK, dQ; P in fp32; Q and dO come in, and K and V for 128 queries.
+        return (m + n) * 2 * (d + dv) * e + m * (d + dv) * e + n * d * e + 8 * m * n + (m + n / 2) * (d + dv) * e;
+    }
     const double readers = n / rows;  // src/schedule/backward.cc: S, dP, dV, dK, dQ, dS, dQ in fp32, Q and dO
     return n * (2 * d + dv) * e + readers * m * (2 * d + 2 * dv) * e + m * n * e * (1 + readers) + 8 * m * d +
            m * (d + dv) * e;
@@ -90,21 +103,17 @@ TileCycles Gpu::tile_cycles() const {
     const Machine& machine = q.machine;
     TileCycles cycles;
     cycles.products = m * n * flop_per_pair() / product_rate();
-    cycles.exps = m * n / machine.exp_rate;
+    cycles.exps = (by_roles() ? 2 : 1) * m * n / machine.exp_rate;
     cycles.shared = shared_bytes() / machine.shared_bytes;
     const double dq_bytes = q.schedule == Schedule::fa1 ? 8 : 4;  // fa1 reads it, too
-    if (q.pass == Pass::backward && machine.reduce_bytes > 0) cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
-    cycles.loads = (q.pass == Pass::forward ? n : m) * (d + dv) * e / machine.l2_bytes;
+    if (q.pass == Pass::backward && !by_roles() && machine.reduce_bytes > 0)
+        cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
+    const double loaded = q.pass == Pass::forward ? n : by_roles() ? m + n / 2 : m;
+    cycles.loads = loaded * (d + dv) * e / machine.l2_bytes;
     const double sum = cycles.products + exp_exposed * cycles.exps + c.shared_exposed * cycles.shared +
-                       c.adds_exposed * cycles.adds + step_cycles();
+                       c.adds_exposed * cycles.adds + c.step_cycles;
     cycles.step = std::max(sum, cycles.loads);
     return cycles;
-}
-
-/// Of a tile, beside what its units take.
-double Gpu::step_cycles() const {
-    const bool by_roles = q.schedule == Schedule::fa3 && q.pass == Pass::backward && tile.block_kv <= kOneWarpgroup;
-    return c.step_cycles + (by_roles ? c.handover_cycles : 0);
 }
 
 void Gpu::note_tile() {
@@ -123,7 +132,8 @@ void Gpu::note_tile() {
                      share * cycles);
         sum += fmt::format(" + {:.1f}", share * cycles);
     };
-    exposed("exponentials of a tile", fmt::format("{:.0f} * {:.0f} / {:.4g} per clk", m, n, machine.exp_rate.value),
+    exposed("exponentials of a tile",
+            fmt::format("{}{:.0f} * {:.0f} / {:.4g} per clk", by_roles() ? "2 * " : "", m, n, machine.exp_rate.value),
             t.exps, exp_exposed);
     exposed("shared memory of a tile",
             fmt::format("{:.0f} B / {:.4g} B/clk", shared_bytes(), machine.shared_bytes.value), t.shared,
@@ -131,9 +141,9 @@ void Gpu::note_tile() {
     exposed("adding dQ of a tile",
             fmt::format("{:.0f} B / {:.4g} B/clk", t.adds * machine.reduce_bytes, machine.reduce_bytes.value), t.adds,
             c.adds_exposed);
-    if (step_cycles() > 0) {
-        account.note("meeting of the warps", "{:.0f} clk", step_cycles());
-        sum += fmt::format(" + {:.0f}", step_cycles());
+    if (c.step_cycles > 0) {
+        account.note("meeting of the warps", "{:.0f} clk", c.step_cycles);
+        sum += fmt::format(" + {:.0f}", c.step_cycles);
     }
     account.note("operands of a tile", "{:.0f} B / {:.4g} B/clk from L2 = {:.1f} clk", t.loads * machine.l2_bytes,
                  machine.l2_bytes.value, t.loads);
@@ -163,9 +173,9 @@ void Gpu::add_tile_parts(double tiles, double clocks_per_ms) {
     add("exponentials", exp_exposed * t.exps);
     add("shared memory", c.shared_exposed * t.shared);
     add("adding dQ", c.adds_exposed * t.adds);
-    add("meetings of warps", step_cycles());
+    add("meetings of warps", c.step_cycles);
     const double sum =
-        t.products + exp_exposed * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + step_cycles();
+        t.products + exp_exposed * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + c.step_cycles;
     if (t.step - sum > 1e-9 * sum) add("operands from L2", t.step - sum);
 }
 

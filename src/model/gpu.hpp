@@ -41,7 +41,10 @@ struct Gpu {
 
     /// FLOP/clk of a multiprocessor that the kernel's products reach.
     double product_rate() const;
-    double flop_per_pair() const { return q.pass == Pass::forward ? 2 * (d + dv) : 2 * (3 * d + 2 * dv); }
+    double flop_per_pair() const;
+    /// Is this fa3's backward whose main kernel is split by roles? S and dP are then made twice, the second time for
+    /// dQ.
+    bool by_roles() const;
     /// Bytes through shared memory for one inner tile: what is loaded is written once, and read by each reader.
     double shared_bytes() const;
     /// Bytes a millisecond.
@@ -66,10 +69,10 @@ struct Gpu {
     std::int64_t splits_ = 1;  ///< parts that the keys of a unit are dealt out in
 
     TileCycles tile_cycles() const;
-    double step_cycles() const;
     void note_tile();
     int split_keys();
     bool one_wave() const { return static_cast<double>(units.count) <= sms; }
+    bool first_keys_first(std::int64_t len_q, std::int64_t len_kv) const;
     std::vector<std::int64_t> blocks_of_head(std::int64_t len_q, std::int64_t len_kv) const;
     std::vector<double> blocks_in_order(double ends) const;
     double turns() const;

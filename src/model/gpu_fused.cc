@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "cuda/fa3/backward/order.hpp"
 #include "cuda/fa3/backward/shapes.hpp"
 #include "model/deal.hpp"
 #include "model/gpu.hpp"
@@ -36,7 +37,16 @@ int Gpu::split_keys() {
     return c.launches + 1;
 }
 
-/// Inner tiles of each thread block of a member's head, in the order of the tiles of queries (backward: of keys).
+/// Does tessera's fa3 backward begin with the first blocks of keys of such a member?
+bool Gpu::first_keys_first(std::int64_t len_q, std::int64_t len_kv) const {
+    if (!is_ours(family) || q.schedule != Schedule::fa3 || q.pass != Pass::backward) return false;
+    cuda::fa3::backward::Blocks<64, 128> blocks{};
+    blocks.set(q.problem.mask, static_cast<int>(len_q), static_cast<int>(len_kv), static_cast<int>(q.problem.group()));
+    return by_roles() || blocks.rising;
+}
+
+/// Inner tiles of each thread block of a member's head, in the order of the tiles of queries (backward: of keys), or,
+/// for Order::last_first, from the last one that begins.
 std::vector<std::int64_t> Gpu::blocks_of_head(std::int64_t len_q, std::int64_t len_kv) const {
     const bool rows_outer = q.pass == Pass::forward;
     const schedule::Grid grid{q.problem.mask.bind(len_q, len_kv), tile, rows_outer};
@@ -52,6 +62,7 @@ std::vector<std::int64_t> Gpu::blocks_of_head(std::int64_t len_q, std::int64_t l
     if (!rows_outer && is_ours(family)) {  // all heads of a group by one block
         for (std::int64_t& inner : blocks) inner *= q.problem.group();
     }
+    if (first_keys_first(len_q, len_kv)) std::reverse(blocks.begin(), blocks.end());
     return blocks;
 }
 
@@ -106,7 +117,7 @@ std::optional<double> Gpu::last_done(double ends) const {
 /// tessera's backward: blocks of keys add to a tile of dQ in turn. Where a head has many of them and few queries, its
 /// blocks wait for each other: clocks of all turns of the heads that come one after another.
 double Gpu::turns() const {
-    if (q.pass == Pass::forward || c.turn_cycles <= 0) return 0;
+    if (q.pass == Pass::forward || by_roles() || c.turn_cycles <= 0) return 0;
     const double turn = static_cast<double>(q.problem.group()) * c.turn_cycles;
     const auto heads = static_cast<double>(q.problem.heads_kv);
     double sum = 0, longest = 0;

@@ -38,6 +38,7 @@ const Shape kShapes[] = {
     {257, 300, 2, 2, 256, DType::bf16, {.causal = Causal::top_left}},
     {300, 260, 4, 2, 192, DType::bf16, {.window_left = 90, .window_right = 70}},
     {500, 500, 2, 1, 128, DType::bf16, {.causal = Causal::bottom_right, .window_left = 150}},
+    {500, 500, 3, 1, 128, DType::bf16, {.causal = Causal::top_left}},
     {130, 700, 4, 1, 128, DType::bf16, {.window_left = 300, .window_right = 100}},
     {150, 170, 2, 1, 40, DType::fp32, {.causal = Causal::bottom_right}},
 };
@@ -83,35 +84,37 @@ TEST_F(CudaGradients, a_member_has_the_same_bits_at_every_place_of_every_batch) 
     }
 }
 
+void expect_the_bits_of_a_dense_one(const Shape& shape) {
+    Attention alone(problem_of(shape, 1), 3);
+    alone.prepare_backward();
+    for_each_cuda_kernel([&](const KernelInfo& kernel) {
+        if (!alone.backward(kernel)) return;
+        const std::vector<std::int64_t> of_q{70, 0, shape.len_q, 77};
+        const std::vector<std::int64_t> of_kv{1, 640, shape.len_kv, 900};
+        Attention among(make_ragged(of_q, of_kv, shape.heads_q, shape.heads_kv, shape.head_dim, shape.dtype), 9, of_q,
+                        of_kv);
+        among.problem.mask = shape.mask;
+        const auto place = [&](Tensor Attention::*which) {
+            const bool of_queries = which == &Attention::q || which == &Attention::d_o || which == &Attention::dq;
+            const std::size_t rows = of_queries ? 70 : 641;
+            const auto len = static_cast<std::size_t>(of_queries ? shape.len_q : shape.len_kv);
+            return (among.*which).memory.begin() +
+                   static_cast<std::ptrdiff_t>(rows * ((alone.*which).memory.size() / len));
+        };
+        for (auto which : kInputs) {
+            std::copy((alone.*which).memory.begin(), (alone.*which).memory.end(), place(which));
+        }
+        among.prepare_backward();
+        ASSERT_TRUE(among.backward(kernel));
+        for (auto which : kOutputs) {
+            EXPECT_TRUE(std::equal((alone.*which).memory.begin(), (alone.*which).memory.end(), place(which)))
+                << kernel.name << ": " << alone.problem.describe();
+        }
+    });
+}
+
 TEST_F(CudaGradients, a_ragged_member_has_the_bits_of_a_dense_one) {
-    for (const Shape& shape : kShapes) {
-        Attention alone(problem_of(shape, 1), 3);
-        alone.prepare_backward();
-        for_each_cuda_kernel([&](const KernelInfo& kernel) {
-            if (!alone.backward(kernel)) return;
-            const std::vector<std::int64_t> of_q{70, 0, shape.len_q, 77};
-            const std::vector<std::int64_t> of_kv{1, 640, shape.len_kv, 900};
-            Attention among(make_ragged(of_q, of_kv, shape.heads_q, shape.heads_kv, shape.head_dim, shape.dtype), 9,
-                            of_q, of_kv);
-            among.problem.mask = shape.mask;
-            const auto place = [&](Tensor Attention::*which) {
-                const bool of_queries = which == &Attention::q || which == &Attention::d_o || which == &Attention::dq;
-                const std::size_t rows = of_queries ? 70 : 641;
-                const auto len = static_cast<std::size_t>(of_queries ? shape.len_q : shape.len_kv);
-                return (among.*which).memory.begin() +
-                       static_cast<std::ptrdiff_t>(rows * ((alone.*which).memory.size() / len));
-            };
-            for (auto which : kInputs) {
-                std::copy((alone.*which).memory.begin(), (alone.*which).memory.end(), place(which));
-            }
-            among.prepare_backward();
-            ASSERT_TRUE(among.backward(kernel));
-            for (auto which : kOutputs) {
-                EXPECT_TRUE(std::equal((alone.*which).memory.begin(), (alone.*which).memory.end(), place(which)))
-                    << kernel.name << ": " << alone.problem.describe();
-            }
-        });
-    }
+    for (const Shape& shape : kShapes) expect_the_bits_of_a_dense_one(shape);
 }
 
 /// More blocks of keys than the device has multiprocessors, all adding to the same few tiles of queries.

@@ -36,11 +36,13 @@ using Adders = std::map<std::pair<int, int>, std::vector<int>>;
 template <int kBlockQ, int kBlockKv>
 Adders adders_of(const Blocks<kBlockQ, kBlockKv>& blocks) {
     Adders adders;
-    for (int n = blocks.count_kv - 1; n >= 0; --n) {
+    for (int started = 0; started < blocks.count_kv; ++started) {
+        const int n = blocks.block_of(started, blocks.count_kv);
         int steps = 0;
-        for (Steps step(blocks, n, 1); step.more(); step.advance(), ++steps) adders[{step.which, step.m}].push_back(n);
+        for (Steps step(blocks, n, 1); step.more(); step.advance(1), ++steps)
+            adders[{step.which(), step.m}].push_back(n);
         EXPECT_EQ(steps, Steps(blocks, n, 1).count());
-        for (Steps step(blocks, n, 3); step.more(); step.advance()) --steps;
+        for (Steps step(blocks, n, 3); step.more(); step.advance(3)) --steps;
         EXPECT_EQ(steps, -2 * Steps(blocks, n, 1).count()) << "three heads take three times the steps";
     }
     return adders;
@@ -57,9 +59,9 @@ bool touches(const Mask& mask, const Blocks<kBlockQ, kBlockKv>& blocks, int m, i
 }
 
 template <int kBlockQ, int kBlockKv>
-void expect_right(const Mask& mask, int len_q, int len_kv) {
+void expect_right(const Mask& mask, int len_q, int len_kv, int group) {
     Blocks<kBlockQ, kBlockKv> blocks{};
-    blocks.set(mask, len_q, len_kv);
+    blocks.set(mask, len_q, len_kv, group);
     const Adders adders = adders_of(blocks);
     for (const auto& [sum_and_block, blocks_of_keys] : adders) {
         const auto [sum, m] = sum_and_block;
@@ -90,13 +92,31 @@ TEST(fa3_backward_order, every_tile_is_added_once_and_in_the_order_of_the_places
             for (const int len_kv : kLengths) {
                 SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len_q) + " x " +
                              std::to_string(len_kv));
-                expect_right<64, 128>(mask, len_q, len_kv);
-                expect_right<128, 128>(mask, len_q, len_kv);
-                expect_right<64, 64>(mask, len_q, len_kv);
+                for (const int group : {1, 8}) {
+                    expect_right<64, 128>(mask, len_q, len_kv, group);
+                    expect_right<128, 128>(mask, len_q, len_kv, group);
+                    expect_right<64, 64>(mask, len_q, len_kv, group);
+                }
                 if (HasFatalFailure()) return;
             }
         }
     }
+}
+
+/// All heads of a group are gone through at one block of queries.
+TEST(fa3_backward_order, heads_of_a_group_stay_together_where_blocks_rise) {
+    Blocks<64, 128> blocks{};
+    blocks.set({.causal = Causal::bottom_right}, 1024, 1024, 4);
+    Steps step(blocks, 3, 4);
+    for (int m = 15; m >= 6; --m) {
+        for (int left = 4; left > 0; --left, step.advance(4)) {
+            ASSERT_TRUE(step.more());
+            ASSERT_EQ(step.m, m);
+            ASSERT_EQ(step.heads, left);
+            ASSERT_EQ(step.which(), 0);
+        }
+    }
+    ASSERT_FALSE(step.more());
 }
 
 /// All blocks of queries that see all keys of a warpgroup, and no others, are said to.
@@ -104,7 +124,7 @@ template <int kBlockQ, int kBlockKv>
 void expect_full(const Mask& mask, int len_q, int len_kv) {
     constexpr int kKeys = 64;
     Blocks<kBlockQ, kBlockKv> blocks{};
-    blocks.set(mask, len_q, len_kv);
+    blocks.set(mask, len_q, len_kv, 1);
     const Band band = mask.bind(len_q, len_kv);
     for (int key = 0; key < blocks.count_kv * kBlockKv; key += kKeys) {
         const auto [begin, end] = blocks.full_queries_of(key, kKeys);
@@ -132,29 +152,31 @@ TEST(fa3_backward_order, tiles_without_hidden_pairs_are_known) {
 }
 
 template <int kBlockQ, int kBlockKv>
-void expect_one_sum(const Mask& mask, int len) {
+void expect_one_sum(const Mask& mask, int len, int group) {
     Blocks<kBlockQ, kBlockKv> blocks{};
-    blocks.set(mask, len, len);
+    blocks.set(mask, len, len, group);
     for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m)) << len;
 }
 
 TEST(fa3_backward_order, one_sum_is_enough_where_the_workspace_has_one) {
     for (const Mask& mask : kMasks) {
         for (const int len : kLengths) {
-            if (cuda::fa3::backward::sums_of_dq({.len_q = len, .len_kv = len, .mask = mask}) == 2) continue;
-            expect_one_sum<64, 128>(mask, len);
-            expect_one_sum<128, 128>(mask, len);
-            expect_one_sum<64, 64>(mask, len);
+            for (const int group : {1, 4}) {
+                const Problem p{.len_q = len, .len_kv = len, .heads_q = group, .heads_kv = 1, .mask = mask};
+                if (cuda::fa3::backward::sums_of_dq(p) == 2) continue;
+                expect_one_sum<64, 128>(mask, len, group);
+                expect_one_sum<128, 128>(mask, len, group);
+            }
         }
     }
 }
 
 TEST(fa3_backward_order, blocks_without_a_mask_start_apart) {
     Blocks<64, 128> blocks{};
-    blocks.set({}, 4096, 4096);
+    blocks.set({}, 4096, 4096, 1);
     for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(Steps(blocks, n, 1).m, 2 * n);
     Blocks<128, 128> square{};
-    square.set({}, 4096, 4096);
+    square.set({}, 4096, 4096, 1);
     for (int n = 0; n < square.count_kv; ++n) ASSERT_EQ(Steps(square, n, 1).m, n);
 }
 

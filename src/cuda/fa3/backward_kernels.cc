@@ -78,6 +78,11 @@ Launch make_launch(const BackwardCall& call) {
         if (launch.store_dk_by_copy_engine) launch.dk = tensor_map(launch.params.dk, shapes.k, p.dtype, kStoredRows);
         if (launch.store_dv_by_copy_engine) launch.dv = tensor_map(launch.params.dv, shapes.v, p.dtype, kStoredRows);
     }
+    if (c.roles() && has_queries(p) && launch.params.dq.data) {
+        launch.store_dq_by_copy_engine = !refuse_copy_engine(launch.params.dq, shapes.q);
+        if (launch.store_dq_by_copy_engine) launch.dq = tensor_map(launch.params.dq, shapes.q, p.dtype, kStoredRows);
+    }
+    launch.only_dq = c.roles() && launch.params.dk.data == nullptr && launch.params.dv.data == nullptr;
     if (uses_o_rest(p)) launch.o_rest = rows_of(call.args.o_rest);
     launch.o_by_vectors = takes_vectors(launch.params.forward.o, static_cast<int>(p.head_dim_v)) &&
                           takes_vectors(launch.params.d_o, static_cast<int>(p.head_dim_v)) &&
@@ -96,7 +101,9 @@ cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t strea
         status = backward::start_delta_of_output<T, Shape>(launch, stream);
     }
     if (status == cudaSuccess && has_queries(p)) status = backward::start_delta<T, Shape>(launch, stream);
-    if (status == cudaSuccess && has_keys(p)) status = backward::start_backward<T, Shape>(launch, stream);
+    if (status == cudaSuccess && has_keys(p) && !launch.only_dq) {
+        status = backward::start_backward<T, Shape>(launch, stream);
+    }
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
     return backward::start_dq<T, Shape>(launch, stream);
 }
@@ -138,7 +145,7 @@ Kernel backward_kernel() {
                      .schedule = Schedule::fa3,
                      .pass = Pass::backward,
                      .dtypes = {DType::bf16},
-                     .summary = "K/V blocks outer, dQ added up by the copy engine in a fixed order; memory O(len)",
+                     .summary = "K/V blocks outer, dQ added up in a fixed order or by its own kernel; memory O(len)",
                      .limits = "sm_90; bf16; no additive bias; head_dim in multiples of 8, up to 128 with softcap, "
                                "ALiBi, dropout or a scale of 0 and less; 16-byte aligned rows"},
             .refuse = refuse,

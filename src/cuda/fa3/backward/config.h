@@ -25,21 +25,15 @@ struct Config {
     /// Slabs of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
     constexpr int v_slabs() const { return (head_dim_v + 63) / 64; }
-    /// Does one warpgroup make P and dV, the other one dS and dK?
+    /// Does one warpgroup make P and dV, the other one dS and dK? dQ then has a kernel of its own (dq_product.cuh).
     constexpr bool roles() const { return block_kv == kRows; }
     /// A warpgroup's first row of the block's keys.
     constexpr int first_row(int warpgroup) const { return roles() ? 0 : kRows * warpgroup; }
-    /// Columns of dQ that a warpgroup multiplies at once, always of 64 queries.
-    constexpr int dq_columns() const {
-        if (roles()) return 64;
-        return block_q == kRows ? head_dim / kConsumers : head_dim;
-    }
-    /// How many times it does so in a step, and how many times the warpgroup before it does.
-    constexpr int dq_parts(int warpgroup) const { return roles() ? (qk_slabs() + warpgroup) / kConsumers : 1; }
-    constexpr int dq_parts_before(int warpgroup) const { return warpgroup == 0 ? 0 : dq_parts(0); }
+    /// Columns of dQ that a warpgroup of the main kernel multiplies, always of 64 queries.
+    constexpr int dq_columns() const { return block_q == kRows ? head_dim / kConsumers : head_dim; }
     /// Of block_q queries: where RowStats stand, one after the other.
     constexpr int row_stats() const { return block_q / kRows; }
-    /// Blocks of keys in shared memory while delta is made.
+    /// Blocks of keys in shared memory where queries are outer; K is there twice while dQ is made.
     constexpr int delta_stages() const { return head_dim > 192 ? 1 : 2; }
 };
 
@@ -52,13 +46,13 @@ struct HeadDim128 {
 };
 /// Where dK and dV of 64 keys fill the registers of a warpgroup each.
 struct HeadDim192V128 {
-    static constexpr Config kConfig{.head_dim = 192, .head_dim_v = 128, .block_kv = 64, .q_stages = 2};
+    static constexpr Config kConfig{.head_dim = 192, .head_dim_v = 128, .block_kv = 64};
 };
 struct HeadDim192 {
-    static constexpr Config kConfig{.head_dim = 192, .head_dim_v = 192, .block_kv = 64, .q_stages = 2};
+    static constexpr Config kConfig{.head_dim = 192, .head_dim_v = 192, .block_kv = 64};
 };
 struct HeadDim256 {
-    static constexpr Config kConfig{.head_dim = 256, .head_dim_v = 256, .block_kv = 64, .q_stages = 2, .do_stages = 1};
+    static constexpr Config kConfig{.head_dim = 256, .head_dim_v = 256, .block_kv = 64, .q_stages = 2};
 };
 /// Shapes that do more to a score.
 struct HeadDim64General {
@@ -69,5 +63,8 @@ struct HeadDim128General {
 };
 using Shapes =
     ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64General, HeadDim128General>;
+/// Those whose dQ blocks of keys add up, and those by roles, whose dQ has a kernel of its own.
+using ShapesThatAdd = ShapeList<HeadDim64, HeadDim128, HeadDim64General, HeadDim128General>;
+using ShapesByRoles = ShapeList<HeadDim192V128, HeadDim192, HeadDim256>;
 
 }  // namespace tessera::cuda::fa3::backward

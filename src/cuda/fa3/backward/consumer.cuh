@@ -91,14 +91,12 @@ struct ConsumerThread {
     }
     __device__ __forceinline__ void wait_for_q() { wait_for(shared.q_ring.full[q.stage], q.phase); }
     __device__ __forceinline__ void wait_for_do() { wait_for(shared.do_ring.full[d_o.stage], d_o.phase); }
-    /// Part 0 ... of this step's dQ may be stored.
-    __device__ __forceinline__ void wait_for_dq_memory(int parts, int part = 0) {
-        wait_for(shared.dq_empty[warpgroup], (steps * parts + part + 1) % 2, warpgroup);
+    /// This step's dQ may be stored.
+    __device__ __forceinline__ void wait_for_dq_memory() {
+        wait_for(shared.dq_empty[warpgroup], (steps + 1) % 2, warpgroup);
     }
     __device__ __forceinline__ void exponentiate(float (&s)[kPairs], const float4 (&early)[kEarly]) const;
-    template <class T>
     __device__ __forceinline__ void clean_keys();
-    template <class T>
     __device__ __forceinline__ void clean_queries();
     __device__ __forceinline__ std::uint32_t ds_address(int slab_number) const;
     __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kConfig.block_q / 16][4], std::uint32_t to);
@@ -107,10 +105,6 @@ struct ConsumerThread {
     __device__ __forceinline__ void give_dq() {
         ptx::fence_proxy_async();
         arrive(shared.dq_full[warpgroup]);
-    }
-    __device__ __forceinline__ void store_dq(const float (&dq)[kConfig.dq_columns() / 2]) {
-        put_dq(dq);
-        give_dq();
     }
     /// One arrival of the warp, when all its lanes are here.
     __device__ __forceinline__ static void arrive(ptx::Mbarrier& barrier) {
@@ -159,19 +153,22 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::exponentiate(float (&s)
 
 /// NaN and infinities of K become 0: what they make of scores is in LSE and delta, and dQ is to have no others.
 template <Config kConfig>
-template <class T>
 __device__ __forceinline__ void ConsumerThread<kConfig>::clean_keys() {
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
-    for (auto& slab : shared.k) clean<T, kKeys * kSlabRowBytes, 128, 4>(slab[kKeys * warpgroup], thread);
+    bool found = false;
+    for (auto& slab : shared.k) found |= clean<kKeys * kSlabRowBytes, 128, 4>(slab[kKeys * warpgroup], thread);
     ptx::fence_proxy_async();
-    if constexpr (kConfig.roles()) ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
-    else ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
+    if constexpr (kConfig.roles()) {
+        if (agreed(found)) launch.workspace.start->special_keys = 1;
+        ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
+    } else {
+        ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
+    }
 }
 
 /// The same of Q and dO, in tiles with hidden pairs. What was taken out of dO is put back at the end (restore_lost).
 template <Config kConfig>
-template <class T>
 __device__ __forceinline__ void ConsumerThread<kConfig>::clean_queries() {
     const Span& first = shared.block.full[0];
     const Span& second = shared.block.full[1];
@@ -181,8 +178,8 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::clean_queries() {
     constexpr int kThreads = 128 * Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     ptx::named_barrier_sync(kConsumersBarrier, kThreads);  // both warpgroups have made S and dP of it
-    clean<T, sizeof(shared.q[0]), kThreads>(shared.q[q.stage], thread);
-    clean<T, sizeof(shared.d_o[0]), kThreads>(shared.d_o[d_o.stage], thread);
+    clean<sizeof(shared.q[0]), kThreads>(shared.q[q.stage], thread);
+    clean<sizeof(shared.d_o[0]), kThreads>(shared.d_o[d_o.stage], thread);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kConsumersBarrier, kThreads);
 }

@@ -21,19 +21,22 @@ inline constexpr int kDeltaBlockQ = 64 * Config::kConsumers;
 /// |LSE| up to which an fp32 number holds it well enough (docs/numerics.md).
 inline constexpr float kOrdinaryLse = 256;
 
-template <Config kConfig>
+/// Shared memory of a block of a kernel whose queries are outer, as of delta_kernel.
+template <Config kConfig, bool kTwoOfK>
 struct alignas(1024) DeltaShared {
-    static constexpr int kStages = kConfig.delta_stages();
+    static constexpr int kKStages = kTwoOfK ? 2 : kConfig.delta_stages();
+    static constexpr int kVStages = kConfig.delta_stages();
     static constexpr int kBlocks = kDeltaBlockQ / kConfig.block_q;
     using SlabQ = std::uint16_t[kConfig.block_q][kSlabColumns];
     using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];
 
     SlabQ q[kBlocks][kConfig.qk_slabs()];
     SlabQ d_o[kBlocks][kConfig.v_slabs()];
-    SlabKv k[kStages][kConfig.qk_slabs()];
-    SlabKv v[kStages][kConfig.v_slabs()];
+    SlabKv k[kKStages][kConfig.qk_slabs()];
+    SlabKv v[kVStages][kConfig.v_slabs()];
     ptx::Mbarrier q_full;
-    Ring<kStages> k_ring, v_ring;
+    Ring<kKStages> k_ring;
+    Ring<kVStages> v_ring;
     int some_special[Config::kConsumers], some_large[Config::kConsumers];
 
     __device__ void init_barriers() {
@@ -65,7 +68,7 @@ struct QueryTile {
         const Member member = member_of(p, batch);
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
-        blocks.set(p.mask, member.len_q, member.len_kv);
+        blocks.set(p.mask, member.len_q, member.len_kv, p.group);
         first_block = std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, member.first_q) +
                       query / kConfig.block_q;
         n_begin = 0;
@@ -116,28 +119,29 @@ __device__ __forceinline__ bool falls(const ForwardParams& p, int batch) {
 }
 
 /// One thread: all copies.
-template <Config kConfig>
-__device__ __forceinline__ void load_for_delta(const Launch& launch, DeltaShared<kConfig>& shared,
-                                               const QueryTile<kConfig>& tile) {
+template <Config kConfig, class OfShared>
+__device__ __forceinline__ void load_for_queries(const Launch& launch, OfShared& shared,
+                                                 const QueryTile<kConfig>& tile) {
     const ForwardParams& p = launch.params.forward;
     const int batch = p.cu_seqlens_q != nullptr ? 0 : tile.batch;
     ptx::mbarrier_arrive_expect(shared.q_full, sizeof(shared.q) + sizeof(shared.d_o));
-    for (int m = 0; m < DeltaShared<kConfig>::kBlocks; ++m) {
+    for (int m = 0; m < OfShared::kBlocks; ++m) {
         const int row = tile.first_q + tile.query + m * kConfig.block_q;
         copy_in(shared.q[m], launch.q, row, tile.head, batch, shared.q_full, ptx::CacheHint::evict_first);
         copy_in(shared.d_o[m], launch.d_o, row, tile.head, batch, shared.q_full, ptx::CacheHint::evict_first);
     }
-    RingPosition<kConfig.delta_stages()> at;
-    for (int n = tile.n_begin; n < tile.n_end; ++n, at.advance()) {
+    RingPosition<OfShared::kKStages> k;
+    RingPosition<OfShared::kVStages> v;
+    for (int n = tile.n_begin; n < tile.n_end; ++n, k.advance(), v.advance()) {
         const int row = tile.first_kv + n * kConfig.block_kv;
         const int kv_head = tile.head / p.group;
-        wait_for(shared.k_ring.empty[at.stage()], at.phase() ^ 1);
-        ptx::mbarrier_arrive_expect(shared.k_ring.full[at.stage()], sizeof(shared.k[0]));
-        copy_in(shared.k[at.stage()], launch.k, row, kv_head, batch, shared.k_ring.full[at.stage()],
+        wait_for(shared.k_ring.empty[k.stage()], k.phase() ^ 1);
+        ptx::mbarrier_arrive_expect(shared.k_ring.full[k.stage()], sizeof(shared.k[0]));
+        copy_in(shared.k[k.stage()], launch.k, row, kv_head, batch, shared.k_ring.full[k.stage()],
                 ptx::CacheHint::evict_last);
-        wait_for(shared.v_ring.empty[at.stage()], at.phase() ^ 1);
-        ptx::mbarrier_arrive_expect(shared.v_ring.full[at.stage()], sizeof(shared.v[0]));
-        copy_in(shared.v[at.stage()], launch.v, row, kv_head, batch, shared.v_ring.full[at.stage()],
+        wait_for(shared.v_ring.empty[v.stage()], v.phase() ^ 1);
+        ptx::mbarrier_arrive_expect(shared.v_ring.full[v.stage()], sizeof(shared.v[0]));
+        copy_in(shared.v[v.stage()], launch.v, row, kv_head, batch, shared.v_ring.full[v.stage()],
                 ptx::CacheHint::evict_last);
     }
 }
@@ -165,7 +169,7 @@ struct DeltaConsumer {
     static constexpr int kPairs = kConfig.block_kv / 2;  ///< scores of a thread
 
     const Launch& launch;
-    DeltaShared<kConfig>& shared;
+    DeltaShared<kConfig, false>& shared;
     const QueryTile<kConfig>& tile;
     int warpgroup;
 
@@ -285,8 +289,8 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
     auto& do_slabs = shared.d_o[64 * warpgroup / kConfig.block_q];
     const int row_of_block = 64 * warpgroup % kConfig.block_q;
     bool some_special = false;
-    for (auto& slab : q_slabs) some_special |= any_special<T, 64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
-    for (auto& slab : do_slabs) some_special |= any_special<T, 64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
+    for (auto& slab : q_slabs) some_special |= any_special<64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
+    for (auto& slab : do_slabs) some_special |= any_special<64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
     const std::uint64_t q = uniform(row_descriptor(q_slabs[0][row_of_block]));
     const std::uint64_t d_o = uniform(row_descriptor(do_slabs[0][row_of_block]));
     const ForwardParams& params = launch.params.forward;
@@ -362,7 +366,7 @@ template <class T, class Shape>
 __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(1024) unsigned char memory[];
-    auto& shared = *reinterpret_cast<DeltaShared<kConfig>*>(memory);
+    auto& shared = *reinterpret_cast<DeltaShared<kConfig, false>*>(memory);
     if (launch.o_rest.data != nullptr && launch.workspace.start->some_large == 0) return;
     if (threadIdx.x == 0) {
         shared.init_barriers();
@@ -375,7 +379,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup == 0) {
         ptx::give_registers<Config::kProducerRegisters>();
-        if (threadIdx.x == 0) load_for_delta<kConfig>(launch, shared, tile);
+        if (threadIdx.x == 0) load_for_queries(launch, shared, tile);
     } else {
         ptx::take_registers<Config::kConsumerRegisters>();
         DeltaConsumer<T, kConfig>{launch, shared, tile, warpgroup - 1}.run();
@@ -385,7 +389,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
 template <class T, class Shape>
 cudaError_t start_delta(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
-    constexpr int kBytes = sizeof(DeltaShared<Shape::kConfig>);
+    constexpr int kBytes = sizeof(DeltaShared<Shape::kConfig, false>);
     static_assert(kBytes <= 227 * 1024);
     const ForwardParams& p = launch.params.forward;
     const std::int64_t tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;

@@ -13,7 +13,7 @@ namespace tessera::cuda::fa3::backward {
 inline constexpr int kDqThreads = 128 * Config::kConsumers;
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(kDqThreads) dq_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kColumns = kConfig.block_q == Config::kRows ? kConfig.head_dim / 2 : kConfig.head_dim;
     constexpr int kChunks = kConfig.head_dim / 8;  // of 16 bytes, in a row
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kDqThreads) dq_kernel(const __grid_constant__ 
     const int head = static_cast<int>(blockIdx.x) / count % p.heads_q;
     const Member member = member_of(p, batch);
     BlocksOf<kConfig> blocks;
-    blocks.set(p.mask, member.len_q, member.len_kv);
+    blocks.set(p.mask, member.len_q, member.len_kv, p.group);
     if (m >= blocks.count_q || launch.workspace.start->broken != 0) return;
 
     const int thread = static_cast<int>(threadIdx.x);
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kDqThreads) dq_kernel(const __grid_constant__ 
 
 template <class T, class Shape>
 cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
-    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
+    static_assert(ShapesThatAdd::kHas<Shape> && !Shape::kConfig.roles(), "not in that list of config.h");
     const ForwardParams& p = launch.params.forward;
     constexpr int kBlockQ = Shape::kConfig.block_q;
     const std::int64_t count = (p.len_q + kBlockQ - 1) / kBlockQ;

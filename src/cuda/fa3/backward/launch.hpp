@@ -28,6 +28,7 @@ struct Start {
     unsigned next_block;  ///< the number of the next thread block of the main kernel to start
     int broken;           ///< cu_seqlens fall: members that overlap would wait for each other for ever
     int some_large;       ///< with the rest of O: rows are left to the kernel that sums delta
+    int special_keys;     ///< roles: there are NaN or infinities in K, as the main kernel has seen
 };
 
 /// Memory of a call, in its workspace. A head's blocks of queries are counted over all batch members (Blocks).
@@ -40,10 +41,11 @@ struct Workspace {
 
 struct Launch {
     BackwardParams params;
-    CUtensorMap q, k, v, d_o, dk, dv;
+    CUtensorMap q, k, v, d_o, dq, dk, dv;
     Workspace workspace;
-    float scale_log2;                                       ///< of Q K^T to scores in units of log2
-    bool store_dk_by_copy_engine, store_dv_by_copy_engine;  ///< they have tensor maps
+    float scale_log2;  ///< of Q K^T to scores in units of log2
+    bool store_dq_by_copy_engine, store_dk_by_copy_engine, store_dv_by_copy_engine;  ///< they have tensor maps
+    bool only_dq;        ///< roles: the main kernel, which would look at K first, is left out
     int sums;            ///< of dQ: 2 where some block of keys goes round (shapes.hpp)
     Rows o_rest;         ///< what rounding took off O, a byte an element; null: delta is summed
     bool o_by_vectors;   ///< O, the bytes and dO are read eight elements at a time
@@ -59,7 +61,8 @@ TESSERA_HOST_DEVICE constexpr std::int64_t first_block_q(const ForwardParams& p,
     return batch * ((p.len_q + block_q - 1) / block_q);
 }
 
-/// Start the kernels; delta_of_output where there is the rest of O. One instance each in instances/.
+/// Start the kernels; delta_of_output where there is the rest of O, and dq as dq.cuh has it, or dq_product.cuh where
+/// the main kernel is split by roles. One instance each in instances/.
 template <class T, class Shape>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>

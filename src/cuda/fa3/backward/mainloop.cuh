@@ -155,7 +155,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
         Base::exponentiate(s, stats);
     } else {
         exponentiate_with_features();
-        if (some_special) Base::template clean_queries<T>();
+        if (some_special) Base::clean_queries();
         start_dv();
         start_dp();
     }
@@ -175,7 +175,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
     }
     if (full) score_gradients<false>(stats);
     else score_gradients<true>(stats);
-    if (!kConfig.general && some_special) Base::template clean_queries<T>();
+    if (!kConfig.general && some_special) Base::clean_queries();
     if constexpr (!kConfig.general) start_dv();  // dS is stored beside it
     Base::store_ds(ds, to);
 }
@@ -189,7 +189,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::start() {
     for (float& element : dv) element = 0;
     if (Base::count_steps() == 0) return;
     wait_for(shared.kv_full, 0);
-    Base::template clean_keys<T>();
+    Base::clean_keys();
     wait_for(shared.q_ring.full[0], 0);
     start_s();
     Base::read_flags();
@@ -225,7 +225,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(s);
         ptx::keep_in_place(dq);
-        Base::wait_for_dq_memory(1);
+        Base::wait_for_dq_memory();
         Base::put_dq(dq);
         ++steps;
         d_o.advance();

@@ -4,6 +4,10 @@
 // waits for long: block n starts at the queries that are as far along as it is itself, goes to the last that sees it
 // (sum 0), then on from the first one (sum 1). For one m the order is n falling, in both sums, so that n follows n + 1,
 // which started earlier and some steps further on.
+//
+// Where blocks of keys differ most in length and take long (causal, as many queries as keys, all heads of a group by
+// one block) the longest start first. There n rises, and blocks go from the last queries back to the diagonal, in one
+// sum, with all heads of the group at each stop: a block is one step behind the one before, and shorter.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +40,10 @@ struct Blocks : Pairs {
     int count_q, count_kv;  ///< blocks
     int apart;              ///< blocks of queries between the starts of neighbouring blocks of keys; or, if there ...
     int together;           ///< ... are more blocks of keys, how many of them start at the same one
+    bool rising;            ///< n rises
 
-    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv) {
+    /// `group`: query heads of a kv head.
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group) {
         const Band band = mask.bind(own_len_q, own_len_kv);
         len_q = own_len_q;
         len_kv = own_len_kv;
@@ -49,7 +55,10 @@ struct Blocks : Pairs {
         together = std::max((count_kv + count_q - 1) / std::max(count_q, 1), 1);
         if (count_q >= count_kv) together = 1;
         else apart = 1;
+        rising = group > 1 && len_q == len_kv && high == 0 && low <= 1 - len_q;
     }
+    /// The block of keys that is number `started` to start, if there are no more than `most`.
+    TESSERA_HOST_DEVICE int block_of(int started, int most) const { return rising ? started : most - 1 - started; }
 
     /// Blocks of queries, begin and end, that see some key of block n.
     TESSERA_HOST_DEVICE Span queries_of(int n) const {
@@ -74,12 +83,13 @@ struct Blocks : Pairs {
         if (begin >= end || low > high) return Span{0, 0};
         return Span{begin / kBlockKv, (end + kBlockKv - 1) / kBlockKv};
     }
-    /// Where block n starts: nobody of n' > n starts before.
-    TESSERA_HOST_DEVICE int start_of(int n) const { return n / together * apart; }
+    /// Where block n starts; unless they rise, nobody of n' > n starts before.
+    TESSERA_HOST_DEVICE int start_of(int n) const { return rising ? count_q - 1 : n / together * apart; }
     /// The last block of keys that starts at m or before.
     TESSERA_HOST_DEVICE int last_started(int m) const { return (m / apart + 1) * together - 1; }
     /// How many have added to sum `which` of block m before block n does.
     TESSERA_HOST_DEVICE int place(int which, int m, int n) const {
+        if (rising) return n;
         const int last = keys_of(m).end - 1;
         return (which == 0 ? std::min(last, last_started(m)) : last) - n;
     }
@@ -87,6 +97,7 @@ struct Blocks : Pairs {
     TESSERA_HOST_DEVICE bool any(int which, int m) const {
         const Span keys = keys_of(m);
         if (keys.begin >= keys.end) return false;
+        if (rising) return which == 0;
         return which == 0 ? last_started(m) >= keys.begin : keys.end - 1 > last_started(m);
     }
 };
@@ -94,11 +105,12 @@ struct Blocks : Pairs {
 template <Config kConfig>
 using BlocksOf = Blocks<kConfig.block_q, kConfig.block_kv>;
 
-/// The steps of one block of keys: blocks of queries, for each query head of the group.
+/// The steps of one block of keys: blocks of queries, for each query head of the group. (Those who count them have few
+/// registers.)
 struct Steps {
     int begin, end, start;  ///< of m
-    int heads;              ///< of the group that are left
-    int m, which;           ///< this step's block and sum
+    int heads;              ///< of the group that are left: all in all, or, rising, at this m
+    int m;                  ///< this step's block
 
     template <int kBlockQ, int kBlockKv>
     TESSERA_HOST_DEVICE Steps(const Blocks<kBlockQ, kBlockKv>& blocks, int n, int group) {
@@ -107,22 +119,31 @@ struct Steps {
         end = queries.end;
         start = std::min(std::max(blocks.start_of(n), begin), end);
         heads = begin < end ? group : 0;
+        state_ = blocks.rising ? kRising : 0;
         rewind();
     }
     TESSERA_HOST_DEVICE bool more() const { return heads > 0; }
     TESSERA_HOST_DEVICE int count() const { return heads * (end - begin); }  ///< at the start
-    TESSERA_HOST_DEVICE void advance() {
+    TESSERA_HOST_DEVICE int which() const { return state_ & kSecond; }       ///< this step's sum
+    TESSERA_HOST_DEVICE void advance(int group) {
+        if ((state_ & kRising) != 0) {
+            if (--heads == 0 && --m >= begin) heads = group;
+            return;
+        }
         ++m;
-        if (which == 0 && m == end) m = begin, which = 1;
-        if (which == 0 || m != start) return;
+        if (which() == 0 && m == end) m = begin, state_ |= kSecond;
+        if (which() == 0 || m != start) return;
         --heads;
         rewind();
     }
 
  private:
+    static constexpr int kSecond = 1, kRising = 2;
+    int state_;
+
     TESSERA_HOST_DEVICE void rewind() {
         m = start == end ? begin : start;
-        which = start == end ? 1 : 0;
+        state_ = (state_ & kRising) | (start == end ? kSecond : 0);
     }
 };
 

@@ -31,7 +31,7 @@ __device__ __forceinline__ void load(const Launch& launch, Shared<kConfig>& shar
     copy_in(shared.v, launch.v, kv_row, block.kv_head, batch, shared.kv_full, ptx::CacheHint::evict_first);
     Turn<kConfig.q_stages> q;
     Turn<kConfig.do_stages> d_o;
-    for (; step.more(); step.advance(), q.advance(), d_o.advance()) {
+    for (; step.more(); step.advance(p.group), q.advance(), d_o.advance()) {
         const int head = (block.kv_head + 1) * p.group - step.heads;
         const int row = block.first_q + step.m * kConfig.block_q;
         wait_for(shared.q_ring.empty[q.stage], q.phase ^ 1);
@@ -58,9 +58,9 @@ struct DqTurn {
     template <Config kConfig>
     __device__ __forceinline__ void set(const Launch& launch, const KeyBlock<kConfig>& block, const Steps& step) {
         const ForwardParams& p = launch.params.forward;
-        const int head = (block.kv_head + 1) * p.group - step.heads + step.which * p.heads_q;
+        const int head = (block.kv_head + 1) * p.group - step.heads + step.which() * p.heads_q;
         block_q = static_cast<unsigned>(head * launch.blocks_q + block.first_block_q + step.m);
-        place = block.blocks.place(step.which, step.m, block.n);
+        place = block.blocks.place(step.which(), step.m, block.n);
     }
     template <int kHalf>
     __device__ __forceinline__ int* counter(const Launch& launch) const {
@@ -77,8 +77,6 @@ struct DqTurn {
 template <Config kConfig, int kHalf>
 __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& shared) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
-    constexpr int kParts = kConfig.dq_parts(0) + kConfig.dq_parts(1);  // of a block of queries
-    constexpr int kBegin = kConfig.dq_parts_before(kHalf);
     Steps step(shared.block.blocks, shared.block.n, launch.params.forward.group);
     if (!step.more()) return;
     std::uint32_t parity = 0;
@@ -86,22 +84,19 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
     DqTurn turn;
     turn.set(launch, shared.block, step);
     while (true) {
-#pragma unroll 1
-        for (int part = kBegin; part < kBegin + kConfig.dq_parts(kHalf); ++part, parity ^= 1) {
-            wait_for(shared.dq_full[kHalf], parity, kHalf);
-            if (!has_come) wait_until(turn.place, [&] { return turn.template has_come<kHalf>(launch); });
-            has_come = true;
-            ptx::fence_proxy_async_global();
-            float* sum = launch.workspace.dq + (turn.block_q * std::uint64_t{kParts} + static_cast<unsigned>(part)) *
-                                                   (kBytes / sizeof(float));
-            if (turn.place == 0) ptx::bulk_store(sum, shared.dq[kHalf], kBytes);
-            else ptx::bulk_add(sum, shared.dq[kHalf], kBytes);
-            ptx::tma_store_commit();
-            ptx::tma_store_wait_read();
-            ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
-        }
+        wait_for(shared.dq_full[kHalf], parity, kHalf);
+        parity ^= 1;
+        if (!has_come) wait_until(turn.place, [&] { return turn.template has_come<kHalf>(launch); });
+        ptx::fence_proxy_async_global();
+        float* sum =
+            launch.workspace.dq + (turn.block_q * std::uint64_t{2} + unsigned{kHalf}) * (kBytes / sizeof(float));
+        if (turn.place == 0) ptx::bulk_store(sum, shared.dq[kHalf], kBytes);
+        else ptx::bulk_add(sum, shared.dq[kHalf], kBytes);
+        ptx::tma_store_commit();
+        ptx::tma_store_wait_read();
+        ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
         const DqTurn before = turn;
-        step.advance();
+        step.advance(launch.params.forward.group);
         if (step.more()) {
             turn.set(launch, shared.block, step);
             has_come = turn.template has_come<kHalf>(launch);

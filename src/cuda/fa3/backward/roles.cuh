@@ -1,33 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The main loop where dK and dV of 64 keys fill the registers of a warpgroup each: one makes P and dV, the other one dS
-// and dK, of the same 64 keys, and each its columns of dQ. They are half a step apart: scores and weights of the next
-// block of queries are made while dK of this one is.
+// and dK, of the same 64 keys. dQ has a kernel of its own (dq_product.cuh).
+//
+// The first multiplies the next block's scores before this block's gradient, and works P out beside the latter. The
+// other one multiplies its gradient first: then Q is given back early, of which there are two stages at head_dim 256.
 #pragma once
 
 #include "cuda/fa3/backward/consumer.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
-/// What both have: columns of dQ.
+/// What both have.
 template <class T, Config kConfig>
 struct RoleThread : ConsumerThread<kConfig> {
     using Base = ConsumerThread<kConfig>;
-    using Base::launch, Base::shared, Base::steps, Base::q, Base::d_o, Base::kPairs;
+    using Base::launch, Base::shared, Base::q, Base::d_o, Base::kPairs;
 
-    float dq[kConfig.dq_columns() / 2];  ///< [64 queries][64 columns]
-
-    __device__ __forceinline__ bool is_masked() const { return !Base::is_full(); }
-    __device__ __forceinline__ PairMask mask() const {
-        return {shared.block.blocks, shared.block.n * kConfig.block_kv + Base::row(),
-                Base::first_query() + Base::first_column()};
+    /// Pairs that are hidden become 0.
+    __device__ __forceinline__ void apply_mask(float (&values)[kPairs]) const {
+        if (Base::is_full()) return;
+        const PairMask mask(shared.block.blocks, shared.block.n * kConfig.block_kv + Base::row(),
+                            Base::first_query() + Base::first_column());
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            if (!mask.sees(i)) values[i] = 0;
+        }
     }
-    /// Part 0 ... of this warpgroup's columns, which begin at slab kFirst.
-    template <int kFirst>
-    __device__ __forceinline__ void start_dq(int part) {
-        backward::start_dq<T, kConfig, kConfig.dq_columns()>(
-            dq, uniform(row_descriptor(shared.ds[steps % 2])),
-            uniform(column_descriptor(shared.k[kFirst + part], kConfig.block_kv)));
+    /// The step's P^T in shared memory: 16 bytes of a thread beside those of its neighbours.
+    __device__ __forceinline__ float4* weights() const {
+        return reinterpret_cast<float4*>(shared.p[q.stage]) + threadIdx.x % 128;
+    }
+    /// Into 16 bits, as the A operand of the gradient.
+    __device__ __forceinline__ static void pack(std::uint32_t (&out)[kConfig.block_q / 16][4],
+                                                const float (&values)[kPairs]) {
+#pragma unroll
+        for (int i = 0; i < kPairs; i += 2) out[i / 8][i / 2 % 4] = ptx::pack<T>(values[i], values[i + 1]);
     }
 };
 
@@ -35,8 +43,7 @@ struct RoleThread : ConsumerThread<kConfig> {
 template <class T, Config kConfig>
 struct WeightsConsumer : RoleThread<T, kConfig> {
     using Base = RoleThread<T, kConfig>;
-    using Base::launch, Base::shared, Base::steps, Base::q, Base::d_o, Base::dq, Base::kPairs;
-    static constexpr int kParts = kConfig.dq_parts(0);
+    using Base::launch, Base::shared, Base::q, Base::d_o, Base::kPairs;
 
     float dv[kConfig.head_dim_v / 2];          ///< [64 keys][head_dim_v]
     float s[kPairs];                           ///< S^T, then P^T: [64 keys][64 queries]
@@ -46,27 +53,24 @@ struct WeightsConsumer : RoleThread<T, kConfig> {
         start_scores<T, kConfig, kConfig.head_dim>(s, uniform(row_descriptor(shared.k[0])),
                                                    uniform(row_descriptor(shared.q[q.stage])));
     }
+    __device__ __forceinline__ void start_dv() {
+        start_key_gradient<T, kConfig.head_dim_v, kConfig.block_q>(
+            dv, p, uniform(column_descriptor(shared.d_o[d_o.stage], kConfig.block_q)));
+    }
     /// P^T of S^T, which is there.
     __device__ __forceinline__ void make_p(const float4 (&minus_lse)[Base::kEarly]) {
         ptx::keep_in_place(s);
         Base::exponentiate(s, minus_lse);
-        if (!Base::is_masked()) return;
-        const PairMask mask = Base::mask();
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-            if (!mask.sees(i)) s[i] = 0;
-        }
+        Base::apply_mask(s);
     }
-    /// To the other warpgroup, in fp32; and in 16 bits for dV.
+    /// To the other warpgroup, in fp32. It has read what lay there: it gave back the Q of the same stage.
     __device__ __forceinline__ void hand_over() {
-        auto* out = reinterpret_cast<float4*>(shared.p) + threadIdx.x % 128;
+        float4* const out = Base::weights();
 #pragma unroll
         for (int j = 0; j < kPairs / 4; ++j) {
             out[128 * j] = make_float4(s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]);
         }
-        Base::arrive(shared.p_full);
-#pragma unroll
-        for (int i = 0; i < kPairs; i += 2) p[i / 8][i / 2 % 4] = ptx::pack<T>(s[i], s[i + 1]);
+        Base::arrive(shared.p_full[q.stage]);
     }
     __device__ __forceinline__ void run();
 };
@@ -78,7 +82,7 @@ __device__ __forceinline__ void WeightsConsumer<T, kConfig>::run() {
     for (float& element : dv) element = 0;
     if (left == 0) return;
     wait_for(shared.kv_full, 0);
-    Base::template clean_keys<T>();
+    Base::clean_keys();
     Base::wait_for_q();
     start_s();
     float4 minus_lse[Base::kEarly];
@@ -89,35 +93,25 @@ __device__ __forceinline__ void WeightsConsumer<T, kConfig>::run() {
     hand_over();
 #pragma unroll 1
     while (true) {
+        Base::pack(p, s);
         Base::wait_for_do();
-        if (Base::some_special()) Base::template clean_queries<T>();
+        if (Base::some_special()) Base::clean_queries();
         Base::arrive(shared.q_ring.empty[q.stage]);
-        start_key_gradient<T, kConfig.head_dim_v, kConfig.block_q>(
-            dv, p, uniform(column_descriptor(shared.d_o[d_o.stage], kConfig.block_q)));
         --left;
         q.advance();
         if (left > 0) Base::wait_for_q();
         start_s();  // of the next step; after the last, of whatever lies there, and so is what follows from it
+        start_dv();
         Base::read_flags();
         Base::read_early(minus_lse, &RowStats::minus_lse);
         ptx::wgmma_wait<1>();
+        make_p(minus_lse);
+        if (left > 0) hand_over();
+        Base::wait_for_do();  // passed already: a loop here keeps the assembler from putting the next wait first
+        ptx::wgmma_wait<0>();
         ptx::keep_in_place(dv);
         ptx::keep_in_place(p);
         Base::arrive(shared.do_ring.empty[d_o.stage]);
-        wait_for(shared.ds_full, steps % 2);
-        Base::template start_dq<0>(0);
-        ptx::wgmma_wait<1>();
-        make_p(minus_lse);
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-            Base::wait_for_dq_memory(kParts, part);
-            ptx::wgmma_wait<0>();
-            ptx::keep_in_place(dq);
-            Base::store_dq(dq);
-            if (part + 1 < kParts) Base::template start_dq<0>(part + 1);
-            if (part == 0) hand_over();  // dS of this step is there: nobody reads its P any more
-        }
-        ++steps;
         d_o.advance();
         if (left == 0) break;
     }
@@ -127,9 +121,7 @@ __device__ __forceinline__ void WeightsConsumer<T, kConfig>::run() {
 template <class T, Config kConfig>
 struct ScoresConsumer : RoleThread<T, kConfig> {
     using Base = RoleThread<T, kConfig>;
-    using Base::launch, Base::shared, Base::steps, Base::q, Base::d_o, Base::dq, Base::kPairs;
-    static constexpr int kParts = kConfig.dq_parts(1);
-    static constexpr int kFirstPart = kConfig.dq_parts_before(1);
+    using Base::launch, Base::shared, Base::q, Base::d_o, Base::kPairs;
 
     float dk[kConfig.head_dim / 2];             ///< [64 keys][head_dim]
     float dp[kPairs];                           ///< dP^T, then dS^T: [64 keys][64 queries]
@@ -139,10 +131,15 @@ struct ScoresConsumer : RoleThread<T, kConfig> {
         start_scores<T, kConfig, kConfig.head_dim_v>(dp, uniform(row_descriptor(shared.v[0])),
                                                      uniform(row_descriptor(shared.d_o[d_o.stage])));
     }
+    __device__ __forceinline__ void start_dk() {
+        start_key_gradient<T, kConfig.head_dim, kConfig.block_q>(
+            dk, ds, uniform(column_descriptor(shared.q[q.stage], kConfig.block_q)));
+    }
     /// dS^T from dP^T, which is there, and P^T of the other warpgroup.
     __device__ __forceinline__ void make_ds(const float4 (&deltas)[Base::kEarly]) {
         static_assert(Base::kEarly == kPairs / 8);
-        const auto* weights = reinterpret_cast<const float4*>(shared.p) + threadIdx.x % 128;
+        ptx::keep_in_place(dp);
+        const float4* const weights = Base::weights();
 #pragma unroll
         for (int chunk = 0; chunk < kPairs / 8; ++chunk) {
             const float4& delta = deltas[chunk];
@@ -155,15 +152,7 @@ struct ScoresConsumer : RoleThread<T, kConfig> {
                 dp[4 * j + 3] = p.w * (dp[4 * j + 3] - of_element(delta, 4 * j + 3));
             }
         }
-        if (Base::is_masked()) {
-            const PairMask mask = Base::mask();
-#pragma unroll
-            for (int i = 0; i < kPairs; ++i) {
-                if (!mask.sees(i)) dp[i] = 0;
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < kPairs; i += 2) ds[i / 8][i / 2 % 4] = ptx::pack<T>(dp[i], dp[i + 1]);
+        Base::apply_mask(dp);
     }
     __device__ __forceinline__ void run();
 };
@@ -175,46 +164,42 @@ __device__ __forceinline__ void ScoresConsumer<T, kConfig>::run() {
     for (float& element : dk) element = 0;
     if (left == 0) return;
     wait_for(shared.kv_full, 0);
-    Base::template clean_keys<T>();
+    Base::clean_keys();
+    Base::wait_for_q();
+    Base::wait_for_do();
+    start_dp();
+    float4 deltas[Base::kEarly];
+    Base::read_flags();
+    Base::read_early(deltas, &RowStats::delta);
+    wait_for(shared.p_full[q.stage], q.phase);
+    ptx::wgmma_wait<0>();
+    make_ds(deltas);
 #pragma unroll 1
     while (true) {
-        Base::wait_for_q();
-        Base::wait_for_do();
-        start_dp();
-        Base::read_flags();
-        float4 deltas[Base::kEarly];
-        Base::read_early(deltas, &RowStats::delta);
-        const std::uint32_t to = Base::ds_address(0);
-        wait_for(shared.p_full, steps % 2);
-        ptx::wgmma_wait<0>();
-        ptx::keep_in_place(dp);
-        make_ds(deltas);
-        if (Base::some_special()) Base::template clean_queries<T>();
+        Base::pack(ds, dp);
+        if (Base::some_special()) Base::clean_queries();
         Base::arrive(shared.do_ring.empty[d_o.stage]);
-        Base::store_ds(ds, to);  // the stage is free: P of this step came after the other warpgroup's dQ before
-        Base::arrive(shared.ds_full);
-        ptx::named_barrier_sync(kWarpgroupBarrier + 1, 128);
-        Base::template start_dq<kFirstPart>(0);
-        start_key_gradient<T, kConfig.head_dim, kConfig.block_q>(
-            dk, ds, uniform(column_descriptor(shared.q[q.stage], kConfig.block_q)));
+        start_dk();
+        const int q_before = q.stage;
         --left;
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-            Base::wait_for_dq_memory(kParts, part);
-            if (part == 0) ptx::wgmma_wait<1>();
-            else ptx::wgmma_wait<0>();
-            ptx::keep_in_place(dq);
-            Base::store_dq(dq);
-            if (part + 1 < kParts) Base::template start_dq<kFirstPart>(part + 1);
+        q.advance();
+        d_o.advance();
+        if (left > 0) {
+            Base::wait_for_q();
+            Base::wait_for_do();
         }
-        ptx::wgmma_wait<0>();
+        start_dp();  // of the next step; after the last, of whatever lies there
+        Base::read_flags();
+        Base::read_early(deltas, &RowStats::delta);
+        ptx::wgmma_wait<1>();
         ptx::keep_in_place(dk);
         ptx::keep_in_place(ds);
-        Base::arrive(shared.q_ring.empty[q.stage]);
-        q.advance();
-        ++steps;
-        d_o.advance();
+        Base::arrive(shared.q_ring.empty[q_before]);
+        if (left > 0) wait_for(shared.p_full[q.stage], q.phase);
+        ptx::wgmma_wait<0>();
+        ptx::keep_in_place(dp);
         if (left == 0) break;
+        make_ds(deltas);
     }
 }
 

@@ -36,9 +36,11 @@ inline Tile tile_of(const Problem& p) {
     return {c.block_q, c.block_kv};
 }
 
-/// Sums of dQ in the workspace: 2 where a block of keys may go on from the last queries to the first ones (order.cuh).
+/// Sums of dQ in the workspace: 2 where a block of keys may go on from the last queries to the first ones (order.hpp);
+/// none where dQ has a kernel of its own.
 inline int sums_of_dq(const Problem& p) {
-    // Under a causal mask of equal lengths, blocks start at the first queries that see them.
+    if (Shapes::kConfigs[*shape_of(p)].roles()) return 0;
+    // Under a causal mask of equal lengths, blocks start at the first queries that see them, or rise.
     return p.ragged || p.mask.causal == Causal::none || p.len_q != p.len_kv ? 2 : 1;
 }
 

@@ -42,14 +42,15 @@ struct KeyBlock {
         const ForwardParams& p = launch.params.forward;
         const auto per_head = static_cast<unsigned>(launch.blocks_kv);
         const int head = static_cast<int>(number / per_head);
-        n = launch.blocks_kv - 1 - static_cast<int>(number % per_head);
+        const int started = static_cast<int>(number % per_head);
         batch = head / p.heads_kv;
         kv_head = head - batch * p.heads_kv;
         const Member member = member_of(p, batch);
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
         first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, member.first_q));
-        blocks.set(p.mask, member.len_q, member.len_kv);
+        blocks.set(p.mask, member.len_q, member.len_kv, p.group);
+        n = kConfig.roles() ? started : blocks.block_of(started, launch.blocks_kv);  // by roles, nobody waits
         for (int w = 0; w < Config::kConsumers; ++w) {
             full[w] = blocks.full_queries_of(n * kConfig.block_kv + kConfig.first_row(w), Config::kRows);
         }
@@ -61,9 +62,20 @@ struct KeyBlock {
     }
 };
 
+/// What consumer warpgroups make for each other, and dQ on its way out.
+template <Config kConfig, bool kRoles = kConfig.roles()>
+struct Exchange {
+    std::uint16_t ds[Config::kStages][kConfig.block_kv / 64][kConfig.block_q][kSlabColumns];  ///< 64 keys: a slab
+    float dq[Config::kConsumers][Config::kRows * kConfig.dq_columns()];                       ///< as accumulators lie
+};
+template <Config kConfig>
+struct Exchange<kConfig, true> {
+    float p[kConfig.q_stages][Config::kRows * Config::kRows];  ///< P^T, as accumulators lie; in the stage of its Q
+};
+
 /// Shared memory of one block of the main kernel.
 template <Config kConfig>
-struct alignas(1024) Shared {
+struct alignas(1024) Shared : Exchange<kConfig> {
     using SlabQ = std::uint16_t[kConfig.block_q][kSlabColumns];
     using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];
 
@@ -71,16 +83,13 @@ struct alignas(1024) Shared {
     SlabKv v[kConfig.v_slabs()];
     SlabQ q[kConfig.q_stages][kConfig.qk_slabs()];
     SlabQ d_o[kConfig.do_stages][kConfig.v_slabs()];
-    SlabQ ds[Config::kStages][kConfig.block_kv / 64];                    ///< 64 keys are the columns of a slab
-    float dq[Config::kConsumers][Config::kRows * kConfig.dq_columns()];  ///< as accumulators lie
-    float p[kConfig.roles() ? Config::kRows * Config::kRows : 4];        ///< roles: P^T, as accumulators lie
-    RowStats stats[kConfig.q_stages][kConfig.row_stats()];               ///< come with Q
-    int block_q[kConfig.q_stages], head[kConfig.q_stages];               ///< whose Q it is
+    RowStats stats[kConfig.q_stages][kConfig.row_stats()];  ///< come with Q
+    int block_q[kConfig.q_stages], head[kConfig.q_stages];  ///< whose Q it is
     Ring<kConfig.q_stages> q_ring;
     Ring<kConfig.do_stages> do_ring;
     ptx::Mbarrier kv_full;
     ptx::Mbarrier dq_full[Config::kConsumers], dq_empty[Config::kConsumers];
-    ptx::Mbarrier p_full, ds_full;  ///< roles: what one warpgroup makes for the other
+    ptx::Mbarrier p_full[kConfig.q_stages];  ///< roles: P, for the other warpgroup
     KeyBlock<kConfig> block;
     int broken;  ///< Start::broken
     int lost;    ///< not 0: NaN or infinities may have been taken out of dO
@@ -90,8 +99,7 @@ struct alignas(1024) Shared {
         q_ring.init(kReaders);
         do_ring.init(kReaders);
         ptx::mbarrier_init(kv_full, 1);
-        ptx::mbarrier_init(p_full, 4);
-        ptx::mbarrier_init(ds_full, 4);
+        for (ptx::Mbarrier& full : p_full) ptx::mbarrier_init(full, 4);
         for (int w = 0; w < Config::kConsumers; ++w) {
             ptx::mbarrier_init(dq_full[w], 4);
             ptx::mbarrier_init(dq_empty[w], 1);

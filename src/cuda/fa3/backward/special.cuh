@@ -4,53 +4,47 @@
 // hidden, what is not finite must not be multiplied.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
 
 namespace tessera::cuda::fa3::backward {
 
-/// Not 0 where one of the two 16-bit floats in a word is NaN or infinite: a full exponent carries into the sign bit.
-template <class T>
+/// Not 0 where one of the two bf16 numbers in a word is NaN or infinite: a full exponent carries into the sign bit.
 __device__ __forceinline__ std::uint32_t special(std::uint32_t pair) {
-    constexpr std::uint32_t kExponents = std::is_same_v<T, __half> ? 0x7C007C00 : 0x7F807F80;
-    constexpr std::uint32_t kOnes = std::is_same_v<T, __half> ? 0x04000400 : 0x00800080;
-    return ((pair & kExponents) + kOnes) & 0x80008000;
+    return ((pair & 0x7F807F80) + 0x00800080) & 0x80008000;
 }
-template <class T>
 __device__ __forceinline__ std::uint32_t special(const uint4& c) {
-    return special<T>(c.x) | special<T>(c.y) | special<T>(c.z) | special<T>(c.w);
+    return special(c.x) | special(c.y) | special(c.z) | special(c.w);
 }
 
 /// Does this thread's share of a tile hold NaN or infinities? `thread`: of kThreads.
-template <class T, int kBytes, int kThreads>
+template <int kBytes, int kThreads>
 __device__ __forceinline__ bool any_special(const void* tile, int thread) {
     const auto* chunks = static_cast<const uint4*>(tile) + thread;
     std::uint32_t found = 0;
 #pragma unroll 1
-    for (int i = 0; i < kBytes / 16; i += kThreads) found |= special<T>(chunks[i]);
+    for (int i = 0; i < kBytes / 16; i += kThreads) found |= special(chunks[i]);
     return found != 0;
 }
 
-template <class T>
 __device__ __forceinline__ std::uint32_t without_special(std::uint32_t pair) {
-    return pair & ~((special<T>(pair) >> 15) * 0xFFFF);
+    return pair & ~((special(pair) >> 15) * 0xFFFF);
 }
 
-/// Sets NaN and infinities in this thread's share of a tile to 0. (No branch that depends on the thread: the assembler
-/// would keep nothing in uniform registers afterwards.) kAtOnce: how many loads are under way, four registers each.
-template <class T, int kBytes, int kThreads, int kAtOnce = 1>
-__device__ __forceinline__ void clean(void* tile, int thread) {
+/// Sets NaN and infinities in this thread's share of a tile to 0; were there any? (No branch that depends on the
+/// thread: the assembler would keep nothing in uniform registers afterwards.) kAtOnce: how many loads are under way,
+/// four registers each.
+template <int kBytes, int kThreads, int kAtOnce = 1>
+__device__ __forceinline__ bool clean(void* tile, int thread) {
     static_assert(kBytes % (16 * kThreads) == 0);
     auto* chunks = static_cast<uint4*>(tile) + thread;
+    std::uint32_t found = 0;
 #pragma unroll kAtOnce
     for (int i = 0; i < kBytes / 16; i += kThreads) {
         const uint4 c = chunks[i];
-        chunks[i] = make_uint4(without_special<T>(c.x), without_special<T>(c.y), without_special<T>(c.z),
-                               without_special<T>(c.w));
+        found |= special(c);
+        chunks[i] = make_uint4(without_special(c.x), without_special(c.y), without_special(c.z), without_special(c.w));
     }
+    return found != 0;
 }
 
 }  // namespace tessera::cuda::fa3::backward

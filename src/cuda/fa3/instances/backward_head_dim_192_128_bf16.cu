@@ -2,7 +2,7 @@
 #include "cuda/fa3/backward/backward.cuh"
 #include "cuda/fa3/backward/delta.cuh"
 #include "cuda/fa3/backward/delta_of_output.cuh"
-#include "cuda/fa3/backward/dq.cuh"
+#include "cuda/fa3/backward/dq_product.cuh"
 
 template cudaError_t
 tessera::cuda::fa3::backward::start_delta<__nv_bfloat16, tessera::cuda::fa3::backward::HeadDim192V128>(
