@@ -25,7 +25,7 @@ def _needs_gradients(q, k, v, bias):
 def _forward_mode():
     """Whether there may be tangents, which no kernel computes: autograd says so where the bare operators would drop
     them."""
-    return _forward_ad._current_level >= 0
+    return getattr(_forward_ad, "_current_level", -1) >= 0
 
 
 def _explained(error, q, k, v):
