@@ -16,6 +16,7 @@
 #include "measure/predicted.hpp"
 #include "outputs.hpp"
 #include "parse.hpp"
+#include "records.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::cli {
@@ -73,7 +74,7 @@ void drop_measured(const BenchOptions& options, const measure::Host& host, std::
     if (options.output.empty()) throw UsageError("--resume", "expected with --output, whose records it goes on from");
     std::vector<Record> done;
     std::error_code error;  // what can't be looked at can't be written either, which is told there
-    if (std::filesystem::exists(options.output, error)) done = measure::read_records(options.output);
+    if (std::filesystem::exists(options.output, error)) done = records_of(std::span(&options.output, 1));
     std::size_t dropped = 0;
     for (Work& work : works) {
         dropped += std::erase_if(work.plans, [&](const Plan& plan) {

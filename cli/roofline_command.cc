@@ -15,6 +15,7 @@
 #include "parse.hpp"
 #include "plot/png.hpp"
 #include "plot/svg.hpp"
+#include "records.hpp"
 #include "roofline_options.hpp"
 #include "roofline_text.hpp"
 #include "table.hpp"
@@ -44,10 +45,7 @@ std::vector<std::string> own_records() {
 }
 
 void show_accuracy(const RooflineOptions& options, const Session& session) {
-    std::vector<measure::Record> records;
-    for (const std::string& path : options.records.empty() ? own_records() : options.records) {
-        for (measure::Record& record : measure::read_records(path)) records.push_back(std::move(record));
-    }
+    const std::vector<measure::Record> records = records_of(options.records.empty() ? own_records() : options.records);
     std::optional<model::Machine> machine;
     if (options.device_given) machine = machine_of_option(options.device);
     const measure::Comparisons comparisons = measure::compare(records, machine ? &*machine : nullptr);
