@@ -190,6 +190,19 @@ model::Machine measured_machine() {
     return measure::calibrate_cpu(0, [&](const std::string& what) { progress.step(what); });
 }
 
+/// A CPU's time beside a GPU's prediction would say nothing.
+void expect_kind(const model::Machine& machine, const std::vector<Work>& works) {
+    for (const Work& work : works) {
+        for (const Plan& plan : work.plans) {
+            if (plan.kernel->backend == Backend::reference) continue;
+            const bool on_gpu = plan.kernel->backend == Backend::cuda;
+            if (on_gpu == (machine.kind == model::MachineKind::gpu)) continue;
+            throw UsageError("--device", fmt::format("expected a {} for {}, {} is a {}", on_gpu ? "GPU" : "CPU",
+                                                     plan.kernel->name, machine.name, on_gpu ? "CPU" : "GPU"));
+        }
+    }
+}
+
 void execute(const BenchOptions& options, Session& session) {
     BenchRun run{.method = method_of(options)};
     expect_own_output(options.output, OutputKind::records);
@@ -203,6 +216,7 @@ void execute(const BenchOptions& options, Session& session) {
         works.push_back({sets[i], plans_of(options, sets[i], i)});
         if (works.back().plans.empty()) works.pop_back();
     }
+    if (machine) expect_kind(*machine, works);
     drop_measured(options, run.host, works);
     if (!options.output.empty()) measure::append_records(options.output, {});  // fails now rather than after the work
 

@@ -27,7 +27,7 @@ namespace {
 struct WalkOptions {
     InputOptions inputs;
     ShapeOptions shape;
-    ScoreOptions scores;
+    ScoreOptions scores{.seed_makes_inputs = true};
     HowOptions how;
     std::string member = "0";
     std::string head = "0";
@@ -107,7 +107,9 @@ void read_tensors(const WalkOptions& options, WalkTensors& t) {
               .cu_seqlens_q = in.cu_seqlens_q,
               .cu_seqlens_kv = in.cu_seqlens_kv};
     t.d_o = in.d_o;
-    options.scores.apply(t.problem);
+    ScoreOptions scores = options.scores;
+    scores.seed_makes_inputs = false;  // they are read
+    scores.apply(t.problem);
     validate_options(t.problem);
 }
 
