@@ -32,7 +32,7 @@ std::string sum_text(std::initializer_list<std::pair<const char*, std::int64_t>>
 std::vector<Level> levels_of(const schedule::Workload& w, const model::Machine& m) {
     const schedule::NearMemory near = schedule::near_memory(w);
     const bool gpu = m.kind == model::MachineKind::gpu;
-    const auto near_bytes = static_cast<double>(limits_of(m).shared_bytes);
+    const auto near_bytes = static_cast<double>(model::limits_of(m).shared_bytes);
     const schedule::Footprint memory = schedule::footprint(w);
     std::vector<Level> levels;
     if (gpu) {
@@ -57,7 +57,7 @@ std::vector<Level> levels_of(const schedule::Workload& w, const model::Machine& 
 /// Most keys of a tile with these queries, with one K and V and with two.
 std::pair<std::int64_t, std::int64_t> most_keys(const schedule::Workload& w, const model::Machine& m) {
     if (m.kind == model::MachineKind::gpu) {
-        const std::int64_t bytes = limits_of(m).shared_bytes;
+        const std::int64_t bytes = model::limits_of(m).shared_bytes;
         return {schedule::most_keys(w, bytes, 1, false), schedule::most_keys(w, bytes, 2, false)};
     }
     const auto bytes = static_cast<std::int64_t>(m.shared_kib * 1024);

@@ -2,6 +2,7 @@
 //
 // A ragged batch: three sequences of 100, 1 and 37 tokens, packed one after the other without padding. Each gets the
 // bits that it gets alone.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
