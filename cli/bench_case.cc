@@ -79,6 +79,7 @@ measure::Measurement time_plan(const Plan& plan, const Args& host, std::span<con
                                const Run& run) {
     const auto gauge = measure::gauge_of(plan.device);
     if (plan.device.type == DeviceType::cpu) {
+        expect_workspace(plan);
         const Workspace workspace(plan);
         const auto call = [&] { run(host, workspace.span()); };
         return measure::time_call(call, views, bench.cache, bench.method, gauge.get());

@@ -16,6 +16,7 @@
 #include "measure/predicted.hpp"
 #include "outputs.hpp"
 #include "parse.hpp"
+#include "records.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::cli {
@@ -73,7 +74,7 @@ void drop_measured(const BenchOptions& options, const measure::Host& host, std::
     if (options.output.empty()) throw UsageError("--resume", "expected with --output, whose records it goes on from");
     std::vector<Record> done;
     std::error_code error;  // what can't be looked at can't be written either, which is told there
-    if (std::filesystem::exists(options.output, error)) done = measure::read_records(options.output);
+    if (std::filesystem::exists(options.output, error)) done = records_of(std::span(&options.output, 1));
     std::size_t dropped = 0;
     for (Work& work : works) {
         dropped += std::erase_if(work.plans, [&](const Plan& plan) {
@@ -189,6 +190,19 @@ model::Machine measured_machine() {
     return measure::calibrate_cpu(0, [&](const std::string& what) { progress.step(what); });
 }
 
+/// A CPU's time beside a GPU's prediction would say nothing.
+void expect_kind(const model::Machine& machine, const std::vector<Work>& works) {
+    for (const Work& work : works) {
+        for (const Plan& plan : work.plans) {
+            if (plan.kernel->backend == Backend::reference) continue;
+            const bool on_gpu = plan.kernel->backend == Backend::cuda;
+            if (on_gpu == (machine.kind == model::MachineKind::gpu)) continue;
+            throw UsageError("--device", fmt::format("expected a {} for {}, {} is a {}", on_gpu ? "GPU" : "CPU",
+                                                     plan.kernel->name, machine.name, on_gpu ? "CPU" : "GPU"));
+        }
+    }
+}
+
 void execute(const BenchOptions& options, Session& session) {
     BenchRun run{.method = method_of(options)};
     expect_own_output(options.output, OutputKind::records);
@@ -202,6 +216,7 @@ void execute(const BenchOptions& options, Session& session) {
         works.push_back({sets[i], plans_of(options, sets[i], i)});
         if (works.back().plans.empty()) works.pop_back();
     }
+    if (machine) expect_kind(*machine, works);
     drop_measured(options, run.host, works);
     if (!options.output.empty()) measure::append_records(options.output, {});  // fails now rather than after the work
 

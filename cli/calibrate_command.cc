@@ -14,6 +14,7 @@
 #include "outputs.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
+#include "records.hpp"
 #include "table.hpp"
 
 namespace tessera::cli {
@@ -46,11 +47,7 @@ model::Machine calibrate(const CalibrateOptions& options) {
     if (!options.micro.empty()) {
         if (options.device.empty())
             throw UsageError("--device", "expected the GPU that the Records are of: its datasheet tells the rest");
-        std::vector<measure::Record> records;
-        for (const std::string& path : options.micro) {
-            for (measure::Record& record : measure::read_records(path)) records.push_back(std::move(record));
-        }
-        return measure::calibrate_gpu(machine_of_option(options.device), records);
+        return measure::calibrate_gpu(machine_of_option(options.device), records_of(options.micro));
     }
     if (!options.device.empty()) throw UsageError("--device", "expected --micro RECORDS with it");
     const auto threads = options.threads.empty() ? 0 : parse_size("--threads", options.threads);

@@ -124,6 +124,8 @@ void ScoreOptions::apply(Problem& problem) const {
     if (!softcap.empty()) problem.softcap = parse_number("--softcap", softcap);
     if (!dropout.empty()) problem.dropout.probability = parse_number("--dropout", dropout);
     if (!seed.empty()) problem.dropout.seed = parse_seed("--seed", seed);
+    if (!seed.empty() && !seed_makes_inputs && problem.dropout.probability == 0)
+        throw UsageError("--seed", "has no effect without --dropout: expected with it");
 }
 
 void ShapeOptions::declare(CLI::App& command, bool lists) {

@@ -29,6 +29,7 @@ struct ScoreOptions {
     std::string softcap;
     std::string dropout;
     std::string seed;
+    bool seed_makes_inputs = false;  ///< else it is dropout's alone, and refused without
 
     void declare(CLI::App& command);
     /// Sets the fields of the Problem. `causal` must be a single value by now.

@@ -50,6 +50,8 @@ Json json_of(const check::Report& report) {
                            {"max_abs_error", t.max_abs_error},
                            {"value", t.value},
                            {"limit", t.limit},
+                           {"finite", t.finite},
+                           {"free", t.free},
                            {"rule", t.rule},
                            {"worst", t.worst}});
     }
@@ -66,6 +68,18 @@ std::string plan_text(const Plan& plan) {
                        bytes_text(static_cast<double>(plan.workspace_bytes)));
 }
 
+namespace {
+
+std::string verdict_of(const check::TensorReport& t) {
+    if (!t.pass) return fmt::format("FAIL {}: {}", t.rule, t.worst);
+    if (t.free > 0)
+        return fmt::format("ok, but for {} elements whose scores pass fp32: nothing is promised of them",
+                           count_text(t.free));
+    return t.finite > 0 ? "ok" : "ok: no number to compare";
+}
+
+}  // namespace
+
 std::string report_text(const check::Report& report, int width) {
     Table table({{"tensor"},
                  {"relative RMSE", Align::right},
@@ -73,9 +87,10 @@ std::string report_text(const check::Report& report, int width) {
                  {"of limit", Align::right},
                  {"verdict"}});
     for (const check::TensorReport& t : report.tensors) {
-        const std::string verdict = t.pass ? "ok" : fmt::format("FAIL {}: {}", t.rule, t.worst);
-        table.add({t.name, fmt::format("{:.2e}", t.relative_rmse), fmt::format("{:.2e}", t.max_abs_error),
-                   fmt::format("{:.3g} %", t.used() * 100), verdict});
+        const bool compared = !t.pass || t.finite > 0;
+        table.add({t.name, compared ? fmt::format("{:.2e}", t.relative_rmse) : "-",
+                   compared ? fmt::format("{:.2e}", t.max_abs_error) : "-",
+                   compared ? fmt::format("{:.3g} %", t.used() * 100) : "-", verdict_of(t)});
     }
     return table.text(width);
 }

@@ -16,6 +16,7 @@
 #include "outputs.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
+#include "records.hpp"
 #include "table.hpp"
 #include "tessera/error.hpp"
 
@@ -37,11 +38,7 @@ void write_text(const std::string& path, const std::string& text) {
 }
 
 report::Sorted read_all(const ReportOptions& options) {
-    std::vector<measure::Record> records;
-    for (const std::string& file : options.files) {
-        const auto more = measure::read_records(file);
-        records.insert(records.end(), more.begin(), more.end());
-    }
+    const std::vector<measure::Record> records = records_of(options.files);
     std::optional<model::Machine> machine;
     if (!options.device.empty()) machine = machine_of_option(options.device);
     report::Sorted sorted = report::sorted(records, machine ? &*machine : nullptr);

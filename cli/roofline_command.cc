@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 
@@ -15,8 +16,10 @@
 #include "parse.hpp"
 #include "plot/png.hpp"
 #include "plot/svg.hpp"
+#include "records.hpp"
 #include "roofline_options.hpp"
 #include "roofline_text.hpp"
+#include "roofline_views.hpp"
 #include "table.hpp"
 #include "tessera/error.hpp"
 
@@ -44,10 +47,7 @@ std::vector<std::string> own_records() {
 }
 
 void show_accuracy(const RooflineOptions& options, const Session& session) {
-    std::vector<measure::Record> records;
-    for (const std::string& path : options.records.empty() ? own_records() : options.records) {
-        for (measure::Record& record : measure::read_records(path)) records.push_back(std::move(record));
-    }
+    const std::vector<measure::Record> records = records_of(options.records.empty() ? own_records() : options.records);
     std::optional<model::Machine> machine;
     if (options.device_given) machine = machine_of_option(options.device);
     const measure::Comparisons comparisons = measure::compare(records, machine ? &*machine : nullptr);
@@ -116,10 +116,55 @@ std::string not_fitting_text(std::int64_t bytes, const model::Machine& machine) 
                        machine.name, bytes_text(has), bytes_text(needed - has));
 }
 
+/// The one problem of --tile and --timeline.
+Problem one_problem(const RooflineOptions& options, const model::Machine& machine) {
+    const std::vector<Problem> all = options.problems(machine);
+    if (all.size() != 1)
+        throw UsageError("--len", fmt::format("expected one problem with {}, got {}",
+                                              options.timeline ? "--timeline" : "--tile", all.size()));
+    all.front().validate();
+    return all.front();
+}
+
+void show_tile(const RooflineOptions& options, const model::Machine& machine, const Session& session) {
+    const schedule::Workload w{.problem = one_problem(options, machine), .tile = *options.own_tile()};
+    if (session.json) session.print_json(tile_json(w, machine));
+    else session.print(tile_text(w, machine, terminal_width(STDOUT_FILENO)));
+}
+
+void show_timeline(const RooflineOptions& options, const model::Machine& machine, const Session& session) {
+    const bool gpu = machine.kind == model::MachineKind::gpu;
+    const std::vector<Schedule> asked = options.schedule_list();
+    const std::vector<Pass> passes = options.passes();
+    if (asked.size() != 1 && options.schedules != "all")
+        unexpected("--schedule", "one schedule with --timeline", options.schedules);
+    if (passes.size() != 1) unexpected("--pass", "forward or backward with --timeline", options.pass);
+    schedule::Workload w{.problem = one_problem(options, machine),
+                         .schedule = options.schedules != "all" ? asked.front()
+                                     : gpu                      ? Schedule::fa3
+                                                                : Schedule::fa2,
+                         .pass = passes.front()};
+    w.problem.batch = w.problem.heads_q = w.problem.heads_kv = 1;
+    if (const auto why = model::refusal(w.problem, w.schedule, w.pass, machine))
+        throw Error(ErrorCode::unsupported, "schedule", *why);
+    const auto own = options.own_tile();
+    w.tile = own ? *own : model::predict(w.problem, w.schedule, w.pass, machine).tile;
+    constexpr double kMostTiles = 1024;
+    const auto tiles = [](std::int64_t len, std::int64_t block) {
+        return std::ceil(static_cast<double>(len) / static_cast<double>(block));
+    };
+    if (tiles(w.problem.len_q, w.tile.block_q) * tiles(w.problem.len_kv, w.tile.block_kv) > kMostTiles)
+        unexpected("--len", "at most 1,024 tiles with --timeline", count_text(w.problem.len_kv));
+    if (session.json) session.print_json(timeline_json(w, machine));
+    else session.print(timeline_text(w, machine, terminal_width(STDOUT_FILENO)));
+}
+
 void execute(const RooflineOptions& options, const Session& session) {
     if (options.accuracy) return show_accuracy(options, session);
     if (!options.records.empty()) throw UsageError("--records", "expected --accuracy with it");
     const model::Machine machine = machine_of_option(options.device);
+    if (options.timeline) return show_timeline(options, machine, session);
+    if (!options.tile.empty()) return show_tile(options, machine, session);
     expect_drawable(options);
     const measure::SweepQuestion question{machine, options.schedule_list(), options.passes(),
                                           options.predict_options(machine)};
@@ -141,7 +186,8 @@ void execute(const RooflineOptions& options, const Session& session) {
     draw(options, machine, rows);
     if (!session.json) return print_text(options, question, rows, session);
     Json document = Json::array();
-    for (const measure::SweepRow& row : rows) document.push_back(json_of(row));
+    const auto share = options.attention_share();
+    for (const measure::SweepRow& row : rows) document.push_back(json_of(row, share));
     session.print_json(Json{{"device", machine.name}, {"rows", document}});
 }
 
@@ -156,6 +202,8 @@ void add_roofline_command(CLI::App& app, Session& session) {
           "the sizes of the papers, drawn"},
          {"tessera roofline --device h200 --len 4096 --schedule fa3 --worksheet", "the calculation, to be redone"},
          {"tessera roofline --device l4 --len 8192 --amdahl 0.4", "and what a whole model gains"},
+         {"tessera roofline --device a100 --head-dim 128 --tile 128,64", "what fits the memory of a core"},
+         {"tessera roofline --device h200 --len 512 --head-dim 128 --timeline", "fa3's units in time, one head"},
          {"tessera roofline --accuracy", "how far the model is from measurements"}});
     auto options = std::make_shared<RooflineOptions>();
     options->declare(*command);
@@ -164,6 +212,15 @@ void add_roofline_command(CLI::App& app, Session& session) {
         if (options->accuracy) expect_only(*command, "--accuracy", {"--records", "--device"});
         if (options->accuracy && command->count("--device") > 0 && options->records.empty())
             throw UsageError("--device", "expected --records with it: the Records of that machine");
+        if (options->worksheet && !options->amdahl.empty())
+            throw UsageError("--amdahl", "has no effect with --worksheet: expected without it");
+        if (options->timeline)
+            expect_only(*command, "--timeline",
+                        {"--device", "--len", "--len-q", "--len-kv", "--head-dim", "--dtype", "--causal", "--window",
+                         "--schedule", "--pass", "--tile"});
+        else if (!options->tile.empty())
+            expect_only(*command, "--tile",
+                        {"--device", "--batch", "--len", "--len-q", "--len-kv", "--heads", "--head-dim", "--dtype"});
         options->device_given = command->count("--device") > 0;
         execute(*options, session);
     });

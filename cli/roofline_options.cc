@@ -44,6 +44,12 @@ void RooflineOptions::declare(CLI::App& command) {
     command.add_flag("--worksheet", worksheet, "The prediction as a calculation to be redone by hand");
     add("--svg", svg, "FILE", "Draw the log-log roofline, schedules as points that move with the length");
     add("--png", png, "FILE", "The same as pixels");
+    add("--tile", tile, "Q,KV",
+        "What a tile of these queries and keys holds near a core, and the largest that fits; with --timeline: the "
+        "tile");
+    command.add_flag(
+        "--timeline", timeline,
+        "One head on one core: the steps of a schedule (default fa3, on CPUs fa2) in time, a lane for each unit");
     add("--amdahl", amdahl, "X", "Attention is this share of a model's time (0..1) with standard: the model's win");
     command.add_flag("--accuracy", accuracy, "Errors of the model on the Records that the project keeps");
     command.add_option("--records", records, "With --accuracy: these files of Records instead")->type_name("FILE");
@@ -85,6 +91,18 @@ model::PredictOptions RooflineOptions::predict_options(const model::Machine& mac
     return options;
 }
 
+std::optional<Tile> RooflineOptions::own_tile() const {
+    if (tile.empty()) return std::nullopt;
+    const auto parts = parse_list("--tile", tile);
+    if (parts.size() != 2) unexpected("--tile", "Q,KV, two whole numbers", tile);
+    const Tile own{parse_size("--tile", parts[0]), parse_size("--tile", parts[1])};
+    constexpr std::int64_t kMost = 4096;
+    for (const std::int64_t size : {own.block_q, own.block_kv}) {
+        if (size < 1 || size > kMost) unexpected("--tile", fmt::format("1..{}", kMost), std::to_string(size));
+    }
+    return own;
+}
+
 std::optional<double> RooflineOptions::attention_share() const {
     if (amdahl.empty()) return std::nullopt;
     const double share = parse_number("--amdahl", amdahl);
@@ -106,6 +124,7 @@ std::vector<Problem> RooflineOptions::problems(const model::Machine& machine) co
     if (!shape.batch.empty() || !shape.ragged.empty())
         throw UsageError("--tokens", "gives the batch: expected neither --batch nor --ragged with it");
     const std::int64_t count = parse_size("--tokens", tokens);
+    if (count < 1) unexpected("--tokens", "1 token or more", tokens);
     for (Problem& problem : list) {
         problem.batch = std::max<std::int64_t>(1, problem.len_q > 0 ? count / problem.len_q : 1);
         validate_options(problem);

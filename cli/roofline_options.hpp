@@ -23,6 +23,8 @@ struct RooflineOptions {
     std::string svg;
     std::string png;
     std::string amdahl;
+    std::string tile;
+    bool timeline = false;
     bool worksheet = false;
     bool accuracy = false;
     bool dtype_given = false;
@@ -34,6 +36,8 @@ struct RooflineOptions {
     std::vector<Schedule> schedule_list() const;
     std::vector<Pass> passes() const;
     model::PredictOptions predict_options(const model::Machine& machine) const;
+    /// The tile of --tile, if given.
+    std::optional<Tile> own_tile() const;
     /// The share of attention, when --amdahl is given.
     std::optional<double> attention_share() const;
     /// Every problem, lengths rising as given; "512:65536" doubles. dtype without --dtype: bf16 on GPUs, fp32 on CPUs.

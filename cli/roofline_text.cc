@@ -303,7 +303,7 @@ Json json_of(const model::Prediction& p) {
     return json;
 }
 
-Json json_of(const SweepRow& row) {
+Json json_of(const SweepRow& row, std::optional<double> share) {
     Json schedules = Json::array();
     for (const SweepCell& cell : row.cells) {
         Json entry{{"schedule", name_of(cell.schedule)}};
@@ -313,7 +313,10 @@ Json json_of(const SweepRow& row) {
             entry["ms"] = cell.ms();
             entry["fits"] = cell.fits;
             entry["tflops"] = cell.tflops();
-            if (const double win = row.win(&cell); win > 0) entry["win"] = win;
+            if (const double win = row.win(&cell); win > 0) {
+                entry["win"] = win;
+                if (share) entry["model_win"] = measure::whole_win(*share, win);
+            }
             entry["passes"] = Json::array();
             for (const auto& pass : cell.passes) entry["passes"].push_back(json_of(pass));
         }

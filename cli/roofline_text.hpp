@@ -32,7 +32,8 @@ std::string limits_text(const measure::SweepRow& row, const measure::SweepQuesti
 std::string accuracy_text(const measure::Comparisons& comparisons, int width);
 
 Json json_of(const model::Prediction& prediction);
-Json json_of(const measure::SweepRow& row);
+/// `share` of attention in a model: with the win of the whole model.
+Json json_of(const measure::SweepRow& row, std::optional<double> share);
 Json json_of(const measure::Comparisons& comparisons);
 
 }  // namespace tessera::cli

@@ -12,6 +12,7 @@
 #include "commit.hpp"
 #include "device/device_copy.hpp"
 #include "inputs.hpp"
+#include "io/memory.hpp"
 #include "io/safetensors.hpp"
 #include "measure/record.hpp"
 #include "measure/timer.hpp"
@@ -135,6 +136,7 @@ BackwardArgs backward_args(const Run& run) {
 template <class Args, class Call>
 void time_pass(const Run& run, PassResult& result, const Args& args, Progress& progress, const Call& call) {
     progress.step(fmt::format("{} with {}", name_of(result.plan.pass), result.plan.kernel->name));
+    expect_workspace(result.plan);
     const Execution how{.parallel_for = progress.counted_parallel_for(), .counters = &result.tiles};
     try {
         device::run_on_host_tensors(result.plan, args, [&](const Args& placed, std::span<std::byte> workspace) {
@@ -169,7 +171,18 @@ void compute(Run& run, Progress& progress) {
               });
 }
 
+/// What the reference holds: every tensor of both passes in fp64, and of each result what compare.hpp needs besides.
+std::uint64_t bytes_to_check(const Run& run) {
+    const TensorView &q = run.inputs.q, &k = run.inputs.k, &v = run.inputs.v, &o = run.outputs.o.view;
+    constexpr std::int64_t kOfResult = 5 * 8;
+    const std::int64_t inputs = 8 * (q.size() + k.size() + v.size());
+    if (!run.options.backward) return static_cast<std::uint64_t>(inputs + kOfResult * o.size());
+    const std::int64_t gradients = kOfResult * (q.size() + k.size() + v.size());
+    return static_cast<std::uint64_t>(inputs + 2 * 8 * o.size() + gradients);
+}
+
 void compare(Run& run, Progress& progress) {
+    io::expect_memory(bytes_to_check(run), "the fp64 reference");
     progress.step("checking the forward against fp64");
     run.forward.report = check::check_forward(run.inputs.problem, forward_args(run));
     if (!run.options.backward) return;

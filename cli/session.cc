@@ -58,9 +58,23 @@ void print_lines(std::string_view first_kind, std::string_view message) {
 
 }  // namespace
 
+/// As it is but for control characters: texts of files (a machine's title, a Record's device) must not steer a
+/// terminal.
+static std::string without_control(std::string_view text) {
+    std::string result;
+    result.reserve(text.size());
+    while (!text.empty()) {
+        const std::size_t end = std::min(text.find('\n'), text.size());
+        result += escaped(text.substr(0, end));
+        if (end < text.size()) result += '\n';
+        text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    return result;
+}
+
 void Session::print(std::string_view text) const {
     const auto lock = terminal_without_progress();
-    if (write_all(STDOUT_FILENO, text)) return;
+    if (write_all(STDOUT_FILENO, without_control(text))) return;
     if (errno == EPIPE) throw ReaderGone();
     throw Error(ErrorCode::cannot_write, "stdout", std::strerror(errno));
 }

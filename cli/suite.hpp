@@ -14,7 +14,7 @@ namespace tessera::cli {
 /// Options that give every combination of their lists.
 struct BenchSet {
     ShapeOptions shape;
-    ScoreOptions scores;
+    ScoreOptions scores{.seed_makes_inputs = true};
     HowOptions how;
     std::string passes = "forward";
 

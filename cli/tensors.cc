@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "check/packed.hpp"
 #include "core/numeric.hpp"
+#include "io/memory.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::cli {
@@ -26,6 +29,11 @@ TensorView with_batch_of_one(const TensorView& t) {
 }
 
 }  // namespace
+
+void expect_workspace(const Plan& plan) {
+    if (plan.device.type == DeviceType::cpu)
+        io::expect_memory(plan.workspace_bytes, fmt::format("the workspace of {}", plan.kernel->name));
+}
 
 OwnedTensor make_tensor(const std::string& name, DType dtype, std::span<const std::int64_t> shape) {
     OwnedTensor result;

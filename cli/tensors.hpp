@@ -18,6 +18,9 @@ struct OwnedTensor {
     TensorView view;  ///< in the shape that a file gets
 };
 
+/// Throws Error(out_of_memory) when a plan for the host needs more workspace than memory is left.
+void expect_workspace(const Plan& plan);
+
 /// Zeros. `name` is for the message when there is no memory for it.
 OwnedTensor make_tensor(const std::string& name, DType dtype, std::span<const std::int64_t> shape);
 

@@ -14,6 +14,7 @@
 #include "parse.hpp"
 #include "progress.hpp"
 #include "report.hpp"
+#include "schedule/step.hpp"
 #include "table.hpp"
 #include "tessera/error.hpp"
 #include "walk/exact.hpp"
@@ -26,7 +27,7 @@ namespace {
 struct WalkOptions {
     InputOptions inputs;
     ShapeOptions shape;
-    ScoreOptions scores;
+    ScoreOptions scores{.seed_makes_inputs = true};
     HowOptions how;
     std::string member = "0";
     std::string head = "0";
@@ -106,7 +107,9 @@ void read_tensors(const WalkOptions& options, WalkTensors& t) {
               .cu_seqlens_q = in.cu_seqlens_q,
               .cu_seqlens_kv = in.cu_seqlens_kv};
     t.d_o = in.d_o;
-    options.scores.apply(t.problem);
+    ScoreOptions scores = options.scores;
+    scores.seed_makes_inputs = false;  // they are read
+    scores.apply(t.problem);
     validate_options(t.problem);
 }
 
@@ -186,9 +189,11 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
     progress.step("a run that nobody watches");
     Plan before = plan;
     if (options.backward) before = plan_with(t.problem, {.backend = Backend::cpu, .threads = 1});
+    expect_workspace(before);
     forward(before, t.args, Workspace(before), counted);
     std::vector<TensorView> results = {t.o.view, t.lse.view};
     if (options.backward) {
+        expect_workspace(plan);
         backward(plan, t.gradients, Workspace(plan), counted);
         results = {t.dq.view, t.dk.view, t.dv.view};
     }
@@ -213,6 +218,18 @@ std::string result_text(const walk::Trace& trace, std::int64_t row) {
     if (l == 0) return fmt::format("row {} sees no key: O = 0, LSE = -inf", row);
     return fmt::format("O = ({}{}), LSE = m + ln l = {:.7g} + {:.7g} = {:.7g}", o, last.o.columns > 4 ? ", ..." : "", m,
                        std::log(l), m + std::log(l));
+}
+
+/// "load_k 4 x 4.0 KiB, ...": the sum behind the bytes.
+std::string moved_text(std::span<const walk::Moved> parts) {
+    std::string text;
+    for (const walk::Moved& part : parts) {
+        text += fmt::format("{}{} ", text.empty() ? "" : ", ", schedule::name_of(part.operation));
+        if (part.least != part.most) text += fmt::format("{} in {} parts", bytes_text(part.bytes), part.times);
+        else text += fmt::format("{} x {}", part.times, bytes_text(part.least));
+        if (part.shared_by > 1) text += fmt::format(" (1/{0} each: {0} tiles of queries share it)", part.shared_by);
+    }
+    return text;
 }
 
 std::string bits_text(const Walked& walked) {
@@ -245,6 +262,7 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
     facts.emplace_back(
         "moved", fmt::format("{}; standard attention {}, {:.2f} times as much", bytes_text(moved.schedule),
                              bytes_text(moved.standard), moved.schedule > 0 ? moved.standard / moved.schedule : 1));
+    facts.emplace_back("sum of", moved_text(trace.moved));
     facts.emplace_back("bits", bits_text(walked));
     return text + facts_text(facts, view.width);
 }

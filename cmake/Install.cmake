@@ -23,6 +23,20 @@ if(TESSERA_INSTALL)
                                   INSTALL_DESTINATION ${TESSERA_PACKAGE_DIR})
     write_basic_package_version_file(${PROJECT_BINARY_DIR}/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 
+    # For builds without CMake. A static library leaves it to the program to link what it is made of: with
+    # `pkg-config --static` too, since there is no other way to use it.
+    set(TESSERA_PC_STATIC "")
+    if(TESSERA_LIBRARY_TYPE STREQUAL "STATIC_LIBRARY")
+        set(TESSERA_PC_STATIC " -lfmt -ltbb -lhwy -lstdc++ -lm -lpthread")
+        if(TESSERA_CUDA)
+            string(APPEND TESSERA_PC_STATIC " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
+        endif()
+    endif()
+    file(RELATIVE_PATH TESSERA_PREFIX_FROM_PC /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+    string(REGEX REPLACE "/$" "" TESSERA_PREFIX_FROM_PC "${TESSERA_PREFIX_FROM_PC}")
+    configure_file(cmake/tessera.pc.in ${PROJECT_BINARY_DIR}/tessera.pc @ONLY)
+    install(FILES ${PROJECT_BINARY_DIR}/tessera.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT library)
+
     install(TARGETS tessera EXPORT tesseraTargets COMPONENT library
             LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
     install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library)

@@ -2,12 +2,14 @@
 //
 // The C ABI's view of a Plan as data, and of what the model says that a schedule takes.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "c_api.hpp"
-#include "model/predict.hpp"
+#include "tessera/predict.hpp"
 
 namespace tessera {
 namespace {
@@ -38,41 +40,88 @@ void clear_struct(const char* name, T* to) {
     to->struct_size = size;
 }
 
-const model::Machine& machine_named(const char* name) {
-    if (const model::Machine* known = model::find_machine(name)) return *known;
+const Machine& machine_named(const char* name) {
+    if (const Machine* known = find_machine(name)) return *known;
     std::string names;
-    for (const model::Machine& m : model::machines()) names += (names.empty() ? "" : ", ") + m.name;
+    for (const Machine& m : machines()) names += (names.empty() ? "" : ", ") + m.name;
     invalid("machine", fmt::format("expected one of {}, got \"{}\"", names, name));
 }
 
+/// The numbers of a machine in the order of for_each_quantity(), which is that of tessera_machine.
+constexpr std::size_t kQuantities = (sizeof(tessera_machine) - offsetof(tessera_machine, capability)) / sizeof(double);
+
+void write_machine(const Machine& from, tessera_machine* to) {
+    clear_struct("machine", to);
+    to->kind = from.kind == MachineKind::gpu ? TESSERA_MACHINE_GPU : TESSERA_MACHINE_CPU;
+    copy_text(to->name, from.name);
+    copy_text(to->title, from.title);
+    double* next = &to->capability;
+    for_each_quantity(from, [&](const char*, const char*, const Quantity& quantity) { *next++ = quantity.value; });
+}
+
+std::string text_of(const char* name, std::span<const char> text) {
+    const auto end = std::find(text.begin(), text.end(), '\0');
+    if (end == text.end() || end == text.begin()) invalid(name, "expected a text that ends with a zero byte");
+    return {text.begin(), end};
+}
+
+Machine read_machine(const tessera_machine* from) {
+    expect_address("machine", from);
+    expect_struct_size<tessera_machine>("machine", from->struct_size);
+    if (from->kind != TESSERA_MACHINE_GPU && from->kind != TESSERA_MACHINE_CPU)
+        invalid("kind", fmt::format("expected 0..1, got {}", from->kind));
+    Machine to{.name = text_of("name", from->name), .title = text_of("title", from->title)};
+    to.kind = from->kind == TESSERA_MACHINE_GPU ? MachineKind::gpu : MachineKind::cpu;
+    const double* next = &from->capability;
+    for_each_quantity(to, [&](const char*, const char*, Quantity& quantity) { quantity = {*next++, "the caller"}; });
+    validate(to);
+    return to;
+}
+
 /// The machine that the plan would run on.
-const model::Machine& machine_of(const Plan& plan) {
-    if (const model::Machine* known = model::machine_of_device(plan.target)) return *known;
+const Machine& machine_of(const Plan& plan) {
+    if (const Machine* known = machine_of_device(plan.target)) return *known;
     throw Error(ErrorCode::unsupported, "machine",
                 fmt::format("the model does not know {}; name a machine that it knows", plan.target));
 }
 
 /// The fastest prediction of the schedules asked for.
-model::Prediction fastest(const Problem& problem, const tessera_options& options, Pass pass,
-                          const model::Machine& machine) {
+Prediction fastest(const Problem& problem, const tessera_options& options, Pass pass, const Machine& machine) {
     problem.validate();
     if (options.schedule < TESSERA_ANY_SCHEDULE || options.schedule > static_cast<int>(std::size(kSchedules)))
         invalid("schedule", fmt::format("expected 0..{}, got {}", std::size(kSchedules), options.schedule));
-    model::PredictOptions how{.by = "tessera", .threads = options.threads};
+    PredictOptions how{.by = "tessera", .threads = options.threads};
     if (options.block_q != 0 || options.block_kv != 0) how.tile = Tile{options.block_q, options.block_kv};
-    std::optional<model::Prediction> best;
+    std::optional<Prediction> best;
     std::string reasons;
     for (const Schedule schedule : kSchedules) {
         if (options.schedule != TESSERA_ANY_SCHEDULE && options.schedule != static_cast<int>(schedule) + 1) continue;
-        if (const auto reason = model::refusal(problem, schedule, pass, machine, how)) {
+        if (const auto reason = refusal(problem, schedule, pass, machine, how)) {
             reasons += fmt::format("\n  {}: {}", name_of(schedule), *reason);
             continue;
         }
-        model::Prediction p = model::predict(problem, schedule, pass, machine, how);
+        Prediction p = predict(problem, schedule, pass, machine, how);
         if (!best || p.ms < best->ms) best = std::move(p);
     }
     if (!best) throw Error(ErrorCode::unsupported, "", "there is no prediction for this problem:" + reasons);
     return *best;
+}
+
+void write_prediction(const Prediction& from, const Machine& on, tessera_prediction* to) {
+    clear_struct("prediction", to);
+    to->schedule = static_cast<std::int32_t>(from.schedule) + 1;
+    to->ms = from.ms;
+    to->tflops = from.tflops;
+    to->percent_of_bound = from.percent_of_bound;
+    copy_text(to->bound, from.bound);
+    copy_text(to->machine, on.name);
+}
+
+void expect_prediction(const tessera_prediction* prediction, std::int32_t pass) {
+    expect_address("prediction", prediction);
+    expect_struct_size<tessera_prediction>("prediction", prediction->struct_size);
+    if (pass != TESSERA_FORWARD && pass != TESSERA_BACKWARD)
+        invalid("pass", fmt::format("expected 0..1, got {}", pass));
 }
 
 }  // namespace
@@ -119,19 +168,36 @@ tessera_status tessera_plan_refusal(const tessera_problem* problem, const tesser
 tessera_status tessera_predict(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                const char* machine, tessera_prediction* prediction) {
     return guarded([&] {
-        expect_address("prediction", prediction);
-        expect_struct_size<tessera_prediction>("prediction", prediction->struct_size);
-        if (pass != TESSERA_FORWARD && pass != TESSERA_BACKWARD)
-            invalid("pass", fmt::format("expected 0..1, got {}", pass));
-        const model::Machine& on =
-            machine != nullptr ? machine_named(machine) : machine_of(plan_of(problem, options, pass));
-        const model::Prediction p = fastest(problem_of(problem), read_options(options), static_cast<Pass>(pass), on);
-        clear_struct("prediction", prediction);
-        prediction->schedule = static_cast<std::int32_t>(p.schedule) + 1;
-        prediction->ms = p.ms;
-        prediction->tflops = p.tflops;
-        prediction->percent_of_bound = p.percent_of_bound;
-        copy_text(prediction->bound, p.bound);
-        copy_text(prediction->machine, on.name);
+        expect_prediction(prediction, pass);
+        const Machine& on = machine != nullptr ? machine_named(machine) : machine_of(plan_of(problem, options, pass));
+        write_prediction(fastest(problem_of(problem), read_options(options), static_cast<Pass>(pass), on), on,
+                         prediction);
+    });
+}
+
+tessera_status tessera_predict_on(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                                  const tessera_machine* machine, tessera_prediction* prediction) {
+    return guarded([&] {
+        expect_prediction(prediction, pass);
+        const Machine on = read_machine(machine);
+        write_prediction(fastest(problem_of(problem), read_options(options), static_cast<Pass>(pass), on), on,
+                         prediction);
+    });
+}
+
+int32_t tessera_machine_count(void) { return static_cast<std::int32_t>(machines().size()); }
+
+tessera_status tessera_machine_at(int32_t index, tessera_machine* machine) {
+    return guarded([&] {
+        const std::int32_t count = tessera_machine_count();
+        if (index < 0 || index >= count) invalid("index", fmt::format("expected 0..{}, got {}", count - 1, index));
+        write_machine(machines()[static_cast<std::size_t>(index)], machine);
+    });
+}
+
+tessera_status tessera_machine_named(const char* name, tessera_machine* machine) {
+    return guarded([&] {
+        expect_address("name", name);
+        write_machine(machine_named(name), machine);
     });
 }

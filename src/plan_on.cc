@@ -62,7 +62,7 @@ std::vector<Candidate> on_gpu(const Question& q) {
     for (const cuda::Row& row : cuda::rows()) {
         if (row.pass != q.options.pass) continue;
         Candidate candidate{.kernel = row.name, .schedule = row.schedule};
-        if (const auto reason = cuda::refusal(row, q.problem, q.options.tile, q.machine.limits())) {
+        if (const auto reason = cuda::refusal(row, q.problem, q.options.tile, model::limits_of(q.machine))) {
             candidate.reason = *reason;
         } else {
             candidate.capable = true;

@@ -152,7 +152,7 @@ THIRD_PARTY = {
     "gtest/": {"tests"},
     "gmock/": {"tests"},
     "rapidcheck": {"tests"},
-    "cuda": {"device", "tests", "bench"} | {layer for layer in ALLOWED if layer.startswith("cuda")},
+    "cuda": {"device", "tests", "bench", "examples"} | {layer for layer in ALLOWED if layer.startswith("cuda")},
     "fmt/": set(ALLOWED) - {"include", "examples"},
     "xla/": {"python"},
 }

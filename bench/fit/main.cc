@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fits the constants of src/model/family.cc: fit_model [--only "tessera fa2 backward"]
-// bench/results/h200/{forward,peers,backward,drawn,held_out}.jsonl
+// Fits the constants of the cost model, of src/model/family.cc by the Records of an H200, of src/model/cpu.cc by those
+// of CPUs:
 //
-// Of each family of kernels those constants are free that the table has; they are moved one after the other, by steps
-// that shrink, as long as the mean square of log(predicted / measured) falls. Rows of the files that the family names
-// as its own (Family::fitted_on) are fitted; all others are held out: they are predicted with the result and take no
-// part.
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <string>
+//     fit_model [--only "tessera fa2 backward"] bench/results/h200/{forward,peers,backward,drawn,held_out}.jsonl
+//     fit_model [--only "bf16 forward"] --cpu bench/results/cpu/*.jsonl
+//
+// Of each family of kernels those constants are free that the table has (fit.hpp). Rows of the files that the family
+// names as its own (fitted_on) are fitted; all others are held out: they are predicted with the result and take no
+// part. Where a machine file lies beside Records of a CPU (x.machine.json beside x.jsonl), that is their machine.
+#include <filesystem>
 #include <string_view>
-#include <vector>
 
-#include "measure/accuracy.hpp"
+#include "fit.hpp"
+#include "measure/machine_file.hpp"
+#include "model/cpu.hpp"
 #include "model/gpu.hpp"
 #include "tessera/error.hpp"
 
@@ -24,9 +22,10 @@ namespace tessera::fit {
 namespace {
 
 using model::Constants;
+using model::CpuConstants;
 using model::Family;
 
-constexpr std::pair<const char*, double Constants::*> kConstants[] = {
+constexpr Named<Constants> kConstants[] = {
     {"exp_exposed", &Constants::exp_exposed},
     {"shared_exposed", &Constants::shared_exposed},
     {"adds_exposed", &Constants::adds_exposed},
@@ -41,116 +40,112 @@ constexpr std::pair<const char*, double Constants::*> kConstants[] = {
     {"pass_exposed", &Constants::pass_exposed},
 };
 
-std::string name_of(const Family& family) {
-    return fmt::format("{} {} {}", family.by, tessera::name_of(family.schedule), tessera::name_of(family.pass));
-}
-
-struct Row {
-    measure::Comparison measured;
-    Problem problem;
+constexpr Named<CpuConstants> kCpuConstants[] = {
+    {"product_share", &CpuConstants::product_share},
+    {"exp_share", &CpuConstants::exp_share},
+    {"last", &CpuConstants::last},
+    {"loops", &CpuConstants::loops},
+    {"call_us", &CpuConstants::call_us},
+    {"pack_ns", &CpuConstants::pack_ns},
+    {"crowd", &CpuConstants::crowd},
 };
 
-double log_error(const Row& row, const Family& family, const model::Machine& machine) {
-    const model::PredictOptions options{.by = family.by, .members = measure::members_of(row.measured.record)};
-    model::Prediction prediction;
-    model::predict_family({row.problem, family.schedule, family.pass, machine, options}, family, prediction);
-    return std::log(prediction.ms / row.measured.record.ms);
+struct Asked {
+    std::string only;
+    bool cpu = false;
+    std::vector<Row> rows;
+
+    bool wants(const std::string& family) const { return only.empty() || only == family; }
+};
+
+model::PredictOptions options_of(const Row& row) {
+    return {.by = row.measured.prediction.by,
+            .threads = row.measured.record.threads,
+            .members = measure::members_of(row.measured.record)};
 }
 
-double loss(const std::vector<const Row*>& rows, const Family& family, const model::Machine& machine) {
-    double sum = 0;
-    for (const Row* row : rows) {
-        const double error = log_error(*row, family, machine);
-        sum += error * error;
-    }
-    return sum / static_cast<double>(rows.size());
-}
-
-/// Moves each constant up or down by `step` of itself while that helps. True: something moved.
-bool sweep(Family& family, const std::vector<const Row*>& rows, const model::Machine& machine, double step,
-           double& least) {
-    bool moved = false;
-    for (const auto& [name, member] : kConstants) {
-        const double before = family.constants.*member;
-        for (const double factor : {1 + step, 1 / (1 + step)}) {
-            family.constants.*member = before * factor;
-            const double now = before == 0 ? least : loss(rows, family, machine);
-            if (now < least) {
-                least = now;
-                moved = true;
-                break;
-            }
-            family.constants.*member = before;
+void fit_gpu(const Asked& asked) {
+    for (const Family& family : model::gpu_families()) {
+        const std::string name =
+            fmt::format("{} {} {}", family.by, tessera::name_of(family.schedule), tessera::name_of(family.pass));
+        if (!asked.wants(name)) continue;
+        std::vector<const Row*> rows;
+        for (const Row& row : asked.rows) {
+            const model::Prediction& p = row.measured.prediction;
+            if (p.by == family.by && p.schedule == family.schedule && p.pass == family.pass) rows.push_back(&row);
         }
+        const LogError<Constants> log_error = [&](const Row& row, const Constants& constants) {
+            Family moved = family;
+            moved.constants = constants;
+            model::PredictOptions options = options_of(row);
+            options.threads = 0;
+            model::Prediction prediction;
+            model::predict_family({row.problem, family.schedule, family.pass, row.machine, options}, moved, prediction);
+            return std::log(prediction.ms / row.measured.record.ms);
+        };
+        report<Constants>(name, family.constants, kConstants, rows, log_error);
     }
-    return moved;
 }
 
-Family fitted(Family family, const std::vector<const Row*>& rows, const model::Machine& machine) {
-    double least = loss(rows, family, machine);
-    for (const double step : {0.2, 0.05, 0.01, 0.002}) {
-        for (int i = 0; i < 60 && sweep(family, rows, machine, step, least); ++i) continue;
-    }
-    return family;
-}
-
-std::string errors_text(const std::vector<const Row*>& rows, const Family& family, const model::Machine& machine) {
-    std::vector<double> errors;
-    double within = 0;
-    for (const Row* row : rows) {
-        errors.push_back(std::abs(std::expm1(log_error(*row, family, machine))));
-        within += errors.back() <= 0.15 ? 1.0 : 0.0;
-    }
-    std::sort(errors.begin(), errors.end());
-    return fmt::format("{:4} rows, median {:5.1f} %, worst {:5.1f} %, {:3.0f} % of them within 15 %", errors.size(),
-                       100 * errors[errors.size() / 2], 100 * errors.back(),
-                       100 * within / static_cast<double>(errors.size()));
-}
-
-void report(const Family& family, const std::vector<Row>& all, const model::Machine& machine) {
-    std::vector<const Row*> own;
-    std::map<std::string, std::vector<const Row*>> held_out;
-    for (const Row& row : all) {
+void fit_cpu(const Asked& asked) {
+    const auto question_of = [](const Row& row, const model::PredictOptions& options) {
         const model::Prediction& p = row.measured.prediction;
-        if (p.by != family.by || p.schedule != family.schedule || p.pass != family.pass) continue;
-        if (row.measured.held_out) held_out[row.measured.kind].push_back(&row);
-        else own.push_back(&row);
+        return model::Question{row.problem, p.schedule, p.pass, row.machine, options};
+    };
+    const LogError<CpuConstants> log_error = [&](const Row& row, const CpuConstants& constants) {
+        const model::PredictOptions options = options_of(row);
+        const model::Prediction& p = row.measured.prediction;
+        model::Prediction prediction{.schedule = p.schedule, .pass = p.pass};
+        model::predict_cpu_family(question_of(row, options), constants, prediction);
+        return std::log(prediction.ms / row.measured.record.ms);
+    };
+    for (const model::CpuFamily& family : model::cpu_families()) {
+        if (!asked.wants(family.name)) continue;
+        std::vector<const Row*> rows;
+        for (const Row& row : asked.rows) {
+            const model::PredictOptions options = options_of(row);
+            if (&model::cpu_family_of(question_of(row, options)) == &family) rows.push_back(&row);
+        }
+        report<CpuConstants>(family.name, family.constants, kCpuConstants, rows, log_error);
     }
-    if (own.empty()) return;
-    const Family result = fitted(family, own, machine);
-    fmt::print("\n{}\n", name_of(family));
-    for (const auto& [name, member] : kConstants) {
-        if (family.constants.*member == 0) continue;
-        fmt::print("    .{} = {:.4g}  (now {:.4g})\n", name, result.constants.*member, family.constants.*member);
+}
+
+/// The machine of a file's Records; null: one that the model does not know.
+std::optional<model::Machine> machine_of(const std::string& path, const measure::Record& record) {
+    const auto beside = std::filesystem::path(path).replace_extension(".machine.json");
+    if (std::filesystem::exists(beside)) return measure::read_machine(beside.string());
+    const model::Machine* known = model::machine_of_device(record.device);
+    if (known == nullptr) return std::nullopt;
+    return *known;
+}
+
+void read(const std::string& path, Asked& asked) {
+    const std::vector<measure::Record> records = measure::read_records(path);
+    for (measure::Comparison& row : measure::compare(records).rows) {
+        const auto machine = machine_of(path, row.record);
+        const bool wanted = machine && (asked.cpu ? machine->kind == model::MachineKind::cpu : machine->name == "h200");
+        if (!wanted) continue;
+        Problem problem = measure::problem_of(row.record);
+        asked.rows.push_back({std::move(row), problem, *machine});
     }
-    fmt::print("  fitted:                  now {}\n                         refit {}\n",
-               errors_text(own, family, machine), errors_text(own, result, machine));
-    for (const auto& [kind, rows] : held_out)
-        fmt::print("  held out, {:<14} now {}\n                         refit {}\n", kind,
-                   errors_text(rows, family, machine), errors_text(rows, result, machine));
 }
 
 int run(int argc, char** argv) {
-    std::vector<measure::Record> records;
-    std::string only;
+    Asked asked;
+    std::vector<std::string> paths;
     for (int i = 1; i < argc; ++i) {
-        if (std::string_view(argv[i]) == "--only" && i + 1 < argc) {
-            only = argv[++i];
-            continue;
-        }
-        for (measure::Record& record : measure::read_records(argv[i])) records.push_back(std::move(record));
+        const std::string_view argument = argv[i];
+        if (argument == "--only" && i + 1 < argc) asked.only = argv[++i];
+        else if (argument == "--cpu") asked.cpu = true;
+        else paths.emplace_back(argument);
     }
-    std::vector<Row> rows;
-    for (measure::Comparison& row : measure::compare(records).rows) {
-        if (model::machine_of_device(row.record.device) == model::find_machine("h200")) {
-            Problem problem = measure::problem_of(row.record);
-            rows.push_back({std::move(row), problem});
-        }
-    }
-    if (rows.empty()) return fmt::print(stderr, "usage: fit_model RECORDS..., some of them of an H200\n"), 2;
-    for (const Family& family : model::gpu_families()) {
-        if (only.empty() || only == name_of(family)) report(family, rows, *model::find_machine("h200"));
-    }
+    for (const std::string& path : paths) read(path, asked);
+    if (asked.rows.empty())
+        return fmt::print(stderr, "usage: fit_model [--only FAMILY] [--cpu] RECORDS..., some of them of {}\n",
+                          asked.cpu ? "a CPU" : "an H200"),
+               2;
+    if (asked.cpu) fit_cpu(asked);
+    else fit_gpu(asked);
     return 0;
 }
 

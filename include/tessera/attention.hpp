@@ -12,6 +12,7 @@
 #include "tessera/plan.hpp"
 #include "tessera/tensor.hpp"
 
+#pragma GCC visibility push(default)
 namespace tessera {
 
 /// One task of a parallel loop: `worker` is in [0, workers) and no two bodies that run at once share it.
@@ -108,3 +109,4 @@ class Workspace {
 };
 
 }  // namespace tessera
+#pragma GCC visibility pop

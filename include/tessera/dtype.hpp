@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 namespace tessera {
 
 /// Element types. Attention runs on fp32, bf16 and fp16 (fp64 in the reference); int32 and int64 are for cu_seqlens,
@@ -42,3 +43,4 @@ constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
 constexpr bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp16; }
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#pragma GCC visibility push(default)
 namespace tessera {
 
 /// Stable numbers: they are the status codes of the C ABI too (tessera.h). Never renumber.
@@ -41,3 +42,4 @@ class Error : public std::runtime_error {
 };
 
 }  // namespace tessera
+#pragma GCC visibility pop

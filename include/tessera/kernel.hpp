@@ -11,6 +11,7 @@
 
 #include "tessera/dtype.hpp"
 
+#pragma GCC visibility push(default)
 namespace tessera {
 
 // clang-format off
@@ -81,3 +82,4 @@ struct KernelInfo {
 std::span<const KernelInfo> kernels();
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -14,6 +14,7 @@
 #define TESSERA_HOST_DEVICE
 #endif
 
+#pragma GCC visibility push(default)
 namespace tessera {
 
 /// How the causal diagonal meets a rectangle of len_q != len_kv. Libraries differ, so it is always named.
@@ -115,3 +116,4 @@ struct Mask {
 };
 
 }  // namespace tessera
+#pragma GCC visibility pop

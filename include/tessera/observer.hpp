@@ -8,6 +8,7 @@
 #include "tessera/kernel.hpp"
 #include "tessera/mask.hpp"
 
+#pragma GCC visibility push(default)
 namespace tessera {
 
 /// What has just been done with a tile of queries x keys.
@@ -65,3 +66,4 @@ class TileObserver {
 };
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -10,6 +10,7 @@
 #include "tessera/problem.hpp"
 #include "tessera/tensor.hpp"
 
+#pragma GCC visibility push(default)
 namespace tessera {
 
 /// What the caller wants of the choice. Everything left out is chosen by plan().
@@ -62,3 +63,4 @@ struct Plan {
 Plan plan(const Problem& problem, const PlanOptions& options = {});
 
 }  // namespace tessera
+#pragma GCC visibility pop

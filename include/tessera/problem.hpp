@@ -8,6 +8,7 @@
 #include "tessera/dtype.hpp"
 #include "tessera/mask.hpp"
 
+#pragma GCC visibility push(default)
 namespace tessera {
 
 /// Dropout on the attention weights: element (batch, head, query, key) is kept when its Philox4x32-10 word is under
@@ -68,3 +69,4 @@ struct Problem {
 };
 
 }  // namespace tessera
+#pragma GCC visibility pop

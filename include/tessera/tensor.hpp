@@ -8,6 +8,7 @@
 
 #include "tessera/dtype.hpp"
 
+#pragma GCC visibility push(default)
 namespace tessera {
 
 enum class DeviceType : std::uint8_t { cpu, cuda };
@@ -60,3 +61,4 @@ TensorView strided_view(const void* data, DType dtype, std::initializer_list<std
 TensorView transposed(const TensorView& view, int a, int b);
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -22,6 +22,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __GNUC__
+#pragma GCC visibility push(default)
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -255,6 +258,52 @@ typedef struct tessera_prediction {
 tessera_status tessera_predict(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                const char* machine, tessera_prediction* prediction);
 
+enum { TESSERA_MACHINE_GPU = 0, TESSERA_MACHINE_CPU = 1 };
+
+/* A machine as the model sees it; tessera/machine.hpp says of each number where it comes from. A core is a
+ * multiprocessor of a GPU, a hardware thread of a CPU; clk is a clock of it. Shares lie in (0, 1], all else in [1e-6,
+ * 1e9]. */
+typedef struct tessera_machine {
+    size_t struct_size;
+    int32_t kind; /* TESSERA_MACHINE_GPU */
+    int32_t reserved;
+    char name[64];            /* "h200" */
+    char title[128];          /* "NVIDIA H200 SXM, 141 GB" */
+    double capability;        /* GPU: 9.0; CPU: 0 */
+    double cores;             /* multiprocessors; hardware threads */
+    double clock_ghz;         /* highest clock, under light load */
+    double rated_clock_ghz;   /* at which the maker states peak rates */
+    double loaded_clock_ghz;  /* with all product units busy */
+    double matrix_flop;       /* FLOP/clk/core of 16-bit products with fp32 sums */
+    double warp_matrix_share; /* of it that warp-wide instructions reach */
+    double fma_flop;          /* FLOP/clk/core of fp32 multiply-adds */
+    double exp_rate;          /* exponentials/clk/core */
+    double shared_bytes;      /* bytes/clk/core of near memory: shared memory; CPU: its second-level cache */
+    double shared_kib;        /* KiB/core of it */
+    double l2_bytes;          /* bytes/clk/core from what all cores share */
+    double l2_mib;            /* MiB of it */
+    double reduce_bytes;      /* bytes/clk/core of fp32 sums added there by all cores at once; CPU: 0 */
+    double dram_gbs;          /* GB/s, peak */
+    double dram_read_share;   /* of it that reading reaches */
+    double dram_copy_share;   /* of it that reading and writing at once reach */
+    double memory_gib;        /* GiB */
+    double launch_us;         /* microseconds from one kernel to the next; CPU: to start a parallel loop */
+} tessera_machine;
+
+/* How many machines are known by name. */
+int32_t tessera_machine_count(void);
+
+/* Fills in the machine of this index, from 0 to under tessera_machine_count(). `machine->struct_size` is set by the
+ * caller. */
+tessera_status tessera_machine_at(int32_t index, tessera_machine* machine);
+
+/* Fills in the machine of this name. TESSERA_INVALID_ARGUMENT, with the names that are known, when there is none. */
+tessera_status tessera_machine_named(const char* name, tessera_machine* machine);
+
+/* tessera_predict() on a machine of the caller's own. TESSERA_BAD_DATA names a number that no machine can have. */
+tessera_status tessera_predict_on(const tessera_problem* problem, const tessera_options* options, int32_t pass,
+                                  const tessera_machine* machine, tessera_prediction* prediction);
+
 /* O = attention(Q, K, V), and LSE. `workspace` may be null when workspace_bytes is 0 and nothing is needed; what the
  * call needs of it (tessera_workspace_bytes) may not overlap a tensor. With TESSERA_BACKEND_CUDA all tensors and the
  * workspace are to be on the CUDA device of q, and the work is queued on `stream` (a cudaStream_t; null: the default
@@ -269,6 +318,9 @@ tessera_status tessera_backward(const tessera_problem* problem, const tessera_op
 
 #ifdef __cplusplus
 }
+#endif
+#ifdef __GNUC__
+#pragma GCC visibility pop
 #endif
 
 #endif

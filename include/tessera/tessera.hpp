@@ -7,13 +7,20 @@
 //     Plan plan = tessera::plan(problem);                              // how, and why so
 //     Workspace workspace(plan);
 //     forward(plan, {.q = q, .k = k, .v = v, .o = o, .lse = lse}, workspace);
+//
+// and, on a machine that need not be there:
+//
+//     double ms = predict(problem, Schedule::fa2, Pass::forward, *find_machine("h200")).ms;
 #pragma once
 
 #include "tessera/attention.hpp"
+#include "tessera/cost.hpp"
 #include "tessera/dtype.hpp"
 #include "tessera/error.hpp"
 #include "tessera/kernel.hpp"
+#include "tessera/machine.hpp"
 #include "tessera/mask.hpp"
 #include "tessera/plan.hpp"
+#include "tessera/predict.hpp"
 #include "tessera/problem.hpp"
 #include "tessera/tensor.hpp"

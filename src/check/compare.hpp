@@ -22,6 +22,8 @@ struct TensorReport {
     double max_abs_error = 0;
     double value = 0;  ///< what is held against the limit
     double limit = 0;
+    std::int64_t finite = 0;  ///< elements that are finite in both, of which the errors are
+    std::int64_t free = 0;    ///< that nothing is promised of: their scores pass the largest fp32 number
     bool pass = true;
     std::string rule;   ///< which rule `value` and `limit` belong to
     std::string worst;  ///< the element with the largest error: index, what came, what was expected

@@ -79,6 +79,8 @@ struct TensorGold {
     /// O: the first row with the same query on the same keys, for each row; empty: each row its own. Their weights
     /// round alike.
     std::vector<std::size_t> draws;
+    /// Elements of which docs/numerics.md promises nothing: a score that they hang on passes the largest fp32 number.
+    std::vector<bool> free;
     /// Are rows of the inputs copies of others (stride 0)? Their terms round alike and may all add up.
     bool has_copies = false;
 
@@ -92,7 +94,8 @@ struct TensorGold {
           subnormal(packed_zeros(like)),
           rounded(packed_zeros(like)),
           by_value(dtype),
-          positions(which) {}
+          positions(which),
+          free(value.data.size(), false) {}
 
     std::int64_t row_size() const {
         const TensorView& v = value.view;

@@ -128,6 +128,10 @@ class Judge {
             const double got = load_as_double(element, got_.dtype);
             const double expected = gold_.value.data[i];
             if (!same) return;
+            if (gold_.free[i]) {
+                ++report_.free;
+                return;
+            }
             if (!same_kind(expected, got, got_.dtype)) {
                 same = false;
                 report_.worst = fmt::format("{} got {}, expected {}", index_text(got_, flat), got, expected);
@@ -135,6 +139,7 @@ class Judge {
                 return;
             }
             if (!std::isfinite(got) || !std::isfinite(expected)) return;
+            ++report_.finite;
             add(i, flat, got, expected);
         });
         return same;

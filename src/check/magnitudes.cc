@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -33,6 +34,7 @@ struct Row {
     std::vector<double> sizes;         // [len_kv], of the scores with an allowance, else 0
     double score_size = 0;             // probability-weighted mean of the sums of absolute values
     bool defined = false;              // false: no key seen, or NaN; such a row has no allowance
+    bool beyond = false;               // its largest score is no fp32 number: +inf, or all of them -inf
 
     explicit Row(const Problem& p)
         : query(static_cast<std::size_t>(p.head_dim)),
@@ -70,8 +72,13 @@ void load_row(const Head& head, std::int64_t i, Row& row) {
     row.keys = head.band.row(i);
     row.defined = std::isfinite(lse);
     row.score_size = 0;
+    row.beyond = false;
     std::fill(row.weight_error.begin(), row.weight_error.end(), 0.0);
     if (!row.defined) return;
+    double largest = -reference::kInfinity;
+    for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j)
+        largest = std::max(largest, head.score(i, j, row.dot(j)));
+    row.beyond = std::abs(largest) > std::numeric_limits<float>::max();
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         const double size = score_size(head, i, j, row);
         row.weight_error[static_cast<std::size_t>(j)] = size;
@@ -147,20 +154,30 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
 
 /// Where the terms of one head go: its rows of one gradient.
 struct Target {
+    TensorGold& gold;
     RoundingsByValue& by_value;
+    HeadRows value;
     HeadRows magnitude;
     HeadRows score;
     HeadRows subnormal;
     HeadRows rounded;
 
     template <class RowsOf>
-    Target(TensorGold& gold, RowsOf rows_of)
-        : by_value(gold.by_value),
+    Target(TensorGold& tensor, RowsOf rows_of)
+        : gold(tensor),
+          by_value(gold.by_value),
+          value(rows_of(gold.value.view)),
           magnitude(rows_of(gold.magnitude.view)),
           score(rows_of(gold.score.view)),
           subnormal(rows_of(gold.subnormal.view)),
           rounded(rows_of(gold.rounded.view)) {}
 };
+
+/// Nothing is promised of these elements.
+void set_free(const Target& target, std::int64_t row, std::int64_t column, std::int64_t count) {
+    const double* const first = &slot(target.value, row, column);
+    std::fill_n(target.gold.free.begin() + (first - target.gold.value.data.data()), count, true);
+}
 
 /// A factor of the terms of a row: what it is, how large what it is made of, and how far off it may be.
 struct Factor {
@@ -292,15 +309,19 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
     for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
         const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
         const Target to(o, of_queries);
-        const HeadRows value = of_queries(o.value.view);
-        const HeadRows lse_score = lse_rows(lse.score.view, member, h);
+        const Target to_lse(lse, [&](const TensorView& t) { return lse_rows(t, member, h); });
         const ValueSums v_sums(head, member.len_kv);
         std::vector<double> signs(static_cast<std::size_t>(p.head_dim_v));
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
-            if (row.score_size > kOrdinaryLse) slot(lse_score, i, 0) = kScoreError * row.score_size;
-            const double* const o_row = packed_row(value, i);
+            if (row.beyond && packed.dtype != DType::fp64) {
+                set_free(to, i, 0, p.head_dim_v);
+                set_free(to_lse, i, 0, 1);
+                continue;
+            }
+            if (row.score_size > kOrdinaryLse) slot(to_lse.score, i, 0) = kScoreError * row.score_size;
+            const double* const o_row = packed_row(to.value, i);
             for (std::size_t c = 0; c < signs.size(); ++c) signs[c] = o_row[c] < 0 ? -1 : 1;
             const auto at = static_cast<std::size_t>(o_row - o.value.data.data()) / signs.size();
             if (o.has_copies)
@@ -329,6 +350,15 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
+            if (row.beyond && packed.dtype != DType::fp64) {
+                set_free(dq, i, 0, p.head_dim);
+                for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
+                    set_free(dk, j, 0, p.head_dim);
+                    set_free(dv, j, 0, p.head_dim_v);
+                    if (dbias) set_free(*dbias, i, j, 1);
+                }
+                continue;
+            }
             load_gradient_row(head, i, d_o, dlse, row, g);
             add_gradient_row(head, i, k_squares, row, g, dq, dk, dv, dbias ? &*dbias : nullptr);
         }

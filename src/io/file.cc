@@ -3,36 +3,21 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <limits>
 #include <string_view>
 #include <system_error>
 
+#include "io/memory.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::io {
 namespace {
-
-constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
-
-/// The memory limit of a container (cgroup v2); kUnlimited where there is none.
-std::uint64_t cgroup_limit() {
-    const int descriptor = ::open("/sys/fs/cgroup/memory.max", O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) return kUnlimited;
-    char text[32];
-    const ssize_t length = ::read(descriptor, text, sizeof text);
-    ::close(descriptor);
-    std::uint64_t limit = 0;
-    if (length <= 0 || std::from_chars(text, text + length, limit).ec != std::errc{}) return kUnlimited;
-    return limit;
-}
 
 std::string_view kind_of(mode_t mode) {
     if (S_ISDIR(mode)) return "a directory";
@@ -49,25 +34,17 @@ std::string_view kind_of(mode_t mode) {
 
 }  // namespace
 
-std::uint64_t memory_limit() {
-    std::uint64_t limit = cgroup_limit();
-    const long pages = ::sysconf(_SC_PHYS_PAGES);
-    const long page = ::sysconf(_SC_PAGESIZE);
-    if (pages > 0 && page > 0) {
-        limit = std::min(limit, static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page));
-    }
-    struct rlimit space {};
-    if (::getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
-        limit = std::min(limit, static_cast<std::uint64_t>(space.rlim_cur));
-    }
-    return limit;
+AlignedBytes allocate(std::uint64_t bytes, const std::string& origin) {
+    // Asking what is left takes some 50 us.
+    constexpr std::uint64_t kWorthAsking = std::uint64_t{1} << 24;
+    return allocate(bytes, origin, bytes < kWorthAsking ? bytes : memory_state().left);
 }
 
 AlignedBytes allocate(std::uint64_t bytes, const std::string& origin, std::uint64_t limit) {
     if (bytes > limit) {
-        throw Error(ErrorCode::out_of_memory, "",
-                    fmt::format("{}: expected at most {} bytes, the memory this process may use, came {}", origin,
-                                limit, bytes));
+        throw Error(
+            ErrorCode::out_of_memory, "",
+            fmt::format("{}: expected at most {} bytes, the memory that is left, came {}", origin, limit, bytes));
     }
     const std::size_t size = std::max<std::size_t>(bytes, 1);
     void* memory = ::operator new[](size, std::align_val_t{kAlignment}, std::nothrow);
@@ -127,7 +104,9 @@ void InputFile::read(std::uint64_t offset, std::span<std::byte> into) const {
 
 FileBytes read_file(const std::string& path, std::uint64_t limit) {
     const InputFile file(path);
-    FileBytes bytes{allocate(file.size(), path, limit), static_cast<std::size_t>(file.size())};
+    const bool limited = limit != std::numeric_limits<std::uint64_t>::max();
+    FileBytes bytes{limited ? allocate(file.size(), path, limit) : allocate(file.size(), path),
+                    static_cast<std::size_t>(file.size())};
     file.read(0, {bytes.data.get(), bytes.size});
     return bytes;
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <new>
 #include <span>
@@ -21,12 +22,11 @@ struct AlignedDelete {
 /// Memory aligned to kAlignment, not initialised.
 using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
 
-/// The memory that this process may use: the smallest of the machine's memory, its cgroup's limit and RLIMIT_AS.
-std::uint64_t memory_limit();
-
 /// Allocates `bytes` (at least one). Throws Error(out_of_memory) that names `origin` when they exceed `limit` or the
 /// allocation fails, so that a huge file is refused before the machine starts to swap.
-AlignedBytes allocate(std::uint64_t bytes, const std::string& origin, std::uint64_t limit = memory_limit());
+AlignedBytes allocate(std::uint64_t bytes, const std::string& origin, std::uint64_t limit);
+/// The same; the limit is the memory that is left (memory.hpp).
+AlignedBytes allocate(std::uint64_t bytes, const std::string& origin);
 
 /// Where the bytes of a file come from. The format readers ask for the header first and, once it is proven to be
 /// consistent, have the payload read straight into its final place: a file is never held twice.
@@ -85,8 +85,9 @@ struct FileBytes {
     std::span<const std::byte> span() const { return {data.get(), size}; }
 };
 
-/// Throws as InputFile does, and Error(out_of_memory) when the file is larger than `limit`.
-FileBytes read_file(const std::string& path, std::uint64_t limit = memory_limit());
+/// Throws as InputFile does, and Error(out_of_memory) when the file is larger than `limit`, or than the memory that is
+/// left.
+FileBytes read_file(const std::string& path, std::uint64_t limit = std::numeric_limits<std::uint64_t>::max());
 
 /// Where the bytes of an output go.
 class ByteSink {

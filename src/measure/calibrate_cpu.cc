@@ -16,7 +16,7 @@
 
 #include "cpu/lanes/words.hpp"
 #include "cpu/matrix/peak.hpp"
-#include "io/file.hpp"
+#include "io/memory.hpp"
 #include "measure/calibrate.hpp"
 #include "measure/host.hpp"
 #include "measure/timer.hpp"
@@ -193,7 +193,7 @@ model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
     m.dram_gbs = measured(rounded(memory * 1e-9));
     m.dram_read_share = {1, "the rate is that of reading"};
     m.dram_copy_share = {0.8, "estimate: usual"};
-    m.memory_gib = {rounded(static_cast<double>(io::memory_limit()) / 1073741824.0), "as the system tells"};
+    m.memory_gib = {rounded(static_cast<double>(io::memory_state().limit) / 1073741824.0), "as the system tells"};
     m.launch_us = measured(rounded(loop));
     validate(m);
     return m;

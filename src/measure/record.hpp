@@ -73,8 +73,8 @@ Record record_from_json(const nlohmann::ordered_json& json);
 /// power cut) is ended first and stays a line of its own. Throws Error(cannot_write).
 void append_records(const std::string& path, const std::vector<Record>& records);
 
-/// Reads every line. A line that begins an object and does not finish it is what a crash left, and is skipped; any
-/// other malformed line is Error(bad_data) with its number. Throws Error(cannot_open).
-std::vector<Record> read_records(const std::string& path);
+/// Reads every line. A line that begins an object and does not finish it is what a crash left: it is skipped, and
+/// counted in `*cut_off`. Any other malformed line is Error(bad_data) with its number. Throws Error(cannot_open).
+std::vector<Record> read_records(const std::string& path, std::int64_t* cut_off = nullptr);
 
 }  // namespace tessera::measure

@@ -79,7 +79,7 @@ void append_records(const std::string& path, const std::vector<Record>& records)
     file.write(file.ends_within_a_line() && !text.empty() ? "\n" + text : text);
 }
 
-std::vector<Record> read_records(const std::string& path) {
+std::vector<Record> read_records(const std::string& path, std::int64_t* cut_off) {
     const io::FileBytes bytes = io::read_file(path);
     const std::string_view text(reinterpret_cast<const char*>(bytes.data.get()), bytes.size);
     std::vector<Record> records;
@@ -93,6 +93,8 @@ std::vector<Record> read_records(const std::string& path) {
         if (auto record = parse_line(line, fmt::format("{}:{}", path, number))) {
             record->file = path;
             records.push_back(std::move(*record));
+        } else if (cut_off != nullptr) {
+            ++*cut_off;
         }
     }
     return records;

@@ -6,60 +6,69 @@
 #include <cmath>
 
 #include "core/stack_heads.hpp"
+#include "model/cpu.hpp"
 #include "model/parts.hpp"
 #include "schedule/grid.hpp"
 
 namespace tessera::model {
 namespace {
 
-/// What the kernels of a dtype and pass leave exposed.
-struct CpuConstants {
-    double product_share;  ///< of the product rate that they reach
-    double exp_share;  ///< of the exponentials' time: with the maximum, sums and rescaling, less what is under products
-    double last;       ///< tasks that the last thread is later by, in tiles of queries (backward: of keys)
-    double loops;      ///< starts of parallel loops that the call is worth
-    double call_us;    ///< of a call, whatever its size: code and tables are cold
-    double pack_ns = 0;  ///< of an element that is packed, with what it takes to fetch it
-    double crowd = 1;    ///< share of a thread's speed that is left when all cores work, beyond the clock
-};
+constexpr const char* kFma = "";  // Records that are no longer kept
+constexpr const char* kMatrix = "bench/results/cpu/torch_amx_xeon16.jsonl";
 
-// Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (the file below before fp32 ran on a matrix unit), and
-// `crowd` by what PyTorch's calls took in the Records of then and now, whose hosts differ.
-constexpr CpuConstants kForward{
-    .product_share = 0.92, .exp_share = 1.13, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85};
-constexpr CpuConstants kBackward{
-    .product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33, .crowd = 0.85};
-// On a matrix unit: fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44 rows
-// each). With all cores at work a thread has 0.4 to 0.53 of its speed on that shared host; loops in registers keep 0.7
-// to 0.8.
-constexpr CpuConstants kForwardParts{.product_share = 0.85,
-                                     .exp_share = 0.8,
-                                     .last = 0.384,
-                                     .loops = 3.4,
-                                     .call_us = 0,
-                                     .pack_ns = 0.784,
-                                     .crowd = 0.422};
-constexpr CpuConstants kBackwardParts{.product_share = 0.475,
-                                      .exp_share = 0.1,
-                                      .last = 2.15,
-                                      .loops = 1.3,
-                                      .call_us = 0,
-                                      .pack_ns = 0.532,
-                                      .crowd = 0.532};
-constexpr CpuConstants kForwardBf16{.product_share = 0.523,
-                                    .exp_share = 1.653,
-                                    .last = 0,
-                                    .loops = 1.96,
-                                    .call_us = 13.5,
-                                    .pack_ns = 0.239,
-                                    .crowd = 0.395};
-constexpr CpuConstants kBackwardBf16{.product_share = 0.449,
-                                     .exp_share = 4.56,
-                                     .last = 2.57,
-                                     .loops = 4,
-                                     .call_us = 0,
-                                     .pack_ns = 0.209,
-                                     .crowd = 0.468};
+// `bench/fit` moves them: fit_model --cpu bench/results/cpu/*.jsonl. In the order of family_index().
+constexpr CpuFamily kFamilies[] = {
+    // Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (the file below before fp32 ran on a matrix unit),
+    // and
+    // `crowd` by what PyTorch's calls took in the Records of then and now, whose hosts differ.
+    {"fp32 forward",
+     kFma,
+     {.product_share = 0.92, .exp_share = 1.13, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},
+    {"fp32 backward",
+     kFma,
+     {.product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33, .crowd = 0.85}},
+    // On a matrix unit: fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44
+    // rows
+    // each). With all cores at work a thread has 0.4 to 0.53 of its speed on that shared host; loops in registers keep
+    // 0.7
+    // to 0.8.
+    {"fp32 in parts forward",
+     kMatrix,
+     {.product_share = 0.85,
+      .exp_share = 0.8,
+      .last = 0.384,
+      .loops = 3.4,
+      .call_us = 0,
+      .pack_ns = 0.784,
+      .crowd = 0.422}},
+    {"fp32 in parts backward",
+     kMatrix,
+     {.product_share = 0.475,
+      .exp_share = 0.1,
+      .last = 2.15,
+      .loops = 1.3,
+      .call_us = 0,
+      .pack_ns = 0.532,
+      .crowd = 0.532}},
+    {"bf16 forward",
+     kMatrix,
+     {.product_share = 0.523,
+      .exp_share = 1.653,
+      .last = 0,
+      .loops = 1.96,
+      .call_us = 13.5,
+      .pack_ns = 0.239,
+      .crowd = 0.395}},
+    {"bf16 backward",
+     kMatrix,
+     {.product_share = 0.449,
+      .exp_share = 4.56,
+      .last = 2.57,
+      .loops = 4,
+      .call_us = 0,
+      .pack_ns = 0.209,
+      .crowd = 0.468}},
+};
 constexpr double kGradientTensors = 2.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too
 constexpr double kCoreReads = 0.12;       // of the memory's rate, one core alone
 
@@ -70,8 +79,20 @@ constexpr double kMaxPanels = 8;           // of a task of the forward on a matr
 constexpr double kPackingOfRows = 0.3;     // of packing, with few queries (cpu/fa2/matrix/decode.cc)
 constexpr std::int64_t kChunk = 512;       // fa2: a task is at least a tile of queries and so many keys
 
+/// fp32 in three bf16 parts: fa2, where six products on the matrix unit are faster than one multiply-add.
+bool in_parts(const Question& q) {
+    return q.problem.dtype == DType::fp32 && q.schedule == Schedule::fa2 &&
+           q.machine.matrix_flop > kProductsOfParts * q.machine.fma_flop;
+}
+
+std::size_t family_index(const Question& q) {
+    const std::size_t pair = in_parts(q) ? 1 : q.problem.dtype == DType::bf16 ? 2 : 0;
+    return 2 * pair + (q.pass == Pass::forward ? 0 : 1);
+}
+
 struct Cpu {
     const Question& q;
+    const CpuConstants& c;
     Prediction& out;
     Account account;
     Tile tile;
@@ -81,8 +102,9 @@ struct Cpu {
     double busy = 1;    ///< threads that have work
     double per_ms = 0;  ///< clocks
 
-    Cpu(const Question& question, Prediction& prediction)
+    Cpu(const Question& question, const CpuConstants& constants, Prediction& prediction)
         : q(question),
+          c(constants),
           out(prediction),
           account(prediction, question.options.worksheet),
           tile(question.options.tile.value_or(kTile)),
@@ -100,27 +122,18 @@ struct Cpu {
         const Machine& m = q.machine;
         const double crowd = busy > 1 ? (busy - 1) / (m.cores - 1) : 0.0;
         out.clock_ghz = m.clock_ghz - (m.clock_ghz - m.loaded_clock_ghz) * crowd;
-        per_ms = out.clock_ghz * 1e6 * (1 - (1 - constants().crowd) * crowd);
+        per_ms = out.clock_ghz * 1e6 * (1 - (1 - c.crowd) * crowd);
     }
 
     bool forward() const { return q.pass == Pass::forward; }
     bool bf16() const { return q.problem.dtype == DType::bf16; }
-    /// fp32 in three bf16 parts: fa2, where six products on the matrix unit are faster than one multiply-add.
-    bool parts() const {
-        return q.problem.dtype == DType::fp32 && q.schedule == Schedule::fa2 &&
-               q.machine.matrix_flop > kProductsOfParts * q.machine.fma_flop;
-    }
+    bool parts() const { return in_parts(q); }
     bool on_matrix_unit() const { return bf16() || parts(); }
-    const CpuConstants& constants() const {
-        if (parts()) return forward() ? kForwardParts : kBackwardParts;
-        if (forward()) return bf16() ? kForwardBf16 : kForward;
-        return bf16() ? kBackwardBf16 : kBackward;
-    }
     /// FLOP/clk of one thread at most.
     double peak() const {
         return parts() ? q.machine.matrix_flop / kProductsOfParts : q.machine.product_flop(q.problem.dtype, false);
     }
-    double product_rate() const { return peak() * constants().product_share; }
+    double product_rate() const { return peak() * c.product_share; }
     double packed_elements() const;
     bool in_stripes() const;
     double worthwhile_threads() const;
@@ -178,8 +191,8 @@ void Cpu::note_speed() {
                  std::max(0.0, m.cores - 1), crowd);
     account.note("clock", "{:.4g} - ({:.4g} - {:.4g}) * {:.4g} = {:.5g} GHz", m.clock_ghz.value, m.clock_ghz.value,
                  m.loaded_clock_ghz.value, crowd, out.clock_ghz);
-    account.note("speed of a thread", "{:.5g} * (1 - (1 - {:.4g}) * {:.4g}) = {:.5g} GHz", out.clock_ghz,
-                 constants().crowd, crowd, per_ms * 1e-6);
+    account.note("speed of a thread", "{:.5g} * (1 - (1 - {:.4g}) * {:.4g}) = {:.5g} GHz", out.clock_ghz, c.crowd,
+                 crowd, per_ms * 1e-6);
 }
 
 /// Products, softmax and calls of all tiles, dealt to the threads.
@@ -195,11 +208,9 @@ void Cpu::add_arithmetic() {
     const double padding = std::ceil(rows / kLanes) * kLanes / rows;  // lanes beyond the last query are computed
     const double elements = static_cast<double>(out.cost.elements) * padding;
     const auto tiles = static_cast<double>(units.tiles);
-    const CpuConstants& c = constants();
     const double products = elements * per_pair / product_rate();
     const double softmax = elements / m.exp_rate * c.exp_share;
     const double total = products + softmax;
-    const double share = total / busy;
     double idle = 0;
     std::string idle_text;
     if (busy > 1 && tiles > 0) {
@@ -208,9 +219,9 @@ void Cpu::add_arithmetic() {
         idle_text = fmt::format("{:.4g} * {:.4g} * {:.6g} clk / {:.0f}", c.last, side, total, tiles);
     }
     if (!forward() && q.schedule == Schedule::fa1 && kv_heads > 0) {  // whole heads
-        idle = std::ceil(kv_heads / busy) / kv_heads * total - share;
-        idle_text = fmt::format("({:.0f} / {:.0f} - 1 / {:.0f}) * {:.6g} clk", std::ceil(kv_heads / busy), kv_heads,
-                                busy, total);
+        idle = (std::ceil(kv_heads / busy) - kv_heads / busy) / kv_heads * total;
+        idle_text = fmt::format("({:.0f} - {:.0f} / {:.0f}) / {:.0f} * {:.6g} clk", std::ceil(kv_heads / busy),
+                                kv_heads, busy, kv_heads, total);
     }
     account.note("elements", "of {} tiles, with the padding of lanes: {} * {:.5g} = {:.6g}", units.tiles,
                  out.cost.elements, padding, elements);
@@ -277,7 +288,7 @@ void Cpu::add_memory() {
     account.part("DRAM", bytes / read, "cold tensors: {:.6g} B / {:.5g} GB/s", bytes, read * 1e-6);
     if (on_matrix_unit()) {
         const bool as_rows = forward() && p.group() == 1 && static_cast<double>(p.len_q) <= kLanes;
-        const double pack_ns = constants().pack_ns * (as_rows ? kPackingOfRows : 1);
+        const double pack_ns = c.pack_ns * (as_rows ? kPackingOfRows : 1);
         const double pack = packed_elements() * pack_ns * 1e-6;
         account.part("packing", pack, "{:.6g} elements of a thread * {:.4g} ns", packed_elements(), pack_ns);
     }
@@ -290,7 +301,6 @@ void Cpu::add_memory() {
 
 /// What a call takes whatever its size, and the start of threads.
 void Cpu::add_loops() {
-    const CpuConstants& c = constants();
     const double loops = threads > 1 ? c.loops : 0;
     const double ms = (c.call_us + loops * q.machine.launch_us) * 1e-3;
     account.part("launch", ms, "a call and parallel loops: {:.4g} us + {:.4g} * {:.4g} us", c.call_us, loops,
@@ -299,13 +309,21 @@ void Cpu::add_loops() {
 
 }  // namespace
 
+std::span<const CpuFamily> cpu_families() { return kFamilies; }
+
+const CpuFamily& cpu_family_of(const Question& question) { return kFamilies[family_index(question)]; }
+
 void predict_cpu(const Question& question, Prediction& prediction) {
+    predict_cpu_family(question, cpu_family_of(question).constants, prediction);
+}
+
+void predict_cpu_family(const Question& question, const CpuConstants& constants, Prediction& prediction) {
     // As fa2 decodes (cpu/fa2/stack_heads.hpp).
     const bool stacks =
         question.pass == Pass::forward && question.schedule == Schedule::fa2 && stackable(question.problem);
     const Problem problem = stacks ? stacked(question.problem) : question.problem;
     const Question as_run{problem, question.schedule, question.pass, question.machine, question.options};
-    Cpu cpu(as_run, prediction);
+    Cpu cpu(as_run, constants, prediction);
     cpu.add_arithmetic();
     cpu.add_memory();
     cpu.add_loops();

@@ -263,7 +263,7 @@ const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
 
 std::optional<std::string> refusal_of(const Family& family, const Problem& problem, const Machine& machine) {
     const std::string_view by = family.by;
-    const cuda::Limits limits = machine.limits();
+    const cuda::Limits limits = limits_of(machine);
     if (is_ours(family))
         return cuda::refusal(*cuda::find_row(family.schedule, family.pass), problem, std::nullopt, limits);
     // flash-attention: README and csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp; cuDNN: support matrix of

@@ -128,9 +128,9 @@ void Gpu::note_tile() {
     std::string sum = fmt::format("{:.0f}", t.products);
     const auto exposed = [&](const char* what, const std::string& from, double cycles, double share) {
         if (share <= 0 || cycles <= 0) return;
-        account.note(what, "{} = {:.1f} clk; exposed of it: {:.3g} * {:.1f} = {:.1f} clk", from, cycles, share, cycles,
+        account.note(what, "{} = {:.6g} clk; exposed of it: {:.3g} * {:.6g} = {:.6g} clk", from, cycles, share, cycles,
                      share * cycles);
-        sum += fmt::format(" + {:.1f}", share * cycles);
+        sum += fmt::format(" + {:.6g}", share * cycles);
     };
     exposed("exponentials of a tile",
             fmt::format("{}{:.0f} * {:.0f} / {:.4g} per clk", by_roles() ? "2 * " : "", m, n, machine.exp_rate.value),
@@ -145,9 +145,9 @@ void Gpu::note_tile() {
         account.note("meeting of the warps", "{:.0f} clk", c.step_cycles);
         sum += fmt::format(" + {:.0f}", c.step_cycles);
     }
-    account.note("operands of a tile", "{:.0f} B / {:.4g} B/clk from L2 = {:.1f} clk", t.loads * machine.l2_bytes,
+    account.note("operands of a tile", "{:.0f} B / {:.4g} B/clk from L2 = {:.6g} clk", t.loads * machine.l2_bytes,
                  machine.l2_bytes.value, t.loads);
-    account.note("one inner tile", "max({}, {:.1f}) = {:.1f} clk", sum, t.loads, t.step);
+    account.note("one inner tile", "max({}, {:.6g}) = {:.6g} clk", sum, t.loads, t.step);
 }
 
 /// The clock falls with the load of the product units, from clock_ghz (none) to loaded_clock_ghz (all of the time).
@@ -166,7 +166,7 @@ double Gpu::set_clock(double tiles, double cycles) {
 
 void Gpu::add_tile_parts(double tiles, double clocks_per_ms) {
     const auto add = [&](const char* name, double cycles) {
-        account.part(name, tiles * cycles / sms / clocks_per_ms, "{:.0f} * {:.1f} clk / {:.0f} / {:.4f} GHz", tiles,
+        account.part(name, tiles * cycles / sms / clocks_per_ms, "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", tiles,
                      cycles, sms, clocks_per_ms * 1e-6);
     };
     add("products", t.products);

@@ -201,13 +201,13 @@ void Gpu::fused() {
     const auto tiles = static_cast<double>(units.tiles);
     const double share = (tiles * t.step + count * ends) / sms;
     const double idle = std::max(waiting(share, ends), turns() - share);
-    account.note("ends of a unit", "{:.0f} + {:.3g} * {:.0f} + {:.3g} * {:.1f} = {:.1f} clk", c.end_cycles,
+    account.note("ends of a unit", "{:.0f} + {:.3g} * {:.0f} + {:.3g} * {:.6g} = {:.6g} clk", c.end_cycles,
                  c.end_cycles_per_dim, d, cut_tiles, t.step, ends);
     account.note("units of work",
                  "{} tiles of {}, each head in rows of {}; the mask leaves {} inner tiles, {} to {} each", units.count,
                  q.pass == Pass::forward ? "queries" : "keys", q.pass == Pass::forward ? tile.block_q : tile.block_kv,
                  units.tiles, units.shortest, units.longest);
-    account.note("share of a multiprocessor", "({} * {:.1f} + {} * {:.1f}) / {:.0f} = {:.0f} clk", units.tiles, t.step,
+    account.note("share of a multiprocessor", "({} * {:.6g} + {} * {:.6g}) / {:.0f} = {:.0f} clk", units.tiles, t.step,
                  units.count, ends, sms, share);
     if (turns() - share >= idle && idle > 0)
         account.note("until the last one is done", "turns at dQ: {:.0f} - {:.0f} = {:.0f} clk more", turns(), share,
@@ -216,7 +216,7 @@ void Gpu::fused() {
 
     const double per_ms = set_clock(tiles, share + idle);
     add_tile_parts(tiles, per_ms);
-    account.part("ends of tiles", count * ends / sms / per_ms, "{:.0f} * {:.1f} clk / {:.0f} / {:.4f} GHz", count, ends,
+    account.part("ends of tiles", count * ends / sms / per_ms, "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", count, ends,
                  sms, out.clock_ghz);
     account.part("idle cores", idle / per_ms, "{:.0f} clk / {:.4f} GHz", idle, out.clock_ghz);
     account.note("main kernel", "({:.0f} + {:.0f}) clk / {:.4f} GHz = {:.4g} ms", share, idle, out.clock_ghz,

@@ -34,11 +34,11 @@ void Gpu::fa1() {
     const int together = cuda::fa1::config_of(q.problem).groups;
     const double longest = static_cast<double>(together * units.longest) * t.step;
     const double idle = std::max(0.0, longest - share);
-    account.note("share of a multiprocessor", "{} tiles * {:.1f} clk / {:.0f} = {:.0f} clk", units.tiles, t.step, sms,
+    account.note("share of a multiprocessor", "{} tiles * {:.6g} clk / {:.0f} = {:.0f} clk", units.tiles, t.step, sms,
                  share);
     if (idle > 0)
         account.note("until the last one is done",
-                     "a block of {} tiles of queries: {} * {} * {:.1f} - {:.0f} = {:.0f} clk", together, together,
+                     "a block of {} tiles of queries: {} * {} * {:.6g} - {:.0f} = {:.0f} clk", together, together,
                      units.longest, t.step, share, idle);
     const double per_ms = set_clock(tiles, share + idle);
     add_tile_parts(tiles, per_ms);
@@ -107,7 +107,7 @@ void Gpu::standard() {
     const auto longest = static_cast<double>(units.longest);
     const double products = std::max(tiles / sms, longest) * (t.products + c.shared_exposed * t.shared) / per_ms;
     account.note("products of all passes",
-                 "max({} / {:.0f}, {}) * ({:.0f} + {:.3g} * {:.1f}) clk / {:.4f} GHz = {:.5g} ms", units.tiles, sms,
+                 "max({} / {:.0f}, {}) * ({:.0f} + {:.3g} * {:.6g}) clk / {:.4f} GHz = {:.5g} ms", units.tiles, sms,
                  units.longest, t.products, c.shared_exposed, t.shared, out.clock_ghz, products);
     const double write = copy_rate(), read = read_rate();
     if (q.pass == Pass::forward) {

@@ -10,21 +10,12 @@
 #include "model/machines.hpp"
 #include "tessera/error.hpp"
 
-namespace tessera::model {
+namespace tessera {
 
 bool Machine::supports(DType dtype) const {
     if (kind == MachineKind::cpu) return dtype == DType::fp32 || dtype == DType::bf16 || dtype == DType::fp16;
     constexpr double kFirstWithBf16 = 8.0;
     return dtype == DType::fp16 || dtype == DType::fp32 || (dtype == DType::bf16 && capability >= kFirstWithBf16);
-}
-
-cuda::Limits Machine::limits() const {
-    // From 8.0 on the system keeps 1 KiB of a multiprocessor's shared memory for each block.
-    const double kept = capability >= 8.0 ? 1 : 0;
-    return {.who = name,
-            .capability = static_cast<int>(std::lround(10 * capability.value)),
-            .shared_bytes = static_cast<std::int64_t>((shared_kib - kept) * 1024),
-            .memory_bytes = static_cast<std::int64_t>(std::min(memory_gib * 1073741824.0, 0x1p56))};
 }
 
 double Machine::product_flop(DType dtype, bool warp_wide) const {
@@ -35,14 +26,14 @@ double Machine::product_flop(DType dtype, bool warp_wide) const {
 
 double Machine::peak_tflops(DType dtype) const {
     double flop = product_flop(dtype, false);
-    if (kind == MachineKind::cpu && dtype == DType::fp32) flop = std::max(flop, matrix_flop / kProductsOfParts);
+    if (kind == MachineKind::cpu && dtype == DType::fp32) flop = std::max(flop, matrix_flop / model::kProductsOfParts);
     return flop * cores * rated_clock_ghz * 1e-3;
 }
 
 std::span<const Machine> machines() {
     static const std::vector<Machine> all = [] {
-        std::vector<Machine> list = gpu_machines();
-        for (Machine& cpu : cpu_machines()) list.push_back(std::move(cpu));
+        std::vector<Machine> list = model::gpu_machines();
+        for (Machine& cpu : model::cpu_machines()) list.push_back(std::move(cpu));
         return list;
     }();
     return all;
@@ -89,14 +80,28 @@ const Machine* machine_of_device(std::string_view device) {
 
 void validate(const Machine& machine) {
     for_each_quantity(machine, [&](const std::string& name, const char*, const Quantity& quantity) {
+        // Sizes between which times and rates stay numbers; real machines lie well within.
+        constexpr double kLeast = 1e-6, kMost = 1e9;
         const bool may_be_zero = name == "capability" || name == "reduce_bytes";
-        const bool is_share = name.ends_with("_share");
+        const double most = name.ends_with("_share") ? 1 : kMost;
         const double value = quantity.value;
-        if (!std::isfinite(value) || value < 0 || (value == 0 && !may_be_zero) || (is_share && value > 1)) {
-            throw Error(ErrorCode::bad_data, name,
-                        fmt::format("expected a number {}, got {}", is_share ? "over 0, at most 1" : "over 0", value));
-        }
+        if ((may_be_zero && value == 0) || (value >= kLeast && value <= most)) return;
+        throw Error(ErrorCode::bad_data, name,
+                    fmt::format("expected a number from {} to {}, got {}", kLeast, most, value));
     });
+}
+
+}  // namespace tessera
+
+namespace tessera::model {
+
+cuda::Limits limits_of(const Machine& machine) {
+    // From 8.0 on the system keeps 1 KiB of a multiprocessor's shared memory for each block.
+    const double kept = machine.capability >= 8.0 ? 1 : 0;
+    return {.who = machine.name,
+            .capability = static_cast<int>(std::lround(10 * machine.capability.value)),
+            .shared_bytes = static_cast<std::int64_t>((machine.shared_kib - kept) * 1024),
+            .memory_bytes = static_cast<std::int64_t>(std::min(machine.memory_gib * 1073741824.0, 0x1p56))};
 }
 
 }  // namespace tessera::model

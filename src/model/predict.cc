@@ -136,14 +136,19 @@ void Account::close() {
          p.tflops);
 }
 
+}  // namespace tessera::model
+
+namespace tessera {
+
 std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                                    const PredictOptions& options) {
-    if (auto reason = refusal_of_machine(problem, schedule, machine)) return reason;
+    if (auto reason = model::refusal_of_machine(problem, schedule, machine)) return reason;
     if (machine.kind == MachineKind::cpu) {
         if (options.by.empty() || options.by == "tessera") return std::nullopt;
         return fmt::format("only tessera's kernels are known on CPUs, got {}", options.by);
     }
-    if (const Family* family = find_family(schedule, pass, options.by)) return refusal_of(*family, problem, machine);
+    if (const model::Family* family = model::find_family(schedule, pass, options.by))
+        return model::refusal_of(*family, problem, machine);
     return fmt::format("no {} {} kernel of {} is known", name_of(schedule), name_of(pass),
                        options.by.empty() ? "anyone" : options.by);
 }
@@ -154,10 +159,10 @@ Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const M
     if (const auto reason = refusal(problem, schedule, pass, machine, options))
         throw Error(ErrorCode::unsupported, "schedule", *reason);
     Prediction prediction{.schedule = schedule, .pass = pass};
-    prediction.not_modelled = not_modelled(problem);
-    const Question question{problem, schedule, pass, machine, options};
-    if (machine.kind == MachineKind::gpu) predict_gpu(question, prediction);
-    else predict_cpu(question, prediction);
+    prediction.not_modelled = model::not_modelled(problem);
+    const model::Question question{problem, schedule, pass, machine, options};
+    if (machine.kind == MachineKind::gpu) model::predict_gpu(question, prediction);
+    else model::predict_cpu(question, prediction);
     return prediction;
 }
 
@@ -189,4 +194,4 @@ std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass p
     return low;
 }
 
-}  // namespace tessera::model
+}  // namespace tessera

@@ -1,78 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long a schedule takes on a machine, and why: docs/model.md tells the formulas in words.
+// The public predict() (tessera/predict.hpp) under the names of this room.
 #pragma once
-
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "model/machine.hpp"
 #include "schedule/schedule.hpp"
+#include "tessera/predict.hpp"
 
 namespace tessera::model {
 
-struct PredictOptions {
-    /// Whose kernels: "tessera", "flash-attention" (its fa2 and fa3), "cudnn" (as fa3), or "" for the kernels that
-    /// constants were fitted for, tessera's first.
-    std::string by{};
-    std::optional<Tile> tile{};                                    ///< default: the kernel's own
-    int threads = 0;                                               ///< CPU: 0 for all cores of the machine
-    std::vector<std::pair<std::int64_t, std::int64_t>> members{};  ///< of a ragged batch, as in schedule::Workload
-    bool worksheet = false;                                        ///< fill Prediction::worksheet
-};
-
-/// Time that one unit would need for the whole problem if nothing else took any, at the rated clock.
-struct Roof {
-    std::string name;  ///< "tensor", "exp unit", "shared memory", "L2", "DRAM", "launch"; CPU: "FMA", "exp", ...
-    double ms = 0;
-    double percent = 0;  ///< of the predicted time
-};
-
-/// A part of the predicted time. The parts add up to it.
-struct Part {
-    std::string name;
-    double ms = 0;
-};
-
-/// One line of a calculation that a person can redo.
-struct WorksheetLine {
-    std::string what;     ///< "steps of a tile of queries"
-    std::string formula;  ///< "2048 / 128 = 16"
-};
-
-struct Prediction {
-    Schedule schedule{};
-    Pass pass{};
-    std::string by;         ///< whose kernel
-    std::string fitted_on;  ///< Records behind the constants; empty: none, the constants are those of a relative
-    /// What the Problem asks for and the time is without: "softcap, dropout"; empty: nothing.
-    std::string not_modelled;
-    Tile tile{};
-    double ms = 0;
-    double tflops = 0;     ///< visible pairs only
-    double clock_ghz = 0;  ///< that the power allows for it
-    std::string bound;     ///< the roof that is nearest, or "launch", "idle cores" when most of the time is that
-    double percent_of_bound = 0;
-    std::vector<Roof> roofs;
-    std::vector<Part> parts;
-    schedule::Cost cost;  ///< as counted for this machine's L2
-    schedule::Footprint memory;
-    double intensity = 0;  ///< FLOP per byte of DRAM
-    std::vector<WorksheetLine> worksheet;
-};
-
-/// Why there is no prediction (a dtype that the machine lacks, fa3 where there is no wgmma, no kernel of `by`), or
-/// nothing.
-std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
-                                   const PredictOptions& options = {});
-
-/// Throws Error(unsupported) with refusal()'s reason, Error(invalid_argument) as Problem::validate().
-Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
-                   const PredictOptions& options = {});
-
-/// The longest len_kv (and len_q, unless it differs from len_kv) whose tensors and workspace fit the machine's memory,
-/// up to 2^32; 0 when none does. The other sizes are the Problem's.
-std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine);
+using tessera::longest_that_fits;
+using tessera::Part;
+using tessera::predict;
+using tessera::Prediction;
+using tessera::PredictOptions;
+using tessera::refusal;
+using tessera::Roof;
+using tessera::WorksheetLine;
 
 }  // namespace tessera::model

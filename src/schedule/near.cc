@@ -24,4 +24,12 @@ NearMemory near_memory_of_whole_rows(const Workload& workload) {
     return near_memory(w);
 }
 
+std::int64_t most_keys(const Workload& workload, std::int64_t bytes, std::int64_t copies, bool sums) {
+    Workload w = workload;
+    w.tile.block_kv = w.problem.len_kv = 1;
+    const NearMemory of_one = near_memory(w);
+    const std::int64_t left = bytes - of_one.q - (sums ? of_one.o : 0);
+    return std::max<std::int64_t>(0, left) / (copies * (of_one.k + of_one.v) + (sums ? of_one.scores : 0));
+}
+
 }  // namespace tessera::schedule

@@ -27,4 +27,8 @@ NearMemory near_memory(const Workload& workload);
 /// keys.
 NearMemory near_memory_of_whole_rows(const Workload& workload);
 
+/// Keys of the largest tile of the workload's queries whose Q_i and `copies` of K_j and V_j fit these bytes; `sums`: S
+/// and O_i too. 0: none.
+std::int64_t most_keys(const Workload& workload, std::int64_t bytes, std::int64_t copies, bool sums);
+
 }  // namespace tessera::schedule

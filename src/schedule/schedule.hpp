@@ -31,12 +31,8 @@ Cost cost(const Workload& workload);
 /// Can every count of the Problem be told in an int64? cost() and for_each_step() refuse it where not.
 bool countable(const Problem& problem);
 
-/// Bytes of memory at the peak: tensors of the call and what the schedule keeps beside them.
-struct Footprint {
-    std::int64_t tensors = 0;    ///< inputs and outputs
-    std::int64_t workspace = 0;  ///< S and P; O, m, l; dQ, D
-    std::int64_t total() const { return tensors + workspace; }
-};
+using tessera::Footprint;
+/// Of one call of this workload.
 Footprint footprint(const Workload& workload);
 
 /// (queries, keys) of every member, and how many members are alike: {{q, kv}, times}.

@@ -3,16 +3,7 @@
 
 #include "schedule/emit.hpp"
 
-namespace tessera::schedule {
-
-const char* name_of(Operation operation) {
-    constexpr const char* kNames[] = {
-        "load Q",       "load K",       "load V",        "S = Q K^T",    "softmax",     "O += P V",   "store O",
-        "init O, m, l", "load O, m, l", "store O, m, l", "store S",      "load S",      "store P",    "load P",
-        "D = dO . O",   "load dO",      "P again",       "dV += P^T dO", "dP = dO V^T", "dQ += dS K", "dK += dS^T Q",
-        "add dQ",       "store dS",     "load dS",       "store dK, dV", "store dQ"};
-    return kNames[static_cast<std::size_t>(operation)];
-}
+namespace tessera {
 
 Work& Work::operator+=(const Work& other) {
     bytes.dram += other.bytes.dram;
@@ -42,6 +33,19 @@ Cost& Cost::operator+=(const Cost& other) {
 Cost operator*(std::int64_t times, const Cost& cost) {
     return {times * cost.work,    times * cost.full,     times * cost.partial,
             times * cost.skipped, times * cost.elements, times * cost.pairs};
+}
+
+}  // namespace tessera
+
+namespace tessera::schedule {
+
+const char* name_of(Operation operation) {
+    constexpr const char* kNames[] = {
+        "load Q",       "load K",       "load V",        "S = Q K^T",    "softmax",     "O += P V",   "store O",
+        "init O, m, l", "load O, m, l", "store O, m, l", "store S",      "load S",      "store P",    "load P",
+        "D = dO . O",   "load dO",      "P again",       "dV += P^T dO", "dP = dO V^T", "dQ += dS K", "dK += dS^T Q",
+        "add dQ",       "store dS",     "load dS",       "store dK, dV", "store dQ"};
+    return kNames[static_cast<std::size_t>(operation)];
 }
 
 Cost tile_counts(const Grid& grid) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/cost.hpp"
 #include "tessera/kernel.hpp"
 #include "tessera/problem.hpp"
 
@@ -46,24 +47,9 @@ enum class Operation : std::uint8_t {
 };
 const char* name_of(Operation operation);
 
-/// Bytes moved. `l2`: between a multiprocessor and what all share (on a CPU: beyond the core's own caches). `dram`:
-/// the part of those that also crosses the device memory's bus. `shared`: into and out of a multiprocessor's own
-/// memory.
-struct Bytes {
-    std::int64_t dram = 0;
-    std::int64_t l2 = 0;
-    std::int64_t shared = 0;
-    friend bool operator==(const Bytes&, const Bytes&) = default;
-};
-
-struct Work {
-    Bytes bytes{};
-    std::int64_t flop = 0;  ///< of matrix products, for pairs that the mask lets through
-    std::int64_t exps = 0;  ///< for the same pairs
-    Work& operator+=(const Work& other);
-    friend bool operator==(const Work&, const Work&) = default;
-};
-Work operator*(std::int64_t times, const Work& work);
+using tessera::Bytes;
+using tessera::Cost;
+using tessera::Work;
 
 /// Values of the algorithm that a step changes, as bits of Step::touches.
 enum State : unsigned { kNothing = 0, kM = 1, kL = 2, kO = 4, kS = 8, kP = 16, kDq = 32, kDk = 64, kDv = 128 };
@@ -78,19 +64,6 @@ struct Step {
     unsigned touches = kNothing;  ///< bits of State
     Work work{};
 };
-
-/// What a whole schedule costs.
-struct Cost {
-    Work work{};
-    std::int64_t full = 0;      ///< tiles whose pairs are all visible
-    std::int64_t partial = 0;   ///< tiles with visible and hidden pairs
-    std::int64_t skipped = 0;   ///< tiles without a visible pair
-    std::int64_t elements = 0;  ///< pairs of the tiles that run, hidden ones too: what hardware computes
-    std::int64_t pairs = 0;     ///< visible ones
-    Cost& operator+=(const Cost& other);
-    friend bool operator==(const Cost&, const Cost&) = default;
-};
-Cost operator*(std::int64_t times, const Cost& cost);
 
 /// Which tensors are found again in the L2 when a later tile asks for them: a matter of the cache's size, which a
 /// schedule does not know.

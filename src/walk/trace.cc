@@ -150,6 +150,7 @@ void add_traffic(Trace& trace) {
         if (step.coverage != Coverage::empty) so_far = count.after(step.step, step.keys), last = i;
         step.moved = so_far;
     }
+    trace.moved = count.moved();
     if (trace.plan.pass == Pass::forward) return;
     so_far = count.after_backward();
     for (std::size_t i = last; i < trace.steps.size(); ++i) trace.steps[i].moved = so_far;

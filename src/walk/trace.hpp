@@ -60,6 +60,7 @@ struct Trace {
     std::int64_t len_q = 0;
     std::int64_t len_kv = 0;
     std::vector<Step> steps;
+    std::vector<Moved> moved;  ///< what the last step's Traffic::schedule is made of
     std::vector<float> lse;    // [queries], as the kernel uses it; the backward has +inf for rows that see no key
     std::vector<float> delta;  // [queries], backward only
 

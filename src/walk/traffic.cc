@@ -28,11 +28,11 @@ schedule::Workload one_head(const Plan& plan, Schedule schedule, std::int64_t le
 }
 
 /// Tiles of queries that meet these keys.
-double rows_that_meet(const schedule::Workload& w, const Range& keys) {
+std::int64_t rows_that_meet(const schedule::Workload& w, const Range& keys) {
     const Band band = w.problem.mask.bind(w.problem.len_q, w.problem.len_kv);
     const Range seen = band.q_range(keys.begin, keys.end);
     if (seen.empty()) return 1;
-    return static_cast<double>(schedule::ceil_div(seen.end, w.tile.block_q) - seen.begin / w.tile.block_q);
+    return schedule::ceil_div(seen.end, w.tile.block_q) - seen.begin / w.tile.block_q;
 }
 
 }  // namespace
@@ -69,8 +69,34 @@ void RowBytes::add(TileStep kind, const Range& keys, double bytes) {
     else same->second += bytes;
 }
 
+void Pile::add(const Moved& moved) {
+    if (moved.bytes == 0) return;
+    const auto same = std::find_if(moved_.begin(), moved_.end(), [&](const Moved& m) {
+        return m.operation == moved.operation && m.shared_by == moved.shared_by;
+    });
+    if (same == moved_.end()) return moved_.push_back(moved);
+    same->times += moved.times;
+    same->bytes += moved.bytes;
+    same->least = std::min(same->least, moved.least);
+    same->most = std::max(same->most, moved.most);
+}
+
+void Pile::add(const Pile& other) {
+    for (const Moved& moved : other.moved_) add(moved);
+}
+
+double Pile::bytes() const {
+    double sum = 0;
+    for (const Moved& moved : moved_) sum += moved.bytes;
+    return sum;
+}
+
 void RowBytes::visit(const schedule::Step& step) {
     const auto bytes = static_cast<double>(step.work.bytes.l2);
+    const auto moved = [&](std::int64_t shared_by = 1) {
+        const double share = bytes / static_cast<double>(shared_by);
+        return Moved{step.operation, 1, share, share, share, shared_by};
+    };
     const TileStep kind = kind_of(step.operation);
     if (step.queries.empty()) {
         if (step.operation == Operation::store_dkv) {
@@ -79,19 +105,21 @@ void RowBytes::visit(const schedule::Step& step) {
             const bool meets = met || std::any_of(parts.begin(), parts.end(), [&](const auto& part) {
                                    return part.first.begin == step.keys.begin;
                                });
-            if (meets) add(kind, step.keys, bytes / rows_that_meet(workload_, step.keys));
+            const std::int64_t rows = rows_that_meet(workload_, step.keys);
+            if (meets) add(kind, step.keys, bytes / static_cast<double>(rows)), all_.add(moved(rows));
         } else if (keys_outer_) {
-            if (!(column_ == step.keys)) column_ = step.keys, column_share_ = 0;
-            column_share_ += bytes / rows_that_meet(workload_, step.keys);
+            if (!(column_ == step.keys)) column_ = step.keys, column_share_ = {};
+            column_share_.add(moved(rows_that_meet(workload_, step.keys)));
         } else {
-            without_row_ += bytes;
+            without_row_.add(moved());
         }
         return;
     }
     const bool mine = step.queries == queries_;
-    if (mine) pending_ += without_row_;
-    without_row_ = 0;
+    if (mine) pending_ += without_row_.bytes(), all_.add(without_row_);
+    without_row_ = {};
     if (!mine) return;
+    all_.add(moved());
     if (step.operation == Operation::store_state || step.operation == Operation::add_dq) {
         add(last_kind_, last_keys_, bytes);
     } else if (step.operation == Operation::store_o || step.operation == Operation::store_dq) {
@@ -99,7 +127,11 @@ void RowBytes::visit(const schedule::Step& step) {
     } else if (step.keys.empty()) {
         pending_ += bytes;
     } else {
-        if (keys_outer_ && column_.begin == step.keys.begin) pending_ += column_share_, column_share_ = 0;
+        if (keys_outer_ && column_.begin == step.keys.begin) {
+            pending_ += column_share_.bytes();
+            all_.add(column_share_);
+            column_share_ = {};
+        }
         add(kind, step.keys, pending_ + bytes);
         pending_ = 0;
         last_kind_ = kind;

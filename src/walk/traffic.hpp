@@ -17,6 +17,27 @@ struct Traffic {
     double standard = 0;  ///< standard attention over the same tiles: S and P (dS too) through slow memory
 };
 
+/// What one operation moves of a Traffic.
+struct Moved {
+    schedule::Operation operation{};
+    std::int64_t times = 0;
+    double least = 0, most = 0;  ///< bytes of one time
+    double bytes = 0;            ///< of all
+    std::int64_t shared_by = 1;  ///< tiles of queries that share what is moved once: these are the bytes of one
+};
+
+/// A sum of Moved.
+class Pile {
+ public:
+    void add(const Moved& moved);
+    void add(const Pile& other);
+    double bytes() const;
+    const std::vector<Moved>& moved() const { return moved_; }
+
+ private:
+    std::vector<Moved> moved_;
+};
+
 /// The steps of a schedule that belong to one tile of queries, their bytes by what the kernel tells of.
 class RowBytes {
  public:
@@ -27,6 +48,8 @@ class RowBytes {
     /// Of all steps with these keys, but for `at_end`.
     double of(const Range& keys) const;
     double at_end() const { return at_end_; }
+    /// What all that is made of, in the order in which it begins.
+    const std::vector<Moved>& moved() const { return all_.moved(); }
 
  private:
     void visit(const schedule::Step& step);
@@ -44,9 +67,10 @@ class RowBytes {
     bool keys_outer_;
     bool in_columns_ = false;  ///< standard backward: the products that run over the queries
     double pending_ = 0;       ///< of this tile of queries, for its next step with keys
-    double without_row_ = 0;   ///< K or V for the next step with queries
-    Range column_{};           ///< keys that are loaded for all queries
-    double column_share_ = 0;  ///< what each tile of queries that meets them bears
+    Pile all_;
+    Pile without_row_;   ///< K or V for the next step with queries
+    Range column_{};     ///< keys that are loaded for all queries
+    Pile column_share_;  ///< what each tile of queries that meets them bears
     TileStep last_kind_{};
     Range last_keys_{};
 };
@@ -60,6 +84,8 @@ class TrafficCount {
     const Traffic& after(TileStep step, const Range& keys);
     /// What leaves at the end of a backward, which has no step of its own.
     const Traffic& after_backward();
+    /// What the schedule's bytes are made of when all steps have gone by.
+    const std::vector<Moved>& moved() const { return own_.moved(); }
 
  private:
     TrafficCount(const schedule::Workload& workload, const schedule::Workload& standard, const Range& queries)

@@ -42,6 +42,37 @@ static void test_kernel_asked_for(void) {
     f.options.kernel = NULL;
 }
 
+static void test_machines(void) {
+    tessera_machine h200 = {.struct_size = sizeof h200}, other = {.struct_size = sizeof other};
+    CHECK(tessera_machine_named("h200", &h200) == TESSERA_OK);
+    CHECK(h200.kind == TESSERA_MACHINE_GPU && h200.cores == 132 && h200.capability == 9 && h200.launch_us > 0);
+    CHECK(strcmp(h200.name, "h200") == 0 && strstr(h200.title, "H200") != NULL);
+    int32_t found = 0;
+    for (int32_t i = 0; i < tessera_machine_count(); ++i) {
+        CHECK(tessera_machine_at(i, &other) == TESSERA_OK);
+        if (memcmp(&other, &h200, sizeof other) == 0) ++found;
+    }
+    CHECK(found == 1);
+    CHECK(tessera_machine_at(-1, &other) == TESSERA_INVALID_ARGUMENT);
+    CHECK(tessera_machine_at(tessera_machine_count(), &other) == TESSERA_INVALID_ARGUMENT);
+    CHECK(tessera_machine_named("h900", &other) == TESSERA_INVALID_ARGUMENT);
+    CHECK(strstr(tessera_last_error(), "expected one of h200") != NULL);
+    tessera_problem p;
+    CHECK(tessera_problem_init(&p, sizeof p) == TESSERA_OK);
+    p.dtype = TESSERA_BF16;
+    p.len_q = p.len_kv = 4096;
+    tessera_prediction by_name = {.struct_size = sizeof by_name}, on_data = {.struct_size = sizeof on_data};
+    CHECK(tessera_predict(&p, NULL, TESSERA_FORWARD, "h200", &by_name) == TESSERA_OK);
+    CHECK(tessera_predict_on(&p, NULL, TESSERA_FORWARD, &h200, &on_data) == TESSERA_OK);
+    CHECK(memcmp(&by_name, &on_data, sizeof by_name) == 0);
+    h200.dram_gbs = -1;
+    CHECK(tessera_predict_on(&p, NULL, TESSERA_FORWARD, &h200, &on_data) == TESSERA_BAD_DATA);
+    CHECK(strstr(tessera_last_error(), "dram_gbs") != NULL);
+    memset(h200.name, 'x', sizeof h200.name);
+    CHECK(tessera_predict_on(&p, NULL, TESSERA_FORWARD, &h200, &on_data) == TESSERA_INVALID_ARGUMENT);
+    CHECK(tessera_predict_on(&p, NULL, TESSERA_FORWARD, NULL, &on_data) == TESSERA_INVALID_ARGUMENT);
+}
+
 static void test_predict(void) {
     tessera_problem p;
     CHECK(tessera_problem_init(&p, sizeof p) == TESSERA_OK);
@@ -100,6 +131,7 @@ int main(void) {
     test_query();
     test_kernel_asked_for();
     test_predict();
+    test_machines();
     test_errors();
     free(f.workspace);
     printf("%d failures\n", failures);

@@ -180,7 +180,64 @@ TEST_F(ModelCommandsTest, kernels_that_do_not_exist_are_not_predicted) {
                  "298.1 GiB for the scores of all pairs, l4 has 24.0 GiB");
 }
 
+TEST_F(ModelCommandsTest, texts_of_files_do_not_steer_a_terminal) {
+    run_ok("calibrate --device h200 --micro " TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl -o m.json");
+    auto machine = nlohmann::json::parse(text_of(path("m.json")));
+    machine["title"] = "a \x1b[31mred card";
+    std::ofstream(path("m.json")) << machine.dump();
+    const Outcome outcome = run_ok("roofline --device m.json --len 64 --amdahl 0.5");
+    EXPECT_EQ(outcome.out.find('\x1b'), std::string::npos);
+    EXPECT_NE(outcome.out.find("a \\x1b[31mred card"), std::string::npos) << outcome.out;
+    const auto row = run_ok("roofline --len 4096 --amdahl 0.5 --json").json().at("rows").at(0).at("schedules").back();
+    EXPECT_NEAR(row.at("model_win").get<double>(), 1 / (0.5 + 0.5 / row.at("win").get<double>()), 1e-9);
+}
+
+TEST_F(ModelCommandsTest, a_tile_stands_beside_the_memories) {
+    const auto json = run_ok("roofline --device h200 --len 4096 --head-dim 128 --tile 128,176 --json").json();
+    const auto& near = json.at("memories").at(1);
+    EXPECT_EQ(near.at("memory"), "shared memory");
+    EXPECT_EQ(near.at("bytes_of_a_core"), 227 * 1024);
+    EXPECT_EQ(near.at("held"), (128 + 2 * 176) * 128 * 2);
+    EXPECT_EQ(near.at("fits"), true);
+    EXPECT_EQ(json.at("most_keys"), 195 * 1024 / 512);
+    EXPECT_EQ(json.at("most_keys_twice"), 195);
+    const auto larger = run_ok("roofline --device a100 --len 4096 --head-dim 128 --tile 128,512 --json").json();
+    EXPECT_EQ(larger.at("memories").at(1).at("fits"), false);
+    const Outcome text = run_ok("roofline --device a100 --len 4096 --head-dim 128 --tile 128,512");
+    EXPECT_NE(text.out.find("too much"), std::string::npos) << text.out;
+    EXPECT_NE(run_ok("roofline --device xeon-16 --tile 64,64").out.find("second-level cache"), std::string::npos);
+    expect_error("roofline --tile 128", 2, "--tile: expected Q,KV");
+    expect_error("roofline --tile 0,4", 2, "--tile: expected 1..4096, got 0");
+    expect_error("roofline --tile 64,64 --schedule fa2", 2, "--schedule: has no effect with --tile");
+    expect_error("roofline --tile 64,64 --len 64,128", 2, "--len: expected one problem");
+}
+
+TEST_F(ModelCommandsTest, a_timeline_shows_who_waits) {
+    const std::string how = "roofline --device h200 --len 512 --head-dim 128 --tile 128,128 --timeline";
+    const auto of = [&](const std::string& more) { return run_ok(how + " --json" + more).json(); };
+    const auto fa3 = of(""), fa2 = of(" --schedule fa2");
+    EXPECT_EQ(fa3.at("schedule"), "fa3");
+    EXPECT_LT(fa3.at("end_us"), fa2.at("end_us"));
+    EXPECT_NEAR(fa3.at("busy_us").at("products").get<double>(), fa2.at("busy_us").at("products").get<double>(), 1e-9);
+    double products = 0;
+    for (const auto& step : fa3.at("steps")) {
+        if (step.at("unit") == "products")
+            products += step.at("end_us").get<double>() - step.at("begin_us").get<double>();
+    }
+    EXPECT_NEAR(products, fa3.at("busy_us").at("products").get<double>(), 1e-9);
+    const Outcome text = run_ok(how);
+    for (const char* lane : {"\nmemory ", "\nproducts ", "\nexps "})
+        EXPECT_NE(text.out.find(lane), std::string::npos) << text.out;
+    EXPECT_NE(run_ok("roofline --device xeon-16 --len 256 --timeline").out.find("fa2 forward"), std::string::npos);
+    expect_error("roofline --timeline --len 1048576", 2, "at most 1,024 tiles");
+    expect_error("roofline --timeline --pass both", 2, "--pass");
+    expect_error("roofline --timeline --schedule fa2,fa3", 2, "--schedule: expected one schedule");
+    expect_error("roofline --timeline --worksheet", 2, "--worksheet: has no effect with --timeline");
+    expect_error("roofline --timeline --device xeon-16 --schedule fa3", 69, "fa3");
+}
+
 TEST_F(ModelCommandsTest, errors_name_the_option) {
+    expect_error("bench --len 16 --device h200 --backend cpu", 2, "--device: expected a CPU for cpu.fa2.forward");
     expect_error("roofline --device h300 --len 64", 2, "--device");
     expect_error("roofline --device none.json --len 64", 66, "none.json");
     expect_error("roofline --len 512:64", 2, "--len");
@@ -192,6 +249,11 @@ TEST_F(ModelCommandsTest, errors_name_the_option) {
     expect_error("roofline --amdahl 1.5", 2, "--amdahl");
     expect_error("roofline --tokens 64 --batch 2", 2, "--tokens");
     expect_error("roofline --records x.jsonl", 2, "--records");
+    expect_error("roofline --worksheet --amdahl 0.4", 2, "--amdahl: has no effect with --worksheet");
+    expect_error("roofline --tokens 0 --len 64", 2, "--tokens: expected 1 token or more");
+    expect_error("roofline --seed 3 --len 64", 2, "--seed: has no effect without --dropout");
+    expect_error("plan --seed 3", 2, "--seed: has no effect without --dropout");
+    run_ok("plan --seed 3 --dropout 0.5");
     expect_error("roofline --device a100 --schedule fa3", 69, "wgmma");
     expect_error("calibrate --threads 0", 2, "--threads");
     expect_error("calibrate --device h200", 2, "--device");

@@ -2,8 +2,8 @@
 #       -DCONFIG= -P consumer_test.cmake
 # Builds and runs project/ against the installed library, against the source as a subdirectory and a shared library, and
 # against that installed.
-set(EXPECTED_CPP "C++ 0.0000 0.5000 1.0000 1.5000\nerror 1 head_dim\n")
-set(EXPECTED_C "C 0.0000 0.5000 1.0000 1.5000\nerror 1 head_dim\n")
+set(EXPECTED_CPP "C++ 0.0000 0.5000 1.0000 1.5000\nfa3 wins\nerror 1 head_dim\n")
+set(EXPECTED_C "C 0.0000 0.5000 1.0000 1.5000\ntwice the cores win\nerror 1 head_dim\n")
 
 function(run)
     execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -36,6 +36,27 @@ if(NOT EXISTS ${WORK}/prefix/include/tessera/tessera.h OR NOT EXISTS ${WORK}/pre
     message(FATAL_ERROR "the headers or the license were not installed")
 endif()
 build_and_run("find_package" installed -DCMAKE_PREFIX_PATH=${WORK}/prefix)
+
+# with_pkg_config(PREFIX): from_c.c by hand, with what tessera.pc says.
+function(with_pkg_config prefix)
+    file(GLOB_RECURSE pc ${prefix}/tessera.pc)
+    get_filename_component(folder "${pc}" DIRECTORY)
+    get_filename_component(libraries "${folder}" DIRECTORY)
+    execute_process(COMMAND ${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${folder} pkg-config --cflags --libs tessera
+                    RESULT_VARIABLE status OUTPUT_VARIABLE flags ERROR_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(NOT status EQUAL 0)
+        message(FATAL_ERROR "pkg-config tessera: ${flags}")
+    endif()
+    separate_arguments(flags)
+    run(${C_COMPILER} -std=c11 ${CMAKE_CURRENT_LIST_DIR}/project/from_c.c -o ${prefix}/from_pc ${flags}
+        -Wl,-rpath,${libraries})
+    expect_output(${prefix}/from_pc "${EXPECTED_C}")
+    message(STATUS "pkg-config in ${prefix}: ok")
+endfunction()
+find_program(PKG_CONFIG pkg-config)
+if(PKG_CONFIG)
+    with_pkg_config(${WORK}/prefix)
+endif()
 # The CUDA kernels were built once and are a part of what was installed; here they would take most of the time. So would
 # optimising once more, unless a compiler cache has the objects of the build: this is about building at all. Shared, because
 # as a static library it was built already.
@@ -61,3 +82,24 @@ message(STATUS "add_subdirectory without a build type: ok")
 run(${CMAKE_COMMAND} --install ${WORK}/subdirectory --prefix ${WORK}/shared_prefix --component library)
 build_and_run("find_package, shared" installed_shared -DCMAKE_PREFIX_PATH=${WORK}/shared_prefix
               -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON -DCMAKE_DISABLE_FIND_PACKAGE_TBB=ON)
+if(PKG_CONFIG)
+    with_pkg_config(${WORK}/shared_prefix)
+endif()
+
+# What it exports: the C ABI, and of C++ what include/tessera declares; nothing of its own rooms, of fmt or of TBB.
+file(GLOB library ${WORK}/shared_prefix/lib*/libtessera.so ${WORK}/shared_prefix/lib*/*/libtessera.so)
+execute_process(COMMAND nm -D -C --defined-only ${library} OUTPUT_VARIABLE symbols RESULT_VARIABLE status)
+string(REGEX REPLACE "\n$" "" symbols "${symbols}")
+string(REPLACE ";" "," symbols "${symbols}")
+string(REPLACE "\n" ";" symbols "${symbols}")
+list(LENGTH symbols count)
+set(strange ${symbols})
+list(FILTER strange EXCLUDE REGEX " [A-Za-z] (tessera_[a-z_]+$|tessera::[A-Za-z_]+(\\[|\\(|::[~A-Z_a-z]+|$)|tessera::operator|(typeinfo|typeinfo name|vtable) for tessera::[A-Z])")
+set(rooms ${symbols})
+list(FILTER rooms INCLUDE REGEX " [A-Za-z] tessera::[a-z]+::")  # namespaces of src/ are in small letters
+list(APPEND strange ${rooms})
+if(NOT status EQUAL 0 OR strange OR count LESS 40 OR count GREATER 150)
+    list(JOIN strange "\n" strange)
+    message(FATAL_ERROR "${library} exports ${count} symbols, expected 40 to 150, and not these:\n${strange}")
+endif()
+message(STATUS "${count} exported symbols: ok")

@@ -110,10 +110,13 @@ TEST_F(MachineFile, is_read_strictly) {
     expect_bad(json, "clock_ghz.unit: expected \"GHz\", got \"MHz\"");
     json = good;
     json["dram_gbs"]["value"] = -1;
-    expect_bad(json, "dram_gbs: expected a number over 0, got -1");
+    expect_bad(json, "dram_gbs: expected a number from 1e-06 to 1000000000, got -1");
     json = good;
     json["warp_matrix_share"]["value"] = 1.5;
-    expect_bad(json, "warp_matrix_share: expected a number over 0, at most 1, got 1.5");
+    expect_bad(json, "warp_matrix_share: expected a number from 1e-06 to 1, got 1.5");
+    json = good;
+    json["clock_ghz"]["value"] = 1e-320;
+    expect_bad(json, "clock_ghz: expected a number from 1e-06 to 1000000000, got 1e-320");
     json = good;
     json["kind"] = "tpu";
     expect_bad(json, "kind: expected gpu or cpu");

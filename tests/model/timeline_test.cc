@@ -94,6 +94,10 @@ TEST(NearMemory, counts_each_part_of_a_tile_once) {
     EXPECT_EQ(near.scores, 128 * 128 * 4);
     EXPECT_EQ(near.o, 128 * (128 * 4 + 8));  // O, m and l of its queries
     EXPECT_EQ(schedule::near_memory_of_whole_rows(workload(Schedule::fa2)).scores, 128 * 1024 * 4);
+    // 227 KiB less Q's 32, for K and V of 512 bytes a key, once and twice.
+    EXPECT_EQ(schedule::most_keys(workload(Schedule::fa2), 227 * 1024, 1, false), 195 * 1024 / 512);
+    EXPECT_EQ(schedule::most_keys(workload(Schedule::fa2), 227 * 1024, 2, false), 195);
+    EXPECT_EQ(schedule::most_keys(workload(Schedule::fa2), 1024, 1, false), 0);
 }
 
 }  // namespace

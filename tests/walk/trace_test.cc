@@ -267,6 +267,9 @@ Traffic moved_by_all(const Case& c, Schedule schedule, Pass pass) {
                                               : trace_backward(how, c.backward_args(), {0, 0, row});
         sum.schedule += t.steps.back().moved.schedule;
         sum.standard += t.steps.back().moved.standard;
+        double parts = 0;
+        for (const Moved& part : t.moved) parts += part.bytes;
+        EXPECT_NEAR(parts, t.steps.back().moved.schedule, 1e-9 * parts) << "what the text says it is the sum of";
         for (std::size_t i = 1; i < t.steps.size(); ++i) {
             EXPECT_GE(t.steps[i].moved.schedule, t.steps[i - 1].moved.schedule);
             EXPECT_GE(t.steps[i].moved.standard, t.steps[i - 1].moved.standard);

@@ -16,6 +16,11 @@ int main() {
     const Plan chosen = plan(problem);
     forward(chosen, {.q = view(q), .k = view(k), .v = view(v), .o = view(o)}, Workspace(chosen));
     std::printf("C++ %.4f %.4f %.4f %.4f\n", o[0], o[8], o[16], o[24]);
+    Problem on_gpu = Problem::dense(1, 4096, 16, 128);
+    on_gpu.dtype = DType::bf16;
+    const Prediction slow = predict(on_gpu, Schedule::standard, Pass::forward, *find_machine("h200"));
+    const Prediction fast = predict(on_gpu, Schedule::fa3, Pass::forward, *find_machine("h200"));
+    std::printf("fa3 %s\n", fast.ms < slow.ms && fast.memory.total() < slow.memory.total() ? "wins" : "loses");
     try {
         problem.head_dim = 0;
         plan(problem);

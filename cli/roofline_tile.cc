@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "roofline_views.hpp"
+#include "schedule/near.hpp"
+#include "table.hpp"
+
+namespace tessera::cli {
+namespace {
+
+/// One memory: its size, its rate, and the bytes that a tile has there.
+struct Level {
+    const char* name;
+    double of_core;  ///< bytes; 0: the cores share it
+    double bytes;
+    double gbs;  ///< of all cores; 0: not known
+    std::string holds;
+    double held = 0;  ///< bytes of a tile
+};
+
+double gbs_of(double bytes_per_clk, const model::Machine& machine) {
+    return bytes_per_clk * machine.cores * machine.rated_clock_ghz;
+}
+
+std::string sum_text(std::initializer_list<std::pair<const char*, std::int64_t>> parts) {
+    std::string text;
+    for (const auto& [name, bytes] : parts)
+        text += fmt::format("{}{} {}", text.empty() ? "" : " + ", name, bytes_text(static_cast<double>(bytes)));
+    return text;
+}
+
+std::vector<Level> levels_of(const schedule::Workload& w, const model::Machine& m) {
+    const schedule::NearMemory near = schedule::near_memory(w);
+    const bool gpu = m.kind == model::MachineKind::gpu;
+    const auto near_bytes = static_cast<double>(model::limits_of(m).shared_bytes);
+    const schedule::Footprint memory = schedule::footprint(w);
+    std::vector<Level> levels;
+    if (gpu) {
+        levels.push_back({"registers", model::kRegisterBytes, model::kRegisterBytes * m.cores, 0,
+                          sum_text({{"S", near.scores}, {"O, m, l", near.o}}), static_cast<double>(near.sums())});
+        levels.push_back({"shared memory", near_bytes, near_bytes * m.cores, gbs_of(m.shared_bytes, m),
+                          sum_text({{"Q", near.q}, {"K", near.k}, {"V", near.v}}), static_cast<double>(near.loaded())});
+    } else {
+        const double cache = m.shared_kib * 1024;
+        levels.push_back(
+            {"second-level cache", cache, cache * m.cores, gbs_of(m.shared_bytes, m),
+             sum_text({{"Q", near.q}, {"K", near.k}, {"V", near.v}, {"S", near.scores}, {"O, m, l", near.o}}),
+             static_cast<double>(near.total())});
+    }
+    levels.push_back({gpu ? "L2" : "last-level cache", 0, m.l2_mib * 1048576, gbs_of(m.l2_bytes, m), "", 0});
+    levels.push_back({"DRAM", 0, m.memory_gib * 1073741824, m.dram_gbs,
+                      sum_text({{"tensors", memory.tensors}, {"workspace", memory.workspace}}),
+                      static_cast<double>(memory.total())});
+    return levels;
+}
+
+/// Most keys of a tile with these queries, with one K and V and with two.
+std::pair<std::int64_t, std::int64_t> most_keys(const schedule::Workload& w, const model::Machine& m) {
+    if (m.kind == model::MachineKind::gpu) {
+        const std::int64_t bytes = model::limits_of(m).shared_bytes;
+        return {schedule::most_keys(w, bytes, 1, false), schedule::most_keys(w, bytes, 2, false)};
+    }
+    const auto bytes = static_cast<std::int64_t>(m.shared_kib * 1024);
+    return {schedule::most_keys(w, bytes, 1, true), schedule::most_keys(w, bytes, 2, true)};
+}
+
+std::string holds_text(const Level& level) {
+    if (level.holds.empty()) return "-";
+    const double has = level.of_core > 0 ? level.of_core : level.bytes;
+    const std::string sum = level.holds.find('+') == std::string::npos ? "" : " = " + bytes_text(level.held);
+    if (level.held <= has) return fmt::format("{}{}: fits", level.holds, sum);
+    return fmt::format("{}{}: {} too much", level.holds, sum, bytes_text(level.held - has));
+}
+
+}  // namespace
+
+std::string tile_text(const schedule::Workload& w, const model::Machine& machine, int width) {
+    Table table(
+        {{"memory"}, {"of a core", Align::right}, {"of all", Align::right}, {"rate", Align::right}, {"a tile there"}});
+    for (const Level& level : levels_of(w, machine)) {
+        table.add({level.name, level.of_core > 0 ? bytes_text(level.of_core) : "shared", bytes_text(level.bytes),
+                   level.gbs > 0 ? fmt::format("{} GB/s", count_text(static_cast<std::int64_t>(level.gbs))) : "-",
+                   holds_text(level)});
+    }
+    const auto [once, twice] = most_keys(w, machine);
+    const std::string most =
+        once == 0 ? fmt::format("no tile of {} queries fits", w.tile.block_q)
+                  : fmt::format("{} queries and {} keys; {} keys where K and V are held twice, to load ahead",
+                                w.tile.block_q, count_text(once), twice > 0 ? count_text(twice) : "no");
+    return facts_text({{"device", fmt::format("{}: {}, {} cores", machine.name, machine.title, machine.cores.value)},
+                       {"problem", w.problem.describe()},
+                       {"tile", fmt::format("{} queries x {} keys", w.tile.block_q, w.tile.block_kv)}},
+                      width) +
+           "\n" + table.text(width) + "\n" + facts_text({{"largest", most}}, width);
+}
+
+Json tile_json(const schedule::Workload& w, const model::Machine& machine) {
+    Json memories = Json::array();
+    for (const Level& level : levels_of(w, machine)) {
+        Json entry{{"memory", level.name}, {"bytes", level.bytes}, {"gbs", level.gbs}};
+        if (level.of_core > 0) entry["bytes_of_a_core"] = level.of_core;
+        if (!level.holds.empty()) {
+            entry["held"] = level.held;
+            entry["fits"] = level.held <= (level.of_core > 0 ? level.of_core : level.bytes);
+        }
+        memories.push_back(entry);
+    }
+    const auto [once, twice] = most_keys(w, machine);
+    return {{"device", machine.name},
+            {"tile", {w.tile.block_q, w.tile.block_kv}},
+            {"memories", memories},
+            {"most_keys", once},
+            {"most_keys_twice", twice}};
+}
+
+}  // namespace tessera::cli

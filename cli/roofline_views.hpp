@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two pictures of `tessera roofline` that need no prediction: what a tile holds near a core (--tile), and the steps of
+// a schedule in time (--timeline).
+#pragma once
+
+#include <string>
+
+#include "model/machine.hpp"
+#include "schedule/schedule.hpp"
+#include "session.hpp"
+
+namespace tessera::cli {
+
+/// The memories of a machine from the nearest on, with what a tile holds in each, and the largest tile that fits.
+std::string tile_text(const schedule::Workload& workload, const model::Machine& machine, int width);
+Json tile_json(const schedule::Workload& workload, const model::Machine& machine);
+
+/// One head on one core: a lane for each unit, and the steps. `workload` has one member and one head.
+std::string timeline_text(const schedule::Workload& workload, const model::Machine& machine, int width);
+Json timeline_json(const schedule::Workload& workload, const model::Machine& machine);
+
+}  // namespace tessera::cli
