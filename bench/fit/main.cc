@@ -26,18 +26,12 @@ using model::CpuConstants;
 using model::Family;
 
 constexpr Named<Constants> kConstants[] = {
-    {"exp_exposed", &Constants::exp_exposed},
-    {"shared_exposed", &Constants::shared_exposed},
-    {"adds_exposed", &Constants::adds_exposed},
-    {"step_cycles", &Constants::step_cycles},
-    {"end_cycles", &Constants::end_cycles},
-    {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
-    {"cut_tiles", &Constants::cut_tiles},
-    {"dram_exposed", &Constants::dram_exposed},
-    {"turn_cycles", &Constants::turn_cycles},
-    {"row_cycles", &Constants::row_cycles},
-    {"row_exposed", &Constants::row_exposed},
-    {"pass_exposed", &Constants::pass_exposed},
+    {"exp_exposed", &Constants::exp_exposed},   {"shared_exposed", &Constants::shared_exposed},
+    {"adds_exposed", &Constants::adds_exposed}, {"step_cycles", &Constants::step_cycles},
+    {"end_cycles", &Constants::end_cycles},     {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
+    {"cut_tiles", &Constants::cut_tiles},       {"dram_exposed", &Constants::dram_exposed},
+    {"turn_cycles", &Constants::turn_cycles},   {"row_cycles", &Constants::row_cycles},
+    {"row_exposed", &Constants::row_exposed},   {"pass_exposed", &Constants::pass_exposed},
 };
 
 constexpr Named<CpuConstants> kCpuConstants[] = {
