@@ -4,11 +4,11 @@
 // of CPUs:
 //
 //     fit_model [--only "tessera fa2 backward"] bench/results/h200/{forward,peers,backward,drawn,held_out}.jsonl
-//     fit_model [--only "bf16 forward"] --cpu bench/results/cpu/*.jsonl
+//     fit_model [--only "bf16 forward"] --cpu bench/results/cpu/{torch_amx,blind,decode_amx,features_amx}_xeon16.jsonl
 //
-// Of each family of kernels those constants are free that the table has (fit.hpp). Rows of the files that the family
-// names as its own (fitted_on) are fitted; all others are held out: they are predicted with the result and take no
-// part. Where a machine file lies beside Records of a CPU (x.machine.json beside x.jsonl), that is their machine.
+// Of each family of kernels those constants are free that the table has (fit.hpp). Rows that `tessera roofline
+// --accuracy` counts as held out are predicted with the result and take no part; all others are fitted. Where a machine
+// file lies beside Records of a CPU (x.machine.json beside x.jsonl), that is their machine.
 #include <filesystem>
 #include <string_view>
 

@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kFma = "";  // Records that are no longer kept
 constexpr const char* kMatrix = "bench/results/cpu/torch_amx_xeon16.jsonl";
 
-// `bench/fit` moves them: fit_model --cpu bench/results/cpu/*.jsonl. In the order of family_index().
+// `bench/fit` moves them: fit_model --cpu, bench/fit/main.cc. In the order of family_index().
 constexpr CpuFamily kFamilies[] = {
     // Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (the file below before fp32 ran on a matrix unit),
     // and

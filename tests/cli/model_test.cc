@@ -207,7 +207,7 @@ TEST_F(ModelCommandsTest, a_tile_stands_beside_the_memories) {
     EXPECT_NE(text.out.find("too much"), std::string::npos) << text.out;
     EXPECT_NE(run_ok("roofline --device xeon-16 --tile 64,64").out.find("second-level cache"), std::string::npos);
     expect_error("roofline --tile 128", 2, "--tile: expected Q,KV");
-    expect_error("roofline --tile 0,4", 2, "--tile: expected 1..4096, got 0");
+    expect_error("roofline --tile 0,4", 2, "--tile: expected 1..4096, got \"0\"");
     expect_error("roofline --tile 64,64 --schedule fa2", 2, "--schedule: has no effect with --tile");
     expect_error("roofline --tile 64,64 --len 64,128", 2, "--len: expected one problem");
 }
