@@ -33,17 +33,18 @@ const Mask kMasks[] = {{},
 /// Who adds to (sum, block of queries), in the order in which thread blocks start.
 using Adders = std::map<std::pair<int, int>, std::vector<int>>;
 
-template <int kBlockQ, int kBlockKv>
+template <bool kRising, int kBlockQ, int kBlockKv>
 Adders adders_of(const Blocks<kBlockQ, kBlockKv>& blocks) {
     Adders adders;
     for (int started = 0; started < blocks.count_kv; ++started) {
         const int n = blocks.block_of(started, blocks.count_kv);
         int steps = 0;
-        for (Steps step(blocks, n, 1); step.more(); step.advance(1), ++steps)
-            adders[{step.which(), step.m}].push_back(n);
-        EXPECT_EQ(steps, Steps(blocks, n, 1).count());
-        for (Steps step(blocks, n, 3); step.more(); step.advance(3)) --steps;
-        EXPECT_EQ(steps, -2 * Steps(blocks, n, 1).count()) << "three heads take three times the steps";
+        for (Steps<kRising> step(blocks, n, 1); step.more(); step.advance(1), ++steps) {
+            adders[{step.which, step.m}].push_back(n);
+        }
+        EXPECT_EQ(steps, Steps<kRising>(blocks, n, 1).count());
+        for (Steps<kRising> step(blocks, n, 3); step.more(); step.advance(3)) --steps;
+        EXPECT_EQ(steps, -2 * Steps<kRising>(blocks, n, 1).count()) << "three heads take three times the steps";
     }
     return adders;
 }
@@ -62,7 +63,7 @@ template <int kBlockQ, int kBlockKv>
 void expect_right(const Mask& mask, int len_q, int len_kv, int group) {
     Blocks<kBlockQ, kBlockKv> blocks{};
     blocks.set(mask, len_q, len_kv, group);
-    const Adders adders = adders_of(blocks);
+    const Adders adders = blocks.rising ? adders_of<true>(blocks) : adders_of<false>(blocks);
     for (const auto& [sum_and_block, blocks_of_keys] : adders) {
         const auto [sum, m] = sum_and_block;
         for (std::size_t place = 0; place < blocks_of_keys.size(); ++place) {
@@ -107,13 +108,14 @@ TEST(fa3_backward_order, every_tile_is_added_once_and_in_the_order_of_the_places
 TEST(fa3_backward_order, heads_of_a_group_stay_together_where_blocks_rise) {
     Blocks<64, 128> blocks{};
     blocks.set({.causal = Causal::bottom_right}, 1024, 1024, 4);
-    Steps step(blocks, 3, 4);
+    ASSERT_TRUE(blocks.rising);
+    Steps<true> step(blocks, 3, 4);
     for (int m = 15; m >= 6; --m) {
         for (int left = 4; left > 0; --left, step.advance(4)) {
             ASSERT_TRUE(step.more());
             ASSERT_EQ(step.m, m);
             ASSERT_EQ(step.heads, left);
-            ASSERT_EQ(step.which(), 0);
+            ASSERT_EQ(step.which, 0);
         }
     }
     ASSERT_FALSE(step.more());
@@ -174,10 +176,10 @@ TEST(fa3_backward_order, one_sum_is_enough_where_the_workspace_has_one) {
 TEST(fa3_backward_order, blocks_without_a_mask_start_apart) {
     Blocks<64, 128> blocks{};
     blocks.set({}, 4096, 4096, 1);
-    for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(Steps(blocks, n, 1).m, 2 * n);
+    for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(Steps<false>(blocks, n, 1).m, 2 * n);
     Blocks<128, 128> square{};
     square.set({}, 4096, 4096, 1);
-    for (int n = 0; n < square.count_kv; ++n) ASSERT_EQ(Steps(square, n, 1).m, n);
+    for (int n = 0; n < square.count_kv; ++n) ASSERT_EQ(Steps<false>(square, n, 1).m, n);
 }
 
 }  // namespace

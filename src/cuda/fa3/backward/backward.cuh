@@ -36,12 +36,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __g
     const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
     if (warpgroup == 0) {
         ptx::give_registers<Config::kProducerRegisters>();
-        const int thread = static_cast<int>(threadIdx.x);
-        if (thread == 0) load<kConfig>(launch, shared);
-        else if constexpr (!kConfig.roles()) {
-            if (thread == 32) add_dq<kConfig, 0>(launch, shared);
-            else if (thread == 64) add_dq<kConfig, 1>(launch, shared);
-        }
+        if (shared.block.blocks.rising) produce<kConfig, true>(launch, shared);
+        else produce<kConfig, false>(launch, shared);
     } else {
         ptx::take_registers<Config::kConsumerRegisters>();
         if constexpr (!kConfig.roles()) run<Consumer<T, kConfig>>(launch, shared, warpgroup - 1);

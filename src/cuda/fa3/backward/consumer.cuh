@@ -86,7 +86,7 @@ struct ConsumerThread {
     }
 
     __device__ __forceinline__ int count_steps() const {
-        const int count = Steps(shared.block.blocks, shared.block.n, launch.params.forward.group).count();
+        const int count = Steps<false>(shared.block.blocks, shared.block.n, launch.params.forward.group).count();
         return __shfl_sync(kAllLanes, count, 0);  // known to be the same in all lanes
     }
     __device__ __forceinline__ void wait_for_q() { wait_for(shared.q_ring.full[q.stage], q.phase); }

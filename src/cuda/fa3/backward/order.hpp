@@ -83,13 +83,13 @@ struct Blocks : Pairs {
         if (begin >= end || low > high) return Span{0, 0};
         return Span{begin / kBlockKv, (end + kBlockKv - 1) / kBlockKv};
     }
-    /// Where block n starts; unless they rise, nobody of n' > n starts before.
-    TESSERA_HOST_DEVICE int start_of(int n) const { return rising ? count_q - 1 : n / together * apart; }
+    /// Where block n starts, if they do not rise: nobody of n' > n starts before.
+    TESSERA_HOST_DEVICE int start_of(int n) const { return n / together * apart; }
     /// The last block of keys that starts at m or before.
     TESSERA_HOST_DEVICE int last_started(int m) const { return (m / apart + 1) * together - 1; }
     /// How many have added to sum `which` of block m before block n does.
-    TESSERA_HOST_DEVICE int place(int which, int m, int n) const {
-        if (rising) return n;
+    TESSERA_HOST_DEVICE int place(int which, int m, int n) const { return rising ? n : place_falling(which, m, n); }
+    TESSERA_HOST_DEVICE int place_falling(int which, int m, int n) const {
         const int last = keys_of(m).end - 1;
         return (which == 0 ? std::min(last, last_started(m)) : last) - n;
     }
@@ -105,45 +105,41 @@ struct Blocks : Pairs {
 template <Config kConfig>
 using BlocksOf = Blocks<kConfig.block_q, kConfig.block_kv>;
 
-/// The steps of one block of keys: blocks of queries, for each query head of the group. (Those who count them have few
-/// registers.)
+/// The steps of one block of keys: blocks of queries, for each query head of the group. kRising: as Blocks says. (Known
+/// when compiled: what is done between two additions to dQ makes the next block late.)
+template <bool kRising>
 struct Steps {
     int begin, end, start;  ///< of m
     int heads;              ///< of the group that are left: all in all, or, rising, at this m
-    int m;                  ///< this step's block
+    int m, which;           ///< this step's block and sum
 
     template <int kBlockQ, int kBlockKv>
     TESSERA_HOST_DEVICE Steps(const Blocks<kBlockQ, kBlockKv>& blocks, int n, int group) {
         const Span queries = blocks.queries_of(n);
         begin = queries.begin;
         end = queries.end;
-        start = std::min(std::max(blocks.start_of(n), begin), end);
+        start = kRising ? end - 1 : std::min(std::max(blocks.start_of(n), begin), end);
         heads = begin < end ? group : 0;
-        state_ = blocks.rising ? kRising : 0;
         rewind();
     }
     TESSERA_HOST_DEVICE bool more() const { return heads > 0; }
     TESSERA_HOST_DEVICE int count() const { return heads * (end - begin); }  ///< at the start
-    TESSERA_HOST_DEVICE int which() const { return state_ & kSecond; }       ///< this step's sum
     TESSERA_HOST_DEVICE void advance(int group) {
-        if ((state_ & kRising) != 0) {
+        if constexpr (kRising) {
             if (--heads == 0 && --m >= begin) heads = group;
             return;
         }
         ++m;
-        if (which() == 0 && m == end) m = begin, state_ |= kSecond;
-        if (which() == 0 || m != start) return;
+        if (which == 0 && m == end) m = begin, which = 1;
+        if (which == 0 || m != start) return;
         --heads;
         rewind();
     }
 
  private:
-    static constexpr int kSecond = 1, kRising = 2;
-    int state_;
-
     TESSERA_HOST_DEVICE void rewind() {
         m = start == end ? begin : start;
-        state_ = (state_ & kRising) | (start == end ? kSecond : 0);
+        which = start == end ? 1 : 0;
     }
 };
 

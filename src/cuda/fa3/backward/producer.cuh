@@ -18,12 +18,12 @@ __device__ __forceinline__ void copy_in(Slab (&slabs)[kSlabs], const CUtensorMap
 }
 
 /// One thread: all copies.
-template <Config kConfig>
+template <Config kConfig, bool kRising>
 __device__ __forceinline__ void load(const Launch& launch, Shared<kConfig>& shared) {
     const ForwardParams& p = launch.params.forward;
     const KeyBlock<kConfig>& block = shared.block;
     const int batch = p.cu_seqlens_q != nullptr ? 0 : block.batch;
-    Steps step(block.blocks, block.n, p.group);
+    Steps<kRising> step(block.blocks, block.n, p.group);
     if (!step.more()) return;
     const int kv_row = block.first_kv + block.n * kConfig.block_kv;
     ptx::mbarrier_arrive_expect(shared.kv_full, sizeof(shared.k) + sizeof(shared.v));
@@ -55,12 +55,13 @@ struct DqTurn {
     unsigned block_q;  ///< among those of all heads and both sums; 32 bits are enough: the kernel refuses more
     int place;         ///< of this block of keys among those that add to it
 
-    template <Config kConfig>
-    __device__ __forceinline__ void set(const Launch& launch, const KeyBlock<kConfig>& block, const Steps& step) {
+    template <Config kConfig, bool kRising>
+    __device__ __forceinline__ void set(const Launch& launch, const KeyBlock<kConfig>& block,
+                                        const Steps<kRising>& step) {
         const ForwardParams& p = launch.params.forward;
-        const int head = (block.kv_head + 1) * p.group - step.heads + step.which() * p.heads_q;
+        const int head = (block.kv_head + 1) * p.group - step.heads + step.which * p.heads_q;
         block_q = static_cast<unsigned>(head * launch.blocks_q + block.first_block_q + step.m);
-        place = block.blocks.place(step.which(), step.m, block.n);
+        place = kRising ? block.n : block.blocks.place_falling(step.which, step.m, block.n);
     }
     template <int kHalf>
     __device__ __forceinline__ int* counter(const Launch& launch) const {
@@ -74,10 +75,10 @@ struct DqTurn {
 
 /// One thread: adds what a warpgroup makes of dQ in every step, its half, to the sum in the workspace, when it is this
 /// block's turn. Looks for its next turn while the last addition is under way.
-template <Config kConfig, int kHalf>
+template <Config kConfig, int kHalf, bool kRising>
 __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& shared) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
-    Steps step(shared.block.blocks, shared.block.n, launch.params.forward.group);
+    Steps<kRising> step(shared.block.blocks, shared.block.n, launch.params.forward.group);
     if (!step.more()) return;
     std::uint32_t parity = 0;
     bool has_come = false;
@@ -105,6 +106,18 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
         ptx::fence_proxy_async_global();
         ptx::store_release(before.template counter<kHalf>(launch), before.place + 1);
         if (!step.more()) return;
+    }
+}
+
+/// What the producer's threads do. One if ... else if: with common code after a thread's loop, the compiler keeps the
+/// other lanes of its warp waiting there, and turns come late.
+template <Config kConfig, bool kRising>
+__device__ __forceinline__ void produce(const Launch& launch, Shared<kConfig>& shared) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) load<kConfig, kRising>(launch, shared);
+    else if constexpr (!kConfig.roles()) {
+        if (thread == 32) add_dq<kConfig, 0, kRising>(launch, shared);
+        else if (thread == 64) add_dq<kConfig, 1, kRising>(launch, shared);
     }
 }
 
