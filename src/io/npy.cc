@@ -48,7 +48,8 @@ const NpyDtype& find_dtype(const std::string& descr, const NpyOptions& options, 
     for (const NpyDtype& dtype : kDtypes) {
         if (dtype.name != descr) continue;
         if (dtype.bf16 && !options.bf16) {
-            bad_data(origin, fmt::format("dtype: {} may be bf16; expected the option that says so (--dtype bf16)", printable(descr)));
+            bad_data(origin, fmt::format("dtype: {} may be bf16; expected the option that says so (--dtype bf16)",
+                                         printable(descr)));
         }
         return dtype;
     }
