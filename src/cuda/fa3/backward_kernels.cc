@@ -105,7 +105,8 @@ cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t strea
         status = backward::start_backward<T, Shape>(launch, stream);
     }
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
-    return backward::start_dq<T, Shape>(launch, stream);
+    if constexpr (Shape::kConfig.roles()) return backward::start_dq_product<T, Shape>(launch, stream);
+    else return backward::start_dq<T, Shape>(launch, stream);
 }
 
 void run(const BackwardCall& call) {

@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) dq_product_kernel(const _
 }
 
 template <class T, class Shape>
-cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
+cudaError_t start_dq_product(const Launch& launch, cudaStream_t stream) {
     static_assert(ShapesByRoles::kHas<Shape> && Shape::kConfig.roles(), "not in that list of config.h");
     constexpr int kBytes = sizeof(DeltaShared<Shape::kConfig, true>);
     static_assert(kBytes <= 227 * 1024);

@@ -61,8 +61,8 @@ TESSERA_HOST_DEVICE constexpr std::int64_t first_block_q(const ForwardParams& p,
     return batch * ((p.len_q + block_q - 1) / block_q);
 }
 
-/// Start the kernels; delta_of_output where there is the rest of O, and dq as dq.cuh has it, or dq_product.cuh where
-/// the main kernel is split by roles. One instance each in instances/.
+/// Start the kernels; delta_of_output where there is the rest of O, dq_product in the place of dq where the main kernel
+/// is split by roles. One instance each in instances/.
 template <class T, class Shape>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
@@ -71,5 +71,7 @@ template <class T, class Shape>
 cudaError_t start_backward(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
 cudaError_t start_dq(const Launch& launch, cudaStream_t stream);
+template <class T, class Shape>
+cudaError_t start_dq_product(const Launch& launch, cudaStream_t stream);
 
 }  // namespace tessera::cuda::fa3::backward

@@ -10,5 +10,5 @@ template cudaError_t tessera::cuda::fa3::backward::start_delta_of_output<
     __nv_bfloat16, tessera::cuda::fa3::backward::HeadDim256>(const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
 template cudaError_t tessera::cuda::fa3::backward::start_backward<
     __nv_bfloat16, tessera::cuda::fa3::backward::HeadDim256>(const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
-template cudaError_t tessera::cuda::fa3::backward::start_dq<__nv_bfloat16, tessera::cuda::fa3::backward::HeadDim256>(
-    const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::fa3::backward::start_dq_product<
+    __nv_bfloat16, tessera::cuda::fa3::backward::HeadDim256>(const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
