@@ -26,7 +26,7 @@ TensorView on_device(bool ones) {
     expect_ok(cudaMalloc(&data, 2 * kSize));
     const std::vector<std::uint16_t> bits(kSize, ones ? std::uint16_t{0x3F80} : std::uint16_t{0});
     expect_ok(cudaMemcpy(data, bits.data(), 2 * kSize, cudaMemcpyHostToDevice));
-    return tessera::dense_view(data, DType::bf16, {1, kLen, kHeads, kDim});
+    return tessera::dense_view(data, DType::bf16, {1, kLen, kHeads, kDim}, {tessera::DeviceType::cuda, 0});
 }
 
 int main() {

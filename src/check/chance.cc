@@ -50,12 +50,19 @@ Chance::Chance(const TensorGold& gold, DType dtype, DType stored)
         last_.push_back(finite ? half_step(values[i], stored) : 0);
     }
     std::unordered_map<std::string, std::size_t> of_values;
-    std::vector<float> row(dim_);  // fp32, so that the order of a sum in fp64 tells no copies apart
+    // fp32, so that the order of a sum in fp64 tells no copies apart. With the variances: what cancels to 0 is no copy
+    // of what has no terms.
+    std::vector<float> row(dim_), both(2 * dim_);
     for (std::size_t r = 0; r < values.size() / dim_; ++r) {
         std::transform(values.begin() + static_cast<std::ptrdiff_t>(r * dim_),
                        values.begin() + static_cast<std::ptrdiff_t>((r + 1) * dim_), row.begin(),
                        [](double x) { return static_cast<float>(x); });
-        const std::string bytes(reinterpret_cast<const char*>(row.data()), dim_ * sizeof(float));
+        std::copy(row.begin(), row.end(), both.begin());
+        std::transform(inner_.begin() + static_cast<std::ptrdiff_t>(r * dim_),
+                       inner_.begin() + static_cast<std::ptrdiff_t>((r + 1) * dim_),
+                       both.begin() + static_cast<std::ptrdiff_t>(dim_),
+                       [](double x) { return static_cast<float>(x); });
+        const std::string bytes(reinterpret_cast<const char*>(both.data()), both.size() * sizeof(float));
         originals_.push_back(of_values.emplace(bytes, r).first->second);
         std::unordered_map<float, double> counts;
         for (const float x : row) counts[x] += 1;
