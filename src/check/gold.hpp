@@ -70,7 +70,7 @@ struct TensorGold {
     Packed value;      ///< from the fp64 reference
     Packed magnitude;  ///< M: sum of the absolute values of the terms
     Packed score;      ///< A: the score allowance, 0 in rows of ordinary scores
-    Packed subnormal;  ///< O in fp16: what weights lose that are small beside the row's largest
+    Packed subnormal;  ///< fp16: what weights (in gradients: dS) lose that are small beside the largest
     Packed unfused;    ///< the same-precision unfused result; empty for fp32 and fp64
     /// Squares of the terms with a factor that every kernel rounds to the dtype (P in O and dV, dS in the others).
     Packed rounded;

@@ -110,6 +110,7 @@ struct GradientRow {
     std::vector<double> d_o;      // [head_dim_v]
     std::vector<double> dp_size;  // [len_kv], |dropout| * sum_c |dO_c| |V_jc|
     double delta_size = 0;        // sum_j p_j dp_size_j + |dLSE|
+    double largest = 0;           // over every |dS|: sizes of what it is made of
     double delta_error = 0;       // what the errors of the weights do to delta
     std::vector<double> errors;   // [len_kv], of the weights: Row's, and all of one that is too small to be held
     std::vector<double> ds;       // [len_kv], the gradient of the scores itself
@@ -128,6 +129,7 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
                        GradientRow& g) {
     const Problem& p = head.problem;
     g.delta_size = dlse.data != nullptr ? std::abs(slot(dlse, i, 0)) : 0;
+    g.largest = 0;
     g.delta_error = 0;
     double delta = dlse.data != nullptr ? -slot(dlse, i, 0) : 0;
     const double held = kFlushedWeight * *std::max_element(row.weights.begin(), row.weights.end());
@@ -142,6 +144,7 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
         delta += row.weight(j) * dp;
         g.dp_size[static_cast<std::size_t>(j)] = sum;
         g.delta_size += row.weight(j) * sum;
+        g.largest = std::max(g.largest, row.weight(j) * sum);
         const double error = row.weight(j) < held ? std::max(row.error(j), row.weight(j)) : row.error(j);
         g.errors[static_cast<std::size_t>(j)] = error;
         g.delta_error += (error + g.o_error * row.weight(j)) * sum;
@@ -150,6 +153,7 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
         double& ds = g.ds[static_cast<std::size_t>(j)];
         ds = row.weight(j) * (ds - delta);
     }
+    g.largest += g.delta_size;
 }
 
 /// Where the terms of one head go: its rows of one gradient.
@@ -257,6 +261,27 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
     }
 }
 
+/// In fp16: every dS of the head may be off by `lost`, since small ones are subnormal beside the largest.
+void add_subnormal_gradients(const Head& head, double lost, const Target& dq, const Target& dk, const Target* dbias) {
+    const Problem& p = head.problem;
+    const double factor = lost * std::abs(p.effective_scale());
+    const auto size_of = [](double x) { return std::isfinite(x) ? std::abs(x) : 0; };
+    std::vector<double> query(static_cast<std::size_t>(p.head_dim));
+    for (std::int64_t i = 0; i < head.member.len_q; ++i) {
+        head.load_query(i, query.data());
+        double* const of_query = packed_row(dq.subnormal, i);
+        const Range keys = head.band.row(i);
+        for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+            const double* const key = head.k + j * p.head_dim;
+            double* const of_key = packed_row(dk.subnormal, j);
+            for (std::int64_t c = 0; c < p.head_dim; ++c) of_query[c] += factor * size_of(key[c]);
+            for (std::int64_t c = 0; c < p.head_dim; ++c)
+                of_key[c] += factor * size_of(query[static_cast<std::size_t>(c)]);
+            if (dbias != nullptr) slot(dbias->subnormal, i, j) += lost;
+        }
+    }
+}
+
 /// What each row of V adds up to: [len_kv] each.
 struct ValueSums {
     std::vector<double> plain, squares;
@@ -347,6 +372,7 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
         const HeadRows d_o = of_queries(packed.d_o.view);
         const HeadRows dlse = lse_rows(packed.dlse.view, member, h);
         const std::vector<double> k_squares = sums_of_squares(head.k, member.len_kv, p.head_dim);
+        double largest = 0;  // of dS
         for (std::int64_t i = 0; i < member.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
@@ -361,7 +387,10 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
             }
             load_gradient_row(head, i, d_o, dlse, row, g);
             add_gradient_row(head, i, k_squares, row, g, dq, dk, dv, dbias ? &*dbias : nullptr);
+            largest = std::max(largest, g.largest);
         }
+        if (packed.dtype == DType::fp16 && std::isfinite(largest))
+            add_subnormal_gradients(head, kSubnormalGradient * largest, dq, dk, dbias ? &*dbias : nullptr);
     });
 }
 

@@ -41,6 +41,7 @@ inline constexpr double kRestOfO = 0x1p-8;
 inline constexpr double kFlushed = 0x1p-96;
 inline constexpr double kFlushedWeight = 0x1p-94;
 inline constexpr double kSubnormalWeight = 0x1p-25;
+inline constexpr double kSubnormalGradient = 0x1p-39;
 
 inline constexpr int kBlockRows = 64;
 
@@ -79,6 +80,7 @@ inline constexpr Tolerance kTolerances[] = {
     {"flushed", kFlushed},
     {"flushed weight", kFlushedWeight},
     {"subnormal weight", kSubnormalWeight},
+    {"subnormal gradient", kSubnormalGradient},
     {"block rows", kBlockRows},
 };
 
