@@ -47,9 +47,7 @@ const Machine& machine_named(const char* name) {
     invalid("machine", fmt::format("expected one of {}, got \"{}\"", names, name));
 }
 
-/// The numbers of a machine in the order of for_each_quantity(), which is that of tessera_machine.
-constexpr std::size_t kQuantities = (sizeof(tessera_machine) - offsetof(tessera_machine, capability)) / sizeof(double);
-
+/// Its numbers stand in the order of for_each_quantity().
 void write_machine(const Machine& from, tessera_machine* to) {
     clear_struct("machine", to);
     to->kind = from.kind == MachineKind::gpu ? TESSERA_MACHINE_GPU : TESSERA_MACHINE_CPU;
