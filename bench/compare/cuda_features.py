@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import abi
+from torch_cuda import times_of
 
 CAUSAL = 1  # bottom right
 
@@ -118,19 +119,7 @@ def peers_of(case):
 
 def medians(calls, repeat, flush):
     """Microseconds of each call, in turn, with a cold L2."""
-    times = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(repeat):
-        for name, call in calls.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            flush.zero_()
-            begin.record()
-            call()
-            end.record()
-            end.synchronize()
-            times[name].append(1e3 * begin.elapsed_time(end))
-    return {name: statistics.median(t) for name, t in times.items()}
+    return {name: 1e3 * statistics.median(t) for name, t in times_of(calls, repeat, flush).items()}
 
 
 def main():

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long a schedule takes on a machine, and why, without running anything: docs/model.md tells the formulas in words.
-//
-//     const Machine& h200 = *find_machine("h200");
-//     Problem problem = Problem::dense(1, 4096, 16, 128);
-//     problem.dtype = DType::bf16;
-//     double ms = predict(problem, Schedule::fa3, Pass::forward, h200).ms;
+// How long a schedule takes on a machine, and why, without running anything: docs/model.md tells the formulas in words,
+// tests/consumer/project/from_cpp.cc calls it.
 #pragma once
 
 #include <cstdint>

@@ -28,10 +28,8 @@ constexpr CpuFamily kFamilies[] = {
      kFma,
      {.product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33, .crowd = 0.85}},
     // On a matrix unit: fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44
-    // rows
-    // each). With all cores at work a thread has 0.4 to 0.53 of its speed on that shared host; loops in registers keep
-    // 0.7
-    // to 0.8.
+    // rows each). With all cores at work a thread has 0.4 to 0.53 of its speed on that shared host; loops in registers
+    // keep 0.7 to 0.8.
     {"fp32 in parts forward",
      kMatrix,
      {.product_share = 0.85,
