@@ -239,10 +239,12 @@ class Judge {
             // As many equal elements would make up the RMS: one large row is few, whatever is beside it.
             const double elements = sums.value > 0 ? sums.value * (sums.value / sums.value_fourth) : sums.count;
             const double few = 1 + kFewElements / std::sqrt(elements);
+            // What is left of terms that are copies is one error: nothing averages.
+            const double few_cancelled = gold_.has_copies ? 1 + kFewElements : few;
             const double cancelled = kCancelled * unit_ * std::sqrt(sums.magnitude);
             const double norm = value > 0 ? value : 1;
             hold(whole ? "relative rmse" : "relative rmse of a block", std::sqrt(sums.error) / norm,
-                 (whole ? 1 : kBlockRatio) * few * std::max(relative * value, cancelled) / norm,
+                 (whole ? 1 : kBlockRatio) * std::max(few * relative * value, few_cancelled * cancelled) / norm,
                  scope_text(rows, whole));
         }
     }
