@@ -82,7 +82,7 @@ short() {
 }
 
 # On few cores what counts is the work, not how many files there are to share it.
-if [[ $JOBS -le 4 ]]; then CUDA_TOGETHER=-DTESSERA_CUDA_TOGETHER=ON; else CUDA_TOGETHER=-DTESSERA_CUDA_TOGETHER=OFF; fi
+if [[ $JOBS -le 4 ]]; then TOGETHER=-DTESSERA_TOGETHER=ON; else TOGETHER=-DTESSERA_TOGETHER=OFF; fi
 
 # configure_and_build FOLDER [-DOPTION...] [-- TARGET...]
 configure_and_build() {
@@ -91,7 +91,7 @@ configure_and_build() {
     while [[ $# -gt 0 && $1 != -- ]]; do options+=("$1"); shift; done
     [[ $# -gt 0 ]] && { shift; targets=(--target "$@"); }
     mkdir -p "$folder"
-    cmake "${options[@]}" "$CUDA_TOGETHER" >"$folder/configure.log" 2>&1 || { cat "$folder/configure.log" >&2; return 1; }
+    cmake "${options[@]}" "$TOGETHER" >"$folder/configure.log" 2>&1 || { cat "$folder/configure.log" >&2; return 1; }
     if [[ -t 1 ]]; then
         cmake --build "$folder" -j "$JOBS" "${targets[@]}"
     else
