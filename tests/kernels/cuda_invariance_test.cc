@@ -190,7 +190,8 @@ TEST_F(CudaInvariance, short_and_long_tiles_have_the_same_bits) {
     }
 }
 
-/// The same without a bound: a dense call without a mask has long tiles, its members as a ragged batch short ones.
+/// The same without a bound: at head_dim 64 a dense call without a mask has long tiles, its members as a ragged batch
+/// short ones.
 TEST_F(CudaInvariance, a_dense_batch_has_the_bits_of_a_ragged_one) {
     const std::int64_t len_q = 450;
     const std::int64_t len_kv = 777;

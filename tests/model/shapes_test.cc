@@ -55,8 +55,8 @@ TEST(CompiledShapes, fa3) {
     EXPECT_EQ(fa3_shape(of_dims(64, 64)), "HeadDim64");
     EXPECT_EQ(fa3_shape(of_dims(40, 64, 512)), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(of_dims(40, 64, 513)), "HeadDim64") << "even tiles are short up to fewer keys";
-    EXPECT_EQ(fa3_shape(causal(of_dims(64, 64, 2048))), "HeadDim64Short");
-    EXPECT_EQ(fa3_shape(causal(of_dims(64, 64, 2049))), "HeadDim64");
+    EXPECT_EQ(fa3_shape(causal(of_dims(64, 64, 1024))), "HeadDim64Short");
+    EXPECT_EQ(fa3_shape(causal(of_dims(64, 64, 1025))), "HeadDim64");
     EXPECT_EQ(fa3_shape(of_dims(65, 64)), "HeadDim96");
     EXPECT_EQ(fa3_shape(of_dims(64, 128)), "HeadDim128");
     EXPECT_EQ(fa3_shape(of_dims(192, 128)), "HeadDim192V128");

@@ -16,6 +16,9 @@ namespace tessera::tile_order_test {
 namespace {
 
 using cuda::Divider;
+using cuda::fa3::next_in_turn;
+using cuda::fa3::next_turn;
+using cuda::fa3::slice_of;
 using cuda::fa3::TileOrder;
 using cuda::fa3::TilePlace;
 
@@ -55,6 +58,38 @@ TEST(TileOrder, HasEveryTileOnceAndTheLastQueriesOfAGroupOfHeadsFirst) {
                 ASSERT_EQ(std::count(met.begin(), met.end(), 1), order.tiles());
             }
         }
+    }
+}
+
+TEST(TileOrder, InTurnHasEveryTileOnceAndNobodyTheSameOneOfEveryHead) {
+    for (const int workers : {1, 2, 7, 132}) {
+        for (const int q_blocks : {1, 2, 3, 6, 11}) {
+            const int tiles = 24 * workers * q_blocks + 5;
+            std::vector<int> met(static_cast<std::size_t>(tiles));
+            for (int worker = 0; worker < workers; ++worker) {
+                std::vector<int> of_block(static_cast<std::size_t>(q_blocks));
+                for (int tile = worker; tile < tiles; tile = next_in_turn(tile, workers)) {
+                    ++met[static_cast<std::size_t>(tile)];
+                    ++of_block[static_cast<std::size_t>(tile % q_blocks)];
+                }
+                const auto [fewest, most] = std::minmax_element(of_block.begin(), of_block.end());
+                ASSERT_LE(*most - *fewest, 24 + 2) << workers << " thread blocks, " << q_blocks << " tiles of a head";
+            }
+            ASSERT_EQ(std::count(met.begin(), met.end(), 1), tiles);
+        }
+    }
+}
+
+TEST(TileOrder, SlicesGoRound) {
+    for (const int warpgroups : {1, 2, 3, 4}) {
+        std::vector<int> met(static_cast<std::size_t>(warpgroups * warpgroups));
+        int turn = 0;
+        for (int tile = 0; tile < warpgroups; ++tile, turn = next_turn(turn, warpgroups)) {
+            for (int w = 0; w < warpgroups; ++w)
+                ++met[static_cast<std::size_t>(w * warpgroups + slice_of(w, turn, warpgroups))];
+        }
+        EXPECT_EQ(turn, 0);
+        EXPECT_EQ(std::count(met.begin(), met.end(), 1), warpgroups * warpgroups) << "each has each slice once";
     }
 }
 

@@ -22,8 +22,7 @@ struct Config {
     int kv_stages;  ///< of K and of V
     int q_stages;   ///< 2: the next Q tile arrives while this one is worked on, and O has shared memory of its own
     Scores scores = Scores::plain;
-    /// Keys of a row up to which the shape is chosen, in calls whose tiles take different times, and in others; 0: no
-    /// limit.
+    /// Keys up to which the shape is chosen, in calls whose tiles take different times, and in others; 0: no limit.
     int short_row = 0;
     int short_even_row = 0;
 
@@ -31,6 +30,15 @@ struct Config {
     constexpr bool own_o() const { return q_stages > 1; }
     /// There is room for each warpgroup's O.
     constexpr bool o_fits() const { return own_o() || (consumers == 2 && block_kv >= 64 && head_dim >= head_dim_v); }
+
+    /// A warpgroup goes through the blocks of keys that its own 64 rows see, leaves out those that only others see, and
+    /// whole tiles in which it has no rows. Under masks and at the ends of rows that is less for some than for others,
+    /// so the slices of a tile go round among the warpgroups. One warpgroup is then a few blocks ahead of another,
+    /// which takes stages.
+    constexpr bool own_blocks() const { return own_o() && kv_stages >= 4 && consumers == 3; }
+
+    /// Two warpgroups exponentiate one after the other, block by block. Not where other work is among the exponentials.
+    constexpr bool takes_turns() const { return consumers == 2 && scores != Scores::general; }
 
     /// Slabs of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
@@ -52,7 +60,8 @@ struct HeadDim64 {
     static constexpr Config kConfig{
         .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 3, .kv_stages = 4, .q_stages = 2};
 };
-/// Smaller tiles of queries, for short rows: less of a tile is hidden under a causal mask. The same bits as HeadDim64.
+/// For short rows: the ends of tiles are shorter with registers for them, and two warpgroups take turns. The same bits
+/// as HeadDim64.
 struct HeadDim64Short {
     static constexpr Config kConfig{
         .head_dim = 64,
@@ -61,8 +70,8 @@ struct HeadDim64Short {
         .consumers = 2,
         .kv_stages = 4,
         .q_stages = 2,
-        .short_row = 2048,       // measured, under a causal mask
-        .short_even_row = 512};  // measured: 197 keys 1.31 of HeadDim64, 512 1.03, 1024 0.99
+        .short_row = 1024,       // measured, under a causal mask: 1,024 keys 1.05 of HeadDim64, 1,536 0.97
+        .short_even_row = 512};  // measured: 197 keys 1.18, 512 1.01, 768 0.97
 };
 struct HeadDim96 {
     static constexpr Config kConfig{

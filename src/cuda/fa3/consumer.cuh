@@ -15,18 +15,16 @@ namespace tessera::cuda::fa3 {
 
 /// The blocks of keys of a tile, from the last to the first.
 struct KeyBlocks {
-    int begin, full_begin, full_end;
+    const BlockRange range;
     int n;         ///< the block whose scores are in S
     bool partial;  ///< it holds pairs that are not visible
 
-    __device__ __forceinline__ explicit KeyBlocks(const WorkTile& tile)
-        : begin(tile.n_begin), full_begin(tile.full_begin), full_end(tile.full_end), n(tile.n_end - 1) {
-        partial = n < full_begin || n >= full_end;
-    }
-    __device__ __forceinline__ bool at_last() const { return n <= begin; }
+    __device__ __forceinline__ explicit KeyBlocks(const BlockRange& blocks)
+        : range(blocks), n(blocks.end - 1), partial(blocks.partial(n)) {}
+    __device__ __forceinline__ bool at_last() const { return n <= range.begin; }
     __device__ __forceinline__ void advance() {
         --n;
-        partial = n < full_begin || n >= full_end;
+        partial = range.partial(n);
     }
 };
 
@@ -46,7 +44,8 @@ struct Consumer {
 
     Products<T, kConfig.block_kv, kConfig.head_dim, kConfig.head_dim_v> products;
     OnlineSoftmax<T> rows;
-    bool dirty;         ///< a NaN or infinity was taken out of some V of this tile
+    int slice;          ///< of the tile that is multiplied: the 64 rows that are this warpgroup's
+    int v_to_pass = 0;  ///< blocks that are not this warpgroup's, whose K was passed over and whose V was not yet
     bool lent = false;  ///< where O has no memory of its own: that of the tile before is still in what was lent for it
 
     /// The last P V of a tile runs under the first scores of the next, where there is a second Q tile for them. Else Q
@@ -57,23 +56,44 @@ struct Consumer {
 
     // The main loop.
     __device__ __forceinline__ void run();
-    __device__ __forceinline__ bool multiply_blocks(const WorkTile& tile);
+    __device__ __forceinline__ int multiply_blocks(const WorkTile& tile);
     __device__ __forceinline__ void mask_and_rescale(const WorkTile& tile, const KeyBlocks& blocks);
     __device__ __forceinline__ bool multiply_until_care(KeyBlocks& blocks, const Extra& extra);
 
     // The ends of a tile.
     __device__ __forceinline__ int next_tile(TileReader& tiles);
     __device__ __forceinline__ const WorkTile& leave_ring(TileReader& tiles, int tile);
-    __device__ __forceinline__ void start_first_scores(bool exist);
-    __device__ __forceinline__ void start_last_output(bool partial);
+    __device__ __forceinline__ bool start_first_scores(const WorkTile& tile);
+    __device__ __forceinline__ void start_last_output();
+    __device__ __forceinline__ int leave_out(TileReader& tiles, int tile);
     __device__ __forceinline__ void finish_tile(const WorkTile& tile, bool more);
     __device__ __forceinline__ auto& borrow_output(bool more);
     __device__ __forceinline__ void return_output();
 
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-    /// The thread's first row; the producer's warps come before the consumers'.
-    __device__ __forceinline__ static int row_in_tile() {
-        return 16 * (static_cast<int>(threadIdx.x) / 32 - 4) + lane() / 4;
+    /// The 64 rows of a tile that are this warpgroup's.
+    __device__ __forceinline__ int slice_of(const WorkTile& tile) const {
+        return kConfig.own_blocks() ? fa3::slice_of(warpgroup, tile.turn, kConfig.consumers) : warpgroup;
+    }
+    /// The thread's first row.
+    __device__ __forceinline__ int row_in_tile(const WorkTile& tile) const {
+        return 64 * slice_of(tile) + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
+    }
+    __device__ __forceinline__ int first_query(const WorkTile& tile) const {
+        return tile.q_begin + launch.stack.query(64 * slice_of(tile));
+    }
+    __device__ __forceinline__ bool has_rows(const WorkTile& tile) const {
+        return !kConfig.own_blocks() || first_query(tile) < tile.q_end;
+    }
+    /// The blocks of keys that this warpgroup multiplies, of a tile in which it has rows.
+    __device__ __forceinline__ BlockRange own_blocks(const WorkTile& tile) const {
+        if constexpr (kConfig.own_blocks()) {
+            const int begin = first_query(tile);
+            const int end = min(begin + launch.stack.query(64), tile.q_end);
+            return part_of(tile.blocks, blocks_of<kConfig.block_kv>(begin, end, tile.visible()));
+        } else {
+            return tile.blocks;
+        }
     }
 
     /// What the products of a step multiply, and whether it has come yet.
@@ -82,7 +102,7 @@ struct Consumer {
         bool k_is_here, v_is_here;
     };
     __device__ __forceinline__ std::uint64_t q_operand() const {
-        return uniform(row_descriptor(shared.q[q.stage()][warpgroup]));
+        return uniform(row_descriptor(shared.q[q.stage()][slice]));
     }
     __device__ __forceinline__ std::uint64_t k_operand() const { return uniform(row_descriptor(shared.k[k.stage()])); }
     __device__ __forceinline__ std::uint64_t v_operand() const {
@@ -97,16 +117,9 @@ struct Consumer {
         next.v_is_here = v.is_full(shared.v_ring);
         return next;
     }
-    /// `partial`: so was the block of this V, and the guard has looked at it.
-    __device__ __forceinline__ void wait_for(const Operands& next, bool partial) {
+    __device__ __forceinline__ void wait_for(const Operands& next) {
         if (!next.k_is_here) k.wait_full(shared.k_ring);
         if (!next.v_is_here) v.wait_full(shared.v_ring);
-        if (partial) dirty |= v_was_cleaned();
-    }
-    __device__ __forceinline__ bool v_was_cleaned() const {
-        bool met = false;
-        for (int w = 0; w < kGuardWarps; ++w) met |= shared.v_dirty[v.stage()][w] != 0;
-        return met;
     }
 
     __device__ __forceinline__ void release_q() {
@@ -121,6 +134,33 @@ struct Consumer {
         if (lane() == 0) v.release(shared.v_ring);
         v.advance();
     }
+    /// Two warpgroups take turns in exponentials: together, each would take twice as long, and then both would
+    /// multiply.
+    __device__ __forceinline__ void await_turn() const {
+        if (kConfig.takes_turns()) ptx::named_barrier_sync(kTurnBarrier + warpgroup, 2 * 128);
+    }
+    __device__ __forceinline__ void give_turn() const {
+        if (kConfig.takes_turns()) ptx::named_barrier_arrive(kTurnBarrier + 1 - warpgroup, 2 * 128);
+    }
+
+    /// Blocks of keys that only other warpgroups multiply.
+    __device__ __forceinline__ void pass_k(int blocks) {
+        if constexpr (kConfig.own_blocks()) {
+            v_to_pass += blocks;
+            for (; blocks > 0; --blocks) {
+                k.wait_full(shared.k_ring);
+                release_k();
+            }
+        }
+    }
+    __device__ __forceinline__ void pass_v() {
+        if constexpr (kConfig.own_blocks()) {
+            for (; v_to_pass > 0; --v_to_pass) {
+                v.wait_full(shared.v_ring);
+                release_v();
+            }
+        }
+    }
 };
 
 /// The next tile that sees keys, or the end; those on the way are written here.
@@ -129,7 +169,7 @@ __device__ __forceinline__ int Consumer<T, kConfig>::next_tile(TileReader& tiles
     while (true) {
         const int tile = tiles.open();
         if (!tiles[tile].exists || tiles[tile].has_keys()) return tile;
-        store_empty_rows<T, kConfig>(launch, tiles[tile], row_in_tile(), lane());
+        store_empty_rows<T, kConfig>(launch, tiles[tile], row_in_tile(tiles[tile]), lane());
         tiles.close(tile, lane());
     }
 }
@@ -139,28 +179,48 @@ __device__ __forceinline__ int Consumer<T, kConfig>::next_tile(TileReader& tiles
 template <class T, Config kConfig>
 __device__ __forceinline__ const WorkTile& Consumer<T, kConfig>::leave_ring(TileReader& tiles, int tile) {
     WorkTile& own = shared.finishing[static_cast<int>(threadIdx.x) / 32 - 4];
-    if (lane() == 0) own = tiles[tile];
+    static_assert(sizeof(WorkTile) % sizeof(int) == 0 && sizeof(WorkTile) <= 32 * sizeof(int), "a word of each lane");
+    if (lane() < static_cast<int>(sizeof(WorkTile) / sizeof(int))) {
+        reinterpret_cast<int*>(&own)[lane()] = reinterpret_cast<const int*>(&tiles[tile])[lane()];
+    }
     tiles.close(tile, lane());
     return own;
 }
 
-/// S of the next tile's first block. Behind the last tile, of whatever lies there, and nobody reads it: a product that
-/// is started on some paths only would have to be waited for at once.
+/// S of the next tile's first block. Behind the last tile, and of a tile without rows of this warpgroup, of whatever
+/// lies there, and nobody reads it: a product that is started on some paths only would have to be waited for at once.
+/// Returns whether they are of the tile.
 template <class T, Config kConfig>
-__device__ __forceinline__ void Consumer<T, kConfig>::start_first_scores(bool exist) {
-    if (exist) {
+__device__ __forceinline__ bool Consumer<T, kConfig>::start_first_scores(const WorkTile& tile) {
+    const bool takes_part = tile.exists && has_rows(tile);
+    slice = slice_of(tile);
+    if (takes_part) {
+        pass_k(tile.blocks.end - own_blocks(tile).end);
         q.wait_full(shared.q_ring);
         k.wait_full(shared.k_ring);
     }
     products.start_scores(q_operand(), k_operand());
+    return takes_part;
 }
 
 /// O += P V of a tile's last block.
 template <class T, Config kConfig>
-__device__ __forceinline__ void Consumer<T, kConfig>::start_last_output(bool partial) {
+__device__ __forceinline__ void Consumer<T, kConfig>::start_last_output() {
     v.wait_full(shared.v_ring);
-    if (partial) dirty |= v_was_cleaned();
     products.start_output(v_operand());
+}
+
+/// A tile in which this warpgroup has no rows. Returns the next one.
+template <class T, Config kConfig>
+__device__ __forceinline__ int Consumer<T, kConfig>::leave_out(TileReader& tiles, int tile) {
+    for (int left = tiles[tile].blocks.count(); left > 0; --left) {
+        pass_k(1);
+        pass_v();
+    }
+    q.wait_full(shared.q_ring);
+    release_q();
+    tiles.close(tile, lane());
+    return next_tile(tiles);
 }
 
 /// O and LSE leave. `more`: another tile comes.
@@ -170,11 +230,11 @@ __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const WorkTile
                               rows.inverse_sum(1) * launch.params.keep_scale};
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) products.o[i] *= inverse[row_of(i)];
-    const ThreadRows own(tile, launch.stack, row_in_tile());
-    if (dirty) restore_lost<T, kConfig>(products.o, launch.params, tile, own, lane());
+    const int row = row_in_tile(tile);
+    const ThreadRows own(tile, launch.stack, row);
     store_lse(launch.params, tile, rows, own, lane());
-    output.template store<T>(products.o, launch, tile, borrow_output(more), row_in_tile(), lane());
-    if (launch.o_rest.data != nullptr) store_rest<T>(products.o, launch, tile, row_in_tile(), lane());
+    output.template store<T>(products.o, launch, tile, borrow_output(more), row, lane());
+    if (launch.o_rest.data != nullptr) store_rest<T>(products.o, launch, tile, row, lane());
 }
 
 /// Where O of this warpgroup is laid down: its own memory, or a stage that the producer lends (Producer::lend_stages),

@@ -61,25 +61,6 @@ __device__ __forceinline__ void store_empty_rows(const Launch& launch, const Wor
     }
 }
 
-/// Adds the NaN and infinities that the guard took out of V to the rows that see them. Rare, and slow.
-template <class T, Config kConfig>
-__device__ __forceinline__ void restore_lost(float (&o)[kConfig.head_dim_v / 2], const ForwardParams& p,
-                                             const WorkTile& tile, const ThreadRows& own, int lane) {
-#pragma unroll
-    for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
-        const int query = own.query[row_of(i)];
-        const int column = column_of(i) + 2 * (lane % 4);
-        if (column >= p.head_dim_v) continue;
-        const T* value = element<T>(p.v, tile.batch, tile.kv_head, tile.first_kv, column);
-        const int last = min(query + tile.high, tile.last_key);
-#pragma unroll 1
-        for (int key = max(query + tile.low, 0); key <= last; ++key) {
-            const float v = static_cast<float>(value[key * p.v.row]);
-            if (!isfinite(v)) o[i] += v;
-        }
-    }
-}
-
 /// O on its way out: each warp lays its 16 rows down in shared memory and starts a store of them. Where O has memory of
 /// its own, nobody waits for that store before the next tile's O.
 template <Config kConfig>
@@ -97,10 +78,6 @@ struct OutputStage {
     __device__ __forceinline__ void store(const float (&o)[kConfig.head_dim_v / 2], const Launch& launch,
                                           const WorkTile& tile, Slab (&slabs)[kSlabs], int row, int lane) const {
         const int warp_row = row - lane / 4;  // first of the warp's 16 rows in the tile
-        const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        const bool whole = !ragged || tile.q_begin + launch.stack.query(warp_row + 16) <= tile.q_end;
-        if (!launch.store_by_copy_engine || !whole)
-            return this->template store_directly<T>(o, launch.params, tile, ThreadRows(tile, launch.stack, row), lane);
         const int slab_row = warp_row % 64;
         const int matrix_row = slab_row + lane % 8 + (lane / 8 % 2) * 8;
 #pragma unroll
@@ -110,6 +87,10 @@ struct OutputStage {
                              ptx::pack<T>(o[4 * j + 2], o[4 * j + 3]), ptx::pack<T>(o[4 * j + 4], o[4 * j + 5]),
                              ptx::pack<T>(o[4 * j + 6], o[4 * j + 7]));
         }
+        const bool ragged = launch.params.cu_seqlens_q != nullptr;
+        const bool whole = !ragged || tile.q_begin + launch.stack.query(warp_row + 16) <= tile.q_end;
+        if (tile.dirty) restore_lost<T>(slabs, launch, tile, warp_row, lane);
+        if (!launch.store_by_copy_engine || !whole) return copy_out<T>(slabs, launch, tile, warp_row, lane);
         ptx::fence_proxy_async();
         __syncwarp();
         if (lane != 0) return;
@@ -122,16 +103,57 @@ struct OutputStage {
         ptx::tma_store_commit();
     }
 
-    template <class T>
-    __device__ __forceinline__ void store_directly(const float (&o)[kConfig.head_dim_v / 2], const ForwardParams& p,
-                                                   const WorkTile& tile, const ThreadRows& own, int lane) const {
-#pragma unroll
-        for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
-            const int query = own.query[row_of(i)];
-            const int column = column_of(i) + 2 * (lane % 4);
-            if (query < tile.q_end && column < p.head_dim_v) {
-                *element<T>(p.o, tile.batch, own.head[row_of(i)], tensor_row(tile, query), column) = T(o[i]);
+ private:
+    /// What follows is rare, and loops over shared memory: written out on registers it was more than half of the
+    /// kernel's code, which short rows waited for.
+
+    /// kBytes at column `column` of row `row` of the warpgroup.
+    template <class Piece, class Slab, int kSlabs>
+    __device__ __forceinline__ static Piece& piece(Slab (&slabs)[kSlabs], int row, int column) {
+        auto* slab = reinterpret_cast<char*>(slabs[column / kSlabColumns]);
+        return *reinterpret_cast<Piece*>(slab + swizzled(row % 64, column % kSlabColumns / 8) +
+                                         column % 8 * static_cast<int>(sizeof(std::uint16_t)));
+    }
+
+    /// Adds the NaN and infinities that the guard took out of V to the rows that see them. Slow.
+    template <class T, class Slab, int kSlabs>
+    __device__ __forceinline__ static void restore_lost(Slab (&slabs)[kSlabs], const Launch& launch,
+                                                        const WorkTile& tile, int warp_row, int lane) {
+        const ForwardParams& p = launch.params;
+        __syncwarp();
+#pragma unroll 1
+        for (int i = lane; i < 16 * p.head_dim_v; i += 32) {
+            const int column = i / 16;
+            const int row = warp_row + i % 16;
+            const int query = tile.q_begin + launch.stack.query(row);
+            T& o = piece<T>(slabs, row, column);
+            const T* value = element<T>(p.v, tile.batch, tile.kv_head, tile.first_kv, column);
+            const int last = min(query + tile.high, tile.last_key);
+#pragma unroll 1
+            for (int key = max(query + tile.low, 0); key <= last; ++key) {
+                const float v = static_cast<float>(value[key * p.v.row]);
+                if (!isfinite(v)) o = T(static_cast<float>(o) + v);
             }
+        }
+    }
+
+    /// The rows of a ragged member's end, or of an O that the copy engine can't write.
+    template <class T, class Slab, int kSlabs>
+    __device__ __forceinline__ static void copy_out(Slab (&slabs)[kSlabs], const Launch& launch, const WorkTile& tile,
+                                                    int warp_row, int lane) {
+        const ForwardParams& p = launch.params;
+        const int step = launch.store_by_copy_engine ? 8 : 1;  // columns; rows of 16 bytes, or any
+        const int pieces = p.head_dim_v / step;
+        __syncwarp();
+#pragma unroll 1
+        for (int i = lane; i < 16 * pieces; i += 32) {
+            const int row = warp_row + i / pieces;
+            const int column = i % pieces * step;
+            const int query = tile.q_begin + launch.stack.query(row);
+            if (query >= tile.q_end) return;
+            T* to = element<T>(p.o, tile.batch, tile.head + launch.stack.head(row), tensor_row(tile, query), column);
+            if (step == 8) *reinterpret_cast<uint4*>(to) = piece<uint4>(slabs, row, column);
+            else *to = piece<T>(slabs, row, column);
         }
     }
 };

@@ -2,10 +2,10 @@
 //
 // FlashAttention-3 forward (Shah et al. 2024, Algorithm 1 and section 3): Q tiles outer, K/V blocks inner, as in
 // FlashAttention-2; a producer warp fills shared memory by the copy engine; two or three consumer warpgroups multiply
-// and exponentiate, one beside the other's products (section 3.1, without its barriers: they fall into alternating by
-// themselves); within one, the scores of a block are multiplied together with P V of the block before (section 3.2),
-// and the exponentials run under no product of their own. The grid is persistent, and the blocks of all tiles of a
-// thread block are one stream: a tile's first scores are multiplied beside the last P V of the tile before.
+// and exponentiate, one beside the other's products (section 3.1; two of them take turns in the exponentials); within
+// one, the scores of a block are multiplied together with P V of the block before (section 3.2), and the exponentials
+// run under no product of their own. The grid is persistent, and the blocks of all tiles of a thread block are one
+// stream: a tile's first scores are multiplied beside the last P V of the tile before.
 #pragma once
 
 #include "cuda/fa3/mainloop.cuh"

@@ -17,39 +17,46 @@ namespace tessera::cuda::fa3 {
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     TileReader tiles{shared.tiles};
+    if (warpgroup == 1) give_turn();
     int tile = next_tile(tiles);
-    bool more = tiles[tile].exists;
-    if (!more) return;
-    start_first_scores(more);
+    bool takes_part = start_first_scores(tiles[tile]);
     while (true) {
         products.wait_scores();
-        if (!more) break;
+        pass_v();
+        if (!takes_part) {
+            if (!kConfig.own_blocks() || !tiles[tile].exists) break;
+            tile = leave_out(tiles, tile);
+            takes_part = start_first_scores(tiles[tile]);
+            continue;
+        }
         release_k();
-        const bool last_is_partial = multiply_blocks(tiles[tile]);
+        const int left = multiply_blocks(tiles[tile]);
 
         // The end of this tile, and the beginning of the next.
-        start_last_output(last_is_partial);
+        start_last_output();
+        pass_k(left);
         const WorkTile& own = leave_ring(tiles, tile);
         tile = next_tile(tiles);
-        more = tiles[tile].exists;
-        if constexpr (kAcrossTiles) start_first_scores(more);
+        if constexpr (kAcrossTiles) takes_part = start_first_scores(tiles[tile]);
         rows.finish();
         if constexpr (kAcrossTiles) products.wait_output_beside_scores();
         else products.wait_output();
         release_v();
-        finish_tile(own, more);
-        if constexpr (!kAcrossTiles) start_first_scores(more);
+        finish_tile(own, tiles[tile].exists);
+        if constexpr (!kAcrossTiles) takes_part = start_first_scores(tiles[tile]);
     }
+    if (warpgroup == 0) await_turn();
     output.finish(lane());
 }
 
-/// All blocks of a tile, but for the P V of the last. The first one's scores are in S. Returns whether the last block
-/// is partial.
+/// All blocks of a tile, but for the P V of the last. The first one's scores are in S. Returns how many are left that
+/// are not this warpgroup's.
 template <class T, Config kConfig>
-__device__ __forceinline__ bool Consumer<T, kConfig>::multiply_blocks(const WorkTile& tile) {
-    KeyBlocks blocks(tile);
-    dirty = false;
-    const Extra extra(launch, tile, row_in_tile(), lane());
+__device__ __forceinline__ int Consumer<T, kConfig>::multiply_blocks(const WorkTile& tile) {
+    KeyBlocks blocks(own_blocks(tile));
+    const bool only = blocks.at_last();
+    if (only) release_q();
+    const Extra extra(launch, tile, row_in_tile(tile), lane());
     extra.transform(products.s, blocks.n * kConfig.block_kv);
     rows = {};
 #pragma unroll
@@ -60,8 +67,8 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_blocks(const Work
         mask_and_rescale(tile, blocks);
         more = multiply_until_care(blocks, extra);
     }
-    release_q();
-    return blocks.partial;
+    if (kAcrossTiles && !only) release_q();
+    return blocks.range.begin - tile.blocks.begin;
 }
 
 /// What wants care, and is out of the way of the main loop: the first block of a tile, those with hidden pairs, and
@@ -69,12 +76,12 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_blocks(const Work
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const WorkTile& tile, const KeyBlocks& blocks) {
     const int first_key = blocks.n * kConfig.block_kv;
-    const ThreadRows own(tile, launch.stack, row_in_tile());
+    const ThreadRows own(tile, launch.stack, row_in_tile(tile));
     if (blocks.partial) apply_mask(products.s, tile, own.query, first_key, lane());
     float factor[2];
     rows.rescale(products.s, tile, own.query, first_key, launch.scale_log2, launch.unscale, factor);
     if (!kSettleUnderProducts) rows.settle(launch.unscale);
-    if (blocks.n != tile.n_end - 1) {
+    if (kConfig.own_blocks() || blocks.n != tile.blocks.end - 1) {  // O is 0 before the first one
 #pragma unroll
         for (int i = 0; i < kConfig.head_dim_v / 2; ++i) products.o[i] *= factor[row_of(i)];
     } else if (lent) {
@@ -90,10 +97,12 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlo
     while (true) {
         // P = exp2(S - m), beside the other warpgroup's products: none of this one's runs.
         Operands next;
+        await_turn();
         exponentiate(products.s, products.p, rows, launch.scale_log2, order, extra, blocks.n * kConfig.block_kv,
                      [&] { next = look_up_operands(); });
+        give_turn();
         if (blocks.at_last()) return false;
-        wait_for(next, blocks.partial);
+        wait_for(next);
 
         // S of the next block and P V of this one, together.
         products.start_scores(next.q, next.k);
@@ -102,6 +111,7 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlo
         products.wait_scores_beside_output();
         release_k();
         blocks.advance();
+        if (!kAcrossTiles && blocks.at_last()) release_q();
 
         // The maximum of S, beside P V. The way out stands before the wait, or the assembler would wait first: it moves
         // a wait in front of arithmetic, but not out of its basic block.

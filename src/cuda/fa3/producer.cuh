@@ -34,22 +34,20 @@ struct Producer {
     bool any = false;  ///< a tile with keys came
 
     __device__ __forceinline__ void run() {
-        TileScheduler<kConfig.block_q(), kConfig.block_kv> source{launch, shared.tiles};
+        TileScheduler<kConfig> source{launch, shared.tiles};
         while (true) {
             const WorkTile& tile = source.next();
             if (!tile.exists) break;
             const int batch = launch.params.cu_seqlens_q != nullptr ? 0 : tile.batch;
-            for (int n = tile.n_end - 1; n >= tile.n_begin; --n) {
-                const Block block{true, tile.partial(n), tile.first_kv + n * kConfig.block_kv, tile.kv_head, batch};
-                const bool first = n == tile.n_end - 1;
-                if (n == tile.n_begin) source.draw();
+            for (int n = tile.blocks.end - 1; n >= tile.blocks.begin; --n) {
+                const Block block{true, tile.blocks.partial(n), tile.first_kv + n * kConfig.block_kv, tile.kv_head,
+                                  batch};
+                const bool first = n == tile.blocks.end - 1;
+                if (n == tile.blocks.begin) source.draw();
                 load_k(block);
-                if (kConfig.q_stages > 1 && first) load_q(tile, batch);
                 if (before.exists) load_v(before);
-                if (kConfig.q_stages == 1 && first) {
-                    load_q(tile, batch);
-                    if (any) lend_stages();
-                }
+                if (first) load_q(tile, batch);
+                if (first && any) lend_stages();
                 before = block;
                 any = true;
             }
@@ -85,9 +83,12 @@ struct Producer {
     __device__ __forceinline__ void load_q(const WorkTile& tile, int batch) {
         q.wait_empty(shared.q_ring);
         ptx::Mbarrier& full = shared.q_ring.full[q.stage()];
-        ptx::mbarrier_arrive_expect(full, sizeof(shared.q[0]));
+        const int rows = launch.stack.query(64);
+        const int slices = kConfig.own_blocks() ? min((tile.q_end - tile.q_begin + rows - 1) / rows, kConfig.consumers)
+                                                : kConfig.consumers;
+        ptx::mbarrier_arrive_expect(full, slices * sizeof(shared.q[0][0]));
         int row = tile.first_q + tile.q_begin;
-        for (int w = 0; w < kConfig.consumers; ++w, row += launch.stack.query(64)) {
+        for (int w = 0; w < slices; ++w, row += rows) {
 #pragma unroll
             for (int s = 0; s < kConfig.qk_slabs(); ++s) {
                 ptx::tma_load_4d(shared.q[q.stage()][w][s], launch.q, s * kSlabColumns, tile.head, row, batch, full,
@@ -159,11 +160,11 @@ __device__ __forceinline__ void guard(Shared<kConfig>& shared, int thread) {
         const WorkTile tile = tiles[place];
         tiles.close(place, thread % 32);
         if (!tile.exists) return;
-        for (int n = tile.n_end - 1; n >= tile.n_begin; --n, v.advance()) {
-            if (!tile.partial(n)) continue;
+        for (int n = tile.blocks.end - 1; n >= tile.blocks.begin; --n, v.advance()) {
+            if (!tile.blocks.partial(n)) continue;
             raw.wait(shared.v_raw[v.stage()], v.stage());
-            const bool dirty = clean<T, sizeof(shared.v[0])>(shared.v[v.stage()], thread);
-            if (thread % 32 == 0) shared.v_dirty[v.stage()][thread / 32] = dirty;
+            // The consumers keep the tile's place in the ring until its last V.
+            if (clean<T, sizeof(shared.v[0])>(shared.v[v.stage()], thread)) shared.tiles.tiles[place].dirty = true;
             ptx::fence_proxy_async();
             ptx::named_barrier_sync(kGuardBarrier, 32 * kGuardWarps);
             if (thread == 0) ptx::mbarrier_arrive(shared.v_ring.full[v.stage()]);

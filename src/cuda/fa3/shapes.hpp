@@ -27,10 +27,8 @@ inline Scores scores_of(const Problem& p) {
 
 /// The place in Shapes of the first one that holds a Problem with such scores; none: they go up to a smaller head_dim.
 inline std::optional<std::size_t> shape_of(const Problem& p, Scores scores) {
-    const Band band = p.mask.bind(p.len_q, p.len_kv);
-    const std::int64_t row = std::min(p.len_kv, band.high - band.low + 1);  // keys that a query may see
     return Shapes::first([&](const Config& c) {
-        const bool short_enough = c.short_row == 0 || row <= (uneven(p) ? c.short_row : c.short_even_row);
+        const bool short_enough = c.short_row == 0 || p.len_kv <= (uneven(p) ? c.short_row : c.short_even_row);
         return c.scores == scores && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v && short_enough;
     });
 }

@@ -14,6 +14,7 @@ inline constexpr int kGuardWarps = 3;
 /// Named barriers of the thread block. 0 is __syncthreads.
 enum NamedBarrier : int {
     kGuardBarrier = 1,
+    kTurnBarrier = 2,  ///< and 3: of each of two warpgroups
 };
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
@@ -40,9 +41,8 @@ struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
     Ring<kConfig.kv_stages> k_ring;
     Ring<kConfig.kv_stages> v_ring;
     TileRing tiles;
-    WorkTile finishing[4 * kConfig.consumers];    ///< of each warp: the tile whose last P V is still to come
-    ptx::Mbarrier v_raw[kConfig.kv_stages];       ///< V of a partial block has arrived, for the guard to search
-    int v_dirty[kConfig.kv_stages][kGuardWarps];  ///< a NaN or infinity was found there and set to 0
+    WorkTile finishing[4 * kConfig.consumers];  ///< of each warp: the tile whose last P V is still to come
+    ptx::Mbarrier v_raw[kConfig.kv_stages];     ///< V of a partial block has arrived, for the guard to search
 
     __device__ void init_barriers() {
         constexpr int kReaders = 4 * kConfig.consumers;  // one arrival a warp

@@ -4,6 +4,7 @@
 // tile needs, and tells the other roles.
 #pragma once
 
+#include "cuda/fa3/block_range.hpp"
 #include "cuda/fa3/launch.hpp"
 #include "cuda/tile/member.cuh"
 #include "cuda/tile/pipeline.cuh"
@@ -16,15 +17,15 @@ struct WorkTile {
     int batch, head, kv_head;  ///< head: the first one of those that are stacked
     int first_q, first_kv;     ///< rows where a ragged member begins
     int q_begin, q_end;        ///< queries; none past the end of a ragged member
-    int n_begin, n_end;        ///< blocks of keys, taken from the last to the first
-    int full_begin, full_end;  ///< of these, the blocks whose every pair is visible
     int low, high;             ///< key k is visible to query q if q + low <= k <= q + high ...
     int last_key;              ///< ... and k <= last_key
-    bool exists;               ///< it has queries. In the ring, false is the end: no tile comes after it
+    BlockRange blocks;
+    int turn;     ///< of its slices, where they go round (slice_of)
+    bool dirty;   ///< the guard took a NaN or infinity out of a V; known when the last V is there
+    bool exists;  ///< it has queries. In the ring, false is the end: no tile comes after it
 
-    __device__ __forceinline__ bool has_keys() const { return n_begin < n_end; }
-    /// Does block n hold a pair that is not visible?
-    __device__ __forceinline__ bool partial(int n) const { return n < full_begin || n >= full_end; }
+    __device__ __forceinline__ bool has_keys() const { return blocks.begin < blocks.end; }
+    __device__ __forceinline__ Visibility visible() const { return {low, high, last_key}; }
 };
 
 /// The two rows of a tile that a thread of a consumer holds (ptx/wgmma.cuh).
@@ -69,15 +70,8 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     tile.q_end = min(tile.q_begin + queries, member.len_q);
     tile.exists = tile.q_begin < tile.q_end;
     tile.last_key = member.len_kv - 1;
-    // Blocks of keys that no query of the tile sees are skipped: under a causal mask, those past its last query.
-    const int keys_begin = max(tile.q_begin + tile.low, 0);
-    const int keys_end = min(tile.q_end + tile.high, member.len_kv);
-    const bool sees_keys = tile.low <= tile.high && keys_begin < keys_end;
-    tile.n_begin = keys_begin / kBlockKv;
-    tile.n_end = sees_keys ? (keys_end + kBlockKv - 1) / kBlockKv : tile.n_begin;
-    // Full: the last query sees the first key of the block, and the first query its last.
-    tile.full_begin = (max(tile.q_end - 1 + tile.low, 0) + kBlockKv - 1) / kBlockKv;
-    tile.full_end = (min(tile.q_begin + tile.high, tile.last_key) + 1) / kBlockKv;
+    tile.blocks = blocks_of<kBlockKv>(tile.q_begin, tile.q_end, tile.visible());
+    tile.dirty = false;
     return tile;
 }
 
@@ -91,12 +85,13 @@ struct TileRing {
 
 /// The scheduler, on the producer's side. With a counter, tiles go to whoever is free (Launch::next_tile); without,
 /// they go round.
-template <int kBlockQ, int kBlockKv>
+template <Config kConfig>
 struct TileScheduler {
     const Launch& launch;
     TileRing& ring;
     RingPosition<kTileStages> position{};
     int upcoming = static_cast<int>(blockIdx.x);
+    int turn = 0;
 
     /// The next tile that has queries; the other roles are told of it. It may be read until three more were asked for.
     /// Before each call but the first, draw() has to be called.
@@ -105,10 +100,12 @@ struct TileScheduler {
         WorkTile& tile = ring.tiles[position.stage()];
         tile.exists = false;
         while (upcoming < launch.order.tiles()) {
-            tile = tile_at<kBlockQ, kBlockKv>(launch, upcoming);
+            tile = tile_at<kConfig.block_q(), kConfig.block_kv>(launch, upcoming);
             if (tile.exists) break;
             draw();
         }
+        tile.turn = turn;
+        if (kConfig.own_blocks()) turn = next_turn(turn, kConfig.consumers);
         ptx::mbarrier_arrive(ring.ring.full[position.stage()]);
         position.advance();
         return tile;
@@ -117,7 +114,7 @@ struct TileScheduler {
     __device__ __forceinline__ void draw() {
         const int blocks = static_cast<int>(gridDim.x);
         if (launch.next_tile == nullptr) {
-            upcoming += blocks;
+            upcoming = kConfig.own_blocks() ? next_in_turn(upcoming, blocks) : upcoming + blocks;
         } else {
             ptx::wait_for_grid_before();  // the counter is 0
             upcoming = blocks + static_cast<int>(atomicAdd(launch.next_tile, 1));

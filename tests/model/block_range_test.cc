@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa3's blocks of keys of a tile and of a warpgroup's slice of it (src/cuda/fa3/block_range.hpp), against all pairs.
+#include "cuda/fa3/block_range.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+namespace tessera::block_range_test {
+namespace {
+
+using cuda::fa3::BlockRange;
+using cuda::fa3::blocks_of;
+using cuda::fa3::part_of;
+using cuda::fa3::Visibility;
+
+constexpr int kBlock = 16;
+constexpr int kSlice = 8;
+
+struct Met {
+    bool any = false;  ///< a pair of the block is visible
+    bool all = true;
+};
+Met pairs(int block, int begin, int end, const Visibility& visible) {
+    Met met;
+    for (int q = begin; q < end; ++q) {
+        for (int k = block * kBlock; k < (block + 1) * kBlock; ++k) {
+            const bool sees = q + visible.low <= k && k <= q + visible.high && k <= visible.last_key;
+            met.any |= sees;
+            met.all &= sees;
+        }
+    }
+    return met;
+}
+
+/// A band of keys, as masks make it, and queries.
+struct Case {
+    Visibility visible;
+    int begin, end;
+};
+Case draw(std::mt19937& random) {
+    const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most + 1)); };
+    Case c{};
+    c.visible.last_key = upto(99);
+    c.visible.low = upto(3) == 0 ? -1000 : upto(160) - 80;
+    c.visible.high = upto(3) == 0 ? 1000 : c.visible.low + upto(60) - 3;
+    c.begin = upto(80);
+    c.end = c.begin + 1 + upto(3 * kSlice - 1);
+    return c;
+}
+
+TEST(BlockRange, HasTheBlocksThatAreSeen) {
+    std::mt19937 random(1);
+    int empty = 0;
+    for (int i = 0; i < 20000; ++i) {
+        const auto [visible, begin, end] = draw(random);
+        const BlockRange blocks = blocks_of<kBlock>(begin, end, visible);
+        empty += blocks.count() == 0 ? 1 : 0;
+        for (int n = 0; n <= visible.last_key / kBlock + 1; ++n) {
+            const Met met = pairs(n, begin, end, visible);
+            const bool in = blocks.begin <= n && n < blocks.end;
+            ASSERT_TRUE(in || !met.any) << "block " << n << " of queries " << begin << " to " << end;
+            ASSERT_EQ(in && !blocks.partial(n), in && met.all) << "block " << n << " of queries " << begin;
+        }
+    }
+    EXPECT_GT(empty, 1000);
+}
+
+TEST(BlockRange, OfASliceLiesInItsTileAndHasOneBlockAtLeast) {
+    std::mt19937 random(2);
+    int hidden = 0;
+    for (int i = 0; i < 20000; ++i) {
+        const auto [visible, begin, end] = draw(random);
+        const BlockRange tile = blocks_of<kBlock>(begin, end, visible);
+        if (tile.count() == 0) continue;
+        for (int first = begin; first < end; first += kSlice) {
+            const int last = std::min(first + kSlice, end);
+            const BlockRange own = part_of(tile, blocks_of<kBlock>(first, last, visible));
+            ASSERT_TRUE(tile.begin <= own.begin && own.begin < own.end && own.end <= tile.end);
+            for (int n = tile.begin; n < tile.end; ++n) {
+                const Met met = pairs(n, first, last, visible);
+                const bool in = own.begin <= n && n < own.end;
+                ASSERT_TRUE(in || !met.any) << "block " << n << " of queries " << first << " to " << last;
+                ASSERT_EQ(in && !own.partial(n), in && met.all) << "block " << n << " of queries " << first;
+                // Only what the guard has looked at is multiplied by weights that are hidden.
+                ASSERT_TRUE(!in || !own.partial(n) || tile.partial(n));
+                hidden += in && !met.any ? 1 : 0;
+            }
+        }
+        // The last block that comes is the first slice's: it waits for the guard until then.
+        ASSERT_EQ(part_of(tile, blocks_of<kBlock>(begin, std::min(begin + kSlice, end), visible)).begin, tile.begin);
+    }
+    EXPECT_GT(hidden, 100) << "slices that see no key of their tile's";
+}
+
+}  // namespace
+}  // namespace tessera::block_range_test
