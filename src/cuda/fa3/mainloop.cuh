@@ -49,7 +49,8 @@ template <class T, Config kConfig>
 __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_blocks(const WorkTile& tile) {
     KeyBlocks blocks(tile);
     dirty = false;
-    const Extra extra(launch, tile, row_in_tile(), lane());
+    Extra extra(launch, tile, row_in_tile(), lane());
+    extra.draw(blocks.n * kConfig.block_kv);
     extra.transform(products.s, blocks.n * kConfig.block_kv);
     rows = {};
 #pragma unroll
@@ -85,13 +86,12 @@ __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const Wor
 /// The main loop: from a block whose scores are ready for the exponential to the next one that wants care (true), or to
 /// the tile's last (false).
 template <class T, Config kConfig>
-__device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlocks& blocks, const Extra& extra) {
+__device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlocks& blocks, Extra& extra) {
 #pragma unroll 1
     while (true) {
         // P = exp2(S - m), beside the other warpgroup's products: none of this one's runs.
         Operands next;
-        exponentiate(products.s, products.p, rows, launch.scale_log2, order, extra, blocks.n * kConfig.block_kv,
-                     [&] { next = look_up_operands(); });
+        exponentiate(products.s, products.p, rows, launch.scale_log2, order, extra, [&] { next = look_up_operands(); });
         if (blocks.at_last()) return false;
         wait_for(next, blocks.partial);
 
@@ -99,6 +99,7 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlo
         products.start_scores(next.q, next.k);
         products.start_output(next.v);
         if (kSettleUnderProducts && rows.unsettled) rows.settle(launch.unscale);
+        extra.draw((blocks.n - 1) * kConfig.block_kv);
         products.wait_scores_beside_output();
         release_k();
         blocks.advance();
