@@ -46,6 +46,7 @@ __device__ __forceinline__ KeptWeights draw_kept(const Launch& launch, const Wor
     const auto last_kept = static_cast<std::uint32_t>(launch.params.keep_threshold - 1);
     std::uint32_t even = 0;
     std::uint32_t odd = 0;
+    // Not unrolled: under a product, the assembler would put the wait for it in front of straight code.
 #pragma unroll 1
     for (std::uint32_t first = 0; first < 8; first += kAtOnce / kParts) {
         PhiloxBlock blocks[kAtOnce];
