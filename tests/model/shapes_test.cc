@@ -71,7 +71,10 @@ TEST(CompiledShapes, fa3) {
     EXPECT_EQ(fa3_shape(with_alibi(scaled(of_dims(128, 64), -1))), "HeadDim128Alibi") << "it scales before it adds";
     EXPECT_EQ(fa3_shape(with_alibi(capped(of_dims(64, 64)))), "HeadDim64General");
     EXPECT_EQ(fa3_shape(with_alibi(of_dims(192, 64))), "none");
-    EXPECT_EQ(fa3_shape(dropped(of_dims(128, 64))), "HeadDim128General");
+    EXPECT_EQ(fa3_shape(dropped(of_dims(64, 64))), "HeadDim64Dropout");
+    EXPECT_EQ(fa3_shape(dropped(of_dims(128, 64))), "HeadDim128Dropout");
+    EXPECT_EQ(fa3_shape(dropped(scaled(of_dims(128, 64), -1))), "HeadDim128General");
+    EXPECT_EQ(fa3_shape(dropped(with_alibi(of_dims(64, 64)))), "HeadDim64General");
     EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), -1)), "HeadDim128General");
     EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), 1e-40)), "HeadDim128General") << "subnormal in fp32";
     EXPECT_EQ(fa3_shape(dropped(of_dims(256, 64))), "none");
@@ -115,9 +118,9 @@ TEST(CompiledShapes, every_one_runs_something) {
         for (const DType dtype : kernel.info.dtypes) {
             for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
                 for (const std::int64_t dim_v : {64, 128, 192, 256}) {
-                    for (Problem p :
-                         {of_dims(dim, dim_v), causal(of_dims(dim, dim_v, 512)), capped(of_dims(dim, dim_v)),
-                          with_alibi(of_dims(dim, dim_v)), dropped(of_dims(dim, dim_v))}) {
+                    for (Problem p : {of_dims(dim, dim_v), causal(of_dims(dim, dim_v, 512)),
+                                      capped(of_dims(dim, dim_v)), with_alibi(of_dims(dim, dim_v)),
+                                      dropped(of_dims(dim, dim_v)), dropped(capped(of_dims(dim, dim_v)))}) {
                         p.dtype = dtype;
                         if (!has_no_shape(kernel, p)) met.insert(kernel.shape_name(p));
                     }

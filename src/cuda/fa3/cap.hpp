@@ -13,8 +13,8 @@ namespace tessera::cuda::fa3 {
 struct Cap {
     float near;             ///< under this |x|, the polynomial x (1 + c[0] x^2 + c[1] x^4 + ...)
     float coefficients[4];  ///< in powers of x^2
-    float exponent;         ///< over it, sign(x) * most * (1 - 2 / (2^(exponent |x|) + 1))
-    float most;
+    float exponent;         ///< over it, most - swing / (2^(exponent x) + 1)
+    float most, swing;
 };
 
 inline Cap cap_of(double softcap, double scale) {
@@ -22,7 +22,8 @@ inline Cap cap_of(double softcap, double scale) {
     Cap cap{.near = static_cast<float>(kTanhNear / to_unit),
             .coefficients = {},
             .exponent = static_cast<float>(2 * std::numbers::log2e * to_unit),
-            .most = static_cast<float>(1 / to_unit)};
+            .most = static_cast<float>(1 / to_unit),
+            .swing = static_cast<float>(2 / to_unit)};
     for (int i = 0; i < 4; ++i) cap.coefficients[i] = static_cast<float>(kTanh[i] * std::pow(to_unit, 2 * i + 2));
     return cap;
 }

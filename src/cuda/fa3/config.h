@@ -10,7 +10,8 @@ enum class Scores {
     plain,    ///< nothing
     capped,   ///< softcap
     alibi,    ///< ALiBi; scales of any sign
-    general,  ///< softcap, ALiBi, dropout, and scales of 0 and less
+    dropout,  ///< nothing; some of the weights are dropped
+    general,  ///< several of these, and scales of 0 and less
 };
 
 /// One compiled shape of the kernel. Dimensions of a Problem are padded with zeros to the next shape that holds them.
@@ -93,43 +94,29 @@ struct HeadDim256 {
     static constexpr Config kConfig{
         .head_dim = 256, .head_dim_v = 256, .block_kv = 80, .consumers = 2, .kv_stages = 2, .q_stages = 1};
 };
-/// With a softcap.
+/// The same shape for other scores, and for rows of all lengths.
+constexpr Config with(Scores scores, Config config) {
+    config.scores = scores;
+    config.short_row = config.short_even_row = 0;
+    return config;
+}
 struct HeadDim64Capped {
-    static constexpr Config kConfig{.head_dim = 64,
-                                    .head_dim_v = 64,
-                                    .block_kv = 128,
-                                    .consumers = 2,
-                                    .kv_stages = 4,
-                                    .q_stages = 2,
-                                    .scores = Scores::capped};
+    static constexpr Config kConfig = with(Scores::capped, HeadDim64Short::kConfig);
 };
 struct HeadDim128Capped {
-    static constexpr Config kConfig{.head_dim = 128,
-                                    .head_dim_v = 128,
-                                    .block_kv = 128,
-                                    .consumers = 2,
-                                    .kv_stages = 2,
-                                    .q_stages = 2,
-                                    .scores = Scores::capped};
+    static constexpr Config kConfig = with(Scores::capped, HeadDim128::kConfig);
 };
-/// With ALiBi.
 struct HeadDim64Alibi {
-    static constexpr Config kConfig{.head_dim = 64,
-                                    .head_dim_v = 64,
-                                    .block_kv = 128,
-                                    .consumers = 2,
-                                    .kv_stages = 4,
-                                    .q_stages = 2,
-                                    .scores = Scores::alibi};
+    static constexpr Config kConfig = with(Scores::alibi, HeadDim64Short::kConfig);
 };
 struct HeadDim128Alibi {
-    static constexpr Config kConfig{.head_dim = 128,
-                                    .head_dim_v = 128,
-                                    .block_kv = 128,
-                                    .consumers = 2,
-                                    .kv_stages = 2,
-                                    .q_stages = 2,
-                                    .scores = Scores::alibi};
+    static constexpr Config kConfig = with(Scores::alibi, HeadDim128::kConfig);
+};
+struct HeadDim64Dropout {
+    static constexpr Config kConfig = with(Scores::dropout, HeadDim64Short::kConfig);
+};
+struct HeadDim128Dropout {
+    static constexpr Config kConfig = with(Scores::dropout, HeadDim128::kConfig);
 };
 /// Shapes that do more to a score have shorter blocks: registers for it.
 struct HeadDim64General {
@@ -150,8 +137,8 @@ struct HeadDim128General {
                                     .q_stages = 1,
                                     .scores = Scores::general};
 };
-using Shapes =
-    ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64Capped,
-              HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi, HeadDim64General, HeadDim128General>;
+using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256,
+                         HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi, HeadDim64Dropout,
+                         HeadDim128Dropout, HeadDim64General, HeadDim128General>;
 
 }  // namespace tessera::cuda::fa3

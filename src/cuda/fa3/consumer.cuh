@@ -31,7 +31,7 @@ struct KeyBlocks {
 /// One consumer warpgroup: 64 queries of each tile.
 template <class T, Config kConfig>
 struct Consumer {
-    using Extra = Extras<T, kConfig.scores>;
+    using Extra = Extras<T, kConfig.block_kv, kConfig.scores>;
 
     const Launch& launch;
     Shared<kConfig>& shared;
@@ -58,7 +58,7 @@ struct Consumer {
     __device__ __forceinline__ void run();
     __device__ __forceinline__ int multiply_blocks(const WorkTile& tile);
     __device__ __forceinline__ void mask_and_rescale(const WorkTile& tile, const KeyBlocks& blocks);
-    __device__ __forceinline__ bool multiply_until_care(KeyBlocks& blocks, const Extra& extra);
+    __device__ __forceinline__ bool multiply_until_care(KeyBlocks& blocks, Extra& extra);
 
     // The ends of a tile.
     __device__ __forceinline__ int next_tile(TileReader& tiles);

@@ -4,6 +4,7 @@
 // shapes.
 #pragma once
 
+#include "cuda/fa3/kept_weights.cuh"
 #include "cuda/fa3/softmax.cuh"
 #include "cuda/fa3/tile_scheduler.cuh"
 #include "cuda/tile/member.cuh"
@@ -12,54 +13,64 @@
 
 namespace tessera::cuda::fa3 {
 
-template <class T, Scores kScores>
+template <class T, int kBlockKv, Scores kScores>
 struct Extras {
     __device__ __forceinline__ Extras(const Launch&, const WorkTile&, int, int) {}
     template <int kCount>
     __device__ __forceinline__ void transform(float (&)[kCount], int) const {}
-    template <int kBegin, int kChunk, int kCount>
-    __device__ __forceinline__ void drop(float (&)[kCount], int) const {}
+    __device__ __forceinline__ void draw(int) const {}
+    __device__ __forceinline__ std::uint32_t drop(std::uint32_t weights, int) const { return weights; }
 };
 
 /// Softcap. Near 0, where scores that are small beside the cap lie, a polynomial: seven operations, none of them on the
-/// special-function unit, which the exponentials keep busy. A score becomes the same whatever its neighbours are.
-template <class T>
-struct Extras<T, Scores::capped> {
+/// special-function unit, which the exponentials keep busy. Where one of a few scores is not there, both ways are
+/// worked out for all of them. A score becomes the same whatever its neighbours are.
+template <class T, int kBlockKv>
+struct Extras<T, kBlockKv, Scores::capped> {
     const Cap& cap;
 
     __device__ __forceinline__ Extras(const Launch& launch, const WorkTile&, int, int) : cap(launch.cap) {}
 
     template <int kCount>
     __device__ __forceinline__ void transform(float (&scores)[kCount], int) const {
-        constexpr int kChains = 4;
-        float largest[kChains] = {};
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) largest[i % kChains] = fmaxf(largest[i % kChains], fabsf(scores[i]));
-        const float most = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
-        if (__any_sync(kAllLanes, most >= cap.near)) {
+        for (int first = 0; first < kCount; first += kTogether) {
+            float largest = 0;
 #pragma unroll
-            for (float& score : scores) score = fabsf(score) < cap.near ? near(score) : far(score);
-        } else {
+            for (int i = first; i < first + kTogether; ++i) largest = fmaxf(largest, fabsf(scores[i]));
+            if (__any_sync(kAllLanes, largest >= cap.near)) {
 #pragma unroll
-            for (float& score : scores) score = near(score);
+                for (int i = first; i < first + kTogether; ++i) {
+                    const float of_near = near(scores[i]);
+                    const float of_far = far(scores[i]);
+                    scores[i] = fabsf(scores[i]) < cap.near ? of_near : of_far;
+                }
+            } else {
+#pragma unroll
+                for (int i = first; i < first + kTogether; ++i) scores[i] = near(scores[i]);
+            }
         }
     }
-    template <int kBegin, int kChunk, int kCount>
-    __device__ __forceinline__ void drop(float (&)[kCount], int) const {}
+    __device__ __forceinline__ void draw(int) const {}
+    __device__ __forceinline__ std::uint32_t drop(std::uint32_t weights, int) const { return weights; }
 
  private:
+    /// Scores of a thread. Not all, or the assembler would begin so many at once that registers are spilled.
+    static constexpr int kTogether = 32;
+
     __device__ __forceinline__ float near(float x) const {
         const float u = __fmul_rn(x, x);
         return __fmul_rn(x, fmaf(tanh_near(u, cap.coefficients), u, 1.0F));
     }
     __device__ __forceinline__ float far(float x) const {
-        return copysignf(__fmul_rn(tanh_far(__fmul_rn(fabsf(x), cap.exponent)), cap.most), x);
+        const float e = ptx::exp2_approx(__fmul_rn(x, cap.exponent));
+        return fmaf(ptx::reciprocal_approx(e + 1.0F), -cap.swing, cap.most);
     }
 };
 
 /// ALiBi: the score of a pair becomes scale * score - slope * |distance|.
-template <class T>
-struct Extras<T, Scores::alibi> {
+template <class T, int kBlockKv>
+struct Extras<T, kBlockKv, Scores::alibi> {
     float scale;
     float slope;
     int apart;  ///< from key 0 to the thread's first query and column, counted along the diagonal
@@ -79,18 +90,45 @@ struct Extras<T, Scores::alibi> {
             scores[i] = fmaf(-slope, distance, __fmul_rn(scores[i], scale));
         }
     }
-    template <int kBegin, int kChunk, int kCount>
-    __device__ __forceinline__ void drop(float (&)[kCount], int) const {}
+    __device__ __forceinline__ void draw(int) const {}
+    __device__ __forceinline__ std::uint32_t drop(std::uint32_t weights, int) const { return weights; }
 };
 
-template <class T>
-struct Extras<T, Scores::general> {
-    HeadScores<T> head;
+/// Dropout: the mask of a block of keys is drawn under the products of the block.
+template <class T, int kBlockKv>
+struct Extras<T, kBlockKv, Scores::dropout> {
+    const Launch& launch;
+    const WorkTile& tile;
+    KeptWeights kept;
     int query;  ///< of the thread's first row
     int lane;
 
     __device__ __forceinline__ Extras(const Launch& launch, const WorkTile& tile, int row, int own_lane)
-        : head(launch.params, member_of(launch.params, tile.batch), tile.batch, tile.head, inputs_of(launch, tile)),
+        : launch(launch), tile(tile), query(tile.q_begin + row), lane(own_lane) {}
+
+    template <int kCount>
+    __device__ __forceinline__ void transform(float (&)[kCount], int) const {}
+    __device__ __forceinline__ void draw(int first_key) {
+        kept = draw_kept<kBlockKv>(launch, tile, query, first_key, lane);
+    }
+    __device__ __forceinline__ std::uint32_t drop(std::uint32_t weights, int i) const {
+        return drop_weights(kept, weights, i);
+    }
+};
+
+template <class T, int kBlockKv>
+struct Extras<T, kBlockKv, Scores::general> {
+    const Launch& launch;
+    const WorkTile& tile;
+    HeadScores<T> head;
+    KeptWeights kept;
+    int query;  ///< of the thread's first row
+    int lane;
+
+    __device__ __forceinline__ Extras(const Launch& launch, const WorkTile& tile, int row, int own_lane)
+        : launch(launch),
+          tile(tile),
+          head(launch.params, member_of(launch.params, tile.batch), tile.batch, tile.head, inputs_of(launch, tile)),
           query(tile.q_begin + row),
           lane(own_lane) {}
 
@@ -109,12 +147,12 @@ struct Extras<T, Scores::general> {
         head.template transform<false>(fragments, Visible(Band{}), query, first_key + lane % 4 * 2);
     }
 
-    /// Dropped ones of the weights [kBegin, kBegin + kChunk) become 0.
-    template <int kBegin, int kChunk, int kCount>
-    __device__ __forceinline__ void drop(float (&weights)[kCount], int first_key) const {
-        if (!head.drops()) return;
-        auto& fragments = reinterpret_cast<float(&)[kChunk / 4][4]>(weights[kBegin]);
-        head.drop(fragments, query, first_key + 2 * kBegin + lane % 4 * 2, lane);
+    __device__ __forceinline__ void draw(int first_key) {
+        kept = {{0xFFFFFFFF, 0xFFFFFFFF}};
+        if (head.drops()) kept = draw_kept<kBlockKv>(launch, tile, query, first_key, lane);
+    }
+    __device__ __forceinline__ std::uint32_t drop(std::uint32_t weights, int i) const {
+        return drop_weights(kept, weights, i);
     }
 };
 

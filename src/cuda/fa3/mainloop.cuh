@@ -56,7 +56,8 @@ __device__ __forceinline__ int Consumer<T, kConfig>::multiply_blocks(const WorkT
     KeyBlocks blocks(own_blocks(tile));
     const bool only = blocks.at_last();
     if (only) release_q();
-    const Extra extra(launch, tile, row_in_tile(tile), lane());
+    Extra extra(launch, tile, row_in_tile(tile), lane());
+    extra.draw(blocks.n * kConfig.block_kv);
     extra.transform(products.s, blocks.n * kConfig.block_kv);
     rows = {};
 #pragma unroll
@@ -92,14 +93,13 @@ __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const Wor
 /// The main loop: from a block whose scores are ready for the exponential to the next one that wants care (true), or to
 /// the tile's last (false).
 template <class T, Config kConfig>
-__device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlocks& blocks, const Extra& extra) {
+__device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlocks& blocks, Extra& extra) {
 #pragma unroll 1
     while (true) {
         // P = exp2(S - m), beside the other warpgroup's products: none of this one's runs.
         Operands next;
         await_turn();
-        exponentiate(products.s, products.p, rows, launch.scale_log2, order, extra, blocks.n * kConfig.block_kv,
-                     [&] { next = look_up_operands(); });
+        exponentiate(products.s, products.p, rows, launch.scale_log2, order, extra, [&] { next = look_up_operands(); });
         give_turn();
         if (blocks.at_last()) return false;
         wait_for(next);
@@ -108,6 +108,7 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlo
         products.start_scores(next.q, next.k);
         products.start_output(next.v);
         if (kSettleUnderProducts && rows.unsettled) rows.settle(launch.unscale);
+        extra.draw((blocks.n - 1) * kConfig.block_kv);
         products.wait_scores_beside_output();
         release_k();
         blocks.advance();

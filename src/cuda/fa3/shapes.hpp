@@ -19,7 +19,8 @@ inline bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
 /// What the scores of a problem go through besides scale and mask.
 inline Scores scores_of(const Problem& p) {
     if (p.alibi && !p.bias && p.softcap <= 0 && p.dropout.probability <= 0) return Scores::alibi;
-    if (adds_to_scores(p) || !scale_can_wait(p)) return Scores::general;
+    if (p.alibi || p.bias || !scale_can_wait(p)) return Scores::general;
+    if (p.dropout.probability > 0) return p.softcap > 0 ? Scores::general : Scores::dropout;
     if (p.softcap <= 0) return Scores::plain;
     const auto scale = static_cast<float>(p.effective_scale());
     return fits(cap_of(p.softcap, scale)) ? Scores::capped : Scores::general;

@@ -221,7 +221,6 @@ struct Exponentials {
     float scale_log2;
     ptx::IssueOrder order;
     const Extra& extra;
-    int first_key;
     float parts[2][2];  // two partial sums a row: short chains, and small rounding errors over long rows
 
     template <int kBegin, int kEnd>
@@ -243,10 +242,9 @@ struct Exponentials {
             float& part = parts[row_of(i)][i % 2];
             part = i < 4 ? scores[i] : part + scores[i];
         }
-        extra.template drop<kPart * kChunk, kChunk>(scores, first_key);
 #pragma unroll
         for (int i = kPart * kChunk; i < (kPart + 1) * kChunk; i += 2) {
-            p[i / 8][i % 8 / 2] = ptx::pack<T>(scores[i], scores[i + 1]);
+            p[i / 8][i % 8 / 2] = extra.drop(ptx::pack<T>(scores[i], scores[i + 1]), i);
         }
     }
 
@@ -265,13 +263,13 @@ struct Exponentials {
     }
 };
 
-/// Scores [2 rows][kCount / 2 columns] of this thread, from `first_key` on, become weights in p, and their sums are
-/// added to the rows'. `beside`() is done in the shadow of the last ones.
+/// Scores [2 rows][kCount / 2 columns] of this thread become weights in p, and their sums are added to the rows'; what
+/// `extra` drops is part of the sums only. `beside`() is done in the shadow of the last ones.
 template <class T, int kCount, class Extra, class Beside>
 __device__ __forceinline__ void exponentiate(float (&scores)[kCount], std::uint32_t (&p)[kCount / 8][4],
                                              OnlineSoftmax<T>& rows, float scale_log2, ptx::IssueOrder order,
-                                             const Extra& extra, int first_key, const Beside& beside) {
-    Exponentials<T, kCount, Extra> exponentials{scores, p, rows.subtract, scale_log2, order, extra, first_key};
+                                             const Extra& extra, const Beside& beside) {
+    Exponentials<T, kCount, Extra> exponentials{scores, p, rows.subtract, scale_log2, order, extra};
     exponentials.template run<0>(beside);
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] += exponentials.parts[r][0] + exponentials.parts[r][1];

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fa3/forward.cuh"
+
+template cudaError_t tessera::cuda::fa3::start_forward<__half, tessera::cuda::fa3::HeadDim64Dropout>(
+    const tessera::cuda::fa3::Launch&, int, cudaStream_t);
+template cudaError_t tessera::cuda::fa3::start_forward<__half, tessera::cuda::fa3::HeadDim128Dropout>(
+    const tessera::cuda::fa3::Launch&, int, cudaStream_t);
