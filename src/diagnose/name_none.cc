@@ -162,9 +162,12 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
     if (contains_any(lower, {"triton_red_", "triton_per_"}))
         return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
-    if (MaybeReading found = row(
-            Role::gemm, kOfLibrary,
-            {"gemm", "nvjet", "cutlass::kernel", "cijk_", "xmma", "triton_mm", "triton_bmm", "cublaslt", "tensorop"}))
+    // A namespace of products may hold other kernels too: "group_gemm::update_descriptors".
+    const bool own = contains_any(lower_case(function_of(name)), {"gemm", "mma"}) || contains(lower, "cutlass");
+    if (MaybeReading found = row(Role::gemm, own ? kOfLibrary : kWord, {"gemm"})) return found;
+    if (MaybeReading found =
+            row(Role::gemm, kOfLibrary,
+                {"nvjet", "cutlass::kernel", "cijk_", "xmma", "triton_mm", "triton_bmm", "cublaslt", "tensorop"}))
         return found;
     if (contains(lower, "triton_tem_")) {  // a template of somebody's own may compute anything
         const bool product =
