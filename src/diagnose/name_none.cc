@@ -152,6 +152,11 @@ MaybeReading read_plain_kernel(std::string_view name) {
             return none(Role::other, Confidence::likely,
                         fmt::format("\"{}\" of a logarithm: a loss, no attention", kernel));
     }
+    if (contains(lower, "triton_tem_")) {  // a template of somebody's own may compute anything
+        const bool product =
+            contains_any(lower, {"mm_", "bmm", "conv", "linear"}) || lower.substr(lower.size() - 2) == "mm";
+        return none(Role::gemm, product ? kOfLibrary : kWord, "\"triton_tem_\" in the name: a template of Inductor");
+    }
     if (contains_any(lower, {"softmax", "soft_max"})) {
         const bool backward = contains_any(
             lower, {"softmaxbackward", "softmax_backward", "softmax_warp_backward", "masked_softmax_warp_backward"});
@@ -169,11 +174,6 @@ MaybeReading read_plain_kernel(std::string_view name) {
             row(Role::gemm, kOfLibrary,
                 {"nvjet", "cutlass::kernel", "cijk_", "xmma", "triton_mm", "triton_bmm", "cublaslt", "tensorop"}))
         return found;
-    if (contains(lower, "triton_tem_")) {  // a template of somebody's own may compute anything
-        const bool product =
-            contains_any(lower, {"mm_", "bmm", "conv", "linear"}) || lower.substr(lower.size() - 2) == "mm";
-        return none(Role::gemm, product ? kOfLibrary : kWord, "\"triton_tem_\" in the name: a template of Inductor");
-    }
     if (MaybeReading found = row(Role::gemm, kWord,
                                  {"gemv", "matmul", "dot_kernel", "_mm_", "marlin", "wvsplitk", "bmm_", "mul_mat",
                                   "lora_shrink", "lora_expand", "mm_kernel"}))
