@@ -157,6 +157,8 @@ MaybeReading read_plain_kernel(std::string_view name) {
             contains_any(lower, {"mm_", "bmm", "conv", "linear"}) || lower.substr(lower.size() - 2) == "mm";
         return none(Role::gemm, product ? kOfLibrary : kWord, "\"triton_tem_\" in the name: a template of Inductor");
     }
+    if (contains(lower, "softmax") && contains_any(lower, {"moe", "expert"}))
+        return none(Role::other, kWord, "\"softmax\" and a word for experts: it chooses among them");
     if (contains_any(lower, {"softmax", "soft_max"})) {
         const bool backward = contains_any(
             lower, {"softmaxbackward", "softmax_backward", "softmax_warp_backward", "masked_softmax_warp_backward"});
@@ -184,17 +186,17 @@ MaybeReading read_plain_kernel(std::string_view name) {
                 {"elementwise", "catarray", "copy", "fillfunctor", "_fill", "triu_tril", "dropout", "memcpy", "memset",
                  "where", "masked", "transpose", "cast", "cpy_", "nchwtonhwc", "nhwctonchw"}))
         return found;
-    if (MaybeReading found = row(
-            Role::other, kOfLibrary,
-            {"at::native", "at::cuda", "at_cuda_detail", "cub::", "rocprim::", "triton_for_", "triton_spl",
-             "triton_fused", "triton__", "thrust::", "cudnn", "cutlass", "transformer_engine::", "deep_ep", "rocclr"}))
+    if (MaybeReading found =
+            row(Role::other, kOfLibrary,
+                {"at::native", "at::cuda", "at_cuda_detail", "cub::", "rocprim::", "triton_for_", "triton_spl",
+                 "triton_fused", "triton__", "thrust::", "cudnn", "transformer_engine::", "deep_ep", "rocclr"}))
         return found;
     return row(Role::other, kWord,
-               {"reduce",  "norm",           "embedding",   "index",     "conv",        "adam",    "sort",
-                "moe",     "loop_",          "act_and_mul", "gated_act", "silu",        "gelu",    "swiglu",
-                "quant",   "expert",         "dispatch",    "cumsum",    "argmax",      "sampl",   "gating",
-                "shuffle", "hadamard",       "logits",      "amax",      "histogram",   "seqlens", "permute",
-                "penalt",  "prepare_inputs", "verify_tree", "_rows",     "temperature_"});
+               {"reduce",  "norm",    "embedding",      "index",       "conv",      "adam",        "sort",
+                "moe",     "cutlass", "loop_",          "act_and_mul", "gated_act", "silu",        "gelu",
+                "swiglu",  "quant",   "expert",         "dispatch",    "cumsum",    "argmax",      "sampl",
+                "gating",  "shuffle", "hadamard",       "logits",      "amax",      "histogram",   "seqlens",
+                "permute", "penalt",  "prepare_inputs", "verify_tree", "_rows",     "temperature_"});
 }
 
 }  // namespace tessera::diagnose

@@ -115,7 +115,7 @@ bool merges_states(const Words& words) {
 }  // namespace
 
 std::string_view function_of(std::string_view name) {
-    std::string_view text = name.substr(0, name.find_first_of("<(."));
+    std::string_view text = name.substr(0, name.find_first_of("<(.-"));
     for (const char* arguments : {"_object_at_", "_tensorptr", "_tensor0", "_TiledMMA_", "_CopyAtom_"}) {
         if (text.find("kernel_cutlass") == 0) text = text.substr(0, text.find(arguments));  // CuTe DSL
     }
