@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "diagnose/diagnosis.hpp"
+#include "tessera/error.hpp"
 #include "traces.hpp"
 
 namespace tessera::diagnose::tables_test {
