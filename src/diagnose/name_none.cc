@@ -16,9 +16,10 @@ struct LookAlike {
 };
 
 const LookAlike kLookAlikes[] = {
-    {{"and_cache", "set_mla_kv_buffer", "set_kv_buffer", "appendpagedkvcache", "append_paged_kv", "store_kvcache",
-      "store_kv_cache", "copy_blocks", "write_kv", "gather_cache", "gather_and_maybe_dequant_cache", "cp_gather_cache",
-      "kvcacheappend", "update_kv_cache", "fused_kv_cache", "qkv_kv_cache", "gather_upconvert"},
+    {{"reshape_and_cache", "concat_and_cache", "and_cache", "set_mla_kv_buffer", "set_kv_buffer", "appendpagedkvcache",
+      "append_paged_kv", "store_kvcache", "store_kv_cache", "copy_blocks", "write_kv", "gather_cache",
+      "gather_and_maybe_dequant_cache", "cp_gather_cache", "kvcacheappend", "update_kv_cache", "fused_kv_cache",
+      "qkv_kv_cache", "gather_upconvert"},
      "writes or reads the cache of keys and values, and computes no attention"},
     {{"rotary", "rope_", "_rope", "ropequantize", "mlarope", "rotaryposid", "kn_entry_1c_", "kn_entry_2c_"},
      "rotates positions into Q and K, and computes no attention"},
