@@ -110,7 +110,7 @@ std::string advice_sentences(const Advice& advice) {
     if (const Faster* best = best_of(advice)) return " " + obstacle(advice, *best) + gain_sentence(advice, *best);
     for (const Faster& faster : advice.faster) {
         if (faster.verdict.standing == Standing::unknown || !faster.gain.missing.empty()) continue;
-        return fmt::format(" By tessera's model {} would not be faster for these calls.",
+        return fmt::format(" Nothing faster is known for these calls: by tessera's model {} would not be.",
                            title_of(faster.verdict.backend));
     }
     if (advice.faster.empty()) return " PyTorch has no faster backend for this GPU.";

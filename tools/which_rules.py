@@ -6,14 +6,16 @@ For each call: torch.backends.cuda.can_use_*(params, debug=True), whose warnings
 `tessera which --torch ... --shape ... --json` gives, and torch._fused_sdp_choice(), which must be the backend that tessera says
 is taken. Prints one line per difference; exit status 1 when there are any, 77 without PyTorch or without a GPU.
 
-Usage: which_rules.py TESSERA | --record FILE | --texts-on-cpu
+Usage: which_rules.py TESSERA | --record FILE | --texts-on-cpu [--random SEED]
 --record: only writes PyTorch's answers, those to calls that the command has no options for too: tests/diagnose/pytorch_*.tsv.
+--random: other calls than those the table was written beside: 400 drawn at random from SEED.
 --texts-on-cpu: without a GPU, prints the warnings that PyTorch gives for tensors of the CPU; nothing is compared.
 """
 import argparse
 import itertools
 import json
 import pathlib
+import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -87,6 +89,25 @@ def calls():
         if ":" not in mask or {part.split(",")[2] for part in shape.split("/")} == {"512"}:
             yield shape, dtype, mask, options
     yield from OTHERS
+
+
+def random_calls(seed, count=400):
+    """Calls of any mixture of sizes, dtypes, masks and options; most are refused by somebody."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        batch, heads = draw.choice((1, 2, 3)), draw.choice((1, 4, 6, 8, 12))
+        q_len, kv_len = draw.choice((1, 7, 64, 200, 512)), draw.choice((1, 33, 64, 256, 512))
+        dim = draw.choice((8, 16, 20, 32, 40, 64, 72, 80, 96, 100, 128, 136, 160, 192, 200, 224, 240, 256, 320))
+        kv_heads = draw.choice((heads, heads, heads, 1, 2))
+        dim_v = draw.choice((dim, dim, dim, dim, 64, 128))
+        shape = "/".join(",".join(map(str, sizes)) for sizes in (
+            (batch, heads, q_len, dim), (batch, kv_heads, kv_len, dim), (batch, kv_heads, kv_len, dim_v)))
+        dtype = draw.choice(DTYPES + ("bf16", "fp16", "bf16/bf16/fp32"))
+        mask = draw.choice(("none", "none", "causal", f"bool:{q_len},{kv_len}", f"float:{batch},{heads},{q_len},{kv_len}",
+                            f"bool:{batch},1,1,{kv_len}", f"float:1,1,{q_len},{kv_len}"))
+        options = [word for word, chance in (("gqa", 0.4), ("grad", 0.4), ("deterministic", 0.1), ("dropout=0.25", 0.15),
+                                             ("off=cudnn", 0.1), ("off=flash,efficient", 0.05)) if draw.random() < chance]
+        yield shape, dtype, mask, " ".join(options)
 
 
 def parts_of(text):
@@ -213,6 +234,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tessera", nargs="?")
     parser.add_argument("--record")
+    parser.add_argument("--random", type=int)
     parser.add_argument("--texts-on-cpu", action="store_true")
     options = parser.parse_args()
     if not (options.tessera or options.record or options.texts_on_cpu):
@@ -228,7 +250,7 @@ def main():
         print("which_rules.py: skipped, there is no GPU")
         return 77
     answers = []
-    for call in calls():
+    for call in calls() if options.random is None else random_calls(options.random):
         try:
             answers.append((call, asked(torch, call)))
         except RuntimeError as error:

@@ -8,7 +8,8 @@ operators of attention that PyTorch's dispatcher saw, or why it failed. Exit sta
 
 Usage: which_traces.py FOLDER GROUP...
 GROUP: sdpa, eager, graphs, flex, compiled, models, more, jax, pallas; never shown to the reader when it was written: fresh_sdpa,
-fresh_hand, fresh_compiled, fresh_flex, fresh_language, fresh_images
+fresh_hand, fresh_compiled, fresh_flex, fresh_language, fresh_images, block_calls, block_hands, block_compiled, block_language,
+block_images, block_jax
 --bare instead of FOLDER: no traces, for another profiler around it.
 """
 import glob
@@ -20,6 +21,7 @@ import shutil
 import sys
 import tempfile
 
+import which_blocks as blocks
 import which_cases as cases
 import which_fresh as fresh
 import which_fresh_models as fresh_models
@@ -29,7 +31,8 @@ GROUPS = {"sdpa": cases.sdpa_cases, "eager": cases.eager_cases, "graphs": cases.
           "compiled": cases.compiled_cases, "models": models.model_cases, "more": models.more_cases, "jax": models.jax_cases,
           "pallas": models.pallas_cases, "fresh_sdpa": fresh.fresh_sdpa_cases, "fresh_hand": fresh.fresh_hand_cases,
           "fresh_compiled": fresh.fresh_compiled_cases, "fresh_flex": fresh.fresh_flex_cases,
-          "fresh_language": fresh_models.language_cases, "fresh_images": fresh_models.image_cases}
+          "fresh_language": fresh_models.language_cases, "fresh_images": fresh_models.image_cases, **blocks.GROUPS}
+ASKED = ("fresh_sdpa", "fresh_hand", "fresh_language", "fresh_images", "block_calls", "block_hands", "block_language", "block_images")
 FUSED = {"cudnn": "cudnn", "flash": "fa2", "efficient": "mem-efficient"}
 
 
@@ -114,13 +117,13 @@ def run_group(folder, group):
             path = os.path.join(folder or "", case.name + ".json.gz")
             if not folder:
                 case.step()
-            elif group in ("jax", "pallas"):
+            elif group in ("jax", "pallas", "block_jax"):
                 profile_jax(case, path)
             else:
                 profile(case, path)
             if folder:
                 tidy(path)
-            seen = operators(case) if group in ("fresh_sdpa", "fresh_hand", "fresh_language", "fresh_images") else ""
+            seen = operators(case) if group in ASKED else ""
             print(case.name, case.families, seen, sep="\t", file=index)
         except Exception as error:  # whatever a release lacks: the other cases matter too
             print(case.name if case else group, f"failed: {type(error).__name__}: {str(error)[:300]!r}", sep="\t", file=index)

@@ -42,7 +42,9 @@ std::optional<std::size_t> product_with(const Order& order, std::size_t at, int 
     return std::nullopt;
 }
 
-std::optional<ByHand> around(const Order& order, std::size_t softmax, const RunFacts& facts) {
+/// From `free_from` on: what stands before it belongs to another attention already. (Where a forward is computed again
+/// for its backward, the products of both follow each other.)
+std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_t free_from, const RunFacts& facts) {
     const bool backward = facts.role(order[softmax]) == Role::softmax_backward;
     const Sizes scores = facts.softmax_input(order[softmax]);
     const auto writes = [&](std::uint32_t run) { return facts.writes(run, scores); };
@@ -51,11 +53,11 @@ std::optional<ByHand> around(const Order& order, std::size_t softmax, const RunF
     if (!first) first = product_with(order, softmax, -1, facts, writes);
     auto last = product_beside(order, softmax, 1, facts);
     if (!last) last = product_with(order, softmax, 1, facts, reads);
-    if (!first || !last) return std::nullopt;
+    if (!first || !last || *first < free_from) return std::nullopt;
     if (backward) {  // dP and dV before it, dQ and dK after it
         const auto earlier = product_beside(order, *first, -1, facts);
         const auto later = product_beside(order, *last, 1, facts);
-        if (earlier) first = earlier;
+        if (earlier && *earlier >= free_from) first = earlier;
         if (later) last = later;
     }
     ByHand found;
@@ -83,11 +85,10 @@ std::vector<ByHand> find_by_hand(const Trace& trace, const RunFacts& facts) {
             if ((role != Role::softmax && role != Role::softmax_backward) || facts.taken(order[at])) continue;
             const std::size_t rank = facts.softmax_input(order[at]).size();
             if (rank != 0 && rank < 3) continue;
-            auto attention = around(order, at, facts);
+            auto attention = around(order, at, free_from, facts);
             if (!attention) continue;
             const auto begin = std::find(order.begin() + static_cast<std::ptrdiff_t>(at >= kWidest ? at - kWidest : 0),
                                          order.end(), attention->runs.front());
-            if (static_cast<std::size_t>(begin - order.begin()) < free_from) continue;
             free_from = static_cast<std::size_t>(begin - order.begin()) + attention->runs.size();
             found.push_back(std::move(*attention));
         }

@@ -183,7 +183,10 @@ class Sorter {
             // which some models take off before the softmax.
             const bool passed_over = contains_any(trace_.kernels[trace_.runs[run].name],
                                                   {"splitKreduce", "and_kernel_", "::MaxOps<", "::MaxNanFunctor<"});
-            return passed_over ? Role::elementwise : reading(run).role;
+            // The gradient of scores that were shifted by their relative positions (XLNet).
+            const bool shifted =
+                contains(trace_.kernels[trace_.runs[run].name], "::indexFunc") && left_input_of(ops_[run]).size() >= 3;
+            return passed_over || shifted ? Role::elementwise : reading(run).role;
         };
         facts.taken = [&](std::uint32_t run) { return static_cast<bool>(taken_[run]); };
         facts.softmax_input = [&](std::uint32_t run) {

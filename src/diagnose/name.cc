@@ -65,11 +65,17 @@ const FamilyRow& row_of(Family family) {
 using Reader = MaybeReading (*)(std::string_view);
 
 // What only looks like attention comes first; then the most telling names, the vaguest last.
-constexpr std::array<Reader, 20> kReaders{read_look_alike,    read_tessera,      read_flashmla, read_sage,
-                                          read_fa1,           read_fa4,          read_fa3,      read_cudnn,
-                                          read_trtllm_gen,    read_tensorrt,     read_amd,      read_flashinfer,
-                                          read_mem_efficient, read_cutlass_fmha, read_ggml,     read_paged,
-                                          read_fa2,           read_flex,         read_triton,   read_other_attention};
+constexpr std::array kReaders{read_sage_helper,  read_look_alike,
+                              read_tessera,      read_flashmla,
+                              read_sage,         read_fa1,
+                              read_fa4,          read_fa3,
+                              read_cudnn,        read_trtllm_gen,
+                              read_tensorrt,     read_amd,
+                              read_flashinfer,   read_mem_efficient,
+                              read_cutlass_fmha, read_ggml,
+                              read_paged,        read_fa2,
+                              read_flex,         read_linear_attention,
+                              read_triton,       read_other_attention};
 
 }  // namespace
 
@@ -97,7 +103,9 @@ NameReading read_name(std::string_view name) {
         }
     }
     if (!known) {
-        if (MaybeReading found = read_plain_kernel(text)) reading = std::move(*found);
+        MaybeReading found = read_plain_kernel(text);
+        if (!found) found = read_elsewhere(text);
+        if (found) reading = std::move(*found);
     }
     reading.cut = looks_cut(text);
     if (reading.dtype.empty() && reading.role == Role::attention) reading.dtype = dtype_in(text);

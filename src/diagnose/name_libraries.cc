@@ -111,6 +111,7 @@ MaybeReading read_flashmla(std::string_view name) {
     const bool sparse = begins_any(name, {"sparse_attn_fwd_kernel"});
     const bool helper =
         contains_any(name, {"mla_combine_kernel", "get_mla_metadata", "flash_fwd_mla_combine", "mla_metadata_kernel"});
+    if (begins_any(name, {"kn_"})) return std::nullopt;  // AITER's
     const bool named = contains_any(name, {"flash_mla", "FlashMLA", "flashmla", "flash_fwd_mla", "flash_bwd_mla"});
     if (!dense && !sparse && !helper && !named) return std::nullopt;
     NameReading reading = attention(Family::flashmla, Confidence::certain,
@@ -139,17 +140,24 @@ MaybeReading read_flashmla(std::string_view name) {
     return reading;
 }
 
+MaybeReading read_sage_helper(std::string_view name) {
+    const bool own_names = begins_any(
+        name, {"QuantInt8Kernel", "QuantInt4Kernel", "MeanScaleKernel", "TransposePadPermuteKernel", "SubMeanKernel",
+               "quant_per_block_int8_kernel", "quant_query_per_thread_int", "quant_key_per_thread_int"});
+    if (!own_names && !begins_any(name, {"sage_quant", "_sage_quant"})) return std::nullopt;
+    NameReading reading = attention(Family::sage, Confidence::likely, "quantisation, as SageAttention does");
+    reading.role = Role::helper;
+    reading.library = "SageAttention";
+    reading.dtype = "int8";
+    return reading;
+}
+
 MaybeReading read_sage(std::string_view name) {
     const std::string lower = lower_case(name);
-    const bool attends = begins_any(lower, {"qk_int_sv_f", "qk_int8_sv_f", "qk_int4_sv_f", "qk_int8_pv_f"}) ||
-                         contains_any(lower, {"sageattn", "sage_attn", "sageattention"});
-    const bool helper = begins_any(
-        name, {"QuantInt8Kernel", "QuantInt4Kernel", "MeanScaleKernel", "TransposePadPermuteKernel", "SubMeanKernel",
-               "quant_per_block_int8_kernel", "quant_query_per_thread_int8", "quant_key_per_thread_int8"});
-    if (!attends && !helper) return std::nullopt;
-    NameReading reading = attention(Family::sage, attends ? Confidence::certain : Confidence::likely,
-                                    attends ? "qk_int8 / sageattn" : "quantisation, as SageAttention does");
-    if (helper && !contains(lower, "attn_")) reading.role = Role::helper;
+    if (!begins_any(lower, {"qk_int_sv_f", "qk_int8_sv_f", "qk_int4_sv_f", "qk_int8_pv_f", "sage_fwd", "_sage_fwd"}) &&
+        !contains_any(lower, {"sageattn", "sage_attn", "sageattention"}))
+        return std::nullopt;
+    NameReading reading = attention(Family::sage, Confidence::certain, "qk_int8 / sageattn");
     reading.library = "SageAttention";
     reading.dtype = contains(lower, "int4") ? "int4" : "int8";
     if (contains(lower, "sv_f8")) reading.features.emplace_back("P and V in fp8");

@@ -16,12 +16,12 @@ struct LookAlike {
 };
 
 const LookAlike kLookAlikes[] = {
-    {{"reshape_and_cache", "concat_and_cache", "set_mla_kv_buffer", "set_kv_buffer", "appendpagedkvcache",
+    {{"reshape_and_cache", "concat_and_cache", "and_cache", "set_mla_kv_buffer", "set_kv_buffer", "appendpagedkvcache",
       "append_paged_kv", "store_kvcache", "store_kv_cache", "copy_blocks", "write_kv", "gather_cache",
       "gather_and_maybe_dequant_cache", "cp_gather_cache", "kvcacheappend", "update_kv_cache", "fused_kv_cache",
       "qkv_kv_cache", "gather_upconvert"},
      "writes or reads the cache of keys and values, and computes no attention"},
-    {{"rotary", "rope_", "_rope", "ropequantize", "mlarope", "rotaryposid"},
+    {{"rotary", "rope_", "_rope", "ropequantize", "mlarope", "rotaryposid", "kn_entry_1c_", "kn_entry_2c_"},
      "rotates positions into Q and K, and computes no attention"},
     {{"qknorm", "qk_norm", "flashinfernorm", "flashinfer::norm", "flash_attn::layer_norm", "attn_norm",
       "attention_norm"},
@@ -32,6 +32,7 @@ const LookAlike kLookAlikes[] = {
       "_gdn",
       "kda_",
       "chunk_local_cumsum",
+      "chunk_delta",
       "linear_attn",
       "linear_attention",
       "lightning_attn",
@@ -60,6 +61,7 @@ const LookAlike kLookAlikes[] = {
     {{"mqa_logits", "indexer"}, "scores that choose keys for a sparse attention; the attention itself comes after it"},
     {{"flashinfer::sampling", "topksampling", "toppsampling", "flashinfer::activation"},
      "one of FlashInfer's other kernels, no attention"},
+    {{"attn_res_", "attnres"}, "a sum over the outputs of earlier layers (attention residuals), not over tokens"},
     {{"flash_sampling", "flash_ffn", "flashdecode_moe"}, "no attention"},
 };
 
@@ -105,11 +107,13 @@ MaybeReading read_look_alike(std::string_view name) {
     }
     const std::vector<std::string> words = words_of(function_of(name));
     const bool rotates_too = begins_any(name, {"_fwd_grouped_kernel_stage1", "_fwd_kernel_stage1"});
+    // "rope_attn_fwd" may do both.
+    const bool computes_too = read_words(words).role == Role::attention && contains_any(lower, {"attn", "attention"});
     for (const LookAlike& row : kLookAlikes) {
         if (rotates_too) break;
         for (const std::string_view word : row.words) {
             if (contains(lower, word))
-                return none(Role::look_alike, Confidence::likely,
+                return none(Role::look_alike, computes_too ? Confidence::unsure : Confidence::likely,
                             fmt::format("\"{}\" in the name: {}", word, row.what));
         }
     }
@@ -126,18 +130,21 @@ MaybeReading read_look_alike(std::string_view name) {
 MaybeReading read_plain_kernel(std::string_view name) {
     const bool of_cute = name.substr(0, 14) == "kernel_cutlass";  // its arguments have names of copies and products
     const std::string lower = lower_case(of_cute ? function_of(name) : without_parameters(name));
-    // "paged_decode_reduce": a word of many beside one of serving is a guess.
-    const Confidence sure = speaks_of_serving(words_of(function_of(name))) ? Confidence::unsure : Confidence::likely;
-    const auto row = [&](Role role, std::initializer_list<std::string_view> words) -> MaybeReading {
-        for (const std::string_view word : words) {
-            if (contains(lower, word)) return none(role, sure, fmt::format("\"{}\" in the name", word));
+    const auto row = [&](Role role, Confidence sure, std::initializer_list<std::string_view> pieces) -> MaybeReading {
+        for (const std::string_view piece : pieces) {
+            if (contains(lower, piece)) return none(role, sure, fmt::format("\"{}\" in the name", piece));
         }
         return std::nullopt;
     };
-    if (MaybeReading found =
-            row(Role::other, {"nccl", "rccl", "log_softmax", "logsoftmax", "cross_entropy", "nll_loss", "topk",
-                              "radixsort", "devicescan", "splitkreduce", "multi_tensor_apply", "allgather",
-                              "all_gather", "allreduce", "all_reduce", "reduce_scatter", "all_to_all", "alltoall"}))
+    constexpr Confidence kOfLibrary = Confidence::likely;  // names and namespaces that nobody else has
+    constexpr Confidence kWord = Confidence::unsure;       // what anybody may call a kernel
+    if (MaybeReading found = row(Role::other, kOfLibrary,
+                                 {"nccl", "rccl", "log_softmax", "logsoftmax", "cross_entropy", "nll_loss", "radixsort",
+                                  "devicescan", "splitkreduce", "multi_tensor_apply"}))
+        return found;
+    if (MaybeReading found = row(Role::other, kWord,
+                                 {"topk", "broadcast", "allgather", "all_gather", "allreduce", "all_reduce",
+                                  "reduce_scatter", "all_to_all", "alltoall"}))
         return found;
     if (MaybeReading fused = read_xla_fusion(lower)) return fused;
     for (const char* kernel : {"softmax_warp_forward", "softmax_warp_backward"}) {
@@ -146,6 +153,13 @@ MaybeReading read_plain_kernel(std::string_view name) {
             return none(Role::other, Confidence::likely,
                         fmt::format("\"{}\" of a logarithm: a loss, no attention", kernel));
     }
+    if (contains(lower, "triton_tem_")) {  // a template of somebody's own may compute anything
+        const bool product =
+            contains_any(lower, {"mm_", "bmm", "conv", "linear"}) || lower.substr(lower.size() - 2) == "mm";
+        return none(Role::gemm, product ? kOfLibrary : kWord, "\"triton_tem_\" in the name: a template of Inductor");
+    }
+    if (contains(lower, "softmax") && contains_any(lower, {"moe", "expert"}))
+        return none(Role::other, kWord, "\"softmax\" and a word for experts: it chooses among them");
     if (contains_any(lower, {"softmax", "soft_max"})) {
         const bool backward = contains_any(
             lower, {"softmaxbackward", "softmax_backward", "softmax_warp_backward", "masked_softmax_warp_backward"});
@@ -156,31 +170,34 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
     if (contains_any(lower, {"triton_red_", "triton_per_"}))
         return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
+    // A namespace of products may hold other kernels too: "group_gemm::update_descriptors".
+    const bool own = contains_any(lower_case(function_of(name)), {"gemm", "mma"}) || contains(lower, "cutlass");
+    if (MaybeReading found = row(Role::gemm, own ? kOfLibrary : kWord, {"gemm"})) return found;
     if (MaybeReading found =
-            row(Role::gemm,
-                {"gemm",      "nvjet",      "cutlass::kernel", "cijk_",    "gemv",        "xmma",        "matmul",
-                 "triton_mm", "triton_bmm", "triton_tem_",     "cublaslt", "dot_kernel",  "_mm_",        "marlin",
-                 "wvsplitk",  "bmm_",       "mul_mat",         "tensorop", "lora_shrink", "lora_expand", "mm_kernel"}))
+            row(Role::gemm, kOfLibrary,
+                {"nvjet", "cutlass::kernel", "cijk_", "xmma", "triton_mm", "triton_bmm", "cublaslt", "tensorop"}))
         return found;
-    if (MaybeReading found = row(Role::elementwise, {"elementwise", "catarray", "copy", "fillfunctor", "_fill",
-                                                     "triu_tril", "dropout", "memcpy", "memset", "where", "masked",
-                                                     "transpose", "cast", "cpy_", "nchwtonhwc", "nhwctonchw"}))
+    if (MaybeReading found = row(Role::gemm, kWord,
+                                 {"gemv", "matmul", "dot_kernel", "_mm_", "marlin", "wvsplitk", "bmm_", "mul_mat",
+                                  "lora_shrink", "lora_expand", "mm_kernel"}))
         return found;
-    return row(Role::other, {"at::native",  "at::cuda",  "at_cuda_detail",
-                             "cub::",       "rocprim::", "triton_",
-                             "reduce",      "norm",      "embedding",
-                             "index",       "conv",      "adam",
-                             "sort",        "thrust::",  "cudnn",
-                             "cutlass",     "moe",       "loop_",
-                             "act_and_mul", "gated_act", "silu",
-                             "gelu",        "swiglu",    "quant",
-                             "expert",      "deep_ep",   "dispatch",
-                             "cumsum",      "argmax",    "sampl",
-                             "gating",      "shuffle",   "transformer_engine::",
-                             "hadamard",    "logits",    "amax",
-                             "rocclr",      "histogram", "seqlens",
-                             "permute",     "penalt",    "prepare_inputs",
-                             "verify_tree", "_rows",     "temperature_"});
+    const bool of_pytorch = contains_any(lower, {"at::native", "at::cuda", "at_cuda_detail"});
+    if (MaybeReading found =
+            row(Role::elementwise, of_pytorch ? kOfLibrary : kWord,
+                {"elementwise", "catarray", "copy", "fillfunctor", "_fill", "triu_tril", "dropout", "memcpy", "memset",
+                 "where", "masked", "transpose", "cast", "cpy_", "nchwtonhwc", "nhwctonchw"}))
+        return found;
+    if (MaybeReading found =
+            row(Role::other, kOfLibrary,
+                {"at::native", "at::cuda", "at_cuda_detail", "cub::", "rocprim::", "triton_for_", "triton_spl",
+                 "triton_fused", "triton__", "thrust::", "cudnn", "transformer_engine::", "deep_ep", "rocclr"}))
+        return found;
+    return row(Role::other, kWord,
+               {"reduce",  "norm",    "embedding",      "index",       "conv",      "adam",        "sort",
+                "moe",     "cutlass", "loop_",          "act_and_mul", "gated_act", "silu",        "gelu",
+                "swiglu",  "quant",   "expert",         "dispatch",    "cumsum",    "argmax",      "sampl",
+                "gating",  "shuffle", "hadamard",       "logits",      "amax",      "histogram",   "seqlens",
+                "permute", "penalt",  "prepare_inputs", "verify_tree", "_rows",     "temperature_"});
 }
 
 }  // namespace tessera::diagnose

@@ -124,7 +124,8 @@ MaybeReading read_trtllm_gen(std::string_view name) {
 
 MaybeReading read_tensorrt(std::string_view name) {
     const std::string lower = lower_case(name);
-    if (contains_any(lower, {"masked_multihead_attention", "xqa_kernel", "mmha::"}) || lower == "kernel_mha") {
+    if (contains_any(lower, {"masked_multihead_attention_kernel", "xqa_kernel", "mmha::"}) || lower == "kernel_mha" ||
+        lower == "kernel_mha_impl") {
         const bool sure = !contains(lower, "kernel_mha");
         NameReading reading = attention(Family::trtllm, sure ? Confidence::likely : Confidence::unsure,
                                         sure ? "mmha / xqa" : "kernel_mha");

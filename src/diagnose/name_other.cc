@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention kernels of other projects, and those of which nothing is known but a word in the name.
+#include <algorithm>
 #include <cctype>
 
 #include "diagnose/name_readers.hpp"
@@ -22,10 +23,15 @@ MaybeReading read_attention_words(std::string_view name) {
         words.role = Role::attention;  // the word stands in a namespace or among the arguments
         if (contains_any(lower, {"bwd", "backward", "grad"})) words.pass = KernelPass::backward;
         words.found = "attention";
+        const std::vector<std::string> own = words_of(function_of(name));
+        for (const char* sums : {"reduce", "merge", "combine"}) {
+            if (std::find(own.begin(), own.end(), sums) != own.end()) words.role = Role::helper;
+        }
     }
     if (words.role == Role::unknown) return std::nullopt;
     NameReading reading = attention(Family::unknown, Confidence::unsure, words.found, words.pass);
     reading.role = words.role;
+    reading.arch = number_after(name, "arch::Sm").value_or(0);
     reading.evidence = {"\"" + words.found + "\" stands in the name, and nothing else in it is known"};
     return reading;
 }
@@ -89,8 +95,16 @@ MaybeReading read_other_attention(std::string_view name) {
         reading.exactness = Exactness::not_exact;
         return reading;
     }
-    if (contains_any(lower, {"attend_ker", "fwd_attend", "bwd_attend"}))
-        return with(Family::other, Confidence::likely, "attend_ker", "ThunderKittens, online softmax over tiles");
+    if (contains_any(lower, {"attend_ker", "fwd_attend", "bwd_attend"})) {
+        NameReading reading =
+            with(Family::other, Confidence::likely, "attend_ker", "ThunderKittens, online softmax over tiles");
+        if (contains(lower, "prep")) reading.role = Role::helper;
+        for (const char* kernel : {"fwd_attend_ker", "bwd_attend_ker", "bwd_attend_prep_ker"}) {
+            const auto arguments = template_arguments(name, kernel);
+            if (arguments && !arguments->empty()) reading.head_dim = number((*arguments)[0]).value_or(0);
+        }
+        return reading;
+    }
     if (contains(lower, "block_sparse") && contains(lower, "att")) {
         NameReading reading =
             with(Family::other, Confidence::likely, "block_sparse ... attention", "block-sparse attention");

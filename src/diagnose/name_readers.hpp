@@ -30,6 +30,7 @@ MaybeReading read_mem_efficient(std::string_view name);
 MaybeReading read_flashinfer(std::string_view name);
 MaybeReading read_flashmla(std::string_view name);
 MaybeReading read_sage(std::string_view name);
+MaybeReading read_sage_helper(std::string_view name);
 MaybeReading read_tessera(std::string_view name);
 // name_triton.cc
 MaybeReading read_flex(std::string_view name);
@@ -42,6 +43,9 @@ MaybeReading read_other_attention(std::string_view name);
 // name_none.cc: no attention
 MaybeReading read_look_alike(std::string_view name);
 MaybeReading read_plain_kernel(std::string_view name);
+// name_elsewhere.cc: no attention, as far as words tell
+MaybeReading read_linear_attention(std::string_view name);
+MaybeReading read_elsewhere(std::string_view name);
 
 /// A kernel of a family; `found` is the piece of the name that says so.
 NameReading attention(Family family, Confidence confidence, std::string_view found,

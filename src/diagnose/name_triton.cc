@@ -50,6 +50,12 @@ constexpr std::array kTriton{
     TritonRow{"parallel_attn_fwd_kernel", Role::attention, kF, Confidence::likely, "flash-linear-attention"},
     TritonRow{"parallel_attn_bwd_kernel_dkv", Role::attention, kB, Confidence::likely, "flash-linear-attention"},
     TritonRow{"parallel_attn_bwd_kernel_dq", Role::attention, kB, Confidence::likely, "flash-linear-attention"},
+    TritonRow{"parallel_path_fwd_kernel", Role::attention, kF, Confidence::likely, "flash-linear-attention (PaTH)"},
+    TritonRow{"parallel_path_bwd_dkv_kernel", Role::attention, kB, Confidence::likely, "flash-linear-attention (PaTH)"},
+    TritonRow{"parallel_path_bwd_dq_kernel", Role::attention, kB, Confidence::likely, "flash-linear-attention (PaTH)"},
+    TritonRow{"la_persistent", Role::attention, kF, Confidence::likely, "AITER's lean attention"},
+    TritonRow{"la_persistent_paged", Role::attention, kF, Confidence::likely, "AITER's lean attention"},
+    TritonRow{"pod_persistent", Role::attention, kF, Confidence::likely, "AITER's attention of prefill and decode"},
     TritonRow{"mha_forward_kernel", Role::attention, kF, Confidence::likely, "JAX's Pallas"},
     TritonRow{"mha_backward_kernel", Role::attention, kB, Confidence::likely, "JAX's Pallas"},
     TritonRow{"mha_forward", Role::attention, kF, Confidence::likely, "JAX's Pallas"},
@@ -83,20 +89,29 @@ MaybeReading read_row(Family family, const std::array<TritonRow, N>& rows, std::
 }
 
 /// A variant of a row has words behind that row's name: "_fwd_kernel_stage2_asm", "_fwd_grouped_kernel_stage1_part2".
-MaybeReading read_variant(std::string_view name) {
-    const std::string_view function = function_of(name);
+const TritonRow* row_that_begins(std::string_view function, bool common) {
     for (const TritonRow& row : kTriton) {
         const std::string_view known = row.name;
         const bool begins_so = function.size() > known.size() && function.substr(0, known.size()) == known;
-        if (row.confidence == Confidence::unsure || !begins_so || function[known.size()] != '_') continue;
-        NameReading reading = attention(Family::triton, Confidence::unsure, row.name, row.pass);
-        const WordReading words = read_words(words_of(function));
-        reading.role = words.role == Role::helper || contains(function, "stage2") ? Role::helper : row.role;
-        if (words.pass != KernelPass::unknown) reading.pass = words.pass;
-        reading.evidence.emplace_back("the name goes on: a variant of that kernel, or another's");
-        return reading;
+        if (begins_so && function[known.size()] == '_' && common == (row.confidence == Confidence::unsure)) return &row;
     }
-    return std::nullopt;
+    return nullptr;
+}
+
+MaybeReading read_variant(std::string_view name) {
+    const std::string_view function = function_of(name);
+    const TritonRow* row = row_that_begins(function, false);
+    if (row == nullptr) {  // "_fwd_kernel_int8" goes on as an attention does, "_fwd_kernel_scatter" as many others do
+        row = row_that_begins(function, true);
+        if (row == nullptr || contains(function, "softmax") || read_plain_kernel(function) || read_elsewhere(function))
+            return std::nullopt;
+    }
+    NameReading reading = attention(Family::triton, Confidence::unsure, row->name, row->pass);
+    const WordReading words = read_words(words_of(function));
+    reading.role = words.role == Role::helper || contains(function, "stage2") ? Role::helper : row->role;
+    if (words.pass != KernelPass::unknown) reading.pass = words.pass;
+    reading.evidence.emplace_back("the name goes on: a variant of that kernel, or another's");
+    return reading;
 }
 
 /// AITER's kernels in assembly, and the reductions beside them, which stand in no namespace.
@@ -104,11 +119,13 @@ MaybeReading read_aiter(std::string_view name) {
     const bool qualified =
         contains(name, "aiter::") && contains_any(name, {"fmha", "mla_", "pa_", "attn", "attention"});
     const bool reduces = contains_any(name, {"kn_mla_reduce", "mla_reduce_v1"});
+    const bool named = begins_any(name, {"kn_"}) && contains_any(name, {"mla_", "pa_", "fmha_"});  // "kn_get_mla_..."
     const bool decodes = contains(name, "mla_dec_stage1") || contains(name, "mla_pfl_");
-    if (!qualified && !reduces && !decodes) return std::nullopt;
+    if (!qualified && !reduces && !decodes && !named) return std::nullopt;
     NameReading reading = attention(Family::aiter, qualified ? Confidence::certain : Confidence::likely,
                                     qualified ? "aiter::"
                                     : reduces ? "mla_reduce"
+                                    : named   ? "kn_...mla / pa"
                                               : "mla_dec_stage1 / mla_pfl");
     reading.library = "AITER";
     if (reduces || contains_any(name, {"_odo_", "dq_convert", "dq_shuffle", "metadata"})) reading.role = Role::helper;

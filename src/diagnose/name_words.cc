@@ -48,24 +48,26 @@ constexpr std::string_view kForwardWords[] = {"fwd",      "forward", "fprop", "p
                                               "append",   "context", "query", "verify"};
 constexpr std::string_view kBackwardWords[] = {"bwd", "backward", "bprop", "dgrad", "grad", "gradient",
                                                "dq",  "dk",       "dv",    "dkv",   "dkdv", "dqdkdv"};
-constexpr std::string_view kHelper[] = {"preprocess", "postprocess", "prepare",    "combine", "merge",    "reduce",
-                                        "reduction",  "convert",     "metadata",   "plan",    "schedule", "scheduler",
-                                        "delta",      "odo",         "correction", "correct", "mask",     "quantize",
-                                        "descale",    "transpose",   "unpad",      "lse",     "sum",      "sums"};
+constexpr std::string_view kHelper[] = {
+    "preprocess", "postprocess", "prepare",   "combine", "merge", "reduce",     "reduction", "convert", "metadata",
+    "plan",       "schedule",    "scheduler", "delta",   "odo",   "correction", "correct",   "mask",    "quantize",
+    "descale",    "prep",        "transpose", "unpad",   "lse",   "sum",        "sums"};
 constexpr std::string_view kGradient[] = {"dq", "dk", "dv", "dkv", "dkdv", "dqdkdv"};
 constexpr std::string_view kAround[] = {"preprocess", "postprocess"};
 constexpr std::string_view kOnTheWay[] = {"delta", "mask"};  // of kHelper: a backward's main kernel does it, too
-constexpr std::string_view kBeside[] = {"norm",     "rmsnorm", "layernorm", "proj", "projection",
-                                        "residual", "gate",    "gating",    "rope", "absorb"};
+constexpr std::string_view kBeside[] = {"norm",     "rmsnorm", "layernorm", "proj",       "projection",
+                                        "residual", "gate",    "gating",    "rope",       "absorb",
+                                        "selector", "select",  "compress",  "compressor", "unfold"};
 constexpr std::string_view kPrepares[] = {"concat", "cast",  "copy",     "store",  // Q, K or V before a call
                                           "write",  "quant", "quantize", "pack",  "pad"};
 
 // What moves keys and values and computes nothing: always, or unless the name speaks of a pass.
-constexpr std::string_view kMoves[] = {"write", "rewrite", "store", "copy", "reshape", "save", "assign", "swap"};
+constexpr std::string_view kMoves[] = {"write",  "rewrite", "store",   "copy",     "reshape", "save",
+                                       "assign", "swap",    "flatten", "transfer", "trans",   "migrate"};
 constexpr std::string_view kMayMove[] = {
-    "append",   "update",  "set",     "scatter", "gather",    "insert",  "concat", "fill",    "move",
-    "transfer", "dequant", "requant", "quant",   "quantize",  "pack",    "unpack", "permute", "dequantize",
-    "pad",      "unpad",   "cat",     "clear",   "transpose", "compact", "build",  "evict"};
+    "append",  "update",  "set",   "scatter",   "gather",  "insert", "concat",  "fill",       "move",
+    "dequant", "requant", "quant", "quantize",  "pack",    "unpack", "permute", "dequantize", "pad",
+    "unpad",   "cat",     "clear", "transpose", "compact", "build",  "evict"};
 constexpr std::string_view kInputs[] = {"qkv", "query", "queries"};
 constexpr std::string_view kPartWords[] = {"split"};
 constexpr std::string_view kLists[] = {"indices", "index", "indptr",  "table",   "tables", "locs",
@@ -88,7 +90,7 @@ std::string attention_word(const Words& words) {
 
 /// Of a name that speaks of attention.
 Role role_of(const Words& words) {
-    const bool prepares = has(words, kPrepares) && !has(words, kPass) && !has(words, kPhase);
+    const bool prepares = has(words, kPrepares) && !has(words, kPass) && !has(words, kPhase) && !has(words, kShape);
     if (has(words, kBeside) || prepares) return Role::look_alike;
     const std::string help = first_of(words, kHelper);
     if (help.empty()) return Role::attention;
@@ -113,7 +115,7 @@ bool merges_states(const Words& words) {
 }  // namespace
 
 std::string_view function_of(std::string_view name) {
-    std::string_view text = name.substr(0, name.find_first_of("<(."));
+    std::string_view text = name.substr(0, name.find_first_of("<(.-"));
     for (const char* arguments : {"_object_at_", "_tensorptr", "_tensor0", "_TiledMMA_", "_CopyAtom_"}) {
         if (text.find("kernel_cutlass") == 0) text = text.substr(0, text.find(arguments));  // CuTe DSL
     }
@@ -170,7 +172,9 @@ bool speaks_of_cache(const std::vector<std::string>& words) { return has(words, 
 bool speaks_of_serving(const std::vector<std::string>& words) { return has(words, kPhase) || has(words, kPages); }
 
 std::string cache_word(const std::vector<std::string>& words) {
-    if (has(words, kAttention) || has(words, kElsewhere)) return "";
+    // "mla" says only what the cache holds where something else is done with it.
+    const bool keeps_latent = first_of(words, kAttention) == "mla" && has(words, kCache) && has(words, kMoves);
+    if ((has(words, kAttention) && !keeps_latent) || has(words, kElsewhere)) return "";
     const bool phase = has(words, kPhase);
     const bool pages = has(words, kPages);
     if ((phase || pages || has(words, kCache)) && has(words, kLists)) return first_of(words, kLists);
@@ -178,8 +182,9 @@ std::string cache_word(const std::vector<std::string>& words) {
     if (has(words, kInputs) && !has(words, kPass)) {
         if (const std::string moves = first_of(words, kMayMove); !moves.empty()) return moves;
     }
-    if (phase || !(pages || has(words, kCache))) return "";
     const std::string moves = first_of(words, kMoves);
+    if (phase && has(words, kCache) && !has(words, kPass)) return moves;
+    if (phase || !(pages || has(words, kCache))) return "";
     if (!moves.empty() || has(words, kPass) || has(words, kShape)) return moves;
     return first_of(words, kMayMove);
 }

@@ -12,7 +12,8 @@
 
 namespace tessera::diagnose {
 
-/// The function of a kernel's name: without namespaces, arguments, ".kd", the signature that older releases of Triton
+/// The function of a kernel's name: without namespaces, arguments, ".kd", the choices that AOTriton
+/// appends ("-Sig-F__..."), the signature that older releases of Triton
 /// append ("_0d1d2d3de"), and the types that CuTe DSL appends.
 std::string_view function_of(std::string_view name);
 

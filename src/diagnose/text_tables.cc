@@ -2,6 +2,8 @@
 //
 // Text: the tables of nsys stats and ncu in csv, of nsys stats and PyTorch's profiler as they print them, or names of
 // kernels, one a line.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -179,6 +181,9 @@ class TextReader {
                       : compute    ? "Nsight Compute"
                       : of_pytorch ? "PyTorch profiler's table"
                                    : "Nsight Systems";
+        if (!table_ && prose_ > 0 && !trace_.runs.empty())
+            trace_.notes.push_back(
+                fmt::format("lines that are sentences and no names of kernels, left out: {}", prose_));
         trace_.timed = table_;
         trace_.ordered = compute || (table_ && columns_.start >= 0);
     }
@@ -203,9 +208,17 @@ class TextReader {
             csv_ = true;
         } else if (csv_ && fields.size() >= titles_) {
             row(joined(fields));
+        } else if (!table_ && is_prose(line)) {
+            ++prose_;
         } else if (!table_ && not_blank(line)) {
             name(line);
         }
+    }
+
+    /// A sentence: many words, and nothing of what a kernel's name is written with.
+    static bool is_prose(const std::string& line) {
+        constexpr std::int64_t kManySpaces = 5;  // "Memcpy DtoD (Device -> Device)" has four
+        return std::count(line.begin(), line.end(), ' ') >= kManySpaces && !contains_any(line, {"_", "::", "<"});
     }
 
     /// What stood above the first table was no name.
@@ -291,6 +304,7 @@ class TextReader {
     bool table_ = false;  // one has begun
     bool csv_ = false;    // it is one of csv
     std::size_t titles_ = 0;
+    std::int64_t prose_ = 0;
     std::vector<Span> spans_;  // of a printed table; empty outside of one
     std::string last_id_;
 };

@@ -135,6 +135,34 @@ TEST(KernelNames, reads_words_by_what_stands_beside_them) {
     EXPECT_EQ(read_name("gemm_fusion_dot_76").role, Role::gemm);
 }
 
+/// What anybody may call a kernel tells what it does, and never for certain.
+TEST(KernelNames, is_never_sure_of_words_alone) {
+    for (const char* name : {"image_sort_kernel", "swizzle_row_scaling_kernel", "grpo_bwd_kernel", "_mhc_post_kernel",
+                             "my_matmul", "triton_kernel_of_mine", "void x::topk_kernel<4>(int)"})
+        EXPECT_LT(read_name(name).confidence, Confidence::likely) << name;
+    EXPECT_EQ(read_name("swizzle_row_scaling_kernel").role, Role::other);
+    EXPECT_EQ(read_name("grpo_bwd_kernel").role, Role::other);
+    EXPECT_EQ(read_name("some_kernel").role, Role::unknown);
+}
+
+/// Linear attentions share their words with attention.
+TEST(KernelNames, tells_linear_attention_from_attention) {
+    for (const char* name : {"chunk_oja_bwd_kernel_dA", "chunk_dplr_bwd_kernel_dv", "parallel_rebased_fwd_kernel",
+                             "chunk_gsa_fwd_k_kernel_inter", "void x::Sm90FusedGdrFwdKernel<float>(float*)",
+                             "selective_state_update_kernel_simple"})
+        EXPECT_EQ(read_name(name).role, Role::look_alike) << name;
+    EXPECT_EQ(read_name("parallel_path_fwd_kernel").family, Family::triton);
+    EXPECT_EQ(read_name("_chunked_prefill_attn_fwd_kernel").role, Role::attention);
+}
+
+/// Where keys and values are only moved, "mla" says what the cache holds.
+TEST(KernelNames, tells_a_latent_cache_from_latent_attention) {
+    EXPECT_EQ(read_name("flatten_kv_cache_mla_fp8_kernel").role, Role::look_alike);
+    EXPECT_EQ(read_name("_cat_and_cache_mla_kernel").role, Role::look_alike);
+    EXPECT_EQ(read_name("_mla_prefill_kernel").role, Role::attention);
+    EXPECT_EQ(read_name("kn_get_mla_metadata_v1_2").family, Family::aiter);
+}
+
 TEST(KernelNames, is_one_spelling_for_all_tools) {
     EXPECT_EQ(normalised("void f<(int)128, (bool)1, (bool)0>(T1)"), "f<128,true,false>(T1)");
     EXPECT_EQ(normalised("void <unnamed>::f<128u, 2ul, true> (int)"), "f<128,2,true>(int)");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "diagnose/diagnosis.hpp"
+#include "tessera/error.hpp"
 #include "traces.hpp"
 
 namespace tessera::diagnose::tables_test {
@@ -97,6 +98,19 @@ TEST(Tables, of_names_are_one_a_line) {
     EXPECT_EQ(d.runs, 2);
     EXPECT_EQ(d.kinds.at(0).reading.family, Family::fa2);
     EXPECT_EQ(d.unknown.at(0).kernel.name, "nobody_knows");
+}
+
+/// Somebody's letter is no list of kernels, though it speaks of attention.
+TEST(Tables, leave_sentences_out) {
+    EXPECT_THROW(
+        diagnosis_of("We turned on attention and all of it became slow.\n\nIs that the flash attention, or not?\n"),
+        Error);
+    const Diagnosis d =
+        diagnosis_of("these are the kernels that I saw:\nflash_fwd_kernel\nMemcpy DtoD (Device -> Device)\n");
+    EXPECT_EQ(d.runs, 2);
+    EXPECT_EQ(d.kinds.size(), 1U);
+    ASSERT_EQ(d.notes.size(), 1U);
+    EXPECT_EQ(d.notes[0], "lines that are sentences and no names of kernels, left out: 1");
 }
 
 }  // namespace
