@@ -157,16 +157,50 @@ def test_integers_of_numpy(device):
 
 @pytest.mark.parametrize("call", [{}, dict(softcap=2.0)], ids=str)
 def test_derivatives_that_are_not_there_are_errors(call, device):
-    """Not tangents of 0, which PyTorch would take for an operator that it cannot see through."""
+    """Not tangents of 0, which PyTorch would take for an operator that it cannot see through. Of second derivatives
+    tessera or, where the call became a node of PyTorch's own, PyTorch says so."""
     q, k, v = (t.detach() for t in reference.inputs(device=device))
     forward_ad = torch.autograd.forward_ad
     with forward_ad.dual_level():
         with torch.no_grad(), pytest.raises(NotImplementedError, match="forward mode"):
             tt.attention(forward_ad.make_dual(q, q), k, v, **call)
         assert torch.equal(tt.attention(q, k, v, **call), tt.attention(q, k, v, **call))
-    with pytest.raises(NotImplementedError, match="second derivatives"):
+    with pytest.raises(RuntimeError, match="second derivatives .* are not there|derivative for .* is not implemented"):
         torch.autograd.functional.jvp(lambda x: tt.attention(x, k, v, **call), q, q)
     x = q.clone().requires_grad_()
     first, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x, create_graph=True)
     want, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x)
     assert torch.equal(first, want)
+
+
+PLACES = {"k": {}, "v": {}, "bias": dict(bias=torch.zeros(1, 1, 37, 53)), "alibi_slopes": dict(alibi_slopes=torch.zeros(4))}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", PLACES)
+def test_a_tensor_on_another_device_is_named(name, gradients, device):
+    """Nobody asks the CUDA driver where the memory of PyTorch's tensors is: what they say has to be looked at."""
+    call = dict(zip("qkv", (t.detach().requires_grad_(gradients) for t in reference.inputs(device=device))))
+    call.update(reference.moved(PLACES[name], device))
+    call[name] = call[name].detach().to("meta")
+    with pytest.raises(ValueError, match=f"^{name}: expected a tensor on {device}.*, where q is, got one on meta"):
+        tt.attention(**call)
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_kv"])
+def test_lengths_on_another_device_are_named(name, device):
+    q, k, v = (t.detach()[0] for t in reference.inputs(batch=1, device=device))
+    call = dict(cu_seqlens_q=torch.tensor([0, 37], device=device), cu_seqlens_kv=torch.tensor([0, 53], device=device))
+    call[name] = call[name].to("meta")
+    with pytest.raises(ValueError, match=f"^{name}: expected a tensor on {device}.*, got one on meta"):
+        tt.varlen_attention(q, k, v, **call, max_len_q=37, max_len_kv=53)
+
+
+@pytest.mark.parametrize("name", ["k", "o", "lse", "d_o"])
+def test_a_backward_with_a_tensor_on_another_device(name, device):
+    q, k, v = (t.detach() for t in reference.inputs(device=device))
+    o, lse = tt.attention(q, k, v, return_lse=True)
+    call = dict(d_o=o, q=q, k=k, v=v, o=o, lse=lse, o_rest=None)
+    call[name] = call[name].to("meta")
+    with pytest.raises((ValueError, RuntimeError), match="expected a tensor on|meta"):
+        torch.ops.tessera.plain_backward.default(**call)
