@@ -35,6 +35,8 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
     causal = 1 if causal else 0
     try:
         if alibi_slopes is cu_seqlens_q is cu_seqlens_k is None and softcap <= 0 and dropout_p == 0:
+            if not return_attn_probs:
+                return _attention.run_o(q, k, v, causal, False, softmax_scale, left, right)
             o, lse = _attention.run_plain(q, k, v, causal, False, softmax_scale, left, right)
         else:
             _attention.no_gradient("alibi_slopes", alibi_slopes)
