@@ -7,10 +7,11 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import tessera.torch as tt  # noqa: E402
 import torch_reference as reference  # noqa: E402
 from tessera import flash_attn  # noqa: E402
-from tessera.torch import _fused  # noqa: E402
+from tessera.torch import _fused, _operators  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 ATEN = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+LEAST = _operators.LEAST_FOR_REST
 
 
 def by_pytorch(o):
@@ -18,7 +19,7 @@ def by_pytorch(o):
 
 
 def test_this_pytorch_has_the_operator():
-    assert _fused._op is not None
+    assert _fused.op is not None
 
 
 CALLS = {"plain": {}, "bottom-right": dict(causal="bottom-right"), "top-left": dict(causal="top-left"),
@@ -60,6 +61,19 @@ def test_only_some_want_gradients(wanted, device):
     assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sum(), leaves), want))
 
 
+def test_the_rest_of_o_goes_to_the_backward(monkeypatch, device):
+    """Where the forward keeps it (bf16 on CUDA), autograd keeps one tensor more, and gradients have the bits that they
+    have with it."""
+    monkeypatch.setattr(_operators, "LEAST_FOR_REST", 0)
+    leaves = reference.inputs(dtype=torch.bfloat16, device=device)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.dtype), t)[1], lambda t: t):
+        o = tt.attention(*leaves)
+    assert by_pytorch(o) and kept.count(torch.int8) == (device == "cuda")
+    want = torch.autograd.grad(tt.attention(*leaves, return_lse=True)[0].sum(), leaves)
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sum(), leaves), want))
+
+
 def test_adapters_take_it(device):
     leaves = reference.inputs(heads_kv=4, device=device)
     heads_first = [t.detach().transpose(1, 2).requires_grad_() for t in leaves]
@@ -71,10 +85,10 @@ def test_adapters_take_it(device):
 def test_a_first_call_in_inference_mode(device):
     """What is kept of a call for the next ones must not be a tensor of inference mode, which no backward may keep."""
     leaves = reference.inputs(device=device)
-    _fused._settings.cache_clear()
+    _fused.settings.cache_clear()
     with torch.inference_mode():
         tt.attention(*leaves, scale=0.37)
-        _fused._settings(0, False, 0.37, -1, -1)
+        _fused.settings(0, False, 0.37, -1, -1, LEAST)
     assert torch.autograd.grad(tt.attention(*leaves, scale=0.37).sum(), leaves)[0].shape == leaves[0].shape
 
 
@@ -118,7 +132,7 @@ def test_subclasses_and_pytorchs_without_the_operator(device, monkeypatch):
     assert not by_pytorch(tt.attention(own, *leaves[1:]))
     assert by_pytorch(tt.attention(torch.nn.Parameter(leaves[0].detach()), *leaves[1:]))
     want = torch.autograd.grad(tt.attention(*leaves).sum(), leaves)
-    monkeypatch.setattr(_fused, "_op", None)
+    monkeypatch.setattr(_fused, "op", None)
     o = tt.attention(*leaves)
     assert not by_pytorch(o)
     assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sum(), leaves), want))
@@ -126,8 +140,8 @@ def test_subclasses_and_pytorchs_without_the_operator(device, monkeypatch):
 
 WRONG = {"no settings": {}, "a bias": dict(attn_bias=torch.zeros(2, 4, 37, 53)),
          "settings of another length": dict(attn_bias=torch.zeros(5, dtype=torch.int64)),
-         "other settings too": dict(attn_bias=_fused._settings(0, True, None, -1, -1), is_causal=True),
-         "a scale of its own": dict(attn_bias=_fused._settings(0, True, None, -1, -1), scale=2.0)}
+         "other settings too": dict(attn_bias=_fused.settings(0, True, None, -1, -1, LEAST), is_causal=True),
+         "a scale of its own": dict(attn_bias=_fused.settings(0, True, None, -1, -1, LEAST), scale=2.0)}
 
 
 @pytest.mark.parametrize("name", WRONG)

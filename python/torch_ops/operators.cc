@@ -184,43 +184,59 @@ ThreeGradients plain_backward_op(const Tensor d_o, const Tensor q, const Tensor 
 // PyTorch's operator for backends that bring an attention of their own. It is the one way to a gradient that autograd
 // knows without Python: the stable ABI has no words for those. PyTorch has no kernel of it for the CPU or CUDA and
 // never calls it there, and tessera calls it for a plain call only. So one argument has another meaning: `attn_bias`
-// are the settings of plain_op, int64 [6] in host memory: causal, heads_first, window_left, window_right, whether there
-// is a scale, and its bits. PyTorch takes longer for each argument more. The others are to have their defaults.
+// are FusedSettings. PyTorch takes longer for each argument more. The others are to have their defaults. The backward
+// gets the rest of O as its philox_seed.
 using Fused = std::tuple<Tensor, Tensor, Tensor, Tensor, std::int64_t, std::int64_t, Tensor, Tensor, Tensor>;
 
-Settings fused_settings(const Tensor& settings) {
-    const TensorView view = view_of("attn_bias", settings);
-    if (view.device.type != DeviceType::cpu || view.dtype != DType::int64 || view.rank != 1 || view.shape[0] != 6) {
-        invalid("attn_bias", "expected tessera's settings, int64 [6] in host memory, got " + view.describe());
-    }
-    const auto at = [&](std::int64_t i) { return *view.at<std::int64_t>(i); };
-    return plain_settings(at(0), at(1) != 0, at(4) != 0 ? std::optional(std::bit_cast<double>(at(5))) : std::nullopt,
-                          at(2), at(3));
-}
+/// Seven int64 in host memory (python/tessera/torch/_fused.py makes them), and what they say.
+struct FusedSettings {
+    Settings settings;
+    std::int64_t least_for_rest;  ///< elements of q times keys from which on the rest of O is kept
 
-Fused fused_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor settings, double dropout_p,
+    explicit FusedSettings(const Tensor& numbers) {
+        const TensorView view = view_of("attn_bias", numbers);
+        if (view.device.type != DeviceType::cpu || view.dtype != DType::int64 || view.rank != 1 || view.shape[0] != 7) {
+            invalid("attn_bias", "expected tessera's settings, int64 [7] in host memory, got " + view.describe());
+        }
+        const auto at = [&](std::int64_t i) { return *view.at<std::int64_t>(i); };
+        const bool has_scale = at(4) != 0;
+        settings = plain_settings(at(0), at(1) != 0,
+                                  has_scale ? std::optional(std::bit_cast<double>(at(5))) : std::nullopt, at(2), at(3));
+        least_for_rest = at(6);
+    }
+
+    /// Where kernels write and read it: keeps_rest() and pays_rest() of python/tessera/torch/_operators.py.
+    bool keeps_rest(const Tensor& q, const Tensor& k) const {
+        if (!q.is_cuda() || dtype_of("q", q) != DType::bf16 || k.dim() != 4) return false;
+        return q.numel() * k.size(settings.heads_first ? 2 : 1) >= least_for_rest;
+    }
+};
+
+Fused fused_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor numbers, double dropout_p,
                bool is_causal, bool return_debug_mask, std::optional<double> scale) {
     return with_torch_errors([&]() -> Fused {
-        if (!settings.has_value()) invalid("attn_bias", "expected tessera's settings, int64 [6], got none");
+        if (!numbers.has_value()) invalid("attn_bias", "expected tessera's settings, int64 [7], got none");
         if (dropout_p != 0 || is_causal || return_debug_mask || scale.has_value()) {
             invalid("attn_bias", "expected no other settings beside tessera's");
         }
-        Results found = run_forward(PlainInputs(q, k, v).in, fused_settings(*settings), {});
+        const FusedSettings given(*numbers);
+        Results found = run_forward(PlainInputs(q, k, v).in, given.settings, {.rest = given.keeps_rest(q, k)});
         const Tensor none;
-        return {std::move(found.o), *std::move(found.lse), none, none, 0, 0, none, none, none};
+        Tensor rest = found.o_rest.has_value() ? *std::move(found.o_rest) : none;
+        return {std::move(found.o), *std::move(found.lse), none, none, 0, 0, std::move(rest), none, none};
     });
 }
 
-Backward fused_backward_op(const Tensor d_o, const Tensor q, const Tensor k, const Tensor v, const Tensor settings,
+Backward fused_backward_op(const Tensor d_o, const Tensor q, const Tensor k, const Tensor v, const Tensor numbers,
                            const std::vector<bool> /*wanted*/, const Tensor o, const Tensor lse,
                            const Tensor /*cum_seq_q*/, const Tensor /*cum_seq_k*/, std::int64_t /*max_q*/,
-                           std::int64_t /*max_k*/, double /*dropout_p*/, bool /*is_causal*/,
-                           const Tensor /*philox_seed*/, const Tensor /*philox_offset*/,
-                           std::optional<double> /*scale*/) {
+                           std::int64_t /*max_k*/, double /*dropout_p*/, bool /*is_causal*/, const Tensor rest,
+                           const Tensor /*philox_offset*/, std::optional<double> /*scale*/) {
     return with_torch_errors([&]() -> Backward {
         const PlainInputs inputs(q, k, v);
+        const OptionalTensor o_rest = rest.defined() ? OptionalTensor(rest) : std::nullopt;
         Gradients found =
-            run_backward(d_o, inputs.none, inputs.in, o, lse, inputs.none, fused_settings(settings), false);
+            run_backward(d_o, inputs.none, inputs.in, o, lse, o_rest, FusedSettings(numbers).settings, false);
         return {std::move(found.dq), std::move(found.dk), std::move(found.dv), Tensor()};
     });
 }

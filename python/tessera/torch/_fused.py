@@ -9,8 +9,6 @@ import struct
 
 import torch
 
-from . import _operators
-
 _SCHEMA = ("aten::_scaled_dot_product_fused_attention_overrideable(Tensor query, Tensor key, Tensor value, "
            "Tensor? attn_bias=None, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, "
            "float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, "
@@ -28,26 +26,20 @@ def _operator():
     return packet.default._op
 
 
-_op = _operator()
+op = _operator()
 
 
 @functools.lru_cache(maxsize=256)
-def _settings(causal, heads_first, scale, window_left, window_right):
-    """What the operator takes for its attn_bias: int64 [6] in host memory, as torch_ops/operators.cc has it."""
+def settings(causal, heads_first, scale, window_left, window_right, least_for_rest):
+    """What the operator takes for its attn_bias: int64 [7] in host memory, as torch_ops/operators.cc has it."""
     bits = 0 if scale is None else struct.unpack("q", struct.pack("d", scale))[0]
     with torch.inference_mode(False):  # which would make a tensor that no backward may keep
-        return torch.tensor([causal, heads_first, window_left, window_right, scale is not None, bits],
-                            dtype=torch.int64, device="cpu")
+        return torch.tensor([causal, heads_first, window_left, window_right, scale is not None, bits,
+                             min(least_for_rest, 2**63 - 1)], dtype=torch.int64, device="cpu")
 
 
-def takes(q, k, v, heads_first, scale):
-    """Whether attention() can give O of this call. Not for what traces: it is to see tessera's own operators. Not
-    without memory: PyTorch has a kernel of its own for that."""
-    return (_op is not None and not _modes() and q.__class__ in _CLASSES and scale.__class__ in _SCALES
-            and (q.is_cuda or q.is_cpu) and not k.is_meta and not v.is_meta
-            and not (_operators.keeps_rest(q) and _operators.pays_rest(q, k, heads_first)))
-
-
-def attention(q, k, v, *settings):
-    """O, differentiable; the arguments of the plain operators."""
-    return _op(q, k, v, _settings(*settings))[0]
+def takes(q, k, v, scale):
+    """Whether op(q, k, v, settings(...))[0] is O of a plain call. Not for what traces: it is to see tessera's own
+    operators. Nor for tensors without memory: PyTorch has a kernel of its own for them."""
+    return (op is not None and q.__class__ in _CLASSES and scale.__class__ in _SCALES and not _modes()
+            and ((q.is_cuda and k.is_cuda and v.is_cuda) or (q.is_cpu and k.is_cpu and v.is_cpu)))

@@ -64,6 +64,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         inputs are cast as torch's are.
     Raises ValueError that names the argument; tessera.Unsupported."""
     try:
+        if attn_mask is None and dropout_p == 0 and _is_plain(query, key, value, enable_gqa):
+            return _attention.run_o(query, key, value, _TOP_LEFT if is_causal else _NONE, True, scale, -1, -1)
         return _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     except ValueError as error:
         raise _named_as_here(error) from None
@@ -77,8 +79,6 @@ def _named_as_here(error):
 
 def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     causal = _TOP_LEFT if is_causal else _NONE
-    if attn_mask is None and dropout_p == 0 and _is_plain(query, key, value, enable_gqa):
-        return _attention.run_o(query, key, value, causal, True, scale, -1, -1)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _attention.expect_tensor(name, tensor)
     if attn_mask is not None:
