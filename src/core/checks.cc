@@ -154,7 +154,8 @@ void check_bias_like(const Problem& p, const char* name, const TensorView& t) {
                                   t.given() ? fmt::format("[{}]", fmt::join(shape, ", ")) : "nothing"));
     }
     if (t.dtype != DType::fp32 && t.dtype != p.dtype) {
-        invalid(name, fmt::format("expected dtype fp32 or {}, got {}", name_of(p.dtype), name_of(t.dtype)));
+        const std::string own = p.dtype == DType::fp32 ? "" : fmt::format(" or {}", name_of(p.dtype));
+        invalid(name, fmt::format("expected dtype fp32{}, got {}", own, name_of(t.dtype)));
     }
     expect_memory(name, t);
 }

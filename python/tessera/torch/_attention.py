@@ -83,8 +83,9 @@ def run_o(q, k, v, causal, heads_first, scale, left, right):
             return _plain_eager(q, k, v, (causal, heads_first, scale, left, right))[0]
         if not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
             return _fewest(_plain_o, q, k, v, causal, heads_first, scale, left, right)
-        if _fused.takes(q, k, v, heads_first, scale):
-            return _fused.attention(q, k, v, causal, heads_first, scale, left, right)
+        if _fused.takes(q, k, v, scale):
+            return _fused.op(q, k, v, _fused.settings(causal, heads_first, scale, left, right,
+                                                      _operators.LEAST_FOR_REST))[0]
         return _plain_eager(q, k, v, (causal, heads_first, scale, left, right))[0]
     except (RuntimeError, AttributeError) as error:
         raise _explained(error, q, k, v) from None
@@ -143,6 +144,8 @@ def _bound(name, number):
     found = _integer(number)
     if found is None or found < 0:
         raise ValueError(f"{name}: expected an integer from 0 on or None, got {number!r}")
+    if isinstance(found, int) and found >= 2**63:
+        raise ValueError(f"{name}: expected an integer of 64 bits, got {number!r}")
     return found
 
 
@@ -150,7 +153,7 @@ def kernel_name(kernel):
     """The forward kernel of a name with or without its pass."""
     if kernel is None:
         return None
-    if not isinstance(kernel, str):
+    if not isinstance(kernel, str) or not kernel.isprintable():  # PyTorch's strings end at a zero
         raise ValueError(f"kernel: expected a name or None, got {kernel!r}")
     return kernel.removesuffix(".forward") + ".forward"
 
