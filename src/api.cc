@@ -53,8 +53,11 @@ void check_workspace(const Plan& plan, std::span<std::byte> workspace) {
     }
 }
 
-/// A loop whose tasks compute in the default mode, whatever mode its threads are in: a thread has that of its maker.
-ParallelFor in_default_mode(ParallelFor loop) {
+/// The loop of a call on the CPU, whose tasks compute in the default mode, whatever mode its threads are in: a thread
+/// has that of its maker.
+ParallelFor loop_of(const Plan& plan, const Execution& how) {
+    if (plan.device.type == DeviceType::cuda) return {};
+    ParallelFor loop = how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for);
     return [loop = std::move(loop)](std::int64_t tasks, int workers, const TaskBody& body) {
         loop(tasks, workers, [&body](std::int64_t task, int worker) {
             const DefaultFloatMode mode;
@@ -70,10 +73,7 @@ Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte>
     plan.problem.validate();
     check_tensors(plan.problem, args, plan.device, workspace.first(std::min(workspace.size(), plan.workspace_bytes)));
     check_workspace(plan, workspace);
-    return {plan,         args,
-            workspace,    in_default_mode(how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for)),
-            how.counters, how.stream,
-            how.observer};
+    return {plan, args, workspace, loop_of(plan, how), how.counters, how.stream, how.observer, how.placed};
 }
 
 template <class Args>

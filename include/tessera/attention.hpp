@@ -36,6 +36,7 @@ struct Execution {
     TileCounters* counters = nullptr;  ///< when set, the CPU kernels add their tile counts
     void* stream = nullptr;            ///< cudaStream_t; null: the default stream. Unused on the CPU
     TileObserver* observer = nullptr;  ///< when set, the CPU kernels tell it of every tile
+    bool placed = false;  ///< the caller knows that all memory is where its view says: the CUDA driver is not asked
 };
 
 /// All tensors of a call live on plan.device. The cu_seqlens of a CUDA call are not validated, since reading them would

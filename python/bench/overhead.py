@@ -31,7 +31,7 @@ def rows(device):
                  ("tessera.torch.scaled_dot_product_attention", tessera.torch.scaled_dot_product_attention),
                  ("tessera.flash_attn.flash_attn_func", tessera.flash_attn.flash_attn_func)]
     found = [("forward", name, lambda f=f: f(q, k, v)) for name, f in functions]
-    found.insert(1, ("forward", "the bare operator", lambda: _operators._plain(q, k, v)))
+    found.insert(1, ("forward", "the bare operator", lambda: _operators._plain_o(q, k, v)))
     found.insert(2, ("forward", "two torch.empty", lambda: (torch.empty(1, 1, 1, 8, device=device),
                                                             torch.empty(1, 1, 1, device=device))))
     found += [("forward with grad", name, lambda f=f: f(*leaves)) for name, f in functions]

@@ -150,6 +150,8 @@ def _dtype_of(name, tensor) -> int:
 
 
 def _of_dlpack(name, source, stream) -> Array:
+    if hasattr(source, "is_neg") and source.is_neg():  # PyTorch lends the memory of x for its view -x
+        expect(name, "an array whose numbers lie in memory (PyTorch's resolve_neg() gives one)", "a lazily negated one")
     device_type = int(source.__dlpack_device__()[0])
     try:
         capsule = _capsule(source, device_type, stream)

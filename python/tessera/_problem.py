@@ -78,6 +78,7 @@ class Call:
     def __init__(self, q, k, v, scores, backward=False, stream=None, bias_gradient=False, specs=False):
         self.backward, self._specs = backward, specs
         self.stream = None
+        stream = None if stream is None else integer("stream", stream)
         self.q = self.borrow("q", q, stream)  # finds the stream that all others are told of
         self.k, self.v = self.borrow("k", k), self.borrow("v", v)
         self.ragged = scores["cu_seqlens_q"] is not None or scores["cu_seqlens_kv"] is not None
@@ -152,6 +153,9 @@ class Call:
 
     def _set_lengths(self, scores):
         if not self.ragged:
+            for name in ("max_len_q", "max_len_kv"):
+                if scores[name] is not None:
+                    expect(name, "None without cu_seqlens", repr(scores[name]))
             return
         problem = self.problem
         for side, tensor in (("q", self.inputs["q"]), ("kv", self.inputs["k"])):

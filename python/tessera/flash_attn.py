@@ -19,11 +19,22 @@ __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_
 
 def _side(side):
     side = -1 if side is None else int(side)
+    if side >= 2**63:
+        raise RuntimeError(f"window_size: expected integers of 64 bits, got {side}")
     return -1 if side < 0 else side
 
 
 def _int(length):
     return int(length) if isinstance(length, torch.Tensor) else length
+
+
+def _unpacked(name, packed, parts, dim, meaning):
+    """The tensors that are packed in one."""
+    if not isinstance(packed, torch.Tensor):
+        raise RuntimeError(f"{name}: expected a torch.Tensor, got a {type(packed).__name__}")
+    if packed.dim() != dim + 3 or packed.shape[dim] != parts:
+        raise RuntimeError(f"{name}: expected shape {meaning}, got {list(packed.shape)}")
+    return packed.unbind(dim)
 
 
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
@@ -35,6 +46,8 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
     causal = 1 if causal else 0
     try:
         if alibi_slopes is cu_seqlens_q is cu_seqlens_k is None and softcap <= 0 and dropout_p == 0:
+            if not return_attn_probs:
+                return _attention.run_o(q, k, v, causal, False, softmax_scale, left, right)
             o, lse = _attention.run_plain(q, k, v, causal, False, softmax_scale, left, right)
         else:
             _attention.no_gradient("alibi_slopes", alibi_slopes)
@@ -70,7 +83,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
 def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                              alibi_slopes=None, deterministic=False, return_attn_probs=False):
     """flash_attn_func with k and v in one tensor kv (batch, seqlen_k, 2, nheads_k, headdim)."""
-    k, v = kv.unbind(2)
+    k, v = _unpacked("kv", kv, 2, 2, "(batch, seqlen_k, 2, nheads_k, headdim)")
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                            return_attn_probs)
 
@@ -78,7 +91,7 @@ def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=Fa
 def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                               alibi_slopes=None, deterministic=False, return_attn_probs=False):
     """flash_attn_func with all three in one tensor qkv (batch, seqlen, 3, nheads, headdim)."""
-    q, k, v = qkv.unbind(2)
+    q, k, v = _unpacked("qkv", qkv, 3, 2, "(batch, seqlen, 3, nheads, headdim)")
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                            return_attn_probs)
 
@@ -100,7 +113,7 @@ def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqle
                                     softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                                     alibi_slopes=None, deterministic=False, return_attn_probs=False):
     """flash_attn_varlen_func with k and v in one tensor kv (total_k, 2, nheads_k, headdim)."""
-    k, v = kv.unbind(1)
+    k, v = _unpacked("kv", kv, 2, 1, "(total_k, 2, nheads_k, headdim)")
     return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                                   return_attn_probs)
@@ -110,7 +123,7 @@ def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0,
                                      window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
                                      return_attn_probs=False):
     """flash_attn_varlen_func with all three in one tensor qkv (total, 3, nheads, headdim)."""
-    q, k, v = qkv.unbind(1)
+    q, k, v = _unpacked("qkv", qkv, 3, 1, "(total, 3, nheads, headdim)")
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
                                   causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 

@@ -67,6 +67,10 @@ def test_predict():
     ("^dropout_p: expected 0 or more and under 1, got 1.0", dict(dropout_p=1)),
     ("^seed: expected an integer", dict(seed=0.5)),
     ("^seed: expected 0 or more", dict(seed=-1)),
+    ("^window: expected an integer of 64 bits", dict(window=(2**70, None))),
+    ("^max_len_q: expected None without cu_seqlens, got 3", dict(max_len_q=3)),
+    ("^scale: expected a number, got 1j", dict(scale=1j)),
+    ("^kernel: expected one of cpu.fa2.forward", dict(kernel="cpu.fa2\0x")),
     ("^layout: expected 'bshd' or 'bhsd'", dict(layout="sbhd")),
     ("^kernel: expected one of cpu.fa2.forward", dict(kernel="cuda.fa9")),
     ("^cu_seqlens_kv: expected an array, since the other one is given", dict(cu_seqlens_q=numpy.zeros(2, "int32"))),
@@ -81,6 +85,8 @@ def test_wrong_arguments_are_named(function, pattern, keywords):
 
 @pytest.mark.parametrize("pattern, keywords", [
     ("^threads: expected 0..1024", dict(threads=-1)),
+    ("^stream: expected an integer, got 'x'", dict(stream="x")),
+    ("^bias: expected dtype fp32, got int32", dict(bias=numpy.zeros((64, 64), numpy.int32))),
     (r"^bias: expected \[1, 4, 64, 64\], any size also 1, got", dict(bias=numpy.zeros((64, 3), numpy.float32))),
     ("^bias: expected", dict(bias=numpy.zeros((64, 64), numpy.float16))),
     ("^alibi_slopes: expected", dict(alibi_slopes=numpy.zeros(3, numpy.float32))),

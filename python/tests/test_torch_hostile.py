@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of tessera.torch that nobody should make, and odd ones that must work."""
+import concurrent.futures
+import gc
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import tessera  # noqa: E402
 import tessera.torch as tt  # noqa: E402
 import torch_reference as reference  # noqa: E402
 
@@ -117,10 +122,10 @@ def test_dtypes_that_it_does_not_have(dtype, device):
 
 
 WRONG = {  # the argument that the message names, and what is wrong with it
-    "window": [(1.5, None), (-1, None), (3,), "ab", 3], "scale": ["x", float("nan")], "softcap": [None, -1.0],
-    "dropout_p": ["a", 1.0, -0.1], "kernel": [3, "nope"], "alibi_slopes": [[1.0], torch.ones(4, dtype=torch.float64)],
+    "window": [(1.5, None), (-1, None), (3,), "ab", 3, (2**70, None)], "scale": ["x", float("nan"), 1j, 1e300], "softcap": [None, -1.0],
+    "dropout_p": ["a", 1.0, -0.1], "kernel": [3, "nope", "", b"cpu.fa2", "\udc80", "cpu.fa2\0x"], "alibi_slopes": [[1.0], torch.ones(4, dtype=torch.float64)],
     "bias": [[1.0], torch.zeros(3, 3), torch.zeros(1, 1, 1, 37, 53), torch.ones(37, 53, dtype=torch.bool)],
-    "causal": [True, [], "left"], "layout": ["sbhd", None], "seed": [torch.tensor([1, 2]), torch.tensor([1.5])]}
+    "causal": [True, [], "left", 1], "layout": ["sbhd", None], "seed": [torch.tensor([1, 2]), torch.tensor([1.5])]}
 
 
 @pytest.mark.parametrize("name,value", [(n, v) for n, values in WRONG.items() for v in values], ids=str)
@@ -157,16 +162,126 @@ def test_integers_of_numpy(device):
 
 @pytest.mark.parametrize("call", [{}, dict(softcap=2.0)], ids=str)
 def test_derivatives_that_are_not_there_are_errors(call, device):
-    """Not tangents of 0, which PyTorch would take for an operator that it cannot see through."""
+    """Not tangents of 0, which PyTorch would take for an operator that it cannot see through. Of second derivatives
+    tessera or, where the call became a node of PyTorch's own, PyTorch says so."""
     q, k, v = (t.detach() for t in reference.inputs(device=device))
     forward_ad = torch.autograd.forward_ad
     with forward_ad.dual_level():
         with torch.no_grad(), pytest.raises(NotImplementedError, match="forward mode"):
             tt.attention(forward_ad.make_dual(q, q), k, v, **call)
         assert torch.equal(tt.attention(q, k, v, **call), tt.attention(q, k, v, **call))
-    with pytest.raises(NotImplementedError, match="second derivatives"):
+    with pytest.raises(RuntimeError, match="second derivatives .* are not there|derivative for .* is not implemented"):
         torch.autograd.functional.jvp(lambda x: tt.attention(x, k, v, **call), q, q)
     x = q.clone().requires_grad_()
     first, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x, create_graph=True)
     want, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x)
     assert torch.equal(first, want)
+
+
+PLACES = {"k": {}, "v": {}, "bias": dict(bias=torch.zeros(1, 1, 37, 53)), "alibi_slopes": dict(alibi_slopes=torch.zeros(4))}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", PLACES)
+def test_a_tensor_on_another_device_is_named(name, gradients, device):
+    """Nobody asks the CUDA driver where the memory of PyTorch's tensors is: what they say has to be looked at."""
+    call = dict(zip("qkv", (t.detach().requires_grad_(gradients) for t in reference.inputs(device=device))))
+    call.update(reference.moved(PLACES[name], device))
+    call[name] = call[name].detach().to("meta")
+    with pytest.raises(ValueError, match=f"^{name}: expected a tensor on {device}.*, where q is, got one on meta"):
+        tt.attention(**call)
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_kv"])
+def test_lengths_on_another_device_are_named(name, device):
+    q, k, v = (t.detach()[0] for t in reference.inputs(batch=1, device=device))
+    call = dict(cu_seqlens_q=torch.tensor([0, 37], device=device), cu_seqlens_kv=torch.tensor([0, 53], device=device))
+    call[name] = call[name].to("meta")
+    with pytest.raises(ValueError, match=f"^{name}: expected a tensor on {device}.*, got one on meta"):
+        tt.varlen_attention(q, k, v, **call, max_len_q=37, max_len_kv=53)
+
+
+@pytest.mark.parametrize("name", ["k", "o", "lse", "d_o"])
+def test_a_backward_with_a_tensor_on_another_device(name, device):
+    q, k, v = (t.detach() for t in reference.inputs(device=device))
+    o, lse = tt.attention(q, k, v, return_lse=True)
+    call = dict(d_o=o, q=q, k=k, v=v, o=o, lse=lse, o_rest=None)
+    call[name] = call[name].to("meta")
+    with pytest.raises((ValueError, RuntimeError), match="expected a tensor on|meta"):
+        torch.ops.tessera.plain_backward.default(**call)
+
+
+def test_the_core_takes_no_lazily_negated_tensor(device):
+    """PyTorch lends x where -x is asked for."""
+    q, k, v = (t.detach() for t in reference.inputs(device=device))
+    with pytest.raises(ValueError, match="^q: expected an array whose numbers lie in memory"):
+        tessera.attention(torch._neg_view(q), k, v)
+    assert torch.equal(tessera.attention(torch._neg_view(q).resolve_neg(), k, v), tt.attention(-q, k, v))
+
+
+def test_memory_that_was_given_up_is_named(device):
+    """As sharded training does with parameters that are not in use."""
+    q, k, v = (t.detach().clone() for t in reference.inputs(device=device))
+    k.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="^k: expected an address, got null"):
+        tt.attention(q, k, v)
+
+
+def test_rows_that_share_their_memory(device):
+    """Windows over one row of numbers, every axis reversed, one number for all: strides that are legal for an input."""
+    _, k, v = (t.detach() for t in reference.inputs(device=device))
+    row = reference.random((68,), 3, device)
+    for q in (row.unfold(0, 32, 1)[None, :, None].expand(2, 37, 4, 32), torch.as_strided(row, (2, 37, 4, 32), (0,) * 4)):
+        assert torch.equal(tt.attention(q, k, v), tt.attention(q.contiguous(), k, v))
+
+
+def test_one_graph_and_the_backwards_of_many_threads(device):
+    leaves = reference.inputs(device=device)
+    o = tt.attention(*leaves, causal="bottom-right")
+    want = torch.autograd.grad(o.sum(), leaves, retain_graph=True)
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        for got in pool.map(lambda _: torch.autograd.grad(o.sum(), leaves, retain_graph=True), range(30)):
+            assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+def test_nothing_is_left_of_a_step(device):
+    alive = []
+    for _ in range(5):
+        leaves = [t.detach().requires_grad_() for t in reference.inputs(device=device)]
+        o = tt.attention(*leaves)
+        alive += [weakref.ref(o), weakref.ref(leaves[0])]
+        o.sum().backward()
+        del o, leaves
+    gc.collect()
+    assert not any(ref() is not None for ref in alive)
+
+
+def test_hooks_of_saved_tensors(device):
+    leaves = reference.inputs(device=device)
+    for call in (dict(causal="bottom-right"), dict(softcap=3.0)):
+        want = torch.autograd.grad(tt.attention(*leaves, **call).sum(), leaves)
+        with torch.autograd.graph.save_on_cpu():
+            o = tt.attention(*leaves, **call)
+        assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sum(), leaves), want))
+
+
+def test_a_device_of_torchs_own_choice(device):
+    """What the package makes for itself, seeds and settings, does not go where new tensors go by default."""
+    leaves = reference.inputs(device=device)
+    with torch.device("meta"):
+        results = [tt.attention(*leaves, scale=0.21), tt.attention(*leaves, dropout_p=0.1), tt.attention(*leaves, seed=4,
+                   dropout_p=0.1)]
+        assert all(torch.autograd.grad(o.sum(), leaves)[0].device.type == device for o in results)
+
+
+def test_nan_stays_where_it_is(device):
+    q, k, v = (t.detach().clone() for t in reference.inputs(device=device))
+    k[0, 3] = float("nan")
+    o = tt.attention(q, k, v)
+    assert o[0].isnan().all() and o[1].isfinite().all()
+    leaves = reference.inputs(device=device)
+    o = tt.attention(*leaves)
+    d_o = torch.zeros_like(o)
+    d_o[1] = float("nan")
+    for gradient in torch.autograd.grad(o, leaves, d_o):
+        assert gradient[0].isfinite().all() and gradient[1].isnan().any()

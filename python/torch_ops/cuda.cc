@@ -13,7 +13,7 @@ void set_place(PlanOptions& options, const Tensor& q) {
 }
 
 Execution execution_of(const Tensor& q) {
-    Execution how;
+    Execution how{.placed = true};  // a tensor of PyTorch's knows its device
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(q.get_device_index(), &how.stream));
     return how;
 }

@@ -5,9 +5,11 @@
 // has no words for them.
 #include <torch/csrc/stable/library.h>
 
+#include <bit>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "call.hpp"
 
@@ -26,41 +28,51 @@ Tensor empty_like_o(const Problem& p, const Tensor& q, bool heads_first, std::in
     return empty(q, {p.batch, p.len_q, p.heads_q, p.head_dim_v}, dtype);
 }
 
+/// What a forward is to give beside O.
+struct Wanted {
+    bool lse = true;
+    bool rest = false;
+};
+
 /// o in the shape of empty_like_o(); lse [batch, heads_q, len_q] | [heads_q, total_q], fp32 (fp64 for fp64 inputs),
-/// contiguous. With `o_rest`, that becomes the rest of O for the backward, int8 in the shape of o, or of no elements
-/// where the kernel doesn't write it.
-Forward run_forward(const Inputs& in, const Settings& settings, OptionalTensor* o_rest = nullptr) {
+/// contiguous; o_rest, the rest of O for the backward: int8 in the shape of o, or of no elements where the kernel
+/// doesn't write it.
+struct Results {
+    Tensor o;
+    OptionalTensor lse, o_rest;
+};
+
+Results run_forward(const Inputs& in, const Settings& settings, const Wanted& wanted) {
     const Tensor& q = in.q;
     const Problem p = problem_of(in, settings, false);
     const auto dtype = torch_dtype_of(q);
-    const auto lse_dtype = p.dtype == DType::fp64 ? dtype : aoti_torch_dtype_float32();
-    Tensor o = empty_like_o(p, q, settings.heads_first, dtype);
-    Tensor lse =
-        p.ragged ? empty(q, {p.heads_q, p.total_q}, lse_dtype) : empty(q, {p.batch, p.heads_q, p.len_q}, lse_dtype);
+    Results to{empty_like_o(p, q, settings.heads_first, dtype), {}, {}};
     auto args = args_of<ForwardArgs>(in, settings.heads_first);
-    args.o = rows_of("o", o, settings.heads_first);
-    args.lse = view_of("lse", lse);
-    if (o_rest != nullptr && is_16_bit(p.dtype)) {
-        *o_rest = empty_like_o(p, q, settings.heads_first, aoti_torch_dtype_int8());
-        args.o_rest = rows_of("o_rest", **o_rest, settings.heads_first);
+    args.o = rows_of("o", to.o, settings.heads_first);
+    if (wanted.lse) {
+        const auto lse_dtype = p.dtype == DType::fp64 ? dtype : aoti_torch_dtype_float32();
+        to.lse =
+            p.ragged ? empty(q, {p.heads_q, p.total_q}, lse_dtype) : empty(q, {p.batch, p.heads_q, p.len_q}, lse_dtype);
+        args.lse = view_of("lse", *to.lse);
+    }
+    if (wanted.rest && is_16_bit(p.dtype)) {
+        to.o_rest = empty_like_o(p, q, settings.heads_first, aoti_torch_dtype_int8());
+        args.o_rest = rows_of("o_rest", *to.o_rest, settings.heads_first);
     }
     run(p, Pass::forward, settings, q, args);
-    if (o_rest != nullptr && !args.o_rest.given()) *o_rest = empty(q, {0}, aoti_torch_dtype_int8());
-    return {std::move(o), std::move(lse)};
+    if (wanted.rest && !args.o_rest.given()) to.o_rest = empty(q, {0}, aoti_torch_dtype_int8());
+    return to;
 }
 
 /// What the forward operators return: with the rest of O or without.
 template <bool with_rest>
-using Results = std::conditional_t<with_rest, std::tuple<Tensor, Tensor, Tensor>, Forward>;
+using Returned = std::conditional_t<with_rest, std::tuple<Tensor, Tensor, Tensor>, Forward>;
 
 template <bool with_rest>
-Results<with_rest> forward_results(const Inputs& in, const Settings& settings) {
-    if constexpr (!with_rest) return run_forward(in, settings);
-    else {
-        OptionalTensor o_rest;
-        auto [o, lse] = run_forward(in, settings, &o_rest);
-        return {std::move(o), std::move(lse), *std::move(o_rest)};
-    }
+Returned<with_rest> forward_results(const Inputs& in, const Settings& settings) {
+    Results found = run_forward(in, settings, {.rest = with_rest});
+    if constexpr (with_rest) return {std::move(found.o), *std::move(found.lse), *std::move(found.o_rest)};
+    else return {std::move(found.o), *std::move(found.lse)};
 }
 
 /// In the shapes and dtypes of q, k, v and bias; dbias where it is asked for.
@@ -93,12 +105,12 @@ Gradients run_backward(const Tensor& d_o, const OptionalTensor& dlse, const Inpu
 
 // PyTorch boxes a function by its parameters, so that each operator has to list all of them.
 template <bool with_rest>
-Results<with_rest> forward_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
-                              const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
-                              const OptionalTensor cu_seqlens_kv, const OptionalTensor seed, std::int64_t max_len_q,
-                              std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left,
-                              std::int64_t window_right, std::optional<double> scale, double softcap, double dropout_p,
-                              const std::optional<std::string> kernel, bool heads_first) {
+Returned<with_rest> forward_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
+                               const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
+                               const OptionalTensor cu_seqlens_kv, const OptionalTensor seed, std::int64_t max_len_q,
+                               std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left,
+                               std::int64_t window_right, std::optional<double> scale, double softcap, double dropout_p,
+                               const std::optional<std::string> kernel, bool heads_first) {
     return with_torch_errors([&] {
         return forward_results<with_rest>(
             {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed},
@@ -140,11 +152,21 @@ Settings plain_settings(std::int64_t causal, bool heads_first, std::optional<dou
 }
 
 template <bool with_rest>
-Results<with_rest> plain_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, bool heads_first,
-                            std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
+Returned<with_rest> plain_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, bool heads_first,
+                             std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
     return with_torch_errors([&] {
         return forward_results<with_rest>(PlainInputs(q, k, v).in,
                                           plain_settings(causal, heads_first, scale, window_left, window_right));
+    });
+}
+
+/// Without LSE, for calls that drop it: a tensor less to allocate and to hand to Python.
+Tensor plain_o_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, bool heads_first,
+                  std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
+    return with_torch_errors([&] {
+        return run_forward(PlainInputs(q, k, v).in,
+                           plain_settings(causal, heads_first, scale, window_left, window_right), {.lse = false})
+            .o;
     });
 }
 
@@ -159,6 +181,66 @@ ThreeGradients plain_backward_op(const Tensor d_o, const Tensor q, const Tensor 
     });
 }
 
+// PyTorch's operator for backends that bring an attention of their own. It is the one way to a gradient that autograd
+// knows without Python: the stable ABI has no words for those. PyTorch has no kernel of it for the CPU or CUDA and
+// never calls it there, and tessera calls it for a plain call only. So one argument has another meaning: `attn_bias`
+// are FusedSettings. PyTorch takes longer for each argument more. The others are to have their defaults. The backward
+// gets the rest of O as its philox_seed.
+using Fused = std::tuple<Tensor, Tensor, Tensor, Tensor, std::int64_t, std::int64_t, Tensor, Tensor, Tensor>;
+
+/// Seven int64 in host memory (python/tessera/torch/_fused.py makes them), and what they say.
+struct FusedSettings {
+    Settings settings;
+    std::int64_t least_for_rest;  ///< elements of q times keys from which on the rest of O is kept
+
+    explicit FusedSettings(const Tensor& numbers) {
+        const TensorView view = view_of("attn_bias", numbers);
+        if (view.device.type != DeviceType::cpu || view.dtype != DType::int64 || view.rank != 1 || view.shape[0] != 7) {
+            invalid("attn_bias", "expected tessera's settings, int64 [7] in host memory, got " + view.describe());
+        }
+        const auto at = [&](std::int64_t i) { return *view.at<std::int64_t>(i); };
+        const bool has_scale = at(4) != 0;
+        settings = plain_settings(at(0), at(1) != 0,
+                                  has_scale ? std::optional(std::bit_cast<double>(at(5))) : std::nullopt, at(2), at(3));
+        least_for_rest = at(6);
+    }
+
+    /// Where kernels write and read it: keeps_rest() and pays_rest() of python/tessera/torch/_operators.py.
+    bool keeps_rest(const Tensor& q, const Tensor& k) const {
+        if (!q.is_cuda() || dtype_of("q", q) != DType::bf16 || k.dim() != 4) return false;
+        return q.numel() * k.size(settings.heads_first ? 2 : 1) >= least_for_rest;
+    }
+};
+
+Fused fused_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor numbers, double dropout_p,
+               bool is_causal, bool return_debug_mask, std::optional<double> scale) {
+    return with_torch_errors([&]() -> Fused {
+        if (!numbers.has_value()) invalid("attn_bias", "expected tessera's settings, int64 [7], got none");
+        if (dropout_p != 0 || is_causal || return_debug_mask || scale.has_value()) {
+            invalid("attn_bias", "expected no other settings beside tessera's");
+        }
+        const FusedSettings given(*numbers);
+        Results found = run_forward(PlainInputs(q, k, v).in, given.settings, {.rest = given.keeps_rest(q, k)});
+        const Tensor none;
+        Tensor rest = found.o_rest.has_value() ? *std::move(found.o_rest) : none;
+        return {std::move(found.o), *std::move(found.lse), none, none, 0, 0, std::move(rest), none, none};
+    });
+}
+
+Backward fused_backward_op(const Tensor d_o, const Tensor q, const Tensor k, const Tensor v, const Tensor numbers,
+                           const std::vector<bool> /*wanted*/, const Tensor o, const Tensor lse,
+                           const Tensor /*cum_seq_q*/, const Tensor /*cum_seq_k*/, std::int64_t /*max_q*/,
+                           std::int64_t /*max_k*/, double /*dropout_p*/, bool /*is_causal*/, const Tensor rest,
+                           const Tensor /*philox_offset*/, std::optional<double> /*scale*/) {
+    return with_torch_errors([&]() -> Backward {
+        const PlainInputs inputs(q, k, v);
+        const OptionalTensor o_rest = rest.defined() ? OptionalTensor(rest) : std::nullopt;
+        Gradients found =
+            run_backward(d_o, inputs.none, inputs.in, o, lse, o_rest, FusedSettings(numbers).settings, false);
+        return {std::move(found.dq), std::move(found.dk), std::move(found.dv), Tensor()};
+    });
+}
+
 }  // namespace
 }  // namespace tessera::torch_ops
 
@@ -170,4 +252,11 @@ STABLE_TORCH_LIBRARY_IMPL(tessera, TESSERA_TORCH_KEY, m) {
     m.impl("plain", TORCH_BOX(&tessera::torch_ops::plain_op<false>));
     m.impl("plain_with_rest", TORCH_BOX(&tessera::torch_ops::plain_op<true>));
     m.impl("plain_backward", TORCH_BOX(&tessera::torch_ops::plain_backward_op));
+    m.impl("plain_o", TORCH_BOX(&tessera::torch_ops::plain_o_op));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(aten, TESSERA_TORCH_KEY, m) {
+    m.impl("_scaled_dot_product_fused_attention_overrideable", TORCH_BOX(&tessera::torch_ops::fused_op));
+    m.impl("_scaled_dot_product_fused_attention_overrideable_backward",
+           TORCH_BOX(&tessera::torch_ops::fused_backward_op));
 }

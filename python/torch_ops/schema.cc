@@ -23,6 +23,7 @@ STABLE_TORCH_LIBRARY(tessera, m) {
     m.def("attention_with_rest(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS
           ", bool heads_first) -> (Tensor, Tensor, Tensor)");
     m.def("plain(Tensor q, Tensor k, Tensor v, " TESSERA_PLAIN_ARGUMENTS ") -> (Tensor, Tensor)");
+    m.def("plain_o(Tensor q, Tensor k, Tensor v, " TESSERA_PLAIN_ARGUMENTS ") -> Tensor");
     m.def("plain_with_rest(Tensor q, Tensor k, Tensor v, " TESSERA_PLAIN_ARGUMENTS ") -> (Tensor, Tensor, Tensor)");
     m.def(
         "backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor "

@@ -22,6 +22,19 @@ DType dtype_of(const char* argument, const Tensor& tensor) {
     invalid(argument, "expected dtype float32, bfloat16, float16 or float64 (lengths: int32 or int64), got another");
 }
 
+namespace {
+
+/// Where PyTorch says that the memory is: libtessera takes its word for it (Execution::placed).
+Device device_of(const char* argument, const Tensor& tensor) {
+    std::int32_t type = 0;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+    if (type == aoti_torch_device_type_cpu()) return {};
+    if (type == aoti_torch_device_type_cuda()) return {DeviceType::cuda, tensor.get_device_index()};
+    invalid(argument, "expected a tensor on the CPU or a CUDA device, got one on another device");
+}
+
+}  // namespace
+
 TensorView view_of(const char* argument, const Tensor& tensor) {
     const std::int64_t rank = tensor.dim();
     if (rank < 1 || rank > TensorView::kMaxRank) {
@@ -31,7 +44,7 @@ TensorView view_of(const char* argument, const Tensor& tensor) {
     TensorView view{.data = const_cast<void*>(tensor.data_ptr()),
                     .dtype = dtype_of(argument, tensor),
                     .rank = static_cast<int>(rank),
-                    .device = tensor.is_cuda() ? Device{DeviceType::cuda, tensor.get_device_index()} : Device{}};
+                    .device = device_of(argument, tensor)};
     const auto sizes = tensor.sizes();
     const auto strides = tensor.strides();
     for (std::size_t d = 0; d < static_cast<std::size_t>(rank); ++d) {

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <initializer_list>
 #include <span>
-#include <vector>
 
 #include "core/batch.hpp"
 #include "tessera/error.hpp"
@@ -16,11 +16,41 @@
 namespace tessera {
 namespace {
 
-using Shape = std::vector<std::int64_t>;
+/// Up to kMaxRank sizes: nothing here allocates, since every call comes through.
+class Shape {
+ public:
+    Shape(std::initializer_list<std::int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
+    explicit Shape(std::span<const std::int64_t> sizes) : rank_(sizes.size()) {
+        std::copy(sizes.begin(), sizes.end(), sizes_.begin());
+    }
+    const std::int64_t* begin() const { return sizes_.data(); }
+    const std::int64_t* end() const { return begin() + rank_; }
+    std::size_t size() const { return rank_; }
+    std::int64_t operator[](std::size_t d) const { return sizes_[d]; }
+
+ private:
+    std::array<std::int64_t, TensorView::kMaxRank> sizes_{};
+    std::size_t rank_;
+};
 
 struct Named {
     const char* name;
     const TensorView* view;
+};
+
+/// The tensors of a list that were given: at most four.
+class Given {
+ public:
+    explicit Given(std::initializer_list<Named> all) {
+        for (const Named& named : all) {
+            if (named.view->given()) list_[size_++] = named;
+        }
+    }
+    operator std::span<const Named>() const { return {list_.data(), size_}; }
+
+ private:
+    std::array<Named, 4> list_{};
+    std::size_t size_ = 0;
 };
 
 [[noreturn]] void invalid(const char* name, const std::string& message) {
@@ -124,7 +154,8 @@ void check_bias_like(const Problem& p, const char* name, const TensorView& t) {
                                   t.given() ? fmt::format("[{}]", fmt::join(shape, ", ")) : "nothing"));
     }
     if (t.dtype != DType::fp32 && t.dtype != p.dtype) {
-        invalid(name, fmt::format("expected dtype fp32 or {}, got {}", name_of(p.dtype), name_of(t.dtype)));
+        const std::string own = p.dtype == DType::fp32 ? "" : fmt::format(" or {}", name_of(p.dtype));
+        invalid(name, fmt::format("expected dtype fp32{}, got {}", own, name_of(t.dtype)));
     }
     expect_memory(name, t);
 }
@@ -214,11 +245,7 @@ void check_tensors(const Problem& p, const ForwardArgs& args, const Device& devi
                                        {"alibi_slopes", &args.alibi_slopes},
                                        {"cu_seqlens_q", &args.cu_seqlens_q},
                                        {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
-    std::vector<Named> outputs;
-    outputs.reserve(3);
-    outputs.push_back({"o", &args.o});
-    if (args.lse.given()) outputs.push_back({"lse", &args.lse});
-    if (args.o_rest.given()) outputs.push_back({"o_rest", &args.o_rest});
+    const Given outputs{{"o", &args.o}, {"lse", &args.lse}, {"o_rest", &args.o_rest}};
     expect_devices(inputs, device);
     expect_devices(outputs, device);
     check_inputs(p, args);
@@ -242,12 +269,7 @@ void check_tensors(const Problem& p, const BackwardArgs& args, const Device& dev
                                         {"alibi_slopes", &args.alibi_slopes},
                                         {"cu_seqlens_q", &args.cu_seqlens_q},
                                         {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
-    std::vector<Named> outputs;
-    outputs.reserve(4);
-    for (const Named& output : {Named{"dq", &args.dq}, Named{"dk", &args.dk}, Named{"dv", &args.dv}}) {
-        if (output.view->given()) outputs.push_back(output);
-    }
-    if (p.bias_gradient) outputs.push_back({"dbias", &args.dbias});
+    const Given outputs{{"dq", &args.dq}, {"dk", &args.dk}, {"dv", &args.dv}, {"dbias", &args.dbias}};
     expect_devices(inputs, device);
     expect_devices(outputs, device);
     check_inputs(p, args);
@@ -261,8 +283,7 @@ void check_tensors(const Problem& p, const BackwardArgs& args, const Device& dev
     if (args.dv.given()) check_rows(p, "dv", args.dv, false, p.head_dim_v);
     if (p.bias_gradient) {
         check_bias_like(p, "dbias", args.dbias);
-        const auto bias_shape = shape_of(args.bias);
-        expect_shape("dbias", args.dbias, Shape(bias_shape.begin(), bias_shape.end()));
+        expect_shape("dbias", args.dbias, Shape(shape_of(args.bias)));
     } else {
         expect_absent("dbias", args.dbias, "bias_gradient");
     }

@@ -86,11 +86,14 @@ void check(cudaError_t status, const char* what) {
     throw Error(code, "", fmt::format("CUDA, {}: {}", what, cudaGetErrorString(status)));
 }
 
-CurrentDevice::CurrentDevice(const Device& device) {
+CurrentDevice::CurrentDevice(const Device& device) : chosen_(device.index) {
     check(cudaGetDevice(&before_), "asking for the current device");
-    check(cudaSetDevice(device.index), "choosing a device");
+    // Where it is the current one already, too: that binds its context to a thread that has none yet.
+    check(cudaSetDevice(chosen_), "choosing a device");
 }
 
-CurrentDevice::~CurrentDevice() { cudaSetDevice(before_); }
+CurrentDevice::~CurrentDevice() {
+    if (before_ != chosen_) cudaSetDevice(before_);
+}
 
 }  // namespace tessera::cuda

@@ -51,6 +51,7 @@ class CurrentDevice {
     CurrentDevice& operator=(const CurrentDevice&) = delete;
 
  private:
+    int chosen_;
     int before_ = 0;
 };
 

@@ -20,10 +20,11 @@ struct Call {
     const Plan& plan;
     const Args& args;
     std::span<std::byte> workspace;
-    ParallelFor parallel_for;  ///< never empty
+    ParallelFor parallel_for;  ///< of a CPU kernel, never empty; of a CUDA kernel, empty
     TileCounters* counters;    ///< may be null
     void* stream;              ///< cudaStream_t of a CUDA kernel; null: the default stream
     TileObserver* observer;    ///< may be null
+    bool placed;               ///< as in Execution
 };
 using ForwardCall = Call<ForwardArgs>;
 using BackwardCall = Call<BackwardArgs>;

@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <iterator>
+#include <optional>
 #include <tuple>
+#include <vector>
 
+#include "learn/expression.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::learn {
@@ -33,37 +36,65 @@ std::string bare(const std::string& text) {
     return result;
 }
 
-std::optional<double> plain_number(std::string text) {
-    text = trimmed(text);
-    if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.erase(0, 1);
-    // Commas stand between groups of three digits only: "1,5" is no fifteen.
-    for (std::size_t comma = text.find(','); comma != std::string::npos; comma = text.find(',', comma)) {
-        const std::size_t digits = std::min(text.find_first_not_of("0123456789", comma + 1), text.size()) - comma - 1;
-        if (comma == 0 || digits != 3) return {};
-        text.erase(comma, 1);
-    }
-    double value = 0;
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    if (error != std::errc() || stop != end || !std::isfinite(value)) return {};
-    return value;
-}
-
 [[noreturn]] void refuse(const std::string& expected, const std::string& got) {
     throw Error(ErrorCode::invalid_argument, "answer", fmt::format("expected {}, got \"{}\"", expected, got));
 }
 
-double asked_number(const Exercise& exercise, std::string text) {
-    const std::string expected = exercise.unit.empty()
-                                     ? "a number, such as 3, 0.75 or 3/4"
-                                     : fmt::format("a number of {}, such as 3, 0.75 or 3/4", exercise.unit);
-    const std::string unit = lower(exercise.unit), given = lower(text);
-    if (!unit.empty() && given.size() > unit.size() && given.ends_with(unit))
-        text = text.substr(0, text.size() - unit.size());
-    else if (exercise.unit == "times" && given.ends_with("x")) text.pop_back();
-    const std::optional<double> value = number_of(text);
-    if (!value) refuse(expected, text);
-    return *value;
+/// Bytes in a unit of them; `also` where people mean the other of the two that one name has: KB for KiB.
+struct ByteUnit {
+    const char* name;
+    double bytes;
+    double also;
+};
+constexpr ByteUnit kByteUnits[] = {{"b", 1, 1},
+                                   {"byte", 1, 1},
+                                   {"bytes", 1, 1},
+                                   {"kb", 1e3, 0x1p10},
+                                   {"kib", 0x1p10, 0x1p10},
+                                   {"mb", 1e6, 0x1p20},
+                                   {"mib", 0x1p20, 0x1p20},
+                                   {"gb", 1e9, 0x1p30},
+                                   {"gib", 0x1p30, 0x1p30},
+                                   {"tb", 1e12, 0x1p40},
+                                   {"tib", 0x1p40, 0x1p40}};
+
+const ByteUnit* byte_unit(const std::string& name) {
+    const auto* found = std::find_if(std::begin(kByteUnits), std::end(kByteUnits),
+                                     [&](const ByteUnit& unit) { return unit.name == name; });
+    return found == std::end(kByteUnits) ? nullptr : found;
+}
+
+bool same_unit(const std::string& asked, const std::string& given) {
+    if (given.empty() || given == asked || given + "s" == asked) return true;
+    return asked == "times" && (given == "x" || given == "fold");
+}
+
+/// One number that an answer can mean, in the unit that is asked for, and what was taken for granted.
+struct Reading {
+    double value;
+    std::string granted{};
+};
+
+std::vector<Reading> readings_of(const Exercise& exercise, const std::string& text) {
+    const std::string expected = (exercise.unit.empty() ? "a number" : fmt::format("a number of {}", exercise.unit)) +
+                                 ", such as 3, 0.75, 3/4 or 12*16";
+    const Quantity quantity = quantity_of(text);
+    const std::optional<double> value = number_of(quantity.number);
+    if (!value) {
+        const bool comma = text.find(',') != std::string::npos;
+        refuse(expected + (comma ? " (a point before decimals, a comma between thousands)" : ""), text);
+    }
+    const std::string asked = lower(exercise.unit), given = lower(quantity.unit);
+    if (same_unit(asked, given)) return {{*value}};
+    const ByteUnit *from = byte_unit(given), *to = byte_unit(asked);
+    if (from == nullptr || to == nullptr) refuse(expected, text);
+    std::vector<Reading> readings{{*value * from->bytes / to->bytes}};
+    if (from->also != from->bytes) {
+        readings.push_back({*value * from->also / to->bytes,
+                            fmt::format(" (Taking {} for {}iB, which is 2^{:.0f} bytes.)", quantity.unit,
+                                        static_cast<char>(given[0] - 'a' + 'A'), std::log2(from->also))});
+    }
+    return readings;
 }
 
 bool close(double a, double b, double tolerance) { return std::abs(a - b) <= tolerance * std::abs(b) + 1e-12; }
@@ -99,33 +130,25 @@ std::string slip_of(const Exercise& exercise, const std::string& word) {
 
 }  // namespace
 
-std::optional<double> number_of(const std::string& text) {
-    for (const char sign : {'/', '^'}) {
-        const std::size_t at = text.find(sign);
-        if (at == std::string::npos) continue;
-        const auto left = plain_number(text.substr(0, at)), right = plain_number(text.substr(at + 1));
-        if (!left || !right) return {};
-        const double value = sign == '/' ? *left / *right : std::pow(*left, *right);
-        return std::isfinite(value) ? std::optional(value) : std::nullopt;
-    }
-    return plain_number(text);
-}
-
 Judgement judge(const Exercise& exercise, const std::string& answer) {
     const std::string text = trimmed(answer);
     if (text.empty()) refuse(exercise.words.empty() ? "a number" : "a word", text);
     bool right = false;
-    std::string slip;
+    std::string slip, granted;
     if (!exercise.words.empty()) {
         right = std::any_of(exercise.words.begin(), exercise.words.end(),
                             [&](const std::string& word) { return bare(word) == bare(text); });
         slip = slip_of(exercise, text);
     } else {
-        const double value = asked_number(exercise, text);
-        right = close(value, exercise.value, exercise.tolerance);
-        slip = slip_of(exercise, value);
+        const std::vector<Reading> readings = readings_of(exercise, text);
+        const auto fits = std::find_if(readings.begin(), readings.end(), [&](const Reading& one) {
+            return close(one.value, exercise.value, exercise.tolerance);
+        });
+        right = fits != readings.end();
+        if (right) granted = fits->granted;
+        else slip = slip_of(exercise, readings.front().value);
     }
-    if (right) return {true, fmt::format("Right: {}. {}", exercise.answer, exercise.why)};
+    if (right) return {true, fmt::format("Right: {}.{} {}", exercise.answer, granted, exercise.why)};
     return {false, fmt::format("Not {}.{}{}", text, slip.empty() ? "" : " ", slip)};
 }
 

@@ -165,6 +165,20 @@ void add_lengths(plot::Figure& figure, const std::vector<plot::Note>& wanted) {
     }
 }
 
+/// Names the first and the last point of a schedule by their lengths, under the point where its line leaves over it.
+std::vector<plot::Note> ends_of(std::span<const SweepRow> rows, std::size_t schedule,
+                                std::span<const plot::Point> points) {
+    std::vector<plot::Note> ends;
+    const auto add = [&](const SweepRow& row, const plot::Point& end, const plot::Point& next) {
+        if (!row.cells[schedule].known()) return;
+        ends.push_back({{end.x, end.y}, short_length(row.problem.len_kv), next.x > end.x && next.y > end.y});
+    };
+    if (points.empty()) return ends;
+    add(rows.front(), points.front(), points[points.size() > 1 ? 1 : 0]);
+    add(rows.back(), points.back(), points[points.size() > 1 ? points.size() - 2 : 0]);
+    return ends;
+}
+
 }  // namespace
 
 plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows) {
@@ -202,16 +216,9 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
                 {intensity, cell.tflops(),
                  fmt::format("length {}: {:.4g} ms, {:.3g} TFLOP/s", row.problem.len_kv, cell.ms(), cell.tflops())});
         }
-        if (!series.points.empty()) figure.series.push_back(std::move(series));
-        std::vector<plot::Note> ends;
-        for (const SweepRow* row : {&rows.front(), &rows.back()}) {
-            const SweepCell& cell = row->cells[s];
-            if (!cell.known() || figure.series.empty()) continue;
-            const plot::Point& point =
-                row == &rows.front() ? figure.series.back().points.front() : figure.series.back().points.back();
-            ends.push_back({{point.x, point.y}, short_length(row->problem.len_kv)});
-        }
-        add_lengths(figure, ends);
+        if (series.points.empty()) continue;
+        add_lengths(figure, ends_of(rows, s, series.points));
+        figure.series.push_back(std::move(series));
     }
     figure.x.least = least;
     figure.x.most = most;

@@ -60,6 +60,7 @@ struct Guide {
 struct Note {
     Place at;
     std::string text;
+    bool below = false;  ///< under its place instead of over it, where a line goes
 };
 
 enum class Names : std::uint8_t {

@@ -199,7 +199,8 @@ class Drawing {
         const double x = frame_.px(note.at.x);
         const double width = text_width(note.text, kTextSize);
         const bool to_the_left = x + 8 + width > frame_.right;
-        words(to_the_left ? x - 8 : x + 8, frame_.py(note.at.y) - 8, to_the_left ? "end" : "start", note.text);
+        const double baseline = frame_.py(note.at.y) + (note.below ? 8 + 0.7 * kTextSize : -8);
+        words(to_the_left ? x - 8 : x + 8, baseline, to_the_left ? "end" : "start", note.text);
     }
 
     void names() {

@@ -50,7 +50,7 @@ TEST_F(LearnTest, bad_calls_are_refused) {
     expect_error("learn six", 2, "LESSON");
     expect_error("learn --answer 3", 2, "--answer: expected a lesson with it");
     expect_error("learn 6 --answer much", 2, "--answer: expected a number");
-    expect_error("learn 1 --answer '12 GiB'", 2, "a number of MiB");
+    expect_error("learn 1 --answer '12 miles'", 2, "a number of MiB");
     EXPECT_EQ(learn("6 --picture /nonexistent/p.svg").code, 73);
 }
 

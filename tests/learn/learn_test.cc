@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "learn/answer.hpp"
+#include "learn/expression.hpp"
 #include "learn/pictures.hpp"
 #include "learn/progress.hpp"
 #include "plot/xml_check.hpp"
@@ -88,8 +89,52 @@ TEST(Answer, numbers_are_read_as_people_write_them) {
     EXPECT_EQ(number_of("2^20"), 1048576);
     EXPECT_EQ(number_of("-9/4"), -2.25);
     EXPECT_EQ(number_of("+11/16"), 0.6875);
-    for (const char* none : {"", "x", "1/0", "1,5", "1,0245", ",123", "1/2/3", "nan", "inf", "3 4", "0x10", "+-1"})
+    EXPECT_EQ(number_of("1.5e3"), 1500);
+    EXPECT_EQ(number_of("15E+2"), 1500);
+    EXPECT_EQ(number_of(".5"), 0.5);
+    for (const char* same : {"12,582,912", "12 582 912", "12'582'912", "12_582_912", "12\u202f582\u202f912"})
+        EXPECT_EQ(number_of(same), 12582912) << same;
+    for (const char* none : {"", "x", "1/0", "1,5", "1,0245", ",123", "nan", "inf", "3 4", "0x10", "+-1", "1,024 512",
+                             "1.2.3", "1e", "5."})
         EXPECT_FALSE(number_of(none)) << none;
+}
+
+TEST(Answer, small_sums_are_worked_out) {
+    EXPECT_EQ(number_of("12*16"), 192);
+    EXPECT_EQ(number_of("12 x 16"), 192);
+    EXPECT_EQ(number_of("12 \u00d7 16"), 192);
+    EXPECT_EQ(number_of("1/2/3"), 1.0 / 2 / 3);
+    EXPECT_EQ(number_of("1 + 2*3 - 4/8"), 6.5);
+    EXPECT_EQ(number_of("(1 + 2) * (3 - 5)"), -6);
+    EXPECT_EQ(number_of("2*2^3"), 16);
+    EXPECT_EQ(number_of("2^-1"), 0.5);
+    EXPECT_EQ(number_of("-(1 - 3)"), 2);
+    EXPECT_EQ(number_of("4096*4096*2/2^20"), 32);
+    for (const char* none : {"1+", "*2", "(1", "1)", "()", "1 2*3", "2**3", "1/(2-2)", "2^^3", "1+-2", "9^9^9", "a*2"})
+        EXPECT_FALSE(number_of(none)) << none;
+    EXPECT_FALSE(number_of(std::string(10000, '('))) << "too long";
+}
+
+TEST(Answer, numbers_come_with_their_unit_or_another_of_its_kind) {
+    const auto right = [](int number, const char* text) { return judge(lesson(number).exercise(), text).right; };
+    for (const char* twelve : {"12", "12 MiB", "12MiB", "12 mib", "12,288 KiB", "12582912 B", "12 582 912 bytes",
+                               "12*2^20 bytes", "12.583 MB", "3*4 MiB", "0.01171875 GiB", "12 MB", "12288 KB"})
+        EXPECT_TRUE(right(1, twelve)) << twelve;
+    EXPECT_NE(judge(lesson(1).exercise(), "12 MB").text.find("Taking MB for MiB, which is 2^20 bytes."),
+              std::string::npos);
+    for (const char* wrong : {"12 KB", "12 GiB", "13 MB"}) EXPECT_FALSE(right(1, wrong)) << wrong;
+    EXPECT_TRUE(right(11, "2x"));
+    EXPECT_TRUE(right(5, "192 keys"));
+    EXPECT_TRUE(right(5, "12*16"));
+    EXPECT_TRUE(right(5, "192 key"));
+    for (const char* none : {"192 KB", "192 %", "12 MiB 5", "MiB"})
+        EXPECT_THROW(judge(lesson(5).exercise(), none), Error) << none;
+    try {
+        judge(lesson(5).exercise(), "1,5");
+        ADD_FAILURE() << "1,5 is taken";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("a point before decimals"), std::string::npos) << error.what();
+    }
 }
 
 TEST(Pictures, are_whole_and_the_same_every_time) {

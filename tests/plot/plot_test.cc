@@ -131,6 +131,19 @@ TEST(Svg, is_well_formed_and_refers_to_nothing_outside) {
     }
 }
 
+TEST(Svg, a_note_stands_over_its_place_or_under_it) {
+    const auto baseline = [](bool below) {
+        Figure figure = speed_by_length();
+        figure.notes = {{{1024, 200}, "here", below}};
+        const std::string text = svg(figure);
+        const std::size_t end = text.find(">here<"), y = text.rfind(" y=\"", end);
+        return std::stod(text.substr(y + 4));
+    };
+    const double place = Frame(speed_by_length()).py(200);
+    EXPECT_LT(baseline(false), place - 4);
+    EXPECT_GT(baseline(true), place + kTextSize);
+}
+
 TEST(Xml, errors_are_found) {
     EXPECT_EQ(first_xml_error("<a><b x=\"1\"/>text</a>"), "");
     EXPECT_NE(first_xml_error("<a><b></a>"), "");

@@ -22,7 +22,7 @@ function map(answer) {
     answer.map.forEach((row, i) => [...row].forEach((kind, j) => {
       const x = across + left + j * cell, y = top + i * cell;
       nodes.push(rect(x, y, cell - gap, cell - gap, {class: `tile ${kinds[kind]}`}));
-      if (kind === 'p' && cell > 10) nodes.push(shape('path', {class: 'hatch', d: `M${x} ${y + cell - gap}L${x + cell - gap} ${y}`}));
+      if (kind === 'p' && cell > 10) nodes.push(shape('path', {class: 'hatch', d: `M${x} ${y}L${x + cell - gap} ${y + cell - gap}`}));
     }));
     return {height: top + cell * answer.rows + 6, nodes};
   };

@@ -4,14 +4,11 @@ import http.server
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import threading
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
+from browsers import open_browser
 from selenium.webdriver.support.ui import WebDriverWait
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -22,17 +19,16 @@ COMMAND = os.environ.get("TESSERA_COMMAND", str(ROOT / "build/tessera"))
 class Page:
     """The page in the browser. Rooms are opened by their state in the URL."""
 
-    def __init__(self, driver, address):
-        self.driver = driver
+    def __init__(self, browser, address):
+        self.browser = browser
+        self.driver = browser.driver
         self.address = address
 
     def open(self, state="", width=1400, height=1000, scheme="light"):
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                                    {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500})
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
-                                    {"media": "", "features": [{"name": "prefers-color-scheme", "value": scheme}]})
         self.driver.get("about:blank")
+        self.browser.set_screen(width, height, scheme)
         self.driver.get(f"{self.address}/index.html#{state}")
+        self.browser.opened()
         WebDriverWait(self.driver, 60).until(lambda d: d.execute_script("return document.documentElement.dataset.ready"))
 
     def run(self, script, *args):
@@ -50,7 +46,7 @@ class Page:
         self.run("document.querySelector(arguments[0]).click()", selector)
 
     def errors(self):
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+        return self.browser.errors()
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -75,23 +71,16 @@ def downloads(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def driver(downloads):
-    options = Options()
-    options.binary_location = shutil.which("chromium") or ""
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
-    browser = webdriver.Chrome(service=Service(shutil.which("chromedriver")), options=options)
-    browser.execute_cdp_cmd("Page.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)})
-    yield browser
-    browser.quit()
+def browser(downloads):
+    running = open_browser(downloads)
+    yield running
+    running.driver.quit()
 
 
 @pytest.fixture
-def page(driver, server):
-    driver.get_log("browser")
-    found = Page(driver, server)
+def page(browser, server):
+    browser.errors()
+    found = Page(browser, server)
     yield found
     assert found.errors() == []
 

@@ -31,8 +31,8 @@ def test_asks_the_network_for_nothing(page):
     assert page.run("return performance.getEntriesByType('resource').map(e => e.name)") == []
 
 
-def test_opens_from_the_disk(driver):
-    disk = Page(driver, f"file://{DIST}")
+def test_opens_from_the_disk(browser):
+    disk = Page(browser, f"file://{DIST}")
     disk.open("walk?step=3")
     assert disk.values()["l"] > 0
     assert disk.errors() == []
@@ -51,7 +51,7 @@ def test_is_accessible(page, state, scheme):
     script = axe()
     page.open(state, width=390 if scheme == "dark" else 1400, scheme=scheme)
     page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    page.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script})
+    page.browser.inject(script)
     found = page.driver.execute_async_script(
         "const done = arguments[arguments.length - 1]; axe.run(document, {}).then(done, (e) => done({violations: [{id: String(e), nodes: []}]}))")
     assert [(v["id"], [n["html"][:120] for n in v["nodes"]][:3]) for v in found["violations"]] == []

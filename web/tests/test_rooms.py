@@ -179,7 +179,7 @@ def test_paper_asks_for_m_and_prints(page, command):
     page.run("document.getElementById('guess-m').value = ''")
     press(page, str(hand["steps"][0]["m"]), Keys.ENTER)
     page.until("return document.querySelectorAll('.graph .blank').length === 0")
-    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    page.browser.set_print()
     assert page.run("return getComputedStyle(document.querySelector('.print-only')).display") == "block"
     assert page.run("return getComputedStyle(document.querySelector('header')).display") == "none"
     assert page.run("return document.querySelectorAll('.print-only .paper').length") == len(hand["steps"])

@@ -5,13 +5,13 @@ import operator
 import torch
 import torch.autograd.forward_ad as _forward_ad
 
-from . import _errors, _functorch, _operators
+from . import _errors, _functorch, _fused, _operators
 
 CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _functorch_active = torch._C._are_functorch_transforms_active
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
-_call, _plain = _operators.call, _operators.plain
+_call, _plain, _plain_o, _fewest = _operators.call, _operators._plain, _operators._plain_o, _operators.plain
 # Past the Python code of Function.apply, which is for torch.func.
 _eager = super(torch.autograd.Function, _operators.EagerAttention).apply
 _plain_eager = super(torch.autograd.Function, _operators.PlainAttention).apply
@@ -69,7 +69,24 @@ def run_plain(q, k, v, *settings):
     try:
         if (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) or _forward_mode():
             return _plain_eager(q, k, v, settings)
-        return _plain(q, k, v, *settings)
+        return _fewest(_plain, q, k, v, *settings)
+    except (RuntimeError, AttributeError) as error:
+        raise _explained(error, q, k, v) from None
+
+
+def run_o(q, k, v, causal, heads_first, scale, left, right):
+    """O alone of run_plain(), which costs less."""
+    if _is_compiling() or _functorch_active():
+        return run(*_operators.all_arguments(q, k, v, causal, heads_first, scale, left, right))[0]
+    try:
+        if _forward_mode():
+            return _plain_eager(q, k, v, (causal, heads_first, scale, left, right))[0]
+        if not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+            return _fewest(_plain_o, q, k, v, causal, heads_first, scale, left, right)
+        if _fused.takes(q, k, v, scale):
+            return _fused.op(q, k, v, _fused.settings(causal, heads_first, scale, left, right,
+                                                      _operators.LEAST_FOR_REST))[0]
+        return _plain_eager(q, k, v, (causal, heads_first, scale, left, right))[0]
     except (RuntimeError, AttributeError) as error:
         raise _explained(error, q, k, v) from None
 
@@ -127,6 +144,8 @@ def _bound(name, number):
     found = _integer(number)
     if found is None or found < 0:
         raise ValueError(f"{name}: expected an integer from 0 on or None, got {number!r}")
+    if isinstance(found, int) and found >= 2**63:
+        raise ValueError(f"{name}: expected an integer of 64 bits, got {number!r}")
     return found
 
 
@@ -134,7 +153,7 @@ def kernel_name(kernel):
     """The forward kernel of a name with or without its pass."""
     if kernel is None:
         return None
-    if not isinstance(kernel, str):
+    if not isinstance(kernel, str) or not kernel.isprintable():  # PyTorch's strings end at a zero
         raise ValueError(f"kernel: expected a name or None, got {kernel!r}")
     return kernel.removesuffix(".forward") + ".forward"
 
@@ -177,6 +196,8 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     left, right = (-1, -1) if window is None else window_sides(window)
     causal = 0 if causal is None else causal_number(causal)
     if bias is None and alibi_slopes is None and kernel is None and softcap == 0 and dropout_p == 0:
+        if not return_lse:
+            return run_o(q, k, v, causal, heads_first, scale, left, right)
         o, lse = run_plain(q, k, v, causal, heads_first, scale, left, right)
     else:
         o, lse = run(q, k, v, bias, alibi_slopes, None, None, seed_tensor(seed, dropout_p), -1, -1, causal, left, right,

@@ -13,7 +13,7 @@ _CLASSES = {_native.INVALID_ARGUMENT: ValueError, _native.UNSUPPORTED: _native.U
 
 
 # What PyTorch says of an argument that is not what an operator's schema has.
-_SCHEMA = re.compile(r"tessera::\w+\(\) Expected a value of type '(?:Optional\[)?(\w+)\]?' for argument '(\w+)' "
+_SCHEMA = re.compile(r"(?:tessera|aten)::\w+\(\) Expected a value of type '(?:Optional\[)?(\w+)\]?' for argument '(\w+)' "
                      r"but instead found type '(.+?)'")
 # The functions' names where the operators have others.
 _NAMES = {"dropout": "dropout_p", "window_left": "window", "window_right": "window"}

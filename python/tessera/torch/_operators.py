@@ -5,7 +5,7 @@ torch.ops.tessera.attention is the public operator: it differentiates, compiles 
 same for calls that will have a backward: it gives the rest of O too (docs/numerics.md), which makes that faster. The
 others are the bare kernels under them, for this package only: they have no gradients of their own, since a registered
 one runs Python code in every call, with gradients or without. plain, plain_with_rest and plain_backward are for calls
-without what most calls leave out, since each argument costs.
+without what most calls leave out, since each argument costs; plain_o gives no LSE, which most calls drop.
 
 Arguments after q, k, v, in this order, the first five of them tensors:
     bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, max_len_q, max_len_kv, causal, window_left, window_right,
@@ -27,8 +27,8 @@ attention = torch.ops.tessera.attention.default
 attention_with_rest = torch.ops.tessera.attention_with_rest.default
 # What the Python class of an operator would call: a function of PyTorch's own.
 _forward, _with_rest, _backward = forward._op, attention_with_rest._op, backward._op
-_plain, _plain_with_rest, _plain_backward = (
-    getattr(torch.ops.tessera, name).default._op for name in ("plain", "plain_with_rest", "plain_backward"))
+_plain, _plain_o, _plain_with_rest, _plain_backward = (
+    getattr(torch.ops.tessera, name).default._op for name in ("plain", "plain_o", "plain_with_rest", "plain_backward"))
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 TENSORS = 8  # q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed
@@ -47,7 +47,7 @@ def keeps_rest(q, dropout_p=0.0, kernel=None):
 
 def pays_rest(q, k, heads_first):
     """Whether a call is large enough for a rest of O to save more than its making costs."""
-    return q.numel() * k.shape[-2 if heads_first else -3] >= LEAST_FOR_REST
+    return k.dim() > 2 and q.numel() * k.shape[-2 if heads_first else -3] >= LEAST_FOR_REST
 
 
 def is_plain(bias, rest):
@@ -65,10 +65,15 @@ def _empty_like(tensor, shape, heads_first):
     return tensor.new_empty(shape)
 
 
-def _fake_forward(q, k, v, bias, alibi_slopes, cu_seqlens_q, *rest):
-    for name, tensor in (("k", k), ("v", v), ("bias", bias)):
+def _expect_one_device(q, **tensors):
+    for name, tensor in tensors.items():
         if tensor is not None and tensor.device != q.device:
             raise ValueError(f"{name}: expected a tensor on {q.device}, where q is, got one on {tensor.device}")
+
+
+def _fake_forward(q, k, v, bias, alibi_slopes, cu_seqlens_q, *rest):
+    _expect_one_device(q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q,
+                       cu_seqlens_kv=rest[0] if rest else None)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     heads_first = len(rest) == ARGUMENTS - 6 and rest[-1]
     o = _empty_like(q, (*q.shape[:-1], v.shape[-1]), heads_first)
@@ -85,15 +90,15 @@ def _fake_with_rest(q, *arguments):
     return o, lse, q.new_empty((0,), dtype=torch.int8)
 
 
-def plain(q, k, v, causal, heads_first, scale, window_left, window_right):
-    """The plain operator. What has its default is left out, since each argument costs."""
+def plain(op, q, k, v, causal, heads_first, scale, window_left, window_right):
+    """A plain operator that runs forward. What has its default is left out, since each argument costs."""
     if window_left != -1 or window_right != -1:
-        return _plain(q, k, v, causal, heads_first, scale, window_left, window_right)
+        return op(q, k, v, causal, heads_first, scale, window_left, window_right)
     if scale is not None:
-        return _plain(q, k, v, causal, heads_first, scale)
+        return op(q, k, v, causal, heads_first, scale)
     if heads_first:
-        return _plain(q, k, v, causal, True)
-    return _plain(q, k, v, causal) if causal else _plain(q, k, v)
+        return op(q, k, v, causal, True)
+    return op(q, k, v, causal) if causal else op(q, k, v)
 
 
 def plain_settings(rest):
@@ -107,17 +112,20 @@ def all_arguments(q, k, v, causal=0, heads_first=False, scale=None, window_left=
 
 
 def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
+    _expect_one_device(q, do=d_o, dlse=dlse, k=k, v=v, o=o, lse=lse, bias=bias)
     bias_gradient, heads_first = rest[13], rest[14] if len(rest) > 14 else False
     gradients = (_empty_like(t, t.shape, heads_first) for t in (q, k, v))
     return *gradients, bias.new_empty(bias.shape) if bias_gradient else q.new_empty((0,))
 
 
 def _fake_plain_backward(d_o, q, k, v, o, lse, o_rest, causal=0, heads_first=False, *_):
+    _expect_one_device(q, do=d_o, k=k, v=v, o=o, lse=lse, o_rest=o_rest)
     return tuple(_empty_like(t, t.shape, heads_first) for t in (q, k, v))
 
 
 for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), ("attention_with_rest", _fake_with_rest),
                      ("plain", lambda *arguments: _fake_forward(*all_arguments(*arguments))),
+                     ("plain_o", lambda *arguments: _fake_forward(*all_arguments(*arguments))[0]),
                      ("plain_with_rest", lambda *arguments: _fake_with_rest(*all_arguments(*arguments))),
                      ("backward", _fake_backward), ("plain_backward", _fake_plain_backward)):
     torch.library.register_fake("tessera::" + _name)(_fake)
@@ -169,14 +177,14 @@ torch.library.register_autograd("tessera::backward", no_second_derivative)
 
 # The bare ones go past autograd: PyTorch's own fallback for operators without gradients costs as much as the rest.
 _library_of_rules = torch.library.Library("tessera", "IMPL")
-for _name in ("forward", "plain", "plain_with_rest", "plain_backward"):
+for _name in ("forward", "plain", "plain_o", "plain_with_rest", "plain_backward"):
     _library_of_rules.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
 def call(q, k, v, bias, rest):
     """O and LSE without gradients; rest: the arguments after bias."""
     if is_plain(bias, rest):
-        return plain(q, k, v, *plain_settings(rest))
+        return plain(_plain, q, k, v, *plain_settings(rest))
     return _forward(q, k, v, bias, *rest)
 
 
@@ -219,7 +227,7 @@ class PlainAttention(torch.autograd.Function):
         if keeps_rest(q) and pays_rest(q, k, settings[1]):
             results = _plain_with_rest(q, k, v, *settings)
         else:
-            results = *plain(q, k, v, *settings), None
+            results = *plain(_plain, q, k, v, *settings), None
         ctx.save_for_backward(q, k, v, *results)
         ctx.settings = settings
         ctx.set_materialize_grads(False)

@@ -64,6 +64,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         inputs are cast as torch's are.
     Raises ValueError that names the argument; tessera.Unsupported."""
     try:
+        if attn_mask is None and dropout_p == 0 and _is_plain(query, key, value, enable_gqa):
+            return _attention.run_o(query, key, value, _TOP_LEFT if is_causal else _NONE, True, scale, -1, -1)
         return _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     except ValueError as error:
         raise _named_as_here(error) from None
@@ -77,8 +79,6 @@ def _named_as_here(error):
 
 def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     causal = _TOP_LEFT if is_causal else _NONE
-    if attn_mask is None and dropout_p == 0 and _is_plain(query, key, value, enable_gqa):
-        return _attention.run_plain(query, key, value, causal, True, scale, -1, -1)[0]
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _attention.expect_tensor(name, tensor)
     if attn_mask is not None:
@@ -97,7 +97,7 @@ def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-2:]).flatten(0, -4)
     bias = bias_of(attn_mask, q.shape, k.shape[2], q.dtype)
     if bias is None and dropout_p == 0:
-        o, _ = _attention.run_plain(q, k, v, causal, True, scale, -1, -1)
+        o = _attention.run_o(q, k, v, causal, True, scale, -1, -1)
     else:
         o, _ = _attention.run(q, k, v, bias, None, None, None, _attention.seed_tensor(None, dropout_p), -1, -1, causal,
                               -1, -1, scale, 0.0, dropout_p, None, True)

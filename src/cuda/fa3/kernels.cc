@@ -25,7 +25,15 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     return refusal(Schedule::fa3, Pass::forward, problem, tile, limits(device));
 }
 
-std::size_t workspace_bytes(const Plan& plan) { return uneven(plan.problem) ? Plan::kWorkspaceAlignment : 0; }
+/// Whether tiles go to whoever is free, by a counter in the workspace, which costs a launch: some take longer than
+/// others, and there are more of them than blocks run at once. (Stacked heads make no more tiles.)
+bool by_counter(const Plan& plan) {
+    const Problem& p = plan.problem;
+    return uneven(p) &&
+           query_heads(p) * query_tiles(p, config_of(p).block_q()) > properties(plan.device).multiprocessors;
+}
+
+std::size_t workspace_bytes(const Plan& plan) { return by_counter(plan) ? Plan::kWorkspaceAlignment : 0; }
 
 Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_rest) {
     const Problem& p = plan.problem;
@@ -67,7 +75,7 @@ void forward(const ForwardCall& call) {
     const CurrentDevice current(call.plan.device);
     Launch launch = make_launch(call.plan, params, rows_of(call.args.o_rest));
     launch.rest_by_vectors = takes_byte_vectors(launch.o_rest, params.head_dim_v);
-    if (uneven(p)) {
+    if (by_counter(call.plan)) {
         launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
         check(start_reset(launch.next_tile, stream_of(call)), "cuda.fa3.forward, counter of tiles");
     }

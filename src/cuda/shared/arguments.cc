@@ -120,7 +120,7 @@ template <class Args>
 ForwardParams common_params(const Call<Args>& call) {
     const Problem& p = call.plan.problem;
     const Args& a = call.args;
-    expect_device_memory(call);
+    if (!call.placed) expect_device_memory(call);
     ForwardParams params;
     params.q = rows_of(a.q);
     params.k = rows_of(a.k);
@@ -186,7 +186,7 @@ ForwardParams forward_params(const ForwardCall& call) { return common_params(cal
 
 BackwardParams backward_params(const BackwardCall& call) {
     const BackwardArgs& a = call.args;
-    expect_device_memory_of_gradients(call);
+    if (!call.placed) expect_device_memory_of_gradients(call);
     return {.forward = common_params(call),
             .d_o = rows_of(a.d_o),
             .dlse = lse_of(a.dlse),

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""O by PyTorch's own node of autograd (tessera.torch._fused): the same bits as by a torch.autograd.Function, which runs
+where LSE is asked for, and only where nothing but a plain eager call would notice."""
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import tessera.torch as tt  # noqa: E402
+import torch_reference as reference  # noqa: E402
+from tessera import flash_attn  # noqa: E402
+from tessera.torch import _fused, _operators  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+ATEN = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+LEAST = _operators.LEAST_FOR_REST
+
+
+def by_pytorch(o):
+    return type(o.grad_fn).__name__.startswith("ScaledDotProductFusedAttentionOverrideable")
+
+
+def test_this_pytorch_has_the_operator():
+    assert _fused.op is not None
+
+
+CALLS = {"plain": {}, "bottom-right": dict(causal="bottom-right"), "top-left": dict(causal="top-left"),
+         "window": dict(window=(9, 3)), "window to the left": dict(window=(7, None), causal="bottom-right"),
+         "scale": dict(scale=0.3), "integer scale": dict(scale=1), "heads first": dict(layout="bhsd", causal="top-left")}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_same_bits_as_with_lse(name, dtype, device):
+    leaves = reference.inputs(dtype=dtype, device=device)
+    if name == "heads first":
+        leaves = [t.detach().transpose(1, 2).requires_grad_() for t in leaves]
+    got = tt.attention(*leaves, **CALLS[name])
+    want, _ = tt.attention(*leaves, **CALLS[name], return_lse=True)
+    assert by_pytorch(got) and not by_pytorch(want)
+    assert torch.equal(got, want) and got.stride() == want.stride()
+    d_o = reference.random(got.shape, 4, device, dtype)
+    for a, b in zip(torch.autograd.grad(got, leaves, d_o), torch.autograd.grad(want, leaves, d_o)):
+        assert torch.equal(a, b)
+
+
+def test_gradients_are_right(device):
+    leaves = reference.inputs(device=device)
+    o = tt.attention(*leaves, causal="bottom-right")
+    want, _ = reference.attention(*leaves, causal="bottom-right")
+    for name, a, b in zip(("dq", "dk", "dv"), torch.autograd.grad(o.sin().sum(), leaves),
+                          torch.autograd.grad(want.sin().sum(), leaves)):
+        reference.expect_close(a, b, 1e-5, name)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
+def test_only_some_want_gradients(wanted, device):
+    tensors = [t.detach().requires_grad_(i in wanted) for i, t in enumerate(reference.inputs(device=device))]
+    leaves = [t for t in tensors if t.requires_grad]
+    o = tt.attention(*tensors)
+    assert by_pytorch(o)
+    want = torch.autograd.grad(tt.attention(*tensors, return_lse=True)[0].sum(), leaves)
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sum(), leaves), want))
+
+
+def test_the_rest_of_o_goes_to_the_backward(monkeypatch, device):
+    """Where the forward keeps it (bf16 on CUDA), autograd keeps one tensor more, and gradients have the bits that they
+    have with it."""
+    monkeypatch.setattr(_operators, "LEAST_FOR_REST", 0)
+    leaves = reference.inputs(dtype=torch.bfloat16, device=device)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.dtype), t)[1], lambda t: t):
+        o = tt.attention(*leaves)
+    assert by_pytorch(o) and kept.count(torch.int8) == (device == "cuda")
+    want = torch.autograd.grad(tt.attention(*leaves, return_lse=True)[0].sum(), leaves)
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sum(), leaves), want))
+
+
+def test_adapters_take_it(device):
+    leaves = reference.inputs(heads_kv=4, device=device)
+    heads_first = [t.detach().transpose(1, 2).requires_grad_() for t in leaves]
+    assert by_pytorch(flash_attn.flash_attn_func(*leaves, causal=True))
+    assert by_pytorch(tt.scaled_dot_product_attention(*heads_first, is_causal=True))
+    assert not by_pytorch(flash_attn.flash_attn_func(*leaves, causal=True, return_attn_probs=True)[0])
+
+
+def test_a_first_call_in_inference_mode(device):
+    """What is kept of a call for the next ones must not be a tensor of inference mode, which no backward may keep."""
+    leaves = reference.inputs(device=device)
+    _fused.settings.cache_clear()
+    with torch.inference_mode():
+        tt.attention(*leaves, scale=0.37)
+        _fused.settings(0, False, 0.37, -1, -1, LEAST)
+    assert torch.autograd.grad(tt.attention(*leaves, scale=0.37).sum(), leaves)[0].shape == leaves[0].shape
+
+
+def test_checkpointing(device):
+    from torch.utils.checkpoint import checkpoint
+    leaves = reference.inputs(device=device)
+    for reentrant in (False, True):
+        o = checkpoint(lambda *t: tt.attention(*t, causal="bottom-right"), *leaves, use_reentrant=reentrant)
+        want = torch.autograd.grad(tt.attention(*leaves, causal="bottom-right").sum(), leaves)
+        o.sum().backward()
+        assert all(torch.equal(t.grad, g) for t, g in zip(leaves, want))
+        for t in leaves:
+            t.grad = None
+
+
+class Names(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_traces_sees_tesseras_operators(device):
+    leaves = reference.inputs(device=device)
+    with Names() as names:
+        tt.attention(*leaves).sum().backward()
+    assert {"tessera::plain", "tessera::plain_backward"} <= set(names.seen)
+    assert not any("overrideable" in name for name in names.seen)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def test_subclasses_and_pytorchs_without_the_operator(device, monkeypatch):
+    leaves = reference.inputs(device=device)
+    own = leaves[0].detach().as_subclass(Subclass).requires_grad_()
+    assert not by_pytorch(tt.attention(own, *leaves[1:]))
+    assert by_pytorch(tt.attention(torch.nn.Parameter(leaves[0].detach()), *leaves[1:]))
+    want = torch.autograd.grad(tt.attention(*leaves).sum(), leaves)
+    monkeypatch.setattr(_fused, "op", None)
+    o = tt.attention(*leaves)
+    assert not by_pytorch(o)
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sum(), leaves), want))
+
+
+WRONG = {"no settings": {}, "a bias": dict(attn_bias=torch.zeros(2, 4, 37, 53)),
+         "settings of another length": dict(attn_bias=torch.zeros(5, dtype=torch.int64)),
+         "other settings too": dict(attn_bias=_fused.settings(0, True, None, -1, -1, LEAST), is_causal=True),
+         "a scale of its own": dict(attn_bias=_fused.settings(0, True, None, -1, -1, LEAST), scale=2.0)}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_pytorchs_operator_is_for_tessera_only(name, device):
+    """Nobody who calls it as PyTorch describes it gets a number that means something else."""
+    q, k, v = (t.detach().transpose(1, 2) for t in reference.inputs(device=device))
+    with pytest.raises(RuntimeError, match="attn_bias: expected"):
+        ATEN.default(q, k, v, **WRONG[name])
+
+
+@pytest.mark.parametrize("scale", [float("nan"), "x", [1.0]], ids=str)
+def test_scales_that_are_none(scale, device):
+    with pytest.raises(ValueError, match="^scale: "):
+        tt.attention(*reference.inputs(device=device), scale=scale)
