@@ -29,7 +29,9 @@ constexpr Named<Constants> kConstants[] = {
     {"exp_exposed", &Constants::exp_exposed},   {"shared_exposed", &Constants::shared_exposed},
     {"adds_exposed", &Constants::adds_exposed}, {"step_cycles", &Constants::step_cycles},
     {"end_cycles", &Constants::end_cycles},     {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
-    {"cut_tiles", &Constants::cut_tiles},       {"dram_exposed", &Constants::dram_exposed},
+    {"mask_exposed", &Constants::mask_exposed}, {"dram_exposed", &Constants::dram_exposed},
+    {"cut_share", &Constants::cut_share},       {"alone", &Constants::alone},
+    {"dq_exp_exposed", &Constants::dq_exp_exposed}, {"dq_end_cycles", &Constants::dq_end_cycles},
     {"turn_cycles", &Constants::turn_cycles},   {"row_cycles", &Constants::row_cycles},
     {"row_exposed", &Constants::row_exposed},   {"pass_exposed", &Constants::pass_exposed},
 };
@@ -61,12 +63,14 @@ model::PredictOptions options_of(const Row& row) {
 void fit_gpu(const Asked& asked) {
     for (const Family& family : model::gpu_families()) {
         const std::string name =
-            fmt::format("{} {} {}", family.by, tessera::name_of(family.schedule), tessera::name_of(family.pass));
+            fmt::format("{} {} {}{}", family.by, tessera::name_of(family.schedule), tessera::name_of(family.pass),
+                        family.over_dim > 0 ? fmt::format(" over {}", family.over_dim) : "");
         if (!asked.wants(name)) continue;
         std::vector<const Row*> rows;
         for (const Row& row : asked.rows) {
             const model::Prediction& p = row.measured.prediction;
-            if (p.by == family.by && p.schedule == family.schedule && p.pass == family.pass) rows.push_back(&row);
+            const bool kind = p.by == family.by && p.schedule == family.schedule && p.pass == family.pass;
+            if (kind && &model::family_for(family, row.problem) == &family) rows.push_back(&row);
         }
         const LogError<Constants> log_error = [&](const Row& row, const Constants& constants) {
             Family moved = family;

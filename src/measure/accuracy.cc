@@ -79,25 +79,27 @@ std::optional<model::Machine> machine_beside(const std::string& records) {
     return read_machine(path);
 }
 
-/// What no constant of tessera's backward is fitted on: in backward.jsonl two lengths and grouped heads, in drawn.jsonl
-/// all kinds but two of standard and fa1.
-bool is_left_from_fit(const Record& record, const std::string& file, const std::string& kind) {
-    if (record.by != "tessera" || record.pass != "backward") return file.starts_with("drawn");
-    if (file.starts_with("backward"))
-        return record.len_kv == 2048 || record.len_kv == 8192 || record.heads_q != record.heads_kv;
-    const bool fitted = record.schedule == "standard" || record.schedule == "fa1";
-    return !fitted || (kind != "prefill" && kind != "head_dim");
+/// Records of what tessera's kernels are now lie in a folder of this name.
+bool is_of_today(const Record& record) {
+    const auto path = std::filesystem::path(record.file);
+    return path.parent_path().filename() == "now";
+}
+
+/// tessera's kernels that have changed since the Records beside that folder.
+bool is_of_older_kernel(const Record& record, Schedule schedule, const model::Machine& machine) {
+    const bool changed = schedule == Schedule::fa3 || (schedule == Schedule::fa2 && record.pass == "backward");
+    return record.by == "tessera" && machine.name == "h200" && changed && file_name(record) != record.file &&
+           !is_of_today(record) && record.file.find("/h200/") != std::string::npos;
 }
 
 /// Constants were fitted, or chosen, on the shapes of these files on these devices: a Record of them in any file is not
-/// held out. Another device's always is.
-bool is_held_out(const Record& record, const std::string& kind, const model::Machine& machine) {
+/// held out. Of shapes that were drawn (drawn*), those with an odd number of keys are. Another device's always is.
+bool is_held_out(const Record& record, const model::Machine& machine) {
     if (machine.name != "h200" && machine.name != "xeon-16") return true;
     const std::string name = file_name(record);
     const auto is = [&](const char* fitted) { return name.starts_with(fitted); };
-    if (is("drawn") || (is("backward") && record.by == "tessera")) return is_left_from_fit(record, name, kind);
-    if (is("backward")) return false;
-    return !is("forward") && !is("peers") && !is("seen") && !is("torch_");
+    if (is("drawn")) return record.len_kv % 2 == 1;
+    return !is("forward") && !is("backward") && !is("peers") && !is("seen") && !is("torch_");
 }
 
 /// tessera's CUDA backwards that sum delta over all pairs: two products more than the model counts. With the rest of O
@@ -134,6 +136,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
         return "deterministic backward of a peer: another kernel";
     if (machine == nullptr) machine = model::machine_of_device(record.device);
     if (machine == nullptr) return fmt::format("no machine is known for \"{}\"", record.device);
+    if (is_of_older_kernel(record, *schedule, *machine)) return "of a kernel that is another one now";
     if (sums_delta(record, *schedule, *machine)) return "delta is summed: two products more than are modelled";
     const Problem problem = problem_of(record);
     const Pass pass = backward ? Pass::backward : Pass::forward;
@@ -146,7 +149,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     result.prediction = model::predict(problem, *schedule, pass, *machine, options);
     result.predicted_ms = result.prediction.ms;
     result.kind = kind_of(problem);
-    result.held_out = is_held_out(record, result.kind, *machine);
+    result.held_out = is_held_out(record, *machine);
     result.blind = result.held_out && file_name(record).starts_with("blind");
     return std::nullopt;
 }

@@ -22,6 +22,7 @@ struct Question {
 struct Units {
     std::int64_t count = 0;
     std::int64_t tiles = 0;     ///< inner tiles of all
+    std::int64_t cut = 0;       ///< those of them that a mask or an end cuts
     std::int64_t longest = 0;   ///< inner tiles of the unit that has most
     std::int64_t shortest = 0;  ///< of the one that has least
 };

@@ -46,7 +46,9 @@ Units units_of(const schedule::Workload& w) {
         units.count += heads * (rows_outer ? grid.rows() : grid.columns());
         const auto add = [&](std::int64_t n, std::int64_t alike) {
             const std::int64_t inner = (rows_outer ? grid.columns_of(n) : grid.rows_of(n)).size();
+            const std::int64_t uncut = (rows_outer ? grid.uncut_columns(n) : grid.uncut_rows(n)).size();
             units.tiles += heads * alike * inner;
+            units.cut += heads * alike * (inner - uncut);
             units.longest = std::max(units.longest, inner);
             units.shortest = any ? std::min(units.shortest, inner) : inner;
             any = true;

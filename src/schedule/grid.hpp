@@ -46,6 +46,18 @@ struct Grid {
         return band.coverage(q.begin, q.end, k.begin, k.end);
     }
 
+    /// Tiles of keys of row i that hold visible pairs only, and no place behind the last key.
+    Range uncut_columns(std::int64_t i) const {
+        const Range q = queries(i);
+        return whole(q.end - 1 + band.low, q.begin + band.high + 1, band.len_kv, block.block_kv);
+    }
+    /// The same of column j: behind the last query, too.
+    Range uncut_rows(std::int64_t j) const {
+        const std::int64_t begin = j * block.block_kv, end = begin + block.block_kv;
+        if (end > band.len_kv) return {};
+        return whole(end - 1 - band.high, begin - band.low + 1, band.len_q, block.block_q);
+    }
+
     /// Visible pairs of tile (i, j), counted query by query.
     std::int64_t pairs(std::int64_t i, std::int64_t j) const {
         const Range k = keys(j);
@@ -79,6 +91,12 @@ struct Grid {
  private:
     static Range tiles(const Range& seen, std::int64_t size) {
         return seen.empty() ? Range{} : Range{seen.begin / size, ceil_div(seen.end, size)};
+    }
+
+    /// Tiles that lie in [begin, end) of [0, length).
+    static Range whole(std::int64_t begin, std::int64_t end, std::int64_t length, std::int64_t size) {
+        const Range range{ceil_div(std::max<std::int64_t>(begin, 0), size), std::min(end, length) / size};
+        return range.empty() || end <= 0 ? Range{} : range;
     }
 
     /// Index x of [0, length) meets x + low .. x + high of the `others`.
