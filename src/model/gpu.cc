@@ -29,7 +29,7 @@ void add_roofs(Gpu& gpu) {
 
 /// tessera's backward goes over all query heads of a group for a block of keys: dK and dV of a kv head have one owner.
 Units units_of_kernel(const schedule::Workload& workload, const Family& family) {
-    Units units = units_of(workload);
+    Units units = units_of(workload, is_ours(family));
     if (workload.pass == Pass::forward || !is_ours(family)) return units;
     const std::int64_t group = workload.problem.group();
     units.count /= group;

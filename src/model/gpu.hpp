@@ -83,6 +83,7 @@ struct Gpu {
     bool masks_all() const;
     bool adds_in_turn() const;
     Stage stage() const;
+    Stage stage_of_fa1() const;
     double last_done(const Stage& stage, const Units& of, double share) const;
     std::string last_done_text(const Stage& stage, const Units& of, double share, double last) const;
     Dealt deal_out(const Stage& stage, const Units& of);

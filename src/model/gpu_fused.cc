@@ -59,6 +59,7 @@ Stage Gpu::stage() const {
             .mask = t.mask,
             .ends = c.end_cycles + c.end_cycles_per_dim * d,
             .masks_all = masks_all(),
+            .ends_cut = is_ours(family),
             .turn = adds_in_turn() ? c.turn_cycles : 0,
             .turns_of_fa3 = q.schedule == Schedule::fa3};
 }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 #include "schedule/grid.hpp"
 
@@ -18,12 +17,24 @@ std::vector<double> blocks_of_head(const Stage& s, std::int64_t len_q, std::int6
     std::vector<double> blocks;
     for (std::int64_t i = 0; i < (s.rows_outer ? grid.rows() : grid.columns()); ++i) {
         const std::int64_t inner = (s.rows_outer ? grid.columns_of(i) : grid.rows_of(i)).size();
-        const std::int64_t uncut = (s.rows_outer ? grid.uncut_columns(i) : grid.uncut_rows(i)).size();
+        const std::int64_t uncut = (s.rows_outer ? grid.uncut_columns(i, s.ends_cut) : grid.uncut_rows(i, s.ends_cut)).size();
         if (s.splits == 1) blocks.push_back(s.clocks(heads * inner, heads * (inner - uncut)));
         for (std::int64_t part = 0; s.splits > 1 && part < s.splits; ++part)
             blocks.push_back(s.clocks(std::clamp<std::int64_t>(inner - part * most, 0, most), 0));
     }
     return blocks;
+}
+
+/// The same where a block goes through many tiles.
+std::vector<double> parts_of_head(const Stage& s, const std::vector<double>& tiles) {
+    const auto parts = static_cast<std::size_t>(s.parts), together = static_cast<std::size_t>(s.together);
+    std::vector<double> clocks(parts);
+    for (std::size_t part = 0; part < parts; ++part) {
+        std::size_t count = 0;
+        for (std::size_t i = part; i < tiles.size(); i += parts, ++count) clocks[part] += tiles[i];
+        if (count % together != 0) clocks[part] += tiles[part + (count - 1) * parts];
+    }
+    return clocks;
 }
 
 }  // namespace
@@ -43,9 +54,10 @@ std::vector<double> blocks_in_order(const Stage& s) {
     std::vector<double> order;
     const auto add = [&](double clocks) { order.push_back(clocks); };
     if (s.whole_heads) {
-        for (const auto& member : members)
-            order.insert(order.end(), static_cast<std::size_t>(heads),
-                         std::accumulate(member.begin(), member.end(), 0.0));
+        for (const auto& member : members) {
+            const std::vector<double> parts = parts_of_head(s, member);
+            for (std::int64_t head = 0; head < heads; ++head) std::for_each(parts.begin(), parts.end(), add);
+        }
         return order;
     }
     if (s.order == Order::last_first || s.order == Order::first_first) {

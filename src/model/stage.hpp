@@ -18,13 +18,16 @@ struct Stage {
     Tile tile;
     bool rows_outer = true;     ///< a block has a tile of queries; else a tile of keys, and ...
     bool whole_groups = false;  ///< ... all query heads of a group
-    bool whole_heads = false;   ///< a block goes through all tiles of a head, one after the other
+    bool whole_heads = false;   ///< a block goes through all tiles of a head, one after the other, ...
+    std::int64_t parts = 1;     ///< ... or, where a head has several blocks, through every so manieth
+    std::int64_t together = 1;  ///< tiles that it takes side by side: an odd one takes as long as two
     Order order = Order::as_they_lie;
     std::int64_t splits = 1;  ///< parts that the keys of a row are dealt out in
     double step = 0;          ///< clocks of an inner tile
     double mask = 0;          ///< more of one that a mask or an end cuts
     double ends = 0;          ///< of a block beside that
     bool masks_all = false;   ///< every tile is taken for a cut one
+    bool ends_cut = true;     ///< so is one that reaches over the last key
     /// Clocks from one addition to a tile of dQ to the next, where blocks of keys add in turn; 0: in any order.
     double turn = 0;
     bool turns_of_fa3 = false;  ///< by the order of fa3's backward, else of fa2's
