@@ -109,7 +109,8 @@ std::string Table::text(int width) const {
         for (std::size_t i = 0; i + 1 < block.size(); ++i) before_last += columns[block[i]] + kGap;
         const std::size_t last = block.back();
         if (last + 1 == columns.size())
-            columns[last] = std::min(columns[last], std::max(room > before_last ? room - before_last : 0, kLeastWrapped));
+            columns[last] =
+                std::min(columns[last], std::max(room > before_last ? room - before_last : 0, kLeastWrapped));
         text += (text.empty() ? "" : "\n") + line(block, titles, columns);
         for (const auto& cells : rows_) {
             std::vector<std::string> part = cells;

@@ -32,7 +32,6 @@ struct Constants {
     double end_cycles = 0;          ///< of a tile of queries (backward: keys), beside its tiles: filling and emptying
     double end_cycles_per_dim = 0;  ///< the same, for each of the head_dim columns
     double mask_exposed = 0;        ///< of the exponentials' time, more in a tile that the mask or an end cuts
-    double cut_share = 0;           ///< of a tile's time, more in such a tile
     double dram_exposed = 0;        ///< of the DRAM traffic of Q and O; fa1: of the first and last pass over O
     double dq_exp_exposed = 0;      ///< as exp_exposed, of a kernel of its own that makes dQ, queries outer
     double dq_end_cycles = 0;       ///< as end_cycles, of that
@@ -62,7 +61,7 @@ struct Family {
     Order order;
     Constants constants;
     bool masks_windows = false;  ///< under a window, every tile goes through the mask
-    std::int64_t over_dim = 0;  ///< for head_dims over this: where a schedule has two kinds of kernel
+    std::int64_t over_dim = 0;   ///< for head_dims over this: where a schedule has two kinds of kernel
 };
 
 std::span<const Family> gpu_families();

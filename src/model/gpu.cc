@@ -110,7 +110,7 @@ TileCycles Gpu::tile_cycles() const {
     const double sum = cycles.products + c.exp_exposed * cycles.exps + c.shared_exposed * cycles.shared +
                        c.adds_exposed * cycles.adds + c.step_cycles;
     cycles.step = std::max(sum, cycles.loads);
-    cycles.mask = c.mask_exposed * cycles.exps + c.cut_share * cycles.step;
+    cycles.mask = c.mask_exposed * cycles.exps;
     return cycles;
 }
 
@@ -130,8 +130,8 @@ void Gpu::note_tile() {
                      share * cycles);
         sum += fmt::format(" + {:.6g}", share * cycles);
     };
-    exposed("exponentials of a tile",
-            fmt::format("{:.0f} * {:.0f} / {:.4g} per clk", m, n, machine.exp_rate.value), t.exps, c.exp_exposed);
+    exposed("exponentials of a tile", fmt::format("{:.0f} * {:.0f} / {:.4g} per clk", m, n, machine.exp_rate.value),
+            t.exps, c.exp_exposed);
     exposed("shared memory of a tile",
             fmt::format("{:.0f} B / {:.4g} B/clk", shared_bytes(), machine.shared_bytes.value), t.shared,
             c.shared_exposed);
@@ -148,8 +148,6 @@ void Gpu::note_tile() {
     if (c.mask_exposed > 0)
         account.note("more of a cut tile", "of the exponentials: {:.3g} * {:.6g} = {:.6g} clk", c.mask_exposed, t.exps,
                      t.mask);
-    else if (c.cut_share > 0)
-        account.note("more of a cut tile", "{:.3g} * {:.6g} = {:.6g} clk", c.cut_share, t.step, t.mask);
 }
 
 /// The clock falls with the load of the product units, from clock_ghz (none) to loaded_clock_ghz (all of the time).

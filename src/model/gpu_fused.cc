@@ -95,9 +95,10 @@ Dealt Gpu::deal_out(const Stage& stage, const Units& of) {
     const auto cut = static_cast<double>(stage.masks_all ? of.tiles : of.cut);
     const double share = (tiles * stage.step + cut * stage.mask + count * stage.ends) / sms;
     const double last = last_done(stage, of, share);
-    account.note("blocks of work", "{} tiles of {}, each head in rows of {}; the mask leaves {} inner tiles, {} to {} each",
-                 of.count, stage.rows_outer ? "queries" : "keys",
-                 stage.rows_outer ? stage.tile.block_q : stage.tile.block_kv, of.tiles, of.shortest, of.longest);
+    account.note("blocks of work",
+                 "{} tiles of {}, each head in rows of {}; the mask leaves {} inner tiles, {} to {} each", of.count,
+                 stage.rows_outer ? "queries" : "keys", stage.rows_outer ? stage.tile.block_q : stage.tile.block_kv,
+                 of.tiles, of.shortest, of.longest);
     account.note("share of a multiprocessor", "({} * {:.6g} + {:.0f} cut * {:.6g} + {} * {:.6g}) / {:.0f} = {:.0f} clk",
                  of.tiles, stage.step, cut, stage.mask, of.count, stage.ends, sms, share);
     const double idle = std::max(0.0, last - share);
@@ -137,8 +138,8 @@ void Gpu::note_dram() {
     else account.note("DRAM alone", "bytes counted by the schedule (docs/model.md): {}", at_rate);
 }
 
-/// The kernel that makes dQ where blocks of keys don't add it up: S and dP once more, and dQ += dS K, by tiles of queries
-/// (cuda/fa3/backward/dq_product.cuh).
+/// The kernel that makes dQ where blocks of keys don't add it up: S and dP once more, and dQ += dS K, by tiles of
+/// queries (cuda/fa3/backward/dq_product.cuh).
 void Gpu::add_dq_kernel() {
     constexpr Tile kTile{128, 64};
     constexpr double kElements = 128 * 64;

@@ -28,8 +28,8 @@ struct MatrixPass {
     double share;      ///< of all products
 };
 
-/// A thread block has a head, and takes some tiles of queries through the keys side by side; where there are fewer heads
-/// than multiprocessors, a head has several (parts_of in cuda/fa1/kernels.cc).
+/// A thread block has a head, and takes some tiles of queries through the keys side by side; where there are fewer
+/// heads than multiprocessors, a head has several (parts_of in cuda/fa1/kernels.cc).
 Stage Gpu::stage_of_fa1() const {
     const Problem& p = q.problem;
     const std::int64_t together = cuda::fa1::config_of(p).groups;

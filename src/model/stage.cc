@@ -17,7 +17,8 @@ std::vector<double> blocks_of_head(const Stage& s, std::int64_t len_q, std::int6
     std::vector<double> blocks;
     for (std::int64_t i = 0; i < (s.rows_outer ? grid.rows() : grid.columns()); ++i) {
         const std::int64_t inner = (s.rows_outer ? grid.columns_of(i) : grid.rows_of(i)).size();
-        const std::int64_t uncut = (s.rows_outer ? grid.uncut_columns(i, s.ends_cut) : grid.uncut_rows(i, s.ends_cut)).size();
+        const std::int64_t uncut =
+            (s.rows_outer ? grid.uncut_columns(i, s.ends_cut) : grid.uncut_rows(i, s.ends_cut)).size();
         if (s.splits == 1) blocks.push_back(s.clocks(heads * inner, heads * (inner - uncut)));
         for (std::int64_t part = 0; s.splits > 1 && part < s.splits; ++part)
             blocks.push_back(s.clocks(std::clamp<std::int64_t>(inner - part * most, 0, most), 0));

@@ -45,8 +45,8 @@ struct Stage {
 /// Clocks of all thread blocks in the order in which they begin.
 std::vector<double> blocks_in_order(const Stage& stage);
 
-/// Clocks until the last block is done: blocks begin in order, one on a multiprocessor, and where dQ is added up in turn
-/// a block is late by as much as the one before it.
+/// Clocks until the last block is done: blocks begin in order, one on a multiprocessor, and where dQ is added up in
+/// turn a block is late by as much as the one before it.
 double in_turn(const Stage& stage, int multiprocessors);
 
 }  // namespace tessera::model

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera's backward adds up dQ in a fixed order (cuda/fa3/backward/order.hpp, cuda/gradient/place.cuh): a block of keys
-// goes through the tiles of queries from its own place to the last one, then from the first one, and adds to each after
-// the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
+// tessera's backward adds up dQ in a fixed order (cuda/fa3/backward/order.hpp, cuda/gradient/place.cuh): a block of
+// keys goes through the tiles of queries from its own place to the last one, then from the first one, and adds to each
+// after the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
 #include <algorithm>
 #include <queue>
 
@@ -45,8 +45,8 @@ Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid) {
         const Range queries = grid.rows_of(n);
         const std::int64_t own = n * s.tile.block_kv / s.tile.block_q;
         const auto start = queries.empty() ? 0 : std::clamp(own, queries.begin, queries.end);
-        ways.of_block.push_back({static_cast<int>(queries.begin), static_cast<int>(queries.end),
-                                 static_cast<int>(start), {}});
+        ways.of_block.push_back(
+            {static_cast<int>(queries.begin), static_cast<int>(queries.end), static_cast<int>(start), {}});
     }
     return ways;
 }
@@ -54,7 +54,7 @@ Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid) {
 Ways ways_of(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     const schedule::Grid grid{s.problem.mask.bind(len_q, len_kv), s.tile, false};
     constexpr std::int64_t kLong = 128;
-    Ways ways = !s.turns_of_fa3              ? ways_of_fa2(s, grid)
+    Ways ways = !s.turns_of_fa3           ? ways_of_fa2(s, grid)
                 : s.tile.block_q == kLong ? ways_of_fa3<128>(s, len_q, len_kv)
                                           : ways_of_fa3<64>(s, len_q, len_kv);
     for (std::size_t n = 0; n < ways.of_block.size(); ++n)

@@ -202,7 +202,8 @@ class Drawing {
         const double width = text_width(note.text, kTextSize);
         const bool to_the_left = x + 8 + width > frame_.right;
         // Lines that pass under the text are left out around it.
-        put("<text class=\"plot-quiet plot-halo\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\" stroke=\"{}\" "
+        put("<text class=\"plot-quiet plot-halo\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\" "
+            "stroke=\"{}\" "
             "stroke-width=\"4\" paint-order=\"stroke\">{}</text>\n",
             to_the_left ? x - 8 : x + 8, frame_.py(note.at.y) - 8, to_the_left ? "end" : "start",
             palette(Theme::light).quiet, palette(Theme::light).surface, escaped(note.text));

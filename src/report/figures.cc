@@ -134,10 +134,8 @@ void add_roofs(Figure& figure, const model::Machine& machine, const Row& any, do
                                       : fmt::format("products {:.4g} {}", peak, unit.name),
                              1.0});
     if (exps < peak)
-        figure.guides.push_back({{exps / slope, exps},
-                                 {most_x, exps},
-                                 together ? "" : fmt::format("exp unit {:.4g}", exps),
-                                 1.0});
+        figure.guides.push_back(
+            {{exps / slope, exps}, {most_x, exps}, together ? "" : fmt::format("exp unit {:.4g}", exps), 1.0});
 }
 
 }  // namespace
