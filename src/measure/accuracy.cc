@@ -89,10 +89,11 @@ bool is_of_older_kernel(const Record& record, Schedule schedule, const model::Ma
 /// Constants were fitted, or chosen, on the shapes of these files on these devices: a Record of them in any file is not
 /// held out. Of shapes that were drawn (drawn*), those with an odd number of keys are. Another device's always is.
 bool is_held_out(const Record& record, const model::Machine& machine) {
-    if (machine.name != "h200" && machine.name != "xeon-16") return true;
     const std::string name = file_name(record);
     const auto is = [&](const char* fitted) { return name.starts_with(fitted); };
     if (is("drawn")) return record.len_kv % 2 == 1;
+    if (is("schedules")) return false;
+    if (machine.name != "h200" && machine.name != "xeon-16") return true;
     return !is("forward") && !is("backward") && !is("peers") && !is("seen") && !is("torch_");
 }
 
@@ -120,6 +121,7 @@ bool is_modelled(const Record& record) {
 /// What keeps a Record from being compared, or nothing and its comparison.
 std::optional<std::string> try_compare(const Record& record, const model::Machine* machine, Comparison& result) {
     const auto schedule = schedule_of(record);
+    if (record.what != "measured") return "predictions";
     if (record.pass != "forward" && record.pass != "backward") return "neither forward nor backward";
     if (!schedule) return fmt::format("no schedule is known of {}", record.by);
     if (record.versions.contains("ncu")) return "timed under a profiler";
@@ -209,9 +211,9 @@ double expected_error(const std::string& kind, Pass pass) {
         double forward;
         double backward;  // never measured: what the forward has
     };
-    constexpr Bar kBars[] = {{"decode", 0.26, 0.26},    {"window", 0.19, 0.10},   {"cross lengths", 0.21, 0.11},
-                             {"few heads", 0.46, 0.13}, {"head_dim", 0.14, 0.14}, {"grouped heads", 0.15, 0.12},
-                             {"prefill", 0.17, 0.11},   {"ragged", 0.13, 0.10}};
+    constexpr Bar kBars[] = {{"decode", 0.29, 0.29},    {"window", 0.20, 0.10},   {"cross lengths", 0.21, 0.11},
+                             {"few heads", 0.46, 0.13}, {"head_dim", 0.14, 0.14}, {"grouped heads", 0.16, 0.13},
+                             {"prefill", 0.18, 0.11},   {"ragged", 0.13, 0.10}};
     for (const Bar& bar : kBars) {
         if (kind == bar.kind) return pass == Pass::forward ? bar.forward : bar.backward;
     }
@@ -222,7 +224,7 @@ std::string error_bar_text(const Problem& problem, Pass pass, const model::Machi
     const std::string kind = kind_of(problem);
     if (machine.kind == model::MachineKind::cpu)
         return machine.name == "xeon-16" ? "median 14 % on its own Records, worst 93 %"
-                                         : "on a host that was calibrated and took no part in any fit: 38 % too fast "
+                                         : "on a host that was calibrated and took no part in any fit: 37 % too fast "
                                            "in the median, 69 % at worst";
     const std::string bar =
         fmt::format("+-{:.0f} %: so far off were nine of ten held-out rows of this kind ({}, {}) on an H200",
