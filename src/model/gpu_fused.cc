@@ -83,7 +83,7 @@ std::string Gpu::last_done_text(const Stage& stage, const Units& of, double shar
     const double longest = stage.clocks(of.longest, 0);
     const double rounds = std::ceil(static_cast<double>(of.count) / sms);
     if (of.longest == of.shortest && std::abs(rounds * longest - last) < 0.5)
-        return fmt::format("whole rounds of equal blocks: {:.0f} * {:.0f} - {:.0f}", rounds, longest, share);
+        return fmt::format("whole rounds of equal blocks: {:.0f} * {:.8g} - {:.0f}", rounds, longest, share);
     return fmt::format("{}, until the last one ends: {:.0f} - {:.0f}",
                        stage.turn > 0 ? "blocks that add to dQ in turn" : "blocks one after the other to who is free",
                        std::max(last, share), share);

@@ -105,7 +105,7 @@ void Account::at_least(const char* name, double ms) {
     note("not faster than", "{}: {:.4g} ms, more than the parts' {:.4g} ms", name, ms, sum);
     const std::string waiting = std::string("waiting for ") + name;
     prediction_.parts.push_back({waiting, ms - sum});
-    note(waiting.c_str(), "{:.5g} - {:.5g} = {:.4g} ms", ms, sum, ms - sum);
+    note(waiting.c_str(), "{:.8g} - {:.8g} = {:.4g} ms", ms, sum, ms - sum);
 }
 
 void Account::close() {
