@@ -42,7 +42,7 @@ void print_table(const Session& session) {
     session.print(table.text(terminal_width(STDOUT_FILENO)));
     session.print(
         "\nWhat a kernel needs is what it refuses a problem without.\nIn order of preference: the first one that takes "
-        "a problem runs it (tessera why).\n");
+        "a problem runs it.\n");
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ std::vector<std::string> own_records() {
     const auto command = std::filesystem::read_symlink("/proc/self/exe", error);
     const auto installed = command.parent_path().parent_path() / "share/tessera/results";
     const std::filesystem::path root = std::filesystem::exists(installed, error) ? installed : TESSERA_RECORDS;
-    for (const char* folder : {"h200", "cpu", "published"}) {
+    for (const char* folder : {"h200", "h200/now", "cpu", "published"}) {
         const std::filesystem::path at = root / folder;
         for (const auto& entry : std::filesystem::directory_iterator(at, error)) {
             if (entry.path().extension() == ".jsonl") paths.push_back(entry.path().string());

@@ -94,7 +94,7 @@ std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> s
     for (const char* title : {"TFLOP/s", "win"}) columns.push_back({title, Align::right});
     if (share) columns.push_back({"model", Align::right});
     columns.push_back({"bound of the best"});
-    Table table(columns);
+    Table table(columns, show_batch ? 2 : 1);
     for (const SweepRow& row : rows) {
         std::vector<std::string> cells{square ? count_text(row.problem.len_kv)
                                               : fmt::format("{} x {}", row.problem.len_q, row.problem.len_kv)};
@@ -211,7 +211,8 @@ std::string groups_text(const std::vector<measure::Accuracy>& groups, const char
                            {"mean", Align::right},
                            {"in 15 %", Align::right},
                            {"worst", Align::right},
-                           {"worst row"}});
+                           {"worst row"}},
+                          2);
         }
         const measure::Record& w = a.worst_row->record;
         std::string where =

@@ -69,13 +69,13 @@ std::string timeline_text(const schedule::Workload& w, const model::Machine& mac
                      "for whom, not a prediction"}},
                    width) +
         "\n";
-    constexpr int kName = 17;
+    constexpr int kName = 18;
     for (const Unit unit : kUnits) {
         const double share = timeline.end > 0 ? 100 * timeline.busy[static_cast<std::size_t>(unit)] / timeline.end : 0;
         text += fmt::format("{:<10}{:>4.0f} %  {}\n", model::name_of(unit), share,
                             lane_text(timeline, unit, w.tile.block_kv, static_cast<std::size_t>(width - kName)));
     }
-    text += fmt::format("{:<17}0{:>{}}\n\n", "", fmt::format("{:.4g} us", timeline.end), width - kName - 1);
+    text += fmt::format("{:<{}}0{:>{}}\n\n", "", kName, fmt::format("{:.4g} us", timeline.end), width - kName - 1);
     Table table({{"begin us", Align::right}, {"end us", Align::right}, {"unit"}, {"step"}, {"queries"}, {"keys"}});
     constexpr std::size_t kMost = 40;
     for (std::size_t i = 0; i < std::min(kMost, timeline.steps.size()); ++i) {

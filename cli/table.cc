@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <numeric>
 
 namespace tessera::cli {
 namespace {
@@ -16,7 +17,7 @@ constexpr int kDefaultWidth = 80;
 constexpr int kMinWidth = 40;
 constexpr int kMaxWidth = 100;
 constexpr std::size_t kGap = 2;
-constexpr std::size_t kLeastWrapped = 16;  // a last column narrower than this is not worth wrapping into
+constexpr std::size_t kLeastWrapped = 20;  // a last column narrower than this is not worth wrapping into
 
 void drop_trailing_spaces(std::string& text) { text.erase(text.find_last_not_of(' ') + 1); }
 
@@ -52,10 +53,11 @@ std::vector<std::size_t> Table::widths() const {
     return result;
 }
 
-std::string Table::line(const std::vector<std::string>& cells, const std::vector<std::size_t>& widths) const {
+std::string Table::line(const Block& block, const std::vector<std::string>& cells,
+                        const std::vector<std::size_t>& widths) const {
     std::string text;
-    for (std::size_t c = 0; c < cells.size(); ++c) {
-        if (c > 0) text.append(kGap, ' ');
+    for (const std::size_t c : block) {
+        if (c != block.front()) text.append(kGap, ' ');
         text += columns_[c].align == Align::left ? fmt::format("{:<{}}", cells[c], widths[c])
                                                  : fmt::format("{:>{}}", cells[c], widths[c]);
     }
@@ -63,27 +65,60 @@ std::string Table::line(const std::vector<std::string>& cells, const std::vector
     return text + "\n";
 }
 
+Table::Block Table::all() const {
+    Block block(columns_.size());
+    std::iota(block.begin(), block.end(), std::size_t{0});
+    return block;
+}
+
 std::string Table::titles() const {
     std::vector<std::string> cells;
     for (const Column& column : columns_) cells.push_back(column.title);
-    return line(cells, widths());
+    return line(all(), cells, widths());
 }
 
-std::string Table::row(const std::vector<std::string>& cells) const { return line(cells, widths()); }
+std::string Table::row(const std::vector<std::string>& cells) const { return line(all(), cells, widths()); }
+
+/// As many columns in each as there is room for, the last one with room to be wrapped into.
+std::vector<Table::Block> Table::blocks(const std::vector<std::size_t>& widths, std::size_t room) const {
+    std::vector<Block> result;
+    Block keys = all();
+    keys.resize(std::min(keys_, keys.size()));
+    std::size_t of_keys = 0;
+    for (const std::size_t c : keys) of_keys += widths[c] + kGap;
+    Block block = keys;
+    std::size_t used = of_keys;
+    for (std::size_t c = keys.size(); c < widths.size(); ++c) {
+        const std::size_t least = c + 1 == widths.size() ? std::min(widths[c], kLeastWrapped) : widths[c];
+        if (used + least > room && block.size() > keys.size()) result.push_back(block), block = keys, used = of_keys;
+        block.push_back(c);
+        used += widths[c] + kGap;
+    }
+    result.push_back(block);
+    return result;
+}
 
 std::string Table::text(int width) const {
     std::vector<std::size_t> columns = widths();
-    std::size_t before_last = 0;
-    for (std::size_t c = 0; c + 1 < columns.size(); ++c) before_last += columns[c] + kGap;
+    std::vector<std::string> titles;
+    for (const Column& column : columns_) titles.push_back(column.title);
     const auto room = static_cast<std::size_t>(std::max(width, 0));
-    columns.back() = std::min(columns.back(), std::max(room > before_last ? room - before_last : 0, kLeastWrapped));
-    std::string text = titles();
-    for (const auto& cells : rows_) {
-        std::vector<std::string> part = cells;
-        for (const std::string& piece : wrapped(cells.back(), columns.back())) {
-            part.back() = piece;
-            text += line(part, columns);
-            std::fill(part.begin(), part.end(), "");
+    std::string text;
+    for (const Block& block : blocks(columns, room)) {
+        std::size_t before_last = 0;
+        for (std::size_t i = 0; i + 1 < block.size(); ++i) before_last += columns[block[i]] + kGap;
+        const std::size_t last = block.back();
+        if (last + 1 == columns.size())
+            columns[last] =
+                std::min(columns[last], std::max(room > before_last ? room - before_last : 0, kLeastWrapped));
+        text += (text.empty() ? "" : "\n") + line(block, titles, columns);
+        for (const auto& cells : rows_) {
+            std::vector<std::string> part = cells;
+            for (const std::string& piece : wrapped(cells[last], columns[last])) {
+                part[last] = piece;
+                text += line(block, part, columns);
+                std::fill(part.begin(), part.end(), "");
+            }
         }
     }
     return text;

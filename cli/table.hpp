@@ -24,10 +24,11 @@ struct Column {
 };
 
 /// A table of text: columns as wide as their longest cell, two spaces between them. When the lines would pass the
-/// width, the last column is wrapped under itself.
+/// width, the last column is wrapped under itself; when that leaves it too little, columns go on in a second block, in
+/// which the first `keys` stand again.
 class Table {
  public:
-    explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+    explicit Table(std::vector<Column> columns, std::size_t keys = 1) : columns_(std::move(columns)), keys_(keys) {}
 
     /// As many cells as there are columns.
     void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
@@ -40,10 +41,16 @@ class Table {
     std::string row(const std::vector<std::string>& cells) const;
 
  private:
+    using Block = std::vector<std::size_t>;  ///< its columns
+
     std::vector<std::size_t> widths() const;
-    std::string line(const std::vector<std::string>& cells, const std::vector<std::size_t>& widths) const;
+    std::vector<Block> blocks(const std::vector<std::size_t>& widths, std::size_t room) const;
+    std::string line(const Block& block, const std::vector<std::string>& cells,
+                     const std::vector<std::size_t>& widths) const;
+    Block all() const;
 
     std::vector<Column> columns_;
+    std::size_t keys_ = 1;
     std::vector<std::vector<std::string>> rows_;
 };
 

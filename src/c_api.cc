@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "c_api.hpp"
 
@@ -240,7 +241,8 @@ std::span<std::byte> bytes_of(void* workspace, std::size_t bytes) {
 
 tessera_status fail(ErrorCode code, const char* message, const char* argument) noexcept {
     copy_text(last_error.message, message);
-    copy_text(last_error.argument, argument);
+    // Of the struct's fields two are one field of the C++ Problem.
+    copy_text(last_error.argument, std::string_view(argument) == "dropout" ? "dropout_probability" : argument);
     return static_cast<tessera_status>(code);
 }
 

@@ -9,7 +9,8 @@ cost model is fitted on them; `tessera roofline --accuracy` judges it by them.
 --seed draws other shapes (drawn_shapes.py), ragged batches among them, which nobody has seen before they are measured.
 
 PyTorch's FlashAttention-2 runs by its own operator, which takes windows and other lengths of queries and keys; cuDNN
-where scaled_dot_product_attention can ask for the same. 1 GiB is written before each call: no operand is left in L2, and
+where scaled_dot_product_attention can ask for the same, its backward by the operator behind that (through autograd, as in
+older Records, a short call is the host's). 1 GiB is written before each call: no operand is left in L2, and
 the host is done with a short call before the GPU begins it. Calls of all kernels alternate; a figure is the median
 between CUDA events. Each of tessera's results is compared with FlashAttention-2's before it is timed: O, LSE and the
 gradients to 2 % of their norm, which finds a grossly wrong kernel, no more. tessera's backward gets the rest of O where
@@ -121,10 +122,10 @@ def cudnn(case):
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 return F.scaled_dot_product_attention(q, k, v, **options)
         return call
-    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        out = F.scaled_dot_product_attention(*leaves, **options)
-    return lambda: torch.autograd.grad(out, leaves, d_o, retain_graph=True)
+    ops, scores = torch.ops.aten, (0.0, case.causal)  # no dropout
+    o, lse, starts_q, starts_kv, len_q, len_kv, seed, offset, _ = ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, *scores, False)
+    kept = (o, lse, seed, offset, None, starts_q, starts_kv, len_q, len_kv)
+    return lambda: ops._scaled_dot_product_cudnn_attention_backward(d_o, q, k, v, *kept, *scores)
 
 
 def differs(name, got, expected):

@@ -3,7 +3,7 @@
 // Fits the constants of the cost model, of src/model/family.cc by the Records of an H200, of src/model/cpu.cc by those
 // of CPUs:
 //
-//     fit_model [--only "tessera fa2 backward"] bench/results/h200/{forward,peers,backward,drawn,held_out}.jsonl
+//     fit_model [--only "tessera fa2 backward"] bench/results/h200/{forward,peers,drawn*,held_out,now/*}.jsonl
 //     fit_model [--only "bf16 forward"] --cpu bench/results/cpu/{torch_amx,blind,decode_amx,features_amx}_xeon16.jsonl
 //
 // Of each family of kernels those constants are free that the table has (fit.hpp). Rows that `tessera roofline
@@ -26,12 +26,13 @@ using model::CpuConstants;
 using model::Family;
 
 constexpr Named<Constants> kConstants[] = {
-    {"exp_exposed", &Constants::exp_exposed},   {"shared_exposed", &Constants::shared_exposed},
-    {"adds_exposed", &Constants::adds_exposed}, {"step_cycles", &Constants::step_cycles},
-    {"end_cycles", &Constants::end_cycles},     {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
-    {"cut_tiles", &Constants::cut_tiles},       {"dram_exposed", &Constants::dram_exposed},
-    {"turn_cycles", &Constants::turn_cycles},   {"row_cycles", &Constants::row_cycles},
-    {"row_exposed", &Constants::row_exposed},   {"pass_exposed", &Constants::pass_exposed},
+    {"exp_exposed", &Constants::exp_exposed},       {"shared_exposed", &Constants::shared_exposed},
+    {"adds_exposed", &Constants::adds_exposed},     {"step_cycles", &Constants::step_cycles},
+    {"end_cycles", &Constants::end_cycles},         {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
+    {"mask_exposed", &Constants::mask_exposed},     {"dram_exposed", &Constants::dram_exposed},
+    {"dq_exp_exposed", &Constants::dq_exp_exposed}, {"dq_end_cycles", &Constants::dq_end_cycles},
+    {"turn_cycles", &Constants::turn_cycles},       {"row_cycles", &Constants::row_cycles},
+    {"row_exposed", &Constants::row_exposed},       {"pass_exposed", &Constants::pass_exposed},
 };
 
 constexpr Named<CpuConstants> kCpuConstants[] = {
@@ -61,12 +62,14 @@ model::PredictOptions options_of(const Row& row) {
 void fit_gpu(const Asked& asked) {
     for (const Family& family : model::gpu_families()) {
         const std::string name =
-            fmt::format("{} {} {}", family.by, tessera::name_of(family.schedule), tessera::name_of(family.pass));
+            fmt::format("{} {} {}{}", family.by, tessera::name_of(family.schedule), tessera::name_of(family.pass),
+                        family.over_dim > 0 ? fmt::format(" over {}", family.over_dim) : "");
         if (!asked.wants(name)) continue;
         std::vector<const Row*> rows;
         for (const Row& row : asked.rows) {
             const model::Prediction& p = row.measured.prediction;
-            if (p.by == family.by && p.schedule == family.schedule && p.pass == family.pass) rows.push_back(&row);
+            const bool kind = p.by == family.by && p.schedule == family.schedule && p.pass == family.pass;
+            if (kind && &model::family_for(family, row.problem) == &family) rows.push_back(&row);
         }
         const LogError<Constants> log_error = [&](const Row& row, const Constants& constants) {
             Family moved = family;

@@ -26,8 +26,7 @@ void expect_size(const char* field, std::int64_t value, std::int64_t low, std::i
 
 void expect_window(const char* field, std::int64_t value) {
     if (value < 0) {
-        invalid(field,
-                fmt::format("expected a number of keys >= 0, or tessera::unbounded for no limit, got {}", value));
+        invalid(field, fmt::format("expected a number of keys >= 0, or the largest int64 for no limit, got {}", value));
     }
 }
 

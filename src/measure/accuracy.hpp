@@ -37,8 +37,8 @@ struct Comparison {
 /// (neither 64, 128 nor 256), "prefill".
 std::string kind_of(const Problem& problem);
 
-/// How far nine of ten held-out rows of this kind were off at most, on an H200, over all kernels; tests hold it against
-/// the Records.
+/// How far nine of ten held-out rows of fa2, fa3 and cuDNN of this kind were off at most, on an H200; tests hold it
+/// against the Records.
 double expected_error(const std::string& kind, Pass pass);
 
 /// The error bar of a prediction in words: its kind, how far such were off, and whether the device was ever measured.

@@ -4,6 +4,7 @@
 // with what is left over, cold memory, and the start of parallel loops.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "core/stack_heads.hpp"
 #include "model/cpu.hpp"
@@ -15,6 +16,7 @@ namespace {
 
 constexpr const char* kFma = "";  // Records that are no longer kept
 constexpr const char* kMatrix = "bench/results/cpu/torch_amx_xeon16.jsonl";
+constexpr const char* kSchedules16 = "bench/results/cpu/schedules_xeon16.jsonl";
 
 // `bench/fit` moves them: fit_model --cpu, bench/fit/main.cc. In the order of family_index().
 constexpr CpuFamily kFamilies[] = {
@@ -66,6 +68,10 @@ constexpr CpuFamily kFamilies[] = {
       .call_us = 0,
       .pack_ns = 0.209,
       .crowd = 0.468}},
+    // standard and fa1 in multiply-adds: 1.5 times as long as fa2's constants say, of products and exponentials.
+    {"standard and fa1 forward",
+     kSchedules16,
+     {.product_share = 0.60, .exp_share = 1.74, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},
 };
 constexpr double kGradientTensors = 2.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too
 constexpr double kCoreReads = 0.12;       // of the memory's rate, one core alone
@@ -83,7 +89,13 @@ bool in_parts(const Question& q) {
            q.machine.matrix_flop > kProductsOfParts * q.machine.fma_flop;
 }
 
+/// standard and fa1 in multiply-adds.
+bool is_plain(const Question& q) {
+    return q.schedule != Schedule::fa2 && q.pass == Pass::forward && q.problem.dtype != DType::bf16;
+}
+
 std::size_t family_index(const Question& q) {
+    if (is_plain(q)) return std::size(kFamilies) - 1;
     const std::size_t pair = in_parts(q) ? 1 : q.problem.dtype == DType::bf16 ? 2 : 0;
     return 2 * pair + (q.pass == Pass::forward ? 0 : 1);
 }
@@ -109,7 +121,7 @@ struct Cpu {
           threads(question.options.threads > 0 ? question.options.threads : question.machine.cores.value) {
         threads = std::min({threads, q.machine.cores.value, std::max(1.0, std::floor(worthwhile_threads()))});
         prediction.by = "tessera";
-        prediction.fitted_on = q.schedule == Schedule::fa2 ? "bench/results/cpu/torch_amx_xeon16.jsonl" : "";
+        prediction.fitted_on = q.schedule == Schedule::fa2 ? kMatrix : is_plain(q) ? kSchedules16 : "";
         prediction.tile = tile;
         workload = workload_of(q, tile, static_cast<std::int64_t>(threads));
         units = units_of(workload);

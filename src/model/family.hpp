@@ -19,20 +19,22 @@ enum class Order {
     longest_first,  ///< tiles of most work first, to whoever is free
     as_they_lie,    ///< heads, in them batch members, in them tiles
     last_first,     ///< batch members, in them heads, in them the last tiles first
+    first_first,    ///< the same, the first tiles first
 };
 
 /// Time of a tile = products + the shares below of the other units' time: 0 is perfect overlap, 1 none.
 struct Constants {
     double exp_exposed = 0;         ///< of the exponentials' time (the maximum, sums and rescaling run with them)
-    double window_exposed = 0;      ///< of the same, more where a window makes the kernel mask every tile
     double shared_exposed = 0;      ///< of the near memory's time
     double adds_exposed = 0;        ///< of the time of adding dQ in the L2
     double step_cycles = 0;         ///< of a tile of keys beside that: fa1's warps meet and exchange O
     double turn_cycles = 0;         ///< from one block of keys that adds to a tile of dQ to the next
     double end_cycles = 0;          ///< of a tile of queries (backward: keys), beside its tiles: filling and emptying
     double end_cycles_per_dim = 0;  ///< the same, for each of the head_dim columns
-    double cut_tiles = 0;           ///< tiles' worth of time that a diagonal costs beside its share of tiles
-    double dram_exposed = 0;        ///< of the time of the tensors' own DRAM traffic
+    double mask_exposed = 0;        ///< of the exponentials' time, more in a tile that the mask or an end cuts
+    double dram_exposed = 0;        ///< of the DRAM traffic of Q and O; fa1: of the first and last pass over O
+    double dq_exp_exposed = 0;      ///< as exp_exposed, of a kernel of its own that makes dQ, queries outer
+    double dq_end_cycles = 0;       ///< as end_cycles, of that
     double state_exposed = 0;       ///< fa1: of the traffic of O, m, l between blocks
     double row_cycles = 0;          ///< standard: of a row of the softmax
     double row_exposed = 0;         ///< standard: of the softmax's traffic when rows dominate
@@ -41,8 +43,8 @@ struct Constants {
     int launches = 1;
 };
 
-/// Microseconds until the first tiles have come from a cold memory, where no other unit runs meanwhile. This,
-/// Constants::alone and window_exposed were chosen with bench/results/h200/seen.jsonl in view.
+/// Microseconds until the first tiles have come from a cold memory, where no other unit runs meanwhile. This and
+/// Constants::alone were chosen with bench/results/h200/seen.jsonl in view.
 inline constexpr double kColdStart = 4;
 
 /// Where mma.sync is not the native product instruction (Hopper, Blackwell), kernels that fetch its operands by
@@ -58,6 +60,8 @@ struct Family {
     bool warp_wide;         ///< products by mma.sync, not by wgmma
     Order order;
     Constants constants;
+    bool masks_windows = false;  ///< under a window, every tile goes through the mask
+    std::int64_t over_dim = 0;   ///< for head_dims over this: where a schedule has two kinds of kernel
 };
 
 std::span<const Family> gpu_families();
@@ -65,8 +69,12 @@ std::span<const Family> gpu_families();
 /// Is it a family of tessera's kernels?
 bool is_ours(const Family& family);
 
-/// The family for these; `by` empty: tessera's if fitted, else the fitted one, else any. Null: none.
+/// The family for these; `by` empty: tessera's if fitted, else the fitted one, else any. Null: none. Where a schedule
+/// has two kinds of kernel, that of small head_dims.
 const Family* find_family(Schedule schedule, Pass pass, const std::string& by);
+
+/// The one of its two kinds that runs a Problem.
+const Family& family_for(const Family& family, const Problem& problem);
 
 /// Why the kernels of a family can't run a Problem on a machine, or nothing. tessera's are asked by their own rows
 /// (cuda/rows), the others by what their releases say of themselves.

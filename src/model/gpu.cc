@@ -29,7 +29,7 @@ void add_roofs(Gpu& gpu) {
 
 /// tessera's backward goes over all query heads of a group for a block of keys: dK and dV of a kv head have one owner.
 Units units_of_kernel(const schedule::Workload& workload, const Family& family) {
-    Units units = units_of(workload);
+    Units units = units_of(workload, is_ours(family));
     if (workload.pass == Pass::forward || !is_ours(family)) return units;
     const std::int64_t group = workload.problem.group();
     units.count /= group;
@@ -37,8 +37,6 @@ Units units_of_kernel(const schedule::Workload& workload, const Family& family) 
     units.shortest *= group;
     return units;
 }
-
-bool has_window(const Mask& mask) { return mask.window_left != unbounded || mask.window_right != unbounded; }
 
 }  // namespace
 
@@ -57,7 +55,6 @@ Gpu::Gpu(const Question& question, const Family& f, Prediction& prediction)
       sms(question.machine.cores),
       workload(workload_of(question, tile, static_cast<std::int64_t>(sms))),
       units(units_of_kernel(workload, f)),
-      exp_exposed(c.exp_exposed + (has_window(question.problem.mask) ? c.window_exposed : 0)),
       t(tile_cycles()) {
     out.by = f.by;
     out.fitted_on = f.fitted_on;
@@ -74,7 +71,7 @@ bool Gpu::by_roles() const {
 
 double Gpu::flop_per_pair() const {
     if (q.pass == Pass::forward) return 2 * (d + dv);
-    return by_roles() ? 2 * (4 * d + 3 * dv) : 2 * (3 * d + 2 * dv);
+    return by_roles() ? 2 * (2 * d + 2 * dv) : 2 * (3 * d + 2 * dv);
 }
 
 double Gpu::product_rate() const {
@@ -91,8 +88,8 @@ double Gpu::shared_bytes() const {
     }
     if (q.pass == Pass::forward) return (1 + m / rows) * n * (d + dv) * e;
     if (by_roles()) {
-        // By 64 rows: S and dP twice, dV, dK, dQ; P in fp32; Q and dO come in, and K and V for 128 queries.
-        return (m + n) * 2 * (d + dv) * e + m * (d + dv) * e + n * d * e + 8 * m * n + (m + n / 2) * (d + dv) * e;
+        // By 64 rows: S, dP, dV, dK; P in fp32; Q and dO come in.
+        return (m + n) * (d + dv) * e + m * (d + dv) * e + 8 * m * n + m * (d + dv) * e;
     }
     const double readers = n / rows;  // src/schedule/backward.cc: S, dP, dV, dK, dQ, dS, dQ in fp32, Q and dO
     return n * (2 * d + dv) * e + readers * m * (2 * d + 2 * dv) * e + m * n * e * (1 + readers) + 8 * m * d +
@@ -103,16 +100,17 @@ TileCycles Gpu::tile_cycles() const {
     const Machine& machine = q.machine;
     TileCycles cycles;
     cycles.products = m * n * flop_per_pair() / product_rate();
-    cycles.exps = (by_roles() ? 2 : 1) * m * n / machine.exp_rate;
+    cycles.exps = m * n / machine.exp_rate;
     cycles.shared = shared_bytes() / machine.shared_bytes;
     const double dq_bytes = q.schedule == Schedule::fa1 ? 8 : 4;  // fa1 reads it, too
     if (q.pass == Pass::backward && !by_roles() && machine.reduce_bytes > 0)
         cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
-    const double loaded = q.pass == Pass::forward ? n : by_roles() ? m + n / 2 : m;
+    const double loaded = q.pass == Pass::forward ? n : m;
     cycles.loads = loaded * (d + dv) * e / machine.l2_bytes;
-    const double sum = cycles.products + exp_exposed * cycles.exps + c.shared_exposed * cycles.shared +
+    const double sum = cycles.products + c.exp_exposed * cycles.exps + c.shared_exposed * cycles.shared +
                        c.adds_exposed * cycles.adds + c.step_cycles;
     cycles.step = std::max(sum, cycles.loads);
+    cycles.mask = c.mask_exposed * cycles.exps;
     return cycles;
 }
 
@@ -132,9 +130,8 @@ void Gpu::note_tile() {
                      share * cycles);
         sum += fmt::format(" + {:.6g}", share * cycles);
     };
-    exposed("exponentials of a tile",
-            fmt::format("{}{:.0f} * {:.0f} / {:.4g} per clk", by_roles() ? "2 * " : "", m, n, machine.exp_rate.value),
-            t.exps, exp_exposed);
+    exposed("exponentials of a tile", fmt::format("{:.0f} * {:.0f} / {:.4g} per clk", m, n, machine.exp_rate.value),
+            t.exps, c.exp_exposed);
     exposed("shared memory of a tile",
             fmt::format("{:.0f} B / {:.4g} B/clk", shared_bytes(), machine.shared_bytes.value), t.shared,
             c.shared_exposed);
@@ -148,6 +145,9 @@ void Gpu::note_tile() {
     account.note("operands of a tile", "{:.0f} B / {:.4g} B/clk from L2 = {:.6g} clk", t.loads * machine.l2_bytes,
                  machine.l2_bytes.value, t.loads);
     account.note("one inner tile", "max({}, {:.6g}) = {:.6g} clk", sum, t.loads, t.step);
+    if (c.mask_exposed > 0)
+        account.note("more of a cut tile", "of the exponentials: {:.3g} * {:.6g} = {:.6g} clk", c.mask_exposed, t.exps,
+                     t.mask);
 }
 
 /// The clock falls with the load of the product units, from clock_ghz (none) to loaded_clock_ghz (all of the time).
@@ -170,12 +170,12 @@ void Gpu::add_tile_parts(double tiles, double clocks_per_ms) {
                      cycles, sms, clocks_per_ms * 1e-6);
     };
     add("products", t.products);
-    add("exponentials", exp_exposed * t.exps);
+    add("exponentials", c.exp_exposed * t.exps);
     add("shared memory", c.shared_exposed * t.shared);
     add("adding dQ", c.adds_exposed * t.adds);
     add("meetings of warps", c.step_cycles);
     const double sum =
-        t.products + exp_exposed * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + c.step_cycles;
+        t.products + c.exp_exposed * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + c.step_cycles;
     if (t.step - sum > 1e-9 * sum) add("operands from L2", t.step - sum);
 }
 
@@ -234,7 +234,8 @@ void predict_family(const Question& question, const Family& family, Prediction& 
 }
 
 void predict_gpu(const Question& question, Prediction& prediction) {
-    predict_family(question, *find_family(question.schedule, question.pass, question.options.by), prediction);
+    const Family& family = *find_family(question.schedule, question.pass, question.options.by);
+    predict_family(question, family_for(family, question.problem), prediction);
 }
 
 }  // namespace tessera::model

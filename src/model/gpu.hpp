@@ -3,6 +3,7 @@
 
 #include "model/family.hpp"
 #include "model/parts.hpp"
+#include "model/stage.hpp"
 
 namespace tessera::model {
 
@@ -13,6 +14,7 @@ struct TileCycles {
     double shared = 0;
     double adds = 0;   ///< of dQ, in the L2
     double loads = 0;  ///< from the L2: a tile can't be faster than its operands come
+    double mask = 0;   ///< more of a tile that a mask or an end cuts
     double step = 0;   ///< all together: the products, what is exposed of the others, and never less than loads
 };
 
@@ -20,6 +22,13 @@ struct TileCycles {
 void predict_family(const Question& question, const Family& family, Prediction& prediction);
 
 struct MatrixPass;  // gpu_passes.cc
+
+/// Clocks of a kernel's blocks.
+struct Dealt {
+    double share;  ///< of a multiprocessor, all being equal
+    double idle;   ///< more, until the last one is done
+    double cut;    ///< tiles with mask code
+};
 
 /// One prediction for a GPU while it is made.
 struct Gpu {
@@ -34,7 +43,6 @@ struct Gpu {
     double sms;
     schedule::Workload workload;
     Units units;
-    double exp_exposed;  ///< Constants::exp_exposed, with what a window adds
     TileCycles t;
 
     Gpu(const Question& question, const Family& f, Prediction& prediction);
@@ -72,13 +80,14 @@ struct Gpu {
     void note_tile();
     int split_keys();
     bool one_wave() const { return static_cast<double>(units.count) <= sms; }
-    bool first_keys_first(std::int64_t len_q, std::int64_t len_kv) const;
-    std::vector<std::int64_t> blocks_of_head(std::int64_t len_q, std::int64_t len_kv) const;
-    std::vector<double> blocks_in_order(double ends) const;
-    double turns() const;
-    std::optional<double> last_done(double ends) const;
-    double waiting(double share, double ends) const;
-    std::string waiting_text(double share, double ends) const;
+    bool masks_all() const;
+    bool adds_in_turn() const;
+    Stage stage() const;
+    Stage stage_of_fa1() const;
+    double last_done(const Stage& stage, const Units& of, double share) const;
+    std::string last_done_text(const Stage& stage, const Units& of, double share, double last) const;
+    Dealt deal_out(const Stage& stage, const Units& of);
+    void add_dq_kernel();
     void add_gradient_passes();
     void add_rows(double elements);
     void add_pass(const MatrixPass& pass, double elements, double products);

@@ -4,12 +4,9 @@
 // dealt to the multiprocessors.
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <numeric>
-#include <vector>
 
-#include "cuda/fa3/backward/order.hpp"
 #include "cuda/fa3/backward/shapes.hpp"
+#include "cuda/fa3/shapes.hpp"
 #include "model/deal.hpp"
 #include "model/gpu.hpp"
 #include "schedule/grid.hpp"
@@ -37,123 +34,76 @@ int Gpu::split_keys() {
     return c.launches + 1;
 }
 
-/// Does tessera's fa3 backward begin with the first blocks of keys of such a member?
-bool Gpu::first_keys_first(std::int64_t len_q, std::int64_t len_kv) const {
-    if (!is_ours(family) || q.schedule != Schedule::fa3 || q.pass != Pass::backward) return false;
-    cuda::fa3::backward::Blocks<64, 128> blocks{};
-    blocks.set(q.problem.mask, static_cast<int>(len_q), static_cast<int>(len_kv), static_cast<int>(q.problem.group()));
-    return by_roles() || blocks.rising;
+bool Gpu::masks_all() const {
+    const Mask& mask = q.problem.mask;
+    const bool left = mask.window_left != unbounded && mask.window_left < q.problem.len_kv;
+    return family.masks_windows && (left || mask.window_right != unbounded);
 }
 
-/// Inner tiles of each thread block of a member's head, in the order of the tiles of queries (backward: of keys), or,
-/// for Order::last_first, from the last one that begins.
-std::vector<std::int64_t> Gpu::blocks_of_head(std::int64_t len_q, std::int64_t len_kv) const {
-    const bool rows_outer = q.pass == Pass::forward;
-    const schedule::Grid grid{q.problem.mask.bind(len_q, len_kv), tile, rows_outer};
-    std::vector<std::int64_t> blocks;
-    const std::int64_t most = schedule::ceil_div(grid.columns(), splits_);  // inner tiles of a part
-    for (std::int64_t i = 0; i < (rows_outer ? grid.rows() : grid.columns()); ++i) {
-        const std::int64_t inner = (rows_outer ? grid.columns_of(i) : grid.rows_of(i)).size();
-        if (splits_ == 1) blocks.push_back(inner);
-        else
-            for (std::int64_t part = 0; part < splits_; ++part)
-                blocks.push_back(std::clamp<std::int64_t>(inner - part * most, 0, most));
+bool Gpu::adds_in_turn() const {
+    return is_ours(family) && q.pass == Pass::backward && q.schedule != Schedule::fa1 && c.turn_cycles > 0;
+}
+
+/// The main kernel.
+Stage Gpu::stage() const {
+    const bool backward = q.pass == Pass::backward;
+    return {.problem = q.problem,
+            .members = q.options.members,
+            .tile = tile,
+            .rows_outer = !backward,
+            .whole_groups = backward && is_ours(family),
+            .whole_heads = q.schedule == Schedule::fa1,
+            .order = family.order,
+            .splits = splits_,
+            .step = t.step,
+            .mask = t.mask,
+            .ends = c.end_cycles + c.end_cycles_per_dim * d,
+            .masks_all = masks_all(),
+            .ends_cut = is_ours(family),
+            .turn = adds_in_turn() ? c.turn_cycles : 0,
+            .turns_of_fa3 = q.schedule == Schedule::fa3};
+}
+
+/// Clocks until the last block is done.
+double Gpu::last_done(const Stage& stage, const Units& of, double share) const {
+    constexpr std::int64_t kMostBlocks = 1 << 15, kMostTurns = 1 << 19;  // more are not worth going through
+    if (of.count == 0) return 0;
+    if (stage.turn > 0 && of.tiles <= kMostTurns) return in_turn(stage, static_cast<int>(sms));
+    if (of.count <= kMostBlocks) {
+        const int each = stage.rows_outer ? blocks_at_a_time(family, q.problem) : 1;
+        return dealt(blocks_in_order(stage), {static_cast<int>(sms), each, each > 1 ? c.alone : 1});
     }
-    if (!rows_outer && is_ours(family)) {  // all heads of a group by one block
-        for (std::int64_t& inner : blocks) inner *= q.problem.group();
-    }
-    if (first_keys_first(len_q, len_kv)) std::reverse(blocks.begin(), blocks.end());
-    return blocks;
+    const double longest = stage.clocks(of.longest, 0);
+    return of.longest == of.shortest ? std::ceil(static_cast<double>(of.count) / sms) * longest
+                                     : std::max(longest, share);
 }
 
-/// Clocks of all thread blocks in the order in which they begin.
-std::vector<double> Gpu::blocks_in_order(double ends) const {
-    const Problem& p = q.problem;
-    const bool ours_backward = is_ours(family) && q.pass == Pass::backward;
-    const std::int64_t heads = ours_backward ? p.heads_kv : p.heads_q;
-    std::vector<std::vector<std::int64_t>> members;
-    for (const auto& [len_q, len_kv] : q.options.members) members.push_back(blocks_of_head(len_q, len_kv));
-    if (members.empty()) members.assign(static_cast<std::size_t>(p.batch), blocks_of_head(p.len_q, p.len_kv));
-    std::vector<double> order;
-    if (q.schedule == Schedule::fa1) {  // of the backward: one block for each kv head, no more
-        for (const auto& member : members) {
-            const auto inner = static_cast<double>(std::accumulate(member.begin(), member.end(), std::int64_t{0}));
-            const double clocks = inner * t.step + static_cast<double>(member.size()) * ends;
-            order.insert(order.end(), static_cast<std::size_t>(heads), clocks);
-        }
-        return order;
-    }
-    const auto add = [&](std::int64_t inner) { order.push_back(static_cast<double>(inner) * t.step + ends); };
-    switch (family.order) {
-        case Order::last_first:
-            for (const auto& member : members) {
-                for (std::int64_t head = 0; head < heads; ++head) std::for_each(member.rbegin(), member.rend(), add);
-            }
-            break;
-        case Order::as_they_lie:
-            for (std::int64_t head = 0; head < heads; ++head) {
-                for (const auto& member : members) std::for_each(member.begin(), member.end(), add);
-            }
-            break;
-        case Order::longest_first:
-            for (const auto& member : members) {
-                for (std::int64_t head = 0; head < heads; ++head) std::for_each(member.begin(), member.end(), add);
-            }
-            std::stable_sort(order.begin(), order.end(), std::greater<>());
-            break;
-    }
-    return order;
+std::string Gpu::last_done_text(const Stage& stage, const Units& of, double share, double last) const {
+    if (of.count == 0) return "no blocks: 0";
+    const double longest = stage.clocks(of.longest, 0);
+    const double rounds = std::ceil(static_cast<double>(of.count) / sms);
+    if (of.longest == of.shortest && std::abs(rounds * longest - last) < 0.5)
+        return fmt::format("whole rounds of equal blocks: {:.0f} * {:.8g} - {:.0f}", rounds, longest, share);
+    return fmt::format("{}, until the last one ends: {:.0f} - {:.0f}",
+                       stage.turn > 0 ? "blocks that add to dQ in turn" : "blocks one after the other to who is free",
+                       std::max(last, share), share);
 }
 
-/// Clocks until the last block is done that is dealt to whoever is free; nothing for more blocks than are worth going
-/// through, whose end does not matter.
-std::optional<double> Gpu::last_done(double ends) const {
-    constexpr std::int64_t kWorthIt = 1 << 15;
-    if (units.count > kWorthIt) return std::nullopt;
-    const int each = blocks_at_a_time(family, q.problem);
-    return dealt(blocks_in_order(ends), {static_cast<int>(sms), each, each > 1 ? c.alone : 1});
-}
-
-/// tessera's backward: blocks of keys add to a tile of dQ in turn. Where a head has many of them and few queries, its
-/// blocks wait for each other: clocks of all turns of the heads that come one after another.
-double Gpu::turns() const {
-    if (q.pass == Pass::forward || by_roles() || c.turn_cycles <= 0) return 0;
-    const double turn = static_cast<double>(q.problem.group()) * c.turn_cycles;
-    const auto heads = static_cast<double>(q.problem.heads_kv);
-    double sum = 0, longest = 0;
-    const auto add = [&](std::int64_t len_kv, double members) {
-        const auto blocks = static_cast<double>(schedule::ceil_div(len_kv, tile.block_kv));
-        longest = std::max(longest, blocks * turn);
-        sum += members * heads * blocks * turn * std::min(1.0, blocks / sms);  // heads side by side
-    };
-    for (const auto& [len_q, len_kv] : q.options.members) add(len_kv, 1);
-    if (q.options.members.empty()) add(q.problem.len_kv, static_cast<double>(q.problem.batch));
-    return std::max(sum, longest);
-}
-
-/// Clocks until the last multiprocessor is done, beyond an equal share for each.
-double Gpu::waiting(double share, double ends) const {
-    const auto count = static_cast<double>(units.count);
-    const double longest = static_cast<double>(units.longest) * t.step + ends;
-    if (units.count == 0) return 0;
-    if (const auto last = last_done(ends)) return std::max(0.0, *last - share);
-    return units.longest == units.shortest ? std::ceil(count / sms) * longest - share : std::max(longest - share, 0.0);
-}
-
-/// The calculation of waiting().
-std::string Gpu::waiting_text(double share, double ends) const {
-    const auto count = static_cast<double>(units.count);
-    const double longest = static_cast<double>(units.longest) * t.step + ends;
-    if (units.count == 0) return "no units: 0";
-    const auto last = last_done(ends);
-    const bool rounds = units.longest == units.shortest && blocks_at_a_time(family, q.problem) == 1 && splits_ == 1;
-    if (last && !(rounds && q.schedule != Schedule::fa1))
-        return fmt::format("blocks one after the other to who is free, until the last one ends: {:.0f} - {:.0f}",
-                           std::max(*last, share), share);
-    if (units.longest == units.shortest)
-        return fmt::format("whole rounds of equal units: {:.0f} * {:.0f} - {:.0f}", std::ceil(count / sms), longest,
-                           share);
-    return fmt::format("the longest unit: max({:.0f} - {:.0f}, 0)", longest, share);
+/// The lines of a kernel's blocks. Returns the clocks of an equal share and those until the last block is done.
+Dealt Gpu::deal_out(const Stage& stage, const Units& of) {
+    const auto count = static_cast<double>(of.count), tiles = static_cast<double>(of.tiles);
+    const auto cut = static_cast<double>(stage.masks_all ? of.tiles : of.cut);
+    const double share = (tiles * stage.step + cut * stage.mask + count * stage.ends) / sms;
+    const double last = last_done(stage, of, share);
+    account.note("blocks of work",
+                 "{} tiles of {}, each head in rows of {}; the mask leaves {} inner tiles, {} to {} each", of.count,
+                 stage.rows_outer ? "queries" : "keys", stage.rows_outer ? stage.tile.block_q : stage.tile.block_kv,
+                 of.tiles, of.shortest, of.longest);
+    account.note("share of a multiprocessor", "({} * {:.6g} + {:.0f} cut * {:.6g} + {} * {:.6g}) / {:.0f} = {:.0f} clk",
+                 of.tiles, stage.step, cut, stage.mask, of.count, stage.ends, sms, share);
+    const double idle = std::max(0.0, last - share);
+    account.note("until the last one is done", "{} = {:.0f} clk more", last_done_text(stage, of, share, last), idle);
+    return {share, idle, cut};
 }
 
 /// Kernels before and after the main one, bound by memory. Others': D = rowsum(dO * O), dQ = 0; dQ to the dtype.
@@ -179,54 +129,66 @@ void Gpu::note_dram() {
     const std::int64_t row = (p.head_dim + p.head_dim_v) * size_of(p.dtype);
     const std::int64_t queries = p.rows_q() * p.heads_q;
     const std::int64_t keys = p.rows_kv() * p.heads_kv;
-    if (q.pass == Pass::forward && queries * (row + 4) + keys * row == out.cost.work.bytes.dram)
-        account.note("bytes of DRAM", "Q, O and LSE, K and V: {} * ({} + 4) + {} * {} = {} B", queries, row, keys, row,
-                     out.cost.work.bytes.dram);
-    else account.note("bytes of DRAM", "{} B, counted by the schedule (docs/model.md)", out.cost.work.bytes.dram);
+    const std::int64_t bytes = out.cost.work.bytes.dram;
+    const double alone = static_cast<double>(bytes) / read_rate();
+    const std::string at_rate = fmt::format("{} B / {:.5g} GB/s = {:.5g} ms", bytes, read_rate() * 1e-6, alone);
+    if (q.pass == Pass::forward && queries * (row + 4) + keys * row == bytes)
+        account.note("DRAM alone", "Q, O and LSE, K and V: {} * ({} + 4) + {} * {} = {} B; {}", queries, row, keys, row,
+                     bytes, at_rate);
+    else account.note("DRAM alone", "bytes counted by the schedule (docs/model.md): {}", at_rate);
 }
 
-/// Edges of the mask that cut tiles: a window has two.
-static int diagonals(const Problem& p) {
-    const bool both = p.mask.window_left != unbounded && p.mask.window_left < p.len_kv / 2 &&
-                      (p.mask.window_right != unbounded || p.mask.causal != Causal::none);
-    return both ? 2 : 1;
+/// The kernel that makes dQ where blocks of keys don't add it up: S and dP once more, and dQ += dS K, by tiles of
+/// queries (cuda/fa3/backward/dq_product.cuh).
+void Gpu::add_dq_kernel() {
+    constexpr Tile kTile{128, 64};
+    constexpr double kElements = 128 * 64;
+    schedule::Workload rows = workload;
+    rows.pass = Pass::forward;
+    rows.tile = kTile;
+    const Units of = units_of(rows);
+    const double products = kElements * 2 * (2 * d + dv) / product_rate();
+    const double exps = kElements / q.machine.exp_rate;
+    Stage stage = this->stage();
+    stage.tile = kTile, stage.rows_outer = true, stage.whole_groups = false, stage.order = Order::as_they_lie;
+    stage.step = products + c.dq_exp_exposed * exps;
+    stage.mask = c.mask_exposed * exps, stage.ends = c.dq_end_cycles;
+    account.note("a tile of dQ", "{:.0f} * {:.0f} FLOP / {:.5g} FLOP/clk + {:.3g} * {:.0f} = {:.6g} clk", kElements,
+                 2 * (2 * d + dv), product_rate(), c.dq_exp_exposed, exps, stage.step);
+    const Dealt blocks = deal_out(stage, of);
+    account.part("dQ", (blocks.share + blocks.idle) / (out.clock_ghz * 1e6), "({:.0f} + {:.0f}) clk / {:.4f} GHz",
+                 blocks.share, blocks.idle, out.clock_ghz);
 }
 
 void Gpu::fused() {
-    const int launches = split_keys();
-    const bool cut = out.cost.partial > 0 && !q.problem.mask.trivial();
-    const double cut_tiles = cut ? c.cut_tiles * (c.window_exposed > 0 ? 1 : diagonals(q.problem)) : 0;
-    const double ends = c.end_cycles + c.end_cycles_per_dim * d + cut_tiles * t.step;
+    int launches = split_keys();
+    if (is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward && cuda::fa3::uneven(q.problem))
+        ++launches;  // the counter of tiles is set to 0
+    const Stage main = stage();
+    account.note("ends of a block", "{:.0f} + {:.3g} * {:.0f} = {:.6g} clk", c.end_cycles, c.end_cycles_per_dim, d,
+                 main.ends);
+    const auto [share, idle, cut] = deal_out(main, units);
     const auto count = static_cast<double>(units.count);
     const auto tiles = static_cast<double>(units.tiles);
-    const double share = (tiles * t.step + count * ends) / sms;
-    const double idle = std::max(waiting(share, ends), turns() - share);
-    account.note("ends of a unit", "{:.0f} + {:.3g} * {:.0f} + {:.3g} * {:.6g} = {:.6g} clk", c.end_cycles,
-                 c.end_cycles_per_dim, d, cut_tiles, t.step, ends);
-    account.note("units of work",
-                 "{} tiles of {}, each head in rows of {}; the mask leaves {} inner tiles, {} to {} each", units.count,
-                 q.pass == Pass::forward ? "queries" : "keys", q.pass == Pass::forward ? tile.block_q : tile.block_kv,
-                 units.tiles, units.shortest, units.longest);
-    account.note("share of a multiprocessor", "({} * {:.6g} + {} * {:.6g}) / {:.0f} = {:.0f} clk", units.tiles, t.step,
-                 units.count, ends, sms, share);
-    if (turns() - share >= idle && idle > 0)
-        account.note("until the last one is done", "turns at dQ: {:.0f} - {:.0f} = {:.0f} clk more", turns(), share,
-                     idle);
-    else account.note("until the last one is done", "{} = {:.0f} clk more", waiting_text(share, ends), idle);
 
     const double per_ms = set_clock(tiles, share + idle);
     add_tile_parts(tiles, per_ms);
-    account.part("ends of tiles", count * ends / sms / per_ms, "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", count, ends,
-                 sms, out.clock_ghz);
+    account.part("cut tiles", cut * main.mask / sms / per_ms, "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", cut,
+                 main.mask, sms, out.clock_ghz);
+    account.part("ends of tiles", count * main.ends / sms / per_ms, "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", count,
+                 main.ends, sms, out.clock_ghz);
     account.part("idle cores", idle / per_ms, "{:.0f} clk / {:.4f} GHz", idle, out.clock_ghz);
     account.note("main kernel", "({:.0f} + {:.0f}) clk / {:.4f} GHz = {:.4g} ms", share, idle, out.clock_ghz,
                  (share + idle) / per_ms);
+    if (by_roles()) add_dq_kernel();
     add_gradient_passes();
-    const double tensors = static_cast<double>(out.cost.work.bytes.dram) / read_rate();
+    note_dram();
     if (c.dram_exposed > 0) {
-        note_dram();
-        account.part("DRAM", c.dram_exposed * tensors, "exposed of the tensors' traffic: {:.3g} * {} B / {:.5g} GB/s",
-                     c.dram_exposed, out.cost.work.bytes.dram, read_rate() * 1e-6);
+        const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);
+        const double row = (d + dv) * e + 4;
+        account.part("DRAM", c.dram_exposed * rows * row / read_rate(),
+                     "exposed of Q, O and LSE: {:.3g} * {:.0f} * {:.0f} B / {:.5g} GB/s", c.dram_exposed, rows, row,
+                     read_rate() * 1e-6);
     }
     if (q.pass == Pass::forward && one_wave())
         account.part("cold start", kColdStart * 1e-3, "of one wave of units: {:.3g} us", kColdStart);

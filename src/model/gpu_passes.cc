@@ -7,6 +7,7 @@
 #include "cuda/fa1/shapes.hpp"
 #include "cuda/standard/config.h"
 #include "model/gpu.hpp"
+#include "schedule/grid.hpp"
 
 namespace tessera::model {
 namespace {
@@ -27,19 +28,24 @@ struct MatrixPass {
     double share;      ///< of all products
 };
 
+/// A thread block has a head, and takes some tiles of queries through the keys side by side; where there are fewer
+/// heads than multiprocessors, a head has several (parts_of in cuda/fa1/kernels.cc).
+Stage Gpu::stage_of_fa1() const {
+    const Problem& p = q.problem;
+    const std::int64_t together = cuda::fa1::config_of(p).groups;
+    const std::int64_t tiles = schedule::ceil_div(p.len_q, tile.block_q);
+    const std::int64_t heads = std::max<std::int64_t>(p.batch * p.heads_q, 1);
+    Stage stage = this->stage();
+    stage.whole_heads = true;
+    stage.together = together;
+    stage.parts = std::clamp<std::int64_t>(static_cast<std::int64_t>(sms) / heads, 1,
+                                           std::max<std::int64_t>(tiles / together, 1));
+    return stage;
+}
+
 void Gpu::fa1() {
+    const auto [share, idle, cut] = deal_out(stage_of_fa1(), units);
     const auto tiles = static_cast<double>(units.tiles);
-    const double share = tiles * t.step / sms;
-    // A thread block takes so many tiles of queries through the keys side by side.
-    const int together = cuda::fa1::config_of(q.problem).groups;
-    const double longest = static_cast<double>(together * units.longest) * t.step;
-    const double idle = std::max(0.0, longest - share);
-    account.note("share of a multiprocessor", "{} tiles * {:.6g} clk / {:.0f} = {:.0f} clk", units.tiles, t.step, sms,
-                 share);
-    if (idle > 0)
-        account.note("until the last one is done",
-                     "a block of {} tiles of queries: {} * {} * {:.6g} - {:.0f} = {:.0f} clk", together, together,
-                     units.longest, t.step, share, idle);
     const double per_ms = set_clock(tiles, share + idle);
     add_tile_parts(tiles, per_ms);
     account.part("idle cores", idle / per_ms, "{:.0f} clk / {:.4f} GHz", idle, out.clock_ghz);

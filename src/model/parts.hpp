@@ -22,10 +22,12 @@ struct Question {
 struct Units {
     std::int64_t count = 0;
     std::int64_t tiles = 0;     ///< inner tiles of all
+    std::int64_t cut = 0;       ///< those of them that a mask or an end cuts
     std::int64_t longest = 0;   ///< inner tiles of the unit that has most
     std::int64_t shortest = 0;  ///< of the one that has least
 };
-Units units_of(const schedule::Workload& workload);
+/// `ends`: a tile that reaches over the last key (backward: or query) counts as cut.
+Units units_of(const schedule::Workload& workload, bool ends = true);
 
 /// The workload with what stays in the machine's L2 when `at_once` units run at a time.
 schedule::Workload workload_of(const Question& question, const Tile& tile, std::int64_t at_once);

@@ -35,7 +35,7 @@ std::string not_modelled(const Problem& p) {
 
 }  // namespace
 
-Units units_of(const schedule::Workload& w) {
+Units units_of(const schedule::Workload& w, bool ends) {
     Units units;
     bool any = false;
     const bool rows_outer = w.pass == Pass::forward;
@@ -46,7 +46,9 @@ Units units_of(const schedule::Workload& w) {
         units.count += heads * (rows_outer ? grid.rows() : grid.columns());
         const auto add = [&](std::int64_t n, std::int64_t alike) {
             const std::int64_t inner = (rows_outer ? grid.columns_of(n) : grid.rows_of(n)).size();
+            const std::int64_t uncut = (rows_outer ? grid.uncut_columns(n, ends) : grid.uncut_rows(n, ends)).size();
             units.tiles += heads * alike * inner;
+            units.cut += heads * alike * (inner - uncut);
             units.longest = std::max(units.longest, inner);
             units.shortest = any ? std::min(units.shortest, inner) : inner;
             any = true;
@@ -103,7 +105,7 @@ void Account::at_least(const char* name, double ms) {
     note("not faster than", "{}: {:.4g} ms, more than the parts' {:.4g} ms", name, ms, sum);
     const std::string waiting = std::string("waiting for ") + name;
     prediction_.parts.push_back({waiting, ms - sum});
-    note(waiting.c_str(), "{:.5g} - {:.5g} = {:.4g} ms", ms, sum, ms - sum);
+    note(waiting.c_str(), "{:.8g} - {:.8g} = {:.4g} ms", ms, sum, ms - sum);
 }
 
 void Account::close() {

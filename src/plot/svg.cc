@@ -190,9 +190,11 @@ class Drawing {
         if (half / length * 2 < end - begin) t = std::clamp(t, begin + half / length, end - half / length);
         double angle = std::atan2(dy, dx);
         if (std::cos(angle) < 0) angle += 3.14159265358979;
+        const bool level = std::abs(dy) < 1 && frame_.right - frame_.left > 2 * half;
+        const double x = level ? std::clamp(x0 + t * dx, frame_.left + half, frame_.right - half) : x0 + t * dx;
         put("<text class=\"plot-quiet\" transform=\"translate({:.1f} {:.1f}) rotate({:.1f})\" y=\"-5\" "
             "text-anchor=\"middle\" fill=\"{}\">{}</text>\n",
-            x0 + t * dx, y0 + t * dy, angle * 180 / 3.14159265358979, palette(Theme::light).quiet, escaped(g.label));
+            x, y0 + t * dy, angle * 180 / 3.14159265358979, palette(Theme::light).quiet, escaped(g.label));
     }
 
     void note_text(const Note& note) {
@@ -200,7 +202,12 @@ class Drawing {
         const double width = text_width(note.text, kTextSize);
         const bool to_the_left = x + 8 + width > frame_.right;
         const double baseline = frame_.py(note.at.y) + (note.below ? 8 + 0.7 * kTextSize : -8);
-        words(to_the_left ? x - 8 : x + 8, baseline, to_the_left ? "end" : "start", note.text);
+        // Lines that pass under the text are left out around it.
+        put("<text class=\"plot-quiet plot-halo\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\" "
+            "stroke=\"{}\" "
+            "stroke-width=\"4\" paint-order=\"stroke\">{}</text>\n",
+            to_the_left ? x - 8 : x + 8, baseline, to_the_left ? "end" : "start", palette(Theme::light).quiet,
+            palette(Theme::light).surface, escaped(note.text));
     }
 
     void names() {

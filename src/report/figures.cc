@@ -122,14 +122,20 @@ void add_roofs(Figure& figure, const model::Machine& machine, const Row& any, do
     const double ridge = peak / slope;
     figure.guides.push_back(
         {{least_x, least_x * slope}, {ridge, peak}, fmt::format("DRAM {:.4g} GB/s", machine.dram_gbs.value)});
-    figure.guides.push_back({{ridge, peak}, {most_x, peak}, fmt::format("products {:.4g} {}", peak, unit.name), 1.0});
     const double flop_per_exp =
         static_cast<double>(any.record.head_dim + any.record.head_dim_v) * (any.record.pass == "backward" ? 5.0 : 2.0);
     const double exps =
         machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e-3 * unit.per_tflops * flop_per_exp;
-    if (exps < peak) {
-        figure.guides.push_back({{exps / slope, exps}, {most_x, exps}, fmt::format("exp unit {:.4g}", exps), 1.0});
-    }
+    constexpr double kOneLine = 1.3;  // roofs so near each other share a label
+    const bool together = exps < peak && exps * kOneLine > peak;
+    figure.guides.push_back({{ridge, peak},
+                             {most_x, peak},
+                             together ? fmt::format("products {:.4g}, exp unit {:.4g}", peak, exps)
+                                      : fmt::format("products {:.4g} {}", peak, unit.name),
+                             1.0});
+    if (exps < peak)
+        figure.guides.push_back(
+            {{exps / slope, exps}, {most_x, exps}, together ? "" : fmt::format("exp unit {:.4g}", exps), 1.0});
 }
 
 }  // namespace

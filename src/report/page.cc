@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "plot/style.hpp"
 #include "plot/svg.hpp"
 #include "plot/text.hpp"
@@ -49,14 +51,28 @@ struct Part {
     std::vector<plot::Figure> figures;
 };
 
+/// What is shown unfolded are the figures that hold most, as they come.
+std::vector<Figure> fullest_first(std::vector<Figure> figures) {
+    const auto points = [](const Figure& figure) {
+        std::size_t sum = 0;
+        for (const plot::Series& series : figure.series) sum += series.points.size();
+        return sum;
+    };
+    std::stable_sort(figures.begin(), figures.end(),
+                     [&](const Figure& a, const Figure& b) { return points(a) > points(b); });
+    return figures;
+}
+
 std::vector<Part> parts_of(const DeviceRows& device) {
     return {
-        {"speed", "Speed by length", "Only pairs that the mask leaves count. Higher is faster.", speed_figures(device)},
-        {"speed-up", "Speed-up", "How many times as fast as the one named at the line of 1.", speed_up_figures(device)},
+        {"speed", "Speed by length", "Only pairs that the mask leaves count. Higher is faster.",
+         fullest_first(speed_figures(device))},
+        {"speed-up", "Speed-up", "How many times as fast as the one named at the line of 1.",
+         fullest_first(speed_up_figures(device))},
         {"roofline", "Roofline",
          "Measured rates under what the device could do at most: left of the ridge memory sets the limit, right of it "
          "the products, or the exponentials where their line is lower.",
-         roofline_figures(device)},
+         fullest_first(roofline_figures(device))},
         {"predicted", "Predicted against measured", "The model's time for the same call. On the line they agree.",
          prediction_figures(device)}};
 }

@@ -92,8 +92,9 @@ bool same_row(const Row& a, const Row& b) {
 void take(Group& group, Row row) {
     const auto same =
         std::find_if(group.rows.begin(), group.rows.end(), [&](const Row& r) { return same_row(r, row); });
-    if (same == group.rows.end()) group.rows.push_back(std::move(row));
-    else if (same->record.date <= row.record.date) *same = std::move(row);
+    if (same == group.rows.end()) return group.rows.push_back(std::move(row));
+    ++group.replaced;
+    if (same->record.date <= row.record.date) *same = std::move(row);
 }
 
 /// One batch per length, or a group for each batch.
@@ -149,6 +150,7 @@ DeviceRows device_of(const std::string& name, std::map<decltype(key_of(Group()))
     if (machine != nullptr) device.machine = *machine;
     std::set<std::string> who;
     for (auto& [key, group] : groups) {
+        device.replaced += group.replaced;
         std::stable_sort(group.rows.begin(), group.rows.end(), [](const Row& a, const Row& b) {
             return std::make_tuple(rank_of(a.who), a.record.len_kv) < std::make_tuple(rank_of(b.who), b.record.len_kv);
         });

@@ -31,6 +31,7 @@ struct Group {
     std::string head_dim;
     std::string others;     ///< threads, batch, features, queries: what else is not as usual
     std::vector<Row> rows;  ///< by who, then by length
+    int replaced = 0;       ///< measurements of which a newer one of the same case counts
 
     std::string title() const;     ///< "forward, causal, head_dim 128"
     std::string subtitle() const;  ///< "bf16, 16 heads, 8 threads"
@@ -42,6 +43,7 @@ struct DeviceRows {
     std::optional<model::Machine> machine{};  ///< none: not known to the model
     std::vector<std::string> who;             ///< tessera's schedules first
     std::vector<Group> groups;                ///< forward first
+    int replaced = 0;                         ///< of all groups
     std::size_t count() const;
 };
 

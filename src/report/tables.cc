@@ -78,14 +78,27 @@ Provenance provenance(const DeviceRows& device) {
     std::string text;
     if (!commits.empty()) text = fmt::format("commit{} {}", commits.size() == 1 ? "" : "s", fmt::join(commits, ", "));
     if (!versions.empty()) text += fmt::format("{}{}", text.empty() ? "" : "; ", fmt::join(versions, ", "));
-    return {fmt::format("{} measurements, {}", device.count(), when), text};
+    const std::string replaced =
+        device.replaced == 0 ? ""
+                             : fmt::format(", the newest of each case ({} older ones are left out)", device.replaced);
+    return {fmt::format("{} measurements, {}{}", device.count(), when, replaced), text};
+}
+
+/// A line of Markdown that says what the text says: what would be markup or HTML stands for itself.
+static std::string plain(const std::string& text) {
+    std::string result;
+    for (const char c : text) {
+        if (std::string_view("\\`*_{}[]<>#|").find(c) != std::string_view::npos) result += '\\';
+        result += c == '\n' ? ' ' : c;
+    }
+    return result;
 }
 
 std::string markdown(const Sorted& sorted, const std::string& title) {
-    std::string text = fmt::format("{}\n# {}\n", kMarkdownMark, title);
+    std::string text = fmt::format("{}\n# {}\n", kMarkdownMark, plain(title));
     for (const DeviceRows& device : sorted.devices) {
         const Provenance from = provenance(device);
-        text += fmt::format("\n## {}\n\n{}; {}.\n", device.name, from.when, from.versions);
+        text += fmt::format("\n## {}\n\n{}; {}.\n", plain(device.name), from.when, plain(from.versions));
         for (const char* pass : {"forward", "backward"}) {
             std::string rows;
             for (const Group& group : device.groups) {

@@ -46,6 +46,18 @@ struct Grid {
         return band.coverage(q.begin, q.end, k.begin, k.end);
     }
 
+    /// Tiles of keys of row i that hold visible pairs only; `ends`: and no place behind the last key.
+    Range uncut_columns(std::int64_t i, bool ends = true) const {
+        const Range q = queries(i);
+        return whole({q.end - 1 + band.low, q.begin + band.high + 1}, band.len_kv, block.block_kv, ends);
+    }
+    /// The same of column j, with the last query.
+    Range uncut_rows(std::int64_t j, bool ends = true) const {
+        const Range k{j * block.block_kv, (j + 1) * block.block_kv};
+        if (ends && k.end > band.len_kv) return {};
+        return whole({keys(j).end - 1 - band.high, k.begin - band.low + 1}, band.len_q, block.block_q, ends);
+    }
+
     /// Visible pairs of tile (i, j), counted query by query.
     std::int64_t pairs(std::int64_t i, std::int64_t j) const {
         const Range k = keys(j);
@@ -79,6 +91,14 @@ struct Grid {
  private:
     static Range tiles(const Range& seen, std::int64_t size) {
         return seen.empty() ? Range{} : Range{seen.begin / size, ceil_div(seen.end, size)};
+    }
+
+    /// Tiles that lie in `range`, a part of [0, length); without `ends`, its last one may reach over the end.
+    static Range whole(const Range& range, std::int64_t length, std::int64_t size, bool ends) {
+        const std::int64_t begin = ceil_div(std::max<std::int64_t>(range.begin, 0), size);
+        const bool to_the_end = range.end >= length && !ends;
+        const std::int64_t end = to_the_end ? ceil_div(length, size) : std::min(range.end, length) / size;
+        return range.end <= 0 || end <= begin ? Range{} : Range{begin, end};
     }
 
     /// Index x of [0, length) meets x + low .. x + high of the `others`.

@@ -75,7 +75,7 @@ static void test_problem(void) {
     BOTH(f.problem.scale = (double)NAN, "scale");
     BOTH(f.problem.scale = HUGE_VAL, "scale");
     BOTH(f.problem.softcap = -1, "softcap");
-    BOTH(f.problem.dropout_probability = 1, "dropout");
+    BOTH(f.problem.dropout_probability = 1, "dropout_probability");
 }
 
 static void test_options(void) {

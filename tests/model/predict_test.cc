@@ -77,15 +77,31 @@ TEST(Predict, agrees_with_paper_and_pencil) {
     Problem p = Problem::dense(1, 4096, 16, 128, DType::bf16);
     const Machine& h200 = *find_machine("h200");
     const Prediction x = predict(p, Schedule::fa3, Pass::forward, h200, {.by = "flash-attention"});
-    // Tiles of 128 x 176: 2816 + 0.68 * 1408 = 3773.4 clk; 24 of them in each of 32 * 16 tiles of queries, and 500.
-    const double unit = 24 * (2816 + 0.68 * 1408) + 500;
+    // Tiles of 128 x 176: 2816 + 0.641 * 1408 = 3718.5 clk; 24 of them in each of 32 * 16 tiles of queries, and 204.
+    const double unit = 24 * (2816 + 0.641 * 1408) + 204;
     const double clocks = 4 * unit;  // 512 units on 132 multiprocessors: 4 rounds
     const double load = 512 * 24 * 128.0 * 176 * 512 / (clocks * 132 * 4096);
     const double ghz = 1.98 - 0.35 * load;
-    const double dram = (4.0 * 4096 * 2048 * 2 + 4 * 4096 * 16) / (4800e6 * 0.94);
-    EXPECT_NEAR(x.ms, clocks / (ghz * 1e6) + 0.41 * dram + 0.003, 1e-9);
+    const double q_and_o = (2.0 * 4096 * 2048 * 2 + 4 * 4096 * 16) / (4800e6 * 0.94);
+    EXPECT_NEAR(x.ms, clocks / (ghz * 1e6) + 0.85 * q_and_o + 0.003, 1e-9);
     EXPECT_EQ(x.tile, (Tile{128, 176}));
     EXPECT_EQ(x.bound, "tensor");
+}
+
+/// What roofline advises on a CPU is what was measured there (schedules_xeon16.jsonl): of long rows fa2 is the fastest.
+TEST(Predict, the_fastest_on_a_cpu_is_the_measured_one) {
+    const auto records = measure::read_records(TESSERA_SOURCE_DIR "/bench/results/cpu/schedules_xeon16.jsonl");
+    const auto rows = measure::compare(records).rows;
+    ASSERT_EQ(rows.size(), 12U);
+    for (const measure::Comparison& row : rows) EXPECT_LE(std::abs(row.error()), 0.55) << row.record.schedule;
+    for (const std::int64_t head_dim : {64, 128}) {
+        const Problem p = Problem::dense(1, 2048, 8, head_dim, DType::fp32);
+        const auto ms = [&](Schedule schedule) {
+            return predict(p, schedule, Pass::forward, *find_machine("xeon-16")).ms;
+        };
+        EXPECT_LT(ms(Schedule::fa2), ms(Schedule::fa1));
+        EXPECT_LT(ms(Schedule::fa2), ms(Schedule::standard));
+    }
 }
 
 TEST(Predict, refuses_what_no_kernel_can) {
@@ -186,41 +202,41 @@ std::vector<measure::Record> kept(const std::string& folder, std::initializer_li
     return all;
 }
 
+/// What constants were fitted on, but for the shapes that were drawn.
 TEST(Accuracy, h200) {
-    const auto comparisons = measure::compare(kept("h200", {"forward.jsonl", "peers.jsonl"}));
-    EXPECT_EQ(comparisons.rows.size(), 550U);
+    const auto comparisons =
+        measure::compare(kept("h200", {"forward.jsonl", "peers.jsonl", "now/forward.jsonl", "now/backward.jsonl"}));
+    EXPECT_GE(comparisons.rows.size(), 700U);
+    for (const measure::Comparison& row : comparisons.rows) EXPECT_FALSE(row.held_out);
     for (const measure::Accuracy& a : measure::summarise(comparisons)) {
-        EXPECT_LE(a.median, 0.06) << a.kernels << " " << a.pass;
-        EXPECT_LE(a.worst, 0.20) << a.kernels << " " << a.pass;
+        if (a.kernels.empty()) continue;
+        EXPECT_LE(a.median, 0.08) << a.kernels << " " << a.pass;
+        // Short causal rows of cuDNN took up to 1.6 times as long in some runs (src/cuda/fa3/README.md).
+        EXPECT_LE(a.worst, a.kernels == "cudnn" ? 0.40 : 0.20) << a.kernels << " " << a.pass;
     }
 }
 
-/// Shapes that no constant was fitted on. The medians are what the model reaches now, not what it should. Two of twelve
-/// rows of few heads were measured when fa3 had tiles of 192 queries for them, which are of 128 since.
+constexpr auto kDrawn = {"drawn_8128.jsonl", "drawn_20261123.jsonl", "now/drawn_60511.jsonl",
+                         "now/drawn_20261123_backward.jsonl"};
+constexpr auto kBlind = {"now/blind_715517.jsonl"};
+
+/// Shapes that no constant was fitted on, and what a prediction says of its own error. The medians are what the model
+/// reaches now, not what it should.
 TEST(Accuracy, held_out) {
-    auto held_out = measure::compare(kept("h200", {"held_out.jsonl", "drawn.jsonl", "blind.jsonl"}));
+    auto records = kept("h200", kDrawn);
+    for (const auto& others : {kept("h200", {"held_out.jsonl"}), kept("h200", kBlind)})
+        records.insert(records.end(), others.begin(), others.end());
+    auto held_out = measure::compare(records);
     std::erase_if(held_out.rows, [](const measure::Comparison& row) { return !row.held_out; });
-    const auto fitted = measure::compare(kept("h200", {"forward.jsonl", "peers.jsonl"}));
-    const auto shape = [](const measure::Record& r) {
-        return fmt::format("{} {} {} {} {} {} {}", r.batch, r.len_q, r.len_kv, r.heads_q, r.heads_kv, r.head_dim,
-                           r.pass);
-    };
-    std::set<std::string> known;
-    for (const measure::Comparison& row : fitted.rows) known.insert(shape(row.record));
-    for (const measure::Comparison& row : held_out.rows) {
-        const bool window = row.record.mask.starts_with("window");
-        EXPECT_TRUE(window || !known.contains(shape(row.record))) << shape(row.record);
-    }
-    for (const measure::Comparison& row : fitted.rows) EXPECT_FALSE(row.held_out);
-    const std::map<std::string, double> most = {{"decode", 0.15},    {"window", 0.14},   {"cross lengths", 0.14},
-                                                {"few heads", 0.17}, {"head_dim", 0.10}, {"grouped heads", 0.10},
-                                                {"prefill", 0.10},   {"ragged", 0.12}};
+    ASSERT_GE(held_out.rows.size(), 1000U);
     for (const measure::Accuracy& a : measure::summarise_held_out(held_out)) {
         if (a.kernels.empty()) continue;
-        EXPECT_LE(a.median, most.at(a.kernels)) << a.kernels << " " << a.pass;
+        const bool few = a.kernels == "few heads" && a.pass == "forward";  // of ten rows, four are fa1's and standard's
+        EXPECT_LE(a.median, few ? 0.18 : 0.12) << a.kernels << " " << a.pass;
         std::vector<double> errors;
         for (const measure::Comparison& row : held_out.rows) {
-            if (row.kind == a.kernels && row.record.pass == a.pass) errors.push_back(std::abs(row.error()));
+            const bool simple = row.record.schedule == "standard" || row.record.schedule == "fa1";
+            if (!simple && row.kind == a.kernels && row.record.pass == a.pass) errors.push_back(std::abs(row.error()));
         }
         std::sort(errors.begin(), errors.end());
         const double nine_of_ten = errors[std::min(errors.size() - 1, errors.size() * 9 / 10)];
@@ -229,43 +245,40 @@ TEST(Accuracy, held_out) {
     }
 }
 
-/// tessera's backward on lengths and grouped heads of backward.jsonl that its constants are not fitted on.
-TEST(Accuracy, backward) {
-    const auto comparisons = measure::compare(kept("h200", {"backward.jsonl"}));
-    std::map<std::string, std::vector<double>> errors;
-    for (const measure::Comparison& row : comparisons.rows) {
-        if (row.record.by != "tessera") continue;
-        const measure::Record& r = row.record;
-        EXPECT_EQ(row.held_out, r.len_kv == 2048 || r.len_kv == 8192 || r.heads_q != r.heads_kv);
-        if (row.held_out) errors[row.record.schedule + " " + row.kind].push_back(std::abs(row.error()));
-    }
-    EXPECT_EQ(errors.size(), 4U);
-    for (auto& [name, of] : errors) {
-        std::sort(of.begin(), of.end());
-        EXPECT_LE(of[of.size() / 2], 0.13) << name;
-    }
+/// Of drawn shapes those with an even number of keys are fitted, the others are not, whatever the kernel and the file.
+TEST(Accuracy, drawn_shapes_are_split_by_shape) {
+    for (const measure::Comparison& row : measure::compare(kept("h200", kDrawn)).rows)
+        EXPECT_EQ(row.held_out, row.record.len_kv % 2 == 1) << row.record.file << " " << row.record.len_kv;
 }
 
-/// Blind rows are held out and told apart; those of a host are predicted by the machine file beside them.
+/// Records of kernels that are others now are told and left out; what was measured of the same shapes since is not.
+TEST(Accuracy, older_kernels_are_left_out) {
+    const auto before = measure::compare(kept("h200", {"forward_fa3.jsonl"}));
+    EXPECT_EQ(before.left_out.at("of a kernel that is another one now"), 46);
+    const auto now = measure::compare(kept("h200", {"now/forward.jsonl"}));
+    EXPECT_FALSE(now.left_out.contains("of a kernel that is another one now"));
+}
+
+/// Blind rows are held out and told apart; those of a CPU are predicted by the machine file beside them.
 TEST(Accuracy, blind) {
-    const auto gpu = measure::compare(kept("h200", {"blind.jsonl", "drawn.jsonl"}));
-    const auto cpu = measure::compare(kept("cpu", {"blind_xeon16.jsonl"}));
-    ASSERT_GE(cpu.rows.size(), 50U);
-    for (const measure::Comparison& row : gpu.rows)
-        EXPECT_EQ(row.blind, row.record.file.find("/blind") != std::string::npos);
+    const auto gpu = measure::compare(kept("h200", kBlind));
+    for (const measure::Comparison& row : gpu.rows) EXPECT_TRUE(row.blind && row.held_out);
+    const auto rows = measure::summarise_held_out(gpu, true);
+    EXPECT_EQ(static_cast<std::size_t>(rows.back().rows), kept("h200", kBlind).size());
+    for (const measure::Accuracy& a : rows) EXPECT_LE(a.median, a.kernels.empty() ? 0.05 : 0.09) << a.kernels;
+    EXPECT_GE(rows.back().within, 0.88);
+    const auto cpu = measure::compare(kept("cpu", {"blind_xeon16.jsonl", "blind_715517_xeon16.jsonl"}));
+    ASSERT_GE(cpu.rows.size(), 100U);
     for (const measure::Comparison& row : cpu.rows) {
         EXPECT_TRUE(row.blind && row.held_out);
         EXPECT_NE(row.device.find("calibrated"), std::string::npos);
     }
-    const auto all = [](const measure::Comparisons& rows) { return measure::summarise_held_out(rows, true).back(); };
-    EXPECT_LE(all(gpu).median, 0.11);
-    EXPECT_LE(all(cpu).median, 0.42);
-    EXPECT_EQ(static_cast<std::size_t>(all(gpu).rows), kept("h200", {"blind.jsonl"}).size());
+    EXPECT_LE(measure::summarise_held_out(cpu, true).back().median, 0.42);
 }
 
 /// A ragged batch is predicted by its members' lengths, and without them not at all.
 TEST(Accuracy, ragged) {
-    auto records = kept("h200", {"drawn.jsonl"});
+    auto records = kept("h200", kBlind);
     std::erase_if(records, [](const measure::Record& r) { return r.lens_q.empty(); });
     ASSERT_GE(records.size(), 50U);
     const auto whole = measure::compare(records);

@@ -58,6 +58,9 @@ TEST(Sorted, groups_what_differs_in_length_and_in_who) {
     const auto rows = device.groups[0].of("tessera fa3");
     EXPECT_NEAR(rows[0]->record.ms, 0.3, 1e-9);  // the newer one
     EXPECT_EQ(rows[1]->record.ms, 9);
+    EXPECT_EQ(device.replaced, 2);
+    EXPECT_NE(provenance(device).when.find("the newest of each case (2 older ones are left out)"), std::string::npos);
+    EXPECT_EQ(provenance(sorted(some_records()).devices[0]).when.find("newest"), std::string::npos);
     EXPECT_EQ(all.left_out.size(), 1U);
     EXPECT_TRUE(rows[0]->prediction.has_value());
 }
@@ -186,6 +189,15 @@ TEST(Markdown, has_a_line_for_each_measurement) {
         if (columns == 0) columns = bars;
         EXPECT_EQ(bars, columns) << line;
     }
+}
+
+/// Titles and names of devices are text, whatever is in them.
+TEST(Markdown, names_are_no_markup) {
+    std::vector<Record> records = some_records();
+    for (Record& record : records) record.device = "a *b* <i>|`c`";
+    const std::string text = markdown(sorted(records), "# one\n<script>");
+    EXPECT_NE(text.find("\n# \\# one \\<script\\>\n"), std::string::npos) << text.substr(0, 200);
+    EXPECT_NE(text.find("\n## a \\*b\\* \\<i\\>\\|\\`c\\`\n"), std::string::npos) << text.substr(0, 200);
 }
 
 TEST(Accuracy, is_said_in_words) {

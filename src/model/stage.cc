@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/stage.hpp"
+
+#include <algorithm>
+#include <functional>
+
+#include "schedule/grid.hpp"
+
+namespace tessera::model {
+namespace {
+
+/// Clocks of each thread block of a member's head, in the order of the tiles of queries (backward: of keys).
+std::vector<double> blocks_of_head(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
+    const schedule::Grid grid{s.problem.mask.bind(len_q, len_kv), s.tile, s.rows_outer};
+    const std::int64_t most = schedule::ceil_div(grid.columns(), s.splits);  // inner tiles of a part
+    const std::int64_t heads = s.heads_of_block();
+    std::vector<double> blocks;
+    for (std::int64_t i = 0; i < (s.rows_outer ? grid.rows() : grid.columns()); ++i) {
+        const std::int64_t inner = (s.rows_outer ? grid.columns_of(i) : grid.rows_of(i)).size();
+        const std::int64_t uncut =
+            (s.rows_outer ? grid.uncut_columns(i, s.ends_cut) : grid.uncut_rows(i, s.ends_cut)).size();
+        if (s.splits == 1) blocks.push_back(s.clocks(heads * inner, heads * (inner - uncut)));
+        for (std::int64_t part = 0; s.splits > 1 && part < s.splits; ++part)
+            blocks.push_back(s.clocks(std::clamp<std::int64_t>(inner - part * most, 0, most), 0));
+    }
+    return blocks;
+}
+
+/// The same where a block goes through many tiles.
+std::vector<double> parts_of_head(const Stage& s, const std::vector<double>& tiles) {
+    const auto parts = static_cast<std::size_t>(s.parts), together = static_cast<std::size_t>(s.together);
+    std::vector<double> clocks(parts);
+    for (std::size_t part = 0; part < parts; ++part) {
+        std::size_t count = 0;
+        for (std::size_t i = part; i < tiles.size(); i += parts, ++count) clocks[part] += tiles[i];
+        if (count % together != 0) clocks[part] += tiles[part + (count - 1) * parts];
+    }
+    return clocks;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::int64_t, std::int64_t>> Stage::lengths() const {
+    if (!members.empty()) return {members.begin(), members.end()};
+    return {static_cast<std::size_t>(problem.batch), {problem.len_q, problem.len_kv}};
+}
+
+std::vector<double> blocks_in_order(const Stage& s) {
+    std::vector<std::vector<double>> members;
+    for (const auto& [len_q, len_kv] : s.lengths()) {
+        const bool again = !members.empty() && s.members.empty();
+        members.push_back(again ? members.front() : blocks_of_head(s, len_q, len_kv));
+    }
+    const std::int64_t heads = s.heads();
+    std::vector<double> order;
+    const auto add = [&](double clocks) { order.push_back(clocks); };
+    if (s.whole_heads) {
+        for (const auto& member : members) {
+            const std::vector<double> parts = parts_of_head(s, member);
+            for (std::int64_t head = 0; head < heads; ++head) std::for_each(parts.begin(), parts.end(), add);
+        }
+        return order;
+    }
+    if (s.order == Order::last_first || s.order == Order::first_first) {
+        for (auto& member : members) {
+            if (s.order == Order::last_first) std::reverse(member.begin(), member.end());
+            for (std::int64_t head = 0; head < heads; ++head) std::for_each(member.begin(), member.end(), add);
+        }
+        return order;
+    }
+    for (std::int64_t head = 0; head < heads; ++head) {
+        for (const auto& member : members) std::for_each(member.begin(), member.end(), add);
+    }
+    if (s.order == Order::longest_first) std::stable_sort(order.begin(), order.end(), std::greater<>());
+    return order;
+}
+
+}  // namespace tessera::model

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tessera's backward adds up dQ in a fixed order (cuda/fa3/backward/order.hpp, cuda/gradient/place.cuh): a block of
+// keys goes through the tiles of queries from its own place to the last one, then from the first one, and adds to each
+// after the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
+#include <algorithm>
+#include <queue>
+
+#include "cuda/fa3/backward/order.hpp"
+#include "model/stage.hpp"
+#include "schedule/grid.hpp"
+
+namespace tessera::model {
+namespace {
+
+/// A block of keys' way through the tiles of queries: start ... end - 1 to the first sum, begin ... start - 1 to the
+/// second; rising: end - 1 ... begin, all heads of the group at each.
+struct Way {
+    int begin = 0, end = 0, start = 0;
+    Range uncut;
+};
+
+struct Ways {
+    bool rising = false;
+    std::vector<Way> of_block;
+};
+
+template <int kBlockQ>
+Ways ways_of_fa3(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
+    constexpr int kBlockKv = 128;
+    cuda::fa3::backward::Blocks<kBlockQ, kBlockKv> blocks{};
+    blocks.set(s.problem.mask, static_cast<int>(len_q), static_cast<int>(len_kv), static_cast<int>(s.problem.group()));
+    Ways ways{blocks.rising, {}};
+    for (int n = 0; n < blocks.count_kv; ++n) {
+        const auto queries = blocks.queries_of(n);
+        const int start = std::min(std::max(blocks.start_of(n), queries.begin), queries.end);
+        ways.of_block.push_back({queries.begin, queries.end, start, {}});
+    }
+    return ways;
+}
+
+Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid) {
+    Ways ways;
+    for (std::int64_t n = 0; n < grid.columns(); ++n) {
+        const Range queries = grid.rows_of(n);
+        const std::int64_t own = n * s.tile.block_kv / s.tile.block_q;
+        const auto start = queries.empty() ? 0 : std::clamp(own, queries.begin, queries.end);
+        ways.of_block.push_back(
+            {static_cast<int>(queries.begin), static_cast<int>(queries.end), static_cast<int>(start), {}});
+    }
+    return ways;
+}
+
+Ways ways_of(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
+    const schedule::Grid grid{s.problem.mask.bind(len_q, len_kv), s.tile, false};
+    constexpr std::int64_t kLong = 128;
+    Ways ways = !s.turns_of_fa3           ? ways_of_fa2(s, grid)
+                : s.tile.block_q == kLong ? ways_of_fa3<128>(s, len_q, len_kv)
+                                          : ways_of_fa3<64>(s, len_q, len_kv);
+    for (std::size_t n = 0; n < ways.of_block.size(); ++n)
+        ways.of_block[n].uncut = grid.uncut_rows(static_cast<std::int64_t>(n));
+    return ways;
+}
+
+/// A head of keys: when the next block may add to which tile of queries, of which head and sum.
+class Head {
+ public:
+    Head(const Stage& stage, const Ways& ways, std::int64_t tiles)
+        : s_(stage), ways_(ways), tiles_(tiles), free_(static_cast<std::size_t>(2 * tiles * stage.heads_of_block())) {}
+
+    /// When block n is done that begins at `now`.
+    double run(const Way& way, double now) {
+        now_ = now + s_.ends / 2, added_ = 0;
+        const auto heads = static_cast<int>(s_.heads_of_block());
+        if (ways_.rising) {
+            for (int m = way.end - 1; m >= way.begin; --m) {
+                for (int head = 0; head < heads; ++head) stop(way, m, head, 0);
+            }
+        } else {
+            for (int head = 0; head < heads; ++head) {
+                for (int m = way.start; m < way.end; ++m) stop(way, m, head, 0);
+                for (int m = way.begin; m < way.start; ++m) stop(way, m, head, 1);
+            }
+        }
+        return std::max(now_, added_) + s_.ends / 2;
+    }
+
+ private:
+    void stop(const Way& way, int m, int head, int sum) {
+        const bool cut = m < way.uncut.begin || m >= way.uncut.end;
+        double& free = free_[static_cast<std::size_t>((head * 2 + sum) * tiles_ + m)];
+        now_ = std::max(now_ + s_.step + (cut ? s_.mask : 0), added_);  // dQ has one place until it is added
+        added_ = std::max(now_, free);
+        free = added_ + s_.turn;
+    }
+
+    const Stage& s_;
+    const Ways& ways_;
+    std::int64_t tiles_;
+    std::vector<double> free_;
+    double now_ = 0, added_ = 0;
+};
+
+}  // namespace
+
+double in_turn(const Stage& s, int multiprocessors) {
+    std::priority_queue<double, std::vector<double>, std::greater<>> idle_from;
+    for (int i = 0; i < multiprocessors; ++i) idle_from.push(0);
+    double last = 0;
+    Ways ways;
+    std::pair<std::int64_t, std::int64_t> before{-1, -1};
+    for (const auto& lengths : s.lengths()) {
+        if (lengths != before) ways = ways_of(s, lengths.first, lengths.second), before = lengths;
+        const auto tiles = schedule::ceil_div(lengths.first, s.tile.block_q);
+        const auto count = static_cast<int>(ways.of_block.size());
+        for (std::int64_t i = 0; i < s.heads(); ++i) {
+            Head head(s, ways, tiles);
+            for (int started = 0; started < count; ++started) {
+                const int n = ways.rising ? started : count - 1 - started;
+                const double done = head.run(ways.of_block[static_cast<std::size_t>(n)], idle_from.top());
+                idle_from.pop();
+                idle_from.push(done);
+                last = std::max(last, done);
+            }
+        }
+    }
+    return last;
+}
+
+}  // namespace tessera::model

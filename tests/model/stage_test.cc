@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels as they are dealt out: which tiles a mask or an end cuts, what all blocks take together, and blocks of keys
+// that add to dQ in turn.
+#include "model/stage.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/property.hpp"
+#include "model/deal.hpp"
+#include "schedule/grid.hpp"
+
+namespace tessera::model::stage_test {
+namespace {
+
+Problem any_problem() {
+    Problem p = Problem::dense(*rc::gen::inRange(1, 4), 1, *rc::gen::inRange(1, 4), 64, DType::bf16);
+    p.len_q = *rc::gen::inRange<std::int64_t>(1, 900);
+    p.len_kv = *rc::gen::inRange<std::int64_t>(1, 900);
+    p.heads_kv = p.heads_q;
+    p.heads_q *= *rc::gen::inRange(1, 4);
+    p.mask.causal = *rc::gen::element(Causal::none, Causal::bottom_right, Causal::top_left);
+    if (*rc::gen::inRange(0, 2) == 0) p.mask.window_left = *rc::gen::inRange<std::int64_t>(0, 500);
+    return p;
+}
+
+Tile any_tile() { return {*rc::gen::element(16, 64, 128), *rc::gen::element(32, 80, 128)}; }
+
+std::int64_t size_of(const Range& range) { return range.size(); }
+
+TEST(Grid, uncut_tiles_are_the_full_ones) {
+    EXPECT_TRUE(test::holds(300, [] {
+        const Problem p = any_problem();
+        const schedule::Grid grid{p.mask.bind(p.len_q, p.len_kv), any_tile(), false};
+        const auto full = [&](std::int64_t i, std::int64_t j) {
+            const Range q = grid.queries(i);
+            return grid.band.coverage(q.begin, q.end, j * grid.block.block_kv, (j + 1) * grid.block.block_kv) ==
+                   Coverage::full;
+        };
+        for (std::int64_t i = 0; i < grid.rows(); ++i) {
+            std::int64_t count = 0, without_ends = 0;
+            for (std::int64_t j = 0; j < grid.columns(); ++j) {
+                const Range q = grid.queries(i), k = grid.keys(j);
+                count += full(i, j) ? 1 : 0;
+                without_ends += grid.band.coverage(q.begin, q.end, k.begin, k.end) == Coverage::full ? 1 : 0;
+            }
+            RC_ASSERT(size_of(grid.uncut_columns(i)) == count);
+            RC_ASSERT(size_of(grid.uncut_columns(i, false)) == without_ends);
+        }
+        for (std::int64_t j = 0; j < grid.columns(); ++j) {
+            std::int64_t count = 0;
+            for (std::int64_t i = 0; i < grid.rows(); ++i)
+                count += full(i, j) && (i + 1) * grid.block.block_q <= p.len_q ? 1 : 0;
+            RC_ASSERT(size_of(grid.uncut_rows(j)) == count);
+        }
+    }));
+}
+
+/// An order of additions, and the time of each, only add to the time of blocks that are dealt out like any others.
+TEST(InTurn, turns_only_add_time) {
+    EXPECT_TRUE(test::holds(100, [] {
+        const Problem p = any_problem();
+        Stage stage{.problem = p, .members = {}, .tile = {64, 128}};
+        stage.rows_outer = false;
+        stage.whole_groups = true;
+        stage.order = Order::last_first;
+        stage.step = 3, stage.mask = 2, stage.ends = 10;
+        stage.turns_of_fa3 = *rc::gen::arbitrary<bool>();
+        const int multiprocessors = *rc::gen::inRange(1, 9);
+        const std::vector<double> blocks = blocks_in_order(stage);
+        const double sum = std::accumulate(blocks.begin(), blocks.end(), 0.0);
+        const double free = in_turn(stage, multiprocessors);
+        RC_ASSERT(free >= sum / multiprocessors - 1e-9);
+        const bool rising = stage.turns_of_fa3 && p.group() > 1;  // then the first blocks begin
+        if (!rising) RC_ASSERT(free >= dealt(blocks, {multiprocessors, 1, 1}) - 1e-9);
+        stage.turn = 5;
+        RC_ASSERT(in_turn(stage, multiprocessors) >= free - 1e-9);
+    }));
+}
+
+/// One tile of queries and seven blocks of keys on eight multiprocessors, by hand: all are ready after half of their
+/// ends and one step, add one after the other, and the last one has the other half of its ends to go.
+TEST(InTurn, few_queries_and_many_keys) {
+    Problem p = Problem::dense(1, 64, 1, 64, DType::bf16);
+    p.len_kv = 7 * 128;
+    Stage stage{.problem = p, .members = {}, .tile = {64, 128}};
+    stage.rows_outer = false;
+    stage.whole_groups = true;
+    stage.step = 3, stage.ends = 10, stage.turn = 100;
+    stage.turns_of_fa3 = true;  // on one multiprocessor each begins when the one before has added and ended
+    for (const int multiprocessors : {1, 8}) EXPECT_DOUBLE_EQ(in_turn(stage, multiprocessors), 5 + 3 + 6 * 100 + 5);
+    stage.turns_of_fa3 = false;  // block 0 lies along with these queries and has a sum of its own
+    EXPECT_DOUBLE_EQ(in_turn(stage, 8), 5 + 3 + 5 * 100 + 5);
+    EXPECT_DOUBLE_EQ(in_turn(stage, 1), 5 + 3 + 5 * 100 + 5 + 13);
+}
+
+/// Two tiles side by side: an odd one takes as long as two.
+TEST(Stage, parts_of_heads) {
+    const Problem p = Problem::dense(1, 5 * 64, 1, 64, DType::bf16);
+    Stage stage{.problem = p, .members = {}, .tile = {64, 64}};
+    stage.whole_heads = true;
+    stage.together = 2;
+    stage.step = 1;
+    EXPECT_EQ(blocks_in_order(stage), std::vector<double>{30});
+    stage.parts = 2;
+    EXPECT_EQ(blocks_in_order(stage), (std::vector<double>{20, 10}));
+}
+
+}  // namespace
+}  // namespace tessera::model::stage_test
