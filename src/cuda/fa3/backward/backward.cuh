@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __g
         else produce<kConfig, false>(launch, shared);
     } else {
         ptx::take_registers<Config::kConsumerRegisters>();
-        if constexpr (!kConfig.roles()) run<Consumer<T, kConfig>>(launch, shared, warpgroup - 1);
+        if constexpr (kConfig.block_q != Config::kRows) run<HalvesConsumer<T, kConfig>>(launch, shared, warpgroup - 1);
+        else if constexpr (!kConfig.roles()) run<Consumer<T, kConfig>>(launch, shared, warpgroup - 1);
         else if (warpgroup == 1) run<WeightsConsumer<T, kConfig>>(launch, shared, 0);
         else run<ScoresConsumer<T, kConfig>>(launch, shared, 1);
     }

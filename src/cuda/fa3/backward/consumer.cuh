@@ -17,9 +17,9 @@ __device__ __forceinline__ bool agreed(bool condition) { return __any_sync(kAllL
 
 template <Config kConfig>
 struct ConsumerThread {
-    static constexpr int kPairs = kConfig.block_q / 2;         ///< scores of a thread
+    static constexpr int kPairs = Config::kRows / 2;           ///< scores of a thread against 64 queries
     static constexpr int kFull = 1, kLarge = 2, kSpecial = 4;  ///< flags of a step
-    static constexpr int kEarly = 4;                           ///< chunks of 8 of them (read_early)
+    static constexpr int kEarly = kPairs / 8;                  ///< chunks of them (read_early)
 
     const Launch& launch;
     Shared<kConfig>& shared;
@@ -72,17 +72,12 @@ struct ConsumerThread {
         const RowStats& stats = shared.stats[q.stage][chunk / 4];
         return reinterpret_cast<const float4&>((stats.*values)[16 * (chunk % 4) + 2 * column]);
     }
-    /// The same of the first chunks: as many as there are registers for beside products.
-    __device__ __forceinline__ void read_early(float4 (&out)[kEarly],
-                                               const float (RowStats::*values)[Config::kRows]) const {
+    /// The same of 64 queries, of 128 in a step the first or the second half.
+    __device__ __forceinline__ void read_early(float4 (&out)[kEarly], const float (RowStats::*values)[Config::kRows],
+                                               int half = 0) const {
         const int column = first_column();
 #pragma unroll
-        for (int chunk = 0; chunk < kEarly; ++chunk) out[chunk] = four_of(values, chunk, column);
-    }
-    /// That of any chunk.
-    __device__ __forceinline__ float4 stat(const float4 (&early)[kEarly],
-                                           const float (RowStats::*values)[Config::kRows], int chunk) const {
-        return chunk < kEarly ? early[chunk] : four_of(values, chunk, first_column());
+        for (int chunk = 0; chunk < kEarly; ++chunk) out[chunk] = four_of(values, kEarly * half + chunk, column);
     }
 
     __device__ __forceinline__ int count_steps() const {
@@ -95,11 +90,12 @@ struct ConsumerThread {
     __device__ __forceinline__ void wait_for_dq_memory() {
         wait_for(shared.dq_empty[warpgroup], (steps + 1) % 2, warpgroup);
     }
-    __device__ __forceinline__ void exponentiate(float (&s)[kPairs], const float4 (&early)[kEarly]) const;
+    __device__ __forceinline__ void exponentiate(float (&s)[kPairs], const float4 (&minus_lse)[kEarly],
+                                                 int half = 0) const;
     __device__ __forceinline__ void clean_keys();
     __device__ __forceinline__ void clean_queries();
     __device__ __forceinline__ std::uint32_t ds_address(int slab_number) const;
-    __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kConfig.block_q / 16][4], std::uint32_t to);
+    __device__ __forceinline__ static void store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4], std::uint32_t to);
     __device__ __forceinline__ void put_dq(const float (&dq)[kConfig.dq_columns() / 2]);
     /// What put_dq() has written is add_dq()'s from here on.
     __device__ __forceinline__ void give_dq() {
@@ -127,27 +123,23 @@ __device__ __forceinline__ float weight(float score, float scale_log2, float min
     return ptx::exp2_approx(inverse_sum == 0 ? ordinary : beside_most) * (inverse_sum == 0 ? 1.0F : inverse_sum);
 }
 
-/// P^T from S^T.
+/// P^T from S^T, of 64 queries.
 template <Config kConfig>
 __device__ __forceinline__ void ConsumerThread<kConfig>::exponentiate(float (&s)[kPairs],
-                                                                      const float4 (&early)[kEarly]) const {
+                                                                      const float4 (&minus_lse)[kEarly],
+                                                                      int half) const {
     if (agreed((flags & kLarge) != 0)) {  // rare
         const int column = first_column();
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-            const float4 inverse_sum = four_of(&RowStats::inverse_sum, i / 8, column);
-            s[i] = weight(s[i], launch.scale_log2, of_element(stat(early, &RowStats::minus_lse, i / 8), i),
-                          of_element(inverse_sum, i));
+            const float4 inverse_sum = four_of(&RowStats::inverse_sum, kEarly * half + i / 8, column);
+            s[i] = weight(s[i], launch.scale_log2, of_element(minus_lse[i / 8], i), of_element(inverse_sum, i));
         }
         return;
     }
 #pragma unroll
-    for (int chunk = 0; chunk < kPairs / 8; ++chunk) {
-        const float4 minus_lse = stat(early, &RowStats::minus_lse, chunk);
-#pragma unroll
-        for (int i = 8 * chunk; i < 8 * chunk + 8; ++i) {
-            s[i] = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, of_element(minus_lse, i)));
-        }
+    for (int i = 0; i < kPairs; ++i) {
+        s[i] = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, of_element(minus_lse[i / 8], i)));
     }
 }
 
@@ -193,16 +185,15 @@ __device__ __forceinline__ std::uint32_t ConsumerThread<kConfig>::ds_address(int
     return ptx::shared_address(shared.ds[steps % 2][slab_number]) + swizzled(query, chunk);
 }
 
-/// dS, transposed on its way into shared memory: rows are queries there.
+/// dS of 64 queries, transposed on its way into shared memory: rows are queries there. A fence is to follow.
 template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::store_ds(const std::uint32_t (&ds)[kConfig.block_q / 16][4],
+__device__ __forceinline__ void ConsumerThread<kConfig>::store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4],
                                                                   std::uint32_t to) {
 #pragma unroll
-    for (int step = 0; step < kConfig.block_q / 16; ++step) {
+    for (int step = 0; step < Config::kRows / 16; ++step) {
         // Rows 16 apart have the same swizzle.
         ptx::stmatrix_x4_trans(to + 16 * kSlabRowBytes * step, ds[step][0], ds[step][1], ds[step][2], ds[step][3]);
     }
-    ptx::fence_proxy_async();
 }
 
 /// A part of dQ, for add_dq(): 16 bytes of a thread beside those of its neighbours.

@@ -3,6 +3,7 @@
 // dK and dV on their way out, through the shared memory that K and V were in.
 #pragma once
 
+#include "cuda/fa3/backward/halves.cuh"
 #include "cuda/fa3/backward/mainloop.cuh"
 #include "cuda/fa3/backward/roles.cuh"
 
@@ -127,8 +128,8 @@ __device__ __forceinline__ void meet_at_the_end() {
     ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
 }
 
-template <class T, Config kConfig>
-__device__ __forceinline__ void store_gradients(Consumer<T, kConfig>& c) {
+template <class T, template <class, Config> class OfConsumer, Config kConfig>
+__device__ __forceinline__ void store_gradients(OfConsumer<T, kConfig>& c) {
     meet_at_the_end();
     store_dv<T>(c, c.dv);
     store_dk<T>(c, c.dk);

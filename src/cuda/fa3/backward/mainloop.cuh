@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The main loop of a consumer warpgroup: 64 keys, over the blocks of queries that see them.
+// The main loop of a consumer warpgroup: 64 keys, over the blocks of 64 queries that see them.
 #pragma once
 
 #include "cuda/fa3/backward/consumer.cuh"
@@ -14,6 +14,7 @@ struct Consumer : ConsumerThread<kConfig> {
     using Base::arrive, Base::d_o, Base::first_column, Base::first_query, Base::four_of, Base::is_full, Base::kPairs,
         Base::lane, Base::launch, Base::q, Base::row, Base::shared, Base::steps, Base::warpgroup;
     static constexpr int kBlockQ = kConfig.block_q;
+    static_assert(kBlockQ == Config::kRows);
 
     std::uint32_t kept = 0;  ///< by dropout: a bit for each of the thread's pairs
 
@@ -36,7 +37,7 @@ struct Consumer : ConsumerThread<kConfig> {
     __device__ __forceinline__ void make_ds(int q_before);
     __device__ __forceinline__ void exponentiate_with_features();
     template <bool kMasked>
-    __device__ __forceinline__ void score_gradients(const float4 (&early)[Base::kEarly]);
+    __device__ __forceinline__ void score_gradients(const float4 (&delta)[Base::kEarly]);
 
     __device__ __forceinline__ std::uint64_t k_operand() const {
         return uniform(row_descriptor(&shared.k[0][64 * warpgroup]));
@@ -46,8 +47,7 @@ struct Consumer : ConsumerThread<kConfig> {
     }
     /// K as the second factor of dQ: this warpgroup's columns.
     __device__ __forceinline__ std::uint64_t k_columns() const {
-        constexpr int kColumns = kConfig.dq_columns();
-        const int column = kBlockQ == Config::kRows ? kColumns * warpgroup : 0;
+        const int column = kConfig.dq_columns() * warpgroup;
         return uniform(column_descriptor(&shared.k[column / kSlabColumns][0][column % kSlabColumns], kConfig.block_kv));
     }
     __device__ __forceinline__ void start_s() {
@@ -65,9 +65,8 @@ struct Consumer : ConsumerThread<kConfig> {
                                                          uniform(column_descriptor(shared.q[q_stage], kBlockQ)));
     }
     __device__ __forceinline__ void start_dq() {
-        const int query = kBlockQ == Config::kRows ? 0 : Config::kRows * warpgroup;
-        backward::start_dq<T, kConfig, kConfig.dq_columns()>(
-            dq, uniform(row_descriptor(&shared.ds[steps % 2][0][query])), k_columns());
+        backward::start_dq<T, kConfig, kConfig.dq_columns()>(dq, uniform(row_descriptor(shared.ds[steps % 2][0])),
+                                                             k_columns());
     }
 };
 
@@ -105,16 +104,12 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_features
 /// dS^T from P^T and dP^T; both into 16 bits. kMasked: some pair may be hidden.
 template <class T, Config kConfig>
 template <bool kMasked>
-__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(const float4 (&early)[Base::kEarly]) {
+__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(const float4 (&delta)[Base::kEarly]) {
     const float keep_scale = launch.params.forward.keep_scale;
 #pragma unroll
-    for (int chunk = 0; chunk < kPairs / 8; ++chunk) {
-        const float4 delta = Base::stat(early, &RowStats::delta, chunk);
-#pragma unroll
-        for (int i = 8 * chunk; i < 8 * chunk + 8; ++i) {
-            if constexpr (kConfig.general) dp[i] = (kept >> i & 1) != 0 ? dp[i] * keep_scale : 0.0F;
-            dp[i] = s[i] * (dp[i] - of_element(delta, i));
-        }
+    for (int i = 0; i < kPairs; ++i) {
+        if constexpr (kConfig.general) dp[i] = (kept >> i & 1) != 0 ? dp[i] * keep_scale : 0.0F;
+        dp[i] = s[i] * (dp[i] - of_element(delta[i / 8], i));
     }
     if constexpr (kMasked) {
         ptx::keep_in_place(dp);  // all in one go takes more registers than there are
@@ -135,25 +130,22 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(const floa
     }
 }
 
-/// From S^T, which is there, to dS^T in shared memory and dV under way. dK of the step before runs beside the
-/// exponentials if registers allow it, otherwise dP^T alone does. In general shapes P^T has become part of dV when dS^T
-/// is made: registers are short, too.
+/// From S^T, which is there, to dS^T in shared memory and dV under way. dK of the step before and dP^T run beside the
+/// exponentials. In general shapes dP^T alone does, and P^T has become part of dV when dS^T is made: registers are
+/// short.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
-    constexpr bool kDkBesideDp = !kConfig.general && kBlockQ == Config::kRows;
     const bool some_special = Base::some_special();
     const bool full = is_full();
     float4 stats[Base::kEarly];  // LSE, then delta
     if constexpr (!kConfig.general) Base::read_early(stats, &RowStats::minus_lse);
     Base::wait_for_do();
-    if constexpr (!kDkBesideDp) {
-        ptx::wgmma_wait<0>();
-        release_q(q_before);
-    }
     if constexpr (!kConfig.general) {
         start_dp();
         Base::exponentiate(s, stats);
     } else {
+        ptx::wgmma_wait<0>();
+        release_q(q_before);
         exponentiate_with_features();
         if (some_special) Base::clean_queries();
         start_dv();
@@ -162,7 +154,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
     if (steps > 0) Base::give_dq();  // of the step before: its fence has nothing to wait for any more
     if constexpr (!kConfig.general) Base::read_early(stats, &RowStats::delta);
     const std::uint32_t to = Base::ds_address(warpgroup);
-    if constexpr (kDkBesideDp) {
+    if constexpr (!kConfig.general) {
         ptx::wgmma_wait<1>();
         release_q(q_before);
     }
@@ -178,6 +170,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
     if (!kConfig.general && some_special) Base::clean_queries();
     if constexpr (!kConfig.general) start_dv();  // dS is stored beside it
     Base::store_ds(ds, to);
+    ptx::fence_proxy_async();
 }
 
 /// Gradients of 0; and, where there are steps, the first scores.

@@ -16,20 +16,18 @@ __device__ __forceinline__ std::uint64_t uniform(std::uint64_t descriptor) {
     return descriptor >> 32 << 32 | low;
 }
 
-/// S^T = K Q^T or dP^T = V dO^T, started: [64 keys][kBlockQ] += [64 keys][kDim] [kBlockQ][kDim]^T.
-template <class T, Config kConfig, int kDim>
-__device__ __forceinline__ void start_scores(float (&s)[kConfig.block_q / 2], std::uint64_t keys,
-                                             std::uint64_t queries) {
-    constexpr int kBlockQ = kConfig.block_q;
+/// S^T = K Q^T or dP^T = V dO^T, started: [64 keys][kQueries] = [64 keys][kDim] [kQueries][kDim]^T.
+template <class T, Config kConfig, int kDim, int kQueries = kConfig.block_q>
+__device__ __forceinline__ void start_scores(float (&s)[kQueries / 2], std::uint64_t keys, std::uint64_t queries) {
     constexpr int kKeySlab = kConfig.block_kv * kSlabRowBytes >> 4;
-    constexpr int kQuerySlab = kBlockQ * kSlabRowBytes >> 4;
+    constexpr int kQuerySlab = kConfig.block_q * kSlabRowBytes >> 4;
     ptx::keep_in_place(s);
     ptx::wgmma_fence();
 #pragma unroll
     for (int column = 0; column < kDim; column += 16) {
         const int slab = column / kSlabColumns;
         const int step = column % kSlabColumns / 16 * kStepColumns;
-        ptx::wgmma_ss<kBlockQ, T>(s, keys + slab * kKeySlab + step, queries + slab * kQuerySlab + step, column > 0);
+        ptx::wgmma_ss<kQueries, T>(s, keys + slab * kKeySlab + step, queries + slab * kQuerySlab + step, column > 0);
     }
     ptx::wgmma_commit();
 }
