@@ -52,14 +52,14 @@ struct Part {
 };
 
 /// What is shown unfolded are the figures that hold most, as they come.
-std::vector<Figure> fullest_first(std::vector<Figure> figures) {
-    const auto points = [](const Figure& figure) {
+std::vector<plot::Figure> fullest_first(std::vector<plot::Figure> figures) {
+    const auto points = [](const plot::Figure& figure) {
         std::size_t sum = 0;
         for (const plot::Series& series : figure.series) sum += series.points.size();
         return sum;
     };
     std::stable_sort(figures.begin(), figures.end(),
-                     [&](const Figure& a, const Figure& b) { return points(a) > points(b); });
+                     [&](const plot::Figure& a, const plot::Figure& b) { return points(a) > points(b); });
     return figures;
 }
 
