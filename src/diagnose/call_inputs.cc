@@ -73,7 +73,7 @@ Operand operand(const Json& json, int index, bool heads_last) {
     return result;
 }
 
-std::optional<bool> boolean(const std::string& text) {
+std::optional<bool> truth(const std::string& text) {
     if (text == "True" || text == "true") return true;
     if (text == "False" || text == "false") return false;
     return std::nullopt;
@@ -121,10 +121,10 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
     } else {
         call.mask_kind = MaskKind::none;  // it takes none
     }
-    call.is_causal = boolean(text_at(scalars, signature->causal));
+    call.is_causal = truth(text_at(scalars, signature->causal));
     call.dropout = real(text_at(scalars, signature->dropout));
     call.scale = real(text_at(scalars, signature->scale));
-    call.enable_gqa = boolean(text_at(scalars, signature->gqa));
+    call.enable_gqa = truth(text_at(scalars, signature->gqa));
     if (signature->gqa < 0 && call.q.shape->size() == 4 && call.k.shape->size() == 4)
         call.enable_gqa = (*call.q.shape)[1] != (*call.k.shape)[1];  // they take grouped heads without being told
     call.nested = false;
