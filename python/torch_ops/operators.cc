@@ -233,6 +233,7 @@ Backward fused_backward_op(const Tensor d_o, const Tensor q, const Tensor k, con
                            std::int64_t /*max_k*/, double /*dropout_p*/, bool /*is_causal*/, const Tensor rest,
                            const Tensor /*philox_offset*/, std::optional<double> /*scale*/) {
     return with_torch_errors([&]() -> Backward {
+        if (!d_o.defined()) return {Tensor(), Tensor(), Tensor(), Tensor()};  // O has no gradient: nor have they
         const PlainInputs inputs(q, k, v);
         const OptionalTensor o_rest = rest.defined() ? OptionalTensor(rest) : std::nullopt;
         Gradients found =

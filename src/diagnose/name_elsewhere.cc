@@ -122,10 +122,11 @@ NameReading without_attention(Role role, const std::string& word, const char* wh
 MaybeReading read_linear_attention(std::string_view name) {
     const std::vector<std::string> words = words_of(function_of(name));
     constexpr const char* kWhat = "linear attention or a state-space model: there is no softmax in it";
+    if (std::find(words.begin(), words.end(), "softmax") != words.end()) return std::nullopt;
     if (const std::string model = spoken(words, kLinearModels); !model.empty())
         return without_attention(Role::look_alike, model, kWhat);
     if (!spoken(words, kSoftmaxAttention).empty()) return std::nullopt;
-    constexpr std::string_view kPasses[] = {"fwd", "bwd", "forward", "backward", "state", "kernel"};
+    constexpr std::string_view kPasses[] = {"fwd", "bwd", "forward", "backward", "state"};
     if (const std::string chunk = spoken(words, kChunks); !chunk.empty() && !spoken(words, kPasses).empty())
         return without_attention(Role::look_alike, chunk, kWhat);
     constexpr std::string_view kStates[] = {"state", "states"};

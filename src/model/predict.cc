@@ -145,12 +145,17 @@ namespace tessera {
 std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                                    const PredictOptions& options) {
     if (auto reason = model::refusal_of_machine(problem, schedule, machine)) return reason;
+    if (options.tile && (options.tile->block_q < 1 || options.tile->block_kv < 1))
+        return fmt::format("a tile has at least 1 query and 1 key, got {} x {}", options.tile->block_q,
+                           options.tile->block_kv);
     if (machine.kind == MachineKind::cpu) {
         if (options.by.empty() || options.by == "tessera") return std::nullopt;
         return fmt::format("only tessera's kernels are known on CPUs, got {}", options.by);
     }
-    if (const model::Family* family = model::find_family(schedule, pass, options.by))
-        return model::refusal_of(*family, problem, machine);
+    if (const model::Family* family = model::find_family(schedule, pass, options.by)) {
+        if (auto reason = model::refusal_of(*family, problem, machine)) return reason;
+        return options.tile ? model::refusal_of_tile(*family, problem, machine, *options.tile) : std::nullopt;
+    }
     return fmt::format("no {} {} kernel of {} is known", name_of(schedule), name_of(pass),
                        options.by.empty() ? "anyone" : options.by);
 }

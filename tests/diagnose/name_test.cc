@@ -153,6 +153,10 @@ TEST(KernelNames, tells_linear_attention_from_attention) {
         EXPECT_EQ(read_name(name).role, Role::look_alike) << name;
     EXPECT_EQ(read_name("parallel_path_fwd_kernel").family, Family::triton);
     EXPECT_EQ(read_name("_chunked_prefill_attn_fwd_kernel").role, Role::attention);
+    for (const char* name : {"chunk_softmax_kernel", "intra_softmax_fwd", "my::chunk_copy_kernel", "inter_kernel"}) {
+        for (const std::string& evidence : read_name(name).evidence)
+            EXPECT_EQ(evidence.find("linear attention"), std::string::npos) << name;
+    }
 }
 
 /// Where keys and values are only moved, "mla" says what the cache holds.

@@ -110,6 +110,15 @@ TEST(Predict, refuses_what_no_kernel_can) {
     EXPECT_TRUE(refusal(p, Schedule::fa2, Pass::forward, *find_machine("v100")).has_value());
     EXPECT_TRUE(refusal(p, Schedule::fa3, Pass::forward, *find_machine("xeon-16")).has_value());
     EXPECT_TRUE(refusal(p, Schedule::fa2, Pass::forward, *find_machine("h200"), {.by = "nobody"}).has_value());
+    // Tiles that no such kernel has, and none.
+    for (const Tile tile : {Tile{256, 128}, Tile{4096, 128}, Tile{3, 5}, Tile{0, 128}}) {
+        for (const char* by : {"tessera", "flash-attention"}) {
+            const auto reason =
+                refusal(p, Schedule::fa3, Pass::backward, *find_machine("h200"), {.by = by, .tile = tile});
+            EXPECT_TRUE(reason.has_value()) << by << " " << tile.block_q;
+        }
+    }
+    EXPECT_TRUE(refusal(p, Schedule::fa2, Pass::forward, *find_machine("xeon-16"), {.tile = Tile{0, 128}}).has_value());
     EXPECT_FALSE(refusal(p, Schedule::fa3, Pass::forward, *find_machine("h100")).has_value());
     Problem wrong = p;
     wrong.heads_kv = 0;

@@ -38,7 +38,8 @@ struct Config {
     /// which takes stages.
     constexpr bool own_blocks() const { return own_o() && kv_stages >= 4 && consumers == 3; }
 
-    /// Two warpgroups exponentiate one after the other, block by block. Not where other work is among the exponentials.
+    /// Two warpgroups exponentiate one after the other, block by block. Not in the general shapes, in which it
+    /// was not tried.
     constexpr bool takes_turns() const { return consumers == 2 && scores != Scores::general; }
 
     /// Slabs of 64 columns in shared memory; zeros past head_dim.

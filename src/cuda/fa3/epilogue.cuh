@@ -90,8 +90,9 @@ struct OutputStage {
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
         const bool whole = !ragged || tile.q_begin + launch.stack.query(warp_row + 16) <= tile.q_end;
         if (tile.dirty) restore_lost<T>(slabs, launch, tile, warp_row, lane);
-        if (!launch.store_by_copy_engine || !whole) return copy_out<T>(slabs, launch, tile, warp_row, lane);
+        // For the copy engine, which reads these rows, or writes K or V here once this memory is given back.
         ptx::fence_proxy_async();
+        if (!launch.store_by_copy_engine || !whole) return copy_out<T>(slabs, launch, tile, warp_row, lane);
         __syncwarp();
         if (lane != 0) return;
         const int first_row = static_cast<int>(tensor_row(tile, tile.q_begin + launch.stack.query(warp_row)));
@@ -107,7 +108,7 @@ struct OutputStage {
     /// What follows is rare, and loops over shared memory: written out on registers it was more than half of the
     /// kernel's code, which short rows waited for.
 
-    /// kBytes at column `column` of row `row` of the warpgroup.
+    /// A Piece at column `column` of row `row` of the warpgroup.
     template <class Piece, class Slab, int kSlabs>
     __device__ __forceinline__ static Piece& piece(Slab (&slabs)[kSlabs], int row, int column) {
         auto* slab = reinterpret_cast<char*>(slabs[column / kSlabColumns]);

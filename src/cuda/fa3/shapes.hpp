@@ -13,7 +13,8 @@
 
 namespace tessera::cuda::fa3 {
 
-/// Do tiles take different times? Then they go to whoever is free, by a counter in the workspace.
+/// Do tiles take different times? Then they go to whoever is free, by a counter in the
+/// workspace, if there are more of them than multiprocessors.
 inline bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
 
 /// What the scores of a problem go through besides scale and mask.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What both forms of the main loop are made of: where a thread of a consumer warpgroup stands, what it knows of the
-// step's queries, P^T from S^T, dS and dQ on their way out, and cleaning.
+// What the three forms of the main loop are made of: where a thread of a consumer warpgroup stands, what it knows of
+// the step's queries, P^T from S^T, dS and dQ on their way out, and cleaning.
 #pragma once
 
 #include "cuda/fa3/backward/elements.cuh"
