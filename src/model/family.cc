@@ -357,16 +357,6 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
     return is_small(machine) ? choose(kFlash2Small, dim, cut) : choose(kFlash2, dim, cut);
 }
 
-std::optional<std::string> refusal_of_tile(const Family& family, const Problem& problem, const Machine& machine,
-                                           const Tile& tile) {
-    if (is_ours(family))
-        return cuda::refusal(*cuda::find_row(family.schedule, family.pass), problem, tile, limits_of(machine));
-    const Tile own = tile_of(family, problem, machine);
-    if (tile == own) return std::nullopt;
-    return fmt::format("its tiles are {} x {} here, got {} x {}", own.block_q, own.block_kv, tile.block_q,
-                       tile.block_kv);
-}
-
 int blocks_at_a_time(const Family& family, const Problem& problem) {
     constexpr std::int64_t kMostForTwo = 128;  // registers of two tiles of 128 queries
     const bool two = family.schedule == Schedule::fa2 && family.pass == Pass::forward;

@@ -83,10 +83,6 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
 /// The tile that a family's kernel has for a Problem on a machine.
 Tile tile_of(const Family& family, const Problem& problem, const Machine& machine);
 
-/// Why a family has no kernel with this tile for a Problem that it takes, or nothing.
-std::optional<std::string> refusal_of_tile(const Family& family, const Problem& problem, const Machine& machine,
-                                           const Tile& tile);
-
 /// Thread blocks of a family that a multiprocessor works on at a time.
 int blocks_at_a_time(const Family& family, const Problem& problem);
 

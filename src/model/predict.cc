@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/rows/rows.hpp"
 #include "model/family.hpp"
 #include "model/parts.hpp"
 #include "schedule/grid.hpp"
@@ -20,6 +21,17 @@ std::optional<std::string> refusal_of_machine(const Problem& problem, Schedule s
     if (schedule == Schedule::fa3 && machine.kind == MachineKind::cpu)
         return "fa3 is an order for GPUs with asynchronous products";
     return std::nullopt;
+}
+
+/// Why a family has no kernel with this tile for a Problem that it takes, or nothing.
+std::optional<std::string> refusal_of_tile(const Family& family, const Problem& problem, const Machine& machine,
+                                           const Tile& tile) {
+    if (is_ours(family))
+        return cuda::refusal(*cuda::find_row(family.schedule, family.pass), problem, tile, limits_of(machine));
+    const Tile own = tile_of(family, problem, machine);
+    if (tile == own) return std::nullopt;
+    return fmt::format("its tiles are {} x {} here, got {} x {}", own.block_q, own.block_kv, tile.block_q,
+                       tile.block_kv);
 }
 
 /// What a Problem asks for that costs time which no constant knows.
