@@ -185,11 +185,12 @@ def table(rows):
 
 
 def compile_like(command, compiler, made, options):
-    """Compiles a file as `command` (of a compile_commands.json) does, but optimised and without sanitizers."""
+    """Compiles a file as `command` (of a compile_commands.json) does, but optimised, without sanitizers, and for AVX-512
+    too, which cmake/TesseraTarget.cmake leaves out under them."""
     words = shlex.split(command["command"])
     start = next(i for i, word in enumerate(words) if word.startswith("-"))  # after launchers and the compiler
     unwanted = re.compile(r"-O\w*$|-g\S*$|-W\S*$|-fsanitize\S*|-fno-sanitize\S*|-fno-omit-frame-pointer")
-    words = [w for w in words[start:] if not unwanted.match(w)]
+    words = [w.replace("|HWY_AVX3)", ")") for w in words[start:] if not unwanted.match(w)]
     words[words.index("-o") + 1] = str(made)
     subprocess.run([compiler, *options, *words, "-w", "-O3", "-DNDEBUG"], check=True, cwd=command["directory"])
 
