@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The roofs of the CPU at hand. Every rate is the best of several short runs: a roof is what the machine can do, and
-// whatever else runs on it only takes away. A rate is by the time that its threads had, not by the clock on the wall;
-// where others took much of that, the machine file says so.
+// whatever else runs on it only takes away. A rate is by the time that its threads had, not by the clock on the wall.
+// Where others took much of that, the machine file says so.
 #include <fmt/format.h>
 
 #include <algorithm>
