@@ -42,6 +42,11 @@ Refusal refuse_tile(const AskedTile& asked, const Tile& own) {
 
 std::int64_t longest_of(const Problem& p) { return std::max({p.len_q, p.len_kv, p.total_q, p.total_kv}); }
 
+/// Tiles of `heads` heads in each of `batch` members. The sizes of a ragged Problem are bounds: this may pass int64.
+std::int64_t tiles_of(std::int64_t batch, std::int64_t heads, std::int64_t len, std::int64_t block) {
+    return saturating_product(saturating_product(batch, heads), (len + block - 1) / block);
+}
+
 /// `counted`: "tiles", of which the kernel has so many.
 Refusal refuse_counts(const Problem& p, const char* counted, std::int64_t count) {
     if (longest_of(p) < kMaxIndex && count < kMaxIndex) return std::nullopt;
@@ -85,9 +90,9 @@ Refusal refuse_fa3_backward(const Problem& p, const AskedTile& tile, const Limit
     constexpr std::int64_t kRows = fa3::backward::Config::kRows;  // the least that a block has
     const std::int64_t rows_of_blocks =
         p.ragged ? p.total_q / kRows + p.batch : p.batch * ((p.len_q + kRows - 1) / kRows);
-    const std::int64_t blocks = std::max({2 * p.heads_q * rows_of_blocks,  // of dQ's two sums
-                                          p.batch * p.heads_q * ((p.len_q + kRows - 1) / kRows),
-                                          p.batch * p.heads_kv * ((p.len_kv + kRows - 1) / kRows)});
+    const std::int64_t blocks =
+        std::max({2 * p.heads_q * rows_of_blocks,  // of dQ's two sums
+                  tiles_of(p.batch, p.heads_q, p.len_q, kRows), tiles_of(p.batch, p.heads_kv, p.len_kv, kRows)});
     if (auto reason = refuse_counts(p, "blocks", blocks)) return reason;
     return refuse_tile(tile, fa3::backward::tile_of(p));
 }
@@ -105,7 +110,7 @@ Refusal refuse_fa1_forward(const Problem& p, const AskedTile& tile, const Limits
     if (auto reason = refuse_sizes(p)) return reason;
     const fa1::Config c = fa1::config_of(p);
     if (auto reason = refuse_shared(p, c.shared_bytes(), limits)) return reason;
-    const std::int64_t tiles = p.batch * p.heads_q * ((p.len_q + c.block_q() - 1) / c.block_q());
+    const std::int64_t tiles = tiles_of(p.batch, p.heads_q, p.len_q, c.block_q());
     if (auto reason = refuse_counts(p, "tiles", tiles)) return reason;
     return refuse_tile(tile, fa1::tile_of(p));
 }
@@ -117,8 +122,9 @@ Refusal refuse_gradient(const Problem& p, const AskedTile& tile, const Limits& l
     constexpr std::int64_t kQ = gradient::kBlockQ;
     const std::int64_t q_tiles = (p.len_q + kQ - 1) / kQ;
     const std::int64_t tiles_of_head = p.ragged ? p.total_q / kQ + 1 + p.batch : p.batch * q_tiles;
-    const std::int64_t tiles = std::max({p.heads_q * tiles_of_head, p.heads_q * p.batch * q_tiles,
-                                         p.heads_kv * p.batch * ((p.len_kv + block_kv - 1) / block_kv)});
+    const std::int64_t tiles =
+        std::max({saturating_product(p.heads_q, tiles_of_head), tiles_of(p.batch, p.heads_q, p.len_q, kQ),
+                  tiles_of(p.batch, p.heads_kv, p.len_kv, block_kv)});
     if (auto reason = refuse_counts(p, "tiles", tiles)) return reason;
     constexpr int kDeclared = 1024;  // bytes, more than a kernel has besides
     if (auto reason = refuse_shared(p, shared_bytes + kDeclared, limits)) return reason;
@@ -158,8 +164,7 @@ Refusal refuse_matrices(const Problem& p, const AskedTile& tile, const Limits& l
                         int matrices) {
     if (auto reason = refuse_capability(limits, kAmpere)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
-    const std::int64_t tiles = saturating_product(saturating_product(p.batch, p.heads_q),
-                                                  (p.len_q + standard::kBlockQ - 1) / standard::kBlockQ);
+    const std::int64_t tiles = tiles_of(p.batch, p.heads_q, p.len_q, standard::kBlockQ);
     const std::int64_t rows = std::max(saturating_product(query_heads(p), query_tiles(p, 1)), tiles);
     if (auto reason = refuse_counts(p, "rows", rows)) return reason;
     if (auto reason = refuse_shared(p, shared, limits)) return reason;
@@ -181,8 +186,7 @@ Refusal refuse_standard_forward(const Problem& p, const AskedTile& tile, const L
 }
 
 Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
-    const std::int64_t key_blocks = (p.len_kv + standard::kKeysOfBlock - 1) / standard::kKeysOfBlock;
-    const std::int64_t blocks = saturating_product(saturating_product(p.batch, p.heads_kv), key_blocks);
+    const std::int64_t blocks = tiles_of(p.batch, p.heads_kv, p.len_kv, standard::kKeysOfBlock);
     if (blocks >= kMaxIndex) return fmt::format("counts blocks of keys up to {}, got {}", kMaxIndex, blocks);
     const standard::Config& larger = standard::Shapes::kConfigs[standard::shape_of(std::max(p.head_dim, p.head_dim_v))];
     const int matrices = 2 + (p.dtype == DType::fp16 ? 1 : 0) + (p.bias_gradient ? 1 : 0);  // S, dP, dS, its gradient

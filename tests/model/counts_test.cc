@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sizes at the edge of what CUDA kernels count in 32 bits, and beyond: known without a GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "cuda/fa3/backward/order.hpp"
+#include "cuda/rows/rows.hpp"
+
+namespace tessera::counts_test {
+namespace {
+
+using cuda::kMaxIndex;
+using cuda::fa3::backward::Blocks;
+using cuda::fa3::backward::Span;
+
+const cuda::Limits kDevice{
+    .who = "a device", .capability = 90, .shared_bytes = 227 << 10, .memory_bytes = std::int64_t{1} << 62};
+
+/// Every kernel that takes the dtype says that it can't count this.
+void expect_refused(const Problem& p) {
+    ASSERT_NO_THROW(p.validate()) << p.describe();
+    for (const cuda::Row& row : cuda::rows()) {
+        const auto reason = cuda::refusal(row, p, {}, kDevice);
+        ASSERT_TRUE(reason.has_value()) << row.name << ": " << p.describe();
+        EXPECT_NE(reason->find("count"), std::string::npos) << row.name << ": " << *reason;
+    }
+}
+
+TEST(Counts, tiles_that_pass_int64_are_refused) {
+    // The bounds of a ragged Problem: 2^21 members, 2^20 heads and 2^23 tiles of 64 queries are 2^64.
+    Problem p = Problem::dense(std::int64_t{1} << 21, std::int64_t{1} << 29, 1 << 20, 64, DType::bf16);
+    p.len_kv = 1 << 12;
+    p.ragged = true;
+    p.total_q = p.total_kv = p.batch;
+    expect_refused(p);
+    p.heads_q = p.heads_kv = 1 << 19;  // 2^63
+    expect_refused(p);
+}
+
+TEST(Counts, rows_and_tiles_are_taken_up_to_the_limit_and_no_further) {
+    Problem p = Problem::dense(1, kMaxIndex, 1, 64, DType::bf16);
+    p.mask = {.window_left = 100, .window_right = 100};
+    expect_refused(p);
+    --p.len_q, --p.len_kv;
+    for (const cuda::Row& row : cuda::rows()) {
+        if (row.schedule == Schedule::standard) continue;  // its matrix has 2^60 numbers
+        EXPECT_EQ(cuda::refusal(row, p, {}, kDevice), std::nullopt) << row.name;
+    }
+}
+
+Span tiles(Range rows, int block) {
+    if (rows.empty()) return {0, 0};
+    return {static_cast<int>(rows.begin / block), static_cast<int>((rows.end + block - 1) / block)};
+}
+
+/// Of the longest tensors, what 32-bit sums say of the first blocks, the last and those between is what the Band says.
+template <int kBlockQ, int kBlockKv>
+void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
+    Blocks<kBlockQ, kBlockKv> blocks{};
+    blocks.set(mask, len_q, len_kv, 1);
+    const Band band = mask.bind(len_q, len_kv);
+    for (const int n : {0, 1, blocks.count_kv / 2, blocks.count_kv - 2, blocks.count_kv - 1}) {
+        if (n < 0 || n >= blocks.count_kv) continue;
+        const std::int64_t key = std::int64_t{n} * kBlockKv;
+        const std::int64_t end = std::min<std::int64_t>(key + kBlockKv, len_kv);
+        const Span expected = tiles(band.q_range(key, end), kBlockQ);
+        const Span got = blocks.queries_of(n);
+        EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "queries of " << n;
+        const Span full = blocks.full_queries_of(static_cast<int>(key), kBlockKv);
+        for (const int m : {full.begin - 1, full.begin, full.end - 1, full.end}) {
+            if (m < 0 || m >= blocks.count_q) continue;
+            const std::int64_t query = std::int64_t{m} * kBlockQ;
+            const bool all = query + kBlockQ <= len_q && key + kBlockKv <= len_kv &&
+                             band.coverage(query, query + kBlockQ, key, key + kBlockKv) == Coverage::full;
+            EXPECT_EQ(m >= full.begin && m < full.end, all) << "queries " << m << ", keys " << n;
+        }
+    }
+    for (const int m : {0, 1, blocks.count_q / 2, blocks.count_q - 2, blocks.count_q - 1}) {
+        if (m < 0 || m >= blocks.count_q) continue;
+        const std::int64_t query = std::int64_t{m} * kBlockQ;
+        const Range keys = band.kv_range(query, std::min<std::int64_t>(query + kBlockQ, len_q));
+        const Span expected = tiles(keys, kBlockKv);
+        const Span got = blocks.keys_of(m);
+        EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "keys of " << m;
+        if (expected.begin >= expected.end) continue;
+        // The places of those who add, first to last, begin with 0 in each sum.
+        const int last = expected.end - 1;
+        const int which = blocks.any(1, m) ? 1 : 0;
+        EXPECT_EQ(blocks.place(which, m, which == 1 ? last : std::min(last, blocks.last_started(m))), 0) << m;
+    }
+}
+
+TEST(Counts, spans_of_blocks_hold_at_the_largest_lengths) {
+    constexpr int kMost = static_cast<int>(kMaxIndex) - 1;
+    const std::array<Mask, 7> masks{Mask{},
+                                    {.causal = Causal::bottom_right},
+                                    {.causal = Causal::top_left},
+                                    {.window_left = 100, .window_right = 50},
+                                    {.window_left = 0, .window_right = 0},
+                                    {.window_left = kMost, .window_right = 0},
+                                    {.causal = Causal::top_left, .window_left = 90}};
+    for (std::size_t i = 0; i < masks.size(); ++i) {
+        for (const auto& [len_q, len_kv] : {std::pair{kMost, kMost},
+                                            {kMost, 1},
+                                            {1, kMost},
+                                            {kMost, 70},
+                                            {130, kMost},
+                                            {kMost, kMost / 2},
+                                            {kMost / 2 + 1, kMost}}) {
+            SCOPED_TRACE(std::to_string(i) + ": " + std::to_string(len_q) + " x " + std::to_string(len_kv));
+            expect_spans_right<64, 128>(masks[i], len_q, len_kv);
+            expect_spans_right<128, 128>(masks[i], len_q, len_kv);
+            expect_spans_right<64, 64>(masks[i], len_q, len_kv);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tessera::counts_test
