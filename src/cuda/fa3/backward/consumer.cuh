@@ -109,6 +109,33 @@ struct ConsumerThread {
     }
 };
 
+/// How consumers that make dQ too begin: gradients of 0, and, where there are steps, the first scores. Are there any?
+template <class OfConsumer>
+__device__ __forceinline__ bool begin_steps(OfConsumer& c) {
+#pragma unroll
+    for (float& element : c.dk) element = 0;
+#pragma unroll
+    for (float& element : c.dv) element = 0;
+    if (c.count_steps() == 0) return false;
+    wait_for(c.shared.kv_full, 0);
+    c.clean_keys();
+    c.wait_for_q();
+    c.start_s();
+    c.read_flags();
+    ptx::wgmma_wait<0>();
+    ptx::keep_in_place(c.s);
+    return true;
+}
+
+/// And how they end: the last dQ goes out, and the last dK is done.
+template <class OfConsumer>
+__device__ __forceinline__ void end_steps(OfConsumer& c) {
+    c.give_dq();
+    ptx::wgmma_wait<0>();
+    ptx::keep_in_place(c.dk);
+    ptx::keep_in_place(c.ds);
+}
+
 /// Of what four_of() gives for a chunk, that of one of its elements.
 __device__ __forceinline__ float of_element(const float4& four, int element) {
     if (element / 4 % 2 == 0) return element % 2 == 0 ? four.x : four.y;

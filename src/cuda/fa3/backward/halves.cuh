@@ -117,18 +117,7 @@ __device__ __forceinline__ void HalvesConsumer<T, kConfig>::make_ds() {
 /// Gradients of 0; and, where there are steps, P^T of the first, and dP^T under way.
 template <class T, Config kConfig>
 __device__ __forceinline__ void HalvesConsumer<T, kConfig>::start() {
-#pragma unroll
-    for (float& element : dk) element = 0;
-#pragma unroll
-    for (float& element : dv) element = 0;
-    if (Base::count_steps() == 0) return;
-    wait_for(shared.kv_full, 0);
-    Base::clean_keys();
-    Base::wait_for_q();
-    start_s();
-    Base::read_flags();
-    ptx::wgmma_wait<0>();
-    ptx::keep_in_place(s);
+    if (!begin_steps(*this)) return;
     Base::read_early(stats, &RowStats::minus_lse, 0);
     exponentiate(0);
     Base::read_early(stats, &RowStats::minus_lse, 1);
@@ -187,10 +176,7 @@ __device__ __forceinline__ void HalvesConsumer<T, kConfig>::run() {
         arrive(shared.q_ring.empty[q_before]);
         start_dp(1);
     }
-    Base::give_dq();
-    ptx::wgmma_wait<0>();
-    ptx::keep_in_place(dk);
-    ptx::keep_in_place(ds);
+    end_steps(*this);
 }
 
 }  // namespace tessera::cuda::fa3::backward

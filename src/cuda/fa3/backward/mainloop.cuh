@@ -26,7 +26,6 @@ struct Consumer : ConsumerThread<kConfig> {
     std::uint32_t ds[kBlockQ / 16][4];   ///< dS^T in 16 bits
     float dq[kConfig.dq_columns() / 2];  ///< [64 queries][dq_columns]
 
-    __device__ __forceinline__ void start();
     __device__ __forceinline__ void run();
     /// dK of the step before is done, and nothing reads its Q any more.
     __device__ __forceinline__ void release_q(int q_before) {
@@ -173,29 +172,12 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
     ptx::fence_proxy_async();
 }
 
-/// Gradients of 0; and, where there are steps, the first scores.
-template <class T, Config kConfig>
-__device__ __forceinline__ void Consumer<T, kConfig>::start() {
-#pragma unroll
-    for (float& element : dk) element = 0;
-#pragma unroll
-    for (float& element : dv) element = 0;
-    if (Base::count_steps() == 0) return;
-    wait_for(shared.kv_full, 0);
-    Base::clean_keys();
-    wait_for(shared.q_ring.full[0], 0);
-    start_s();
-    Base::read_flags();
-    ptx::wgmma_wait<0>();
-    ptx::keep_in_place(s);
-}
-
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int left = Base::count_steps();
-    start();
-    if (left == 0) return;
-    int q_before = -1;  // the stage of Q that dK of the step before is multiplied from
+    begin_steps(*this);
+    if (left == 0) return;  // (With the answer of begin_steps() here, the loop has other instructions than were timed.)
+    int q_before = -1;      // the stage of Q that dK of the step before is multiplied from
 #pragma unroll 1
     while (true) {
         make_ds(q_before);
@@ -224,10 +206,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         d_o.advance();
         if (left == 0) break;
     }
-    Base::give_dq();
-    ptx::wgmma_wait<0>();
-    ptx::keep_in_place(dk);
-    ptx::keep_in_place(ds);
+    end_steps(*this);
 }
 
 }  // namespace tessera::cuda::fa3::backward
