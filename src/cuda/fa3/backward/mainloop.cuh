@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The main loop of a consumer warpgroup: 64 keys, over the blocks of 64 queries that see them.
+// The main loop of a consumer warpgroup: 64 keys, over the blocks of 64 queries that see them. A turn of it, in run():
+//
+//   make_ds()               S^T is there. dP^T is started, P^T = exp2(S^T - LSE) made beside it; then
+//                           dS^T = P^T (dP^T - delta). dV is started, and dS stored to shared memory beside it
+//   start_s()               the next block's scores
+//   the barrier             the other warpgroup's dS is there, too
+//   start_dq(), start_dk()  S and dQ are waited for, and dQ is left to the producer's warp that adds it up (put_dq());
+//                           dK is under way until the next make_ds()
 #pragma once
 
 #include "cuda/fa3/backward/consumer.cuh"
