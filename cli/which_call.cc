@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "which_call.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include "diagnose/family_tree.hpp"
@@ -16,6 +18,25 @@ void require_call(const CallOptions& options) {
         throw UsageError("--shape", "expected the shape of q, BATCH,HEADS,LEN,DIM, for a question without a trace");
     if (options.dtype.empty()) throw UsageError("--dtype", "expected the dtype of q, k and v");
     if (options.torch.empty()) throw UsageError("--torch", "expected PyTorch's version: 2.4 to 2.15");
+}
+
+/// PyTorch adds the mask to scores of [..., len_q, len_kv]: dimensions that are there must be as long, or 1.
+void require_broadcast(const diagnose::Call& call) {
+    if (!call.mask.shape || !call.q.shape || !call.k.shape || call.q.shape->size() < 2 || call.k.shape->size() < 2)
+        return;
+    diagnose::Sizes scores = *call.q.shape;
+    scores.back() = (*call.k.shape)[call.k.shape->size() - 2];
+    const diagnose::Sizes& mask = *call.mask.shape;
+    if (mask.size() > scores.size()) return;  // the math path may take it
+    for (std::size_t back = 1; back <= mask.size(); ++back) {
+        const auto have = mask[mask.size() - back];
+        const auto need = scores[scores.size() - back];
+        const auto keys =
+            back > 2 && back <= call.k.shape->size() ? (*call.k.shape)[call.k.shape->size() - back] : need;
+        if (have == 1 || have == need || (need == 1 && have == keys)) continue;
+        throw UsageError("--mask", fmt::format("expected a shape that broadcasts to the scores' {}, got \"{}\"",
+                                               fmt::join(scores, ","), fmt::join(mask, ",")));
+    }
 }
 
 }  // namespace
@@ -34,6 +55,7 @@ void answer_call(const CallOptions& options, const Session& session) {
         given.mask.shape = diagnose::Sizes{(*given.q.shape)[2], (*given.k.shape)[2]};
         assumed.emplace_back("attn_mask is [len_q, len_kv]");
     }
+    require_broadcast(given);
     const diagnose::Call call = diagnose::assume_defaults(given, assumed);
     diagnose::Explanation explanation = diagnose::explain(call);
     explanation.assumed = assumed;

@@ -17,10 +17,12 @@ namespace {
 using Vocabulary = std::span<const std::string_view>;
 
 // Names of linear attentions and state-space models.
-constexpr std::string_view kLinearModels[] = {
-    "gla",  "gsa",       "gdn",       "gdr",   "kda",  "dplr", "iplr",    "oja",      "comba",
-    "hgrn", "retention", "rwkv",      "mamba", "mesa", "ttt",  "rebased", "deltanet", "ssm",
-    "ssd",  "ssu",       "lightning", "kkt",   "wy",   "hgru", "rodimus", "lolcats",  "qkvzba"};
+constexpr std::string_view kLinearModels[] = {"gla",    "gsa",     "gdn",      "kda",  "dplr",    "iplr",
+                                              "hgrn",   "rwkv",    "mamba",    "hgru", "rodimus", "lolcats",
+                                              "qkvzba", "rebased", "deltanet", "comba"};
+// Short words that others use too: only beside a pass, a chunk, a scan or a state.
+constexpr std::string_view kShortNames[] = {"gdr", "wy",  "ttt", "kkt",       "oja",      "mesa",
+                                            "ssm", "ssd", "ssu", "lightning", "retention"};
 // What their kernels do, beside a name or alone.
 constexpr std::string_view kChunks[] = {"chunk", "chunkwise", "recurrent", "intra", "inter"};
 constexpr std::string_view kScans[] = {"scan", "passing", "selective"};
@@ -125,8 +127,13 @@ MaybeReading read_linear_attention(std::string_view name) {
     if (std::find(words.begin(), words.end(), "softmax") != words.end()) return std::nullopt;
     if (const std::string model = spoken(words, kLinearModels); !model.empty())
         return without_attention(Role::look_alike, model, kWhat);
+    constexpr std::string_view kPasses[] = {"fwd",   "bwd",    "forward", "backward",
+                                            "state", "states", "update",  "prefill"};
+    const bool computes =
+        !spoken(words, kPasses).empty() || !spoken(words, kChunks).empty() || !spoken(words, kScans).empty();
+    if (const std::string model = spoken(words, kShortNames); computes && !model.empty())
+        return without_attention(Role::look_alike, model, kWhat);
     if (!spoken(words, kSoftmaxAttention).empty()) return std::nullopt;
-    constexpr std::string_view kPasses[] = {"fwd", "bwd", "forward", "backward", "state"};
     if (const std::string chunk = spoken(words, kChunks); !chunk.empty() && !spoken(words, kPasses).empty())
         return without_attention(Role::look_alike, chunk, kWhat);
     constexpr std::string_view kStates[] = {"state", "states"};

@@ -99,8 +99,9 @@ std::string_view without_parameters(std::string_view name) {
 MaybeReading read_look_alike(std::string_view name) {
     const std::string lower = lower_case(name);
     const bool fused_pointwise = contains_any(lower, {"triton_poi_", "triton_red_", "triton_per_", "triton_for_"});
+    // Inductor names what it fused after the operators around it too.
     const bool speaks_of_attention =
-        contains_any(lower, {"scaled_dot_product", "flash_attention", "efficient_attention", "attention"});
+        contains_any(lower, {"scaled_dot_product", "attention", "attn", "fmha", "sdpa", "mha_"});
     if (fused_pointwise && speaks_of_attention && !contains_any(lower, {"softmax", "flex_attention"})) {
         return none(Role::look_alike, Confidence::likely,
                     "a pointwise kernel that Inductor fused with what stands beside an attention, and computes none");
@@ -170,6 +171,7 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
     if (contains_any(lower, {"triton_red_", "triton_per_"}))
         return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
+    if (MaybeReading found = row(Role::other, kWord, {"grouped_conv", "conv_fwd", "conv_bwd"})) return found;
     // A namespace of products may hold other kernels too: "group_gemm::update_descriptors".
     const bool own = contains_any(lower_case(function_of(name)), {"gemm", "mma"}) || contains(lower, "cutlass");
     if (MaybeReading found = row(Role::gemm, own ? kOfLibrary : kWord, {"gemm"})) return found;
@@ -179,7 +181,7 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return found;
     if (MaybeReading found = row(Role::gemm, kWord,
                                  {"gemv", "matmul", "dot_kernel", "_mm_", "marlin", "wvsplitk", "bmm_", "mul_mat",
-                                  "lora_shrink", "lora_expand", "mm_kernel"}))
+                                  "lora_shrink", "lora_expand", "mm_kernel", "mfma_"}))
         return found;
     const bool of_pytorch = contains_any(lower, {"at::native", "at::cuda", "at_cuda_detail"});
     if (MaybeReading found =

@@ -55,9 +55,10 @@ constexpr std::string_view kHelper[] = {
 constexpr std::string_view kGradient[] = {"dq", "dk", "dv", "dkv", "dkdv", "dqdkdv"};
 constexpr std::string_view kAround[] = {"preprocess", "postprocess"};
 constexpr std::string_view kOnTheWay[] = {"delta", "mask"};  // of kHelper: a backward's main kernel does it, too
-constexpr std::string_view kBeside[] = {"norm",     "rmsnorm", "layernorm", "proj",       "projection",
-                                        "residual", "gate",    "gating",    "rope",       "absorb",
-                                        "selector", "select",  "compress",  "compressor", "unfold"};
+constexpr std::string_view kBeside[] = {"norm",     "rmsnorm", "layernorm", "proj", "projection",
+                                        "residual", "gate",    "gating",    "rope", "absorb"};
+constexpr std::string_view kPicks[] = {"selector",   "select",     "selection", "compress",  // the keys of a sparse one
+                                       "compressed", "compressor", "unfold"};
 constexpr std::string_view kPrepares[] = {"concat", "cast",  "copy",     "store",  // Q, K or V before a call
                                           "write",  "quant", "quantize", "pack",  "pad"};
 
@@ -93,6 +94,8 @@ Role role_of(const Words& words) {
     const bool prepares = has(words, kPrepares) && !has(words, kPass) && !has(words, kPhase) && !has(words, kShape);
     if (has(words, kBeside) || prepares) return Role::look_alike;
     const std::string help = first_of(words, kHelper);
+    // "compress_attn_fwd" attends to what was compressed; without a pass it may compress, or attend.
+    if (help.empty() && has(words, kPicks) && !has(words, kPass) && !has(words, kPhase)) return Role::look_alike;
     if (help.empty()) return Role::attention;
     const bool on_the_way =
         has(words, kGradient) && std::find(std::begin(kOnTheWay), std::end(kOnTheWay), help) != std::end(kOnTheWay);

@@ -101,7 +101,9 @@ class Reader {
         skip_spaces();
         std::size_t length = digits(0);
         std::string plain(rest_.substr(0, length));
-        const char parting = length >= 1 && length <= 3 && length < rest_.size() ? rest_[length] : '\0';
+        const bool may_part =
+            length >= 1 && length <= 3 && length < rest_.size() && rest_[0] != '0';  // "0,176" is no 176
+        const char parting = may_part ? rest_[length] : '\0';
         if (parting == ',' || parting == '\'' || parting == '_' || parting == ' ') {
             // "1,5" is no fifteen: groups have three digits.
             while (length < rest_.size() && rest_[length] == parting && digits(length + 1) == 3) {

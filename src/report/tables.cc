@@ -88,7 +88,7 @@ Provenance provenance(const DeviceRows& device) {
 static std::string plain(const std::string& text) {
     std::string result;
     for (const char c : text) {
-        if (std::string_view("\\`*_{}[]<>#|").find(c) != std::string_view::npos) result += '\\';
+        if (std::string_view("\\`*_{}[]<>#|&").find(c) != std::string_view::npos) result += '\\';
         result += c == '\n' ? ' ' : c;
     }
     return result;

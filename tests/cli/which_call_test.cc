@@ -64,6 +64,8 @@ TEST_F(WhichCallTest, names_the_option_that_is_wrong) {
         {"--mask", "causal:1,2", "expected a shape only behind bool or float, got"},
         {"--mask", "bool:x", number},
         {"--mask", "bool:", list},
+        {"--mask", "bool:3,64", "expected a shape that broadcasts to the scores' 1,8,512,512, got"},
+        {"--mask", "float:2,4,512,512", "expected a shape that broadcasts to the scores' 1,8,512,512, got"},
         {"--dropout", "1", probability},
         {"--dropout", "-0.1", probability},
         {"--dropout", "nan", probability},

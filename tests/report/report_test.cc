@@ -194,10 +194,10 @@ TEST(Markdown, has_a_line_for_each_measurement) {
 /// Titles and names of devices are text, whatever is in them.
 TEST(Markdown, names_are_no_markup) {
     std::vector<Record> records = some_records();
-    for (Record& record : records) record.device = "a *b* <i>|`c`";
+    for (Record& record : records) record.device = "a *b* <i>|`c` &amp;";
     const std::string text = markdown(sorted(records), "# one\n<script>");
     EXPECT_NE(text.find("\n# \\# one \\<script\\>\n"), std::string::npos) << text.substr(0, 200);
-    EXPECT_NE(text.find("\n## a \\*b\\* \\<i\\>\\|\\`c\\`\n"), std::string::npos) << text.substr(0, 200);
+    EXPECT_NE(text.find("\n## a \\*b\\* \\<i\\>\\|\\`c\\` \\&amp;\n"), std::string::npos) << text.substr(0, 200);
 }
 
 TEST(Accuracy, is_said_in_words) {
