@@ -112,6 +112,15 @@ bool looks_cut(std::string_view text) {
     return depth > 0;
 }
 
+bool cut_inside(std::string_view text, std::string_view word, std::size_t least) {
+    if (!looks_cut(text)) return false;
+    while (!text.empty() && text.back() == '.') text.remove_suffix(1);
+    std::size_t begin = text.size();
+    while (begin > 0 && is_word(text[begin - 1])) --begin;
+    const std::string_view last = text.substr(begin);
+    return last.size() >= least && word.substr(0, last.size()) == last;
+}
+
 std::optional<std::vector<std::string>> template_arguments(std::string_view text, std::string_view name) {
     std::size_t at = text.find(name);
     while (at != std::string_view::npos) {

@@ -24,6 +24,10 @@ std::string normalised(std::string_view name);
 /// The name ends before its brackets close, or in dots: a tool cut it.
 bool looks_cut(std::string_view normalised_name);
 
+/// The last word of a name that is cut off is a beginning of `word`: "...::FlashAttnFwdCombi..." of
+/// FlashAttnFwdCombine. No shorter beginning than `least` counts, which others share.
+bool cut_inside(std::string_view normalised_name, std::string_view word, std::size_t least);
+
 /// The arguments of the template `name` in `text`, split at the commas of its own level: those of "f" in
 /// "g<f<1,h<2,3>>>" are "1" and "h<2,3>". Of a name that is cut, as many as stand before their comma. None when there
 /// is no such template.

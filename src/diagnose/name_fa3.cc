@@ -124,8 +124,10 @@ std::optional<CuteClass> cute_class(std::string_view name) {
 MaybeReading read_fa3(std::string_view name) {
     if (contains(name, "flash_fna::")) return std::nullopt;
     if (MaybeReading early = read_compute_attn_ws(name)) return early;
-    if (contains_any(name, {"FlashAttnFwdCombine", "FlashAttnBwdPreprocess", "FlashAttnBwdPostprocess"}))
-        return fa3_helper(name);
+    for (const char* helper : {"FlashAttnFwdCombine", "FlashAttnBwdPreprocess", "FlashAttnBwdPostprocess"}) {
+        constexpr std::size_t kShared = std::string_view("FlashAttnFwd").size();  // the main kernels begin so, too
+        if (contains(name, helper) || cut_inside(name, helper, kShared + 1)) return fa3_helper(name);
+    }
     if (contains(name, "prepare_varlen_num_blocks")) return fa3_helper(name);
     const bool hopper = contains_any(
         name, {"FlashAttnFwdSm90", "FlashAttnBwdSm90", "CollectiveMainloopFwdSm90", "CollectiveMainloopBwdSm90"});
@@ -141,6 +143,10 @@ MaybeReading read_fa3(std::string_view name) {
                                                                          : KernelPass::unknown;
     reading.library = kFa3Library;
     reading.arch = ampere ? 80 : 90;
+    if (cut_inside(name, "FlashAttnFwd", 1) || cut_inside(name, "FlashAttnBwd", 1)) {  // a helper may begin so
+        reading.confidence = Confidence::unsure;
+        if (!contains(name, "enable_sm")) reading.arch = 0;
+    }
     if (ampere) {
         reading.algorithm = "FlashAttention-2";
         reading.evidence.emplace_back(

@@ -174,6 +174,9 @@ MaybeReading read_plain_kernel(std::string_view name) {
     if (MaybeReading found = row(Role::other, kWord, {"grouped_conv", "conv_fwd", "conv_bwd"})) return found;
     // A namespace of products may hold other kernels too: "group_gemm::update_descriptors".
     const bool own = contains_any(lower_case(function_of(name)), {"gemm", "mma"}) || contains(lower, "cutlass");
+    if (!own && contains(lower, "gemm")) {
+        if (MaybeReading found = read_elsewhere(function_of(name))) return found;
+    }
     if (MaybeReading found = row(Role::gemm, own ? kOfLibrary : kWord, {"gemm"})) return found;
     if (MaybeReading found =
             row(Role::gemm, kOfLibrary,

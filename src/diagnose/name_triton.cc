@@ -119,14 +119,16 @@ MaybeReading read_aiter(std::string_view name) {
     const bool qualified =
         contains(name, "aiter::") && contains_any(name, {"fmha", "mla_", "pa_", "attn", "attention"});
     const bool reduces = contains_any(name, {"kn_mla_reduce", "mla_reduce_v1"});
+    const bool assembly = begins_any(name, {"fmha_fwd_hd", "fmha_bwd_hd"});  // a tool left out the namespace
     const bool named = begins_any(name, {"kn_"}) && contains_any(name, {"mla_", "pa_", "fmha_"});  // "kn_get_mla_..."
     const bool decodes = contains(name, "mla_dec_stage1") || contains(name, "mla_pfl_");
-    if (!qualified && !reduces && !decodes && !named) return std::nullopt;
+    if (!qualified && !reduces && !decodes && !named && !assembly) return std::nullopt;
     NameReading reading = attention(Family::aiter, qualified ? Confidence::certain : Confidence::likely,
-                                    qualified ? "aiter::"
-                                    : reduces ? "mla_reduce"
-                                    : named   ? "kn_...mla / pa"
-                                              : "mla_dec_stage1 / mla_pfl");
+                                    qualified  ? "aiter::"
+                                    : reduces  ? "mla_reduce"
+                                    : named    ? "kn_...mla / pa"
+                                    : assembly ? "fmha_fwd_hd / fmha_bwd_hd"
+                                               : "mla_dec_stage1 / mla_pfl");
     reading.library = "AITER";
     if (reduces || contains_any(name, {"_odo_", "dq_convert", "dq_shuffle", "metadata"})) reading.role = Role::helper;
     if (contains(name, "bwd")) reading.pass = KernelPass::backward;

@@ -180,7 +180,9 @@ std::string cache_word(const std::vector<std::string>& words) {
     if ((has(words, kAttention) && !keeps_latent) || has(words, kElsewhere)) return "";
     const bool phase = has(words, kPhase);
     const bool pages = has(words, kPages);
-    if ((phase || pages || has(words, kCache)) && has(words, kLists)) return first_of(words, kLists);
+    constexpr std::string_view sparse[] = {"sparse", "swa", "window", "sliding"};
+    const bool of_keys = phase || pages || has(words, kCache) || has(words, sparse);
+    if (of_keys && has(words, kLists)) return first_of(words, kLists);
     if (has(words, kInputs) && has(words, kPartWords)) return first_of(words, kPartWords);
     if (has(words, kInputs) && !has(words, kPass)) {
         if (const std::string moves = first_of(words, kMayMove); !moves.empty()) return moves;
