@@ -23,8 +23,8 @@ const LookAlike kLookAlikes[] = {
      "writes or reads the cache of keys and values, and computes no attention"},
     {{"rotary", "rope_", "_rope", "ropequantize", "mlarope", "rotaryposid", "kn_entry_1c_", "kn_entry_2c_"},
      "rotates positions into Q and K, and computes no attention"},
-    {{"qknorm", "qk_norm", "flashinfernorm", "flashinfer::norm", "flash_attn::layer_norm", "attn_norm",
-      "attention_norm"},
+    {{"qknorm", "qk_norm", "qk_rmsnorm", "qkv_norm", "qkv_rmsnorm", "flashinfernorm", "flashinfer::norm",
+      "flash_attn::layer_norm", "attn_norm", "attention_norm"},
      "normalises, and computes no attention"},
     {{"trtllm_allreduce", "allreduce_fusion", "helixalltoall"}, "sends data between GPUs, and computes no attention"},
     {{"delta_rule",
@@ -81,6 +81,18 @@ MaybeReading read_xla_fusion(std::string_view lower) {
                       : contains(lower, "reduce")                  ? Role::other
                                                                    : Role::elementwise;
     return none(role, Confidence::likely, "a fusion of XLA");
+}
+
+bool begins_with_letter(std::string_view text) { return !text.empty() && text[0] >= 'a' && text[0] <= 'z'; }
+
+/// "gemm" where it isn't the model's name: "_gemma_rmsnorm" multiplies nothing.
+bool speaks_of_gemm(std::string_view lower) {
+    for (std::size_t at = lower.find("gemm"); at != std::string_view::npos; at = lower.find("gemm", at + 1)) {
+        const std::string_view behind = lower.substr(at + 4);
+        const bool model = begins_with_letter(behind) && behind[0] == 'a' && !begins_with_letter(behind.substr(1));
+        if (!model) return true;
+    }
+    return false;
 }
 
 /// "f<g(int)>(fbgemm::Tensor)" -> "f<g(int)>": types of parameters tell nothing of what is computed.
@@ -173,11 +185,12 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
     if (MaybeReading found = row(Role::other, kWord, {"grouped_conv", "conv_fwd", "conv_bwd"})) return found;
     // A namespace of products may hold other kernels too: "group_gemm::update_descriptors".
-    const bool own = contains_any(lower_case(function_of(name)), {"gemm", "mma"}) || contains(lower, "cutlass");
-    if (!own && contains(lower, "gemm")) {
-        if (MaybeReading found = read_elsewhere(function_of(name))) return found;
+    if (speaks_of_gemm(lower)) {
+        const std::string function = lower_case(function_of(name));
+        const bool own = speaks_of_gemm(function) || contains(function, "mma") || contains(lower, "cutlass");
+        MaybeReading found = own ? std::nullopt : read_elsewhere(function_of(name));
+        return found ? found : none(Role::gemm, own ? kOfLibrary : kWord, "\"gemm\" in the name");
     }
-    if (MaybeReading found = row(Role::gemm, own ? kOfLibrary : kWord, {"gemm"})) return found;
     if (MaybeReading found =
             row(Role::gemm, kOfLibrary,
                 {"nvjet", "cutlass::kernel", "cijk_", "xmma", "triton_mm", "triton_bmm", "cublaslt", "tensorop"}))

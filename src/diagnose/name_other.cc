@@ -68,7 +68,15 @@ MaybeReading read_ggml(std::string_view name) {
         return std::nullopt;
     NameReading reading = attention(Family::ggml, Confidence::certain, "flash_attn_ext / _vec / _tile");
     reading.library = "llama.cpp (ggml)";
-    if (contains_any(name, {"stream_k_fixup", "combine_results", "mask_to_KV"})) reading.role = Role::helper;
+    const std::vector<std::string> words = words_of(function_of(name));
+    const auto says = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
+    if (contains_any(name, {"stream_k_fixup", "combine_results", "mask_to_KV"}) || says("reduce") || says("pad") ||
+        says("blk"))
+        reading.role = Role::helper;
+    for (const char* metal : {"_dk", "_h"}) {  // its Metal kernels: "..._f16_dk576_dv512", "..._f16_h64" before that
+        if (reading.head_dim == 0) reading.head_dim = number_after(name, metal).value_or(0);
+    }
+    if (reading.head_dim != 0) reading.head_dim_v = number_after(name, "_dv").value_or(0);
     for (const char* kernel : {"flash_attn_ext_f16", "flash_attn_ext_vec", "flash_attn_vec_ext_f16",
                                "flash_attn_vec_ext_f32", "flash_attn_tile", "flash_attn_mma_ext_f16"}) {
         const auto arguments = template_arguments(name, kernel);
