@@ -25,20 +25,20 @@ def calls():
     yield Case("step_learned_bias_train", "mem-efficient | mem-efficient",
                with_backward(lambda *t: sdpa(*t, attn_mask=learned.unsqueeze(0).expand(2, -1, -1, -1)), three))
     wide = tensors((2, 4, 512, 256), (2, 4, 512, 256), (2, 4, 512, 256), dtype="float16", grad=True)
-    yield Case("step_256_train", "fa2 | fa2", with_backward(lambda *t: sdpa(*t, is_causal=True), wide))
+    yield Case("step_256_train", "cudnn | cudnn", with_backward(lambda *t: sdpa(*t, is_causal=True), wide))
     latent = tensors((2, 8, 512, 192), (2, 8, 512, 192), (2, 8, 512, 128), grad=True)
     yield Case("step_latent_train", "cudnn | cudnn", with_backward(lambda *t: sdpa(*t, is_causal=True), latent))
     one = tensors((2, 8, 300, 64), (2, 8, 1, 64), (2, 8, 1, 64))
     yield Case("step_one_key", "fa2 | -", lambda: sdpa(*one))
     yield Case("step_dropout_sixteenth_train", "cudnn | cudnn", with_backward(lambda *t: sdpa(*t, dropout_p=0.25), three))
-    yield Case("step_dropout_odd_train", "fa2 | fa2", with_backward(lambda *t: sdpa(*t, dropout_p=0.3), three))
+    yield Case("step_dropout_odd_train", "cudnn | cudnn", with_backward(lambda *t: sdpa(*t, dropout_p=0.3), three))
     cross = tensors((8, 16, 300, 64), (8, 16, 77, 64), (8, 16, 77, 64), dtype="float16", grad=True)
     yield Case("step_cross_train", "cudnn | cudnn", with_backward(sdpa, cross))
     single = tensors((2, 8, 384, 64), (2, 8, 384, 64), (2, 8, 384, 64), dtype="float32", grad=True)
     yield Case("step_fp32_causal_train", "mem-efficient | mem-efficient", with_backward(lambda *t: sdpa(*t, is_causal=True), single))
 
     def strict():
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True)
         try:
             with_backward(lambda *t: sdpa(*t, is_causal=True), three)()
         finally:
