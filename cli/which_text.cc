@@ -97,12 +97,17 @@ std::string exactness_sentence(const Diagnosis& d) {
 /// For somebody who never heard of such kernels: what is good about the fast ones, what is slow about the others.
 std::string way_sentence(const NameReading& reading) {
     if (reading.family == Family::eager || reading.family == Family::math)
-        return " That is the slow way: two matrix products and a softmax, each a kernel of its own, with the scores of "
+        return " That is the slow way, which FlashAttention was made to replace: two matrix products and a softmax, "
+               "each a kernel of its own, with the scores of "
                "all pairs of tokens written to memory in between.";
     const bool slow = reading.algorithm.substr(0, 8) == "standard" || reading.library == diagnose::kFlexUncompiled;
     if (reading.family == Family::unknown || reading.family == Family::other || slow) return "";
-    return " That is a fast way: one kernel (a program on the GPU) that goes through the scores of the pairs piece by "
-           "piece, without writing them to memory.";
+    const bool by_that_name = reading.family == Family::fa1 || reading.family == Family::fa2 ||
+                              reading.family == Family::fa3 || reading.family == Family::fa4;
+    return fmt::format(
+        " That is a fast way{}: one kernel (a program on the GPU) that goes through the scores of the pairs piece by "
+        "piece, without writing them to memory.",
+        by_that_name ? "" : ", of FlashAttention's kind");
 }
 
 bool is_cut_off(const Diagnosis& d) {
@@ -140,17 +145,29 @@ std::string nothing_found(const Diagnosis& d) {
     return text;
 }
 
-/// " The others are of cuDNN attention and of SageAttention."
-std::string others_named(const Diagnosis& d) {
+/// "6 calls (2 in training's backward pass)"
+std::string calls_text(const Diagnosis& d) {
+    std::int64_t calls = 0;
+    std::int64_t backward = 0;
+    for (const AttentionKind& kind : d.kinds) {
+        calls += kind.calls;
+        if (kind.reading.pass == diagnose::KernelPass::backward) backward += kind.calls;
+    }
+    if (backward == 0) return counted(calls, "call");
+    return fmt::format("{} ({} of them in the backward pass of training)", counted(calls, "call"),
+                       count_text(backward));
+}
+
+/// " Others are of cuDNN attention, SageAttention."
+std::string others_named(const Diagnosis& d, Family leader, const char* begin) {
     std::vector<std::string> titles;
     for (const AttentionKind& kind : d.kinds) {
+        if (kind.reading.family == leader) continue;
         const std::string title =
             kind.reading.family == Family::unknown ? "unknown kernels" : title_of(kind.reading.family);
         if (std::find(titles.begin(), titles.end(), title) == titles.end()) titles.push_back(title);
     }
-    if (titles.size() < 2) return "";
-    titles.erase(titles.begin());
-    return " Others are of " + joined(titles) + ".";
+    return titles.empty() ? "" : begin + joined(titles) + ".";
 }
 
 /// Of the kinds with the leader's family and library the longest whose shapes are known: often the forward only.
@@ -245,27 +262,30 @@ std::string generation_of(int arch) {
 }
 
 std::string paragraph_of(const Diagnosis& d, const diagnose::Call& said) {
-    std::string text = "Attention is the part of a model in which every token looks at the others. ";
+    std::string text =
+        "Attention is the part of a model in which every token (a piece of a text or of a picture) looks at the "
+        "others. ";
     if (d.kinds.empty()) return text + nothing_found(d);
     const Leader leader = d.timed ? leader_of(d) : Leader{&d.kinds.front(), 0, d.kinds.front().calls};
     const NameReading& reading = leader.kind->reading;
-    std::int64_t calls = 0;
-    for (const AttentionKind& kind : d.kinds) calls += kind.calls;
     const std::string gpu = gpu_text(d);
+    std::string rest;
     if (d.timed && d.gpu_us > 0) {
         text += fmt::format("Here it took {} of the GPU's time: {} of {}, in {}{}{}. ",
                             share_text(d.attention_us, d.gpu_us), milliseconds_text(d.attention_us / 1000),
-                            milliseconds_text(d.gpu_us / 1000), counted(calls, "call"), gpu.empty() ? "" : " ", gpu);
+                            milliseconds_text(d.gpu_us / 1000), calls_text(d), gpu.empty() ? "" : " ", gpu);
         const double part = d.attention_us > 0 ? leader.us / d.attention_us : 1;
         text += part > 0.995 ? "All of it ran " : fmt::format("{:.0f} % of that ran ", 100 * part);
+        rest = part > 0.995 ? "" : others_named(d, reading.family, " The rest ran ");
     } else {
         text += d.kinds.size() == 1 ? "This name is one of " : "The first of these names is one of ";
     }
     text += name_and_release(reading) + ".";
-    if (!d.timed) text += others_named(d);
+    if (!d.timed) text += others_named(d, reading.family, " Others are of ");
     text += way_sentence(reading);
     if (reading.family != Family::eager && reading.family != Family::math) text += arch_sentence(d, reading);
     if (reading.confidence == Confidence::unsure) text += " The name leaves doubt about that.";
+    text += rest;
     text += exactness_sentence(d);
     if (is_cut_off(d)) text += " The file is cut off: what was behind that is counted nowhere.";
     const AttentionKind& known = best_known(d, *leader.kind);
@@ -314,77 +334,6 @@ std::string details_text(const Diagnosis& d, const diagnose::Call& said, int wid
     if (!d.notes.empty()) text += "\nAbout the file\n";
     for (const std::string& note : d.notes) text += facts_text({{" ", note}}, width);
     return text;
-}
-
-Json json_of(const NameReading& r) {
-    Json json{{"family", name_of(r.family)},
-              {"role", name_of(r.role)},
-              {"pass", name_of(r.pass)},
-              {"confidence", name_of(r.confidence)},
-              {"exactness", name_of(r.exactness)}};
-    const auto add = [&](const char* key, const std::string& value) {
-        if (!value.empty()) json[key] = value;
-    };
-    add("algorithm", r.algorithm);
-    add("library", r.library);
-    add("release", r.release);
-    add("dtype", r.dtype);
-    add("mask", r.mask);
-    for (const auto& [key, value] : {std::pair{"arch", r.arch}, {"head_dim", r.head_dim}, {"head_dim_v", r.head_dim_v}})
-        if (value != 0) json[key] = value;
-    if (r.tile_q != 0) json["tile"] = {r.tile_q, r.tile_kv};
-    if (r.cut) json["name_is_cut"] = true;
-    json["features"] = r.features;
-    json["evidence"] = r.evidence;
-    return json;
-}
-
-Json json_of(const Diagnosis& d, const diagnose::Call& said) {
-    Json gpus = Json::array();
-    for (const diagnose::Gpu& gpu : d.gpus) {
-        Json row{{"name", gpu.name}};
-        if (gpu.capability) row["capability"] = *gpu.capability;
-        gpus.push_back(row);
-    }
-    const auto sums = [&](const std::vector<NamedKernel>& kernels) {
-        Json rows = Json::array();
-        for (const NamedKernel& kernel : kernels) {
-            rows.push_back({{"name", kernel.kernel.name},
-                            {"runs", kernel.kernel.count},
-                            {"us", kernel.kernel.us},
-                            {"reading", json_of(kernel.reading)}});
-        }
-        return rows;
-    };
-    Json kinds = Json::array();
-    for (const AttentionKind& kind : d.kinds) {
-        Json row = json_of(kind.reading);
-        row["calls"] = kind.calls;
-        if (d.timed) row["us"] = kind.us, row["beside_us"] = kind.beside_us;
-        if (d.timed && d.gpu_us > 0) row["share"] = kind.us / d.gpu_us;
-        if (!kind.asked_by.empty()) row["asked_by"] = kind.asked_by;
-        row["shapes"] = Json::array();
-        for (const diagnose::ShapeSum& shape : kind.shapes)
-            row["shapes"].push_back({{"call", text_of(shape.call)}, {"calls", shape.count}, {"us", shape.us}});
-        row["kernels"] = Json::array();
-        for (const diagnose::KernelSum& kernel : kind.kernels)
-            row["kernels"].push_back({{"name", kernel.name}, {"runs", kernel.count}, {"us", kernel.us}});
-        if (const auto advice = diagnose::advise(d, kind, said)) row["why_not_faster"] = json_of(*advice);
-        kinds.push_back(row);
-    }
-    return {{"file", d.file},
-            {"tool", d.tool},
-            {"paragraph", paragraph_of(d, said)},
-            {"gpus", gpus},
-            {"runs", d.runs},
-            {"gpu_us", d.gpu_us},
-            {"attention_us", d.attention_us},
-            {"attention", kinds},
-            {"no_attention", sums(d.look_alikes)},
-            {"unknown", sums(d.unknown)},
-            {"softmax", sums(d.softmaxes)},
-            {"cpu_ops", d.cpu_ops},
-            {"notes", d.notes}};
 }
 
 }  // namespace tessera::cli
