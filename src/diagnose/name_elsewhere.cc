@@ -125,6 +125,7 @@ MaybeReading read_linear_attention(std::string_view name) {
     const std::vector<std::string> words = words_of(function_of(name));
     constexpr const char* kWhat = "linear attention or a state-space model: there is no softmax in it";
     if (std::find(words.begin(), words.end(), "softmax") != words.end()) return std::nullopt;
+    if (contains_any(name, {"at::native::", "cub::", "rocprim::", "thrust::"})) return std::nullopt;
     if (const std::string model = spoken(words, kLinearModels); !model.empty())
         return without_attention(Role::look_alike, model, kWhat);
     constexpr std::string_view kPasses[] = {"fwd",   "bwd",    "forward", "backward",

@@ -188,6 +188,12 @@ MaybeReading read_plain_kernel(std::string_view name) {
     if (speaks_of_gemm(lower)) {
         const std::string function = lower_case(function_of(name));
         const bool own = speaks_of_gemm(function) || contains(function, "mma") || contains(lower, "cutlass");
+        for (const std::string& word : words_of(function)) {  // "grouped_gemm_args": what stands beside a product
+            for (const char* beside : {"args", "preprocess", "postprocess", "prepare", "setup", "metadata",
+                                       "descriptors", "offsets", "problems"}) {
+                if (word == beside) return none(Role::other, kWord, fmt::format("\"gemm\" and \"{}\"", word));
+            }
+        }
         MaybeReading found = own ? std::nullopt : read_elsewhere(function_of(name));
         return found ? found : none(Role::gemm, own ? kOfLibrary : kWord, "\"gemm\" in the name");
     }
