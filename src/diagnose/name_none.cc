@@ -28,6 +28,8 @@ const LookAlike kLookAlikes[] = {
      "normalises, and computes no attention"},
     {{"trtllm_allreduce", "allreduce_fusion", "helixalltoall"}, "sends data between GPUs, and computes no attention"},
     {{"delta_rule",
+      "delta_net",
+      "deltanet",
       "gdn_",
       "_gdn",
       "kda_",
@@ -198,9 +200,14 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return found ? found : none(Role::gemm, own ? kOfLibrary : kWord, "\"gemm\" in the name");
     }
     if (MaybeReading found =
-            row(Role::gemm, kOfLibrary,
-                {"nvjet", "cutlass::kernel", "cijk_", "xmma", "triton_mm", "triton_bmm", "cublaslt", "tensorop"}))
+            row(Role::gemm, kOfLibrary, {"nvjet", "cutlass::kernel", "cijk_", "xmma", "cublaslt", "tensorop"}))
         return found;
+    for (const std::string_view product : {"triton_mm", "triton_bmm"}) {  // Inductor's end in a number
+        const bool numbered =
+            lower.rfind(product, 0) == 0 && lower.find_first_not_of("_0123456789", product.size()) == std::string::npos;
+        if (contains(lower, product))
+            return none(Role::gemm, numbered ? kOfLibrary : kWord, fmt::format("\"{}\" in the name", product));
+    }
     if (MaybeReading found = row(Role::gemm, kWord,
                                  {"gemv", "matmul", "dot_kernel", "_mm_", "marlin", "wvsplitk", "bmm_", "mul_mat",
                                   "lora_shrink", "lora_expand", "mm_kernel", "mfma_"}))

@@ -48,10 +48,11 @@ constexpr std::string_view kForwardWords[] = {"fwd",      "forward", "fprop", "p
                                               "append",   "context", "query", "verify"};
 constexpr std::string_view kBackwardWords[] = {"bwd", "backward", "bprop", "dgrad", "grad", "gradient",
                                                "dq",  "dk",       "dv",    "dkv",   "dkdv", "dqdkdv"};
-constexpr std::string_view kHelper[] = {
-    "preprocess", "postprocess", "prepare",   "combine", "merge", "reduce",     "reduction", "convert",  "metadata",
-    "plan",       "schedule",    "scheduler", "delta",   "odo",   "correction", "correct",   "mask",     "quantize",
-    "descale",    "prep",        "transpose", "unpad",   "lse",   "sum",        "sums",      "segreduce"};
+constexpr std::string_view kHelper[] = {"preprocess", "postprocess", "prepare",    "combine", "merge",    "reduce",
+                                        "reduction",  "convert",     "metadata",   "plan",    "schedule", "scheduler",
+                                        "delta",      "odo",         "correction", "correct", "mask",     "quantize",
+                                        "descale",    "prep",        "transpose",  "unpad",   "lse",      "sum",
+                                        "sums",       "segreduce",   "init",       "info"};
 constexpr std::string_view kGradient[] = {"dq", "dk", "dv", "dkv", "dkdv", "dqdkdv"};
 constexpr std::string_view kAround[] = {"preprocess", "postprocess"};
 constexpr std::string_view kOnTheWay[] = {"delta", "mask"};  // of kHelper: a backward's main kernel does it, too
