@@ -158,7 +158,7 @@ void take_without_order(Explanation& explanation) {
     }
 }
 
-void add_remarks(Explanation& explanation) {
+void add_remarks(const Call& call, Explanation& explanation) {
     if (explanation.taken == kMath) {
         explanation.remarks.emplace_back(
             "The math path writes the whole [len_q, len_kv] scores to memory, and multiplies in fp32 unless "
@@ -176,6 +176,7 @@ void add_remarks(Explanation& explanation) {
     if (explanation.taken == kCudnn) {
         explanation.remarks.emplace_back(
             "FA3 or FA4 would be asked only behind cuDNN: with sdpa_kernel([SDPBackend.FLASH_ATTENTION]).");
+        for (std::string& fault : cudnn_faults(call)) explanation.remarks.push_back(std::move(fault));
     }
 }
 
@@ -235,7 +236,7 @@ Explanation explain(const Call& given) {
     ordered.order.empty() ? take_without_order(explanation) : take_first(explanation);
     for (const SdpBackend backend : {SdpBackend::fa3, SdpBackend::fa4})
         explanation.verdicts.push_back(judge(call, backend));
-    add_remarks(explanation);
+    add_remarks(call, explanation);
     return explanation;
 }
 

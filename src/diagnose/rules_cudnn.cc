@@ -26,6 +26,19 @@ Fact dropout_not_in_16ths(const Call& c) {
     return dropout(c).is([](double p) { return p * 16 != std::floor(p * 16); });
 }
 
+/// One query at a time on compute capability 10.x and 11.x with cuDNN 9.19 to 9.25.0, but 9.24.1.
+Fact decodes_wrongly(const Call& c) {
+    const Fact release = (cudnn(c) >= 91900) && (cudnn(c) <= 92500) && !((cudnn(c) > 92400) && (cudnn(c) < 92500));
+    return !is_nested(c) && release && between(capability(c), 100, 119) && (len_q(c) == std::int64_t{1});
+}
+
+/// cuDNN before 9.26 on compute capability 9.x: the last tile of keys is half empty.
+Fact gradient_not_finite(const Call& c) {
+    const Fact half_empty = len_kv(c).is([](std::int64_t keys) { return keys % 128 == 64; });
+    return !is_nested(c) && (cudnn(c) < 92600) && between(capability(c), 90, 99) && !(is_causal(c) == true) &&
+           (grad(c.q, "q") == true) && half_empty;
+}
+
 Fact mask_gradient(const Call& c) { return has_mask(c) && (grad(c.mask, "attn_mask") == true); }
 
 /// Anything but {1, len_q} x {1, len_kv}, with {1, batch} x {1, heads} before it or nothing.
@@ -162,6 +175,14 @@ constexpr Rule kRules[] = {
     {"cudnn-too-many", kCudnn, kTooMany, kEnd, checks::too_many,
      "cuDNN SDPA does not support batch size or num_heads greater than", "batch or heads over 65535",
      "cut the batch into several calls", kCuda},
+    {"cudnn-decode", kCudnn, kDecodeGuard, kEnd, decodes_wrongly, "cuDNN SDPA decode is disabled on SM",
+     "cuDNN 9.19 to 9.25.0 may decode wrongly on compute capability 10.x and 11.x (pytorch#193893)",
+     "take cuDNN 9.24.1, or 9.25.1 and later", kCuda},
+    {"cudnn-query-gradient", kCudnn, kGradientGuard, kEnd, gradient_not_finite,
+     "cuDNN SDPA before version 9.26 can produce non-finite query gradients on SM90",
+     "the gradient of q may be NaN before cuDNN 9.26 where the keys are 64 more than a multiple of 128 "
+     "(pytorch#196678)",
+     "take cuDNN 9.26, or another number of keys", kCuda},
     {"cudnn-head-dim", kCudnn, k25, kHopperTakes256, over_128, kHeadDim, "head_dim is over 128",
      "take flash, which has 256", kCuda},
     {"cudnn-head-dim", kCudnn, kHopperTakes256, k29, over_256_on_hopper<90501>, kHeadDim,
@@ -193,5 +214,18 @@ constexpr Rule kRules[] = {
 }  // namespace
 
 std::span<const Rule> cudnn_rules() { return kRules; }
+
+std::vector<std::string> cudnn_faults(const Call& call) {
+    std::vector<std::string> found;
+    if (call.torch && *call.torch < kDecodeGuard && decodes_wrongly(call).is_true())
+        found.emplace_back(
+            "Mind that cuDNN 9.19 to 9.25.0 may decode wrongly on compute capability 10.x and 11.x (pytorch#193893): "
+            "PyTorch 2.14 refuses it, this release does not.");
+    if (call.torch && *call.torch < kGradientGuard && gradient_not_finite(call).is_true())
+        found.emplace_back(
+            "Mind that the gradient of q may be NaN here before cuDNN 9.26 (pytorch#196678): PyTorch 2.15 refuses it, "
+            "this release does not.");
+    return found;
+}
 
 }  // namespace tessera::diagnose

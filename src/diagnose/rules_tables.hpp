@@ -4,6 +4,8 @@
 #pragma once
 
 #include <span>
+#include <string>
+#include <vector>
 
 #include "diagnose/rules.hpp"
 #include "diagnose/values.hpp"
@@ -16,6 +18,9 @@ std::span<const Rule> cudnn_rules();
 std::span<const Rule> math_rules();
 std::span<const Rule> replacement_rules();  ///< of fa3 and fa4
 
+/// What is known to go wrong in a call that this release lets cuDNN take, and a later one does not.
+std::vector<std::string> cudnn_faults(const Call& call);
+
 // Releases in which the checks changed, as the wheels' code and headers show.
 inline constexpr Version kCudnnChecksHeads{2, 8, 0};
 inline constexpr Version kHopperTakes256{2, 8, 0};   ///< cuDNN with head_dim up to 256 on compute capability 9.0
@@ -26,6 +31,8 @@ inline constexpr Version kEfficientTakesGroups{2, 14, 0};
 inline constexpr Version kCudnnTakes256{2, 14, 0};      ///< both ways, on compute capability 10.x too
 inline constexpr Version kOneHeadBroadcasts{2, 14, 0};  ///< k and v of one head go without enable_gqa
 inline constexpr Version kTakesUnbatched{2, 14, 0};     ///< q, k, v of three dimensions are a batch of one
+inline constexpr Version kDecodeGuard{2, 14, 0};        ///< cuDNN's releases that decode wrongly are kept out
+inline constexpr Version kGradientGuard{2, 15, 0};      ///< and those whose gradient of q may be NaN
 inline constexpr Version kFlashTooMany{2, 15, 0};
 
 namespace checks {

@@ -63,6 +63,15 @@ Change training(std::int64_t dim, double dropout, int capability) {
         c.q.requires_grad = true, c.dropout = dropout, c.gpu.capability = capability;
     };
 }
+Change decode_on(int capability, int cudnn) {
+    return [=](Call& c) { lengths(1, 512)(c), c.gpu.capability = capability, c.cudnn = cudnn; };
+}
+Change trained_on(std::int64_t keys, int cudnn) {
+    return [=](Call& c) {
+        lengths(512, keys)(c);
+        c.q.requires_grad = true, c.is_causal = false, c.gpu.capability = 90, c.cudnn = cudnn;
+    };
+}
 void nothing(Call&) {}
 
 using Cases = std::map<std::string, Case>;
@@ -155,6 +164,8 @@ Cases cudnn_cases() {
         {"cudnn-heads", {heads(8, 2, 2, false), heads(8, 2, 2, true)}},
         {"cudnn-heads-divide", {heads(8, 4, 3, true), heads(8, 4, 2, true)}},
         {"cudnn-too-many", {heads(65536, 65536, 65536, false), heads(65535, 65535, 65535, false)}},
+        {"cudnn-decode", {decode_on(100, 92400), decode_on(100, 92401)}},
+        {"cudnn-query-gradient", {trained_on(576, 92500), trained_on(576, 92600)}},
         {"cudnn-head-dim", {dims(264, 264), dims(128, 128)}},
         {"cudnn-head-dim-8", {dims(60, 60), dims(64, 64)}},
         {"cudnn-length-1", {lengths(1, 512), lengths(2, 512)}},
@@ -315,6 +326,29 @@ TEST(Rules, RocmTakesFlashFirstAndSaysWhatItDoesNotKnow) {
     Call unnamed = on_rocm({2, 10, 0});
     gfx("")(unnamed);
     EXPECT_EQ(explain(unnamed).taken, std::nullopt);
+}
+
+/// What a later release refuses since it goes wrong is said of one that takes it.
+TEST(Rules, FaultsOfCudnnAreSaid) {
+    const auto decoding = [](const Version& version) {
+        Call c = known_call(version);
+        decode_on(100, 92400)(c);
+        c.cuda = 13000;
+        return explain(c);
+    };
+    const Explanation before = decoding({2, 13, 0});
+    EXPECT_EQ(before.taken, SdpBackend::cudnn);
+    ASSERT_FALSE(before.remarks.empty());
+    EXPECT_NE(before.remarks.back().find("pytorch#193893"), std::string::npos);
+    EXPECT_EQ(decoding({2, 14, 0}).taken, SdpBackend::flash);
+    Call trained = known_call({2, 13, 0});
+    trained_on(576, 92000)(trained);
+    trained.cuda = 13000;
+    EXPECT_EQ(explain(trained).taken, SdpBackend::cudnn);
+    EXPECT_NE(explain(trained).remarks.back().find("pytorch#196678"), std::string::npos);
+    trained.is_causal = true;
+    set_shapes(trained, {2, 8, 576, 64}, {2, 8, 576, 64}, {2, 8, 576, 64});
+    EXPECT_EQ(explain(trained).remarks.back().find("pytorch#196678"), std::string::npos);
 }
 
 TEST(Rules, AmdGpusAreKnownByTheirNames) {
