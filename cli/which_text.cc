@@ -125,12 +125,26 @@ std::string unknown_lines(const Diagnosis& d) {
            "no form that is read: --help lists them.";
 }
 
+/// What PyTorch took on the CPU.
+std::string way_on_cpu(const std::vector<std::string>& operators) {
+    const auto any = [&](const char* part) {
+        return std::any_of(operators.begin(), operators.end(),
+                           [&](const std::string& name) { return name.find(part) != std::string::npos; });
+    };
+    if (any("_flash_attention_for_cpu"))
+        return " There PyTorch took the fast way, of FlashAttention's kind, which goes through the scores of the pairs "
+               "piece by piece.";
+    return any("_attention_math") ? " There PyTorch took the slow way, its math path, which writes the scores of all "
+                                    "pairs to memory."
+                                  : "";
+}
+
 std::string nothing_found(const Diagnosis& d) {
     if (!d.cpu_ops.empty() && is_cut_off(d))
         return "Operators of attention are in this trace, but no kernel of a GPU: the file is cut off before them.";
     if (!d.cpu_ops.empty())
         return "No kernel of a GPU is in this trace, but operators of attention on the CPU are: " + joined(d.cpu_ops) +
-               ". To see kernels, profile with the activity CUDA too.";
+               "." + way_on_cpu(d.cpu_ops) + " To see kernels of a GPU, profile with the activity CUDA too.";
     std::string text = fmt::format("No attention kernel was found among {}.", counted(d.runs, "run") + " of kernels");
     if (d.runs == 0) text = "No kernel of a GPU is in this trace: was the GPU profiled?";
     else text += unknown_lines(d);

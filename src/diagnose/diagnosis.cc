@@ -352,7 +352,7 @@ class Sorter {
             if (tree_.attention_around(index) != OpTree::kNone) ++counts[tree_.name(index)];
         }
         for (const auto& [name, count] : counts)
-            diagnosis_.cpu_ops.push_back(name + ", " + std::to_string(count) + " times");
+            diagnosis_.cpu_ops.push_back(name + (count == 1 ? ", once" : ", " + std::to_string(count) + " times"));
     }
 
     Trace& trace_;

@@ -162,7 +162,7 @@ TEST(Traces, lists_operators_of_a_trace_without_kernels) {
     TraceText trace;
     trace.op("aten::_scaled_dot_product_flash_attention_for_cpu", 0, 10);
     const Diagnosis d = diagnosis_of(trace.text());
-    EXPECT_EQ(d.cpu_ops, (std::vector<std::string>{"aten::_scaled_dot_product_flash_attention_for_cpu, 1 times"}));
+    EXPECT_EQ(d.cpu_ops, (std::vector<std::string>{"aten::_scaled_dot_product_flash_attention_for_cpu, once"}));
 }
 
 /// A file that was cut off is read up to there, and the reader is told.
