@@ -185,6 +185,12 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
     if (contains_any(lower, {"triton_red_", "triton_per_"}))
         return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
+    // A convolution, though it multiplies as a product does: none of an attention's products.
+    if (MaybeReading found =
+            row(Role::other, kOfLibrary, {"implicit_gemm", "implicitgemm", "xmma_fprop", "fprop_optimized"}))
+        return found;
+    if (begins_any(lower, {"igemm_fwd_gtc", "igemm_bwd_gtc", "igemm_wrw_gtc"}))
+        return none(Role::other, kOfLibrary, "\"igemm_..._gtc\" in the name: a convolution of MIOpen");
     if (MaybeReading found = row(Role::other, kWord, {"grouped_conv", "conv_fwd", "conv_bwd"})) return found;
     // A namespace of products may hold other kernels too: "group_gemm::update_descriptors".
     if (speaks_of_gemm(lower)) {
