@@ -36,14 +36,35 @@ TEST_F(WhichTest, says_what_ran_and_what_kept_the_faster_one_out) {
     EXPECT_GT(gain.at("step_factor"), 1);
 }
 
+std::string in_one_line(std::string text) {
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return text;
+}
+
+/// A manager's questions: is that FlashAttention, was it training, and what ran besides?
+TEST_F(WhichTest, says_it_to_somebody_who_never_heard_of_it) {
+    const std::string both =
+        std::string(TESSERA_SOURCE_DIR) + "/tests/diagnose/traces/block_flash_then_hand_train.json.gz";
+    const std::string two = in_one_line(run_ok("which " + both).out);
+    EXPECT_NE(two.find(" of them in the backward pass of training)"), std::string::npos) << two;
+    EXPECT_NE(two.find(" The rest ran "), std::string::npos) << two;
+    const std::string slow = in_one_line(run_ok("which " + kTraces + "by_hand.json").out);
+    EXPECT_NE(slow.find("the slow way, which FlashAttention was made to replace"), std::string::npos) << slow;
+    const std::string other = in_one_line(run_ok("which " + kTraces + "padding.json").out);
+    EXPECT_NE(other.find("a fast way, of FlashAttention's kind"), std::string::npos) << other;
+    write("cpu.json",
+          R"({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": )"
+          R"("aten::_scaled_dot_product_flash_attention_for_cpu", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]})");
+    const std::string cpu = in_one_line(run_ok("which " + path("cpu.json")).out);
+    EXPECT_NE(cpu.find("_flash_attention_for_cpu, once. There PyTorch took the fast way"), std::string::npos) << cpu;
+}
+
 TEST_F(WhichTest, reads_names_from_a_pipe) {
     write("names",
           "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128\nreshape_and_cache_flash_kernel\n");
     const Outcome outcome = run("which -", "", "< " + path("names"));
     EXPECT_EQ(outcome.code, 0) << outcome.err;
-    std::string in_one_line = outcome.out;
-    std::replace(in_one_line.begin(), in_one_line.end(), '\n', ' ');
-    EXPECT_NE(in_one_line.find("FlashAttention-2 (PyTorch's own copy)"), std::string::npos) << outcome.out;
+    EXPECT_NE(in_one_line(outcome.out).find("FlashAttention-2 (PyTorch's own copy)"), std::string::npos) << outcome.out;
     EXPECT_NE(outcome.out.find("computes no attention"), std::string::npos) << outcome.out;
 }
 

@@ -159,6 +159,29 @@ TEST(KernelNames, tells_linear_attention_from_attention) {
     }
 }
 
+/// A word that others use too says nothing alone, and a longer word that holds it nothing at all.
+TEST(KernelNames, wants_company_for_short_words) {
+    for (const char* name : {"gdr_copy", "wy_kernel", "ttt_table"})
+        EXPECT_NE(read_name(name).role, Role::look_alike) << name;
+    EXPECT_EQ(read_name("chunk_ttt_fwd").role, Role::look_alike);
+    EXPECT_EQ(read_name("_compress_attn_fwd_kernel").role, Role::attention);
+    EXPECT_EQ(read_name("_attn_compress_kernel").role, Role::look_alike);
+    EXPECT_NE(read_name("_gemma_rmsnorm_kernel").role, Role::gemm);
+    EXPECT_EQ(read_name("_gemm_kernel").role, Role::gemm);
+    EXPECT_EQ(read_name("void x::compute_grouped_gemm_args<float>(int)").role, Role::other);
+    EXPECT_EQ(read_name("triton_poi_fused_cat_fmha_v3_fwd_mul_1").role, Role::look_alike);
+}
+
+/// A tool may cut a name inside of the word that tells a helper from its kernel.
+TEST(KernelNames, knows_a_helper_that_is_cut) {
+    const NameReading helper = read_name("void cutlass::device_kernel<flash::FlashAttnFwdCombi...");
+    EXPECT_EQ(helper.role, Role::helper);
+    EXPECT_LT(read_name("void cutlass::device_kernel<flash::FlashAttnFwd...").confidence, Confidence::likely);
+    EXPECT_TRUE(cut_inside("a::f_long_na...", "f_long_name", 6));
+    EXPECT_FALSE(cut_inside("a::f_l...", "f_long_name", 6));
+    EXPECT_FALSE(cut_inside("a::f_long_na", "f_long_name", 6));
+}
+
 /// Where keys and values are only moved, "mla" says what the cache holds.
 TEST(KernelNames, tells_a_latent_cache_from_latent_attention) {
     EXPECT_EQ(read_name("flatten_kv_cache_mla_fp8_kernel").role, Role::look_alike);
