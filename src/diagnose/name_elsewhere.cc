@@ -30,6 +30,8 @@ constexpr std::string_view kScans[] = {"scan", "passing", "selective"};
 constexpr std::string_view kSoftmaxAttention[] = {"attention", "attn",  "mla",   "mha",  "gqa",         "fmha",
                                                   "nsa",       "paged", "flash", "path", "deltaformer", "prefill"};
 
+constexpr std::string_view kPassWords[] = {"fwd", "bwd", "forward", "backward"};
+
 struct Field {
     const char* what;
     Role role;
@@ -150,8 +152,10 @@ MaybeReading read_elsewhere(std::string_view name) {
     for (const std::string_view word : {"flash", "query", "queries", "qk", "qkv", "softmax"}) {
         if (std::find(words.begin(), words.end(), word) != words.end()) return std::nullopt;
     }
+    const bool has_pass = !spoken(words, kPassWords).empty();
     for (const Field& field : kFields) {
         const std::string word = spoken(words, Vocabulary(field.words.begin(), field.words.size()));
+        if (word == "split" && has_pass) continue;  // "split_d_fwd" is a pass of something over parts
         if (!word.empty()) return without_attention(field.role, word, field.what);
     }
     return std::nullopt;

@@ -29,7 +29,7 @@ bool has(const Words& words, List list) { return !first_of(words, list).empty();
 constexpr std::string_view kAttention[] = {
     "attention", "attn",    "sdpa",          "fmha",           "mha",       "mqa",   "gqa",   "mla",
     "xqa",       "mmha",    "multihead",     "flashattention", "flashattn", "qattn", "fattn", "flashmla",
-    "fwdattn",   "bwdattn", "selfattention", "crossattention", "att"};
+    "fwdattn",   "bwdattn", "selfattention", "crossattention", "att",       "ffpa"};
 constexpr std::string_view kPhase[] = {"prefill", "decode", "decoding", "extend"};
 constexpr std::string_view kPass[] = {"fwd", "bwd"};
 constexpr std::string_view kCache[] = {"kv", "kvcache", "cache", "kcache", "vcache"};
