@@ -24,8 +24,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __g
     if (threadIdx.x == 32) {
         for (const CUtensorMap* map : {&launch.k, &launch.v, &launch.q, &launch.d_o}) ptx::prefetch_tensor_map(*map);
     }
+    ptx::let_grid_behind_start();
+    if (threadIdx.x == 0) shared.init_barriers();
+    ptx::wait_for_grid_before();
     if (threadIdx.x == 0) {
-        shared.init_barriers();
         shared.lost = 0;
         shared.broken = launch.workspace.start->broken;
         // Blocks that started earlier come earlier in the order: nobody waits for one that has not started.
@@ -57,7 +59,7 @@ cudaError_t start_backward(const Launch& launch, cudaStream_t stream) {
     static_assert(kBytes <= 227 * 1024);
     const ForwardParams& p = launch.params.forward;
     return start(backward_kernel<T, Shape>, std::int64_t{p.heads_kv} * p.batch * launch.blocks_kv, Config::kThreads,
-                 kBytes, launch, stream);
+                 kBytes, launch, stream, launch.blocks_q > 0 ? cuda::Start::beside : cuda::Start::behind);
 }
 
 }  // namespace tessera::cuda::fa3::backward

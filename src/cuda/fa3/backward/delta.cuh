@@ -311,6 +311,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<DeltaShared<kConfig, false>*>(memory);
+    ptx::let_grid_behind_start();
+    ptx::wait_for_grid_before();
     if (launch.o_rest.data != nullptr && launch.workspace.start->some_large == 0) return;
     if (threadIdx.x == 0) {
         shared.init_barriers();
@@ -337,7 +339,8 @@ cudaError_t start_delta(const Launch& launch, cudaStream_t stream) {
     static_assert(kBytes <= 227 * 1024);
     const ForwardParams& p = launch.params.forward;
     const std::int64_t tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
-    return start(delta_kernel<T, Shape>, p.batch * p.heads_q * tiles, Config::kThreads, kBytes, launch, stream);
+    const cuda::Start when = launch.o_rest.data != nullptr ? cuda::Start::beside : cuda::Start::behind;
+    return start(delta_kernel<T, Shape>, p.batch * p.heads_q * tiles, Config::kThreads, kBytes, launch, stream, when);
 }
 
 }  // namespace tessera::cuda::fa3::backward

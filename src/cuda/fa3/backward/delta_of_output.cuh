@@ -137,6 +137,7 @@ __device__ __forceinline__ void limit_values(const Launch& launch, std::int64_t 
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(kOutputThreads) delta_of_output_kernel(const __grid_constant__ Launch launch) {
+    ptx::let_grid_behind_start();
     __shared__ OutputFlags flags[Config::kConsumers];  // of 64 queries each
     const int thread = static_cast<int>(threadIdx.x);
     if constexpr (kHeld<T>) {

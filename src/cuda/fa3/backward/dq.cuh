@@ -18,6 +18,7 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
     constexpr int kColumns = kConfig.block_q == Config::kRows ? kConfig.head_dim / 2 : kConfig.head_dim;
     constexpr int kChunks = kConfig.head_dim / 8;  // of 16 bytes, in a row
     __shared__ __align__(16) T tile[kConfig.block_q][kConfig.head_dim + 8];
+    ptx::wait_for_grid_before();
     const ForwardParams& p = launch.params.forward;
     const int count = (p.len_q + kConfig.block_q - 1) / kConfig.block_q;
     const int m = static_cast<int>(blockIdx.x) % count;
@@ -79,7 +80,7 @@ cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
     const ForwardParams& p = launch.params.forward;
     constexpr int kBlockQ = Shape::kConfig.block_q;
     const std::int64_t count = (p.len_q + kBlockQ - 1) / kBlockQ;
-    return start(dq_kernel<T, Shape>, p.batch * p.heads_q * count, kDqThreads, 0, launch, stream);
+    return start(dq_kernel<T, Shape>, p.batch * p.heads_q * count, kDqThreads, 0, launch, stream, cuda::Start::beside);
 }
 
 }  // namespace tessera::cuda::fa3::backward

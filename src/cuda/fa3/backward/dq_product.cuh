@@ -230,6 +230,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) dq_product_kernel(const _
     auto& shared = *reinterpret_cast<DeltaShared<kConfig, true>*>(memory);
     const Start& start = *launch.workspace.start;
     if (threadIdx.x == 0) shared.init_barriers();
+    ptx::wait_for_grid_before();
     __syncthreads();
     const QueryTile<kConfig> tile(launch);
     if (tile.query >= tile.blocks.len_q || start.broken != 0) return;
@@ -250,7 +251,8 @@ cudaError_t start_dq_product(const Launch& launch, cudaStream_t stream) {
     static_assert(kBytes <= 227 * 1024);
     const ForwardParams& p = launch.params.forward;
     const std::int64_t tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
-    return start(dq_product_kernel<T, Shape>, p.batch * p.heads_q * tiles, Config::kThreads, kBytes, launch, stream);
+    return start(dq_product_kernel<T, Shape>, p.batch * p.heads_q * tiles, Config::kThreads, kBytes, launch, stream,
+                 cuda::Start::beside);
 }
 
 }  // namespace tessera::cuda::fa3::backward

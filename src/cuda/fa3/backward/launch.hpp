@@ -71,6 +71,8 @@ TESSERA_HOST_DEVICE constexpr std::int64_t first_block_q(const ForwardParams& p,
     return batch * ((p.len_q + block_q - 1) / block_q);
 }
 
+/// Each kernel but the first starts beside the one before it, and waits for all of that one before it reads or writes
+/// memory of the call (griddepcontrol). So the kernel after next has waited for everything, too.
 /// Start the kernels; delta_of_output where there is the rest of O, dq_product in the place of dq where the main kernel
 /// is split by roles. One instance each in instances/.
 template <class T, class Shape>
