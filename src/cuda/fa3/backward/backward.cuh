@@ -58,7 +58,7 @@ cudaError_t start_backward(const Launch& launch, cudaStream_t stream) {
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
     const ForwardParams& p = launch.params.forward;
-    return start(backward_kernel<T, Shape>, std::int64_t{p.heads_kv} * p.batch * launch.blocks_kv, Config::kThreads,
+    return start(backward_kernel<T, Shape>, p.batch * p.heads_kv * launch.parts * launch.part_kv, Config::kThreads,
                  kBytes, launch, stream, launch.blocks_q > 0 ? cuda::Start::beside : cuda::Start::behind);
 }
 
