@@ -162,7 +162,8 @@ void Gpu::add_dq_kernel() {
 
 void Gpu::fused() {
     int launches = split_keys();
-    if (is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward && cuda::fa3::uneven(q.problem))
+    if (is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward &&
+        cuda::fa3::by_counter(q.problem, static_cast<std::int64_t>(sms)))
         ++launches;  // the counter of tiles is set to 0
     const Stage main = stage();
     account.note("ends of a block", "{:.0f} + {:.3g} * {:.0f} = {:.6g} clk", c.end_cycles, c.end_cycles_per_dim, d,

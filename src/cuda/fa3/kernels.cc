@@ -25,13 +25,7 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     return refusal(Schedule::fa3, Pass::forward, problem, tile, limits(device));
 }
 
-/// Whether tiles go to whoever is free, by a counter in the workspace, which costs a launch: some take longer than
-/// others, and there are more of them than blocks run at once. (Stacked heads make no more tiles.)
-bool by_counter(const Plan& plan) {
-    const Problem& p = plan.problem;
-    return uneven(p) &&
-           query_heads(p) * query_tiles(p, config_of(p).block_q()) > properties(plan.device).multiprocessors;
-}
+bool by_counter(const Plan& plan) { return fa3::by_counter(plan.problem, properties(plan.device).multiprocessors); }
 
 std::size_t workspace_bytes(const Plan& plan) { return by_counter(plan) ? Plan::kWorkspaceAlignment : 0; }
 

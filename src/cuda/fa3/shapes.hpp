@@ -9,12 +9,12 @@
 #include "cuda/fa3/cap.hpp"
 #include "cuda/fa3/config.h"
 #include "cuda/shared/scores.hpp"
+#include "cuda/tile/query_tiles.hpp"
 #include "tessera/kernel.hpp"
 
 namespace tessera::cuda::fa3 {
 
-/// Do tiles take different times? Then they go to whoever is free, by a counter in the
-/// workspace, if there are more of them than multiprocessors.
+/// Do tiles take different times?
 inline bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
 
 /// What the scores of a problem go through besides scale and mask.
@@ -55,6 +55,12 @@ inline Config config_of(const Problem& p) {
 inline Tile tile_of(const Problem& p) {
     const Config c = config_of(p);
     return {c.block_q(), c.block_kv};
+}
+
+/// Whether tiles go to whoever is free, by a counter in the workspace, which costs a launch: some take longer than
+/// others, and there are more of them than blocks run at once. (Stacked heads make no more tiles.)
+inline bool by_counter(const Problem& p, std::int64_t multiprocessors) {
+    return uneven(p) && query_heads(p) * query_tiles(p, config_of(p).block_q()) > multiprocessors;
 }
 
 }  // namespace tessera::cuda::fa3
