@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "commands.hpp"
 #include "device_option.hpp"
 #include "io/atomic_file.hpp"
 #include "measure/calibrate.hpp"
+#include "measure/host.hpp"
 #include "measure/machine_file.hpp"
 #include "outputs.hpp"
 #include "parse.hpp"
@@ -52,14 +54,18 @@ model::Machine calibrate(const CalibrateOptions& options) {
     if (!options.device.empty()) throw UsageError("--device", "expected --micro RECORDS with it");
     const auto threads = options.threads.empty() ? 0 : parse_size("--threads", options.threads);
     constexpr std::int64_t kMost = 1024;
-    if (threads > kMost || (threads == 0 && !options.threads.empty()))
-        unexpected("--threads", fmt::format("1..{}", kMost), options.threads);
+    const std::int64_t most = std::min<std::int64_t>(kMost, measure::describe_host().cores);
+    if (threads > most || (threads == 0 && !options.threads.empty()))
+        unexpected("--threads", fmt::format("1..{}, the cores of this process", most), options.threads);
     Progress progress(measure::kCpuMeasurements);
     return measure::calibrate_cpu(static_cast<int>(threads), [&](const std::string& what) { progress.step(what); });
 }
 
 void execute(const CalibrateOptions& options, const Session& session) {
     // Before the seconds that it takes.
+    const auto is_control = [](char c) { return static_cast<unsigned char>(c) < ' '; };
+    if (std::any_of(options.name.begin(), options.name.end(), is_control))
+        throw UsageError("--name", "expected text on one line");
     expect_own_output(options.output, OutputKind::machine);
     if (!options.output.empty()) const io::AtomicFile can_be_made(options.output);
     model::Machine machine = calibrate(options);

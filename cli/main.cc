@@ -142,8 +142,9 @@ void parse(CLI::App& app, int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ExtrasError&) {
-        const auto unknown = app.remaining();
-        if (!app.get_subcommands().empty()) throw_unknown_argument(*app.get_subcommands().back());
+        const auto unknown = app.remaining();  // what stands before a command: "tessera help roofline"
+        const auto chosen = app.get_subcommands();
+        if (!chosen.empty() && !chosen.back()->remaining().empty()) throw_unknown_argument(*chosen.back());
         if (unknown.empty()) throw;
         throw_no_command(app, "\"" + unknown.front() + "\"");
     }

@@ -45,7 +45,9 @@ report::Sorted read_all(const ReportOptions& options) {
     if (sorted.devices.empty()) {
         throw Error(
             ErrorCode::bad_data, options.files.front(),
-            fmt::format("expected measurements of a forward or a backward, got {} other records", records.size()));
+            records.empty() ? "expected measurements of a forward or a backward, got no records"
+                            : fmt::format("expected measurements of a forward or a backward, got {} other records",
+                                          records.size()));
     }
     return sorted;
 }

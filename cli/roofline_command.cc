@@ -48,6 +48,7 @@ std::vector<std::string> own_records() {
 
 void show_accuracy(const RooflineOptions& options, const Session& session) {
     const std::vector<measure::Record> records = records_of(options.records.empty() ? own_records() : options.records);
+    if (records.empty()) throw Error(ErrorCode::bad_data, "--records", "expected Records, got files that hold none");
     std::optional<model::Machine> machine;
     if (options.device_given) machine = machine_of_option(options.device);
     const measure::Comparisons comparisons = measure::compare(records, machine ? &*machine : nullptr);

@@ -168,6 +168,8 @@ Suite read_suite(const std::string& name) {
         if (path.stem() == name) return read_file(path);
         names.push_back(path.stem().string());
     }
+    std::error_code error;
+    if (fs::exists(name, error)) return read_file(name);
     throw Error(ErrorCode::cannot_open, "--suite",
                 names.empty() ? fmt::format("expected a file, since no suites are installed here, got \"{}\"", name)
                               : fmt::format("expected one of {}, or a file, got \"{}\"", fmt::join(names, ", "), name));

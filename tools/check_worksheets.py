@@ -7,27 +7,29 @@ values of the lines that it names.
 Usage: check_worksheets.py TESSERA [--problems N] [--seed S]. Exit status 1 when a line does not add up.
 """
 import argparse
+import math
 import random
 import re
 import subprocess
 import sys
 
+FUNCTIONS = {"max": max, "min": min, "log2": math.log2}
 UNITS_IN_MS = {"GHz": 1e6, "GB/s": 1e6, "us": 1e-3, "ns": 1e-6}  # clk / GHz and B / (GB/s) are nanoseconds
-TOKEN = re.compile(r"(?P<number>\d+(?:\.\d+)?(?:e[+-]?\d+)?)|(?P<word>[A-Za-z][A-Za-z0-9]*(?:/[A-Za-z]+)*)|(?P<sign>[-+*/(),])")
+TOKEN = re.compile(r"(?P<number>\d+(?:\.\d+)?(?:e[+-]?\d+)?)|(?P<word>[A-Za-z][A-Za-z0-9]*(?:/[A-Za-z]+)*)|(?P<sign>[-+*/(),^])")
 
 
 def expression(text, in_ms):
-    """Text as Python: numbers and signs; of the words max, min, and the units that scale."""
+    """Text as Python: numbers and signs; of the words max, min, log2, and the units that scale."""
     parts = []
     for match in TOKEN.finditer(text):
         word = match["word"]
-        if word in ("max", "min"):
+        if word in FUNCTIONS:
             parts.append(word)
         elif word is not None:
             if in_ms and word in UNITS_IN_MS and parts:
                 parts[-1] = f"({parts[-1]}*{UNITS_IN_MS[word]})"
         else:
-            parts.append(match[0])
+            parts.append("**" if match[0] == "^" else match[0])
     return "".join(parts)
 
 
@@ -45,7 +47,7 @@ def redo(what, formula):
     for left, right, in_ms in equations(formula):
         last = right
         try:
-            value = eval(expression(left, in_ms), {"__builtins__": {}, "max": max, "min": min})
+            value = eval(expression(left, in_ms), {"__builtins__": {}, **FUNCTIONS})
         except (SyntaxError, TypeError, ZeroDivisionError) as error:
             complaints.append(f"{what}: {formula}\n    not understood: {error}")
             continue

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "measure/accuracy.hpp"
+#include "measure/descent.hpp"
 
 namespace tessera::fit {
 
@@ -50,25 +51,10 @@ double loss(std::span<const Row* const> rows, const Constants& constants, const 
 template <class Constants>
 Constants fitted(Constants constants, std::span<const Named<Constants>> names, std::span<const Row* const> rows,
                  const LogError<Constants>& log_error) {
-    double least = loss(rows, constants, log_error);
-    const auto moves = [&](double Constants::*member, double factor) {
-        const double before = constants.*member;
-        if (before == 0) return false;
-        constants.*member = before * factor;
-        const double now = loss(rows, constants, log_error);
-        if (now < least) return least = now, true;
-        constants.*member = before;
-        return false;
-    };
-    for (const double step : {0.2, 0.05, 0.01, 0.002}) {
-        bool moved = true;
-        for (int i = 0; i < 60 && moved; ++i) {
-            moved = false;
-            for (const Named<Constants>& constant : names)
-                moved = moves(constant.member, 1 + step) || moves(constant.member, 1 / (1 + step)) || moved;
-        }
-    }
-    return constants;
+    std::vector<double Constants::*> free;
+    for (const Named<Constants>& constant : names) free.push_back(constant.member);
+    return measure::descend<Constants>(
+        constants, free, [&](const Constants& moved) { return loss(rows, moved, log_error); });
 }
 
 template <class Constants>

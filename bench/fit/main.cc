@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fits the constants of the cost model, of src/model/family.cc by the Records of an H200, of src/model/cpu.cc by those
+// Fits the constants of the cost model, of src/model/families_gpu.cc by the Records of an H200, of src/model/cpu.cc by those
 // of CPUs:
 //
 //     fit_model [--only "tessera fa2 backward"] bench/results/h200/{forward,peers,drawn*,held_out,now/*}.jsonl
@@ -27,6 +27,7 @@ using model::Family;
 
 constexpr Named<Constants> kConstants[] = {
     {"exp_exposed", &Constants::exp_exposed},       {"shared_exposed", &Constants::shared_exposed},
+    {"uneven_exposed", &Constants::uneven_exposed},
     {"adds_exposed", &Constants::adds_exposed},     {"step_cycles", &Constants::step_cycles},
     {"end_cycles", &Constants::end_cycles},         {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
     {"mask_exposed", &Constants::mask_exposed},     {"dram_exposed", &Constants::dram_exposed},

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/dtype.hpp"
 
@@ -21,6 +22,26 @@ struct Quantity {
 };
 
 enum class MachineKind { gpu, cpu };
+
+/// What a kind of CPU kernel reaches of a machine's rates, and what a call of it costs there.
+struct KernelShares {
+    double product_share;  ///< of the product rate that they reach
+    double exp_share;  ///< of the exponentials' time: with the maximum, sums and rescaling, less what is under products
+    double last;       ///< tasks that the last thread is later by, in tiles of queries (backward: of keys)
+    double loops;      ///< starts of parallel loops that the call is worth
+    double call_us;    ///< of a call, whatever its size: code and tables are cold
+    double pack_ns = 0;     ///< of an element that is packed, with what it takes to fetch it
+    double crowd = 1;       ///< share of a thread's speed that is left when all cores work, beyond the clock
+    double start_us = 0;    ///< until sleeping threads are awake and have what they need, with all cores
+    double read_share = 1;  ///< of the memory's rate at which cold tensors are read
+};
+
+/// KernelShares of one kind, measured on a machine.
+struct MeasuredKernels {
+    std::string kernels;  ///< "bf16 forward", "standard backward"
+    KernelShares shares;
+    std::string source;
+};
 
 /// "Core": a multiprocessor of a GPU, a hardware thread of a CPU. "clk": a clock of it.
 struct Machine {
@@ -46,6 +67,7 @@ struct Machine {
     Quantity dram_copy_share;    ///< of it that reading and writing at once reach
     Quantity memory_gib;         ///< GiB of device memory
     Quantity launch_us;          ///< microseconds from one kernel to the next; CPU: to start a parallel loop
+    std::vector<MeasuredKernels> kernels{};  ///< CPU: kinds that were measured; others are as on the hosts of the fit
 
     /// Does it compute Problems of this dtype at all?
     bool supports(DType dtype) const;
@@ -68,6 +90,14 @@ void for_each_quantity(M& m, F&& f) {
     f("reduce_bytes", "B/clk/core", m.reduce_bytes), f("dram_gbs", "GB/s", m.dram_gbs);
     f("dram_read_share", "", m.dram_read_share), f("dram_copy_share", "", m.dram_copy_share);
     f("memory_gib", "GiB", m.memory_gib), f("launch_us", "us", m.launch_us);
+}
+
+/// Calls f(name, shares.member) for each number, in the order above.
+template <class S, class F>
+void for_each_share(S& s, F&& f) {
+    f("product_share", s.product_share), f("exp_share", s.exp_share), f("last", s.last), f("loops", s.loops);
+    f("call_us", s.call_us), f("pack_ns", s.pack_ns), f("crowd", s.crowd), f("start_us", s.start_us);
+    f("read_share", s.read_share);
 }
 
 /// Every machine that is known by name.

@@ -17,11 +17,11 @@ using CalibrationProgress = std::function<void(const std::string& what)>;
 
 /// Measures this host on one thread and on `threads` (0: all that the process may use): multiply-adds, products of
 /// bf16 tiles, tessera's own exponential, the clock, reading from the second and last level of cache and from memory,
-/// the start of a parallel loop. Takes about 5 seconds.
+/// the start of a parallel loop, and a few calls of each kind of the library's kernels. Takes about 10 seconds.
 model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress);
 
 /// How many measurements calibrate_cpu() tells of.
-inline constexpr int kCpuMeasurements = 10;
+inline constexpr int kCpuMeasurements = 20;
 
 /// `start` (the datasheet) with every rate that Records of bench/micro tell of replaced by what was measured. Throws
 /// Error(bad_data) when none of the Records is one of bench/micro.

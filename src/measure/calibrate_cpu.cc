@@ -21,6 +21,7 @@
 #include "cpu/matrix/peak.hpp"
 #include "io/memory.hpp"
 #include "measure/calibrate.hpp"
+#include "measure/calibrate_kernels.hpp"
 #include "measure/host.hpp"
 #include "measure/timer.hpp"
 #include "parallel.hpp"
@@ -217,6 +218,7 @@ model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
     m.dram_copy_share = {0.8, "estimate: usual"};
     m.memory_gib = {rounded(static_cast<double>(io::memory_state().limit) / 1073741824.0), "as the system tells"};
     m.launch_us = measured(rounded(loop));
+    m.kernels = measure_kernels(m, [&](const std::string& what) { progress("kernels of " + what); });
     validate(m);
     return m;
 }

@@ -41,6 +41,9 @@ double bytes_per_second(const Record& r) {
 }  // namespace
 
 model::Machine calibrate_gpu(const model::Machine& start, std::span<const Record> micro) {
+    if (start.kind != model::MachineKind::gpu)
+        throw Error(ErrorCode::invalid_argument, "--device",
+                    fmt::format("expected the GPU that the Records are of, {} is a CPU", start.name));
     model::Machine m = start;
     std::string provenance;
     std::string device;
@@ -53,6 +56,10 @@ model::Machine calibrate_gpu(const model::Machine& start, std::span<const Record
         provenance = fmt::format("measured by bench/micro, {}", r.date.substr(0, 10));
     }
     if (device.empty()) throw Error(ErrorCode::bad_data, "kernel", "expected Records of bench/micro, got none");
+    const model::Machine* known = model::machine_of_device(device);
+    if (known != nullptr && model::find_machine(start.name) != nullptr && known->name != start.name)
+        throw Error(ErrorCode::bad_data, "device",
+                    fmt::format("expected Records of {}, got those of {}", start.title, device));
     m.name = start.name + "-calibrated";
     m.title = fmt::format("{}, with the rates that bench/micro measured", device);
 

@@ -44,6 +44,40 @@ model::Quantity quantity_of(const Json& json, const std::string& name, const std
     return {member(value, "value").get<double>(), text_of(value, "source", name + ".source")};
 }
 
+/// "kernels": [{"kernels": "bf16 forward", "product_share": 0.5, ..., "source": "..."}]
+std::vector<MeasuredKernels> kernels_of(const Json& json) {
+    std::vector<MeasuredKernels> result;
+    const Json& list = member(json, "kernels");
+    if (list.is_null()) return result;
+    if (!list.is_array()) bad("kernels", "a list", list);
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        const std::string at = fmt::format("kernels[{}]", i);
+        if (!list[i].is_object()) bad(at, "an object", list[i]);
+        std::set<std::string> known{"kernels", "source"};
+        MeasuredKernels one;
+        one.kernels = text_of(list[i], "kernels", at + ".kernels");
+        one.source = text_of(list[i], "source", at + ".source");
+        for_each_share(one.shares, [&](const char* name, double& share) {
+            known.insert(name);
+            const Json& value = member(list[i], name);
+            if (!value.is_number()) bad(at + "." + name, "a number", value);
+            share = value.get<double>();
+        });
+        for (const auto& [key, value] : list[i].items()) {
+            if (!known.contains(key)) bad(at + "." + key, "a number of measured kernels", value);
+        }
+        result.push_back(std::move(one));
+    }
+    return result;
+}
+
+Json to_json(const MeasuredKernels& one) {
+    Json json{{"kernels", one.kernels}};
+    for_each_share(one.shares, [&](const char* name, const double& share) { json[name] = share; });
+    json["source"] = one.source;
+    return json;
+}
+
 }  // namespace
 
 Json to_json(const model::Machine& machine) {
@@ -53,13 +87,14 @@ Json to_json(const model::Machine& machine) {
     for_each_quantity(machine, [&](const char* name, const char* unit, const model::Quantity& quantity) {
         json[name] = Json{{"value", quantity.value}, {"unit", unit}, {"source", quantity.source}};
     });
+    for (const MeasuredKernels& one : machine.kernels) json["kernels"].push_back(to_json(one));
     return json;
 }
 
 model::Machine machine_from_json(const Json& json) {
     if (!json.is_object()) bad("machine", "a JSON object", json);
     model::Machine machine;
-    std::set<std::string> known{"name", "title", "kind"};
+    std::set<std::string> known{"name", "title", "kind", "kernels"};
     machine.name = text_of(json, "name", "name");
     machine.title = text_of(json, "title", "title");
     const std::string kind = text_of(json, "kind", "kind");
@@ -72,6 +107,7 @@ model::Machine machine_from_json(const Json& json) {
     for (const auto& [key, value] : json.items()) {
         if (!known.contains(key)) bad(key, "a field of a machine", value);
     }
+    machine.kernels = kernels_of(json);
     validate(machine);
     return machine;
 }

@@ -83,21 +83,44 @@ constexpr double kMaxPanels = 8;           // of a task of the forward on a matr
 constexpr double kPackingOfRows = 0.3;     // of packing, with few queries (cpu/fa2/matrix/decode.cc)
 constexpr std::int64_t kChunk = 512;       // fa2: a task is at least a tile of queries and so many keys
 
-/// fp32 in three bf16 parts: fa2, where six products on the matrix unit are faster than one multiply-add.
+/// Tiles that kernels on a matrix unit don't take run in multiply-adds (cpu/README.md).
+bool fits_matrix_unit(const Question& q) {
+    if (q.schedule != Schedule::fa2) return false;
+    if (!q.options.tile) return true;
+    const Tile& tile = *q.options.tile;
+    if (q.pass == Pass::backward) return tile.block_q == 128 && tile.block_kv == 256;
+    return tile.block_q % kMatrixPanel == 0 && tile.block_kv % kMatrixPanel == 0;
+}
+
+/// fp32 in three bf16 parts, where six products on the matrix unit are faster than one multiply-add.
 bool in_parts(const Question& q) {
-    return q.problem.dtype == DType::fp32 && q.schedule == Schedule::fa2 &&
+    return q.problem.dtype == DType::fp32 && fits_matrix_unit(q) &&
            q.machine.matrix_flop > kProductsOfParts * q.machine.fma_flop;
 }
 
-/// standard and fa1 in multiply-adds.
-bool is_plain(const Question& q) {
-    return q.schedule != Schedule::fa2 && q.pass == Pass::forward && q.problem.dtype != DType::bf16;
+/// On a matrix unit.
+bool by_tiles(const Question& q) {
+    const bool bf16 = q.problem.dtype == DType::bf16 && q.machine.matrix_flop > q.machine.fma_flop;
+    return in_parts(q) || (bf16 && fits_matrix_unit(q));
 }
+
+/// standard and fa1 have constants of their own in the forward.
+bool is_plain(const Question& q) { return q.schedule != Schedule::fa2 && q.pass == Pass::forward; }
 
 std::size_t family_index(const Question& q) {
     if (is_plain(q)) return std::size(kFamilies) - 1;
-    const std::size_t pair = in_parts(q) ? 1 : q.problem.dtype == DType::bf16 ? 2 : 0;
+    const std::size_t pair = in_parts(q) ? 1 : by_tiles(q) ? 2 : 0;
     return 2 * pair + (q.pass == Pass::forward ? 0 : 1);
+}
+
+/// What was measured of such kernels on the machine, with tiles of their own; null: nothing.
+const MeasuredKernels* measured_of(const Question& q) {
+    const PredictOptions own_tile;
+    if (by_tiles(q) != by_tiles({q.problem, q.schedule, q.pass, q.machine, own_tile})) return nullptr;
+    const std::string kernels = cpu_kernels_of(q.schedule, q.pass, q.problem.dtype);
+    const auto& all = q.machine.kernels;
+    const auto found = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.kernels == kernels; });
+    return found == all.end() ? nullptr : &*found;
 }
 
 struct Cpu {
@@ -110,6 +133,7 @@ struct Cpu {
     schedule::Workload workload{};
     Units units{};
     double busy = 1;    ///< threads that have work
+    double crowd = 0;   ///< 0: one thread has work, 1: all cores have; each doubling of threads is as much
     double per_ms = 0;  ///< clocks
 
     Cpu(const Question& question, const CpuConstants& constants, Prediction& prediction)
@@ -121,7 +145,10 @@ struct Cpu {
           threads(question.options.threads > 0 ? question.options.threads : question.machine.cores.value) {
         threads = std::min({threads, q.machine.cores.value, std::max(1.0, std::floor(worthwhile_threads()))});
         prediction.by = "tessera";
-        prediction.fitted_on = q.schedule == Schedule::fa2 ? kMatrix : is_plain(q) ? kSchedules16 : "";
+        prediction.fitted_on = measured_of(q) != nullptr        ? measured_of(q)->source
+                               : q.schedule == Schedule::fa2 ? kMatrix
+                               : is_plain(q)                 ? kSchedules16
+                                                             : "";
         prediction.tile = tile;
         workload = workload_of(q, tile, static_cast<std::int64_t>(threads));
         units = units_of(workload);
@@ -130,18 +157,19 @@ struct Cpu {
         count_bias(q, out);
         busy = std::min(threads, std::max(1.0, tasks()));
         const Machine& m = q.machine;
-        const double crowd = busy > 1 ? (busy - 1) / (m.cores - 1) : 0.0;
+        crowd = busy > 1 ? std::log2(busy) / std::log2(m.cores) : 0.0;
         out.clock_ghz = m.clock_ghz - (m.clock_ghz - m.loaded_clock_ghz) * crowd;
-        per_ms = out.clock_ghz * 1e6 * (1 - (1 - c.crowd) * crowd);
+        per_ms = out.clock_ghz * 1e6 * std::pow(c.crowd, crowd);
     }
 
     bool forward() const { return q.pass == Pass::forward; }
     bool bf16() const { return q.problem.dtype == DType::bf16; }
     bool parts() const { return in_parts(q); }
-    bool on_matrix_unit() const { return bf16() || parts(); }
+    bool on_matrix_unit() const { return by_tiles(q); }
     /// FLOP/clk of one thread at most.
     double peak() const {
-        return parts() ? q.machine.matrix_flop / kProductsOfParts : q.machine.product_flop(q.problem.dtype, false);
+        if (!on_matrix_unit()) return q.machine.fma_flop;
+        return parts() ? q.machine.matrix_flop / kProductsOfParts : q.machine.matrix_flop;
     }
     double product_rate() const { return peak() * c.product_share; }
     double packed_elements() const;
@@ -196,13 +224,13 @@ void Cpu::add_roofs() {
 /// The clock, and a thread's share of the core when others work beside it.
 void Cpu::note_speed() {
     const Machine& m = q.machine;
-    const double crowd = busy > 1 ? (busy - 1) / (m.cores - 1) : 0.0;
-    account.note("crowd", "{:.0f} of {:.0f} cores beside the first one: {:.4g}", std::max(0.0, busy - 1),
-                 std::max(0.0, m.cores - 1), crowd);
+    if (busy > 1)
+        account.note("crowd", "doublings of threads: log2({:.0f}) / log2({:.0f} cores) = {:.4g}", busy, m.cores.value,
+                     crowd);
     account.note("clock", "{:.4g} - ({:.4g} - {:.4g}) * {:.4g} = {:.5g} GHz", m.clock_ghz.value, m.clock_ghz.value,
                  m.loaded_clock_ghz.value, crowd, out.clock_ghz);
-    account.note("speed of a thread", "{:.5g} * (1 - (1 - {:.4g}) * {:.4g}) = {:.5g} GHz", out.clock_ghz, c.crowd,
-                 crowd, per_ms * 1e-6);
+    account.note("speed of a thread", "{:.5g} * {:.4g} ^ {:.4g} = {:.5g} GHz", out.clock_ghz, c.crowd, crowd,
+                 per_ms * 1e-6);
 }
 
 /// Products, softmax and calls of all tiles, dealt to the threads.
@@ -289,9 +317,9 @@ bool Cpu::in_stripes() const {
 void Cpu::add_memory() {
     const Machine& m = q.machine;
     const Problem& p = q.problem;
-    const double read = m.dram_gbs * m.dram_read_share * std::min(1.0, kCoreReads * busy) * 1e6;
-    account.note("memory rate", "{:.4g} GB/s * {:.3g} * min(1, {:.2g} * {:.0f}) = {:.5g} GB/s of reading",
-                 m.dram_gbs.value, m.dram_read_share.value, kCoreReads, busy, read * 1e-6);
+    const double read = m.dram_gbs * m.dram_read_share * std::min(1.0, kCoreReads * busy) * c.read_share * 1e6;
+    account.note("memory rate", "{:.4g} GB/s * {:.3g} * min(1, {:.2g} * {:.0f}) * {:.4g} = {:.5g} GB/s of reading",
+                 m.dram_gbs.value, m.dram_read_share.value, kCoreReads, busy, c.read_share, read * 1e-6);
     double bytes = static_cast<double>(p.rows_q() * p.heads_q + p.rows_kv() * p.heads_kv) *
                    static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
     if (!forward()) bytes *= 2 * kGradientTensors;
@@ -312,9 +340,9 @@ void Cpu::add_memory() {
 /// What a call takes whatever its size, and the start of threads.
 void Cpu::add_loops() {
     const double loops = threads > 1 ? c.loops : 0;
-    const double ms = (c.call_us + loops * q.machine.launch_us) * 1e-3;
-    account.part("launch", ms, "a call and parallel loops: {:.4g} us + {:.4g} * {:.4g} us", c.call_us, loops,
-                 q.machine.launch_us.value);
+    const double ms = (c.call_us + loops * q.machine.launch_us + c.start_us * crowd) * 1e-3;
+    account.part("launch", ms, "a call, parallel loops, threads that wake: {:.4g} us + {:.4g} * {:.4g} us + {:.4g} us * {:.4g}",
+                 c.call_us, loops, q.machine.launch_us.value, c.start_us, crowd);
 }
 
 }  // namespace
@@ -323,8 +351,13 @@ std::span<const CpuFamily> cpu_families() { return kFamilies; }
 
 const CpuFamily& cpu_family_of(const Question& question) { return kFamilies[family_index(question)]; }
 
+std::string cpu_kernels_of(Schedule schedule, Pass pass, DType dtype) {
+    return fmt::format("{} {}", schedule == Schedule::fa2 ? name_of(dtype) : name_of(schedule), name_of(pass));
+}
+
 void predict_cpu(const Question& question, Prediction& prediction) {
-    predict_cpu_family(question, cpu_family_of(question).constants, prediction);
+    const MeasuredKernels* own = measured_of(question);
+    predict_cpu_family(question, own != nullptr ? own->shares : cpu_family_of(question).constants, prediction);
 }
 
 void predict_cpu_family(const Question& question, const CpuConstants& constants, Prediction& prediction) {

@@ -19,197 +19,6 @@
 namespace tessera::model {
 namespace {
 
-// Of drawn*.jsonl only the shapes with an even number of keys.
-constexpr const char* kOurs = "bench/results/h200/forward.jsonl";
-constexpr const char* kWarps = "bench/results/h200/forward.jsonl and drawn*.jsonl";
-constexpr const char* kNow = "bench/results/h200/now/forward.jsonl and now/drawn*.jsonl";
-constexpr const char* kBoth = "bench/results/h200/forward.jsonl, now/forward.jsonl, peers.jsonl and drawn*.jsonl";
-constexpr const char* kGradients = "bench/results/h200/now/backward.jsonl and now/drawn*.jsonl";
-constexpr const char* kTheirs = "bench/results/h200/now/backward.jsonl, peers.jsonl and drawn*.jsonl";
-constexpr const char* kDrawn = "bench/results/h200/drawn*.jsonl";
-constexpr const char* kPeers = "bench/results/h200/peers.jsonl";
-
-constexpr Family kFamilies[] = {
-    {"tessera",
-     Schedule::standard,
-     Pass::forward,
-     kOurs,
-     true,
-     Order::as_they_lie,
-     {.shared_exposed = 0.70, .row_cycles = 477, .row_exposed = 0.52, .pass_exposed = 0.28, .launches = 3}},
-    {"tessera",
-     Schedule::fa1,
-     Pass::forward,
-     kOurs,
-     true,
-     Order::as_they_lie,
-     {.shared_exposed = 0.33, .step_cycles = 1660, .dram_exposed = 1.21}},
-    {"tessera",
-     Schedule::fa2,
-     Pass::forward,
-     kWarps,
-     true,
-     Order::longest_first,
-     {.exp_exposed = 0.026,
-      .shared_exposed = 0.416,
-      .end_cycles = 3320,
-      .mask_exposed = 1.44,
-      .dram_exposed = 1.06,
-      .alone = 1.31}},
-    {"tessera",
-     Schedule::fa3,
-     Pass::forward,
-     kNow,
-     false,
-     Order::longest_first,
-     {.exp_exposed = 0.579, .end_cycles = 4230, .mask_exposed = 1.98, .dram_exposed = 0.11}},
-    {"tessera",
-     Schedule::fa3,
-     Pass::forward,
-     kNow,
-     false,
-     Order::longest_first,
-     {.exp_exposed = 0.175, .end_cycles = 9780, .mask_exposed = 2.84, .dram_exposed = 0.21},
-     false,
-     128},
-    {"flash-attention",
-     Schedule::fa2,
-     Pass::forward,
-     kBoth,
-     true,
-     Order::as_they_lie,
-     {.exp_exposed = 0.56,
-      .shared_exposed = 0.28,
-      .end_cycles = 3000,
-      .end_cycles_per_dim = 13,
-      .mask_exposed = 2.45,
-      .alone = 1.45},
-     true},
-    {"flash-attention",
-     Schedule::fa2,
-     Pass::forward,
-     kBoth,
-     true,
-     Order::as_they_lie,
-     {.exp_exposed = 1.08, .shared_exposed = 0.223, .end_cycles = 6080, .end_cycles_per_dim = 8.5},
-     true,
-     128},
-    {"flash-attention",
-     Schedule::fa3,
-     Pass::forward,
-     kPeers,
-     false,
-     Order::longest_first,
-     {.exp_exposed = 0.641, .end_cycles = 204, .mask_exposed = 0.69, .dram_exposed = 0.85}},
-    {"cudnn",
-     Schedule::fa3,
-     Pass::forward,
-     kBoth,
-     false,
-     Order::longest_first,
-     {.exp_exposed = 1.03, .end_cycles_per_dim = 21, .mask_exposed = 1.80}},
-    {"cudnn",
-     Schedule::fa3,
-     Pass::forward,
-     kBoth,
-     false,
-     Order::longest_first,
-     {.exp_exposed = 1.40, .end_cycles_per_dim = 37.1, .mask_exposed = 1.0},
-     false,
-     128},
-    {"flash-attention",
-     Schedule::fa2,
-     Pass::backward,
-     kTheirs,
-     true,
-     Order::as_they_lie,
-     {.exp_exposed = 1.41,
-      .adds_exposed = 1.03,
-      .end_cycles = 7470,
-      .end_cycles_per_dim = 18.6,
-      .mask_exposed = 0.65,
-      .launches = 3},
-     true},
-    {"flash-attention",
-     Schedule::fa3,
-     Pass::backward,
-     kPeers,
-     false,
-     Order::longest_first,
-     {.adds_exposed = 0.786, .end_cycles = 4840, .end_cycles_per_dim = 24.2, .mask_exposed = 0.36, .launches = 3}},
-    {"cudnn",
-     Schedule::fa3,
-     Pass::backward,
-     kPeers,
-     false,
-     Order::longest_first,
-     {.exp_exposed = 0.616,
-      .adds_exposed = 0.875,
-      .end_cycles = 5930,
-      .end_cycles_per_dim = 31.2,
-      .mask_exposed = 2.51,
-      .launches = 3}},
-    {"tessera",
-     Schedule::fa3,
-     Pass::backward,
-     kGradients,
-     false,
-     Order::last_first,
-     {.exp_exposed = 2.25,
-      .adds_exposed = 0.067,
-      .turn_cycles = 3200,
-      .end_cycles = 8870,
-      .end_cycles_per_dim = 58,
-      .mask_exposed = 1.20,
-      .launches = 4}},
-    {"tessera",
-     Schedule::fa3,
-     Pass::backward,
-     kGradients,
-     false,
-     Order::first_first,
-     {.exp_exposed = 0.022,
-      .end_cycles = 12600,
-      .mask_exposed = 8.17,
-      .dq_exp_exposed = 2.87,
-      .dq_end_cycles = 8390,
-      .launches = 4},
-     false,
-     128},
-    {"tessera",
-     Schedule::fa2,
-     Pass::backward,
-     kGradients,
-     true,
-     Order::last_first,
-     {.exp_exposed = 3.21,
-      .shared_exposed = 0.309,
-      .adds_exposed = 1.72,
-      .turn_cycles = 16600,
-      .end_cycles = 8750,
-      .mask_exposed = 12.0,
-      .launches = 4}},
-    {"tessera",
-     Schedule::standard,
-     Pass::backward,
-     kDrawn,
-     true,
-     Order::as_they_lie,
-     {.shared_exposed = 2.18, .row_cycles = 820, .row_exposed = 2.30, .pass_exposed = 0.51, .launches = 6}},
-    {"tessera",
-     Schedule::fa1,
-     Pass::backward,
-     kDrawn,
-     true,
-     Order::as_they_lie,
-     {.exp_exposed = 33.0,
-      .shared_exposed = 1.56,
-      .step_cycles = 584,
-      .end_cycles = 7700,
-      .mask_exposed = 43.4,
-      .launches = 4}},
-};
-
 struct TileRow {
     std::int64_t head_dim;  ///< up to
     Tile whole;             ///< without a mask
@@ -287,7 +96,6 @@ bool is_small(const Machine& machine) { return machine.shared_kib < 128; }
 
 }  // namespace
 
-std::span<const Family> gpu_families() { return kFamilies; }
 
 bool is_ours(const Family& family) { return std::string_view(family.by) == "tessera"; }
 
@@ -298,7 +106,7 @@ const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
         return fitted && is_ours(*family) ? 3 : fitted ? 2 : 1;
     };
     const Family* found = nullptr;
-    for (const Family& family : kFamilies) {
+    for (const Family& family : gpu_families()) {
         if (family.schedule != schedule || family.pass != pass || (!by.empty() && by != family.by)) continue;
         if (family.over_dim > 0) continue;
         if (rank(&family) > rank(found)) found = &family;
@@ -309,7 +117,7 @@ const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
 const Family& family_for(const Family& family, const Problem& problem) {
     const auto dim = std::max(problem.head_dim, problem.head_dim_v);
     const Family* found = nullptr;
-    for (const Family& f : kFamilies) {
+    for (const Family& f : gpu_families()) {
         const bool kind = f.schedule == family.schedule && f.pass == family.pass && std::string_view(f.by) == family.by;
         if (kind && dim > f.over_dim && (found == nullptr || f.over_dim > found->over_dim)) found = &f;
     }

@@ -74,6 +74,12 @@ double Gpu::flop_per_pair() const {
     return by_roles() ? 2 * (2 * d + 2 * dv) : 2 * (3 * d + 2 * dv);
 }
 
+double Gpu::exp_exposed() const {
+    constexpr std::int64_t kWhole = 128;
+    const bool whole = q.problem.len_kv % kWhole == 0;
+    return c.exp_exposed + (whole ? 0 : c.uneven_exposed);
+}
+
 double Gpu::product_rate() const {
     const bool stretched = family.warp_wide && q.machine.warp_matrix_share < 1 && size_of(q.problem.dtype) <= 2;
     return q.machine.product_flop(q.problem.dtype, family.warp_wide) / (stretched ? kWarpStretch : 1);
@@ -107,7 +113,7 @@ TileCycles Gpu::tile_cycles() const {
         cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
     const double loaded = q.pass == Pass::forward ? n : m;
     cycles.loads = loaded * (d + dv) * e / machine.l2_bytes;
-    const double sum = cycles.products + c.exp_exposed * cycles.exps + c.shared_exposed * cycles.shared +
+    const double sum = cycles.products + exp_exposed() * cycles.exps + c.shared_exposed * cycles.shared +
                        c.adds_exposed * cycles.adds + c.step_cycles;
     cycles.step = std::max(sum, cycles.loads);
     cycles.mask = c.mask_exposed * cycles.exps;
@@ -130,8 +136,11 @@ void Gpu::note_tile() {
                      share * cycles);
         sum += fmt::format(" + {:.6g}", share * cycles);
     };
+    if (exp_exposed() > c.exp_exposed)
+        account.note("exponentials exposed", "{:.3g} + {:.3g}, the keys not filling tiles of 128, = {:.3g}",
+                     c.exp_exposed, c.uneven_exposed, exp_exposed());
     exposed("exponentials of a tile", fmt::format("{:.0f} * {:.0f} / {:.4g} per clk", m, n, machine.exp_rate.value),
-            t.exps, c.exp_exposed);
+            t.exps, exp_exposed());
     exposed("shared memory of a tile",
             fmt::format("{:.0f} B / {:.4g} B/clk", shared_bytes(), machine.shared_bytes.value), t.shared,
             c.shared_exposed);
@@ -170,12 +179,12 @@ void Gpu::add_tile_parts(double tiles, double clocks_per_ms) {
                      cycles, sms, clocks_per_ms * 1e-6);
     };
     add("products", t.products);
-    add("exponentials", c.exp_exposed * t.exps);
+    add("exponentials", exp_exposed() * t.exps);
     add("shared memory", c.shared_exposed * t.shared);
     add("adding dQ", c.adds_exposed * t.adds);
     add("meetings of warps", c.step_cycles);
     const double sum =
-        t.products + c.exp_exposed * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + c.step_cycles;
+        t.products + exp_exposed() * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + c.step_cycles;
     if (t.step - sum > 1e-9 * sum) add("operands from L2", t.step - sum);
 }
 

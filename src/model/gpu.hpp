@@ -50,6 +50,8 @@ struct Gpu {
     /// FLOP/clk of a multiprocessor that the kernel's products reach.
     double product_rate() const;
     double flop_per_pair() const;
+    /// Constants::exp_exposed, and what keys that don't fill their tiles add to it.
+    double exp_exposed() const;
     /// Is this fa3's backward whose main kernel is split by roles? S and dP are then made twice, the second time for
     /// dQ.
     bool by_roles() const;

@@ -89,6 +89,15 @@ void validate(const Machine& machine) {
         throw Error(ErrorCode::bad_data, name,
                     fmt::format("expected a number from {} to {}, got {}", kLeast, most, value));
     });
+    for (const MeasuredKernels& one : machine.kernels) {
+        for_each_share(one.shares, [&](const std::string& name, const double& value) {
+            constexpr double kLeast = 1e-6, kMost = 1e6;
+            const bool may_be_zero = name == "last" || name == "loops" || name == "pack_ns" || name.ends_with("_us");
+            if ((may_be_zero && value == 0) || (value >= kLeast && value <= kMost)) return;
+            throw Error(ErrorCode::bad_data, fmt::format("kernels, {}, {}", one.kernels, name),
+                        fmt::format("expected a number from {} to {}, got {}", kLeast, kMost, value));
+        });
+    }
 }
 
 }  // namespace tessera

@@ -161,6 +161,9 @@ std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pa
         return fmt::format("a tile has at least 1 query and 1 key, got {} x {}", options.tile->block_q,
                            options.tile->block_kv);
     if (machine.kind == MachineKind::cpu) {
+        constexpr std::int64_t kMostOnCpu = 1024;  // cpu/backend.cc
+        if (options.tile && std::max(options.tile->block_q, options.tile->block_kv) > kMostOnCpu)
+            return fmt::format("takes tiles up to {} x {}", kMostOnCpu, kMostOnCpu);
         if (options.by.empty() || options.by == "tessera") return std::nullopt;
         return fmt::format("only tessera's kernels are known on CPUs, got {}", options.by);
     }

@@ -248,6 +248,9 @@ std::string accuracy_text(const std::vector<const Row*>& rows) {
 
 namespace {
 
+/// As the tables tell it.
+double percent_off(const Row& row) { return 100 * row.off_by(); }
+
 /// One point for each row at (predicted, y(row)).
 Figure prediction_figure(const DeviceRows& device, const std::vector<const Row*>& rows, std::string title,
                          double (*y)(const Row&)) {
@@ -274,29 +277,30 @@ std::vector<Figure> prediction_figures(const DeviceRows& device) {
     for (const char* pass : {"forward", "backward"}) {
         const auto rows = predicted_rows(device, pass);
         if (rows.size() < 2) continue;
-        double least = INFINITY, most = 0, lowest = 0.75, highest = 1.25;
+        double least = INFINITY, most = 0, lowest = -20, highest = 20;
         for (const Row* row : rows) {
             least = std::min({least, row->prediction->ms, row->record.ms});
             most = std::max({most, row->prediction->ms, row->record.ms});
-            highest = std::max(highest, row->record.ms / row->prediction->ms);
-            lowest = std::min(lowest, row->record.ms / row->prediction->ms);
+            highest = std::max(highest, percent_off(*row));
+            lowest = std::min(lowest, percent_off(*row));
         }
         least /= 1.3, most *= 1.3;
         Figure times = prediction_figure(device, rows, fmt::format("Predicted against measured: {}", pass),
                                          [](const Row& row) { return row.record.ms; });
         times.y = {.label = "measured (ms)", .scale = Scale::log10, .least = least, .most = most};
         times.x.least = least, times.x.most = most;
-        times.guides = {{{least, least}, {most, most}, "equal", 0.5}};
+        times.guides = {{{least, least}, {most, most}, "equal", 1.0}};
         figures.push_back(std::move(times));
-        Figure ratios = prediction_figure(device, rows, fmt::format("How far off: {}", pass),
-                                          [](const Row& row) { return row.record.ms / row.prediction->ms; });
-        ratios.y = {.label = "measured / predicted"};
-        ratios.y.least = std::floor(lowest * 4) / 4, ratios.y.most = std::ceil(highest * 4) / 4;
-        ratios.x.least = least, ratios.x.most = most;
-        ratios.guides = {{{least, 1}, {most, 1}},
-                         {{least, 1.2}, {most, 1.2}, "+20 %", 1.0},
-                         {{least, 0.8}, {most, 0.8}, "-20 %", 1.0}};
-        figures.push_back(std::move(ratios));
+        Figure errors = prediction_figure(device, rows, fmt::format("How far off: {}", pass), percent_off);
+        constexpr double kRoom = 0.08;  // no point lies on an edge
+        const double room = kRoom * (highest - lowest);
+        errors.y = {.label = "predicted - measured (% of measured)"};
+        errors.y.least = lowest - room, errors.y.most = highest + room;
+        errors.x.least = least, errors.x.most = most;
+        errors.guides = {{{least, 0}, {most, 0}},
+                         {{least, 20}, {most, 20}, "+20 %", 1.0},
+                         {{least, -20}, {most, -20}, "-20 %", 1.0}};
+        figures.push_back(std::move(errors));
     }
     return figures;
 }

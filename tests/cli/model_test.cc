@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // roofline, plan, calibrate: what they print and write.
+#include <fstream>
 #include <sstream>
 
 #include "plot/png.hpp"
@@ -259,6 +260,14 @@ TEST_F(ModelCommandsTest, errors_name_the_option) {
     run_ok("plan --seed 3 --dropout 0.5");
     expect_error("roofline --device a100 --schedule fa3", 69, "wgmma");
     expect_error("calibrate --threads 0", 2, "--threads");
+    expect_error("calibrate --threads 1024", 2, "--threads: expected 1..");
+    expect_error("calibrate --name 'a\nb' --threads 1", 2, "--name: expected text on one line");
+    const std::string micro = " --micro " TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl";
+    expect_error("calibrate --device xeon-16" + micro, 2, "--device: expected the GPU that the Records are of");
+    expect_error("calibrate --device a100" + micro, 65, "device: expected Records of NVIDIA A100");
+    std::ofstream(path("none.jsonl")).flush();
+    expect_error("roofline --accuracy --records none.jsonl", 65, "--records: expected Records");
+    expect_error("plan --len 64 --tile 2000,64 --device xeon-16", 69, "takes tiles up to 1024 x 1024");
     expect_error("calibrate --device h200", 2, "--device");
     expect_error("calibrate --micro x.jsonl", 2, "--device");
     expect_error("plan --device nowhere", 2, "--device");

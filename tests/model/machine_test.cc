@@ -11,6 +11,7 @@
 #include <set>
 
 #include "measure/calibrate.hpp"
+#include "measure/calibrate_kernels.hpp"
 #include "measure/machine_file.hpp"
 #include "tessera/error.hpp"
 
@@ -91,6 +92,30 @@ TEST_F(MachineFile, round_trip_of_every_machine) {
     }
 }
 
+TEST_F(MachineFile, has_the_kernels_that_were_measured) {
+    Machine machine = *find_machine("xeon-16");
+    KernelShares shares{.product_share = 0.5, .exp_share = 1.5, .last = 0, .loops = 1, .call_us = 12};
+    shares.start_us = 90, shares.read_share = 0.3;
+    machine.kernels = {{"bf16 forward", shares, "a test"}};
+    measure::write_machine(path_, machine);
+    const Machine back = measure::read_machine(path_);
+    ASSERT_EQ(back.kernels.size(), 1U);
+    EXPECT_EQ(back.kernels[0].kernels, "bf16 forward");
+    EXPECT_EQ(back.kernels[0].shares.read_share, 0.3);
+    EXPECT_EQ(measure::to_json(back), measure::to_json(machine));
+    Json json = measure::to_json(machine);
+    json["kernels"][0].erase("crowd");
+    expect_bad(json, "kernels[0].crowd: expected a number, got nothing");
+    json = measure::to_json(machine);
+    json["kernels"][0]["speed"] = 1;
+    expect_bad(json, "kernels[0].speed: expected a number of measured kernels");
+    json = measure::to_json(machine);
+    json["kernels"][0]["crowd"] = -1;
+    expect_bad(json, "kernels, bf16 forward, crowd: expected a number from");
+    json["kernels"] = 3;
+    expect_bad(json, "kernels: expected a list, got 3");
+}
+
 TEST_F(MachineFile, is_read_strictly) {
     const Json good = measure::to_json(*find_machine("h200"));
     Json json = good;
@@ -127,7 +152,7 @@ TEST_F(MachineFile, is_read_strictly) {
 
 TEST(Calibrate, gpu_from_records_of_bench_micro) {
     const auto records = measure::read_records(TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl");
-    const Machine machine = measure::calibrate_gpu(*find_machine("h100"), records);
+    const Machine machine = measure::calibrate_gpu(*find_machine("h200"), records);
     EXPECT_NEAR(machine.matrix_flop, 4095, 5);
     EXPECT_NEAR(machine.warp_matrix_share, 0.667, 0.002);
     EXPECT_NEAR(machine.exp_rate, 16, 0.1);
@@ -136,8 +161,10 @@ TEST(Calibrate, gpu_from_records_of_bench_micro) {
     EXPECT_NEAR(machine.launch_us, 2.8, 0.2);
     EXPECT_NEAR(machine.clock_ghz, 1.966, 0.01);
     EXPECT_NE(machine.exp_rate.source.find("measured"), std::string::npos);
-    EXPECT_EQ(machine.l2_mib.source, find_machine("h100")->l2_mib.source);  // not measured: stays
-    EXPECT_THROW(measure::calibrate_gpu(*find_machine("h100"), {}), Error);
+    EXPECT_EQ(machine.l2_mib.source, find_machine("h200")->l2_mib.source);  // not measured: stays
+    EXPECT_THROW(measure::calibrate_gpu(*find_machine("h200"), {}), Error);
+    for (const char* other : {"a100", "xeon-16"})  // the Records are of another device
+        EXPECT_THROW(measure::calibrate_gpu(*find_machine(other), records), Error) << other;
 }
 
 TEST(Calibrate, cpu_gives_a_machine_that_can_be) {
@@ -150,6 +177,7 @@ TEST(Calibrate, cpu_gives_a_machine_that_can_be) {
     EXPECT_LT(machine.clock_ghz, 8);
     EXPECT_LE(machine.loaded_clock_ghz, machine.clock_ghz);
     EXPECT_GT(machine.matrix_flop, machine.exp_rate);
+    EXPECT_EQ(machine.kernels.size(), static_cast<std::size_t>(measure::kKernelKinds));
     EXPECT_THROW(measure::calibrate_cpu(100'000, [](const std::string&) {}), Error);
 }
 

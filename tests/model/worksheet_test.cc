@@ -14,7 +14,7 @@
 namespace tessera::worksheet_test {
 namespace {
 
-/// + - * / ( ) max( , ) min( , ) over numbers; words are left out but for units that scale: in a line whose result is
+/// + - * / ^ ( ) max( , ) min( , ) log2( ) over numbers; words are left out but for units that scale: in a line whose result is
 /// in milliseconds, clk / GHz and B / (GB/s) are nanoseconds.
 class Pencil {
  public:
@@ -43,7 +43,10 @@ class Pencil {
     void skip_spaces() {
         while (at_ < text_.size() && text_[at_] == ' ') ++at_;
     }
-    bool at_function() const { return text_.compare(at_, 4, "max(") == 0 || text_.compare(at_, 4, "min(") == 0; }
+    bool at_log2() const { return text_.compare(at_, 5, "log2(") == 0; }
+    bool at_function() const {
+        return at_log2() || text_.compare(at_, 4, "max(") == 0 || text_.compare(at_, 4, "min(") == 0;
+    }
     void skip_words() {
         for (skip_spaces();
              at_ < text_.size() && std::isalpha(static_cast<unsigned char>(text_[at_])) && !at_function();
@@ -69,6 +72,12 @@ class Pencil {
     }
     double number() {
         skip_words();
+        if (at_log2()) {
+            at_ += 5;
+            const double value = std::log2(sum());
+            EXPECT_TRUE(take(')')) << text_;
+            return value;
+        }
         if (at_function()) {
             const bool largest = text_[at_ + 1] == 'a';
             at_ += 4;
@@ -94,11 +103,15 @@ class Pencil {
         at_ += used;
         return scaled(value);
     }
+    double power() {
+        const double base = number();
+        return take('^') ? std::pow(base, number()) : base;
+    }
     double product() {
-        double value = number();
+        double value = power();
         for (;;) {
-            if (take('*')) value *= number();
-            else if (take('/')) value /= number();
+            if (take('*')) value *= power();
+            else if (take('/')) value /= power();
             else return value;
         }
     }

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the library's own kernels reach on the CPU at hand: a few calls of each kind are timed, as `tessera bench` times
+// them, and the model's shares of that kind are fitted to them.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "model/machine.hpp"
+#include "tessera/problem.hpp"
+#include "tessera/kernel.hpp"
+
+namespace tessera::measure {
+
+/// A call that is timed.
+struct KernelProbe {
+    std::int64_t heads = 1;
+    std::int64_t len_q = 1;
+    std::int64_t len_kv = 1;
+    std::int64_t head_dim = 64;
+    int threads = 1;
+};
+
+/// The calls of a kind on a machine of so many cores.
+std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores);
+
+/// Median milliseconds of a call whose operands begin in memory.
+double probe_milliseconds(const KernelProbe& probe, Schedule schedule, Pass pass, DType dtype);
+
+/// The shares of a kind that give these times of the probes on the machine.
+KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass, DType dtype,
+                           const std::vector<KernelProbe>& probes, const std::vector<double>& milliseconds);
+
+/// All kinds: measured, fitted. `progress` is told before each.
+std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
+                                             const std::function<void(const std::string&)>& progress);
+
+/// How many kinds measure_kernels() tells of.
+inline constexpr int kKernelKinds = 10;
+
+}  // namespace tessera::measure
