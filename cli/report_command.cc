@@ -43,11 +43,11 @@ report::Sorted read_all(const ReportOptions& options) {
     if (!options.device.empty()) machine = machine_of_option(options.device);
     report::Sorted sorted = report::sorted(records, machine ? &*machine : nullptr);
     if (sorted.devices.empty()) {
-        throw Error(
-            ErrorCode::bad_data, options.files.front(),
-            records.empty() ? "expected measurements of a forward or a backward, got no records"
-                            : fmt::format("expected measurements of a forward or a backward, got {} other records",
-                                          records.size()));
+        throw Error(ErrorCode::bad_data, options.files.front(),
+                    records.empty()
+                        ? "expected measurements of a forward or a backward, got no records"
+                        : fmt::format("expected measurements of a forward or a backward, got {} other records",
+                                      records.size()));
     }
     return sorted;
 }

@@ -149,8 +149,8 @@ std::string results_text(const Hand& hand) {
             text += fmt::format("  row {}   sees no key: O = (0, 0), LSE = -inf\n", i);
             continue;
         }
-        text += fmt::format("  row {}   O = {:<18} = ({:.6f}, {:.6f})\n          l = {:<6} LSE = {:.6f}\n", i, text_of(row.o),
-                            row.o[0].value(), row.o[1].value(), row.l.text(),
+        text += fmt::format("  row {}   O = {:<18} = ({:.6f}, {:.6f})\n          l = {:<6} LSE = {:.6f}\n", i,
+                            text_of(row.o), row.o[0].value(), row.o[1].value(), row.l.text(),
                             (static_cast<double>(*row.m) + std::log2(row.l.value())) * std::log(2.0));
     }
     return text;

@@ -53,23 +53,25 @@ Constants fitted(Constants constants, std::span<const Named<Constants>> names, s
                  const LogError<Constants>& log_error) {
     std::vector<double Constants::*> free;
     for (const Named<Constants>& constant : names) free.push_back(constant.member);
-    return measure::descend<Constants>(
-        constants, free, [&](const Constants& moved) { return loss(rows, moved, log_error); });
+    return measure::descend<Constants>(constants, free,
+                                       [&](const Constants& moved) { return loss(rows, moved, log_error); });
+}
+
+inline std::string errors_text(std::vector<double> errors) {
+    if (errors.empty()) return "no rows";
+    const auto good = std::count_if(errors.begin(), errors.end(), [](double error) { return error <= 0.15; });
+    std::sort(errors.begin(), errors.end());
+    return fmt::format("{:4} rows, median {:5.1f} %, worst {:5.1f} %, {:3.0f} % of them within 15 %", errors.size(),
+                       100 * errors[errors.size() / 2], 100 * errors.back(),
+                       100 * static_cast<double>(good) / static_cast<double>(errors.size()));
 }
 
 template <class Constants>
 std::string errors_text(std::span<const Row* const> rows, const Constants& constants,
                         const LogError<Constants>& log_error) {
     std::vector<double> errors;
-    double within = 0;
-    for (const Row* row : rows) {
-        errors.push_back(std::abs(std::expm1(log_error(*row, constants))));
-        within += errors.back() <= 0.15 ? 1.0 : 0.0;
-    }
-    std::sort(errors.begin(), errors.end());
-    return fmt::format("{:4} rows, median {:5.1f} %, worst {:5.1f} %, {:3.0f} % of them within 15 %", errors.size(),
-                       100 * errors[errors.size() / 2], 100 * errors.back(),
-                       100 * within / static_cast<double>(errors.size()));
+    for (const Row* row : rows) errors.push_back(std::abs(std::expm1(log_error(*row, constants))));
+    return errors_text(std::move(errors));
 }
 
 /// Fits the rows that are not held out, and prints the constants and the errors of both kinds with those of now and the

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fits the constants of the cost model, of src/model/families_gpu.cc by the Records of an H200, of src/model/cpu.cc by those
-// of CPUs:
+// Fits the constants of the cost model, of src/model/families_gpu.cc by the Records of an H200, of src/model/cpu.cc by
+// those of CPUs:
 //
 //     fit_model [--only "tessera fa2 backward"] bench/results/h200/{forward,peers,drawn*,held_out,now/*}.jsonl
-//     fit_model [--only "bf16 forward"] --cpu bench/results/cpu/{torch_amx,blind,decode_amx,features_amx}_xeon16.jsonl
+//     fit_model [--only "bf16 forward"] --cpu bench/results/cpu/{torch_amx,decode_amx,features_amx}_xeon16.jsonl
+//     fit_model --host bench/results/cpu/{session1,session2}_xeon16.jsonl
+//
+// --host does what `tessera calibrate` does, with the rows of the first file for its probes: the shares of that host's
+// kernels are fitted to them, and judged by the rows of the others. --write FILE writes its machine file.
 //
 // Of each family of kernels those constants are free that the table has (fit.hpp). Rows that `tessera roofline
 // --accuracy` counts as held out are predicted with the result and take no part; all others are fitted. Where a machine
@@ -13,6 +17,7 @@
 #include <string_view>
 
 #include "fit.hpp"
+#include "measure/calibrate_kernels.hpp"
 #include "measure/machine_file.hpp"
 #include "model/cpu.hpp"
 #include "model/gpu.hpp"
@@ -26,14 +31,21 @@ using model::CpuConstants;
 using model::Family;
 
 constexpr Named<Constants> kConstants[] = {
-    {"exp_exposed", &Constants::exp_exposed},       {"shared_exposed", &Constants::shared_exposed},
+    {"exp_exposed", &Constants::exp_exposed},
+    {"shared_exposed", &Constants::shared_exposed},
     {"uneven_exposed", &Constants::uneven_exposed},
-    {"adds_exposed", &Constants::adds_exposed},     {"step_cycles", &Constants::step_cycles},
-    {"end_cycles", &Constants::end_cycles},         {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
-    {"mask_exposed", &Constants::mask_exposed},     {"dram_exposed", &Constants::dram_exposed},
-    {"dq_exp_exposed", &Constants::dq_exp_exposed}, {"dq_end_cycles", &Constants::dq_end_cycles},
-    {"turn_cycles", &Constants::turn_cycles},       {"row_cycles", &Constants::row_cycles},
-    {"row_exposed", &Constants::row_exposed},       {"pass_exposed", &Constants::pass_exposed},
+    {"adds_exposed", &Constants::adds_exposed},
+    {"step_cycles", &Constants::step_cycles},
+    {"end_cycles", &Constants::end_cycles},
+    {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
+    {"mask_exposed", &Constants::mask_exposed},
+    {"dram_exposed", &Constants::dram_exposed},
+    {"dq_exp_exposed", &Constants::dq_exp_exposed},
+    {"dq_end_cycles", &Constants::dq_end_cycles},
+    {"turn_cycles", &Constants::turn_cycles},
+    {"row_cycles", &Constants::row_cycles},
+    {"row_exposed", &Constants::row_exposed},
+    {"pass_exposed", &Constants::pass_exposed},
 };
 
 constexpr Named<CpuConstants> kCpuConstants[] = {
@@ -48,7 +60,9 @@ constexpr Named<CpuConstants> kCpuConstants[] = {
 
 struct Asked {
     std::string only;
+    std::string write;
     bool cpu = false;
+    bool host = false;
     std::vector<Row> rows;
 
     bool wants(const std::string& family) const { return only.empty() || only == family; }
@@ -108,6 +122,53 @@ void fit_cpu(const Asked& asked) {
     }
 }
 
+/// `tessera calibrate` by the Records of `first`: all others are held out.
+void judge_host(const Asked& asked, const std::string& first) {
+    std::map<std::string, std::vector<const Row*>> kinds;
+    for (const Row& row : asked.rows) {
+        const model::Prediction& p = row.measured.prediction;
+        kinds[model::cpu_kernels_of(p.schedule, p.pass, row.problem.dtype)].push_back(&row);
+    }
+    std::vector<double> errors[2];
+    model::Machine calibrated;
+    for (const auto& [name, rows] : kinds) {
+        if (!asked.wants(name)) continue;
+        std::vector<measure::TimedCall> calls;
+        for (const Row* row : rows)
+            if (row->measured.record.file == first)
+                calls.push_back({row->problem, options_of(*row), row->measured.record.ms});
+        const model::Prediction& kind = rows.front()->measured.prediction;
+        if (calls.empty()) continue;
+        const model::Machine& machine = (*std::find_if(rows.begin(), rows.end(), [&](const Row* row) {
+                                            return row->measured.record.file == first;
+                                        }))->machine;
+        const KernelShares shares = measure::fitted_shares(machine, kind.schedule, kind.pass, calls);
+        if (calibrated.name.empty()) calibrated = machine;
+        calibrated.kernels.push_back({name, shares, fmt::format("{} calls of {}", calls.size(), first)});
+        fmt::print("\n{}, {} calls:", name, calls.size());
+        for_each_share(shares, [](const char* share, double value) { fmt::print(" {} {:.4g}", share, value); });
+        fmt::print("\n");
+        std::vector<double> own[2];
+        for (const Row* row : rows) {
+            model::Machine there = machine;
+            there.kernels = {{name, shares, first}};
+            const double ms = predict(row->problem, kind.schedule, kind.pass, there, options_of(*row)).ms;
+            const measure::Record& r = row->measured.record;
+            const bool held_out = r.file != first;
+            own[held_out ? 1 : 0].push_back(std::abs(ms / r.ms - 1));
+            if (std::abs(ms / r.ms - 1) > 0.25)
+                fmt::print("    {}: {} threads {}: {:.3g} ms, predicted {:+.0f} %\n", held_out ? "held out" : "fitted",
+                           row->problem.describe(), r.threads, r.ms, 100 * (ms / r.ms - 1));
+        }
+        for (int i = 0; i < 2; ++i) {
+            fmt::print("  {}: {}\n", i == 1 ? "held out" : "fitted", errors_text(own[i]));
+            errors[i].insert(errors[i].end(), own[i].begin(), own[i].end());
+        }
+    }
+    if (!asked.write.empty()) measure::write_machine(asked.write, calibrated);
+    fmt::print("\nall, fitted:   {}\nall, held out: {}\n", errors_text(errors[0]), errors_text(errors[1]));
+}
+
 /// The machine of a file's Records; null: one that the model does not know.
 std::optional<model::Machine> machine_of(const std::string& path, const measure::Record& record) {
     const auto beside = std::filesystem::path(path).replace_extension(".machine.json");
@@ -134,7 +195,9 @@ int run(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string_view argument = argv[i];
         if (argument == "--only" && i + 1 < argc) asked.only = argv[++i];
+        else if (argument == "--write" && i + 1 < argc) asked.write = argv[++i];
         else if (argument == "--cpu") asked.cpu = true;
+        else if (argument == "--host") asked.cpu = asked.host = true;
         else paths.emplace_back(argument);
     }
     for (const std::string& path : paths) read(path, asked);
@@ -142,7 +205,8 @@ int run(int argc, char** argv) {
         return fmt::print(stderr, "usage: fit_model [--only FAMILY] [--cpu] RECORDS..., some of them of {}\n",
                           asked.cpu ? "a CPU" : "an H200"),
                2;
-    if (asked.cpu) fit_cpu(asked);
+    if (asked.host) judge_host(asked, paths.front());
+    else if (asked.cpu) fit_cpu(asked);
     else fit_gpu(asked);
     return 0;
 }

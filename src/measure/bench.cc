@@ -49,8 +49,9 @@ Measurement one_round(const std::function<void()>& call, const std::function<voi
         make_cold();
         readings.before();
         const Timer timer;
+        const ThreadTimer own;
         call();
-        milliseconds.push_back(timer.milliseconds());
+        milliseconds.push_back(method.own_time ? own.milliseconds() : timer.milliseconds());
         readings.after(milliseconds.back());
     }
     return {summarize(std::move(milliseconds)), readings.clock_mhz(), readings.watts()};

@@ -18,6 +18,7 @@ struct Method {
     double warm_up_ms = 0;  ///< before them: one call, and more until this time has passed
     /// A noisy measurement (statistics.hpp) is taken again, up to so many in all; the one of least spread counts.
     int rounds = 1;
+    bool own_time = false;  ///< of a call on one thread: the time that the thread had, not the clock on the wall
 };
 
 struct Measurement {

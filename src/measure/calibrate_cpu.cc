@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <ctime>
 #include <limits>
 #include <memory>
 #include <new>
@@ -36,13 +35,6 @@ constexpr int kRuns = 5;
 /// What one thread does again and again: returns the work that it has done, in its unit.
 using Work = std::function<double()>;
 
-/// Seconds that this thread has run.
-double thread_seconds() {
-    timespec time{};
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 /// Best rate (work / second of all threads together) of kRuns; make(thread) prepares a thread's work. `had` falls to
 /// the share of the time that the thread had which had least, in the run that counts.
 double best_rate(int threads, const std::function<Work(int)>& make, double& had) {
@@ -59,9 +51,9 @@ double best_rate(int threads, const std::function<Work(int)>& make, double& had)
                 while (ready.load() < threads) std::this_thread::yield();
                 double done = 0;
                 const Timer timer;
-                const double before = thread_seconds();
+                const ThreadTimer own;
                 while (timer.seconds() < kSeconds) done += work();
-                const double ran = std::max(thread_seconds() - before, 1e-6);
+                const double ran = std::max(own.seconds(), 1e-6);
                 rates[static_cast<std::size_t>(t)] = done / ran;
                 shares[static_cast<std::size_t>(t)] = std::min(1.0, ran / timer.seconds());
             });

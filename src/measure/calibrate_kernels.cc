@@ -16,7 +16,9 @@
 namespace tessera::measure {
 namespace {
 
-constexpr Method kMethod{.repeat = 7, .warm_up_ms = 3, .rounds = 2};
+Method method_of(const KernelProbe& probe) {
+    return {.repeat = 5, .warm_up_ms = 3, .rounds = 2, .own_time = probe.threads == 1};
+}
 
 /// A dense tensor with numbers in [-1, 1), and memory of its own.
 class Filled {
@@ -76,24 +78,28 @@ Problem problem_of(const KernelProbe& probe, DType dtype) {
     p.len_kv = probe.len_kv;
     p.heads_q = p.heads_kv = probe.heads;
     p.head_dim = p.head_dim_v = probe.head_dim;
+    if (probe.causal) p.mask.causal = Causal::bottom_right;
     return p;
 }
 
 }  // namespace
 
 std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores) {
-    std::vector<KernelProbe> probes{{2, 64, 64, 64, 1}, {2, 320, 320, 64, 1}, {1, 320, 320, 160, 1}};
+    std::vector<KernelProbe> probes{{2, 64, 64, 64, 1}, {12, 320, 320, 64, 1}, {6, 320, 320, 160, 1}};
     if (schedule != Schedule::fa2) {
-        if (cores > 1) probes.push_back({2 * cores, 192, 192, 64, cores}), probes.push_back({cores, 448, 448, 64, cores});
+        if (cores > 1)
+            probes.push_back({2 * cores, 192, 192, 64, cores}), probes.push_back({cores, 448, 448, 64, cores});
         return probes;
     }
+    probes.push_back({10, 448, 448, 96, 1, true});
     if (pass == Pass::forward) probes.push_back({4, 1, 2048, 128, 1});
     if (cores <= 1) return probes;
     const auto some = std::max(2, static_cast<int>(std::lround(std::sqrt(cores))));
     for (const int threads : some < cores ? std::vector<int>{some, cores} : std::vector<int>{cores}) {
         probes.push_back({threads, 128, 128, 64, threads});
-        probes.push_back({threads, 512, 512, 64, threads});
-        probes.push_back({threads, 320, 320, 160, threads});
+        probes.push_back({2 * threads, 512, 512, 64, threads});
+        probes.push_back({2 * threads, 320, 320, 160, threads});
+        probes.push_back({2 * threads, 448, 448, 96, threads, true});
         if (pass == Pass::forward) probes.push_back({2 * threads, 1, 2048, 128, threads});
     }
     return probes;
@@ -112,41 +118,40 @@ double probe_milliseconds(const KernelProbe& probe, Schedule schedule, Pass pass
     ColdCache cache(describe_host().cache_bytes);
     std::vector<TensorView> views;
     for (const Filled* t : {&tensors.q, &tensors.k, &tensors.v, &tensors.o, &tensors.lse}) views.push_back(t->view);
-    if (pass == Pass::forward) return time_call(call_forward, views, cache, kMethod).ms.median;
+    if (pass == Pass::forward) return time_call(call_forward, views, cache, method_of(probe)).ms.median;
     for (const Filled* t : {&tensors.d_o, &tensors.dq, &tensors.dk, &tensors.dv}) views.push_back(t->view);
     const Plan second = plan_of(Pass::backward);
     const Workspace more(second);
-    return time_call([&] { backward(second, tensors.backward(), more); }, views, cache, kMethod).ms.median;
+    return time_call([&] { backward(second, tensors.backward(), more); }, views, cache, method_of(probe)).ms.median;
 }
 
-KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass, DType dtype,
-                           const std::vector<KernelProbe>& probes, const std::vector<double>& milliseconds) {
+KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass,
+                           const std::vector<TimedCall>& calls) {
     /// What a constant is expected to be, and how sure that is: a logarithm's standard deviation.
     struct Free {
         double KernelShares::*member;
         double spread;
     };
     static constexpr Free kFree[] = {{&KernelShares::product_share, 0.5}, {&KernelShares::exp_share, 0.7},
-                                     {&KernelShares::call_us, 1.5},       {&KernelShares::start_us, 1.0},
-                                     {&KernelShares::crowd, 0.5},         {&KernelShares::read_share, 0.7}};
+                                     {&KernelShares::call_us, 0.7},       {&KernelShares::start_us, 1.0},
+                                     {&KernelShares::crowd, 0.5},         {&KernelShares::read_share, 0.7},
+                                     {&KernelShares::pack_ns, 0.4}};
     constexpr double kNoise = 0.05;  // of a time that was measured
     const PredictOptions any;
-    const Problem one = problem_of(probes.front(), dtype);
-    KernelShares start = model::cpu_family_of({one, schedule, pass, machine, any}).constants;
+    KernelShares start = model::cpu_family_of({calls.front().problem, schedule, pass, machine, any}).constants;
     start.call_us = std::max(start.call_us, 15.0);
     start.start_us = 100;
     const auto loss = [&](const KernelShares& shares) {
         double sum = 0;
-        for (std::size_t i = 0; i < probes.size(); ++i) {
-            const Problem problem = problem_of(probes[i], dtype);
-            const PredictOptions options{.threads = probes[i].threads};
+        for (const TimedCall& call : calls) {
             Prediction prediction;
             prediction.schedule = schedule, prediction.pass = pass;
-            model::predict_cpu_family({problem, schedule, pass, machine, options}, shares, prediction);
-            const double error = std::log(prediction.ms / milliseconds[i]) / kNoise;
+            model::predict_cpu_family({call.problem, schedule, pass, machine, call.options}, shares, prediction);
+            const double error = std::log(prediction.ms / call.ms) / kNoise;
             sum += error * error;
         }
         for (const Free& free : kFree) {
+            if (start.*free.member == 0) continue;
             const double away = std::log(shares.*free.member / (start.*free.member)) / free.spread;
             sum += away * away;
         }
@@ -175,10 +180,12 @@ std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
             const std::string name = model::cpu_kernels_of(kind.schedule, pass, kind.dtype);
             progress(name);
             const auto probes = kernel_probes(kind.schedule, pass, cores);
-            std::vector<double> milliseconds;
+            std::vector<TimedCall> calls;
             for (const KernelProbe& probe : probes)
-                milliseconds.push_back(probe_milliseconds(probe, kind.schedule, pass, kind.dtype));
-            result.push_back({name, fitted_shares(machine, kind.schedule, pass, kind.dtype, probes, milliseconds),
+                calls.push_back({problem_of(probe, kind.dtype),
+                                 {.threads = probe.threads},
+                                 probe_milliseconds(probe, kind.schedule, pass, kind.dtype)});
+            result.push_back({name, fitted_shares(machine, kind.schedule, pass, calls),
                               fmt::format("{} calls timed by tessera calibrate", probes.size())});
         }
     }

@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "model/machine.hpp"
-#include "tessera/problem.hpp"
+#include "model/predict.hpp"
 #include "tessera/kernel.hpp"
+#include "tessera/problem.hpp"
 
 namespace tessera::measure {
 
@@ -20,6 +21,7 @@ struct KernelProbe {
     std::int64_t len_kv = 1;
     std::int64_t head_dim = 64;
     int threads = 1;
+    bool causal = false;
 };
 
 /// The calls of a kind on a machine of so many cores.
@@ -28,9 +30,16 @@ std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores);
 /// Median milliseconds of a call whose operands begin in memory.
 double probe_milliseconds(const KernelProbe& probe, Schedule schedule, Pass pass, DType dtype);
 
-/// The shares of a kind that give these times of the probes on the machine.
-KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass, DType dtype,
-                           const std::vector<KernelProbe>& probes, const std::vector<double>& milliseconds);
+/// A call and how long it took.
+struct TimedCall {
+    Problem problem;
+    model::PredictOptions options;
+    double ms = 0;
+};
+
+/// The shares of a kind of kernels with which the model gives these times on the machine.
+KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass,
+                           const std::vector<TimedCall>& calls);
 
 /// All kinds: measured, fitted. `progress` is told before each.
 std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,

@@ -10,7 +10,7 @@ namespace tessera::measure {
 /// The constants with the least loss(constants) that steps of 20, 5, 1 and 0.2 percent find from `start`. One that is 0
 /// stays so.
 template <class Constants, class Loss>
-Constants descend(Constants start, std::span<double Constants::* const> free, const Loss& loss) {
+Constants descend(Constants start, std::span<double Constants::*const> free, const Loss& loss) {
     Constants constants = start;
     double least = loss(constants);
     const auto moves = [&](double Constants::*member, double factor) {

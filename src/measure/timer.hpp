@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <ctime>
 
 namespace tessera::measure {
 
@@ -14,6 +15,21 @@ class Timer {
  private:
     using Clock = std::chrono::steady_clock;
     Clock::time_point begin_ = Clock::now();
+};
+
+/// Time that the calling thread has run since its construction: what others take of its core is left out.
+class ThreadTimer {
+ public:
+    double seconds() const { return now() - begin_; }
+    double milliseconds() const { return seconds() * 1e3; }
+
+ private:
+    static double now() {
+        timespec time{};
+        ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+        return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+    }
+    double begin_ = now();
 };
 
 }  // namespace tessera::measure

@@ -76,8 +76,9 @@ constexpr CpuFamily kFamilies[] = {
 constexpr double kGradientTensors = 2.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too
 constexpr double kCoreReads = 0.12;       // of the memory's rate, one core alone
 
-constexpr Tile kTile{64, 64};              // cpu/backend.cc
-constexpr double kLanes = 16;              // cpu/lanes/words.hpp: rows of a tile are padded to it
+constexpr Tile kTile{64, 64};  // cpu/backend.cc
+constexpr double kLanes = 16;  // cpu/lanes/words.hpp: rows of a tile are padded to it
+constexpr double kTileDepth = 32, kTileRows = 16;
 constexpr std::int64_t kMatrixPanel = 32;  // queries of a panel on a matrix unit
 constexpr double kMaxPanels = 8;           // of a task of the forward on a matrix unit
 constexpr double kPackingOfRows = 0.3;     // of packing, with few queries (cpu/fa2/matrix/decode.cc)
@@ -145,7 +146,7 @@ struct Cpu {
           threads(question.options.threads > 0 ? question.options.threads : question.machine.cores.value) {
         threads = std::min({threads, q.machine.cores.value, std::max(1.0, std::floor(worthwhile_threads()))});
         prediction.by = "tessera";
-        prediction.fitted_on = measured_of(q) != nullptr        ? measured_of(q)->source
+        prediction.fitted_on = measured_of(q) != nullptr     ? measured_of(q)->source
                                : q.schedule == Schedule::fa2 ? kMatrix
                                : is_plain(q)                 ? kSchedules16
                                                              : "";
@@ -176,6 +177,7 @@ struct Cpu {
     bool in_stripes() const;
     double worthwhile_threads() const;
     double tasks() const;
+    double flop_per_pair() const;
     void note_speed();
     void add_arithmetic();
     void add_memory();
@@ -233,15 +235,25 @@ void Cpu::note_speed() {
                  per_ms * 1e-6);
 }
 
+/// On a matrix unit head_dim is padded to tiles: 32 deep in S and dP, 16 rows of O, dQ, dK and dV (cpu/README.md).
+double Cpu::flop_per_pair() const {
+    const auto padded = [&](std::int64_t dim, double to) {
+        const auto size = static_cast<double>(dim);
+        return on_matrix_unit() ? std::ceil(size / to) * to : size;
+    };
+    const Problem& p = q.problem;
+    const double deep = padded(p.head_dim, kTileDepth), deep_v = padded(p.head_dim_v, kTileDepth);
+    const double rows = padded(p.head_dim, kTileRows), rows_v = padded(p.head_dim_v, kTileRows);
+    if (forward()) return 2 * (deep + rows_v);
+    const double five = 2 * (deep + deep_v + rows_v + 2 * rows);
+    return on_matrix_unit() && !in_stripes() ? five + 2 * (deep + deep_v) : five;  // dK, dV and dQ apart: seven
+}
+
 /// Products, softmax and calls of all tiles, dealt to the threads.
 void Cpu::add_arithmetic() {
     const Machine& m = q.machine;
-    const auto d = static_cast<double>(q.problem.head_dim);
-    const auto dv = static_cast<double>(q.problem.head_dim_v);
     const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
-    double per_pair = forward() ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
-    if (!forward() && on_matrix_unit() && !in_stripes())
-        per_pair += 2 * (d + dv);  // dK, dV and dQ apart: seven products
+    const double per_pair = flop_per_pair();
     const auto rows = static_cast<double>(std::min(tile.block_q, std::max<std::int64_t>(q.problem.len_q, 1)));
     const double padding = std::ceil(rows / kLanes) * kLanes / rows;  // lanes beyond the last query are computed
     const double elements = static_cast<double>(out.cost.elements) * padding;
@@ -341,7 +353,8 @@ void Cpu::add_memory() {
 void Cpu::add_loops() {
     const double loops = threads > 1 ? c.loops : 0;
     const double ms = (c.call_us + loops * q.machine.launch_us + c.start_us * crowd) * 1e-3;
-    account.part("launch", ms, "a call, parallel loops, threads that wake: {:.4g} us + {:.4g} * {:.4g} us + {:.4g} us * {:.4g}",
+    account.part("launch", ms,
+                 "a call, parallel loops, threads that wake: {:.4g} us + {:.4g} * {:.4g} us + {:.4g} us * {:.4g}",
                  c.call_us, loops, q.machine.launch_us.value, c.start_us, crowd);
 }
 

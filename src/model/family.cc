@@ -96,7 +96,6 @@ bool is_small(const Machine& machine) { return machine.shared_kib < 128; }
 
 }  // namespace
 
-
 bool is_ours(const Family& family) { return std::string_view(family.by) == "tessera"; }
 
 const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {

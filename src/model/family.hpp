@@ -24,13 +24,13 @@ enum class Order {
 
 /// Time of a tile = products + the shares below of the other units' time: 0 is perfect overlap, 1 none.
 struct Constants {
-    double exp_exposed = 0;         ///< of the exponentials' time (the maximum, sums and rescaling run with them)
-    double uneven_exposed = 0;      ///< as exp_exposed, more where the keys don't fill tiles of 128: a kernel of its own
-    double shared_exposed = 0;      ///< of the near memory's time
-    double adds_exposed = 0;        ///< of the time of adding dQ in the L2
-    double step_cycles = 0;         ///< of a tile of keys beside that: fa1's warps meet and exchange O
-    double turn_cycles = 0;         ///< from one block of keys that adds to a tile of dQ to the next
-    double end_cycles = 0;          ///< of a tile of queries (backward: keys), beside its tiles: filling and emptying
+    double exp_exposed = 0;     ///< of the exponentials' time (the maximum, sums and rescaling run with them)
+    double uneven_exposed = 0;  ///< as exp_exposed, more where the keys don't fill tiles of 128: a kernel of its own
+    double shared_exposed = 0;  ///< of the near memory's time
+    double adds_exposed = 0;    ///< of the time of adding dQ in the L2
+    double step_cycles = 0;     ///< of a tile of keys beside that: fa1's warps meet and exchange O
+    double turn_cycles = 0;     ///< from one block of keys that adds to a tile of dQ to the next
+    double end_cycles = 0;      ///< of a tile of queries (backward: keys), beside its tiles: filling and emptying
     double end_cycles_per_dim = 0;  ///< the same, for each of the head_dim columns
     double mask_exposed = 0;        ///< of the exponentials' time, more in a tile that the mask or an end cuts
     double dram_exposed = 0;        ///< of the DRAM traffic of Q and O; fa1: of the first and last pass over O

@@ -14,8 +14,8 @@
 namespace tessera::worksheet_test {
 namespace {
 
-/// + - * / ^ ( ) max( , ) min( , ) log2( ) over numbers; words are left out but for units that scale: in a line whose result is
-/// in milliseconds, clk / GHz and B / (GB/s) are nanoseconds.
+/// + - * / ^ ( ) max( , ) min( , ) log2( ) over numbers; words are left out but for units that scale: in a line whose
+/// result is in milliseconds, clk / GHz and B / (GB/s) are nanoseconds.
 class Pencil {
  public:
     Pencil(std::string text, bool in_ms) : text_(std::move(text)), in_ms_(in_ms) {}
