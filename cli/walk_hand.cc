@@ -149,8 +149,8 @@ std::string results_text(const Hand& hand) {
             text += fmt::format("  row {}   sees no key: O = (0, 0), LSE = -inf\n", i);
             continue;
         }
-        text += fmt::format("  row {}   O = {:<18} = ({:.6f}, {:.6f})\n          l = {:<6} LSE = {:.6f}\n", i,
-                            text_of(row.o), row.o[0].value(), row.o[1].value(), row.l.text(),
+        text += fmt::format("  row {}   O = {:<16} = ({:.5f}, {:.5f})  l = {:<5}  LSE = {:.5f}\n", i, text_of(row.o),
+                            row.o[0].value(), row.o[1].value(), row.l.text(),
                             (static_cast<double>(*row.m) + std::log2(row.l.value())) * std::log(2.0));
     }
     return text;
@@ -198,25 +198,6 @@ std::string backward_text(const Hand& hand) {
     return text;
 }
 
-/// Lines beyond the width go on below, behind what they began with.
-std::string folded(const std::string& text, int width) {
-    const std::string indent(12, ' ');
-    std::string result;
-    for (std::size_t at = 0; at < text.size();) {
-        const std::size_t end = std::min(text.find('\n', at), text.size());
-        std::string line = text.substr(at, end - at);
-        at = end + 1;
-        while (line.size() > static_cast<std::size_t>(width)) {
-            const std::size_t space = line.rfind(' ', static_cast<std::size_t>(width));
-            if (space == std::string::npos || space <= indent.size()) break;
-            result += line.substr(0, line.find_last_not_of(' ', space) + 1) + "\n";
-            line = indent + line.substr(line.find_first_not_of(' ', space));
-        }
-        result += line + "\n";
-    }
-    return result;
-}
-
 }  // namespace
 
 std::string hand_text(const Hand& hand, bool backward, int width) {
@@ -232,7 +213,9 @@ std::string hand_text(const Hand& hand, bool backward, int width) {
         width);
     text += '\n';
     text += matrices_text(hand.example, backward);
-    text += folded(steps_text(hand) + results_text(hand) + (backward ? backward_text(hand) : ""), width);
+    text += steps_text(hand);
+    text += results_text(hand);
+    if (backward) text += backward_text(hand);
     text += "\n";
     add_lines(text,
               "Check: put all s of a row beside each other, weigh the rows of V with 2^s and divide by the sum of the "
