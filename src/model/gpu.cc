@@ -137,7 +137,7 @@ void Gpu::note_tile() {
         sum += fmt::format(" + {:.6g}", share * cycles);
     };
     if (exp_exposed() > c.exp_exposed)
-        account.note("exponentials exposed", "{:.3g} + {:.3g}, the keys not filling tiles of 128, = {:.3g}",
+        account.note("exponentials exposed", "keys that do not fill tiles of 128: {:.3g} + {:.3g} = {:.3g}",
                      c.exp_exposed, c.uneven_exposed, exp_exposed());
     exposed("exponentials of a tile", fmt::format("{:.0f} * {:.0f} / {:.4g} per clk", m, n, machine.exp_rate.value),
             t.exps, exp_exposed());
