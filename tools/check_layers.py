@@ -71,6 +71,7 @@ LAYER_OF = {
     "src/cuda/fa3/tile_order.": "cuda/shapes",
     "src/cuda/fa3/head_stack.": "cuda/shapes",
     "src/cuda/fa3/block_range.": "cuda/shapes",
+    "src/cuda/fa3/queue_time.": "cuda/shapes",
     "src/cuda/fa3/backward/config.": "cuda/shapes",
     "src/cuda/fa3/backward/shapes.": "cuda/shapes",
     "src/cuda/fa3/backward/order.": "cuda/shapes",

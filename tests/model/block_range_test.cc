@@ -7,6 +7,10 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
+
+#include "cuda/fa3/shapes.hpp"
+#include "cuda/fa3/tile_order.hpp"
 
 namespace tessera::block_range_test {
 namespace {
@@ -93,6 +97,59 @@ TEST(BlockRange, OfASliceLiesInItsTileAndHasOneBlockAtLeast) {
         ASSERT_EQ(part_of(tile, blocks_of<kBlock>(begin, std::min(begin + kSlice, end), visible)).begin, tile.begin);
     }
     EXPECT_GT(hidden, 100) << "slices that see no key of their tile's";
+}
+
+/// How often each visible pair of a head comes, by the tiles, slices and blocks of a compiled shape; each is to come
+/// once, and a block that has all its pairs seen to be told from one that has not.
+template <class Shape>
+void expect_every_pair_once(int len_q, const Visibility& visible) {
+    constexpr auto kConfig = Shape::kConfig;
+    constexpr int kBlockKv = kConfig.block_kv;
+    const int q_blocks = (len_q + kConfig.block_q() - 1) / kConfig.block_q();
+    std::set<int> tiles;
+    const cuda::fa3::TileOrder order(1, q_blocks, 1);
+    for (int i = 0; i < order.tiles(); ++i) {
+        ASSERT_TRUE(tiles.insert(order[i].block).second);
+        const int begin = order[i].block * kConfig.block_q();
+        const int end = std::min(begin + kConfig.block_q(), len_q);
+        const BlockRange tile = blocks_of<kBlockKv>(begin, end, visible);
+        for (int q = begin; q < end; ++q) {
+            const int slice = q / 64 * 64;
+            BlockRange own = tile;
+            if (kConfig.own_blocks() && tile.count() > 0) {
+                own = part_of(tile, blocks_of<kBlockKv>(slice, std::min(slice + 64, end), visible));
+            }
+            const int first = std::max(q + visible.low, 0);
+            const int last = std::min(q + visible.high, visible.last_key);
+            if (first > last) continue;
+            ASSERT_LE(own.begin * kBlockKv, first) << Shape::kConfig.head_dim << ", query " << q;
+            ASSERT_GT(own.end * kBlockKv, last) << Shape::kConfig.head_dim << ", query " << q;
+            for (int n = own.begin; n < own.end; ++n) {
+                const bool whole = first <= n * kBlockKv && (n + 1) * kBlockKv - 1 <= last;
+                ASSERT_TRUE(own.partial(n) || whole) << Shape::kConfig.head_dim << ", query " << q << ", block " << n;
+            }
+        }
+    }
+    ASSERT_EQ(static_cast<int>(tiles.size()), q_blocks);
+}
+
+template <class... Shapes>
+void expect_of_every_shape(cuda::ShapeList<Shapes...>, int len_q, const Visibility& visible) {
+    (expect_every_pair_once<Shapes>(len_q, visible), ...);
+}
+
+TEST(BlockRange, OfEveryCompiledShapeHasEveryPairOnce) {
+    std::mt19937 random(3);
+    const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most + 1)); };
+    for (int i = 0; i < 300; ++i) {
+        const int len_q = 1 + upto(699);
+        Visibility visible{-10000, 10000, upto(699)};
+        if (upto(3) > 0) visible.high = visible.last_key + 1 - len_q;  // causal, to the last key
+        if (upto(3) == 0) visible.high = upto(1000) - 300;
+        if (upto(3) == 0) visible.low = visible.high - upto(300);
+        expect_of_every_shape(cuda::fa3::Shapes{}, len_q, visible);
+        if (HasFatalFailure()) return;
+    }
 }
 
 }  // namespace

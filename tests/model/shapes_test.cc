@@ -16,7 +16,7 @@
 namespace tessera::shapes_test {
 namespace {
 
-Problem of_dims(std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t len = 4096) {
+Problem of_dims(std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t len = 2048) {
     Problem p = Problem::dense(1, len, 2, head_dim, DType::bf16);
     p.head_dim_v = head_dim_v;
     return p;
@@ -78,6 +78,23 @@ TEST(CompiledShapes, fa3) {
     EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), -1)), "HeadDim128General");
     EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), 1e-40)), "HeadDim128General") << "subnormal in fp32";
     EXPECT_EQ(fa3_shape(dropped(of_dims(256, 64))), "none");
+}
+
+/// Long rows of few heads have the tiles that fill the GPU better.
+TEST(CompiledShapes, fa3_by_the_queue) {
+    const auto rows = [](std::int64_t batch, std::int64_t heads, std::int64_t len) {
+        return Problem::dense(batch, len, heads, 64, DType::bf16);
+    };
+    EXPECT_EQ(fa3_shape(causal(rows(1, 1, 32768))), "HeadDim64Short");
+    EXPECT_EQ(fa3_shape(causal(rows(1, 3, 8192))), "HeadDim64Short");
+    EXPECT_EQ(fa3_shape(causal(rows(3, 1, 8192))), "HeadDim64Short") << "members are heads, too";
+    EXPECT_EQ(fa3_shape(causal(rows(1, 32, 16384))), "HeadDim64");
+    EXPECT_EQ(fa3_shape(rows(1, 1, 16384)), "HeadDim64") << "causal rows only";
+    EXPECT_EQ(fa3_shape(capped(causal(rows(1, 1, 16384)))), "HeadDim64Capped");
+    Problem ragged = causal(rows(1, 1, 32768));
+    ragged.ragged = true;
+    ragged.total_q = ragged.total_kv = 32768;
+    EXPECT_EQ(fa3_shape(ragged), "HeadDim64") << "lengths are not known";
 }
 
 TEST(CompiledShapes, fa3_backward) {

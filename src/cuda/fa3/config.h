@@ -62,8 +62,9 @@ struct HeadDim64 {
     static constexpr Config kConfig{
         .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 3, .kv_stages = 4, .q_stages = 2};
 };
-/// For short rows: the ends of tiles are shorter with registers for them, and two warpgroups take turns. The same bits
-/// as HeadDim64.
+/// For short rows: the ends of tiles are shorter with registers for them, and two warpgroups take turns. And for long
+/// causal rows of so few heads that tiles of 192 queries leave multiprocessors idle (wants_short). The same bits as
+/// HeadDim64.
 struct HeadDim64Short {
     static constexpr Config kConfig{
         .head_dim = 64,

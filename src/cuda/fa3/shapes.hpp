@@ -8,6 +8,7 @@
 
 #include "cuda/fa3/cap.hpp"
 #include "cuda/fa3/config.h"
+#include "cuda/fa3/queue_time.hpp"
 #include "cuda/shared/scores.hpp"
 #include "cuda/tile/query_tiles.hpp"
 #include "tessera/kernel.hpp"
@@ -27,11 +28,25 @@ inline Scores scores_of(const Problem& p) {
     return fits(cap_of(p.softcap, scale)) ? Scores::capped : Scores::general;
 }
 
+/// Of tiles of HeadDim64 and HeadDim64Short in long rows. From three causal heads of 8,192 keys on an H200, whose
+/// longest tile decides: 102 and 76 microseconds.
+inline constexpr TilePrice kTileOf192{HeadDim64::kConfig.block_q(), 1.5, 2.5};
+inline constexpr TilePrice kTileOf128{HeadDim64Short::kConfig.block_q(), 1.1, 1.5};
+
+/// Does a call that both HeadDim64 and HeadDim64Short hold get the latter? Short rows do; long ones of few heads, where
+/// that clearly keeps the multiprocessors busier. No bit depends on it.
+inline bool wants_short(const Problem& p) {
+    constexpr Config kShort = HeadDim64Short::kConfig;
+    constexpr double kClearly = 0.9;  // the prices were not measured by themselves
+    if (p.len_kv <= (uneven(p) ? kShort.short_row : kShort.short_even_row)) return true;
+    return queue_decides(p, kTileOf192) && queue_time(p, kTileOf128) < kClearly * queue_time(p, kTileOf192);
+}
+
 /// The place in Shapes of the first one that holds a Problem with such scores; none: they go up to a smaller head_dim.
 inline std::optional<std::size_t> shape_of(const Problem& p, Scores scores) {
     return Shapes::first([&](const Config& c) {
-        const bool short_enough = c.short_row == 0 || p.len_kv <= (uneven(p) ? c.short_row : c.short_even_row);
-        return c.scores == scores && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v && short_enough;
+        return c.scores == scores && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v &&
+               (c.short_row == 0 || wants_short(p));
     });
 }
 inline std::optional<std::size_t> shape_of(const Problem& p) { return shape_of(p, scores_of(p)); }
