@@ -21,6 +21,7 @@ using cuda::fa3::part_of;
 using cuda::fa3::Visibility;
 
 constexpr int kBlock = 16;
+static_assert(kBlock == cuda::fa3::kChunkKeys);
 constexpr int kSlice = 8;
 
 struct Met {
@@ -97,6 +98,34 @@ TEST(BlockRange, OfASliceLiesInItsTileAndHasOneBlockAtLeast) {
         ASSERT_EQ(part_of(tile, blocks_of<kBlock>(begin, std::min(begin + kSlice, end), visible)).begin, tile.begin);
     }
     EXPECT_GT(hidden, 100) << "slices that see no key of their tile's";
+}
+
+TEST(KeysSeen, TellsChunksThatAllSeeFromThoseThatNoneSees) {
+    std::mt19937 random(4);
+    constexpr int kChunks = 8;
+    int hidden = 0;
+    int whole = 0;
+    for (int i = 0; i < 20000; ++i) {
+        const auto [visible, begin, end] = draw(random);
+        const int first_key = static_cast<int>(random() % 6) * kBlock;
+        const auto behind = [&](int q) { return std::min(q + visible.high, visible.last_key) + 1 - first_key; };
+        const cuda::fa3::KeysSeen keys{begin + visible.low - first_key, behind(begin),
+                                       end - 1 + visible.low - first_key, behind(end - 1)};
+        const cuda::fa3::SeenChunks seen = keys.seen();
+        ASSERT_GE(seen.end, 1);
+        for (int c = 0; c < kChunks; ++c) {
+            const Met met = pairs(c + first_key / kBlock, begin, end, visible);
+            ASSERT_TRUE(!met.any || !keys.hidden(c)) << "chunk " << c << " of queries " << begin << " to " << end;
+            ASSERT_EQ(keys.whole(c), met.all) << "chunk " << c << " of queries " << begin << " to " << end;
+            ASSERT_TRUE(!met.any || (seen.begin <= c && c < seen.end)) << "chunk " << c;
+            // What is not exponentiated has had its scores hidden.
+            ASSERT_TRUE((seen.begin <= c && c < seen.end) || keys.hidden(c)) << "chunk " << c;
+            hidden += keys.hidden(c) ? 1 : 0;
+            whole += keys.whole(c) ? 1 : 0;
+        }
+    }
+    EXPECT_GT(hidden, 1000);
+    EXPECT_GT(whole, 1000);
 }
 
 /// How often each visible pair of a head comes, by the tiles, slices and blocks of a compiled shape; each is to come

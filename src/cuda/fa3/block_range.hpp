@@ -40,6 +40,34 @@ TESSERA_HOST_DEVICE inline BlockRange blocks_of(int begin, int end, const Visibi
     return blocks;
 }
 
+/// Scores are masked and exponentiated in chunks of so many keys.
+inline constexpr int kChunkKeys = 16;
+
+/// Of a block's chunks, those in which some of a few queries see a key: outside, weights are 0.
+struct SeenChunks {
+    int begin, end;  ///< end: 1 at least; past the block, too
+};
+
+/// What some queries see of a block of keys, counted from its first key: the first query keys [none_before, to), the
+/// last one keys [from, none_behind). So all of them see keys [from, to), and none sees keys before `none_before`, or
+/// from `none_behind` on.
+struct KeysSeen {
+    int none_before, to, from, none_behind;
+
+    /// By none of them, chunk c.
+    TESSERA_HOST_DEVICE bool hidden(int c) const {
+        return (c + 1) * kChunkKeys <= none_before || c * kChunkKeys >= none_behind;
+    }
+    /// By all of them.
+    TESSERA_HOST_DEVICE bool whole(int c) const { return c * kChunkKeys >= from && (c + 1) * kChunkKeys <= to; }
+
+    TESSERA_HOST_DEVICE SeenChunks seen() const {
+        const int begin = none_before > 0 ? none_before : 0;
+        const int end = (none_behind + kChunkKeys - 1) / kChunkKeys;
+        return {begin / kChunkKeys, end > 1 ? end : 1};
+    }
+};
+
 /// Of a tile's blocks, those of some of its queries: one at least, which may be hidden from all of them.
 TESSERA_HOST_DEVICE inline BlockRange part_of(const BlockRange& tile, BlockRange own) {
     if (own.end <= tile.begin) own.end = tile.begin + 1;

@@ -42,6 +42,10 @@ struct Config {
     /// was not tried.
     constexpr bool takes_turns() const { return consumers == 2 && scores != Scores::general; }
 
+    /// Where a warp's 16 rows see none of 16 keys, nothing is exponentiated for them. It takes registers: over
+    /// head_dim_v 128 they are O's, and three consumers have none.
+    constexpr bool skips_hidden_keys() const { return head_dim_v <= 128 && consumers < 3; }
+
     /// Slabs of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
     constexpr int v_slabs() const { return (head_dim_v + 63) / 64; }

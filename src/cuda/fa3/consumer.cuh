@@ -44,6 +44,7 @@ struct Consumer {
 
     Products<T, kConfig.block_kv, kConfig.head_dim, kConfig.head_dim_v> products;
     OnlineSoftmax<T> rows;
+    SeenChunks seen;    ///< of a partial block
     int slice;          ///< of the tile that is multiplied: the 64 rows that are this warpgroup's
     int v_to_pass = 0;  ///< blocks that are not this warpgroup's, whose K was passed over and whose V was not yet
     bool lent = false;  ///< where O has no memory of its own: that of the tile before is still in what was lent for it

@@ -78,7 +78,13 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const WorkTile& tile, const KeyBlocks& blocks) {
     const int first_key = blocks.n * kConfig.block_kv;
     const ThreadRows own(tile, launch.stack, row_in_tile(tile));
-    if (blocks.partial) apply_mask(products.s, tile, own.query, first_key, lane());
+    if (blocks.partial) {
+        if constexpr (kConfig.skips_hidden_keys()) {
+            seen = apply_mask_by_chunks(products.s, tile, own.query, first_key, lane());
+        } else {
+            apply_mask(products.s, tile, own.query, first_key, lane());
+        }
+    }
     float factor[2];
     rows.rescale(products.s, tile, own.query, first_key, launch.scale_log2, launch.unscale, factor);
     if (!kSettleUnderProducts) rows.settle(launch.unscale);
@@ -99,7 +105,8 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlo
         // P = exp2(S - m), beside the other warpgroup's products: none of this one's runs.
         Operands next;
         await_turn();
-        exponentiate(products.s, products.p, rows, launch.scale_log2, order, extra, [&] { next = look_up_operands(); });
+        exponentiate(products.s, products.p, rows, launch.scale_log2, order, extra,
+                     kConfig.skips_hidden_keys() && blocks.partial, seen, [&] { next = look_up_operands(); });
         give_turn();
         if (blocks.at_last()) return false;
         wait_for(next);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/fa3/mask.cuh"
 #include "cuda/fa3/shared.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/order.cuh"
@@ -13,30 +14,6 @@
 #include "cuda/tile/headroom.cuh"
 
 namespace tessera::cuda::fa3 {
-
-/// Element 4 * j + 2 * r + e of an accumulator is row r, column 8 * j + 2 * (lane % 4) + e.
-constexpr int row_of(int element) { return element / 2 % 2; }
-constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
-
-/// Scores of pairs that are not visible become -inf. `query`: of the thread's rows.
-template <int kCount>
-__device__ __forceinline__ void apply_mask(float (&scores)[kCount], const WorkTile& tile, const int (&query)[2],
-                                           int first_key, int lane) {
-    const int key = first_key + 2 * (lane % 4);  // relative to it, columns are compile-time numbers
-    const int first[2] = {query[0] + tile.low - key, query[1] + tile.low - key};
-    const int last[2] = {min(query[0] + tile.high, tile.last_key) - key,
-                         min(query[1] + tile.high, tile.last_key) - key};
-    if (__any_sync(kAllLanes, first[1] > 0)) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            if (column_of(i) < first[row_of(i)]) scores[i] = -INFINITY;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-        if (column_of(i) > last[row_of(i)]) scores[i] = -INFINITY;
-    }
-}
 
 /// A maximum m is left alone by scores that are a little over it, so that O is rescaled in few blocks only: the
 /// division by l makes up for weights over 1. A little: where many scores of the row's first block are near the
@@ -210,7 +187,6 @@ __device__ __forceinline__ void OnlineSoftmax<T>::settle(float unscale) {
 /// work is cut into chunks that it may not mix (ptx/order.cuh).
 template <class T, int kCount, class Extra>
 struct Exponentials {
-    static constexpr int kChunk = 8;  // exponentials
     static constexpr int kChunks = kCount / kChunk;
     static constexpr int kAhead = 3;  // chunks whose exponents are ready before their turn
     static_assert(kCount % kChunk == 0);
@@ -248,6 +224,32 @@ struct Exponentials {
         }
     }
 
+    /// The same, of chunks `seen` alone: no key of the others is seen, and their weights are 0, as exp2(-inf) would be.
+    template <int kPart>
+    __device__ __forceinline__ void run_seen(const SeenChunks& seen) {
+        if constexpr (kPart == 0) exponents<0, kAhead + 1>();
+        else exponents<kPart + kAhead, kPart + kAhead + 1>();
+        if constexpr (kPart > 0) {
+            if (kPart >= seen.end) {
+                sum_and_pack<kPart - 1>();
+#pragma unroll
+                for (int i = kPart * kChunk; i < kCount; i += 2) p[i / 8][i % 8 / 2] = 0;
+                return;
+            }
+        }
+        if constexpr (kPart < kChunks) {
+            if (kPart >= seen.begin) {
+                exponentials<kPart>();
+            } else {
+#pragma unroll
+                for (int i = kPart * kChunk; i < (kPart + 1) * kChunk; ++i) scores[i] = 0;
+            }
+            if constexpr (kPart > 0) sum_and_pack<kPart - 1>();
+            order.template fence<kChunks + kPart>();
+            run_seen<kPart + 1>(seen);
+        }
+    }
+
     /// Chunk kPart and all after it. `beside`() is done in the shadow of the last one.
     template <int kPart, class Beside>
     __device__ __forceinline__ void run(const Beside& beside) {
@@ -264,13 +266,20 @@ struct Exponentials {
 };
 
 /// Scores [2 rows][kCount / 2 columns] of this thread become weights in p, and their sums are added to the rows'; what
-/// `extra` drops is part of the sums only. `beside`() is done in the shadow of the last ones.
+/// `extra` drops is part of the sums only. `some`: of chunks `seen` alone. `beside`() is done in the shadow of
+/// the last ones.
 template <class T, int kCount, class Extra, class Beside>
 __device__ __forceinline__ void exponentiate(float (&scores)[kCount], std::uint32_t (&p)[kCount / 8][4],
                                              OnlineSoftmax<T>& rows, float scale_log2, ptx::IssueOrder order,
-                                             const Extra& extra, const Beside& beside) {
+                                             const Extra& extra, bool some, const SeenChunks& seen,
+                                             const Beside& beside) {
     Exponentials<T, kCount, Extra> exponentials{scores, p, rows.subtract, scale_log2, order, extra};
-    exponentials.template run<0>(beside);
+    if (some) {
+        exponentials.template run_seen<0>(seen);
+        beside();
+    } else {
+        exponentials.template run<0>(beside);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] += exponentials.parts[r][0] + exponentials.parts[r][1];
 }
