@@ -86,7 +86,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const Wor
         }
     }
     float factor[2];
-    rows.rescale(products.s, tile, own.query, first_key, launch.scale_log2, launch.unscale, factor);
+    rows.rescale(products.s, tile, own.query, first_key, blocks.at_last(), launch.scale_log2, launch.unscale, factor);
     if (!kSettleUnderProducts) rows.settle(launch.unscale);
     if (kConfig.own_blocks() || blocks.n != tile.blocks.end - 1) {  // O is 0 before the first one
 #pragma unroll

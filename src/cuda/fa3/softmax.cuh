@@ -43,10 +43,11 @@ struct OnlineSoftmax {
 
     /// The online softmax: brings the maxima up to those of a block, where it takes that, and l to them; O has to be
     /// multiplied by `factor`. The block
-    /// begins at `first_key`; `query`: of the thread's rows.
+    /// begins at `first_key`; `query`: of the thread's rows. `last`: no block comes behind it, nor settle().
     template <int kCount>
     __device__ __forceinline__ void rescale(float (&scores)[kCount], const WorkTile& tile, const int (&query)[2],
-                                            int first_key, float scale_log2, float unscale, float (&factor)[2]);
+                                            int first_key, bool last, float scale_log2, float unscale,
+                                            float (&factor)[2]);
 
     /// The second half of rescale(), which nothing waits for before the next needs_rescale(): how far over their maxima
     /// later scores may be. To be called under a product.
@@ -128,8 +129,8 @@ __device__ __forceinline__ float near_maximum(const float (&largest)[kPartsOfThr
 template <class T>
 template <int kCount>
 __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount], const WorkTile& tile,
-                                                          const int (&query)[2], int first_key, float scale_log2,
-                                                          float unscale, float (&factor)[2]) {
+                                                          const int (&query)[2], int first_key, bool last,
+                                                          float scale_log2, float unscale, float (&factor)[2]) {
     float largest[2][kPartsOfThread];
     largest_of_parts(scores, largest);
     // Both rows at each step, and no branches between: a shuffle takes as long as 25 instructions.
@@ -151,11 +152,17 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
         factor[r] = ptx::exp2_approx(before - finite_max(r));
         sum[r] *= factor[r];
         subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kHeadroom<T>;
-        // Of a block that the row sees a part of, the rest is taken to be like that part.
-        const int begin = ::max(query[r] + tile.low - first_key, 0);
-        const int end = ::min(::min(query[r] + tile.high, tile.last_key) + 1 - first_key, 2 * kCount);
-        const float more = __fdividef(1.5F * kCount, static_cast<float>(end - begin));
-        near[r] = first ? near_maximum(largest[r], finite_max(r), scale_log2) * more : -1.0F;
+        near[r] = first ? 0.0F : -1.0F;
+    }
+    if (!last) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            // Of a block that the row sees a part of, the rest is taken to be like that part.
+            const int begin = ::max(query[r] + tile.low - first_key, 0);
+            const int end = ::min(::min(query[r] + tile.high, tile.last_key) + 1 - first_key, 2 * kCount);
+            const float more = __fdividef(1.5F * kCount, static_cast<float>(end - begin));
+            near[r] = near[r] < 0 ? near[r] : near_maximum(largest[r], finite_max(r), scale_log2) * more;
+        }
     }
     unsettled = true;
     if (!large(0) && !large(1)) return;
