@@ -41,6 +41,8 @@ struct Config {
     /// Two warpgroups exponentiate one after the other, block by block. Not in the general shapes, in which it
     /// was not tried.
     constexpr bool takes_turns() const { return consumers == 2 && scores != Scores::general; }
+    /// The turn is given behind the last exponential, before sums and packing are done.
+    constexpr bool gives_turn_early() const { return takes_turns() && head_dim_v <= 64; }
 
     /// Where a warp's 16 rows see none of 16 keys, nothing is exponentiated for them. It takes registers: over
     /// head_dim_v 128 they are O's, and three consumers have none.

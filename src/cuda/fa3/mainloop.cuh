@@ -106,8 +106,11 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlo
         Operands next;
         await_turn();
         exponentiate(products.s, products.p, rows, launch.scale_log2, order, extra,
-                     kConfig.skips_hidden_keys() && blocks.partial, seen, [&] { next = look_up_operands(); });
-        give_turn();
+                     kConfig.skips_hidden_keys() && blocks.partial, seen, [&] {
+                         if (kConfig.gives_turn_early()) give_turn();
+                         next = look_up_operands();
+                     });
+        if (!kConfig.gives_turn_early()) give_turn();
         if (blocks.at_last()) return false;
         wait_for(next);
 
