@@ -57,9 +57,13 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     }
     launch.store_by_copy_engine = !refuse_copy_engine(params.o, shapes.o);
     if (launch.store_by_copy_engine) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, stacked, 16 / stacked);
-    launch.order =
-        TileOrder(static_cast<int>(query_heads(p)) / stacked, static_cast<int>(query_tiles(p, c.block_q() / stacked)),
-                  std::max(heads_together(p, kL2Share) / stacked, 1));
+    const auto q_blocks = static_cast<int>(query_tiles(p, c.block_q() / stacked));
+    int together = heads_together(p, kL2Share);
+    if (!p.ragged) {
+        together =
+            heads_in_group(together, params.group, params.len_kv, q_blocks, properties(plan.device).multiprocessors);
+    }
+    launch.order = TileOrder(static_cast<int>(query_heads(p)) / stacked, q_blocks, std::max(together / stacked, 1));
     launch.stacks = Divider(params.heads_q / stacked);
     launch.group = Divider(params.group);
     const Band band = p.mask.bind(p.len_q, p.len_kv);

@@ -44,6 +44,17 @@ class TileOrder {
     Divider group_, together_, rest_;
 };
 
+/// Of `together` heads whose K and V stay in L2: so many form a group, `group` query heads sharing K and V. In short
+/// rows no more than have a tile for each of `multiprocessors`: the first round of a group brings all of its K and V,
+/// the rounds after it none, and a group of several rounds would wait for memory first, and then leave it idle.
+inline int heads_in_group(int together, int group, int len_kv, int q_blocks, int multiprocessors) {
+    constexpr int kShortRow = 1024;
+    if (len_kv > kShortRow) return together;
+    const int one_round = (multiprocessors + q_blocks - 1) / q_blocks;
+    const int whole = (one_round + group - 1) / group * group;
+    return whole < together ? whole : together;
+}
+
 /// Where nobody counts who is free, each of `workers` thread blocks takes one tile of each round of so many: behind
 /// `tile` the one a place further in the next round. (In the same place it could get the same tile of every head, and a
 /// head's last one may have fewer rows.)
