@@ -206,6 +206,10 @@ def test_derivatives_that_are_not_there_are_errors(call, device):
         assert torch.equal(tt.attention(q, k, v, **call), tt.attention(q, k, v, **call))
     with pytest.raises(RuntimeError, match="second derivatives .* are not there|derivative for .* is not implemented"):
         torch.autograd.functional.jvp(lambda x: tt.attention(x, k, v, **call), q, q)
+    for transform in (lambda f: torch.func.jvp(f, (q,), (q,)), lambda f: torch.func.jacfwd(f)(q),
+                      lambda f: torch.func.hessian(lambda x: f(x).sum())(q)):
+        with pytest.raises(NotImplementedError, match="tessera: derivatives of attention by forward mode"):
+            transform(lambda x: tt.attention(x, k, v, **call))
     x = q.clone().requires_grad_()
     first, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x, create_graph=True)
     want, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x)

@@ -33,7 +33,7 @@ def _forward_mode():
     return _levels._current_level >= 0
 
 
-def _number(name, value):
+def number(name, value):
     """The float that `value` is, or None; a number of a compiled graph stays one."""
     if value is None or isinstance(value, torch.SymFloat):
         return value
@@ -56,7 +56,7 @@ def _explained(error, q, k, v):
     except ValueError as reason:
         return reason
     if isinstance(error, NotImplementedError) and _forward_mode():
-        return NotImplementedError("tessera: derivatives of attention by forward mode are not there")
+        return NotImplementedError(_operators.NO_FORWARD_MODE)
     if isinstance(error, NotImplementedError):  # PyTorch's dispatcher knows no operator for these tensors
         return _errors.of_the_place(q, k, v)
     return _errors.translated(error)
@@ -71,7 +71,7 @@ def run(q, k, v, bias, *rest):
             return _operators.attention_with_rest(q, k, v, bias, *rest)[:2]
         return _operators.attention(q, k, v, bias, *rest)
     if rest[9].__class__ not in _FLOATS or rest[10].__class__ not in _FLOATS:
-        rest = *rest[:9], _number("scale", rest[9]), _number("softcap", rest[10]), *rest[11:]
+        rest = *rest[:9], number("scale", rest[9]), number("softcap", rest[10]), *rest[11:]
     if _functorch_active():
         return _functorch.attention(q, k, v, bias, *rest)
     try:
@@ -101,7 +101,7 @@ def run_o(q, k, v, causal, heads_first, scale, left, right):
     if _is_compiling() or _functorch_active() or _is_traced():
         return run(*_operators.all_arguments(q, k, v, causal, heads_first, scale, left, right))[0]
     if scale.__class__ not in _FLOATS:
-        scale = _number("scale", scale)
+        scale = number("scale", scale)
     try:
         if _levels._current_level >= 0:
             return _plain_eager(q, k, v, (causal, heads_first, scale, left, right))[0]
