@@ -39,6 +39,8 @@ def number(name, value) -> float:
         return float(value)
     except (TypeError, ValueError):
         expect(name, "a number", repr(value))
+    except OverflowError:
+        expect(name, "a number that a float can hold", f"an integer of {value.bit_length()} bits")
 
 
 def integer(name, value) -> int:

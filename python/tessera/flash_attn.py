@@ -52,9 +52,9 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
         else:
             _attention.no_gradient("alibi_slopes", alibi_slopes)
             seed = _attention.seed_tensor(None, dropout_p)
+            cap = max(_attention.number("softcap", softcap), 0.0)
             arguments = (q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seed, _int(max_seqlen_q),
-                         _int(max_seqlen_k), causal, left, right, softmax_scale, max(float(softcap), 0.0), dropout_p,
-                         None, False)
+                         _int(max_seqlen_k), causal, left, right, softmax_scale, cap, dropout_p, None, False)
             o, lse = _attention.run(*arguments)
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of tessera.torch that nobody should make, and odd ones that must work."""
 import concurrent.futures
+import fractions
 import gc
 import weakref
 
@@ -115,6 +116,13 @@ def test_seeds_that_are_none(seed, device):
         tt.attention(*reference.inputs(device=device), dropout_p=0.1, seed=seed)
 
 
+@pytest.mark.filterwarnings("ignore")  # PyTorch is leaving them
+def test_quantized_tensors_are_named():
+    q, k, v = (t.detach() for t in reference.inputs())
+    with pytest.raises(ValueError, match="^k: expected dtype .* got torch.qint8"):
+        tt.attention(q, torch.quantize_per_tensor(k, 0.1, 0, torch.qint8), v)
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.float8_e4m3fn], ids=str)
 def test_dtypes_that_it_does_not_have(dtype, device):
     with pytest.raises(ValueError, match="dtype"):
@@ -122,7 +130,8 @@ def test_dtypes_that_it_does_not_have(dtype, device):
 
 
 WRONG = {  # the argument that the message names, and what is wrong with it
-    "window": [(1.5, None), (-1, None), (3,), "ab", 3, (2**70, None)], "scale": ["x", float("nan"), 1j, 1e300], "softcap": [None, -1.0],
+    "window": [(1.5, None), (-1, None), (3,), "ab", 3, (2**70, None)], "softcap": [None, -1.0, 10**400],
+    "scale": ["x", float("nan"), 1j, 1e300, 10**400, torch.tensor([0.5, 0.5]), torch.tensor(0.5, requires_grad=True)],
     "dropout_p": ["a", 1.0, -0.1], "kernel": [3, "nope", "", b"cpu.fa2", "\udc80", "cpu.fa2\0x"], "alibi_slopes": [[1.0], torch.ones(4, dtype=torch.float64)],
     "bias": [[1.0], torch.zeros(3, 3), torch.zeros(1, 1, 1, 37, 53), torch.ones(37, 53, dtype=torch.bool)],
     "causal": [True, [], "left", 1], "layout": ["sbhd", None], "seed": [torch.tensor([1, 2]), torch.tensor([1.5])]}
@@ -160,6 +169,31 @@ def test_integers_of_numpy(device):
         assert torch.equal(tt.attention(q, k, v, **given), tt.attention(q, k, v, **same))
 
 
+def test_numbers_of_other_kinds(device):
+    """A tensor with one number that wants no gradient, an integer, Python's other numbers."""
+    for gradients in (False, True):
+        leaves = [t.detach().requires_grad_(gradients) for t in reference.inputs(device=device)]
+        for given in (torch.tensor(0.5), torch.tensor([0.5], device=device), fractions.Fraction(1, 2)):
+            assert torch.equal(tt.attention(*leaves, scale=given), tt.attention(*leaves, scale=0.5))
+        assert torch.equal(tt.attention(*leaves, scale=1), tt.attention(*leaves, scale=1.0))
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch is leaving it
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("lse", [False, True])
+def test_a_trace_of_torch_jit(gradients, lse, device):
+    """A graph of torch.jit.trace has tessera's operator and differentiates, whatever was wanted while it was made."""
+    leaves = [t.detach().requires_grad_(gradients) for t in reference.inputs(device=device)]
+    traced = torch.jit.trace(lambda *t: tt.attention(*t, causal="bottom-right", scale=0.4, return_lse=lse), leaves)
+    assert "tessera::attention" in str(traced.graph)
+    others = reference.inputs(len_q=21, seed=4, device=device)
+    got, want = traced(*others), tt.attention(*others, causal="bottom-right", scale=0.4, return_lse=True)
+    assert torch.equal(got[0] if lse else got, want[0]) and (not lse or torch.equal(got[1], want[1]))
+    for a, b in zip(torch.autograd.grad((got[0] if lse else got).sin().sum(), others),
+                    torch.autograd.grad(want[0].sin().sum(), others)):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("call", [{}, dict(softcap=2.0)], ids=str)
 def test_derivatives_that_are_not_there_are_errors(call, device):
     """Not tangents of 0, which PyTorch would take for an operator that it cannot see through. Of second derivatives
@@ -172,6 +206,10 @@ def test_derivatives_that_are_not_there_are_errors(call, device):
         assert torch.equal(tt.attention(q, k, v, **call), tt.attention(q, k, v, **call))
     with pytest.raises(RuntimeError, match="second derivatives .* are not there|derivative for .* is not implemented"):
         torch.autograd.functional.jvp(lambda x: tt.attention(x, k, v, **call), q, q)
+    for transform in (lambda f: torch.func.jvp(f, (q,), (q,)), lambda f: torch.func.jacfwd(f)(q),
+                      lambda f: torch.func.hessian(lambda x: f(x).sum())(q)):
+        with pytest.raises(NotImplementedError, match="tessera: derivatives of attention by forward mode"):
+            transform(lambda x: tt.attention(x, k, v, **call))
     x = q.clone().requires_grad_()
     first, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x, create_graph=True)
     want, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x)

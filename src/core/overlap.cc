@@ -133,6 +133,26 @@ void add_axes(Axes& axes, const TensorView& t) {
     }
 }
 
+/// Does each axis step over all that the axes of shorter strides reach? So do those of every tensor that was allocated
+/// as one, in any order of its axes, and then no two indices are one element.
+bool is_nested(const TensorView& t) {
+    std::array<Axis, TensorView::kMaxRank> axes{};
+    std::size_t size = 0;
+    for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
+        if (t.shape[d] <= 1) continue;
+        std::size_t place = size++;
+        const Axis axis{std::abs(t.strides[d]), t.shape[d] - 1};
+        for (; place > 0 && axes[place - 1].stride > axis.stride; --place) axes[place] = axes[place - 1];
+        axes[place] = axis;
+    }
+    std::int64_t reached = 0;
+    for (const Axis& axis : std::span(axes).first(size)) {
+        if (axis.stride <= reached) return false;
+        reached += axis.stride * axis.steps;
+    }
+    return true;
+}
+
 }  // namespace
 
 bool may_overlap(const TensorView& a, const TensorView& b) {
@@ -163,7 +183,7 @@ bool may_touch(const TensorView& view, std::span<const std::byte> memory) {
 }
 
 bool overlaps_itself(const TensorView& view) {
-    if (view.size() <= 1) return false;
+    if (view.size() <= 1 || is_nested(view)) return false;
     // Two indices of one element differ first along some axis, there by 1 or more (exchange them if need be).
     for (std::size_t first = 0; first < static_cast<std::size_t>(view.rank); ++first) {
         if (view.shape[first] == 1) continue;

@@ -27,7 +27,8 @@ std::int64_t TensorView::size() const {
     std::int64_t count = 1;
     for (const std::int64_t n : std::span(shape).first(rank_of(*this))) {
         if (n <= 0) return 0;
-        count = count > kMostElements / n ? kMostElements : count * n;
+        // No division: every call of a kernel asks for some ten sizes.
+        if (__builtin_mul_overflow(count, n, &count)) count = kMostElements;
     }
     return count;
 }

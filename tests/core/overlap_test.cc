@@ -179,6 +179,10 @@ TEST(Overlap, expanded_and_folded_outputs) {
     EXPECT_TRUE(overlaps_itself(fake(0, DType::fp32, {2, 3, 4}, {0, 4, 1})));
     EXPECT_TRUE(overlaps_itself(fake(0, DType::fp32, {3, 4}, {3, 1})));
     EXPECT_FALSE(overlaps_itself(fake(0, DType::fp32, {1, 3, 4}, {0, 4, 1})));
+    for (const std::int64_t last : {11, 12, 13}) {  // the last element of the two inner axes is 11
+        EXPECT_EQ(overlaps_itself(fake(0, DType::fp32, {2, 3, 4}, {last, 4, 1})), last == 11);
+        EXPECT_EQ(overlaps_itself(fake(0, DType::fp32, {4, 2, 3}, {1, -last, 4})), last == 11);
+    }
     EXPECT_FALSE(overlaps_itself(fake(20, DType::fp32, {3, 4}, {-4, -1})));
     EXPECT_FALSE(overlaps_itself(fake(0, DType::fp32, {2, 3}, {3, 2})));  // {0,2,4} and {3,5,7}: distinct, interleaved
 }

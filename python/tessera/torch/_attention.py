@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on PyTorch tensors: dense, ragged, and with the meaning of torch's own function."""
 import operator
+import types
 
 import torch
 import torch.autograd.forward_ad as _forward_ad
@@ -11,6 +12,10 @@ CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _functorch_active = torch._C._are_functorch_transforms_active
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
+_is_traced = torch._C._get_tracing_state  # by torch.jit.trace
+# Where forward mode says how many of its levels are open: -1 for none.
+_levels = _forward_ad if hasattr(_forward_ad, "_current_level") else types.SimpleNamespace(_current_level=-1)
+_FLOATS = frozenset((type(None), float))
 _call, _plain, _plain_o, _fewest = _operators.call, _operators._plain, _operators._plain_o, _operators.plain
 # Past the Python code of Function.apply, which is for torch.func.
 _eager = super(torch.autograd.Function, _operators.EagerAttention).apply
@@ -25,7 +30,22 @@ def _needs_gradients(q, k, v, bias):
 def _forward_mode():
     """Whether there may be tangents, which no kernel computes: autograd says so where the bare operators would drop
     them."""
-    return getattr(_forward_ad, "_current_level", -1) >= 0
+    return _levels._current_level >= 0
+
+
+def number(name, value):
+    """The float that `value` is, or None; a number of a compiled graph stays one."""
+    if value is None or isinstance(value, torch.SymFloat):
+        return value
+    if isinstance(value, torch.Tensor) and value.requires_grad and _is_grad_enabled():
+        raise ValueError(f"{name}: expected a number, got a tensor with requires_grad, which gets no gradient here")
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        shown = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else repr(value)
+        raise ValueError(f"{name}: expected a number that is finite in fp32, got {shown}") from None
 
 
 def _explained(error, q, k, v):
@@ -36,7 +56,7 @@ def _explained(error, q, k, v):
     except ValueError as reason:
         return reason
     if isinstance(error, NotImplementedError) and _forward_mode():
-        return NotImplementedError("tessera: derivatives of attention by forward mode are not there")
+        return NotImplementedError(_operators.NO_FORWARD_MODE)
     if isinstance(error, NotImplementedError):  # PyTorch's dispatcher knows no operator for these tensors
         return _errors.of_the_place(q, k, v)
     return _errors.translated(error)
@@ -46,10 +66,12 @@ def run(q, k, v, bias, *rest):
     """O and LSE of the operators' arguments, by the cheapest way that gives what the surroundings need.
 
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
-    if _is_compiling():
+    if _is_compiling() or _is_traced():
         if _needs_gradients(q, k, v, bias) and _operators.keeps_rest(q, rest[11], rest[12]):
             return _operators.attention_with_rest(q, k, v, bias, *rest)[:2]
         return _operators.attention(q, k, v, bias, *rest)
+    if rest[9].__class__ not in _FLOATS or rest[10].__class__ not in _FLOATS:
+        rest = *rest[:9], number("scale", rest[9]), number("softcap", rest[10]), *rest[11:]
     if _functorch_active():
         return _functorch.attention(q, k, v, bias, *rest)
     try:
@@ -64,7 +86,7 @@ def run(q, k, v, bias, *rest):
 
 def run_plain(q, k, v, *settings):
     """run() of the arguments of the plain operators, all of them."""
-    if _is_compiling() or _functorch_active():
+    if _is_compiling() or _functorch_active() or _is_traced() or settings[2].__class__ not in _FLOATS:
         return run(*_operators.all_arguments(q, k, v, *settings))
     try:
         if (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) or _forward_mode():
@@ -76,14 +98,16 @@ def run_plain(q, k, v, *settings):
 
 def run_o(q, k, v, causal, heads_first, scale, left, right):
     """O alone of run_plain(), which costs less."""
-    if _is_compiling() or _functorch_active():
+    if _is_compiling() or _functorch_active() or _is_traced():
         return run(*_operators.all_arguments(q, k, v, causal, heads_first, scale, left, right))[0]
+    if scale.__class__ not in _FLOATS:
+        scale = number("scale", scale)
     try:
-        if _forward_mode():
+        if _levels._current_level >= 0:
             return _plain_eager(q, k, v, (causal, heads_first, scale, left, right))[0]
         if not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
             return _fewest(_plain_o, q, k, v, causal, heads_first, scale, left, right)
-        if _fused.takes(q, k, v, scale):
+        if _fused.takes(q, k, v):
             return _fused.op(q, k, v, _fused.settings(causal, heads_first, scale, left, right,
                                                       _operators.LEAST_FOR_REST))[0]
         return _plain_eager(q, k, v, (causal, heads_first, scale, left, right))[0]

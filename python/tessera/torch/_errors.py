@@ -38,6 +38,8 @@ def of_the_place(q, k, v) -> Exception:
             kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
             return ValueError(f"{name}: expected a strided tensor on the CPU or a CUDA device, got one that is {kind} "
                               f"on {tensor.device}")
+        if tensor.is_quantized:
+            return ValueError(f"{name}: expected dtype float32, bfloat16, float16 or float64, got {tensor.dtype}")
     reason = _library.status()[_library.CUDA_LIBRARY]
     return _native.DeviceUnavailable("q: expected a tensor on the CPU, since no operators for CUDA are loaded: "
                                      f"{reason}")

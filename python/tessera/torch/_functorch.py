@@ -106,6 +106,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, d_o, dlse):
         return _operators.gradients_of_all(_Backward.apply, ctx, d_o, dlse)
 
+    jvp = staticmethod(_operators.no_forward_mode)
     vmap = staticmethod(_forward_rule)
 
 
@@ -122,6 +123,7 @@ class _Backward(torch.autograd.Function):
     def backward(ctx, *grads):
         _operators.no_second_derivative(ctx, *grads)
 
+    jvp = staticmethod(_operators.no_forward_mode)
     vmap = staticmethod(_backward_rule)
 
 

@@ -14,7 +14,6 @@ _SCHEMA = ("aten::_scaled_dot_product_fused_attention_overrideable(Tensor query,
            "float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, "
            "SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)")
 _CLASSES = frozenset((torch.Tensor, torch.nn.Parameter))
-_SCALES = frozenset((type(None), int, float))
 _modes = torch._C._len_torch_dispatch_stack
 _hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
@@ -39,11 +38,11 @@ def settings(causal, heads_first, scale, window_left, window_right, least_for_re
                              min(least_for_rest, 2**63 - 1)], dtype=torch.int64, device="cpu")
 
 
-def takes(q, k, v, scale):
+def takes(q, k, v):
     """Whether op(q, k, v, settings(...))[0] is O of a plain call. Not for what traces: it is to see tessera's own
     operators. Nor for tensors without memory: PyTorch has a kernel of its own for them. Nor where hooks take what is
     saved, as checkpoints do: they may cast it, and they run the forward once more, perhaps under a mode, and want the
     same tensors saved."""
-    return (op is not None and q.__class__ in _CLASSES and scale.__class__ in _SCALES and not _modes()
+    return (op is not None and q.__class__ in _CLASSES and not _modes()
             and _hooks is not None and _hooks(False) is None
             and ((q.is_cuda and k.is_cuda and v.is_cuda) or (q.is_cpu and k.is_cpu and v.is_cpu)))

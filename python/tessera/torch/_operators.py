@@ -34,6 +34,7 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 TENSORS = 8  # q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed
 ARGUMENTS = 18
 DROPOUT_P, KERNEL = 15, 16  # their places in the list of arguments
+NO_FORWARD_MODE = "tessera: derivatives of attention by forward mode are not there"
 LEAST_FOR_REST = 2**30  # elements of q times keys: a backward that takes an H200 some 30 us
 
 
@@ -168,6 +169,10 @@ def _compiled_backward(ctx, d_o, dlse, _=None):
 
 def no_second_derivative(ctx, *grads):
     raise NotImplementedError("tessera: second derivatives of attention are not there")
+
+
+def no_forward_mode(*_):
+    raise NotImplementedError(NO_FORWARD_MODE)
 
 
 for _name in ("attention", "attention_with_rest"):
