@@ -24,6 +24,18 @@ def _side(side):
     return -1 if side < 0 else side
 
 
+def _number(name, value):
+    if value.__class__ is float:
+        return value
+    try:
+        value = _attention.number(name, value)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+    if value is None:
+        raise RuntimeError(f"{name}: expected a number, got None")
+    return value
+
+
 def _int(length):
     return int(length) if isinstance(length, torch.Tensor) else length
 
@@ -39,6 +51,7 @@ def _unpacked(name, packed, parts, dim, meaning):
 
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
          softcap, alibi_slopes, return_attn_probs):
+    softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
     if softcap > 0 and dropout_p > 0:
         raise RuntimeError("softcap: expected 0 with dropout, as flash-attn has it, got "
                            f"softcap={softcap} and dropout_p={dropout_p}")
@@ -52,9 +65,8 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
         else:
             _attention.no_gradient("alibi_slopes", alibi_slopes)
             seed = _attention.seed_tensor(None, dropout_p)
-            cap = max(_attention.number("softcap", softcap), 0.0)
             arguments = (q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seed, _int(max_seqlen_q),
-                         _int(max_seqlen_k), causal, left, right, softmax_scale, cap, dropout_p, None, False)
+                         _int(max_seqlen_k), causal, left, right, softmax_scale, max(softcap, 0.0), dropout_p, None, False)
             o, lse = _attention.run(*arguments)
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None

@@ -132,7 +132,7 @@ def test_dtypes_that_it_does_not_have(dtype, device):
 WRONG = {  # the argument that the message names, and what is wrong with it
     "window": [(1.5, None), (-1, None), (3,), "ab", 3, (2**70, None)], "softcap": [None, -1.0, 10**400],
     "scale": ["x", float("nan"), 1j, 1e300, 10**400, torch.tensor([0.5, 0.5]), torch.tensor(0.5, requires_grad=True)],
-    "dropout_p": ["a", 1.0, -0.1], "kernel": [3, "nope", "", b"cpu.fa2", "\udc80", "cpu.fa2\0x"], "alibi_slopes": [[1.0], torch.ones(4, dtype=torch.float64)],
+    "dropout_p": ["a", 1.0, -0.1, 10**400, torch.tensor(0.1, requires_grad=True)], "kernel": [3, "nope", "", b"cpu.fa2", "\udc80", "cpu.fa2\0x"], "alibi_slopes": [[1.0], torch.ones(4, dtype=torch.float64)],
     "bias": [[1.0], torch.zeros(3, 3), torch.zeros(1, 1, 1, 37, 53), torch.ones(37, 53, dtype=torch.bool)],
     "causal": [True, [], "left", 1], "layout": ["sbhd", None], "seed": [torch.tensor([1, 2]), torch.tensor([1.5])]}
 
@@ -184,6 +184,9 @@ def test_numbers_of_other_kinds(device):
 def test_a_trace_of_torch_jit(gradients, lse, device):
     """A graph of torch.jit.trace has tessera's operator and differentiates, whatever was wanted while it was made."""
     leaves = [t.detach().requires_grad_(gradients) for t in reference.inputs(device=device)]
+    wants = torch.tensor(0.4, requires_grad=True)
+    with pytest.raises(ValueError, match="^scale: .* requires_grad"):
+        torch.jit.trace(lambda *t: tt.attention(*t, scale=wants, return_lse=lse), leaves)
     traced = torch.jit.trace(lambda *t: tt.attention(*t, causal="bottom-right", scale=0.4, return_lse=lse), leaves)
     assert "tessera::attention" in str(traced.graph)
     others = reference.inputs(len_q=21, seed=4, device=device)

@@ -66,12 +66,14 @@ def run(q, k, v, bias, *rest):
     """O and LSE of the operators' arguments, by the cheapest way that gives what the surroundings need.
 
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
-    if _is_compiling() or _is_traced():
+    compiling = _is_compiling()
+    plain = rest[9].__class__ in _FLOATS and rest[10].__class__ in _FLOATS and rest[11].__class__ in _FLOATS
+    if not plain and not compiling:
+        rest = *rest[:9], *map(number, ("scale", "softcap", "dropout_p"), rest[9:12]), *rest[12:]
+    if compiling or _is_traced():
         if _needs_gradients(q, k, v, bias) and _operators.keeps_rest(q, rest[11], rest[12]):
             return _operators.attention_with_rest(q, k, v, bias, *rest)[:2]
         return _operators.attention(q, k, v, bias, *rest)
-    if rest[9].__class__ not in _FLOATS or rest[10].__class__ not in _FLOATS:
-        rest = *rest[:9], number("scale", rest[9]), number("softcap", rest[10]), *rest[11:]
     if _functorch_active():
         return _functorch.attention(q, k, v, bias, *rest)
     try:
