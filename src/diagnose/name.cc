@@ -110,6 +110,7 @@ NameReading read_name(std::string_view name) {
     reading.cut = looks_cut(text);
     if (reading.dtype.empty() && reading.role == Role::attention) reading.dtype = dtype_in(text);
     if (reading.head_dim_v == reading.head_dim) reading.head_dim_v = 0;
+    keep_honest(reading, text);
     return reading;
 }
 

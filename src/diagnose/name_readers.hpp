@@ -46,6 +46,9 @@ MaybeReading read_plain_kernel(std::string_view name);
 // name_elsewhere.cc: no attention, as far as words tell
 MaybeReading read_linear_attention(std::string_view name);
 MaybeReading read_elsewhere(std::string_view name);
+// name_sure.cc
+/// Lowers to unsure what only words say; `name` is normalised.
+void keep_honest(NameReading& reading, std::string_view name);
 
 /// A kernel of a family; `found` is the piece of the name that says so.
 NameReading attention(Family family, Confidence confidence, std::string_view found,

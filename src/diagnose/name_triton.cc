@@ -130,6 +130,8 @@ MaybeReading read_aiter(std::string_view name) {
                                     : assembly ? "fmha_fwd_hd / fmha_bwd_hd"
                                                : "mla_dec_stage1 / mla_pfl");
     reading.library = "AITER";
+    if (named && !reduces && !qualified && !begins_any(name, {"kn_mi", "kn_mla_", "kn_get_mla_"}))
+        reading.confidence = Confidence::unsure;  // words, in whatever order
     if (reduces || contains_any(name, {"_odo_", "dq_convert", "dq_shuffle", "metadata"})) reading.role = Role::helper;
     if (contains(name, "bwd")) reading.pass = KernelPass::backward;
     if (contains(name, "causal")) reading.mask = "causal";
@@ -167,9 +169,9 @@ MaybeReading read_triton(std::string_view name) {
         reading->features.emplace_back("paged keys");
     if (reading || (reading = read_variant(name))) return reading;
     const std::string_view function = function_of(name);
-    const bool written_in_triton =
-        contains_any(function, {"triton_flash_att", "kernel_unified_attention", "unified_attention_2d",
-                                "unified_attention_3d", "parallel_nsa_", "parallel_attn_"});
+    const bool written_in_triton = begins_any(
+        function, {"triton_flash_att", "_triton_flash_att", "kernel_unified_attention", "_kernel_unified_attention",
+                   "unified_attention_2d", "unified_attention_3d", "parallel_nsa_", "parallel_attn_"});
     // A function of Python that is not for others' use begins so, a kernel in C++ hardly ever.
     if (contains(function, "hstu")) return std::nullopt;  // not a softmax: read_other_attention() knows it
     const bool of_python = function.size() == name.size() && !name.empty() && name[0] == '_';

@@ -171,6 +171,11 @@ WordReading read_words(const std::vector<std::string>& words) {
     return reading;
 }
 
+bool speaks_of_help(const std::vector<std::string>& words) {
+    const std::string help = first_of(words, kHelper);
+    return !help.empty() && !(has(words, kGradient) && has(words, kOnTheWay));
+}
+
 bool speaks_of_cache(const std::vector<std::string>& words) { return has(words, kCache); }
 
 bool speaks_of_serving(const std::vector<std::string>& words) { return has(words, kPhase) || has(words, kPages); }

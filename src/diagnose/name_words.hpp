@@ -29,6 +29,9 @@ struct WordReading {
 
 WordReading read_words(const std::vector<std::string>& words);
 
+/// "combine", "preprocess", "metadata": what a small kernel beside an attention does.
+bool speaks_of_help(const std::vector<std::string>& words);
+
 /// They speak of the cache of keys and values.
 bool speaks_of_cache(const std::vector<std::string>& words);
 

@@ -129,20 +129,44 @@ TEST(KernelNames, reads_words_by_what_stands_beside_them) {
     EXPECT_EQ(read_name("_v4_paged_decode_indices_kernel").role, Role::look_alike);
     EXPECT_EQ(read_name("image_decode_kernel").role, Role::unknown);
     EXPECT_EQ(read_name("_moe_sparse_decode_kernel").family, Family::unknown);
-    EXPECT_EQ(read_name("_dequantize_k_cache_kernel").confidence, Confidence::likely);
-    EXPECT_LT(read_name("sparse_prefill_block_table").confidence, Confidence::likely);
+    EXPECT_EQ(read_name("_dequantize_k_cache_kernel").role, Role::look_alike);
     EXPECT_EQ(read_name("loop_convert_fusion").role, Role::elementwise);
     EXPECT_EQ(read_name("gemm_fusion_dot_76").role, Role::gemm);
 }
 
 /// What anybody may call a kernel tells what it does, and never for certain.
 TEST(KernelNames, is_never_sure_of_words_alone) {
-    for (const char* name : {"image_sort_kernel", "swizzle_row_scaling_kernel", "grpo_bwd_kernel", "_mhc_post_kernel",
-                             "my_matmul", "triton_kernel_of_mine", "void x::topk_kernel<4>(int)"})
+    for (const char* name :
+         {"image_sort_kernel", "swizzle_row_scaling_kernel", "grpo_bwd_kernel", "_mhc_post_kernel", "my_matmul",
+          "triton_kernel_of_mine", "void x::topk_kernel<4>(int)", "_dequantize_k_cache_kernel",
+          "sparse_prefill_block_table", "my_fused_gemm_kernel", "void x::gemm::pool_kernel<float>(float*)",
+          "triton_tem_fused_conv_relu_3", "rope_kernel", "block_sparse_attention", "my_fna_kernel", "my_masked_softmax",
+          "triton_bmm_pool_mean", "void bwd_attend_prep_ker<64>(bwd_prep_globals<64>)",
+          "void masked_multihead_attention_page_selector_compute<float>(int)"})
         EXPECT_LT(read_name(name).confidence, Confidence::likely) << name;
     EXPECT_EQ(read_name("swizzle_row_scaling_kernel").role, Role::other);
     EXPECT_EQ(read_name("grpo_bwd_kernel").role, Role::other);
     EXPECT_EQ(read_name("some_kernel").role, Role::unknown);
+}
+
+/// What only one library writes is said with confidence: of attention, and of what stands beside it.
+TEST(KernelNames, is_sure_of_names_that_only_one_library_has) {
+    for (const char* name :
+         {"nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN", "ampere_sgemm_128x64_tn", "triton_tem_fused_addmm_t_view_9",
+          "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>(T1::Params)",
+          "void vllm::reshape_and_cache_flash_kernel<float>(float)", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+          "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float>(float*)", "_hstu_attn_fwd",
+          "triton_tem_fused_flex_attention_split_transpose",
+          "fmha_v2_flash_attention_fp16_64_128_S_q_k_v_256_custom_mask_sm87_kernel"})
+        EXPECT_GE(read_name(name).confidence, Confidence::likely) << name;
+}
+
+/// Where the words of a name and the reader of a family disagree, neither is believed.
+TEST(KernelNames, doubts_a_family_whose_words_say_otherwise) {
+    const NameReading longer = read_name("flash_attn_ext_vec_combine_partials");
+    EXPECT_LT(longer.confidence, Confidence::likely);
+    EXPECT_LT(read_name("flash_attn_tile_hdim96").confidence, Confidence::likely);
+    EXPECT_GE(read_name("flash_attn_tile<96, 96, 4, 8>").confidence, Confidence::likely);
 }
 
 /// Linear attentions share their words with attention.
