@@ -16,10 +16,26 @@ struct LookAlike {
 };
 
 const LookAlike kLookAlikes[] = {
-    {{"reshape_and_cache", "concat_and_cache", "and_cache", "set_mla_kv_buffer", "set_kv_buffer", "appendpagedkvcache",
-      "append_paged_kv", "store_kvcache", "store_kv_cache", "copy_blocks", "write_kv", "gather_cache",
-      "gather_and_maybe_dequant_cache", "cp_gather_cache", "kvcacheappend", "update_kv_cache", "fused_kv_cache",
-      "qkv_kv_cache", "gather_upconvert"},
+    {{"reshape_and_cache",
+      "concat_and_cache",
+      "and_cache",
+      "set_mla_kv_buffer",
+      "set_kv_buffer",
+      "appendpagedkvcache",
+      "append_paged_kv",
+      "store_kvcache",
+      "store_kv_cache",
+      "copy_blocks",
+      "write_kv",
+      "gather_cache",
+      "gather_and_maybe_dequant_cache",
+      "cp_gather_cache",
+      "kvcacheappend",
+      "update_kv_cache",
+      "fused_kv_cache",
+      "qkv_kv_cache",
+      "gather_upconvert",
+      "destindex"},
      "writes or reads the cache of keys and values, and computes no attention"},
     {{"rotary", "rope_", "_rope", "ropequantize", "mlarope", "rotaryposid", "kn_entry_1c_", "kn_entry_2c_"},
      "rotates positions into Q and K, and computes no attention"},
@@ -175,9 +191,12 @@ MaybeReading read_plain_kernel(std::string_view name) {
     }
     if (contains(lower, "softmax") && contains_any(lower, {"moe", "expert"}))
         return none(Role::other, kWord, "\"softmax\" and a word for experts: it chooses among them");
+    if (contains_any(lower, {"softmax_ce_", "softmax_xent", "softmax_loss"}))
+        return none(Role::other, kWord, "\"softmax\" and a word for a loss");
     if (contains_any(lower, {"softmax", "soft_max"})) {
-        const bool backward = contains_any(
-            lower, {"softmaxbackward", "softmax_backward", "softmax_warp_backward", "masked_softmax_warp_backward"});
+        const bool backward =
+            contains_any(lower, {"softmaxbackward", "softmax_backward", "softmax_warp_backward",
+                                 "masked_softmax_warp_backward", "softmax_grad", "softmax_bwd", "softmaxgrad"});
         return none(backward ? Role::softmax_backward : Role::softmax, Confidence::likely, "\"softmax\" in the name");
     }
     // Inductor names what it fused after the operators around it too: of a product only "tem" is a kernel.
@@ -230,11 +249,11 @@ MaybeReading read_plain_kernel(std::string_view name) {
                  "triton_fused", "triton__", "thrust::", "cudnn", "transformer_engine::", "deep_ep", "rocclr"}))
         return found;
     return row(Role::other, kWord,
-               {"reduce",  "norm",    "embedding",      "index",       "conv",      "adam",        "sort",
-                "moe",     "cutlass", "loop_",          "act_and_mul", "gated_act", "silu",        "gelu",
-                "swiglu",  "quant",   "expert",         "dispatch",    "cumsum",    "argmax",      "sampl",
-                "gating",  "shuffle", "hadamard",       "logits",      "amax",      "histogram",   "seqlens",
-                "permute", "penalt",  "prepare_inputs", "verify_tree", "_rows",     "temperature_"});
+               {"reduce",  "norm",    "embedding",      "index",        "conv",        "adam",      "sort",
+                "moe",     "cutlass", "loop_",          "act_and_mul",  "gated_act",   "silu",      "gelu",
+                "swiglu",  "quant",   "expert",         "dispatch",     "cumsum",      "argmax",    "sampl",
+                "gating",  "shuffle", "hadamard",       "logits",       "amax",        "histogram", "seqlens",
+                "permute", "penalt",  "prepare_inputs", "slot_mapping", "verify_tree", "_rows",     "temperature_"});
 }
 
 }  // namespace tessera::diagnose

@@ -15,7 +15,10 @@ MaybeReading read_attention_words(std::string_view name) {
     const std::string lower = lower_case(name);
     // A softmax alone, though it is named after the attention by hand that it is of.
     const bool of_inductor = contains_any(lower, {"triton_per_", "triton_red_"});
-    const bool softmax_alone = contains_any(lower, {"attn_softmax", "attention_softmax", "token_softmax"});
+    std::vector<std::string> last = words_of(function_of(name));
+    while (!last.empty() && (last.back() == "kernel" || last.back().size() == 1)) last.pop_back();
+    const bool ends_so = !last.empty() && last.back() == "softmax";  // "sdpa_fused_softmax"
+    const bool softmax_alone = ends_so || contains_any(lower, {"attn_softmax", "attention_softmax", "token_softmax"});
     if (softmax_alone || (of_inductor && contains(lower, "softmax"))) return std::nullopt;
     WordReading words = read_words(words_of(function_of(name)));
     if (words.role == Role::unknown &&

@@ -175,14 +175,15 @@ MaybeReading read_triton(std::string_view name) {
     // A function of Python that is not for others' use begins so, a kernel in C++ hardly ever.
     if (contains(function, "hstu")) return std::nullopt;  // not a softmax: read_other_attention() knows it
     const bool of_python = function.size() == name.size() && !name.empty() && name[0] == '_';
-    if (!written_in_triton && !of_python) return std::nullopt;
+    const bool of_linear_attention = begins_any(function, {"parallel_"});  // flash-linear-attention's, and its kin's
+    if (!written_in_triton && !of_python && !of_linear_attention) return std::nullopt;
     const WordReading words = read_words(words_of(function));
     if (words.role != Role::attention && words.role != Role::helper) return std::nullopt;
     reading =
         attention(Family::triton, written_in_triton ? Confidence::likely : Confidence::unsure, words.found, words.pass);
     reading->role = contains(function, "stage2") ? Role::helper : words.role;  // of split keys: the sum of the parts
     if (written_in_triton && words.pass == KernelPass::unknown) reading->pass = KernelPass::forward;
-    if (!written_in_triton)
+    if (of_python && !written_in_triton)
         reading->evidence.emplace_back(
             "it is called as functions in Python are, which are kernels of Triton as a rule");
     if (contains(function, "sparse")) reading->exactness = Exactness::unknown;
