@@ -41,8 +41,7 @@ bool is_product_of_library(std::string_view name, std::string_view lower) {
         return true;
     if (is_numbered(lower, "triton_mm_") || is_numbered(lower, "triton_bmm_")) return true;
     if (contains_any(lower, {"internal::gemvx::kernel", "_xmma_gemm_"})) return true;
-    if (begins_any(lower,
-                   {"ampere_", "volta_", "turing_", "maxwell_", "pascal_", "hopper_", "sm80_", "sm90_", "sm100_"}))
+    if (begins_any(lower, {"ampere_", "volta_", "turing_", "maxwell_", "pascal_", "hopper_"}))
         return contains(lower, "gemm");
     if (begins_any(lower, {"triton_tem_fused"})) return names_a_product(name);
     const bool convolves = contains_any(lower, {"fprop", "dgrad", "wgrad", "conv", "implicit"});
