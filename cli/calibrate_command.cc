@@ -49,6 +49,7 @@ model::Machine calibrate(const CalibrateOptions& options) {
     if (!options.micro.empty()) {
         if (options.device.empty())
             throw UsageError("--device", "expected the GPU that the Records are of: its datasheet tells the rest");
+        if (!options.threads.empty()) throw UsageError("--threads", "has no effect with --micro: expected without it");
         return measure::calibrate_gpu(machine_of_option(options.device), records_of(options.micro));
     }
     if (!options.device.empty()) throw UsageError("--device", "expected --micro RECORDS with it");

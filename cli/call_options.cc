@@ -103,7 +103,9 @@ void parse_mask(const std::string& text, Call& call) {
 diagnose::Enabled parse_off(const std::string& text) {
     diagnose::Enabled enabled;
     using Switch = bool diagnose::Enabled::*;
-    for (const std::string& name : parse_list("--off", text)) {
+    const std::vector<std::string> names = parse_list("--off", text);
+    expect_each_once("--off", text, names);
+    for (const std::string& name : names) {
         enabled.*parse_choice<Switch>("--off", name,
                                       {{"flash", &diagnose::Enabled::flash},
                                        {"efficient", &diagnose::Enabled::efficient},
@@ -171,6 +173,10 @@ diagnose::Call CallOptions::call() const {
     if (!cuda.empty()) {
         const auto v = parse_dotted("--cuda", cuda, "a version like 13.0");
         call.cuda = v[0] * 1000 + v[1] * 10;
+    }
+    for (const auto& [option, text] : {std::pair{"--cudnn", &cudnn}, {"--cuda", &cuda}}) {
+        if (!text->empty() && call.gpu.rocm.value_or(false))
+            throw UsageError(option, fmt::format("has no effect with AMD's {}: expected without it", gpu));
     }
     if (!off.empty()) call.enabled = parse_off(off);
     if (!dtype.empty()) {

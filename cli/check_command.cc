@@ -261,7 +261,12 @@ void add_check_command(CLI::App& app, Session& session) {
     command->add_flag(
         "--shapes", options->shapes,
         "Besides, cases for every compiled shape of the kernels with every feature and dtype that it takes");
-    command->callback([options, &session] { execute(*options, session); });
+    command->callback([options, command, &session] {
+        if (!options->only.empty()) expect_only(*command, "--case", {"--seed", "--backend", "--kernel"});
+        else if (options->cases == "0" && !options->shapes && command->count("--seed") > 0)
+            throw UsageError("--seed", "has no effect with --cases 0: expected without it");
+        execute(*options, session);
+    });
 }
 
 }  // namespace tessera::cli

@@ -227,6 +227,11 @@ void InputOptions::declare(CLI::App& command, bool required) {
         ->group(kFiles);
 }
 
+void InputOptions::expect_no_names() const {
+    if (!names.empty())
+        throw UsageError(option_of_role(names.begin()->first), "expected a file with it, which has the tensor");
+}
+
 std::string Inputs::origin() const {
     std::string text;
     for (const io::TensorFile& file : files) text += (text.empty() ? "" : ", ") + file.origin();

@@ -24,6 +24,9 @@ struct InputOptions {
 
     /// `required`: a file must be given.
     void declare(CLI::App& command, bool required = true);
+
+    /// Throws UsageError when a tensor was named, though there is no file to have it.
+    void expect_no_names() const;
 };
 
 /// What was read. Views point into `files` and `converted`.

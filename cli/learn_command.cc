@@ -170,6 +170,9 @@ void execute(const LearnOptions& options, bool answered, Session& session) {
     const std::int64_t number = parse_size("LESSON", options.lesson);
     if (number < 1 || number > count) unexpected("LESSON", fmt::format("1 to {}", count), options.lesson);
     const Lesson& lesson = learn::lesson(static_cast<int>(number));
+    if (!options.picture.empty() && (answered || options.show))
+        throw UsageError(answered ? "--answer" : "--show", "has no effect with --picture: expected without it");
+    if (answered && options.show) throw UsageError("--show", "has no effect with --answer: expected without it");
     if (!options.picture.empty()) return write_picture(lesson, options.picture, session);
     const learn::Exercise exercise = lesson.exercise();
     if (answered) {

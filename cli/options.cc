@@ -49,6 +49,7 @@ void parse_window(const std::string& text, Mask& mask) {
 std::vector<std::int64_t> parse_sizes(const std::string& option, const std::string& text) {
     std::vector<std::int64_t> sizes;
     for (const std::string& part : parse_list(option, text)) sizes.push_back(parse_size(option, part));
+    expect_each_once(option, text, sizes);
     return sizes;
 }
 
@@ -163,6 +164,8 @@ std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::members() const
 }
 
 std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::lengths() const {
+    if (!len.empty() && !len_q.empty() && !len_kv.empty())
+        throw UsageError("--len", "has no effect beside --len-q and --len-kv: expected without them");
     const std::string both = len.empty() ? "1024" : len;
     const auto of_q = len_q.empty() ? parse_sizes("--len", both) : parse_sizes("--len-q", len_q);
     const auto of_kv = len_kv.empty() ? parse_sizes("--len", both) : parse_sizes("--len-kv", len_kv);
@@ -216,11 +219,14 @@ std::vector<Problem> ShapeOptions::shapes() const {
 }
 
 /// One Problem for each value in the comma list `values` and each Problem so far.
-template <class Set>
+template <class Parse, class Set>
 static std::vector<Problem> crossed(const std::string& option, const std::string& values,
-                                    const std::vector<Problem>& problems, Set&& set) {
+                                    const std::vector<Problem>& problems, Parse&& parse, Set&& set) {
+    std::vector<decltype(parse(option, values))> parsed;
+    for (const std::string& text : parse_list(option, values)) parsed.push_back(parse(option, text));
+    expect_each_once(option, values, parsed);
     std::vector<Problem> result;
-    for (const std::string& value : parse_list(option, values)) {
+    for (const auto& value : parsed) {
         for (Problem problem : problems) {
             set(problem, value);
             result.push_back(problem);
@@ -230,20 +236,20 @@ static std::vector<Problem> crossed(const std::string& option, const std::string
 }
 
 std::vector<Problem> ShapeOptions::problems(const ScoreOptions& scores) const {
+    const auto pair = [](const std::string& option, const std::string& text) { return parse_pair(option, text, '/'); };
+    const auto name = [](const std::string&, const std::string& text) { return text; };
     std::vector<Problem> result =
-        crossed("--causal", scores.causal, shapes(), [&](Problem& p, const std::string& text) {
+        crossed("--causal", scores.causal, shapes(), name, [&](Problem& p, const std::string& text) {
             ScoreOptions one = scores;
             one.causal = text;
             one.apply(p);
         });
-    result = crossed("--heads", heads, result, [](Problem& p, const std::string& text) {
-        std::tie(p.heads_q, p.heads_kv) = parse_pair("--heads", text, '/');
-    });
-    result = crossed("--head-dim", head_dim, result, [](Problem& p, const std::string& text) {
-        std::tie(p.head_dim, p.head_dim_v) = parse_pair("--head-dim", text, '/');
-    });
-    result =
-        crossed("--dtype", dtype, result, [](Problem& p, const std::string& text) { p.dtype = parse_dtype(text); });
+    result = crossed("--heads", heads, result, pair,
+                     [](Problem& p, const auto& value) { std::tie(p.heads_q, p.heads_kv) = value; });
+    result = crossed("--head-dim", head_dim, result, pair,
+                     [](Problem& p, const auto& value) { std::tie(p.head_dim, p.head_dim_v) = value; });
+    result = crossed("--dtype", dtype, result, name,
+                     [](Problem& p, const std::string& text) { p.dtype = parse_dtype(text); });
     for (const Problem& problem : result) validate_options(problem);
     return result;
 }

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -28,6 +29,15 @@ double parse_number(const std::string& option, std::string_view text);
 
 /// "a,b,c" as its parts; an empty part is an error.
 std::vector<std::string> parse_list(const std::string& option, std::string_view text);
+
+/// Throws when a value of the list `text` came before: asked for twice, it would be answered twice.
+template <class T>
+void expect_each_once(const std::string& option, std::string_view text, const std::vector<T>& values) {
+    for (std::size_t i = 1; i < values.size(); ++i) {
+        const auto here = values.begin() + static_cast<std::ptrdiff_t>(i);
+        if (std::find(values.begin(), here, *here) != here) unexpected(option, "each value once", text);
+    }
+}
 
 /// "A/B" or "A" as a pair; the second is the first when it is left out.
 std::pair<std::int64_t, std::int64_t> parse_pair(const std::string& option, std::string_view text, char separator);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <string_view>
 
 #include "parallel.hpp"
@@ -26,6 +27,12 @@ void write_to_terminal(std::string_view text) noexcept {
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
+/// A terminal that can clear a line; the name "dumb" says that it can't.
+bool takes_a_bar() {
+    const char* name = std::getenv("TERM");
+    return ::isatty(STDERR_FILENO) == 1 && (name == nullptr || std::string_view(name) != "dumb");
+}
+
 }  // namespace
 
 void clear_progress_line() noexcept {
@@ -39,7 +46,7 @@ std::unique_lock<std::mutex> terminal_without_progress() {
 }
 
 Progress::Progress(std::int64_t steps) : steps_(std::max<std::int64_t>(steps, 1)) {
-    if (::isatty(STDERR_FILENO) == 1) drawer_ = std::thread(&Progress::draw_until_done, this);
+    if (takes_a_bar()) drawer_ = std::thread(&Progress::draw_until_done, this);
 }
 
 Progress::~Progress() {

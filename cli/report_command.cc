@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 
@@ -42,6 +43,10 @@ report::Sorted read_all(const ReportOptions& options) {
     std::optional<model::Machine> machine;
     if (!options.device.empty()) machine = machine_of_option(options.device);
     report::Sorted sorted = report::sorted(records, machine ? &*machine : nullptr);
+    const auto known = [](const report::DeviceRows& d) { return model::machine_of_device(d.name) != nullptr; };
+    if (machine && !sorted.devices.empty() && std::all_of(sorted.devices.begin(), sorted.devices.end(), known))
+        throw UsageError("--device", fmt::format("has no effect: the model knows {}, expected without it",
+                                                 sorted.devices.front().name));
     if (sorted.devices.empty()) {
         throw Error(ErrorCode::bad_data, options.files.front(),
                     records.empty()

@@ -223,6 +223,7 @@ void add_roofline_command(CLI::App& app, Session& session) {
             expect_only(*command, "--tile",
                         {"--device", "--batch", "--len", "--len-q", "--len-kv", "--heads", "--head-dim", "--dtype"});
         options->device_given = command->count("--device") > 0;
+        options->by_given = command->count("--by") > 0;
         execute(*options, session);
     });
 }

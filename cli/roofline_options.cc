@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "device_option.hpp"
 #include "parse.hpp"
 
@@ -61,6 +63,7 @@ std::vector<Schedule> RooflineOptions::schedule_list() const {
     for (const std::string& name : parse_list("--schedule", schedules)) {
         list.push_back(parse_schedule<Schedule>("--schedule", name));
     }
+    expect_each_once("--schedule", schedules, list);
     return list;
 }
 
@@ -77,6 +80,8 @@ model::PredictOptions RooflineOptions::predict_options(const model::Machine& mac
                                             {"tessera", "tessera"},
                                             {"flash-attention", "flash-attention"},
                                             {"cudnn", "cudnn"}});
+    if (by_given && by != "tessera" && machine.kind == model::MachineKind::cpu)
+        unexpected("--by", fmt::format("tessera: {} is a CPU", machine.name), by);
     options.members = shape.members();
     options.worksheet = worksheet;
     if (!threads.empty()) {
@@ -107,6 +112,9 @@ std::optional<double> RooflineOptions::attention_share() const {
     if (amdahl.empty()) return std::nullopt;
     const double share = parse_number("--amdahl", amdahl);
     if (!(share >= 0 && share <= 1)) unexpected("--amdahl", "a share between 0 and 1", amdahl);
+    const std::vector<Schedule> list = schedule_list();
+    if (list.size() < 2 || std::find(list.begin(), list.end(), Schedule::standard) == list.end())
+        unexpected("--schedule", "standard and another with --amdahl: the share is of standard's time", schedules);
     return share;
 }
 

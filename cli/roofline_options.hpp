@@ -29,6 +29,7 @@ struct RooflineOptions {
     bool accuracy = false;
     bool dtype_given = false;
     bool device_given = false;
+    bool by_given = false;
     std::vector<std::string> records;
 
     void declare(CLI::App& command);

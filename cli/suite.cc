@@ -40,6 +40,7 @@ std::vector<Pass> parse_passes(const std::string& text) {
         passes.push_back(
             parse_choice<Pass>("--pass", pass, {{"forward", Pass::forward}, {"backward", Pass::backward}}));
     }
+    expect_each_once("--pass", text, passes);
     return passes;
 }
 
@@ -143,6 +144,7 @@ std::vector<Plan> BenchSet::plans(bool may_be_empty) const {
     std::optional<Error> reason;
     const Backend backend = how.plan_options(Pass::forward, "auto").backend.value_or(Backend::cpu);
     const auto schedules = parse_list("--schedule", schedule_list(how.schedule, backend));
+    expect_each_once("--schedule", how.schedule, schedules);
     for (const Problem& problem : shape.problems(scores)) {
         for (const Pass pass : parse_passes(passes)) {
             for (const std::string& schedule : schedules) {

@@ -114,8 +114,9 @@ void read_tensors(const WalkOptions& options, WalkTensors& t) {
 }
 
 void generate_tensors(const WalkOptions& options, WalkTensors& t) {
+    options.inputs.expect_no_names();
     ShapeOptions shape = options.shape;
-    if (shape.len.empty()) shape.len = "256";
+    if (shape.len.empty() && (shape.len_q.empty() || shape.len_kv.empty())) shape.len = "256";
     if (shape.heads.empty()) shape.heads = "1";
     if (shape.head_dim.empty()) shape.head_dim = "64";
     shape.dtype = options.inputs.dtype == "keep" ? "fp32" : options.inputs.dtype;
@@ -297,8 +298,15 @@ void execute_by_hand(const WalkOptions& options, Session& session) {
     if (schedule == Schedule::fa3)
         throw UsageError("--schedule", "expected standard, fa1 or fa2: by hand, fa3's steps are those of fa2");
     const Mask mask{.causal = problem.mask.causal};
-    const walk::HandExample example = hand_example("--numbers", options.numbers, "--tile", options.how.tile);
-    const walk::Hand hand = walk::work_by_hand(example, schedule, mask);
+    const walk::HandExample example =
+        hand_example("--numbers", options.numbers, "--tile", options.how.tile, options.backward);
+    walk::Hand hand;
+    try {
+        hand = walk::work_by_hand(example, schedule, mask);
+    } catch (const Error& error) {
+        if (error.argument() != "numbers") throw;
+        throw UsageError("--numbers", std::string(error.what()).substr(error.argument().size() + 2));
+    }
     if (session.json) session.print_json(json_of(hand, options.backward));
     else session.print(hand_text(hand, options.backward, terminal_width(STDOUT_FILENO)));
 }
@@ -373,6 +381,8 @@ void add_walk_command(CLI::App& app, Session& session) {
     command->callback([options, command, &session] {
         if (options->by_hand)
             expect_only(*command, "--by-hand", {"--backward", "--causal", "--schedule", "--numbers", "--tile"});
+        else if (options->inputs.files.empty() && command->count("--layout") > 0)
+            throw UsageError("--layout", "expected a file with it, whose tensors lie so");
         execute(*options, session);
     });
 }

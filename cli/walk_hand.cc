@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "table.hpp"
 #include "walk_text.hpp"
@@ -36,6 +37,37 @@ std::string score_text(const std::optional<std::int64_t>& s) { return s ? std::t
 
 void add_lines(std::string& text, const std::string& paragraph, int width) {
     for (const std::string& line : wrapped(paragraph, static_cast<std::size_t>(width))) text += line + "\n";
+}
+
+/// Where a line of the steps may go on below: between terms and values, but not within a vector's parentheses.
+std::size_t last_break(std::string_view line, std::size_t from, std::size_t width) {
+    std::size_t found = std::string_view::npos;
+    int depth = 0;
+    for (std::size_t i = 0; i <= std::min(width, line.size() - 1); ++i) {
+        depth += line[i] == '(' ? 1 : line[i] == ')' ? -1 : 0;
+        if (i <= from || line[i] != ' ') continue;
+        const std::string_view rest = line.substr(i);
+        const bool outside = rest.starts_with(" = ") || rest.starts_with("  ") || line[i - 1] == ',';
+        if (rest.starts_with(" + ") || (outside && depth == 0)) found = i;
+    }
+    return found;
+}
+
+/// Lines that are too long go on below their first "=".
+std::string fitted(const std::string& text, std::size_t width) {
+    std::string result;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+        const std::size_t indent = std::min<std::size_t>(line.find('='), 12);
+        while (line.size() > width) {
+            const std::size_t end = last_break(line, indent + 2, width);
+            if (end == std::string::npos) break;
+            result += line.substr(0, line.find_last_not_of(' ', end) + 1) + "\n";
+            line = std::string(indent, ' ') + line.substr(line.find_first_not_of(' ', end));
+        }
+        result += line + "\n";
+    }
+    return result;
 }
 
 std::string matrices_text(const walk::HandExample& e, bool backward) {
@@ -213,9 +245,8 @@ std::string hand_text(const Hand& hand, bool backward, int width) {
         width);
     text += '\n';
     text += matrices_text(hand.example, backward);
-    text += steps_text(hand);
-    text += results_text(hand);
-    if (backward) text += backward_text(hand);
+    text += fitted(steps_text(hand) + results_text(hand) + (backward ? backward_text(hand) : ""),
+                   static_cast<std::size_t>(width));
     text += "\n";
     add_lines(text,
               "Check: put all s of a row beside each other, weigh the rows of V with 2^s and divide by the sum of the "

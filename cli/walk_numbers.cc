@@ -55,7 +55,7 @@ std::map<std::string, walk::HandMatrix> matrices_of(const std::string& option, c
 }  // namespace
 
 walk::HandExample hand_example(const std::string& numbers_option, const std::string& numbers,
-                               const std::string& tile_option, const std::string& tile) {
+                               const std::string& tile_option, const std::string& tile, bool backward) {
     walk::HandExample example;
     if (!numbers.empty()) {
         const auto given = matrices_of(numbers_option, numbers);
@@ -63,6 +63,8 @@ walk::HandExample hand_example(const std::string& numbers_option, const std::str
         example.k = given.at("k");
         example.v = given.at("v");
         const auto d_o = given.find("do");
+        if (d_o != given.end() && !backward)
+            throw UsageError(numbers_option, "do has no effect without --backward: expected with it");
         example.d_o = d_o != given.end() ? d_o->second : walk::HandMatrix(example.q.size(), {1, 0});
     }
     if (!tile.empty()) {

@@ -47,6 +47,7 @@ std::vector<Family> expected_families(const std::string& text) {
         }
         families.push_back(family);
     }
+    expect_each_once("--expect", text, families);
     return families;
 }
 
@@ -97,7 +98,10 @@ void execute(const WhichOptions& options, Session& session) {
         if (!options.files.empty()) unexpected("--family", "no file beside it", options.files.front());
         return answer_family(session);
     }
-    if (options.files.empty() && options.call.given()) return answer_call(options.call, session);
+    if (options.files.empty() && options.call.given()) {
+        if (!expected.empty()) throw UsageError("--expect", "expected a trace with it, of what ran");
+        return answer_call(options.call, session);
+    }
     if (!options.call.shape.empty()) unexpected("--shape", "no file beside it, which has its own", options.call.shape);
     const diagnose::Call said = options.call.call();
     if (options.files.empty())
@@ -160,7 +164,10 @@ void add_which_command(CLI::App& app, Session& session) {
     command->add_flag("--family", options->family,
                       "Print who descends from whom, and which library can end in which kernel");
     options->call.declare(*command);
-    command->callback([options, &session] { execute(*options, session); });
+    command->callback([options, command, &session] {
+        if (options->family && options->files.empty()) expect_only(*command, "--family", {});
+        execute(*options, session);
+    });
 }
 
 }  // namespace tessera::cli

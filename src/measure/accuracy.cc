@@ -138,6 +138,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     if (record.what != "measured") return "predictions";
     if (record.pass != "forward" && record.pass != "backward") return "neither forward nor backward";
     if (!schedule) return fmt::format("no schedule is known of {}", record.by);
+    if (record.kernel.starts_with("reference.")) return "the reference, which is not modelled";
     if (record.versions.contains("ncu")) return "timed under a profiler";
     if (!is_modelled(record)) return "features that are not modelled";
     if (!(record.ms > 0)) return "no time";

@@ -12,6 +12,8 @@
 namespace tessera::outputs_test {
 namespace {
 
+const std::string kRecordsOfH200 = TESSERA_SOURCE_DIR "/bench/results/h200/forward.jsonl";
+
 class OutputsTest : public CommandTest {
  protected:
     void write(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
@@ -72,6 +74,54 @@ TEST_F(OutputsTest, options_without_effect_are_refused) {
     expect_error("roofline --accuracy --device h200", 2, "--device: expected --records with it");
     expect_error("roofline --len 64 --threads 2", 2, "--threads: expected a CPU as --device, h200 is a GPU");
     expect_error("roofline --device xeon-16 --threads 17", 2, "--threads: expected 1..16, the cores of xeon-16");
+    for (const char* by : {"published", "flash-attention", "cudnn"})
+        expect_error(fmt::format("roofline --device xeon-16 --by {}", by), 2,
+                     "--by: expected tessera: xeon-16 is a CPU");
+    run_ok("roofline --device xeon-16 --by tessera --len 64");
+    expect_error("roofline --len 64 --schedule fa3 --amdahl 0.4", 2, "--schedule: expected standard and another");
+    for (const char* command : {"roofline", "plan", "bench", "walk", "gen -o x.safetensors"})
+        expect_error(fmt::format("{} --len 8 --len-q 4 --len-kv 2", command), 2, "--len: has no effect beside --len-q");
+    expect_error("walk --len 16 --do do", 2, "--do: expected a file with it");
+    expect_error("walk --len 16 --cu-seqlens-q c", 2, "--cu-seqlens-q: expected a file with it");
+    expect_error("walk --len 16 --layout bshd", 2, "--layout: expected a file with it");
+    const std::string own = "walk --by-hand --numbers 'q 1 0; k 1 0; v 1 0; do 1 0'";
+    expect_error(own, 2, "--numbers: do has no effect without --backward");
+    run_ok(own + " --backward");
+    expect_error("check --case causal_square --cases 3", 2, "--cases: has no effect with --case");
+    expect_error("check --case causal_square --shapes", 2, "--shapes: has no effect with --case");
+    expect_error("check --cases 0 --seed 3", 2, "--seed: has no effect with --cases 0");
+    expect_error("calibrate --micro m.jsonl --device h200 --threads 2", 2, "--threads: has no effect with --micro");
+    expect_error("learn 6 --show --answer 1", 2, "--show: has no effect with --answer");
+    expect_error("learn 6 --picture a.svg --answer 1", 2, "--answer: has no effect with --picture");
+    expect_error("learn 6 --picture a.svg --show", 2, "--show: has no effect with --picture");
+    expect_error("which --family --expect fa3", 2, "--expect: has no effect with --family");
+    expect_error("which --family --torch 2.11", 2, "--torch: has no effect with --family");
+    const std::string call = "which --torch 2.11 --shape 2,32,64,128 --dtype bf16 --gpu ";
+    expect_error(call + "h200 --expect fa3", 2, "--expect: expected a trace with it");
+    expect_error(call + "gfx942 --cudnn 9.1.0", 2, "--cudnn: has no effect with AMD's gfx942");
+    expect_error(call + "gfx942 --cuda 12.4", 2, "--cuda: has no effect with AMD's gfx942");
+    expect_error("report " + kRecordsOfH200 + " -o p.html --device xeon-16", 2,
+                 "--device: has no effect: the model knows NVIDIA H200");
+}
+
+TEST_F(OutputsTest, a_value_that_is_asked_for_twice_is_refused) {
+    for (const char* twice : {"--len 64,64", "--len 64,064", "--len-q 4,4", "--heads 8,8/8", "--head-dim 64,64/64",
+                              "--dtype bf16,bf16", "--causal none,none", "--schedule fa2,fa2"}) {
+        const std::string option = std::string(twice).substr(0, std::string(twice).find(' '));
+        expect_error(fmt::format("roofline {}", twice), 2, option + ": expected each value once, got");
+        expect_error(fmt::format("bench {}", twice), 2, option + ": expected each value once, got");
+    }
+    expect_error("bench --len 16 --pass forward,forward", 2, "--pass: expected each value once");
+    expect_error("which --family --expect fa3,fa3", 2, "--expect");
+    expect_error("which --torch 2.11 --shape 2,8,64,64 --dtype bf16 --off flash,flash", 2,
+                 "--off: expected each value");
+    run_ok("roofline --ragged 64,64");
+}
+
+TEST_F(OutputsTest, the_reference_is_not_predicted) {
+    write("r.jsonl", "");
+    run_ok("bench --backend reference --len 16 --repeat 1 --warm-up 0 --device xeon-16 -o r.jsonl");
+    EXPECT_EQ(measure::read_records(path("r.jsonl")).size(), 1U);
 }
 
 TEST_F(OutputsTest, a_link_to_itself_is_told) {

@@ -15,7 +15,7 @@ class WalkTest : public CommandTest {
     static void expect_fits(const Outcome& outcome) {
         std::istringstream lines(outcome.out);
         for (std::string line; std::getline(lines, line);) {
-            EXPECT_LE(line.size(), 100U) << line;
+            EXPECT_LE(line.size(), 80U) << line;
             EXPECT_TRUE(line.empty() || line.back() != ' ') << "trailing space: " << line;
         }
     }
@@ -101,6 +101,17 @@ TEST_F(WalkTest, by_hand_shows_fractions) {
         const auto json = run_ok(fmt::format("walk --by-hand --backward --json --schedule {}", schedule)).json();
         EXPECT_EQ(json.at("rows").at(0).at("o"), (std::vector<std::string>{"32/9", "4/9"}));
     }
+    // However the tiles are cut, no line is longer than a terminal's; sums go on below.
+    for (const char* schedule : {"standard", "fa1", "fa2"}) {
+        for (const char* tile : {"1,1", "1,4", "3,2", "4,4"}) {
+            for (const char* mask : {"none", "bottom-right", "top-left"}) {
+                expect_fits(run_ok(fmt::format("walk --by-hand --backward --schedule {} --tile {} --causal {}",
+                                               schedule, tile, mask)));
+            }
+        }
+    }
+    const std::string whole = run_ok("walk --by-hand --schedule fa1 --tile 4,4").out;
+    EXPECT_NE(whole.find("1/2 * (8, -4)) / (9/4)\n            = (32/9, 4/9)\n"), std::string::npos) << whole;
 }
 
 TEST_F(WalkTest, bad_options_are_told) {
@@ -116,6 +127,8 @@ TEST_F(WalkTest, bad_options_are_told) {
     EXPECT_NE(run_ok("walk --by-hand --causal bottom-right").out.find("keys 2 and 3: skipped"), std::string::npos);
     expect_error("walk --by-hand --numbers 'q 1 0; k 1; v 1 0'", 2, "--numbers");
     expect_error("walk --by-hand --numbers 'q 1 0; v 1 0'", 2, "no k");
+    expect_error("walk --by-hand --numbers 'q 9 9; k 9 9, -9 -9; v 7 9, 5 8'", 2,
+                 "--numbers: expected scores less than 62 apart");
     expect_error("walk --numbers 'q 1 0; k 1 0; v 1 0'", 2, "expected --by-hand with it");
     expect_error("walk " + kSample + " --len 5", 2, "--len");
     expect_error("walk nosuch.safetensors", 66, "nosuch.safetensors");
