@@ -184,10 +184,10 @@ void print_suites(const Session& session) {
     session.print(table.text(terminal_width(STDOUT_FILENO)));
 }
 
-/// The CPU at hand, its roofs measured.
+/// The CPU at hand, its roofs measured; not its kernels, which are what is judged.
 model::Machine measured_machine() {
-    Progress progress(measure::kCpuMeasurements);
-    return measure::calibrate_cpu(0, [&](const std::string& what) { progress.step(what); });
+    Progress progress(measure::kRoofMeasurements);
+    return measure::measure_roofs(0, [&](const std::string& what) { progress.step(what); });
 }
 
 /// A CPU's time beside a GPU's prediction would say nothing.

@@ -30,6 +30,24 @@ struct CalibrateOptions {
     std::string output;
 };
 
+/// What the CPU's kernels reach, of the numbers that are measured.
+std::string kernels_text(const model::Machine& machine, int width) {
+    const auto is_measured = [](std::string_view name) { return name != "last" && name != "loops"; };
+    std::vector<Column> columns{{"kernels"}};
+    for_each_share(machine.kernels.front().shares, [&](const char* name, const double&) {
+        if (is_measured(name)) columns.push_back({name, Align::right});
+    });
+    Table table(columns);
+    for (const MeasuredKernels& one : machine.kernels) {
+        std::vector<std::string> cells{one.kernels};
+        for_each_share(one.shares, [&](const char* name, const double& value) {
+            if (is_measured(name)) cells.push_back(fmt::format("{:.3g}", value));
+        });
+        table.add(std::move(cells));
+    }
+    return table.text(width);
+}
+
 std::string text_of(const model::Machine& machine) {
     const int width = terminal_width(STDOUT_FILENO);
     Table table({{"quantity"}, {"value", Align::right}, {"unit"}, {"source"}});
@@ -42,7 +60,7 @@ std::string text_of(const model::Machine& machine) {
                        {"exps", fmt::format("{:.4g} a second at most",
                                             machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e9)}},
                       width) +
-           "\n" + table.text(width);
+           "\n" + table.text(width) + (machine.kernels.empty() ? "" : "\n" + kernels_text(machine, width));
 }
 
 model::Machine calibrate(const CalibrateOptions& options) {
@@ -81,7 +99,8 @@ void execute(const CalibrateOptions& options, const Session& session) {
 void add_calibrate_command(CLI::App& app, Session& session) {
     CLI::App* command = add_command(
         app, session, "calibrate", "Measure the roofs of the machine at hand and write a machine file for --device",
-        {{"tessera calibrate -o host.json", "this CPU: products, exponentials, caches, memory; 5 seconds"},
+        {{"tessera calibrate -o host.json",
+          "this CPU: products, exponentials, caches, memory, kernels; some 10 seconds"},
          {"tessera calibrate --device h200 --micro bench/results/h200/micro.jsonl -o mine.json",
           "a GPU, from the Records that bench/micro wrote on it"},
          {"tessera roofline --device host.json --len 512:8192", "use it"}});

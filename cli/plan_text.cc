@@ -95,7 +95,7 @@ void show_plan_on(const model::Machine& machine, const Problem& problem, Pass pa
         {"cost", chosen->predicted ? cost_text(chosen->predicted) : "not predicted: no constants of this kernel yet"}};
     if (chosen->predicted) {
         const bool fitted = !chosen->predicted->fitted_on.empty();
-        facts.emplace_back("error", fitted ? measure::error_bar_text(problem, pass, machine)
+        facts.emplace_back("error", fitted ? measure::error_bar_text(problem, *chosen->predicted, machine)
                                            : "not known: the constants are those of a relative of this kernel");
     }
     if (chosen->predicted) add_cost_facts(*chosen->predicted, facts);

@@ -40,6 +40,26 @@ std::string kernels_text(std::span<const SweepRow> rows) {
     return text;
 }
 
+/// The error bar of the row's kernels; of those that the machine has not measured, by name, where it measured others.
+std::string error_text(const SweepRow& row, const model::Machine& machine) {
+    const model::Prediction* shown = nullptr;
+    bool some_measured = false;
+    std::string others;
+    for (const SweepCell& cell : row.cells) {
+        if (!cell.known()) continue;
+        const auto found =
+            std::find_if(cell.passes.begin(), cell.passes.end(), [](const auto& p) { return !p.measured; });
+        const bool measured = found == cell.passes.end();
+        some_measured = some_measured || measured;
+        if (!measured) others += fmt::format("{}{}", others.empty() ? "" : ", ", name_of(cell.schedule));
+        const model::Prediction& pass = measured ? cell.passes.front() : *found;
+        if (shown == nullptr || (shown->measured && !measured)) shown = &pass;
+    }
+    if (shown == nullptr) return "";
+    const std::string text = measure::error_bar_text(row.problem, *shown, machine);
+    return some_measured && !others.empty() ? fmt::format("{}: {}", others, text) : text;
+}
+
 }  // namespace
 
 std::string heading_text(const model::Machine& machine, std::span<const SweepRow> rows, int width) {
@@ -72,11 +92,7 @@ std::string heading_text(const model::Machine& machine, std::span<const SweepRow
                            cell.passes.front().not_modelled + ": the kernels take longer by what that costs");
         break;
     }
-    for (const SweepCell& cell : rows.front().cells) {
-        if (!cell.known()) continue;
-        facts.emplace_back("error", measure::error_bar_text(rows.front().problem, cell.passes.front().pass, machine));
-        break;
-    }
+    if (const std::string error = error_text(rows.front(), machine); !error.empty()) facts.emplace_back("error", error);
     return facts_text(facts, width);
 }
 

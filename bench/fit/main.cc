@@ -165,6 +165,8 @@ void judge_host(const Asked& asked, const std::string& first) {
             errors[i].insert(errors[i].end(), own[i].begin(), own[i].end());
         }
     }
+    if (calibrated.kernels.empty())
+        throw Error(ErrorCode::bad_data, first, "expected Records of kernels that are asked for: nothing was fitted");
     if (!asked.write.empty()) measure::write_machine(asked.write, calibrated);
     fmt::print("\nall, fitted:   {}\nall, held out: {}\n", errors_text(errors[0]), errors_text(errors[1]));
 }
@@ -200,10 +202,14 @@ int run(int argc, char** argv) {
         else if (argument == "--host") asked.cpu = asked.host = true;
         else paths.emplace_back(argument);
     }
+    const bool lost = !asked.write.empty() && !asked.host;  // only a host has a machine file
     for (const std::string& path : paths) read(path, asked);
-    if (asked.rows.empty())
-        return fmt::print(stderr, "usage: fit_model [--only FAMILY] [--cpu] RECORDS..., some of them of {}\n",
-                          asked.cpu ? "a CPU" : "an H200"),
+    if (lost || asked.rows.empty())
+        return fmt::print(
+                   stderr,
+                   "usage: fit_model [--only FAMILY] [--cpu | --host [--write FILE]] RECORDS..., some of them of "
+                   "{}\n",
+                   asked.cpu ? "a CPU" : "an H200"),
                2;
     if (asked.host) judge_host(asked, paths.front());
     else if (asked.cpu) fit_cpu(asked);

@@ -25,15 +25,16 @@ enum class MachineKind { gpu, cpu };
 
 /// What a kind of CPU kernel reaches of a machine's rates, and what a call of it costs there.
 struct KernelShares {
-    double product_share;  ///< of the product rate that they reach
+    double product_share;  ///< of the product rate that they reach; over 1 by as much as the rate was timed too low
     double exp_share;  ///< of the exponentials' time: with the maximum, sums and rescaling, less what is under products
     double last;       ///< tasks that the last thread is later by, in tiles of queries (backward: of keys)
     double loops;      ///< starts of parallel loops that the call is worth
     double call_us;    ///< of a call, whatever its size: code and tables are cold
-    double pack_ns = 0;     ///< of an element that is packed, with what it takes to fetch it
-    double crowd = 1;       ///< share of a thread's speed that is left when all cores work, beyond the clock
-    double start_us = 0;    ///< until sleeping threads are awake and have what they need, with all cores
-    double read_share = 1;  ///< of the memory's rate at which cold tensors are read
+    double pack_ns = 0;   ///< of an element that is packed, with what it takes to fetch it
+    double crowd = 1;     ///< share of a thread's speed that is left when all cores work, beyond the clock
+    double start_us = 0;  ///< until sleeping threads are awake and have what they need, with all cores
+    double read_share =
+        1;  ///< of the memory's rate at which cold tensors are read; over 1 where a cache has part of them
 };
 
 /// KernelShares of one kind, measured on a machine.
@@ -67,7 +68,9 @@ struct Machine {
     Quantity dram_copy_share;    ///< of it that reading and writing at once reach
     Quantity memory_gib;         ///< GiB of device memory
     Quantity launch_us;          ///< microseconds from one kernel to the next; CPU: to start a parallel loop
-    std::vector<MeasuredKernels> kernels{};  ///< CPU: kinds that were measured; others are as on the hosts of the fit
+    /// CPU: kinds that were measured, each once. Others are as on the hosts of the fit, with these kinds' median
+    /// start_us and crowd.
+    std::vector<MeasuredKernels> kernels{};
 
     /// Does it compute Problems of this dtype at all?
     bool supports(DType dtype) const;
@@ -109,7 +112,8 @@ const Machine* find_machine(std::string_view name);
 /// The machine that Records of this device text were measured on ("NVIDIA H200" -> h200), or null.
 const Machine* machine_of_device(std::string_view device);
 
-/// Throws Error(bad_data) naming the first quantity that no machine can have (negative, not finite, a share over 1).
+/// Throws Error(bad_data) naming the first quantity that no machine can have (negative, not finite, a share over 1), or
+/// what no measured kernels can be: of a GPU, of no known kind, of a kind that was there before, out of range.
 void validate(const Machine& machine);
 
 }  // namespace tessera

@@ -53,8 +53,11 @@ struct WorksheetLine {
 struct Prediction {
     Schedule schedule{};
     Pass pass{};
-    std::string by;         ///< whose kernel
-    std::string fitted_on;  ///< Records behind the constants; empty: none, the constants are those of a relative
+    std::string by;  ///< whose kernel
+    /// Records behind the constants, or the calls that the machine's own kernels were measured by; empty: none, the
+    /// constants are those of a relative.
+    std::string fitted_on;
+    bool measured = false;  ///< CPU: fitted_on are calls of such kernels on this very machine (Machine::kernels)
     /// What the Problem asks for and the time is without: "softcap, dropout"; empty: nothing.
     std::string not_modelled;
     Tile tile{};

@@ -41,8 +41,9 @@ std::string kind_of(const Problem& problem);
 /// against the Records.
 double expected_error(const std::string& kind, Pass pass);
 
-/// The error bar of a prediction in words: its kind, how far such were off, and whether the device was ever measured.
-std::string error_bar_text(const Problem& problem, Pass pass, const model::Machine& machine);
+/// The error bar of a prediction in words: its kind, how far such were off, and whether the device, or a CPU's kernels
+/// of that kind, were ever measured.
+std::string error_bar_text(const Problem& problem, const model::Prediction& prediction, const model::Machine& machine);
 
 /// Predictions for the Records that the model knows kernel and device of; the others are counted by reason.
 struct Comparisons {

@@ -152,7 +152,7 @@ double rounded(double value) {
 
 }  // namespace
 
-model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
+model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
     const Host host = describe_host();
     if (threads <= 0) threads = host.cores;
     if (threads > host.cores)
@@ -210,6 +210,12 @@ model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
     m.dram_copy_share = {0.8, "estimate: usual"};
     m.memory_gib = {rounded(static_cast<double>(io::memory_state().limit) / 1073741824.0), "as the system tells"};
     m.launch_us = measured(rounded(loop));
+    validate(m);
+    return m;
+}
+
+model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
+    model::Machine m = measure_roofs(threads, progress);
     m.kernels = measure_kernels(m, [&](const std::string& what) { progress("kernels of " + what); });
     validate(m);
     return m;

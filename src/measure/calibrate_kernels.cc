@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <span>
 
 #include "core/numeric.hpp"
 #include "measure/bench.hpp"
@@ -20,19 +24,39 @@ Method method_of(const KernelProbe& probe) {
     return {.repeat = 5, .warm_up_ms = 3, .rounds = 2, .own_time = probe.threads == 1};
 }
 
-/// A dense tensor with numbers in [-1, 1), and memory of its own.
-class Filled {
+/// Numbers in [-1, 1). So many that rows of a tensor, whose lengths don't divide it, are others each.
+constexpr std::size_t kPattern = 8191;
+
+std::vector<std::byte> pattern_of(DType dtype) {
+    std::vector<std::byte> bytes(kPattern * size_of(dtype));
+    std::uint32_t state = 1;
+    for (std::size_t i = 0; i < kPattern; ++i) {
+        state = state * 1664525U + 1013904223U;
+        store_from_double(bytes.data() + i * size_of(dtype), dtype, state * 0x1p-31 - 1);
+    }
+    return bytes;
+}
+
+/// A dense tensor in memory of its own, which a call writes before anything reads it unless it is filled.
+class Owned {
  public:
-    Filled(DType dtype, std::int64_t heads, std::int64_t len, std::int64_t dim, std::uint32_t seed)
-        : bytes_(static_cast<std::size_t>(heads * len * dim) * size_of(dtype) + kLine) {
-        const auto at = reinterpret_cast<std::uintptr_t>(bytes_.data());
-        std::byte* const begin = bytes_.data() + (kLine - at % kLine) % kLine;
-        if (dim == 1) view = dense_view(begin, dtype, {1, heads, len});  // LSE
-        else view = dense_view(begin, dtype, {1, len, heads, dim});
-        std::uint32_t state = seed;
-        for (std::int64_t i = 0; i < view.size(); ++i) {
-            state = state * 1664525U + 1013904223U;
-            store_from_double(begin + static_cast<std::size_t>(i) * size_of(dtype), dtype, state * 0x1p-31 - 1);
+    Owned(DType dtype, std::int64_t heads, std::int64_t len, std::int64_t dim)
+        : bytes_(std::make_unique_for_overwrite<std::byte[]>(
+              static_cast<std::size_t>(heads * len * dim) * size_of(dtype) + kLine)) {
+        const auto at = reinterpret_cast<std::uintptr_t>(bytes_.get());
+        begin_ = bytes_.get() + (kLine - at % kLine) % kLine;
+        if (dim == 1) view = dense_view(begin_, dtype, {1, heads, len});  // LSE
+        else view = dense_view(begin_, dtype, {1, len, heads, dim});
+    }
+
+    /// With the pattern again and again, from another place of it for each tensor.
+    void fill(std::span<const std::byte> pattern, std::size_t from) {
+        const std::size_t bytes = static_cast<std::size_t>(view.size()) * size_of(view.dtype);
+        std::size_t at = from * size_of(view.dtype);
+        for (std::size_t done = 0; done < bytes; at = 0) {
+            const std::size_t some = std::min(bytes - done, pattern.size() - at);
+            std::memcpy(begin_ + done, pattern.data() + at, some);
+            done += some;
         }
     }
 
@@ -40,22 +64,28 @@ class Filled {
 
  private:
     static constexpr std::size_t kLine = 64;
-    std::vector<std::byte> bytes_;
+    std::unique_ptr<std::byte[]> bytes_;
+    std::byte* begin_ = nullptr;
 };
 
+/// What a probe's calls read and write; gradients in a backward alone.
 struct ProbeTensors {
-    Filled q, k, v, o, d_o, dq, dk, dv, lse;
+    Owned q, k, v, o, lse;
+    std::vector<Owned> gradients;  // dO, dQ, dK, dV
 
-    ProbeTensors(const KernelProbe& p, DType dtype)
-        : q(dtype, p.heads, p.len_q, p.head_dim, 1),
-          k(dtype, p.heads, p.len_kv, p.head_dim, 2),
-          v(dtype, p.heads, p.len_kv, p.head_dim, 3),
-          o(dtype, p.heads, p.len_q, p.head_dim, 4),
-          d_o(dtype, p.heads, p.len_q, p.head_dim, 5),
-          dq(dtype, p.heads, p.len_q, p.head_dim, 6),
-          dk(dtype, p.heads, p.len_kv, p.head_dim, 7),
-          dv(dtype, p.heads, p.len_kv, p.head_dim, 8),
-          lse(DType::fp32, p.heads, p.len_q, 1, 9) {}
+    ProbeTensors(const KernelProbe& p, Pass pass, DType dtype)
+        : q(dtype, p.heads, p.len_q, p.head_dim),
+          k(dtype, p.heads, p.len_kv, p.head_dim),
+          v(dtype, p.heads, p.len_kv, p.head_dim),
+          o(dtype, p.heads, p.len_q, p.head_dim),
+          lse(DType::fp32, p.heads, p.len_q, 1) {
+        const std::vector<std::byte> pattern = pattern_of(dtype);
+        q.fill(pattern, 0), k.fill(pattern, 1000), v.fill(pattern, 2000);
+        if (pass == Pass::forward) return;
+        for (const std::int64_t len : {p.len_q, p.len_q, p.len_kv, p.len_kv})
+            gradients.emplace_back(dtype, p.heads, len, p.head_dim);
+        gradients.front().fill(pattern, 3000);
+    }
 
     ForwardArgs forward() const { return {.q = q.view, .k = k.view, .v = v.view, .o = o.view, .lse = lse.view}; }
     BackwardArgs backward() const {
@@ -64,12 +94,19 @@ struct ProbeTensors {
                 .v = v.view,
                 .o = o.view,
                 .lse = lse.view,
-                .d_o = d_o.view,
-                .dq = dq.view,
-                .dk = dk.view,
-                .dv = dv.view};
+                .d_o = gradients[0].view,
+                .dq = gradients[1].view,
+                .dk = gradients[2].view,
+                .dv = gradients[3].view};
+    }
+    std::vector<TensorView> views() const {
+        std::vector<TensorView> all{q.view, k.view, v.view, o.view, lse.view};
+        for (const Owned& one : gradients) all.push_back(one.view);
+        return all;
     }
 };
+
+}  // namespace
 
 Problem problem_of(const KernelProbe& probe, DType dtype) {
     Problem p;
@@ -82,13 +119,14 @@ Problem problem_of(const KernelProbe& probe, DType dtype) {
     return p;
 }
 
-}  // namespace
-
 std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores) {
     std::vector<KernelProbe> probes{{2, 64, 64, 64, 1}, {12, 320, 320, 64, 1}, {6, 320, 320, 160, 1}};
+    const auto heads_of = [](int threads) { return std::min<std::int64_t>(threads, kMostProbeHeads); };
     if (schedule != Schedule::fa2) {
-        if (cores > 1)
-            probes.push_back({2 * cores, 192, 192, 64, cores}), probes.push_back({cores, 448, 448, 64, cores});
+        if (cores > 1) {
+            probes.push_back({heads_of(2 * cores), 192, 192, 64, cores});
+            probes.push_back({heads_of(cores), 448, 448, 64, cores});
+        }
         return probes;
     }
     probes.push_back({10, 448, 448, 96, 1, true});
@@ -96,18 +134,19 @@ std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores) 
     if (cores <= 1) return probes;
     const auto some = std::max(2, static_cast<int>(std::lround(std::sqrt(cores))));
     for (const int threads : some < cores ? std::vector<int>{some, cores} : std::vector<int>{cores}) {
-        probes.push_back({threads, 128, 128, 64, threads});
-        probes.push_back({2 * threads, 512, 512, 64, threads});
-        probes.push_back({2 * threads, 320, 320, 160, threads});
-        probes.push_back({2 * threads, 448, 448, 96, threads, true});
-        if (pass == Pass::forward) probes.push_back({2 * threads, 1, 2048, 128, threads});
+        const std::int64_t two_each = heads_of(2 * threads);
+        probes.push_back({heads_of(threads), 128, 128, 64, threads});
+        probes.push_back({two_each, 512, 512, 64, threads});
+        probes.push_back({two_each, 320, 320, 160, threads});
+        probes.push_back({two_each, 448, 448, 96, threads, true});
+        if (pass == Pass::forward) probes.push_back({two_each, 1, 2048, 128, threads});
     }
     return probes;
 }
 
 double probe_milliseconds(const KernelProbe& probe, Schedule schedule, Pass pass, DType dtype) {
     const Problem problem = problem_of(probe, dtype);
-    const ProbeTensors tensors(probe, dtype);
+    const ProbeTensors tensors(probe, pass, dtype);
     const auto plan_of = [&](Pass which) {
         return plan(problem, {.pass = which, .backend = Backend::cpu, .schedule = schedule, .threads = probe.threads});
     };
@@ -116,10 +155,8 @@ double probe_milliseconds(const KernelProbe& probe, Schedule schedule, Pass pass
     const auto call_forward = [&] { forward(first, tensors.forward(), memory); };
     call_forward();
     ColdCache cache(describe_host().cache_bytes);
-    std::vector<TensorView> views;
-    for (const Filled* t : {&tensors.q, &tensors.k, &tensors.v, &tensors.o, &tensors.lse}) views.push_back(t->view);
+    const std::vector<TensorView> views = tensors.views();
     if (pass == Pass::forward) return time_call(call_forward, views, cache, method_of(probe)).ms.median;
-    for (const Filled* t : {&tensors.d_o, &tensors.dq, &tensors.dk, &tensors.dv}) views.push_back(t->view);
     const Plan second = plan_of(Pass::backward);
     const Workspace more(second);
     return time_call([&] { backward(second, tensors.backward(), more); }, views, cache, method_of(probe)).ms.median;
@@ -140,8 +177,12 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
     const PredictOptions any;
     KernelShares start = model::cpu_family_of({calls.front().problem, schedule, pass, machine, any}).constants;
     start.call_us = std::max(start.call_us, 15.0);
-    start.start_us = 100;
+    // On one core nothing tells what other threads do: they wake at once and don't crowd.
+    const bool alone = machine.cores <= 1;
+    start.start_us = alone ? 0 : 100;
+    if (alone) start.crowd = 1;
     const auto loss = [&](const KernelShares& shares) {
+        if (!model::in_range(shares)) return std::numeric_limits<double>::infinity();
         double sum = 0;
         for (const TimedCall& call : calls) {
             Prediction prediction;
@@ -158,7 +199,9 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
         return sum;
     };
     std::vector<double KernelShares::*> members;
-    for (const Free& free : kFree) members.push_back(free.member);
+    for (const Free& free : kFree) {
+        if (!alone || free.member != &KernelShares::crowd) members.push_back(free.member);
+    }
     return descend<KernelShares>(start, members, loss);
 }
 

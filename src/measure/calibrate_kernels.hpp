@@ -24,8 +24,13 @@ struct KernelProbe {
     bool causal = false;
 };
 
+/// Heads of a call at most: with more its tensors would take longer to fill than the call to time.
+inline constexpr std::int64_t kMostProbeHeads = 128;
+
 /// The calls of a kind on a machine of so many cores.
 std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores);
+
+Problem problem_of(const KernelProbe& probe, DType dtype);
 
 /// Median milliseconds of a call whose operands begin in memory.
 double probe_milliseconds(const KernelProbe& probe, Schedule schedule, Pass pass, DType dtype);
@@ -37,7 +42,8 @@ struct TimedCall {
     double ms = 0;
 };
 
-/// The shares of a kind of kernels with which the model gives these times on the machine.
+/// The shares of a kind of kernels with which the model gives these times on the machine, each such as can be
+/// (model::range_of_share). Of one core start_us is 0 and crowd 1: no call tells of them.
 KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass,
                            const std::vector<TimedCall>& calls);
 

@@ -48,7 +48,7 @@ model::Quantity quantity_of(const Json& json, const std::string& name, const std
 std::vector<MeasuredKernels> kernels_of(const Json& json) {
     std::vector<MeasuredKernels> result;
     const Json& list = member(json, "kernels");
-    if (list.is_null()) return result;
+    if (!json.contains("kernels")) return result;
     if (!list.is_array()) bad("kernels", "a list", list);
     for (std::size_t i = 0; i < list.size(); ++i) {
         const std::string at = fmt::format("kernels[{}]", i);

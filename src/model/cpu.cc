@@ -18,7 +18,7 @@ constexpr const char* kFma = "";  // Records that are no longer kept
 constexpr const char* kMatrix = "bench/results/cpu/torch_amx_xeon16.jsonl";
 constexpr const char* kSchedules16 = "bench/results/cpu/schedules_xeon16.jsonl";
 
-// `bench/fit` moves them: fit_model --cpu, bench/fit/main.cc. In the order of family_index().
+// `bench/fit` moves them: fit_model --cpu, bench/fit/main.cc. In the order of cpu_family_of().
 constexpr CpuFamily kFamilies[] = {
     // Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (the file below before fp32 ran on a matrix unit),
     // and
@@ -74,55 +74,14 @@ constexpr CpuFamily kFamilies[] = {
      {.product_share = 0.60, .exp_share = 1.74, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},
 };
 constexpr double kGradientTensors = 2.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too
-constexpr double kCoreReads = 0.12;       // of the memory's rate, one core alone
+constexpr double kCoreReads = 0.12;       // of the memory's rate, one core alone; of few cores: its part
 
 constexpr Tile kTile{64, 64};  // cpu/backend.cc
 constexpr double kLanes = 16;  // cpu/lanes/words.hpp: rows of a tile are padded to it
 constexpr double kTileDepth = 32, kTileRows = 16;
-constexpr std::int64_t kMatrixPanel = 32;  // queries of a panel on a matrix unit
-constexpr double kMaxPanels = 8;           // of a task of the forward on a matrix unit
-constexpr double kPackingOfRows = 0.3;     // of packing, with few queries (cpu/fa2/matrix/decode.cc)
-constexpr std::int64_t kChunk = 512;       // fa2: a task is at least a tile of queries and so many keys
-
-/// Tiles that kernels on a matrix unit don't take run in multiply-adds (cpu/README.md).
-bool fits_matrix_unit(const Question& q) {
-    if (q.schedule != Schedule::fa2) return false;
-    if (!q.options.tile) return true;
-    const Tile& tile = *q.options.tile;
-    if (q.pass == Pass::backward) return tile.block_q == 128 && tile.block_kv == 256;
-    return tile.block_q % kMatrixPanel == 0 && tile.block_kv % kMatrixPanel == 0;
-}
-
-/// fp32 in three bf16 parts, where six products on the matrix unit are faster than one multiply-add.
-bool in_parts(const Question& q) {
-    return q.problem.dtype == DType::fp32 && fits_matrix_unit(q) &&
-           q.machine.matrix_flop > kProductsOfParts * q.machine.fma_flop;
-}
-
-/// On a matrix unit.
-bool by_tiles(const Question& q) {
-    const bool bf16 = q.problem.dtype == DType::bf16 && q.machine.matrix_flop > q.machine.fma_flop;
-    return in_parts(q) || (bf16 && fits_matrix_unit(q));
-}
-
-/// standard and fa1 have constants of their own in the forward.
-bool is_plain(const Question& q) { return q.schedule != Schedule::fa2 && q.pass == Pass::forward; }
-
-std::size_t family_index(const Question& q) {
-    if (is_plain(q)) return std::size(kFamilies) - 1;
-    const std::size_t pair = in_parts(q) ? 1 : by_tiles(q) ? 2 : 0;
-    return 2 * pair + (q.pass == Pass::forward ? 0 : 1);
-}
-
-/// What was measured of such kernels on the machine, with tiles of their own; null: nothing.
-const MeasuredKernels* measured_of(const Question& q) {
-    const PredictOptions own_tile;
-    if (by_tiles(q) != by_tiles({q.problem, q.schedule, q.pass, q.machine, own_tile})) return nullptr;
-    const std::string kernels = cpu_kernels_of(q.schedule, q.pass, q.problem.dtype);
-    const auto& all = q.machine.kernels;
-    const auto found = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.kernels == kernels; });
-    return found == all.end() ? nullptr : &*found;
-}
+constexpr double kMaxPanels = 8;        // of a task of the forward on a matrix unit
+constexpr double kPackingOfRows = 0.3;  // of packing, with few queries (cpu/fa2/matrix/decode.cc)
+constexpr std::int64_t kChunk = 512;    // fa2: a task is at least a tile of queries and so many keys
 
 struct Cpu {
     const Question& q;
@@ -146,7 +105,9 @@ struct Cpu {
           threads(question.options.threads > 0 ? question.options.threads : question.machine.cores.value) {
         threads = std::min({threads, q.machine.cores.value, std::max(1.0, std::floor(worthwhile_threads()))});
         prediction.by = "tessera";
-        prediction.fitted_on = measured_of(q) != nullptr     ? measured_of(q)->source
+        const MeasuredKernels* own = measured_of(q);
+        prediction.measured = own != nullptr;
+        prediction.fitted_on = own != nullptr                ? own->source
                                : q.schedule == Schedule::fa2 ? kMatrix
                                : is_plain(q)                 ? kSchedules16
                                                              : "";
@@ -329,9 +290,10 @@ bool Cpu::in_stripes() const {
 void Cpu::add_memory() {
     const Machine& m = q.machine;
     const Problem& p = q.problem;
-    const double read = m.dram_gbs * m.dram_read_share * std::min(1.0, kCoreReads * busy) * c.read_share * 1e6;
-    account.note("memory rate", "{:.4g} GB/s * {:.3g} * min(1, {:.2g} * {:.0f}) * {:.4g} = {:.5g} GB/s of reading",
-                 m.dram_gbs.value, m.dram_read_share.value, kCoreReads, busy, c.read_share, read * 1e-6);
+    const double alone = std::max(kCoreReads, 1 / m.cores);
+    const double read = m.dram_gbs * m.dram_read_share * std::min(1.0, alone * busy) * c.read_share * 1e6;
+    account.note("memory rate", "{:.4g} GB/s * {:.3g} * min(1, {:.4g} * {:.0f}) * {:.4g} = {:.5g} GB/s of reading",
+                 m.dram_gbs.value, m.dram_read_share.value, alone, busy, c.read_share, read * 1e-6);
     double bytes = static_cast<double>(p.rows_q() * p.heads_q + p.rows_kv() * p.heads_kv) *
                    static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
     if (!forward()) bytes *= 2 * kGradientTensors;
@@ -362,15 +324,14 @@ void Cpu::add_loops() {
 
 std::span<const CpuFamily> cpu_families() { return kFamilies; }
 
-const CpuFamily& cpu_family_of(const Question& question) { return kFamilies[family_index(question)]; }
-
-std::string cpu_kernels_of(Schedule schedule, Pass pass, DType dtype) {
-    return fmt::format("{} {}", schedule == Schedule::fa2 ? name_of(dtype) : name_of(schedule), name_of(pass));
+const CpuFamily& cpu_family_of(const Question& question) {
+    if (is_plain(question)) return kFamilies[std::size(kFamilies) - 1];
+    const std::size_t pair = in_parts(question) ? 1 : by_tiles(question) ? 2 : 0;
+    return kFamilies[2 * pair + (question.pass == Pass::forward ? 0 : 1)];
 }
 
 void predict_cpu(const Question& question, Prediction& prediction) {
-    const MeasuredKernels* own = measured_of(question);
-    predict_cpu_family(question, own != nullptr ? own->shares : cpu_family_of(question).constants, prediction);
+    predict_cpu_family(question, shares_of(question), prediction);
 }
 
 void predict_cpu_family(const Question& question, const CpuConstants& constants, Prediction& prediction) {

@@ -24,8 +24,29 @@ std::span<const CpuFamily> cpu_families();
 /// The family that predict_cpu() takes where the machine's own kernels were not measured.
 const CpuFamily& cpu_family_of(const Question& question);
 
+inline constexpr std::int64_t kMatrixPanel = 32;  ///< queries of a panel on a matrix unit
+
+/// fp32 in three bf16 parts, where six products on the matrix unit are faster than one multiply-add.
+bool in_parts(const Question& question);
+
+/// On a matrix unit.
+bool by_tiles(const Question& question);
+
+/// standard and fa1 have constants of their own in the forward.
+bool is_plain(const Question& question);
+
 /// The kind of kernel that the machine may have measured: "bf16 forward".
 std::string cpu_kernels_of(Schedule schedule, Pass pass, DType dtype);
+
+/// All of them.
+std::span<const std::string> cpu_kernel_kinds();
+
+/// What was measured of such kernels on the machine, with tiles of their own; null: nothing.
+const MeasuredKernels* measured_of(const Question& question);
+
+/// What predict_cpu() takes: what was measured of such kernels; else the family's, and of a machine that measured
+/// others their medians of what is the host's own, start_us and crowd.
+KernelShares shares_of(const Question& question);
 
 /// predict_cpu() with these constants.
 void predict_cpu_family(const Question& question, const CpuConstants& constants, Prediction& prediction);

@@ -5,14 +5,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "measure/calibrate.hpp"
 #include "measure/calibrate_kernels.hpp"
+#include "measure/descent.hpp"
 #include "measure/machine_file.hpp"
+#include "model/cpu.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::model::machine_test {
@@ -112,6 +117,20 @@ TEST_F(MachineFile, has_the_kernels_that_were_measured) {
     json = measure::to_json(machine);
     json["kernels"][0]["crowd"] = -1;
     expect_bad(json, "kernels, bf16 forward, crowd: expected a number from");
+    json = measure::to_json(machine);
+    json["kernels"][0]["read_share"] = 13.1;
+    expect_bad(json, "kernels, bf16 forward, read_share: expected a number from 0.01 to 4, got 13.1");
+    json = measure::to_json(machine);
+    json["kernels"].push_back(json["kernels"][0]);
+    expect_bad(json, "kernels: expected each kind once, got a second bf16 forward");
+    json = measure::to_json(machine);
+    json["kernels"][0]["kernels"] = "bf17 forward";
+    expect_bad(json, "got bf17 forward");
+    json["kernels"] = nullptr;
+    expect_bad(json, "kernels: expected a list");
+    json = measure::to_json(*find_machine("h200"));
+    json["kernels"] = measure::to_json(machine)["kernels"];
+    expect_bad(json, "kernels: expected nothing of a GPU, got bf16 forward");
     json["kernels"] = 3;
     expect_bad(json, "kernels: expected a list, got 3");
 }
@@ -167,10 +186,71 @@ TEST(Calibrate, gpu_from_records_of_bench_micro) {
         EXPECT_THROW(measure::calibrate_gpu(*find_machine(other), records), Error) << other;
 }
 
+/// The shares that made the times are found again, however far from those that the fit begins with.
+TEST(Calibrate, shares_are_fitted_to_times) {
+    Machine machine = *find_machine("xeon-16");
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+        const PredictOptions all;
+        const Problem held_out = Problem::dense(2, 1500, 12, 128, DType::bf16);
+        const Question question{held_out, Schedule::fa2, pass, machine, all};
+        KernelShares made = cpu_family_of(question).constants;
+        made.product_share *= 0.6, made.crowd = 0.3, made.start_us = 450, made.call_us = 40, made.read_share = 0.4;
+        std::vector<measure::TimedCall> calls;
+        for (const measure::KernelProbe& probe : measure::kernel_probes(Schedule::fa2, pass, 16)) {
+            measure::TimedCall call{measure::problem_of(probe, DType::bf16), {.threads = probe.threads}};
+            Prediction x{.schedule = Schedule::fa2, .pass = pass};
+            predict_cpu_family({call.problem, Schedule::fa2, pass, machine, call.options}, made, x);
+            call.ms = x.ms;
+            calls.push_back(call);
+        }
+        const auto ms = [&](const KernelShares& shares) {
+            Prediction x{.schedule = Schedule::fa2, .pass = pass};
+            predict_cpu_family(question, shares, x);
+            return x.ms;
+        };
+        const KernelShares found = measure::fitted_shares(machine, Schedule::fa2, pass, calls);
+        EXPECT_GT(std::abs(ms(cpu_family_of(question).constants) / ms(made) - 1), 0.1);
+        EXPECT_NEAR(ms(found) / ms(made), 1, 0.06);
+        EXPECT_NEAR(found.start_us / made.start_us, 1, 0.25);
+        EXPECT_NEAR(found.crowd / made.crowd, 1, 0.2);
+        for (measure::TimedCall& call : calls) call.ms *= 1e-3;  // no machine: the fit stays within what can be
+        EXPECT_TRUE(in_range(measure::fitted_shares(machine, Schedule::fa2, pass, calls)));
+    }
+}
+
+TEST(Calibrate, probes_are_calls_of_all_cores_and_not_too_large) {
+    for (const int cores : {1, 2, 16, 1024}) {
+        for (const Schedule schedule : {Schedule::standard, Schedule::fa1, Schedule::fa2}) {
+            int most = 0;
+            for (const measure::KernelProbe& probe : measure::kernel_probes(schedule, Pass::backward, cores)) {
+                EXPECT_NO_THROW(measure::problem_of(probe, DType::fp32).validate());
+                EXPECT_LE(probe.heads, measure::kMostProbeHeads);
+                most = std::max(most, probe.threads);
+            }
+            EXPECT_EQ(most, cores);
+        }
+    }
+}
+
+TEST(Calibrate, descent_stays_where_a_loss_is_finite) {
+    struct Two {
+        double a, b;
+    };
+    constexpr double Two::*kFree[] = {&Two::a, &Two::b};
+    const auto loss = [](const Two& x) {
+        return x.a > 3 ? std::numeric_limits<double>::infinity() : std::pow(x.a - 5, 2) + std::pow(x.b - 2, 2);
+    };
+    const Two least = measure::descend<Two>({1, 0}, kFree, loss);
+    EXPECT_LE(least.a, 3);
+    EXPECT_NEAR(least.a, 3, 0.01);
+    EXPECT_EQ(least.b, 0);
+    EXPECT_NEAR(measure::descend<Two>({1, 9}, kFree, loss).b, 2, 0.01);
+}
+
 TEST(Calibrate, cpu_gives_a_machine_that_can_be) {
     int told = 0;
     const Machine machine = measure::calibrate_cpu(1, [&](const std::string&) { ++told; });
-    EXPECT_LE(told, measure::kCpuMeasurements);
+    EXPECT_EQ(told, measure::kCpuMeasurements);
     EXPECT_NO_THROW(validate(machine));
     EXPECT_EQ(machine.kind, MachineKind::cpu);
     EXPECT_GT(machine.clock_ghz, 0.5);
@@ -178,6 +258,13 @@ TEST(Calibrate, cpu_gives_a_machine_that_can_be) {
     EXPECT_LE(machine.loaded_clock_ghz, machine.clock_ghz);
     EXPECT_GT(machine.matrix_flop, machine.exp_rate);
     EXPECT_EQ(machine.kernels.size(), static_cast<std::size_t>(measure::kKernelKinds));
+    for (const MeasuredKernels& one : machine.kernels) {  // one thread tells nothing of others
+        EXPECT_EQ(one.shares.start_us, 0) << one.kernels;
+        EXPECT_EQ(one.shares.crowd, 1) << one.kernels;
+    }
+    told = 0;
+    EXPECT_TRUE(measure::measure_roofs(1, [&](const std::string&) { ++told; }).kernels.empty());
+    EXPECT_EQ(told, measure::kRoofMeasurements);
     EXPECT_THROW(measure::calibrate_cpu(100'000, [](const std::string&) {}), Error);
 }
 

@@ -10,10 +10,12 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "core/property.hpp"
 #include "measure/accuracy.hpp"
 #include "measure/sweep.hpp"
+#include "model/cpu.hpp"
 #include "model/family.hpp"
 #include "registry.hpp"
 #include "tessera/error.hpp"
@@ -116,18 +118,50 @@ TEST(Predict, measured_kernels_of_a_cpu_count) {
     KernelShares shares{.product_share = 0.5, .exp_share = 1, .last = 0, .loops = 0, .call_us = 20};
     machine.kernels = {{"bf16 forward", shares, "a test"}};
     EXPECT_EQ(predict(p, Schedule::fa2, Pass::forward, machine).fitted_on, "a test");
-    EXPECT_EQ(ms(Schedule::fa1), other);
-    EXPECT_EQ(ms(Schedule::fa2, {.tile = Tile{33, 64}}), in_lanes);  // that tile runs in multiply-adds
+    EXPECT_TRUE(predict(p, Schedule::fa2, Pass::forward, machine).measured);
+    for (const PredictOptions& options : {PredictOptions{}, PredictOptions{.tile = Tile{33, 64}}}) {
+        const Schedule schedule = options.tile ? Schedule::fa2 : Schedule::fa1;  // that tile runs in multiply-adds
+        EXPECT_FALSE(predict(p, schedule, Pass::forward, machine, options).measured);
+    }
+    EXPECT_LT(ms(Schedule::fa1), other);  // crowd is the host's: 1
+    EXPECT_LT(ms(Schedule::fa2, {.tile = Tile{33, 64}}), in_lanes);
     const double fast = ms(Schedule::fa2);
     EXPECT_NE(fast, before);
     machine.kernels[0].shares.crowd = 0.5;  // all cores at half the speed
     machine.kernels[0].shares.start_us = 300;
     const double slow = ms(Schedule::fa2);
     EXPECT_GT(slow, fast + 0.3);
-    EXPECT_EQ(ms(Schedule::fa2, {.threads = 1}), [&] {
-        machine.kernels[0].shares = shares;
-        return ms(Schedule::fa2, {.threads = 1});
-    }());
+    const double slow_alone = ms(Schedule::fa2, {.threads = 1});
+    machine.kernels[0].shares = shares;
+    EXPECT_EQ(slow_alone, ms(Schedule::fa2, {.threads = 1}));
+}
+
+/// Kinds that a machine has not measured start and crowd as its others do in the median, so that no wake-up is one
+/// schedule's alone; and what is said of the error is said of the kernels that were asked for.
+TEST(Predict, what_a_cpu_measured_is_told_of_other_kernels_too) {
+    const Problem p = Problem::dense(1, 700, 16, 64, DType::bf16);
+    Machine machine = *find_machine("xeon-16");
+    machine.name = "this-host";
+    const auto error_of = [&](Schedule schedule) {
+        return measure::error_bar_text(p, predict(p, schedule, Pass::forward, machine), machine);
+    };
+    EXPECT_NE(error_of(Schedule::fa1).find("its kernels were not measured"), std::string::npos);
+    KernelShares shares{.product_share = 0.5, .exp_share = 1, .last = 0, .loops = 0, .call_us = 20};
+    for (const auto& [kernels, start_us, crowd] :
+         {std::tuple{"bf16 forward", 700.0, 0.5}, {"fp32 forward", 100.0, 0.4}, {"bf16 backward", 300.0, 0.9}}) {
+        shares.start_us = start_us, shares.crowd = crowd;
+        machine.kernels.push_back({kernels, shares, "a test"});
+    }
+    const PredictOptions options;
+    const Question fa1{p, Schedule::fa1, Pass::forward, machine, options};
+    EXPECT_EQ(shares_of(fa1).start_us, 300);
+    EXPECT_EQ(shares_of(fa1).crowd, 0.5);
+    EXPECT_EQ(shares_of(fa1).product_share, cpu_family_of(fa1).constants.product_share);
+    machine.kernels.pop_back();
+    EXPECT_EQ(shares_of(fa1).start_us, 400);
+    EXPECT_EQ(shares_of({p, Schedule::fa2, Pass::forward, machine, options}).start_us, 700);  // its own
+    EXPECT_NE(error_of(Schedule::fa2).find("10 % in the median"), std::string::npos);
+    EXPECT_NE(error_of(Schedule::fa1).find("such kernels were not measured"), std::string::npos);
 }
 
 /// fa3's counter of tiles is set to 0 by a launch, where there is one: under a mask, with more tiles than run at once.

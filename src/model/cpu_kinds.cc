@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which of tessera's CPU kernels a question is about, and what is known of them on its machine.
+#include <algorithm>
+
+#include "model/cpu.hpp"
+
+namespace tessera::model {
+namespace {
+
+/// Tiles that kernels on a matrix unit don't take run in multiply-adds (cpu/README.md).
+bool fits_matrix_unit(const Question& q) {
+    if (q.schedule != Schedule::fa2) return false;
+    if (!q.options.tile) return true;
+    const Tile& tile = *q.options.tile;
+    if (q.pass == Pass::backward) return tile.block_q == 128 && tile.block_kv == 256;
+    return tile.block_q % kMatrixPanel == 0 && tile.block_kv % kMatrixPanel == 0;
+}
+
+double median_of(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const std::size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+}  // namespace
+
+bool in_parts(const Question& q) {
+    return q.problem.dtype == DType::fp32 && fits_matrix_unit(q) &&
+           q.machine.matrix_flop > kProductsOfParts * q.machine.fma_flop;
+}
+
+bool by_tiles(const Question& q) {
+    const bool bf16 = q.problem.dtype == DType::bf16 && q.machine.matrix_flop > q.machine.fma_flop;
+    return in_parts(q) || (bf16 && fits_matrix_unit(q));
+}
+
+bool is_plain(const Question& q) { return q.schedule != Schedule::fa2 && q.pass == Pass::forward; }
+
+std::string cpu_kernels_of(Schedule schedule, Pass pass, DType dtype) {
+    return fmt::format("{} {}", schedule == Schedule::fa2 ? name_of(dtype) : name_of(schedule), name_of(pass));
+}
+
+std::span<const std::string> cpu_kernel_kinds() {
+    static const std::vector<std::string> kinds = [] {
+        std::vector<std::string> list;
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+            for (const DType dtype : {DType::fp32, DType::fp16, DType::bf16})
+                list.push_back(cpu_kernels_of(Schedule::fa2, pass, dtype));
+            for (const Schedule schedule : {Schedule::fa1, Schedule::standard})
+                list.push_back(cpu_kernels_of(schedule, pass, DType::fp32));
+        }
+        return list;
+    }();
+    return kinds;
+}
+
+const MeasuredKernels* measured_of(const Question& q) {
+    const PredictOptions own_tile;
+    if (by_tiles(q) != by_tiles({q.problem, q.schedule, q.pass, q.machine, own_tile})) return nullptr;
+    const std::string kernels = cpu_kernels_of(q.schedule, q.pass, q.problem.dtype);
+    const auto& all = q.machine.kernels;
+    const auto found = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.kernels == kernels; });
+    return found == all.end() ? nullptr : &*found;
+}
+
+KernelShares shares_of(const Question& question) {
+    if (const MeasuredKernels* own = measured_of(question)) return own->shares;
+    KernelShares shares = cpu_family_of(question).constants;
+    const auto& measured = question.machine.kernels;
+    if (measured.empty()) return shares;
+    // Threads that wake and what they lose beside each other are the host's: without them, a kind that was not measured
+    // would look faster than those that were.
+    for (const auto member : {&KernelShares::start_us, &KernelShares::crowd}) {
+        std::vector<double> values;
+        for (const MeasuredKernels& one : measured) values.push_back(one.shares.*member);
+        shares.*member = median_of(std::move(values));
+    }
+    return shares;
+}
+
+}  // namespace tessera::model
