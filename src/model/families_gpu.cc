@@ -8,7 +8,7 @@ namespace {
 
 // Of drawn*.jsonl only the shapes with an even number of keys.
 constexpr const char* kOurs = "bench/results/h200/forward.jsonl";
-constexpr const char* kWarps = "bench/results/h200/forward.jsonl and drawn*.jsonl";
+constexpr const char* kOfWarps = "bench/results/h200/forward.jsonl and drawn*.jsonl";
 constexpr const char* kNow = "bench/results/h200/now/forward.jsonl and now/drawn*.jsonl";
 constexpr const char* kBoth = "bench/results/h200/forward.jsonl, now/forward.jsonl, peers.jsonl and drawn*.jsonl";
 constexpr const char* kGradients = "bench/results/h200/now/backward.jsonl and now/drawn*.jsonl";
@@ -35,7 +35,7 @@ constexpr Family kFamilies[] = {
     {"tessera",
      Schedule::fa2,
      Pass::forward,
-     kWarps,
+     kOfWarps,
      true,
      Order::longest_first,
      {.exp_exposed = 0.026,
