@@ -6,7 +6,7 @@
 //                           dS^T = P^T (dP^T - delta). dV is started, and dS stored to shared memory beside it
 //   start_s()               the next block's scores
 //   the barrier             the other warpgroup's dS is there, too
-//   start_dq(), start_dk()  S and dQ are waited for, and dQ is left to the producer's warp that adds it up (put_dq());
+//   start_dq(), start_dk()  S and dQ are waited for, and put_dq() leaves dQ to the producer's warp that adds it up.
 //                           dK is under way until the next make_ds()
 #pragma once
 
