@@ -8,7 +8,7 @@
 #include <new>
 
 #include "cuda/fa2/config.h"
-#include "cuda/gradient/key_loop.cuh"
+#include "cuda/gradient/split_loop.cuh"
 #include "cuda/shared/start.cuh"
 
 namespace tessera::cuda::fa2 {
@@ -17,7 +17,8 @@ template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ gradient::Launch launch) {
     constexpr gradient::Config kConfig = Shape::kConfig;
-    using Loop = gradient::KeyLoop<T, kConfig>;
+    // The units of fp16 and what general scores go through are in the other step only.
+    constexpr bool kSplit = !kConfig.general && std::is_same_v<T, __nv_bfloat16>;
     extern __shared__ __align__(128) char memory[];
     // What all threads share is kept out of their registers.
     __shared__ alignas(gradient::KeyWork) char work_memory[sizeof(gradient::KeyWork)];
@@ -26,8 +27,9 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     __syncthreads();
     if (!work.exists()) return;
 
-    const Loop loop{{{launch, work, memory}, work}};
-    loop.run_block(work);
+    const gradient::KeyThread<T, kConfig> thread{{launch, work, memory}, work};
+    if constexpr (kSplit) gradient::SplitLoop<T, kConfig>{{{thread}}}.run_block(work);
+    else gradient::KeyLoop<T, kConfig>{thread}.run_block(work);
 }
 
 template <class T, class Shape>

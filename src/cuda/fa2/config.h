@@ -120,13 +120,13 @@ using ShapesFp32 = ShapeList<HeadDim64Fp32, HeadDim128Fp32, HeadDim256Fp32>;
 
 /// Of the backward, in 16 bits.
 struct BackwardHeadDim64 {
-    static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 4, .general = false};
+    static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 4, .general = false, .stages = 3};
 };
 struct BackwardHeadDim64General {
     static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 2, .general = true};
 };
 struct BackwardHeadDim128 {
-    static constexpr gradient::Config kConfig{.head_dim = 128, .key_tiles = 2, .general = false};
+    static constexpr gradient::Config kConfig{.head_dim = 128, .key_tiles = 2, .general = false, .stages = 3};
 };
 struct BackwardHeadDim128General {
     static constexpr gradient::Config kConfig{.head_dim = 128, .key_tiles = 1, .general = true};

@@ -11,12 +11,12 @@ inline constexpr int kBlockQ = 64;
 /// One compiled shape of the kernels that own a block of keys. head_dim and head_dim_v of a Problem are padded with
 /// zeros to `head_dim`.
 struct Config {
-    int head_dim;   ///< 64, 128 or 256
-    int key_tiles;  ///< keys of a pair of warps in units of 16: each fragment of Q and dO serves all of them
-    bool general;   ///< softcap, ALiBi, bias, dropout and scales of 0 and less
+    int head_dim;    ///< 64, 128 or 256
+    int key_tiles;   ///< keys of a pair of warps in units of 16: each fragment of Q and dO serves all of them
+    bool general;    ///< softcap, ALiBi, bias, dropout and scales of 0 and less
+    int stages = 2;  ///< of Q and dO: one is worked on while the others are loaded
 
     static constexpr int kPairs = 4;
-    static constexpr int kStages = 2;  // of Q and dO: one is loaded while the other is worked on
     static constexpr int kRowBytes = 4 * kBlockQ * 4;
 
     constexpr int keys_per_pair() const { return 16 * key_tiles; }
@@ -28,7 +28,7 @@ struct Config {
     constexpr int weights_bytes() const { return block_kv() * kBlockQ * 4; }
     constexpr int ds_bytes() const { return block_kv() * kBlockQ * 2; }
     constexpr int stage_offset() const { return 2 * kv_bytes(); }
-    constexpr int weights_offset() const { return stage_offset() + kStages * stage_bytes(); }
+    constexpr int weights_offset() const { return stage_offset() + stages * stage_bytes(); }
     constexpr int ds_offset() const { return weights_offset() + weights_bytes(); }
     constexpr int shared_bytes() const { return ds_offset() + ds_bytes(); }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/gradient/key_thread.cuh"
+#include "cuda/tile/ahead.cuh"
 
 namespace tessera::cuda::gradient {
 
@@ -25,20 +26,45 @@ struct KeyDq : KeyThread<T, kConfig> {
     static constexpr int kAtOnce = Dq::kColumnTiles < 4 ? Dq::kColumnTiles : 4;  // tiles of 8 columns
     using Part = float[Dq::kRowTiles][kAtOnce][4];                               // [16 queries][8 dims][4]
 
+    static constexpr int kColumnParts = Dq::kColumnTiles / kAtOnce;
+    static constexpr int kFours = Dq::kRowTiles * kAtOnce;  // numbers of a Part, in fours
+
     /// dQ of the tile of queries, by all warps, is added to what the blocks before have left in the workspace.
     __device__ __forceinline__ void add(const Step& step, int first_query, bool masked) const {
 #pragma unroll 1
-        for (int column = 0; column < Dq::kColumnTiles; column += kAtOnce) add_part(step, first_query, masked, column);
+        for (int part = 0; part < kColumnParts; ++part) add_part(step, first_query, masked, part);
+    }
+    __device__ __forceinline__ void add_part(const Step& step, int first_query, bool masked, int part) const {
+        Part dq;
+        make(dq, first_query, masked, part);
+        float* const to = place(inputs.launch.dq + turns().place(step) * Dq::kFloats, part);
+        const bool first = turns().first_to_add(step);
+        if (first) {
+#pragma unroll
+            for (int i = 0; i < kFours; ++i) put_four<true>(to, dq, i);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kFours; ++i) put_four<false>(to, dq, i);
+        }
     }
 
- private:
-    /// Columns of the warp from tile `column` on.
-    __device__ __forceinline__ void add_part(const Step& step, int first_query, bool masked, int column) const {
+    /// Where a part is added, of this thread; `tile`: the tile's sum.
+    __device__ static __forceinline__ float* place(float* tile, int part) {
+        return tile + Dq::offset(0, part * kAtOnce, KeyInputs<T, kConfig>::thread());
+    }
+    /// Adds four numbers of kFours; the first block to add stores.
+    template <bool kFirst>
+    __device__ static __forceinline__ void put_four(float* to, const Part& dq, int i) {
+        const float(&x)[4] = dq[i / kAtOnce][i % kAtOnce];
+        float* const place = to + Dq::offset(i / kAtOnce, i % kAtOnce, 0);
+        if constexpr (kFirst) __stcg(reinterpret_cast<float4*>(place), make_float4(x[0], x[1], x[2], x[3]));
+        else ptx::reduce_add(place, x);
+    }
+
+    /// dQ of the tile, a part of the warp's columns.
+    __device__ __forceinline__ void make(Part& dq, int first_query, bool masked, int part) const {
         const int first_row = Dq::first_row(warp());
-        const int first_chunk = Dq::first_chunk(warp()) + column;
-        float* const to = inputs.launch.dq + turns().place(step) * Dq::kFloats;
-        const bool first = turns().first_to_add(step);
-        Part dq;
+        const int first_chunk = Dq::first_chunk(warp()) + part * kAtOnce;
         multiply_ds(dq, first_row, first_chunk);
         // Hidden Inf and NaN of K are rare: only when some have come through is the product made again without them.
         if (masked && __syncthreads_or(poisoned(dq))) {
@@ -52,54 +78,19 @@ struct KeyDq : KeyThread<T, kConfig> {
             __syncthreads();
             restore_keys(dq, first_query, first_row, first_chunk);
         }
-        if (!first) {
-#pragma unroll
-            for (int m = 0; m < Dq::kRowTiles; ++m) {
-                float4 old[kAtOnce];
-#pragma unroll
-                for (int n = 0; n < kAtOnce; ++n) old[n] = __ldcg(at(to, m, column + n));
-#pragma unroll
-                for (int n = 0; n < kAtOnce; ++n) {
-                    float(&x)[4] = dq[m][n];
-                    x[0] += old[n].x, x[1] += old[n].y, x[2] += old[n].z, x[3] += old[n].w;
-                }
-            }
-        }
-#pragma unroll
-        for (int m = 0; m < Dq::kRowTiles; ++m) {
-#pragma unroll
-            for (int n = 0; n < kAtOnce; ++n) {
-                const float(&x)[4] = dq[m][n];
-                __stcg(at(to, m, column + n), make_float4(x[0], x[1], x[2], x[3]));
-            }
-        }
     }
 
-    __device__ static __forceinline__ float4* at(float* tile, int m, int n) {
-        return reinterpret_cast<float4*>(tile + Dq::offset(m, n, static_cast<int>(threadIdx.x)));
-    }
-
+ private:
     /// dQ = dS K, the warp's part.
     __device__ __forceinline__ void multiply_ds(Part& dq, int first_row, int first_chunk) const {
         const MatrixAddress<kBlockQ> ds(inputs.ds(), lane() / 16 * 8 + lane() % 8, first_row / kChunk + lane() / 8 % 2);
         const MatrixAddress<kHeadDim> k(inputs.k_tile(), lane() % 16, first_chunk + lane() / 16);
         clear(dq);
-#pragma unroll
-        for (int key = 0; key < kConfig.block_kv(); key += 16) {
-            std::uint32_t a[Dq::kRowTiles][4];
-#pragma unroll
-            for (int m = 0; m < Dq::kRowTiles; ++m) ptx::ldmatrix_x4_trans(a[m], ds.at(key, 2 * m));
-#pragma unroll
-            for (int n = 0; n < kAtOnce; n += 2) {
-                std::uint32_t b[4];
-                ptx::ldmatrix_x4_trans(b, k.at(key, n));
-#pragma unroll
-                for (int m = 0; m < Dq::kRowTiles; ++m) {
-                    ptx::mma<T>(dq[m][n], a[m], b[0], b[1]);
-                    ptx::mma<T>(dq[m][n + 1], a[m], b[2], b[3]);
-                }
-            }
-        }
+        multiply<T, kConfig.block_kv() / 16, Dq::kRowTiles, kAtOnce>(
+            [&](int m) -> float(&)[kAtOnce][4] { return dq[m]; },
+            [&](int step, int m, std::uint32_t(&a)[4]) { ptx::ldmatrix_x4_trans(a, ds.at(16 * step, 2 * m)); },
+            [&](int step, int n, std::uint32_t(&b)[4]) { ptx::ldmatrix_x4_trans(b, k.at(16 * step, 2 * n)); },
+            NothingBetween{});
     }
 
     /// Adds to dQ what Inf and NaN of K are to the queries that see the key.

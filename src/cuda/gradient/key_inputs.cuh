@@ -27,26 +27,32 @@ struct KeyInputs {
     __device__ __forceinline__ char* weights() const { return shared + kConfig.weights_offset(); }
     __device__ __forceinline__ char* ds() const { return shared + kConfig.ds_offset(); }
 
+    /// Hidden from the compiler, which would keep what follows from it in registers over all steps.
+    __device__ static __forceinline__ int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
+
     __device__ __forceinline__ void load_k() const {
         const ForwardParams& p = launch.params.forward;
         const std::int64_t k = head_offset(p.k, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
         load<kConfig.block_kv(), kConfig.head_dim, kThreads>(
-            k_tile(), source_of<T>(p.k, k, work.member.len_kv, p.head_dim, launch.vector_k), work.first_key);
+            k_tile(), source_of<T>(p.k, k, work.member.len_kv, p.head_dim, launch.vector_k), work.first_key, thread());
     }
     __device__ __forceinline__ void load_v() const {
         const ForwardParams& p = launch.params.forward;
         const std::int64_t v = head_offset(p.v, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
         load<kConfig.block_kv(), kConfig.head_dim, kThreads>(
-            v_tile(), source_of<T>(p.v, v, work.member.len_kv, p.head_dim_v, launch.vector_v), work.first_key);
+            v_tile(), source_of<T>(p.v, v, work.member.len_kv, p.head_dim_v, launch.vector_v), work.first_key,
+            thread());
     }
 
     /// Q, dO and the row data of a step.
     __device__ __forceinline__ void load_queries(int index, int stage) const {
+        load_queries(Step(launch, work, index), stage);
+    }
+    __device__ __forceinline__ void load_queries(const Step& step, int stage) const {
         const ForwardParams& p = launch.params.forward;
         const Rows& d_o = launch.params.d_o;
         const Member& m = work.member;
-        const Step step(launch, work, index);
-        const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
+        const int thread = this->thread();
         const std::int64_t from = head_offset(p.q, work.batch, m.first_q, step.head, sizeof(T));
         load<kBlockQ, kConfig.head_dim, kThreads>(
             q_tile(stage), source_of<T>(p.q, from, m.len_q, p.head_dim, launch.vector_q), step.tile * kBlockQ, thread);

@@ -70,7 +70,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
         if (count > 0) inputs.load_queries(0, 0);
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
-            const int stage = i % Config::kStages;
+            const int stage = i % kConfig.stages;
             ptx::cp_async_wait<0>();
             __syncthreads();
             masked |= step(i, count, stage, sums, units);
@@ -101,7 +101,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
             cuda::multiply_pv<T, kHeadDim>(sums, s, rows);
             if (cleaned) restore_queries(s, index, stage, part, first_query, sums);
             // Here, where the two warps of a pair are at different work, and not after the barrier.
-            if (part == 0 && index + 1 < count) inputs.load_queries(index + 1, 1 - stage);
+            if (part == 0 && index + 1 < count) inputs.load_queries(index + 1, (stage + 1) % kConfig.stages);
         }
         if (work.adds_dq(inputs.launch)) {
             if (index > 0) turns().publish(Step(inputs.launch, work, index - 1));

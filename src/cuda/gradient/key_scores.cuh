@@ -43,7 +43,7 @@ struct KeyScores : KeyThread<T, kConfig> {
         else make_ds<false>(s, step, rows, part, held);
     }
 
- private:
+ protected:
     /// kSpecial: some pairs are hidden, or some rows have large scores.
     template <bool kSpecial>
     __device__ __forceinline__ void make_weights(Scores& s, const Step& step, const RowTile& rows, int part,

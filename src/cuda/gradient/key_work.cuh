@@ -62,6 +62,8 @@ struct Step {
     int tile;
     int sweep;
 
+    __device__ __forceinline__ Step(int of_head, int of_tile, int in_sweep)
+        : head(of_head), tile(of_tile), sweep(in_sweep) {}
     __device__ __forceinline__ Step(const Launch& launch, const KeyWork& work, int index) {
         const int count = work.own.count();
         const int place = index % count;

@@ -18,4 +18,19 @@ __device__ __forceinline__ void store_release(int* to, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(value) : "memory");
 }
 
+/// red.add.v4.f32: adds to four numbers, 16 bytes, and waits for nothing; before sm_90 one by one.
+__device__ __forceinline__ void reduce_add(float* to, const float (&x)[4]) {
+    const auto address = __cvta_generic_to_global(to);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x[0]), "f"(x[1]),
+                 "f"(x[2]), "f"(x[3])
+                 : "memory");
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address + 4 * i), "f"(x[i]) : "memory");
+    }
+#endif
+}
+
 }  // namespace tessera::cuda::ptx
