@@ -232,8 +232,9 @@ __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const WorkTile
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) products.o[i] *= inverse[row_of(i)];
     const int row = row_in_tile(tile);
     const ThreadRows own(tile, launch.stack, row);
-    store_lse(launch.params, tile, rows, own, lane());
     output.template store<T>(products.o, launch, tile, borrow_output(more), row, lane());
+    // Behind O: the fence in front of the copy engine would wait until LSE is written.
+    store_lse(launch.params, tile, rows, own, lane());
     if (launch.o_rest.data != nullptr) store_rest<T>(products.o, launch, tile, row, lane());
 }
 

@@ -181,11 +181,18 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
         near[r] = first ? near_maximum(largest[r], finite_max(r), scale_log2) * more : -1.0F;
     }
     unsettled = true;
-    if (!large(0) && !large(1)) return;
+    if (!__any_sync(kAllLanes, large(0) | large(1))) return;
+    // Rows that are not large stay as they are, to the last bit. exponentiate() will scale once more.
+    float times[2], minus[2], back[2];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {  // exponentiate() will scale once more
-        const int r = row_of(i);
-        if (large(r)) scores[i] = (__fmul_rn(scores[i], scale_log2) - max[r]) * unscale;
+    for (int r = 0; r < 2; ++r) {
+        times[r] = large(r) ? scale_log2 : 1.0F;
+        minus[r] = large(r) ? max[r] : 0.0F;
+        back[r] = large(r) ? unscale : 1.0F;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        scores[i] = (__fmul_rn(scores[i], times[row_of(i)]) - minus[row_of(i)]) * back[row_of(i)];
     }
 }
 
