@@ -53,12 +53,18 @@ struct Consumer {
     static constexpr bool kAcrossTiles = kConfig.q_stages > 1;
     /// Three consumers have no registers for what it takes.
     static constexpr bool kSettleUnderProducts = kConfig.consumers < 3;
+    /// Nor have long rows of O.
+    static constexpr bool kCountUnderProducts = kSettleUnderProducts && kConfig.head_dim_v <= 128;
 
     // The main loop.
     __device__ __forceinline__ void run();
     __device__ __forceinline__ int multiply_blocks(const WorkTile& tile);
     __device__ __forceinline__ void mask_and_rescale(const WorkTile& tile, const KeyBlocks& blocks);
-    __device__ __forceinline__ bool multiply_until_care(KeyBlocks& blocks, Extra& extra);
+    __device__ __forceinline__ bool multiply_until_care(const WorkTile& tile, KeyBlocks& blocks, Extra& extra);
+    __device__ __forceinline__ void count_near(const WorkTile& tile, const KeyBlocks& blocks) {
+        const ThreadRows own(tile, launch.stack, row_in_tile(tile));
+        rows.template count_near<kConfig.block_kv>(tile, own.query, blocks.n * kConfig.block_kv, launch.scale_log2);
+    }
 
     // The ends of a tile.
     __device__ __forceinline__ int next_tile(TileReader& tiles);
