@@ -18,23 +18,26 @@ namespace tessera::cuda::fa3 {
 constexpr int row_of(int element) { return element / 2 % 2; }
 constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
 
+/// Of a thread's columns of a row (0, 1, 8, 9, 16, ...), a bit each: those in front of column `end`.
+__device__ __forceinline__ std::uint32_t columns_before(int end) {
+    const int from_0 = ::max(end, 0);
+    return ~__funnelshift_lc(0, 0xFFFFFFFF, from_0 / 8 * 2 + ::min(from_0 % 8, 2));
+}
+
 /// Scores of pairs that are not visible become -inf. `query`: of the thread's rows.
 template <int kCount>
 __device__ __forceinline__ void apply_mask(float (&scores)[kCount], const WorkTile& tile, const int (&query)[2],
                                            int first_key, int lane) {
-    const int key = first_key + 2 * (lane % 4);  // relative to it, columns are compile-time numbers
-    const int first[2] = {query[0] + tile.low - key, query[1] + tile.low - key};
-    const int last[2] = {min(query[0] + tile.high, tile.last_key) - key,
-                         min(query[1] + tile.high, tile.last_key) - key};
-    if (__any_sync(kAllLanes, first[1] > 0)) {
+    const int key = first_key + 2 * (lane % 4);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            if (column_of(i) < first[row_of(i)]) scores[i] = -INFINITY;
+    for (int r = 0; r < 2; ++r) {
+        const std::uint32_t visible = columns_before(min(query[r] + tile.high, tile.last_key) + 1 - key) &
+                                      ~columns_before(query[r] + tile.low - key);
+#pragma unroll
+        for (int i = 0; i < kCount / 2; ++i) {
+            float& score = scores[i / 2 * 4 + 2 * r + i % 2];
+            if ((visible & 1U << i) == 0) score = -INFINITY;
         }
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-        if (column_of(i) > last[row_of(i)]) scores[i] = -INFINITY;
     }
 }
 
