@@ -268,7 +268,7 @@ __device__ __forceinline__ auto& Consumer<T, kConfig>::borrow_output(bool more) 
     }
 }
 
-/// Both stages go back to the producer. Not before the next tile's first softmax, so that O is out of them by then.
+/// Both stages go back to the producer, behind the next tile's first scores: O is out of them by then.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::return_output() {
     lent = false;

@@ -30,6 +30,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
             continue;
         }
         release_k();
+        if (!kConfig.own_o() && lent) return_output();
         const int left = multiply_blocks(tiles[tile]);
 
         // The end of this tile, and the beginning of the next.
@@ -86,8 +87,6 @@ __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const Wor
     if (kConfig.own_blocks() || blocks.n != tile.blocks.end - 1) {  // O is 0 before the first one
 #pragma unroll
         for (int i = 0; i < kConfig.head_dim_v / 2; ++i) products.o[i] *= factor[row_of(i)];
-    } else if (lent) {
-        return_output();
     }
 }
 

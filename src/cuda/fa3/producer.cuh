@@ -50,6 +50,8 @@ struct Producer {
                 if (first && any) lend_stages();
                 before = block;
                 any = true;
+                // The next K has to wait until O has left what was lent; this V has not.
+                if (first && !kConfig.own_o()) finish_v();
             }
             if (tile.has_keys()) continue;
             // Consumers wait for the last V of a tile before they look for the next one; after this there may be more
