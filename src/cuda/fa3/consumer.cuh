@@ -174,7 +174,7 @@ template <class T, Config kConfig>
 __device__ __forceinline__ int Consumer<T, kConfig>::next_tile(TileReader& tiles) {
     while (true) {
         const int tile = tiles.open();
-        if (!tiles[tile].exists || tiles[tile].has_keys()) return tile;
+        if (!tiles[tile].exists | tiles[tile].has_keys()) return tile;  // both are read at once
         store_empty_rows<T, kConfig>(launch, tiles[tile], row_in_tile(tiles[tile]), lane());
         tiles.close(tile, lane());
     }
@@ -202,8 +202,10 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::start_first_scores(const W
     slice = slice_of(tile);
     if (takes_part) {
         pass_k(tile.blocks.end - own_blocks(tile).end);
-        q.wait_full(shared.q_ring);
-        k.wait_full(shared.k_ring);
+        const bool q_is_here = q.is_full(shared.q_ring);  // both are asked for at once
+        const bool k_is_here = k.is_full(shared.k_ring);
+        if (!q_is_here) q.wait_full(shared.q_ring);
+        if (!k_is_here) k.wait_full(shared.k_ring);
     }
     products.start_scores(q_operand(), k_operand());
     return takes_part;
