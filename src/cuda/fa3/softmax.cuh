@@ -18,12 +18,6 @@ namespace tessera::cuda::fa3 {
 constexpr int row_of(int element) { return element / 2 % 2; }
 constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
 
-/// Of a thread's columns of a row (0, 1, 8, 9, 16, ...), a bit each: those in front of column `end`.
-__device__ __forceinline__ std::uint32_t columns_before(int end) {
-    const int from_0 = ::max(end, 0);
-    return ~__funnelshift_lc(0, 0xFFFFFFFF, from_0 / 8 * 2 + ::min(from_0 % 8, 2));
-}
-
 /// Scores of pairs that are not visible become -inf. `query`: of the thread's rows.
 template <int kCount>
 __device__ __forceinline__ void apply_mask(float (&scores)[kCount], const WorkTile& tile, const int (&query)[2],
