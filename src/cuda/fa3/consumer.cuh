@@ -53,8 +53,8 @@ struct Consumer {
     static constexpr bool kAcrossTiles = kConfig.q_stages > 1;
     /// Three consumers have no registers for what it takes.
     static constexpr bool kSettleUnderProducts = kConfig.consumers < 3;
-    /// Nor have long rows of O.
-    static constexpr bool kCountUnderProducts = kSettleUnderProducts && kConfig.head_dim_v <= 128;
+    /// Nor have long rows of O: over 64 it gains nothing.
+    static constexpr bool kCountUnderProducts = kSettleUnderProducts && kConfig.head_dim_v <= 64;
 
     // The main loop.
     __device__ __forceinline__ void run();

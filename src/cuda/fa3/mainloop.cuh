@@ -94,7 +94,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const Wor
 /// the tile's last (false).
 template <class T, Config kConfig>
 __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(const WorkTile& tile, KeyBlocks& blocks,
-                                                                    Extra& extra) {
+                                                                          Extra& extra) {
 #pragma unroll 1
     while (true) {
         // P = exp2(S - m), beside the other warpgroup's products: none of this one's runs.
