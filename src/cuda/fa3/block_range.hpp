@@ -42,8 +42,8 @@ TESSERA_HOST_DEVICE inline BlockRange blocks_of(int begin, int end, const Visibi
     return blocks;
 }
 
-/// Columns 0, 1, 8, 9, 16, 17, ... of a row are a thread's, 32 at most (ptx/wgmma.cuh). A bit for each of them that lies in
-/// front of column `end`.
+/// Columns 0, 1, 8, 9, 16, 17, ... of a row are a thread's, 32 at most (ptx/wgmma.cuh). A bit for each of them that
+/// lies in front of column `end`.
 TESSERA_HOST_DEVICE inline std::uint32_t columns_before(int end) {
     const int from_0 = end < 0 ? 0 : end;
     const int pair = from_0 / 8 * 2;
