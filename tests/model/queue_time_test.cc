@@ -111,7 +111,7 @@ TEST(QueueTime, DecidesForRowsOfFewHeadsOnly) {
     EXPECT_FALSE(wants_short(causal(32, 16384)));
     EXPECT_FALSE(wants_short(causal(12, 8192)));
     EXPECT_TRUE(wants_short(causal(3, 1024))) << "a short row";
-    EXPECT_TRUE(wants_short(causal(12, 2048)));
+    EXPECT_FALSE(wants_short(causal(3, 2048))) << "over soon";
     Problem p = causal(3, 8192);
     p.mask.window_left = 1024;
     EXPECT_FALSE(wants_short(p));

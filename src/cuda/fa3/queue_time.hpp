@@ -67,11 +67,12 @@ inline double queue_time(const Problem& p, const TilePrice& price, int multiproc
 /// sees keys behind the first: tiles that are all long, and not alike, end in rounds, of which the model knows too
 /// little.
 inline bool queue_decides(const Problem& p, const TilePrice& price) {
-    constexpr int kLongRow = 2048;
+    const bool even = p.mask.trivial();
+    const int long_row = even ? 2048 : 3073;
     constexpr int kRounds = 2;
     const bool causal_only = p.mask.causal != Causal::none && p.mask.window_left == unbounded;
     const bool from_the_first = causal_only && p.mask.bind(p.len_q, p.len_kv).high <= 0;
-    return !p.ragged && (p.mask.trivial() || from_the_first) && p.len_q >= kLongRow && query_heads(p) > 0 &&
+    return !p.ragged && (even || from_the_first) && p.len_q >= long_row && query_heads(p) > 0 &&
            query_heads(p) * query_tiles(p, price.queries) <= kRounds * kMultiprocessors;
 }
 
