@@ -96,6 +96,8 @@ TEST(CompiledShapes, fa3_by_the_queue) {
     EXPECT_EQ(fa3_shape(rows(32, 32, 300)), "HeadDim64") << "two tiles, not three";
     EXPECT_EQ(fa3_shape(rows(1, 12, 300)), "HeadDim64Short") << "one round either way";
     EXPECT_EQ(fa3_shape(rows(64, 12, 197)), "HeadDim64Short") << "two tiles either way";
+    EXPECT_EQ(fa3_shape(causal(rows(64, 12, 192))), "HeadDim64") << "one tile, not two";
+    EXPECT_EQ(fa3_shape(causal(rows(64, 12, 512))), "HeadDim64Short") << "three tiles cost as much as four";
     EXPECT_EQ(fa3_shape(capped(causal(rows(1, 1, 16384)))), "HeadDim64Capped");
     Problem ragged = causal(rows(1, 1, 32768));
     ragged.ragged = true;

@@ -34,12 +34,13 @@ inline Scores scores_of(const Problem& p) {
 inline constexpr TilePrice kTileOf192{HeadDim64::kConfig.block_q(), 1.5, 2.5};
 inline constexpr TilePrice kTileOf128{HeadDim64Short::kConfig.block_q(), 1.1, 1.5};
 
-/// Are a call's tiles many, alike, and of 192 queries so much fewer that they take less time? One of those takes 1.30
-/// to 1.36 times as long as one of 128, as measured in rows of 300 to 16,384 keys.
+/// Are a short row's tiles many, and of 192 queries so much fewer that they take less time? One of those takes 1.30 to
+/// 1.36 times as long as one of 128, as measured in rows of 300 to 16,384 keys.
 inline bool wants_fewer_tiles(const Problem& p) {
     const std::int64_t few = query_tiles(p, kTileOf192.queries);
     const std::int64_t many = query_tiles(p, kTileOf128.queries);
-    return !uneven(p) && 4 * few < 3 * many && query_heads(p) * few > 2 * kMultiprocessors;
+    const bool all_before = !p.ragged && p.mask.window_left == unbounded;  // others were not measured
+    return all_before && 4 * few < 3 * many && query_heads(p) * few > 2 * kMultiprocessors;
 }
 
 /// Does a call that both HeadDim64 and HeadDim64Short hold get the latter? Most short rows do; long ones of few heads,
