@@ -89,14 +89,14 @@ bool is_of_older_kernel(const Record& record, Schedule schedule, const model::Ma
            std::any_of(std::begin(kBefore), std::end(kBefore), was_built_of);
 }
 
-/// Long rows of few heads at head_dim 64, which these commits cut into tiles of 192 queries and a model of the queue
-/// may not now (src/cuda/fa3/shapes.hpp).
+/// Rows of few heads at head_dim 64, which these commits cut into tiles of 192 queries and a model of the queue may not
+/// now (src/cuda/fa3/shapes.hpp).
 bool had_another_tile(const Record& record, const Prediction& prediction) {
     constexpr std::string_view kBefore[] = {"4598982", "4d67f78"};
-    constexpr std::int64_t kLongRow = 3072, kTile = 192, kHeadDim = 64;
+    constexpr std::int64_t kLongRow = 2048, kTile = 192, kHeadDim = 64;
     const auto was_built_of = [&](std::string_view commit) { return record.commit.starts_with(commit); };
     return record.by == "tessera" && record.schedule == "fa3" && record.pass == "forward" &&
-           record.head_dim <= kHeadDim && std::min(record.len_q, record.len_kv) > kLongRow &&
+           record.head_dim <= kHeadDim && std::min(record.len_q, record.len_kv) >= kLongRow &&
            prediction.tile.block_q != kTile && std::any_of(std::begin(kBefore), std::end(kBefore), was_built_of);
 }
 

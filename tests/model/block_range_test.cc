@@ -138,6 +138,16 @@ void expect_of_every_shape(cuda::ShapeList<Shapes...>, int len_q, const Visibili
     (expect_every_pair_once<Shapes>(len_q, visible), ...);
 }
 
+TEST(BlockRange, ColumnsBeforeAnEndHaveABitEach) {
+    for (int end = -200; end <= 300; ++end) {
+        const std::uint32_t bits = cuda::fa3::columns_before(end);
+        for (int i = 0; i < 32; ++i) {
+            const int column = i / 2 * 8 + i % 2;
+            ASSERT_EQ(bits >> i & 1U, column < end ? 1U : 0U) << "end " << end << ", column " << column;
+        }
+    }
+}
+
 TEST(BlockRange, OfEveryCompiledShapeHasEveryPairOnce) {
     std::mt19937 random(3);
     const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most + 1)); };

@@ -16,7 +16,7 @@
 namespace tessera::shapes_test {
 namespace {
 
-Problem of_dims(std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t len = 2048) {
+Problem of_dims(std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t len = 1536) {
     Problem p = Problem::dense(1, len, 2, head_dim, DType::bf16);
     p.head_dim_v = head_dim_v;
     return p;
@@ -63,6 +63,7 @@ TEST(CompiledShapes, fa3) {
     EXPECT_EQ(fa3_shape(of_dims(192, 136)), "HeadDim192");
     EXPECT_EQ(fa3_shape(of_dims(128, 192)), "HeadDim192");
     EXPECT_EQ(fa3_shape(of_dims(200, 64)), "HeadDim256");
+    EXPECT_EQ(fa3_shape(causal(of_dims(200, 64))), "HeadDim256Masked");
     EXPECT_EQ(fa3_shape(capped(of_dims(64, 64))), "HeadDim64Capped");
     EXPECT_EQ(fa3_shape(capped(of_dims(72, 64))), "HeadDim128Capped");
     EXPECT_EQ(fa3_shape(capped(of_dims(192, 64))), "none");
@@ -89,7 +90,14 @@ TEST(CompiledShapes, fa3_by_the_queue) {
     EXPECT_EQ(fa3_shape(causal(rows(1, 3, 8192))), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(causal(rows(3, 1, 8192))), "HeadDim64Short") << "members are heads, too";
     EXPECT_EQ(fa3_shape(causal(rows(1, 32, 16384))), "HeadDim64");
-    EXPECT_EQ(fa3_shape(rows(1, 1, 16384)), "HeadDim64") << "causal rows only";
+    EXPECT_EQ(fa3_shape(rows(1, 1, 16384)), "HeadDim64Short");
+    EXPECT_EQ(fa3_shape(rows(1, 3, 8192)), "HeadDim64") << "129 tiles of 192 are one round, 192 of 128 are two";
+    EXPECT_EQ(fa3_shape(rows(1, 4, 8192)), "HeadDim64Short") << "two rounds either way";
+    EXPECT_EQ(fa3_shape(rows(32, 32, 300)), "HeadDim64") << "two tiles, not three";
+    EXPECT_EQ(fa3_shape(rows(1, 12, 300)), "HeadDim64Short") << "one round either way";
+    EXPECT_EQ(fa3_shape(rows(64, 12, 197)), "HeadDim64Short") << "two tiles either way";
+    EXPECT_EQ(fa3_shape(causal(rows(64, 12, 192))), "HeadDim64") << "one tile, not two";
+    EXPECT_EQ(fa3_shape(causal(rows(64, 12, 512))), "HeadDim64Short") << "three tiles cost as much as four";
     EXPECT_EQ(fa3_shape(capped(causal(rows(1, 1, 16384)))), "HeadDim64Capped");
     Problem ragged = causal(rows(1, 1, 32768));
     ragged.ragged = true;

@@ -3,6 +3,8 @@
 // Which blocks of keys some queries need. Plain C++, with tests in tests/model/block_range_test.cc.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/tile/divider.hpp"
 
 namespace tessera::cuda::fa3 {
@@ -38,6 +40,15 @@ TESSERA_HOST_DEVICE inline BlockRange blocks_of(int begin, int end, const Visibi
     blocks.full_begin = (from_0(end - 1 + visible.low) + kBlockKv - 1) / kBlockKv;
     blocks.full_end = (least(begin + visible.high, visible.last_key) + 1) / kBlockKv;
     return blocks;
+}
+
+/// Columns 0, 1, 8, 9, 16, 17, ... of a row are a thread's, 32 at most (ptx/wgmma.cuh). A bit for each of them that
+/// lies in front of column `end`.
+TESSERA_HOST_DEVICE inline std::uint32_t columns_before(int end) {
+    const int from_0 = end < 0 ? 0 : end;
+    const int pair = from_0 / 8 * 2;
+    const int count = pair + (from_0 - pair * 4 < 2 ? from_0 - pair * 4 : 2);
+    return count < 32 ? ~(0xFFFFFFFF << count) : 0xFFFFFFFF;
 }
 
 /// Of a tile's blocks, those of some of its queries: one at least, which may be hidden from all of them.

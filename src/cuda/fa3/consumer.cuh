@@ -53,12 +53,18 @@ struct Consumer {
     static constexpr bool kAcrossTiles = kConfig.q_stages > 1;
     /// Three consumers have no registers for what it takes.
     static constexpr bool kSettleUnderProducts = kConfig.consumers < 3;
+    /// Nor have long rows of O: over 64 it gains nothing.
+    static constexpr bool kCountUnderProducts = kSettleUnderProducts && kConfig.head_dim_v <= 64;
 
     // The main loop.
     __device__ __forceinline__ void run();
     __device__ __forceinline__ int multiply_blocks(const WorkTile& tile);
     __device__ __forceinline__ void mask_and_rescale(const WorkTile& tile, const KeyBlocks& blocks);
-    __device__ __forceinline__ bool multiply_until_care(KeyBlocks& blocks, Extra& extra);
+    __device__ __forceinline__ bool multiply_until_care(const WorkTile& tile, KeyBlocks& blocks, Extra& extra);
+    __device__ __forceinline__ void count_near(const WorkTile& tile, const KeyBlocks& blocks) {
+        const ThreadRows own(tile, launch.stack, row_in_tile(tile));
+        rows.template count_near<kConfig.block_kv>(tile, own.query, blocks.n * kConfig.block_kv, launch.scale_log2);
+    }
 
     // The ends of a tile.
     __device__ __forceinline__ int next_tile(TileReader& tiles);
@@ -168,7 +174,7 @@ template <class T, Config kConfig>
 __device__ __forceinline__ int Consumer<T, kConfig>::next_tile(TileReader& tiles) {
     while (true) {
         const int tile = tiles.open();
-        if (!tiles[tile].exists || tiles[tile].has_keys()) return tile;
+        if (!tiles[tile].exists | tiles[tile].has_keys()) return tile;  // both are read at once
         store_empty_rows<T, kConfig>(launch, tiles[tile], row_in_tile(tiles[tile]), lane());
         tiles.close(tile, lane());
     }
@@ -196,8 +202,10 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::start_first_scores(const W
     slice = slice_of(tile);
     if (takes_part) {
         pass_k(tile.blocks.end - own_blocks(tile).end);
-        q.wait_full(shared.q_ring);
-        k.wait_full(shared.k_ring);
+        const bool q_is_here = q.is_full(shared.q_ring);  // both are asked for at once
+        const bool k_is_here = k.is_full(shared.k_ring);
+        if (!q_is_here) q.wait_full(shared.q_ring);
+        if (!k_is_here) k.wait_full(shared.k_ring);
     }
     products.start_scores(q_operand(), k_operand());
     return takes_part;
@@ -232,8 +240,9 @@ __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(const WorkTile
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) products.o[i] *= inverse[row_of(i)];
     const int row = row_in_tile(tile);
     const ThreadRows own(tile, launch.stack, row);
-    store_lse(launch.params, tile, rows, own, lane());
     output.template store<T>(products.o, launch, tile, borrow_output(more), row, lane());
+    // Behind O: the fence in front of the copy engine would wait until LSE is written.
+    store_lse(launch.params, tile, rows, own, lane());
     if (launch.o_rest.data != nullptr) store_rest<T>(products.o, launch, tile, row, lane());
 }
 
@@ -261,7 +270,7 @@ __device__ __forceinline__ auto& Consumer<T, kConfig>::borrow_output(bool more) 
     }
 }
 
-/// Both stages go back to the producer. Not before the next tile's first softmax, so that O is out of them by then.
+/// Both stages go back to the producer, behind the next tile's first scores: O is out of them by then.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::return_output() {
     lent = false;

@@ -26,12 +26,13 @@ __device__ __forceinline__ std::int64_t tensor_row(const WorkTile& tile, int que
 template <class T>
 __device__ __forceinline__ void store_lse(const ForwardParams& p, const WorkTile& tile, const OnlineSoftmax<T>& rows,
                                           const ThreadRows& own, int lane) {
-    if (p.lse.data == nullptr || lane % 4 != 0) return;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        if (own.query[r] >= tile.q_end) continue;
-        *element<float>(p.lse, tile.batch, own.head[r], tensor_row(tile, own.query[r]), 0) = rows.lse(r);
-    }
+    // All four lanes of a quad hold both rows: the first writes one, the second the other.
+    const int r = lane % 4;
+    const int query = r == 0 ? own.query[0] : own.query[1];
+    if (p.lse.data == nullptr || r > 1 || query >= tile.q_end) return;
+    const int head = r == 0 ? own.head[0] : own.head[1];
+    const float lse = r == 0 ? rows.lse(0) : rows.lse(1);
+    *element<float>(p.lse, tile.batch, head, tensor_row(tile, query), 0) = lse;
 }
 
 /// What rounding takes off O, for those who keep it; o as it is rounded. Heads are not stacked then.

@@ -30,6 +30,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
             continue;
         }
         release_k();
+        if (!kConfig.own_o() && lent) return_output();
         const int left = multiply_blocks(tiles[tile]);
 
         // The end of this tile, and the beginning of the next.
@@ -66,7 +67,7 @@ __device__ __forceinline__ int Consumer<T, kConfig>::multiply_blocks(const WorkT
 #pragma unroll 1
     while (more) {
         mask_and_rescale(tile, blocks);
-        more = multiply_until_care(blocks, extra);
+        more = multiply_until_care(tile, blocks, extra);
     }
     if (kAcrossTiles && !only) release_q();
     return blocks.range.begin - tile.blocks.begin;
@@ -80,20 +81,20 @@ __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const Wor
     const ThreadRows own(tile, launch.stack, row_in_tile(tile));
     if (blocks.partial) apply_mask(products.s, tile, own.query, first_key, lane());
     float factor[2];
-    rows.rescale(products.s, tile, own.query, first_key, launch.scale_log2, launch.unscale, factor);
+    rows.rescale(products.s, launch.scale_log2, launch.unscale, factor);
+    if (!kCountUnderProducts) count_near(tile, blocks);
     if (!kSettleUnderProducts) rows.settle(launch.unscale);
     if (kConfig.own_blocks() || blocks.n != tile.blocks.end - 1) {  // O is 0 before the first one
 #pragma unroll
         for (int i = 0; i < kConfig.head_dim_v / 2; ++i) products.o[i] *= factor[row_of(i)];
-    } else if (lent) {
-        return_output();
     }
 }
 
 /// The main loop: from a block whose scores are ready for the exponential to the next one that wants care (true), or to
 /// the tile's last (false).
 template <class T, Config kConfig>
-__device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlocks& blocks, Extra& extra) {
+__device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(const WorkTile& tile, KeyBlocks& blocks,
+                                                                          Extra& extra) {
 #pragma unroll 1
     while (true) {
         // P = exp2(S - m), beside the other warpgroup's products: none of this one's runs.
@@ -107,7 +108,10 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(KeyBlo
         // S of the next block and P V of this one, together.
         products.start_scores(next.q, next.k);
         products.start_output(next.v);
-        if (kSettleUnderProducts && rows.unsettled) rows.settle(launch.unscale);
+        if (kSettleUnderProducts && rows.unsettled) {
+            if (kCountUnderProducts) count_near(tile, blocks);
+            rows.settle(launch.unscale);
+        }
         extra.draw((blocks.n - 1) * kConfig.block_kv);
         products.wait_scores_beside_output();
         release_k();

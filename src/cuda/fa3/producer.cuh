@@ -50,6 +50,8 @@ struct Producer {
                 if (first && any) lend_stages();
                 before = block;
                 any = true;
+                // The next K has to wait until O has left what was lent; this V has not.
+                if (first && !kConfig.own_o()) finish_v();
             }
             if (tile.has_keys()) continue;
             // Consumers wait for the last V of a tile before they look for the next one; after this there may be more
@@ -120,9 +122,16 @@ __device__ __forceinline__ std::uint32_t special(std::uint32_t pair) {
     constexpr std::uint32_t kOnes = std::is_same_v<T, __half> ? 0x04000400 : 0x00800080;
     return ((pair & kExponents) + kOnes) & 0x80008000;
 }
+/// 0 times each number, added up: NaN where one is NaN or infinite, else 0. An instruction a word.
 template <class T>
-__device__ __forceinline__ std::uint32_t special(const uint4& c) {
-    return special<T>(c.x) | special<T>(c.y) | special<T>(c.z) | special<T>(c.w);
+__device__ __forceinline__ auto nothing_of(const uint4& c) {
+    using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    const std::uint32_t words[4] = {c.x, c.y, c.z, c.w};
+    const Pair zero{T(0.0F), T(0.0F)};
+    Pair sum = zero;
+#pragma unroll
+    for (const std::uint32_t& word : words) sum = __hfma2(reinterpret_cast<const Pair&>(word), zero, sum);
+    return sum;
 }
 
 /// Sets NaN and infinities of one V tile to 0. Returns whether this warp met any.
@@ -137,7 +146,9 @@ __device__ __forceinline__ bool clean(void* tile, int thread) {
         uint4 read[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) read[i] = chunks[min(first + i * kThreads, kChunks - 1)];
-        if ((special<T>(read[0]) | special<T>(read[1]) | special<T>(read[2]) | special<T>(read[3])) == 0) continue;
+        const auto sum = __hadd2(__hadd2(nothing_of<T>(read[0]), nothing_of<T>(read[1])),
+                                 __hadd2(nothing_of<T>(read[2]), nothing_of<T>(read[3])));
+        if (special<T>(reinterpret_cast<const std::uint32_t&>(sum)) == 0) continue;
         found = true;
         for (int i = first; i < min(first + kAtOnce * kThreads, kChunks); i += kThreads) {
             auto* words = reinterpret_cast<std::uint32_t*>(&chunks[i]);

@@ -22,7 +22,7 @@ struct TilePrice {
     double block, ends;
 };
 
-/// Time of the tiles of one head under a causal mask. They are taken from the last queries, which see the most keys, to
+/// Time of the tiles of one head. They are taken from the last queries, which see the most keys, to
 /// the first.
 class HeadTime {
  public:
@@ -44,7 +44,7 @@ class HeadTime {
     Visibility visible_{};
 };
 
-/// A dense causal call, whose tiles go to whoever is free, the longest first. It can't end before its longest tile
+/// A dense call, whose tiles go to whoever is free, the longest first. It can't end before its longest tile
 /// does; nor before all work would if it were spread evenly; nor, since with `multiprocessors` times k tiles and one
 /// more some thread block has k + 1 of them, before so many of the shortest one among these. (Of two it is no more than
 /// the shortest and the one before.) It ends little later.
@@ -62,15 +62,17 @@ inline double queue_time(const Problem& p, const TilePrice& price, int multiproc
     return time;
 }
 
-/// Is the model asked? Where tiles are few, and of dense causal calls, for which alone it was compared with a GPU. Not
-/// for fewer queries, whose calls are over soon, nor where the first query sees keys behind the first: tiles that are
-/// all long end in rounds, of which the model knows too little.
+/// Is the model asked? Where tiles are few, and of dense calls without a mask and causal ones, for which alone it was
+/// compared with a GPU. Not for fewer queries, whose calls are over soon, nor where the first query of a causal call
+/// sees keys behind the first: tiles that are all long, and not alike, end in rounds, of which the model knows too
+/// little.
 inline bool queue_decides(const Problem& p, const TilePrice& price) {
-    constexpr int kLongRow = 3072;
+    const bool even = p.mask.trivial();
+    const int long_row = even ? 2048 : 3073;
     constexpr int kRounds = 2;
     const bool causal_only = p.mask.causal != Causal::none && p.mask.window_left == unbounded;
-    return !p.ragged && causal_only && p.len_q > kLongRow && query_heads(p) > 0 &&
-           p.mask.bind(p.len_q, p.len_kv).high <= 0 &&
+    const bool from_the_first = causal_only && p.mask.bind(p.len_q, p.len_kv).high <= 0;
+    return !p.ragged && (even || from_the_first) && p.len_q >= long_row && query_heads(p) > 0 &&
            query_heads(p) * query_tiles(p, price.queries) <= kRounds * kMultiprocessors;
 }
 

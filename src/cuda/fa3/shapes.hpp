@@ -29,16 +29,26 @@ inline Scores scores_of(const Problem& p) {
 }
 
 /// Of tiles of HeadDim64 and HeadDim64Short in long rows. From three causal heads of 8,192 keys on an H200, whose
-/// longest tile decides: 102 and 76 microseconds.
+/// longest tile decides: 102 and 76 microseconds. (Sixteen calls of one to sixteen heads of 2,048 to 32,768 keys later
+/// gave 1.54 and 1.13 for a block; the model chose the faster tile in each.)
 inline constexpr TilePrice kTileOf192{HeadDim64::kConfig.block_q(), 1.5, 2.5};
 inline constexpr TilePrice kTileOf128{HeadDim64Short::kConfig.block_q(), 1.1, 1.5};
 
-/// Does a call that both HeadDim64 and HeadDim64Short hold get the latter? Short rows do; long ones of few heads, where
-/// that clearly keeps the multiprocessors busier. No bit depends on it.
+/// Are a short row's tiles many, and of 192 queries so much fewer that they take less time? One of those takes 1.30 to
+/// 1.36 times as long as one of 128, as measured in rows of 300 to 16,384 keys.
+inline bool wants_fewer_tiles(const Problem& p) {
+    const std::int64_t few = query_tiles(p, kTileOf192.queries);
+    const std::int64_t many = query_tiles(p, kTileOf128.queries);
+    const bool all_before = !p.ragged && p.mask.window_left == unbounded;  // others were not measured
+    return all_before && 4 * few < 3 * many && query_heads(p) * few > 2 * kMultiprocessors;
+}
+
+/// Does a call that both HeadDim64 and HeadDim64Short hold get the latter? Most short rows do; long ones of few heads,
+/// where that clearly keeps the multiprocessors busier. No bit depends on it.
 inline bool wants_short(const Problem& p) {
     constexpr Config kShort = HeadDim64Short::kConfig;
     constexpr double kClearly = 0.9;  // the prices were not measured by themselves
-    if (p.len_kv <= (uneven(p) ? kShort.short_row : kShort.short_even_row)) return true;
+    if (p.len_kv <= (uneven(p) ? kShort.short_row : kShort.short_even_row)) return !wants_fewer_tiles(p);
     return queue_decides(p, kTileOf192) && queue_time(p, kTileOf128) < kClearly * queue_time(p, kTileOf192);
 }
 
@@ -46,7 +56,7 @@ inline bool wants_short(const Problem& p) {
 inline std::optional<std::size_t> shape_of(const Problem& p, Scores scores) {
     return Shapes::first([&](const Config& c) {
         return c.scores == scores && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v &&
-               (c.short_row == 0 || wants_short(p));
+               (c.short_row == 0 || wants_short(p)) && !(c.masked_only && p.mask.trivial());
     });
 }
 inline std::optional<std::size_t> shape_of(const Problem& p) { return shape_of(p, scores_of(p)); }

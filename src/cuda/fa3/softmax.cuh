@@ -22,19 +22,16 @@ constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
 template <int kCount>
 __device__ __forceinline__ void apply_mask(float (&scores)[kCount], const WorkTile& tile, const int (&query)[2],
                                            int first_key, int lane) {
-    const int key = first_key + 2 * (lane % 4);  // relative to it, columns are compile-time numbers
-    const int first[2] = {query[0] + tile.low - key, query[1] + tile.low - key};
-    const int last[2] = {min(query[0] + tile.high, tile.last_key) - key,
-                         min(query[1] + tile.high, tile.last_key) - key};
-    if (__any_sync(kAllLanes, first[1] > 0)) {
+    const int key = first_key + 2 * (lane % 4);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            if (column_of(i) < first[row_of(i)]) scores[i] = -INFINITY;
+    for (int r = 0; r < 2; ++r) {
+        const std::uint32_t visible = columns_before(min(query[r] + tile.high, tile.last_key) + 1 - key) &
+                                      ~columns_before(query[r] + tile.low - key);
+#pragma unroll
+        for (int i = 0; i < kCount / 2; ++i) {
+            float& score = scores[i / 2 * 4 + 2 * r + i % 2];
+            if ((visible & 1U << i) == 0) score = -INFINITY;
         }
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-        if (column_of(i) > last[row_of(i)]) scores[i] = -INFINITY;
     }
 }
 
@@ -47,6 +44,9 @@ inline constexpr int kMostSlack = 8;
 template <class T>
 inline constexpr float kHeadroom = cuda::kHeadroom<T, kMostSlack>;
 
+/// A row's scores in a quad of threads, in 16 parts: of each part the largest is known.
+inline constexpr int kPartsOfThread = 4;
+
 /// Maximum m and sum l of two rows. What a row gets depends on that row alone.
 template <class T>
 struct OnlineSoftmax {
@@ -57,7 +57,9 @@ struct OnlineSoftmax {
         {};  ///< bits of the largest score that leaves the maximum alone; scores over 0 compare like their bits
     bool careful = true;    ///< some row of this warp has met no key yet, has large scores, or a limit under 0
     bool unsettled = true;  ///< rescale() was not followed by settle() yet
-    float near[2];          ///< until then: of a row's first block, how many scores are near its maximum; else -1
+    bool first[2];          ///< until then: the block was the row's first ...
+    float largest[2][kPartsOfThread];  ///< ... these are the largest scores of this thread's parts of it ...
+    float near[2];                     ///< ... and so many scores are near its maximum: count_near()
 
     /// Has a block of scores, [2 rows][kCount / 2 columns], to be given to rescale()? The same for all lanes of the
     /// warp.
@@ -65,14 +67,17 @@ struct OnlineSoftmax {
     __device__ __forceinline__ bool needs_rescale(const float (&scores)[kCount]) const;
 
     /// The online softmax: brings the maxima up to those of a block, where it takes that, and l to them; O has to be
-    /// multiplied by `factor`. The block
-    /// begins at `first_key`; `query`: of the thread's rows.
+    /// multiplied by `factor`.
     template <int kCount>
-    __device__ __forceinline__ void rescale(float (&scores)[kCount], const WorkTile& tile, const int (&query)[2],
-                                            int first_key, float scale_log2, float unscale, float (&factor)[2]);
+    __device__ __forceinline__ void rescale(float (&scores)[kCount], float scale_log2, float unscale,
+                                            float (&factor)[2]);
 
     /// The second half of rescale(), which nothing waits for before the next needs_rescale(): how far over their maxima
-    /// later scores may be. To be called under a product.
+    /// later scores may be. To be called under a product; behind a tile's last block not at all. The block, of
+    /// kBlockKv keys, begins at `first_key`; `query`: of the thread's rows.
+    template <int kBlockKv>
+    __device__ __forceinline__ void count_near(const WorkTile& tile, const int (&query)[2], int first_key,
+                                               float scale_log2);
     __device__ __forceinline__ void settle(float unscale);
 
     /// Sums over the quad.
@@ -115,9 +120,6 @@ __device__ __forceinline__ bool OnlineSoftmax<T>::needs_rescale(const float (&sc
     return __any_sync(kAllLanes, over);
 }
 
-/// A row's scores in a quad of threads, in 16 parts: of each part the largest is known.
-inline constexpr int kPartsOfThread = 4;
-
 /// The largest scores of this thread's parts of both rows.
 template <int kCount>
 __device__ __forceinline__ void largest_of_parts(const float (&scores)[kCount], float (&largest)[2][kPartsOfThread]) {
@@ -150,10 +152,8 @@ __device__ __forceinline__ float near_maximum(const float (&largest)[kPartsOfThr
 
 template <class T>
 template <int kCount>
-__device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount], const WorkTile& tile,
-                                                          const int (&query)[2], int first_key, float scale_log2,
-                                                          float unscale, float (&factor)[2]) {
-    float largest[2][kPartsOfThread];
+__device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount], float scale_log2, float unscale,
+                                                          float (&factor)[2]) {
     largest_of_parts(scores, largest);
     // Both rows at each step, and no branches between: a shuffle takes as long as 25 instructions.
     float block_max[2];
@@ -164,8 +164,8 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const float before = max[r];
-        const bool first = before == -INFINITY;
-        const bool raise = first | large(r) | (block_max[r] > __int_as_float(limit[r]));
+        first[r] = before == -INFINITY;
+        const bool raise = first[r] | large(r) | (block_max[r] > __int_as_float(limit[r]));
         // Rounded as the subtraction will round it: m is what is subtracted, to the last bit, in O, l and LSE.
         const float raised = fmaxf(before, __fmul_rn(block_max[r], scale_log2)) + kHeadroom<T> - kHeadroom<T>;
         max[r] = raise ? raised : before;
@@ -174,29 +174,45 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
         factor[r] = ptx::exp2_approx(before - finite_max(r));
         sum[r] *= factor[r];
         subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kHeadroom<T>;
-        // Of a block that the row sees a part of, the rest is taken to be like that part.
-        const int begin = ::max(query[r] + tile.low - first_key, 0);
-        const int end = ::min(::min(query[r] + tile.high, tile.last_key) + 1 - first_key, 2 * kCount);
-        const float more = __fdividef(1.5F * kCount, static_cast<float>(end - begin));
-        near[r] = first ? near_maximum(largest[r], finite_max(r), scale_log2) * more : -1.0F;
     }
     unsettled = true;
-    if (!large(0) && !large(1)) return;
+    if (!__any_sync(kAllLanes, large(0) | large(1))) return;
+    // Rows that are not large stay as they are, to the last bit. exponentiate() will scale once more.
+    float times[2], minus[2], back[2];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {  // exponentiate() will scale once more
-        const int r = row_of(i);
-        if (large(r)) scores[i] = (__fmul_rn(scores[i], scale_log2) - max[r]) * unscale;
+    for (int r = 0; r < 2; ++r) {
+        times[r] = large(r) ? scale_log2 : 1.0F;
+        minus[r] = large(r) ? max[r] : 0.0F;
+        back[r] = large(r) ? unscale : 1.0F;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        scores[i] = (__fmul_rn(scores[i], times[row_of(i)]) - minus[row_of(i)]) * back[row_of(i)];
     }
 }
 
 /// The room is up to 2^kMostSlack where near-by scores are many, and none where one outweighs the others.
+template <class T>
+template <int kBlockKv>
+__device__ __forceinline__ void OnlineSoftmax<T>::count_near(const WorkTile& tile, const int (&query)[2], int first_key,
+                                                             float scale_log2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        // Of a block that the row sees a part of, the rest is taken to be like that part.
+        const int begin = ::max(query[r] + tile.low - first_key, 0);
+        const int end = ::min(::min(query[r] + tile.high, tile.last_key) + 1 - first_key, kBlockKv);
+        const float more = __fdividef(0.75F * kBlockKv, static_cast<float>(end - begin));
+        near[r] = near_maximum(largest[r], finite_max(r), scale_log2) * more;
+    }
+}
+
 template <class T>
 __device__ __forceinline__ void OnlineSoftmax<T>::settle(float unscale) {
     bool care = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const float room = fminf(fmaxf(__log2f(quad_sum(near[r])) * 1.25F, 0.0F), float{kMostSlack});
-        limit[r] = near[r] < 0 ? limit[r] : __float_as_int((finite_max(r) + room) * unscale);
+        limit[r] = !first[r] ? limit[r] : __float_as_int((finite_max(r) + room) * unscale);
         care |= limit[r] < 0 || large(r) || max[r] == -INFINITY;
     }
     careful = __any_sync(kAllLanes, care);
