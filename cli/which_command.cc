@@ -90,6 +90,16 @@ void print_text(const std::vector<Diagnosis>& all, const diagnose::Call& said, c
     }
 }
 
+/// Options of a call belong to traces that tell of calls.
+void expect_calls(const CallOptions& call, const std::vector<Diagnosis>& all) {
+    if (!call.given()) return;
+    const bool names =
+        std::all_of(all.begin(), all.end(), [](const Diagnosis& d) { return d.tool == diagnose::kNamesAlone; });
+    if (names)
+        throw UsageError(call.first_given(),
+                         "has no effect with names of kernels, which tell of no call: expected a trace, or no file");
+}
+
 void execute(const WhichOptions& options, Session& session) {
     const std::vector<Family> expected =
         options.expect.empty() ? std::vector<Family>{} : expected_families(options.expect);
@@ -110,6 +120,7 @@ void execute(const WhichOptions& options, Session& session) {
         Progress progress(static_cast<std::int64_t>(options.files.size()));
         for (const std::string& file : options.files) all.push_back(diagnose_file(file, progress));
     }
+    expect_calls(options.call, all);
     std::vector<std::pair<std::string, std::string>> failures;  // file, and why it is not what was expected
     for (const Diagnosis& d : all) {
         if (expected.empty()) break;
