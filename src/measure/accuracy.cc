@@ -147,6 +147,8 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
         return "deterministic backward of a peer: another kernel";
     if (machine == nullptr) machine = model::machine_of_device(record.device);
     if (machine == nullptr) return fmt::format("no machine is known for \"{}\"", record.device);
+    if (!is_of_kind(record, machine->kind))
+        return fmt::format("measured on another kind of machine than {}", machine->name);
     if (is_of_older_kernel(record, *schedule, *machine)) return "of a kernel that is another one now";
     if (sums_delta(record, *schedule, *machine)) return "delta is summed: two products more than are modelled";
     const Problem problem = problem_of(record);
@@ -185,6 +187,10 @@ Accuracy accuracy_of(std::span<const Comparison* const> rows) {
 }
 
 }  // namespace
+
+bool is_of_kind(const Record& record, model::MachineKind kind) {
+    return !record.kernel.starts_with(kind == model::MachineKind::gpu ? "cpu." : "cuda.");
+}
 
 std::vector<std::pair<std::int64_t, std::int64_t>> members_of(const Record& record) {
     std::vector<std::pair<std::int64_t, std::int64_t>> members;
