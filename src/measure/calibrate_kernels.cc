@@ -148,7 +148,9 @@ std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores) 
         probes.push_back({heads_of(1.5 * n), 320, 320, 224, threads});
         probes.push_back({heads_of(4 * n), 448, 448, 64, threads, true});
         probes.push_back({heads_of(3 * n), 80, 640, 128, threads});
-        if (forward) probes.push_back({heads_of(2 * n), 1, 4096, 128, threads});
+        if (!forward) continue;
+        probes.push_back({heads_of(2 * n), 1, 4096, 128, threads});
+        probes.push_back({heads_of(n / 2), 1, 2048, 64, threads});
     }
     return probes;
 }
