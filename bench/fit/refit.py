@@ -56,10 +56,11 @@ def retire(kernel, keep, write):
     rows, already = commits_of(schedule, direction), row[1].split()
     old = sorted(c for c in rows if c not in keep and c not in already)
     left = {c: n for c, n in rows.items() if c in keep}
-    print(f"{kernel}: retired {' '.join(f'{c} ({rows[c]} rows)' for c in old) or 'none'}; left {left}")
-    if write and old:
+    enough = sum(left.values()) >= LEAST_ROWS
+    print(f"{kernel}: {'retired' if enough else 'would retire'} {' '.join(f'{c} ({rows[c]} rows)' for c in old) or 'none'}; left {left}")
+    if write and enough and old:
         ACCURACY.write_text(text[: row.start(1)] + " ".join(already + old) + text[row.end(1):])
-    return sum(left.values()) >= LEAST_ROWS
+    return enough
 
 
 def build(folder, *targets):
@@ -75,16 +76,27 @@ def fits(folder, family):
     return constants, medians
 
 
+def rows_of(text):
+    """(match of tessera's row, schedule, pass, over_dim) for each row of the table of families."""
+    for row in re.finditer(r'    \{"tessera",\n.*?\n(?=    \{"|\};)', text, re.S):
+        schedule, direction = re.search(r"Schedule::(\w+)", row[0])[1], re.search(r"Pass::(\w+)", row[0])[1]
+        tail = re.search(r"(?:true|false),\s*(\d+)\},?\s*$", row[0])
+        yield row, schedule, direction, int(tail[1]) if tail else 0
+
+
+def families_of(kernel):
+    """As fit_model calls them."""
+    found = [over for _, *name, over in rows_of(FAMILIES.read_text()) if " ".join(name) == kernel]
+    return [f"tessera {kernel}" + (f" over {over}" if over else "") for over in found]
+
+
 def move(family, constants):
     """Puts the constants into the family's row."""
-    words = family.split()
-    schedule, direction, over = words[1], words[2], int(words[4]) if len(words) > 3 else 0
     text = FAMILIES.read_text()
-    for row in re.finditer(r'    \{"tessera",\n.*?\n(?=    \{"|\};)', text, re.S):
-        block = row[0]
-        tail = re.search(r"(?:true|false),\s*(\d+)\},?\s*$", block)
-        if f"Schedule::{schedule}," not in block or f"Pass::{direction}," not in block or (int(tail[1]) if tail else 0) != over:
+    for row, schedule, direction, over in rows_of(text):
+        if family != f"tessera {schedule} {direction}" + (f" over {over}" if over else ""):
             continue
+        block = row[0]
         for name, (value, _) in constants.items():
             block, found = re.subn(r"\.%s = [\d.e+-]+" % name, f".{name} = {float(f'{value:.3g}'):g}", block)
             if not found:
@@ -110,10 +122,11 @@ def main():
         good = False
     build(folder, "fit_model", "tessera")
     for kernel in enough:
-        for family in (f"tessera {kernel}", f"tessera {kernel} over 128"):
+        for family in families_of(kernel):
             constants, medians = fits(folder, family)
             if not constants:
-                continue  # no such family, or no rows of its
+                print(f"{family}: no new rows")
+                continue
             better = medians[1] < medians[0]
             print(f"{family}: {'moved' if better and options.write else 'would be moved' if better else 'no better: stays'}")
             good = good and (better or medians[0] < 6)

@@ -288,7 +288,7 @@ Comparisons compare(std::span<const Record> records, const model::Machine* machi
             const auto [found, is_new] = beside.try_emplace(record.file);
             if (is_new) found->second = machine_beside(record.file);
             if (found->second) {
-                row.device += ", another host, calibrated";
+                row.device += ", calibrated";
                 if (const auto reason = try_compare(record, &*found->second, row)) ++result.left_out[*reason];
                 else result.rows.push_back(std::move(row));
                 continue;
