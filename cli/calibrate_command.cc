@@ -100,7 +100,7 @@ void add_calibrate_command(CLI::App& app, Session& session) {
     CLI::App* command = add_command(
         app, session, "calibrate", "Measure the roofs of the machine at hand and write a machine file for --device",
         {{"tessera calibrate -o host.json",
-          "this CPU: products, exponentials, caches, memory, kernels; some 10 seconds"},
+          "this CPU: products, exponentials, caches, memory, kernels; 10 to 40 seconds"},
          {"tessera calibrate --device h200 --micro bench/results/h200/micro.jsonl -o mine.json",
           "a GPU, from the Records that bench/micro wrote on it"},
          {"tessera roofline --device host.json --len 512:8192", "use it"}});

@@ -146,11 +146,19 @@ void CallOptions::declare(CLI::App& command) {
     command.add_flag("--deterministic", deterministic, "torch.use_deterministic_algorithms(True)")->group(kGroup);
 }
 
-bool CallOptions::given() const {
-    for (const std::string* text : {&torch, &gpu, &shape, &dtype, &mask, &dropout, &cudnn, &cuda, &off}) {
-        if (!text->empty()) return true;
+std::string CallOptions::first_given() const {
+    for (const auto& [option, text] : {std::pair{"--torch", &torch},
+                                       {"--gpu", &gpu},
+                                       {"--shape", &shape},
+                                       {"--dtype", &dtype},
+                                       {"--mask", &mask},
+                                       {"--dropout", &dropout},
+                                       {"--cudnn", &cudnn},
+                                       {"--cuda", &cuda},
+                                       {"--off", &off}}) {
+        if (!text->empty()) return option;
     }
-    return grad || gqa || deterministic;
+    return grad ? "--grad" : gqa ? "--gqa" : deterministic ? "--deterministic" : "";
 }
 
 diagnose::Call CallOptions::call() const {

@@ -27,8 +27,9 @@ struct CallOptions {
 
     void declare(CLI::App& command);
 
-    /// Whether any of them was given.
-    bool given() const;
+    /// The first of them that was given, "--torch"; empty: none.
+    std::string first_given() const;
+    bool given() const { return !first_given().empty(); }
 
     /// The call; what was not said is unknown. Throws UsageError.
     diagnose::Call call() const;

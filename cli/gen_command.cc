@@ -12,6 +12,7 @@
 #include "io/safetensors.hpp"
 #include "io/tensor_file.hpp"
 #include "options.hpp"
+#include "outputs.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "table.hpp"
@@ -66,6 +67,7 @@ void execute(const GenOptions& options, const Session& session) {
     const std::uint64_t seed = parse_seed("--seed", options.seed);
     if (!options.output.ends_with(".safetensors"))
         unexpected("--output", "a name that ends in .safetensors", options.output);
+    expect_own_output(options.output, OutputKind::tensors);
     GeneratedInputs inputs;
     {
         Progress progress(2);

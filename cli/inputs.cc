@@ -51,9 +51,13 @@ class Reader {
         return file.view(*tensor);
     }
 
-    /// The tensor of a role that is used only when its option is given.
+    /// The tensor of a role that is used only when its option is given. Says so when the file has one of that name.
     TensorView find_optional(const std::string& role) const {
-        return options_.names.contains(role) ? find(role) : TensorView{};
+        if (options_.names.contains(role)) return find(role);
+        if (!npy_ && inputs_.files.front().find(role) != nullptr)
+            print_note(fmt::format("{} has a tensor {}, which is not used: {} {} would take it",
+                                   inputs_.files.front().origin(), role, option_of_role(role), role));
+        return {};
     }
 
  private:

@@ -118,11 +118,12 @@ std::size_t distance(const std::string& a, const std::string& b) {
         std::find_if(unknown.rbegin(), unknown.rend(), [](const auto& x) { return x.starts_with("-"); });
     const std::string got = option == unknown.rend() ? unknown.back() : option->substr(0, option->find('='));
     std::string nearest;
-    constexpr std::size_t kMostLetters = 2;
+    constexpr std::size_t kMostLetters = 2, kShortest = 5;  // "--dev" says which one is meant
     std::size_t least = kMostLetters + 1;
     for (const CLI::Option* known : command.get_options()) {
         for (const std::string& name : known->get_lnames()) {
-            const std::size_t letters = distance(got, "--" + name);
+            const bool begun = got.size() >= kShortest && ("--" + name).starts_with(got);
+            const std::size_t letters = begun ? 0 : distance(got, "--" + name);
             if (letters < least) least = letters, nearest = "--" + name;
         }
     }
@@ -146,7 +147,9 @@ void parse(CLI::App& app, int argc, char** argv) {
         const auto chosen = app.get_subcommands();
         if (!chosen.empty() && !chosen.back()->remaining().empty()) throw_unknown_argument(*chosen.back());
         if (unknown.empty()) throw;
-        throw_no_command(app, "\"" + unknown.front() + "\"");
+        const auto named = std::find_if(unknown.begin(), unknown.end(), [](const auto& x) { return x != "help"; });
+        if (named == unknown.end()) throw CLI::CallForHelp();  // of the command behind it
+        throw_no_command(app, "\"" + *named + "\"");
     }
     if (app.get_subcommands().empty()) throw_no_command(app, "nothing");
 }

@@ -317,4 +317,13 @@ Plan plan_with(const Problem& problem, const PlanOptions& options) {
     }
 }
 
+PlanOn plan_on_with(const model::Machine& machine, const Problem& problem, const PlanOptions& options,
+                    const std::vector<std::pair<std::int64_t, std::int64_t>>& members) {
+    try {
+        return plan_on(machine, problem, options, members);
+    } catch (const Error& error) {
+        rethrow(error);
+    }
+}
+
 }  // namespace tessera::cli

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan_on.hpp"
 #include "tessera/plan.hpp"
 #include "tessera/problem.hpp"
 
@@ -88,6 +89,10 @@ struct HowOptions {
 /// plan(), with errors that name the options of this command. Throws UsageError, or Error(unsupported) and
 /// Error(device_unavailable) in one line when this build has nothing of that backend or schedule.
 Plan plan_with(const Problem& problem, const PlanOptions& options);
+
+/// plan_on(), with errors that name the options of this command.
+PlanOn plan_on_with(const model::Machine& machine, const Problem& problem, const PlanOptions& options,
+                    const std::vector<std::pair<std::int64_t, std::int64_t>>& members);
 
 /// Throws UsageError naming the option for what Problem::validate() finds.
 void validate_options(const Problem& problem);

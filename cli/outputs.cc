@@ -36,6 +36,7 @@ bool is_own(const std::string& path, OutputKind kind) {
         case OutputKind::png: return head.starts_with("\x89PNG") && has(plot::kPngMark);
         case OutputKind::html: return has(report::kHtmlMark);
         case OutputKind::markdown: return head.starts_with(report::kMarkdownMark);
+        case OutputKind::tensors: return has("\"generator\":\"tessera ") || has("\"tessera.version\":");
     }
     return false;
 }
@@ -48,6 +49,7 @@ const char* name_of(OutputKind kind) {
         case OutputKind::png: return "drawing";
         case OutputKind::html: return "page";
         case OutputKind::markdown: return "tables";
+        case OutputKind::tensors: return "tensors";
     }
     return "?";
 }

@@ -7,7 +7,7 @@
 
 namespace tessera::cli {
 
-enum class OutputKind { records, machine, svg, png, html, markdown };
+enum class OutputKind { records, machine, svg, png, html, markdown, tensors };
 
 /// Judges `path` before the work. Fine: nothing there, an empty file, what is no regular file (a pipe, /dev/stdout), or
 /// an earlier output of this kind. Anything else is Error(cannot_write), so that a slip of the shell costs no data.

@@ -95,8 +95,8 @@ void execute(const PlanCommandOptions& options, const Session& session) {
     if (!options.device.empty()) {
         const model::Machine machine = machine_of_option(options.device);
         expect_for_machine(options.how, machine);
-        const PlanOn plan =
-            plan_on(machine, problem, options.how.plan_options(pass, options.how.schedule), options.shape.members());
+        const PlanOn plan = plan_on_with(machine, problem, options.how.plan_options(pass, options.how.schedule),
+                                         options.shape.members());
         return show_plan_on(machine, problem, pass, plan, session);
     }
     const Plan plan = plan_with(problem, options.how.plan_options(pass, options.how.schedule));

@@ -14,6 +14,7 @@
 #include "device_option.hpp"
 #include "inputs.hpp"
 #include "io/atomic_file.hpp"
+#include "measure/accuracy.hpp"
 #include "outputs.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
@@ -47,6 +48,14 @@ report::Sorted read_all(const ReportOptions& options) {
     if (machine && !sorted.devices.empty() && std::all_of(sorted.devices.begin(), sorted.devices.end(), known))
         throw UsageError("--device", fmt::format("has no effect: the model knows {}, expected without it",
                                                  sorted.devices.front().name));
+    const auto of_its_kind = [&](const measure::Record& r) {
+        return model::machine_of_device(r.device) == nullptr && measure::is_of_kind(r, machine->kind);
+    };
+    if (machine && !sorted.devices.empty() && std::none_of(records.begin(), records.end(), of_its_kind))
+        throw UsageError("--device",
+                         fmt::format("expected a {}, on which these were measured: {} is a {}",
+                                     machine->kind == model::MachineKind::gpu ? "CPU" : "GPU", machine->name,
+                                     machine->kind == model::MachineKind::gpu ? "GPU" : "CPU"));
     if (sorted.devices.empty()) {
         throw Error(ErrorCode::bad_data, options.files.front(),
                     records.empty()

@@ -117,6 +117,30 @@ std::string not_fitting_text(std::int64_t bytes, const model::Machine& machine) 
                        machine.name, bytes_text(has), bytes_text(needed - has));
 }
 
+/// Why schedules can't be predicted, each once with all of which it is said.
+class Reasons {
+ public:
+    void add(Schedule schedule, const std::string& why) {
+        const auto known = std::find_if(all_.begin(), all_.end(), [&](const auto& one) { return one.first == why; });
+        std::vector<Schedule>& of =
+            (known != all_.end() ? *known : all_.emplace_back(why, std::vector<Schedule>{})).second;
+        if (std::find(of.begin(), of.end(), schedule) == of.end()) of.push_back(schedule);
+    }
+    std::string text() const {
+        std::string text;
+        for (const auto& [why, schedules] : all_) {
+            std::string names;
+            for (const Schedule schedule : schedules)
+                names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(schedule));
+            text += fmt::format("\n  {}: {}", names, why);
+        }
+        return text;
+    }
+
+ private:
+    std::vector<std::pair<std::string, std::vector<Schedule>>> all_;
+};
+
 /// The one problem of --tile and --timeline.
 Problem one_problem(const RooflineOptions& options, const model::Machine& machine) {
     const std::vector<Problem> all = options.problems(machine);
@@ -171,19 +195,18 @@ void execute(const RooflineOptions& options, const Session& session) {
                                           options.predict_options(machine)};
     options.attention_share();  // judged before any work
     std::vector<measure::SweepRow> rows;
-    std::string reasons;
+    Reasons reasons;
     for (const Problem& problem : options.problems(machine)) {
         rows.push_back(measure::sweep_one(problem, question));
         for (const auto& cell : rows.back().cells) {
             const std::string why = !cell.known() ? cell.refusal
                                     : cell.fits   ? ""
                                                   : not_fitting_text(cell.longest().memory.total(), machine);
-            if (!why.empty() && reasons.find(why) == std::string::npos)
-                reasons += fmt::format("\n  {}: {}", name_of(cell.schedule), why);
+            if (!why.empty()) reasons.add(cell.schedule, why);
         }
     }
     const bool any = std::any_of(rows.begin(), rows.end(), [](const auto& row) { return row.best() != nullptr; });
-    if (!any) throw Error(ErrorCode::unsupported, "", "no schedule can be predicted:" + reasons);
+    if (!any) throw Error(ErrorCode::unsupported, "", "no schedule can be predicted:" + reasons.text());
     draw(options, machine, rows);
     if (!session.json) return print_text(options, question, rows, session);
     Json document = Json::array();

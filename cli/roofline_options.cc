@@ -134,7 +134,9 @@ std::vector<Problem> RooflineOptions::problems(const model::Machine& machine) co
     const std::int64_t count = parse_size("--tokens", tokens);
     if (count < 1) unexpected("--tokens", "1 token or more", tokens);
     for (Problem& problem : list) {
-        problem.batch = std::max<std::int64_t>(1, problem.len_q > 0 ? count / problem.len_q : 1);
+        if (problem.len_q < 1 || count % problem.len_q != 0)
+            unexpected("--tokens", fmt::format("a multiple of each length, {} is one of them", problem.len_q), tokens);
+        problem.batch = count / problem.len_q;
         validate_options(problem);
     }
     return list;

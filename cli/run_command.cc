@@ -17,6 +17,7 @@
 #include "measure/record.hpp"
 #include "measure/timer.hpp"
 #include "measure/work.hpp"
+#include "outputs.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "report.hpp"
@@ -304,6 +305,7 @@ void expect_writable(const RunOptions& options) {
     if (!options.output.ends_with(".safetensors"))
         unexpected("--output", "a name that ends in .safetensors", options.output);
     expect_other_file(options.output, options.inputs.files);
+    expect_own_output(options.output, OutputKind::tensors);
     const auto folder = std::filesystem::path(options.output).parent_path();
     if (::access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) {
         throw Error(ErrorCode::cannot_write, options.output,

@@ -103,6 +103,10 @@ BenchSet read_set(const std::string& path, const std::string& where, const Json&
 }
 
 Suite read_file(const fs::path& path) {
+    std::error_code error;
+    const fs::file_type type = fs::status(path, error).type();
+    if (type == fs::file_type::directory || type == fs::file_type::character || type == fs::file_type::block)
+        throw Error(ErrorCode::cannot_open, path.string(), "expected a file, it is a folder or a device");
     std::ifstream file(path, std::ios::binary);
     if (!file) throw Error(ErrorCode::cannot_open, path.string(), "can't be opened");
     const std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -9,6 +9,7 @@
 
 #include "commands.hpp"
 #include "diagnose/diagnosis.hpp"
+#include "diagnose/rules.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "table.hpp"
@@ -34,16 +35,18 @@ struct WhichOptions {
 /// What --expect takes: a family, or "flash" for all of FlashAttention.
 std::vector<Family> expected_families(const std::string& text) {
     std::vector<Family> families;
-    for (const std::string& name : parse_list("--expect", text)) {
+    const std::vector<std::string> names = parse_list("--expect", text);
+    expect_each_once("--expect", text, names);
+    for (const std::string& name : names) {
         if (name == "flash") {
             families.insert(families.end(), {Family::fa1, Family::fa2, Family::fa3, Family::fa4});
             continue;
         }
         const Family family = diagnose::family_named(name);
         if (family == Family::unknown) {
-            std::string names = "flash";
-            for (const std::string& known : diagnose::family_names()) names += known == "unknown" ? "" : ", " + known;
-            unexpected("--expect", "some of " + names, name);
+            std::string all = "flash";
+            for (const std::string& known : diagnose::family_names()) all += known == "unknown" ? "" : ", " + known;
+            unexpected("--expect", "some of " + all, name);
         }
         families.push_back(family);
     }
@@ -90,6 +93,27 @@ void print_text(const std::vector<Diagnosis>& all, const diagnose::Call& said, c
     }
 }
 
+/// What a trace tells itself.
+void expect_nothing_of_the_trace(const CallOptions& call) {
+    for (const auto& [option, text] : {std::pair{"--shape", &call.shape},
+                                       {"--dtype", &call.dtype},
+                                       {"--mask", &call.mask},
+                                       {"--dropout", &call.dropout}}) {
+        if (!text->empty()) unexpected(option, "no file beside it, which has its own", *text);
+    }
+    if (call.gqa) throw UsageError("--gqa", "expected no file beside it, which has its own");
+}
+
+/// Options of a call belong to traces that tell of calls.
+void expect_calls(const CallOptions& call, const std::vector<Diagnosis>& all) {
+    if (!call.given()) return;
+    const bool names =
+        std::all_of(all.begin(), all.end(), [](const Diagnosis& d) { return d.tool == diagnose::kNamesAlone; });
+    if (names)
+        throw UsageError(call.first_given(),
+                         "has no effect with names of kernels, which tell of no call: expected a trace, or no file");
+}
+
 void execute(const WhichOptions& options, Session& session) {
     const std::vector<Family> expected =
         options.expect.empty() ? std::vector<Family>{} : expected_families(options.expect);
@@ -101,8 +125,13 @@ void execute(const WhichOptions& options, Session& session) {
         if (!expected.empty()) throw UsageError("--expect", "expected a trace with it, of what ran");
         return answer_call(options.call, session);
     }
-    if (!options.call.shape.empty()) unexpected("--shape", "no file beside it, which has its own", options.call.shape);
+    expect_nothing_of_the_trace(options.call);
     const diagnose::Call said = options.call.call();
+    if (said.torch && (*said.torch < diagnose::kFirstRelease || *said.torch >= diagnose::kEndOfReleases))
+        print_note(
+            fmt::format("--torch: the checks of PyTorch {} are not known (2.4 to 2.15 are): what kept a faster "
+                        "kernel out can't be said",
+                        options.call.torch));
     if (options.files.empty())
         throw UsageError("FILE", "expected a trace, or - for names on standard input, got nothing");
     std::vector<Diagnosis> all;
@@ -110,6 +139,7 @@ void execute(const WhichOptions& options, Session& session) {
         Progress progress(static_cast<std::int64_t>(options.files.size()));
         for (const std::string& file : options.files) all.push_back(diagnose_file(file, progress));
     }
+    expect_calls(options.call, all);
     std::vector<std::pair<std::string, std::string>> failures;  // file, and why it is not what was expected
     for (const Diagnosis& d : all) {
         if (expected.empty()) break;

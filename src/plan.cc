@@ -8,16 +8,14 @@
 
 #include "core/arena.hpp"
 #include "parallel.hpp"
+#include "plan_on.hpp"
 #include "registry.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera {
-namespace {
-
-constexpr int kMaxThreads = 1024;
-constexpr std::int64_t kMaxBlock = 4096;
-
-void validate(const PlanOptions& options) {
+void validate_plan_options(const PlanOptions& options) {
+    constexpr int kMaxThreads = 1024;
+    constexpr std::int64_t kMaxBlock = 4096;
     if (options.threads < 0 || options.threads > kMaxThreads) {
         throw Error(ErrorCode::invalid_argument, "threads",
                     fmt::format("expected 0..{}, got {}", kMaxThreads, options.threads));
@@ -44,6 +42,8 @@ void validate(const PlanOptions& options) {
         }
     }
 }
+
+namespace {
 
 /// Where the tensors live, as PlanOptions::device says.
 Device device_of(const PlanOptions& options) {
@@ -167,7 +167,7 @@ std::string o_rest_text(const Plan& plan) {
 
 Plan plan(const Problem& problem, const PlanOptions& options) {
     problem.validate();
-    validate(options);
+    validate_plan_options(options);
     Plan result{.problem = problem, .pass = options.pass, .device = device_of(options)};
     expect_available(result.device, options);
     std::vector<Refusal> refused;

@@ -41,8 +41,11 @@ schedule::Footprint footprint_of(const Question& q, const Candidate& candidate) 
 /// What tensors and workspace together are over the machine's memory.
 std::optional<std::string> does_not_fit(const Question& q, const Candidate& candidate) {
     if (!schedule::countable(q.problem)) return "has more bytes than can be counted";
+    const Problem& p = q.problem;
+    const double scores = static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
+    const double bias = p.bias ? 4 * scores : 0;  // fp32, which the batch members share
     const double needed =
-        static_cast<double>(footprint_of(q, candidate).tensors) + static_cast<double>(candidate.workspace_bytes);
+        static_cast<double>(footprint_of(q, candidate).tensors) + bias + static_cast<double>(candidate.workspace_bytes);
     const double has = q.machine.memory_gib * kGiB;
     if (needed <= has) return std::nullopt;
     return fmt::format("needs {:.4g} GiB for tensors and workspace, {} has {:.4g}: {:.4g} GiB too much", needed / kGiB,
@@ -109,6 +112,7 @@ const Candidate* PlanOn::chosen() const {
 PlanOn plan_on(const model::Machine& machine, const Problem& problem, const PlanOptions& options,
                const std::vector<std::pair<std::int64_t, std::int64_t>>& members) {
     problem.validate();
+    validate_plan_options(options);
     const bool gpu = machine.kind == model::MachineKind::gpu;
     PlanOn result;
     result.threads = gpu ? 0 : options.threads > 0 ? options.threads : static_cast<int>(machine.cores.value);

@@ -6,9 +6,12 @@
 //     fit_model [--only "tessera fa2 backward"] bench/results/h200/{forward,peers,drawn*,held_out,now/*}.jsonl
 //     fit_model [--only "bf16 forward"] --cpu bench/results/cpu/{torch_amx,decode_amx,features_amx}_xeon16.jsonl
 //     fit_model --host bench/results/cpu/{session1,session2}_xeon16.jsonl
+//     fit_model --probe probes.jsonl; fit_model --host probes.jsonl drawn.jsonl
 //
 // --host does what `tessera calibrate` does, with the rows of the first file for its probes: the shares of that host's
-// kernels are fitted to them, and judged by the rows of the others. --write FILE writes its machine file.
+// kernels are fitted to them, and judged by the rows of the others. --write FILE writes its machine file, --all prints
+// every row. --probe FILE times the probes of `tessera calibrate` and appends them as Records, so that a fit can be
+// tried again; the roofs of the host come beside it (probes.machine.json).
 //
 // Of each family of kernels those constants are free that the table has (fit.hpp). Rows that `tessera roofline
 // --accuracy` counts as held out are predicted with the result and take no part; all others are fitted. Where a machine
@@ -17,11 +20,15 @@
 #include <string_view>
 
 #include "fit.hpp"
+#include "measure/calibrate.hpp"
 #include "measure/calibrate_kernels.hpp"
+#include "measure/host.hpp"
 #include "measure/machine_file.hpp"
+#include "measure/work.hpp"
 #include "model/cpu.hpp"
 #include "model/gpu.hpp"
 #include "tessera/error.hpp"
+#include "tessera/tessera.h"
 
 namespace tessera::fit {
 namespace {
@@ -63,6 +70,7 @@ struct Asked {
     std::string write;
     bool cpu = false;
     bool host = false;
+    bool all = false;  ///< every row of a host is printed, not only those that are far off
     std::vector<Row> rows;
 
     bool wants(const std::string& family) const { return only.empty() || only == family; }
@@ -156,7 +164,7 @@ void judge_host(const Asked& asked, const std::string& first) {
             const measure::Record& r = row->measured.record;
             const bool held_out = r.file != first;
             own[held_out ? 1 : 0].push_back(std::abs(ms / r.ms - 1));
-            if (std::abs(ms / r.ms - 1) > 0.25)
+            if (std::abs(ms / r.ms - 1) > (asked.all ? 0.0 : 0.25))
                 fmt::print("    {}: {} threads {}: {:.3g} ms, predicted {:+.0f} %\n", held_out ? "held out" : "fitted",
                            row->problem.describe(), r.threads, r.ms, 100 * (ms / r.ms - 1));
         }
@@ -169,6 +177,30 @@ void judge_host(const Asked& asked, const std::string& first) {
         throw Error(ErrorCode::bad_data, first, "expected Records of kernels that are asked for: nothing was fitted");
     if (!asked.write.empty()) measure::write_machine(asked.write, calibrated);
     fmt::print("\nall, fitted:   {}\nall, held out: {}\n", errors_text(errors[0]), errors_text(errors[1]));
+}
+
+/// What `tessera calibrate` measures, as Records and, beside them, the machine file without kernels.
+void probe(const std::string& path) {
+    model::Machine machine = measure::measure_roofs(0, [](const std::string&) {});
+    measure::write_machine(std::filesystem::path(path).replace_extension(".machine.json").string(), machine);
+    const measure::Host host = measure::describe_host();
+    for (const measure::ProbedKind& kind : measure::kProbedKinds) {
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+            for (const measure::KernelProbe& one : measure::kernel_probes(kind.schedule, pass, host.cores)) {
+                const Problem problem = measure::problem_of(one, kind.dtype);
+                const Plan plan = tessera::plan(
+                    problem,
+                    {.pass = pass, .backend = Backend::cpu, .schedule = kind.schedule, .threads = one.threads});
+                const measure::Summary ms = measure::time_probe(one, kind.schedule, pass, kind.dtype);
+                measure::Record record =
+                    measure::record_of(plan, ms, measure::flop(problem, pass, measure::visible_pairs(problem)));
+                record.device = host.cpu;
+                record.date = measure::utc_date();
+                record.versions = {{"tessera", tessera_version()}};
+                measure::append_records(path, {record});
+            }
+        }
+    }
 }
 
 /// The machine of a file's Records; null: one that the model does not know.
@@ -198,6 +230,8 @@ int run(int argc, char** argv) {
         const std::string_view argument = argv[i];
         if (argument == "--only" && i + 1 < argc) asked.only = argv[++i];
         else if (argument == "--write" && i + 1 < argc) asked.write = argv[++i];
+        else if (argument == "--probe" && i + 1 < argc) return probe(argv[i + 1]), 0;
+        else if (argument == "--all") asked.all = true;
         else if (argument == "--cpu") asked.cpu = true;
         else if (argument == "--host") asked.cpu = asked.host = true;
         else paths.emplace_back(argument);
@@ -205,11 +239,11 @@ int run(int argc, char** argv) {
     const bool lost = !asked.write.empty() && !asked.host;  // only a host has a machine file
     for (const std::string& path : paths) read(path, asked);
     if (lost || asked.rows.empty())
-        return fmt::print(
-                   stderr,
-                   "usage: fit_model [--only FAMILY] [--cpu | --host [--write FILE]] RECORDS..., some of them of "
-                   "{}\n",
-                   asked.cpu ? "a CPU" : "an H200"),
+        return fmt::print(stderr,
+                          "usage: fit_model [--only FAMILY] [--cpu | --host [--all] [--write FILE]] RECORDS..., some "
+                          "of them of "
+                          "{}; or fit_model --probe FILE\n",
+                          asked.cpu ? "a CPU" : "an H200"),
                2;
     if (asked.host) judge_host(asked, paths.front());
     else if (asked.cpu) fit_cpu(asked);

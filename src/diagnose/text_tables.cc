@@ -177,7 +177,7 @@ class TextReader {
         }
         const bool compute = table_ && (columns_.per_metric() || columns_.gpu_time >= 0);
         const bool of_pytorch = columns_.cpu_total >= 0;
-        trace_.tool = !table_      ? "names of kernels"
+        trace_.tool = !table_      ? kNamesAlone
                       : compute    ? "Nsight Compute"
                       : of_pytorch ? "PyTorch profiler's table"
                                    : "Nsight Systems";

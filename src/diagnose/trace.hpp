@@ -66,9 +66,12 @@ struct OpRun {
     std::int64_t external = -1;
 };
 
+/// The tool of a file that has names of kernels and nothing else.
+inline constexpr const char* kNamesAlone = "names of kernels";
+
 struct Trace {
     std::string file;
-    std::string tool;  ///< "PyTorch profiler"
+    std::string tool;  ///< "PyTorch profiler", kNamesAlone
     Texts kernels{std::size_t{128} << 20};
     Texts ops_named{std::size_t{16} << 20};
     Texts inputs{std::size_t{64} << 20};

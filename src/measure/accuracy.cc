@@ -79,14 +79,28 @@ std::optional<model::Machine> machine_beside(const std::string& records) {
     return read_machine(path);
 }
 
-/// tessera's kernels on an H200 that are others now: fa3, and fa2's backward, as these commits had them. (The Records
-/// of bench/results/h200; those in its folder now are newer.)
+/// tessera's kernels on an H200 that are others now, as these commits had them. bench/fit/refit.py adds to it.
+struct Retired {
+    Schedule schedule;
+    Pass pass;
+    std::string_view commits;  ///< seven digits each
+};
+constexpr Retired kRetired[] = {
+    {Schedule::fa3, Pass::forward, "43f4a9d 6007569 a91e94a ad9c3d7"},
+    {Schedule::fa3, Pass::backward, "43f4a9d 6007569 a91e94a ad9c3d7"},
+    {Schedule::fa2, Pass::forward, ""},
+    {Schedule::fa2, Pass::backward, "43f4a9d 6007569 a91e94a ad9c3d7"},
+    {Schedule::fa1, Pass::forward, ""},
+    {Schedule::fa1, Pass::backward, ""},
+};
+
 bool is_of_older_kernel(const Record& record, Schedule schedule, const model::Machine& machine) {
-    constexpr std::string_view kBefore[] = {"43f4a9d", "6007569", "a91e94a", "ad9c3d7"};
-    const bool changed = schedule == Schedule::fa3 || (schedule == Schedule::fa2 && record.pass == "backward");
-    const auto was_built_of = [&](std::string_view commit) { return record.commit.starts_with(commit); };
-    return record.by == "tessera" && machine.name == "h200" && changed &&
-           std::any_of(std::begin(kBefore), std::end(kBefore), was_built_of);
+    constexpr std::size_t kDigits = 7;
+    if (record.by != "tessera" || machine.name != "h200" || record.commit.size() < kDigits) return false;
+    return std::any_of(std::begin(kRetired), std::end(kRetired), [&](const Retired& one) {
+        return one.schedule == schedule && record.pass == name_of(one.pass) &&
+               one.commits.find(record.commit.substr(0, kDigits)) != std::string_view::npos;
+    });
 }
 
 /// Rows of few heads at head_dim 64, which these commits cut into tiles of 192 queries and a model of the queue may not
@@ -147,6 +161,8 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
         return "deterministic backward of a peer: another kernel";
     if (machine == nullptr) machine = model::machine_of_device(record.device);
     if (machine == nullptr) return fmt::format("no machine is known for \"{}\"", record.device);
+    if (!is_of_kind(record, machine->kind))
+        return fmt::format("measured on another kind of machine than {}", machine->name);
     if (is_of_older_kernel(record, *schedule, *machine)) return "of a kernel that is another one now";
     if (sums_delta(record, *schedule, *machine)) return "delta is summed: two products more than are modelled";
     const Problem problem = problem_of(record);
@@ -185,6 +201,10 @@ Accuracy accuracy_of(std::span<const Comparison* const> rows) {
 }
 
 }  // namespace
+
+bool is_of_kind(const Record& record, model::MachineKind kind) {
+    return !record.kernel.starts_with(kind == model::MachineKind::gpu ? "cpu." : "cuda.");
+}
 
 std::vector<std::pair<std::int64_t, std::int64_t>> members_of(const Record& record) {
     std::vector<std::pair<std::int64_t, std::int64_t>> members;
@@ -268,7 +288,7 @@ Comparisons compare(std::span<const Record> records, const model::Machine* machi
             const auto [found, is_new] = beside.try_emplace(record.file);
             if (is_new) found->second = machine_beside(record.file);
             if (found->second) {
-                row.device += ", another host, calibrated";
+                row.device += ", calibrated";
                 if (const auto reason = try_compare(record, &*found->second, row)) ++result.left_out[*reason];
                 else result.rows.push_back(std::move(row));
                 continue;

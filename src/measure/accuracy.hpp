@@ -16,6 +16,9 @@ namespace tessera::measure {
 /// "causal" alone is bottom-right; or for a ragged one that does not tell the lengths of its members.
 Problem problem_of(const Record& record);
 
+/// Can it have been measured on a machine of this kind: is its kernel of no other backend?
+bool is_of_kind(const Record& record, model::MachineKind kind);
+
 /// (queries, keys) of each member of a ragged Record; of another one nothing.
 std::vector<std::pair<std::int64_t, std::int64_t>> members_of(const Record& record);
 

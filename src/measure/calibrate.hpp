@@ -24,7 +24,8 @@ model::Machine measure_roofs(int threads, const CalibrationProgress& progress);
 /// How many measurements measure_roofs() tells of.
 inline constexpr int kRoofMeasurements = 9;
 
-/// measure_roofs(), and a few calls of each kind of the library's kernels. Takes about 10 seconds.
+/// measure_roofs(), and a few calls of each kind of the library's kernels. Takes 10 seconds on two
+/// cores, 40 on sixteen.
 model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress);
 
 /// How many measurements calibrate_cpu() tells of.

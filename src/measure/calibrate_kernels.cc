@@ -120,31 +120,42 @@ Problem problem_of(const KernelProbe& probe, DType dtype) {
 }
 
 std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores) {
-    std::vector<KernelProbe> probes{{2, 64, 64, 64, 1}, {12, 320, 320, 64, 1}, {6, 320, 320, 160, 1}};
-    const auto heads_of = [](int threads) { return std::min<std::int64_t>(threads, kMostProbeHeads); };
+    const bool forward = pass == Pass::forward;
+    const auto heads_of = [](double heads) { return std::min<std::int64_t>(std::lround(heads), kMostProbeHeads); };
     if (schedule != Schedule::fa2) {
+        std::vector<KernelProbe> probes{
+            {2, 64, 64, 64, 1}, {12, 384, 384, 64, 1}, {5, 448, 448, 160, 1}, {24, 64, 640, 128, 1}};
         if (cores > 1) {
-            probes.push_back({heads_of(2 * cores), 192, 192, 64, cores});
-            probes.push_back({heads_of(cores), 448, 448, 64, cores});
+            probes.push_back({heads_of(2.0 * cores), 192, 192, 64, cores});
+            probes.push_back({heads_of(1.5 * cores), 448, 448, 64, cores});
+            probes.push_back({heads_of(2.0 * cores), 384, 384, 128, cores});
         }
         return probes;
     }
-    probes.push_back({10, 448, 448, 96, 1, true});
-    if (pass == Pass::forward) probes.push_back({4, 1, 2048, 128, 1});
+    std::vector<KernelProbe> probes{
+        {2, 64, 64, 64, 1},    {12, 512, 512, 64, 1}, {24, 368, 368, 128, 1},      {5, 352, 352, 224, 1},
+        {16, 416, 416, 32, 1}, {24, 80, 640, 128, 1}, {20, 448, 448, 64, 1, true},
+    };
+    if (forward) probes.push_back({6, 1, 4096, 128, 1});
     if (cores <= 1) return probes;
     const auto some = std::max(2, static_cast<int>(std::lround(std::sqrt(cores))));
     for (const int threads : some < cores ? std::vector<int>{some, cores} : std::vector<int>{cores}) {
-        const std::int64_t two_each = heads_of(2 * threads);
-        probes.push_back({heads_of(threads), 128, 128, 64, threads});
-        probes.push_back({two_each, 512, 512, 64, threads});
-        probes.push_back({two_each, 320, 320, 160, threads});
-        probes.push_back({two_each, 448, 448, 96, threads, true});
-        if (pass == Pass::forward) probes.push_back({two_each, 1, 2048, 128, threads});
+        const double n = threads;
+        probes.push_back({heads_of(n), 128, 128, 64, threads});
+        probes.push_back({2, 960, 960, 64, threads});
+        probes.push_back({heads_of(2 * n), 512, 512, 64, threads});
+        probes.push_back({heads_of(3 * n), 384, 384, 128, threads});
+        probes.push_back({heads_of(1.5 * n), 320, 320, 224, threads});
+        probes.push_back({heads_of(4 * n), 448, 448, 64, threads, true});
+        probes.push_back({heads_of(3 * n), 80, 640, 128, threads});
+        if (!forward) continue;
+        probes.push_back({heads_of(2 * n), 1, 4096, 128, threads});
+        probes.push_back({heads_of(n / 2), 1, 2048, 64, threads});
     }
     return probes;
 }
 
-double probe_milliseconds(const KernelProbe& probe, Schedule schedule, Pass pass, DType dtype) {
+Summary time_probe(const KernelProbe& probe, Schedule schedule, Pass pass, DType dtype) {
     const Problem problem = problem_of(probe, dtype);
     const ProbeTensors tensors(probe, pass, dtype);
     const auto plan_of = [&](Pass which) {
@@ -156,10 +167,10 @@ double probe_milliseconds(const KernelProbe& probe, Schedule schedule, Pass pass
     call_forward();
     ColdCache cache(describe_host().cache_bytes);
     const std::vector<TensorView> views = tensors.views();
-    if (pass == Pass::forward) return time_call(call_forward, views, cache, method_of(probe)).ms.median;
+    if (pass == Pass::forward) return time_call(call_forward, views, cache, method_of(probe)).ms;
     const Plan second = plan_of(Pass::backward);
     const Workspace more(second);
-    return time_call([&] { backward(second, tensors.backward(), more); }, views, cache, method_of(probe)).ms.median;
+    return time_call([&] { backward(second, tensors.backward(), more); }, views, cache, method_of(probe)).ms;
 }
 
 KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass,
@@ -173,7 +184,8 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
                                      {&KernelShares::call_us, 0.7},       {&KernelShares::start_us, 1.0},
                                      {&KernelShares::crowd, 0.5},         {&KernelShares::read_share, 0.7},
                                      {&KernelShares::pack_ns, 0.4}};
-    constexpr double kNoise = 0.05;  // of a time that was measured
+    constexpr double kNoise = 0.05;  // of a time that was measured, and of the model
+    constexpr double kStray = 3;     // so often the noise: what is further off weighs ever less
     const PredictOptions any;
     KernelShares start = model::cpu_family_of({calls.front().problem, schedule, pass, machine, any}).constants;
     start.call_us = std::max(start.call_us, 15.0);
@@ -189,7 +201,7 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
             prediction.schedule = schedule, prediction.pass = pass;
             model::predict_cpu_family({call.problem, schedule, pass, machine, call.options}, shares, prediction);
             const double error = std::log(prediction.ms / call.ms) / kNoise;
-            sum += error * error;
+            sum += kStray * kStray * std::log1p(error * error / (kStray * kStray));
         }
         for (const Free& free : kFree) {
             if (start.*free.member == 0) continue;
@@ -207,18 +219,9 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
 
 std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
                                              const std::function<void(const std::string&)>& progress) {
-    struct Kind {
-        Schedule schedule;
-        DType dtype;
-    };
-    constexpr Kind kKinds[] = {{Schedule::fa2, DType::fp32},
-                               {Schedule::fa2, DType::fp16},
-                               {Schedule::fa2, DType::bf16},
-                               {Schedule::fa1, DType::fp32},
-                               {Schedule::standard, DType::fp32}};
     std::vector<MeasuredKernels> result;
     const int cores = static_cast<int>(machine.cores.value);
-    for (const Kind& kind : kKinds) {
+    for (const ProbedKind& kind : kProbedKinds) {
         for (const Pass pass : {Pass::forward, Pass::backward}) {
             const std::string name = model::cpu_kernels_of(kind.schedule, pass, kind.dtype);
             progress(name);
@@ -227,7 +230,7 @@ std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
             for (const KernelProbe& probe : probes)
                 calls.push_back({problem_of(probe, kind.dtype),
                                  {.threads = probe.threads},
-                                 probe_milliseconds(probe, kind.schedule, pass, kind.dtype)});
+                                 time_probe(probe, kind.schedule, pass, kind.dtype).median});
             result.push_back({name, fitted_shares(machine, kind.schedule, pass, calls),
                               fmt::format("{} calls timed by tessera calibrate", probes.size())});
         }

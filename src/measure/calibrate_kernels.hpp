@@ -5,8 +5,10 @@
 #pragma once
 
 #include <functional>
+#include <iterator>
 #include <vector>
 
+#include "measure/statistics.hpp"
 #include "model/machine.hpp"
 #include "model/predict.hpp"
 #include "tessera/kernel.hpp"
@@ -32,8 +34,19 @@ std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores);
 
 Problem problem_of(const KernelProbe& probe, DType dtype);
 
-/// Median milliseconds of a call whose operands begin in memory.
-double probe_milliseconds(const KernelProbe& probe, Schedule schedule, Pass pass, DType dtype);
+/// Milliseconds of a call whose operands begin in memory.
+Summary time_probe(const KernelProbe& probe, Schedule schedule, Pass pass, DType dtype);
+
+/// Kernels that are probed, in both passes.
+struct ProbedKind {
+    Schedule schedule;
+    DType dtype;
+};
+inline constexpr ProbedKind kProbedKinds[] = {{Schedule::fa2, DType::fp32},
+                                              {Schedule::fa2, DType::fp16},
+                                              {Schedule::fa2, DType::bf16},
+                                              {Schedule::fa1, DType::fp32},
+                                              {Schedule::standard, DType::fp32}};
 
 /// A call and how long it took.
 struct TimedCall {
@@ -52,6 +65,6 @@ std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
                                              const std::function<void(const std::string&)>& progress);
 
 /// How many kinds measure_kernels() tells of.
-inline constexpr int kKernelKinds = 10;
+inline constexpr int kKernelKinds = 2 * static_cast<int>(std::size(kProbedKinds));
 
 }  // namespace tessera::measure

@@ -153,18 +153,6 @@ std::string subtitle_of(std::span<const SweepRow> rows) {
                        p.heads_kv, p.head_dim, p.batch, mask_text(p.mask), lengths, kernels);
 }
 
-/// Lengths at points, as many as don't stand on each other.
-void add_lengths(plot::Figure& figure, const std::vector<plot::Note>& wanted) {
-    constexpr double kApart = 0.12;  // in powers of ten, along either axis
-    for (const plot::Note& note : wanted) {
-        const bool free = std::all_of(figure.notes.begin(), figure.notes.end(), [&](const plot::Note& other) {
-            return std::abs(std::log10(other.at.x / note.at.x)) > 3 * kApart ||
-                   std::abs(std::log10(other.at.y / note.at.y)) > kApart;
-        });
-        if (free) figure.notes.push_back(note);
-    }
-}
-
 /// Names the first and the last point of a schedule by their lengths, under the point where its line leaves over it.
 std::vector<plot::Note> ends_of(std::span<const SweepRow> rows, std::size_t schedule,
                                 std::span<const plot::Point> points) {
@@ -217,7 +205,8 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
                  fmt::format("length {}: {:.4g} ms, {:.3g} TFLOP/s", row.problem.len_kv, cell.ms(), cell.tflops())});
         }
         if (series.points.empty()) continue;
-        add_lengths(figure, ends_of(rows, s, series.points));
+        const std::vector<plot::Note> ends = ends_of(rows, s, series.points);
+        figure.notes.insert(figure.notes.end(), ends.begin(), ends.end());
         figure.series.push_back(std::move(series));
     }
     figure.x.least = least;
@@ -238,7 +227,7 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
         figure.guides.push_back({{exp_roof / slope, exp_roof},
                                  {most, exp_roof},
                                  together ? "" : fmt::format("exp unit {:.3g} TFLOP/s", exp_roof),
-                                 0.3});
+                                 0.5});
     }
     return figure;
 }

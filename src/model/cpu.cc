@@ -61,20 +61,21 @@ constexpr CpuFamily kFamilies[] = {
       .crowd = 0.395}},
     {"bf16 backward",
      kMatrix,
-     {.product_share = 0.449,
-      .exp_share = 4.56,
-      .last = 2.57,
-      .loops = 4,
+     {.product_share = 0.474,
+      .exp_share = 3.34,
+      .last = 1.61,
+      .loops = 4.1,
       .call_us = 0,
-      .pack_ns = 0.209,
-      .crowd = 0.468}},
+      .pack_ns = 0.19,
+      .crowd = 0.386}},
     // standard and fa1 in multiply-adds: 1.5 times as long as fa2's constants say, of products and exponentials.
     {"standard and fa1 forward",
      kSchedules16,
      {.product_share = 0.60, .exp_share = 1.74, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},
 };
-constexpr double kGradientTensors = 2.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too
-constexpr double kCoreReads = 0.12;       // of the memory's rate, one core alone; of few cores: its part
+constexpr double kGradientCopies = 1.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too: of all its tensors
+constexpr double kMiB = 1048576;
+constexpr double kCoreReads = 0.12;  // of the memory's rate, one core alone; of few cores: its part
 
 constexpr Tile kTile{64, 64};  // cpu/backend.cc
 constexpr double kLanes = 16;  // cpu/lanes/words.hpp: rows of a tile are padded to it
@@ -296,8 +297,15 @@ void Cpu::add_memory() {
                  m.dram_gbs.value, m.dram_read_share.value, alone, busy, c.read_share, read * 1e-6);
     double bytes = static_cast<double>(p.rows_q() * p.heads_q + p.rows_kv() * p.heads_kv) *
                    static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
-    if (!forward()) bytes *= 2 * kGradientTensors;
+    if (!forward()) bytes *= 2;
     account.part("DRAM", bytes / read, "cold tensors: {:.6g} B / {:.5g} GB/s", bytes, read * 1e-6);
+    if (!forward()) {
+        const double copies = kGradientCopies * bytes / static_cast<double>(size_of(p.dtype)) * sizeof(float);
+        const bool stay = copies <= m.l2_mib * kMiB;
+        const double rate = stay ? m.l2_bytes * busy * per_ms : read;
+        account.part("copies", copies / rate, "in fp32, {}: {:.6g} B / {:.5g} GB/s",
+                     stay ? "which fit the last-level cache" : "beyond the caches", copies, rate * 1e-6);
+    }
     if (on_matrix_unit()) {
         const bool as_rows = forward() && p.group() == 1 && static_cast<double>(p.len_q) <= kLanes;
         const double pack_ns = c.pack_ns * (as_rows ? kPackingOfRows : 1);

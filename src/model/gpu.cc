@@ -40,6 +40,11 @@ Units units_of_kernel(const schedule::Workload& workload, const Family& family) 
 
 }  // namespace
 
+std::string clocks_text(double clocks) {
+    constexpr double kWhole = 10'000;
+    return clocks < kWhole ? fmt::format("{:.5g}", clocks) : fmt::format("{:.0f}", clocks);
+}
+
 Gpu::Gpu(const Question& question, const Family& f, Prediction& prediction)
     : q(question),
       family(f),
@@ -166,8 +171,8 @@ double Gpu::set_clock(double tiles, double cycles) {
     const double load = cycles > 0 ? std::min(1.0, tiles * m * n * flop_per_pair() / (cycles * sms * most)) : 0;
     out.clock_ghz = machine.clock_ghz - (machine.clock_ghz - machine.loaded_clock_ghz) * load;
     account.note("load of the product units",
-                 "{:.0f} * {:.0f} * {:.0f} * {:.0f} FLOP / ({:.0f} clk * {:.0f} * {:.0f}) = {:.4g}", tiles, m, n,
-                 flop_per_pair(), cycles, sms, most, load);
+                 "{:.0f} * {:.0f} * {:.0f} * {:.0f} FLOP / ({} clk * {:.0f} * {:.0f}) = {:.4g}", tiles, m, n,
+                 flop_per_pair(), clocks_text(cycles), sms, most, load);
     account.note("clock under it", "{:.4g} - ({:.4g} - {:.4g}) * {:.4g} = {:.4f} GHz", machine.clock_ghz.value,
                  machine.clock_ghz.value, machine.loaded_clock_ghz.value, load, out.clock_ghz);
     return out.clock_ghz * 1e6;

@@ -23,6 +23,9 @@ void predict_family(const Question& question, const Family& family, Prediction& 
 
 struct MatrixPass;  // gpu_passes.cc
 
+/// Clocks in a worksheet: with five digits where they are few, so that what is made of them comes out.
+std::string clocks_text(double clocks);
+
 /// Clocks of a kernel's blocks.
 struct Dealt {
     double share;  ///< of a multiprocessor, all being equal

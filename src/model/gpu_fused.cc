@@ -82,11 +82,13 @@ std::string Gpu::last_done_text(const Stage& stage, const Units& of, double shar
     if (of.count == 0) return "no blocks: 0";
     const double longest = stage.clocks(of.longest, 0);
     const double rounds = std::ceil(static_cast<double>(of.count) / sms);
-    if (of.longest == of.shortest && std::abs(rounds * longest - last) < 0.5)
-        return fmt::format("whole rounds of equal blocks: {:.0f} * {:.8g} - {:.0f}", rounds, longest, share);
-    return fmt::format("{}, until the last one ends: {:.0f} - {:.0f}",
+    if (of.longest == of.shortest && std::abs(rounds * longest - last) < 0.5) {
+        const std::string whole = fmt::format("{:.0f} * {:.8g} - {}", rounds, longest, clocks_text(share));
+        return fmt::format("whole rounds of equal blocks: {}", last < share ? "max(0, " + whole + ")" : whole);
+    }
+    return fmt::format("{}, until the last one ends: {} - {}",
                        stage.turn > 0 ? "blocks that add to dQ in turn" : "blocks one after the other to who is free",
-                       std::max(last, share), share);
+                       clocks_text(std::max(last, share)), clocks_text(share));
 }
 
 /// The lines of a kernel's blocks. Returns the clocks of an equal share and those until the last block is done.
@@ -99,10 +101,11 @@ Dealt Gpu::deal_out(const Stage& stage, const Units& of) {
                  "{} tiles of {}, each head in rows of {}; the mask leaves {} inner tiles, {} to {} each", of.count,
                  stage.rows_outer ? "queries" : "keys", stage.rows_outer ? stage.tile.block_q : stage.tile.block_kv,
                  of.tiles, of.shortest, of.longest);
-    account.note("share of a multiprocessor", "({} * {:.6g} + {:.0f} cut * {:.6g} + {} * {:.6g}) / {:.0f} = {:.0f} clk",
-                 of.tiles, stage.step, cut, stage.mask, of.count, stage.ends, sms, share);
-    const double idle = std::max(0.0, last - share);
-    account.note("until the last one is done", "{} = {:.0f} clk more", last_done_text(stage, of, share, last), idle);
+    account.note("share of a multiprocessor", "({} * {:.6g} + {:.0f} cut * {:.6g} + {} * {:.6g}) / {:.0f} = {} clk",
+                 of.tiles, stage.step, cut, stage.mask, of.count, stage.ends, sms, clocks_text(share));
+    const double idle = last - share > 1e-9 * share ? last - share : 0;  // sums in another order differ by less
+    account.note("until the last one is done", "{} = {} clk more", last_done_text(stage, of, share, last),
+                 clocks_text(idle));
     return {share, idle, cut};
 }
 
@@ -156,8 +159,8 @@ void Gpu::add_dq_kernel() {
     account.note("a tile of dQ", "{:.0f} * {:.0f} FLOP / {:.5g} FLOP/clk + {:.3g} * {:.0f} = {:.6g} clk", kElements,
                  2 * (2 * d + dv), product_rate(), c.dq_exp_exposed, exps, stage.step);
     const Dealt blocks = deal_out(stage, of);
-    account.part("dQ", (blocks.share + blocks.idle) / (out.clock_ghz * 1e6), "({:.0f} + {:.0f}) clk / {:.4f} GHz",
-                 blocks.share, blocks.idle, out.clock_ghz);
+    account.part("dQ", (blocks.share + blocks.idle) / (out.clock_ghz * 1e6), "({} + {}) clk / {:.4f} GHz",
+                 clocks_text(blocks.share), clocks_text(blocks.idle), out.clock_ghz);
 }
 
 void Gpu::fused() {
@@ -178,9 +181,9 @@ void Gpu::fused() {
                  main.mask, sms, out.clock_ghz);
     account.part("ends of tiles", count * main.ends / sms / per_ms, "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", count,
                  main.ends, sms, out.clock_ghz);
-    account.part("idle cores", idle / per_ms, "{:.0f} clk / {:.4f} GHz", idle, out.clock_ghz);
-    account.note("main kernel", "({:.0f} + {:.0f}) clk / {:.4f} GHz = {:.4g} ms", share, idle, out.clock_ghz,
-                 (share + idle) / per_ms);
+    account.part("idle cores", idle / per_ms, "{} clk / {:.4f} GHz", clocks_text(idle), out.clock_ghz);
+    account.note("main kernel", "({} + {}) clk / {:.4f} GHz = {:.4g} ms", clocks_text(share), clocks_text(idle),
+                 out.clock_ghz, (share + idle) / per_ms);
     if (by_roles()) add_dq_kernel();
     add_gradient_passes();
     note_dram();

@@ -48,9 +48,9 @@ void Gpu::fa1() {
     const auto tiles = static_cast<double>(units.tiles);
     const double per_ms = set_clock(tiles, share + idle);
     add_tile_parts(tiles, per_ms);
-    account.part("idle cores", idle / per_ms, "{:.0f} clk / {:.4f} GHz", idle, out.clock_ghz);
-    account.note("main loop", "({:.0f} + {:.0f}) clk / {:.4f} GHz = {:.4g} ms", share, idle, out.clock_ghz,
-                 (share + idle) / per_ms);
+    account.part("idle cores", idle / per_ms, "{} clk / {:.4f} GHz", clocks_text(idle), out.clock_ghz);
+    account.note("main loop", "({} + {}) clk / {:.4f} GHz = {:.4g} ms", clocks_text(share), clocks_text(idle),
+                 out.clock_ghz, (share + idle) / per_ms);
     // O, m and l are prefetched between blocks; the first and the last pass over them have nothing to hide behind.
     const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);
     const double bytes = rows * (2 * (4 * dv + 8) + dv * e);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "plot/style.hpp"
 #include "plot/text.hpp"
@@ -17,6 +18,7 @@ constexpr double kSample = 22;          // room of a legend's sample
 constexpr double kPixelsPerX = 58;      // at least, between two numbers of an axis
 constexpr double kPixelsPerPower = 40;  // the same on a log axis, whose numbers are short
 constexpr double kPixelsPerY = 38;
+constexpr double kAscent = 0.75 * kTextSize;  // of letters
 
 /// Where the plotting area begins below a single line of title.
 constexpr double heading_of_one_line() { return kEdge - 2 + 2 * kLine + 14; }
@@ -87,6 +89,7 @@ Frame::Frame(const Figure& figure)
     const double apart = x_scale_ == Scale::linear ? kPixelsPerX : kPixelsPerPower;
     x_ticks = ticks(x, x_scale_, std::max(2, static_cast<int>((right - left) / apart)));
     if (names == Names::at_lines) place_end_labels(figure);
+    place_notes(figure);
 }
 
 /// Title, subtitle, legend, and the label of the y axis, which stands above the axis so that nobody tilts the head.
@@ -121,6 +124,68 @@ void Frame::place_end_labels(const Figure& figure) {
         end_labels.push_back({i, at, at});
     }
     spread(end_labels, kLine - 2, top, bottom);
+}
+
+/// What a text from (from, baseline) to `to` would hide: points count more than lines.
+double Frame::hidden_by(const Figure& figure, double from, double to, double baseline) const {
+    constexpr double kMark = 4, kPoint = 10;
+    constexpr int kSteps = 32;  // of a line
+    double hidden = 0;
+    const auto inside = [&](double at_x, double at_y, double beyond) {
+        return at_x > from - beyond && at_x < to + beyond && at_y > baseline - kAscent - beyond &&
+               at_y < baseline + beyond;
+    };
+    for (const Series& series : figure.series) {
+        for (std::size_t i = 0; i < series.points.size(); ++i) {
+            const double end_x = px(series.points[i].x), end_y = py(series.points[i].y);
+            if (series.mark != Mark::line && inside(end_x, end_y, kMark)) hidden += kPoint;
+            if (i == 0 || series.mark == Mark::points) continue;
+            const double begin_x = px(series.points[i - 1].x), begin_y = py(series.points[i - 1].y);
+            for (int step = 1; step < kSteps; ++step) {
+                const double t = static_cast<double>(step) / kSteps;
+                if (!inside(begin_x + t * (end_x - begin_x), begin_y + t * (end_y - begin_y), 1)) continue;
+                hidden += 1;
+                break;
+            }
+        }
+    }
+    return hidden;
+}
+
+/// Right of its place or left, on the asked side of the line or the other: where it hides least, never on an earlier
+/// one. Places beside each other with the same text share one; what has no place within the plotting area is left out.
+void Frame::place_notes(const Figure& figure) {
+    constexpr double kBeside = 8, kShared = 30;
+    constexpr double kOtherSide = 1;  // is as bad as a line that is hidden
+    std::vector<NoteLabel> places;
+    const auto free = [&](double from, double to, double baseline) {
+        if (from < left - 1 || to > right + 1 || baseline - kAscent < top || baseline > bottom) return false;
+        return std::none_of(notes.begin(), notes.end(), [&](const NoteLabel& other) {
+            const double other_to = other.x + text_width(other.text, kTextSize);
+            return from < other_to + 2 && other.x < to + 2 && std::abs(baseline - other.y) < kTextSize;
+        });
+    };
+    for (const Note& note : figure.notes) {
+        const double at = px(note.at.x), height_of = py(note.at.y), width = text_width(note.text, kTextSize);
+        const bool shared = std::any_of(places.begin(), places.end(), [&](const NoteLabel& other) {
+            return other.text == note.text && std::hypot(other.x - at, other.y - height_of) < kShared;
+        });
+        if (shared) continue;
+        std::optional<NoteLabel> best;
+        double least = 0;
+        for (int place = 0; place < 4; ++place) {
+            const double from = place % 2 == 0 ? at + kBeside : at - kBeside - width;
+            const double baseline = note.below == (place < 2) ? height_of + kBeside + kAscent : height_of - kBeside;
+            if (!free(from, from + width, baseline)) continue;
+            const double hidden = hidden_by(figure, from, from + width, baseline) + (place < 2 ? 0 : kOtherSide);
+            if (best && hidden >= least) continue;
+            best = NoteLabel{note.text, from, baseline};
+            least = hidden;
+        }
+        if (!best) continue;
+        notes.push_back(*best);
+        places.push_back({note.text, at, height_of});
+    }
 }
 
 double Frame::px(double value) const { return left + (right - left) * along(value, x, x_scale_); }

@@ -25,6 +25,13 @@ struct EndLabel {
     double line_y = 0;  ///< where its line ends
 };
 
+/// A Note in pixels.
+struct NoteLabel {
+    std::string text;
+    double x = 0;  ///< left end
+    double y = 0;  ///< baseline
+};
+
 struct Frame {
     Limits x;
     Limits y;
@@ -34,8 +41,9 @@ struct Frame {
     std::vector<std::string> subtitle;  ///< lines
     std::vector<LegendEntry> legend;
     std::vector<EndLabel> end_labels;
-    double height = 0;  ///< of the whole drawing, in pixels
-    double left = 0;    ///< of the plotting area
+    std::vector<NoteLabel> notes;  ///< those of the Figure that have room: none stands on another
+    double height = 0;             ///< of the whole drawing, in pixels
+    double left = 0;               ///< of the plotting area
     double top = 0;
     double right = 0;
     double bottom = 0;
@@ -49,6 +57,8 @@ struct Frame {
  private:
     void place_heading(const Figure& figure, bool with_legend);
     void place_end_labels(const Figure& figure);
+    void place_notes(const Figure& figure);
+    double hidden_by(const Figure& figure, double from, double to, double baseline) const;
 
     Scale x_scale_;
     Scale y_scale_;

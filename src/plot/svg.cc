@@ -30,7 +30,7 @@ class Drawing {
         for (std::size_t i = 0; i < figure_.series.size(); ++i) series(i);
         text_ += "</svg>\n";
         for (const Guide& guide : figure_.guides) guide_label(guide);
-        for (const Note& note : figure_.notes) note_text(note);
+        for (const NoteLabel& note : frame_.notes) note_text(note.x, note.y, note.text);
         names();
         text_ += "</svg>\n";
         return std::move(text_);
@@ -186,6 +186,10 @@ class Drawing {
         if (begin >= end) return;
         const double half = text_width(g.label, kTextSize) / 2 + 4;
         const double length = std::hypot(dx, dy);
+        if (std::abs(dy) >= 1 && 2 * half > length * (end - begin)) {  // under the middle of a slope that is too short
+            const double middle = (begin + end) / 2;
+            return note_text(x0 + middle * dx + 8, y0 + middle * dy + 8 + kTextSize, g.label);
+        }
         double t = begin + (end - begin) * g.label_at;
         if (half / length * 2 < end - begin) t = std::clamp(t, begin + half / length, end - half / length);
         double angle = std::atan2(dy, dx);
@@ -197,17 +201,11 @@ class Drawing {
             x, y0 + t * dy, angle * 180 / 3.14159265358979, palette(Theme::light).quiet, escaped(g.label));
     }
 
-    void note_text(const Note& note) {
-        const double x = frame_.px(note.at.x);
-        const double width = text_width(note.text, kTextSize);
-        const bool to_the_left = x + 8 + width > frame_.right;
-        const double baseline = frame_.py(note.at.y) + (note.below ? 8 + 0.7 * kTextSize : -8);
-        // Lines that pass under the text are left out around it.
-        put("<text class=\"plot-quiet plot-halo\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\" "
-            "stroke=\"{}\" "
+    /// Lines that pass under the text are left out around it.
+    void note_text(double x, double baseline, const std::string& text) {
+        put("<text class=\"plot-quiet plot-halo\" x=\"{:.1f}\" y=\"{:.1f}\" fill=\"{}\" stroke=\"{}\" "
             "stroke-width=\"4\" paint-order=\"stroke\">{}</text>\n",
-            to_the_left ? x - 8 : x + 8, baseline, to_the_left ? "end" : "start", palette(Theme::light).quiet,
-            palette(Theme::light).surface, escaped(note.text));
+            x, baseline, palette(Theme::light).quiet, palette(Theme::light).surface, escaped(text));
     }
 
     void names() {

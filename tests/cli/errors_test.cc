@@ -16,7 +16,11 @@ using Names = std::set<std::string>;
 
 TEST_F(ErrorsTest, usage_is_two_and_names_the_option) {
     expect_error("", 2, "COMMAND: expected one of run");
-    expect_error("help roofline", 2, "COMMAND: expected one of run");
+    expect_error("help nosuch", 2, "COMMAND: expected one of run");
+    expect_error("help nosuch", 2, "got \"nosuch\"");
+    expect_says(run_ok("help"), "Usage: tessera COMMAND");
+    expect_says(run_ok("help roofline"), "Usage: tessera roofline");
+    expect_error("roofline --dev h200", 2, "--dev: expected an option of tessera roofline, perhaps --device");
     expect_error("frobnicate", 2, "got \"frobnicate\"");
     expect_error("list --bogus", 2, "--bogus: expected an option of tessera list");
     expect_error("roofline --lne 64", 2, "--lne: expected an option of tessera roofline, perhaps --len");

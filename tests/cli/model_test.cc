@@ -20,9 +20,6 @@ class ModelCommandsTest : public CommandTest {
             EXPECT_TRUE(line.empty() || line.back() != ' ') << "trailing space: " << line;
         }
     }
-    static void expect_says(const Outcome& outcome, const std::string& text) {
-        EXPECT_NE(outcome.out.find(text), std::string::npos) << text << "\n" << outcome.out;
-    }
 };
 
 TEST_F(ModelCommandsTest, help_fits) {
@@ -257,6 +254,13 @@ TEST_F(ModelCommandsTest, errors_name_the_option) {
     expect_error("roofline --records x.jsonl", 2, "--records");
     expect_error("roofline --worksheet --amdahl 0.4", 2, "--amdahl: has no effect with --worksheet");
     expect_error("roofline --tokens 0 --len 64", 2, "--tokens: expected 1 token or more");
+    expect_error("roofline --tokens 4096 --len 8192", 2, "--tokens: expected a multiple of each length, 8192");
+    expect_error("roofline --tokens 4096 --len 512,1000", 2, "--tokens: expected a multiple of each length, 1000");
+    expect_error("plan --device xeon-16 --tile 0,0", 2, "--tile: expected 1..4096, got 0");
+    expect_error("plan --device h200 --tile 64,5000", 2, "--tile: expected 1..4096, got 5000");
+    expect_error("roofline --device t4 --len 64", 69, "standard, fa1: needs compute capability 8.0");
+    expect_error("plan --device h200 --bias --len 200000", 69, "1054 GiB too much");
+    run_ok("plan --device h200 --bias --len 20000");
     expect_error("roofline --seed 3 --len 64", 2, "--seed: has no effect without --dropout");
     expect_error("plan --seed 3", 2, "--seed: has no effect without --dropout");
     run_ok("plan --seed 3 --dropout 0.5");

@@ -36,6 +36,9 @@ TEST_F(OutputsTest, what_is_no_output_of_theirs_is_kept) {
     expect_kept("report r.jsonl -o notes.html", "notes.html");
     expect_kept("report r.jsonl --markdown notes.md", "notes.md");
     expect_kept("calibrate -o notes.json", "notes.json");
+    run_ok("gen --len 8 -o in.safetensors");
+    expect_kept("gen --len 8 -o notes.safetensors", "notes.safetensors");
+    expect_kept("run in.safetensors -o notes.safetensors", "notes.safetensors");
     // A tensor file is the result of hours.
     std::filesystem::copy_file(kSample, path("x.safetensors"));
     expect_error("bench --len 16 -o x.safetensors", 73, "expected a new file or records");
@@ -48,8 +51,32 @@ TEST_F(OutputsTest, their_own_outputs_are_written_again) {
         run_ok("report r.jsonl -o page.html --markdown page.md");
         run_ok("roofline --len 64 --svg a.svg");
         if (plot::can_draw_png()) run_ok("roofline --len 64 --png a.png");
+        run_ok("gen --len 8 -o in.safetensors");
+        run_ok("run in.safetensors -o out.safetensors");
     }
     EXPECT_EQ(measure::read_records(path("r.jsonl")).size(), 2U);
+}
+
+/// Tensors that change the result where they are asked for.
+TEST_F(OutputsTest, tensors_that_are_not_used_are_told) {
+    run_ok("gen --ragged 3,4,5x6 -o ragged.safetensors");
+    expect_note(run_ok("run ragged.safetensors"), "cu_seqlens_q, which is not used: --cu-seqlens-q cu_seqlens_q");
+    const Outcome used = run_ok("run ragged.safetensors --cu-seqlens-q cu_seqlens_q --cu-seqlens-kv cu_seqlens_kv");
+    EXPECT_EQ(used.err.find("not used"), std::string::npos) << used.err;
+    run_ok("gen --len 8 --bias --alibi -o biased.safetensors");
+    for (const char* name : {"bias", "alibi_slopes"})
+        expect_note(run_ok("run biased.safetensors"), std::string(name) + ", which is not used");
+}
+
+TEST_F(OutputsTest, a_machine_of_another_kind_judges_nothing) {
+    run_ok("bench --len 16 --repeat 1 --warm-up 0 -o r.jsonl");
+    expect_error("report r.jsonl --device h200 -o page.html", 2, "--device: expected a CPU");
+    run_ok("report r.jsonl --device xeon-16 -o page.html");
+    const Outcome none = run_ok("roofline --accuracy --records r.jsonl --device h200");
+    expect_says(none, "measured on another kind of machine than h200");
+    EXPECT_EQ(none.out.find("worst row"), std::string::npos) << none.out;
+    expect_error("bench --suite .", 66, "expected a file, it is a folder");
+    expect_error("bench --suite /dev/zero", 66, "expected a file");
 }
 
 TEST_F(OutputsTest, two_drawings_want_two_files) {

@@ -73,6 +73,14 @@ class CommandTest : public testing::Test {
         EXPECT_NE(outcome.err.find(message), std::string::npos) << arguments << "\n" << outcome.err;
     }
 
+    /// What it printed holds `text`, or what it said beside it.
+    static void expect_says(const Outcome& outcome, const std::string& text) {
+        EXPECT_NE(outcome.out.find(text), std::string::npos) << text << "\n" << outcome.out;
+    }
+    static void expect_note(const Outcome& outcome, const std::string& text) {
+        EXPECT_NE(outcome.err.find(text), std::string::npos) << text << "\n" << outcome.err;
+    }
+
     /// The names in folder().
     std::set<std::string> names() const {
         std::set<std::string> result;

@@ -36,6 +36,30 @@ TEST_F(WhichTest, says_what_ran_and_what_kept_the_faster_one_out) {
     EXPECT_GT(gain.at("step_factor"), 1);
 }
 
+/// Names tell of no call, so what is said of one would change nothing.
+TEST_F(WhichTest, options_of_a_call_are_refused_beside_names) {
+    write("names.txt", "flash_fwd_splitkv_kernel\n");
+    run_ok("which names.txt --expect fa2");
+    for (const char* option :
+         {"--torch 2.11", "--gpu h200", "--grad", "--off flash", "--deterministic", "--cudnn 9.1.0", "--cuda 13.0"}) {
+        const std::string name = std::string(option).substr(0, std::string(option).find(' '));
+        expect_error(std::string("which names.txt ") + option, 2, name + ": has no effect with names of kernels");
+    }
+    run_ok("which names.txt " + kTraces + "padding.json --torch 2.11");  // there it has one
+}
+
+TEST_F(WhichTest, what_a_trace_tells_itself_is_refused_beside_it) {
+    const std::string trace = "which " + kTraces + "padding.json";
+    for (const char* option : {"--shape 1,2,3,4", "--dtype bf16", "--mask causal", "--dropout 0.1", "--gqa"}) {
+        const std::string name = std::string(option).substr(0, std::string(option).find(' '));
+        expect_error(trace + " --torch 2.11 " + option, 2, name + ": expected no file beside it");
+    }
+    run_ok(trace + " --torch 2.11 --grad --off cudnn");
+    expect_note(run_ok(trace + " --torch 99.0"), "the checks of PyTorch 99.0 are not known");
+    EXPECT_EQ(run_ok(trace + " --torch 2.11").err, "");
+    expect_error(trace + " --expect flash,flash", 2, "--expect: expected each value once");
+}
+
 std::string in_one_line(std::string text) {
     std::replace(text.begin(), text.end(), '\n', ' ');
     return text;

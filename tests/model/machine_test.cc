@@ -232,6 +232,46 @@ TEST(Calibrate, probes_are_calls_of_all_cores_and_not_too_large) {
     }
 }
 
+/// A call that something else disturbed leaves the others' fit as it is.
+TEST(Calibrate, a_disturbed_probe_is_no_more_than_that) {
+    const Machine machine = *find_machine("xeon-16");
+    const PredictOptions all;
+    const Problem problem = Problem::dense(2, 700, 12, 64, DType::fp32);
+    const auto ms = [&](const Problem& p, const PredictOptions& options, const KernelShares& shares) {
+        Prediction x{.schedule = Schedule::fa2, .pass = Pass::backward};
+        predict_cpu_family({p, Schedule::fa2, Pass::backward, machine, options}, shares, x);
+        return x.ms;
+    };
+    KernelShares made = cpu_family_of({problem, Schedule::fa2, Pass::backward, machine, all}).constants;
+    made.product_share *= 0.7, made.start_us = 200, made.read_share = 0.4;
+    std::vector<measure::TimedCall> calls;
+    for (const measure::KernelProbe& probe : measure::kernel_probes(Schedule::fa2, Pass::backward, 16)) {
+        const Problem p = measure::problem_of(probe, DType::fp32);
+        const PredictOptions options{.threads = probe.threads};
+        calls.push_back({p, options, ms(p, options, made)});
+    }
+    calls[1].ms *= 3, calls[9].ms *= 4;
+    const KernelShares found = measure::fitted_shares(machine, Schedule::fa2, Pass::backward, calls);
+    EXPECT_NEAR(ms(problem, all, found) / ms(problem, all, made), 1, 0.1);
+}
+
+/// What a read share is fitted to: tensors and copies that no second-level cache holds, of one thread and of all.
+TEST(Calibrate, probes_are_larger_than_a_core_s_caches) {
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+        for (const int threads : {1, 16}) {
+            double most = 0;
+            for (const measure::KernelProbe& probe : measure::kernel_probes(Schedule::fa2, pass, 16)) {
+                if (probe.threads != threads) continue;
+                const Problem p = measure::problem_of(probe, DType::bf16);
+                const double tensors = pass == Pass::forward ? 1 : 2;
+                most = std::max(most, tensors * static_cast<double>(p.heads_q * (p.len_q + p.len_kv) * 2 * p.head_dim) *
+                                          2 / threads);
+            }
+            EXPECT_GT(most, 2 << 20) << threads;
+        }
+    }
+}
+
 TEST(Calibrate, descent_stays_where_a_loss_is_finite) {
     struct Two {
         double a, b;

@@ -52,6 +52,13 @@ Problem drawn(std::mt19937& random) {
     return p;
 }
 
+TEST(QueueTime, IsNotAskedOfMoreTilesThanCanBeCounted) {
+    constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+    for (const auto& [heads, len] : {std::pair{kHuge, kHuge}, {kHuge, std::int64_t{1} << 31}, {2, kHuge}})
+        EXPECT_FALSE(queue_decides(causal(heads, len), kTileOf192)) << heads << " x " << len;
+    EXPECT_TRUE(queue_decides(causal(1, 8192), kTileOf192));
+}
+
 TEST(QueueTime, IsNearTheQueueTileByTile) {
     std::mt19937 random(5);
     int asked = 0;

@@ -215,5 +215,37 @@ TEST(Worksheet, every_line_adds_up) {
     EXPECT_GT(sheets, 150);
 }
 
+/// Found by tools/check_worksheets.py: parts of rows that together are less than an even share, blocks that end
+/// together but for the last bits, and calls of a few clocks.
+TEST(Worksheet, rare_lines_add_up) {
+    struct Rare {
+        const char* machine;
+        const char* by;
+        Schedule schedule;
+        Pass pass;
+        DType dtype;
+        std::int64_t batch, len_q, len_kv, heads_q, heads_kv, head_dim;
+        bool causal;
+    };
+    using enum Schedule;
+    using enum Pass;
+    for (const Rare& rare :
+         {Rare{"rtx4090", "flash-attention", fa2, forward, DType::fp16, 16, 3, 7816, 8, 2, 128, true},
+          Rare{"a100", "flash-attention", fa2, forward, DType::bf16, 1, 1, 6911, 8, 4, 96, true},
+          Rare{"h200", "flash-attention", fa3, backward, DType::fp16, 2, 4108, 4108, 4, 1, 128, true},
+          Rare{"h200", "tessera", fa1, forward, DType::bf16, 1, 3, 213, 2, 1, 32, true},
+          Rare{"h200", "tessera", standard, forward, DType::bf16, 1, 3, 213, 2, 1, 32, true},
+          Rare{"h200", "flash-attention", fa2, forward, DType::bf16, 1, 3, 213, 2, 1, 32, true}}) {
+        Problem p;
+        p.dtype = rare.dtype, p.batch = rare.batch, p.len_q = rare.len_q, p.len_kv = rare.len_kv;
+        p.heads_q = rare.heads_q, p.heads_kv = rare.heads_kv, p.head_dim = p.head_dim_v = rare.head_dim;
+        if (rare.causal) p.mask.causal = Causal::bottom_right;
+        const auto prediction = model::predict(p, rare.schedule, rare.pass, *model::find_machine(rare.machine),
+                                               {.by = rare.by, .worksheet = true});
+        expect_adds_up(prediction, fmt::format("{}: {}", rare.machine, p.describe()));
+        for (const model::Part& part : prediction.parts) EXPECT_GT(part.ms, 1e-9 * prediction.ms) << part.name;
+    }
+}
+
 }  // namespace
 }  // namespace tessera::worksheet_test

@@ -144,6 +144,45 @@ TEST(Svg, a_note_stands_over_its_place_or_under_it) {
     EXPECT_GT(baseline(true), place + kTextSize);
 }
 
+/// Lengths at the ends of curves that meet.
+TEST(Svg, notes_stand_on_no_other_and_within_the_area) {
+    Figure figure = speed_by_length();
+    for (int i = 0; i < 12; ++i)
+        figure.notes.push_back({{1024.0 + 40 * i, 200.0 + 5 * (i % 5)}, std::to_string(512 + i), i % 2 == 0});
+    figure.notes.push_back({{16384, 500}, "at the edge"});
+    const Frame frame(figure);
+    ASSERT_GE(frame.notes.size(), 3U);
+    for (std::size_t i = 0; i < frame.notes.size(); ++i) {
+        const NoteLabel& a = frame.notes[i];
+        const double end = a.x + text_width(a.text, kTextSize);
+        EXPECT_GE(a.x, frame.left - 1);
+        EXPECT_LE(end, frame.right + 1);
+        for (std::size_t j = 0; j < i; ++j) {
+            const NoteLabel& b = frame.notes[j];
+            const bool apart =
+                end <= b.x || b.x + text_width(b.text, kTextSize) <= a.x || std::abs(a.y - b.y) >= kTextSize;
+            EXPECT_TRUE(apart) << a.text << " stands on " << b.text;
+        }
+    }
+    // One for places beside each other that say the same.
+    figure.notes = {{{1024, 200}, "512"}, {{1030, 202}, "512"}, {{16384, 200}, "512"}};
+    EXPECT_EQ(Frame(figure).notes.size(), 2U);
+}
+
+/// A slope that is shorter than its label has it beside it, not over the numbers of the axis.
+TEST(Svg, the_label_of_a_short_slope_stays_inside) {
+    Figure figure = speed_by_length();
+    figure.guides = {{{512, 100}, {700, 300}, "DRAM 352 GB/s and more"}};
+    const std::string text = svg(figure);
+    const std::size_t end = text.find(">DRAM 352");
+    ASSERT_NE(end, std::string::npos);
+    EXPECT_EQ(text.substr(text.rfind("<text", end), end - text.rfind("<text", end)).find("rotate"), std::string::npos);
+    EXPECT_GT(std::stod(text.substr(text.rfind(" x=\"", end) + 4)), Frame(figure).left);
+    figure.guides = {{{512, 100}, {16384, 900}, "DRAM"}};
+    const std::string steep = svg(figure);
+    EXPECT_NE(steep.find("rotate"), std::string::npos);
+}
+
 TEST(Xml, errors_are_found) {
     EXPECT_EQ(first_xml_error("<a><b x=\"1\"/>text</a>"), "");
     EXPECT_NE(first_xml_error("<a><b></a>"), "");

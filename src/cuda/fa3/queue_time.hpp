@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/arena.hpp"
 #include "cuda/fa3/block_range.hpp"
 #include "cuda/tile/query_tiles.hpp"
 
@@ -47,7 +48,8 @@ class HeadTime {
 /// A dense call, whose tiles go to whoever is free, the longest first. It can't end before its longest tile
 /// does; nor before all work would if it were spread evenly; nor, since with `multiprocessors` times k tiles and one
 /// more some thread block has k + 1 of them, before so many of the shortest one among these. (Of two it is no more than
-/// the shortest and the one before.) It ends little later.
+/// the shortest and the one before.) It ends little later. For calls of which
+/// queue_decides(): their tiles are few.
 inline double queue_time(const Problem& p, const TilePrice& price, int multiprocessors = kMultiprocessors) {
     const HeadTime head(p, price);
     const std::int64_t heads = query_heads(p);
@@ -73,7 +75,7 @@ inline bool queue_decides(const Problem& p, const TilePrice& price) {
     const bool causal_only = p.mask.causal != Causal::none && p.mask.window_left == unbounded;
     const bool from_the_first = causal_only && p.mask.bind(p.len_q, p.len_kv).high <= 0;
     return !p.ragged && (even || from_the_first) && p.len_q >= long_row && query_heads(p) > 0 &&
-           query_heads(p) * query_tiles(p, price.queries) <= kRounds * kMultiprocessors;
+           saturating_product(query_heads(p), query_tiles(p, price.queries)) <= kRounds * kMultiprocessors;
 }
 
 }  // namespace tessera::cuda::fa3

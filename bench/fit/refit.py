@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""When a kernel gets faster: its Records retire, the new ones are fitted, and the constants move.
+
+    # the new Records lie in bench/results/h200/now (backward.jsonl, drawn_SEED.jsonl, blind_SEED.jsonl)
+    python3 bench/fit/refit.py build --kernel "fa2 backward" --new 1a2b3c4 --write
+
+What it does, for each --kernel of tessera's on an H200:
+ 1. Its Records of other commits than --new (and of those that --keep names) are of a kernel that is another one now: their
+    commits are added to kRetired in src/measure/accuracy.cc.
+ 2. fit_model fits the family (or two, where head_dims over 128 have one of their own) to what is left.
+ 3. The constants go to src/model/families_gpu.cc, with three digits, where the fitted rows' median error falls.
+ 4. tessera is built again, and `tessera roofline --accuracy` says how far it is off.
+Without --write nothing is changed: it says what it would do. docs/model.md (the table of section 3, the figures of section 6)
+is edited by hand; the lines for it are printed. Exit status 1 when a kernel has too few new Records, or its fit is no better."""
+import argparse
+import glob
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ACCURACY, FAMILIES = ROOT / "src/measure/accuracy.cc", ROOT / "src/model/families_gpu.cc"
+LEAST_ROWS = 20
+
+
+def records_of():
+    names = "forward", "peers", "drawn*", "held_out", "now/*"
+    return sorted(path for name in names for path in glob.glob(str(ROOT / f"bench/results/h200/{name}.jsonl")))
+
+
+def commits_of(schedule, direction):
+    """{commit, seven digits: rows} of tessera's kernel in all Records."""
+    rows = {}
+    for path in records_of():
+        for line in open(path, encoding="utf-8"):
+            r = json.loads(line)
+            if (r.get("what"), r["by"], r["schedule"], r["pass"]) == ("measured", "tessera", schedule, direction):
+                rows[r["commit"][:7]] = rows.get(r["commit"][:7], 0) + 1
+    return rows
+
+
+def retired(text, schedule, direction):
+    """The match of a kernel's row of kRetired: its commits."""
+    return re.search(r'\{Schedule::%s, Pass::%s, "([^"]*)"\}' % (schedule, direction), text)
+
+
+def retire(kernel, keep, write):
+    schedule, direction = kernel.split()
+    text = ACCURACY.read_text()
+    row = retired(text, schedule, direction)
+    if row is None:
+        sys.exit(f"{ACCURACY}: expected a row of kRetired for {kernel}")
+    rows, already = commits_of(schedule, direction), row[1].split()
+    old = sorted(c for c in rows if c not in keep and c not in already)
+    left = {c: n for c, n in rows.items() if c in keep}
+    enough = sum(left.values()) >= LEAST_ROWS
+    print(f"{kernel}: {'retired' if enough else 'would retire'} {' '.join(f'{c} ({rows[c]} rows)' for c in old) or 'none'}; left {left}")
+    if write and enough and old:
+        ACCURACY.write_text(text[: row.start(1)] + " ".join(already + old) + text[row.end(1):])
+    return enough
+
+
+def build(folder, *targets):
+    subprocess.run(["ninja", "-C", folder, "-j2", *targets], check=True, stdout=subprocess.DEVNULL)
+
+
+def fits(folder, family):
+    """fit_model's answer for a family: ({constant: (fitted, now)}, {what: {"now" or "refit": text}})."""
+    out = subprocess.run([f"{folder}/bench/fit/fit_model", "--only", family, *records_of()], capture_output=True, text=True, check=True).stdout
+    print(out.rstrip())
+    constants = {n: (float(a), float(b)) for n, a, b in re.findall(r"\.(\w+) = (\S+)  \(now (\S+)\)", out)}
+    medians = [float(m) for m in re.findall(r"median +([\d.]+) %", out)]
+    return constants, medians
+
+
+def rows_of(text):
+    """(match of tessera's row, schedule, pass, over_dim) for each row of the table of families."""
+    for row in re.finditer(r'    \{"tessera",\n.*?\n(?=    \{"|\};)', text, re.S):
+        schedule, direction = re.search(r"Schedule::(\w+)", row[0])[1], re.search(r"Pass::(\w+)", row[0])[1]
+        tail = re.search(r"(?:true|false),\s*(\d+)\},?\s*$", row[0])
+        yield row, schedule, direction, int(tail[1]) if tail else 0
+
+
+def families_of(kernel):
+    """As fit_model calls them."""
+    found = [over for _, *name, over in rows_of(FAMILIES.read_text()) if " ".join(name) == kernel]
+    return [f"tessera {kernel}" + (f" over {over}" if over else "") for over in found]
+
+
+def move(family, constants):
+    """Puts the constants into the family's row."""
+    text = FAMILIES.read_text()
+    for row, schedule, direction, over in rows_of(text):
+        if family != f"tessera {schedule} {direction}" + (f" over {over}" if over else ""):
+            continue
+        block = row[0]
+        for name, (value, _) in constants.items():
+            block, found = re.subn(r"\.%s = [\d.e+-]+" % name, f".{name} = {float(f'{value:.3g}'):g}", block)
+            if not found:
+                sys.exit(f"{FAMILIES}: {family} has no {name}")
+        FAMILIES.write_text(text[: row.start()] + block + text[row.end():])
+        return
+    sys.exit(f"{FAMILIES}: expected a row for {family}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", help="build folder, configured")
+    parser.add_argument("--kernel", action="append", required=True, help='"fa2 backward", "fa3 forward", ...; may be repeated')
+    parser.add_argument("--new", required=True, help="commit of the new Records, seven digits or more")
+    parser.add_argument("--keep", default="", help="further commits whose kernel is still this one, with commas")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    folder, good = options.build, True
+    keep = {c[:7] for c in [options.new, *options.keep.split(",")] if c}
+    enough = [kernel for kernel in options.kernel if retire(kernel, keep, options.write)]
+    for kernel in set(options.kernel) - set(enough):
+        print(f"{kernel}: fewer than {LEAST_ROWS} rows of {', '.join(sorted(keep))}: not fitted")
+        good = False
+    build(folder, "fit_model", "tessera")
+    for kernel in enough:
+        for family in families_of(kernel):
+            constants, medians = fits(folder, family)
+            if not constants:
+                print(f"{family}: no new rows")
+                continue
+            better = medians[1] < medians[0]
+            print(f"{family}: {'moved' if better and options.write else 'would be moved' if better else 'no better: stays'}")
+            good = good and (better or medians[0] < 6)
+            if better and options.write:
+                move(family, constants)
+    build(folder, "tessera", "fit_model")
+    page = subprocess.run([f"{folder}/tessera", "roofline", "--accuracy"], capture_output=True, text=True, check=True).stdout
+    print(page.split("\nHeld out")[0])
+    names = tuple(f"tessera {kernel.split()[0]} " for kernel in options.kernel)
+    print("\n".join(line for line in page.splitlines() if line.startswith(names) and "%" in line))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
