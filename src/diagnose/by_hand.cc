@@ -5,6 +5,8 @@
 #include <map>
 #include <optional>
 
+#include "diagnose/diagnosis.hpp"
+
 namespace tessera::diagnose {
 namespace {
 
@@ -42,6 +44,16 @@ std::optional<std::size_t> product_with(const Order& order, std::size_t at, int 
     return std::nullopt;
 }
 
+/// The last of the kernels that one softmax is made of: a compiler splits it where rows are long or something else is
+/// summed on the way.
+std::size_t last_piece(const Order& order, std::size_t softmax, const RunFacts& facts) {
+    const Role role = facts.role(order[softmax]);
+    while (softmax + 1 < order.size() && facts.compiled(order[softmax]) && facts.compiled(order[softmax + 1]) &&
+           facts.role(order[softmax + 1]) == role && !facts.taken(order[softmax + 1]))
+        ++softmax;
+    return softmax;
+}
+
 /// From `free_from` on: what stands before it belongs to another attention already. (Where a forward is computed again
 /// for its backward, the products of both follow each other.)
 std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_t free_from, const RunFacts& facts) {
@@ -51,8 +63,9 @@ std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_
     const auto reads = [&](std::uint32_t run) { return facts.reads(run, scores); };
     auto first = product_beside(order, softmax, -1, facts);
     if (!first) first = product_with(order, softmax, -1, facts, writes);
-    auto last = product_beside(order, softmax, 1, facts);
-    if (!last) last = product_with(order, softmax, 1, facts, reads);
+    const std::size_t end = last_piece(order, softmax, facts);
+    auto last = product_beside(order, end, 1, facts);
+    if (!last) last = product_with(order, end, 1, facts, reads);
     if (!first || !last || *first < free_from) return std::nullopt;
     if (backward) {  // dP and dV before it, dQ and dK after it
         const auto earlier = product_beside(order, *first, -1, facts);
@@ -69,6 +82,49 @@ std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_
 }
 
 }  // namespace
+
+NameReading standard_attention(Family family, KernelPass pass, Confidence confidence) {
+    NameReading reading;
+    reading.family = family;
+    reading.role = Role::attention;
+    reading.pass = pass;
+    reading.confidence = confidence;
+    reading.exactness = Exactness::exact;
+    reading.algorithm = "standard: the N x N matrix goes through memory";
+    return reading;
+}
+
+NameReading ByHandReader::read(KernelPass pass, const SoftmaxSigns& signs) {
+    constexpr std::size_t kMostShapes = 4096;
+    NameReading reading = standard_attention(Family::eager, pass, Confidence::likely);
+    reading.library = "the model's own code";
+    reading.evidence.emplace_back("a product, a softmax and a product follow each other on one stream");
+    if (signs.scores.size() >= 3)
+        reading.evidence.emplace_back("the softmax is over a tensor of rank 3 or 4, as scores are");
+    if (signs.twice) return of_second_order(std::move(reading), signs.scores);
+    if (signs.safe) {
+        reading.evidence.emplace_back("its softmax is PyTorch's for rows without a key, _safe_softmax");
+        if (pass == KernelPass::backward) reading.family = Family::math;
+        reading.library = pass == KernelPass::backward ? "PyTorch" : kFlexUncompiled;
+    }
+    if (pass == KernelPass::backward && !signs.scores.empty() && backwards_.size() < kMostShapes)
+        backwards_.insert_or_assign(signs.scores, reading);
+    return reading;
+}
+
+NameReading ByHandReader::of_second_order(NameReading reading, const Sizes& scores) const {
+    reading.features.emplace_back("gradient of a gradient");
+    reading.evidence.emplace_back("its softmax is within SoftmaxBackwardDataBackward0");
+    const auto of_same_scores = backwards_.find(scores);
+    if (of_same_scores == backwards_.end()) {
+        reading.confidence = Confidence::unsure;
+        return reading;
+    }
+    reading.family = of_same_scores->second.family;
+    reading.library = of_same_scores->second.library;
+    reading.evidence.emplace_back("a backward went over scores of the same shape before it");
+    return reading;
+}
 
 std::vector<ByHand> find_by_hand(const Trace& trace, const RunFacts& facts) {
     std::map<std::uint32_t, Order> streams;

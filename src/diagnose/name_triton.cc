@@ -169,9 +169,10 @@ MaybeReading read_triton(std::string_view name) {
         reading->features.emplace_back("paged keys");
     if (reading || (reading = read_variant(name))) return reading;
     const std::string_view function = function_of(name);
-    const bool written_in_triton = begins_any(
-        function, {"triton_flash_att", "_triton_flash_att", "kernel_unified_attention", "_kernel_unified_attention",
-                   "unified_attention_2d", "unified_attention_3d", "parallel_nsa_", "parallel_attn_"});
+    const bool written_in_triton =
+        begins_any(function, {"triton_flash_att", "_triton_flash_att", "kernel_unified_attention",
+                              "_kernel_unified_attention", "gluon_kernel_unified_attention", "unified_attention_2d",
+                              "unified_attention_3d", "parallel_nsa_", "parallel_attn_"});
     // A function of Python that is not for others' use begins so, a kernel in C++ hardly ever.
     if (contains(function, "hstu")) return std::nullopt;  // not a softmax: read_other_attention() knows it
     const bool of_python = function.size() == name.size() && !name.empty() && name[0] == '_';
