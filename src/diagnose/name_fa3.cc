@@ -173,9 +173,13 @@ MaybeReading read_fa3(std::string_view name) {
     const bool cut_word = cut_inside(name, "FlashAttnFwd", 1) || cut_inside(name, "FlashAttnBwd", 1);
     if (wrapped && !hopper && !spelled_80) {
         reading.evidence.emplace_back("of FlashAttention-3's kernels only the main ones stand in that wrapper");
-    } else if (!wrapped && cut_word) {  // a helper may begin so
+    } else if (!wrapped && cut_word) {
         reading.confidence = Confidence::unsure;
         reading.arch = 0;
+        if (contains(name, "device_kernel<flash::")) {
+            reading.role = Role::helper;
+            reading.evidence.emplace_back("its main kernels stand in a wrapper, so a helper begins here");
+        }
     }
     if (ampere) {
         reading.algorithm = "FlashAttention-2";

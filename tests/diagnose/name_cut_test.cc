@@ -20,6 +20,9 @@ TEST(CutNames, is_sure_of_a_wrapped_kernel_that_is_cut) {
         EXPECT_EQ(cut.role, Role::attention) << name;
         EXPECT_EQ(cut.confidence, Confidence::likely) << name;
     }
+    const NameReading bare = read_name("void cutlass::device_kernel<flash::FlashAttnFwd...");
+    EXPECT_EQ(bare.role, Role::helper);
+    EXPECT_EQ(bare.confidence, Confidence::unsure);
     EXPECT_EQ(read_name("void cutlass::device_kernel<flash::enable_sm80_to_sm89<f...").arch, 80);
     EXPECT_EQ(read_name("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBw...").arch, 90);
 }
