@@ -62,7 +62,8 @@ void set_mainloop(NameReading& reading, const std::vector<std::string>& argument
     const std::size_t behind_arch = arguments.size() - std::min(arguments.size(), at + 1);
     std::vector<bool> switches;
     for (++at; at < arguments.size() && boolean(arguments[at]); ++at) switches.push_back(*boolean(arguments[at]));
-    if (closed && is_magi(reading, behind_arch)) return set_magi(reading, switches);
+    constexpr std::size_t kOfMagi = 5;  // at least so many before the first number
+    if (closed && switches.size() >= kOfMagi && is_magi(reading, behind_arch)) return set_magi(reading, switches);
     // 2.7.3 had neither head_dim_v nor the switch of a second Q; as many of another's may be others.
     const bool backward = reading.pass == KernelPass::backward;
     if (!backward && reading.head_dim_v == 0 && switches.size() < 11) return;

@@ -48,6 +48,13 @@ TEST(CutNames, tells_magi_attention_from_fa3) {
     EXPECT_EQ(backward.library, "MagiAttention");
     EXPECT_EQ(backward.features, (std::vector<std::string>{"deterministic", "ranges of keys"}));
     EXPECT_EQ(read_name(mainloop + ", 2, 1, 2, 1, false> > >").mask, "window") << "FlashAttention-3 has eight switches";
+    // As many arguments of another kind, as a damaged name has them.
+    EXPECT_EQ(
+        read_name(
+            "flash::enable_sm90<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2, a, cutlass::arch::Sm90, "
+            "b, c, d, e, f, g, h, i, j> > >")
+            .family,
+        Family::fa3);
     // Cut before it is clear whose template it is, nothing is said of its switches.
     EXPECT_EQ(read_name("flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2, "
                         "cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, cute::tuple<cute::C<128>, cute::C<128>, "
