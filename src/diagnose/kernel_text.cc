@@ -128,7 +128,7 @@ std::string normalised(std::string_view name) {
     if (first == std::string::npos) return "";
     text = text.substr(first, text.find_last_not_of(" \"'`") + 1 - first);
     replace_all(text, "\u2026", "...");  // nsys stats
-    text = demangled(text);
+    text = demangled(text).substr(0, kLongestName);
     for (const char* unnamed : {"(anonymous namespace)::", "<unnamed>::", "{anonymous}::", "_GLOBAL__N_1::"})
         replace_all(text, unnamed, "");
     text = compact(without_casts(text));
