@@ -220,6 +220,17 @@ MaybeReading read_amd(std::string_view name) {
         reading.amd = true;
         return reading;
     }
+    // The name that CK's generator gives to an instance: "fmha_fwd_d128_bf16_batch_b128x128x32x128x32x128_..._nbias".
+    const bool instance =
+        begins_any(name, {"fmha_fwd_d", "fmha_bwd_d"}) && contains_any(name, {"_batch_b", "_group_b"});
+    if (instance) {
+        NameReading reading = attention(Family::ck, Confidence::certain, "fmha_fwd_d..._batch / _group");
+        reading.library = "Composable Kernel (flash-attn and xFormers on AMD)";
+        if (begins_any(name, {"fmha_bwd_d"})) reading.pass = KernelPass::backward;
+        reading.head_dim = number_after(name, "_d").value_or(0);
+        reading.amd = true;
+        return reading;
+    }
     if (MaybeReading reading = read_aiter(name)) return reading;
     MaybeReading reading = read_row(Family::aotriton, kAotriton, name);
     if (reading) {
