@@ -14,6 +14,7 @@ namespace {
 constexpr std::size_t kMostBetween = 8;
 // PyTorch's FlexAttention without a compiler has 22 kernels between the first product and the softmax.
 constexpr std::size_t kFarthest = 64;
+constexpr std::size_t kOfBias = 4;
 constexpr std::size_t kWidest = 2 * (kFarthest + kMostBetween + 2);  // from the first product to the softmax
 
 using Order = std::vector<std::uint32_t>;  // runs of one stream, by their start
@@ -31,15 +32,19 @@ std::optional<std::size_t> product_beside(const Order& order, std::size_t at, in
     return std::nullopt;
 }
 
-/// The next product from `at` that `fits`, over kernels of any kind, as long as no other softmax stands between them.
+/// The next product from `at` that `fits`, over kernels of any kind, as long as no other softmax stands between them;
+/// over `others` products that don't fit.
 std::optional<std::size_t> product_with(const Order& order, std::size_t at, int step, const RunFacts& facts,
-                                        const std::function<bool(std::uint32_t)>& fits) {
+                                        std::size_t others, const std::function<bool(std::uint32_t)>& fits) {
     for (std::size_t between = 0; between <= kFarthest; ++between) {
         if (step < 0 ? at == 0 : at + 1 >= order.size()) return std::nullopt;
         at = step < 0 ? at - 1 : at + 1;
         const Role role = facts.role(order[at]);
         if (facts.taken(order[at]) || role == Role::softmax || role == Role::softmax_backward) return std::nullopt;
-        if (role == Role::gemm) return fits(order[at]) ? std::optional(at) : std::nullopt;
+        if (role != Role::gemm) continue;
+        if (fits(order[at])) return at;
+        if (others == 0) return std::nullopt;
+        --others;
     }
     return std::nullopt;
 }
@@ -62,10 +67,11 @@ std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_
     const auto writes = [&](std::uint32_t run) { return facts.writes(run, scores); };
     const auto reads = [&](std::uint32_t run) { return facts.reads(run, scores); };
     auto first = product_beside(order, softmax, -1, facts);
-    if (!first) first = product_with(order, softmax, -1, facts, writes);
+    if (!first) first = product_with(order, softmax, -1, facts, 0, writes);
     const std::size_t end = last_piece(order, softmax, facts);
     auto last = product_beside(order, end, 1, facts);
-    if (!last) last = product_with(order, end, 1, facts, reads);
+    // A learned bias of positions has products of its own, whose gradients come before those of Q and K (Swin V2).
+    if (!last) last = product_with(order, end, 1, facts, backward ? kOfBias : 0, reads);
     if (!first || !last || *first < free_from) return std::nullopt;
     if (backward) {  // dP and dV before it, dQ and dK after it
         const auto earlier = product_beside(order, *first, -1, facts);

@@ -47,6 +47,7 @@ bool is_kept_op(std::string_view name) {
         if (name == op) return true;
     }
     const std::string lower = lower_case(name.substr(0, 256));
+    if (contains(lower, "triton_") && contains(lower, "_softmax")) return true;  // what Inductor fused around one
     return contains_any(lower, {"attention", "attn", "sdpa", "fmha", "scaleddotproduct", "flash_fwd", "flash_bwd"});
 }
 

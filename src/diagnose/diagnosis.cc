@@ -169,6 +169,8 @@ class Sorter {
         if (std::find(features.begin(), features.end(), feature) == features.end()) features.push_back(feature);
     }
 
+    bool compiled(std::uint32_t run) const { return by_inductor(trace_.kernels[trace_.runs[run].name]); }
+
     RunFacts facts_of_runs() {
         RunFacts facts;
         facts.role = [&](std::uint32_t run) {
@@ -182,11 +184,13 @@ class Sorter {
             const bool shifted = contains(name, "::indexFunc") && left_input_of(ops_[run]).size() >= 3;
             return passed_over || shifted ? Role::elementwise : reading(run).role;
         };
-        facts.compiled = [&](std::uint32_t run) { return by_inductor(trace_.kernels[trace_.runs[run].name]); };
+        facts.compiled = [&](std::uint32_t run) { return compiled(run); };
         facts.taken = [&](std::uint32_t run) { return static_cast<bool>(taken_[run]); };
         facts.softmax_input = [&](std::uint32_t run) {
-            const bool told = ops_[run] != OpTree::kNone && contains(tree_.name(ops_[run]), "oftmax");
-            return told ? left_input_of(ops_[run]) : Sizes{};
+            const std::int64_t op = ops_[run];
+            if (op == OpTree::kNone || !contains(tree_.name(op), "oftmax")) return Sizes{};
+            // What is fused has the scores anywhere among its inputs, with masks and sums of rows.
+            return compiled(run) ? largest_input_of(op) : left_input_of(op);
         };
         const auto product = [&](std::uint32_t run) {
             return ops_[run] == OpTree::kNone ? Product{} : product_of(tree_.name(ops_[run]), tree_.inputs(ops_[run]));
@@ -203,12 +207,19 @@ class Sorter {
         return facts;
     }
 
-    /// The shape of an operator's first input; read once for all with the same inputs.
     const Sizes& left_input_of(std::int64_t op) {
+        return read_once(left_inputs_, op, [](const std::string& inputs) { return shape_of_input(inputs, 0); });
+    }
+
+    const Sizes& largest_input_of(std::int64_t op) { return read_once(largest_inputs_, op, shape_of_largest_input); }
+
+    /// A shape among an operator's inputs; read once for all with the same inputs.
+    template <typename Shape>
+    const Sizes& read_once(std::unordered_map<std::uint32_t, Sizes>& known, std::int64_t op, Shape shape) const {
         static const Sizes kNothing;
         if (op == OpTree::kNone || tree_.run(op).inputs == Texts::kLost) return kNothing;
-        const auto [entry, is_new] = left_inputs_.try_emplace(tree_.run(op).inputs);
-        if (is_new) entry->second = shape_of_input(tree_.inputs(op), 0);
+        const auto [entry, is_new] = known.try_emplace(tree_.run(op).inputs);
+        if (is_new) entry->second = shape(tree_.inputs(op));
         return entry->second;
     }
 
@@ -344,6 +355,7 @@ class Sorter {
     std::vector<std::int64_t> roots_;    // [runs] the operator of attention around that
     std::map<std::pair<std::uint32_t, std::uint32_t>, std::optional<Call>> calls_;
     std::unordered_map<std::uint32_t, Sizes> left_inputs_;  // by the number of an operator's inputs
+    std::unordered_map<std::uint32_t, Sizes> largest_inputs_;
     std::map<KindKey, std::size_t> kinds_;
     std::vector<std::unordered_map<std::uint32_t, KernelSum>> sums_;  // [kinds] by name
     std::vector<std::map<std::string, ShapeSum>> shapes_;             // [kinds] by their text

@@ -253,7 +253,7 @@ MaybeReading read_plain_kernel(std::string_view name) {
                 "moe",     "cutlass", "loop_",          "act_and_mul",  "gated_act",   "silu",      "gelu",
                 "swiglu",  "quant",   "expert",         "dispatch",     "cumsum",      "argmax",    "sampl",
                 "gating",  "shuffle", "hadamard",       "logits",       "amax",        "histogram", "seqlens",
-                "permute", "penalt",  "prepare_inputs", "slot_mapping", "verify_tree", "_rows",     "temperature_"});
+                "permute", "penalt",  "prepare_inputs", "slot_mapping", "verify_tree", "_rows",     "temperature_", "scal_kernel"});
 }
 
 }  // namespace tessera::diagnose
