@@ -104,6 +104,57 @@ def mixed():
     yield Case("served_softmax_mixer", "- | -", lambda: torch.softmax(detached[0] + detached[1], -1).sum())
 
 
+def after():
+    """What stands like an attention and is none, and attention in shapes that the sets before did not have."""
+    import torch
+    from torch import nn
+
+    x = torch.randn(4, 128, 256, device="cuda", dtype=torch.bfloat16)
+    gate = nn.Linear(256, 8, device="cuda", dtype=torch.bfloat16)
+    experts = torch.randn(4, 128, 8, 64, device="cuda", dtype=torch.bfloat16)
+
+    def soft(t):  # every token its own mixture of eight
+        return torch.einsum("bte,bted->btd", gate(t).softmax(-1), experts)
+
+    yield Case("served_soft_mixture_train", "- | -", lambda: soft(x).sum().backward())
+    mixture = torch.compile(soft)
+    yield Case("served_compiled_mixture_train", "- | -", lambda: mixture(x).sum().backward())
+    words, book = nn.Linear(256, 320, device="cuda", dtype=torch.bfloat16), torch.randn(320, 64, device="cuda", dtype=torch.bfloat16)
+    yield Case("served_soft_code_book_train", "- | -", lambda: (words(x).softmax(-1) @ book).sum().backward())
+    code = torch.compile(lambda t: words(t).softmax(-1) @ book)
+    yield Case("served_compiled_code_book_train", "- | -", lambda: code(x).sum().backward())
+    four = tensors((2, 8, 256, 64), (2, 8, 256, 64), (2, 8, 256, 64), grad=True)
+    yield Case("served_two_softmaxes_train", "- | -",  # as in "efficient attention": over features and over tokens, no scores
+               with_backward(lambda q, k, v: q.softmax(-1) @ (k.softmax(-2).mT @ v), four))
+    pointed = tensors((4, 40, 64), (4, 90, 64))
+    aim = torch.zeros(160, device="cuda", dtype=torch.long)
+    yield Case("served_pointer_loss", "- | -", lambda: nn.functional.cross_entropy((pointed[0] @ pointed[1].mT).flatten(0, 1).float(), aim))
+    grouped = tensors((2, 2, 4, 200, 64), (2, 2, 200, 64), (2, 2, 200, 64), grad=True)
+
+    def five(q, k, v):
+        weights = torch.einsum("bghqd,bgkd->bghqk", q, k).div(8).softmax(-1)
+        return torch.einsum("bghqk,bgkd->bghqd", weights, v)
+
+    yield Case("served_grouped_einsum_train", "eager | eager", with_backward(five, grouped))
+    grouped_compiled = torch.compile(five)
+    yield Case("served_compiled_grouped_train", "eager | eager", with_backward(grouped_compiled, grouped))
+    mha = nn.MultiheadAttention(256, 4, batch_first=True, device="cuda", dtype=torch.bfloat16)
+    yield Case("served_weights_wanted_train", "eager | eager", lambda: mha(x, x, x, need_weights=True)[0].sum().backward())
+    yield Case("served_weights_wanted", "eager | -", lambda: mha(x.detach(), x.detach(), x.detach(), need_weights=True))
+    rows, columns = (torch.randn(256, 16, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+
+    def decomposed(q, k, v):  # as in SAM: the bias is a product of Q with tables of positions
+        side = q.unflatten(2, (16, 16))
+        bias = torch.einsum("bhxyd,ykd->bhxyk", side, rows[:16]).unsqueeze(-2) + \
+            torch.einsum("bhxyd,xkd->bhxyk", side, columns[:16]).unsqueeze(-1)
+        return ((q @ k.mT / 8).view(2, 8, 16, 16, 16, 16) + bias).view(2, 8, 256, 256).softmax(-1) @ v
+
+    yield Case("served_decomposed_bias_train", "eager | eager", with_backward(decomposed, four))
+    clusters = tensors((2, 8, 256, 64))[0]
+    centres = nn.Parameter(torch.randn(32, 64, device="cuda", dtype=torch.bfloat16))
+    yield Case("served_clusters_train", "- | -", lambda: ((clusters @ centres.mT).softmax(-1) @ centres).sum().backward())
+
+
 SIZES = dict(vocab_size=512, hidden_size=256, num_attention_heads=4, num_hidden_layers=2, intermediate_size=512, pad_token_id=0)
 MODELS = (  # name, configuration, sizes, maker, how, trained, what runs
     ("gemma2", "Gemma2Config", dict(num_key_value_heads=2, head_dim=64, sliding_window=64), "CausalLM", "eager", True, "eager | eager"),
@@ -156,4 +207,4 @@ def models():
     yield Case("served_swinv2_train", "eager | eager", lambda: swin(pictures).last_hidden_state.square().mean().backward())
 
 
-GROUPS = {"served_compiled": compiled, "served_mixed": mixed, "served_models": models}
+GROUPS = {"served_compiled": compiled, "served_mixed": mixed, "served_models": models, "served_after": after}

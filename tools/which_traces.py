@@ -10,7 +10,7 @@ Usage: which_traces.py FOLDER GROUP...
 GROUP: sdpa, eager, graphs, flex, compiled, models, more, jax, pallas; never shown to the reader when it was written: fresh_sdpa,
 fresh_hand, fresh_compiled, fresh_flex, fresh_language, fresh_images, block_calls, block_hands, block_compiled, block_language,
 block_images, block_jax, step_calls, step_hands, step_compiled, step_triton, step_language, served_compiled,
-served_mixed, served_models
+served_mixed, served_models, served_after
 --bare instead of FOLDER: no traces, for another profiler around it.
 """
 import glob
@@ -37,7 +37,7 @@ GROUPS = {"sdpa": cases.sdpa_cases, "eager": cases.eager_cases, "graphs": cases.
           "fresh_language": fresh_models.language_cases, "fresh_images": fresh_models.image_cases, **blocks.GROUPS,
           **steps.GROUPS, **served.GROUPS}
 ASKED = ("fresh_sdpa", "fresh_hand", "fresh_language", "fresh_images", "block_calls", "block_hands", "block_language", "block_images",
-         "step_calls", "step_hands", "step_language", "served_mixed", "served_models")
+         "step_calls", "step_hands", "step_language", "served_mixed", "served_models", "served_after")
 FUSED = {"cudnn": "cudnn", "flash": "fa2", "efficient": "mem-efficient"}
 
 

@@ -19,21 +19,24 @@ constexpr std::size_t kWidest = 2 * (kFarthest + kMostBetween + 2);  // from the
 
 using Order = std::vector<std::uint32_t>;  // runs of one stream, by their start
 
-/// The next product from `at` in steps of `step`, over elementwise kernels only.
-std::optional<std::size_t> product_beside(const Order& order, std::size_t at, int step, const RunFacts& facts) {
+/// The next product from `at` in steps of `step`, over elementwise kernels only. Where shapes are told it is one of
+/// many matrices: experts, words and clusters are chosen by a layer's weights, and a softmax and products stand so
+/// there too.
+std::optional<std::size_t> product_beside(const Order& order, std::size_t at, int step, const RunFacts& facts,
+                                          bool told) {
     for (std::size_t between = 0; between <= kMostBetween; ++between) {
         if (step < 0 ? at == 0 : at + 1 >= order.size()) return std::nullopt;
         at = step < 0 ? at - 1 : at + 1;
         if (facts.taken(order[at])) return std::nullopt;
         const Role role = facts.role(order[at]);
-        if (role == Role::gemm) return at;
+        if (role == Role::gemm) return told && !facts.batched(order[at]) ? std::nullopt : std::optional(at);
         if (role != Role::elementwise) return std::nullopt;
     }
     return std::nullopt;
 }
 
 /// The next product from `at` that `fits`, over kernels of any kind, as long as no other softmax stands between them;
-/// over `others` products that don't fit.
+/// over `others` products that don't fit: a learned bias of positions has some of its own (Swin V2).
 std::optional<std::size_t> product_with(const Order& order, std::size_t at, int step, const RunFacts& facts,
                                         std::size_t others, const std::function<bool(std::uint32_t)>& fits) {
     for (std::size_t between = 0; between <= kFarthest; ++between) {
@@ -64,18 +67,18 @@ std::size_t last_piece(const Order& order, std::size_t softmax, const RunFacts& 
 std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_t free_from, const RunFacts& facts) {
     const bool backward = facts.role(order[softmax]) == Role::softmax_backward;
     const Sizes scores = facts.softmax_input(order[softmax]);
+    const bool told = !scores.empty();
     const auto writes = [&](std::uint32_t run) { return facts.writes(run, scores); };
     const auto reads = [&](std::uint32_t run) { return facts.reads(run, scores); };
-    auto first = product_beside(order, softmax, -1, facts);
-    if (!first) first = product_with(order, softmax, -1, facts, 0, writes);
+    auto first = product_beside(order, softmax, -1, facts, told);
+    if (!first) first = product_with(order, softmax, -1, facts, kOfBias, writes);
     const std::size_t end = last_piece(order, softmax, facts);
-    auto last = product_beside(order, end, 1, facts);
-    // A learned bias of positions has products of its own, whose gradients come before those of Q and K (Swin V2).
+    auto last = product_beside(order, end, 1, facts, told);
     if (!last) last = product_with(order, end, 1, facts, backward ? kOfBias : 0, reads);
     if (!first || !last || *first < free_from) return std::nullopt;
     if (backward) {  // dP and dV before it, dQ and dK after it
-        const auto earlier = product_beside(order, *first, -1, facts);
-        const auto later = product_beside(order, *last, 1, facts);
+        const auto earlier = product_beside(order, *first, -1, facts, told);
+        const auto later = product_beside(order, *last, 1, facts, told);
         if (earlier && *earlier >= free_from) first = earlier;
         if (later) last = later;
     }

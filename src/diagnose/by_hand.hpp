@@ -24,6 +24,8 @@ struct RunFacts {
     std::function<Role(std::uint32_t run)> role;
     std::function<bool(std::uint32_t run)> taken;     ///< it belongs to another call already
     std::function<bool(std::uint32_t run)> compiled;  ///< Inductor wrote it: one of its operators may be many kernels
+    /// A product is of many matrices at once, as far as is told. A layer's weights are multiplied by another operator.
+    std::function<bool(std::uint32_t run)> batched;
     std::function<Sizes(std::uint32_t run)> softmax_input;
     /// Whether a product has a matrix like the scores' [len_q, len_kv] among its inputs, or as its output.
     std::function<bool(std::uint32_t run, const Sizes& scores)> reads;

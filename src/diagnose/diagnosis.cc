@@ -186,6 +186,9 @@ class Sorter {
         };
         facts.compiled = [&](std::uint32_t run) { return compiled(run); };
         facts.taken = [&](std::uint32_t run) { return static_cast<bool>(taken_[run]); };
+        facts.batched = [&](std::uint32_t run) {  // the reader keeps the operators aten::bmm and aten::baddbmm
+            return ops_[run] != OpTree::kNone || contains(trace_.kernels[trace_.runs[run].name], "triton_");
+        };
         facts.softmax_input = [&](std::uint32_t run) {
             const std::int64_t op = ops_[run];
             if (op == OpTree::kNone || !contains(tree_.name(op), "oftmax")) return Sizes{};

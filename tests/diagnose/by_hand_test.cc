@@ -12,6 +12,7 @@ struct Kernel {
     Role role;
     bool fits = false;  ///< a product over a matrix like the scores'
     bool compiled = false;
+    bool batched = true;
 };
 
 constexpr Role kProduct = Role::gemm;
@@ -31,6 +32,7 @@ std::vector<ByHand> found(const std::vector<Kernel>& kernels, const Sizes& score
     facts.role = [&](std::uint32_t run) { return kernels[run].role; };
     facts.taken = [](std::uint32_t) { return false; };
     facts.compiled = [&](std::uint32_t run) { return kernels[run].compiled; };
+    facts.batched = [&](std::uint32_t run) { return kernels[run].batched; };
     facts.softmax_input = [&](std::uint32_t) { return scores; };
     facts.reads = [&](std::uint32_t run, const Sizes& s) { return !s.empty() && kernels[run].fits; };
     facts.writes = facts.reads;
@@ -68,6 +70,15 @@ TEST(ByHand, wants_scores_of_several_heads) {
     const std::vector<Kernel> router{{kProduct}, {Role::elementwise}, {Role::softmax, false, true}, {kProduct}};
     EXPECT_TRUE(found(router, {512, 8}).empty());
     EXPECT_EQ(found(router, {2, 8, 64, 64}).size(), 1U);
+}
+
+/// Words and experts are chosen among a layer's weights.
+TEST(ByHand, wants_products_of_many_matrices) {
+    std::vector<Kernel> words{{kProduct, false, false, false}, {Role::softmax}, {kProduct}};
+    EXPECT_TRUE(found(words, kScores).empty());
+    EXPECT_EQ(found(words, {}).size(), 1U) << "nothing is told of the operators";
+    words[0].batched = true;
+    EXPECT_EQ(found(words, kScores).size(), 1U);
 }
 
 }  // namespace
