@@ -107,6 +107,8 @@ def random_calls(seed, count=400):
                             f"bool:{batch},1,1,{kv_len}", f"float:1,1,{q_len},{kv_len}"))
         options = [word for word, chance in (("gqa", 0.4), ("grad", 0.4), ("deterministic", 0.1), ("dropout=0.25", 0.15),
                                              ("off=cudnn", 0.1), ("off=flash,efficient", 0.05)) if draw.random() < chance]
+        if "off=cudnn" in options and "off=flash,efficient" in options:  # one word: of two the last would be taken
+            options = [word for word in options if not word.startswith("off=")] + ["off=flash,efficient,cudnn"]
         yield shape, dtype, mask, " ".join(options)
 
 

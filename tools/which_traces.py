@@ -9,7 +9,8 @@ operators of attention that PyTorch's dispatcher saw, or why it failed. Exit sta
 Usage: which_traces.py FOLDER GROUP...
 GROUP: sdpa, eager, graphs, flex, compiled, models, more, jax, pallas; never shown to the reader when it was written: fresh_sdpa,
 fresh_hand, fresh_compiled, fresh_flex, fresh_language, fresh_images, block_calls, block_hands, block_compiled, block_language,
-block_images, block_jax
+block_images, block_jax, step_calls, step_hands, step_compiled, step_triton, step_language, served_compiled,
+served_mixed, served_models, served_after
 --bare instead of FOLDER: no traces, for another profiler around it.
 """
 import glob
@@ -26,13 +27,17 @@ import which_cases as cases
 import which_fresh as fresh
 import which_fresh_models as fresh_models
 import which_models as models
+import which_served as served
+import which_steps as steps
 
 GROUPS = {"sdpa": cases.sdpa_cases, "eager": cases.eager_cases, "graphs": cases.graph_cases, "flex": cases.flex_cases,
           "compiled": cases.compiled_cases, "models": models.model_cases, "more": models.more_cases, "jax": models.jax_cases,
           "pallas": models.pallas_cases, "fresh_sdpa": fresh.fresh_sdpa_cases, "fresh_hand": fresh.fresh_hand_cases,
           "fresh_compiled": fresh.fresh_compiled_cases, "fresh_flex": fresh.fresh_flex_cases,
-          "fresh_language": fresh_models.language_cases, "fresh_images": fresh_models.image_cases, **blocks.GROUPS}
-ASKED = ("fresh_sdpa", "fresh_hand", "fresh_language", "fresh_images", "block_calls", "block_hands", "block_language", "block_images")
+          "fresh_language": fresh_models.language_cases, "fresh_images": fresh_models.image_cases, **blocks.GROUPS,
+          **steps.GROUPS, **served.GROUPS}
+ASKED = ("fresh_sdpa", "fresh_hand", "fresh_language", "fresh_images", "block_calls", "block_hands", "block_language", "block_images",
+         "step_calls", "step_hands", "step_language", "served_mixed", "served_models", "served_after")
 FUSED = {"cudnn": "cudnn", "flash": "fa2", "efficient": "mem-efficient"}
 
 

@@ -5,6 +5,8 @@
 #include <map>
 #include <optional>
 
+#include "diagnose/diagnosis.hpp"
+
 namespace tessera::diagnose {
 namespace {
 
@@ -12,34 +14,52 @@ namespace {
 constexpr std::size_t kMostBetween = 8;
 // PyTorch's FlexAttention without a compiler has 22 kernels between the first product and the softmax.
 constexpr std::size_t kFarthest = 64;
+constexpr std::size_t kOfBias = 4;
 constexpr std::size_t kWidest = 2 * (kFarthest + kMostBetween + 2);  // from the first product to the softmax
 
 using Order = std::vector<std::uint32_t>;  // runs of one stream, by their start
 
-/// The next product from `at` in steps of `step`, over elementwise kernels only.
-std::optional<std::size_t> product_beside(const Order& order, std::size_t at, int step, const RunFacts& facts) {
+/// The next product from `at` in steps of `step`, over elementwise kernels only. Where shapes are told it is one of
+/// many matrices: experts, words and clusters are chosen by a layer's weights, and a softmax and products stand so
+/// there too.
+std::optional<std::size_t> product_beside(const Order& order, std::size_t at, int step, const RunFacts& facts,
+                                          bool told) {
     for (std::size_t between = 0; between <= kMostBetween; ++between) {
         if (step < 0 ? at == 0 : at + 1 >= order.size()) return std::nullopt;
         at = step < 0 ? at - 1 : at + 1;
         if (facts.taken(order[at])) return std::nullopt;
         const Role role = facts.role(order[at]);
-        if (role == Role::gemm) return at;
+        if (role == Role::gemm) return told && !facts.batched(order[at]) ? std::nullopt : std::optional(at);
         if (role != Role::elementwise) return std::nullopt;
     }
     return std::nullopt;
 }
 
-/// The next product from `at` that `fits`, over kernels of any kind, as long as no other softmax stands between them.
+/// The next product from `at` that `fits`, over kernels of any kind, as long as no other softmax stands between them;
+/// over `others` products that don't fit: a learned bias of positions has some of its own (Swin V2).
 std::optional<std::size_t> product_with(const Order& order, std::size_t at, int step, const RunFacts& facts,
-                                        const std::function<bool(std::uint32_t)>& fits) {
+                                        std::size_t others, const std::function<bool(std::uint32_t)>& fits) {
     for (std::size_t between = 0; between <= kFarthest; ++between) {
         if (step < 0 ? at == 0 : at + 1 >= order.size()) return std::nullopt;
         at = step < 0 ? at - 1 : at + 1;
         const Role role = facts.role(order[at]);
         if (facts.taken(order[at]) || role == Role::softmax || role == Role::softmax_backward) return std::nullopt;
-        if (role == Role::gemm) return fits(order[at]) ? std::optional(at) : std::nullopt;
+        if (role != Role::gemm) continue;
+        if (fits(order[at])) return at;
+        if (others == 0) return std::nullopt;
+        --others;
     }
     return std::nullopt;
+}
+
+/// The last of the kernels that one softmax is made of: a compiler splits it where rows are long or something else is
+/// summed on the way.
+std::size_t last_piece(const Order& order, std::size_t softmax, const RunFacts& facts) {
+    const Role role = facts.role(order[softmax]);
+    while (softmax + 1 < order.size() && facts.compiled(order[softmax]) && facts.compiled(order[softmax + 1]) &&
+           facts.role(order[softmax + 1]) == role && !facts.taken(order[softmax + 1]))
+        ++softmax;
+    return softmax;
 }
 
 /// From `free_from` on: what stands before it belongs to another attention already. (Where a forward is computed again
@@ -47,16 +67,18 @@ std::optional<std::size_t> product_with(const Order& order, std::size_t at, int 
 std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_t free_from, const RunFacts& facts) {
     const bool backward = facts.role(order[softmax]) == Role::softmax_backward;
     const Sizes scores = facts.softmax_input(order[softmax]);
+    const bool told = !scores.empty();
     const auto writes = [&](std::uint32_t run) { return facts.writes(run, scores); };
     const auto reads = [&](std::uint32_t run) { return facts.reads(run, scores); };
-    auto first = product_beside(order, softmax, -1, facts);
-    if (!first) first = product_with(order, softmax, -1, facts, writes);
-    auto last = product_beside(order, softmax, 1, facts);
-    if (!last) last = product_with(order, softmax, 1, facts, reads);
+    auto first = product_beside(order, softmax, -1, facts, told);
+    if (!first) first = product_with(order, softmax, -1, facts, kOfBias, writes);
+    const std::size_t end = last_piece(order, softmax, facts);
+    auto last = product_beside(order, end, 1, facts, told);
+    if (!last) last = product_with(order, end, 1, facts, backward ? kOfBias : 0, reads);
     if (!first || !last || *first < free_from) return std::nullopt;
     if (backward) {  // dP and dV before it, dQ and dK after it
-        const auto earlier = product_beside(order, *first, -1, facts);
-        const auto later = product_beside(order, *last, 1, facts);
+        const auto earlier = product_beside(order, *first, -1, facts, told);
+        const auto later = product_beside(order, *last, 1, facts, told);
         if (earlier && *earlier >= free_from) first = earlier;
         if (later) last = later;
     }
@@ -69,6 +91,49 @@ std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_
 }
 
 }  // namespace
+
+NameReading standard_attention(Family family, KernelPass pass, Confidence confidence) {
+    NameReading reading;
+    reading.family = family;
+    reading.role = Role::attention;
+    reading.pass = pass;
+    reading.confidence = confidence;
+    reading.exactness = Exactness::exact;
+    reading.algorithm = "standard: the N x N matrix goes through memory";
+    return reading;
+}
+
+NameReading ByHandReader::read(KernelPass pass, const SoftmaxSigns& signs) {
+    constexpr std::size_t kMostShapes = 4096;
+    NameReading reading = standard_attention(Family::eager, pass, Confidence::likely);
+    reading.library = "the model's own code";
+    reading.evidence.emplace_back("a product, a softmax and a product follow each other on one stream");
+    if (signs.scores.size() >= 3)
+        reading.evidence.emplace_back("the softmax is over a tensor of rank 3 or 4, as scores are");
+    if (signs.twice) return of_second_order(std::move(reading), signs.scores);
+    if (signs.safe) {
+        reading.evidence.emplace_back("its softmax is PyTorch's for rows without a key, _safe_softmax");
+        if (pass == KernelPass::backward) reading.family = Family::math;
+        reading.library = pass == KernelPass::backward ? "PyTorch" : kFlexUncompiled;
+    }
+    if (pass == KernelPass::backward && !signs.scores.empty() && backwards_.size() < kMostShapes)
+        backwards_.insert_or_assign(signs.scores, reading);
+    return reading;
+}
+
+NameReading ByHandReader::of_second_order(NameReading reading, const Sizes& scores) const {
+    reading.features.emplace_back("gradient of a gradient");
+    reading.evidence.emplace_back("its softmax is within SoftmaxBackwardDataBackward0");
+    const auto of_same_scores = backwards_.find(scores);
+    if (of_same_scores == backwards_.end()) {
+        reading.confidence = Confidence::unsure;
+        return reading;
+    }
+    reading.family = of_same_scores->second.family;
+    reading.library = of_same_scores->second.library;
+    reading.evidence.emplace_back("a backward went over scores of the same shape before it");
+    return reading;
+}
 
 std::vector<ByHand> find_by_hand(const Trace& trace, const RunFacts& facts) {
     std::map<std::uint32_t, Order> streams;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "diagnose/kernel_text.hpp"
 
@@ -134,6 +135,23 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
 Sizes shape_of_input(const std::string& inputs, int index) {
     const Json json = Json::parse(inputs, nullptr, false);
     return json.is_object() ? sizes_at(json.value("dims", Json()), index).value_or(Sizes{}) : Sizes{};
+}
+
+Sizes shape_of_largest_input(const std::string& inputs) {
+    const Json json = Json::parse(inputs, nullptr, false);
+    const Json dims = json.is_object() ? json.value("dims", Json()) : Json();
+    Sizes largest;
+    double most = 0;
+    for (int index = 0; dims.is_array() && index < static_cast<int>(dims.size()); ++index) {
+        const Sizes sizes = sizes_at(dims, index).value_or(Sizes{});
+        const double count =
+            std::accumulate(sizes.begin(), sizes.end(), sizes.empty() ? 0.0 : 1.0,
+                            [](double product, std::int64_t size) { return product * static_cast<double>(size); });
+        if (count <= most) continue;
+        most = count;
+        largest = sizes;
+    }
+    return largest;
 }
 
 Product product_of(std::string_view op, const std::string& inputs) {

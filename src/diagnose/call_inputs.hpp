@@ -18,6 +18,9 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
 /// The shape of the input at `index`; empty when it is not told.
 Sizes shape_of_input(const std::string& inputs, int index);
 
+/// The shape of the input with the most elements; empty: not told.
+Sizes shape_of_largest_input(const std::string& inputs);
+
 /// Shapes of a product's matrices.
 struct Product {
     Sizes left{}, right{}, output{};  ///< [rows, columns]; empty: not told

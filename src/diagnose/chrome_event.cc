@@ -41,12 +41,13 @@ std::optional<Version> version_of(std::string_view text) {
 }
 
 bool is_kept_op(std::string_view name) {
-    for (const char* op :
-         {"aten::_softmax", "aten::softmax", "aten::_safe_softmax", "aten::_softmax_backward_data",
-          "SafeSoftmaxBackward0", "aten::bmm", "aten::baddbmm", "aten::index_add_", "sgl_kernel::fwd"}) {
+    for (const char* op : {"aten::_softmax", "aten::softmax", "aten::_safe_softmax", "aten::_softmax_backward_data",
+                           "SafeSoftmaxBackward0", "SoftmaxBackwardDataBackward0", "aten::bmm", "aten::baddbmm",
+                           "aten::index_add_", "sgl_kernel::fwd"}) {
         if (name == op) return true;
     }
     const std::string lower = lower_case(name.substr(0, 256));
+    if (contains(lower, "triton_") && contains(lower, "_softmax")) return true;  // what Inductor fused around one
     return contains_any(lower, {"attention", "attn", "sdpa", "fmha", "scaleddotproduct", "flash_fwd", "flash_bwd"});
 }
 

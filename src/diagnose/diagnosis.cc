@@ -34,16 +34,9 @@ std::string joined(const std::vector<std::string>& parts) {
     return text;
 }
 
-/// Attention that is made of plain kernels.
-NameReading standard_attention(Family family, KernelPass pass, Confidence confidence) {
-    NameReading reading;
-    reading.family = family;
-    reading.role = Role::attention;
-    reading.pass = pass;
-    reading.confidence = confidence;
-    reading.exactness = Exactness::exact;
-    reading.algorithm = "standard: the N x N matrix goes through memory";
-    return reading;
+/// What is fused, not a template: "triton_per_fused__softmax_2".
+bool by_inductor(std::string_view kernel) {
+    return begins_any(kernel, {"triton_per_fused", "triton_red_fused", "triton_poi_fused"});
 }
 
 class Sorter {
@@ -176,22 +169,31 @@ class Sorter {
         if (std::find(features.begin(), features.end(), feature) == features.end()) features.push_back(feature);
     }
 
+    bool compiled(std::uint32_t run) const { return by_inductor(trace_.kernels[trace_.runs[run].name]); }
+
     RunFacts facts_of_runs() {
         RunFacts facts;
         facts.role = [&](std::uint32_t run) {
             // Sums of a product's parts, the question whether a whole row is masked, and the largest score of each row,
             // which some models take off before the softmax.
-            const bool passed_over = contains_any(trace_.kernels[trace_.runs[run].name],
-                                                  {"splitKreduce", "and_kernel_", "::MaxOps<", "::MaxNanFunctor<"});
+            const std::string& name = trace_.kernels[trace_.runs[run].name];
+            const bool largest = contains_any(name, {"::MaxOps<", "::MaxNanFunctor<"}) ||
+                                 (by_inductor(name) && reading(run).role == Role::other && contains(name, "amax"));
+            const bool passed_over = largest || contains_any(name, {"splitKreduce", "and_kernel_"});
             // The gradient of scores that were shifted by their relative positions (XLNet).
-            const bool shifted =
-                contains(trace_.kernels[trace_.runs[run].name], "::indexFunc") && left_input_of(ops_[run]).size() >= 3;
+            const bool shifted = contains(name, "::indexFunc") && left_input_of(ops_[run]).size() >= 3;
             return passed_over || shifted ? Role::elementwise : reading(run).role;
         };
+        facts.compiled = [&](std::uint32_t run) { return compiled(run); };
         facts.taken = [&](std::uint32_t run) { return static_cast<bool>(taken_[run]); };
+        facts.batched = [&](std::uint32_t run) {  // the reader keeps the operators aten::bmm and aten::baddbmm
+            return ops_[run] != OpTree::kNone || contains(trace_.kernels[trace_.runs[run].name], "triton_");
+        };
         facts.softmax_input = [&](std::uint32_t run) {
-            const bool told = ops_[run] != OpTree::kNone && contains(tree_.name(ops_[run]), "oftmax");
-            return told ? left_input_of(ops_[run]) : Sizes{};
+            const std::int64_t op = ops_[run];
+            if (op == OpTree::kNone || !contains(tree_.name(op), "oftmax")) return Sizes{};
+            // What is fused has the scores anywhere among its inputs, with masks and sums of rows.
+            return compiled(run) ? largest_input_of(op) : left_input_of(op);
         };
         const auto product = [&](std::uint32_t run) {
             return ops_[run] == OpTree::kNone ? Product{} : product_of(tree_.name(ops_[run]), tree_.inputs(ops_[run]));
@@ -208,44 +210,36 @@ class Sorter {
         return facts;
     }
 
-    /// The shape of an operator's first input; read once for all with the same inputs.
     const Sizes& left_input_of(std::int64_t op) {
+        return read_once(left_inputs_, op, [](const std::string& inputs) { return shape_of_input(inputs, 0); });
+    }
+
+    const Sizes& largest_input_of(std::int64_t op) { return read_once(largest_inputs_, op, shape_of_largest_input); }
+
+    /// A shape among an operator's inputs; read once for all with the same inputs.
+    template <typename Shape>
+    const Sizes& read_once(std::unordered_map<std::uint32_t, Sizes>& known, std::int64_t op, Shape shape) const {
         static const Sizes kNothing;
         if (op == OpTree::kNone || tree_.run(op).inputs == Texts::kLost) return kNothing;
-        const auto [entry, is_new] = left_inputs_.try_emplace(tree_.run(op).inputs);
-        if (is_new) entry->second = shape_of_input(tree_.inputs(op), 0);
+        const auto [entry, is_new] = known.try_emplace(tree_.run(op).inputs);
+        if (is_new) entry->second = shape(tree_.inputs(op));
         return entry->second;
     }
 
-    /// PyTorch's own softmax for rows that may be masked whole: only its math path and FlexAttention have it.
-    bool safe_softmax(const ByHand& found) const {
-        const std::int64_t op = ops_[found.softmax];
-        return tree_.inside(op, "aten::_safe_softmax") || tree_.inside(op, "SafeSoftmaxBackward0");
-    }
-
-    NameReading reading_of(const ByHand& found, bool shaped) const {
-        NameReading eager = standard_attention(Family::eager, found.pass, Confidence::likely);
-        eager.library = "the model's own code";
-        eager.evidence.emplace_back("a product, a softmax and a product follow each other on one stream");
-        if (shaped) eager.evidence.emplace_back("the softmax is over a tensor of rank 3 or 4, as scores are");
-        if (!safe_softmax(found)) return eager;
-        eager.evidence.emplace_back("its softmax is PyTorch's for rows without a key, _safe_softmax");
-        if (found.pass == KernelPass::forward) {
-            eager.library = kFlexUncompiled;
-        } else {
-            eager.family = Family::math;
-            eager.library = "PyTorch";
-        }
-        return eager;
+    SoftmaxSigns signs_of(std::uint32_t softmax, const RunFacts& facts) const {
+        const std::int64_t op = ops_[softmax];
+        const bool safe = tree_.inside(op, "aten::_safe_softmax") || tree_.inside(op, "SafeSoftmaxBackward0");
+        return {facts.softmax_input(softmax), safe, tree_.inside(op, "SoftmaxBackwardDataBackward0")};
     }
 
     void take_by_hand() {
         const RunFacts facts = facts_of_runs();
+        ByHandReader reader;
         for (const ByHand& found : find_by_hand(trace_, facts)) {
-            const bool shaped = facts.softmax_input(found.softmax).size() >= 3;
             const std::optional<Call>& call =
                 found.pass == KernelPass::forward ? call_of(ops_[found.first_product]) : call_of(OpTree::kNone);
-            const std::size_t kind = kind_with(reading_of(found, shaped), OpTree::kNone, call);
+            const std::size_t kind =
+                kind_with(reader.read(found.pass, signs_of(found.softmax, facts)), OpTree::kNone, call);
             double us = 0;
             for (const std::uint32_t run : found.runs) {
                 us += trace_.runs[run].us;
@@ -364,6 +358,7 @@ class Sorter {
     std::vector<std::int64_t> roots_;    // [runs] the operator of attention around that
     std::map<std::pair<std::uint32_t, std::uint32_t>, std::optional<Call>> calls_;
     std::unordered_map<std::uint32_t, Sizes> left_inputs_;  // by the number of an operator's inputs
+    std::unordered_map<std::uint32_t, Sizes> largest_inputs_;
     std::map<KindKey, std::size_t> kinds_;
     std::vector<std::unordered_map<std::uint32_t, KernelSum>> sums_;  // [kinds] by name
     std::vector<std::map<std::string, ShapeSum>> shapes_;             // [kinds] by their text

@@ -27,15 +27,49 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
     text = result.append(text, begin);
 }
 
+/// Empty when the name isn't whole, or would grow beyond measure.
+std::string demangled_whole(const std::string& name) {
+    constexpr double kLargest = 1 << 24;
+    if (demangled_size(name) > kLargest) return "";
+    int status = 0;
+    const std::unique_ptr<char, decltype(&std::free)> text(abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status),
+                                                           &std::free);
+    return status == 0 && text != nullptr ? text.get() : "";
+}
+
+/// Of a mangled template that is cut off, what stands before the cut, by closing what is open: references back to
+/// earlier parts ("S1_") are told then, too. Empty when that gives no name.
+std::string demangled_beginning(std::string_view name) {
+    constexpr std::size_t kLongest = 2048;
+    constexpr int kTries = 8;
+    constexpr int kDeepest = 12;
+    if (name.size() > kLongest) return "";
+    const std::vector<std::size_t> ends = mangled_ends(name);
+    for (std::size_t back = 1; back <= kTries && back <= ends.size(); ++back) {
+        const std::size_t end = ends[ends.size() - back];
+        std::string closed(name.substr(0, end));
+        for (int level = 0; level < kDeepest; ++level) {
+            closed += 'E';
+            std::string text = demangled_whole(closed + "vv");
+            if (text.empty()) continue;
+            if (text.back() == ')') text.resize(text.rfind('('));
+            while (!text.empty() && (text.back() == '>' || text.back() == ' ')) text.pop_back();
+            const std::string rest = read_mangled(name.substr(end));
+            return rest.empty() ? text : text + "," + rest;
+        }
+    }
+    return "";
+}
+
 std::string demangled(std::string_view name) {
     if (name.substr(0, 2) != "_Z") return std::string(name);
-    int status = 0;
-    const std::unique_ptr<char, decltype(&std::free)> text(
-        abi::__cxa_demangle(std::string(name).c_str(), nullptr, nullptr, &status), &std::free);
-    if (status == 0 && text != nullptr) return text.get();
+    if (const std::string whole = demangled_whole(std::string(name)); !whole.empty()) return whole;
     const std::size_t dots = name.find("...");  // what a tool left out in the middle; behind it no length is known
-    return dots == std::string_view::npos ? read_mangled(name)
-                                          : read_mangled(name.substr(0, dots)) + std::string(name.substr(dots));
+    const std::string_view head = name.substr(0, dots);
+    std::string text = demangled_beginning(head);
+    if (!text.empty() && dots == std::string_view::npos) return text + "...";
+    if (text.empty()) text = read_mangled(head);
+    return dots == std::string_view::npos ? text : text + std::string(name.substr(dots));
 }
 
 /// "(int)128" -> "128", "(bool)1" -> "true", "(flashinfer::MaskMode)1" -> "1": a type in brackets before a number.
@@ -94,7 +128,7 @@ std::string normalised(std::string_view name) {
     if (first == std::string::npos) return "";
     text = text.substr(first, text.find_last_not_of(" \"'`") + 1 - first);
     replace_all(text, "\u2026", "...");  // nsys stats
-    text = demangled(text);
+    text = demangled(text).substr(0, kLongestName);
     for (const char* unnamed : {"(anonymous namespace)::", "<unnamed>::", "{anonymous}::", "_GLOBAL__N_1::"})
         replace_all(text, unnamed, "");
     text = compact(without_casts(text));

@@ -15,9 +15,16 @@ class MangledReader {
 
     std::string read() {
         if (text_.substr(0, 2) == "_Z") at_ = 2;
-        while (at_ < text_.size()) step();
+        while (at_ < text_.size()) {
+            whole_ = true;
+            step();
+            if (whole_) ends_.push_back(at_);
+        }
         return result_;
     }
+
+    /// After read().
+    const std::vector<std::size_t>& ends() const { return ends_; }
 
  private:
     enum class Open : char { nested, arguments };
@@ -64,6 +71,7 @@ class MangledReader {
             ++at_;
         }
         const std::string_view word = text_.substr(at_, length);
+        whole_ = word.size() == length;
         at_ += word.size();
         if (word.substr(0, 12) == "_GLOBAL__N_1") return;
         // The first name of a nested one stands among arguments; those after it are joined to it.
@@ -83,15 +91,16 @@ class MangledReader {
     /// "Li128E", "Lb1E", "Lj8E", "LN5cute4C...E128E"
     void literal() {
         ++at_;
+        whole_ = false;
         if (at_ >= text_.size()) return;
         const char type = text_[at_];
         if (type < 'a' || type > 'z') return;  // an enumerator: its type is read as a name, its value is skipped
         ++at_;
         std::string digits;
         while (at_ < text_.size() && text_[at_] != 'E' && digits.size() < 20) digits += text_[at_++];
-        const bool whole = at_ < text_.size() && text_[at_] == 'E';
-        if (whole) ++at_;
-        if (!whole || digits.empty()) return;
+        whole_ = at_ < text_.size() && text_[at_] == 'E';
+        if (whole_) ++at_;
+        if (!whole_ || digits.empty()) return;
         separate();
         result_ += type == 'b' ? (digits == "0" ? "false" : "true") : digits;
     }
@@ -102,10 +111,117 @@ class MangledReader {
     std::vector<Open> open_;
     bool fresh_ = true;
     std::size_t last_name_depth_ = 0;
+    bool whole_ = true;  ///< what step() read does not end with the text
+    std::vector<std::size_t> ends_;
+};
+
+/// Adds up sizes as the ABI numbers what can be referred to again: every part of a nested name, every template with its
+/// arguments. Pointers and the like are numbered too and not told apart here, so a reference counts as the largest of
+/// its neighbours.
+class SizeOfMangled {
+ public:
+    explicit SizeOfMangled(std::string_view text) : text_(text) {}
+
+    double read() {
+        open_.push_back({'x', 0, 0});
+        if (text_.substr(0, 2) == "_Z") at_ = 2;
+        while (at_ < text_.size() && open_.front().size < kEnough) step();
+        double total = 0;
+        for (const Frame& frame : open_) total += frame.size;
+        return total;
+    }
+
+ private:
+    static constexpr double kEnough = 1e9;
+
+    struct Frame {
+        char kind;
+        double size;  ///< of all in it
+        double last;  ///< of what the next arguments belong to
+    };
+
+    void step() {
+        const char c = text_[at_];
+        if (is_digit(c)) return name();
+        ++at_;
+        if (c == 'N' || c == 'J' || c == 'X') open_.push_back({c, 0, 0});
+        else if (c == 'I') open_.push_back({c, 2, 0});
+        else if (c == 'S') reference();
+        else if (c == 'L') literal();
+        else if (c == 'E' && open_.size() > 1) close();
+        else open_.back().size += 8;
+    }
+
+    void add(double size) {
+        Frame& frame = open_.back();
+        frame.size += size + 2;
+        frame.last = frame.kind == 'N' ? frame.size : size;
+    }
+
+    void keep() { known_.push_back(open_.back().last); }
+
+    void name() {
+        std::size_t length = 0;
+        while (at_ < text_.size() && is_digit(text_[at_]))
+            length = std::min(length * 10 + static_cast<std::size_t>(text_[at_++] - '0'), text_.size());
+        length = std::min(length, text_.size() - at_);
+        at_ += length;
+        add(static_cast<double>(length));
+        keep();
+    }
+
+    void literal() {
+        if (at_ >= text_.size() || text_[at_] < 'a' || text_[at_] > 'z') return;
+        const std::size_t end = text_.find('E', at_);
+        at_ = end == std::string_view::npos ? text_.size() : end + 1;
+        open_.back().size += 8;
+    }
+
+    void reference() {
+        std::size_t index = 0;
+        const std::size_t begin = at_;
+        for (; at_ < text_.size() && (is_digit(text_[at_]) || (text_[at_] >= 'A' && text_[at_] <= 'Z')); ++at_) {
+            const auto digit =
+                static_cast<std::size_t>(is_digit(text_[at_]) ? text_[at_] - '0' : text_[at_] - 'A' + 10);
+            index = std::min<std::size_t>(index * 36 + digit, text_.size());
+        }
+        if (at_ > begin) ++index;
+        const bool plain = at_ < text_.size() && text_[at_] == '_';
+        ++at_;
+        double largest = 8;  // "St", "Sa"
+        constexpr std::size_t kNear = 4;
+        index = std::min(index, known_.empty() ? 0 : known_.size() - 1);
+        for (std::size_t i = index < kNear ? 0 : index - kNear; plain && i < known_.size() && i <= index + kNear; ++i)
+            largest = std::max(largest, known_[i]);
+        add(largest);
+    }
+
+    void close() {
+        const Frame done = open_.back();
+        open_.pop_back();
+        if (done.kind != 'I') return add(done.size);
+        Frame& owner = open_.back();
+        owner.size += done.size;
+        owner.last = owner.kind == 'N' ? owner.size : owner.last + done.size;
+        keep();
+    }
+
+    std::string_view text_;
+    std::size_t at_ = 0;
+    std::vector<Frame> open_;
+    std::vector<double> known_;
 };
 
 }  // namespace
 
+double demangled_size(std::string_view mangled) { return SizeOfMangled(mangled).read(); }
+
 std::string read_mangled(std::string_view mangled) { return MangledReader(mangled).read(); }
+
+std::vector<std::size_t> mangled_ends(std::string_view mangled) {
+    MangledReader reader(mangled);
+    reader.read();
+    return reader.ends();
+}
 
 }  // namespace tessera::diagnose

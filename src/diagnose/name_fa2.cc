@@ -110,6 +110,8 @@ constexpr Fa2Kernel kFa2Kernels[] = {
     {"flash_fwd_kernel", Role::attention, KernelPass::forward},
     {"flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", Role::attention, KernelPass::backward},
     {"flash_bwd_dq_dk_dv_loop_kernel", Role::attention, KernelPass::backward},
+    {"flash_fwd_block_kernel", Role::attention, KernelPass::forward},
+    {"flash_bwd_block_dq_dk_dv_loop_seqk_parallel_kernel", Role::attention, KernelPass::backward},
     {"flash_bwd_dot_do_o_kernel", Role::helper, KernelPass::backward},
     {"flash_bwd_convert_dq_kernel", Role::helper, KernelPass::backward},
     {"flash_bwd_convert_dkv_kernel", Role::helper, KernelPass::backward},
@@ -223,6 +225,11 @@ MaybeReading read_fa2(std::string_view name) {
     }
     if (contains(kernel->name, "splitkv") && reading.mask.empty()) reading.features.emplace_back("keys split");
     set_library(reading, name, !cut && contains(name, "<"));
+    if (contains(kernel->name, "_block_")) {
+        reading.library = "Block-Sparse-Attention, made of FlashAttention-2";
+        reading.exactness = Exactness::not_exact;
+        reading.features.emplace_back("block-sparse");
+    }
     const bool own_parameters = contains(name, "(") && !contains_any(name, {"Flash_fwd_params", "Flash_bwd_params"});
     if (!traits && own_parameters && !contains(name, "flash::")) {
         reading.confidence = Confidence::unsure;

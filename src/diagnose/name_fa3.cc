@@ -23,10 +23,26 @@ std::vector<int> extents(std::string_view tuple) {
     return result;
 }
 
+/// MagiAttention's templates, by how many arguments stand behind the architecture: nine and no head_dim_v, where
+/// FlashAttention-3's have twelve or more, and eleven without a head_dim_v; in the backward 15 for 13.
+bool is_magi(const NameReading& reading, std::size_t behind_arch) {
+    if (reading.pass == KernelPass::backward) return behind_arch == 15;
+    return reading.head_dim_v == 0 && behind_arch == 9;
+}
+
+void set_magi(NameReading& reading, const std::vector<bool>& switches) {
+    reading.library = "MagiAttention";
+    reading.release.clear();
+    reading.evidence.assign({"\"FlashAttn...Sm90\" in the name", "its template is MagiAttention's"});
+    if (switches[0]) reading.features.emplace_back("softcap");
+    if (reading.pass == KernelPass::backward && switches[1]) reading.features.emplace_back("deterministic");
+    reading.features.emplace_back("ranges of keys");
+}
+
 /// Tile and switches of "CollectiveMainloopFwdSm90<stages, cluster, tile, head_dim_v, element, accumulator, arch,
 /// causal, local, softcap, varlen, paged, append, ...>"; in the backward, and for Ampere, other numbers come first, and
 /// "deterministic" is what follows varlen.
-void set_mainloop(NameReading& reading, const std::vector<std::string>& arguments, bool cut) {
+void set_mainloop(NameReading& reading, const std::vector<std::string>& arguments, bool cut, bool closed) {
     std::size_t at = 0;
     for (; at < arguments.size() && !contains(arguments[at], "arch::Sm"); ++at) {
         const std::string& argument = arguments[at];
@@ -43,18 +59,23 @@ void set_mainloop(NameReading& reading, const std::vector<std::string>& argument
         if (const std::string dtype = dtype_in(argument); reading.dtype.empty() && !dtype.empty())
             reading.dtype = dtype;
     }
+    const std::size_t behind_arch = arguments.size() - std::min(arguments.size(), at + 1);
     std::vector<bool> switches;
     for (++at; at < arguments.size() && boolean(arguments[at]); ++at) switches.push_back(*boolean(arguments[at]));
+    constexpr std::size_t kOfMagi = 5;  // at least so many before the first number
+    if (closed && switches.size() >= kOfMagi && is_magi(reading, behind_arch)) return set_magi(reading, switches);
+    // 2.7.3 had neither head_dim_v nor the switch of a second Q; as many of another's may be others.
+    const bool backward = reading.pass == KernelPass::backward;
+    if (!backward && reading.head_dim_v == 0 && switches.size() < 11) return;
     if (switches.size() >= 2) reading.mask = switches[1] ? "window" : switches[0] ? "causal" : "none";
     const auto add = [&](std::size_t index, const char* feature) {
         if (index < switches.size() && switches[index]) reading.features.emplace_back(feature);
     };
     add(2, "softcap");
     add(3, "varlen");
-    if (reading.pass == KernelPass::backward) return add(4, "deterministic");
+    if (backward) return add(4, "deterministic");
     add(4, "paged keys");
     add(5, "appends to the cache");
-    // 2.7.3 had neither head_dim_v nor the switch of a second Q.
     const bool first_release = reading.head_dim_v == 0 && switches.size() == 11;
     const std::size_t later = first_release ? 0 : 1;
     if (!first_release) add(6, "second Q");
@@ -69,6 +90,7 @@ void set_mainloop(NameReading& reading, const std::vector<std::string>& argument
 NameReading fa3_helper(std::string_view name) {
     NameReading reading = attention(Family::fa3, Confidence::likely, "a helper of FlashAttention-3");
     reading.role = Role::helper;
+    if (contains_any(name, {"FlashAttnFwdPostprocess", "BwdDkvPostprocess"})) reading.library = "MagiAttention";
     reading.pass = contains(name, "Bwd") ? KernelPass::backward : KernelPass::forward;
     reading.library = kFa3Library;
     reading.arch = number_after(name, "arch::Sm").value_or(0);
@@ -124,28 +146,41 @@ std::optional<CuteClass> cute_class(std::string_view name) {
 MaybeReading read_fa3(std::string_view name) {
     if (contains(name, "flash_fna::")) return std::nullopt;
     if (MaybeReading early = read_compute_attn_ws(name)) return early;
-    for (const char* helper : {"FlashAttnFwdCombine", "FlashAttnBwdPreprocess", "FlashAttnBwdPostprocess"}) {
+    for (const char* helper : {"FlashAttnFwdCombine", "FlashAttnBwdPreprocess", "FlashAttnBwdPostprocess",
+                               "FlashAttnFwdPostprocess", "FlashAttnBwdDkvPostprocess"}) {
         constexpr std::size_t kShared = std::string_view("FlashAttnFwd").size();  // the main kernels begin so, too
         if (contains(name, helper) || cut_inside(name, helper, kShared + 1)) return fa3_helper(name);
     }
     if (contains(name, "prepare_varlen_num_blocks")) return fa3_helper(name);
     const bool hopper = contains_any(
         name, {"FlashAttnFwdSm90", "FlashAttnBwdSm90", "CollectiveMainloopFwdSm90", "CollectiveMainloopBwdSm90"});
-    const bool ampere = contains_any(name, {"FlashAttnFwdSm80", "FlashAttnBwdSm80", "CollectiveMainloopFwdSm80"});
-    const bool wrapper_only = contains_any(name, {"flash::enable_sm90", "flash::FlashAttnFwd", "flash::FlashAttnBwd"});
-    if (!hopper && !ampere && !wrapper_only) return std::nullopt;
-    NameReading reading = attention(Family::fa3, hopper || ampere ? Confidence::certain : Confidence::likely,
-                                    hopper   ? "FlashAttn...Sm90"
-                                    : ampere ? "FlashAttn...Sm80"
-                                             : "flash::enable_sm90");
+    const bool old_wrapper = contains(name, "flash::enable_sm80_to_sm89");
+    const bool wrapped = old_wrapper || contains(name, "flash::enable_sm90");
+    const bool spelled_80 = contains_any(
+        name, {"FlashAttnFwdSm80", "FlashAttnBwdSm80", "CollectiveMainloopFwdSm80", "CollectiveMainloopBwdSm80"});
+    const bool ampere = spelled_80 || old_wrapper;
+    if (!hopper && !ampere && !wrapped && !contains_any(name, {"flash::FlashAttnFwd", "flash::FlashAttnBwd"}))
+        return std::nullopt;
+    NameReading reading = attention(Family::fa3, hopper || spelled_80 ? Confidence::certain : Confidence::likely,
+                                    hopper       ? "FlashAttn...Sm90"
+                                    : spelled_80 ? "FlashAttn...Sm80"
+                                    : wrapped    ? "flash::enable_sm"
+                                                 : "flash::FlashAttn");
     reading.pass = contains_any(name, {"FlashAttnBwd", "MainloopBwd"})   ? KernelPass::backward
                    : contains_any(name, {"FlashAttnFwd", "MainloopFwd"}) ? KernelPass::forward
                                                                          : KernelPass::unknown;
     reading.library = kFa3Library;
     reading.arch = ampere ? 80 : 90;
-    if (cut_inside(name, "FlashAttnFwd", 1) || cut_inside(name, "FlashAttnBwd", 1)) {  // a helper may begin so
+    const bool cut_word = cut_inside(name, "FlashAttnFwd", 1) || cut_inside(name, "FlashAttnBwd", 1);
+    if (wrapped && !hopper && !spelled_80) {
+        reading.evidence.emplace_back("of FlashAttention-3's kernels only the main ones stand in that wrapper");
+    } else if (!wrapped && cut_word) {
         reading.confidence = Confidence::unsure;
-        if (!contains(name, "enable_sm")) reading.arch = 0;
+        reading.arch = 0;
+        if (contains(name, "device_kernel<flash::")) {
+            reading.role = Role::helper;
+            reading.evidence.emplace_back("its main kernels stand in a wrapper, so a helper begins here");
+        }
     }
     if (ampere) {
         reading.algorithm = "FlashAttention-2";
@@ -156,9 +191,10 @@ MaybeReading read_fa3(std::string_view name) {
     else if (contains(name, "enable_sm90<")) reading.release = "since March 2026";
     if (!reading.release.empty()) reading.evidence.push_back("its wrapper is of the releases " + reading.release);
     const bool cut = looks_cut(name);
+    const bool closed = !cut || contains(name, "CollectiveEpilogue");
     for (const char* mainloop : {"CollectiveMainloopFwdSm90", "CollectiveMainloopBwdSm90", "CollectiveMainloopFwdSm80",
                                  "CollectiveMainloopBwdSm80"}) {
-        if (const auto arguments = template_arguments(name, mainloop)) set_mainloop(reading, *arguments, cut);
+        if (const auto arguments = template_arguments(name, mainloop)) set_mainloop(reading, *arguments, cut, closed);
     }
     return reading;
 }

@@ -72,7 +72,7 @@ MaybeReading read_flashinfer(std::string_view name) {
     const bool merge = contains_any(name, {"MergeStates", "MergeStateKernel", "MergeStateInPlace"});
     const std::string lower = lower_case(name);
     const bool dsl = contains(lower, "kernel_cutlass") && contains(lower, "flashinfer") &&
-                     contains_any(lower, {"attention", "fmha", "prefill", "decode", "mla"});
+                     contains_any(lower, {"attention", "attn", "fmha", "prefill", "decode", "mla"});
     const bool qualified = contains(name, "flashinfer");
     const bool sparse = qualified && contains(lower, "sparse_prefill");
     if (!prefill && !decode && !mla && !pod && !batch && !merge && !dsl && !sparse) return std::nullopt;
@@ -101,6 +101,14 @@ MaybeReading read_flashinfer(std::string_view name) {
     } else if (prefill) {
         reading.arch = 80;
         reading.evidence.emplace_back("Single/BatchPrefill: FlashInfer's schedule of FlashAttention-2, Ampere's code");
+    }
+    if (dsl) {
+        reading.arch = number_after(lower, "forwardsm").value_or(number_after(lower, "_sm").value_or(0));
+        if (contains_any(lower, {"bwd", "backward"})) reading.pass = KernelPass::backward;
+        if (contains_any(lower, {"blocksparse", "sparsesm"})) {
+            reading.exactness = Exactness::unknown;
+            reading.features.emplace_back("block-sparse");
+        }
     }
     set_flashinfer_traits(reading, name);
     return reading;

@@ -248,12 +248,13 @@ MaybeReading read_plain_kernel(std::string_view name) {
                 {"at::native", "at::cuda", "at_cuda_detail", "cub::", "rocprim::", "triton_for_", "triton_spl",
                  "triton_fused", "triton__", "thrust::", "cudnn", "transformer_engine::", "deep_ep", "rocclr"}))
         return found;
-    return row(Role::other, kWord,
-               {"reduce",  "norm",    "embedding",      "index",        "conv",        "adam",      "sort",
-                "moe",     "cutlass", "loop_",          "act_and_mul",  "gated_act",   "silu",      "gelu",
-                "swiglu",  "quant",   "expert",         "dispatch",     "cumsum",      "argmax",    "sampl",
-                "gating",  "shuffle", "hadamard",       "logits",       "amax",        "histogram", "seqlens",
-                "permute", "penalt",  "prepare_inputs", "slot_mapping", "verify_tree", "_rows",     "temperature_"});
+    return row(
+        Role::other, kWord,
+        {"reduce",      "norm",     "embedding",    "index",      "conv",    "adam",   "sort",           "moe",
+         "cutlass",     "loop_",    "act_and_mul",  "gated_act",  "silu",    "gelu",   "swiglu",         "quant",
+         "expert",      "dispatch", "cumsum",       "argmax",     "sampl",   "gating", "shuffle",        "hadamard",
+         "logits",      "amax",     "histogram",    "seqlens",    "permute", "penalt", "prepare_inputs", "slot_mapping",
+         "verify_tree", "_rows",    "temperature_", "scal_kernel"});
 }
 
 }  // namespace tessera::diagnose

@@ -169,9 +169,10 @@ MaybeReading read_triton(std::string_view name) {
         reading->features.emplace_back("paged keys");
     if (reading || (reading = read_variant(name))) return reading;
     const std::string_view function = function_of(name);
-    const bool written_in_triton = begins_any(
-        function, {"triton_flash_att", "_triton_flash_att", "kernel_unified_attention", "_kernel_unified_attention",
-                   "unified_attention_2d", "unified_attention_3d", "parallel_nsa_", "parallel_attn_"});
+    const bool written_in_triton =
+        begins_any(function, {"triton_flash_att", "_triton_flash_att", "kernel_unified_attention",
+                              "_kernel_unified_attention", "gluon_kernel_unified_attention", "unified_attention_2d",
+                              "unified_attention_3d", "parallel_nsa_", "parallel_attn_"});
     // A function of Python that is not for others' use begins so, a kernel in C++ hardly ever.
     if (contains(function, "hstu")) return std::nullopt;  // not a softmax: read_other_attention() knows it
     const bool of_python = function.size() == name.size() && !name.empty() && name[0] == '_';
@@ -216,6 +217,17 @@ MaybeReading read_amd(std::string_view name) {
             reading.exactness = Exactness::not_exact;
             reading.algorithm = "quantised attention: Q and K are rounded to 8 or 4 bits";
         }
+        reading.amd = true;
+        return reading;
+    }
+    // The name that CK's generator gives to an instance: "fmha_fwd_d128_bf16_batch_b128x128x32x128x32x128_..._nbias".
+    const bool instance =
+        begins_any(name, {"fmha_fwd_d", "fmha_bwd_d"}) && contains_any(name, {"_batch_b", "_group_b"});
+    if (instance) {
+        NameReading reading = attention(Family::ck, Confidence::certain, "fmha_fwd_d..._batch / _group");
+        reading.library = "Composable Kernel (flash-attn and xFormers on AMD)";
+        if (begins_any(name, {"fmha_bwd_d"})) reading.pass = KernelPass::backward;
+        reading.head_dim = number_after(name, "_d").value_or(0);
         reading.amd = true;
         return reading;
     }

@@ -64,8 +64,8 @@ constexpr std::string_view kPrepares[] = {"concat", "cast",  "copy",     "store"
                                           "write",  "quant", "quantize", "pack",  "pad"};
 
 // What moves keys and values and computes nothing: always, or unless the name speaks of a pass.
-constexpr std::string_view kMoves[] = {"write",  "rewrite", "store",   "copy",     "reshape", "save",
-                                       "assign", "swap",    "flatten", "transfer", "trans",   "migrate"};
+constexpr std::string_view kMoves[] = {"write", "rewrite", "store",    "copy",  "reshape", "save",  "assign",
+                                       "swap",  "flatten", "transfer", "trans", "migrate", "memcpy"};
 constexpr std::string_view kMayMove[] = {
     "append",  "update",  "set",   "scatter",   "gather",  "insert", "concat",  "fill",       "move",
     "dequant", "requant", "quant", "quantize",  "pack",    "unpack", "permute", "dequantize", "pad",
@@ -108,11 +108,15 @@ KernelPass pass_of(const Words& words) {
     return has(words, kForwardWords) ? KernelPass::forward : KernelPass::unknown;
 }
 
-/// The parts of an attention over split keys are merged: "merge_state". (Those of an attention over several GPUs are by
-/// Transformer Engine, in the layout that it calls thd.)
+/// The parts of an attention over split keys are merged: "merge_state", "correct_out_lse" (a loss has an LSE too).
+/// (Those of an attention over several GPUs are by Transformer Engine, in the layout that it calls thd.)
 bool merges_states(const Words& words) {
     constexpr std::string_view merge[] = {"merge"};
     constexpr std::string_view states[] = {"state", "states"};
+    constexpr std::string_view sums[] = {"merge", "combine", "correct", "correction", "reduce"};
+    constexpr std::string_view lse[] = {"lse"};
+    constexpr std::string_view losses[] = {"ce", "cce", "loss", "entropy", "logits", "vocab", "linear"};
+    if (has(words, lse) && has(words, sums)) return !has(words, losses);
     return has(words, merge) && has(words, states);
 }
 

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "diagnose/advice.hpp"
+#include "diagnose/by_hand.hpp"
 #include "diagnose/diagnosis.hpp"
 
 namespace tessera::diagnose::labelled_traces_test {
@@ -54,7 +55,7 @@ Diagnosis diagnosis_of(const std::string& name) {
 
 TEST(LabelledTraces, are_read_as_what_ran) {
     const auto rows = labelled();
-    EXPECT_GE(rows.size(), 148U);
+    EXPECT_GE(rows.size(), 164U);
     for (const Labelled& row : rows) {
         SCOPED_TRACE(row.name);
         const Diagnosis d = diagnosis_of(row.name);
@@ -72,6 +73,33 @@ TEST(LabelledTraces, are_read_as_what_ran) {
             EXPECT_GT(kind.calls, 0);
         }
     }
+}
+
+/// The gradient of a gradient is no attention of its own: it goes to the one whose backward went over the same scores.
+TEST(LabelledTraces, know_the_gradient_of_a_gradient) {
+    const std::vector<std::string> twice = {"gradient of a gradient", "products in fp32, off the tensor cores"};
+    std::int64_t first = 0;
+    std::int64_t second = 0;
+    for (const AttentionKind& kind : diagnosis_of("step_double_backward_train").kinds) {
+        if (kind.reading.pass == KernelPass::backward) (kind.reading.features == twice ? second : first) += kind.calls;
+    }
+    EXPECT_EQ(first, 2);
+    EXPECT_EQ(second, 1);
+    ByHandReader reader;
+    const SoftmaxSigns signs{.scores = {2, 8, 64, 64}, .safe = false, .twice = true};
+    EXPECT_EQ(reader.read(KernelPass::backward, signs).confidence, Confidence::unsure);
+    EXPECT_EQ(reader.read(KernelPass::backward, {.scores = {2, 8, 64, 64}, .safe = true}).family, Family::math);
+    EXPECT_EQ(reader.read(KernelPass::backward, signs).family, Family::math);
+    EXPECT_EQ(reader.read(KernelPass::backward, {.scores = {2, 8, 64, 32}, .twice = true}).family, Family::eager);
+}
+
+/// A compiler makes many kernels of one softmax, with other sums on the way.
+TEST(LabelledTraces, count_a_softmax_in_pieces_once) {
+    for (const AttentionKind& kind : diagnosis_of("step_compiled_cosine_train").kinds) EXPECT_EQ(kind.calls, 1);
+    for (const AttentionKind& kind : diagnosis_of("served_compiled_sinks_train").kinds) EXPECT_EQ(kind.calls, 1);
+    EXPECT_EQ(diagnosis_of("step_compiled_sinks").kinds.at(0).calls, 1);
+    EXPECT_EQ(diagnosis_of("step_decode_loop").kinds.at(0).calls, 4);
+    EXPECT_EQ(diagnosis_of("step_gpt_graph_train").kinds.at(0).calls, 4);
 }
 
 const AttentionKind& only_kind(const Diagnosis& d) {

@@ -201,6 +201,10 @@ TEST(KernelNames, knows_a_helper_that_is_cut) {
     const NameReading helper = read_name("void cutlass::device_kernel<flash::FlashAttnFwdCombi...");
     EXPECT_EQ(helper.role, Role::helper);
     EXPECT_LT(read_name("void cutlass::device_kernel<flash::FlashAttnFwd...").confidence, Confidence::likely);
+    for (const char* name :
+         {"void cutlass::device_kernel<flash::FlashAttnFwdPostprocess<cutlass::bfloat16_t, 64, 128> >",
+          "void cutlass::device_kernel<flash::FlashAttnBwdDkvPost..."})
+        EXPECT_EQ(read_name(name).role, Role::helper) << name;
     EXPECT_TRUE(cut_inside("a::f_long_na...", "f_long_name", 6));
     EXPECT_FALSE(cut_inside("a::f_l...", "f_long_name", 6));
     EXPECT_FALSE(cut_inside("a::f_long_na", "f_long_name", 6));
@@ -220,7 +224,7 @@ TEST(KernelNames, is_one_spelling_for_all_tools) {
     EXPECT_EQ(normalised("void (anonymous namespace)::f<(x::Mode)1>(unsigned int)"), "f<1>(unsigned int)");
     EXPECT_EQ(normalised("_ZN1a1fILi128ELb1EEEvv"), "a::f<128,true>()");
     EXPECT_EQ(normalised("_ZN13pytorch_flash16flash_fwd_kernelI23Flash_fwd_kernel_traitsILi128ELb1E"),
-              "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128,true");
+              "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128,true...");
     EXPECT_EQ(normalised("   "), "");
 }
 
@@ -311,6 +315,8 @@ TEST(KernelNames, reads_the_switches_of_fa3) {
 TEST(KernelNames, flags_what_is_not_exact) {
     EXPECT_EQ(read_name("qk_int8_sv_f8_accum_f32_attn_inst_buf").exactness, Exactness::not_exact);
     EXPECT_EQ(read_name(kSeven).exactness, Exactness::exact);
+    EXPECT_EQ(read_name("void flash::flash_fwd_block_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4> >").exactness,
+              Exactness::not_exact);
 }
 
 /// Inductor names the pointwise kernels beside an attention after it.
