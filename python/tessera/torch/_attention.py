@@ -17,7 +17,8 @@ _is_traced = torch._C._get_tracing_state  # by torch.jit.trace
 _levels = _forward_ad if hasattr(_forward_ad, "_current_level") else types.SimpleNamespace(_current_level=-1)
 _FLOATS = frozenset((type(None), float))
 _call, _plain, _plain_o, _fewest = _operators.call, _operators._plain, _operators._plain_o, _operators.plain
-_past_dispatcher, _may_pass = _direct.attention, _direct.may
+_past_dispatcher, _modes, _function_modes, _profiled = (_direct.attention, _direct.modes, _direct.function_modes,
+                                                        _direct.profiled)
 # Past the Python code of Function.apply, which is for torch.func.
 _eager = super(torch.autograd.Function, _operators.EagerAttention).apply
 _plain_eager = super(torch.autograd.Function, _operators.PlainAttention).apply
@@ -109,7 +110,8 @@ def run_o(q, k, v, causal, heads_first, scale, left, right):
         if _levels._current_level >= 0:
             return _plain_eager(q, k, v, (causal, heads_first, scale, left, right))[0]
         if not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-            if _past_dispatcher is not None and _may_pass():
+            # Not where anybody listens to the dispatcher, who would miss the operator.
+            if _past_dispatcher is not None and not (_modes() or _function_modes() or _profiled()):
                 o = _past_dispatcher(q, k, v, causal, heads_first, scale, left, right)
                 if o is not None:
                     return o

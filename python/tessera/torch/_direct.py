@@ -4,7 +4,7 @@
 Those two take longer than all the rest of a small call. torch_ops/direct.cc is a function for Python that reads q, k and v
 where Python has them. Nothing of how PyTorch and Python lay out their objects is assumed: it is looked up in tensors made
 for that, once, and where anything is found in no place or in two, calls go by the operator, as they do for all but plain
-tensors and wherever somebody listens to the dispatcher (may())."""
+tensors and wherever somebody listens to the dispatcher (_attention.py)."""
 import ctypes
 import pathlib
 import sys
@@ -20,9 +20,10 @@ _FASTCALL = 0x80  # METH_FASTCALL
 _TO_OBJECT, _WRAP = "torch_tensor_to_pyobject", "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 _ADDRESSES = ("PyLong_AsLongLong", "PyFloat_AsDouble", "PyErr_Occurred", "PyErr_Clear", "Py_IncRef",
               "PyEval_SaveThread", "PyEval_RestoreThread")
-_modes = torch._C._len_torch_dispatch_stack
-_function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
-_profiled = torch._C._autograd._profiler_enabled
+# Who may listen to the dispatcher.
+modes = torch._C._len_torch_dispatch_stack
+function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+profiled = torch._C._autograd._profiler_enabled
 
 
 class _Table(ctypes.Structure):
@@ -36,11 +37,6 @@ class _Method(ctypes.Structure):
     """PyMethodDef."""
     _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int),
                 ("doc", ctypes.c_char_p)]
-
-
-def may():
-    """Whether nobody listens to the dispatcher, who would miss the operator."""
-    return not _modes() and not _function_modes() and not _profiled()
 
 
 def _place(address, size, value):
@@ -79,7 +75,8 @@ def _places():
         found.add((_place(id(t), size, id(type(t))), _place(id(t), size, t._cdata),
                    _place(t._cdata, _SMALLEST_IMPL, torch._C._dispatch_keys(t).raw_repr())))
     places = found.pop()
-    return None if found or None in places else places
+    # The at::Tensor comes first: where something stands before it, that might say what the word means.
+    return None if found or None in places or places[1] != object.__basicsize__ else places
 
 
 def _address(library, name):

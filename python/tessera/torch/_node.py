@@ -32,7 +32,7 @@ def _operator(schema):
         return None
     if "attn_bias" in schema:
         op = packet.default._op
-        return lambda q, k, v, code, scale=None: op(q, k, v, None, code, scale=scale)
+        return lambda q, k, v, code, **scale: op(q, k, v, None, code, **scale)
     return getattr(torch, name, None)  # PyTorch's own binding is faster than that of torch.ops
 
 
