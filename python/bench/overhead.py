@@ -16,7 +16,7 @@ import torch.nn.functional as functional
 
 import tessera.flash_attn
 import tessera.torch
-from tessera.torch import _operators
+from tessera.torch import _direct, _operators
 
 RUNS, CALLS = 150, 50
 
@@ -32,6 +32,10 @@ def rows(device):
                  ("tessera.flash_attn.flash_attn_func", tessera.flash_attn.flash_attn_func)]
     found = [("forward", name, lambda f=f: f(q, k, v)) for name, f in functions]
     found.insert(1, ("forward", "the bare operator", lambda: _operators._plain_o(q, k, v)))
+    if _direct.attention is not None:
+        found.insert(2, ("forward", "past the dispatcher, without Python",
+                         lambda: _direct.attention(q, k, v, 0, False, None, -1, -1)))
+    found.insert(1, ("forward", "torch.relu_: one kernel, nothing else", lambda: torch.relu_(q)))
     found.insert(2, ("forward", "two torch.empty", lambda: (torch.empty(1, 1, 1, 8, device=device),
                                                             torch.empty(1, 1, 1, device=device))))
     found += [("forward with grad", name, lambda f=f: f(*leaves)) for name, f in functions]

@@ -98,6 +98,8 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     packed = _packed(query, key, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens_k)
     if packed is None:
         bias = _bias(attention_mask, position_bias, query, key.shape[2])
+        if bias is None and not softcap and not dropout:
+            return _attention.run_o(query, key, value, int(causal), True, scaling, left, -1).transpose(1, 2), None
         o, _ = _attention.run(query, key, value, bias, None, None, None, seed, -1, -1, *settings, True)
         return o.transpose(1, 2), None
     if position_bias is not None:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test of the package shares: a generator, and the devices that tests of PyTorch's tensors run on."""
 import importlib.util
+import os
 import re
 
 import pytest
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of a GPU that others share
 
 
 def why_no_cuda():

@@ -10,7 +10,7 @@
 namespace tessera::torch_ops {
 namespace {
 
-void expect_rank(const char* argument, const Tensor& tensor, std::int64_t rank, bool heads_first) {
+void expect_rank(const char* argument, TensorRef tensor, std::int64_t rank, bool heads_first) {
     if (tensor.dim() == rank) return;
     const char* dense = heads_first ? "[batch, heads, len, head_dim]" : "[batch, len, heads, head_dim]";
     invalid(argument, "expected " + std::to_string(rank) + " dimensions (" +
@@ -18,7 +18,7 @@ void expect_rank(const char* argument, const Tensor& tensor, std::int64_t rank, 
 }
 
 /// The longest member. On CUDA the lengths are not read, since that would wait for the device: the total bounds them.
-std::int64_t longest(const char* argument, const Tensor& cu_seqlens, std::int64_t total) {
+std::int64_t longest(const char* argument, TensorRef cu_seqlens, std::int64_t total) {
     if (cu_seqlens.is_cuda()) return total;
     const TensorView view = view_of(argument, cu_seqlens);
     if (view.rank != 1) invalid(argument, "expected 1 dimension, got " + std::to_string(view.rank));
@@ -34,7 +34,7 @@ std::int64_t longest(const char* argument, const Tensor& cu_seqlens, std::int64_
 std::uint64_t seed_of(const Inputs& in, double dropout_p) {
     if (dropout_p == 0) return 0;
     if (!in.seed.has_value()) invalid("seed", "expected a tensor int64 [1] with dropout, got none");
-    const TensorView view = view_of("seed", *in.seed);
+    const TensorView view = view_of("seed", in.seed);
     if (view.device.type != DeviceType::cpu || view.dtype != DType::int64 || view.size() != 1) {
         invalid("seed", "expected one int64 in host memory, got " + view.describe());
     }
@@ -128,10 +128,10 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
     if (ragged) {
         p.total_q = in.q.size(0);
         p.total_kv = in.k.size(0);
-        p.batch = std::max<std::int64_t>(in.cu_seqlens_q->numel() - 1, 0);
-        p.len_q = settings.max_len_q >= 0 ? settings.max_len_q : longest("cu_seqlens_q", *in.cu_seqlens_q, p.total_q);
+        p.batch = std::max<std::int64_t>(in.cu_seqlens_q.numel() - 1, 0);
+        p.len_q = settings.max_len_q >= 0 ? settings.max_len_q : longest("cu_seqlens_q", in.cu_seqlens_q, p.total_q);
         p.len_kv =
-            settings.max_len_kv >= 0 ? settings.max_len_kv : longest("cu_seqlens_kv", *in.cu_seqlens_kv, p.total_kv);
+            settings.max_len_kv >= 0 ? settings.max_len_kv : longest("cu_seqlens_kv", in.cu_seqlens_kv, p.total_kv);
     } else {
         p.batch = in.q.size(0);
         p.len_q = in.q.size(len);
@@ -140,7 +140,7 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
     return p;
 }
 
-const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q) {
+const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, TensorRef q) {
     PlanOptions options{.pass = pass, .kernel = settings.kernel.value_or("")};
     set_place(options, q);
     thread_local Kept first[2];

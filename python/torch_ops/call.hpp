@@ -20,23 +20,23 @@ struct Settings {
     std::int64_t causal = 0;        ///< 0 none, 1 bottom-right, 2 top-left
     std::int64_t window_left = -1;  ///< -1: without limit
     std::int64_t window_right = -1;
-    std::optional<double> scale;
+    std::optional<double> scale{};
     double softcap = 0;
     double dropout_p = 0;
-    std::optional<std::string> kernel;
+    std::optional<std::string> kernel{};
     bool heads_first = false;  ///< dense q, k, v, o and gradients are [batch, heads, len, dim]
 };
 
 /// The inputs that both passes take.
 struct Inputs {
-    const Tensor& q;  // [batch, len_q, heads_q, head_dim] | [total_q, heads_q, head_dim]
-    const Tensor& k;
-    const Tensor& v;
-    const OptionalTensor& bias;
-    const OptionalTensor& alibi_slopes;
-    const OptionalTensor& cu_seqlens_q;
-    const OptionalTensor& cu_seqlens_kv;
-    const OptionalTensor& seed;  // int64 [1], in host memory
+    TensorRef q;  // [batch, len_q, heads_q, head_dim] | [total_q, heads_q, head_dim]
+    TensorRef k;
+    TensorRef v;
+    TensorRef bias{};
+    TensorRef alibi_slopes{};
+    TensorRef cu_seqlens_q{};
+    TensorRef cu_seqlens_kv{};
+    TensorRef seed{};  // int64 [1], in host memory
 };
 
 /// The Problem that shapes and settings describe. Throws Error(invalid_argument).
@@ -44,7 +44,7 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
 
 /// The plan of a problem for tensors on the device of q; the last ones are kept for each thread and pass, since a model
 /// calls with few problems many times. The reference lives until the next call of this function on the thread.
-const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q);
+const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, TensorRef q);
 
 /// The plan for the kernel that comes next in the order of preference after that of `plan`, kept in the same way; null
 /// when there is none, or when the caller named the kernel.
@@ -52,10 +52,10 @@ const Plan* next_plan(const Plan& plan, const Settings& settings);
 
 /// Says where the tensors live and on how many threads to run: of cpu.cc or cuda.cc, whichever is linked. Throws
 /// Error(invalid_argument) when q doesn't live there.
-void set_place(PlanOptions& options, const Tensor& q);
+void set_place(PlanOptions& options, TensorRef q);
 
 /// How to run beside q: PyTorch's threads on the CPU, its current stream on CUDA.
-Execution execution_of(const Tensor& q);
+Execution execution_of(TensorRef q);
 
 /// Fills the fields that ForwardArgs and BackwardArgs share.
 template <class Args>
@@ -75,7 +75,7 @@ Args args_of(const Inputs& in, bool heads_first) {
 /// on the strides or the alignment of these tensors gives way to the next one. Takes o_rest out of `args` where the
 /// kernel doesn't know it.
 template <class Args>
-void run(const Problem& problem, Pass pass, const Settings& settings, const Tensor& q, Args& args) {
+void run(const Problem& problem, Pass pass, const Settings& settings, TensorRef q, Args& args) {
     const auto run_by = [&](const Plan& plan) {
         if (!plan.o_rest) args.o_rest = {};
         const TorchWorkspace workspace(q, plan);

@@ -3,13 +3,17 @@
 // Calls on the CPU: kernels run on PyTorch's own threads, so that they don't compete with those of its other operators.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
+#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <tuple>
+#include <utility>
+#include <vector>
 
-#include "call.hpp"
+#include "node.hpp"
 
 namespace tessera::torch_ops {
 namespace {
@@ -52,13 +56,42 @@ void torch_parallel(std::int64_t tasks, int workers, const TaskBody& body) {
     if (loop.failure) std::rethrow_exception(loop.failure);
 }
 
+// PyTorch's operator for backends that bring an attention of their own. It has more results than this one.
+using Fused = std::tuple<Tensor, Tensor, Tensor, Tensor, std::int64_t, std::int64_t, Tensor, Tensor, Tensor>;
+
+Fused fused_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias, double code, bool is_causal,
+               bool return_debug_mask, std::optional<double> scale) {
+    return with_torch_errors([&]() -> Fused {
+        if (bias.has_value() || is_causal || return_debug_mask) refuse_other_settings();
+        auto [o, kept] = node_forward({q, k, v}, code, scale);
+        const Tensor none;
+        return {std::move(o), std::move(kept), none, none, 0, 0, none, none, none};
+    });
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> fused_backward_op(
+    const Tensor d_o, const Tensor q, const Tensor k, const Tensor v, const Tensor /*bias*/,
+    const std::vector<bool> /*wanted*/, const Tensor o, const Tensor kept, const Tensor /*cum_seq_q*/,
+    const Tensor /*cum_seq_k*/, std::int64_t /*max_q*/, std::int64_t /*max_k*/, double code, bool /*is_causal*/,
+    const Tensor /*philox_seed*/, const Tensor /*philox_offset*/, std::optional<double> scale) {
+    return with_torch_errors([&] {
+        return std::tuple_cat(node_backward(d_o, {q, k, v}, o, kept, code, scale), std::tuple(Tensor()));
+    });
+}
+
 }  // namespace
 
-void set_place(PlanOptions& options, const Tensor&) {
+void set_place(PlanOptions& options, TensorRef) {
     options.device = Device{};
     options.threads = torch_threads();
 }
 
-Execution execution_of(const Tensor&) { return {.parallel_for = torch_parallel}; }
+Execution execution_of(TensorRef) { return {.parallel_for = torch_parallel}; }
 
 }  // namespace tessera::torch_ops
+
+STABLE_TORCH_LIBRARY_IMPL(aten, CPU, m) {
+    m.impl("_scaled_dot_product_fused_attention_overrideable", TORCH_BOX(&tessera::torch_ops::fused_op));
+    m.impl("_scaled_dot_product_fused_attention_overrideable_backward",
+           TORCH_BOX(&tessera::torch_ops::fused_backward_op));
+}

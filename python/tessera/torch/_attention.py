@@ -6,7 +6,7 @@ import types
 import torch
 import torch.autograd.forward_ad as _forward_ad
 
-from . import _errors, _functorch, _fused, _operators
+from . import _direct, _errors, _functorch, _node, _operators
 
 CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _functorch_active = torch._C._are_functorch_transforms_active
@@ -17,6 +17,8 @@ _is_traced = torch._C._get_tracing_state  # by torch.jit.trace
 _levels = _forward_ad if hasattr(_forward_ad, "_current_level") else types.SimpleNamespace(_current_level=-1)
 _FLOATS = frozenset((type(None), float))
 _call, _plain, _plain_o, _fewest = _operators.call, _operators._plain, _operators._plain_o, _operators.plain
+_past_dispatcher, _modes, _function_modes, _profiled = (_direct.attention, _direct.modes, _direct.function_modes,
+                                                        _direct.profiled)
 # Past the Python code of Function.apply, which is for torch.func.
 _eager = super(torch.autograd.Function, _operators.EagerAttention).apply
 _plain_eager = super(torch.autograd.Function, _operators.PlainAttention).apply
@@ -67,8 +69,8 @@ def run(q, k, v, bias, *rest):
 
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
     compiling = _is_compiling()
-    plain = rest[9].__class__ in _FLOATS and rest[10].__class__ in _FLOATS and rest[11].__class__ in _FLOATS
-    if not plain and not compiling:
+    if not compiling and not (rest[9].__class__ in _FLOATS and rest[10].__class__ in _FLOATS
+                              and rest[11].__class__ in _FLOATS):  # not asked of a graph: it may have symbols there
         rest = *rest[:9], *map(number, ("scale", "softcap", "dropout_p"), rest[9:12]), *rest[12:]
     if compiling or _is_traced():
         if _needs_gradients(q, k, v, bias) and _operators.keeps_rest(q, rest[11], rest[12]):
@@ -108,10 +110,15 @@ def run_o(q, k, v, causal, heads_first, scale, left, right):
         if _levels._current_level >= 0:
             return _plain_eager(q, k, v, (causal, heads_first, scale, left, right))[0]
         if not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+            # Not where anybody listens to the dispatcher, who would miss the operator.
+            if _past_dispatcher is not None and not (_modes() or _function_modes() or _profiled()):
+                o = _past_dispatcher(q, k, v, causal, heads_first, scale, left, right)
+                if o is not None:
+                    return o
             return _fewest(_plain_o, q, k, v, causal, heads_first, scale, left, right)
-        if _fused.takes(q, k, v):
-            return _fused.op(q, k, v, _fused.settings(causal, heads_first, scale, left, right,
-                                                      _operators.LEAST_FOR_REST))[0]
+        o = _node.attention(q, k, v, causal, heads_first, scale, left, right)
+        if o is not None:
+            return o
         return _plain_eager(q, k, v, (causal, heads_first, scale, left, right))[0]
     except (RuntimeError, AttributeError) as error:
         raise _explained(error, q, k, v) from None

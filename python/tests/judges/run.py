@@ -40,6 +40,7 @@ def arguments():
                         help="I/N runs every Nth case of the sample, from the Ith on (default: all)")
     parser.add_argument("--models", default="llama",
                         help="transformers: the folders below tests/models (default: llama)")
+    parser.add_argument("--report", type=pathlib.Path, help="write the counts there, too, as JSON (see together.py)")
     parser.add_argument("-k", default=None, help="pytorch, transformers: pytest's selection")
     return parser.parse_args()
 
@@ -76,6 +77,10 @@ def judge_flash_attention(options):
         sample.free_memory()
         if sys.stderr.isatty():
             print(f"\r{sum(counts.values())} of {len(drawn)}", end="", file=sys.stderr)
+    if options.report:
+        sample.write_report(options.report, suite=options.suite, seed=options.seed, part=options.part,
+                            counts=dict(counts), reasons=[(f"{name}: {why}", n) for (name, why), n in
+                                                          reasons.most_common()])
     return report(counts, reasons, f"{len(drawn)} of {total:,} cases drawn (seed {options.seed}, sequences up to "
                   f"{options.longest}), part {options.part}; {counts['not run']} of the part not run for want of time")
 
@@ -91,6 +96,8 @@ def judge_by_pytest(options):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "sample", "-p", plugin, "-o", "addopts=", "--tb=short",
                "-p", "no:cacheprovider", f"--sample={options.count}", f"--sample-seed={options.seed}",
                f"--sample-part={options.part}", f"--sample-minutes={options.minutes}", *map(str, tests)]
+    if options.report:
+        command += [f"--sample-report={options.report.absolute()}", f"--sample-suite={options.suite}"]
     if options.k:
         command += ["-k", options.k]
     path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])

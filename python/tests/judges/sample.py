@@ -2,6 +2,7 @@
 """A pytest plugin for the suites of other projects: runs a sample of what pytest collected, in random order, stops when
 the time is over, and says what failed and why, and how many of the tests called tessera."""
 import collections
+import json
 import random
 import time
 
@@ -27,6 +28,8 @@ def pytest_addoption(parser):
     group.addoption("--sample-seed", type=int, default=0)
     group.addoption("--sample-part", default="0/1", help="I/N: every Nth of the sample, from the Ith on")
     group.addoption("--sample-minutes", type=float, default=1e9)
+    group.addoption("--sample-report", help="write the counts there, too, as JSON")
+    group.addoption("--sample-suite", default="", help="the name of the suite in that report")
 
 
 @pytest.hookimpl(trylast=True)  # after -k has chosen
@@ -38,6 +41,11 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
     items[:] = chosen
     config.stash[_SAMPLE] = f"{len(chosen)} of {total} cases drawn (seed {seed}, part {part}/{parts})", len(chosen)
+
+
+def write_report(file, **facts):
+    with open(file, "w") as to:
+        json.dump(facts, to, indent=1)
 
 
 def free_memory():
@@ -85,6 +93,15 @@ def pytest_terminal_summary(terminalreporter):
     done = len(failed) + len(reports["passed"]) + len(reports["skipped"])
     text, chosen = terminalreporter.config.stash.get(_SAMPLE, ("nothing collected", 0))
     ran = [r for r in reports["passed"] + failed if dict(getattr(r, "user_properties", ())).get("tessera")]
+    config = terminalreporter.config
+    if config.getoption("sample_report"):
+        counts = dict(passed=len(reports["passed"]), failed=len(failed), skipped=len(reports["skipped"]),
+                      called=sum(r.passed for r in ran))
+        counts["not run"] = max(0, chosen - done)
+        write_report(config.getoption("sample_report"), suite=config.getoption("sample_suite"),
+                     seed=config.getoption("sample_seed"), part=config.getoption("sample_part"), counts=counts,
+                     reasons=[(f"{name}: failed: {why}", n) for (name, why), n in reasons.most_common()] +
+                             [(f"skipped: {why}", n) for why, n in skips.most_common()])
     write(f"{text}; {max(0, chosen - done)} not run for want of time")
     write(f"called tessera: {sum(r.passed for r in ran)} that passed, {sum(r.failed for r in ran)} that failed")
     write(f"{len(reports['passed'])} passed, {len(failed)} failed, {len(reports['skipped'])} skipped")
