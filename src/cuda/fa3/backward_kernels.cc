@@ -2,6 +2,7 @@
 #include "cuda/fa3/backward_kernels.hpp"
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "core/arena.hpp"
 #include "cuda/device.hpp"
@@ -31,16 +32,26 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     return refusal(Schedule::fa3, Pass::backward, problem, tile, limits(device));
 }
 
-backward::Workspace lay_out(Arena& arena, const Problem& p) {
+/// What a call's workspace is cut into.
+struct Memory {
+    backward::Workspace workspace;
+    backward::Limits* limits;  // [batch, heads_kv], in fp16
+    std::size_t cleared;       // bytes that are 0 before the first kernel
+};
+
+Memory lay_out(Arena& arena, const Problem& p) {
     const backward::Config c = config_of(p);
     const std::int64_t blocks = p.heads_q * blocks_q(p, c.block_q);
     const std::int64_t sums = backward::sums_of_dq(p);
     backward::Workspace w{};
     w.start = arena.take<backward::Start>(1);
+    backward::Limits* const limits =
+        p.dtype == DType::fp16 ? arena.take<backward::Limits>(p.batch, p.heads_kv) : nullptr;
+    const std::size_t cleared = arena.used();
     w.stats = arena.take<backward::RowStats>(blocks, c.row_stats());
     w.counters = arena.take<int>(sums, blocks, backward::Config::kConsumers);
     w.dq = arena.take<float>(sums, blocks, std::int64_t{c.block_q}, std::int64_t{c.head_dim});
-    return w;
+    return {w, limits, cleared};
 }
 
 bool has_queries(const Problem& p) { return p.rows_q() > 0 && p.heads_q > 0; }
@@ -56,13 +67,13 @@ std::size_t workspace_bytes(const Plan& plan) {
 /// and a byte.
 bool uses_o_rest(const Problem& p) { return p.dropout.probability == 0; }
 
-Launch make_launch(const BackwardCall& call) {
+Launch make_launch(const BackwardCall& call, const Memory& memory) {
     const Problem& p = call.plan.problem;
     const TensorShapes shapes(p);
     Launch launch{};
     launch.params = backward_params(call);
-    Arena arena(call.workspace);
-    launch.workspace = lay_out(arena, p);
+    launch.workspace = memory.workspace;
+    launch.limits = memory.limits;
     const backward::Config c = config_of(p);
     launch.scale_log2 = c.general ? kLog2E : launch.params.forward.scale * kLog2E;
     launch.sums = backward::sums_of_dq(p);
@@ -112,12 +123,14 @@ cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t strea
 void run(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
     const CurrentDevice current(call.plan.device);
-    const Launch launch = make_launch(call);
-    check(cudaMemsetAsync(launch.workspace.start, 0, sizeof(*launch.workspace.start), stream_of(call)),
-          "cudaMemsetAsync");
+    Arena arena(call.workspace);
+    const Memory memory = lay_out(arena, p);
+    const Launch launch = make_launch(call, memory);
+    check(cudaMemsetAsync(memory.workspace.start, 0, memory.cleared, stream_of(call)), "cudaMemsetAsync");
     const cudaError_t status = backward::Shapes::call(*backward::shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
-        return start_all<__nv_bfloat16, Shape>(p, launch, stream_of(call));
+        return p.dtype == DType::fp16 ? start_all<__half, Shape>(p, launch, stream_of(call))
+                                      : start_all<__nv_bfloat16, Shape>(p, launch, stream_of(call));
     });
     check(status, "cuda.fa3.backward");
 }
@@ -145,10 +158,11 @@ Kernel backward_kernel() {
                      .backend = Backend::cuda,
                      .schedule = Schedule::fa3,
                      .pass = Pass::backward,
-                     .dtypes = {DType::bf16},
+                     .dtypes = {DType::bf16, DType::fp16},
                      .summary = "K/V blocks outer, dQ added up in a fixed order or by its own kernel; memory O(len)",
-                     .limits = "sm_90; bf16; no additive bias; head_dim in multiples of 8, up to 128 with softcap, "
-                               "ALiBi, dropout or a scale of 0 and less; 16-byte aligned rows"},
+                     .limits =
+                         "sm_90; bf16 and fp16; no additive bias; head_dim in multiples of 8, up to 128 with softcap, "
+                         "ALiBi, dropout or a scale of 0 and less; 16-byte aligned rows"},
             .refuse = refuse,
             .default_tile = backward::tile_of,
             .workspace_bytes = workspace_bytes,

@@ -30,6 +30,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __g
         shared.broken = launch.workspace.start->broken;
         // Blocks that started earlier come earlier in the order: nobody waits for one that has not started.
         shared.block.set(launch, atomicAdd(&launch.workspace.start->next_block, 1));
+        if constexpr (kHeld<T>) {
+            shared.unit = gradient_unit<T>(launch, shared.block.batch, shared.block.kv_head) / kWeightUnit<T>;
+        }
     }
     __syncthreads();
     if (!shared.block.exists() || shared.broken != 0) return;

@@ -7,6 +7,7 @@
 #include "cuda/fa3/backward/elements.cuh"
 #include "cuda/fa3/backward/products.cuh"
 #include "cuda/fa3/backward/special.cuh"
+#include "cuda/fa3/backward/units.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/tma.cuh"
 
@@ -15,7 +16,7 @@ namespace tessera::cuda::fa3::backward {
 /// The same condition in all lanes, known to the compiler as such.
 __device__ __forceinline__ bool agreed(bool condition) { return __any_sync(kAllLanes, condition); }
 
-template <Config kConfig>
+template <class T, Config kConfig>
 struct ConsumerThread {
     static constexpr int kPairs = Config::kRows / 2;           ///< scores of a thread against 64 queries
     static constexpr int kFull = 1, kLarge = 2, kSpecial = 4;  ///< flags of a step
@@ -78,6 +79,12 @@ struct ConsumerThread {
         const int column = first_column();
 #pragma unroll
         for (int chunk = 0; chunk < kEarly; ++chunk) out[chunk] = four_of(values, kEarly * half + chunk, column);
+    }
+
+    /// What dP is multiplied by for dS, and delta with it (score_gradient).
+    __device__ __forceinline__ float unit() const {
+        if constexpr (kHeld<T>) return shared.unit;
+        else return 1;
     }
 
     __device__ __forceinline__ int count_steps() const {
@@ -151,10 +158,10 @@ __device__ __forceinline__ float weight(float score, float scale_log2, float min
 }
 
 /// P^T from S^T, of 64 queries.
-template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::exponentiate(float (&s)[kPairs],
-                                                                      const float4 (&minus_lse)[kEarly],
-                                                                      int half) const {
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::exponentiate(float (&s)[kPairs],
+                                                                         const float4 (&minus_lse)[kEarly],
+                                                                         int half) const {
     if (agreed((flags & kLarge) != 0)) {  // rare
         const int column = first_column();
 #pragma unroll
@@ -171,12 +178,12 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::exponentiate(float (&s)
 }
 
 /// NaN and infinities of K become 0: what they make of scores is in LSE and delta, and dQ is to have no others.
-template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::clean_keys() {
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_keys() {
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
     bool found = false;
-    for (auto& slab : shared.k) found |= clean<kKeys * kSlabRowBytes, 128, 4>(slab[kKeys * warpgroup], thread);
+    for (auto& slab : shared.k) found |= clean<T, kKeys * kSlabRowBytes, 128, 4>(slab[kKeys * warpgroup], thread);
     ptx::fence_proxy_async();
     if constexpr (kConfig.roles()) {
         if (agreed(found)) launch.workspace.start->special_keys = 1;
@@ -187,8 +194,8 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::clean_keys() {
 }
 
 /// The same of Q and dO, in tiles with hidden pairs. What was taken out of dO is put back at the end (restore_lost).
-template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::clean_queries() {
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_queries() {
     const Span& first = shared.block.full[0];
     const Span& second = shared.block.full[1];
     const int m = shared.block_q[q.stage];
@@ -197,15 +204,15 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::clean_queries() {
     constexpr int kThreads = 128 * Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     ptx::named_barrier_sync(kConsumersBarrier, kThreads);  // both warpgroups have made S and dP of it
-    clean<sizeof(shared.q[0]), kThreads>(shared.q[q.stage], thread);
-    clean<sizeof(shared.d_o[0]), kThreads>(shared.d_o[d_o.stage], thread);
+    clean<T, sizeof(shared.q[0]), kThreads>(shared.q[q.stage], thread);
+    clean<T, sizeof(shared.d_o[0]), kThreads>(shared.d_o[d_o.stage], thread);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kConsumersBarrier, kThreads);
 }
 
 /// Where store_ds() begins for this thread.
-template <Config kConfig>
-__device__ __forceinline__ std::uint32_t ConsumerThread<kConfig>::ds_address(int slab_number) const {
+template <class T, Config kConfig>
+__device__ __forceinline__ std::uint32_t ConsumerThread<T, kConfig>::ds_address(int slab_number) const {
     const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // not to be kept in registers over the loop
     const int query = thread % 32 / 16 * 8 + thread % 8;
     const int chunk = thread / 32 % 4 * 2 + thread / 8 % 2;
@@ -213,9 +220,9 @@ __device__ __forceinline__ std::uint32_t ConsumerThread<kConfig>::ds_address(int
 }
 
 /// dS of 64 queries, transposed on its way into shared memory: rows are queries there. A fence is to follow.
-template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4],
-                                                                  std::uint32_t to) {
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4],
+                                                                     std::uint32_t to) {
 #pragma unroll
     for (int step = 0; step < Config::kRows / 16; ++step) {
         // Rows 16 apart have the same swizzle.
@@ -224,8 +231,8 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::store_ds(const std::uin
 }
 
 /// A part of dQ, for add_dq(): 16 bytes of a thread beside those of its neighbours.
-template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::put_dq(const float (&dq)[kConfig.dq_columns() / 2]) {
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::put_dq(const float (&dq)[kConfig.dq_columns() / 2]) {
     auto* out = reinterpret_cast<float4*>(shared.dq[warpgroup]) + threadIdx.x % 128;
 #pragma unroll
     for (int j = 0; j < kConfig.dq_columns() / 8; ++j) {

@@ -11,8 +11,8 @@
 namespace tessera::cuda::fa3::backward {
 
 template <class T, Config kConfig>
-struct HalvesConsumer : ConsumerThread<kConfig> {
-    using Base = ConsumerThread<kConfig>;
+struct HalvesConsumer : ConsumerThread<T, kConfig> {
+    using Base = ConsumerThread<T, kConfig>;
     using Base::arrive, Base::d_o, Base::first_column, Base::first_query, Base::kEarly, Base::kPairs, Base::launch,
         Base::q, Base::row, Base::shared, Base::steps, Base::warpgroup;
     static constexpr int kHalf = Config::kRows;  ///< queries
@@ -72,8 +72,12 @@ template <bool kMasked>
 __device__ __forceinline__ void HalvesConsumer<T, kConfig>::score_gradients(int half) {
     float(&weights)[kPairs] = half_of(s, half);
     float(&gradients)[kPairs] = dp[half];
+    const float unit = Base::unit();
+    hold_deltas<T>(stats, unit);
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) gradients[i] = weights[i] * (gradients[i] - of_element(stats[i / 8], i));
+    for (int i = 0; i < kPairs; ++i) {
+        gradients[i] = score_gradient<T>(weights[i], gradients[i], of_element(stats[i / 8], i), unit);
+    }
     if constexpr (kMasked) {
         const PairMask mask(shared.block.blocks, shared.block.n * kConfig.block_kv + row(),
                             first_query() + kHalf * half + first_column());
@@ -84,8 +88,8 @@ __device__ __forceinline__ void HalvesConsumer<T, kConfig>::score_gradients(int 
     }
 #pragma unroll
     for (int i = 0; i < kPairs; i += 2) {
-        half_of(ds, half)[i / 8][i / 2 % 4] = ptx::pack<T>(gradients[i], gradients[i + 1]);
-        half_of(p, half)[i / 8][i / 2 % 4] = ptx::pack<T>(weights[i], weights[i + 1]);
+        half_of(ds, half)[i / 8][i / 2 % 4] = ptx::pack_finite<T>(gradients[i], gradients[i + 1]);
+        half_of(p, half)[i / 8][i / 2 % 4] = ptx::pack_finite<T>(weights[i], weights[i + 1]);
     }
 }
 

@@ -31,6 +31,15 @@ struct Start {
     int special_keys;     ///< roles: there are NaN or infinities in K, as the main kernel has seen
 };
 
+/// 0 before the first kernel too: over every |dS| of a kv head and its query heads, in fp16 (units.cuh). The root of
+/// the product of the first two, and the third.
+struct Limits {
+    float d_o_squares;  ///< with the rest of O: of the largest row of dO, for |dP| <= |dO| |V|
+    float v_squares;    ///< and of V
+    float sum;          ///< what else is added: |delta|; where delta is summed, the largest |dP| beside it
+    int unused;
+};
+
 /// Memory of a call, in its workspace. A head's blocks of queries are counted over all batch members (Blocks).
 struct Workspace {
     Start* start;     // [1]
@@ -52,6 +61,7 @@ struct Launch {
     bool dq_by_vectors;  ///< rows of dQ can be written 16 bytes at a time
     int blocks_q;        ///< blocks of queries of one head, over all members
     int blocks_kv;       ///< blocks of keys of one head of one member, at most
+    Limits* limits;      ///< fp16: [batch, heads_kv], in the workspace, after Start
 };
 
 /// Blocks of queries before a member's first one.

@@ -16,8 +16,8 @@
 namespace tessera::cuda::fa3::backward {
 
 template <class T, Config kConfig>
-struct Consumer : ConsumerThread<kConfig> {
-    using Base = ConsumerThread<kConfig>;
+struct Consumer : ConsumerThread<T, kConfig> {
+    using Base = ConsumerThread<T, kConfig>;
     using Base::arrive, Base::d_o, Base::first_column, Base::first_query, Base::four_of, Base::is_full, Base::kPairs,
         Base::lane, Base::launch, Base::q, Base::row, Base::shared, Base::steps, Base::warpgroup;
     static constexpr int kBlockQ = kConfig.block_q;
@@ -43,7 +43,7 @@ struct Consumer : ConsumerThread<kConfig> {
     __device__ __forceinline__ void make_ds(int q_before);
     __device__ __forceinline__ void exponentiate_with_features();
     template <bool kMasked>
-    __device__ __forceinline__ void score_gradients(const float4 (&delta)[Base::kEarly]);
+    __device__ __forceinline__ void score_gradients(float4 (&delta)[Base::kEarly]);
 
     __device__ __forceinline__ std::uint64_t k_operand() const {
         return uniform(row_descriptor(&shared.k[0][64 * warpgroup]));
@@ -100,22 +100,27 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_features
             float p_of_pair =
                 weight(score, launch.scale_log2, of_element(minus_lse, i + e), of_element(inverse_sum, i + e));
             if (!full && !mask.sees(i + e)) p_of_pair = 0;
-            weights[e] = (kept >> (i + e) & 1) != 0 ? p_of_pair * params.keep_scale : 0.0F;
+            const bool is_kept = (kept >> (i + e) & 1) != 0;
+            // In fp16 dV is multiplied by keep_scale in the end: weights over 1 would not fit.
+            if constexpr (kHeld<T>) weights[e] = is_kept ? p_of_pair : 0.0F;
+            else weights[e] = is_kept ? p_of_pair * params.keep_scale : 0.0F;
             score = p_of_pair * derivative;
         }
-        p[i / 8][i / 2 % 4] = ptx::pack<T>(weights[0], weights[1]);
+        p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(weights[0], weights[1]);
     }
 }
 
 /// dS^T from P^T and dP^T; both into 16 bits. kMasked: some pair may be hidden.
 template <class T, Config kConfig>
 template <bool kMasked>
-__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(const float4 (&delta)[Base::kEarly]) {
+__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&delta)[Base::kEarly]) {
     const float keep_scale = launch.params.forward.keep_scale;
+    const float unit = Base::unit();
+    hold_deltas<T>(delta, unit);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
         if constexpr (kConfig.general) dp[i] = (kept >> i & 1) != 0 ? dp[i] * keep_scale : 0.0F;
-        dp[i] = s[i] * (dp[i] - of_element(delta[i / 8], i));
+        dp[i] = score_gradient<T>(s[i], dp[i], of_element(delta[i / 8], i), unit);
     }
     if constexpr (kMasked) {
         ptx::keep_in_place(dp);  // all in one go takes more registers than there are
@@ -128,11 +133,11 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(const floa
         ptx::keep_in_place(dp);
     }
 #pragma unroll
-    for (int i = 0; i < kPairs; i += 2) ds[i / 8][i / 2 % 4] = ptx::pack<T>(dp[i], dp[i + 1]);
+    for (int i = 0; i < kPairs; i += 2) ds[i / 8][i / 2 % 4] = ptx::pack_finite<T>(dp[i], dp[i + 1]);
     if constexpr (!kConfig.general) {
         ptx::keep_in_place(ds);
 #pragma unroll
-        for (int i = 0; i < kPairs; i += 2) p[i / 8][i / 2 % 4] = ptx::pack<T>(s[i], s[i + 1]);
+        for (int i = 0; i < kPairs; i += 2) p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(s[i], s[i + 1]);
     }
 }
 

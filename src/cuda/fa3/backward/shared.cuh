@@ -93,6 +93,7 @@ struct alignas(1024) Shared : Exchange<kConfig> {
     KeyBlock<kConfig> block;
     int broken;  ///< Start::broken
     int lost;    ///< not 0: NaN or infinities may have been taken out of dO
+    float unit;  ///< fp16: what dS is held times beside P (units.cuh)
 
     __device__ void init_barriers() {
         constexpr int kReaders = 4 * Config::kConsumers;  // one arrival a warp
