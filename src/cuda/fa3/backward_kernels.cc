@@ -7,6 +7,7 @@
 #include "core/arena.hpp"
 #include "cuda/device.hpp"
 #include "cuda/fa3/backward/launch.hpp"
+#include "cuda/fa3/backward/order.hpp"
 #include "cuda/fa3/backward/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
 #include "cuda/shared/tensor_map.hpp"
@@ -100,7 +101,11 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
                           takes_byte_vectors(launch.o_rest, static_cast<int>(p.head_dim_v));
     launch.dq_by_vectors = takes_vectors(launch.params.dq, static_cast<int>(p.head_dim));
     launch.blocks_q = static_cast<int>(blocks_q(p, c.block_q));
-    launch.blocks_kv = static_cast<int>(blocks_kv(p, c.block_kv));
+    const int most = static_cast<int>(blocks_kv(p, c.block_kv));
+    const ForwardParams& params = launch.params.forward;
+    const bool in_parts = !c.roles() && backward::may_start_in_parts(p.mask, params.group, params.heads_kv, most);
+    launch.parts = in_parts ? backward::kParts : 1;
+    launch.part_kv = (most + launch.parts - 1) / launch.parts;
     return launch;
 }
 

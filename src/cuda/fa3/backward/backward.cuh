@@ -56,8 +56,8 @@ cudaError_t start_backward(const Launch& launch, cudaStream_t stream) {
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
     const ForwardParams& p = launch.params.forward;
-    return start(backward_kernel<T, Shape>, std::int64_t{p.heads_kv} * p.batch * launch.blocks_kv, Config::kThreads,
-                 kBytes, launch, stream);
+    const std::int64_t blocks = std::int64_t{p.heads_kv} * p.batch * launch.parts * launch.part_kv;
+    return start(backward_kernel<T, Shape>, blocks, Config::kThreads, kBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -60,7 +60,8 @@ struct Launch {
     bool o_by_vectors;   ///< O, the bytes and dO are read eight elements at a time
     bool dq_by_vectors;  ///< rows of dQ can be written 16 bytes at a time
     int blocks_q;        ///< blocks of queries of one head, over all members
-    int blocks_kv;       ///< blocks of keys of one head of one member, at most
+    int parts;           ///< in which the blocks of keys of a head start: those of all heads, one part after the other
+    int part_kv;         ///< blocks of keys of one part of one head of one member, at most
     Limits* limits;      ///< fp16: [batch, heads_kv], in the workspace, after Start
 };
 

@@ -8,6 +8,10 @@
 // Where blocks of keys differ most in length and take long (causal, as many queries as keys, all heads of a group by
 // one block) the longest start first. There n rises, and blocks go from the last queries back to the diagonal, in one
 // sum, with all heads of the group at each stop: a block is one step behind the one before, and shorter.
+//
+// With one head a group such blocks stay falling, and the longest would come last. So a head's blocks are in kParts
+// parts, n falling in each; the parts of all heads with the longest blocks start first. Who adds first has still
+// started first.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +38,17 @@ struct Pairs {
     }
 };
 
+/// Of a head's blocks of keys, where they start in parts, and the fewest blocks that are worth it, of a head and of all
+/// heads: a part of one member is then a block for each multiprocessor or so.
+inline constexpr int kParts = 4;
+inline constexpr int kFewestInParts = 32;
+inline constexpr int kFewestOfHeads = 512;
+
+/// May members of a call start their blocks in parts? `most`: blocks of keys of one head, at most.
+TESSERA_HOST_DEVICE constexpr bool may_start_in_parts(const Mask& mask, int group, int heads, int most) {
+    return group == 1 && !mask.trivial() && most >= kFewestInParts && std::int64_t{heads} * most >= kFewestOfHeads;
+}
+
 /// The blocks of one head of one batch member.
 template <int kBlockQ, int kBlockKv>
 struct Blocks : Pairs {
@@ -41,9 +56,10 @@ struct Blocks : Pairs {
     int apart;              ///< blocks of queries between the starts of neighbouring blocks of keys; or, if there ...
     int together;           ///< ... are more blocks of keys, how many of them start at the same one
     bool rising;            ///< n rises
+    bool parted;            ///< n falls in each part, and parts rise
 
-    /// `group`: query heads of a kv head.
-    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group) {
+    /// `group`: query heads of a kv head; `heads`: kv heads (only who adds to dQ has to know them).
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads = 1) {
         const Band band = mask.bind(own_len_q, own_len_kv);
         len_q = own_len_q;
         len_kv = own_len_kv;
@@ -55,10 +71,25 @@ struct Blocks : Pairs {
         together = std::max((count_kv + count_q - 1) / std::max(count_q, 1), 1);
         if (count_q >= count_kv) together = 1;
         else apart = 1;
-        rising = group > 1 && len_q == len_kv && high == 0 && low <= 1 - len_q;
+        const bool square = len_q == len_kv && high == 0 && low <= 1 - len_q;
+        rising = group > 1 && square;
+        parted = square && may_start_in_parts(mask, group, heads, count_kv);
     }
-    /// The block of keys that is number `started` to start, if there are no more than `most`.
-    TESSERA_HOST_DEVICE int block_of(int started, int most) const { return rising ? started : most - 1 - started; }
+    /// Blocks of a part, if there are so many parts.
+    TESSERA_HOST_DEVICE int part_size(int parts) const { return (count_kv + parts - 1) / parts; }
+    /// The block of keys that is number `started` of those to start in a part, if no part has more than `most`; one
+    /// that does not exist where the part has fewer.
+    TESSERA_HOST_DEVICE int block_of(int part, int started, int parts, int most) const {
+        const int size = part_size(parts);
+        const int place = rising ? started : most - 1 - started;
+        if (place >= size) return count_kv;
+        return (rising || parted ? part : parts - 1 - part) * size + place;
+    }
+    /// Of block n: how many blocks of earlier parts add before it, and the last block of its own part.
+    TESSERA_HOST_DEVICE int added_before(int n) const { return parted ? n / part_size(kParts) * part_size(kParts) : 0; }
+    TESSERA_HOST_DEVICE int last_of_part(int n) const {
+        return parted ? added_before(n) + part_size(kParts) - 1 : count_kv;
+    }
 
     /// Blocks of queries, begin and end, that see some key of block n.
     TESSERA_HOST_DEVICE Span queries_of(int n) const {
@@ -88,10 +119,13 @@ struct Blocks : Pairs {
     /// The last block of keys that starts at m or before.
     TESSERA_HOST_DEVICE int last_started(int m) const { return (m / apart + 1) * together - 1; }
     /// How many have added to sum `which` of block m before block n does.
-    TESSERA_HOST_DEVICE int place(int which, int m, int n) const { return rising ? n : place_falling(which, m, n); }
-    TESSERA_HOST_DEVICE int place_falling(int which, int m, int n) const {
-        const int last = keys_of(m).end - 1;
-        return (which == 0 ? std::min(last, last_started(m)) : last) - n;
+    TESSERA_HOST_DEVICE int place(int which, int m, int n) const {
+        return rising ? n : place_falling(which, m, n, added_before(n), last_of_part(n));
+    }
+    /// `before`, `most`: added_before(n) and last_of_part(n), which a thread block knows of its own n.
+    TESSERA_HOST_DEVICE int place_falling(int which, int m, int n, int before, int most) const {
+        const int last = std::min(keys_of(m).end - 1, most);
+        return (which == 0 ? std::min(last, last_started(m)) : last) - n + before;
     }
     /// Does anybody add to sum `which` of block m?
     TESSERA_HOST_DEVICE bool any(int which, int m) const {

@@ -61,7 +61,7 @@ struct DqTurn {
         const ForwardParams& p = launch.params.forward;
         const int head = (block.kv_head + 1) * p.group - step.heads + step.which * p.heads_q;
         block_q = static_cast<unsigned>(head * launch.blocks_q + block.first_block_q + step.m);
-        place = kRising ? block.n : block.blocks.place_falling(step.which, step.m, block.n);
+        place = kRising ? block.n : block.blocks.place_falling(step.which, step.m, block.n, block.before, block.most);
     }
     template <int kHalf>
     __device__ __forceinline__ int* counter(const Launch& launch) const {

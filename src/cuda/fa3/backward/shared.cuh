@@ -34,14 +34,17 @@ template <Config kConfig>
 struct KeyBlock {
     BlocksOf<kConfig> blocks;
     int batch, kv_head, n;
+    int before, most;               ///< added_before(n), last_of_part(n)
     int first_q, first_kv;          ///< rows where a ragged member begins
     int first_block_q;              ///< of the member
     Span full[Config::kConsumers];  ///< blocks of queries that see all keys of a warpgroup
 
     __device__ __forceinline__ void set(const Launch& launch, unsigned number) {
         const ForwardParams& p = launch.params.forward;
-        const auto per_head = static_cast<unsigned>(launch.blocks_kv);
-        const int head = static_cast<int>(number / per_head);
+        const auto per_head = static_cast<unsigned>(launch.part_kv);
+        const auto heads = static_cast<unsigned>(p.batch * p.heads_kv);
+        const int part = static_cast<int>(number / per_head / heads);
+        const int head = static_cast<int>(number / per_head % heads);
         const int started = static_cast<int>(number % per_head);
         batch = head / p.heads_kv;
         kv_head = head - batch * p.heads_kv;
@@ -49,8 +52,11 @@ struct KeyBlock {
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
         first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, member.first_q));
-        blocks.set(p.mask, member.len_q, member.len_kv, p.group);
-        n = kConfig.roles() ? started : blocks.block_of(started, launch.blocks_kv);  // by roles, nobody waits
+        blocks.set(p.mask, member.len_q, member.len_kv, p.group, p.heads_kv);
+        n = started;  // by roles, nobody waits
+        if constexpr (!kConfig.roles()) n = blocks.block_of(part, started, launch.parts, launch.part_kv);
+        before = blocks.added_before(n);
+        most = blocks.last_of_part(n);
         for (int w = 0; w < Config::kConsumers; ++w) {
             full[w] = blocks.full_queries_of(n * kConfig.block_kv + kConfig.first_row(w), Config::kRows);
         }
