@@ -5,6 +5,8 @@
 // kernel, which then does nothing else: their P wants the largest score, which only the scores tell.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/fa3/backward/delta.cuh"
 #include "cuda/tile/rest.cuh"
 
@@ -35,6 +37,9 @@ struct OutputFlags {
 
 template <class T, Config kConfig>
 struct OutputDelta {
+    static constexpr int kChunksOfRow =
+        (kConfig.head_dim_v + 8 * kRowThreads - 1) / (8 * kRowThreads);  ///< of a thread
+
     const Launch& launch;
     const QueryTile<kConfig>& tile;
     OutputAndGradient<T> rows;
@@ -55,26 +60,72 @@ struct OutputDelta {
                                                             (std::int64_t{tile.first_q} + query) * numbers.row];
     }
 
-    /// Row `row` of 64; a row past the end is one without keys. All threads of a warp come together. In fp16 `limits`
-    /// are raised to what the row has of them.
+    __device__ __forceinline__ float lse_of(int batch, int query) const {
+        return query < tile.blocks.len_q ? of_row(launch.params.forward.lse, batch, query) : -INFINITY;
+    }
+
+    /// Row `row` of 64. All threads of a warp come together.
     __device__ __forceinline__ void run(int batch, int query, int row, RowStats& stats, OutputFlags& flags,
                                         Limits& limits) const {
         const int part = static_cast<int>(threadIdx.x) % kRowThreads;
+        const bool exists = query < tile.blocks.len_q;
+        const float lse = lse_of(batch, query);
+        const float2 share = exists ? rows.dot(query, part) : float2{0, 0};
+        float squares = 0;
+        if constexpr (kHeld<T>) {
+            squares = exists ? squares_of_row<T>(rows.d_o, query, rows.dim, part, rows.vector) : 0.0F;
+        }
+        store(batch, query, row, lse, share, squares, stats, flags, limits);
+    }
+
+    /// The same where columns lie together, of the thread's rows kApart apart in the tile: all are read at once, as one
+    /// after the other the latency of memory would be most of the time.
+    template <int kRows, int kApart>
+    __device__ __forceinline__ void run_at_once(int batch, int row, RowStats* stats, OutputFlags* flags,
+                                                Limits& limits) const {
+        constexpr int kChunks = kChunksOfRow;
+        const int part = static_cast<int>(threadIdx.x) % kRowThreads;
+        OutputChunk chunks[kRows][kChunks];
+        float lse[kRows];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const int query = tile.query + row + kApart * r;
+            lse[r] = lse_of(batch, query);
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c) {
+                const int first = 8 * (part + kRowThreads * c);
+                if (query < tile.blocks.len_q && first < rows.dim) chunks[r][c] = rows.load(query, first);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const int at = row + kApart * r;
+            if (!tile.has_stats(at / 64)) break;  // the same for all threads
+            float2 share{0, 0};
+            float squares = 0;
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c) {
+                chunks[r][c].template add_to<T>(share);
+                if constexpr (kHeld<T>) chunks[r][c].template add_squares_to<T>(squares);
+            }
+            store(batch, tile.query + at, at % 64, lse[r], share, squares, stats[at / 64], flags[at / 64], limits);
+        }
+    }
+
+    /// What the eight threads of a row have: `share` of dO . (O + rest) and of 0 * dO, `squares` of dO . dO. A row past
+    /// the end is one without keys. In fp16 `limits` are raised to what the row has of them.
+    __device__ __forceinline__ void store(int batch, int query, int row, float lse, float2 share, float squares,
+                                          RowStats& stats, OutputFlags& flags, Limits& limits) const {
+        const int part = static_cast<int>(threadIdx.x) % kRowThreads;
         const BackwardParams& p = launch.params;
         const bool exists = query < tile.blocks.len_q;
-        const float lse = exists ? of_row(p.forward.lse, batch, query) : -INFINITY;
-        float2 share = exists ? rows.dot(query, part) : float2{0, 0};
         // NaN and infinities in Q are seen in the LSE, but not through a softcap, nor where no key is seen.
         if (kConfig.general && p.forward.softcap != 0 && exists) {
             share.y += zero_of_row<T>(q, query, p.forward.head_dim, part);
         }
         const float dot = sum_of_row(share.x);
         const float zero = sum_of_row(share.y);
-        float squares = 0;
-        if constexpr (kHeld<T>) {
-            squares = exists ? squares_of_row<T>(rows.d_o, query, rows.dim, part, rows.vector) : 0.0F;
-            squares = sum_of_row(squares);
-        }
+        if constexpr (kHeld<T>) squares = sum_of_row(squares);
         if (part != 0) return;
         const bool large = fabsf(lse) > kOrdinaryLse && lse != -INFINITY;
         const bool sees_keys = lse != -INFINITY;
@@ -157,13 +208,23 @@ __global__ void __launch_bounds__(kOutputThreads) delta_of_output_kernel(const _
     const OutputDelta<T, kConfig> output(launch, tile, batch);
     RowStats* const stats = launch.workspace.stats + tile.first_block * kConfig.row_stats();
     Limits limits{};
-    constexpr int kAtOnce = kHeld<T> && kConfig.general ? 1 : 2;  // rows in registers
-#pragma unroll kAtOnce
-    for (int pass = 0; pass < kDeltaBlockQ * kRowThreads / kOutputThreads; ++pass) {
-        const int row = pass * (kOutputThreads / kRowThreads) + thread / kRowThreads;
-        const int part = row / 64;
-        if (!tile.has_stats(part)) break;  // the same for the whole pass
-        output.run(batch, tile.query + row, row % 64, stats[part], flags[part], limits);
+    constexpr int kPasses = kDeltaBlockQ * kRowThreads / kOutputThreads;
+    constexpr int kApart = kOutputThreads / kRowThreads;
+    const int first_row = thread / kRowThreads;
+    if (launch.o_by_vectors) {
+        constexpr int kAtOnce = std::max(kPasses / OutputDelta<T, kConfig>::kChunksOfRow, 1);
+#pragma unroll 1
+        for (int pass = 0; pass < kPasses; pass += kAtOnce) {
+            output.template run_at_once<kAtOnce, kApart>(batch, first_row + pass * kApart, stats, flags, limits);
+        }
+    } else {
+#pragma unroll 1
+        for (int pass = 0; pass < kPasses; ++pass) {
+            const int row = pass * kApart + first_row;
+            const int part = row / 64;
+            if (!tile.has_stats(part)) break;  // the same for the whole pass
+            output.run(batch, tile.query + row, row % 64, stats[part], flags[part], limits);
+        }
     }
     if constexpr (kHeld<T>) {
         raise_limit(tile.limits(launch).d_o_squares, limits.d_o_squares);
