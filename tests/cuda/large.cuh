@@ -36,4 +36,15 @@ __global__ void count_nan(const T* data, std::size_t count, unsigned long long* 
     if (mine > 0) atomicAdd(found, mine);
 }
 
+/// As plans_of(), without the kernels that would keep the scores of all pairs: they refuse for lack of memory.
+inline std::vector<Plan> plans_without_scores(const Problem& problem, Pass pass = Pass::forward) {
+    std::vector<Plan> plans;
+    for (const KernelInfo& kernel : kernels()) {
+        if (kernel.backend != Backend::cuda || kernel.pass != pass || kernel.schedule == Schedule::standard) continue;
+        check::Ran refused;
+        if (auto how = check::detail::plan_for(problem, kernel, {}, refused)) plans.push_back(*how);
+    }
+    return plans;
+}
+
 }  // namespace tessera::cuda::test

@@ -38,7 +38,7 @@ class LargeGradients {
         const BackwardArgs args = arguments(cu_seqlens);
         ASSERT_NO_FATAL_FAILURE(run_forward(args));
         int ran = 0;
-        for (const Plan& how : plans_of(problem_, Pass::backward)) {
+        for (const Plan& how : plans_without_scores(problem_, Pass::backward)) {
             std::size_t free = 0;
             std::size_t total = 0;
             cudaMemGetInfo(&free, &total);
@@ -90,7 +90,7 @@ class LargeGradients {
 
     /// By the first kernel that keeps the rest of O; those are checked in large_stress.cu.
     void run_forward(const BackwardArgs& args) const {
-        for (const Plan& how : plans_of(problem_)) {
+        for (const Plan& how : plans_without_scores(problem_)) {
             if (!how.o_rest) continue;
             const Memory workspace(std::max<std::size_t>(how.workspace_bytes, 1));
             forward(how,

@@ -112,7 +112,7 @@ TEST(fa3_backward_order, every_tile_is_added_once_and_in_the_order_of_the_places
 TEST(fa3_backward_order, blocks_in_parts_are_added_in_the_order_of_the_places) {
     using cuda::fa3::backward::kParts;
     for (const Mask& mask : kMasks) {
-        for (const int len : {1, 200, 4000, 4096, 4097, 5555}) {
+        for (const int len : {1, 200, 2048, 2111, 4000, 4096, 4097, 5555}) {
             SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len));
             for (const int more : {0, 3}) {
                 expect_right<64, 128>(mask, len, len, 1, 16, kParts, more);
@@ -135,13 +135,56 @@ TEST(fa3_backward_order, causal_blocks_of_many_heads_start_in_parts) {
     EXPECT_EQ(blocks.place(0, 63, 7), 0);
     EXPECT_EQ(blocks.place(0, 63, 31), 24);
     EXPECT_EQ(blocks.place(0, 63, 24), 31);
-    for (const auto& [len_q, len_kv, group, heads] : {std::array{4096, 4096, 2, 16}, std::array{4096, 4096, 1, 15},
-                                                      std::array{4096, 5000, 1, 16}, std::array{3968, 3968, 1, 64}}) {
+    for (const auto& [len_q, len_kv, group, heads] : {std::array{4096, 4096, 2, 16}, std::array{4096, 4096, 1, 7},
+                                                      std::array{4096, 5000, 1, 16}, std::array{896, 896, 1, 64}}) {
         blocks.set(causal, len_q, len_kv, group, heads);
         EXPECT_FALSE(blocks.parted) << len_q << " " << len_kv << " " << group << " " << heads;
     }
     blocks.set({}, 4096, 4096, 1, 16);
     EXPECT_FALSE(blocks.parted);
+}
+
+/// Without a mask few blocks of keys start together, with one sum; more of them do not, nor do those of groups.
+TEST(fa3_backward_order, few_blocks_without_a_mask_start_at_the_first_queries) {
+    using cuda::fa3::backward::kMostStraight;
+    Blocks<64, 128> blocks{};
+    blocks.set({}, 1000, 128 * kMostStraight, 1);
+    for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(blocks.start_of(n), 0);
+    for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m));
+    EXPECT_EQ(blocks.place(0, 3, kMostStraight - 1), 0);
+    EXPECT_EQ(blocks.place(0, 3, 0), kMostStraight - 1);
+    blocks.set({}, 1000, 128 * kMostStraight + 1, 1);
+    EXPECT_TRUE(blocks.any(1, 0));
+    blocks.set({}, 1000, 1000, 2);
+    EXPECT_TRUE(blocks.any(1, 0));
+}
+
+/// Who makes dQ of the sum: where Blocks says that it is the first block, of the head or of its part, it is, of all of
+/// dQ.
+TEST(fa3_backward_order, the_last_to_add_is_the_first_block_where_it_is_said_to_be) {
+    using cuda::fa3::backward::kParts;
+    int said = 0;
+    for (const Mask& mask : kMasks) {
+        for (const int len_q : {1, 128, 200, 640, 1000, 2048, 2049, 4096}) {
+            for (const int len_kv : {1, 128, 200, 640, 1000, 2048, 2049, 4096}) {
+                for (const int group : {1, 8}) {
+                    Blocks<64, 128> blocks{};
+                    blocks.set(mask, len_q, len_kv, group, 16);
+                    if (!blocks.ends_with_first()) continue;
+                    ++said;
+                    const Adders adders = adders_of<false>(blocks, blocks.parted ? kParts : 1, 0);
+                    for (int m = 0; m < blocks.count_q; ++m) {
+                        const auto found = adders.find({0, m});
+                        ASSERT_TRUE(found != adders.end() && adders.count({1, m}) == 0) << m;
+                        const int n = found->second.back();
+                        ASSERT_EQ(n, blocks.added_before(n)) << m;
+                        ASSERT_EQ(blocks.place(0, m, n) + 1, blocks.keys_of(m).end) << m;
+                    }
+                }
+            }
+        }
+    }
+    EXPECT_GT(said, 50);
 }
 
 /// All heads of a group are gone through at one block of queries.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/fa3/backward_kernels.hpp"
 
+#include <algorithm>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -68,6 +70,52 @@ std::size_t workspace_bytes(const Plan& plan) {
 /// and a byte.
 bool uses_o_rest(const Problem& p) { return p.dropout.probability == 0; }
 
+/// From so many blocks of keys on the last of them to add make dQ: a step of theirs takes longer, but it is soon one of
+/// many that run beside it, and dq_kernel would read what is not in a cache any more.
+constexpr std::int64_t kManyBlocks = 1024;
+
+/// How blocks of keys start: in parts (order.hpp), of some heads at a time.
+struct Rounds {
+    int parts, part_kv, heads;
+};
+
+/// Few blocks without a mask are a part each, so that the heads take turns and few blocks wait for each other at the
+/// start. Heads at a time: as many as the second-level cache holds, and blocks for all multiprocessors some times over;
+/// all of them where they have more blocks than kMostInRounds.
+constexpr int kBlocksAtOnce = 512, kMostInRounds = 32;
+
+Rounds rounds_of(const Problem& p, const backward::Config& c) {
+    constexpr std::int64_t kBytes = std::int64_t{24} << 20;
+    const int most = static_cast<int>(blocks_kv(p, c.block_kv));
+    const auto heads = static_cast<int>(p.batch * p.heads_kv);
+    if (c.roles()) return {1, most, heads};
+    const std::int64_t of_head =
+        p.len_q * (4 * p.head_dim + 2 * (p.head_dim + p.head_dim_v)) + p.len_kv * 4 * (p.head_dim + p.head_dim_v);
+    const std::int64_t cached = std::max<std::int64_t>(kBytes / std::max<std::int64_t>(of_head, 1), 1);
+    if (backward::starts_in_parts(p)) {
+        const std::int64_t at_once =
+            most > kMostInRounds ? heads : std::max<std::int64_t>(cached, kBlocksAtOnce / most);
+        return {backward::kParts, (most + backward::kParts - 1) / backward::kParts,
+                static_cast<int>(std::min<std::int64_t>(at_once, heads))};
+    }
+    if (!p.ragged && p.mask.trivial() && p.group() == 1 && most <= backward::kMostStraight) {
+        return {most, 1, static_cast<int>(std::min<std::int64_t>(cached, heads))};
+    }
+    return {1, most, heads};
+}
+
+template <int kBlockQ, int kBlockKv>
+backward::BlockCounts count_blocks(const Problem& p) {
+    backward::Blocks<kBlockQ, kBlockKv> blocks{};
+    blocks.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
+               static_cast<int>(p.heads_kv));
+    return blocks;
+}
+backward::BlockCounts blocks_of(const Problem& p, const backward::Config& c) {
+    if (c.roles()) return count_blocks<64, 64>(p);
+    return c.block_q == 128 ? count_blocks<128, 128>(p) : count_blocks<64, 128>(p);
+}
+
 Launch make_launch(const BackwardCall& call, const Memory& memory) {
     const Problem& p = call.plan.problem;
     const TensorShapes shapes(p);
@@ -101,11 +149,20 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
                           takes_byte_vectors(launch.o_rest, static_cast<int>(p.head_dim_v));
     launch.dq_by_vectors = takes_vectors(launch.params.dq, static_cast<int>(p.head_dim));
     launch.blocks_q = static_cast<int>(blocks_q(p, c.block_q));
-    const int most = static_cast<int>(blocks_kv(p, c.block_kv));
-    const ForwardParams& params = launch.params.forward;
-    const bool in_parts = !c.roles() && backward::may_start_in_parts(p.mask, params.group, params.heads_kv, most);
-    launch.parts = in_parts ? backward::kParts : 1;
-    launch.part_kv = (most + launch.parts - 1) / launch.parts;
+    const Rounds rounds = rounds_of(p, c);
+    launch.parts = rounds.parts;
+    launch.part_kv = rounds.part_kv;
+    launch.heads_at_once = rounds.heads;
+    const int last_heads = static_cast<int>(p.batch * p.heads_kv) % std::max(rounds.heads, 1);
+    launch.round = Divider(std::max(rounds.heads * rounds.parts * rounds.part_kv, 1));
+    launch.of_part_kv = Divider(std::max(rounds.part_kv, 1));
+    launch.of_part = Divider(std::max(rounds.heads * rounds.part_kv, 1));
+    launch.of_last_part = Divider(std::max(last_heads * rounds.part_kv, 1));
+    launch.heads_kv = Divider(std::max(static_cast<int>(p.heads_kv), 1));
+    launch.blocks = blocks_of(p, c);
+    launch.finishes = launch.dq_by_vectors && launch.params.dq.data != nullptr && has_queries(p) && has_keys(p) &&
+                      backward::finishes_dq(p);
+    if (p.batch * p.heads_kv * blocks_kv(p, c.block_kv) < kManyBlocks || launch.blocks.parted) launch.finishes = false;
     return launch;
 }
 
@@ -122,7 +179,7 @@ cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t strea
     }
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
     if constexpr (Shape::kConfig.roles()) return backward::start_dq_product<T, Shape>(launch, stream);
-    else return backward::start_dq<T, Shape>(launch, stream);
+    else return launch.finishes ? status : backward::start_dq<T, Shape>(launch, stream);
 }
 
 void run(const BackwardCall& call) {

@@ -104,6 +104,8 @@ struct ConsumerThread {
     __device__ __forceinline__ std::uint32_t ds_address(int slab_number) const;
     __device__ __forceinline__ static void store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4], std::uint32_t to);
     __device__ __forceinline__ void put_dq(const float (&dq)[kConfig.dq_columns() / 2]);
+    __device__ __forceinline__ void put_dq_or_finish(float (&dq)[kConfig.dq_columns() / 2], int q_stage);
+    __device__ __forceinline__ void finish_dq(float (&dq)[kConfig.dq_columns() / 2], int q_stage, bool alone);
     /// What put_dq() has written is add_dq()'s from here on.
     __device__ __forceinline__ void give_dq() {
         ptx::fence_proxy_async();
@@ -135,9 +137,9 @@ __device__ __forceinline__ bool begin_steps(OfConsumer& c) {
 }
 
 /// And how they end: the last dQ goes out, and the last dK is done.
-template <class OfConsumer>
+template <bool kFinishes, class OfConsumer>
 __device__ __forceinline__ void end_steps(OfConsumer& c) {
-    c.give_dq();
+    if constexpr (!kFinishes) c.give_dq();
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(c.dk);
     ptx::keep_in_place(c.ds);
@@ -237,6 +239,68 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::put_dq(const float (
 #pragma unroll
     for (int j = 0; j < kConfig.dq_columns() / 8; ++j) {
         out[128 * j] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+    }
+}
+
+/// The last to add: dQ of the step whose Q is in this stage, with the sum that add_or_bring_dq() has brought.
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::finish_dq(float (&dq)[kConfig.dq_columns() / 2],
+                                                                      int q_stage, bool alone) {
+    constexpr int kColumns = kConfig.dq_columns();
+    const ForwardParams& p = launch.params.forward;
+    const float factor = kHeld<T> ? p.scale / (unit() * kWeightUnit<T>) : p.scale;
+    std::uint32_t packed[kColumns / 8][2];
+    const auto* sum = reinterpret_cast<const float4*>(shared.dq[warpgroup]) + thread() % 128;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+        const float4 before = alone ? float4{} : sum[128 * j];
+        packed[j][0] =
+            ptx::pack<T>(fmaf(dq[4 * j] + before.x, factor, 0.0F), fmaf(dq[4 * j + 1] + before.y, factor, 0.0F));
+        packed[j][1] =
+            ptx::pack<T>(fmaf(dq[4 * j + 2] + before.z, factor, 0.0F), fmaf(dq[4 * j + 3] + before.w, factor, 0.0F));
+    }
+    // Through the warp's own share of what it has read, so that whole rows are written: row r lies in piece r / 4.
+    static_assert(kColumns == kSlabColumns);
+    const std::uint32_t own = ptx::shared_address(shared.dq[warpgroup]) + 512 * static_cast<unsigned>(warp());
+    const auto place = [own](int row, int chunk) {
+        return own + static_cast<unsigned>(2048 * (row / 4) + 128 * (row % 4) + 16 * (chunk ^ row % 8));
+    };
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; j += 2) {
+        ptx::stmatrix_x4(place(lane() % 16, j + lane() / 16), packed[j][0], packed[j][1], packed[j + 1][0],
+                         packed[j + 1][1]);
+    }
+    __syncwarp();
+    constexpr bool kByColumns = kConfig.block_q == Config::kRows;
+    const int chunk = lane() % 8;
+    const int column = (kByColumns ? kColumns * warpgroup : 0) + 8 * chunk;
+    const int first = shared.block_q[q_stage] * kConfig.block_q + (kByColumns ? 0 : Config::kRows * warpgroup) +
+                      warp() * 16 + lane() / 8;
+    const Rows& to = launch.params.dq;
+    T* out = reinterpret_cast<T*>(to.data) + shared.block.batch * to.batch + shared.head[q_stage] * to.head +
+             first * to.row + column;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint4 words = ptx::load_shared(place(4 * i + lane() / 8, chunk));
+        if (first + 4 * i < shared.block.blocks.len_q && column < p.head_dim) {
+            *reinterpret_cast<uint4*>(out + 4 * i * to.row) = words;
+        }
+    }
+    arrive(shared.dq_full[warpgroup]);
+}
+
+/// Of a block of keys that is the last to add to some blocks of queries.
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::put_dq_or_finish(float (&dq)[kConfig.dq_columns() / 2],
+                                                                             int q_stage) {
+    wait_for(shared.dq_empty[warpgroup], steps % 2, warpgroup);
+    const DqGoes goes = shared.dq_goes[warpgroup];
+    if (agreed(goes != DqGoes::to_sum)) {
+        finish_dq(dq, q_stage, agreed(goes == DqGoes::out_alone));
+    } else {
+        put_dq(dq);
+        give_dq();
     }
 }
 

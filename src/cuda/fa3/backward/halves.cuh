@@ -63,6 +63,7 @@ struct HalvesConsumer : ConsumerThread<T, kConfig> {
     __device__ __forceinline__ void score_gradients(int half);
     __device__ __forceinline__ void make_ds();
     __device__ __forceinline__ void start();
+    template <bool kFinishes>
     __device__ __forceinline__ void run();
 };
 
@@ -136,6 +137,7 @@ __device__ __forceinline__ void HalvesConsumer<T, kConfig>::start() {
 }
 
 template <class T, Config kConfig>
+template <bool kFinishes>
 __device__ __forceinline__ void HalvesConsumer<T, kConfig>::run() {
     int left = Base::count_steps();
     start();
@@ -162,17 +164,18 @@ __device__ __forceinline__ void HalvesConsumer<T, kConfig>::run() {
         ptx::keep_in_place(s);
         exponentiate(0);
         Base::read_early(stats, &RowStats::minus_lse, 1);
-        Base::wait_for_dq_memory();
+        if constexpr (!kFinishes) Base::wait_for_dq_memory();
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(dq);
-        Base::put_dq(dq);
+        if constexpr (kFinishes) Base::put_dq_or_finish(dq, q_before);
+        else Base::put_dq(dq);
         ++steps;
         d_o.advance();
         if (left == 0) break;
         Base::wait_for_do();
         start_dp(0);
         exponentiate(1);
-        Base::give_dq();
+        if constexpr (!kFinishes) Base::give_dq();
         Base::read_early(stats, &RowStats::delta, 0);
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(dk);
@@ -180,7 +183,7 @@ __device__ __forceinline__ void HalvesConsumer<T, kConfig>::run() {
         arrive(shared.q_ring.empty[q_before]);
         start_dp(1);
     }
-    end_steps(*this);
+    end_steps<kFinishes>(*this);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -33,6 +33,7 @@ struct Consumer : ConsumerThread<T, kConfig> {
     std::uint32_t ds[kBlockQ / 16][4];   ///< dS^T in 16 bits
     float dq[kConfig.dq_columns() / 2];  ///< [64 queries][dq_columns]
 
+    template <bool kFinishes>
     __device__ __forceinline__ void run();
     /// dK of the step before is done, and nothing reads its Q any more.
     __device__ __forceinline__ void release_q(int q_before) {
@@ -40,7 +41,8 @@ struct Consumer : ConsumerThread<T, kConfig> {
         ptx::keep_in_place(ds);
         if (steps > 0) arrive(shared.q_ring.empty[q_before]);
     }
-    __device__ __forceinline__ void make_ds(int q_before);
+    template <bool kFinishes>
+    __device__ __forceinline__ void make_ds();
     __device__ __forceinline__ void exponentiate_with_features();
     template <bool kMasked>
     __device__ __forceinline__ void score_gradients(float4 (&delta)[Base::kEarly]);
@@ -145,7 +147,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&d
 /// exponentials. In general shapes dP^T alone does, and P^T has become part of dV when dS^T is made: registers are
 /// short.
 template <class T, Config kConfig>
-__device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
+template <bool kFinishes>
+__device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     const bool some_special = Base::some_special();
     const bool full = is_full();
     float4 stats[Base::kEarly];  // LSE, then delta
@@ -156,18 +159,18 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
         Base::exponentiate(s, stats);
     } else {
         ptx::wgmma_wait<0>();
-        release_q(q_before);
+        release_q(q.stage_before());
         exponentiate_with_features();
         if (some_special) Base::clean_queries();
         start_dv();
         start_dp();
     }
-    if (steps > 0) Base::give_dq();  // of the step before: its fence has nothing to wait for any more
+    if (!kFinishes && steps > 0) Base::give_dq();  // of the step before: its fence has nothing to wait for any more
     if constexpr (!kConfig.general) Base::read_early(stats, &RowStats::delta);
     const std::uint32_t to = Base::ds_address(warpgroup);
     if constexpr (!kConfig.general) {
         ptx::wgmma_wait<1>();
-        release_q(q_before);
+        release_q(q.stage_before());
     }
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(dp);
@@ -185,6 +188,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
 }
 
 template <class T, Config kConfig>
+template <bool kFinishes>
 __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int left = Base::count_steps();
     begin_steps(*this);
@@ -192,7 +196,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int q_before = -1;      // the stage of Q that dK of the step before is multiplied from
 #pragma unroll 1
     while (true) {
-        make_ds(q_before);
+        make_ds<kFinishes>();
         --left;
         q_before = q.stage;
         q.advance();
@@ -212,13 +216,17 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(s);
         ptx::keep_in_place(dq);
-        Base::wait_for_dq_memory();
-        Base::put_dq(dq);
+        if constexpr (kFinishes) {
+            Base::put_dq_or_finish(dq, q_before);
+        } else {
+            Base::wait_for_dq_memory();
+            Base::put_dq(dq);
+        }
         ++steps;
         d_o.advance();
         if (left == 0) break;
     }
-    end_steps(*this);
+    end_steps<kFinishes>(*this);
 }
 
 }  // namespace tessera::cuda::fa3::backward

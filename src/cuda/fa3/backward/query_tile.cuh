@@ -32,7 +32,7 @@ struct QueryTile {
         const Member member = member_of(p, batch);
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
-        blocks.set(p.mask, member.len_q, member.len_kv, p.group);
+        blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group);
         first_block = std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, member.first_q) +
                       query / kConfig.block_q;
         n_begin = 0;
