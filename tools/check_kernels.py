@@ -48,11 +48,11 @@ NEEDS = [
 # Which kernels a list of compiled shapes makes: folder and list, name of the kernel, its types.
 COMPILED = [
     ("fa3", "Shapes", "fa3::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "Shapes", "fa3::backward::backward_kernel<{dtype}, {shape}>", ("bf16",)),
-    ("fa3/backward", "Shapes", "fa3::backward::delta_kernel<{dtype}, {shape}>", ("bf16",)),
-    ("fa3/backward", "ShapesThatAdd", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16",)),
-    ("fa3/backward", "ShapesByRoles", "fa3::backward::dq_product_kernel<{dtype}, {shape}>", ("bf16",)),
-    ("fa3/backward", "Shapes", "fa3::backward::delta_of_output_kernel<{dtype}, {shape}>", ("bf16",)),
+    ("fa3/backward", "Shapes", "fa3::backward::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "ShapesThatAdd", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "ShapesByRoles", "fa3::backward::dq_product_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::delta_of_output_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "Shapes", "fa2::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "ShapesFp32", "fa2::forward_fp32_kernel<{shape}>", ("fp32",)),
     ("fa2", "BackwardShapes", "fa2::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),

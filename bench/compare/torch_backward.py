@@ -74,12 +74,12 @@ def with_rest(lib, shape, options, q, k, v):
     return kept
 
 
-def calls_of(lib, row, schedules, rest="kept"):
+def calls_of(lib, row, schedules, rest="kept", dtype=torch.bfloat16):
     """rest: "kept": by the rest of O where that is taken; "summed": without; "both"."""
     dim, heads_q, heads_kv, causal, batch, length = row[:6]
-    make = lambda heads: torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    make = lambda heads: torch.randn(batch, length, heads, dim, device="cuda", dtype=dtype).transpose(1, 2)
     q, k, v, d_o = make(heads_q), make(heads_kv), make(heads_kv), make(heads_q)
-    shape = {"dtype": 3, "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q, "heads_kv": heads_kv,
+    shape = {"dtype": abi.DTYPES[dtype], "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q, "heads_kv": heads_kv,
              "head_dim": dim, "head_dim_v": dim, "causal": causal}
     calls, o, lse = peers(q, k, v, d_o, causal)
     right = gold(q, k, v, d_o, causal)

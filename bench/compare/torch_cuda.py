@@ -3,7 +3,7 @@
 """Times tessera's CUDA kernels beside PyTorch's FlashAttention-2 and cuDNN in one process, call by call in turn.
 
     python3 bench/compare/torch_cuda.py build/src/libtessera.so [--pass backward [--rest both]] [--schedules fa3]
-        [--rows 128] [--out records.jsonl]
+        [--rows 128] [--dtype fp16] [--out records.jsonl]
 
 The shapes and targets are those of h200_forward.json: times cuDNN; and of h200_backward.json: TFLOP/s of the better of
 FlashAttention-3 and -4 (torch_backward.py, which also says what --rest is). Before each call 256 MiB are written, so that no operand is left
@@ -56,11 +56,11 @@ def check(name, o, lse, q, k, v, causal):
     return error
 
 
-def calls_of(lib, row, schedules):
+def calls_of(lib, row, schedules, dtype=torch.bfloat16):
     dim, heads_q, heads_kv, causal, batch, length = row[:6]
-    make = lambda heads: torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    make = lambda heads: torch.randn(batch, length, heads, dim, device="cuda", dtype=dtype).transpose(1, 2)
     q, k, v = make(heads_q), make(heads_kv), make(heads_kv)
-    shape = {"dtype": 3, "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q, "heads_kv": heads_kv,
+    shape = {"dtype": abi.DTYPES[dtype], "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q, "heads_kv": heads_kv,
              "head_dim": dim, "head_dim_v": dim, "causal": causal}
 
     def torch_call(backend):
@@ -109,13 +109,14 @@ def query(field):
 
 
 def record(row, name, times, direction, common):
+    common = dict(common)
     dim, heads_q, heads_kv, causal, batch, length = row[:6]
     quarters = statistics.quantiles(times, n=4)
     pairs = length * (length + 1) // 2 if causal else length * length
     by, _, schedule = name.partition(" ")
     schedule = schedule.removesuffix(" summed")
     return {"what": "measured", "by": by, "schedule": schedule or ("fa2" if by == "fa2" else ""), "pass": direction,
-            "dtype": "bf16", "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q,
+            "dtype": common.pop("dtype"), "batch": batch, "len_q": length, "len_kv": length, "heads_q": heads_q,
             "heads_kv": heads_kv, "head_dim": dim, "head_dim_v": dim, "mask": "causal" if causal else "none",
             "deterministic": direction == "forward" or by == "tessera", "ms": quarters[1], "ms_spread": quarters[2] - quarters[0],
             "tflops": (4 if direction == "forward" else 10) * batch * heads_q * dim * pairs / quarters[1] * 1e-9, **common}
@@ -126,6 +127,7 @@ def main():
     parser.add_argument("library")
     parser.add_argument("--pass", dest="direction", choices=("forward", "backward"), default="forward")
     parser.add_argument("--schedules", default="fa3", help="tessera's, comma-separated")
+    parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
     parser.add_argument("--rows", help="head dims, comma-separated: only rows of these")
     parser.add_argument("--rest", choices=("kept", "summed", "both"), default="kept",
                         help="backward: with the rest of O, without it, or both")
@@ -148,9 +150,9 @@ def main():
     print(f"TFLOP/s; (times {peer})\n dim heads  mask   batch x len     fa2 cudnn  " + "  ".join(f"{s:>12}" for s in names) + "  target")
     for row in rows:
         torch.cuda.empty_cache()
-        calls = prepare(lib, row, schedules)
+        calls = prepare(lib, row, schedules, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[options.dtype])
         times = times_of(calls, options.repeat, flush)
-        common = {"device": torch.cuda.get_device_name(), "clock_mhz": int(query("clocks.sm") or 0),
+        common = {"dtype": options.dtype, "device": torch.cuda.get_device_name(), "clock_mhz": int(query("clocks.sm") or 0),
                   "versions": {"tessera": lib.version(), "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()),
                                "driver": query("driver_version")},
                   "date": datetime.date.today().isoformat(), "commit": options.commit}

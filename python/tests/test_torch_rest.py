@@ -162,7 +162,7 @@ def test_small_calls_keep_none(monkeypatch):
 
 @on_cuda
 def test_plans_say_the_same():
-    """keeps_rest() is what the plans of both passes say."""
+    """keeps_rest() is what the plans of both passes say; not of fp16, whose rest fa3's backward alone reads."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for call in (dict(), dict(dropout_p=0.1), dict(softcap=2.0), dict(kernel="cuda.fa1"), dict(kernel="cuda.fa2")):
             if call.get("kernel") == "cuda.fa1" and dtype == torch.float32:
@@ -170,7 +170,8 @@ def test_plans_say_the_same():
             q, k, v = (t.detach() for t in inputs(dtype=dtype))
             both = all("o_rest" in str(tessera.plan(q, k, v, backward=b, **call)) for b in (False, True))
             kernel = call.get("kernel") and call["kernel"] + ".forward"
-            assert _operators.keeps_rest(q, call.get("dropout_p", 0.0), kernel) == both, (dtype, call)
+            expected = both and dtype != torch.float16
+            assert _operators.keeps_rest(q, call.get("dropout_p", 0.0), kernel) == expected, (dtype, call)
 
 
 @on_cuda

@@ -150,6 +150,7 @@ TEST_P(Repeats, give_the_same_bits_a_thousand_times_on_a_busy_device) {
         device::DeviceCopy copy(kDevice);
         const ForwardArgs args = copy.add(a.forward_args());
         const auto workspace = copy.workspace(how.workspace_bytes);
+        device::synchronize(kDevice);
         const std::vector<Output> outputs{{args.o.data, a.o.memory.size()}, {args.lse.data, a.lse.memory.size()}};
         try {
             const auto call = [&](cudaStream_t stream) { forward(how, args, workspace, {.stream = stream}); };
@@ -170,8 +171,9 @@ TEST_P(Repeats, give_the_same_gradients_a_thousand_times_on_a_busy_device) {
         const BackwardArgs args = copy.add(a.backward_args());
         const Plan before = plan(a.problem, {.backend = Backend::cuda, .schedule = Schedule::fa2});
         forward(before, copy.add(a.forward_args()), {});
-        device::synchronize(kDevice);  // streams of their own do not wait for the default one
         const auto workspace = copy.workspace(how.workspace_bytes);
+        device::synchronize(
+            kDevice);  // streams of their own do not wait for the default one, which fills the workspace
         const std::vector<Output> outputs{
             {args.dq.data, a.dq.memory.size()}, {args.dk.data, a.dk.memory.size()}, {args.dv.data, a.dv.memory.size()}};
         const auto call = [&](cudaStream_t stream) { backward(how, args, workspace, {.stream = stream}); };
@@ -188,8 +190,9 @@ TEST_P(Repeats, give_the_same_gradients_from_a_graph) {
         const BackwardArgs args = copy.add(a.backward_args());
         const Plan before = plan(a.problem, {.backend = Backend::cuda, .schedule = Schedule::fa2});
         forward(before, copy.add(a.forward_args()), {});
-        device::synchronize(kDevice);  // streams of their own do not wait for the default one
         const auto workspace = copy.workspace(how.workspace_bytes);
+        device::synchronize(
+            kDevice);  // streams of their own do not wait for the default one, which fills the workspace
         const std::vector<Output> outputs{
             {args.dq.data, a.dq.memory.size()}, {args.dk.data, a.dk.memory.size()}, {args.dv.data, a.dv.memory.size()}};
         const auto results = [&] {

@@ -5,6 +5,8 @@
 // ever. Skipped without a GPU.
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "kernels/support.hpp"
 #include "registry.hpp"
 
@@ -43,6 +45,15 @@ const Shape kShapes[] = {
     {150, 170, 2, 1, 40, DType::fp32, {.causal = Causal::bottom_right}},
 };
 
+/// Of fa3: in a batch of nine these have blocks of keys enough for the last one to make dQ, which one member has not.
+const Shape kShapesOfManyHeads[] = {
+    {200, 200, 64, 64, 64, DType::bf16, {.causal = Causal::top_left}},
+    {260, 260, 48, 48, 128, DType::fp16, {.causal = Causal::bottom_right}},
+    {200, 140, 64, 64, 128, DType::bf16, {}},
+};
+/// And of this one blocks start in parts.
+const Shape kShapeInParts = {2111, 2111, 16, 16, 64, DType::bf16, {.causal = Causal::top_left}};
+
 Problem problem_of(const Shape& s, std::int64_t batch) {
     Problem p = make_problem(batch, s.len_q, s.len_kv, s.heads_q, s.heads_kv, s.head_dim, s.dtype);
     p.mask = s.mask;
@@ -52,43 +63,49 @@ Problem problem_of(const Shape& s, std::int64_t batch) {
 constexpr Tensor Attention::*kInputs[] = {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o};
 constexpr Tensor Attention::*kOutputs[] = {&Attention::dq, &Attention::dk, &Attention::dv};
 
-TEST_F(CudaGradients, a_member_has_the_same_bits_at_every_place_of_every_batch) {
-    for (const Shape& shape : kShapes) {
-        Attention alone(problem_of(shape, 1), 3);
-        alone.prepare_backward();
-        for_each_cuda_kernel([&](const KernelInfo& kernel) {
-            if (!alone.backward(kernel)) return;
-            for (const std::int64_t batch : {2, 9}) {
-                Attention among(problem_of(shape, batch), static_cast<std::uint64_t>(batch));
-                for (const std::int64_t place : {std::int64_t{0}, batch - 1}) {
-                    for (auto which : kInputs) {
-                        const auto& from = (alone.*which).memory;
-                        std::copy(from.begin(), from.end(),
-                                  (among.*which).memory.begin() + place * static_cast<std::ptrdiff_t>(from.size()));
-                    }
-                }
-                among.prepare_backward();
-                ASSERT_TRUE(among.backward(kernel));
-                for (const std::int64_t place : {std::int64_t{0}, batch - 1}) {
-                    for (auto which : kOutputs) {
-                        const auto& expected = (alone.*which).memory;
-                        const auto begin =
-                            (among.*which).memory.begin() + place * static_cast<std::ptrdiff_t>(expected.size());
-                        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), begin))
-                            << kernel.name << ": " << alone.problem.describe() << ", place " << place << " of "
-                            << batch;
-                    }
-                }
-            }
-        });
-    }
-}
-
-void expect_the_bits_of_a_dense_one(const Shape& shape) {
+void expect_the_same_bits_in_batches(const Shape& shape, const std::optional<Schedule>& only = {}) {
     Attention alone(problem_of(shape, 1), 3);
     alone.prepare_backward();
     for_each_cuda_kernel([&](const KernelInfo& kernel) {
-        if (!alone.backward(kernel)) return;
+        if ((only && kernel.schedule != *only) || !alone.backward(kernel)) return;
+        for (const std::int64_t batch : {2, 9}) {
+            Attention among(problem_of(shape, batch), static_cast<std::uint64_t>(batch));
+            for (const std::int64_t place : {std::int64_t{0}, batch - 1}) {
+                for (auto which : kInputs) {
+                    const auto& from = (alone.*which).memory;
+                    std::copy(from.begin(), from.end(),
+                              (among.*which).memory.begin() + place * static_cast<std::ptrdiff_t>(from.size()));
+                }
+            }
+            among.prepare_backward();
+            ASSERT_TRUE(among.backward(kernel));
+            for (const std::int64_t place : {std::int64_t{0}, batch - 1}) {
+                for (auto which : kOutputs) {
+                    const auto& expected = (alone.*which).memory;
+                    const auto begin =
+                        (among.*which).memory.begin() + place * static_cast<std::ptrdiff_t>(expected.size());
+                    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), begin))
+                        << kernel.name << ": " << alone.problem.describe() << ", place " << place << " of " << batch;
+                }
+            }
+        }
+    });
+}
+
+TEST_F(CudaGradients, a_member_has_the_same_bits_at_every_place_of_every_batch) {
+    for (const Shape& shape : kShapes) expect_the_same_bits_in_batches(shape);
+}
+
+/// With who makes dQ of the sum: a kernel of its own, or the last block of keys to add.
+TEST_F(CudaGradients, a_member_has_the_same_bits_among_few_and_many_blocks) {
+    for (const Shape& shape : kShapesOfManyHeads) expect_the_same_bits_in_batches(shape, Schedule::fa3);
+}
+
+void expect_the_bits_of_a_dense_one(const Shape& shape, const std::optional<Schedule>& only = {}) {
+    Attention alone(problem_of(shape, 1), 3);
+    alone.prepare_backward();
+    for_each_cuda_kernel([&](const KernelInfo& kernel) {
+        if ((only && kernel.schedule != *only) || !alone.backward(kernel)) return;
         const std::vector<std::int64_t> of_q{70, 0, shape.len_q, 77};
         const std::vector<std::int64_t> of_kv{1, 640, shape.len_kv, 900};
         Attention among(make_ragged(of_q, of_kv, shape.heads_q, shape.heads_kv, shape.head_dim, shape.dtype), 9, of_q,
@@ -115,6 +132,7 @@ void expect_the_bits_of_a_dense_one(const Shape& shape) {
 
 TEST_F(CudaGradients, a_ragged_member_has_the_bits_of_a_dense_one) {
     for (const Shape& shape : kShapes) expect_the_bits_of_a_dense_one(shape);
+    expect_the_bits_of_a_dense_one(kShapeInParts, Schedule::fa3);
 }
 
 /// More blocks of keys than the device has multiprocessors, all adding to the same few tiles of queries.

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string>
 #include <utility>
@@ -34,10 +35,12 @@ const Mask kMasks[] = {{},
 using Adders = std::map<std::pair<int, int>, std::vector<int>>;
 
 template <bool kRising, int kBlockQ, int kBlockKv>
-Adders adders_of(const Blocks<kBlockQ, kBlockKv>& blocks) {
+Adders adders_of(const Blocks<kBlockQ, kBlockKv>& blocks, int parts, int more) {
     Adders adders;
-    for (int started = 0; started < blocks.count_kv; ++started) {
-        const int n = blocks.block_of(started, blocks.count_kv);
+    const int most = blocks.part_size(parts) + more;
+    for (int number = 0; number < parts * most; ++number) {
+        const int n = blocks.block_of(number / most, number % most, parts, most);
+        if (n >= blocks.count_kv) continue;
         int steps = 0;
         for (Steps<kRising> step(blocks, n, 1); step.more(); step.advance(1), ++steps) {
             adders[{step.which, step.m}].push_back(n);
@@ -59,11 +62,12 @@ bool touches(const Mask& mask, const Blocks<kBlockQ, kBlockKv>& blocks, int m, i
            Coverage::empty;
 }
 
+/// `more`: blocks that another member of the call has more in a part.
 template <int kBlockQ, int kBlockKv>
-void expect_right(const Mask& mask, int len_q, int len_kv, int group) {
+void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads = 1, int parts = 1, int more = 0) {
     Blocks<kBlockQ, kBlockKv> blocks{};
-    blocks.set(mask, len_q, len_kv, group);
-    const Adders adders = blocks.rising ? adders_of<true>(blocks) : adders_of<false>(blocks);
+    blocks.set(mask, len_q, len_kv, group, heads);
+    const Adders adders = blocks.rising ? adders_of<true>(blocks, parts, more) : adders_of<false>(blocks, parts, more);
     for (const auto& [sum_and_block, blocks_of_keys] : adders) {
         const auto [sum, m] = sum_and_block;
         for (std::size_t place = 0; place < blocks_of_keys.size(); ++place) {
@@ -102,6 +106,85 @@ TEST(fa3_backward_order, every_tile_is_added_once_and_in_the_order_of_the_places
             }
         }
     }
+}
+
+/// Members that start in parts, and those that do not, in one call.
+TEST(fa3_backward_order, blocks_in_parts_are_added_in_the_order_of_the_places) {
+    using cuda::fa3::backward::kParts;
+    for (const Mask& mask : kMasks) {
+        for (const int len : {1, 200, 2048, 2111, 4000, 4096, 4097, 5555}) {
+            SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len));
+            for (const int more : {0, 3}) {
+                expect_right<64, 128>(mask, len, len, 1, 16, kParts, more);
+                expect_right<128, 128>(mask, len, len, 1, 16, kParts, more);
+            }
+            expect_right<64, 128>(mask, len, len / 2 + 1, 1, 16, kParts);
+            if (HasFatalFailure()) return;
+        }
+    }
+}
+
+/// The longest of a causal mask start first but for the order in their part, and blocks of one member alone decide.
+TEST(fa3_backward_order, causal_blocks_of_many_heads_start_in_parts) {
+    Blocks<64, 128> blocks{};
+    const Mask causal{.causal = Causal::top_left};
+    blocks.set(causal, 4096, 4096, 1, 16);
+    ASSERT_TRUE(blocks.parted);
+    EXPECT_EQ(blocks.block_of(0, 0, 4, 8), 7);
+    EXPECT_EQ(blocks.block_of(3, 7, 4, 8), 24);
+    EXPECT_EQ(blocks.place(0, 63, 7), 0);
+    EXPECT_EQ(blocks.place(0, 63, 31), 24);
+    EXPECT_EQ(blocks.place(0, 63, 24), 31);
+    for (const auto& [len_q, len_kv, group, heads] : {std::array{4096, 4096, 2, 16}, std::array{4096, 4096, 1, 7},
+                                                      std::array{4096, 5000, 1, 16}, std::array{896, 896, 1, 64}}) {
+        blocks.set(causal, len_q, len_kv, group, heads);
+        EXPECT_FALSE(blocks.parted) << len_q << " " << len_kv << " " << group << " " << heads;
+    }
+    blocks.set({}, 4096, 4096, 1, 16);
+    EXPECT_FALSE(blocks.parted);
+}
+
+/// Without a mask few blocks of keys start together, with one sum; more of them do not, nor do those of groups.
+TEST(fa3_backward_order, few_blocks_without_a_mask_start_at_the_first_queries) {
+    using cuda::fa3::backward::kMostStraight;
+    Blocks<64, 128> blocks{};
+    blocks.set({}, 1000, 128 * kMostStraight, 1);
+    for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(blocks.start_of(n), 0);
+    for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m));
+    EXPECT_EQ(blocks.place(0, 3, kMostStraight - 1), 0);
+    EXPECT_EQ(blocks.place(0, 3, 0), kMostStraight - 1);
+    blocks.set({}, 1000, 128 * kMostStraight + 1, 1);
+    EXPECT_TRUE(blocks.any(1, 0));
+    blocks.set({}, 1000, 1000, 2);
+    EXPECT_TRUE(blocks.any(1, 0));
+}
+
+/// Who makes dQ of the sum: where Blocks says that it is the first block, of the head or of its part, it is, of all of
+/// dQ.
+TEST(fa3_backward_order, the_last_to_add_is_the_first_block_where_it_is_said_to_be) {
+    using cuda::fa3::backward::kParts;
+    int said = 0;
+    for (const Mask& mask : kMasks) {
+        for (const int len_q : {1, 128, 200, 640, 1000, 2048, 2049, 4096}) {
+            for (const int len_kv : {1, 128, 200, 640, 1000, 2048, 2049, 4096}) {
+                for (const int group : {1, 8}) {
+                    Blocks<64, 128> blocks{};
+                    blocks.set(mask, len_q, len_kv, group, 16);
+                    if (!blocks.ends_with_first()) continue;
+                    ++said;
+                    const Adders adders = adders_of<false>(blocks, blocks.parted ? kParts : 1, 0);
+                    for (int m = 0; m < blocks.count_q; ++m) {
+                        const auto found = adders.find({0, m});
+                        ASSERT_TRUE(found != adders.end() && adders.count({1, m}) == 0) << m;
+                        const int n = found->second.back();
+                        ASSERT_EQ(n, blocks.added_before(n)) << m;
+                        ASSERT_EQ(blocks.place(0, m, n) + 1, blocks.keys_of(m).end) << m;
+                    }
+                }
+            }
+        }
+    }
+    EXPECT_GT(said, 50);
 }
 
 /// All heads of a group are gone through at one block of queries.
@@ -156,7 +239,7 @@ TEST(fa3_backward_order, tiles_without_hidden_pairs_are_known) {
 template <int kBlockQ, int kBlockKv>
 void expect_one_sum(const Mask& mask, int len, int group) {
     Blocks<kBlockQ, kBlockKv> blocks{};
-    blocks.set(mask, len, len, group);
+    blocks.set(mask, len, len, group, 1000);
     for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m)) << len;
 }
 

@@ -88,10 +88,14 @@ void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
         const Span got = blocks.keys_of(m);
         EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "keys of " << m;
         if (expected.begin >= expected.end) continue;
-        // The places of those who add, first to last, begin with 0 in each sum.
-        const int last = expected.end - 1;
+        // The places of those who add, first to last, begin with 0 in each sum; the first part's last block comes
+        // first.
+        const int last = std::min(expected.end - 1, blocks.last_of_part(0));
         const int which = blocks.any(1, m) ? 1 : 0;
         EXPECT_EQ(blocks.place(which, m, which == 1 ? last : std::min(last, blocks.last_started(m))), 0) << m;
+        if (blocks.parted) {
+            EXPECT_EQ(blocks.place(0, m, blocks.added_before(expected.end - 1)) + 1, expected.end) << m;
+        }
     }
 }
 

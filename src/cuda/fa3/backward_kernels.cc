@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/fa3/backward_kernels.hpp"
 
+#include <algorithm>
+
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "core/arena.hpp"
 #include "cuda/device.hpp"
 #include "cuda/fa3/backward/launch.hpp"
+#include "cuda/fa3/backward/order.hpp"
 #include "cuda/fa3/backward/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
 #include "cuda/shared/tensor_map.hpp"
@@ -31,16 +35,26 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     return refusal(Schedule::fa3, Pass::backward, problem, tile, limits(device));
 }
 
-backward::Workspace lay_out(Arena& arena, const Problem& p) {
+/// What a call's workspace is cut into.
+struct Memory {
+    backward::Workspace workspace;
+    backward::Limits* limits;  // [batch, heads_kv], in fp16
+    std::size_t cleared;       // bytes that are 0 before the first kernel
+};
+
+Memory lay_out(Arena& arena, const Problem& p) {
     const backward::Config c = config_of(p);
     const std::int64_t blocks = p.heads_q * blocks_q(p, c.block_q);
     const std::int64_t sums = backward::sums_of_dq(p);
     backward::Workspace w{};
     w.start = arena.take<backward::Start>(1);
+    backward::Limits* const limits =
+        p.dtype == DType::fp16 ? arena.take<backward::Limits>(p.batch, p.heads_kv) : nullptr;
+    const std::size_t cleared = arena.used();
     w.stats = arena.take<backward::RowStats>(blocks, c.row_stats());
     w.counters = arena.take<int>(sums, blocks, backward::Config::kConsumers);
     w.dq = arena.take<float>(sums, blocks, std::int64_t{c.block_q}, std::int64_t{c.head_dim});
-    return w;
+    return {w, limits, cleared};
 }
 
 bool has_queries(const Problem& p) { return p.rows_q() > 0 && p.heads_q > 0; }
@@ -56,13 +70,59 @@ std::size_t workspace_bytes(const Plan& plan) {
 /// and a byte.
 bool uses_o_rest(const Problem& p) { return p.dropout.probability == 0; }
 
-Launch make_launch(const BackwardCall& call) {
+/// From so many blocks of keys on the last of them to add make dQ: a step of theirs takes longer, but it is soon one of
+/// many that run beside it, and dq_kernel would read what is not in a cache any more.
+constexpr std::int64_t kManyBlocks = 1024;
+
+/// How blocks of keys start: in parts (order.hpp), of some heads at a time.
+struct Rounds {
+    int parts, part_kv, heads;
+};
+
+/// Few blocks without a mask are a part each, so that the heads take turns and few blocks wait for each other at the
+/// start. Heads at a time: as many as the second-level cache holds, and blocks for all multiprocessors some times over;
+/// all of them where they have more blocks than kMostInRounds.
+constexpr int kBlocksAtOnce = 512, kMostInRounds = 32;
+
+Rounds rounds_of(const Problem& p, const backward::Config& c) {
+    constexpr std::int64_t kBytes = std::int64_t{24} << 20;
+    const int most = static_cast<int>(blocks_kv(p, c.block_kv));
+    const auto heads = static_cast<int>(p.batch * p.heads_kv);
+    if (c.roles()) return {1, most, heads};
+    const std::int64_t of_head =
+        p.len_q * (4 * p.head_dim + 2 * (p.head_dim + p.head_dim_v)) + p.len_kv * 4 * (p.head_dim + p.head_dim_v);
+    const std::int64_t cached = std::max<std::int64_t>(kBytes / std::max<std::int64_t>(of_head, 1), 1);
+    if (backward::starts_in_parts(p)) {
+        const std::int64_t at_once =
+            most > kMostInRounds ? heads : std::max<std::int64_t>(cached, kBlocksAtOnce / most);
+        return {backward::kParts, (most + backward::kParts - 1) / backward::kParts,
+                static_cast<int>(std::min<std::int64_t>(at_once, heads))};
+    }
+    if (!p.ragged && p.mask.trivial() && p.group() == 1 && most <= backward::kMostStraight) {
+        return {most, 1, static_cast<int>(std::min<std::int64_t>(cached, heads))};
+    }
+    return {1, most, heads};
+}
+
+template <int kBlockQ, int kBlockKv>
+backward::BlockCounts count_blocks(const Problem& p) {
+    backward::Blocks<kBlockQ, kBlockKv> blocks{};
+    blocks.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
+               static_cast<int>(p.heads_kv));
+    return blocks;
+}
+backward::BlockCounts blocks_of(const Problem& p, const backward::Config& c) {
+    if (c.roles()) return count_blocks<64, 64>(p);
+    return c.block_q == 128 ? count_blocks<128, 128>(p) : count_blocks<64, 128>(p);
+}
+
+Launch make_launch(const BackwardCall& call, const Memory& memory) {
     const Problem& p = call.plan.problem;
     const TensorShapes shapes(p);
     Launch launch{};
     launch.params = backward_params(call);
-    Arena arena(call.workspace);
-    launch.workspace = lay_out(arena, p);
+    launch.workspace = memory.workspace;
+    launch.limits = memory.limits;
     const backward::Config c = config_of(p);
     launch.scale_log2 = c.general ? kLog2E : launch.params.forward.scale * kLog2E;
     launch.sums = backward::sums_of_dq(p);
@@ -89,7 +149,20 @@ Launch make_launch(const BackwardCall& call) {
                           takes_byte_vectors(launch.o_rest, static_cast<int>(p.head_dim_v));
     launch.dq_by_vectors = takes_vectors(launch.params.dq, static_cast<int>(p.head_dim));
     launch.blocks_q = static_cast<int>(blocks_q(p, c.block_q));
-    launch.blocks_kv = static_cast<int>(blocks_kv(p, c.block_kv));
+    const Rounds rounds = rounds_of(p, c);
+    launch.parts = rounds.parts;
+    launch.part_kv = rounds.part_kv;
+    launch.heads_at_once = rounds.heads;
+    const int last_heads = static_cast<int>(p.batch * p.heads_kv) % std::max(rounds.heads, 1);
+    launch.round = Divider(std::max(rounds.heads * rounds.parts * rounds.part_kv, 1));
+    launch.of_part_kv = Divider(std::max(rounds.part_kv, 1));
+    launch.of_part = Divider(std::max(rounds.heads * rounds.part_kv, 1));
+    launch.of_last_part = Divider(std::max(last_heads * rounds.part_kv, 1));
+    launch.heads_kv = Divider(std::max(static_cast<int>(p.heads_kv), 1));
+    launch.blocks = blocks_of(p, c);
+    launch.finishes = launch.dq_by_vectors && launch.params.dq.data != nullptr && has_queries(p) && has_keys(p) &&
+                      backward::finishes_dq(p);
+    if (p.batch * p.heads_kv * blocks_kv(p, c.block_kv) < kManyBlocks || launch.blocks.parted) launch.finishes = false;
     return launch;
 }
 
@@ -106,18 +179,20 @@ cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t strea
     }
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
     if constexpr (Shape::kConfig.roles()) return backward::start_dq_product<T, Shape>(launch, stream);
-    else return backward::start_dq<T, Shape>(launch, stream);
+    else return launch.finishes ? status : backward::start_dq<T, Shape>(launch, stream);
 }
 
 void run(const BackwardCall& call) {
     const Problem& p = call.plan.problem;
     const CurrentDevice current(call.plan.device);
-    const Launch launch = make_launch(call);
-    check(cudaMemsetAsync(launch.workspace.start, 0, sizeof(*launch.workspace.start), stream_of(call)),
-          "cudaMemsetAsync");
+    Arena arena(call.workspace);
+    const Memory memory = lay_out(arena, p);
+    const Launch launch = make_launch(call, memory);
+    check(cudaMemsetAsync(memory.workspace.start, 0, memory.cleared, stream_of(call)), "cudaMemsetAsync");
     const cudaError_t status = backward::Shapes::call(*backward::shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
-        return start_all<__nv_bfloat16, Shape>(p, launch, stream_of(call));
+        return p.dtype == DType::fp16 ? start_all<__half, Shape>(p, launch, stream_of(call))
+                                      : start_all<__nv_bfloat16, Shape>(p, launch, stream_of(call));
     });
     check(status, "cuda.fa3.backward");
 }
@@ -145,10 +220,11 @@ Kernel backward_kernel() {
                      .backend = Backend::cuda,
                      .schedule = Schedule::fa3,
                      .pass = Pass::backward,
-                     .dtypes = {DType::bf16},
+                     .dtypes = {DType::bf16, DType::fp16},
                      .summary = "K/V blocks outer, dQ added up in a fixed order or by its own kernel; memory O(len)",
-                     .limits = "sm_90; bf16; no additive bias; head_dim in multiples of 8, up to 128 with softcap, "
-                               "ALiBi, dropout or a scale of 0 and less; 16-byte aligned rows"},
+                     .limits =
+                         "sm_90; bf16 and fp16; no additive bias; head_dim in multiples of 8, up to 128 with softcap, "
+                         "ALiBi, dropout or a scale of 0 and less; 16-byte aligned rows"},
             .refuse = refuse,
             .default_tile = backward::tile_of,
             .workspace_bytes = workspace_bytes,

@@ -55,6 +55,15 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
     return packed;
 }
 
+/// cvt: two numbers into a word, over what fp16 holds its largest number instead of infinity. In bf16 as pack().
+template <class T>
+__device__ __forceinline__ std::uint32_t pack_finite(float low, float high) {
+    std::uint32_t packed;
+    if constexpr (!std::is_same_v<T, __half>) packed = pack<T>(low, high);
+    else asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
 /// No asm: one half of what pack() made.
 template <class T>
 __device__ __forceinline__ float unpack(std::uint32_t packed, int half) {

@@ -91,4 +91,14 @@ __device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, std::uint32_t 
                  : "memory");
 }
 
+/// ld.shared.v4: 16 bytes, by an address in shared memory's own window.
+__device__ __forceinline__ uint4 load_shared(std::uint32_t shared) {
+    uint4 words;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "r"(shared)
+                 : "memory");
+    return words;
+}
+
 }  // namespace tessera::cuda::ptx

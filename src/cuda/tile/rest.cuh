@@ -139,6 +139,36 @@ __device__ __forceinline__ float sum_of_row(float x) {
     return x;
 }
 
+/// Eight columns of a row of O, its rest and dO.
+struct OutputChunk {
+    uint4 o{}, d_o{};
+    uint2 rest{};
+
+    /// Adds to x: dO . (O + rest), and to y: 0 * dO, 0 where dO is finite.
+    template <class T>
+    __device__ __forceinline__ void add_to(float2& sums) const {
+        const std::uint32_t o_words[4] = {o.x, o.y, o.z, o.w};
+        const std::uint32_t gradients[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const auto byte = static_cast<std::int8_t>((i < 4 ? rest.x : rest.y) >> (i % 4 * 8));
+            const float g = ptx::unpack<T>(gradients[i / 2], i % 2);
+            sums.x = fmaf(g, with_rest<kDTypeOf<T>>(ptx::unpack<T>(o_words[i / 2], i % 2), byte), sums.x);
+            sums.y = fmaf(g, 0.0F, sums.y);
+        }
+    }
+    /// dO . dO
+    template <class T>
+    __device__ __forceinline__ void add_squares_to(float& sum) const {
+        const std::uint32_t gradients[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float g = ptx::unpack<T>(gradients[i / 2], i % 2);
+            sum = fmaf(g, g, sum);
+        }
+    }
+};
+
 /// O, its rest and dO of one head.
 template <class T>
 struct OutputAndGradient {
@@ -146,25 +176,22 @@ struct OutputAndGradient {
     int dim;
     bool vector;
 
+    /// Columns first ... first + 7 of a row; they lie together.
+    __device__ __forceinline__ OutputChunk load(int row, int first) const {
+        return {o.template chunk<uint4>(row, first, dim, true), d_o.template chunk<uint4>(row, first, dim, true),
+                rest.template chunk<uint2>(row, first, dim, true)};
+    }
+
     /// This thread's share of dO . (O + rest), and of 0 * dO: 0 where dO is finite.
     __device__ __forceinline__ float2 dot(int row, int part) const {
-        float sum = 0;
-        float zero = 0;
+        float2 sums{0, 0};
         for (int first = 8 * part; first < dim; first += 8 * kRowThreads) {
-            const uint4 o_chunk = o.template chunk<uint4>(row, first, dim, vector);
-            const uint4 gradient = d_o.template chunk<uint4>(row, first, dim, vector);
-            const uint2 rests = rest.template chunk<uint2>(row, first, dim, vector);
-            const std::uint32_t o_words[4] = {o_chunk.x, o_chunk.y, o_chunk.z, o_chunk.w};
-            const std::uint32_t gradients[4] = {gradient.x, gradient.y, gradient.z, gradient.w};
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const auto byte = static_cast<std::int8_t>((i < 4 ? rests.x : rests.y) >> (i % 4 * 8));
-                const float g = ptx::unpack<T>(gradients[i / 2], i % 2);
-                sum = fmaf(g, with_rest<kDTypeOf<T>>(ptx::unpack<T>(o_words[i / 2], i % 2), byte), sum);
-                zero = fmaf(g, 0.0F, zero);
-            }
+            const OutputChunk chunk{o.template chunk<uint4>(row, first, dim, vector),
+                                    d_o.template chunk<uint4>(row, first, dim, vector),
+                                    rest.template chunk<uint2>(row, first, dim, vector)};
+            chunk.add_to<T>(sums);
         }
-        return {sum, zero};
+        return sums;
     }
 };
 

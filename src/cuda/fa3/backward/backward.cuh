@@ -9,12 +9,17 @@
 
 namespace tessera::cuda::fa3::backward {
 
-template <class OfConsumer, Config kConfig>
+template <class OfConsumer, bool kFinishes = false, Config kConfig>
 __device__ __forceinline__ void run(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
     OfConsumer consumer{{launch, shared, warpgroup}};
-    consumer.run();
+    if constexpr (kConfig.roles()) consumer.run();
+    else consumer.template run<kFinishes>();
     store_gradients(consumer);
 }
+
+template <class T, Config kConfig>
+using ConsumerOf =
+    std::conditional_t<kConfig.block_q != Config::kRows, HalvesConsumer<T, kConfig>, Consumer<T, kConfig>>;
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __grid_constant__ Launch launch) {
@@ -30,18 +35,27 @@ __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __g
         shared.broken = launch.workspace.start->broken;
         // Blocks that started earlier come earlier in the order: nobody waits for one that has not started.
         shared.block.set(launch, atomicAdd(&launch.workspace.start->next_block, 1));
+        if constexpr (kHeld<T>) {
+            shared.unit = gradient_unit<T>(launch, shared.block.batch, shared.block.kv_head) / kWeightUnit<T>;
+        }
     }
     __syncthreads();
     if (!shared.block.exists() || shared.broken != 0) return;
     const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
     if (warpgroup == 0) {
         ptx::give_registers<Config::kProducerRegisters>();
-        if (shared.block.blocks.rising) produce<kConfig, true>(launch, shared);
-        else produce<kConfig, false>(launch, shared);
+        if constexpr (kConfig.may_finish()) {
+            if (shared.block.finishes) return produce<kConfig, Order::falling, true>(launch, shared);
+        }
+        if (shared.block.blocks.rising) produce<kConfig, Order::rising>(launch, shared);
+        else if (shared.block.blocks.parted) produce<kConfig, Order::in_parts>(launch, shared);
+        else produce<kConfig, Order::falling>(launch, shared);
     } else {
         ptx::take_registers<Config::kConsumerRegisters>();
-        if constexpr (kConfig.block_q != Config::kRows) run<HalvesConsumer<T, kConfig>>(launch, shared, warpgroup - 1);
-        else if constexpr (!kConfig.roles()) run<Consumer<T, kConfig>>(launch, shared, warpgroup - 1);
+        if constexpr (kConfig.may_finish()) {
+            if (shared.block.finishes) run<ConsumerOf<T, kConfig>, true>(launch, shared, warpgroup - 1);
+            else run<ConsumerOf<T, kConfig>>(launch, shared, warpgroup - 1);
+        } else if constexpr (!kConfig.roles()) run<Consumer<T, kConfig>>(launch, shared, warpgroup - 1);
         else if (warpgroup == 1) run<WeightsConsumer<T, kConfig>>(launch, shared, 0);
         else run<ScoresConsumer<T, kConfig>>(launch, shared, 1);
     }
@@ -53,8 +67,8 @@ cudaError_t start_backward(const Launch& launch, cudaStream_t stream) {
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
     const ForwardParams& p = launch.params.forward;
-    return start(backward_kernel<T, Shape>, std::int64_t{p.heads_kv} * p.batch * launch.blocks_kv, Config::kThreads,
-                 kBytes, launch, stream);
+    const std::int64_t blocks = std::int64_t{p.heads_kv} * p.batch * launch.parts * launch.part_kv;
+    return start(backward_kernel<T, Shape>, blocks, Config::kThreads, kBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -31,6 +31,8 @@ struct Config {
     constexpr int first_row(int warpgroup) const { return roles() ? 0 : kRows * warpgroup; }
     /// Columns of dQ that a warpgroup of the main kernel multiplies, always of 64 queries.
     constexpr int dq_columns() const { return block_q == kRows ? head_dim / kConsumers : head_dim; }
+    /// May the last block of keys to add to dQ make it of the sum? (Elsewhere registers are short.)
+    constexpr bool may_finish() const { return !roles() && !general; }
     /// Of block_q queries: where RowStats stand, one after the other.
     constexpr int row_stats() const { return block_q / kRows; }
     /// Blocks of keys in shared memory where queries are outer; K is there twice while dQ is made.

@@ -7,6 +7,7 @@
 #include "cuda/fa3/backward/elements.cuh"
 #include "cuda/fa3/backward/products.cuh"
 #include "cuda/fa3/backward/special.cuh"
+#include "cuda/fa3/backward/units.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/tma.cuh"
 
@@ -15,7 +16,7 @@ namespace tessera::cuda::fa3::backward {
 /// The same condition in all lanes, known to the compiler as such.
 __device__ __forceinline__ bool agreed(bool condition) { return __any_sync(kAllLanes, condition); }
 
-template <Config kConfig>
+template <class T, Config kConfig>
 struct ConsumerThread {
     static constexpr int kPairs = Config::kRows / 2;           ///< scores of a thread against 64 queries
     static constexpr int kFull = 1, kLarge = 2, kSpecial = 4;  ///< flags of a step
@@ -80,6 +81,12 @@ struct ConsumerThread {
         for (int chunk = 0; chunk < kEarly; ++chunk) out[chunk] = four_of(values, kEarly * half + chunk, column);
     }
 
+    /// What dP is multiplied by for dS, and delta with it (score_gradient).
+    __device__ __forceinline__ float unit() const {
+        if constexpr (kHeld<T>) return shared.unit;
+        else return 1;
+    }
+
     __device__ __forceinline__ int count_steps() const {
         const int count = Steps<false>(shared.block.blocks, shared.block.n, launch.params.forward.group).count();
         return __shfl_sync(kAllLanes, count, 0);  // known to be the same in all lanes
@@ -97,6 +104,8 @@ struct ConsumerThread {
     __device__ __forceinline__ std::uint32_t ds_address(int slab_number) const;
     __device__ __forceinline__ static void store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4], std::uint32_t to);
     __device__ __forceinline__ void put_dq(const float (&dq)[kConfig.dq_columns() / 2]);
+    __device__ __forceinline__ void put_dq_or_finish(float (&dq)[kConfig.dq_columns() / 2], int q_stage);
+    __device__ __forceinline__ void finish_dq(float (&dq)[kConfig.dq_columns() / 2], int q_stage, bool alone);
     /// What put_dq() has written is add_dq()'s from here on.
     __device__ __forceinline__ void give_dq() {
         ptx::fence_proxy_async();
@@ -128,9 +137,9 @@ __device__ __forceinline__ bool begin_steps(OfConsumer& c) {
 }
 
 /// And how they end: the last dQ goes out, and the last dK is done.
-template <class OfConsumer>
+template <bool kFinishes, class OfConsumer>
 __device__ __forceinline__ void end_steps(OfConsumer& c) {
-    c.give_dq();
+    if constexpr (!kFinishes) c.give_dq();
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(c.dk);
     ptx::keep_in_place(c.ds);
@@ -151,10 +160,10 @@ __device__ __forceinline__ float weight(float score, float scale_log2, float min
 }
 
 /// P^T from S^T, of 64 queries.
-template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::exponentiate(float (&s)[kPairs],
-                                                                      const float4 (&minus_lse)[kEarly],
-                                                                      int half) const {
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::exponentiate(float (&s)[kPairs],
+                                                                         const float4 (&minus_lse)[kEarly],
+                                                                         int half) const {
     if (agreed((flags & kLarge) != 0)) {  // rare
         const int column = first_column();
 #pragma unroll
@@ -171,12 +180,12 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::exponentiate(float (&s)
 }
 
 /// NaN and infinities of K become 0: what they make of scores is in LSE and delta, and dQ is to have no others.
-template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::clean_keys() {
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_keys() {
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
     bool found = false;
-    for (auto& slab : shared.k) found |= clean<kKeys * kSlabRowBytes, 128, 4>(slab[kKeys * warpgroup], thread);
+    for (auto& slab : shared.k) found |= clean<T, kKeys * kSlabRowBytes, 128, 4>(slab[kKeys * warpgroup], thread);
     ptx::fence_proxy_async();
     if constexpr (kConfig.roles()) {
         if (agreed(found)) launch.workspace.start->special_keys = 1;
@@ -187,8 +196,8 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::clean_keys() {
 }
 
 /// The same of Q and dO, in tiles with hidden pairs. What was taken out of dO is put back at the end (restore_lost).
-template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::clean_queries() {
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_queries() {
     const Span& first = shared.block.full[0];
     const Span& second = shared.block.full[1];
     const int m = shared.block_q[q.stage];
@@ -197,15 +206,15 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::clean_queries() {
     constexpr int kThreads = 128 * Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     ptx::named_barrier_sync(kConsumersBarrier, kThreads);  // both warpgroups have made S and dP of it
-    clean<sizeof(shared.q[0]), kThreads>(shared.q[q.stage], thread);
-    clean<sizeof(shared.d_o[0]), kThreads>(shared.d_o[d_o.stage], thread);
+    clean<T, sizeof(shared.q[0]), kThreads>(shared.q[q.stage], thread);
+    clean<T, sizeof(shared.d_o[0]), kThreads>(shared.d_o[d_o.stage], thread);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kConsumersBarrier, kThreads);
 }
 
 /// Where store_ds() begins for this thread.
-template <Config kConfig>
-__device__ __forceinline__ std::uint32_t ConsumerThread<kConfig>::ds_address(int slab_number) const {
+template <class T, Config kConfig>
+__device__ __forceinline__ std::uint32_t ConsumerThread<T, kConfig>::ds_address(int slab_number) const {
     const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // not to be kept in registers over the loop
     const int query = thread % 32 / 16 * 8 + thread % 8;
     const int chunk = thread / 32 % 4 * 2 + thread / 8 % 2;
@@ -213,9 +222,9 @@ __device__ __forceinline__ std::uint32_t ConsumerThread<kConfig>::ds_address(int
 }
 
 /// dS of 64 queries, transposed on its way into shared memory: rows are queries there. A fence is to follow.
-template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4],
-                                                                  std::uint32_t to) {
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4],
+                                                                     std::uint32_t to) {
 #pragma unroll
     for (int step = 0; step < Config::kRows / 16; ++step) {
         // Rows 16 apart have the same swizzle.
@@ -224,12 +233,74 @@ __device__ __forceinline__ void ConsumerThread<kConfig>::store_ds(const std::uin
 }
 
 /// A part of dQ, for add_dq(): 16 bytes of a thread beside those of its neighbours.
-template <Config kConfig>
-__device__ __forceinline__ void ConsumerThread<kConfig>::put_dq(const float (&dq)[kConfig.dq_columns() / 2]) {
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::put_dq(const float (&dq)[kConfig.dq_columns() / 2]) {
     auto* out = reinterpret_cast<float4*>(shared.dq[warpgroup]) + threadIdx.x % 128;
 #pragma unroll
     for (int j = 0; j < kConfig.dq_columns() / 8; ++j) {
         out[128 * j] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+    }
+}
+
+/// The last to add: dQ of the step whose Q is in this stage, with the sum that add_or_bring_dq() has brought.
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::finish_dq(float (&dq)[kConfig.dq_columns() / 2],
+                                                                      int q_stage, bool alone) {
+    constexpr int kColumns = kConfig.dq_columns();
+    const ForwardParams& p = launch.params.forward;
+    const float factor = kHeld<T> ? p.scale / (unit() * kWeightUnit<T>) : p.scale;
+    std::uint32_t packed[kColumns / 8][2];
+    const auto* sum = reinterpret_cast<const float4*>(shared.dq[warpgroup]) + thread() % 128;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+        const float4 before = alone ? float4{} : sum[128 * j];
+        packed[j][0] =
+            ptx::pack<T>(fmaf(dq[4 * j] + before.x, factor, 0.0F), fmaf(dq[4 * j + 1] + before.y, factor, 0.0F));
+        packed[j][1] =
+            ptx::pack<T>(fmaf(dq[4 * j + 2] + before.z, factor, 0.0F), fmaf(dq[4 * j + 3] + before.w, factor, 0.0F));
+    }
+    // Through the warp's own share of what it has read, so that whole rows are written: row r lies in piece r / 4.
+    static_assert(kColumns == kSlabColumns);
+    const std::uint32_t own = ptx::shared_address(shared.dq[warpgroup]) + 512 * static_cast<unsigned>(warp());
+    const auto place = [own](int row, int chunk) {
+        return own + static_cast<unsigned>(2048 * (row / 4) + 128 * (row % 4) + 16 * (chunk ^ row % 8));
+    };
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; j += 2) {
+        ptx::stmatrix_x4(place(lane() % 16, j + lane() / 16), packed[j][0], packed[j][1], packed[j + 1][0],
+                         packed[j + 1][1]);
+    }
+    __syncwarp();
+    constexpr bool kByColumns = kConfig.block_q == Config::kRows;
+    const int chunk = lane() % 8;
+    const int column = (kByColumns ? kColumns * warpgroup : 0) + 8 * chunk;
+    const int first = shared.block_q[q_stage] * kConfig.block_q + (kByColumns ? 0 : Config::kRows * warpgroup) +
+                      warp() * 16 + lane() / 8;
+    const Rows& to = launch.params.dq;
+    T* out = reinterpret_cast<T*>(to.data) + shared.block.batch * to.batch + shared.head[q_stage] * to.head +
+             first * to.row + column;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint4 words = ptx::load_shared(place(4 * i + lane() / 8, chunk));
+        if (first + 4 * i < shared.block.blocks.len_q && column < p.head_dim) {
+            *reinterpret_cast<uint4*>(out + 4 * i * to.row) = words;
+        }
+    }
+    arrive(shared.dq_full[warpgroup]);
+}
+
+/// Of a block of keys that is the last to add to some blocks of queries.
+template <class T, Config kConfig>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::put_dq_or_finish(float (&dq)[kConfig.dq_columns() / 2],
+                                                                             int q_stage) {
+    wait_for(shared.dq_empty[warpgroup], steps % 2, warpgroup);
+    const DqGoes goes = shared.dq_goes[warpgroup];
+    if (agreed(goes != DqGoes::to_sum)) {
+        finish_dq(dq, q_stage, agreed(goes == DqGoes::out_alone));
+    } else {
+        put_dq(dq);
+        give_dq();
     }
 }
 

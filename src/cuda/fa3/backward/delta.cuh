@@ -8,6 +8,7 @@
 
 #include "cuda/fa3/backward/mainloop.cuh"
 #include "cuda/fa3/backward/producer.cuh"
+#include "cuda/fa3/backward/query_tile.cuh"
 #include "cuda/fa3/backward/special.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/constants.hpp"
@@ -15,8 +16,6 @@
 #include "cuda/tile/score.cuh"
 
 namespace tessera::cuda::fa3::backward {
-
-inline constexpr int kDeltaBlockQ = 64 * Config::kConsumers;
 
 /// |LSE| up to which an fp32 number holds it well enough (docs/numerics.md).
 inline constexpr float kOrdinaryLse = 256;
@@ -46,77 +45,6 @@ struct alignas(1024) DeltaShared {
         ptx::fence_mbarrier_init();
     }
 };
-
-/// The tile of queries that a thread block of the delta kernel works on.
-template <Config kConfig>
-struct QueryTile {
-    BlocksOf<kConfig> blocks;
-    int batch, head;
-    int first_q, first_kv;
-    std::int64_t first_block;  ///< of the tile's queries, among all
-    int query;                 ///< first
-    int n_begin, n_end;        ///< blocks of keys
-
-    __device__ __forceinline__ explicit QueryTile(const Launch& launch) {
-        const ForwardParams& p = launch.params.forward;
-        const int tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
-        const int batch_head = static_cast<int>(blockIdx.x) / tiles;
-        // From the last to the first: under a causal mask the longest come first.
-        query = (tiles - 1 - static_cast<int>(blockIdx.x) % tiles) * kDeltaBlockQ;
-        batch = batch_head / p.heads_q;
-        head = batch_head - batch * p.heads_q;
-        const Member member = member_of(p, batch);
-        first_q = static_cast<int>(member.first_q);
-        first_kv = static_cast<int>(member.first_kv);
-        blocks.set(p.mask, member.len_q, member.len_kv, p.group);
-        first_block = std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, member.first_q) +
-                      query / kConfig.block_q;
-        n_begin = 0;
-        n_end = 0;
-        for (int m = query / kConfig.block_q; m < (query + kDeltaBlockQ) / kConfig.block_q; ++m) {
-            if (m >= blocks.count_q) break;
-            const Span keys = blocks.keys_of(m);
-            if (keys.begin >= keys.end) continue;
-            n_begin = n_end == 0 ? keys.begin : min(n_begin, keys.begin);
-            n_end = max(n_end, keys.end);
-        }
-    }
-
-    /// Which block of the tile queries 64 * part, ... are in.
-    __device__ __forceinline__ static int block_of(int part) { return 64 * part / kConfig.block_q; }
-    /// Are these queries of a block that exists? Its last ones may not exist themselves.
-    __device__ __forceinline__ bool has_stats(int part) const {
-        return query + block_of(part) * kConfig.block_q < blocks.len_q;
-    }
-};
-
-/// With the rest of O, is there nothing to be done in these queries?
-template <Config kConfig>
-__device__ __forceinline__ bool done_from_output(const Launch& launch, const QueryTile<kConfig>& tile) {
-    if (launch.o_rest.data == nullptr) return false;
-    for (int w = 0; w < Config::kConsumers; ++w) {
-        if (!tile.has_stats(w)) continue;
-        if (launch.workspace.stats[tile.first_block * kConfig.row_stats() + w].some_large != 0) return false;
-    }
-    return true;
-}
-
-/// How many have added to this block of dQ: none.
-__device__ __forceinline__ void clear_counters(const Launch& launch, std::int64_t block) {
-    const std::int64_t all = std::int64_t{launch.params.forward.heads_q} * launch.blocks_q;
-    for (int sum = 0; sum < launch.sums; ++sum) {
-        for (int half = 0; half < Config::kConsumers; ++half) {
-            launch.workspace.counters[(sum * all + block) * Config::kConsumers + half] = 0;
-        }
-    }
-}
-
-/// Does cu_seqlens fall here?
-__device__ __forceinline__ bool falls(const ForwardParams& p, int batch) {
-    if (p.cu_seqlens_q == nullptr) return false;
-    return cu_seqlens_at(p.cu_seqlens_q, (batch + std::int64_t{1}) * p.cu_stride_q, p.cu_q_is_64, p.total_q) <
-           cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
-}
 
 /// One thread: all copies.
 template <Config kConfig, class OfShared>
@@ -179,6 +107,7 @@ struct DeltaConsumer {
     float dp[kPairs];
     double sum[2] = {0, 0};      ///< of P; this thread's share
     double product[2] = {0, 0};  ///< of P dP
+    float largest[2] = {0, 0};   ///< of |dP|, in fp16
 
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
     /// The thread's first row of the warpgroup's 64.
@@ -273,6 +202,10 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::add_products() {
         }
         product[r] += products[0] + products[1];
     }
+    if constexpr (kHeld<T>) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) largest[row_of(i)] = fmaxf(largest[row_of(i)], fabsf(dp[i]));
+    }
 }
 
 template <class T, Config kConfig>
@@ -289,8 +222,8 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
     auto& do_slabs = shared.d_o[64 * warpgroup / kConfig.block_q];
     const int row_of_block = 64 * warpgroup % kConfig.block_q;
     bool some_special = false;
-    for (auto& slab : q_slabs) some_special |= any_special<64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
-    for (auto& slab : do_slabs) some_special |= any_special<64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
+    for (auto& slab : q_slabs) some_special |= any_special<T, 64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
+    for (auto& slab : do_slabs) some_special |= any_special<T, 64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
     const std::uint64_t q = uniform(row_descriptor(q_slabs[0][row_of_block]));
     const std::uint64_t d_o = uniform(row_descriptor(do_slabs[0][row_of_block]));
     const ForwardParams& params = launch.params.forward;
@@ -336,11 +269,13 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_speci
     ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
     if (!tile.has_stats(warpgroup)) return;
     RowStats& stats = launch.workspace.stats[tile.first_block * kConfig.row_stats() + warpgroup];
+    float limit = 0;  // over |dS| of the thread's rows
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         for (int mask = 1; mask <= 2; mask *= 2) {
             sum[r] += __shfl_xor_sync(kAllLanes, sum[r], mask);
             product[r] += __shfl_xor_sync(kAllLanes, product[r], mask);
+            if constexpr (kHeld<T>) largest[r] = fmaxf(largest[r], __shfl_xor_sync(kAllLanes, largest[r], mask));
         }
         if (lane() % 4 != 0 || (launch.o_rest.data != nullptr && !large[r])) continue;
         float delta = 0;
@@ -353,6 +288,15 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_speci
         stats.minus_lse[place] = minus_lse[r];
         stats.delta[place] = delta;
         stats.inverse_sum[place] = large[r] ? static_cast<float>(1 / sum[r]) : 0.0F;
+        if constexpr (kHeld<T>) {  // P is held times a power of two
+            if (large[r]) stats.inverse_sum[place] = static_cast<float>(kWeightUnit<T> / sum[r]);
+            else stats.minus_lse[place] = minus_lse[r] + kWeightExponent<T>;
+            const float own = fmaf(largest[r], launch.params.forward.keep_scale, fabsf(delta));
+            if (minus_lse[r] != -INFINITY) limit = fmaxf(limit, finite_or_0(own));
+        }
+    }
+    if constexpr (kHeld<T>) {
+        if (launch.o_rest.data == nullptr) raise_limit(tile.limits(launch).sum, limit);
     }
     const int thread = static_cast<int>(threadIdx.x) % 128;
     if (thread == 0) {

@@ -5,12 +5,30 @@
 // kernel, which then does nothing else: their P wants the largest score, which only the scores tell.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/fa3/backward/delta.cuh"
 #include "cuda/tile/rest.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
 inline constexpr int kOutputThreads = 256;
+
+/// This thread's share of row . row. `vector`: its chunks lie together.
+template <class T>
+__device__ __forceinline__ float squares_of_row(const HeadRows& rows, int row, int dim, int part, bool vector) {
+    float sum = 0;
+    for (int first = 8 * part; first < dim; first += 8 * kRowThreads) {
+        const uint4 chunk = rows.chunk<uint4>(row, first, dim, vector);
+        const std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float x = ptx::unpack<T>(words[i / 2], i % 2);
+            sum = fmaf(x, x, sum);
+        }
+    }
+    return sum;
+}
 
 /// What is found out about 64 queries.
 struct OutputFlags {
@@ -19,6 +37,9 @@ struct OutputFlags {
 
 template <class T, Config kConfig>
 struct OutputDelta {
+    static constexpr int kChunksOfRow =
+        (kConfig.head_dim_v + 8 * kRowThreads - 1) / (8 * kRowThreads);  ///< of a thread
+
     const Launch& launch;
     const QueryTile<kConfig>& tile;
     OutputAndGradient<T> rows;
@@ -39,19 +60,72 @@ struct OutputDelta {
                                                             (std::int64_t{tile.first_q} + query) * numbers.row];
     }
 
-    /// Row `row` of 64; a row past the end is one without keys. All threads of a warp come together.
-    __device__ __forceinline__ void run(int batch, int query, int row, RowStats& stats, OutputFlags& flags) const {
+    __device__ __forceinline__ float lse_of(int batch, int query) const {
+        return query < tile.blocks.len_q ? of_row(launch.params.forward.lse, batch, query) : -INFINITY;
+    }
+
+    /// Row `row` of 64. All threads of a warp come together.
+    __device__ __forceinline__ void run(int batch, int query, int row, RowStats& stats, OutputFlags& flags,
+                                        Limits& limits) const {
+        const int part = static_cast<int>(threadIdx.x) % kRowThreads;
+        const bool exists = query < tile.blocks.len_q;
+        const float lse = lse_of(batch, query);
+        const float2 share = exists ? rows.dot(query, part) : float2{0, 0};
+        float squares = 0;
+        if constexpr (kHeld<T>) {
+            squares = exists ? squares_of_row<T>(rows.d_o, query, rows.dim, part, rows.vector) : 0.0F;
+        }
+        store(batch, query, row, lse, share, squares, stats, flags, limits);
+    }
+
+    /// The same where columns lie together, of the thread's rows kApart apart in the tile: all are read at once, as one
+    /// after the other the latency of memory would be most of the time.
+    template <int kRows, int kApart>
+    __device__ __forceinline__ void run_at_once(int batch, int row, RowStats* stats, OutputFlags* flags,
+                                                Limits& limits) const {
+        constexpr int kChunks = kChunksOfRow;
+        const int part = static_cast<int>(threadIdx.x) % kRowThreads;
+        OutputChunk chunks[kRows][kChunks];
+        float lse[kRows];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const int query = tile.query + row + kApart * r;
+            lse[r] = lse_of(batch, query);
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c) {
+                const int first = 8 * (part + kRowThreads * c);
+                if (query < tile.blocks.len_q && first < rows.dim) chunks[r][c] = rows.load(query, first);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const int at = row + kApart * r;
+            if (!tile.has_stats(at / 64)) break;  // the same for all threads
+            float2 share{0, 0};
+            float squares = 0;
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c) {
+                chunks[r][c].template add_to<T>(share);
+                if constexpr (kHeld<T>) chunks[r][c].template add_squares_to<T>(squares);
+            }
+            store(batch, tile.query + at, at % 64, lse[r], share, squares, stats[at / 64], flags[at / 64], limits);
+        }
+    }
+
+    /// What the eight threads of a row have: `share` of dO . (O + rest) and of 0 * dO, `squares` of dO . dO. A row past
+    /// the end is one without keys. In fp16 `limits` are raised to what the row has of them.
+    __device__ __forceinline__ void store(int batch, int query, int row, float lse, float2 share, float squares,
+                                          RowStats& stats, OutputFlags& flags, Limits& limits) const {
         const int part = static_cast<int>(threadIdx.x) % kRowThreads;
         const BackwardParams& p = launch.params;
         const bool exists = query < tile.blocks.len_q;
-        const float lse = exists ? of_row(p.forward.lse, batch, query) : -INFINITY;
-        float2 share = exists ? rows.dot(query, part) : float2{0, 0};
         // NaN and infinities in Q are seen in the LSE, but not through a softcap, nor where no key is seen.
         if (kConfig.general && p.forward.softcap != 0 && exists) {
             share.y += zero_of_row<T>(q, query, p.forward.head_dim, part);
         }
         const float dot = sum_of_row(share.x);
         const float zero = sum_of_row(share.y);
+        if constexpr (kHeld<T>) squares = sum_of_row(squares);
         if (part != 0) return;
         const bool large = fabsf(lse) > kOrdinaryLse && lse != -INFINITY;
         const bool sees_keys = lse != -INFINITY;
@@ -63,6 +137,13 @@ struct OutputDelta {
         }
         const int place = RowStats::place(row);
         stats.minus_lse[place] = sees_keys ? -lse * kLog2E : -INFINITY;
+        if constexpr (kHeld<T>) {
+            if (sees_keys) stats.minus_lse[place] = fmaf(-lse, kLog2E, kWeightExponent<T>);
+            if (sees_keys && isfinite(delta)) {
+                limits.d_o_squares = fmaxf(limits.d_o_squares, finite_or_0(squares));
+                limits.sum = fmaxf(limits.sum, fabsf(delta));
+            }
+        }
         stats.delta[place] = delta;
         stats.inverse_sum[place] = 0;
         if (exists && (zero != 0 || !isfinite(lse))) flags.some_special = 1;
@@ -70,10 +151,52 @@ struct OutputDelta {
     }
 };
 
+/// Tiles of queries, of all heads.
+__host__ __device__ __forceinline__ std::int64_t query_tiles(const ForwardParams& p) {
+    return std::int64_t{p.batch} * p.heads_q * ((p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ);
+}
+/// Tiles of kDeltaBlockQ rows of V of each head and member.
+__host__ __device__ __forceinline__ std::int64_t value_tiles(const ForwardParams& p) {
+    return (p.len_kv + kDeltaBlockQ - 1) / kDeltaBlockQ;
+}
+
+/// The largest row of tile `number` of V, in fp16. Rows that are not finite count as nothing, for who sees one has no
+/// delta; nor do those that nobody sees.
+template <class T, Config kConfig>
+__device__ __forceinline__ void limit_values(const Launch& launch, std::int64_t number) {
+    const ForwardParams& p = launch.params.forward;
+    const std::int64_t head = number / value_tiles(p);
+    const int batch = static_cast<int>(head / p.heads_kv);
+    const int kv_head = static_cast<int>(head % p.heads_kv);
+    const Member member = member_of(p, batch);
+    BlocksOf<kConfig> blocks;
+    blocks.set(p.mask, member.len_q, member.len_kv, p.group);
+    const int begin = max(blocks.low, 0);
+    const int end = min(blocks.len_q + blocks.high, blocks.len_kv);
+    const HeadRows v(p.v, p.cu_seqlens_q != nullptr ? 0 : batch, member.first_kv, kv_head, sizeof(T));
+    const int first = static_cast<int>(number % value_tiles(p)) * kDeltaBlockQ;
+    const int thread = static_cast<int>(threadIdx.x);
+    float limit = 0;
+#pragma unroll 4
+    for (int row = thread / kRowThreads; row < kDeltaBlockQ; row += kOutputThreads / kRowThreads) {
+        const bool counts = first + row >= begin && first + row < end;
+        const float share = counts ? squares_of_row<T>(v, first + row, p.head_dim_v, thread % kRowThreads, true) : 0.0F;
+        limit = fmaxf(limit, finite_or_0(sum_of_row(share)));
+    }
+    raise_limit(launch.limits[head].v_squares, limit);
+}
+
 template <class T, class Shape>
 __global__ void __launch_bounds__(kOutputThreads) delta_of_output_kernel(const __grid_constant__ Launch launch) {
     __shared__ OutputFlags flags[Config::kConsumers];  // of 64 queries each
     const int thread = static_cast<int>(threadIdx.x);
+    if constexpr (kHeld<T>) {
+        const std::int64_t beyond = std::int64_t{blockIdx.x} - query_tiles(launch.params.forward);
+        if (beyond >= 0) {
+            limit_values<T, Shape::kConfig>(launch, beyond);
+            return;
+        }
+    }
     if (thread < Config::kConsumers) flags[thread] = {};
     __syncthreads();
     constexpr Config kConfig = Shape::kConfig;
@@ -84,12 +207,28 @@ __global__ void __launch_bounds__(kOutputThreads) delta_of_output_kernel(const _
     const int batch = p.cu_seqlens_q != nullptr ? 0 : tile.batch;
     const OutputDelta<T, kConfig> output(launch, tile, batch);
     RowStats* const stats = launch.workspace.stats + tile.first_block * kConfig.row_stats();
-#pragma unroll 2
-    for (int pass = 0; pass < kDeltaBlockQ * kRowThreads / kOutputThreads; ++pass) {
-        const int row = pass * (kOutputThreads / kRowThreads) + thread / kRowThreads;
-        const int part = row / 64;
-        if (!tile.has_stats(part)) break;  // the same for the whole pass
-        output.run(batch, tile.query + row, row % 64, stats[part], flags[part]);
+    Limits limits{};
+    constexpr int kPasses = kDeltaBlockQ * kRowThreads / kOutputThreads;
+    constexpr int kApart = kOutputThreads / kRowThreads;
+    const int first_row = thread / kRowThreads;
+    if (launch.o_by_vectors) {
+        constexpr int kAtOnce = std::max(kPasses / OutputDelta<T, kConfig>::kChunksOfRow, 1);
+#pragma unroll 1
+        for (int pass = 0; pass < kPasses; pass += kAtOnce) {
+            output.template run_at_once<kAtOnce, kApart>(batch, first_row + pass * kApart, stats, flags, limits);
+        }
+    } else {
+#pragma unroll 1
+        for (int pass = 0; pass < kPasses; ++pass) {
+            const int row = pass * kApart + first_row;
+            const int part = row / 64;
+            if (!tile.has_stats(part)) break;  // the same for the whole pass
+            output.run(batch, tile.query + row, row % 64, stats[part], flags[part], limits);
+        }
+    }
+    if constexpr (kHeld<T>) {
+        raise_limit(tile.limits(launch).d_o_squares, limits.d_o_squares);
+        raise_limit(tile.limits(launch).sum, limits.sum);
     }
     __syncthreads();
     if (thread >= Config::kConsumers || !tile.has_stats(thread)) return;
@@ -102,8 +241,9 @@ __global__ void __launch_bounds__(kOutputThreads) delta_of_output_kernel(const _
 template <class T, class Shape>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream) {
     const ForwardParams& p = launch.params.forward;
-    const std::int64_t tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
-    return start(delta_of_output_kernel<T, Shape>, p.batch * p.heads_q * tiles, kOutputThreads, 0, launch, stream);
+    std::int64_t blocks = query_tiles(p);
+    if constexpr (kHeld<T>) blocks += std::int64_t{p.batch} * p.heads_kv * value_tiles(p);
+    return start(delta_of_output_kernel<T, Shape>, blocks, kOutputThreads, 0, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -47,13 +47,14 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
             sum[4 * j + 3] += four.w;
         }
     }
+    const float factor = kHeld<T> ? p.scale / gradient_unit<T>(launch, batch, head / p.group) : p.scale;
     const bool by_columns = kConfig.block_q == Config::kRows;
     const int row = (by_columns ? 0 : Config::kRows * half) + thread % 128 / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int i = 0; i < kColumns / 2; i += 2) {
         const int column = (by_columns ? kColumns * half : 0) + column_of(i) + 2 * (thread % 4);
         *reinterpret_cast<std::uint32_t*>(&tile[row + 8 * row_of(i)][column]) =
-            ptx::pack<T>(fmaf(sum[i], p.scale, 0.0F), fmaf(sum[i + 1], p.scale, 0.0F));  // no -0
+            ptx::pack<T>(fmaf(sum[i], factor, 0.0F), fmaf(sum[i + 1], factor, 0.0F));  // no -0
     }
     __syncthreads();
     const Rows& dq = launch.params.dq;

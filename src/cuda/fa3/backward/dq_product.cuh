@@ -23,7 +23,8 @@ struct DqConsumer {
 
     RingPosition<2> k{};
     RingPosition<kConfig.delta_stages()> v{};
-    float minus_lse[2], delta[2], inverse_sum[2];  ///< RowStats of the thread's rows
+    float minus_lse[2], delta[2], inverse_sum[2];  ///< RowStats of the thread's rows; delta times unit
+    float unit = 1;                                ///< what dP is multiplied by for dS (score_gradient)
     float dq[kConfig.head_dim / 2];                ///< [64 queries][head_dim]
     float s[kPairs];                               ///< S, then P: [64 queries][64 keys]
     float dp[kPairs];                              ///< dP, then dS
@@ -63,11 +64,15 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void DqConsumer<T, kConfig>::read_stats() {
     const RowStats& stats = launch.workspace.stats[tile.first_block + warpgroup];
     const bool exist = tile.has_stats(warpgroup);
+    if constexpr (kHeld<T>) {
+        unit = gradient_unit<T>(launch, tile.batch, tile.head / launch.params.forward.group) / kWeightUnit<T>;
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int place = RowStats::place(16 * warp() + lane() / 4 + 8 * r);
         minus_lse[r] = exist ? stats.minus_lse[place] : -INFINITY;
         delta[r] = exist ? stats.delta[place] : 0;
+        if constexpr (kHeld<T>) delta[r] *= unit;
         inverse_sum[r] = exist ? stats.inverse_sum[place] : 0;
     }
 }
@@ -88,7 +93,7 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::wait_for_keys() {
     if (!special_keys) return;
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
-    for (auto& slab : shared.k[k.stage()]) clean<kKeys * kSlabRowBytes, 128>(slab[kKeys * warpgroup], thread);
+    for (auto& slab : shared.k[k.stage()]) clean<T, kKeys * kSlabRowBytes, 128>(slab[kKeys * warpgroup], thread);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
 }
@@ -128,7 +133,7 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void DqConsumer<T, kConfig>::make_ds(int n) {
     ptx::keep_in_place(dp);
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) dp[i] = s[i] * (dp[i] - delta[row_of(i)]);
+    for (int i = 0; i < kPairs; ++i) dp[i] = score_gradient<T>(s[i], dp[i], delta[row_of(i)], unit);
     const Pairs& pairs = tile.blocks;
     const int key = n * kConfig.block_kv;
     const int last_query = min(first_query() + Config::kRows, pairs.len_q) - 1;  // rows past the end are not stored
@@ -146,7 +151,7 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::make_ds(int n) {
         }
     }
 #pragma unroll
-    for (int i = 0; i < kPairs; i += 2) ds[i / 8][i / 2 % 4] = ptx::pack<T>(dp[i], dp[i + 1]);
+    for (int i = 0; i < kPairs; i += 2) ds[i / 8][i / 2 % 4] = ptx::pack_finite<T>(dp[i], dp[i + 1]);
 }
 
 /// Over these blocks of keys, of which there are some.
@@ -213,7 +218,8 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::store() {
                           tile.first_q + query,
                           tile.blocks.len_q - query,
                           p.head_dim};
-    store_gradient<T, kConfig.head_dim>(dq, p.scale, to, shared.q[warpgroup], 16 * warp(), lane());
+    const float factor = kHeld<T> ? p.scale / (unit * kWeightUnit<T>) : p.scale;
+    store_gradient<T, kConfig.head_dim>(dq, factor, to, shared.q[warpgroup], 16 * warp(), lane());
     if (lane() == 0) ptx::tma_store_wait_read();
 }
 

@@ -65,7 +65,7 @@ __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2]
 
 /// Adds the NaN and infinities that were taken out of dO to dV of the keys that those rows see. Rare, and slow.
 template <class T, Config kConfig>
-__device__ __forceinline__ void restore_lost(const ConsumerThread<kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
+__device__ __forceinline__ void restore_lost(const ConsumerThread<T, kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
     const ForwardParams& p = c.launch.params.forward;
     const Rows& d_o = c.launch.params.d_o;
     const KeyBlock<kConfig>& block = c.shared.block;
@@ -90,8 +90,8 @@ __device__ __forceinline__ void restore_lost(const ConsumerThread<kConfig>& c, f
 }
 
 /// Where this warp's rows of dK or dV go.
-template <Config kConfig>
-__device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<kConfig>& c, const Rows& rows,
+template <class T, Config kConfig>
+__device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<T, kConfig>& c, const Rows& rows,
                                                       const CUtensorMap& map, bool by_copy_engine, int columns) {
     const KeyBlock<kConfig>& block = c.shared.block;
     const int key = block.n * kConfig.block_kv + c.first_row() + 16 * c.warp();
@@ -107,20 +107,23 @@ __device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<kConf
 }
 
 template <class T, Config kConfig>
-__device__ __forceinline__ void store_dv(const ConsumerThread<kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
+__device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
     const Launch& launch = c.launch;
-    if (c.shared.lost != 0) restore_lost<T>(c, dv);
+    if (c.shared.lost != 0) restore_lost(c, dv);
+    // In fp16 weights come without what dropout multiplies them by.
+    const float factor = kHeld<T> ? launch.params.forward.keep_scale / kWeightUnit<T> : 1.0F;
     const GradientRows to =
         gradient_rows(c, launch.params.dv, launch.dv, launch.store_dv_by_copy_engine, launch.params.forward.head_dim_v);
-    store_gradient<T, kConfig.head_dim_v>(dv, 1.0F, to, c.shared.v, c.first_row() + 16 * c.warp(), c.lane());
+    store_gradient<T, kConfig.head_dim_v>(dv, factor, to, c.shared.v, c.first_row() + 16 * c.warp(), c.lane());
 }
 
 template <class T, Config kConfig>
-__device__ __forceinline__ void store_dk(const ConsumerThread<kConfig>& c, const float (&dk)[kConfig.head_dim / 2]) {
+__device__ __forceinline__ void store_dk(const ConsumerThread<T, kConfig>& c, const float (&dk)[kConfig.head_dim / 2]) {
     const Launch& launch = c.launch;
     const ForwardParams& p = launch.params.forward;
+    const float factor = kHeld<T> ? p.scale / (c.unit() * kWeightUnit<T>) : p.scale;
     const GradientRows to = gradient_rows(c, launch.params.dk, launch.dk, launch.store_dk_by_copy_engine, p.head_dim);
-    store_gradient<T, kConfig.head_dim>(dk, p.scale, to, c.shared.k, c.first_row() + 16 * c.warp(), c.lane());
+    store_gradient<T, kConfig.head_dim>(dk, factor, to, c.shared.k, c.first_row() + 16 * c.warp(), c.lane());
 }
 
 /// When nobody reads K and V any more.
@@ -131,20 +134,20 @@ __device__ __forceinline__ void meet_at_the_end() {
 template <class T, template <class, Config> class OfConsumer, Config kConfig>
 __device__ __forceinline__ void store_gradients(OfConsumer<T, kConfig>& c) {
     meet_at_the_end();
-    store_dv<T>(c, c.dv);
-    store_dk<T>(c, c.dk);
+    store_dv(c, c.dv);
+    store_dk(c, c.dk);
     if (c.lane() == 0) ptx::tma_store_wait_read();
 }
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_gradients(WeightsConsumer<T, kConfig>& c) {
     meet_at_the_end();
-    store_dv<T>(c, c.dv);
+    store_dv(c, c.dv);
     if (c.lane() == 0) ptx::tma_store_wait_read();
 }
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_gradients(ScoresConsumer<T, kConfig>& c) {
     meet_at_the_end();
-    store_dk<T>(c, c.dk);
+    store_dk(c, c.dk);
     if (c.lane() == 0) ptx::tma_store_wait_read();
 }
 

@@ -11,8 +11,8 @@
 namespace tessera::cuda::fa3::backward {
 
 template <class T, Config kConfig>
-struct HalvesConsumer : ConsumerThread<kConfig> {
-    using Base = ConsumerThread<kConfig>;
+struct HalvesConsumer : ConsumerThread<T, kConfig> {
+    using Base = ConsumerThread<T, kConfig>;
     using Base::arrive, Base::d_o, Base::first_column, Base::first_query, Base::kEarly, Base::kPairs, Base::launch,
         Base::q, Base::row, Base::shared, Base::steps, Base::warpgroup;
     static constexpr int kHalf = Config::kRows;  ///< queries
@@ -63,6 +63,7 @@ struct HalvesConsumer : ConsumerThread<kConfig> {
     __device__ __forceinline__ void score_gradients(int half);
     __device__ __forceinline__ void make_ds();
     __device__ __forceinline__ void start();
+    template <bool kFinishes>
     __device__ __forceinline__ void run();
 };
 
@@ -72,8 +73,12 @@ template <bool kMasked>
 __device__ __forceinline__ void HalvesConsumer<T, kConfig>::score_gradients(int half) {
     float(&weights)[kPairs] = half_of(s, half);
     float(&gradients)[kPairs] = dp[half];
+    const float unit = Base::unit();
+    hold_deltas<T>(stats, unit);
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) gradients[i] = weights[i] * (gradients[i] - of_element(stats[i / 8], i));
+    for (int i = 0; i < kPairs; ++i) {
+        gradients[i] = score_gradient<T>(weights[i], gradients[i], of_element(stats[i / 8], i), unit);
+    }
     if constexpr (kMasked) {
         const PairMask mask(shared.block.blocks, shared.block.n * kConfig.block_kv + row(),
                             first_query() + kHalf * half + first_column());
@@ -84,8 +89,8 @@ __device__ __forceinline__ void HalvesConsumer<T, kConfig>::score_gradients(int 
     }
 #pragma unroll
     for (int i = 0; i < kPairs; i += 2) {
-        half_of(ds, half)[i / 8][i / 2 % 4] = ptx::pack<T>(gradients[i], gradients[i + 1]);
-        half_of(p, half)[i / 8][i / 2 % 4] = ptx::pack<T>(weights[i], weights[i + 1]);
+        half_of(ds, half)[i / 8][i / 2 % 4] = ptx::pack_finite<T>(gradients[i], gradients[i + 1]);
+        half_of(p, half)[i / 8][i / 2 % 4] = ptx::pack_finite<T>(weights[i], weights[i + 1]);
     }
 }
 
@@ -132,6 +137,7 @@ __device__ __forceinline__ void HalvesConsumer<T, kConfig>::start() {
 }
 
 template <class T, Config kConfig>
+template <bool kFinishes>
 __device__ __forceinline__ void HalvesConsumer<T, kConfig>::run() {
     int left = Base::count_steps();
     start();
@@ -158,17 +164,18 @@ __device__ __forceinline__ void HalvesConsumer<T, kConfig>::run() {
         ptx::keep_in_place(s);
         exponentiate(0);
         Base::read_early(stats, &RowStats::minus_lse, 1);
-        Base::wait_for_dq_memory();
+        if constexpr (!kFinishes) Base::wait_for_dq_memory();
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(dq);
-        Base::put_dq(dq);
+        if constexpr (kFinishes) Base::put_dq_or_finish(dq, q_before);
+        else Base::put_dq(dq);
         ++steps;
         d_o.advance();
         if (left == 0) break;
         Base::wait_for_do();
         start_dp(0);
         exponentiate(1);
-        Base::give_dq();
+        if constexpr (!kFinishes) Base::give_dq();
         Base::read_early(stats, &RowStats::delta, 0);
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(dk);
@@ -176,7 +183,7 @@ __device__ __forceinline__ void HalvesConsumer<T, kConfig>::run() {
         arrive(shared.q_ring.empty[q_before]);
         start_dp(1);
     }
-    end_steps(*this);
+    end_steps<kFinishes>(*this);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -5,6 +5,8 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/fa3/backward/config.h"
+#include "cuda/fa3/backward/order.hpp"
+#include "cuda/tile/divider.hpp"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa3::backward {
@@ -31,6 +33,15 @@ struct Start {
     int special_keys;     ///< roles: there are NaN or infinities in K, as the main kernel has seen
 };
 
+/// 0 before the first kernel too: over every |dS| of a kv head and its query heads, in fp16 (units.cuh). The root of
+/// the product of the first two, and the third.
+struct Limits {
+    float d_o_squares;  ///< with the rest of O: of the largest row of dO, for |dP| <= |dO| |V|
+    float v_squares;    ///< and of V
+    float sum;          ///< what else is added: |delta|; where delta is summed, the largest |dP| beside it
+    int unused;
+};
+
 /// Memory of a call, in its workspace. A head's blocks of queries are counted over all batch members (Blocks).
 struct Workspace {
     Start* start;     // [1]
@@ -51,7 +62,16 @@ struct Launch {
     bool o_by_vectors;   ///< O, the bytes and dO are read eight elements at a time
     bool dq_by_vectors;  ///< rows of dQ can be written 16 bytes at a time
     int blocks_q;        ///< blocks of queries of one head, over all members
-    int blocks_kv;       ///< blocks of keys of one head of one member, at most
+    int parts;           ///< in which the blocks of keys of a head start
+    int part_kv;         ///< blocks of keys of one part of one head of one member, at most
+    int heads_at_once;   ///< of all members: their parts start one after the other, then those of the next heads
+    Divider round, of_part_kv, of_part,
+        of_last_part;  ///< by blocks of all their parts; of one; of one of them all, ...
+                       ///< ... and of the last heads, which may be fewer
+    Divider heads_kv;
+    BlockCounts blocks;  ///< of every member, unless ragged
+    bool finishes;       ///< block of keys 0, the last to add, makes dQ of its sum: there is no dq_kernel
+    Limits* limits;      ///< fp16: [batch, heads_kv], in the workspace, after Start
 };
 
 /// Blocks of queries before a member's first one.

@@ -16,8 +16,8 @@
 namespace tessera::cuda::fa3::backward {
 
 template <class T, Config kConfig>
-struct Consumer : ConsumerThread<kConfig> {
-    using Base = ConsumerThread<kConfig>;
+struct Consumer : ConsumerThread<T, kConfig> {
+    using Base = ConsumerThread<T, kConfig>;
     using Base::arrive, Base::d_o, Base::first_column, Base::first_query, Base::four_of, Base::is_full, Base::kPairs,
         Base::lane, Base::launch, Base::q, Base::row, Base::shared, Base::steps, Base::warpgroup;
     static constexpr int kBlockQ = kConfig.block_q;
@@ -33,6 +33,7 @@ struct Consumer : ConsumerThread<kConfig> {
     std::uint32_t ds[kBlockQ / 16][4];   ///< dS^T in 16 bits
     float dq[kConfig.dq_columns() / 2];  ///< [64 queries][dq_columns]
 
+    template <bool kFinishes>
     __device__ __forceinline__ void run();
     /// dK of the step before is done, and nothing reads its Q any more.
     __device__ __forceinline__ void release_q(int q_before) {
@@ -40,10 +41,11 @@ struct Consumer : ConsumerThread<kConfig> {
         ptx::keep_in_place(ds);
         if (steps > 0) arrive(shared.q_ring.empty[q_before]);
     }
-    __device__ __forceinline__ void make_ds(int q_before);
+    template <bool kFinishes>
+    __device__ __forceinline__ void make_ds();
     __device__ __forceinline__ void exponentiate_with_features();
     template <bool kMasked>
-    __device__ __forceinline__ void score_gradients(const float4 (&delta)[Base::kEarly]);
+    __device__ __forceinline__ void score_gradients(float4 (&delta)[Base::kEarly]);
 
     __device__ __forceinline__ std::uint64_t k_operand() const {
         return uniform(row_descriptor(&shared.k[0][64 * warpgroup]));
@@ -100,22 +102,27 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_features
             float p_of_pair =
                 weight(score, launch.scale_log2, of_element(minus_lse, i + e), of_element(inverse_sum, i + e));
             if (!full && !mask.sees(i + e)) p_of_pair = 0;
-            weights[e] = (kept >> (i + e) & 1) != 0 ? p_of_pair * params.keep_scale : 0.0F;
+            const bool is_kept = (kept >> (i + e) & 1) != 0;
+            // In fp16 dV is multiplied by keep_scale in the end: weights over 1 would not fit.
+            if constexpr (kHeld<T>) weights[e] = is_kept ? p_of_pair : 0.0F;
+            else weights[e] = is_kept ? p_of_pair * params.keep_scale : 0.0F;
             score = p_of_pair * derivative;
         }
-        p[i / 8][i / 2 % 4] = ptx::pack<T>(weights[0], weights[1]);
+        p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(weights[0], weights[1]);
     }
 }
 
 /// dS^T from P^T and dP^T; both into 16 bits. kMasked: some pair may be hidden.
 template <class T, Config kConfig>
 template <bool kMasked>
-__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(const float4 (&delta)[Base::kEarly]) {
+__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&delta)[Base::kEarly]) {
     const float keep_scale = launch.params.forward.keep_scale;
+    const float unit = Base::unit();
+    hold_deltas<T>(delta, unit);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
         if constexpr (kConfig.general) dp[i] = (kept >> i & 1) != 0 ? dp[i] * keep_scale : 0.0F;
-        dp[i] = s[i] * (dp[i] - of_element(delta[i / 8], i));
+        dp[i] = score_gradient<T>(s[i], dp[i], of_element(delta[i / 8], i), unit);
     }
     if constexpr (kMasked) {
         ptx::keep_in_place(dp);  // all in one go takes more registers than there are
@@ -128,11 +135,11 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(const floa
         ptx::keep_in_place(dp);
     }
 #pragma unroll
-    for (int i = 0; i < kPairs; i += 2) ds[i / 8][i / 2 % 4] = ptx::pack<T>(dp[i], dp[i + 1]);
+    for (int i = 0; i < kPairs; i += 2) ds[i / 8][i / 2 % 4] = ptx::pack_finite<T>(dp[i], dp[i + 1]);
     if constexpr (!kConfig.general) {
         ptx::keep_in_place(ds);
 #pragma unroll
-        for (int i = 0; i < kPairs; i += 2) p[i / 8][i / 2 % 4] = ptx::pack<T>(s[i], s[i + 1]);
+        for (int i = 0; i < kPairs; i += 2) p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(s[i], s[i + 1]);
     }
 }
 
@@ -140,7 +147,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(const floa
 /// exponentials. In general shapes dP^T alone does, and P^T has become part of dV when dS^T is made: registers are
 /// short.
 template <class T, Config kConfig>
-__device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
+template <bool kFinishes>
+__device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     const bool some_special = Base::some_special();
     const bool full = is_full();
     float4 stats[Base::kEarly];  // LSE, then delta
@@ -151,18 +159,18 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
         Base::exponentiate(s, stats);
     } else {
         ptx::wgmma_wait<0>();
-        release_q(q_before);
+        release_q(q.stage_before());
         exponentiate_with_features();
         if (some_special) Base::clean_queries();
         start_dv();
         start_dp();
     }
-    if (steps > 0) Base::give_dq();  // of the step before: its fence has nothing to wait for any more
+    if (!kFinishes && steps > 0) Base::give_dq();  // of the step before: its fence has nothing to wait for any more
     if constexpr (!kConfig.general) Base::read_early(stats, &RowStats::delta);
     const std::uint32_t to = Base::ds_address(warpgroup);
     if constexpr (!kConfig.general) {
         ptx::wgmma_wait<1>();
-        release_q(q_before);
+        release_q(q.stage_before());
     }
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(dp);
@@ -180,6 +188,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds(int q_before) {
 }
 
 template <class T, Config kConfig>
+template <bool kFinishes>
 __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int left = Base::count_steps();
     begin_steps(*this);
@@ -187,7 +196,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int q_before = -1;      // the stage of Q that dK of the step before is multiplied from
 #pragma unroll 1
     while (true) {
-        make_ds(q_before);
+        make_ds<kFinishes>();
         --left;
         q_before = q.stage;
         q.advance();
@@ -207,13 +216,17 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(s);
         ptx::keep_in_place(dq);
-        Base::wait_for_dq_memory();
-        Base::put_dq(dq);
+        if constexpr (kFinishes) {
+            Base::put_dq_or_finish(dq, q_before);
+        } else {
+            Base::wait_for_dq_memory();
+            Base::put_dq(dq);
+        }
         ++steps;
         d_o.advance();
         if (left == 0) break;
     }
-    end_steps(*this);
+    end_steps<kFinishes>(*this);
 }
 
 }  // namespace tessera::cuda::fa3::backward

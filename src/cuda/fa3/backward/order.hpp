@@ -8,6 +8,10 @@
 // Where blocks of keys differ most in length and take long (causal, as many queries as keys, all heads of a group by
 // one block) the longest start first. There n rises, and blocks go from the last queries back to the diagonal, in one
 // sum, with all heads of the group at each stop: a block is one step behind the one before, and shorter.
+//
+// With one head a group such blocks stay falling, and the longest would come last. So a head's blocks are in kParts
+// parts, n falling in each; the parts of all heads with the longest blocks start first. Who adds first has still
+// started first.
 #pragma once
 
 #include <algorithm>
@@ -34,16 +38,35 @@ struct Pairs {
     }
 };
 
-/// The blocks of one head of one batch member.
-template <int kBlockQ, int kBlockKv>
-struct Blocks : Pairs {
+/// Of a head's blocks of keys, where they start in parts, and the fewest blocks that are worth it, of a head and of all
+/// heads of a member: where all of them run at once, parts would only wait for each other.
+inline constexpr int kParts = 4;
+inline constexpr int kFewestInParts = 16;
+inline constexpr int kFewestOfHeads = 256;
+
+/// Without a mask, so many blocks of keys start at the first queries, all of them, and there is one sum: each is a step
+/// behind the one before, which is worth it where steps are few.
+inline constexpr int kMostStraight = 4;
+
+/// May members of a call start their blocks in parts? `most`: blocks of keys of one head, at most.
+TESSERA_HOST_DEVICE constexpr bool may_start_in_parts(const Mask& mask, int group, int heads, int most) {
+    return group == 1 && !mask.trivial() && most >= kFewestInParts && std::int64_t{heads} * most >= kFewestOfHeads;
+}
+
+/// What is worked out of a member once.
+struct BlockCounts : Pairs {
     int count_q, count_kv;  ///< blocks
     int apart;              ///< blocks of queries between the starts of neighbouring blocks of keys; or, if there ...
     int together;           ///< ... are more blocks of keys, how many of them start at the same one
     bool rising;            ///< n rises
+    bool parted;            ///< n falls in each part, and parts rise
+};
 
-    /// `group`: query heads of a kv head.
-    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group) {
+/// The blocks of one head of one batch member.
+template <int kBlockQ, int kBlockKv>
+struct Blocks : BlockCounts {
+    /// `group`: query heads of a kv head; `heads`: kv heads (only who adds to dQ has to know them).
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads = 1) {
         const Band band = mask.bind(own_len_q, own_len_kv);
         len_q = own_len_q;
         len_kv = own_len_kv;
@@ -55,10 +78,33 @@ struct Blocks : Pairs {
         together = std::max((count_kv + count_q - 1) / std::max(count_q, 1), 1);
         if (count_q >= count_kv) together = 1;
         else apart = 1;
-        rising = group > 1 && len_q == len_kv && high == 0 && low <= 1 - len_q;
+        const bool all_seen = low <= 1 - len_q && high >= len_kv - 1;
+        if (group == 1 && all_seen && count_kv <= kMostStraight) together = std::max(count_kv, 1), apart = 1;
+        const bool square = len_q == len_kv && high == 0 && low <= 1 - len_q;
+        rising = group > 1 && square;
+        parted = square && may_start_in_parts(mask, group, heads, count_kv);
     }
-    /// The block of keys that is number `started` to start, if there are no more than `most`.
-    TESSERA_HOST_DEVICE int block_of(int started, int most) const { return rising ? started : most - 1 - started; }
+    /// What is known before the launch; of ragged members worked out.
+    TESSERA_HOST_DEVICE void set_of(const BlockCounts& known, bool ragged, const Mask& mask, int own_len_q,
+                                    int own_len_kv, int group, int heads = 1) {
+        if (ragged) set(mask, own_len_q, own_len_kv, group, heads);
+        else static_cast<BlockCounts&>(*this) = known;
+    }
+    /// Blocks of a part, if there are so many parts.
+    TESSERA_HOST_DEVICE int part_size(int parts) const { return (count_kv + parts - 1) / parts; }
+    /// The block of keys that is number `started` of those to start in a part, if no part has more than `most`; one
+    /// that does not exist where the part has fewer.
+    TESSERA_HOST_DEVICE int block_of(int part, int started, int parts, int most) const {
+        const int size = part_size(parts);
+        const int place = rising ? started : most - 1 - started;
+        if (place >= size) return count_kv;
+        return (rising || parted ? part : parts - 1 - part) * size + place;
+    }
+    /// Of block n: how many blocks of earlier parts add before it, and the last block of its own part.
+    TESSERA_HOST_DEVICE int added_before(int n) const { return parted ? n / part_size(kParts) * part_size(kParts) : 0; }
+    TESSERA_HOST_DEVICE int last_of_part(int n) const {
+        return parted ? added_before(n) + part_size(kParts) - 1 : count_kv;
+    }
 
     /// Blocks of queries, begin and end, that see some key of block n.
     TESSERA_HOST_DEVICE Span queries_of(int n) const {
@@ -88,10 +134,23 @@ struct Blocks : Pairs {
     /// The last block of keys that starts at m or before.
     TESSERA_HOST_DEVICE int last_started(int m) const { return (m / apart + 1) * together - 1; }
     /// How many have added to sum `which` of block m before block n does.
-    TESSERA_HOST_DEVICE int place(int which, int m, int n) const { return rising ? n : place_falling(which, m, n); }
+    TESSERA_HOST_DEVICE int place(int which, int m, int n) const {
+        if (rising) return n;
+        return parted ? place_in_part(m, n, added_before(n), last_of_part(n)) : place_falling(which, m, n);
+    }
     TESSERA_HOST_DEVICE int place_falling(int which, int m, int n) const {
         const int last = keys_of(m).end - 1;
         return (which == 0 ? std::min(last, last_started(m)) : last) - n;
+    }
+    /// With one sum. `before`, `most`: added_before(n) and last_of_part(n), which a thread block knows of its own n.
+    TESSERA_HOST_DEVICE int place_in_part(int m, int n, int before, int most) const {
+        return std::min(keys_of(m).end - 1, most) - n + before;
+    }
+    /// Is block of keys 0, or the first of a part, the last one to add to every block of queries, and is there one sum?
+    TESSERA_HOST_DEVICE bool ends_with_first() const {
+        const bool all_see_first = low <= 1 - len_q && high >= 0 && count_kv > 0;
+        const bool one_sum = together >= count_kv || (high == 0 && len_q == len_kv);
+        return all_see_first && one_sum && !rising;
     }
     /// Does anybody add to sum `which` of block m?
     TESSERA_HOST_DEVICE bool any(int which, int m) const {
@@ -105,8 +164,11 @@ struct Blocks : Pairs {
 template <Config kConfig>
 using BlocksOf = Blocks<kConfig.block_q, kConfig.block_kv>;
 
-/// The steps of one block of keys: blocks of queries, for each query head of the group. kRising: as Blocks says. (Known
-/// when compiled: what is done between two additions to dQ makes the next block late.)
+/// How n goes in the sums of dQ. (Known when compiled: what is done between two additions to dQ makes the next block
+/// late.)
+enum class Order { falling, rising, in_parts };
+
+/// The steps of one block of keys: blocks of queries, for each query head of the group. kRising: as Blocks says.
 template <bool kRising>
 struct Steps {
     int begin, end, start;  ///< of m

@@ -55,13 +55,15 @@ struct DqTurn {
     unsigned block_q;  ///< among those of all heads and both sums; 32 bits are enough: the kernel refuses more
     int place;         ///< of this block of keys among those that add to it
 
-    template <Config kConfig, bool kRising>
+    template <Order kOrder, Config kConfig>
     __device__ __forceinline__ void set(const Launch& launch, const KeyBlock<kConfig>& block,
-                                        const Steps<kRising>& step) {
+                                        const Steps<kOrder == Order::rising>& step) {
         const ForwardParams& p = launch.params.forward;
         const int head = (block.kv_head + 1) * p.group - step.heads + step.which * p.heads_q;
         block_q = static_cast<unsigned>(head * launch.blocks_q + block.first_block_q + step.m);
-        place = kRising ? block.n : block.blocks.place_falling(step.which, step.m, block.n);
+        if constexpr (kOrder == Order::rising) place = block.n;
+        else if constexpr (kOrder == Order::falling) place = block.blocks.place_falling(step.which, step.m, block.n);
+        else place = block.blocks.place_in_part(step.m, block.n, block.before, block.most);
     }
     template <int kHalf>
     __device__ __forceinline__ int* counter(const Launch& launch) const {
@@ -75,15 +77,15 @@ struct DqTurn {
 
 /// One thread: adds what a warpgroup makes of dQ in every step, its half, to the sum in the workspace, when it is this
 /// block's turn. Looks for its next turn while the last addition is under way.
-template <Config kConfig, int kHalf, bool kRising>
+template <Config kConfig, int kHalf, Order kOrder>
 __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& shared) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
-    Steps<kRising> step(shared.block.blocks, shared.block.n, launch.params.forward.group);
+    Steps<kOrder == Order::rising> step(shared.block.blocks, shared.block.n, launch.params.forward.group);
     if (!step.more()) return;
     std::uint32_t parity = 0;
     bool has_come = false;
     DqTurn turn;
-    turn.set(launch, shared.block, step);
+    turn.set<kOrder>(launch, shared.block, step);
     while (true) {
         wait_for(shared.dq_full[kHalf], parity, kHalf);
         parity ^= 1;
@@ -99,7 +101,7 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
         const DqTurn before = turn;
         step.advance(launch.params.forward.group);
         if (step.more()) {
-            turn.set(launch, shared.block, step);
+            turn.set<kOrder>(launch, shared.block, step);
             has_come = turn.template has_come<kHalf>(launch);
         }
         ptx::tma_store_wait();
@@ -109,15 +111,58 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
     }
 }
 
+/// The same of a block of keys that is the last to add to some blocks of queries: brings their sum, so that the
+/// consumers make dQ of it. dq_empty says that it is there, dq_full that it has been read.
+template <Config kConfig, int kHalf>
+__device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kConfig>& shared) {
+    constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
+    const int group = launch.params.forward.group;
+    Steps<false> step(shared.block.blocks, shared.block.n, group);
+    std::uint32_t parity = 0;
+    while (step.more()) {
+        DqTurn turn{};
+        turn.set<Order::in_parts>(launch, shared.block, step);
+        float* sum =
+            launch.workspace.dq + (turn.block_q * std::uint64_t{2} + unsigned{kHalf}) * (kBytes / sizeof(float));
+        const bool last = turn.place + 1 == shared.block.blocks.keys_of(step.m).end;
+        const auto wait_for_turn = [&] {
+            wait_until(turn.place, [&] { return turn.template has_come<kHalf>(launch); });
+            ptx::fence_proxy_async_global();
+        };
+        shared.dq_goes[kHalf] = !last ? DqGoes::to_sum : turn.place == 0 ? DqGoes::out_alone : DqGoes::out;
+        if (last && turn.place > 0) {
+            wait_for_turn();
+            ptx::mbarrier_arrive_expect(shared.dq_empty[kHalf], kBytes);
+            ptx::bulk_load(shared.dq[kHalf], sum, kBytes, shared.dq_empty[kHalf]);
+        } else {
+            ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
+        }
+        wait_for(shared.dq_full[kHalf], parity, kHalf);
+        parity ^= 1;
+        step.advance(group);
+        if (last) continue;
+        wait_for_turn();
+        if (turn.place == 0) ptx::bulk_store(sum, shared.dq[kHalf], kBytes);
+        else ptx::bulk_add(sum, shared.dq[kHalf], kBytes);
+        ptx::tma_store_commit();
+        ptx::tma_store_wait();
+        ptx::fence_proxy_async_global();
+        ptx::store_release(turn.template counter<kHalf>(launch), turn.place + 1);
+    }
+}
+
 /// What the producer's threads do. One if ... else if: with common code after a thread's loop, the compiler keeps the
 /// other lanes of its warp waiting there, and turns come late.
-template <Config kConfig, bool kRising>
+template <Config kConfig, Order kOrder, bool kFinishes = false>
 __device__ __forceinline__ void produce(const Launch& launch, Shared<kConfig>& shared) {
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread == 0) load<kConfig, kRising>(launch, shared);
-    else if constexpr (!kConfig.roles()) {
-        if (thread == 32) add_dq<kConfig, 0, kRising>(launch, shared);
-        else if (thread == 64) add_dq<kConfig, 1, kRising>(launch, shared);
+    if (thread == 0) load<kConfig, kOrder == Order::rising>(launch, shared);
+    else if constexpr (kFinishes) {
+        if (thread == 32) add_or_bring_dq<kConfig, 0>(launch, shared);
+        else if (thread == 64) add_or_bring_dq<kConfig, 1>(launch, shared);
+    } else if constexpr (!kConfig.roles()) {
+        if (thread == 32) add_dq<kConfig, 0, kOrder>(launch, shared);
+        else if (thread == 64) add_dq<kConfig, 1, kOrder>(launch, shared);
     }
 }
 

@@ -13,8 +13,8 @@ namespace tessera::cuda::fa3::backward {
 
 /// What both have.
 template <class T, Config kConfig>
-struct RoleThread : ConsumerThread<kConfig> {
-    using Base = ConsumerThread<kConfig>;
+struct RoleThread : ConsumerThread<T, kConfig> {
+    using Base = ConsumerThread<T, kConfig>;
     using Base::launch, Base::shared, Base::q, Base::d_o, Base::kPairs;
 
     /// Pairs that are hidden become 0.
@@ -35,7 +35,7 @@ struct RoleThread : ConsumerThread<kConfig> {
     __device__ __forceinline__ static void pack(std::uint32_t (&out)[kConfig.block_q / 16][4],
                                                 const float (&values)[kPairs]) {
 #pragma unroll
-        for (int i = 0; i < kPairs; i += 2) out[i / 8][i / 2 % 4] = ptx::pack<T>(values[i], values[i + 1]);
+        for (int i = 0; i < kPairs; i += 2) out[i / 8][i / 2 % 4] = ptx::pack_finite<T>(values[i], values[i + 1]);
     }
 };
 
@@ -136,20 +136,22 @@ struct ScoresConsumer : RoleThread<T, kConfig> {
             dk, ds, uniform(column_descriptor(shared.q[q.stage], kConfig.block_q)));
     }
     /// dS^T from dP^T, which is there, and P^T of the other warpgroup.
-    __device__ __forceinline__ void make_ds(const float4 (&deltas)[Base::kEarly]) {
+    __device__ __forceinline__ void make_ds(float4 (&deltas)[Base::kEarly]) {
         static_assert(Base::kEarly == kPairs / 8);
         ptx::keep_in_place(dp);
         const float4* const weights = Base::weights();
+        const float unit = Base::unit();
+        hold_deltas<T>(deltas, unit);
 #pragma unroll
         for (int chunk = 0; chunk < kPairs / 8; ++chunk) {
             const float4& delta = deltas[chunk];
 #pragma unroll
             for (int j = 2 * chunk; j < 2 * chunk + 2; ++j) {
                 const float4 p = weights[128 * j];
-                dp[4 * j] = p.x * (dp[4 * j] - of_element(delta, 4 * j));
-                dp[4 * j + 1] = p.y * (dp[4 * j + 1] - of_element(delta, 4 * j + 1));
-                dp[4 * j + 2] = p.z * (dp[4 * j + 2] - of_element(delta, 4 * j + 2));
-                dp[4 * j + 3] = p.w * (dp[4 * j + 3] - of_element(delta, 4 * j + 3));
+                dp[4 * j] = score_gradient<T>(p.x, dp[4 * j], of_element(delta, 4 * j), unit);
+                dp[4 * j + 1] = score_gradient<T>(p.y, dp[4 * j + 1], of_element(delta, 4 * j + 1), unit);
+                dp[4 * j + 2] = score_gradient<T>(p.z, dp[4 * j + 2], of_element(delta, 4 * j + 2), unit);
+                dp[4 * j + 3] = score_gradient<T>(p.w, dp[4 * j + 3], of_element(delta, 4 * j + 3), unit);
             }
         }
         Base::apply_mask(dp);

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cuda/fa3/backward/config.h"
+#include "cuda/fa3/backward/order.hpp"
 #include "cuda/shared/scores.hpp"
 #include "tessera/kernel.hpp"
 
@@ -40,8 +41,39 @@ inline Tile tile_of(const Problem& p) {
 /// none where dQ has a kernel of its own.
 inline int sums_of_dq(const Problem& p) {
     if (Shapes::kConfigs[*shape_of(p)].roles()) return 0;
+    if (p.ragged) return 2;
     // Under a causal mask of equal lengths, blocks start at the first queries that see them, or rise.
-    return p.ragged || p.mask.causal == Causal::none || p.len_q != p.len_kv ? 2 : 1;
+    const bool square = p.mask.causal != Causal::none && p.len_q == p.len_kv;
+    const bool straight = p.mask.trivial() && p.group() == 1 && p.len_kv <= 128 * kMostStraight;
+    return square || straight ? 1 : 2;
+}
+
+/// What `ask` says of the Blocks of a Problem that is not ragged.
+template <class Ask>
+bool ask_blocks(const Problem& p, const Ask& ask) {
+    const auto of = [&](auto blocks) {
+        blocks.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
+                   static_cast<int>(p.heads_kv));
+        return ask(blocks);
+    };
+    return Shapes::kConfigs[*shape_of(p)].block_q == 128 ? of(Blocks<128, 128>{}) : of(Blocks<64, 128>{});
+}
+
+/// Does the block of keys that is the last to add make dQ of its sum (Blocks::ends_with_first)? Where rows of dQ can be
+/// written by vectors.
+inline bool finishes_dq(const Problem& p) {
+    if (!Shapes::kConfigs[*shape_of(p)].may_finish() || p.ragged) return false;
+    return ask_blocks(p, [](const auto& blocks) { return blocks.ends_with_first(); });
+}
+
+/// Do blocks of keys start in parts (Blocks::parted)? Of a ragged call, those of some members may.
+inline bool starts_in_parts(const Problem& p) {
+    if (p.ragged) {
+        const std::int64_t most = (p.len_kv + 127) / 128;
+        return may_start_in_parts(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
+                                  static_cast<int>(most));
+    }
+    return ask_blocks(p, [](const auto& blocks) { return blocks.parted; });
 }
 
 }  // namespace tessera::cuda::fa3::backward

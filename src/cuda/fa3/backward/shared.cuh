@@ -27,6 +27,7 @@ struct Turn {
     __device__ __forceinline__ void advance() {
         if (++stage == kStages) stage = 0, phase ^= 1;
     }
+    __device__ __forceinline__ int stage_before() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };
 
 /// The block of keys that a thread block works on.
@@ -34,23 +35,39 @@ template <Config kConfig>
 struct KeyBlock {
     BlocksOf<kConfig> blocks;
     int batch, kv_head, n;
+    bool finishes;                  ///< it is the last to add to some blocks of queries, and makes dQ of their sum
+    int before, most;               ///< added_before(n), last_of_part(n)
     int first_q, first_kv;          ///< rows where a ragged member begins
     int first_block_q;              ///< of the member
     Span full[Config::kConsumers];  ///< blocks of queries that see all keys of a warpgroup
 
     __device__ __forceinline__ void set(const Launch& launch, unsigned number) {
         const ForwardParams& p = launch.params.forward;
-        const auto per_head = static_cast<unsigned>(launch.blocks_kv);
-        const int head = static_cast<int>(number / per_head);
-        const int started = static_cast<int>(number % per_head);
-        batch = head / p.heads_kv;
+        // Some heads, all their parts; of a part all these heads; of a head its blocks.
+        const int own = static_cast<int>(number);
+        const int round = launch.round.quotient(own);
+        const int of_round = own - round * launch.round.divisor();
+        const int first_head = round * launch.heads_at_once;
+        const Divider& of_part =
+            p.batch * p.heads_kv - first_head < launch.heads_at_once ? launch.of_last_part : launch.of_part;
+        const int part = of_part.quotient(of_round);
+        const int left = of_round - part * of_part.divisor();
+        const int of_these = launch.of_part_kv.quotient(left);
+        const int started = left - of_these * launch.part_kv;
+        const int head = first_head + of_these;
+        batch = launch.heads_kv.quotient(head);
         kv_head = head - batch * p.heads_kv;
         const Member member = member_of(p, batch);
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
         first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, member.first_q));
-        blocks.set(p.mask, member.len_q, member.len_kv, p.group);
-        n = kConfig.roles() ? started : blocks.block_of(started, launch.blocks_kv);  // by roles, nobody waits
+        blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group,
+                      p.heads_kv);
+        n = started;  // by roles, nobody waits
+        if constexpr (!kConfig.roles()) n = blocks.block_of(part, started, launch.parts, launch.part_kv);
+        before = blocks.added_before(n);
+        finishes = launch.finishes && n == before;
+        most = blocks.last_of_part(n);
         for (int w = 0; w < Config::kConsumers; ++w) {
             full[w] = blocks.full_queries_of(n * kConfig.block_kv + kConfig.first_row(w), Config::kRows);
         }
@@ -61,6 +78,9 @@ struct KeyBlock {
         return std::int64_t{head} * launch.blocks_q + first_block_q + m;
     }
 };
+
+/// Where dQ of a step goes: to the sum in the workspace; or, when all others have added, out: with that sum, or alone.
+enum class DqGoes : int { to_sum, out, out_alone };
 
 /// What consumer warpgroups make for each other, and dQ on its way out.
 template <Config kConfig, bool kRoles = kConfig.roles()>
@@ -90,9 +110,11 @@ struct alignas(1024) Shared : Exchange<kConfig> {
     ptx::Mbarrier kv_full;
     ptx::Mbarrier dq_full[Config::kConsumers], dq_empty[Config::kConsumers];
     ptx::Mbarrier p_full[kConfig.q_stages];  ///< roles: P, for the other warpgroup
+    DqGoes dq_goes[Config::kConsumers];      ///< of the step, where this block of keys is the last to add to some
     KeyBlock<kConfig> block;
     int broken;  ///< Start::broken
     int lost;    ///< not 0: NaN or infinities may have been taken out of dO
+    float unit;  ///< fp16: what dS is held times beside P (units.cuh)
 
     __device__ void init_barriers() {
         constexpr int kReaders = 4 * Config::kConsumers;  // one arrival a warp

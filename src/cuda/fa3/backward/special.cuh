@@ -4,36 +4,43 @@
 // hidden, what is not finite must not be multiplied.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
+#include <type_traits>
 
 namespace tessera::cuda::fa3::backward {
 
-/// Not 0 where one of the two bf16 numbers in a word is NaN or infinite: a full exponent carries into the sign bit.
+/// Not 0 where one of the two numbers in a word is NaN or infinite: a full exponent carries into the sign bit.
+template <class T>
 __device__ __forceinline__ std::uint32_t special(std::uint32_t pair) {
-    return ((pair & 0x7F807F80) + 0x00800080) & 0x80008000;
+    if constexpr (std::is_same_v<T, __half>) return ((pair & 0x7C007C00) + 0x04000400) & 0x80008000;
+    else return ((pair & 0x7F807F80) + 0x00800080) & 0x80008000;
 }
+template <class T>
 __device__ __forceinline__ std::uint32_t special(const uint4& c) {
-    return special(c.x) | special(c.y) | special(c.z) | special(c.w);
+    return special<T>(c.x) | special<T>(c.y) | special<T>(c.z) | special<T>(c.w);
 }
 
 /// Does this thread's share of a tile hold NaN or infinities? `thread`: of kThreads.
-template <int kBytes, int kThreads>
+template <class T, int kBytes, int kThreads>
 __device__ __forceinline__ bool any_special(const void* tile, int thread) {
     const auto* chunks = static_cast<const uint4*>(tile) + thread;
     std::uint32_t found = 0;
 #pragma unroll 1
-    for (int i = 0; i < kBytes / 16; i += kThreads) found |= special(chunks[i]);
+    for (int i = 0; i < kBytes / 16; i += kThreads) found |= special<T>(chunks[i]);
     return found != 0;
 }
 
+template <class T>
 __device__ __forceinline__ std::uint32_t without_special(std::uint32_t pair) {
-    return pair & ~((special(pair) >> 15) * 0xFFFF);
+    return pair & ~((special<T>(pair) >> 15) * 0xFFFF);
 }
 
 /// Sets NaN and infinities in this thread's share of a tile to 0; were there any? (No branch that depends on the
 /// thread: the assembler would keep nothing in uniform registers afterwards.) kAtOnce: how many loads are under way,
 /// four registers each.
-template <int kBytes, int kThreads, int kAtOnce = 1>
+template <class T, int kBytes, int kThreads, int kAtOnce = 1>
 __device__ __forceinline__ bool clean(void* tile, int thread) {
     static_assert(kBytes % (16 * kThreads) == 0);
     auto* chunks = static_cast<uint4*>(tile) + thread;
@@ -41,8 +48,9 @@ __device__ __forceinline__ bool clean(void* tile, int thread) {
 #pragma unroll kAtOnce
     for (int i = 0; i < kBytes / 16; i += kThreads) {
         const uint4 c = chunks[i];
-        found |= special(c);
-        chunks[i] = make_uint4(without_special(c.x), without_special(c.y), without_special(c.z), without_special(c.w));
+        found |= special<T>(c);
+        chunks[i] = make_uint4(without_special<T>(c.x), without_special<T>(c.y), without_special<T>(c.z),
+                               without_special<T>(c.w));
     }
     return found != 0;
 }

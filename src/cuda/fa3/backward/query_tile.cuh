@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a thread block of a kernel whose queries are outer works on.
+#pragma once
+
+#include "cuda/fa3/backward/launch.hpp"
+#include "cuda/fa3/backward/order.hpp"
+#include "cuda/tile/member.cuh"
+
+namespace tessera::cuda::fa3::backward {
+
+inline constexpr int kDeltaBlockQ = 64 * Config::kConsumers;
+
+/// The tile of queries that a thread block of the delta kernel works on.
+template <Config kConfig>
+struct QueryTile {
+    BlocksOf<kConfig> blocks;
+    int batch, head;
+    int first_q, first_kv;
+    std::int64_t first_block;  ///< of the tile's queries, among all
+    int query;                 ///< first
+    int n_begin, n_end;        ///< blocks of keys
+
+    __device__ __forceinline__ explicit QueryTile(const Launch& launch) {
+        const ForwardParams& p = launch.params.forward;
+        const int tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
+        const int batch_head = static_cast<int>(blockIdx.x) / tiles;
+        // From the last to the first: under a causal mask the longest come first.
+        query = (tiles - 1 - static_cast<int>(blockIdx.x) % tiles) * kDeltaBlockQ;
+        batch = batch_head / p.heads_q;
+        head = batch_head - batch * p.heads_q;
+        const Member member = member_of(p, batch);
+        first_q = static_cast<int>(member.first_q);
+        first_kv = static_cast<int>(member.first_kv);
+        blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group);
+        first_block = std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, member.first_q) +
+                      query / kConfig.block_q;
+        n_begin = 0;
+        n_end = 0;
+        for (int m = query / kConfig.block_q; m < (query + kDeltaBlockQ) / kConfig.block_q; ++m) {
+            if (m >= blocks.count_q) break;
+            const Span keys = blocks.keys_of(m);
+            if (keys.begin >= keys.end) continue;
+            n_begin = n_end == 0 ? keys.begin : min(n_begin, keys.begin);
+            n_end = max(n_end, keys.end);
+        }
+    }
+
+    /// Of the kv head and its query heads.
+    __device__ __forceinline__ Limits& limits(const Launch& launch) const {
+        const ForwardParams& p = launch.params.forward;
+        return launch.limits[std::int64_t{batch} * p.heads_kv + head / p.group];
+    }
+    /// Which block of the tile queries 64 * part, ... are in.
+    __device__ __forceinline__ static int block_of(int part) { return 64 * part / kConfig.block_q; }
+    /// Are these queries of a block that exists? Its last ones may not exist themselves.
+    __device__ __forceinline__ bool has_stats(int part) const {
+        return query + block_of(part) * kConfig.block_q < blocks.len_q;
+    }
+};
+
+/// With the rest of O, is there nothing to be done in these queries?
+template <Config kConfig>
+__device__ __forceinline__ bool done_from_output(const Launch& launch, const QueryTile<kConfig>& tile) {
+    if (launch.o_rest.data == nullptr) return false;
+    for (int w = 0; w < Config::kConsumers; ++w) {
+        if (!tile.has_stats(w)) continue;
+        if (launch.workspace.stats[tile.first_block * kConfig.row_stats() + w].some_large != 0) return false;
+    }
+    return true;
+}
+
+/// How many have added to this block of dQ: none.
+__device__ __forceinline__ void clear_counters(const Launch& launch, std::int64_t block) {
+    const std::int64_t all = std::int64_t{launch.params.forward.heads_q} * launch.blocks_q;
+    for (int sum = 0; sum < launch.sums; ++sum) {
+        for (int half = 0; half < Config::kConsumers; ++half) {
+            launch.workspace.counters[(sum * all + block) * Config::kConsumers + half] = 0;
+        }
+    }
+}
+
+/// Does cu_seqlens fall here?
+__device__ __forceinline__ bool falls(const ForwardParams& p, int batch) {
+    if (p.cu_seqlens_q == nullptr) return false;
+    return cu_seqlens_at(p.cu_seqlens_q, (batch + std::int64_t{1}) * p.cu_stride_q, p.cu_q_is_64, p.total_q) <
+           cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
+}
+
+}  // namespace tessera::cuda::fa3::backward

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gradients in fp16 are held times powers of two (docs/numerics.md): inputs of very large and of very small numbers,
+// and of both, with and without the rest of O. Skipped without a GPU.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "kernels/support.hpp"
+#include "registry.hpp"
+
+namespace tessera::check::cuda_held_gradients_test {
+namespace {
+
+/// The Dims reach every compiled shape of fa3; the features the general ones.
+struct Case {
+    const char* feature;
+    Dims dims;
+};
+const Case kCases[] = {{"plain", {64, 64}},   {"plain", {128, 128}},   {"plain", {192, 128}},  {"plain", {192, 192}},
+                       {"plain", {256, 256}}, {"causal", {64, 64}},    {"causal", {128, 128}}, {"causal", {192, 128}},
+                       {"ragged", {64, 64}},  {"ragged", {128, 128}},  {"ragged", {256, 256}}, {"dropout", {64, 64}},
+                       {"dropout", {96, 96}}, {"softcap", {128, 128}}, {"alibi", {64, 64}},    {"window", {128, 128}}};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.feature << " " << c.dims.qk << "/" << c.dims.v; }
+
+Attention make_call(const Case& c) {
+    const std::string feature = c.feature;
+    const bool ragged = feature == "ragged";
+    Problem p = ragged ? make_ragged({33, 0, 150}, {200, 9, 165}, 4, 2, c.dims.qk, DType::fp16)
+                       : make_problem(2, 150, 300, 4, feature == "causal" ? 2 : 4, c.dims.qk, DType::fp16);
+    p.head_dim_v = c.dims.v;
+    if (feature == "causal" || feature == "alibi") p.mask.causal = Causal::bottom_right;
+    p.alibi = feature == "alibi";
+    if (feature == "window") p.mask = {.window_left = 40, .window_right = 3};
+    if (feature == "dropout") p.dropout = {.probability = 0.97, .seed = 7};
+    if (feature == "softcap") p.softcap = 3;
+    return ragged ? Attention(p, 1, {33, 0, 150}, {200, 9, 165}) : Attention(p);
+}
+
+/// Row i of every head of dO times 2^power(i), head by head times 2^(head * by_head).
+void scale_rows(Tensor& t, const std::function<double(std::int64_t)>& power, int by_head = 0) {
+    const std::int64_t columns = t.view.shape[t.view.rank - 1];
+    const std::int64_t heads = t.view.shape[t.view.rank - 2];
+    for_each_element(t.view, [&](std::int64_t flat, std::byte* element) {
+        const std::int64_t row = flat / columns / heads;
+        const double head = static_cast<double>(flat / columns % heads) * by_head;
+        store_from_double(element, t.view.dtype, std::exp2(power(row) + head) * load_as_double(element, t.view.dtype));
+    });
+}
+
+struct Sizes {
+    const char* name;
+    std::function<void(Attention&)> make;
+};
+const Sizes kSizes[] = {
+    {"dO near the largest number", [](Attention& a) { a.d_o.scale_by(8192); }},
+    {"dO and V near it", [](Attention& a) { a.d_o.scale_by(8192), a.v.scale_by(1024); }},
+    {"dO of a scaled loss", [](Attention& a) { a.d_o.scale_by(0x1p-13); }},
+    {"dO and V subnormal", [](Attention& a) { a.d_o.scale_by(0x1p-15), a.v.scale_by(0x1p-14); }},
+    {"K and Q small", [](Attention& a) { a.q.scale_by(0x1p-8), a.k.scale_by(0x1p-10); }},
+    {"one row of dO large",
+     [](Attention& a) { scale_rows(a.d_o, [](std::int64_t i) { return i == 40 ? 10.0 : 0.0; }); }},
+    {"rows of dO fall", [](Attention& a) { scale_rows(a.d_o, [](std::int64_t i) { return -0.05 * i; }); }},
+    {"heads of dO rise",
+     [](Attention& a) {
+         scale_rows(
+             a.d_o, [](std::int64_t) { return -10.0; }, 5);
+     }},
+    {"one row of V large", [](Attention& a) { scale_rows(a.v, [](std::int64_t i) { return i == 17 ? 9.0 : 0.0; }); }},
+    {"sharp weights", [](Attention& a) { a.q.scale_by(6); }},
+    {"LSE over 256", [](Attention& a) { a.q.scale_by(20), a.k.scale_by(20); }},
+    {"dLSE large",
+     [](Attention& a) {
+         a.dlse = a.lse;
+         fill(a.dlse.view, Fill::normal, 9);
+         a.dlse.scale_by(1e4);
+     }},
+};
+
+class CudaHeldGradients : public testing::TestWithParam<Case> {
+ protected:
+    void SetUp() override {
+        if (const auto reason = unavailable({DeviceType::cuda, 0})) GTEST_SKIP() << *reason;
+    }
+};
+
+void expect_right(Attention& a, const KernelInfo& kernel, const char* which) {
+    ASSERT_TRUE(a.backward(kernel));
+    const Report report = a.check_backward();
+    EXPECT_TRUE(report.pass()) << kernel.name << ", " << which << ", " << a.problem.describe() << "\n"
+                               << report.describe();
+}
+
+TEST_P(CudaHeldGradients, are_right_whatever_the_sizes) {
+    for (const Sizes& sizes : kSizes) {
+        SCOPED_TRACE(sizes.name);
+        Attention a = make_call(GetParam());
+        sizes.make(a);
+        a.prepare_backward();
+        for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+            if (kernel.name != "cuda.fa3.backward" && kernel.name != "cuda.fa2.backward") return;
+            expect_right(a, kernel, "summed");
+        });
+        const KernelInfo* first = nullptr;  // that writes the rest
+        for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+            if (kernel.name == "cuda.fa3.forward") first = &kernel;
+        });
+        ASSERT_NE(first, nullptr);
+        a.keep_rest();
+        if (!a.forward(*first)) continue;
+        for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+            if (kernel.name == "cuda.fa3.backward") expect_right(a, kernel, "with the rest of O");
+        });
+    }
+}
+
+/// A NaN or an infinity counts for no power of two: what does not see it stays within the limits.
+TEST_P(CudaHeldGradients, do_not_depend_on_what_is_not_finite) {
+    for (const double value : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+        for (Tensor Attention::*const which : {&Attention::d_o, &Attention::v, &Attention::q}) {
+            Attention a = make_call(GetParam());
+            if (a.problem.ragged) (a.*which).set(value, 20, 1, 3);
+            else (a.*which).set(value, 1, 20, 1, 3);
+            a.prepare_backward();
+            for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+                if (kernel.name == "cuda.fa3.backward") expect_right(a, kernel, "summed");
+            });
+        }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(cases, CudaHeldGradients, testing::ValuesIn(kCases), [](const auto& which) {
+    return std::string(which.param.feature) + "_" + std::to_string(which.param.dims.qk) + "x" +
+           std::to_string(which.param.dims.v);
+});
+
+}  // namespace
+}  // namespace tessera::check::cuda_held_gradients_test
