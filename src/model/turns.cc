@@ -3,10 +3,12 @@
 // tessera's backward adds up dQ in a fixed order (cuda/fa3/backward/order.hpp, cuda/gradient/place.cuh): a block of
 // keys goes through the tiles of queries from its own place to the last one, then from the first one, and adds to each
 // after the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
+// Under a causal mask fa2's long blocks begin first, in parts (cuda/gradient/launch.hpp).
 #include <algorithm>
 #include <queue>
 
 #include "cuda/fa3/backward/order.hpp"
+#include "cuda/gradient/config.h"
 #include "model/stage.hpp"
 #include "schedule/grid.hpp"
 
@@ -65,14 +67,15 @@ Ways ways_of(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
 /// A head of keys: when the next block may add to which tile of queries, of which head and sum.
 class Head {
  public:
-    Head(const Stage& stage, const Ways& ways, std::int64_t tiles)
-        : s_(stage), ways_(ways), tiles_(tiles), free_(static_cast<std::size_t>(2 * tiles * stage.heads_of_block())) {}
+    Head(const Stage& stage, std::int64_t tiles)
+        : s_(&stage), tiles_(tiles), free_(static_cast<std::size_t>(2 * tiles * stage.heads_of_block())) {}
 
     /// When block n is done that begins at `now`.
-    double run(const Way& way, double now) {
-        now_ = now + s_.ends / 2, added_ = 0;
-        const auto heads = static_cast<int>(s_.heads_of_block());
-        if (ways_.rising) {
+    double run(const Ways& ways, int n, double now) {
+        const Way& way = ways.of_block[static_cast<std::size_t>(n)];
+        now_ = now + s_->ends / 2, added_ = 0;
+        const auto heads = static_cast<int>(s_->heads_of_block());
+        if (ways.rising) {
             for (int m = way.end - 1; m >= way.begin; --m) {
                 for (int head = 0; head < heads; ++head) stop(way, m, head, 0);
             }
@@ -82,20 +85,19 @@ class Head {
                 for (int m = way.begin; m < way.start; ++m) stop(way, m, head, 1);
             }
         }
-        return std::max(now_, added_) + s_.ends / 2;
+        return std::max(now_, added_) + s_->ends / 2;
     }
 
  private:
     void stop(const Way& way, int m, int head, int sum) {
         const bool cut = m < way.uncut.begin || m >= way.uncut.end;
         double& free = free_[static_cast<std::size_t>((head * 2 + sum) * tiles_ + m)];
-        now_ = std::max(now_ + s_.step + (cut ? s_.mask : 0), added_);  // dQ has one place until it is added
+        now_ = std::max(now_ + s_->step + (cut ? s_->mask : 0), added_);  // dQ has one place until it is added
         added_ = std::max(now_, free);
-        free = added_ + s_.turn;
+        free = added_ + s_->turn;
     }
 
-    const Stage& s_;
-    const Ways& ways_;
+    const Stage* s_;
     std::int64_t tiles_;
     std::vector<double> free_;
     double now_ = 0, added_ = 0;
@@ -103,24 +105,57 @@ class Head {
 
 }  // namespace
 
+namespace {
+
+/// A member of the batch: how its blocks go, and its heads.
+struct Member {
+    Ways ways;
+    std::vector<Head> heads;
+    int count = 0;  // blocks of a head
+    bool parted = false;
+};
+
+Member member_of(const Stage& s, const std::pair<std::int64_t, std::int64_t>& lengths) {
+    Member member{ways_of(s, lengths.first, lengths.second), {}};
+    const auto tiles = schedule::ceil_div(lengths.first, s.tile.block_q);
+    member.heads.assign(static_cast<std::size_t>(s.heads()), Head(s, tiles));
+    member.count = static_cast<int>(member.ways.of_block.size());
+    const Band band = s.problem.mask.bind(lengths.first, lengths.second);
+    member.parted = !s.turns_of_fa3 && lengths.first == lengths.second && band.high == 0 &&
+                    band.low <= 1 - lengths.first && s.heads() * member.count >= cuda::gradient::kFewestInParts;
+    return member;
+}
+
+}  // namespace
+
 double in_turn(const Stage& s, int multiprocessors) {
     std::priority_queue<double, std::vector<double>, std::greater<>> idle_from;
     for (int i = 0; i < multiprocessors; ++i) idle_from.push(0);
     double last = 0;
-    Ways ways;
-    std::pair<std::int64_t, std::int64_t> before{-1, -1};
+    const auto start = [&](Member& member, Head& head, int n) {
+        const double done = head.run(member.ways, n, idle_from.top());
+        idle_from.pop();
+        idle_from.push(done);
+        last = std::max(last, done);
+    };
+    std::vector<Member> parted;
     for (const auto& lengths : s.lengths()) {
-        if (lengths != before) ways = ways_of(s, lengths.first, lengths.second), before = lengths;
-        const auto tiles = schedule::ceil_div(lengths.first, s.tile.block_q);
-        const auto count = static_cast<int>(ways.of_block.size());
-        for (std::int64_t i = 0; i < s.heads(); ++i) {
-            Head head(s, ways, tiles);
-            for (int started = 0; started < count; ++started) {
-                const int n = ways.rising ? started : count - 1 - started;
-                const double done = head.run(ways.of_block[static_cast<std::size_t>(n)], idle_from.top());
-                idle_from.pop();
-                idle_from.push(done);
-                last = std::max(last, done);
+        Member member = member_of(s, lengths);
+        if (member.parted) {
+            parted.push_back(std::move(member));
+            continue;
+        }
+        for (Head& head : member.heads) {
+            for (int started = 0; started < member.count; ++started)
+                start(member, head, member.ways.rising ? started : member.count - 1 - started);
+        }
+    }
+    for (int part = 0; part < cuda::gradient::kParts; ++part) {
+        for (Member& member : parted) {
+            const int size = (member.count + cuda::gradient::kParts - 1) / cuda::gradient::kParts;
+            for (Head& head : member.heads) {
+                for (int n = std::min((part + 1) * size, member.count) - 1; n >= part * size; --n)
+                    start(member, head, n);
             }
         }
     }

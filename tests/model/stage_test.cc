@@ -97,6 +97,24 @@ TEST(InTurn, few_queries_and_many_keys) {
     EXPECT_DOUBLE_EQ(in_turn(stage, 1), 5 + 3 + 5 * 100 + 5 + 13);
 }
 
+/// Under a causal mask fa2's longest blocks begin first where there are many: the last ones are short.
+TEST(InTurn, long_blocks_begin_first) {
+    Problem p = Problem::dense(4, 4096, 16, 128, DType::bf16);
+    p.mask.causal = Causal::bottom_right;
+    Stage stage{.problem = p, .members = {}, .tile = {64, 128}};
+    stage.rows_outer = false;
+    stage.whole_groups = true;
+    stage.order = Order::last_first;
+    stage.step = 1, stage.ends = 1.5;
+    const std::vector<double> blocks = blocks_in_order(stage);
+    constexpr int kMultiprocessors = 132;
+    const double share = std::accumulate(blocks.begin(), blocks.end(), 0.0) / kMultiprocessors;
+    EXPECT_GT(dealt(blocks, {kMultiprocessors, 1, 1}), 1.05 * share);
+    EXPECT_LT(in_turn(stage, kMultiprocessors), 1.03 * share);
+    p.len_q = 4095;  // not as many queries as keys: one head's blocks after another's
+    EXPECT_GT(in_turn(stage, kMultiprocessors), 1.05 * share);
+}
+
 /// Two tiles side by side: an odd one takes as long as two.
 TEST(Stage, parts_of_heads) {
     const Problem p = Problem::dense(1, 5 * 64, 1, 64, DType::bf16);

@@ -14,16 +14,21 @@
 namespace tessera::cuda::fa2 {
 
 template <class T, class Shape>
+constexpr gradient::Config backward_config() {
+    return backward_config<Shape>(std::is_same_v<T, __nv_bfloat16>);
+}
+
+template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ gradient::Launch launch) {
-    constexpr gradient::Config kConfig = Shape::kConfig;
+    constexpr gradient::Config kConfig = backward_config<T, Shape>();
     // The units of fp16 and what general scores go through are in the other step only.
     constexpr bool kSplit = !kConfig.general && std::is_same_v<T, __nv_bfloat16>;
     extern __shared__ __align__(128) char memory[];
     // What all threads share is kept out of their registers.
     __shared__ alignas(gradient::KeyWork) char work_memory[sizeof(gradient::KeyWork)];
     gradient::KeyWork& work = *reinterpret_cast<gradient::KeyWork*>(work_memory);
-    if (threadIdx.x == 0) gradient::take_ticket(work_memory, launch, kConfig.block_kv());
+    if (threadIdx.x == 0) gradient::take_ticket(work_memory, launch, kConfig.block_kv(), kConfig.query_tiles);
     __syncthreads();
     if (!work.exists()) return;
 
@@ -35,8 +40,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
 template <class T, class Shape>
 cudaError_t start_backward(const gradient::Launch& launch, cudaStream_t stream) {
     static_assert(BackwardShapes::kHas<Shape>, "not in the list of config.h");
-    constexpr gradient::Config kConfig = Shape::kConfig;
-    const std::int64_t blocks = launch.params.forward.batch * launch.params.forward.heads_kv * launch.key_blocks;
+    constexpr gradient::Config kConfig = backward_config<T, Shape>();
+    const std::int64_t blocks = launch.thread_blocks();
     return start(backward_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.shared_bytes(), launch, stream);
 }
 

@@ -34,7 +34,7 @@ template <class Shape>
 cudaError_t start_backward_fp32(const gradient::Launch& launch, cudaStream_t stream) {
     static_assert(BackwardShapesFp32::kHas<Shape>);
     using Loop = gradient::KeyLoopFp32<Shape::kConfig>;
-    const std::int64_t blocks = launch.params.forward.batch * launch.params.forward.heads_kv * launch.key_blocks;
+    const std::int64_t blocks = launch.thread_blocks();
     return start(backward_fp32_kernel<Shape>, blocks, Loop::Tile::kThreads, Loop::kSharedBytes, launch, stream);
 }
 

@@ -6,7 +6,7 @@
 #include "cuda/fa2/backward.hpp"
 #include "cuda/fa2/config.h"
 #include "cuda/fa2/kernels.hpp"
-#include "cuda/gradient/shapes.hpp"
+#include "cuda/fa2/shapes.hpp"
 #include "cuda/gradient/start.hpp"
 
 namespace tessera::cuda::fa2 {
@@ -17,7 +17,7 @@ gradient::Extents extents_of(const Problem& p) {
         const gradient::ConfigFp32 c = BackwardShapesFp32::kConfigs[gradient::place_by_dim<BackwardShapesFp32>(p)];
         return {c.head_dim, c.block_kv, c.shared_bytes(), true};
     }
-    const gradient::Config c = BackwardShapes::kConfigs[gradient::place_in<BackwardShapes>(p)];
+    const gradient::Config c = backward_config_of(p);
     return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general};
 }
 
@@ -33,7 +33,10 @@ std::size_t place_of(const Problem& p) {
     return BackwardShapes::kConfigs.size() + gradient::place_by_dim<BackwardShapesFp32>(p);
 }
 
-Tile tile_of(const Problem& p) { return {gradient::kBlockQ, extents_of(p).block_kv}; }
+Tile backward_tile_of(const Problem& p) {
+    const int query_tiles = p.dtype == DType::fp32 ? 1 : backward_config_of(p).query_tiles;
+    return {query_tiles * gradient::kBlockQ, extents_of(p).block_kv};
+}
 
 std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device) {
     return refusal(Schedule::fa2, Pass::backward, p, tile, limits(device));
@@ -71,7 +74,7 @@ Kernel backward_kernel() {
                      .summary = "K/V blocks outer, dK and dV in registers, dQ added up in a fixed order; memory O(len)",
                      .limits = "sm_80 or later"},
             .refuse = refuse,
-            .default_tile = tile_of,
+            .default_tile = backward_tile_of,
             .workspace_bytes = workspace_bytes,
             .target = target,
             .forward = nullptr,

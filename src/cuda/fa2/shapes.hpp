@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cuda/fa2/config.h"
+#include "cuda/gradient/shapes.hpp"
 #include "cuda/shared/scores.hpp"
 #include "tessera/kernel.hpp"
 
@@ -31,6 +32,12 @@ inline Tile tile_of(const Problem& p) {
     }
     const Config c = Shapes::kConfigs[shape_of(p)];
     return {c.block_q(), c.block_kv};
+}
+
+/// Of the backward, in 16 bits.
+inline gradient::Config backward_config_of(const Problem& p) {
+    return BackwardShapes::call(gradient::place_in<BackwardShapes>(p),
+                                [&](auto shape) { return backward_config<decltype(shape)>(p.dtype == DType::bf16); });
 }
 
 }  // namespace tessera::cuda::fa2

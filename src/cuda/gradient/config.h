@@ -8,13 +8,19 @@ namespace tessera::cuda::gradient {
 /// Rows of a tile of queries in the workspace, whichever kernel writes or reads it.
 inline constexpr int kBlockQ = 64;
 
+/// Under a causal mask blocks of keys of low numbers have the most queries. They start in this many parts, those of all
+/// heads before the next part of any, where a member has that many blocks; else all blocks of a head one after another.
+inline constexpr int kParts = 4;
+inline constexpr int kFewestInParts = 256;  // blocks of keys of a member's heads
+
 /// One compiled shape of the kernels that own a block of keys. head_dim and head_dim_v of a Problem are padded with
 /// zeros to `head_dim`.
 struct Config {
-    int head_dim;    ///< 64, 128 or 256
-    int key_tiles;   ///< keys of a pair of warps in units of 16: each fragment of Q and dO serves all of them
-    bool general;    ///< softcap, ALiBi, bias, dropout and scales of 0 and less
-    int stages = 2;  ///< of Q and dO: one is worked on while the others are loaded
+    int head_dim;         ///< 64, 128 or 256
+    int key_tiles;        ///< keys of a pair of warps in units of 16: each fragment of Q and dO serves all of them
+    bool general;         ///< softcap, ALiBi, bias, dropout and scales of 0 and less
+    int stages = 2;       ///< of Q and dO: one is worked on while the others are loaded
+    int query_tiles = 1;  ///< of a step, in bf16 with plain scores
 
     static constexpr int kPairs = 4;
     static constexpr int kRowBytes = 4 * kBlockQ * 4;
@@ -23,10 +29,11 @@ struct Config {
     constexpr int block_kv() const { return kPairs * keys_per_pair(); }
     constexpr int threads() const { return 2 * kPairs * 32; }
     constexpr int kv_bytes() const { return block_kv() * head_dim * 2; }
-    constexpr int q_bytes() const { return kBlockQ * head_dim * 2; }
-    constexpr int stage_bytes() const { return 2 * q_bytes() + kRowBytes; }  ///< Q, dO, row data
-    constexpr int weights_bytes() const { return block_kv() * kBlockQ * 4; }
-    constexpr int ds_bytes() const { return block_kv() * kBlockQ * 2; }
+    constexpr int q_bytes() const { return kBlockQ * head_dim * 2; }                         ///< a tile
+    constexpr int stage_bytes() const { return query_tiles * (2 * q_bytes() + kRowBytes); }  ///< Q, dO, row data
+    constexpr int score_bytes() const { return block_kv() * kBlockQ * 2; }                   ///< a tile of P or dS
+    constexpr int weights_bytes() const { return 2 * score_bytes(); }  ///< in fp32, or of two tiles
+    constexpr int ds_bytes() const { return query_tiles * score_bytes(); }
     constexpr int stage_offset() const { return 2 * kv_bytes(); }
     constexpr int weights_offset() const { return stage_offset() + stages * stage_bytes(); }
     constexpr int ds_offset() const { return weights_offset() + weights_bytes(); }

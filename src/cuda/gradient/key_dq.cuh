@@ -26,6 +26,8 @@ struct KeyDq : KeyThread<T, kConfig> {
     static constexpr int kAtOnce = Dq::kColumnTiles < 4 ? Dq::kColumnTiles : 4;  // tiles of 8 columns
     using Part = float[Dq::kRowTiles][kAtOnce][4];                               // [16 queries][8 dims][4]
 
+    int tile = 0;  // of the step's
+
     static constexpr int kColumnParts = Dq::kColumnTiles / kAtOnce;
     static constexpr int kFours = Dq::kRowTiles * kAtOnce;  // numbers of a Part, in fours
 
@@ -37,7 +39,7 @@ struct KeyDq : KeyThread<T, kConfig> {
     __device__ __forceinline__ void add_part(const Step& step, int first_query, bool masked, int part) const {
         Part dq;
         make(dq, first_query, masked, part);
-        float* const to = place(inputs.launch.dq + turns().place(step) * Dq::kFloats, part);
+        float* const to = place(inputs.launch.dq + (turns().place(step) + tile) * Dq::kFloats, part);
         const bool first = turns().first_to_add(step);
         if (first) {
 #pragma unroll
@@ -55,8 +57,10 @@ struct KeyDq : KeyThread<T, kConfig> {
     /// Adds four numbers of kFours; the first block to add stores.
     template <bool kFirst>
     __device__ static __forceinline__ void put_four(float* to, const Part& dq, int i) {
-        const float(&x)[4] = dq[i / kAtOnce][i % kAtOnce];
-        float* const place = to + Dq::offset(i / kAtOnce, i % kAtOnce, 0);
+        put<kFirst>(to + Dq::offset(i / kAtOnce, i % kAtOnce, 0), dq[i / kAtOnce][i % kAtOnce]);
+    }
+    template <bool kFirst>
+    __device__ static __forceinline__ void put(float* place, const float (&x)[4]) {
         if constexpr (kFirst) __stcg(reinterpret_cast<float4*>(place), make_float4(x[0], x[1], x[2], x[3]));
         else ptx::reduce_add(place, x);
     }
@@ -83,7 +87,8 @@ struct KeyDq : KeyThread<T, kConfig> {
  private:
     /// dQ = dS K, the warp's part.
     __device__ __forceinline__ void multiply_ds(Part& dq, int first_row, int first_chunk) const {
-        const MatrixAddress<kBlockQ> ds(inputs.ds(), lane() / 16 * 8 + lane() % 8, first_row / kChunk + lane() / 8 % 2);
+        const MatrixAddress<kBlockQ> ds(inputs.ds(tile), lane() / 16 * 8 + lane() % 8,
+                                        first_row / kChunk + lane() / 8 % 2);
         const MatrixAddress<kHeadDim> k(inputs.k_tile(), lane() % 16, first_chunk + lane() / 16);
         clear(dq);
         multiply<T, kConfig.block_kv() / 16, Dq::kRowTiles, kAtOnce>(
@@ -101,7 +106,7 @@ struct KeyDq : KeyThread<T, kConfig> {
             for (int i = 0; i < 2 * Dq::kRowTiles; ++i) {
                 const int row = first_row + 8 * i + lane() / 4;
                 if (!sees(first_query + row, work.first_key + key)) continue;
-                const float ds = element(inputs.ds(), key, row);
+                const float ds = element(inputs.ds(tile), key, row);
 #pragma unroll
                 for (int n = 0; n < kAtOnce; ++n) {
                     const int from = (first_chunk + n) * kChunk + lane() % 4 * 2;

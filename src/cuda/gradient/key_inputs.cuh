@@ -20,12 +20,16 @@ struct KeyInputs {
     __device__ __forceinline__ char* q_tile(int stage) const {
         return shared + kConfig.stage_offset() + stage * kConfig.stage_bytes();
     }
-    __device__ __forceinline__ char* do_tile(int stage) const { return q_tile(stage) + kConfig.q_bytes(); }
-    __device__ __forceinline__ const RowTile& rows(int stage) const {
-        return *reinterpret_cast<const RowTile*>(do_tile(stage) + kConfig.q_bytes());
+    __device__ __forceinline__ char* do_tile(int stage) const {
+        return q_tile(stage) + kConfig.query_tiles * kConfig.q_bytes();
+    }
+    __device__ __forceinline__ const RowTile& rows(int stage, int tile = 0) const {
+        return reinterpret_cast<const RowTile*>(do_tile(stage) + kConfig.query_tiles * kConfig.q_bytes())[tile];
     }
     __device__ __forceinline__ char* weights() const { return shared + kConfig.weights_offset(); }
-    __device__ __forceinline__ char* ds() const { return shared + kConfig.ds_offset(); }
+    __device__ __forceinline__ char* ds(int tile = 0) const {
+        return shared + kConfig.ds_offset() + tile * kConfig.score_bytes();
+    }
 
     /// Hidden from the compiler, which would keep what follows from it in registers over all steps.
     __device__ static __forceinline__ int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
@@ -49,24 +53,37 @@ struct KeyInputs {
         load_queries(Step(launch, work, index), stage);
     }
     __device__ __forceinline__ void load_queries(const Step& step, int stage) const {
+        load_q(step.head, step.tile, stage, 0);
+        load_do(step.head, step.tile, stage, 0);
+        ptx::cp_async_commit();
+    }
+    /// Tile `number` of a head's queries, as tile `place` of the stage: Q and the row data. One that does not exist is
+    /// zeros.
+    __device__ __forceinline__ void load_q(int head, int number, int stage, int place) const {
         const ForwardParams& p = launch.params.forward;
-        const Rows& d_o = launch.params.d_o;
         const Member& m = work.member;
         const int thread = this->thread();
-        const std::int64_t from = head_offset(p.q, work.batch, m.first_q, step.head, sizeof(T));
-        load<kBlockQ, kConfig.head_dim, kThreads>(
-            q_tile(stage), source_of<T>(p.q, from, m.len_q, p.head_dim, launch.vector_q), step.tile * kBlockQ, thread);
-        const std::int64_t from_do = head_offset(d_o, work.batch, m.first_q, step.head, sizeof(T));
-        load<kBlockQ, kConfig.head_dim, kThreads>(do_tile(stage),
-                                                  source_of<T>(d_o, from_do, m.len_q, p.head_dim_v, launch.vector_do),
-                                                  step.tile * kBlockQ, thread);
+        const int first = number * kBlockQ;
+        const std::int64_t from = head_offset(p.q, work.batch, m.first_q, head, sizeof(T));
+        load<kBlockQ, kConfig.head_dim, kThreads>(q_tile(stage) + place * kConfig.q_bytes(),
+                                                  source_of<T>(p.q, from, m.len_q, p.head_dim, launch.vector_q), first,
+                                                  thread);
         constexpr int kCopies = sizeof(RowTile) / 16;
-        if (thread < kCopies) {
-            const char* tile = reinterpret_cast<const char*>(launch.rows + Turns{launch, work}.tile(step));
-            ptx::cp_async_16(ptx::shared_address(do_tile(stage)) + kConfig.q_bytes() + thread * 16, tile + thread * 16,
-                             true);
+        if (thread < kCopies && first < m.len_q) {
+            const RowTile* from_rows = launch.rows + first_tile(launch, m, work.batch, head) + number;
+            ptx::cp_async_16(ptx::shared_address(&rows(stage, place)) + thread * 16,
+                             reinterpret_cast<const char*>(from_rows) + thread * 16, true);
         }
-        ptx::cp_async_commit();
+    }
+    /// Likewise dO.
+    __device__ __forceinline__ void load_do(int head, int number, int stage, int place) const {
+        const Rows& d_o = launch.params.d_o;
+        const Member& m = work.member;
+        const std::int64_t from = head_offset(d_o, work.batch, m.first_q, head, sizeof(T));
+        load<kBlockQ, kConfig.head_dim, kThreads>(
+            do_tile(stage) + place * kConfig.q_bytes(),
+            source_of<T>(d_o, from, m.len_q, launch.params.forward.head_dim_v, launch.vector_do), number * kBlockQ,
+            thread());
     }
 };
 

@@ -18,27 +18,50 @@ struct KeyWork {
     int kv_head = 0;
     int block = 0;
     int first_key = 0;
+    int query_tiles = 1;  // of kBlockQ queries, in a tile of what follows
     Meeting own;
-    Meeting next;  // of the block that adds to dQ before this one; meets nothing if there is none
+    Meeting next;         // of the block that adds to dQ before this one; meets nothing if there is none
+    int earlier = -1;     // where `next` does not meet a tile, this block has added before; -1: none has
+    bool parted = false;  // the blocks start in parts
     bool waits = true;
     bool guarded = false;  // the work is done again, and keeps what a query does not see away from the products
 
     KeyWork() = default;
-    __device__ KeyWork(const Launch& launch, std::int64_t pair, int number, int block_kv) {
+    __device__ KeyWork(const Launch& launch, std::int64_t pair) {
         const ForwardParams& p = launch.params.forward;
         batch = pair / p.heads_kv;
         kv_head = static_cast<int>(pair % p.heads_kv);
         member = member_of(p, batch);
         band = p.mask.bind(member.len_q, member.len_kv);
         visible = Visible(band);
-        set_block(number, block_kv);
     }
     __device__ void set_block(int number, int block_kv) {
         guarded = false;
         block = number;
         first_key = number * block_kv;
-        own = Meeting(band, number, block_kv);
-        next = Meeting(band, number + 1, block_kv);
+        own = Meeting(band, number, block_kv, query_tiles * kBlockQ);
+        next = Meeting(band, number + 1, block_kv, query_tiles * kBlockQ);
+    }
+    /// The block that is number `started` of `part` to start of a head that has at most as many blocks as the launch
+    /// says.
+    __device__ void set_block(const Launch& launch, int part, int started, int block_kv) {
+        const auto blocks = static_cast<int>((member.len_kv + block_kv - 1) / block_kv);
+        const int size = launch.part_size(blocks);
+        const bool square = member.len_q == member.len_kv && band.high == 0 && band.low <= 1 - band.len_q;
+        parted = launch.parts > 1 && square && launch.params.forward.heads_kv * blocks >= kFewestInParts;
+        const int first = (parted ? part : launch.parts - 1 - part) * size;
+        const int place = launch.part_size(launch.key_blocks) - 1 - started;
+        set_block(place < size ? first + place : blocks, block_kv);
+        if (!parted) return;
+        if (place == size - 1) next = Meeting();
+        if (part > 0) earlier = first - size;
+    }
+
+    /// The work is done again, a tile at a time.
+    __device__ void guard(int block_kv) {
+        query_tiles = 1;
+        set_block(block, block_kv);
+        guarded = true;
     }
 
     __device__ __forceinline__ bool exists() const { return first_key < member.len_kv; }
@@ -47,16 +70,20 @@ struct KeyWork {
     }
 };
 
-/// Blocks of keys are dealt out in falling order, to thread blocks as they begin: one that has begun waits for none
-/// that has not. For one thread; `memory`: of a KeyWork.
-__device__ inline void take_ticket(void* memory, const Launch& launch, int block_kv) {
+/// Blocks of keys are dealt out to thread blocks as they begin: those of a part in falling order, the parts of all
+/// heads before the next part of any. One that has begun waits for none that has not. For one thread; `memory`: of a
+/// KeyWork.
+__device__ inline void take_ticket(void* memory, const Launch& launch, int block_kv, int query_tiles = 1) {
     const int ticket = atomicAdd(&launch.progress->ticket, 1);
-    const int number = launch.key_blocks - 1 - ticket % launch.key_blocks;
-    auto* const work = new (memory) KeyWork(launch, ticket / launch.key_blocks, number, block_kv);
+    const int size = launch.part_size(launch.key_blocks);
+    const std::int64_t run = ticket / size;  // the part of a head
+    auto* const work = new (memory) KeyWork(launch, run % launch.heads());
+    work->query_tiles = query_tiles;
+    work->set_block(launch, static_cast<int>(run / launch.heads()), ticket % size, block_kv);
     work->waits = launch.progress->broken == 0;
 }
 
-/// One step of the work: a head of the group, and a tile of its queries.
+/// One step of the work: a head of the group, and a tile of its queries (of KeyWork::query_tiles).
 struct Step {
     int head;
     int tile;
@@ -73,33 +100,38 @@ struct Step {
     }
 };
 
-/// The order in which blocks of keys add to dQ of a tile of queries: falling. No block waits for one that may not have
-/// begun, for blocks are dealt out in this order, too.
+/// The order in which blocks of keys add to dQ of a tile of queries: falling, or falling in each part, and the parts
+/// rising. No block waits for one that may not have begun, for blocks are dealt out in this order, too.
 struct Turns {
     const Launch& launch;
     const KeyWork& work;
+    static constexpr unsigned kPublisher = 32;  // a thread of another warp than the one that waits
 
+    /// The first one of a step.
     __device__ __forceinline__ std::int64_t tile(const Step& step) const {
-        return first_tile(launch, work.member, work.batch, step.head) + step.tile;
+        return first_tile(launch, work.member, work.batch, step.head) + step.tile * work.query_tiles;
     }
     /// Of its sum in the workspace.
     __device__ __forceinline__ std::int64_t place(const Step& step) const {
         return step.sweep * launch.all_tiles() + tile(step);
     }
-    __device__ __forceinline__ bool first_to_add(const Step& step) const {
-        return !work.next.meets(step.sweep, step.tile);
+    /// The block that adds before this one; -1: none.
+    __device__ __forceinline__ int before(const Step& step) const {
+        return work.next.meets(step.sweep, step.tile) ? work.block + 1 : work.earlier;
     }
+    __device__ __forceinline__ bool first_to_add(const Step& step) const { return before(step) < 0; }
 
     /// The block's part is there: the next block may add its own. After a barrier of all threads, by one of them.
     __device__ __forceinline__ void publish(const Step& step) const {
-        constexpr unsigned kPublisher = 32;  // of another warp than the one that waits
         if (threadIdx.x == kPublisher) ptx::store_release(launch.done + place(step), work.block + 1);
     }
 
     /// One thread waits for the block before; a barrier of all threads is to follow.
     __device__ __forceinline__ void wait(const Step& step) const {
-        if (threadIdx.x != 0 || !work.waits || first_to_add(step)) return;
-        while (ptx::load_acquire(launch.done + place(step)) != work.block + 2) {
+        if (threadIdx.x != 0 || !work.waits) return;
+        const int before = this->before(step);
+        if (before < 0) return;
+        while (ptx::load_acquire(launch.done + place(step)) != before + 1) {
         }
     }
 };

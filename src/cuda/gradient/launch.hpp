@@ -80,8 +80,14 @@ struct Launch {
     bool vector_dv = false;
     Rows o_rest;               // what rounding took off O, a byte an element; null: delta is summed
     bool vector_rest = false;  // O, the bytes and dO are read eight elements at a time
+    int parts = 1;             // that blocks of keys start in
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }
+    /// Of a head that has so many blocks of keys: how many are in a part.
+    TESSERA_HOST_DEVICE int part_size(int blocks) const { return (blocks + parts - 1) / parts; }
+    TESSERA_HOST_DEVICE std::int64_t heads() const { return params.forward.batch * params.forward.heads_kv; }
+    /// Thread blocks that take a block of keys; some find none.
+    TESSERA_HOST_DEVICE std::int64_t thread_blocks() const { return heads() * parts * part_size(key_blocks); }
 };
 
 }  // namespace tessera::cuda::gradient

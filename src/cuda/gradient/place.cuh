@@ -23,14 +23,15 @@ struct Meeting {
     int diagonal = 0;  // in [begin, end]
 
     Meeting() = default;
-    __device__ Meeting(const Band& band, int block, int block_kv) {
+    /// In tiles of `block_q` queries.
+    __device__ Meeting(const Band& band, int block, int block_kv, int block_q) {
         const std::int64_t first_key = std::int64_t{block} * block_kv;
         if (first_key >= band.len_kv) return;
         const Range queries = band.q_range(first_key, min(first_key + block_kv, band.len_kv));
         if (queries.empty()) return;
-        begin = static_cast<int>(queries.begin / kBlockQ);
-        end = static_cast<int>((queries.end + kBlockQ - 1) / kBlockQ);
-        diagonal = static_cast<int>(min(max(first_key / kBlockQ, std::int64_t{begin}), std::int64_t{end}));
+        begin = static_cast<int>(queries.begin / block_q);
+        end = static_cast<int>((queries.end + block_q - 1) / block_q);
+        diagonal = static_cast<int>(min(max(first_key / block_q, std::int64_t{begin}), std::int64_t{end}));
     }
 
     __device__ __forceinline__ int count() const { return end - begin; }

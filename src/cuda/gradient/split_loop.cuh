@@ -10,38 +10,50 @@
 #pragma once
 
 #include "cuda/gradient/key_loop.cuh"
-#include "cuda/gradient/split_plan.cuh"
+#include "cuda/gradient/split_products.cuh"
 
 namespace tessera::cuda::gradient {
 
 template <class T, Config kConfig>
-struct SplitLoop : SplitPlan<T, kConfig> {
-    using Base = SplitPlan<T, kConfig>;
+struct SplitLoop : SplitProducts<T, kConfig> {
+    using Base = SplitProducts<T, kConfig>;
+    using Base::add_rows;
     using Base::adds_dq;
     using Base::clear;
+    using Base::first_column;
+    using Base::first_row;
+    using Base::for_share;
+    using Base::half;
     using Base::inputs;
+    using Base::kColumns;
     using Base::kHeadDim;
     using Base::kKeyTiles;
-    using Base::kPlannedAhead;
+    using Base::kPlanner;
+    using Base::kProductItems;
+    using Base::kQueries;
+    using Base::kStepQueries;
+    using Base::kSumItems;
+    using Base::kTiles;
+    using Base::kTurns;
     using Base::lane;
-    using Base::load_queries;
+    using Base::load_both;
+    using Base::multiply_keys;
     using Base::poisoned;
+    using Base::rows;
+    using Base::score_place;
+    using Base::score_tile;
+    using Base::store;
     using Base::turns;
+    using Base::two;
     using Base::warp;
+    using Base::weights;
     using Base::work;
+    using typename Base::Address;
     using typename Base::Plan;
     using typename Base::Planned;
-    static constexpr int kRowTiles = kKeyTiles < 2 ? kKeyTiles : 2;  // 16 keys: of the scores that a warp has at once
-    static constexpr int kKeyParts = kKeyTiles / kRowTiles;          // that many times a step
-    static constexpr int kPartKeys = 4 * 16 * kRowTiles;             // of all warps
-    static constexpr int kQueries = kBlockQ / 2;                     // of a warp's scores
-    static constexpr int kTiles = kQueries / 8;
-    static constexpr int kColumns = kHeadDim / 2 / 8;  // of a warp's sums: 8 dims
-    static constexpr int kReadAhead = kConfig.stages - 1;
-    using Scores = float[kRowTiles][kTiles][4];  // [16 keys][8 queries][4]
-    using PartSums = float[kRowTiles][kColumns][4];
-    using Sums = float[kKeyParts][kRowTiles][kColumns][4];  // [parts][16 keys][8 dims][4]
-    using Address = MatrixAddress<kHeadDim>;
+    using typename Base::Scores;
+    using typename Base::Sums;
+    static constexpr int kReadAhead = kConfig.stages - 1;  // of Q: dO comes two steps ahead
 
     /// Everything that the block of keys has to do. `to_change`: `work`.
     __device__ __forceinline__ void run_block(KeyWork& to_change) const {
@@ -49,16 +61,13 @@ struct SplitLoop : SplitPlan<T, kConfig> {
         inputs.load_v();
         Sums dv;
         Sums dk;
-#pragma unroll
-        for (int part = 0; part < kKeyParts; ++part) {
-            clear(dv[part]);
-            clear(dk[part]);
-        }
+        clear(dv);
+        clear(dk);
         const bool masked = run(dv, dk);
         // Hidden Inf and NaN of Q and dO are rare: only when some have come through is the work done again without
         // them.
-        if (masked && __syncthreads_or(static_cast<int>(poisoned_sums(dv) || poisoned_sums(dk)))) {
-            if (threadIdx.x == 0) to_change.guarded = true;
+        if (masked && __syncthreads_or(static_cast<int>(poisoned(dv) || poisoned(dk)))) {
+            if (threadIdx.x == 0) to_change.guard(kConfig.block_kv());
             __syncthreads();
             KeyLoop<T, kConfig>{{inputs, work}}.run_block(to_change);
             return;
@@ -77,67 +86,61 @@ struct SplitLoop : SplitPlan<T, kConfig> {
     }
 
  private:
-    /// The warp's place among those that have the same keys.
-    __device__ static __forceinline__ int half() { return warp() / 4; }
-    __device__ static __forceinline__ int first_row_of(int part) { return (part * 4 + warp() % 4) * (16 * kRowTiles); }
-    __device__ __forceinline__ char* weights() const { return inputs.weights(); }
-
-    __device__ static __forceinline__ bool poisoned_sums(const Sums& sums) {
-        bool any = false;
-#pragma unroll
-        for (int part = 0; part < kKeyParts; ++part) any |= poisoned(sums[part]);
-        return any;
-    }
-
     /// All steps. Returns whether any of them was masked.
     __device__ __forceinline__ bool run(Sums& dv, Sums& dk) const {
         __shared__ Plan plan;
-        if (threadIdx.x == 64) {
-            plan.count = work.own.count() * inputs.launch.params.forward.group;
-            plan.any_masked = false;
-        }
-#pragma unroll 1
-        for (int i = 0; i < kPlannedAhead; ++i) this->plan(plan, i);
+        if (threadIdx.x / 32 == kPlanner) this->begin(plan);
         __syncthreads();
-#pragma unroll 1
-        for (int i = 0; i < kReadAhead; ++i) load_queries(plan, i);
-        if (kReadAhead > 1) {
-            ptx::cp_async_wait<kReadAhead - 1>();
-            __syncthreads();
+        // With K and V.
+        load_both(plan, 0);
+        ptx::cp_async_commit();
+        this->template load<(kReadAhead > 1), true>(plan, 1);
+        ptx::cp_async_commit();
+        ptx::cp_async_wait<1>();
+        __syncthreads();
+        if (plan.cut) {
+            const bool special = holds_special<T, kConfig.block_kv(), kHeadDim, kConfig.threads()>(inputs.k_tile());
+            const bool any = __syncthreads_or(static_cast<int>(special)) != 0;
+            if (threadIdx.x == 0) plan.special_keys = any;
         }
 #pragma unroll 1
         for (int i = 0; i < plan.count; ++i) step(plan, i, dv, dk);
         if (plan.count == 0) return false;
         __syncthreads();
-        if (adds_dq()) turns().publish(plan.at(plan.count - 1).step());
-        return plan.any_masked;
+        if (adds_dq()) this->publish(plan.at(plan.count - 1));
+        return plan.cut;
     }
     /// What all steps share is read where it is needed: the accumulators leave no registers for it.
     __device__ __forceinline__ void step(Plan& plan, int index, Sums& dv, Sums& dk) const {
         const int stage = index % kConfig.stages;
-        if constexpr (kReadAhead == 1) {
-            ptx::cp_async_wait<0>();
-            __syncthreads();
-            load_queries(plan, index + 1);
-        }
         const Planned& planned = plan.at(index);
-        const auto work_under = [&](int part) {
-            if (part == 0 && adds_dq() && index > 0) turns().publish(plan.at(index - 1).step());
-            if (part == kKeyParts - 1 && adds_dq()) turns().wait(planned.step());
+        const auto between = [&] {
+            // With two stages Q has room only now, where dK of the step before is done.
+            if constexpr (kReadAhead == 1) this->template load<true, false>(plan, index + 1);
+            ptx::cp_async_commit();
+            if (!adds_dq()) return;
+            if (index > 0) this->publish(plan.at(index - 1));
+            this->wait(planned);
         };
-        add_dv<0>(dv[0], planned, stage, work_under);
-        if constexpr (kKeyParts > 1) add_dv<1>(dv[1], planned, stage, work_under);
-        if constexpr (kReadAhead > 1) ptx::cp_async_wait<0>();
+        if (planned.masked || has_large_scores(stage)) add_dv_careful(dv, planned, stage, between);
+        else add_dv(dv, stage, between);
+        ptx::cp_async_wait<0>();
         __syncthreads();
         // Here, where no scores are held.
-        this->plan(plan, index + kPlannedAhead);
-        if constexpr (kReadAhead > 1) load_queries(plan, index + kReadAhead);
-        if (planned.masked || !adds_dq()) {
+        this->plan_next(plan, index);
+        if constexpr (kReadAhead > 1) load_both(plan, index + 2);
+        else this->template load<false, true>(plan, index + 2);
+        ptx::cp_async_commit();
+        if ((planned.masked && plan.special_keys) || !adds_dq()) {
             if (adds_dq()) {
-                KeyDq<T, kConfig>{{inputs, work}}.add(planned.step(), planned.tile * kBlockQ, planned.masked);
+#pragma unroll 1
+                for (int t = 0; t < kConfig.query_tiles; ++t) {
+                    const int first_query = planned.tile * kStepQueries + t * kBlockQ;
+                    if (first_query >= work.member.len_q) break;
+                    KeyDq<T, kConfig>{{inputs, work}, t}.add(planned.step(), first_query, planned.masked);
+                }
             }
-            add_rows<kKeyParts>([&](int part) -> PartSums& { return dk[part]; }, 0, inputs.ds(), inputs.q_tile(stage),
-                                NothingBetween{});
+            add_rows(dk, inputs.ds(), inputs.q_tile(stage), NothingBetween{});
         } else if (planned.first) {
             add_dq_dk<true>(dk, planned, stage);
         } else {
@@ -145,186 +148,188 @@ struct SplitLoop : SplitPlan<T, kConfig> {
         }
     }
 
-    /// S, dP, P and dS of a part of the keys, and dV += P^T dO.
-    template <int kPart, class WorkUnder>
-    __device__ __forceinline__ void add_dv(PartSums& dv, const Planned& planned, int stage,
-                                           const WorkUnder& work_under) const {
-        const RowTile& rows = inputs.rows(stage);
+    /// S, dP, P and dS, and dV += P^T dO; `between`: what some threads do after the barrier. P is made under dP, dS
+    /// under the product that comes next.
+    template <class Between>
+    __device__ __forceinline__ void add_dv(Sums& dv, int stage, const Between& between) const {
         Scores s;
         Scores dp;
-        make_scores(s, dp, planned, stage, kPart);
-        __syncthreads();
-        work_under(kPart);
-        if (planned.masked) {
-            make_ds(dp, s, rows, kPart);
-            add_rows<1>([&](int) -> PartSums& { return dv; }, kPart, weights(), inputs.do_tile(stage),
-                        NothingBetween{});
-            return;
-        }
-        constexpr int kItems = kBlockQ / 16 * (kColumns / 2);
-        const int at = score_place(kPart);
-        char* const to = inputs.ds();
-        const float* const deltas = rows.delta + half() * kQueries + lane() % 4 * 2;
-        add_rows<1>([&](int) -> PartSums& { return dv; }, kPart, weights(), inputs.do_tile(stage),
-                    [&](int item) {
-                        for_share<kItems>(item, [&](int m, int j) {
-                            make_ds(dp[m][j], s[m][j], two(deltas, j));
-                            store(to, at, dp[m][j], m, j);
-                        });
-                    });
-    }
-
-    /// dQ = dS K, on its way to the workspace under dK += dS^T Q.
-    template <bool kFirst>
-    __device__ __forceinline__ void add_dq_dk(Sums& dk, const Planned& planned, int stage) const {
-        using Dq = KeyDq<T, kConfig>;
-        const Dq of_dq{{inputs, work}};
-#pragma unroll 1
-        for (int part = 0; part < Dq::kColumnParts - 1; ++part) of_dq.add_part(planned.step(), 0, false, part);
-        float* const to = Dq::place(planned.dq, Dq::kColumnParts - 1);
-        typename Dq::Part dq;
-        of_dq.make(dq, 0, false, Dq::kColumnParts - 1);
-        constexpr int kItems = kBlockQ / 16 * (kColumns / 2);
-        add_rows<kKeyParts>([&](int part) -> PartSums& { return dk[part]; }, 0, inputs.ds(), inputs.q_tile(stage),
-                            [&](int item) {
+        multiply_keys(s, inputs.k_tile(), inputs.q_tile(stage), 0, NothingBetween{});
+        make_dp(dp, s, stage, 0);
+        if constexpr (kTurns > 1) {
+            Scores next;
+            std::uint32_t ds[kKeyTiles][kTiles][2];  // other warps may still read that of the step before
+            const float* const deltas = rows(stage).delta + first_column(0) + lane() % 4 * 2;
+            multiply_keys(next, inputs.k_tile(), inputs.q_tile(stage), 1, [&](int item) {
+                for_share<kProductItems>(item, [&](int m, int j) {
+                    make_ds(dp[m][j], s[m][j], two(deltas, j));
 #pragma unroll
-                                for (int i = item * Dq::kFours / kItems; i < (item + 1) * Dq::kFours / kItems; ++i) {
-                                    Dq::template put_four<kFirst>(to, dq, i);
-                                }
-                            });
-    }
-
-    /// `of_tile`(m, j) for the tiles of scores that come after item `item` of kItems.
-    template <int kItems, class OfTile>
-    __device__ static __forceinline__ void for_share(int item, const OfTile& of_tile) {
-        constexpr int kAll = kRowTiles * kTiles;
-#pragma unroll
-        for (int t = item * kAll / kItems; t < (item + 1) * kAll / kItems; ++t) of_tile(t % kRowTiles, t / kRowTiles);
-    }
-
-    /// S^T and dP^T of a part of the keys; S^T becomes P^T, which is also stored, rounded.
-    __device__ __forceinline__ void make_scores(Scores& s, Scores& dp, const Planned& planned, int stage,
-                                                int part) const {
-        const RowTile& rows = inputs.rows(stage);
-        const int first_row = first_row_of(part);
-        char* const to = weights();
-        const float factor = inputs.launch.params.forward.scale * kLog2E;
-        clear(s);
-        clear(dp);
-        multiply_rows(s, inputs.k_tile(), inputs.q_tile(stage), first_row, NothingBetween{});
-        const int at = score_place(part);
-        if (planned.masked || __any_sync(0xFFFFFFFF, rows.norm[half() * kQueries + lane()] != 0.0F)) {
-            const int column = half() * kQueries + lane() % 4 * 2;
-            const int first_query = planned.tile * kBlockQ + column;
-            const int first_key = work.first_key + first_row + lane() / 4;
-            multiply_rows(dp, inputs.v_tile(), inputs.do_tile(stage), first_row, NothingBetween{});
+                    for (int r = 0; r < 2; ++r) ds[m][j][r] = ptx::pack<T>(dp[m][j][2 * r], dp[m][j][2 * r + 1]);
+                });
+            });
+            make_dp(dp, next, stage, 1);
+            __syncthreads();
+            between();
+            const int at = score_place(0);
 #pragma unroll
             for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-                for (int m = 0; m < kRowTiles; ++m) {
-                    this->exponentiate_special(s[m][j], rows, column + 8 * j);
-                    if (planned.masked) hide(s[m][j], first_query + 8 * j, first_key + 16 * m);
-                    store(to, at, s[m][j], m, j);
-                }
+                for (int m = 0; m < kKeyTiles; ++m) store(inputs.ds(score_tile()), at, ds[m][j], m, j);
             }
-            return;
+            add_rows(dv, weights(), inputs.do_tile(stage), make_ds_under<kSumItems>(dp, next, stage, 1));
+        } else {
+            __syncthreads();
+            between();
+            add_rows(dv, weights(), inputs.do_tile(stage), make_ds_under<kSumItems>(dp, s, stage, 0));
         }
-        const float* const offsets = rows.offset + half() * kQueries + lane() % 4 * 2;
-        constexpr int kItems = kHeadDim / 16 * (kTiles / 2);
-        multiply_rows(dp, inputs.v_tile(), inputs.do_tile(stage), first_row, [&](int item) {
-            for_share<kItems>(item, [&](int m, int j) {
+    }
+    /// dP^T, and under it S^T becomes P^T, which is also stored, rounded.
+    __device__ __forceinline__ void make_dp(Scores& dp, Scores& s, int stage, int turn) const {
+        const int at = score_place(turn);
+        char* const to = weights() + score_tile() * kConfig.score_bytes();
+        const float factor = inputs.launch.params.forward.scale * kLog2E;
+        const float* const offsets = rows(stage).offset + first_column(turn) + lane() % 4 * 2;
+        multiply_keys(dp, inputs.v_tile(), inputs.do_tile(stage), turn, [&](int item) {
+            for_share<kProductItems>(item, [&](int m, int j) {
                 Base::exponentiate(s[m][j], factor, two(offsets, j));
                 store(to, at, s[m][j], m, j);
             });
         });
     }
-
-    /// The weight of a pair that is not visible: a zero that tells, for dP of such a pair may be NaN.
-    static constexpr float kHidden = -0.0F;
-    __device__ __forceinline__ void hide(float (&p)[4], int query, int key) const {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            if (!this->sees(query + e % 2, key + e / 2 * 8)) p[e] = kHidden;
-        }
+    /// What makes dP^T dS^T, stored, rounded, between `kItems` items of a product.
+    template <int kItems>
+    __device__ __forceinline__ auto make_ds_under(Scores& dp, const Scores& p, int stage, int turn) const {
+        const int at = score_place(turn);
+        char* const to = inputs.ds(score_tile());
+        const float* const deltas = rows(stage).delta + first_column(turn) + lane() % 4 * 2;
+        return [&dp, &p, at, to, deltas](int item) {
+            for_share<kItems>(item, [&](int m, int j) {
+                make_ds(dp[m][j], p[m][j], two(deltas, j));
+                store(to, at, dp[m][j], m, j);
+            });
+        };
     }
 
-    /// dP^T becomes dS^T, and is stored, rounded; some pairs may be hidden.
-    __device__ __forceinline__ void make_ds(Scores& dp, const Scores& p, const RowTile& rows, int part) const {
-        const int at = score_place(part);
-        const float* const deltas = rows.delta + half() * kQueries + lane() % 4 * 2;
+    /// The same where some pairs may be hidden, or rows have large scores: nothing is kept over the barrier.
+    template <class Between>
+    __device__ __forceinline__ void add_dv_careful(Sums& dv, const Planned& planned, int stage,
+                                                   const Between& between) const {
+        const RowTile& rows = this->rows(stage);
+        const int first_key = work.first_key + first_row() + lane() / 4;
+        __syncthreads();  // the step before has no need of its dS any more
+#pragma unroll 1
+        for (int turn = 0; turn < kTurns; ++turn) {
+            const int column = first_column(turn) + lane() % 4 * 2;
+            const int first_query = planned.tile * kStepQueries + score_tile() * kBlockQ + column;
+            const int at = score_place(turn);
+            Scores s;
+            Scores dp;
+            multiply_keys(s, inputs.k_tile(), inputs.q_tile(stage), turn, NothingBetween{});
+            multiply_keys(dp, inputs.v_tile(), inputs.do_tile(stage), turn, NothingBetween{});
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-            const float2 delta = two(deltas, j);
+            for (int j = 0; j < kTiles; ++j) {
+                const float2 delta = two(rows.delta + column, j);
 #pragma unroll
-            for (int m = 0; m < kRowTiles; ++m) {
-                make_ds(dp[m][j], p[m][j], delta);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) dp[m][j][e] = __float_as_int(p[m][j][e]) < 0 ? 0.0F : dp[m][j][e];
-                store(inputs.ds(), at, dp[m][j], m, j);
+                for (int m = 0; m < kKeyTiles; ++m) {
+                    this->exponentiate_special(s[m][j], rows, column + 8 * j);
+                    make_ds(dp[m][j], s[m][j], delta);
+                    hide(s[m][j], dp[m][j], first_query + 8 * j, first_key + 16 * m);
+                    store(weights() + score_tile() * kConfig.score_bytes(), at, s[m][j], m, j);
+                    store(inputs.ds(score_tile()), at, dp[m][j], m, j);
+                }
             }
         }
+        __syncthreads();
+        between();
+        add_rows(dv, weights(), inputs.do_tile(stage), NothingBetween{});
     }
+    /// Does a row of the step have large scores?
+    __device__ __forceinline__ bool has_large_scores(int stage) const {
+        const auto* const norms = reinterpret_cast<const float2*>(inputs.rows(stage).norm);
+        float2 x = norms[lane()];
+        bool any = x.x + x.y != 0.0F;  // none is negative
+        if constexpr (kConfig.query_tiles > 1) {
+            x = norms[sizeof(RowTile) / sizeof(float2) + lane()];
+            any |= x.x + x.y != 0.0F;
+        }
+        return __any_sync(0xFFFFFFFF, any);
+    }
+    /// P and dS of pairs that are not visible are 0, whatever dP is.
+    __device__ __forceinline__ void hide(float (&p)[4], float (&ds)[4], int query, int key) const {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            if (this->sees(query + e % 2, key + e / 2 * 8)) continue;
+            p[e] = 0;
+            ds[e] = 0;
+        }
+    }
+
+    /// dQ = dS K, on its way to the workspace under dK += dS^T Q.
+    template <bool kFirst>
+    __device__ __forceinline__ void add_dq_dk(Sums& dk, const Planned& planned, int stage) const {
+        if constexpr (kConfig.query_tiles > 1) {
+            const bool exists = planned.tile * kStepQueries + half() * kBlockQ < work.member.len_q;
+            float dq[2][4][4];  // [16 queries][8 dims][4]
+            float* const to = make_dq_of_tile(dq, planned);
+            add_dk(dk, stage, [&](int i) {
+                constexpr int kColumnTiles = DqTile<kHeadDim>::kColumnTiles;
+                const std::int64_t at = DqTile<kHeadDim>::offset(i / 4, i % kColumnTiles, i % 4 / kColumnTiles * 32);
+                if (exists) KeyDq<T, kConfig>::template put<kFirst>(to + at, dq[i / 4][i % 4]);
+            });
+        } else {
+            using Dq = KeyDq<T, kConfig>;
+            const Dq of_dq{{inputs, work}};
+#pragma unroll 1
+            for (int part = 0; part < Dq::kColumnParts - 1; ++part) of_dq.add_part(planned.step(), 0, false, part);
+            float* const to = Dq::place(planned.dq, Dq::kColumnParts - 1);
+            typename Dq::Part dq;
+            of_dq.make(dq, 0, false, Dq::kColumnParts - 1);
+            add_dk(dk, stage, [&](int i) { Dq::template put_four<kFirst>(to, dq, i); });
+        }
+    }
+    /// dK += dS^T Q; `put`(i) for each of the fours of dQ between the products.
+    template <class Put>
+    __device__ __forceinline__ void add_dk(Sums& dk, int stage, const Put& put) const {
+        constexpr int kFours = kConfig.query_tiles > 1 ? 8 : KeyDq<T, kConfig>::kFours;
+        add_rows(dk, inputs.ds(), inputs.q_tile(stage), [&](int item) {
+#pragma unroll
+            for (int i = item * kFours / kSumItems; i < (item + 1) * kFours / kSumItems; ++i) put(i);
+        });
+    }
+    /// dQ of a tile of the step's by half of the warps: each has 32 queries and half of the columns. Returns where its
+    /// first four lie in the workspace: they are those of two warps of DqTile.
+    __device__ __forceinline__ float* make_dq_of_tile(float (&dq)[2][4][4], const Planned& planned) const {
+        static_assert(kHeadDim == 64);
+        const int queries = warp() % 4 / 2;
+        const int columns = warp() % 2;
+        const MatrixAddress<kBlockQ> ds(inputs.ds(half()), lane() / 16 * 8 + lane() % 8, queries * 4 + lane() / 8 % 2);
+        const Address k(inputs.k_tile(), lane() % 16, columns * 4 + lane() / 16);
+        clear(dq);
+        multiply<T, kConfig.block_kv() / 16, 2, 4>(
+            [&](int m) -> float(&)[4][4] { return dq[m]; },
+            [&](int step, int m, std::uint32_t(&a)[4]) { ptx::ldmatrix_x4_trans(a, ds.at(16 * step, 2 * m)); },
+            [&](int step, int n, std::uint32_t(&b)[4]) { ptx::ldmatrix_x4_trans(b, k.at(16 * step, 2 * n)); },
+            NothingBetween{});
+        return planned.dq + half() * DqTile<kHeadDim>::kFloats +
+               DqTile<kHeadDim>::offset(0, 0, (queries * 4 + columns * 2) * 32 + lane());
+    }
+
+    /// dP^T becomes dS^T.
     __device__ static __forceinline__ void make_ds(float (&dp)[4], const float (&p)[4], const float2& delta) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) dp[e] = p[e] * (dp[e] - (e % 2 == 0 ? delta.x : delta.y));
-    }
-
-    /// Numbers of a row of the tile that the thread has, for 8 queries: those of its two.
-    __device__ static __forceinline__ float2 two(const float* from, int j) {
-        return *reinterpret_cast<const float2*>(from + 8 * j);
-    }
-
-    /// Where the thread's first scores lie in a [keys][queries] tile.
-    __device__ static __forceinline__ int score_place(int part) {
-        return chunk_offset<kBlockQ>(first_row_of(part) + lane() / 4, half() * kTiles) + lane() % 4 * 4;
-    }
-    __device__ static __forceinline__ void store(char* tile, int at, const float (&x)[4], int m, int j) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            char* to = tile + (at ^ 16 * j) + (16 * m + 8 * r) * kBlockQ * 2;
-            *reinterpret_cast<std::uint32_t*>(to) = ptx::pack<T>(x[2 * r], x[2 * r + 1]);
-        }
-    }
-
-    /// s += the warp's rows of `keys` times those of `queries`: K Q^T, V dO^T.
-    template <class Between>
-    __device__ __forceinline__ void multiply_rows(Scores& s, const char* keys, const char* queries, int first_row,
-                                                  const Between& between) const {
-        const Address a = Address::rows_first(keys, first_row, lane());
-        const Address b = Address::chunks_first(queries + half() * kQueries * kHeadDim * 2, lane());
-        multiply<T, kHeadDim / 16, kRowTiles, kTiles>(
-            [&](int m) -> float(&)[kTiles][4] { return s[m]; },
-            [&](int step, int m, std::uint32_t(&to)[4]) { ptx::ldmatrix_x4(to, a.at(16 * m, 2 * step)); },
-            [&](int step, int n, std::uint32_t(&to)[4]) { ptx::ldmatrix_x4(to, b.at(16 * n, 2 * step)); }, between);
-    }
-
-    /// sums += the warp's rows of `factors`, [keys][queries], times its columns of `queries`: P^T dO, dS^T Q; for
-    /// kCount parts of the keys from `first` on, sums_of(part).
-    template <int kCount, class SumsOf, class Between>
-    __device__ __forceinline__ void add_rows(const SumsOf& sums_of, int first, const char* factors, const char* queries,
-                                             const Between& between) const {
-        const auto a = MatrixAddress<kBlockQ>::rows_first(factors, first_row_of(first), lane());
-        const Address b(queries, lane() % 16, half() * kColumns + lane() / 16);
-        multiply<T, kBlockQ / 16, kCount * kRowTiles, kColumns>(
-            [&](int m) -> float(&)[kColumns][4] { return sums_of(m / kRowTiles)[m % kRowTiles]; },
-            [&](int step, int m, std::uint32_t(&to)[4]) {
-                ptx::ldmatrix_x4(to, a.at(m / kRowTiles * kPartKeys + m % kRowTiles * 16, 2 * step));
-            },
-            [&](int step, int n, std::uint32_t(&to)[4]) { ptx::ldmatrix_x4_trans(to, b.at(16 * step, 2 * n)); },
-            between);
     }
 
     /// The warp's sums, rounded, into a tile of the block's keys in shared memory.
     __device__ __forceinline__ void stage_sums(char* tile, const Sums& sums, float factor) const {
 #pragma unroll
         for (int i = 0; i < 2 * kKeyTiles; ++i) {
-            const int row = first_row_of(i / (2 * kRowTiles)) + i % (2 * kRowTiles) * 8 + lane() / 4;
-            const auto& of_rows = sums[i / (2 * kRowTiles)][i / 2 % kRowTiles];  // [8 dims][4]
+            const int row = first_row() + 8 * i + lane() / 4;
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
                 // + 0: whether -0 met further products of weight 0 must not show.
-                const float low = fmaf(of_rows[n][i % 2 * 2], factor, 0.0F);
-                const float high = fmaf(of_rows[n][i % 2 * 2 + 1], factor, 0.0F);
+                const float low = fmaf(sums[i / 2][n][i % 2 * 2], factor, 0.0F);
+                const float high = fmaf(sums[i / 2][n][i % 2 * 2 + 1], factor, 0.0F);
                 char* to = tile + chunk_offset<kHeadDim>(row, half() * kColumns + n) + lane() % 4 * 4;
                 *reinterpret_cast<std::uint32_t*>(to) = ptx::pack<T>(low, high);
             }

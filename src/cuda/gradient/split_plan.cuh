@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The steps to come of a block of keys, worked out by one thread for all: where Q, dO and the sum of dQ lie, and what
-// has to be told apart. The others have no registers for it, and do not divide.
+// The steps to come of a block of keys, worked out by one warp for all, a step a lane: where Q, dO and the sum of dQ
+// lie, and what has to be told apart. The others have no registers for it, and do not divide.
 #pragma once
 
 #include "cuda/gradient/key_scores.cuh"
@@ -17,6 +17,9 @@ struct SplitPlan : KeyScores<T, kConfig> {
     using Base::turns;
     using Base::work;
     static constexpr std::int64_t kSize = sizeof(T);
+    static constexpr int kStepQueries = kConfig.query_tiles * kBlockQ;
+    /// Threads that bring Q and dO: not those of the warps that publish and wait, if the others can.
+    static constexpr int kCopiers = kHeadDim > 128 ? kConfig.threads() : kConfig.threads() / 2;
 
     struct Planned {
         int head;
@@ -29,78 +32,138 @@ struct SplitPlan : KeyScores<T, kConfig> {
         const char* d_o;      // likewise
         const RowTile* rows;  // of the tile
         float* dq;            // the tile's sum
+        int* done;            // the word that tells who has added to it
+        int before;           // the block that adds before this one; -1: none is waited for
 
         __device__ __forceinline__ Step step() const { return {head, tile, sweep}; }
     };
-    static constexpr int kPlanned = 4;
-    static constexpr int kPlannedAhead = 3;
+    static constexpr int kPlannedAtOnce = 32;
+    static constexpr int kPlanned = 2 * kPlannedAtOnce;
+    static constexpr int kPlanner = 2;  // a warp that neither publishes nor waits
     struct Plan {
         Planned steps[kPlanned];
-        int count;        // of steps
-        bool any_masked;  // of those planned
+        int count;          // of steps
+        bool cut;           // some of them are masked
+        bool special_keys;  // Inf or NaN in K, looked for where steps are masked
 
         __device__ __forceinline__ Planned& at(int index) { return steps[index % kPlanned]; }
     };
-    __device__ __forceinline__ void plan(Plan& plan, int index) const {
-        if (threadIdx.x != 64 || index >= plan.count) return;
+    /// By the planning warp.
+    __device__ __forceinline__ void begin(Plan& plan) const {
+        const int first = work.own.begin * kStepQueries;
+        const int end = work.own.end * kStepQueries;
+        plan.count = work.own.count() * inputs.launch.params.forward.group;
+        plan.cut = end > work.member.len_q ||
+                   !work.visible.full(first, end, work.first_key, work.first_key + kConfig.block_kv());
+        plan.special_keys = false;
+        __syncwarp();
+        plan_step(plan, static_cast<int>(threadIdx.x) % 32);
+    }
+    /// Plans the steps after those that are planned, when only `kLeft` of these are left; `index`: the step at work.
+    __device__ __forceinline__ void plan_next(Plan& plan, int index) const {
+        constexpr int kLeft = 8;
+        // At head_dim 256 no registers are left for what could be worked out of it once (nothing is spilled at 128).
+        const int number = static_cast<int>(threadIdx.x);
+        const int thread = kHeadDim > 128 ? ptx::opaque(number) : number;
+        if (index % kPlannedAtOnce != kPlannedAtOnce - kLeft || thread / 32 != kPlanner) return;
+        plan_step(plan, index + kLeft + thread % 32);
+    }
+    __device__ __forceinline__ void plan_step(Plan& plan, int index) const {
+        if (index >= plan.count) return;
         const Launch& launch = inputs.launch;
         const ForwardParams& p = launch.params.forward;
         const Rows& d_o = launch.params.d_o;
         const Member& m = work.member;
         const Step step(launch, work, index);
-        const int first = step.tile * kBlockQ;
-        const bool whole = first + kBlockQ <= m.len_q;
+        const int first = step.tile * kStepQueries;
+        const bool whole = first + kStepQueries <= m.len_q;
         Planned& to = plan.at(index);
         to.head = step.head;
         to.tile = step.tile;
         to.sweep = step.sweep;
-        to.masked =
-            !whole || !work.visible.full(first, first + kBlockQ, work.first_key, work.first_key + kConfig.block_kv());
-        plan.any_masked |= to.masked;
-        to.first = turns().first_to_add(step);
+        to.masked = !whole || !work.visible.full(first, first + kStepQueries, work.first_key,
+                                                 work.first_key + kConfig.block_kv());
+        to.before = turns().before(step);
+        to.first = to.before < 0;
+        if (!work.waits) to.before = -1;
         to.whole = whole && launch.vector_q && launch.vector_do;
         to.q = p.q.data + head_offset(p.q, work.batch, m.first_q, step.head, sizeof(T)) + first * p.q.row * kSize;
         to.d_o = d_o.data + head_offset(d_o, work.batch, m.first_q, step.head, sizeof(T)) + first * d_o.row * kSize;
         to.rows = launch.rows + turns().tile(step);
         to.dq = launch.dq + turns().place(step) * DqTile<kHeadDim>::kFloats;
+        to.done = launch.done + turns().place(step);
     }
 
-    /// Brings a step's Q and dO, if there is one.
-    __device__ __forceinline__ void load_queries(Plan& plan, int index) const {
-        if (index >= plan.count) {
-            ptx::cp_async_commit();
-            return;
+    /// Brings Q, row data and dO of a step. At head_dim 64 they share what is worked out of addresses; the others have
+    /// no registers for that.
+    __device__ __forceinline__ void load_both(Plan& plan, int index) const {
+        if constexpr (kHeadDim == 64) {
+            load<true, true>(plan, index);
+        } else {
+            load<true, false>(plan, index);
+            load<false, true>(plan, index);
         }
+    }
+    /// Brings Q and row data of a step, or dO, or both, if there is such a step.
+    template <bool kQ, bool kDo>
+    __device__ __forceinline__ void load(Plan& plan, int index) const {
+        if (index >= plan.count) return;
         const Planned& planned = plan.at(index);
         const int stage = index % kConfig.stages;
         if (!planned.whole) {
-            inputs.load_queries(planned.step(), stage);
+#pragma unroll 1
+            for (int t = 0; t < kConfig.query_tiles; ++t) {
+                const int tile = planned.tile * kConfig.query_tiles + t;
+                if constexpr (kQ) inputs.load_q(planned.head, tile, stage, t);
+                if constexpr (kDo) inputs.load_do(planned.head, tile, stage, t);
+            }
             return;
         }
-        const ForwardParams& p = inputs.launch.params.forward;
-        load_whole(inputs.q_tile(stage), planned.q, p.q.row * kSize, p.head_dim);
-        load_whole(inputs.do_tile(stage), planned.d_o, inputs.launch.params.d_o.row * kSize, p.head_dim_v);
-        const auto thread = static_cast<int>(threadIdx.x);
-        if (thread < static_cast<int>(sizeof(RowTile)) / 16) {
-            ptx::cp_async_16(ptx::shared_address(&inputs.rows(stage)) + thread * 16,
-                             reinterpret_cast<const char*>(planned.rows) + thread * 16, true);
-        }
-        ptx::cp_async_commit();
-    }
-    __device__ static __forceinline__ void load_whole(char* tile, const char* rows, std::int64_t row_bytes, int dim) {
         constexpr int kChunks = kHeadDim / kChunk;
-        constexpr int kRowsAtOnce = kConfig.threads() / kChunks;
-        const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
+        const ForwardParams& p = inputs.launch.params.forward;
+        const int thread = ptx::opaque(static_cast<int>(threadIdx.x)) - (kConfig.threads() - kCopiers);
+        if (thread < 0) return;
         const int chunk = thread % kChunks;
         const int row = thread / kChunks;
-        const char* from = rows + row * row_bytes + chunk * 16;
-        const std::uint32_t to = ptx::shared_address(tile) + chunk_offset<kHeadDim>(row, chunk);
-        const bool inside = chunk * kChunk < dim;
+        const std::uint32_t to = ptx::shared_address(inputs.q_tile(stage)) + chunk_offset<kHeadDim>(row, chunk);
+        if constexpr (kQ) {
+            copy(to, planned.q, row, chunk, p.q.row * kSize, p.head_dim);
+            constexpr int kCopies = kConfig.query_tiles * static_cast<int>(sizeof(RowTile)) / 16;
+            if (thread < kCopies) {
+                ptx::cp_async_16(ptx::shared_address(&inputs.rows(stage)) + thread * 16,
+                                 reinterpret_cast<const char*>(planned.rows) + thread * 16, true);
+            }
+        }
+        if constexpr (kDo) {
+            copy(to + kConfig.query_tiles * kConfig.q_bytes(), planned.d_o, row, chunk,
+                 inputs.launch.params.d_o.row * kSize, p.head_dim_v);
+        }
+    }
+    /// The thread's chunks of all rows of a step, from `row` on.
+    __device__ static __forceinline__ void copy(std::uint32_t to, const char* rows, int row, int chunk,
+                                                std::int64_t row_bytes, int dim) {
+        constexpr int kRowsAtOnce = kCopiers / (kHeadDim / kChunk);
         static_assert(kRowsAtOnce % 8 == 0, "swizzled alike");
+        const char* from = rows + row * row_bytes + chunk * 16;
+        const bool inside = chunk * kChunk < dim;
 #pragma unroll
-        for (int i = 0; i < kBlockQ; i += kRowsAtOnce) {
+        for (int i = 0; i < kStepQueries; i += kRowsAtOnce) {
             ptx::cp_async_16(to + i * kHeadDim * 2, from, inside);
             from += kRowsAtOnce * row_bytes;
+        }
+    }
+
+    /// As Turns does it, of all tiles of a step.
+    __device__ __forceinline__ void publish(const Planned& planned) const {
+        if (threadIdx.x != Turns::kPublisher) return;
+        if (kConfig.query_tiles > 1 && planned.tile * kStepQueries + kBlockQ < work.member.len_q) {
+            planned.done[1] = work.block + 1;  // who reads it comes after the kernel
+        }
+        ptx::store_release(planned.done, work.block + 1);
+    }
+    __device__ __forceinline__ void wait(const Planned& planned) const {
+        if (threadIdx.x != 0 || planned.before < 0) return;
+        while (ptx::load_acquire(planned.done) != planned.before + 1) {
         }
     }
 

@@ -58,6 +58,8 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     launch.tiles_of_head = counts.tiles_of_head;
     launch.q_tiles = counts.q_tiles;
     launch.key_blocks = counts.key_blocks;
+    const bool in_parts = !p.mask.trivial() && p.heads_kv * counts.key_blocks >= kFewestInParts;
+    launch.parts = in_parts ? kParts : 1;
     if (uses_o_rest(p)) launch.o_rest = rows_of(call.args.o_rest);
     launch.vector_rest = takes_vectors(inputs.o, inputs.head_dim_v) && takes_vectors(params.d_o, inputs.head_dim_v) &&
                          takes_byte_vectors(launch.o_rest, inputs.head_dim_v);

@@ -115,8 +115,9 @@ Refusal refuse_fa1_forward(const Problem& p, const AskedTile& tile, const Limits
     return refuse_tile(tile, fa1::tile_of(p));
 }
 
-/// Of the backwards that stand on gradient/: keys of a block, and bytes of shared memory beside what all declare.
-Refusal refuse_gradient(const Problem& p, const AskedTile& tile, const Limits& limits, int block_kv, int shared_bytes) {
+/// Of the backwards that stand on gradient/: their tile, and bytes of shared memory beside what all declare.
+Refusal refuse_gradient(const Problem& p, const AskedTile& tile, const Limits& limits, const Tile& own,
+                        int shared_bytes) {
     if (auto reason = refuse_capability(limits, kAmpere)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
     constexpr std::int64_t kQ = gradient::kBlockQ;
@@ -124,39 +125,37 @@ Refusal refuse_gradient(const Problem& p, const AskedTile& tile, const Limits& l
     const std::int64_t tiles_of_head = p.ragged ? p.total_q / kQ + 1 + p.batch : p.batch * q_tiles;
     const std::int64_t tiles =
         std::max({saturating_product(p.heads_q, tiles_of_head), tiles_of(p.batch, p.heads_q, p.len_q, kQ),
-                  tiles_of(p.batch, p.heads_kv, p.len_kv, block_kv)});
+                  tiles_of(p.batch, p.heads_kv, p.len_kv, own.block_kv)});
     if (auto reason = refuse_counts(p, "tiles", tiles)) return reason;
-    constexpr int kDeclared = 1024;  // bytes, more than a kernel has besides
+    constexpr int kDeclared = 6144;  // bytes, more than a kernel has besides
     if (auto reason = refuse_shared(p, shared_bytes + kDeclared, limits)) return reason;
-    return refuse_tile(tile, {kQ, block_kv});
+    return refuse_tile(tile, own);
 }
 
 gradient::Config fa1_backward_config(const Problem& p) {
     return fa1::BackwardShapes::kConfigs[gradient::place_by_dim<fa1::BackwardShapes>(p)];
 }
 
-Refusal refuse_fa1_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
-    const gradient::Config c = fa1_backward_config(p);
-    return refuse_gradient(p, tile, limits, c.block_kv(), c.shared_bytes());
-}
-
 Tile fa1_backward_tile(const Problem& p) { return {gradient::kBlockQ, fa1_backward_config(p).block_kv()}; }
 
-Refusal refuse_fa2_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
-    if (p.dtype == DType::fp32) {
-        const gradient::ConfigFp32 c =
-            fa2::BackwardShapesFp32::kConfigs[gradient::place_by_dim<fa2::BackwardShapesFp32>(p)];
-        return refuse_gradient(p, tile, limits, c.block_kv, c.shared_bytes());
-    }
-    const gradient::Config c = fa2::BackwardShapes::kConfigs[gradient::place_in<fa2::BackwardShapes>(p)];
-    return refuse_gradient(p, tile, limits, c.block_kv(), c.shared_bytes());
+Refusal refuse_fa1_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    return refuse_gradient(p, tile, limits, fa1_backward_tile(p), fa1_backward_config(p).shared_bytes());
+}
+
+gradient::ConfigFp32 fa2_backward_config_fp32(const Problem& p) {
+    return fa2::BackwardShapesFp32::kConfigs[gradient::place_by_dim<fa2::BackwardShapesFp32>(p)];
 }
 
 Tile fa2_backward_tile(const Problem& p) {
-    if (p.dtype == DType::fp32)
-        return {gradient::kBlockQ,
-                fa2::BackwardShapesFp32::kConfigs[gradient::place_by_dim<fa2::BackwardShapesFp32>(p)].block_kv};
-    return {gradient::kBlockQ, fa2::BackwardShapes::kConfigs[gradient::place_in<fa2::BackwardShapes>(p)].block_kv()};
+    if (p.dtype == DType::fp32) return {gradient::kBlockQ, fa2_backward_config_fp32(p).block_kv};
+    const gradient::Config c = fa2::backward_config_of(p);
+    return {c.query_tiles * gradient::kBlockQ, c.block_kv()};
+}
+
+Refusal refuse_fa2_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    const int shared_bytes =
+        p.dtype == DType::fp32 ? fa2_backward_config_fp32(p).shared_bytes() : fa2::backward_config_of(p).shared_bytes();
+    return refuse_gradient(p, tile, limits, fa2_backward_tile(p), shared_bytes);
 }
 
 /// Matrices of all pairs in fp32, `matrices` of them, and a factor for each row.

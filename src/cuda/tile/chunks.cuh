@@ -132,6 +132,20 @@ struct Exponent {
     static constexpr std::uint32_t kLowest = std::is_same_v<T, __half> ? 0x04000400 : 0x00800080;
 };
 
+/// Does this thread's part of a tile hold Inf or NaN?
+template <class T, int kRows, int kHeadDim, int kThreads>
+__device__ __forceinline__ bool holds_special(const char* tile) {
+    std::uint32_t any = 0;
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x) * 16; i < kRows * kHeadDim * 2; i += kThreads * 16) {
+        const uint4 chunk = *reinterpret_cast<const uint4*>(tile + i);
+        for (const std::uint32_t word : {chunk.x, chunk.y, chunk.z, chunk.w}) {
+            any |= ((word & Exponent<T>::kMask) + Exponent<T>::kLowest) & 0x80008000;
+        }
+    }
+    return any != 0;
+}
+
 /// Replaces Inf and NaN in a tile by 0, and tells whether this thread met any: weights of 0 must not meet them.
 template <class T, int kRows, int kHeadDim, int kThreads>
 __device__ __forceinline__ bool clean(char* tile) {
