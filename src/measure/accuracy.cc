@@ -260,8 +260,9 @@ std::string error_bar_text(const Problem& problem, const model::Prediction& pred
     const std::string kind = kind_of(problem);
     const Pass pass = prediction.pass;
     if (prediction.measured)
-        return "on hosts whose kernels were timed in another session: 10 % in the median, two of three rows by 15 % at "
-               "most, 68 % at worst";
+        return "on hosts after their tessera calibrate, blind: 10 % in the median of one session, 16 % of another, two "
+               "of "
+               "three rows by 15 % at most, 101 % at worst";
     if (machine.kind == model::MachineKind::cpu) {
         if (machine.name == "xeon-16" && machine.kernels.empty())
             return "on its Records that no constant was fitted on: 18 % in the median, 93 % at worst";

@@ -29,7 +29,7 @@ inline constexpr int kRoofMeasurements = 9;
 model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress);
 
 /// How many measurements calibrate_cpu() tells of.
-inline constexpr int kCpuMeasurements = kRoofMeasurements + kKernelKinds;
+inline constexpr int kCpuMeasurements = kRoofMeasurements + kProbeRounds * kKernelKinds;
 
 /// `start` (the datasheet) with every rate that Records of bench/micro tell of replaced by what was measured. Throws
 /// Error(bad_data) when none of the Records is one of bench/micro.

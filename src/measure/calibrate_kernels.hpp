@@ -60,11 +60,13 @@ struct TimedCall {
 KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass,
                            const std::vector<TimedCall>& calls);
 
-/// All kinds: measured, fitted. `progress` is told before each.
+/// All kinds: measured kProbeRounds times, the quicker one counts; fitted. `progress` is told before each.
 std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
                                              const std::function<void(const std::string&)>& progress);
 
-/// How many kinds measure_kernels() tells of.
+inline constexpr int kProbeRounds = 2;
+
+/// Kinds of kernels that are measured.
 inline constexpr int kKernelKinds = 2 * static_cast<int>(std::size(kProbedKinds));
 
 }  // namespace tessera::measure

@@ -108,6 +108,17 @@ TEST(Accuracy, a_host_by_calls_of_another_session) {
     EXPECT_GE(all.within, 0.6);
 }
 
+/// Draws that were measured at once after their host's own calibration.
+TEST(Accuracy, calibrated_hosts_blind) {
+    const auto hosts = measure::compare(
+        kept("cpu", {"blind_71002_xeon16.jsonl", "blind_81001_xeon16.jsonl", "blind_83001_epyc2.jsonl"}));
+    ASSERT_EQ(hosts.rows.size(), 202U);
+    for (const measure::Comparison& row : hosts.rows) EXPECT_TRUE(row.blind && row.held_out && row.prediction.measured);
+    for (const measure::Accuracy& a : measure::summarise_held_out(hosts, true)) {
+        if (a.kernels.empty()) EXPECT_LE(a.median, a.rows == 60 ? 0.07 : 0.12);
+    }
+}
+
 /// A ragged batch is predicted by its members' lengths, and without them not at all.
 TEST(Accuracy, ragged) {
     auto records = kept("h200", kBlind);
