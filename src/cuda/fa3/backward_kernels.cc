@@ -221,7 +221,7 @@ Kernel backward_kernel() {
                      .schedule = Schedule::fa3,
                      .pass = Pass::backward,
                      .dtypes = {DType::bf16, DType::fp16},
-                     .summary = "K/V blocks outer, dQ added up in a fixed order (at most 3 % dearer) or by its own "
+                     .summary = "K/V blocks outer, dQ added up in a fixed order (at most 4 % dearer) or by its own "
                                 "kernel; memory O(len)",
                      .limits =
                          "sm_90; bf16 and fp16; no additive bias; head_dim in multiples of 8, up to 128 with softcap, "
