@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <dlfcn.h>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include "cuda/device.hpp"
+#include "cuda/fa2/backward.hpp"
+#include "cuda/fa2/config.h"
+#include "cuda/fa2/kernels.hpp"
+#include "cuda/gradient/shapes.hpp"
+#include "cuda/gradient/start.hpp"
+
+namespace tessera::cuda::fa2 {
+namespace {
+
+gradient::Extents extents_of(const Problem& p) {
+    if (p.dtype == DType::fp32) {
+        const gradient::ConfigFp32 c = BackwardShapesFp32::kConfigs[gradient::place_by_dim<BackwardShapesFp32>(p)];
+        return {c.head_dim, c.block_kv, c.shared_bytes(), true};
+    }
+    const gradient::Config c = BackwardShapes::kConfigs[gradient::place_in<BackwardShapes>(p)];
+    return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general};
+}
+
+/// Those in 16 bits, then those in fp32.
+std::vector<std::string> shape_names() {
+    std::vector<std::string> names = BackwardShapes::names();
+    for (std::string& name : BackwardShapesFp32::names()) names.push_back(std::move(name));
+    return names;
+}
+
+std::size_t place_of(const Problem& p) {
+    if (p.dtype != DType::fp32) return gradient::place_in<BackwardShapes>(p);
+    return BackwardShapes::kConfigs.size() + gradient::place_by_dim<BackwardShapesFp32>(p);
+}
+
+Tile tile_of(const Problem& p) { return {gradient::kBlockQ, extents_of(p).block_kv}; }
+
+std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device) {
+    return refusal(Schedule::fa2, Pass::backward, p, tile, limits(device));
+}
+
+cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t stream) {
+    if (p.dtype == DType::fp32) {
+        return BackwardShapesFp32::call(gradient::place_by_dim<BackwardShapesFp32>(p), [&](auto shape) {
+            return start_backward_fp32<decltype(shape)>(launch, stream);
+        });
+    }
+    const char* variant = std::getenv("TESSERA_VARIANT");
+    if (variant != nullptr && *variant != 0 && p.dtype == DType::bf16) {
+        static std::map<std::string, void*> found;
+        void*& f = found[variant];
+        if (f == nullptr) {
+            void* lib = dlopen(variant, RTLD_NOW | RTLD_LOCAL);
+            if (lib == nullptr) {
+                fprintf(stderr, "%s\n", dlerror());
+                abort();
+            }
+            f = dlsym(lib, "variant_start");
+        }
+        const gradient::Config c = BackwardShapes::kConfigs[gradient::place_in<BackwardShapes>(p)];
+        if (!c.general)
+            return (cudaError_t) reinterpret_cast<int (*)(const gradient::Launch*, cudaStream_t, int)>(f)(
+                &launch, stream, c.head_dim);
+    }
+    return BackwardShapes::call(gradient::place_in<BackwardShapes>(p), [&](auto shape) {
+        using Shape = decltype(shape);
+        if (p.dtype == DType::bf16) return start_backward<__nv_bfloat16, Shape>(launch, stream);
+        return start_backward<__half, Shape>(launch, stream);
+    });
+}
+
+void backward(const BackwardCall& call) {
+    gradient::run(call, extents_of(call.plan.problem), start, "cuda.fa2.backward");
+}
+
+std::size_t workspace_bytes(const Plan& plan) {
+    return gradient::workspace_bytes(plan.problem, extents_of(plan.problem));
+}
+
+}  // namespace
+
+Kernel backward_kernel() {
+    return {.info = {.name = "cuda.fa2.backward",
+                     .backend = Backend::cuda,
+                     .schedule = Schedule::fa2,
+                     .pass = Pass::backward,
+                     .dtypes = {DType::bf16, DType::fp16, DType::fp32},
+                     .summary = "K/V blocks outer, dK and dV in registers, dQ added up in a fixed order; memory O(len)",
+                     .limits = "sm_80 or later"},
+            .refuse = refuse,
+            .default_tile = tile_of,
+            .workspace_bytes = workspace_bytes,
+            .target = target,
+            .forward = nullptr,
+            .backward = backward,
+            .uses_o_rest = gradient::uses_o_rest,
+            .shapes = shape_names(),
+            .shape_of = place_of};
+}
+
+}  // namespace tessera::cuda::fa2
