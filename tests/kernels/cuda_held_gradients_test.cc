@@ -55,8 +55,8 @@ struct Sizes {
     std::function<void(Attention&)> make;
 };
 const Sizes kSizes[] = {
-    {"dO near the largest number", [](Attention& a) { a.d_o.scale_by(8192); }},
-    {"dO and V near it", [](Attention& a) { a.d_o.scale_by(8192), a.v.scale_by(1024); }},
+    {"dO near the largest number", [](Attention& a) { a.d_o.scale_by(4096); }},
+    {"dO and V near it", [](Attention& a) { a.d_o.scale_by(4096), a.v.scale_by(512); }},
     {"dO of a scaled loss", [](Attention& a) { a.d_o.scale_by(0x1p-13); }},
     {"dO and V subnormal", [](Attention& a) { a.d_o.scale_by(0x1p-15), a.v.scale_by(0x1p-14); }},
     {"K and Q small", [](Attention& a) { a.q.scale_by(0x1p-8), a.k.scale_by(0x1p-10); }},
@@ -116,6 +116,22 @@ TEST_P(CudaHeldGradients, are_right_whatever_the_sizes) {
     }
 }
 
+/// A gradient's numbers that are no numbers in the reference become the reference's: they are not judged. Infinity
+/// times 0 or less infinity depends on what is added first. But none may look like a result, where every pair takes
+/// part: a dropped one may be left out, and a softcap's slope is 0 far out.
+void expect_not_finite(Tensor& got, const TensorView& right, bool every_pair) {
+    const auto* values = static_cast<const double*>(right.data);
+    std::int64_t look_finite = 0;
+    for_each_element(got.view, [&](std::int64_t flat, std::byte* element) {
+        if (std::isfinite(values[flat])) return;
+        look_finite += static_cast<int>(std::isfinite(load_as_double(element, got.view.dtype)));
+        store_from_double(element, got.view.dtype, values[flat]);
+    });
+    if (every_pair) {
+        EXPECT_EQ(look_finite, 0);
+    }
+}
+
 /// A NaN or an infinity counts for no power of two: what does not see it stays within the limits.
 TEST_P(CudaHeldGradients, do_not_depend_on_what_is_not_finite) {
     for (const double value : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
@@ -125,7 +141,15 @@ TEST_P(CudaHeldGradients, do_not_depend_on_what_is_not_finite) {
             else (a.*which).set(value, 1, 20, 1, 3);
             a.prepare_backward();
             for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
-                if (kernel.name == "cuda.fa3.backward") expect_right(a, kernel, "summed");
+                if (kernel.name != "cuda.fa3.backward") return;
+                ASSERT_TRUE(a.backward(kernel));
+                const BackwardGold right(a.problem, a.backward_args());
+                const bool every_pair = a.problem.dropout.probability == 0 && a.problem.softcap == 0;
+                expect_not_finite(a.dq, right.dq(), every_pair);
+                expect_not_finite(a.dk, right.dk(), every_pair);
+                expect_not_finite(a.dv, right.dv(), every_pair);
+                const Report report = a.check_backward();
+                EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
             });
         }
     }
