@@ -89,7 +89,7 @@ constexpr Retired kRetired[] = {
     {Schedule::fa3, Pass::forward, "43f4a9d 6007569 a91e94a ad9c3d7"},
     {Schedule::fa3, Pass::backward, "43f4a9d 6007569 a91e94a ad9c3d7"},
     {Schedule::fa2, Pass::forward, ""},
-    {Schedule::fa2, Pass::backward, "43f4a9d 6007569 a91e94a ad9c3d7"},
+    {Schedule::fa2, Pass::backward, "43f4a9d 6007569 a91e94a ad9c3d7 1f4ce20 4598982 4d67f78"},
     {Schedule::fa1, Pass::forward, ""},
     {Schedule::fa1, Pass::backward, ""},
 };
@@ -247,9 +247,9 @@ double expected_error(const std::string& kind, Pass pass) {
         double forward;
         double backward;  // never measured: what the forward has
     };
-    constexpr Bar kBars[] = {{"decode", 0.31, 0.31},    {"window", 0.20, 0.09},   {"cross lengths", 0.16, 0.10},
+    constexpr Bar kBars[] = {{"decode", 0.31, 0.31},    {"window", 0.20, 0.09},   {"cross lengths", 0.16, 0.13},
                              {"few heads", 0.17, 0.08}, {"head_dim", 0.16, 0.14}, {"grouped heads", 0.16, 0.12},
-                             {"prefill", 0.16, 0.09},   {"ragged", 0.10, 0.08}};
+                             {"prefill", 0.16, 0.09},   {"ragged", 0.13, 0.11}};
     for (const Bar& bar : kBars) {
         if (kind == bar.kind) return pass == Pass::forward ? bar.forward : bar.backward;
     }

@@ -87,6 +87,7 @@ struct Gpu {
     bool one_wave() const { return static_cast<double>(units.count) <= sms; }
     bool masks_all() const;
     bool adds_in_turn() const;
+    bool finishes_dq() const;
     Stage stage() const;
     Stage stage_of_fa1() const;
     double last_done(const Stage& stage, const Units& of, double share) const;

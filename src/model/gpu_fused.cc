@@ -109,6 +109,15 @@ Dealt Gpu::deal_out(const Stage& stage, const Units& of) {
     return {share, idle, cut};
 }
 
+/// Is dQ made by the last block of keys that adds to it, in the main kernel (cuda/fa3/backward_kernels.cc)?
+bool Gpu::finishes_dq() const {
+    constexpr std::int64_t kManyBlocks = 1024;
+    const Problem& p = q.problem;
+    const bool of_fa3 = is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::backward && !by_roles();
+    if (!of_fa3 || p.batch * p.heads_kv * schedule::ceil_div(p.len_kv, tile.block_kv) < kManyBlocks) return false;
+    return cuda::fa3::backward::finishes_dq(p) && !cuda::fa3::backward::starts_in_parts(p);
+}
+
 /// Kernels before and after the main one, bound by memory. Others': D = rowsum(dO * O), dQ = 0; dQ to the dtype.
 /// tessera's: delta = dO . (O + rest), and dQ from its sums, which the first to add writes; fa1 has one.
 void Gpu::add_gradient_passes() {
@@ -119,7 +128,7 @@ void Gpu::add_gradient_passes() {
         const int sums = q.schedule == Schedule::fa3   ? cuda::fa3::backward::sums_of_dq(q.problem)
                          : q.schedule == Schedule::fa2 ? 2
                                                        : 1;
-        row = dv * (2 * e + 1) + 4 + sums * 4 * d + d * e;
+        row = dv * (2 * e + 1) + 4 + (finishes_dq() ? 0 : sums * 4 * d + d * e);
     }
     const double bytes = rows * row;
     account.part("before and after", bytes / copy_rate(), "O, dO, D, dQ: {:.0f} * {:.0f} B / {:.5g} GB/s", rows, row,
@@ -168,6 +177,7 @@ void Gpu::fused() {
     if (is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward &&
         cuda::fa3::by_counter(q.problem, static_cast<std::int64_t>(sms)))
         ++launches;  // the counter of tiles is set to 0
+    if (finishes_dq()) --launches;
     const Stage main = stage();
     account.note("ends of a block", "{:.0f} + {:.3g} * {:.0f} = {:.6g} clk", c.end_cycles, c.end_cycles_per_dim, d,
                  main.ends);

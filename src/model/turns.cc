@@ -3,7 +3,7 @@
 // tessera's backward adds up dQ in a fixed order (cuda/fa3/backward/order.hpp, cuda/gradient/place.cuh): a block of
 // keys goes through the tiles of queries from its own place to the last one, then from the first one, and adds to each
 // after the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
-// Under a causal mask fa2's long blocks begin first, in parts (cuda/gradient/launch.hpp).
+// Under a causal mask long blocks begin first, in parts (cuda/gradient/launch.hpp; fa3's with one head a group).
 #include <algorithm>
 #include <queue>
 
@@ -24,6 +24,7 @@ struct Way {
 
 struct Ways {
     bool rising = false;
+    bool parted = false;  ///< the longest blocks of all heads begin first
     std::vector<Way> of_block;
 };
 
@@ -31,8 +32,9 @@ template <int kBlockQ>
 Ways ways_of_fa3(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     constexpr int kBlockKv = 128;
     cuda::fa3::backward::Blocks<kBlockQ, kBlockKv> blocks{};
-    blocks.set(s.problem.mask, static_cast<int>(len_q), static_cast<int>(len_kv), static_cast<int>(s.problem.group()));
-    Ways ways{blocks.rising, {}};
+    blocks.set(s.problem.mask, static_cast<int>(len_q), static_cast<int>(len_kv), static_cast<int>(s.problem.group()),
+               static_cast<int>(s.problem.heads_kv));
+    Ways ways{blocks.rising, blocks.parted, {}};
     for (int n = 0; n < blocks.count_kv; ++n) {
         const auto queries = blocks.queries_of(n);
         const int start = std::min(std::max(blocks.start_of(n), queries.begin), queries.end);
@@ -121,12 +123,15 @@ Member member_of(const Stage& s, const std::pair<std::int64_t, std::int64_t>& le
     member.heads.assign(static_cast<std::size_t>(s.heads()), Head(s, tiles));
     member.count = static_cast<int>(member.ways.of_block.size());
     const Band band = s.problem.mask.bind(lengths.first, lengths.second);
-    member.parted = !s.turns_of_fa3 && lengths.first == lengths.second && band.high == 0 &&
-                    band.low <= 1 - lengths.first && s.heads() * member.count >= cuda::gradient::kFewestInParts;
+    const bool square = lengths.first == lengths.second && band.high == 0 && band.low <= 1 - lengths.first;
+    member.parted =
+        s.turns_of_fa3 ? member.ways.parted : square && s.heads() * member.count >= cuda::gradient::kFewestInParts;
     return member;
 }
 
 }  // namespace
+
+static_assert(cuda::gradient::kParts == cuda::fa3::backward::kParts);
 
 double in_turn(const Stage& s, int multiprocessors) {
     std::priority_queue<double, std::vector<double>, std::greater<>> idle_from;
