@@ -90,6 +90,7 @@ LOCAL_MEMORY = [
     Allowed(r"fa2::backward_kernel<.*, BackwardHeadDim64>", 104, 77, "numbers kept over a step, in fp16 and on sm_80"),
     Allowed(r"fa1::backward_kernel<fp16, BackwardHeadDim256>", 88, 80, "numbers kept over a block of keys"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 64, 56, "scalars of a tile's ends, and the producer's; none in the main loop"),
+    Allowed(r"fa3::backward::delta_of_output_kernel<bf16, HeadDim256>", 8, 2, "8 bytes kept over the rows, once a thread"),
 ]
 
 # What ptxas says of a wgmma pipeline, and may say: code -> reason.
