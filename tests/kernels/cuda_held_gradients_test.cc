@@ -62,7 +62,8 @@ const Sizes kSizes[] = {
     {"K and Q small", [](Attention& a) { a.q.scale_by(0x1p-8), a.k.scale_by(0x1p-10); }},
     {"one row of dO large",
      [](Attention& a) { scale_rows(a.d_o, [](std::int64_t i) { return i == 40 ? 10.0 : 0.0; }); }},
-    {"rows of dO fall", [](Attention& a) { scale_rows(a.d_o, [](std::int64_t i) { return -0.05 * i; }); }},
+    {"rows of dO fall",
+     [](Attention& a) { scale_rows(a.d_o, [](std::int64_t i) { return -0.05 * static_cast<double>(i); }); }},
     {"heads of dO rise",
      [](Attention& a) {
          scale_rows(
