@@ -35,8 +35,8 @@ std::optional<std::size_t> product_beside(const Order& order, std::size_t at, in
     return std::nullopt;
 }
 
-/// The next product from `at` that `fits`, over kernels of any kind, as long as no other softmax stands between them;
-/// over `others` products that don't fit: a learned bias of positions has some of its own (Swin V2).
+/// The next product from `at` that `fits`, over kernels of any kind, as long as no other softmax stands between them,
+/// and over `others` products that don't fit: a learned bias of positions has some of its own (Swin V2).
 std::optional<std::size_t> product_with(const Order& order, std::size_t at, int step, const RunFacts& facts,
                                         std::size_t others, const std::function<bool(std::uint32_t)>& fits) {
     for (std::size_t between = 0; between <= kFarthest; ++between) {

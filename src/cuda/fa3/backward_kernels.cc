@@ -80,8 +80,8 @@ struct Rounds {
 };
 
 /// Few blocks without a mask are a part each, so that the heads take turns and few blocks wait for each other at the
-/// start. Heads at a time: as many as the second-level cache holds, and blocks for all multiprocessors some times over;
-/// all of them where they have more blocks than kMostInRounds.
+/// start. Heads at a time: as many as the second-level cache holds, and blocks for all multiprocessors some times over,
+/// or all of them where they have more blocks than kMostInRounds.
 constexpr int kBlocksAtOnce = 512, kMostInRounds = 32;
 
 Rounds rounds_of(const Problem& p, const backward::Config& c) {
