@@ -344,6 +344,23 @@ TEST_P(SpecialValues, repeated_huge_maxima) {
     }
 }
 
+/// Products that are all alike round to the same side: the error of their sum must not grow with head_dim. (On the CPU;
+/// gradients take their P from the reference's LSE, which rounds in another way, and have room for that in 16 bits
+/// only.)
+TEST(special_values, inputs_that_are_all_alike) {
+    for (const DType dtype : kStorageTypes) {
+        for (const std::int64_t head_dim : {96, 128, 192, 216, 256}) {
+            for (const auto& [q, k] : {std::pair{1.0, 1.0}, {1.0, 4.0}, {1.1, 1.0}, {1.1, 1.3}}) {
+                Attention a(make_problem(1, 20, 33, 1, 1, head_dim, dtype));
+                a.q.fill_value(q);
+                a.k.fill_value(k);
+                expect_forward_right(a, Backend::cpu);
+                if (dtype != DType::fp32) expect_backward_right(a);
+            }
+        }
+    }
+}
+
 TEST_P(SpecialValues, subnormal_inputs) {
     Attention a(GetParam().problem(1, 40, 70, 1, 1));
     const double small = GetParam().dtype == DType::fp16 ? 0x1p-20 : 0x1p-130;
