@@ -70,7 +70,7 @@ void Progress::step(const std::string& label) {
 ParallelFor Progress::counted_parallel_for() {
     return [this](std::int64_t tasks, int workers, const TaskBody& body) {
         expect(tasks);
-        tbb_parallel_for(tasks, workers, [&](std::int64_t task, int worker) {
+        default_parallel_for(tasks, workers, [&](std::int64_t task, int worker) {
             body(task, worker);
             done();
         });

@@ -57,7 +57,7 @@ void check_workspace(const Plan& plan, std::span<std::byte> workspace) {
 /// has that of its maker.
 ParallelFor loop_of(const Plan& plan, const Execution& how) {
     if (plan.device.type == DeviceType::cuda) return {};
-    ParallelFor loop = how.parallel_for ? how.parallel_for : ParallelFor(tbb_parallel_for);
+    ParallelFor loop = how.parallel_for ? how.parallel_for : ParallelFor(default_parallel_for);
     return [loop = std::move(loop)](std::int64_t tasks, int workers, const TaskBody& body) {
         loop(tasks, workers, [&body](std::int64_t task, int worker) {
             const DefaultFloatMode mode;

@@ -33,7 +33,7 @@ void in_arena_of(int threads, const F& f) {
 
 int available_threads() { return std::max(1, tbb::info::default_concurrency()); }
 
-void tbb_parallel_for(std::int64_t tasks, int workers, const TaskBody& body) {
+void default_parallel_for(std::int64_t tasks, int workers, const TaskBody& body) {
     const int used = static_cast<int>(std::min<std::int64_t>(workers, tasks));
     if (used <= 1) {
         for (std::int64_t task = 0; task < tasks; ++task) body(task, 0);

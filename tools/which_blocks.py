@@ -4,7 +4,7 @@
 What runs is written down as "forward | backward" ("-": none) before anybody looks at a trace; "?" is asked of PyTorch's dispatcher."""
 import math
 
-from which_cases import Case, by_hand, captured, tensors, with_backward
+from which_cases import Case, by_hand, captured, language_step, raising, tensors, with_backward
 
 
 def calls():
@@ -252,16 +252,9 @@ def language():
             model = maker.from_config(getattr(tf, config)(**(sizes or SIZES)), **({"attn_implementation": how} if how else {}))
             model = model.to("cuda", torch.float32 if name == "fnet" else torch.bfloat16).train(train)
         except Exception as error:  # a release without that model
-            yield Case("block_" + name, "?", lambda error=error: (_ for _ in ()).throw(error))
+            yield Case("block_" + name, "?", raising(error))
             continue
-
-        def step(model=model, train=train):
-            if train:
-                return model(input_ids=ids, labels=ids).loss.backward()
-            with torch.no_grad():
-                return model(input_ids=ids)
-
-        yield Case(f"block_{name}{'_train' if train else ''}", FAMILIES.get(name, "? | ?"), step)
+        yield Case(f"block_{name}{'_train' if train else ''}", FAMILIES.get(name, "? | ?"), language_step(model, ids, train))
 
 
 def images():

@@ -31,6 +31,27 @@ def with_backward(forward, inputs):
     return step
 
 
+def raising(error):
+    """The step of a case that this release can't make: says so when it is run."""
+    def step():
+        raise error
+
+    return step
+
+
+def language_step(model, ids, train):
+    """A step of a language model of transformers: the loss of its own input and the backward, or the logits alone."""
+    import torch
+
+    def step():
+        if train:
+            return model(input_ids=ids, labels=ids).loss.backward()
+        with torch.no_grad():
+            return model(input_ids=ids)
+
+    return step
+
+
 def sdpa(name, backend, q, kv=None, v=None, dtype="bfloat16", mask=None, train=False, **options):
     """One call of scaled_dot_product_attention by the backend, or by PyTorch's own choice (None)."""
     import torch

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of which_traces.py that the reader of traces was never shown: models of transformers and timm."""
-from which_cases import Case
+from which_cases import Case, raising
 
 SIZES = dict(vocab_size=1024, hidden_size=256, num_attention_heads=4, num_hidden_layers=2)
 GROUPED = dict(SIZES, num_key_value_heads=2, intermediate_size=512, head_dim=64)
@@ -53,7 +53,7 @@ def language_cases():
             model = tf.AutoModelForCausalLM.from_config(getattr(tf, config)(**sizes), **options)
             model = model.to("cuda", torch.bfloat16).train(train)
         except Exception as error:  # a release without that model
-            yield Case("fresh_" + name, "?", lambda error=error: (_ for _ in ()).throw(error))
+            yield Case("fresh_" + name, "?", raising(error))
             continue
         family = {"eager": "eager", "flex_attention": "flex", None: "-"}.get(how, "?")
         yield Case(f"fresh_{name}_{how}{'_train' if train else ''}", family, step_of(model, dict(input_ids=ids, labels=ids), train))

@@ -4,7 +4,7 @@ one after the other, several kernels of attention in one step.
 
 What runs is written down as "forward | backward" ("-": none) before anybody looks at a trace; "?" is asked of PyTorch's dispatcher."""
 
-from which_cases import Case, by_hand, captured, tensors, with_backward
+from which_cases import Case, by_hand, captured, language_step, raising, tensors, with_backward
 
 
 def compiled():
@@ -187,16 +187,9 @@ def models():
             model = maker.from_config(getattr(tf, config)(**sizes), **({"attn_implementation": how} if how else {}))
             model = model.to("cuda", torch.bfloat16).train(train)
         except Exception as error:  # a release without that model
-            yield Case(name, families, lambda error=error: (_ for _ in ()).throw(error))
+            yield Case(name, families, raising(error))
             continue
-
-        def step(model=model, train=train):
-            if train:
-                return model(input_ids=ids, labels=ids).loss.backward()
-            with torch.no_grad():
-                return model(input_ids=ids)
-
-        yield Case(name, families, step)
+        yield Case(name, families, language_step(model, ids, train))
     for how, families in (("sdpa", "? | -"), ("eager", "eager | -")):
         llama = tf.LlamaForCausalLM._from_config(tf.LlamaConfig(num_key_value_heads=2, **SIZES), attn_implementation=how)
         llama = llama.to("cuda", torch.bfloat16).eval()

@@ -4,7 +4,7 @@ them, kernels in Triton of one's own.
 
 What runs is written down as "forward | backward" ("-": none) before anybody looks at a trace; "?" is asked of PyTorch's dispatcher."""
 
-from which_cases import Case, captured, tensors, with_backward
+from which_cases import Case, captured, language_step, raising, tensors, with_backward
 
 
 def calls():
@@ -235,16 +235,10 @@ def language():
             model = maker.from_config(getattr(tf, config)(**sizes), **({"attn_implementation": how} if how else {}))
             model = model.to("cuda", torch.bfloat16).train(train)
         except Exception as error:  # a release without that model
-            yield Case("step_" + name, "?", lambda error=error: (_ for _ in ()).throw(error))
+            yield Case("step_" + name, "?", raising(error))
             continue
-
-        def step(model=model, train=train):
-            if train:
-                return model(input_ids=ids, labels=ids).loss.backward()
-            with torch.no_grad():
-                return model(input_ids=ids)
-
-        yield Case(f"step_{name}{'_train' if train else ''}", OF_MODELS.get(name, "? | ?" if train else "? | -"), step)
+        families = OF_MODELS.get(name, "? | ?" if train else "? | -")
+        yield Case(f"step_{name}{'_train' if train else ''}", families, language_step(model, ids, train))
     for name, config, maker, options in (
             ("vit", "ViTConfig", "AutoModel", dict(hidden_size=256, num_attention_heads=4, num_hidden_layers=2, intermediate_size=512)),
             ("dinov2", "Dinov2Config", "AutoModel", dict(hidden_size=256, num_attention_heads=4, num_hidden_layers=2))):

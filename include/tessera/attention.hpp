@@ -32,7 +32,7 @@ struct TileCounters {
 
 /// How to run. Everything is optional.
 struct Execution {
-    ParallelFor parallel_for{};        ///< empty: tessera's own (oneTBB)
+    ParallelFor parallel_for{};        ///< empty: tessera's own threads
     TileCounters* counters = nullptr;  ///< when set, the CPU kernels add their tile counts
     void* stream = nullptr;            ///< cudaStream_t; null: the default stream. Unused on the CPU
     TileObserver* observer = nullptr;  ///< when set, the CPU kernels tell it of every tile

@@ -141,7 +141,7 @@ typedef struct tessera_options {
     int64_t block_kv;
     int32_t threads;                   /* 0: one per core that this process may use; 1..1024 */
     int32_t reserved;                  /* 0 */
-    tessera_parallel_for parallel_for; /* null: tessera's own (oneTBB) */
+    tessera_parallel_for parallel_for; /* null: tessera's own threads */
     void* parallel_for_context;
 } tessera_options;
 

@@ -13,7 +13,6 @@ import tessera.torch as tt  # noqa: E402
 import torch_reference as reference  # noqa: E402
 from tessera.torch import _attention, _direct, _operators  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 if sysconfig.get_config_var("Py_GIL_DISABLED"):
     pytest.skip("a Python without a GIL goes by the operator", allow_module_level=True)
@@ -127,16 +126,6 @@ def test_what_the_operator_then_says(other, device):
             tt.attention(torch._efficientzerotensor(q.shape, device=device), k, v)
 
 
-class Names(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-
 class Functions(TorchFunctionMode):
     def __init__(self):
         super().__init__()
@@ -149,7 +138,7 @@ class Functions(TorchFunctionMode):
 
 def test_who_listens_hears_the_operator(device, taken):
     tensors = inputs(device)
-    for mode in (Names(), Functions()):
+    for mode in (reference.Names(), Functions()):
         with mode:
             tt.attention(*tensors)
         assert any("plain_o" in name for name in mode.seen), mode

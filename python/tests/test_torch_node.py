@@ -8,7 +8,6 @@ import tessera.torch as tt  # noqa: E402
 import torch_reference as reference  # noqa: E402
 from tessera import flash_attn  # noqa: E402
 from tessera.torch import _node, _operators  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 ATEN = {"cpu": torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
         "cuda": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu}
@@ -129,19 +128,9 @@ def test_checkpointing(device):
             t.grad = None
 
 
-class Names(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-
 def test_what_traces_sees_tesseras_operators(device):
     leaves = reference.inputs(device=device)
-    with Names() as names:
+    with reference.Names() as names:
         tt.attention(*leaves).sum().backward()
     assert {"tessera::plain", "tessera::plain_backward"} <= set(names.seen)
     assert not any(name.startswith("aten::_scaled_dot_product") for name in names.seen)
@@ -231,6 +220,6 @@ def test_hooks_on_what_is_saved(device):
 def test_checkpoints_under_a_mode_that_came_later(device):
     leaves = reference.inputs(dtype=torch.float32, device=device)
     o = torch.utils.checkpoint.checkpoint(lambda *t: tt.attention(*t), *leaves, use_reentrant=False)
-    with Names():
+    with reference.Names():
         o.sum().backward()
     assert all(t.grad is not None for t in leaves)

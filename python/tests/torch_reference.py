@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention in fp64 with the words of docs/numerics.md, by PyTorch's own operators: what the tests of tessera.torch are
-judged by. And the limits of that page, as far as these tests use them."""
+judged by. The limits of that page, as far as these tests use them; their inputs; and who listens to PyTorch's dispatcher."""
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def visible(len_q, len_kv, causal=None, window=None, device="cpu"):
@@ -82,3 +83,15 @@ def expect_lse(got, want):
     assert torch.equal(got.double()[~finite], want[~finite])
     error = (got.double() - want).abs()[finite]
     assert (error <= 2e-6 + 2**-20 * want.abs()[finite]).all(), f"LSE is off by {float(error.max()):.2e}"
+
+
+class Names(TorchDispatchMode):
+    """Within it, `seen` gets the name of every operator that is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))

@@ -158,36 +158,25 @@ MaybeReading read_look_alike(std::string_view name) {
     return std::nullopt;
 }
 
-MaybeReading read_plain_kernel(std::string_view name) {
-    const bool of_cute = name.substr(0, 14) == "kernel_cutlass";  // its arguments have names of copies and products
-    const std::string lower = lower_case(of_cute ? function_of(name) : without_parameters(name));
-    const auto row = [&](Role role, Confidence sure, std::initializer_list<std::string_view> pieces) -> MaybeReading {
-        for (const std::string_view piece : pieces) {
-            if (contains(lower, piece)) return none(role, sure, fmt::format("\"{}\" in the name", piece));
-        }
-        return std::nullopt;
-    };
-    constexpr Confidence kOfLibrary = Confidence::likely;  // names and namespaces that nobody else has
-    constexpr Confidence kWord = Confidence::unsure;       // what anybody may call a kernel
-    if (MaybeReading found = row(Role::other, kOfLibrary,
-                                 {"nccl", "rccl", "log_softmax", "logsoftmax", "cross_entropy", "nll_loss", "radixsort",
-                                  "devicescan", "splitkreduce", "multi_tensor_apply"}))
-        return found;
-    if (MaybeReading found = row(Role::other, kWord,
-                                 {"topk", "broadcast", "allgather", "all_gather", "allreduce", "all_reduce",
-                                  "reduce_scatter", "all_to_all", "alltoall"}))
-        return found;
-    if (MaybeReading fused = read_xla_fusion(lower)) return fused;
+namespace {
+
+constexpr Confidence kOfLibrary = Confidence::likely;  // names and namespaces that nobody else has
+constexpr Confidence kWord = Confidence::unsure;       // what anybody may call a kernel
+
+/// The first of these pieces that is in the name.
+MaybeReading row(std::string_view lower, Role role, Confidence sure, std::initializer_list<std::string_view> pieces) {
+    for (const std::string_view piece : pieces) {
+        if (contains(lower, piece)) return none(role, sure, fmt::format("\"{}\" in the name", piece));
+    }
+    return std::nullopt;
+}
+
+MaybeReading read_softmax(std::string_view name, const std::string& lower) {
     for (const char* kernel : {"softmax_warp_forward", "softmax_warp_backward"}) {
         const auto arguments = template_arguments(name, kernel);  // types, log2 of the length, whether it is a log
         if (arguments && arguments->size() > 4 && boolean((*arguments)[4]) == true)
             return none(Role::other, Confidence::likely,
                         fmt::format("\"{}\" of a logarithm: a loss, no attention", kernel));
-    }
-    if (contains(lower, "triton_tem_")) {  // a template of somebody's own may compute anything
-        const bool product =
-            contains_any(lower, {"mm_", "bmm", "conv", "linear"}) || lower.substr(lower.size() - 2) == "mm";
-        return none(Role::gemm, product ? kOfLibrary : kWord, "\"triton_tem_\" in the name: a template of Inductor");
     }
     if (contains(lower, "softmax") && contains_any(lower, {"moe", "expert"}))
         return none(Role::other, kWord, "\"softmax\" and a word for experts: it chooses among them");
@@ -199,18 +188,21 @@ MaybeReading read_plain_kernel(std::string_view name) {
                                  "masked_softmax_warp_backward", "softmax_grad", "softmax_bwd", "softmaxgrad"});
         return none(backward ? Role::softmax_backward : Role::softmax, Confidence::likely, "\"softmax\" in the name");
     }
-    // Inductor names what it fused after the operators around it too: of a product only "tem" is a kernel.
-    if (contains(lower, "triton_poi_"))
-        return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
-    if (contains_any(lower, {"triton_red_", "triton_per_"}))
-        return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
+    return std::nullopt;
+}
+
+MaybeReading read_convolution(const std::string& lower) {
     // A convolution, though it multiplies as a product does: none of an attention's products.
     if (MaybeReading found =
-            row(Role::other, kOfLibrary, {"implicit_gemm", "implicitgemm", "xmma_fprop", "fprop_optimized"}))
+            row(lower, Role::other, kOfLibrary, {"implicit_gemm", "implicitgemm", "xmma_fprop", "fprop_optimized"}))
         return found;
     if (begins_any(lower, {"igemm_fwd_gtc", "igemm_bwd_gtc", "igemm_wrw_gtc"}))
         return none(Role::other, kOfLibrary, "\"igemm_..._gtc\" in the name: a convolution of MIOpen");
-    if (MaybeReading found = row(Role::other, kWord, {"grouped_conv", "conv_fwd", "conv_bwd"})) return found;
+    if (MaybeReading found = row(lower, Role::other, kWord, {"grouped_conv", "conv_fwd", "conv_bwd"})) return found;
+    return std::nullopt;
+}
+
+MaybeReading read_product(std::string_view name, const std::string& lower) {
     // A namespace of products may hold other kernels too: "group_gemm::update_descriptors".
     if (speaks_of_gemm(lower)) {
         const std::string function = lower_case(function_of(name));
@@ -225,7 +217,7 @@ MaybeReading read_plain_kernel(std::string_view name) {
         return found ? found : none(Role::gemm, own ? kOfLibrary : kWord, "\"gemm\" in the name");
     }
     if (MaybeReading found =
-            row(Role::gemm, kOfLibrary, {"nvjet", "cutlass::kernel", "cijk_", "xmma", "cublaslt", "tensorop"}))
+            row(lower, Role::gemm, kOfLibrary, {"nvjet", "cutlass::kernel", "cijk_", "xmma", "cublaslt", "tensorop"}))
         return found;
     for (const std::string_view product : {"triton_mm", "triton_bmm"}) {  // Inductor's end in a number
         const bool numbered =
@@ -233,23 +225,53 @@ MaybeReading read_plain_kernel(std::string_view name) {
         if (contains(lower, product))
             return none(Role::gemm, numbered ? kOfLibrary : kWord, fmt::format("\"{}\" in the name", product));
     }
-    if (MaybeReading found = row(Role::gemm, kWord,
+    if (MaybeReading found = row(lower, Role::gemm, kWord,
                                  {"gemv", "matmul", "dot_kernel", "_mm_", "marlin", "wvsplitk", "bmm_", "mul_mat",
                                   "lora_shrink", "lora_expand", "mm_kernel", "mfma_"}))
         return found;
+    return std::nullopt;
+}
+
+}  // namespace
+
+MaybeReading read_plain_kernel(std::string_view name) {
+    const bool of_cute = name.substr(0, 14) == "kernel_cutlass";  // its arguments have names of copies and products
+    const std::string lower = lower_case(of_cute ? function_of(name) : without_parameters(name));
+    if (MaybeReading found = row(lower, Role::other, kOfLibrary,
+                                 {"nccl", "rccl", "log_softmax", "logsoftmax", "cross_entropy", "nll_loss", "radixsort",
+                                  "devicescan", "splitkreduce", "multi_tensor_apply"}))
+        return found;
+    if (MaybeReading found = row(lower, Role::other, kWord,
+                                 {"topk", "broadcast", "allgather", "all_gather", "allreduce", "all_reduce",
+                                  "reduce_scatter", "all_to_all", "alltoall"}))
+        return found;
+    if (MaybeReading fused = read_xla_fusion(lower)) return fused;
+    if (contains(lower, "triton_tem_")) {  // a template of somebody's own may compute anything
+        const bool product =
+            contains_any(lower, {"mm_", "bmm", "conv", "linear"}) || lower.substr(lower.size() - 2) == "mm";
+        return none(Role::gemm, product ? kOfLibrary : kWord, "\"triton_tem_\" in the name: a template of Inductor");
+    }
+    if (MaybeReading softmax = read_softmax(name, lower)) return softmax;
+    // Inductor names what it fused after the operators around it too: of a product only "tem" is a kernel.
+    if (contains(lower, "triton_poi_"))
+        return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
+    if (contains_any(lower, {"triton_red_", "triton_per_"}))
+        return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
+    if (MaybeReading convolution = read_convolution(lower)) return convolution;
+    if (MaybeReading product = read_product(name, lower)) return product;
     const bool of_pytorch = contains_any(lower, {"at::native", "at::cuda", "at_cuda_detail"});
     if (MaybeReading found =
-            row(Role::elementwise, of_pytorch ? kOfLibrary : kWord,
+            row(lower, Role::elementwise, of_pytorch ? kOfLibrary : kWord,
                 {"elementwise", "catarray", "copy", "fillfunctor", "_fill", "triu_tril", "dropout", "memcpy", "memset",
                  "where", "masked", "transpose", "cast", "cpy_", "nchwtonhwc", "nhwctonchw"}))
         return found;
     if (MaybeReading found =
-            row(Role::other, kOfLibrary,
+            row(lower, Role::other, kOfLibrary,
                 {"at::native", "at::cuda", "at_cuda_detail", "cub::", "rocprim::", "triton_for_", "triton_spl",
                  "triton_fused", "triton__", "thrust::", "cudnn", "transformer_engine::", "deep_ep", "rocclr"}))
         return found;
     return row(
-        Role::other, kWord,
+        lower, Role::other, kWord,
         {"reduce",      "norm",     "embedding",    "index",      "conv",    "adam",   "sort",           "moe",
          "cutlass",     "loop_",    "act_and_mul",  "gated_act",  "silu",    "gelu",   "swiglu",         "quant",
          "expert",      "dispatch", "cumsum",       "argmax",     "sampl",   "gating", "shuffle",        "hadamard",

@@ -74,6 +74,11 @@ HeaderText read_header_text(const ByteSource& source) {
     const std::uint64_t available = std::min<std::uint64_t>(source.size(), start.size());
     source.read(0, std::as_writable_bytes(std::span(start)).first(available));
     if (std::string_view(start.data(), kMagic.size()) != kMagic) bad_data(origin, "expected the magic bytes of .npy");
+    const auto expect_bytes = [&](std::uint64_t least) {
+        if (available < least)
+            bad_data(origin, fmt::format("expected at least {} bytes, came {}", least, source.size()));
+    };
+    expect_bytes(10);
     const int major = static_cast<unsigned char>(start[6]);
     const int minor = static_cast<unsigned char>(start[7]);
     if (major < 1 || major > 3 || minor != 0) {
@@ -81,9 +86,7 @@ HeaderText read_header_text(const ByteSource& source) {
     }
     HeaderText header;
     header.data_offset = major == 1 ? 10 : 12;
-    if (available < header.data_offset) {
-        bad_data(origin, fmt::format("expected at least {} bytes, came {}", header.data_offset, source.size()));
-    }
+    expect_bytes(header.data_offset);
     std::uint32_t length = 0;
     std::memcpy(&length, start.data() + 8, header.data_offset - 8);
     const std::uint64_t rest = source.size() - header.data_offset;

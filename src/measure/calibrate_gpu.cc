@@ -38,6 +38,19 @@ double bytes_per_second(const Record& r) {
     return bytes / (r.ms * 1e-3);
 }
 
+/// The clock under no load and under products alone.
+void set_clocks(model::Machine& m, std::span<const Record> micro, const std::string& provenance) {
+    double highest = 0;
+    double loaded = 0;
+    for (const Record& r : micro) {
+        highest = std::max(highest, r.clock_mhz * 1e-3);
+        const bool full = r.kernel.rfind("micro: wgmma", 0) == 0 && alone(r) && r.percent_of_bound.value_or(0) > 99;
+        if (full && r.clock_mhz > 0) loaded = loaded > 0 ? std::min(loaded, r.clock_mhz * 1e-3) : r.clock_mhz * 1e-3;
+    }
+    if (highest > 0) m.clock_ghz = {highest, provenance};
+    if (loaded > 0) m.loaded_clock_ghz = {loaded, provenance};
+}
+
 }  // namespace
 
 model::Machine calibrate_gpu(const model::Machine& start, std::span<const Record> micro) {
@@ -93,16 +106,7 @@ model::Machine calibrate_gpu(const model::Machine& start, std::span<const Record
     const Best launch = best(micro, "launches, one after the other", [](const Record& r) { return 1 / r.ms; });
     set(m.launch_us, launch, 1e3 / launch.value);
 
-    // The clock under no load and under products alone.
-    double highest = 0;
-    double loaded = 0;
-    for (const Record& r : micro) {
-        highest = std::max(highest, r.clock_mhz * 1e-3);
-        const bool full = r.kernel.rfind("micro: wgmma", 0) == 0 && alone(r) && r.percent_of_bound.value_or(0) > 99;
-        if (full && r.clock_mhz > 0) loaded = loaded > 0 ? std::min(loaded, r.clock_mhz * 1e-3) : r.clock_mhz * 1e-3;
-    }
-    if (highest > 0) m.clock_ghz = {highest, provenance};
-    if (loaded > 0) m.loaded_clock_ghz = {loaded, provenance};
+    set_clocks(m, micro, provenance);
     validate(m);
     return m;
 }

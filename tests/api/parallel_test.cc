@@ -23,7 +23,7 @@ TEST(TbbParallelFor, runs_every_task_once_and_shares_no_worker) {
             std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
             std::vector<std::atomic<bool>> busy(static_cast<std::size_t>(workers));
             std::atomic<bool> shared{false}, out_of_range{false};
-            tbb_parallel_for(tasks, workers, [&](std::int64_t task, int worker) {
+            default_parallel_for(tasks, workers, [&](std::int64_t task, int worker) {
                 if (worker < 0 || worker >= workers) {
                     out_of_range = true;
                     return;
@@ -43,7 +43,7 @@ TEST(TbbParallelFor, runs_every_task_once_and_shares_no_worker) {
 TEST(TbbParallelFor, one_worker_runs_in_order_on_the_calling_thread) {
     std::vector<std::int64_t> order;
     const auto caller = std::this_thread::get_id();
-    tbb_parallel_for(5, 1, [&](std::int64_t task, int worker) {
+    default_parallel_for(5, 1, [&](std::int64_t task, int worker) {
         EXPECT_EQ(worker, 0);
         EXPECT_EQ(std::this_thread::get_id(), caller);
         order.push_back(task);
@@ -55,7 +55,7 @@ TEST(TbbParallelFor, exceptions_reach_the_caller) {
     for (const int workers : {1, 2, 8}) {
         for (const std::int64_t bad : {0, 37, 99}) {
             try {
-                tbb_parallel_for(100, workers, [&](std::int64_t task, int) {
+                default_parallel_for(100, workers, [&](std::int64_t task, int) {
                     if (task == bad) throw std::runtime_error("task " + std::to_string(task));
                 });
                 ADD_FAILURE() << "no exception with " << workers << " workers";
@@ -69,8 +69,9 @@ TEST(TbbParallelFor, exceptions_reach_the_caller) {
 TEST(TbbParallelFor, nests_and_runs_from_several_threads_at_once) {
     std::atomic<std::int64_t> sum{0};
     const auto outer = [&] {
-        tbb_parallel_for(
-            8, 4, [&](std::int64_t, int) { tbb_parallel_for(16, 3, [&](std::int64_t task, int) { sum += task; }); });
+        default_parallel_for(8, 4, [&](std::int64_t, int) {
+            default_parallel_for(16, 3, [&](std::int64_t task, int) { sum += task; });
+        });
     };
     std::vector<std::thread> callers;
     for (int i = 0; i < 3; ++i) callers.emplace_back(outer);
@@ -82,7 +83,7 @@ TEST(TbbParallelForDeathTest, prints_nothing_when_asked_for_more_threads_than_th
     // oneTBB warns on stderr, once in a process, about arenas wider than its worker pool; the library never prints.
     GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own
     const auto many_threads = [] {
-        tbb_parallel_for(2000, 1024, [](std::int64_t, int) {});
+        default_parallel_for(2000, 1024, [](std::int64_t, int) {});
         std::exit(0);
     };
     EXPECT_EXIT(many_threads(), ::testing::ExitedWithCode(0), ::testing::Eq(""));

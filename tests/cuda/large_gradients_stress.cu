@@ -30,7 +30,7 @@ class LargeGradients {
  public:
     explicit LargeGradients(const Problem& problem) : problem_(problem) {
         const Memory* const filled[] = {&q_, &k_, &v_, &d_o_};
-        for (std::uint64_t i = 0; i < 4; ++i) fill<<<4096, 256>>>(of(*filled[i]), filled[i]->bytes() / 2, i + 1);
+        for (std::uint64_t i = 0; i < 4; ++i) fill<T>(*filled[i], i + 1);
     }
 
     void expect_right(const std::vector<LargeRow>& rows, const TensorView& cu_seqlens = {}) {
@@ -49,7 +49,7 @@ class LargeGradients {
             BackwardArgs own = args;
             if (!how.o_rest) own.o_rest = {};
             backward(how, own, {static_cast<std::byte*>(workspace.data()), how.workspace_bytes});
-            for (const Memory* out : {&dq_, &dk_, &dv_}) expect_written(*out);
+            for (const Memory* out : {&dq_, &dk_, &dv_}) expect_written<T>(*out);
             for (const LargeRow& row : rows) expect_row_right(row);
             ++ran;
         }
@@ -61,17 +61,12 @@ class LargeGradients {
     using Numbers = std::vector<double>;
 
     static T* of(const Memory& memory) { return static_cast<T*>(memory.data()); }
-    std::size_t bytes(std::int64_t rows, std::int64_t heads, std::size_t size) const {
-        return static_cast<std::size_t>(rows * heads) * size;
-    }
-    std::size_t row_bytes() const { return static_cast<std::size_t>(problem_.head_dim) * kSize; }
+    std::int64_t row_bytes() const { return problem_.head_dim * static_cast<std::int64_t>(kSize); }
 
     BackwardArgs arguments(const TensorView& cu_seqlens) const {
         const Problem& p = problem_;
         const auto view = [&](const Memory& memory, bool of_queries, DType dtype) {
-            const std::int64_t heads = of_queries ? p.heads_q : p.heads_kv;
-            if (p.ragged) return dense_view(memory.data(), dtype, {p.total_q, heads, p.head_dim}, kDevice);
-            return dense_view(memory.data(), dtype, {p.batch, p.len_q, heads, p.head_dim}, kDevice);
+            return large_view(p, memory, of_queries, p.head_dim, dtype);
         };
         return {.q = view(q_, true, p.dtype),
                 .k = view(k_, false, p.dtype),
@@ -79,8 +74,7 @@ class LargeGradients {
                 .cu_seqlens_q = cu_seqlens,
                 .cu_seqlens_kv = cu_seqlens,
                 .o = view(o_, true, p.dtype),
-                .lse = p.ragged ? dense_view(lse_.data(), DType::fp32, {p.heads_q, p.total_q}, kDevice)
-                                : dense_view(lse_.data(), DType::fp32, {p.batch, p.heads_q, p.len_q}, kDevice),
+                .lse = large_lse_view(p, lse_),
                 .d_o = view(d_o_, true, p.dtype),
                 .dq = view(dq_, true, p.dtype),
                 .dk = view(dk_, false, p.dtype),
@@ -106,15 +100,6 @@ class LargeGradients {
             return;
         }
         FAIL() << "no forward keeps the rest of O";
-    }
-
-    static void expect_written(const Memory& memory) {
-        const Mirror<unsigned long long> found(1);
-        count_nan<<<4096, 256>>>(of(memory), memory.bytes() / kSize, found.device());
-        unsigned long long count = 0;
-        const cudaError_t status = cudaMemcpy(&count, found.device(), sizeof(count), cudaMemcpyDeviceToHost);
-        ASSERT_EQ(status, cudaSuccess) << cudaGetErrorString(status);
-        EXPECT_EQ(count, 0U) << "elements were not written";
     }
 
     /// Row `row` of `which`: q, k, v, dO are 1 to 4.
@@ -188,7 +173,7 @@ class LargeGradients {
     void expect_near(const char* what, const Memory& memory, const LargeRow& row, std::int64_t heads, std::int64_t head,
                      const Numbers& right) const {
         std::vector<T> got(right.size());
-        cudaMemcpy(got.data(), of(memory) + (row.row * heads + head) * problem_.head_dim, row_bytes(),
+        cudaMemcpy(got.data(), of(memory) + (row.row * heads + head) * problem_.head_dim, got.size() * kSize,
                    cudaMemcpyDeviceToHost);
         double error = 0;
         for (std::size_t d = 0; d < right.size(); ++d) error += std::pow(as_double(got[d]) - right[d], 2);
@@ -197,12 +182,12 @@ class LargeGradients {
     }
 
     Problem problem_;
-    Memory q_{bytes(problem_.rows_q(), problem_.heads_q, row_bytes())};
-    Memory k_{bytes(problem_.rows_kv(), problem_.heads_kv, row_bytes())};
-    Memory v_{bytes(problem_.rows_kv(), problem_.heads_kv, row_bytes())};
+    Memory q_{bytes_of(problem_.rows_q(), problem_.heads_q, row_bytes())};
+    Memory k_{bytes_of(problem_.rows_kv(), problem_.heads_kv, row_bytes())};
+    Memory v_{bytes_of(problem_.rows_kv(), problem_.heads_kv, row_bytes())};
     Memory d_o_{q_.bytes()}, o_{q_.bytes()}, rest_{q_.bytes() / kSize}, dq_{q_.bytes()};
     Memory dk_{k_.bytes()}, dv_{v_.bytes()};
-    Memory lse_{bytes(problem_.rows_q(), problem_.heads_q, 4)};
+    Memory lse_{bytes_of(problem_.rows_q(), problem_.heads_q, 4)};
 };
 
 /// Skipped where the device has less memory left than eight tensors and the sums of dQ take.

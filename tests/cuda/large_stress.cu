@@ -21,25 +21,20 @@ struct Row {
 class LargeCall {
  public:
     explicit LargeCall(const Problem& problem) : problem_(problem) {
-        fill<<<4096, 256>>>(elements(q_), q_.bytes() / 2, 1);
-        fill<<<4096, 256>>>(elements(k_), k_.bytes() / 2, 2);
-        fill<<<4096, 256>>>(elements(v_), v_.bytes() / 2, 3);
+        fill<Bf16>(q_, 1);
+        fill<Bf16>(k_, 2);
+        fill<Bf16>(v_, 3);
     }
 
     ForwardArgs args(const TensorView& cu_seqlens = {}) const {
         const Problem& p = problem_;
-        const auto view = [&](const Memory& memory, std::int64_t heads, std::int64_t dim, std::int64_t len) {
-            if (p.ragged) return dense_view(memory.data(), p.dtype, {p.batch > 0 ? p.total_q : 0, heads, dim}, kDevice);
-            return dense_view(memory.data(), p.dtype, {p.batch, len, heads, dim}, kDevice);
-        };
-        return {.q = view(q_, p.heads_q, p.head_dim, p.len_q),
-                .k = view(k_, p.heads_kv, p.head_dim, p.len_kv),
-                .v = view(v_, p.heads_kv, p.head_dim_v, p.len_kv),
+        return {.q = large_view(p, q_, true, p.head_dim, p.dtype),
+                .k = large_view(p, k_, false, p.head_dim, p.dtype),
+                .v = large_view(p, v_, false, p.head_dim_v, p.dtype),
                 .cu_seqlens_q = cu_seqlens,
                 .cu_seqlens_kv = cu_seqlens,
-                .o = view(o_, p.heads_q, p.head_dim_v, p.len_q),
-                .lse = p.ragged ? dense_view(lse_.data(), DType::fp32, {p.heads_q, p.total_q}, kDevice)
-                                : dense_view(lse_.data(), DType::fp32, {p.batch, p.heads_q, p.len_q}, kDevice)};
+                .o = large_view(p, o_, true, p.head_dim_v, p.dtype),
+                .lse = large_lse_view(p, lse_)};
     }
 
     /// Every kernel that needs little workspace: all of O is written, and these rows are right.
@@ -53,7 +48,7 @@ class LargeCall {
             cudaMemset(o_.data(), 0xFF, o_.bytes());
             cudaMemset(lse_.data(), 0xFF, lse_.bytes());
             forward(how, args(cu_seqlens), {static_cast<std::byte*>(workspace.data()), how.workspace_bytes});
-            expect_written();
+            expect_written<Bf16>(o_);
             for (const Row& row : rows) expect_row_right(row);
             ++ran;
         }
@@ -61,19 +56,7 @@ class LargeCall {
     }
 
  private:
-    static __nv_bfloat16* elements(const Memory& memory) { return static_cast<__nv_bfloat16*>(memory.data()); }
-    std::size_t bytes(std::int64_t rows, std::int64_t heads, std::int64_t size) const {
-        return static_cast<std::size_t>(rows * heads * size);
-    }
-
-    void expect_written() const {
-        const Mirror<unsigned long long> found(1);
-        count_nan<<<4096, 256>>>(elements(o_), o_.bytes() / 2, found.device());
-        unsigned long long count = 0;
-        const cudaError_t status = cudaMemcpy(&count, found.device(), sizeof(count), cudaMemcpyDeviceToHost);
-        ASSERT_EQ(status, cudaSuccess) << cudaGetErrorString(status);
-        EXPECT_EQ(count, 0U) << "elements of O were not written";
-    }
+    using Bf16 = __nv_bfloat16;
 
     void expect_row_right(const Row& row) const {
         const Problem& p = problem_;
@@ -95,10 +78,10 @@ class LargeCall {
             sum += weight;
             for (std::size_t d = 0; d < o.size(); ++d) o[d] += weight * static_cast<double>(element(v + d, 3));
         }
-        std::vector<__nv_bfloat16> got(o.size());
+        std::vector<Bf16> got(o.size());
         float lse = 0;
-        cudaMemcpy(got.data(), elements(o_) + at(row.query, p.heads_q, row.head, p.head_dim_v), o.size() * 2,
-                   cudaMemcpyDeviceToHost);
+        cudaMemcpy(got.data(), static_cast<Bf16*>(o_.data()) + at(row.query, p.heads_q, row.head, p.head_dim_v),
+                   o.size() * sizeof(Bf16), cudaMemcpyDeviceToHost);
         cudaMemcpy(&lse, static_cast<float*>(lse_.data()) + row.lse, sizeof(lse), cudaMemcpyDeviceToHost);
         EXPECT_NEAR(lse, std::log(sum), 1e-5) << "query " << row.query << " head " << row.head;
         for (std::size_t d = 0; d < o.size(); ++d) {
@@ -107,11 +90,11 @@ class LargeCall {
     }
 
     Problem problem_;
-    Memory q_{bytes(problem_.rows_q(), problem_.heads_q, problem_.head_dim * 2)};
-    Memory k_{bytes(problem_.rows_kv(), problem_.heads_kv, problem_.head_dim * 2)};
-    Memory v_{bytes(problem_.rows_kv(), problem_.heads_kv, problem_.head_dim_v * 2)};
-    Memory o_{bytes(problem_.rows_q(), problem_.heads_q, problem_.head_dim_v * 2)};
-    Memory lse_{bytes(problem_.rows_q(), problem_.heads_q, 4)};
+    Memory q_{bytes_of(problem_.rows_q(), problem_.heads_q, problem_.head_dim * 2)};
+    Memory k_{bytes_of(problem_.rows_kv(), problem_.heads_kv, problem_.head_dim * 2)};
+    Memory v_{bytes_of(problem_.rows_kv(), problem_.heads_kv, problem_.head_dim_v * 2)};
+    Memory o_{bytes_of(problem_.rows_q(), problem_.heads_q, problem_.head_dim_v * 2)};
+    Memory lse_{bytes_of(problem_.rows_q(), problem_.heads_q, 4)};
 };
 
 class Large : public OnDevice {};

@@ -94,6 +94,14 @@ std::vector<Configuration> configurations() {
     };
 }
 
+/// Adds to `count` how many of `words` differ.
+__global__ void count_differences(const std::uint32_t* a, const std::uint32_t* b, std::size_t words, unsigned* count) {
+    const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
+    unsigned mine = 0;
+    for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words; i += step) mine += a[i] != b[i];
+    if (mine > 0) atomicAdd(count, mine);
+}
+
 /// An output on the device.
 struct Output {
     void* data;
@@ -133,6 +141,25 @@ unsigned differing_words(const std::vector<Output>& outputs, const Call& call) {
     return differing;
 }
 
+/// A backward whose tensors are on the device, with O and LSE of a forward.
+struct BackwardOnDevice {
+    const Plan& how;
+    device::DeviceCopy copy{kDevice};
+    BackwardArgs args;
+    std::span<std::byte> workspace;
+    std::vector<Output> outputs;
+
+    BackwardOnDevice(const check::Attention& a, const Plan& backward_plan)
+        : how(backward_plan), args(copy.add(a.backward_args())), workspace(copy.workspace(how.workspace_bytes)) {
+        const Plan before = plan(a.problem, {.backend = Backend::cuda, .schedule = Schedule::fa2});
+        forward(before, copy.add(a.forward_args()), {});
+        device::synchronize(kDevice);  // a stream of one's own waits neither for this nor for what fills the workspace
+        for (const auto& [view, tensor] : {std::pair{args.dq, &a.dq}, {args.dk, &a.dk}, {args.dv, &a.dv}})
+            outputs.push_back({view.data, tensor->memory.size()});
+    }
+    void run(cudaStream_t stream) const { backward(how, args, workspace, {.stream = stream}); }
+};
+
 class Repeats : public OnDevice, public testing::WithParamInterface<Configuration> {
  protected:
     check::Attention attention() const {
@@ -167,18 +194,10 @@ TEST_P(Repeats, give_the_same_gradients_a_thousand_times_on_a_busy_device) {
     const std::vector<Plan> plans = plans_of(a.problem, Pass::backward);
     EXPECT_FALSE(plans.empty()) << "no CUDA kernel takes " << a.problem.describe();
     for (const Plan& how : plans) {
-        device::DeviceCopy copy(kDevice);
-        const BackwardArgs args = copy.add(a.backward_args());
-        const Plan before = plan(a.problem, {.backend = Backend::cuda, .schedule = Schedule::fa2});
-        forward(before, copy.add(a.forward_args()), {});
-        const auto workspace = copy.workspace(how.workspace_bytes);
-        device::synchronize(
-            kDevice);  // streams of their own do not wait for the default one, which fills the workspace
-        const std::vector<Output> outputs{
-            {args.dq.data, a.dq.memory.size()}, {args.dk.data, a.dk.memory.size()}, {args.dv.data, a.dv.memory.size()}};
-        const auto call = [&](cudaStream_t stream) { backward(how, args, workspace, {.stream = stream}); };
-        EXPECT_EQ(differing_words(outputs, call), 0U) << how.kernel->name;
-        EXPECT_TRUE(copy.workspace_bands_unchanged());
+        BackwardOnDevice mirrored(a, how);
+        const auto call = [&](cudaStream_t stream) { mirrored.run(stream); };
+        EXPECT_EQ(differing_words(mirrored.outputs, call), 0U) << how.kernel->name;
+        EXPECT_TRUE(mirrored.copy.workspace_bands_unchanged());
     }
 }
 
@@ -186,19 +205,11 @@ TEST_P(Repeats, give_the_same_gradients_a_thousand_times_on_a_busy_device) {
 TEST_P(Repeats, give_the_same_gradients_from_a_graph) {
     const check::Attention a = attention();
     for (const Plan& how : plans_of(a.problem, Pass::backward)) {
-        device::DeviceCopy copy(kDevice);
-        const BackwardArgs args = copy.add(a.backward_args());
-        const Plan before = plan(a.problem, {.backend = Backend::cuda, .schedule = Schedule::fa2});
-        forward(before, copy.add(a.forward_args()), {});
-        const auto workspace = copy.workspace(how.workspace_bytes);
-        device::synchronize(
-            kDevice);  // streams of their own do not wait for the default one, which fills the workspace
-        const std::vector<Output> outputs{
-            {args.dq.data, a.dq.memory.size()}, {args.dk.data, a.dk.memory.size()}, {args.dv.data, a.dv.memory.size()}};
+        BackwardOnDevice mirrored(a, how);
         const auto results = [&] {
             device::synchronize(kDevice);
             std::vector<std::vector<std::byte>> all;
-            for (const Output& out : outputs) {
+            for (const Output& out : mirrored.outputs) {
                 all.emplace_back(out.bytes);
                 cudaMemcpy(all.back().data(), out.data, out.bytes, cudaMemcpyDeviceToHost);
                 cudaMemset(out.data, 0xFF, out.bytes);
@@ -207,12 +218,12 @@ TEST_P(Repeats, give_the_same_gradients_from_a_graph) {
             return all;
         };
         const Stream stream;
-        backward(how, args, workspace, {.stream = stream});
+        mirrored.run(stream);
         const auto expected = results();
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t run = nullptr;
         ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-        backward(how, args, workspace, {.stream = stream});
+        mirrored.run(stream);
         ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess) << how.kernel->name;
         ASSERT_EQ(cudaGraphInstantiate(&run, graph, 0), cudaSuccess) << how.kernel->name;
         for (int launch = 0; launch < 3; ++launch) {

@@ -51,15 +51,6 @@ class Memory {
     std::size_t bytes_ = 0;
 };
 
-/// Adds to `count` how many of `words` differ.
-__global__ inline void count_differences(const std::uint32_t* a, const std::uint32_t* b, std::size_t words,
-                                         unsigned* count) {
-    const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
-    unsigned mine = 0;
-    for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words; i += step) mine += a[i] != b[i];
-    if (mine > 0) atomicAdd(count, mine);
-}
-
 /// The CUDA kernels of a pass that take a Problem, with their plans.
 inline std::vector<Plan> plans_of(const Problem& problem, Pass pass = Pass::forward) {
     std::vector<Plan> plans;

@@ -127,6 +127,7 @@ TEST(Npy, check_magic_and_version) {
 }
 
 TEST(Npy, check_header_length) {
+    expect_bad("at least 10 bytes, came 6", to_bytes("\x93NUMPY"));
     expect_bad("at least 10 bytes", to_bytes(std::string("\x93NUMPY\1\0\1", 9)));
     expect_bad("at least 12 bytes", to_bytes(std::string("\x93NUMPY\2\0\1\0\0", 11)));
     expect_bad("at most 3 bytes, came 65535", to_bytes(std::string("\x93NUMPY\1\0\xff\xff{  ", 13)));

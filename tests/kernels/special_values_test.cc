@@ -231,6 +231,35 @@ TEST(special_values, lse_gradients_of_rows_of_minus_infinity) {
     }
 }
 
+/// A key of the short member is no number: only the rows of a bias for all members that this member has are none
+/// either. Summed over queries or keys, a key of weight 0 adds 0.
+TEST(special_values, bias_gradients_of_rows_that_only_others_have) {
+    for (const DType dtype : kStorageTypes) {
+        for (const double poison : kPoisons) {
+            Problem p = make_ragged({3, 40}, {5, 70}, 2, 1, 24, dtype);
+            p.bias = p.bias_gradient = true;
+            Attention a(p, 1, {3, 40}, {5, 70});
+            a.k.set(poison, 2, 0, 7);
+            for (const std::int64_t len_kv : {std::int64_t{70}, std::int64_t{1}}) {
+                a.bias = Tensor(DType::fp32, {1, 2, 40, len_kv});
+                fill(a.bias.view, Fill::normal, 3);
+                a.dbias = a.bias;
+                expect_backward_right(a);
+                for (std::int64_t i = 3; i < 40; ++i) ASSERT_TRUE(std::isfinite(a.dbias.get(0, 1, i, 0))) << poison;
+            }
+        }
+        Problem p = make_problem(1, 7, 70, 1, 1, 24, dtype);
+        p.bias = p.bias_gradient = true;
+        Attention a(p);
+        a.q.fill_value(-1);
+        a.k.set(kInfinity, 0, 30, 0, 7);  // every score of this key is -inf
+        a.bias = Tensor(DType::fp32, {1, 1, 1, 70});
+        a.dbias = a.bias;
+        expect_backward_right(a);
+        EXPECT_EQ(a.dbias.get(0, 0, 0, 30), 0);
+    }
+}
+
 /// Frameworks mask with the lowest finite number: a row of nothing else is a uniform row, not NaN.
 TEST_P(SpecialValues, lowest_finite_bias) {
     const double rounding = GetParam().dtype == DType::fp32 ? 1e-5 : 0x1p-7;
@@ -312,6 +341,23 @@ TEST_P(SpecialValues, repeated_huge_maxima) {
                 ASSERT_NEAR(a.lse.get(0, 0, i), score + std::log(300.0), 2e-6 + score * 0x1p-20) << size;
             }
         });
+    }
+}
+
+/// Products that are all alike round to the same side: the error of their sum must not grow with head_dim. (On the CPU;
+/// gradients take their P from the reference's LSE, which rounds in another way, and have room for that in 16 bits
+/// only.)
+TEST(special_values, inputs_that_are_all_alike) {
+    for (const DType dtype : kStorageTypes) {
+        for (const std::int64_t head_dim : {96, 128, 192, 216, 256}) {
+            for (const auto& [q, k] : {std::pair{1.0, 1.0}, {1.0, 4.0}, {1.1, 1.0}, {1.1, 1.3}}) {
+                Attention a(make_problem(1, 20, 33, 1, 1, head_dim, dtype));
+                a.q.fill_value(q);
+                a.k.fill_value(k);
+                expect_forward_right(a, Backend::cpu);
+                if (dtype != DType::fp32) expect_backward_right(a);
+            }
+        }
     }
 }
 

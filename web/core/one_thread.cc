@@ -7,7 +7,7 @@ namespace tessera {
 
 int available_threads() { return 1; }
 
-void tbb_parallel_for(std::int64_t tasks, int, const TaskBody& body) {
+void default_parallel_for(std::int64_t tasks, int, const TaskBody& body) {
     for (std::int64_t task = 0; task < tasks; ++task) body(task, 0);
 }
 

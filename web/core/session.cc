@@ -28,7 +28,7 @@ void print_note(std::string_view message) { print_error(message); }
 Progress::Progress(std::int64_t steps) : steps_(steps) {}
 Progress::~Progress() = default;
 void Progress::step(const std::string&) {}
-ParallelFor Progress::counted_parallel_for() { return tbb_parallel_for; }
+ParallelFor Progress::counted_parallel_for() { return default_parallel_for; }
 std::unique_lock<std::mutex> terminal_without_progress() { return {}; }
 
 }  // namespace tessera::cli

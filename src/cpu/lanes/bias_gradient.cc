@@ -27,8 +27,12 @@ void BiasGradient::add_head(const GradientMemory& memory, const Head& head, Rang
         for (std::int64_t first = keys.begin / g_.block_kv * g_.block_kv; first < keys.end; first += g_.block_kv) {
             const KvTile kv = load_kv(head, g_, first, std::min(g_.block_kv, keys.end - first), scratch, true);
             score_gradient(head, g_, panel, kv, head.coverage(panel, kv), memory.panel(head, index), scratch);
+            // Lanes past the last query hold dS of a query of zeros: NaN where a key is no number. Another member's row
+            // of this bias may be there, or the one row that sums all lanes.
             for (std::int64_t j = 0; j < kv.keys; ++j) {
-                add(sums + (first + j) * g_.lanes, scratch.ds + j * panel.lanes, 1, panel.lanes);
+                float* const to = sums + (first + j) * g_.lanes;
+                const float* const ds = scratch.ds + j * panel.lanes;
+                for (std::int64_t lane = 0; lane < panel.queries; ++lane) to[lane] += ds[lane];
             }
         }
     }

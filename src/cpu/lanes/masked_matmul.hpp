@@ -5,6 +5,8 @@
 // rows take the slow twin.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu/lanes/words.hpp"
 
 namespace tessera::cpu::lanes {
@@ -23,10 +25,19 @@ inline void matmul_over_queries(const Product& product, const Place& place, Cove
     else matmul_hidden_queries(product, place);
 }
 
-/// K Q^T or V dO^T: a tile of scores, or of their gradient.
+/// K Q^T or V dO^T: a tile of scores, or of their gradient. No sum is of more than kLongestSum products: where all are
+/// alike each rounds to the same side, and the error of a sum grows with its length, not with the square root.
 inline void matmul_scores(const Product& product, const Place& place, Coverage coverage) {
-    if (coverage == Coverage::full) matmul(product);
-    else matmul_visible_scores(product, place);
+    constexpr std::int64_t kLongestSum = 64;
+    Product part = product;
+    for (std::int64_t done = 0; done < product.k; done += kLongestSum) {
+        part.k = std::min(kLongestSum, product.k - done);
+        part.a = product.a + done * product.a_k;
+        part.b = product.b + done * product.b_stride;
+        if (done > 0) part.into = Into::add;
+        if (coverage == Coverage::full) matmul(part);
+        else matmul_visible_scores(part, place);
+    }
 }
 
 }  // namespace tessera::cpu::lanes
