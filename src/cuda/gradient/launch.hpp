@@ -8,6 +8,7 @@
 
 #include "core/arena.hpp"
 #include "cuda/gradient/config.h"
+#include "cuda/gradient/shares.hpp"
 #include "cuda/tile/params.hpp"
 #include "tessera/problem.hpp"
 
@@ -52,13 +53,35 @@ struct Workspace {
     Progress* progress;  // with `done` behind it
     int* done;           // [2 sweeps, heads_q, tiles_of_head]: the last block of keys that has added to the tile, + 1
     float* limits;       // [batch, heads_q]: over every |dS| of the head, in fp16
+    ShareSums shares;
 
-    Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim)
+    Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool with_shares)
         : rows(arena.take<RowTile>(p.heads_q, counts.tiles_of_head)),
           dq(arena.take<float>(2, p.heads_q, counts.tiles_of_head, kBlockQ, padded_dim)),
           progress(arena.take<Progress>(1)),
           done(arena.take<int>(2, p.heads_q, counts.tiles_of_head)),
-          limits(arena.take<float>(p.batch, p.heads_q)) {}
+          limits(arena.take<float>(p.batch, p.heads_q)),
+          shares{.keys = p.ragged ? p.total_kv : p.batch * p.len_kv,
+                 .heads_kv = static_cast<int>(p.heads_kv),
+                 .dim = padded_dim} {
+        if (!with_shares || p.heads_kv == 0) return;
+        const auto group = static_cast<int>(p.heads_q / p.heads_kv);
+        shares.most = p.ragged ? ShareRule::most(p.mask, p.len_q, p.len_kv, shares.heads_kv, group)
+                               : ShareRule::count(ShareRule::heads(p.mask.bind(p.len_q, p.len_kv), shares.heads_kv, group), group);
+        if (shares.most > 1) shares.data = arena.take<float>(2, shares.most, p.heads_kv, shares.keys, padded_dim);
+    }
+};
+
+/// What the kernel that sums shares is launched with.
+struct SumSharesLaunch {
+    static constexpr int kThreads = 256;
+    static constexpr int kKeys = 64;  // of a tile
+
+    BackwardParams params;
+    ShareSums sums;
+    int tiles = 0;           // of a head's keys
+    bool vector_dk = false;  // written 16 bytes at a time
+    bool vector_dv = false;
 };
 
 struct Launch {
@@ -81,13 +104,16 @@ struct Launch {
     Rows o_rest;               // what rounding took off O, a byte an element; null: delta is summed
     bool vector_rest = false;  // O, the bytes and dO are read eight elements at a time
     int parts = 1;             // that blocks of keys start in
+    ShareSums shares;          // of a group's heads
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }
     /// Of a head that has so many blocks of keys: how many are in a part.
     TESSERA_HOST_DEVICE int part_size(int blocks) const { return (blocks + parts - 1) / parts; }
     TESSERA_HOST_DEVICE std::int64_t heads() const { return params.forward.batch * params.forward.heads_kv; }
     /// Thread blocks that take a block of keys; some find none.
-    TESSERA_HOST_DEVICE std::int64_t thread_blocks() const { return heads() * parts * part_size(key_blocks); }
+    TESSERA_HOST_DEVICE std::int64_t thread_blocks() const {
+        return heads() * shares.most * parts * part_size(key_blocks);
+    }
 };
 
 }  // namespace tessera::cuda::gradient

@@ -72,12 +72,18 @@ struct SplitLoop : SplitProducts<T, kConfig> {
             KeyLoop<T, kConfig>{{inputs, work}}.run_block(to_change);
             return;
         }
-        ptx::cp_async_wait<0>();
-        __syncthreads();
         const Launch& launch = inputs.launch;
         const ForwardParams& p = launch.params.forward;
         const bool stores_dv = launch.params.dv.data != nullptr;
         const bool stores_dk = launch.params.dk.data != nullptr;
+        if (work.shares > 1) {
+            if (stores_dv) put_share(true, dv, p.keep_scale);
+            if (stores_dk) put_share(false, dk, p.scale);
+            ptx::cp_async_wait<0>();
+            return;
+        }
+        ptx::cp_async_wait<0>();
+        __syncthreads();
         if (stores_dv) stage_sums(inputs.v_tile(), dv, p.keep_scale);
         if (stores_dk) stage_sums(inputs.k_tile(), dk, p.scale);
         __syncthreads();
@@ -318,6 +324,20 @@ struct SplitLoop : SplitProducts<T, kConfig> {
     __device__ static __forceinline__ void make_ds(float (&dp)[4], const float (&p)[4], const float2& delta) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) dp[e] = p[e] * (dp[e] - (e % 2 == 0 ? delta.x : delta.y));
+    }
+
+    /// The warp's sums to the workspace, as those of a share.
+    __device__ __forceinline__ void put_share(bool dv, const Sums& sums, float factor) const {
+        const int row = first_row() + lane() / 4;
+        float* const to = this->share_row(dv, row) + 8 * half() * kColumns + lane() % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 2 * kKeyTiles; ++i) {
+            if (work.first_key + row + 8 * i >= work.member.len_kv) continue;
+#pragma unroll
+            for (int n = 0; n < kColumns; ++n) {
+                Base::put_two(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor);
+            }
+        }
     }
 
     /// The warp's sums, rounded, into a tile of the block's keys in shared memory.

@@ -52,7 +52,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
     __device__ __forceinline__ void begin(Plan& plan) const {
         const int first = work.own.begin * kStepQueries;
         const int end = work.own.end * kStepQueries;
-        plan.count = work.own.count() * inputs.launch.params.forward.group;
+        plan.count = work.own.count() * work.heads;
         plan.cut = end > work.member.len_q ||
                    !work.visible.full(first, end, work.first_key, work.first_key + kConfig.block_kv());
         plan.special_keys = false;

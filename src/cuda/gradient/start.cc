@@ -45,7 +45,7 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     const Problem& p = call.plan.problem;
     const Counts counts(p, extents.block_kv);
     Arena arena(call.workspace);
-    const Workspace workspace(arena, p, counts, extents.head_dim);
+    const Workspace workspace(arena, p, counts, extents.head_dim, extents.shares);
     Launch launch;
     launch.params = backward_params(call);
     const BackwardParams& params = launch.params;
@@ -58,7 +58,9 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     launch.tiles_of_head = counts.tiles_of_head;
     launch.q_tiles = counts.q_tiles;
     launch.key_blocks = counts.key_blocks;
-    const bool in_parts = !p.mask.trivial() && p.heads_kv * counts.key_blocks >= kFewestInParts;
+    launch.shares = workspace.shares;
+    const std::int64_t blocks = p.heads_kv * launch.shares.most * counts.key_blocks;
+    const bool in_parts = !p.mask.trivial() && blocks >= kFewestInParts;
     launch.parts = in_parts ? kParts : 1;
     if (uses_o_rest(p)) launch.o_rest = rows_of(call.args.o_rest);
     launch.vector_rest = takes_vectors(inputs.o, inputs.head_dim_v) && takes_vectors(params.d_o, inputs.head_dim_v) &&
@@ -89,6 +91,18 @@ void start_before(const Problem& p, const Launch& launch, const Extents& extents
     else check(delta<__half>(p, launch, extents.general, stream), "delta");
 }
 
+void start_sums(const Problem& p, const Launch& launch, cudaStream_t stream) {
+    if (launch.shares.most == 1) return;
+    const SumSharesLaunch sums{
+        .params = launch.params,
+        .sums = launch.shares,
+        .tiles = static_cast<int>((p.len_kv + SumSharesLaunch::kKeys - 1) / SumSharesLaunch::kKeys),
+        .vector_dk = launch.vector_dk,
+        .vector_dv = launch.vector_dv};
+    const auto start = p.dtype == DType::bf16 ? start_sum_shares<__nv_bfloat16> : start_sum_shares<__half>;
+    check(start(sums, stream), "sums of shares");
+}
+
 void start_after(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
     if (launch.q_tiles > 0 && p.batch > 0 && p.heads_q > 0) {
         const int dim = extents.head_dim;
@@ -107,7 +121,7 @@ bool uses_o_rest(const Problem& p) { return p.dtype == DType::bf16 && p.dropout.
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     Arena arena;
-    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim);
+    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim, extents.shares);
     return arena.used();
 }
 
@@ -118,7 +132,10 @@ void run(const BackwardCall& call, const Extents& extents,
     const CurrentDevice current(call.plan.device);
     const cudaStream_t stream = stream_of(call);
     start_before(p, launch, extents, stream);
-    if (has_keys(p)) check(start(p, launch, stream), name);
+    if (has_keys(p)) {
+        check(start(p, launch, stream), name);
+        start_sums(p, launch, stream);
+    }
     start_after(p, launch, extents, stream);
 }
 

@@ -16,6 +16,10 @@ cudaError_t start_delta(const Launch& launch, cudaStream_t stream);
 template <class T>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
 
+/// dK and dV of groups that were shared out.
+template <class T>
+cudaError_t start_sum_shares(const SumSharesLaunch& launch, cudaStream_t stream);
+
 /// dQ out of the workspace.
 template <class T, int kHeadDim>
 cudaError_t start_dq(const Launch& launch, cudaStream_t stream);
@@ -37,7 +41,8 @@ struct Extents {
     int head_dim;
     int block_kv;
     int shared_bytes;
-    bool general;  ///< as in Config
+    bool general;         ///< as in Config
+    bool shares = false;  ///< a group's query heads may be shared out
 };
 
 /// Is delta made of O and its rest, where that is given? In fp16 the kernel that sums delta finds the power of two that

@@ -2,6 +2,7 @@
 #include "cuda/gradient/bias.cuh"
 #include "cuda/gradient/delta.cuh"
 #include "cuda/gradient/dq.cuh"
+#include "cuda/gradient/sum_shares.cuh"
 
 template cudaError_t tessera::cuda::gradient::start_delta<__half, tessera::cuda::gradient::RowsHeadDim64>(
     const tessera::cuda::gradient::Launch&, cudaStream_t);
@@ -27,3 +28,5 @@ template cudaError_t tessera::cuda::gradient::start_dq<__half, 128>(const tesser
                                                                     cudaStream_t);
 template cudaError_t tessera::cuda::gradient::start_dq<__half, 256>(const tessera::cuda::gradient::Launch&,
                                                                     cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_sum_shares<__half>(
+    const tessera::cuda::gradient::SumSharesLaunch&, cudaStream_t);
