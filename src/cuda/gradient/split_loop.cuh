@@ -128,8 +128,9 @@ struct SplitLoop : SplitProducts<T, kConfig> {
             if (index > 0) this->publish(plan.at(index - 1));
             this->wait(planned);
         };
-        if (planned.masked || has_large_scores(stage)) add_dv_careful(dv, planned, stage, between);
-        else add_dv(dv, stage, between);
+        if (planned.masked != planned.edge || has_large_scores(stage)) add_dv_careful(dv, planned, stage, between);
+        else if (planned.edge) add_dv<true>(dv, planned.tile, stage, between);
+        else add_dv<false>(dv, 0, stage, between);
         ptx::cp_async_wait<0>();
         __syncthreads();
         // Here, where no scores are held.
@@ -155,12 +156,13 @@ struct SplitLoop : SplitProducts<T, kConfig> {
     }
 
     /// S, dP, P and dS, and dV += P^T dO; `between`: what some threads do after the barrier. P is made under dP, dS
-    /// under the product that comes next.
-    template <class Between>
-    __device__ __forceinline__ void add_dv(Sums& dv, int stage, const Between& between) const {
+    /// under the product that comes next. kEdge: of tile `tile`, where some pairs are hidden by the band.
+    template <bool kEdge, class Between>
+    __device__ __forceinline__ void add_dv(Sums& dv, int tile, int stage, const Between& between) const {
         Scores s;
         Scores dp;
         multiply_keys(s, inputs.k_tile(), inputs.q_tile(stage), 0, NothingBetween{});
+        if constexpr (kEdge) this->hide_scores(s, tile, 0);
         make_dp(dp, s, stage, 0);
         if constexpr (kTurns > 1) {
             Scores next;
@@ -173,6 +175,17 @@ struct SplitLoop : SplitProducts<T, kConfig> {
                     for (int r = 0; r < 2; ++r) ds[m][j][r] = ptx::pack<T>(dp[m][j][2 * r], dp[m][j][2 * r + 1]);
                 });
             });
+            if constexpr (kEdge) {
+                if (mend_ds(dp, tile, 0)) {
+#pragma unroll
+                    for (int i = 0; i < kKeyTiles * kTiles; ++i) {
+                        float(&x)[4] = dp[i % kKeyTiles][i / kKeyTiles];
+#pragma unroll
+                        for (int r = 0; r < 2; ++r) ds[i % kKeyTiles][i / kKeyTiles][r] = ptx::pack<T>(x[2 * r], x[2 * r + 1]);
+                    }
+                }
+                this->hide_scores(next, tile, 1);
+            }
             make_dp(dp, next, stage, 1);
             __syncthreads();
             between();
@@ -183,10 +196,12 @@ struct SplitLoop : SplitProducts<T, kConfig> {
                 for (int m = 0; m < kKeyTiles; ++m) store(inputs.ds(score_tile()), at, ds[m][j], m, j);
             }
             add_rows(dv, weights(), inputs.do_tile(stage), make_ds_under<kSumItems>(dp, next, stage, 1));
+            if constexpr (kEdge) store_mended(dp, tile, 1);
         } else {
             __syncthreads();
             between();
             add_rows(dv, weights(), inputs.do_tile(stage), make_ds_under<kSumItems>(dp, s, stage, 0));
+            if constexpr (kEdge) store_mended(dp, tile, 0);
         }
     }
     /// dP^T, and under it S^T becomes P^T, which is also stored, rounded.
@@ -214,6 +229,28 @@ struct SplitLoop : SplitProducts<T, kConfig> {
                 store(to, at, dp[m][j], m, j);
             });
         };
+    }
+
+    /// 0 times what is no number is none: hidden pairs have P = 0, and dS = 0 here. Returns whether there were any.
+    __device__ __forceinline__ bool mend_ds(Scores& ds, int tile, int turn) const {
+        if (!poisoned(ds)) return false;
+        const int first_key = work.first_key + first_row() + lane() / 4;
+        const int first_query = tile * kStepQueries + score_tile() * kBlockQ + first_column(turn) + lane() % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) hide(ds[m][j], ds[m][j], first_query + 8 * j, first_key + 16 * m);
+        }
+        return true;
+    }
+    __device__ __forceinline__ void store_mended(Scores& ds, int tile, int turn) const {
+        if (!mend_ds(ds, tile, turn)) return;
+        const int at = score_place(turn);
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) store(inputs.ds(score_tile()), at, ds[m][j], m, j);
+        }
     }
 
     /// The same where some pairs may be hidden, or rows have large scores: nothing is kept over the barrier.

@@ -26,6 +26,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
         int tile;
         int sweep;
         bool masked;
+        bool edge;            // masked by the band alone: all queries and keys are there
         bool first;           // to add to dQ
         bool whole;           // Q and dO are read 16 bytes at a time, and all rows are there
         const char* q;        // rows of the tile
@@ -83,6 +84,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
         to.sweep = step.sweep;
         to.masked = !whole || !work.visible.full(first, first + kStepQueries, work.first_key,
                                                  work.first_key + kConfig.block_kv());
+        to.edge = to.masked && whole && work.first_key + kConfig.block_kv() <= m.len_kv;
         to.before = turns().before(step);
         to.first = to.before < 0;
         if (!work.waits) to.before = -1;
