@@ -32,10 +32,11 @@ struct KeyWork {
     bool guarded = false;  // the work is done again, and keeps what a query does not see away from the products
 
     KeyWork() = default;
-    __device__ KeyWork(const Launch& launch, std::int64_t pair, int of_share = 0) : share(of_share) {
+    __device__ KeyWork(const Launch& launch, int pair, int of_share = 0) : share(of_share) {
         const ForwardParams& p = launch.params.forward;
-        batch = pair / p.heads_kv;
-        kv_head = static_cast<int>(pair % p.heads_kv);
+        const int of_batch = launch.by_heads.quotient(pair);
+        batch = of_batch;
+        kv_head = pair - of_batch * p.heads_kv;
         member = member_of(p, batch);
         band = p.mask.bind(member.len_q, member.len_kv);
         visible = Visible(band);
@@ -57,7 +58,7 @@ struct KeyWork {
     /// The block that is number `started` of `part` to start of a head that has at most as many blocks as the launch
     /// says.
     __device__ void set_block(const Launch& launch, int part, int started, int block_kv) {
-        const auto blocks = static_cast<int>((member.len_kv + block_kv - 1) / block_kv);
+        const int blocks = (member.len_kv + block_kv - 1) / block_kv;
         const int size = launch.part_size(blocks);
         parted = launch.parts > 1 && ShareRule::triangle(band) &&
                  launch.params.forward.heads_kv * shares * blocks >= kFewestInParts;
@@ -86,16 +87,16 @@ struct KeyWork {
 /// heads before the next part of any. One that has begun waits for none that has not. For one thread; `memory`: of a
 /// KeyWork.
 __device__ inline void take_ticket(void* memory, const Launch& launch, int block_kv, int query_tiles = 1) {
+    const bool broken = launch.progress->broken != 0;  // asked for before the number comes
     const int ticket = atomicAdd(&launch.progress->ticket, 1);
-    const int size = launch.part_size(launch.key_blocks);
-    const std::int64_t run = ticket / size;  // the part of a share of a head
-    const std::int64_t shares = launch.heads() * launch.shares.most;
-    const std::int64_t place = run % shares;
-    auto* const work = new (memory)
-        KeyWork(launch, place / launch.shares.most, static_cast<int>(place % launch.shares.most));
+    const int run = launch.by_blocks.quotient(ticket);  // the part of a share of a head
+    const int part = launch.by_shares.quotient(run);
+    const int place = run - part * launch.by_shares.divisor();
+    const int pair = launch.by_share.quotient(place);
+    auto* const work = new (memory) KeyWork(launch, pair, place - pair * launch.by_share.divisor());
     work->query_tiles = query_tiles;
-    work->set_block(launch, static_cast<int>(run / shares), ticket % size, block_kv);
-    work->waits = launch.progress->broken == 0;
+    work->set_block(launch, part, ticket - run * launch.by_blocks.divisor(), block_kv);
+    work->waits = !broken;
 }
 
 /// One step of the work: a head of the group, and a tile of its queries (of KeyWork::query_tiles).

@@ -9,6 +9,7 @@
 #include "core/arena.hpp"
 #include "cuda/gradient/config.h"
 #include "cuda/gradient/shares.hpp"
+#include "cuda/tile/divider.hpp"
 #include "cuda/tile/params.hpp"
 #include "tessera/problem.hpp"
 
@@ -105,14 +106,29 @@ struct Launch {
     bool vector_rest = false;  // O, the bytes and dO are read eight elements at a time
     int parts = 1;             // that blocks of keys start in
     ShareSums shares;          // of a group's heads
+    // From a thread block's number to what it works on, without divisions: blocks of a part of a share, shares of a
+    // part, shares of a kv head, kv heads.
+    Divider by_blocks, by_shares, by_share, by_heads;
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }
     /// Of a head that has so many blocks of keys: how many are in a part.
-    TESSERA_HOST_DEVICE int part_size(int blocks) const { return (blocks + parts - 1) / parts; }
+    TESSERA_HOST_DEVICE int part_size(int blocks) const {
+        return parts > 1 ? (blocks + kParts - 1) / kParts : blocks;
+    }
     TESSERA_HOST_DEVICE std::int64_t heads() const { return params.forward.batch * params.forward.heads_kv; }
     /// Thread blocks that take a block of keys; some find none.
     TESSERA_HOST_DEVICE std::int64_t thread_blocks() const {
         return heads() * shares.most * parts * part_size(key_blocks);
+    }
+    /// Once all of the above is known.
+    void set_dividers() {
+        const auto divider = [](std::int64_t n) {
+            return Divider(static_cast<int>(std::clamp(n, std::int64_t{1}, std::int64_t{1} << 30)));
+        };
+        by_blocks = divider(part_size(key_blocks));
+        by_shares = divider(heads() * shares.most);
+        by_share = divider(shares.most);
+        by_heads = divider(params.forward.heads_kv);
     }
 };
 

@@ -16,8 +16,8 @@ namespace tessera::cuda::gradient {
 /// bits in any batch.
 struct ShareRule {
     static constexpr int kKeys = 128;                 // blocks of keys are counted so
-    static constexpr std::int64_t kEnoughCausal = 512;  // blocks times heads that are worth a share: they are unequal
-    static constexpr std::int64_t kEnough = 128;
+    static constexpr int kEnoughCausal = 512;           // blocks times heads that are worth a share: they are unequal
+    static constexpr int kEnough = 128;
     static constexpr std::int64_t kQueries = 2048;  // of all heads, that a share has at least: a sum costs two steps
 
     /// As many queries as keys, and the mask causal and nothing else.
@@ -34,7 +34,7 @@ struct ShareRule {
     /// The most shares of any member that has no more queries and keys.
     static constexpr int most(const Mask& mask, std::int64_t len_q, std::int64_t len_kv, int heads_kv, int group) {
         int most = 1;
-        const std::int64_t blocks = std::min((len_kv + kKeys - 1) / kKeys, kEnoughCausal);
+        const std::int64_t blocks = std::min((len_kv + kKeys - 1) / kKeys, std::int64_t{kEnoughCausal});
         for (std::int64_t n = 1; n <= blocks && group > 1; ++n) {
             most = std::max(most, count(heads(!mask.trivial(), len_q, n, heads_kv, group), group));
         }
@@ -45,15 +45,15 @@ struct ShareRule {
     TESSERA_HOST_DEVICE static constexpr int heads(bool triangle, std::int64_t len_q, std::int64_t blocks, int heads_kv,
                                                    int group) {
         const std::int64_t all = blocks * heads_kv;
-        if (group == 1 || all == 0) return group;
-        const std::int64_t enough = triangle ? kEnoughCausal : kEnough;
-        std::int64_t wanted = (enough + all - 1) / all;
-        if (triangle && wanted == 1 && all < 2 * enough) wanted = 2;
+        const int enough = triangle ? kEnoughCausal : kEnough;
+        if (group == 1 || all == 0 || all >= 2 * enough) return group;
+        const auto few = static_cast<int>(all);
+        int wanted = (enough + few - 1) / few;
+        if (triangle && wanted == 1) wanted = 2;
         const std::int64_t possible = len_q * group / kQueries;
-        if (wanted > possible) wanted = possible;
+        if (wanted > possible) wanted = static_cast<int>(possible);
         if (wanted <= 1) return group;
-        if (wanted >= group) return 1;
-        return static_cast<int>((group + wanted - 1) / wanted);
+        return wanted >= group ? 1 : (group + wanted - 1) / wanted;
     }
 };
 

@@ -35,6 +35,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
         float* dq;            // the tile's sum
         int* done;            // the word that tells who has added to it
         int before;           // the block that adds before this one; -1: none is waited for
+        float ds_unit;        // that dS of the head is held times, where P is times kWeightUnit
 
         __device__ __forceinline__ Step step() const { return {head, tile, sweep}; }
     };
@@ -49,6 +50,8 @@ struct SplitPlan : KeyScores<T, kConfig> {
 
         __device__ __forceinline__ Planned& at(int index) { return steps[index % kPlanned]; }
     };
+    static constexpr bool kHeld = std::is_same_v<T, __half>;
+
     /// By the planning warp.
     __device__ __forceinline__ void begin(Plan& plan) const {
         const int first = work.own.begin * kStepQueries;
@@ -88,6 +91,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
         to.before = turns().before(step);
         to.first = to.before < 0;
         if (!work.waits) to.before = -1;
+        if constexpr (kHeld) to.ds_unit = this->unit_of(step.head) * (1 / kWeightUnit<T>);
         to.whole = whole && launch.vector_q && launch.vector_do;
         to.q = p.q.data + head_offset(p.q, work.batch, m.first_q, step.head, sizeof(T)) + first * p.q.row * kSize;
         to.d_o = d_o.data + head_offset(d_o, work.batch, m.first_q, step.head, sizeof(T)) + first * d_o.row * kSize;

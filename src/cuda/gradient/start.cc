@@ -62,6 +62,7 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     const std::int64_t blocks = p.heads_kv * launch.shares.most * counts.key_blocks;
     const bool in_parts = !p.mask.trivial() && blocks >= kFewestInParts;
     launch.parts = in_parts ? kParts : 1;
+    launch.set_dividers();
     if (uses_o_rest(p)) launch.o_rest = rows_of(call.args.o_rest);
     launch.vector_rest = takes_vectors(inputs.o, inputs.head_dim_v) && takes_vectors(params.d_o, inputs.head_dim_v) &&
                          takes_byte_vectors(launch.o_rest, inputs.head_dim_v);
