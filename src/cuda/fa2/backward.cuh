@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
 
     const gradient::KeyThread<T, kConfig> thread{{launch, work, memory}, work};
     // What general scores go through is in the other step only.
-    if constexpr (!kConfig.general) gradient::SplitLoop<T, kConfig>{{{thread}}}.run_block(work);
+    if constexpr (!kConfig.general) gradient::SplitLoop<T, kConfig>{{{{thread}}}}.run_block(work);
     else gradient::KeyLoop<T, kConfig>{thread}.run_block(work);
 }
 

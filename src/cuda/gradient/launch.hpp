@@ -53,7 +53,9 @@ struct Workspace {
     float* dq;           // [2 sweeps, heads_q, tiles_of_head, kBlockQ, padded head_dim], in the order of DqTile
     Progress* progress;  // with `done` behind it
     int* done;           // [2 sweeps, heads_q, tiles_of_head]: the last block of keys that has added to the tile, + 1
-    float* limits;       // [batch, heads_q]: over every |dS| of the head, in fp16
+    float* limits;       // in fp16, [batch, heads_q]: over every |dS| of the head; or with the rest of O every |delta|
+    float* do_squares;   // and over |row|^2 of dO
+    float* v_squares;    // [batch, heads_kv]: of V
     ShareSums shares;
 
     Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool with_shares)
@@ -62,13 +64,16 @@ struct Workspace {
           progress(arena.take<Progress>(1)),
           done(arena.take<int>(2, p.heads_q, counts.tiles_of_head)),
           limits(arena.take<float>(p.batch, p.heads_q)),
+          do_squares(arena.take<float>(p.batch, p.heads_q)),
+          v_squares(arena.take<float>(p.batch, p.heads_kv)),
           shares{.keys = p.ragged ? p.total_kv : p.batch * p.len_kv,
                  .heads_kv = static_cast<int>(p.heads_kv),
                  .dim = padded_dim} {
         if (!with_shares || p.heads_kv == 0) return;
         const auto group = static_cast<int>(p.heads_q / p.heads_kv);
         shares.most = p.ragged ? ShareRule::most(p.mask, p.len_q, p.len_kv, shares.heads_kv, group)
-                               : ShareRule::count(ShareRule::heads(p.mask.bind(p.len_q, p.len_kv), shares.heads_kv, group), group);
+                               : ShareRule::count(
+                                     ShareRule::heads(p.mask.bind(p.len_q, p.len_kv), shares.heads_kv, group), group);
         if (shares.most > 1) shares.data = arena.take<float>(2, shares.most, p.heads_kv, shares.keys, padded_dim);
     }
 };
@@ -92,6 +97,8 @@ struct Launch {
     Progress* progress = nullptr;
     int* done = nullptr;
     float* limits = nullptr;
+    float* do_squares = nullptr;
+    float* v_squares = nullptr;
     std::int64_t tiles_of_head = 0;
     int q_tiles = 0;
     int key_blocks = 0;
@@ -112,9 +119,7 @@ struct Launch {
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }
     /// Of a head that has so many blocks of keys: how many are in a part.
-    TESSERA_HOST_DEVICE int part_size(int blocks) const {
-        return parts > 1 ? (blocks + kParts - 1) / kParts : blocks;
-    }
+    TESSERA_HOST_DEVICE int part_size(int blocks) const { return parts > 1 ? (blocks + kParts - 1) / kParts : blocks; }
     TESSERA_HOST_DEVICE std::int64_t heads() const { return params.forward.batch * params.forward.heads_kv; }
     /// Thread blocks that take a block of keys; some find none.
     TESSERA_HOST_DEVICE std::int64_t thread_blocks() const {

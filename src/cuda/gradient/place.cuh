@@ -54,12 +54,18 @@ __device__ __forceinline__ float gradient_unit(const Launch& launch, std::int64_
     constexpr int kMost = 60;
     constexpr int kMostApart = 40;
     const ForwardParams& p = launch.params.forward;
-    const auto* const limits = reinterpret_cast<const int*>(launch.limits + batch * p.heads_q);  // of numbers >= 0
-    const int first = head / p.group * p.group;
+    const int kv_head = head / p.group;
+    const float v_squares = launch.v_squares[batch * p.heads_kv + kv_head];
+    const auto exponent_of = [&](int of_head) {
+        const std::int64_t place = batch * p.heads_q + of_head;
+        const float limit = sqrtf(launch.do_squares[place]) * sqrtf(v_squares) + launch.limits[place];
+        return __float_as_int(limit) >> 23;
+    };
+    const int first = kv_head * p.group;
     int largest = 0;
-    for (int h = first; h < first + p.group; ++h) largest = max(largest, limits[h] >> 23);
+    for (int h = first; h < first + p.group; ++h) largest = max(largest, exponent_of(h));
     if (largest == 0) return 1;
-    const int exponent = max(limits[head] >> 23, largest - kMostApart);
+    const int exponent = max(exponent_of(head), largest - kMostApart);
     return __int_as_float((127 + min(max(14 + 127 - exponent, -kMost), kMost)) << 23);
 }
 

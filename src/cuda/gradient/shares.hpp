@@ -12,13 +12,14 @@
 
 namespace tessera::cuda::gradient {
 
-/// May a share begin in the middle of a group? Whether and how depends on the member alone, so that it has the same
-/// bits in any batch.
+/// How a group is shared out: by the member's own shape alone, so that it has the same bits in any batch.
 struct ShareRule {
-    static constexpr int kKeys = 128;                 // blocks of keys are counted so
-    static constexpr int kEnoughCausal = 512;           // blocks times heads that are worth a share: they are unequal
+    static constexpr int kKeys = 128;  // blocks are counted in these, whatever a kernel's are
+    /// Thread blocks of a member that are wanted: under a causal mask they are unequal.
+    static constexpr int kEnoughCausal = 512;
     static constexpr int kEnough = 128;
-    static constexpr std::int64_t kQueries = 2048;  // of all heads, that a share has at least: a sum costs two steps
+    /// Queries, of all its heads, that a share has at least: its sums cost about as much as two steps.
+    static constexpr std::int64_t kQueries = 2048;
 
     /// As many queries as keys, and the mask causal and nothing else.
     TESSERA_HOST_DEVICE static constexpr bool triangle(const Band& band) {

@@ -10,13 +10,13 @@
 #pragma once
 
 #include "cuda/gradient/key_loop.cuh"
-#include "cuda/gradient/split_products.cuh"
+#include "cuda/gradient/split_output.cuh"
 
 namespace tessera::cuda::gradient {
 
 template <class T, Config kConfig>
-struct SplitLoop : SplitProducts<T, kConfig> {
-    using Base = SplitProducts<T, kConfig>;
+struct SplitLoop : SplitOutput<T, kConfig> {
+    using Base = SplitOutput<T, kConfig>;
     using Base::add_rows;
     using Base::adds_dq;
     using Base::clear;
@@ -85,20 +85,20 @@ struct SplitLoop : SplitProducts<T, kConfig> {
         if (Base::kHeld && plan.count > 0) factor_dk /= plan.at(plan.count - 1).ds_unit * kWeightUnit<T>;
         if (work.shares > 1) {
             if (publishes) this->publish(plan.at(plan.count - 1));
-            if (stores_dv) put_share(true, dv, factor_dv);
-            if (stores_dk) put_share(false, dk, factor_dk);
+            if (stores_dv) this->put_share(true, dv, factor_dv);
+            if (stores_dk) this->put_share(false, dk, factor_dk);
             ptx::cp_async_wait<0>();
             return;
         }
         ptx::cp_async_wait<0>();
         if (plan.count == 0) __syncthreads();
-        if (stores_dv) stage_sums(inputs.v_tile(), dv, factor_dv);
-        if (stores_dk) stage_sums(inputs.k_tile(), dk, factor_dk);
+        if (stores_dv) this->stage_sums(inputs.v_tile(), dv, factor_dv);
+        if (stores_dk) this->stage_sums(inputs.k_tile(), dk, factor_dk);
         __syncthreads();
         // Its fence holds a warp up, and nobody waits for that one here.
         if (publishes) this->publish(plan.at(plan.count - 1));
-        if (stores_dv) put_sums(inputs.v_tile(), launch.params.dv, p.head_dim_v, launch.vector_dv);
-        if (stores_dk) put_sums(inputs.k_tile(), launch.params.dk, p.head_dim, launch.vector_dk);
+        if (stores_dv) this->put_sums(inputs.v_tile(), launch.params.dv, p.head_dim_v, launch.vector_dv);
+        if (stores_dk) this->put_sums(inputs.k_tile(), launch.params.dk, p.head_dim, launch.vector_dk);
     }
 
  private:
@@ -206,7 +206,8 @@ struct SplitLoop : SplitProducts<T, kConfig> {
                     for (int i = 0; i < kKeyTiles * kTiles; ++i) {
                         float(&x)[4] = dp[i % kKeyTiles][i / kKeyTiles];
 #pragma unroll
-                        for (int r = 0; r < 2; ++r) ds[i % kKeyTiles][i / kKeyTiles][r] = ptx::pack<T>(x[2 * r], x[2 * r + 1]);
+                        for (int r = 0; r < 2; ++r)
+                            ds[i % kKeyTiles][i / kKeyTiles][r] = ptx::pack<T>(x[2 * r], x[2 * r + 1]);
                     }
                 }
                 this->hide_scores(next, planned.tile, 1);
@@ -244,7 +245,8 @@ struct SplitLoop : SplitProducts<T, kConfig> {
     }
     /// What makes dP^T dS^T, stored, rounded, between `kItems` items of a product.
     template <int kItems>
-    __device__ __forceinline__ auto make_ds_under(Scores& dp, const Scores& p, const Planned& planned, int stage, int turn) const {
+    __device__ __forceinline__ auto make_ds_under(Scores& dp, const Scores& p, const Planned& planned, int stage,
+                                                  int turn) const {
         const int at = score_place(turn);
         char* const to = inputs.ds(score_tile());
         const float* const deltas = rows(stage).delta + first_column(turn) + lane() % 4 * 2;
@@ -392,42 +394,6 @@ struct SplitLoop : SplitProducts<T, kConfig> {
             dp[e] = p[e] * (dp[e] - (e % 2 == 0 ? delta.x : delta.y));
             if constexpr (Base::kHeld) dp[e] *= unit;
         }
-    }
-
-    /// The warp's sums to the workspace, as those of a share.
-    __device__ __forceinline__ void put_share(bool dv, const Sums& sums, float factor) const {
-        const int row = first_row() + lane() / 4;
-        float* const to = this->share_row(dv, row) + 8 * half() * kColumns + lane() % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 2 * kKeyTiles; ++i) {
-            if (work.first_key + row + 8 * i >= work.member.len_kv) continue;
-#pragma unroll
-            for (int n = 0; n < kColumns; ++n) {
-                Base::put_two(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor);
-            }
-        }
-    }
-
-    /// The warp's sums, rounded, into a tile of the block's keys in shared memory.
-    __device__ __forceinline__ void stage_sums(char* tile, const Sums& sums, float factor) const {
-        const int at = chunk_offset<kHeadDim>(first_row() + lane() / 4, half() * kColumns) + lane() % 4 * 4;
-#pragma unroll
-        for (int i = 0; i < 2 * kKeyTiles; ++i) {
-#pragma unroll
-            for (int n = 0; n < kColumns; ++n) {
-                // + 0: whether -0 met further products of weight 0 must not show.
-                const float low = fmaf(sums[i / 2][n][i % 2 * 2], factor, 0.0F);
-                const float high = fmaf(sums[i / 2][n][i % 2 * 2 + 1], factor, 0.0F);
-                char* to = tile + (at ^ 16 * n) + 8 * i * kHeadDim * 2;
-                *reinterpret_cast<std::uint32_t*>(to) = ptx::pack<T>(low, high);
-            }
-        }
-    }
-    __device__ __forceinline__ void put_sums(const char* tile, const Rows& rows, int dim, bool vector) const {
-        const std::int64_t offset = head_offset(rows, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
-        const Target target = target_of<T>(rows, offset, work.member.len_kv, dim, vector);
-        constexpr int kRows = kConfig.block_kv() / (kConfig.threads() / 32);
-        cuda::store<kHeadDim, kRows>(tile, target, work.first_key, warp() * kRows, lane());
     }
 };
 

@@ -53,8 +53,8 @@ struct SplitProducts : SplitPlan<T, kConfig> {
         return *reinterpret_cast<const float2*>(from + 8 * j);
     }
 
-    /// The thread's scores of pairs that are not visible become -inf, in a turn of a step whose queries and keys are all
-    /// there.
+    /// The thread's scores of pairs that are not visible become -inf, in a turn of a step whose queries and keys are
+    /// all there.
     __device__ __forceinline__ void hide_scores(Scores& s, int tile, int turn) const {
         const int key = work.first_key + first_row() + lane() / 4;
         const int query = tile * kStepQueries + score_tile() * kBlockQ + first_column(turn) + lane() % 4 * 2;

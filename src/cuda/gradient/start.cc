@@ -55,6 +55,8 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     launch.progress = workspace.progress;
     launch.done = workspace.done;
     launch.limits = workspace.limits;
+    launch.do_squares = workspace.do_squares;
+    launch.v_squares = workspace.v_squares;
     launch.tiles_of_head = counts.tiles_of_head;
     launch.q_tiles = counts.q_tiles;
     launch.key_blocks = counts.key_blocks;
@@ -82,11 +84,16 @@ bool has_keys(const Problem& p) { return p.len_kv > 0 && p.batch > 0 && p.heads_
 /// What runs before the kernel of a schedule, and after it.
 void start_before(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
     const std::int64_t heads = launch.params.forward.batch * launch.params.forward.heads_q;
-    const auto bytes = static_cast<std::size_t>(reinterpret_cast<char*>(launch.limits + heads) -
-                                                reinterpret_cast<char*>(launch.progress));
+    const auto* const end = launch.v_squares + launch.params.forward.batch * launch.params.forward.heads_kv;
+    const auto bytes =
+        static_cast<std::size_t>(reinterpret_cast<const char*>(end) - reinterpret_cast<char*>(launch.progress));
     check(cudaMemsetAsync(launch.progress, 0, bytes, stream), "counters of the backward");
     if (launch.q_tiles == 0 || heads == 0) return;
-    if (launch.o_rest.data != nullptr) check(start_delta_of_output<__nv_bfloat16>(launch, stream), "delta");
+    if (launch.o_rest.data != nullptr) {
+        const bool bf16 = p.dtype == DType::bf16;
+        const auto start = bf16 ? start_delta_of_output<__nv_bfloat16> : start_delta_of_output<__half>;
+        check(start(launch, stream), "delta");
+    }
     if (p.dtype == DType::fp32) check(delta_fp32(p, launch, stream), "delta");
     else if (p.dtype == DType::bf16) check(delta<__nv_bfloat16>(p, launch, extents.general, stream), "delta");
     else check(delta<__half>(p, launch, extents.general, stream), "delta");
@@ -118,7 +125,7 @@ void start_after(const Problem& p, const Launch& launch, const Extents& extents,
 
 }  // namespace
 
-bool uses_o_rest(const Problem& p) { return p.dtype == DType::bf16 && p.dropout.probability == 0; }
+bool uses_o_rest(const Problem& p) { return p.dtype != DType::fp32 && p.dropout.probability == 0; }
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     Arena arena;

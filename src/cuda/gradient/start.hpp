@@ -12,7 +12,7 @@ namespace tessera::cuda::gradient {
 template <class T, class Shape>
 cudaError_t start_delta(const Launch& launch, cudaStream_t stream);
 
-/// Delta from O and the rest of it, in bf16.
+/// Delta from O and the rest of it.
 template <class T>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
 
@@ -45,8 +45,8 @@ struct Extents {
     bool shares = false;  ///< a group's query heads may be shared out
 };
 
-/// Is delta made of O and its rest, where that is given? In fp16 the kernel that sums delta finds the power of two that
-/// dS is held times, too; in fp32 O has no rest; and with dropout a row that sees one key has dS = 0 only by the sum.
+/// Is delta made of O and its rest, where that is given? In fp32 O has no rest; and with dropout a row that sees one
+/// key has dS = 0 only by the sum.
 bool uses_o_rest(const Problem& problem);
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents);
