@@ -53,9 +53,11 @@ struct Workspace {
     float* dq;           // [2 sweeps, heads_q, tiles_of_head, kBlockQ, padded head_dim], in the order of DqTile
     Progress* progress;  // with `done` behind it
     int* done;           // [2 sweeps, heads_q, tiles_of_head]: the last block of keys that has added to the tile, + 1
-    float* limits;       // in fp16, [batch, heads_q]: over every |dS| of the head; or with the rest of O every |delta|
-    float* do_squares;   // and over |row|^2 of dO
-    float* v_squares;    // [batch, heads_kv]: of V
+    // In fp16:
+    float* limits;  // [batch, heads_q]: over every |dS| of the head, or with the rest of O every |delta|; in the end
+                    // the power of two that dS is held times
+    float* do_squares;  // [batch, heads_q]: with the rest of O, over |row|^2 of dO
+    float* v_squares;   // [batch, heads_kv]: and of V
     ShareSums shares;
 
     Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool with_shares)

@@ -46,27 +46,12 @@ struct Meeting {
     }
 };
 
-/// A power of two that dS of a head is held times, in 16 bits: fp16 has neither large numbers nor small ones. Those of
-/// a group are not further apart than sums of dK can be moved.
+/// A power of two that dS of a head is held times, in 16 bits: fp16 has neither large numbers nor small ones
+/// (units.cuh).
 template <class T>
 __device__ __forceinline__ float gradient_unit(const Launch& launch, std::int64_t batch, int head) {
     if constexpr (!std::is_same_v<T, __half>) return 1;
-    constexpr int kMost = 60;
-    constexpr int kMostApart = 40;
-    const ForwardParams& p = launch.params.forward;
-    const int kv_head = head / p.group;
-    const float v_squares = launch.v_squares[batch * p.heads_kv + kv_head];
-    const auto exponent_of = [&](int of_head) {
-        const std::int64_t place = batch * p.heads_q + of_head;
-        const float limit = sqrtf(launch.do_squares[place]) * sqrtf(v_squares) + launch.limits[place];
-        return __float_as_int(limit) >> 23;
-    };
-    const int first = kv_head * p.group;
-    int largest = 0;
-    for (int h = first; h < first + p.group; ++h) largest = max(largest, exponent_of(h));
-    if (largest == 0) return 1;
-    const int exponent = max(exponent_of(head), largest - kMostApart);
-    return __int_as_float((127 + min(max(14 + 127 - exponent, -kMost), kMost)) << 23);
+    return launch.limits[batch * launch.params.forward.heads_q + head];
 }
 
 /// dQ of a tile of queries in the workspace, in fp32: float4 number i of thread t lies at [i][t], so that threads read

@@ -97,6 +97,7 @@ void start_before(const Problem& p, const Launch& launch, const Extents& extents
     if (p.dtype == DType::fp32) check(delta_fp32(p, launch, stream), "delta");
     else if (p.dtype == DType::bf16) check(delta<__nv_bfloat16>(p, launch, extents.general, stream), "delta");
     else check(delta<__half>(p, launch, extents.general, stream), "delta");
+    if (p.dtype == DType::fp16) check(start_units<__half>(launch, stream), "units of dS");
 }
 
 void start_sums(const Problem& p, const Launch& launch, cudaStream_t stream) {

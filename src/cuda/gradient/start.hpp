@@ -16,6 +16,10 @@ cudaError_t start_delta(const Launch& launch, cudaStream_t stream);
 template <class T>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
 
+/// The powers of two that dS of a head is held times, in fp16; before it, limits.
+template <class T>
+cudaError_t start_units(const Launch& launch, cudaStream_t stream);
+
 /// dK and dV of groups that were shared out.
 template <class T>
 cudaError_t start_sum_shares(const SumSharesLaunch& launch, cudaStream_t stream);

@@ -4,6 +4,7 @@
 #include "cuda/gradient/delta_of_output.cuh"
 #include "cuda/gradient/dq.cuh"
 #include "cuda/gradient/sum_shares.cuh"
+#include "cuda/gradient/units.cuh"
 
 template cudaError_t tessera::cuda::gradient::start_delta_of_output<__half>(const tessera::cuda::gradient::Launch&,
                                                                             cudaStream_t);
@@ -33,3 +34,4 @@ template cudaError_t tessera::cuda::gradient::start_dq<__half, 256>(const tesser
                                                                     cudaStream_t);
 template cudaError_t tessera::cuda::gradient::start_sum_shares<__half>(const tessera::cuda::gradient::SumSharesLaunch&,
                                                                        cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_units<__half>(const tessera::cuda::gradient::Launch&, cudaStream_t);
