@@ -197,6 +197,38 @@ TEST_F(CudaRestOfO, knows_hidden_nan_from_seen) {
     }
 }
 
+/// Members lie behind one another, so a tile's last rows may be the next member's: a NaN there is none of this one's.
+TEST_F(CudaRestOfO, stays_with_its_member) {
+    for (const DType dtype : kRoundedTypes) {
+        for (const auto& [dim, alibi] : {std::pair<std::int64_t, bool>{64, false},
+                                         {64, true},
+                                         {128, false},
+                                         {128, true},
+                                         {192, false},
+                                         {256, false}}) {
+            Problem p = make_ragged({74, 112}, {90, 130}, 2, 2, dim, dtype);
+            p.alibi = alibi;
+            Attention clean(p, 1, {74, 112}, {90, 130});
+            with_forward_and_rest(clean, [&](const KernelInfo& kernel) {
+                ASSERT_TRUE(clean.backward(kernel));
+                for (Tensor Attention::*which : {&Attention::q, &Attention::d_o}) {
+                    Attention dirty = clean;
+                    for (std::int64_t c = 0; c < dim; ++c) (dirty.*which).set(std::nan(""), 80, 1, c);  // query 6
+                    ASSERT_TRUE(dirty.backward(kernel));
+                    for (std::int64_t i = 0; i < 90; ++i) {
+                        SCOPED_TRACE(i);
+                        if (i < 74) {
+                            ASSERT_EQ(clean.dq.get(i, 1, 5), dirty.dq.get(i, 1, 5)) << p.describe();
+                        }
+                        ASSERT_EQ(clean.dk.get(i, 1, 5), dirty.dk.get(i, 1, 5)) << p.describe();
+                        ASSERT_EQ(clean.dv.get(i, 1, 5), dirty.dv.get(i, 1, 5)) << p.describe();
+                    }
+                }
+            });
+        }
+    }
+}
+
 /// Rows that see no key, and a Problem without queries or keys.
 TEST_F(CudaRestOfO, of_nothing_is_nothing) {
     for (const auto& [len_q, len_kv] : {std::pair<std::int64_t, std::int64_t>{150, 40}, {0, 70}, {70, 0}}) {

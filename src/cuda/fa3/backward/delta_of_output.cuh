@@ -149,6 +149,22 @@ struct OutputDelta {
         if (exists && (zero != 0 || !isfinite(lse))) flags.some_special = 1;
         if (large) flags.some_large = 1;
     }
+
+    /// Past the end of a ragged member the tiles of Q and dO hold rows of the next one.
+    __device__ __forceinline__ void look_past_end(OutputFlags* flags) const {
+        const ForwardParams& p = launch.params.forward;
+        const int thread = static_cast<int>(threadIdx.x);
+        const int part = thread % kRowThreads;
+        const std::int64_t end = p.total_q - tile.first_q;
+#pragma unroll 1
+        for (int row = thread / kRowThreads; row < kDeltaBlockQ; row += kOutputThreads / kRowThreads) {
+            const int query = tile.query + row;
+            if (query < tile.blocks.len_q || query >= end) continue;
+            const float zero =
+                zero_of_row<T>(q, query, p.head_dim, part) + zero_of_row<T>(rows.d_o, query, p.head_dim_v, part);
+            if (zero != 0) flags[row / 64].some_special = 1;
+        }
+    }
 };
 
 /// Tiles of queries, of all heads.
@@ -226,6 +242,7 @@ __global__ void __launch_bounds__(kOutputThreads, 2) delta_of_output_kernel(cons
             output.run(batch, tile.query + row, row % 64, stats[part], flags[part], limits);
         }
     }
+    if (p.cu_seqlens_q != nullptr) output.look_past_end(flags);
     if constexpr (kHeld<T>) {
         raise_limit(tile.limits(launch).d_o_squares, limits.d_o_squares);
         raise_limit(tile.limits(launch).sum, limits.sum);
