@@ -146,7 +146,7 @@ void judge_host(const Asked& asked, const std::string& first) {
         for (const Row* row : rows)
             if (row->measured.record.file == first)
                 calls.push_back({row->problem, options_of(*row), row->measured.record.ms});
-        calls = measure::without_disturbed(calls);
+        calls = measure::medians_of(calls);
         const model::Prediction& kind = rows.front()->measured.prediction;
         if (calls.empty()) continue;
         const model::Machine& machine = (*std::find_if(rows.begin(), rows.end(), [&](const Row* row) {

@@ -171,24 +171,18 @@ Summary time_probe(const KernelProbe& probe, Schedule schedule, Pass pass, DType
     return time_call([&] { backward(second, tensors.backward(), more); }, views, cache, method_of(probe)).ms;
 }
 
-std::vector<TimedCall> without_disturbed(const std::vector<TimedCall>& calls) {
-    constexpr double kAlike = 1.15;
+std::vector<TimedCall> medians_of(const std::vector<TimedCall>& calls) {
     std::vector<TimedCall> kept;
     std::vector<std::vector<double>> times;
     for (const TimedCall& call : calls) {
-        std::size_t i = 0;
         const auto same = [&](const TimedCall& one) {
             return one.options.threads == call.options.threads && one.problem.describe() == call.problem.describe();
         };
-        while (i < kept.size() && !same(kept[i])) ++i;
-        if (i == kept.size()) kept.push_back(call), times.emplace_back();
-        times[i].push_back(call.ms);
+        const auto at = static_cast<std::size_t>(std::find_if(kept.begin(), kept.end(), same) - kept.begin());
+        if (at == kept.size()) kept.push_back(call), times.emplace_back();
+        times[at].push_back(call.ms);
     }
-    for (std::size_t i = 0; i < kept.size(); ++i) {
-        const double quickest = *std::min_element(times[i].begin(), times[i].end());
-        std::erase_if(times[i], [&](double ms) { return ms > kAlike * quickest; });
-        kept[i].ms = summarize(times[i]).median;
-    }
+    for (std::size_t i = 0; i < kept.size(); ++i) kept[i].ms = summarize(times[i]).median;
     return kept;
 }
 
@@ -239,8 +233,8 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
 std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
                                              const std::function<void(const std::string&)>& progress,
                                              const ProbeTimed& timed) {
-    // What runs beside for seconds makes all calls of a kind slow at once: each is timed again when all kinds have
-    // been.
+    // What runs beside for seconds makes all calls of a kind slow, or quick, at once: each is timed again when all kinds
+    // have been.
     struct Kind {
         ProbedKind kernels;
         Pass pass;
@@ -265,7 +259,7 @@ std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
     }
     std::vector<MeasuredKernels> result;
     for (const Kind& kind : kinds) {
-        const std::vector<TimedCall> calls = without_disturbed(kind.calls);
+        const std::vector<TimedCall> calls = medians_of(kind.calls);
         result.push_back({kind.name, fitted_shares(machine, kind.kernels.schedule, kind.pass, calls),
                           fmt::format("{} calls timed by tessera calibrate", calls.size())});
     }

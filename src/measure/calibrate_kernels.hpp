@@ -55,9 +55,8 @@ struct TimedCall {
     double ms = 0;
 };
 
-/// Calls that were timed several times, once each: the median of its times but for those that something disturbed, which
-/// took 15 % longer than the quickest.
-std::vector<TimedCall> without_disturbed(const std::vector<TimedCall>& calls);
+/// Calls that were timed several times, once each, with the median of their times.
+std::vector<TimedCall> medians_of(const std::vector<TimedCall>& calls);
 
 /// The shares of a kind of kernels with which the model gives these times on the machine, each such as can be
 /// (model::range_of_share). Of one core start_us is 0 and crowd 1: no call tells of them.
@@ -67,12 +66,12 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
 /// Is told of each call that was timed.
 using ProbeTimed = std::function<void(const ProbedKind&, Pass, const KernelProbe&, const Summary&)>;
 
-/// All kinds: measured kProbeRounds times, fitted to what was not disturbed. `progress` is told before each.
+/// All kinds: timed in kProbeRounds rounds, fitted to the medians. `progress` is told before each.
 std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
                                              const std::function<void(const std::string&)>& progress,
                                              const ProbeTimed& timed = {});
 
-inline constexpr int kProbeRounds = 2;
+inline constexpr int kProbeRounds = 3;
 
 /// Kinds of kernels that are measured.
 inline constexpr int kKernelKinds = 2 * static_cast<int>(std::size(kProbedKinds));

@@ -68,6 +68,19 @@ TEST(Accuracy, held_out) {
         const double told = measure::expected_error(a.kernels, a.pass == "forward" ? Pass::forward : Pass::backward);
         EXPECT_NEAR(nine_of_ten, told, 0.2 * told + 0.01) << a.kernels << " " << a.pass;
     }
+    for (const Schedule schedule : {Schedule::standard, Schedule::fa1}) {
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+            std::vector<double> errors;
+            for (const measure::Comparison& row : held_out.rows) {
+                if (row.record.schedule == name_of(schedule) && row.record.pass == name_of(pass))
+                    errors.push_back(std::abs(row.error()));
+            }
+            ASSERT_GE(errors.size(), 30U);
+            std::sort(errors.begin(), errors.end());
+            const double told = measure::expected_error_of_plain(schedule, pass);
+            EXPECT_NEAR(errors[errors.size() * 9 / 10], told, 0.2 * told + 0.01) << name_of(schedule);
+        }
+    }
 }
 
 /// Of drawn shapes those with an even number of keys are fitted, the others are not, whatever the kernel and the file.
