@@ -44,7 +44,8 @@ std::string kernels_text(std::span<const SweepRow> rows) {
     return text;
 }
 
-/// The error bar of the row's kernels, of the newest schedule where they differ; of those that the machine has not measured, by name, where it measured others.
+/// The error bar of the row's kernels, of the newest schedule where they differ; of those that the machine has not
+/// measured, by name, where it measured others.
 std::string error_text(const SweepRow& row, const model::Machine& machine) {
     const model::Prediction* shown = nullptr;
     bool some_measured = false;
@@ -288,7 +289,8 @@ std::string accuracy_text(const measure::Comparisons& comparisons, int width) {
         text += "Fitted on these rows: what the formulas can't say\n" +
                 groups_text(measure::summarise(fitted), "kernels", width);
     for (const auto& [reason, count] : comparisons.left_out) {
-        for (const std::string& line : wrapped(fmt::format("left out: {} ({})", reason, count), static_cast<std::size_t>(width)))
+        for (const std::string& line :
+             wrapped(fmt::format("left out: {} ({})", reason, count), static_cast<std::size_t>(width)))
             text += line + "\n";
     }
     return text;

@@ -281,9 +281,10 @@ std::string error_bar_text(const Problem& problem, const model::Prediction& pred
     const std::string bar =
         plain ? fmt::format("+-{:.0f} %: so far off were nine of ten held-out rows of {} ({}) on an H200",
                             100 * expected_error_of_plain(schedule, pass), name_of(schedule), name_of(pass))
-              : fmt::format("+-{:.0f} %: so far off were nine of ten held-out rows of fa2 and fa3 of this kind ({}, "
-                            "{}) on an H200",
-                            100 * expected_error(kind, pass), kind, name_of(pass));
+              : fmt::format(
+                    "+-{:.0f} %: so far off were nine of ten held-out rows of fa2 and fa3 of this kind ({}, "
+                    "{}) on an H200",
+                    100 * expected_error(kind, pass), kind, name_of(pass));
     for (const char* measured : {"h200", "h100", "b200", "rtxa5000"}) {
         if (machine.name == measured) return bar;
     }

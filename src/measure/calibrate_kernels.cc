@@ -233,8 +233,8 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
 std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
                                              const std::function<void(const std::string&)>& progress,
                                              const ProbeTimed& timed) {
-    // What runs beside for seconds makes all calls of a kind slow, or quick, at once: each is timed again when all kinds
-    // have been.
+    // What runs beside for seconds makes all calls of a kind slow, or quick, at once: each is timed again when all
+    // kinds have been.
     struct Kind {
         ProbedKind kernels;
         Pass pass;

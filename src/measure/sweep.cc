@@ -145,9 +145,7 @@ std::string lengths_text(const Problem& first, const Problem& last) {
 }
 
 /// Three digits, and no powers of ten.
-std::string rate_text(double rate) {
-    return rate < 1000 ? fmt::format("{:.3g}", rate) : fmt::format("{:.0f}", rate);
-}
+std::string rate_text(double rate) { return rate < 1000 ? fmt::format("{:.3g}", rate) : fmt::format("{:.0f}", rate); }
 
 /// What was asked, in the words of the options, and whose kernels are shown.
 std::string subtitle_of(std::span<const SweepRow> rows) {
@@ -199,7 +197,8 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
     double lowest = peak / 2;
     double flop_per_exp = 0;
     for (std::size_t s = 0; s < rows.front().cells.size(); ++s) {
-        plot::Series series{.name = name_of(rows.front().cells[s].schedule), .points = {}};
+        const Schedule schedule = rows.front().cells[s].schedule;  // its colour, whoever is beside it
+        plot::Series series{.name = name_of(schedule), .points = {}, .color = static_cast<int>(schedule)};
         for (const SweepRow& row : rows) {
             const SweepCell& cell = row.cells[s];
             if (!cell.known()) continue;
