@@ -105,7 +105,7 @@ void fill(const TensorView& tensor, Fill kind, std::uint64_t seed) {
     const std::int64_t of_task = std::max<std::int64_t>(1, kElementsOfTask * slices / tensor.size());
     const auto bytes = static_cast<std::size_t>(tensor.size() * size_of(tensor.dtype));
     const int threads = extent(tensor).size() == bytes ? available_threads() : 1;
-    tbb_parallel_for((slices + of_task - 1) / of_task, threads, [&](std::int64_t task, int) {
+    default_parallel_for((slices + of_task - 1) / of_task, threads, [&](std::int64_t task, int) {
         for_each_element_of_slices(tensor, task * of_task, std::min((task + 1) * of_task, slices), store);
     });
 }
