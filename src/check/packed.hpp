@@ -36,8 +36,8 @@ inline std::array<std::int64_t, 4> shape_of_rank_4(const TensorView& t) {
     return shape;
 }
 
-/// Calls f(flat, element) for every element of the slices begin ... end - 1 in C order: its C order index, and its address
-/// as std::byte*. A slice is what lies under one pair of the first two indices.
+/// Calls f(flat, element) for every element of the slices begin ... end - 1 in C order: its C order index, and its
+/// address as std::byte*. A slice is what lies under one pair of the first two indices.
 template <class F>
 void for_each_element_of_slices(const TensorView& t, std::int64_t begin, std::int64_t end, F&& f) {
     const auto shape = shape_of_rank_4(t);
