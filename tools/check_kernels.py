@@ -28,7 +28,7 @@ NEEDS = [
     (r"fa3::reset_kernel", set()),
     (r"fa3::backward::backward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
     (r"fa3::backward::delta_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
-    (r"fa3::backward::dq_kernel<.*>", set()),
+    (r"fa3::backward::(dq|shares)_kernel<.*>", set()),
     (r"fa3::backward::dq_product_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
     (r"(fa3::backward|gradient)::delta_of_output_kernel<.*>", {"FFMA"}),  # no product
     (r"fa2::forward_fp32_kernel<.*>", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
@@ -50,6 +50,7 @@ COMPILED = [
     ("fa3", "Shapes", "fa3::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "Shapes", "fa3::backward::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "Shapes", "fa3::backward::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::shares_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "ShapesThatAdd", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "ShapesByRoles", "fa3::backward::dq_product_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "Shapes", "fa3::backward::delta_of_output_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
@@ -90,7 +91,7 @@ LOCAL_MEMORY = [
     Allowed(r"fa2::backward_kernel<.*, BackwardHeadDim64>", 104, 77, "numbers kept over a step, in fp16 and on sm_80"),
     Allowed(r"fa1::backward_kernel<fp16, BackwardHeadDim256>", 88, 80, "numbers kept over a block of keys"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 64, 56, "scalars of a tile's ends, and the producer's; none in the main loop"),
-    Allowed(r"fa3::backward::delta_of_output_kernel<bf16, HeadDim256>", 8, 2, "8 bytes kept over the rows, once a thread"),
+    Allowed(r"fa3::backward::delta_kernel<fp16, HeadDim(64|128)General>", 8, 2, "8 bytes kept over the keys, once a thread"),
 ]
 
 # What ptxas says of a wgmma pipeline, and may say: code -> reason.

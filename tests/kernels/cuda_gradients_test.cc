@@ -51,6 +51,14 @@ const Shape kShapesOfManyHeads[] = {
     {260, 260, 48, 48, 128, DType::fp16, {.causal = Causal::bottom_right}},
     {200, 140, 64, 64, 128, DType::bf16, {}},
 };
+/// Of fa3: thread blocks share the query heads of a kv head (at 200, of 48 and of 64).
+const Shape kShapesOfShares[] = {
+    {270, 270, 32, 1, 64, DType::bf16, {.causal = Causal::bottom_right}},
+    {270, 270, 64, 2, 128, DType::fp16, {.causal = Causal::top_left}},
+    {200, 200, 64, 1, 128, DType::bf16, {.causal = Causal::top_left}},
+    {200, 200, 48, 1, 192, DType::bf16, {.causal = Causal::bottom_right}},
+    {200, 200, 64, 1, 256, DType::fp16, {.causal = Causal::bottom_right}},
+};
 /// And of this one blocks start in parts.
 const Shape kShapeInParts = {2111, 2111, 16, 16, 64, DType::bf16, {.causal = Causal::top_left}};
 
@@ -99,6 +107,26 @@ TEST_F(CudaGradients, a_member_has_the_same_bits_at_every_place_of_every_batch) 
 /// With who makes dQ of the sum: a kernel of its own, or the last block of keys to add.
 TEST_F(CudaGradients, a_member_has_the_same_bits_among_few_and_many_blocks) {
     for (const Shape& shape : kShapesOfManyHeads) expect_the_same_bits_in_batches(shape, Schedule::fa3);
+    for (const Shape& shape : kShapesOfShares) expect_the_same_bits_in_batches(shape, Schedule::fa3);
+}
+
+/// With thread blocks that share a group's query heads, and with a softcap.
+TEST_F(CudaGradients, shares_of_a_group_add_up) {
+    for (const Shape& shape : kShapesOfShares) {
+        for (const float softcap : {0.0F, 20.0F}) {
+            if (softcap != 0 && shape.head_dim > 128) continue;
+            Problem p = problem_of(shape, 2);
+            p.softcap = softcap;
+            Attention a(p, 7);
+            a.prepare_backward();
+            for_each_cuda_kernel([&](const KernelInfo& kernel) {
+                if (kernel.schedule != Schedule::fa3) return;
+                ASSERT_TRUE(a.backward(kernel));
+                const Report report = a.check_backward();
+                EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
+            });
+        }
+    }
 }
 
 void expect_the_bits_of_a_dense_one(const Shape& shape, const std::optional<Schedule>& only = {}) {
@@ -133,6 +161,7 @@ void expect_the_bits_of_a_dense_one(const Shape& shape, const std::optional<Sche
 TEST_F(CudaGradients, a_ragged_member_has_the_bits_of_a_dense_one) {
     for (const Shape& shape : kShapes) expect_the_bits_of_a_dense_one(shape);
     expect_the_bits_of_a_dense_one(kShapeInParts, Schedule::fa3);
+    for (const Shape& shape : kShapesOfShares) expect_the_bits_of_a_dense_one(shape, Schedule::fa3);
 }
 
 /// More blocks of keys than the device has multiprocessors, all adding to the same few tiles of queries.

@@ -148,14 +148,14 @@ TEST(fa3_backward_order, causal_blocks_of_many_heads_start_in_parts) {
 TEST(fa3_backward_order, few_blocks_without_a_mask_start_at_the_first_queries) {
     using cuda::fa3::backward::kMostStraight;
     Blocks<64, 128> blocks{};
-    blocks.set({}, 1000, 128 * kMostStraight, 1);
+    blocks.set({}, 1000, 128 * kMostStraight, 1, 1);
     for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(blocks.start_of(n), 0);
     for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m));
     EXPECT_EQ(blocks.place(0, 3, kMostStraight - 1), 0);
     EXPECT_EQ(blocks.place(0, 3, 0), kMostStraight - 1);
-    blocks.set({}, 1000, 128 * kMostStraight + 1, 1);
+    blocks.set({}, 1000, 128 * kMostStraight + 1, 1, 1);
     EXPECT_TRUE(blocks.any(1, 0));
-    blocks.set({}, 1000, 1000, 2);
+    blocks.set({}, 1000, 1000, 2, 1);
     EXPECT_TRUE(blocks.any(1, 0));
 }
 
@@ -190,7 +190,7 @@ TEST(fa3_backward_order, the_last_to_add_is_the_first_block_where_it_is_said_to_
 /// All heads of a group are gone through at one block of queries.
 TEST(fa3_backward_order, heads_of_a_group_stay_together_where_blocks_rise) {
     Blocks<64, 128> blocks{};
-    blocks.set({.causal = Causal::bottom_right}, 1024, 1024, 4);
+    blocks.set({.causal = Causal::bottom_right}, 1024, 1024, 4, 1);
     ASSERT_TRUE(blocks.rising);
     Steps<true> step(blocks, 3, 4);
     for (int m = 15; m >= 6; --m) {
@@ -204,12 +204,61 @@ TEST(fa3_backward_order, heads_of_a_group_stay_together_where_blocks_rise) {
     ASSERT_FALSE(step.more());
 }
 
+/// A part of its own for each block, so that heads take turns: the longest blocks of all heads first, or, falling, the
+/// last blocks.
+TEST(fa3_backward_order, single_blocks_in_turn_are_added_in_the_order_of_the_places) {
+    for (const Mask& mask : kMasks) {
+        for (const int len : {1, 200, 640, 2049}) {
+            SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len));
+            const int count = (len + 127) / 128;
+            for (const int more : {0, 3}) {
+                expect_right<64, 128>(mask, len, len, 8, 8, count + more);
+                expect_right<128, 128>(mask, len, len, 8, 8, count + more);
+                expect_right<64, 128>(mask, len / 2 + 1, len, 8, 8, count + more);
+            }
+            if (HasFatalFailure()) return;
+        }
+    }
+}
+
+/// Few causal blocks of keys share their query heads out, so many that no block lasts too long; which is a matter of
+/// the member's length and the heads.
+TEST(fa3_backward_order, few_causal_blocks_of_groups_share_the_query_heads) {
+    using cuda::fa3::backward::most_shares;
+    const Mask causal{.causal = Causal::bottom_right};
+    Blocks<64, 128> blocks{};
+    const auto shares = [&](int len, int group, int heads) {
+        blocks.set(causal, len, len, group, heads);
+        EXPECT_EQ(blocks.shares * blocks.share_heads, group) << len;
+        EXPECT_TRUE(blocks.rising);
+        EXPECT_LE(blocks.shares, most_shares(causal, group, heads, len, 128)) << len;
+        return blocks.shares;
+    };
+    EXPECT_EQ(shares(2048, 8, 8), 2);
+    EXPECT_EQ(shares(32768, 8, 8), 2) << "no more than four heads at a stop";
+    EXPECT_EQ(shares(4096, 4, 8), 1) << "256 blocks";
+    EXPECT_EQ(shares(2048, 4, 8), 2) << "128 blocks";
+    EXPECT_EQ(shares(1024, 4, 8), 1) << "64 steps";
+    EXPECT_EQ(shares(512, 8, 8), 1) << "64 steps";
+    EXPECT_EQ(shares(4096, 64, 1), 16);
+    EXPECT_EQ(shares(4096, 6, 2), 2) << "three heads are an odd number";
+    EXPECT_EQ(shares(4096, 7, 2), 1);
+    for (int len = 1; len < 9000; len += 37) shares(len, 16, 2);
+    EXPECT_EQ(most_shares(causal, 1, 8, 4096, 128), 1);
+    EXPECT_EQ(most_shares({}, 8, 8, 4096, 128), 1);
+    for (const auto& [mask, len_q] : {std::pair{Mask{}, 2048}, {causal, 2047}, {Mask{.window_right = 5}, 2048}}) {
+        blocks.set(mask, len_q, 2048, 8, 8);
+        EXPECT_EQ(blocks.shares, 1);
+        EXPECT_EQ(blocks.share_heads, 8);
+    }
+}
+
 /// All blocks of queries that see all keys of a warpgroup, and no others, are said to.
 template <int kBlockQ, int kBlockKv>
 void expect_full(const Mask& mask, int len_q, int len_kv) {
     constexpr int kKeys = 64;
     Blocks<kBlockQ, kBlockKv> blocks{};
-    blocks.set(mask, len_q, len_kv, 1);
+    blocks.set(mask, len_q, len_kv, 1, 1);
     const Band band = mask.bind(len_q, len_kv);
     for (int key = 0; key < blocks.count_kv * kBlockKv; key += kKeys) {
         const auto [begin, end] = blocks.full_queries_of(key, kKeys);
@@ -258,10 +307,10 @@ TEST(fa3_backward_order, one_sum_is_enough_where_the_workspace_has_one) {
 
 TEST(fa3_backward_order, blocks_without_a_mask_start_apart) {
     Blocks<64, 128> blocks{};
-    blocks.set({}, 4096, 4096, 1);
+    blocks.set({}, 4096, 4096, 1, 1);
     for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(Steps<false>(blocks, n, 1).m, 2 * n);
     Blocks<128, 128> square{};
-    square.set({}, 4096, 4096, 1);
+    square.set({}, 4096, 4096, 1, 1);
     for (int n = 0; n < square.count_kv; ++n) ASSERT_EQ(Steps<false>(square, n, 1).m, n);
 }
 

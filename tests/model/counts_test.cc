@@ -62,7 +62,7 @@ Span tiles(Range rows, int block) {
 template <int kBlockQ, int kBlockKv>
 void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
     Blocks<kBlockQ, kBlockKv> blocks{};
-    blocks.set(mask, len_q, len_kv, 1);
+    blocks.set(mask, len_q, len_kv, 1, 1);
     const Band band = mask.bind(len_q, len_kv);
     for (const int n : {0, 1, blocks.count_kv / 2, blocks.count_kv - 2, blocks.count_kv - 1}) {
         if (n < 0 || n >= blocks.count_kv) continue;

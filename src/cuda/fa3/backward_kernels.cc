@@ -28,6 +28,11 @@ std::int64_t blocks_q(const Problem& p, std::int64_t block) {
     return p.ragged ? p.total_q / block + p.batch : p.batch * ((p.len_q + block - 1) / block);
 }
 
+/// The same of keys (backward::first_block_kv).
+std::int64_t all_blocks_kv(const Problem& p, std::int64_t block) {
+    return p.ragged ? p.total_kv / block + p.batch : p.batch * ((p.len_kv + block - 1) / block);
+}
+
 /// Blocks of keys of one head of one member, at most.
 std::int64_t blocks_kv(const Problem& p, std::int64_t block) { return (p.len_kv + block - 1) / block; }
 
@@ -38,7 +43,7 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
 /// What a call's workspace is cut into.
 struct Memory {
     backward::Workspace workspace;
-    backward::Limits* limits;  // [batch, heads_kv], in fp16
+    backward::Limits* limits;  // [batch, heads_kv, shares], in fp16
     std::size_t cleared;       // bytes that are 0 before the first kernel
 };
 
@@ -46,14 +51,20 @@ Memory lay_out(Arena& arena, const Problem& p) {
     const backward::Config c = config_of(p);
     const std::int64_t blocks = p.heads_q * blocks_q(p, c.block_q);
     const std::int64_t sums = backward::sums_of_dq(p);
+    const std::int64_t shares = backward::shares_of_groups(p);
     backward::Workspace w{};
     w.start = arena.take<backward::Start>(1);
     backward::Limits* const limits =
-        p.dtype == DType::fp16 ? arena.take<backward::Limits>(p.batch, p.heads_kv) : nullptr;
+        p.dtype == DType::fp16 ? arena.take<backward::Limits>(p.batch, p.heads_kv, shares) : nullptr;
     const std::size_t cleared = arena.used();
     w.stats = arena.take<backward::RowStats>(blocks, c.row_stats());
     w.counters = arena.take<int>(sums, blocks, backward::Config::kConsumers);
     w.dq = arena.take<float>(sums, blocks, std::int64_t{c.block_q}, std::int64_t{c.head_dim});
+    if (shares > 1) {
+        const std::int64_t keys = p.heads_kv * all_blocks_kv(p, c.block_kv) * c.block_kv;
+        w.dk = arena.take<float>(shares, keys, std::int64_t{c.head_dim});
+        w.dv = arena.take<float>(shares, keys, std::int64_t{c.head_dim_v});
+    }
     return {w, limits, cleared};
 }
 
@@ -80,40 +91,72 @@ struct Rounds {
 };
 
 /// Few blocks without a mask are a part each, so that the heads take turns and few blocks wait for each other at the
-/// start. Heads at a time: as many as the second-level cache holds, and blocks for all multiprocessors some times over,
-/// or all of them where they have more blocks than kMostInRounds.
+/// start; so are those that rise, and those by roles under a causal mask, so that the longest of many heads come first.
+/// Heads at a time: as many as the second-level cache holds, and blocks for all multiprocessors some times over, or all
+/// of them where they have more blocks than kMostInRounds.
 constexpr int kBlocksAtOnce = 512, kMostInRounds = 32;
 
-Rounds rounds_of(const Problem& p, const backward::Config& c) {
+/// Heads whose rows the second-level cache holds.
+std::int64_t cached_heads(const Problem& p) {
     constexpr std::int64_t kBytes = std::int64_t{24} << 20;
-    const int most = static_cast<int>(blocks_kv(p, c.block_kv));
-    const auto heads = static_cast<int>(p.batch * p.heads_kv);
-    if (c.roles()) return {1, most, heads};
     const std::int64_t of_head =
         p.len_q * (4 * p.head_dim + 2 * (p.head_dim + p.head_dim_v)) + p.len_kv * 4 * (p.head_dim + p.head_dim_v);
-    const std::int64_t cached = std::max<std::int64_t>(kBytes / std::max<std::int64_t>(of_head, 1), 1);
+    return std::max<std::int64_t>(kBytes / std::max<std::int64_t>(of_head, 1), 1);
+}
+
+/// And at least so many that there are kBlocksAtOnce, of `blocks` each.
+std::int64_t some_heads(const Problem& p, int blocks) {
+    return std::max<std::int64_t>(cached_heads(p), kBlocksAtOnce / std::max(blocks, 1));
+}
+
+/// Heads whose blocks come by length. The fewer, the more blocks are of one head and have its rows of Q and dO in the
+/// second-level cache; the more, the better the longest blocks are dealt out. All of them, where they have few blocks.
+int heads_in_turn(int blocks, int heads, bool roles) {
+    if (!roles && std::int64_t{heads} * blocks <= backward::kFewestToShare) return heads;
+    const int few = roles ? 4 : std::clamp(1024 / std::max(blocks, 1), 4, 8);
+    return std::max(few, 128 / std::max(blocks, 1));
+}
+
+Rounds rounds_of(const Problem& p, const backward::Config& c, int heads) {
+    const int most = static_cast<int>(blocks_kv(p, c.block_kv));
+    const auto rounds = [&](int parts, int part_kv, std::int64_t at_once) {
+        return Rounds{parts, part_kv, static_cast<int>(std::min<std::int64_t>(at_once, heads))};
+    };
+    if (backward::goes_by_length(p)) return rounds(most, 1, heads_in_turn(most, heads, c.roles()));
+    if (c.roles()) return {1, most, heads};
     if (backward::starts_in_parts(p)) {
-        const std::int64_t at_once =
-            most > kMostInRounds ? heads : std::max<std::int64_t>(cached, kBlocksAtOnce / most);
-        return {backward::kParts, (most + backward::kParts - 1) / backward::kParts,
-                static_cast<int>(std::min<std::int64_t>(at_once, heads))};
+        return rounds(backward::kParts, (most + backward::kParts - 1) / backward::kParts,
+                      most > kMostInRounds ? heads : some_heads(p, most));
     }
     if (!p.ragged && p.mask.trivial() && p.group() == 1 && most <= backward::kMostStraight) {
-        return {most, 1, static_cast<int>(std::min<std::int64_t>(cached, heads))};
+        return rounds(most, 1, cached_heads(p));
     }
     return {1, most, heads};
 }
 
-template <int kBlockQ, int kBlockKv>
-backward::BlockCounts count_blocks(const Problem& p) {
-    backward::Blocks<kBlockQ, kBlockKv> blocks{};
-    blocks.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
-               static_cast<int>(p.heads_kv));
-    return blocks;
-}
-backward::BlockCounts blocks_of(const Problem& p, const backward::Config& c) {
-    if (c.roles()) return count_blocks<64, 64>(p);
-    return c.block_q == 128 ? count_blocks<128, 128>(p) : count_blocks<64, 128>(p);
+Divider divider(std::int64_t by) { return Divider(static_cast<int>(std::max<std::int64_t>(by, 1))); }
+
+/// In which order blocks of keys start, and tiles of queries where these are outer.
+void set_order(Launch& launch, const Problem& p, const backward::Config& c) {
+    const Rounds rounds = rounds_of(p, c, launch.heads);
+    launch.parts = rounds.parts;
+    launch.part_kv = rounds.part_kv;
+    launch.heads_at_once = rounds.heads;
+    launch.round = divider(rounds.heads * std::int64_t{rounds.parts} * rounds.part_kv);
+    launch.of_part_kv = divider(rounds.part_kv);
+    launch.of_part = divider(rounds.heads * std::int64_t{rounds.part_kv});
+    launch.of_last_part = divider(launch.heads % std::max(rounds.heads, 1) * std::int64_t{rounds.part_kv});
+    launch.shared_heads = divider(p.heads_kv * launch.shares);
+    launch.of_shares = divider(launch.shares);
+    const std::int64_t tiles = (p.len_q + 127) / 128;
+    const std::int64_t heads_q = p.batch * p.heads_q;
+    constexpr int kFewestTiles = 16;  // heads
+    const bool by_length = c.roles() && backward::goes_by_length(p);
+    const std::int64_t at_once =
+        std::min(by_length ? std::max<std::int64_t>(some_heads(p, static_cast<int>(tiles)), kFewestTiles) : 1, heads_q);
+    launch.query_heads = divider(at_once);
+    launch.last_query_heads = divider(heads_q % std::max<std::int64_t>(at_once, 1));
+    launch.of_query_round = divider(at_once * tiles);
 }
 
 Launch make_launch(const BackwardCall& call, const Memory& memory) {
@@ -148,18 +191,14 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
                           takes_vectors(launch.params.d_o, static_cast<int>(p.head_dim_v)) &&
                           takes_byte_vectors(launch.o_rest, static_cast<int>(p.head_dim_v));
     launch.dq_by_vectors = takes_vectors(launch.params.dq, static_cast<int>(p.head_dim));
+    launch.dk_by_vectors = takes_vectors(launch.params.dk, static_cast<int>(p.head_dim));
+    launch.dv_by_vectors = takes_vectors(launch.params.dv, static_cast<int>(p.head_dim_v));
     launch.blocks_q = static_cast<int>(blocks_q(p, c.block_q));
-    const Rounds rounds = rounds_of(p, c);
-    launch.parts = rounds.parts;
-    launch.part_kv = rounds.part_kv;
-    launch.heads_at_once = rounds.heads;
-    const int last_heads = static_cast<int>(p.batch * p.heads_kv) % std::max(rounds.heads, 1);
-    launch.round = Divider(std::max(rounds.heads * rounds.parts * rounds.part_kv, 1));
-    launch.of_part_kv = Divider(std::max(rounds.part_kv, 1));
-    launch.of_part = Divider(std::max(rounds.heads * rounds.part_kv, 1));
-    launch.of_last_part = Divider(std::max(last_heads * rounds.part_kv, 1));
-    launch.heads_kv = Divider(std::max(static_cast<int>(p.heads_kv), 1));
-    launch.blocks = blocks_of(p, c);
+    launch.shares = backward::shares_of_groups(p);
+    launch.blocks_kv = static_cast<int>(all_blocks_kv(p, c.block_kv));
+    launch.heads = static_cast<int>(p.batch * p.heads_kv) * launch.shares;
+    set_order(launch, p, c);
+    launch.blocks = backward::ask_blocks(p, [](const auto& blocks) -> backward::BlockCounts { return blocks; });
     launch.finishes = launch.dq_by_vectors && launch.params.dq.data != nullptr && has_queries(p) && has_keys(p) &&
                       backward::finishes_dq(p);
     if (p.batch * p.heads_kv * blocks_kv(p, c.block_kv) < kManyBlocks || launch.blocks.parted) launch.finishes = false;
@@ -176,6 +215,7 @@ cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t strea
     if (status == cudaSuccess && has_queries(p)) status = backward::start_delta<T, Shape>(launch, stream);
     if (status == cudaSuccess && has_keys(p) && !launch.only_dq) {
         status = backward::start_backward<T, Shape>(launch, stream);
+        if (status == cudaSuccess && launch.shares > 1) status = backward::start_shares<T, Shape>(launch, stream);
     }
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
     if constexpr (Shape::kConfig.roles()) return backward::start_dq_product<T, Shape>(launch, stream);

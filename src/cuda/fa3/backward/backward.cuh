@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __g
         // Blocks that started earlier come earlier in the order: nobody waits for one that has not started.
         shared.block.set(launch, atomicAdd(&launch.workspace.start->next_block, 1));
         if constexpr (kHeld<T>) {
-            shared.unit = gradient_unit<T>(launch, shared.block.batch, shared.block.kv_head) / kWeightUnit<T>;
+            shared.unit =
+                gradient_unit<T>(launch, shared.block.batch, shared.block.kv_head, shared.block.share) / kWeightUnit<T>;
         }
     }
     __syncthreads();
@@ -66,8 +67,7 @@ cudaError_t start_backward(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
-    const ForwardParams& p = launch.params.forward;
-    const std::int64_t blocks = std::int64_t{p.heads_kv} * p.batch * launch.parts * launch.part_kv;
+    const std::int64_t blocks = std::int64_t{launch.heads} * launch.parts * launch.part_kv;
     return start(backward_kernel<T, Shape>, blocks, Config::kThreads, kBytes, launch, stream);
 }
 

@@ -88,7 +88,7 @@ struct ConsumerThread {
     }
 
     __device__ __forceinline__ int count_steps() const {
-        const int count = Steps<false>(shared.block.blocks, shared.block.n, launch.params.forward.group).count();
+        const int count = Steps<false>(shared.block.blocks, shared.block.n, shared.block.blocks.share_heads).count();
         return __shfl_sync(kAllLanes, count, 0);  // known to be the same in all lanes
     }
     __device__ __forceinline__ void wait_for_q() { wait_for(shared.q_ring.full[q.stage], q.phase); }
@@ -287,6 +287,7 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::finish_dq(float (&dq
             *reinterpret_cast<uint4*>(out + 4 * i * to.row) = words;
         }
     }
+    ptx::fence_proxy_async();  // the copy engine writes the next sum where these rows have lain
     arrive(shared.dq_full[warpgroup]);
 }
 

@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
         for (int w = 0; w < Config::kConsumers; ++w) shared.some_special[w] = shared.some_large[w] = 0;
     }
     __syncthreads();
-    const QueryTile<kConfig> tile(launch);
+    const QueryTile<kConfig> tile(launch, place_by_heads(launch));
     if (threadIdx.x == 0 && falls(launch.params.forward, tile.batch)) launch.workspace.start->broken = 1;
     if (tile.query >= tile.blocks.len_q || done_from_output(launch, tile)) return;
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;

@@ -170,7 +170,7 @@ __device__ __forceinline__ void limit_values(const Launch& launch, std::int64_t 
     const int kv_head = static_cast<int>(head % p.heads_kv);
     const Member member = member_of(p, batch);
     BlocksOf<kConfig> blocks;
-    blocks.set(p.mask, member.len_q, member.len_kv, p.group);
+    blocks.set(p.mask, member.len_q, member.len_kv, p.group, p.heads_kv);
     const int begin = max(blocks.low, 0);
     const int end = min(blocks.len_q + blocks.high, blocks.len_kv);
     const HeadRows v(p.v, p.cu_seqlens_q != nullptr ? 0 : batch, member.first_kv, kv_head, sizeof(T));
@@ -183,11 +183,11 @@ __device__ __forceinline__ void limit_values(const Launch& launch, std::int64_t 
         const float share = counts ? squares_of_row<T>(v, first + row, p.head_dim_v, thread % kRowThreads, true) : 0.0F;
         limit = fmaxf(limit, finite_or_0(sum_of_row(share)));
     }
-    raise_limit(launch.limits[head].v_squares, limit);
+    raise_limit(launch.limits[head * launch.shares].v_squares, limit);
 }
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(kOutputThreads) delta_of_output_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kOutputThreads, 2) delta_of_output_kernel(const __grid_constant__ Launch launch) {
     __shared__ OutputFlags flags[Config::kConsumers];  // of 64 queries each
     const int thread = static_cast<int>(threadIdx.x);
     if constexpr (kHeld<T>) {
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kOutputThreads) delta_of_output_kernel(const _
     if (thread < Config::kConsumers) flags[thread] = {};
     __syncthreads();
     constexpr Config kConfig = Shape::kConfig;
-    const QueryTile<kConfig> tile(launch);
+    const QueryTile<kConfig> tile(launch, place_by_heads(launch));
     const ForwardParams& p = launch.params.forward;
     if (thread == 0 && falls(p, tile.batch)) launch.workspace.start->broken = 1;
     if (tile.query >= tile.blocks.len_q) return;

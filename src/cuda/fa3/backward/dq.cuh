@@ -12,11 +12,27 @@ namespace tessera::cuda::fa3::backward {
 
 inline constexpr int kDqThreads = 128 * Config::kConsumers;
 
+/// Rows of a tile in shared memory, which has 8 columns more, to rows of a tensor from `out` on.
+template <int kThreads, class T, int kRows, int kStride>
+__device__ __forceinline__ void store_rows(const T (&tile)[kRows][kStride], const Rows& to, T* out, int rows,
+                                           int columns, bool by_vectors) {
+    constexpr int kChunks = kStride / 8 - 1;  // of 16 bytes, in a row
+    for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += kThreads) {
+        const int row = i / kChunks;
+        const int column = i % kChunks * 8;
+        T* chunk = out + row * to.row + column * to.column;
+        if (by_vectors && column + 8 <= columns) {
+            *reinterpret_cast<uint4*>(chunk) = *reinterpret_cast<const uint4*>(&tile[row][column]);
+        } else {
+            for (int e = 0; e < 8 && column + e < columns; ++e) chunk[e * to.column] = tile[row][column + e];
+        }
+    }
+}
+
 template <class T, class Shape>
 __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kColumns = kConfig.block_q == Config::kRows ? kConfig.head_dim / 2 : kConfig.head_dim;
-    constexpr int kChunks = kConfig.head_dim / 8;  // of 16 bytes, in a row
     __shared__ __align__(16) T tile[kConfig.block_q][kConfig.head_dim + 8];
     const ForwardParams& p = launch.params.forward;
     const int count = (p.len_q + kConfig.block_q - 1) / kConfig.block_q;
@@ -25,7 +41,7 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
     const int head = static_cast<int>(blockIdx.x) / count % p.heads_q;
     const Member member = member_of(p, batch);
     BlocksOf<kConfig> blocks;
-    blocks.set(p.mask, member.len_q, member.len_kv, p.group);
+    blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group, p.heads_kv);
     if (m >= blocks.count_q || launch.workspace.start->broken != 0) return;
 
     const int thread = static_cast<int>(threadIdx.x);
@@ -47,7 +63,9 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
             sum[4 * j + 3] += four.w;
         }
     }
-    const float factor = kHeld<T> ? p.scale / gradient_unit<T>(launch, batch, head / p.group) : p.scale;
+    const float factor =
+        kHeld<T> ? p.scale / gradient_unit<T>(launch, batch, head / p.group, head % p.group / blocks.share_heads)
+                 : p.scale;
     const bool by_columns = kConfig.block_q == Config::kRows;
     const int row = (by_columns ? 0 : Config::kRows * half) + thread % 128 / 32 * 16 + thread % 32 / 4;
 #pragma unroll
@@ -59,18 +77,10 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
     __syncthreads();
     const Rows& dq = launch.params.dq;
     const std::int64_t first_row = member.first_q + std::int64_t{m} * kConfig.block_q;
-    T* out = reinterpret_cast<T*>(dq.data) + (p.cu_seqlens_q != nullptr ? 0 : batch * dq.batch) + head * dq.head;
+    T* out = reinterpret_cast<T*>(dq.data) + (p.cu_seqlens_q != nullptr ? 0 : batch * dq.batch) + head * dq.head +
+             first_row * dq.row;
     const int rows = min(kConfig.block_q, blocks.len_q - m * kConfig.block_q);
-    for (int i = thread; i < rows * kChunks; i += kDqThreads) {
-        const int r = i / kChunks;
-        const int column = i % kChunks * 8;
-        T* to = out + (first_row + r) * dq.row + column * dq.column;
-        if (launch.dq_by_vectors && column + 8 <= p.head_dim) {
-            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&tile[r][column]);
-        } else {
-            for (int e = 0; e < 8 && column + e < p.head_dim; ++e) to[e * dq.column] = tile[r][column + e];
-        }
-    }
+    store_rows<kDqThreads>(tile, dq, out, rows, p.head_dim, launch.dq_by_vectors);
 }
 
 template <class T, class Shape>

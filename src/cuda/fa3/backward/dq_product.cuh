@@ -65,7 +65,8 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::read_stats() {
     const RowStats& stats = launch.workspace.stats[tile.first_block + warpgroup];
     const bool exist = tile.has_stats(warpgroup);
     if constexpr (kHeld<T>) {
-        unit = gradient_unit<T>(launch, tile.batch, tile.head / launch.params.forward.group) / kWeightUnit<T>;
+        unit = gradient_unit<T>(launch, tile.batch, tile.head / launch.params.forward.group, tile.share(launch)) /
+               kWeightUnit<T>;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) dq_product_kernel(const _
     const Start& start = *launch.workspace.start;
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
-    const QueryTile<kConfig> tile(launch);
+    const QueryTile<kConfig> tile(launch, place_in_turn(launch));
     if (tile.query >= tile.blocks.len_q || start.broken != 0) return;
     const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
     if (warpgroup == 0) {

@@ -77,7 +77,7 @@ __device__ __forceinline__ void restore_lost(const ConsumerThread<T, kConfig>& c
         if (key >= block.blocks.len_kv || column >= p.head_dim_v) continue;
         const int last = min(key - block.blocks.low, block.blocks.len_q - 1);
 #pragma unroll 1
-        for (int head = block.kv_head * p.group; head < (block.kv_head + 1) * p.group; ++head) {
+        for (int head = block.end_head - block.blocks.share_heads; head < block.end_head; ++head) {
             const T* values = reinterpret_cast<const T*>(d_o.data) + batch * d_o.batch + head * d_o.head +
                               block.first_q * d_o.row + column * d_o.column;
 #pragma unroll 1
@@ -106,12 +106,39 @@ __device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<T, kC
             columns};
 }
 
+/// Where dK or dV of this warpgroup's 64 keys go, if the block has a share of the group: [64 keys][kDim] of `shares`.
+template <int kDim, class T, Config kConfig>
+__device__ __forceinline__ float* own_share(const ConsumerThread<T, kConfig>& c, float* shares) {
+    const Launch& launch = c.launch;
+    const KeyBlock<kConfig>& block = c.shared.block;
+    const std::int64_t head = std::int64_t{block.share} * launch.params.forward.heads_kv + block.kv_head;
+    const std::int64_t place = head * launch.blocks_kv +
+                               first_block_kv(launch.params.forward, kConfig.block_kv, block.batch, block.first_kv) +
+                               block.n;
+    return shares + place * (kConfig.block_kv * kDim) + c.first_row() * kDim;
+}
+
+/// Accumulators times `factor`, as they lie.
+template <int kDim>
+__device__ __forceinline__ void store_share(const float (&gradient)[kDim / 2], float factor, float* to) {
+    auto* out = reinterpret_cast<float4*>(to) + threadIdx.x % 128;
+#pragma unroll
+    for (int j = 0; j < kDim / 8; ++j) {
+        out[128 * j] = make_float4(scaled(gradient[4 * j], factor), scaled(gradient[4 * j + 1], factor),
+                                   scaled(gradient[4 * j + 2], factor), scaled(gradient[4 * j + 3], factor));
+    }
+}
+
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
     const Launch& launch = c.launch;
     if (c.shared.lost != 0) restore_lost(c, dv);
     // In fp16 weights come without what dropout multiplies them by.
     const float factor = kHeld<T> ? launch.params.forward.keep_scale / kWeightUnit<T> : 1.0F;
+    if (c.shared.block.blocks.shares > 1) {
+        if (launch.params.dv.data == nullptr) return;
+        return store_share<kConfig.head_dim_v>(dv, factor, own_share<kConfig.head_dim_v>(c, launch.workspace.dv));
+    }
     const GradientRows to =
         gradient_rows(c, launch.params.dv, launch.dv, launch.store_dv_by_copy_engine, launch.params.forward.head_dim_v);
     store_gradient<T, kConfig.head_dim_v>(dv, factor, to, c.shared.v, c.first_row() + 16 * c.warp(), c.lane());
@@ -122,6 +149,10 @@ __device__ __forceinline__ void store_dk(const ConsumerThread<T, kConfig>& c, co
     const Launch& launch = c.launch;
     const ForwardParams& p = launch.params.forward;
     const float factor = kHeld<T> ? p.scale / (c.unit() * kWeightUnit<T>) : p.scale;
+    if (c.shared.block.blocks.shares > 1) {
+        if (launch.params.dk.data == nullptr) return;
+        return store_share<kConfig.head_dim>(dk, factor, own_share<kConfig.head_dim>(c, launch.workspace.dk));
+    }
     const GradientRows to = gradient_rows(c, launch.params.dk, launch.dk, launch.store_dk_by_copy_engine, p.head_dim);
     store_gradient<T, kConfig.head_dim>(dk, factor, to, c.shared.k, c.first_row() + 16 * c.warp(), c.lane());
 }

@@ -33,11 +33,11 @@ struct Start {
     int special_keys;     ///< roles: there are NaN or infinities in K, as the main kernel has seen
 };
 
-/// 0 before the first kernel too: over every |dS| of a kv head and its query heads, in fp16 (units.cuh). The root of
-/// the product of the first two, and the third.
+/// 0 before the first kernel too: over every |dS| of a kv head and its query heads, or a share of them, in fp16
+/// (units.cuh). The root of the product of the first two, and the third.
 struct Limits {
     float d_o_squares;  ///< with the rest of O: of the largest row of dO, for |dP| <= |dO| |V|
-    float v_squares;    ///< and of V
+    float v_squares;    ///< and of V; of all shares, in the first one
     float sum;          ///< what else is added: |delta|; where delta is summed, the largest |dP| beside it
     int unused;
 };
@@ -48,6 +48,8 @@ struct Workspace {
     RowStats* stats;  // [heads_q, blocks, block_q / 64]
     int* counters;    // [sums, heads_q, blocks, 2 halves]: how many have added to this half of dQ
     float* dq;        // [sums, heads_q, blocks, block_q * padded head_dim], as the warpgroups' accumulators lie
+    float* dk;  // [shares, heads_kv, blocks of keys, block_kv * padded head_dim], as accumulators lie (shares.cuh)
+    float* dv;  // the same of head_dim_v
 };
 
 struct Launch {
@@ -56,22 +58,28 @@ struct Launch {
     Workspace workspace;
     float scale_log2;  ///< of Q K^T to scores in units of log2
     bool store_dq_by_copy_engine, store_dk_by_copy_engine, store_dv_by_copy_engine;  ///< they have tensor maps
-    bool only_dq;        ///< roles: the main kernel, which would look at K first, is left out
-    int sums;            ///< of dQ: 2 where some block of keys goes round (shapes.hpp)
-    Rows o_rest;         ///< what rounding took off O, a byte an element; null: delta is summed
-    bool o_by_vectors;   ///< O, the bytes and dO are read eight elements at a time
-    bool dq_by_vectors;  ///< rows of dQ can be written 16 bytes at a time
-    int blocks_q;        ///< blocks of queries of one head, over all members
-    int parts;           ///< in which the blocks of keys of a head start
-    int part_kv;         ///< blocks of keys of one part of one head of one member, at most
-    int heads_at_once;   ///< of all members: their parts start one after the other, then those of the next heads
+    bool only_dq;       ///< roles: the main kernel, which would look at K first, is left out
+    int sums;           ///< of dQ: 2 where some block of keys goes round (shapes.hpp)
+    Rows o_rest;        ///< what rounding took off O, a byte an element; null: delta is summed
+    bool o_by_vectors;  ///< O, the bytes and dO are read eight elements at a time
+    bool dq_by_vectors, dk_by_vectors, dv_by_vectors;  ///< their rows can be written 16 bytes at a time
+    int blocks_q;                                      ///< blocks of queries of one head, over all members
+    int parts;                                         ///< in which the blocks of keys of a head start
+    int part_kv;        ///< blocks of keys of one part of one head of one member, at most
+    int heads_at_once;  ///< of all members: their parts start one after the other, then those of the next heads
     Divider round, of_part_kv, of_part,
-        of_last_part;  ///< by blocks of all their parts; of one; of one of them all, ...
-                       ///< ... and of the last heads, which may be fewer
-    Divider heads_kv;
+        of_last_part;                       ///< by blocks of all their parts; of one; of one of them all, ...
+                                            ///< ... and of the last heads, which may be fewer
+    Divider query_heads, last_query_heads;  ///< where queries are outer: heads at a time, and those that are left, ...
+    Divider of_query_round;                 ///< ... and tiles of query_heads
+    Divider shared_heads;                   ///< kv heads times shares
+    Divider of_shares;                      ///< shares
+    int shares;                             ///< of a group's query heads, the most that a member has
+    int heads;           ///< of all members, times shares: those that blocks of keys are counted over
+    int blocks_kv;       ///< blocks of keys of one head, over all members
     BlockCounts blocks;  ///< of every member, unless ragged
     bool finishes;       ///< block of keys 0, the last to add, makes dQ of its sum: there is no dq_kernel
-    Limits* limits;      ///< fp16: [batch, heads_kv], in the workspace, after Start
+    Limits* limits;      ///< fp16: [batch, heads_kv, shares], in the workspace, after Start
 };
 
 /// Blocks of queries before a member's first one.
@@ -80,9 +88,15 @@ TESSERA_HOST_DEVICE constexpr std::int64_t first_block_q(const ForwardParams& p,
     if (p.cu_seqlens_q != nullptr) return first_q / block_q + batch;
     return batch * ((p.len_q + block_q - 1) / block_q);
 }
+/// The same of keys.
+TESSERA_HOST_DEVICE constexpr std::int64_t first_block_kv(const ForwardParams& p, int block_kv, std::int64_t batch,
+                                                          std::int64_t first_kv) {
+    if (p.cu_seqlens_kv != nullptr) return first_kv / block_kv + batch;
+    return batch * ((p.len_kv + block_kv - 1) / block_kv);
+}
 
-/// Start the kernels; delta_of_output where there is the rest of O, dq_product in the place of dq where the main kernel
-/// is split by roles. One instance each in instances/.
+/// Start the kernels; delta_of_output where there is the rest of O, shares where groups are shared out, dq_product in
+/// the place of dq where the main kernel is split by roles. One instance each in instances/.
 template <class T, class Shape>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
@@ -91,6 +105,8 @@ template <class T, class Shape>
 cudaError_t start_backward(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
 cudaError_t start_dq(const Launch& launch, cudaStream_t stream);
+template <class T, class Shape>
+cudaError_t start_shares(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
 cudaError_t start_dq_product(const Launch& launch, cudaStream_t stream);
 

@@ -5,9 +5,9 @@
 // (sum 0), then on from the first one (sum 1). For one m the order is n falling, in both sums, so that n follows n + 1,
 // which started earlier and some steps further on.
 //
-// Where blocks of keys differ most in length and take long (causal, as many queries as keys, all heads of a group by
+// Where blocks of keys differ most in length and take long (causal, as many queries as keys, the heads of a group by
 // one block) the longest start first. There n rises, and blocks go from the last queries back to the diagonal, in one
-// sum, with all heads of the group at each stop: a block is one step behind the one before, and shorter.
+// sum, with all their heads of the group at each stop: a block is one step behind the one before, and shorter.
 //
 // With one head a group such blocks stay falling, and the longest would come last. So a head's blocks are in kParts
 // parts, n falling in each; the parts of all heads with the longest blocks start first. Who adds first has still
@@ -53,6 +53,38 @@ TESSERA_HOST_DEVICE constexpr bool may_start_in_parts(const Mask& mask, int grou
     return group == 1 && !mask.trivial() && most >= kFewestInParts && std::int64_t{heads} * most >= kFewestOfHeads;
 }
 
+/// Where n rises, a block goes through all its query heads at each stop: with many of them, blocks that keep together
+/// hold more rows than the second-level cache; and where lengths are short there are few blocks, the longest of which
+/// takes twice the mean. So the query heads of a group are shared out to thread blocks: their dK and dV are shares,
+/// which a kernel of its own adds up in order (shares.cuh). There are shares until each has kMostTogether heads and a
+/// member kFewestToShare blocks, as long as the longest of them has kFewestSteps (of 64 queries), of which its ends
+/// take three. The member's own length and the heads of the call decide, so a member has the same bits in any batch.
+inline constexpr int kMostTogether = 4;
+inline constexpr int kFewestToShare = 256;
+inline constexpr int kFewestSteps = 64;
+
+/// Shares of a group in a causal member of `len` queries and keys; `count`: its blocks of keys of one kv head.
+TESSERA_HOST_DEVICE constexpr int shares_of(int group, int heads_kv, int count, int len) {
+    const std::int64_t steps = std::int64_t{group} * ((len + 63) / 64);
+    int shares = 1;
+    while (group % (2 * shares) == 0 && steps / (2 * shares) >= kFewestSteps &&
+           (group > kMostTogether * shares || std::int64_t{heads_kv} * count * shares < kFewestToShare)) {
+        shares *= 2;
+    }
+    return shares;
+}
+
+/// The most shares of any member of no more than `len` keys.
+TESSERA_HOST_DEVICE constexpr int most_shares(const Mask& mask, int group, int heads_kv, int len, int block_kv) {
+    if (group == 1 || mask.trivial()) return 1;
+    int most = shares_of(group, heads_kv, (len + block_kv - 1) / block_kv, len);
+    // With more blocks than these, longer members have no fewer.
+    for (int count = 1; heads_kv * (count - std::int64_t{1}) < kFewestToShare && count * block_kv <= len; ++count) {
+        most = std::max(most, shares_of(group, heads_kv, count, count * block_kv));
+    }
+    return most;
+}
+
 /// What is worked out of a member once.
 struct BlockCounts : Pairs {
     int count_q, count_kv;  ///< blocks
@@ -60,13 +92,15 @@ struct BlockCounts : Pairs {
     int together;           ///< ... are more blocks of keys, how many of them start at the same one
     bool rising;            ///< n rises
     bool parted;            ///< n falls in each part, and parts rise
+    int shares;             ///< of a group's query heads: each has a thread block for a block of keys
+    int share_heads;        ///< query heads of a share
 };
 
 /// The blocks of one head of one batch member.
 template <int kBlockQ, int kBlockKv>
 struct Blocks : BlockCounts {
-    /// `group`: query heads of a kv head; `heads`: kv heads (only who adds to dQ has to know them).
-    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads = 1) {
+    /// `group`: query heads of a kv head.
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv) {
         const Band band = mask.bind(own_len_q, own_len_kv);
         len_q = own_len_q;
         len_kv = own_len_kv;
@@ -82,12 +116,14 @@ struct Blocks : BlockCounts {
         if (group == 1 && all_seen && count_kv <= kMostStraight) together = std::max(count_kv, 1), apart = 1;
         const bool square = len_q == len_kv && high == 0 && low <= 1 - len_q;
         rising = group > 1 && square;
-        parted = square && may_start_in_parts(mask, group, heads, count_kv);
+        parted = square && may_start_in_parts(mask, group, heads_kv, count_kv);
+        shares = rising ? shares_of(group, heads_kv, count_kv, len_kv) : 1;
+        share_heads = group / shares;
     }
     /// What is known before the launch; of ragged members worked out.
     TESSERA_HOST_DEVICE void set_of(const BlockCounts& known, bool ragged, const Mask& mask, int own_len_q,
-                                    int own_len_kv, int group, int heads = 1) {
-        if (ragged) set(mask, own_len_q, own_len_kv, group, heads);
+                                    int own_len_kv, int group, int heads_kv) {
+        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv);
         else static_cast<BlockCounts&>(*this) = known;
     }
     /// Blocks of a part, if there are so many parts.

@@ -22,8 +22,9 @@ template <Config kConfig, bool kRising>
 __device__ __forceinline__ void load(const Launch& launch, Shared<kConfig>& shared) {
     const ForwardParams& p = launch.params.forward;
     const KeyBlock<kConfig>& block = shared.block;
+    const int heads = block.blocks.share_heads;
     const int batch = p.cu_seqlens_q != nullptr ? 0 : block.batch;
-    Steps<kRising> step(block.blocks, block.n, p.group);
+    Steps<kRising> step(block.blocks, block.n, heads);
     if (!step.more()) return;
     const int kv_row = block.first_kv + block.n * kConfig.block_kv;
     ptx::mbarrier_arrive_expect(shared.kv_full, sizeof(shared.k) + sizeof(shared.v));
@@ -31,8 +32,8 @@ __device__ __forceinline__ void load(const Launch& launch, Shared<kConfig>& shar
     copy_in(shared.v, launch.v, kv_row, block.kv_head, batch, shared.kv_full, ptx::CacheHint::evict_first);
     Turn<kConfig.q_stages> q;
     Turn<kConfig.do_stages> d_o;
-    for (; step.more(); step.advance(p.group), q.advance(), d_o.advance()) {
-        const int head = (block.kv_head + 1) * p.group - step.heads;
+    for (; step.more(); step.advance(heads), q.advance(), d_o.advance()) {
+        const int head = block.end_head - step.heads;
         const int row = block.first_q + step.m * kConfig.block_q;
         wait_for(shared.q_ring.empty[q.stage], q.phase ^ 1);
         ptx::Mbarrier& q_full = shared.q_ring.full[q.stage];
@@ -59,7 +60,7 @@ struct DqTurn {
     __device__ __forceinline__ void set(const Launch& launch, const KeyBlock<kConfig>& block,
                                         const Steps<kOrder == Order::rising>& step) {
         const ForwardParams& p = launch.params.forward;
-        const int head = (block.kv_head + 1) * p.group - step.heads + step.which * p.heads_q;
+        const int head = block.end_head - step.heads + step.which * p.heads_q;
         block_q = static_cast<unsigned>(head * launch.blocks_q + block.first_block_q + step.m);
         if constexpr (kOrder == Order::rising) place = block.n;
         else if constexpr (kOrder == Order::falling) place = block.blocks.place_falling(step.which, step.m, block.n);
@@ -80,7 +81,7 @@ struct DqTurn {
 template <Config kConfig, int kHalf, Order kOrder>
 __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& shared) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
-    Steps<kOrder == Order::rising> step(shared.block.blocks, shared.block.n, launch.params.forward.group);
+    Steps<kOrder == Order::rising> step(shared.block.blocks, shared.block.n, shared.block.blocks.share_heads);
     if (!step.more()) return;
     std::uint32_t parity = 0;
     bool has_come = false;
@@ -99,7 +100,7 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
         ptx::tma_store_wait_read();
         ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
         const DqTurn before = turn;
-        step.advance(launch.params.forward.group);
+        step.advance(shared.block.blocks.share_heads);
         if (step.more()) {
             turn.set<kOrder>(launch, shared.block, step);
             has_come = turn.template has_come<kHalf>(launch);
@@ -116,7 +117,7 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
 template <Config kConfig, int kHalf>
 __device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kConfig>& shared) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
-    const int group = launch.params.forward.group;
+    const int group = shared.block.blocks.share_heads;
     Steps<false> step(shared.block.blocks, shared.block.n, group);
     std::uint32_t parity = 0;
     while (step.more()) {

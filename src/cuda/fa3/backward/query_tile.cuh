@@ -11,6 +11,31 @@ namespace tessera::cuda::fa3::backward {
 
 inline constexpr int kDeltaBlockQ = 64 * Config::kConsumers;
 
+/// Which tile of a head a thread block has: from the last to the first, as under a causal mask the longest come first.
+struct QueryPlace {
+    int batch_head, tile;
+};
+
+/// Head by head.
+__device__ __forceinline__ QueryPlace place_by_heads(const Launch& launch) {
+    const int tiles = (launch.params.forward.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
+    const int batch_head = static_cast<int>(blockIdx.x) / tiles;
+    return {batch_head, tiles - 1 - (static_cast<int>(blockIdx.x) - batch_head * tiles)};
+}
+
+/// Some heads, which take turns.
+__device__ __forceinline__ QueryPlace place_in_turn(const Launch& launch) {
+    const ForwardParams& p = launch.params.forward;
+    const int tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
+    const int round = launch.of_query_round.quotient(static_cast<int>(blockIdx.x));
+    const int left = static_cast<int>(blockIdx.x) - round * launch.of_query_round.divisor();
+    const int first_head = round * launch.query_heads.divisor();
+    const int beyond = static_cast<int>(p.batch) * p.heads_q - first_head;
+    const Divider& heads = beyond < launch.query_heads.divisor() ? launch.last_query_heads : launch.query_heads;
+    const int started = heads.quotient(left);
+    return {first_head + left - started * heads.divisor(), tiles - 1 - started};
+}
+
 /// The tile of queries that a thread block of the delta kernel works on.
 template <Config kConfig>
 struct QueryTile {
@@ -21,18 +46,17 @@ struct QueryTile {
     int query;                 ///< first
     int n_begin, n_end;        ///< blocks of keys
 
-    __device__ __forceinline__ explicit QueryTile(const Launch& launch) {
+    __device__ __forceinline__ QueryTile(const Launch& launch, const QueryPlace& place) {
         const ForwardParams& p = launch.params.forward;
-        const int tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
-        const int batch_head = static_cast<int>(blockIdx.x) / tiles;
-        // From the last to the first: under a causal mask the longest come first.
-        query = (tiles - 1 - static_cast<int>(blockIdx.x) % tiles) * kDeltaBlockQ;
+        const int batch_head = place.batch_head;
+        query = place.tile * kDeltaBlockQ;
         batch = batch_head / p.heads_q;
         head = batch_head - batch * p.heads_q;
         const Member member = member_of(p, batch);
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
-        blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group);
+        blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group,
+                      p.heads_kv);
         first_block = std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, member.first_q) +
                       query / kConfig.block_q;
         n_begin = 0;
@@ -46,10 +70,14 @@ struct QueryTile {
         }
     }
 
-    /// Of the kv head and its query heads.
+    /// Of the group's query heads, this one's.
+    __device__ __forceinline__ int share(const Launch& launch) const {
+        return head % launch.params.forward.group / blocks.share_heads;
+    }
+    /// Of the kv head and this share of its query heads.
     __device__ __forceinline__ Limits& limits(const Launch& launch) const {
         const ForwardParams& p = launch.params.forward;
-        return launch.limits[std::int64_t{batch} * p.heads_kv + head / p.group];
+        return launch.limits[(std::int64_t{batch} * p.heads_kv + head / p.group) * launch.shares + share(launch)];
     }
     /// Which block of the tile queries 64 * part, ... are in.
     __device__ __forceinline__ static int block_of(int part) { return 64 * part / kConfig.block_q; }

@@ -48,15 +48,35 @@ inline int sums_of_dq(const Problem& p) {
     return square || straight ? 1 : 2;
 }
 
-/// What `ask` says of the Blocks of a Problem that is not ragged.
+/// What `ask` says of the Blocks of a Problem (of a ragged one, of its largest member).
 template <class Ask>
-bool ask_blocks(const Problem& p, const Ask& ask) {
+auto ask_blocks(const Problem& p, const Ask& ask) {
     const auto of = [&](auto blocks) {
         blocks.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
                    static_cast<int>(p.heads_kv));
         return ask(blocks);
     };
-    return Shapes::kConfigs[*shape_of(p)].block_q == 128 ? of(Blocks<128, 128>{}) : of(Blocks<64, 128>{});
+    const Config& c = Shapes::kConfigs[*shape_of(p)];
+    if (c.roles()) return of(Blocks<64, 64>{});
+    return c.block_q == 128 ? of(Blocks<128, 128>{}) : of(Blocks<64, 128>{});
+}
+
+/// The most shares that a group's query heads are in (Blocks::shares): 1 where a block of keys has them all.
+inline int shares_of_groups(const Problem& p) {
+    if (p.ragged) {
+        return most_shares(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
+                           static_cast<int>(p.len_kv), Shapes::kConfigs[*shape_of(p)].block_kv);
+    }
+    return ask_blocks(p, [](const auto& blocks) { return blocks.shares; });
+}
+
+/// Do blocks of keys start by their length, whatever head they are of? Those that rise (of a ragged call, some members'
+/// may), and under a causal mask those by roles, of which nobody waits.
+inline bool goes_by_length(const Problem& p) {
+    if (p.mask.causal == Causal::none) return false;
+    if (Shapes::kConfigs[*shape_of(p)].roles()) return true;
+    if (p.ragged) return p.group() > 1;
+    return ask_blocks(p, [](const auto& blocks) { return blocks.rising; });
 }
 
 /// Does the block of keys that is the last to add make dQ of its sum (Blocks::ends_with_first)? Where rows of dQ can be

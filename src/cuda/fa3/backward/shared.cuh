@@ -35,6 +35,8 @@ template <Config kConfig>
 struct KeyBlock {
     BlocksOf<kConfig> blocks;
     int batch, kv_head, n;
+    int share;                      ///< of the group's query heads
+    int end_head;                   ///< the query head after its last one
     bool finishes;                  ///< it is the last to add to some blocks of queries, and makes dQ of their sum
     int before, most;               ///< added_before(n), last_of_part(n)
     int first_q, first_kv;          ///< rows where a ragged member begins
@@ -49,22 +51,27 @@ struct KeyBlock {
         const int of_round = own - round * launch.round.divisor();
         const int first_head = round * launch.heads_at_once;
         const Divider& of_part =
-            p.batch * p.heads_kv - first_head < launch.heads_at_once ? launch.of_last_part : launch.of_part;
+            launch.heads - first_head < launch.heads_at_once ? launch.of_last_part : launch.of_part;
         const int part = of_part.quotient(of_round);
         const int left = of_round - part * of_part.divisor();
         const int of_these = launch.of_part_kv.quotient(left);
         const int started = left - of_these * launch.part_kv;
         const int head = first_head + of_these;
-        batch = launch.heads_kv.quotient(head);
-        kv_head = head - batch * p.heads_kv;
+        batch = launch.shared_heads.quotient(head);
+        const int of_member = head - batch * launch.shared_heads.divisor();
+        kv_head = launch.of_shares.quotient(of_member);
+        share = of_member - kv_head * launch.shares;
         const Member member = member_of(p, batch);
         first_q = static_cast<int>(member.first_q);
         first_kv = static_cast<int>(member.first_kv);
         first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, member.first_q));
         blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group,
                       p.heads_kv);
-        n = started;  // by roles, nobody waits
-        if constexpr (!kConfig.roles()) n = blocks.block_of(part, started, launch.parts, launch.part_kv);
+        end_head = kv_head * p.group + (share + 1) * blocks.share_heads;
+        // By roles, nobody waits.
+        if constexpr (kConfig.roles()) n = part * launch.part_kv + started;
+        else n = blocks.block_of(part, started, launch.parts, launch.part_kv);
+        if (share >= blocks.shares) n = blocks.count_kv;
         before = blocks.added_before(n);
         finishes = launch.finishes && n == before;
         most = blocks.last_of_part(n);

@@ -24,13 +24,15 @@ inline constexpr float kWeightExponent = kHeld<T> ? 15.0F : 0.0F;
 template <class T>
 inline constexpr float kWeightUnit = kHeld<T> ? 0x1p15F : 1.0F;
 
-/// What dS of a kv head and its query heads is held times.
+/// What dS of a kv head and its query heads, or of a share of these, is held times.
 template <class T>
-__device__ __forceinline__ float gradient_unit(const Launch& launch, int batch, int kv_head) {
+__device__ __forceinline__ float gradient_unit(const Launch& launch, int batch, int kv_head, int share) {
     constexpr int kMost = 100;
-    const Limits& limits = launch.limits[std::int64_t{batch} * launch.params.forward.heads_kv + kv_head];
+    const Limits* const of_group =
+        launch.limits + (std::int64_t{batch} * launch.params.forward.heads_kv + kv_head) * launch.shares;
+    const Limits& limits = of_group[share];
     // A little more: P passes 1 by the rounding of LSE, and sums are rounded.
-    const float most = 1.01F * (sqrtf(limits.d_o_squares) * sqrtf(limits.v_squares) + limits.sum);
+    const float most = 1.01F * (sqrtf(limits.d_o_squares) * sqrtf(of_group->v_squares) + limits.sum);
     if (most == 0) return 1;
     const int exponent = (__float_as_int(most) >> 23) - 127;
     return __int_as_float((127 + min(max(15 - exponent, -kMost), kMost)) << 23);

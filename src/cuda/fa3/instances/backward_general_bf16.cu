@@ -3,6 +3,7 @@
 #include "cuda/fa3/backward/delta.cuh"
 #include "cuda/fa3/backward/delta_of_output.cuh"
 #include "cuda/fa3/backward/dq.cuh"
+#include "cuda/fa3/backward/shares.cuh"
 
 template cudaError_t
 tessera::cuda::fa3::backward::start_delta<__nv_bfloat16, tessera::cuda::fa3::backward::HeadDim64General>(
@@ -27,4 +28,10 @@ tessera::cuda::fa3::backward::start_backward<__nv_bfloat16, tessera::cuda::fa3::
     const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
 template cudaError_t
 tessera::cuda::fa3::backward::start_dq<__nv_bfloat16, tessera::cuda::fa3::backward::HeadDim128General>(
+    const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
+template cudaError_t
+tessera::cuda::fa3::backward::start_shares<__nv_bfloat16, tessera::cuda::fa3::backward::HeadDim64General>(
+    const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
+template cudaError_t
+tessera::cuda::fa3::backward::start_shares<__nv_bfloat16, tessera::cuda::fa3::backward::HeadDim128General>(
     const tessera::cuda::fa3::backward::Launch&, cudaStream_t);

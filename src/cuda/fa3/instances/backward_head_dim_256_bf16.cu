@@ -3,6 +3,7 @@
 #include "cuda/fa3/backward/delta.cuh"
 #include "cuda/fa3/backward/delta_of_output.cuh"
 #include "cuda/fa3/backward/dq_product.cuh"
+#include "cuda/fa3/backward/shares.cuh"
 
 template cudaError_t tessera::cuda::fa3::backward::start_delta<__nv_bfloat16, tessera::cuda::fa3::backward::HeadDim256>(
     const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
@@ -11,4 +12,6 @@ template cudaError_t tessera::cuda::fa3::backward::start_delta_of_output<
 template cudaError_t tessera::cuda::fa3::backward::start_backward<
     __nv_bfloat16, tessera::cuda::fa3::backward::HeadDim256>(const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
 template cudaError_t tessera::cuda::fa3::backward::start_dq_product<
+    __nv_bfloat16, tessera::cuda::fa3::backward::HeadDim256>(const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
+template cudaError_t tessera::cuda::fa3::backward::start_shares<
     __nv_bfloat16, tessera::cuda::fa3::backward::HeadDim256>(const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
