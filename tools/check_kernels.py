@@ -39,6 +39,7 @@ NEEDS = [
     (r"gradient::(delta|bias)_fp32_kernel<.*>", {"FFMA", "MUFU"}),
     (r"gradient::(delta|bias)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"gradient::dq_(fp32_)?kernel<.*>", set()),
+    (r"gradient::(sum_shares|units)_kernel<.*>", set()),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"standard::(scores|values|products|dq|key_product)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
@@ -72,7 +73,8 @@ COMPILED = [
 ]
 WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax", "row_gradient", "bias_gradient")
                   for dtype in ("bf16", "fp16")} | {
-    "gradient::delta_of_output_kernel<bf16>", "fa3::reset_kernel"} | {
+    "fa3::reset_kernel", "gradient::units_kernel<fp16>"} | {f"gradient::sum_shares_kernel<{dtype}>" for dtype in ("bf16", "fp16")} | {
+    f"gradient::delta_of_output_kernel<{dtype}, {chunks}>" for dtype in ("bf16", "fp16") for chunks in (1, 2, 4)} | {
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)}
 
@@ -88,7 +90,9 @@ class Allowed(NamedTuple):
 # To shrink, not to grow: a row that says NO LONGER NEEDED in the output is to be deleted.
 LOCAL_MEMORY = [
     Allowed(r"fa2::forward_kernel<.*HeadDim128>", 8, 4, "one value, when compiled for sm_80"),
-    Allowed(r"fa2::backward_kernel<.*, BackwardHeadDim64>", 104, 77, "numbers kept over a step, in fp16 and on sm_80"),
+    Allowed(r"gradient::delta_kernel<bf16, RowsHeadDim64>", 8, 6, "8 bytes kept over the tiles of queries of a thread block"),
+    Allowed(r"fa2::backward_kernel<bf16, BackwardHeadDim64>", 8, 2, "one value, when compiled for sm_80"),
+    Allowed(r"fa2::backward_kernel<bf16, BackwardHeadDim128>", 24, 12, "masked steps, when compiled for sm_80"),
     Allowed(r"fa1::backward_kernel<fp16, BackwardHeadDim256>", 88, 80, "numbers kept over a block of keys"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 64, 56, "scalars of a tile's ends, and the producer's; none in the main loop"),
     Allowed(r"fa3::backward::delta_kernel<fp16, HeadDim(64|128)General>", 8, 2, "8 bytes kept over the keys, once a thread"),

@@ -59,6 +59,7 @@ LAYER_OF = {
     "src/cuda/tile/softcap.hpp": "cuda/shapes",
     "src/cuda/gradient/config.": "cuda/shapes",
     "src/cuda/gradient/shapes.": "cuda/shapes",
+    "src/cuda/gradient/shares.": "cuda/shapes",
     "src/cuda/standard/config.": "cuda/shapes",
     "src/cuda/standard/shapes.": "cuda/shapes",
     "src/cuda/fa1/config.": "cuda/shapes",

@@ -62,6 +62,14 @@ const Shape kShapesOfShares[] = {
 /// And of this one blocks start in parts.
 const Shape kShapeInParts = {2111, 2111, 16, 16, 64, DType::bf16, {.causal = Causal::top_left}};
 
+/// Of fa2: several thread blocks share the query heads of a group.
+const Shape kShapesInShares[] = {
+    {130, 130, 32, 1, 64, DType::bf16, {.causal = Causal::bottom_right}},
+    {200, 333, 48, 1, 128, DType::fp16, {}},
+    {150, 150, 70, 2, 128, DType::bf16, {.causal = Causal::top_left}},
+    {140, 260, 32, 1, 200, DType::bf16, {.window_left = 100, .window_right = 40}},
+};
+
 Problem problem_of(const Shape& s, std::int64_t batch) {
     Problem p = make_problem(batch, s.len_q, s.len_kv, s.heads_q, s.heads_kv, s.head_dim, s.dtype);
     p.mask = s.mask;
@@ -102,6 +110,7 @@ void expect_the_same_bits_in_batches(const Shape& shape, const std::optional<Sch
 
 TEST_F(CudaGradients, a_member_has_the_same_bits_at_every_place_of_every_batch) {
     for (const Shape& shape : kShapes) expect_the_same_bits_in_batches(shape);
+    for (const Shape& shape : kShapesInShares) expect_the_same_bits_in_batches(shape, Schedule::fa2);
 }
 
 /// With who makes dQ of the sum: a kernel of its own, or the last block of keys to add.
@@ -160,6 +169,7 @@ void expect_the_bits_of_a_dense_one(const Shape& shape, const std::optional<Sche
 
 TEST_F(CudaGradients, a_ragged_member_has_the_bits_of_a_dense_one) {
     for (const Shape& shape : kShapes) expect_the_bits_of_a_dense_one(shape);
+    for (const Shape& shape : kShapesInShares) expect_the_bits_of_a_dense_one(shape, Schedule::fa2);
     expect_the_bits_of_a_dense_one(kShapeInParts, Schedule::fa3);
     for (const Shape& shape : kShapesOfShares) expect_the_bits_of_a_dense_one(shape, Schedule::fa3);
 }
@@ -171,6 +181,18 @@ TEST_F(CudaGradients, many_blocks_of_keys_share_few_queries) {
         a.prepare_backward();
         for_each_cuda_kernel([&](const KernelInfo& kernel) {
             if (!a.backward(kernel)) return;
+            const Report report = a.check_backward();
+            EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
+        });
+    }
+}
+
+TEST_F(CudaGradients, shares_of_a_group_are_summed) {
+    for (const Shape& shape : kShapesInShares) {
+        Attention a(problem_of(shape, 2));
+        a.prepare_backward();
+        for_each_cuda_kernel([&](const KernelInfo& kernel) {
+            if (kernel.schedule != Schedule::fa2 || !a.backward(kernel)) return;
             const Report report = a.check_backward();
             EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
         });

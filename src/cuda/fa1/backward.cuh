@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     __shared__ alignas(gradient::KeyWork) char work_memory[sizeof(gradient::KeyWork)];
     gradient::KeyWork& work = *reinterpret_cast<gradient::KeyWork*>(work_memory);
     if (threadIdx.x == 0) {
-        new (work_memory) gradient::KeyWork(launch, blockIdx.x);
+        new (work_memory) gradient::KeyWork(launch, static_cast<int>(blockIdx.x));
         work.waits = false;
     }
     const Loop loop{{{launch, work, memory}, work}};

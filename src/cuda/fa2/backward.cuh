@@ -14,16 +14,9 @@
 namespace tessera::cuda::fa2 {
 
 template <class T, class Shape>
-constexpr gradient::Config backward_config() {
-    return backward_config<Shape>(std::is_same_v<T, __nv_bfloat16>);
-}
-
-template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ gradient::Launch launch) {
-    constexpr gradient::Config kConfig = backward_config<T, Shape>();
-    // The units of fp16 and what general scores go through are in the other step only.
-    constexpr bool kSplit = !kConfig.general && std::is_same_v<T, __nv_bfloat16>;
+    constexpr gradient::Config kConfig = Shape::kConfig;
     extern __shared__ __align__(128) char memory[];
     // What all threads share is kept out of their registers.
     __shared__ alignas(gradient::KeyWork) char work_memory[sizeof(gradient::KeyWork)];
@@ -33,14 +26,15 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     if (!work.exists()) return;
 
     const gradient::KeyThread<T, kConfig> thread{{launch, work, memory}, work};
-    if constexpr (kSplit) gradient::SplitLoop<T, kConfig>{{{thread}}}.run_block(work);
+    // What general scores go through is in the other step only.
+    if constexpr (!kConfig.general) gradient::SplitLoop<T, kConfig>{{{{thread}}}}.run_block(work);
     else gradient::KeyLoop<T, kConfig>{thread}.run_block(work);
 }
 
 template <class T, class Shape>
 cudaError_t start_backward(const gradient::Launch& launch, cudaStream_t stream) {
     static_assert(BackwardShapes::kHas<Shape>, "not in the list of config.h");
-    constexpr gradient::Config kConfig = backward_config<T, Shape>();
+    constexpr gradient::Config kConfig = Shape::kConfig;
     const std::int64_t blocks = launch.thread_blocks();
     return start(backward_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.shared_bytes(), launch, stream);
 }

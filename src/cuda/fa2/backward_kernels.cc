@@ -18,7 +18,7 @@ gradient::Extents extents_of(const Problem& p) {
         return {c.head_dim, c.block_kv, c.shared_bytes(), true};
     }
     const gradient::Config c = backward_config_of(p);
-    return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general};
+    return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general, true};
 }
 
 /// Those in 16 bits, then those in fp32.

@@ -120,8 +120,7 @@ using ShapesFp32 = ShapeList<HeadDim64Fp32, HeadDim128Fp32, HeadDim256Fp32>;
 
 /// Of the backward, in 16 bits.
 struct BackwardHeadDim64 {
-    static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 4, .general = false};
-    static constexpr gradient::Config kBf16{
+    static constexpr gradient::Config kConfig{
         .head_dim = 64, .key_tiles = 2, .general = false, .stages = 3, .query_tiles = 2};
 };
 struct BackwardHeadDim64General {
@@ -141,15 +140,6 @@ struct BackwardHeadDim256General {
 };
 using BackwardShapes = ShapeList<BackwardHeadDim64, BackwardHeadDim64General, BackwardHeadDim128,
                                  BackwardHeadDim128General, BackwardHeadDim256, BackwardHeadDim256General>;
-
-/// A shape that has a member kBf16 is another one in bf16.
-template <class Shape>
-constexpr gradient::Config backward_config(bool bf16) {
-    if constexpr (requires { Shape::kBf16; }) {
-        if (bf16) return Shape::kBf16;
-    }
-    return Shape::kConfig;
-}
 
 struct BackwardHeadDim64Fp32 {
     static constexpr gradient::ConfigFp32 kConfig{.head_dim = 64, .block_kv = 64};

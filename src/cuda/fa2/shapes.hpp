@@ -36,8 +36,7 @@ inline Tile tile_of(const Problem& p) {
 
 /// Of the backward, in 16 bits.
 inline gradient::Config backward_config_of(const Problem& p) {
-    return BackwardShapes::call(gradient::place_in<BackwardShapes>(p),
-                                [&](auto shape) { return backward_config<decltype(shape)>(p.dtype == DType::bf16); });
+    return BackwardShapes::kConfigs[gradient::place_in<BackwardShapes>(p)];
 }
 
 }  // namespace tessera::cuda::fa2

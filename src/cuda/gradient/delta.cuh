@@ -4,6 +4,7 @@
 // (docs/decisions/delta-of-rounded-output.md). And the LSE as the kernels after it want it, from S itself.
 #pragma once
 
+#include <algorithm>
 #include <new>
 
 #include "cuda/gradient/rows.cuh"
@@ -126,24 +127,35 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     const RowWork& work = *reinterpret_cast<const RowWork*>(work_memory);
     const ForwardParams& p = launch.params.forward;
     if (launch.o_rest.data != nullptr && launch.progress->some_left == 0) return;
-    if (threadIdx.x == 0) {
-        const auto tiles = static_cast<unsigned>((p.len_q + kConfig.block_q() - 1) / kConfig.block_q());
-        const unsigned pair = blockIdx.x / tiles;
-        const auto tile = static_cast<int>(tiles - 1 - blockIdx.x % tiles);  // the longest of a causal mask first
-        const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
-        new (work_memory) RowWork(p, batch, static_cast<int>(pair % static_cast<unsigned>(p.heads_q)),
-                                  tile * kConfig.block_q(), kConfig.block_q(), kConfig.block_kv);
-        if (falls(p, batch)) launch.progress->broken = 1;
+    const auto tiles = static_cast<unsigned>((p.len_q + kConfig.block_q() - 1) / kConfig.block_q());
+    const unsigned count = static_cast<unsigned>(p.batch) * static_cast<unsigned>(p.heads_q) * tiles;
+    __shared__ unsigned number;  // no register is kept for it
+    if (threadIdx.x == 0) number = blockIdx.x;
+    for (;;) {
+        __syncthreads();
+        if (number >= count) return;
+        if (threadIdx.x == 0) {
+            const unsigned pair = number / tiles;
+            const auto tile = static_cast<int>(tiles - 1 - number % tiles);  // the longest of a causal mask first
+            const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
+            new (work_memory) RowWork(p, batch, static_cast<int>(pair % static_cast<unsigned>(p.heads_q)),
+                                      tile * kConfig.block_q(), kConfig.block_q(), kConfig.block_kv);
+            if (falls(p, batch)) launch.progress->broken = 1;
+        }
+        __syncthreads();
+        if (work.exists()) {
+            const RowProducts<T, kConfig> products{launch, work, memory};
+            const Scale scale = kConfig.general ? Scale{} : Scale{p.scale, p.scale * kLog2E};
+            DeltaSums<T> sums;
+            products.for_each_tile(0, work.tiles.end,
+                                   [&](auto& s, const auto& dp, int) { sums.add(s[0], dp[0], scale); });
+            sums.finish();
+            store_rows(products, sums, scale);
+        }
+        if (gridDim.x == count) return;
+        __syncthreads();
+        if (threadIdx.x == 0) number += gridDim.x;
     }
-    __syncthreads();
-    if (!work.exists()) return;
-
-    const RowProducts<T, kConfig> products{launch, work, memory};
-    const Scale scale = kConfig.general ? Scale{} : Scale{p.scale, p.scale * kLog2E};
-    DeltaSums<T> sums;
-    products.for_each_tile(0, work.tiles.end, [&](auto& s, const auto& dp, int) { sums.add(s[0], dp[0], scale); });
-    sums.finish();
-    store_rows(products, sums, scale);
 }
 
 template <class T, class Shape>
@@ -151,8 +163,11 @@ cudaError_t start_delta(const Launch& launch, cudaStream_t stream) {
     constexpr RowConfig kConfig = Shape::kConfig;
     const ForwardParams& p = launch.params.forward;
     const std::int64_t tiles = (p.len_q + kConfig.block_q() - 1) / kConfig.block_q();
-    return start(delta_kernel<T, Shape>, p.batch * p.heads_q * tiles, kConfig.threads(), kConfig.shared_bytes(), launch,
-                 stream);
+    // With the rest of O there is seldom anything to do: few thread blocks find that out sooner than many.
+    constexpr std::int64_t kFew = 512;
+    const std::int64_t all = p.batch * p.heads_q * tiles;
+    const std::int64_t blocks = launch.o_rest.data != nullptr ? std::min(all, kFew) : all;
+    return start(delta_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.shared_bytes(), launch, stream);
 }
 
 }  // namespace tessera::cuda::gradient

@@ -12,14 +12,61 @@ namespace tessera::cuda::gradient {
 
 inline constexpr int kOutputThreads = 256;
 
-/// One row of a head; all eight threads of a row come together, and its first one writes.
-template <class T>
-__device__ __forceinline__ void write_row(const Launch& launch, const OutputAndGradient<T>& output, const float* lse,
-                                          const float* dlse, bool exists, int query, RowTile& to) {
+/// dO . (O + rest) of the thread's rows, and in fp16 the largest |dO|^2: rows kApart apart, of a tile of kBlockQ. Where
+/// columns lie together all are read at once: one after the other, the latency of memory would be most of the time.
+template <class T, int kChunks>
+struct OutputRows {
+    static constexpr int kApart = kOutputThreads / kRowThreads;
+    static constexpr int kRows = kBlockQ / kApart;
+    static constexpr bool kHeld = std::is_same_v<T, __half>;
+
+    float dot[kRows];
+    float squares[kRows] = {};
+
+    __device__ __forceinline__ OutputRows(const OutputAndGradient<T>& output, int first, int len) {
+        const int part = static_cast<int>(threadIdx.x) % kRowThreads;
+        OutputChunk chunks[kRows][kChunks];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c) {
+                const int column = 8 * (part + kRowThreads * c);
+                const int row = first + kApart * r;
+                if (row >= len || column >= output.dim) continue;
+                if (output.vector) chunks[r][c] = output.load(row, column);
+                else
+                    chunks[r][c] = {output.o.template chunk<uint4>(row, column, output.dim, false),
+                                    output.d_o.template chunk<uint4>(row, column, output.dim, false),
+                                    output.rest.template chunk<uint2>(row, column, output.dim, false)};
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            float2 sums{0, 0};
+#pragma unroll
+            for (int c = 0; c < kChunks; ++c) {
+                chunks[r][c].template add_to<T>(sums);
+                if constexpr (kHeld) chunks[r][c].template add_squares_to<T>(squares[r]);
+            }
+            dot[r] = sum_of_row(sums.x);
+            if constexpr (kHeld) squares[r] = sum_of_row(squares[r]);
+        }
+    }
+};
+
+/// What is no number counts as nothing: nobody who sees it has gradients.
+__device__ __forceinline__ float finite_or_0(float x) { return x < INFINITY ? x : 0.0F; }
+
+/// The largest of a warp's numbers >= 0, to that of a head: its order does not show. All lanes come.
+__device__ __forceinline__ void raise_limit(float* limit, float of_lane) {
+    const int most = __reduce_max_sync(0xFFFFFFFF, __float_as_int(of_lane));
+    if (threadIdx.x % 32 == 0 && most > 0) atomicMax(reinterpret_cast<int*>(limit), most);
+}
+
+/// Row data of a row of a head. Returns |delta|, 0 where it is not finite.
+__device__ __forceinline__ float write_row(const Launch& launch, float dot, const float* lse, const float* dlse,
+                                           bool exists, int query, RowTile& to) {
     const BackwardParams& p = launch.params;
-    const int part = static_cast<int>(threadIdx.x) % kRowThreads;
-    const float dot = sum_of_row(exists ? output.dot(query, part).x : 0.0F);
-    if (part != 0) return;
     const int row = query % kBlockQ;
     const float of_row = exists ? lse[query * p.forward.lse.row] : -INFINITY;
     const bool sees_keys = of_row != -INFINITY;
@@ -32,15 +79,58 @@ __device__ __forceinline__ void write_row(const Launch& launch, const OutputAndG
     to.norm[row] = left ? kLeft : 0.0F;
     to.max[row] = 0;
     if (left) launch.progress->some_left = 1;
+    return finite_or_0(fabsf(delta));
 }
 
+/// Rows of V at once, of one thread block.
+inline constexpr int kValueRows = 256;
+
+/// The largest row of a tile of V that somebody sees, in fp16: |dP| is at most |dO| |V|.
 template <class T>
-__global__ void __launch_bounds__(kOutputThreads) delta_of_output_kernel(const __grid_constant__ Launch launch) {
+__device__ __forceinline__ void limit_values(const Launch& launch, unsigned number) {
     const ForwardParams& p = launch.params.forward;
-    const unsigned pair = blockIdx.x / static_cast<unsigned>(launch.q_tiles);
-    const int tile = static_cast<int>(blockIdx.x % static_cast<unsigned>(launch.q_tiles));
-    const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
-    const int head = static_cast<int>(pair % static_cast<unsigned>(p.heads_q));
+    const auto tiles = static_cast<unsigned>((p.len_kv + kValueRows - 1) / kValueRows);
+    const std::int64_t head = number / tiles;
+    const std::int64_t batch = head / p.heads_kv;
+    const int kv_head = static_cast<int>(head % p.heads_kv);
+    const Member member = member_of(p, batch);
+    const Visible visible(p.mask.bind(member.len_q, member.len_kv));
+    const int begin = max(visible.first(0), 0);
+    const int end = visible.last(member.len_q - 1) + 1;
+    const HeadRows v(p.v, batch, member.first_kv, kv_head, sizeof(T));
+    const int part = static_cast<int>(threadIdx.x) % kRowThreads;
+    float limit = 0;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) / kRowThreads; i < kValueRows; i += kOutputThreads / kRowThreads) {
+        const int row = static_cast<int>(number % tiles) * kValueRows + i;
+        float squares = 0;
+        for (int first = 8 * part; first < p.head_dim_v && row >= begin && row < end; first += 8 * kRowThreads) {
+            const OutputChunk chunk{.d_o = v.template chunk<uint4>(row, first, p.head_dim_v, launch.vector_v)};
+            chunk.template add_squares_to<T>(squares);
+        }
+        limit = fmaxf(limit, finite_or_0(sum_of_row(squares)));
+    }
+    raise_limit(launch.v_squares + head, limit);
+}
+
+template <class T, int kChunks>
+__global__ void __launch_bounds__(kOutputThreads, kChunks > 2 ? 2 : 3)
+    delta_of_output_kernel(const __grid_constant__ Launch launch) {
+    using Output = OutputRows<T, kChunks>;
+    const ForwardParams& p = launch.params.forward;
+    const auto q_tiles = static_cast<unsigned>(launch.q_tiles);
+    const unsigned pair = blockIdx.x / q_tiles;
+    if constexpr (Output::kHeld) {
+        const unsigned heads = static_cast<unsigned>(p.batch) * static_cast<unsigned>(p.heads_q);
+        if (pair >= heads) {
+            limit_values<T>(launch, blockIdx.x - heads * q_tiles);
+            return;
+        }
+    }
+    const int tile = static_cast<int>(blockIdx.x - pair * q_tiles);
+    const unsigned of_batch = pair / static_cast<unsigned>(p.heads_q);
+    const std::int64_t batch = of_batch;
+    const int head = static_cast<int>(pair - of_batch * static_cast<unsigned>(p.heads_q));
     const Member member = member_of(p, batch);
     if (threadIdx.x == 0 && falls(p, batch)) launch.progress->broken = 1;
     if (tile * kBlockQ >= member.len_q) return;
@@ -54,18 +144,35 @@ __global__ void __launch_bounds__(kOutputThreads) delta_of_output_kernel(const _
     const float* dlse =
         dlse_rows.data ? reinterpret_cast<const float*>(rows_of_head(dlse_rows, sizeof(float)).data) : nullptr;
     RowTile& to = launch.rows[first_tile(launch, member, batch, head) + tile];
+    const int first = tile * kBlockQ + static_cast<int>(threadIdx.x) / kRowThreads;
+    const Output rows(output, first, member.len_q);
+    float largest_delta = 0;
+    float largest_squares = 0;
 #pragma unroll
-    for (int pass = 0; pass < kBlockQ * kRowThreads / kOutputThreads; ++pass) {
-        const int row = pass * (kOutputThreads / kRowThreads) + static_cast<int>(threadIdx.x) / kRowThreads;
-        const int query = tile * kBlockQ + row;
-        write_row<T>(launch, output, lse, dlse, query < member.len_q, query, to);
+    for (int r = 0; r < Output::kRows; ++r) {
+        const int query = first + r * Output::kApart;
+        if (threadIdx.x % kRowThreads != 0) continue;
+        const float delta = write_row(launch, rows.dot[r], lse, dlse, query < member.len_q, query, to);
+        if constexpr (Output::kHeld) {
+            largest_delta = fmaxf(largest_delta, delta);
+            largest_squares = fmaxf(largest_squares, finite_or_0(rows.squares[r]));
+        }
+    }
+    if constexpr (Output::kHeld) {
+        raise_limit(launch.limits + pair, largest_delta);
+        raise_limit(launch.do_squares + pair, largest_squares);
     }
 }
 
 template <class T>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream) {
     const ForwardParams& p = launch.params.forward;
-    return start(delta_of_output_kernel<T>, p.batch * p.heads_q * launch.q_tiles, kOutputThreads, 0, launch, stream);
+    std::int64_t blocks = p.batch * p.heads_q * launch.q_tiles;
+    if (std::is_same_v<T, __half>) blocks += p.batch * p.heads_kv * ((p.len_kv + kValueRows - 1) / kValueRows);
+    const auto kernel = p.head_dim_v <= 64    ? delta_of_output_kernel<T, 1>
+                        : p.head_dim_v <= 128 ? delta_of_output_kernel<T, 2>
+                                              : delta_of_output_kernel<T, 4>;
+    return start(kernel, blocks, kOutputThreads, 0, launch, stream);
 }
 
 }  // namespace tessera::cuda::gradient

@@ -65,7 +65,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
  private:
     /// All steps. Returns whether any of them was masked.
     __device__ __forceinline__ bool run(Sums& sums, Units& units) const {
-        const int count = work.own.count() * inputs.launch.params.forward.group;
+        const int count = work.own.count() * work.heads;
         bool masked = false;
         if (count > 0) inputs.load_queries(0, 0);
 #pragma unroll 1
@@ -177,6 +177,18 @@ struct KeyLoop : KeyThread<T, kConfig> {
         if (rows.data == nullptr) return;
         float factor[kKeyTiles][2];
         units.factors(factor, weights ? p.keep_scale : p.scale);
+        if (work.shares > 1) {
+            float* const to = this->share_row(weights, first_row() + lane() / 4) + lane() % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 2 * kKeyTiles; ++i) {
+                if (work.first_key + first_row() + lane() / 4 + 8 * i >= work.member.len_kv) continue;
+#pragma unroll
+                for (int n = 0; n < kHeadDim / 8; ++n) {
+                    Base::put_two(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor[i / 2][i % 2]);
+                }
+            }
+            return;
+        }
         char* const tile = weights ? inputs.v_tile() : inputs.k_tile();
         stage<T, kHeadDim>(tile, sums, factor, first_row(), lane());
         __syncwarp();

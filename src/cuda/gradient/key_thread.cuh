@@ -61,6 +61,19 @@ struct KeyThread {
         return {ptx::unpack<T>(packed, 0), ptx::unpack<T>(packed, 1)};
     }
 
+    /// Where the share's sum of dV or dK lies in the workspace, of a row of the block's keys.
+    __device__ __forceinline__ float* share_row(bool dv, int row) const {
+        const ForwardParams& p = inputs.launch.params.forward;
+        const bool ragged = p.cu_seqlens_kv != nullptr;
+        const std::int64_t first = ragged ? work.member.first_kv : work.batch * p.len_kv;
+        return inputs.launch.shares.row(dv, work.share, work.kv_head, first + work.first_key + row);
+    }
+    /// Two numbers of it, of row half r.
+    __device__ static __forceinline__ void put_two(float* to, const float (&sum)[4], int r, float factor) {
+        const float2 x = {fmaf(sum[2 * r], factor, 0.0F), fmaf(sum[2 * r + 1], factor, 0.0F)};
+        __stcg(reinterpret_cast<float2*>(to), x);
+    }
+
     /// Adds factor * x to two elements, row half r, where x is Inf or NaN.
     __device__ static __forceinline__ void add_special(float (&sum)[4], int r, float factor, const float2& x) {
         if (!isfinite(x.x)) sum[2 * r] = fmaf(factor, x.x, sum[2 * r]);

@@ -9,13 +9,18 @@
 
 namespace tessera::cuda::gradient {
 
-/// What a thread block works on: a block of keys of one kv head, and the queries of its group that see one of them.
+/// What a thread block works on: a block of keys of one kv head, and the queries of its group that see one of them; or
+/// of a share of the group (ShareRule).
 struct KeyWork {
     Member member;
     Band band;
     Visible visible;
     std::int64_t batch = 0;
     int kv_head = 0;
+    int share = 0;
+    int shares = 1;
+    int first_head = 0;  // query heads
+    int heads = 0;
     int block = 0;
     int first_key = 0;
     int query_tiles = 1;  // of kBlockQ queries, in a tile of what follows
@@ -27,13 +32,21 @@ struct KeyWork {
     bool guarded = false;  // the work is done again, and keeps what a query does not see away from the products
 
     KeyWork() = default;
-    __device__ KeyWork(const Launch& launch, std::int64_t pair) {
+    __device__ KeyWork(const Launch& launch, int pair, int of_share = 0) : share(of_share) {
         const ForwardParams& p = launch.params.forward;
-        batch = pair / p.heads_kv;
-        kv_head = static_cast<int>(pair % p.heads_kv);
+        const int of_batch = launch.by_heads.quotient(pair);
+        batch = of_batch;
+        kv_head = pair - of_batch * p.heads_kv;
         member = member_of(p, batch);
         band = p.mask.bind(member.len_q, member.len_kv);
         visible = Visible(band);
+        heads = p.group;
+        if (launch.shares.most > 1) {
+            heads = ShareRule::heads(band, p.heads_kv, p.group);
+            shares = ShareRule::count(heads, p.group);
+        }
+        first_head = kv_head * p.group + share * heads;
+        heads = min(heads, (kv_head + 1) * p.group - first_head);
     }
     __device__ void set_block(int number, int block_kv) {
         guarded = false;
@@ -45,10 +58,10 @@ struct KeyWork {
     /// The block that is number `started` of `part` to start of a head that has at most as many blocks as the launch
     /// says.
     __device__ void set_block(const Launch& launch, int part, int started, int block_kv) {
-        const auto blocks = static_cast<int>((member.len_kv + block_kv - 1) / block_kv);
+        const int blocks = (member.len_kv + block_kv - 1) / block_kv;
         const int size = launch.part_size(blocks);
-        const bool square = member.len_q == member.len_kv && band.high == 0 && band.low <= 1 - band.len_q;
-        parted = launch.parts > 1 && square && launch.params.forward.heads_kv * blocks >= kFewestInParts;
+        parted = launch.parts > 1 && ShareRule::triangle(band) &&
+                 launch.params.forward.heads_kv * shares * blocks >= kFewestInParts;
         const int first = (parted ? part : launch.parts - 1 - part) * size;
         const int place = launch.part_size(launch.key_blocks) - 1 - started;
         set_block(place < size ? first + place : blocks, block_kv);
@@ -64,7 +77,7 @@ struct KeyWork {
         guarded = true;
     }
 
-    __device__ __forceinline__ bool exists() const { return first_key < member.len_kv; }
+    __device__ __forceinline__ bool exists() const { return share < shares && first_key < member.len_kv; }
     __device__ __forceinline__ bool adds_dq(const Launch& launch) const {
         return !guarded && launch.params.dq.data != nullptr;
     }
@@ -74,13 +87,16 @@ struct KeyWork {
 /// heads before the next part of any. One that has begun waits for none that has not. For one thread; `memory`: of a
 /// KeyWork.
 __device__ inline void take_ticket(void* memory, const Launch& launch, int block_kv, int query_tiles = 1) {
+    const bool broken = launch.progress->broken != 0;  // asked for before the number comes
     const int ticket = atomicAdd(&launch.progress->ticket, 1);
-    const int size = launch.part_size(launch.key_blocks);
-    const std::int64_t run = ticket / size;  // the part of a head
-    auto* const work = new (memory) KeyWork(launch, run % launch.heads());
+    const int run = launch.by_blocks.quotient(ticket);  // the part of a share of a head
+    const int part = launch.by_shares.quotient(run);
+    const int place = run - part * launch.by_shares.divisor();
+    const int pair = launch.by_share.quotient(place);
+    auto* const work = new (memory) KeyWork(launch, pair, place - pair * launch.by_share.divisor());
     work->query_tiles = query_tiles;
-    work->set_block(launch, static_cast<int>(run / launch.heads()), ticket % size, block_kv);
-    work->waits = launch.progress->broken == 0;
+    work->set_block(launch, part, ticket - run * launch.by_blocks.divisor(), block_kv);
+    work->waits = !broken;
 }
 
 /// One step of the work: a head of the group, and a tile of its queries (of KeyWork::query_tiles).
@@ -94,7 +110,7 @@ struct Step {
     __device__ __forceinline__ Step(const Launch& launch, const KeyWork& work, int index) {
         const int count = work.own.count();
         const int place = index % count;
-        head = work.kv_head * launch.params.forward.group + index / count;
+        head = work.first_head + index / count;
         tile = work.own.tile(place);
         sweep = work.own.sweep(place);
     }

@@ -8,6 +8,8 @@
 
 #include "core/arena.hpp"
 #include "cuda/gradient/config.h"
+#include "cuda/gradient/shares.hpp"
+#include "cuda/tile/divider.hpp"
 #include "cuda/tile/params.hpp"
 #include "tessera/problem.hpp"
 
@@ -51,14 +53,43 @@ struct Workspace {
     float* dq;           // [2 sweeps, heads_q, tiles_of_head, kBlockQ, padded head_dim], in the order of DqTile
     Progress* progress;  // with `done` behind it
     int* done;           // [2 sweeps, heads_q, tiles_of_head]: the last block of keys that has added to the tile, + 1
-    float* limits;       // [batch, heads_q]: over every |dS| of the head, in fp16
+    // In fp16:
+    float* limits;  // [batch, heads_q]: over every |dS| of the head, or with the rest of O every |delta|; in the end
+                    // the power of two that dS is held times
+    float* do_squares;  // [batch, heads_q]: with the rest of O, over |row|^2 of dO
+    float* v_squares;   // [batch, heads_kv]: and of V
+    ShareSums shares;
 
-    Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim)
+    Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool with_shares)
         : rows(arena.take<RowTile>(p.heads_q, counts.tiles_of_head)),
           dq(arena.take<float>(2, p.heads_q, counts.tiles_of_head, kBlockQ, padded_dim)),
           progress(arena.take<Progress>(1)),
           done(arena.take<int>(2, p.heads_q, counts.tiles_of_head)),
-          limits(arena.take<float>(p.batch, p.heads_q)) {}
+          limits(arena.take<float>(p.batch, p.heads_q)),
+          do_squares(arena.take<float>(p.batch, p.heads_q)),
+          v_squares(arena.take<float>(p.batch, p.heads_kv)),
+          shares{.keys = p.ragged ? p.total_kv : p.batch * p.len_kv,
+                 .heads_kv = static_cast<int>(p.heads_kv),
+                 .dim = padded_dim} {
+        if (!with_shares || p.heads_kv == 0) return;
+        const auto group = static_cast<int>(p.heads_q / p.heads_kv);
+        shares.most = p.ragged ? ShareRule::most(p.mask, p.len_q, p.len_kv, shares.heads_kv, group)
+                               : ShareRule::count(
+                                     ShareRule::heads(p.mask.bind(p.len_q, p.len_kv), shares.heads_kv, group), group);
+        if (shares.most > 1) shares.data = arena.take<float>(2, shares.most, p.heads_kv, shares.keys, padded_dim);
+    }
+};
+
+/// What the kernel that sums shares is launched with.
+struct SumSharesLaunch {
+    static constexpr int kThreads = 256;
+    static constexpr int kKeys = 64;  // of a tile
+
+    BackwardParams params;
+    ShareSums sums;
+    int tiles = 0;           // of a head's keys
+    bool vector_dk = false;  // written 16 bytes at a time
+    bool vector_dv = false;
 };
 
 struct Launch {
@@ -68,6 +99,8 @@ struct Launch {
     Progress* progress = nullptr;
     int* done = nullptr;
     float* limits = nullptr;
+    float* do_squares = nullptr;
+    float* v_squares = nullptr;
     std::int64_t tiles_of_head = 0;
     int q_tiles = 0;
     int key_blocks = 0;
@@ -81,13 +114,29 @@ struct Launch {
     Rows o_rest;               // what rounding took off O, a byte an element; null: delta is summed
     bool vector_rest = false;  // O, the bytes and dO are read eight elements at a time
     int parts = 1;             // that blocks of keys start in
+    ShareSums shares;          // of a group's heads
+    // From a thread block's number to what it works on, without divisions: blocks of a part of a share, shares of a
+    // part, shares of a kv head, kv heads.
+    Divider by_blocks, by_shares, by_share, by_heads;
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }
     /// Of a head that has so many blocks of keys: how many are in a part.
-    TESSERA_HOST_DEVICE int part_size(int blocks) const { return (blocks + parts - 1) / parts; }
+    TESSERA_HOST_DEVICE int part_size(int blocks) const { return parts > 1 ? (blocks + kParts - 1) / kParts : blocks; }
     TESSERA_HOST_DEVICE std::int64_t heads() const { return params.forward.batch * params.forward.heads_kv; }
     /// Thread blocks that take a block of keys; some find none.
-    TESSERA_HOST_DEVICE std::int64_t thread_blocks() const { return heads() * parts * part_size(key_blocks); }
+    TESSERA_HOST_DEVICE std::int64_t thread_blocks() const {
+        return heads() * shares.most * parts * part_size(key_blocks);
+    }
+    /// Once all of the above is known.
+    void set_dividers() {
+        const auto divider = [](std::int64_t n) {
+            return Divider(static_cast<int>(std::clamp(n, std::int64_t{1}, std::int64_t{1} << 30)));
+        };
+        by_blocks = divider(part_size(key_blocks));
+        by_shares = divider(heads() * shares.most);
+        by_share = divider(shares.most);
+        by_heads = divider(params.forward.heads_kv);
+    }
 };
 
 }  // namespace tessera::cuda::gradient

@@ -23,15 +23,16 @@ struct Meeting {
     int diagonal = 0;  // in [begin, end]
 
     Meeting() = default;
-    /// In tiles of `block_q` queries.
+    /// In tiles of `block_q` queries, a power of two.
     __device__ Meeting(const Band& band, int block, int block_kv, int block_q) {
         const std::int64_t first_key = std::int64_t{block} * block_kv;
         if (first_key >= band.len_kv) return;
         const Range queries = band.q_range(first_key, min(first_key + block_kv, band.len_kv));
         if (queries.empty()) return;
-        begin = static_cast<int>(queries.begin / block_q);
-        end = static_cast<int>((queries.end + block_q - 1) / block_q);
-        diagonal = static_cast<int>(min(max(first_key / block_q, std::int64_t{begin}), std::int64_t{end}));
+        const int bits = __ffs(block_q) - 1;  // divisions would take thousands of clocks of a block's first thread
+        begin = static_cast<int>(queries.begin >> bits);
+        end = static_cast<int>((queries.end + block_q - 1) >> bits);
+        diagonal = min(max(static_cast<int>(first_key >> bits), begin), end);
     }
 
     __device__ __forceinline__ int count() const { return end - begin; }
@@ -45,14 +46,12 @@ struct Meeting {
     }
 };
 
-/// A power of two that dS of a head is held times, in 16 bits: fp16 has neither large numbers nor small ones.
+/// A power of two that dS of a head is held times, in 16 bits: fp16 has neither large numbers nor small ones
+/// (units.cuh).
 template <class T>
 __device__ __forceinline__ float gradient_unit(const Launch& launch, std::int64_t batch, int head) {
     if constexpr (!std::is_same_v<T, __half>) return 1;
-    constexpr int kMost = 60;
-    const int exponent = __float_as_int(launch.limits[batch * launch.params.forward.heads_q + head]) >> 23;
-    if (exponent == 0) return 1;
-    return __int_as_float((127 + min(max(14 + 127 - exponent, -kMost), kMost)) << 23);
+    return launch.limits[batch * launch.params.forward.heads_q + head];
 }
 
 /// dQ of a tile of queries in the workspace, in fp32: float4 number i of thread t lies at [i][t], so that threads read

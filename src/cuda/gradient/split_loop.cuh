@@ -10,13 +10,13 @@
 #pragma once
 
 #include "cuda/gradient/key_loop.cuh"
-#include "cuda/gradient/split_products.cuh"
+#include "cuda/gradient/split_output.cuh"
 
 namespace tessera::cuda::gradient {
 
 template <class T, Config kConfig>
-struct SplitLoop : SplitProducts<T, kConfig> {
-    using Base = SplitProducts<T, kConfig>;
+struct SplitLoop : SplitOutput<T, kConfig> {
+    using Base = SplitOutput<T, kConfig>;
     using Base::add_rows;
     using Base::adds_dq;
     using Base::clear;
@@ -59,36 +59,51 @@ struct SplitLoop : SplitProducts<T, kConfig> {
     __device__ __forceinline__ void run_block(KeyWork& to_change) const {
         inputs.load_k();
         inputs.load_v();
+        __shared__ Plan plan;
         Sums dv;
         Sums dk;
         clear(dv);
         clear(dk);
-        const bool masked = run(dv, dk);
+        run(plan, dv, dk);
+        const bool publishes = plan.count > 0 && adds_dq();
         // Hidden Inf and NaN of Q and dO are rare: only when some have come through is the work done again without
         // them.
-        if (masked && __syncthreads_or(static_cast<int>(poisoned(dv) || poisoned(dk)))) {
+        if (plan.cut && plan.count > 0 && __syncthreads_or(static_cast<int>(poisoned(dv) || poisoned(dk)))) {
+            if (publishes) this->publish(plan.at(plan.count - 1));
+            __syncthreads();
             if (threadIdx.x == 0) to_change.guard(kConfig.block_kv());
             __syncthreads();
             KeyLoop<T, kConfig>{{inputs, work}}.run_block(to_change);
             return;
         }
-        ptx::cp_async_wait<0>();
-        __syncthreads();
         const Launch& launch = inputs.launch;
         const ForwardParams& p = launch.params.forward;
         const bool stores_dv = launch.params.dv.data != nullptr;
         const bool stores_dk = launch.params.dk.data != nullptr;
-        if (stores_dv) stage_sums(inputs.v_tile(), dv, p.keep_scale);
-        if (stores_dk) stage_sums(inputs.k_tile(), dk, p.scale);
+        const float factor_dv = p.keep_scale * (1 / kWeightUnit<T>);
+        float factor_dk = p.scale;
+        if (Base::kHeld && plan.count > 0) factor_dk /= plan.at(plan.count - 1).ds_unit * kWeightUnit<T>;
+        if (work.shares > 1) {
+            if (publishes) this->publish(plan.at(plan.count - 1));
+            if (stores_dv) this->put_share(true, dv, factor_dv);
+            if (stores_dk) this->put_share(false, dk, factor_dk);
+            ptx::cp_async_wait<0>();
+            return;
+        }
+        ptx::cp_async_wait<0>();
+        if (plan.count == 0) __syncthreads();
+        if (stores_dv) this->stage_sums(inputs.v_tile(), dv, factor_dv);
+        if (stores_dk) this->stage_sums(inputs.k_tile(), dk, factor_dk);
         __syncthreads();
-        if (stores_dv) put_sums(inputs.v_tile(), launch.params.dv, p.head_dim_v, launch.vector_dv);
-        if (stores_dk) put_sums(inputs.k_tile(), launch.params.dk, p.head_dim, launch.vector_dk);
+        // Its fence holds a warp up, and nobody waits for that one here.
+        if (publishes) this->publish(plan.at(plan.count - 1));
+        if (stores_dv) this->put_sums(inputs.v_tile(), launch.params.dv, p.head_dim_v, launch.vector_dv);
+        if (stores_dk) this->put_sums(inputs.k_tile(), launch.params.dk, p.head_dim, launch.vector_dk);
     }
 
  private:
-    /// All steps. Returns whether any of them was masked.
-    __device__ __forceinline__ bool run(Sums& dv, Sums& dk) const {
-        __shared__ Plan plan;
+    /// All steps, and a barrier behind them; that all have added to dQ in the last one is still to be published.
+    __device__ __forceinline__ void run(Plan& plan, Sums& dv, Sums& dk) const {
         if (threadIdx.x / 32 == kPlanner) this->begin(plan);
         __syncthreads();
         // With K and V.
@@ -104,11 +119,27 @@ struct SplitLoop : SplitProducts<T, kConfig> {
             if (threadIdx.x == 0) plan.special_keys = any;
         }
 #pragma unroll 1
-        for (int i = 0; i < plan.count; ++i) step(plan, i, dv, dk);
-        if (plan.count == 0) return false;
-        __syncthreads();
-        if (adds_dq()) this->publish(plan.at(plan.count - 1));
-        return plan.cut;
+        for (int i = 0; i < plan.count; ++i) {
+            if constexpr (Base::kHeld) hold(dk, plan, i);
+            step(plan, i, dv, dk);
+        }
+        if (plan.count > 0) __syncthreads();
+    }
+    /// dK goes over to the unit of the next head.
+    __device__ __forceinline__ void hold(Sums& dk, Plan& plan, int index) const {
+        if (index == 0) return;
+        const float before = plan.at(index - 1).ds_unit;
+        const float unit = plan.at(index).ds_unit;
+        if (unit == before) return;
+        const float factor = unit / before;
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+            for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) dk[m][n][e] *= factor;
+            }
+        }
     }
     /// What all steps share is read where it is needed: the accumulators leave no registers for it.
     __device__ __forceinline__ void step(Plan& plan, int index, Sums& dv, Sums& dk) const {
@@ -122,8 +153,9 @@ struct SplitLoop : SplitProducts<T, kConfig> {
             if (index > 0) this->publish(plan.at(index - 1));
             this->wait(planned);
         };
-        if (planned.masked || has_large_scores(stage)) add_dv_careful(dv, planned, stage, between);
-        else add_dv(dv, stage, between);
+        if (planned.masked != planned.edge || has_large_scores(stage)) add_dv_careful(dv, planned, stage, between);
+        else if (planned.edge) add_dv<true>(dv, planned, stage, between);
+        else add_dv<false>(dv, planned, stage, between);
         ptx::cp_async_wait<0>();
         __syncthreads();
         // Here, where no scores are held.
@@ -149,12 +181,13 @@ struct SplitLoop : SplitProducts<T, kConfig> {
     }
 
     /// S, dP, P and dS, and dV += P^T dO; `between`: what some threads do after the barrier. P is made under dP, dS
-    /// under the product that comes next.
-    template <class Between>
-    __device__ __forceinline__ void add_dv(Sums& dv, int stage, const Between& between) const {
+    /// under the product that comes next. kEdge: some pairs are hidden by the band.
+    template <bool kEdge, class Between>
+    __device__ __forceinline__ void add_dv(Sums& dv, const Planned& planned, int stage, const Between& between) const {
         Scores s;
         Scores dp;
         multiply_keys(s, inputs.k_tile(), inputs.q_tile(stage), 0, NothingBetween{});
+        if constexpr (kEdge) this->hide_scores(s, planned.tile, 0);
         make_dp(dp, s, stage, 0);
         if constexpr (kTurns > 1) {
             Scores next;
@@ -162,11 +195,23 @@ struct SplitLoop : SplitProducts<T, kConfig> {
             const float* const deltas = rows(stage).delta + first_column(0) + lane() % 4 * 2;
             multiply_keys(next, inputs.k_tile(), inputs.q_tile(stage), 1, [&](int item) {
                 for_share<kProductItems>(item, [&](int m, int j) {
-                    make_ds(dp[m][j], s[m][j], two(deltas, j));
+                    make_ds(dp[m][j], s[m][j], two(deltas, j), planned);
 #pragma unroll
                     for (int r = 0; r < 2; ++r) ds[m][j][r] = ptx::pack<T>(dp[m][j][2 * r], dp[m][j][2 * r + 1]);
                 });
             });
+            if constexpr (kEdge) {
+                if (mend_ds(dp, planned.tile, 0)) {
+#pragma unroll
+                    for (int i = 0; i < kKeyTiles * kTiles; ++i) {
+                        float(&x)[4] = dp[i % kKeyTiles][i / kKeyTiles];
+#pragma unroll
+                        for (int r = 0; r < 2; ++r)
+                            ds[i % kKeyTiles][i / kKeyTiles][r] = ptx::pack<T>(x[2 * r], x[2 * r + 1]);
+                    }
+                }
+                this->hide_scores(next, planned.tile, 1);
+            }
             make_dp(dp, next, stage, 1);
             __syncthreads();
             between();
@@ -176,11 +221,13 @@ struct SplitLoop : SplitProducts<T, kConfig> {
 #pragma unroll
                 for (int m = 0; m < kKeyTiles; ++m) store(inputs.ds(score_tile()), at, ds[m][j], m, j);
             }
-            add_rows(dv, weights(), inputs.do_tile(stage), make_ds_under<kSumItems>(dp, next, stage, 1));
+            add_rows(dv, weights(), inputs.do_tile(stage), make_ds_under<kSumItems>(dp, next, planned, stage, 1));
+            if constexpr (kEdge) store_mended(dp, planned.tile, 1);
         } else {
             __syncthreads();
             between();
-            add_rows(dv, weights(), inputs.do_tile(stage), make_ds_under<kSumItems>(dp, s, stage, 0));
+            add_rows(dv, weights(), inputs.do_tile(stage), make_ds_under<kSumItems>(dp, s, planned, stage, 0));
+            if constexpr (kEdge) store_mended(dp, planned.tile, 0);
         }
     }
     /// dP^T, and under it S^T becomes P^T, which is also stored, rounded.
@@ -198,16 +245,39 @@ struct SplitLoop : SplitProducts<T, kConfig> {
     }
     /// What makes dP^T dS^T, stored, rounded, between `kItems` items of a product.
     template <int kItems>
-    __device__ __forceinline__ auto make_ds_under(Scores& dp, const Scores& p, int stage, int turn) const {
+    __device__ __forceinline__ auto make_ds_under(Scores& dp, const Scores& p, const Planned& planned, int stage,
+                                                  int turn) const {
         const int at = score_place(turn);
         char* const to = inputs.ds(score_tile());
         const float* const deltas = rows(stage).delta + first_column(turn) + lane() % 4 * 2;
-        return [&dp, &p, at, to, deltas](int item) {
+        return [&dp, &p, &planned, at, to, deltas](int item) {
             for_share<kItems>(item, [&](int m, int j) {
-                make_ds(dp[m][j], p[m][j], two(deltas, j));
+                make_ds(dp[m][j], p[m][j], two(deltas, j), planned);
                 store(to, at, dp[m][j], m, j);
             });
         };
+    }
+
+    /// 0 times what is no number is none: hidden pairs have P = 0, and dS = 0 here. Returns whether there were any.
+    __device__ __forceinline__ bool mend_ds(Scores& ds, int tile, int turn) const {
+        if (!poisoned(ds)) return false;
+        const int first_key = work.first_key + first_row() + lane() / 4;
+        const int first_query = tile * kStepQueries + score_tile() * kBlockQ + first_column(turn) + lane() % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) hide(ds[m][j], ds[m][j], first_query + 8 * j, first_key + 16 * m);
+        }
+        return true;
+    }
+    __device__ __forceinline__ void store_mended(Scores& ds, int tile, int turn) const {
+        if (!mend_ds(ds, tile, turn)) return;
+        const int at = score_place(turn);
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) store(inputs.ds(score_tile()), at, ds[m][j], m, j);
+        }
     }
 
     /// The same where some pairs may be hidden, or rows have large scores: nothing is kept over the barrier.
@@ -232,7 +302,7 @@ struct SplitLoop : SplitProducts<T, kConfig> {
 #pragma unroll
                 for (int m = 0; m < kKeyTiles; ++m) {
                     this->exponentiate_special(s[m][j], rows, column + 8 * j);
-                    make_ds(dp[m][j], s[m][j], delta);
+                    make_ds(dp[m][j], s[m][j], delta, planned);
                     hide(s[m][j], dp[m][j], first_query + 8 * j, first_key + 16 * m);
                     store(weights() + score_tile() * kConfig.score_bytes(), at, s[m][j], m, j);
                     store(inputs.ds(score_tile()), at, dp[m][j], m, j);
@@ -314,32 +384,16 @@ struct SplitLoop : SplitProducts<T, kConfig> {
                DqTile<kHeadDim>::offset(0, 0, (queries * 4 + columns * 2) * 32 + lane());
     }
 
-    /// dP^T becomes dS^T.
-    __device__ static __forceinline__ void make_ds(float (&dp)[4], const float (&p)[4], const float2& delta) {
+    /// dP^T becomes dS^T, times the unit of its head.
+    __device__ static __forceinline__ void make_ds(float (&dp)[4], const float (&p)[4], const float2& delta,
+                                                   const Planned& planned) {
+        // No register is kept for it.
+        const float unit = Base::kHeld ? *static_cast<const volatile float*>(&planned.ds_unit) : 1.0F;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) dp[e] = p[e] * (dp[e] - (e % 2 == 0 ? delta.x : delta.y));
-    }
-
-    /// The warp's sums, rounded, into a tile of the block's keys in shared memory.
-    __device__ __forceinline__ void stage_sums(char* tile, const Sums& sums, float factor) const {
-#pragma unroll
-        for (int i = 0; i < 2 * kKeyTiles; ++i) {
-            const int row = first_row() + 8 * i + lane() / 4;
-#pragma unroll
-            for (int n = 0; n < kColumns; ++n) {
-                // + 0: whether -0 met further products of weight 0 must not show.
-                const float low = fmaf(sums[i / 2][n][i % 2 * 2], factor, 0.0F);
-                const float high = fmaf(sums[i / 2][n][i % 2 * 2 + 1], factor, 0.0F);
-                char* to = tile + chunk_offset<kHeadDim>(row, half() * kColumns + n) + lane() % 4 * 4;
-                *reinterpret_cast<std::uint32_t*>(to) = ptx::pack<T>(low, high);
-            }
+        for (int e = 0; e < 4; ++e) {
+            dp[e] = p[e] * (dp[e] - (e % 2 == 0 ? delta.x : delta.y));
+            if constexpr (Base::kHeld) dp[e] *= unit;
         }
-    }
-    __device__ __forceinline__ void put_sums(const char* tile, const Rows& rows, int dim, bool vector) const {
-        const std::int64_t offset = head_offset(rows, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
-        const Target target = target_of<T>(rows, offset, work.member.len_kv, dim, vector);
-        constexpr int kRows = kConfig.block_kv() / (kConfig.threads() / 32);
-        cuda::store<kHeadDim, kRows>(tile, target, work.first_key, warp() * kRows, lane());
     }
 };
 

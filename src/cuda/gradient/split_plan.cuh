@@ -26,6 +26,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
         int tile;
         int sweep;
         bool masked;
+        bool edge;            // masked by the band alone: all queries and keys are there
         bool first;           // to add to dQ
         bool whole;           // Q and dO are read 16 bytes at a time, and all rows are there
         const char* q;        // rows of the tile
@@ -34,6 +35,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
         float* dq;            // the tile's sum
         int* done;            // the word that tells who has added to it
         int before;           // the block that adds before this one; -1: none is waited for
+        float ds_unit;        // that dS of the head is held times, where P is times kWeightUnit
 
         __device__ __forceinline__ Step step() const { return {head, tile, sweep}; }
     };
@@ -48,11 +50,13 @@ struct SplitPlan : KeyScores<T, kConfig> {
 
         __device__ __forceinline__ Planned& at(int index) { return steps[index % kPlanned]; }
     };
+    static constexpr bool kHeld = std::is_same_v<T, __half>;
+
     /// By the planning warp.
     __device__ __forceinline__ void begin(Plan& plan) const {
         const int first = work.own.begin * kStepQueries;
         const int end = work.own.end * kStepQueries;
-        plan.count = work.own.count() * inputs.launch.params.forward.group;
+        plan.count = work.own.count() * work.heads;
         plan.cut = end > work.member.len_q ||
                    !work.visible.full(first, end, work.first_key, work.first_key + kConfig.block_kv());
         plan.special_keys = false;
@@ -83,9 +87,11 @@ struct SplitPlan : KeyScores<T, kConfig> {
         to.sweep = step.sweep;
         to.masked = !whole || !work.visible.full(first, first + kStepQueries, work.first_key,
                                                  work.first_key + kConfig.block_kv());
+        to.edge = to.masked && whole && work.first_key + kConfig.block_kv() <= m.len_kv;
         to.before = turns().before(step);
         to.first = to.before < 0;
         if (!work.waits) to.before = -1;
+        if constexpr (kHeld) to.ds_unit = this->unit_of(step.head) * (1 / kWeightUnit<T>);
         to.whole = whole && launch.vector_q && launch.vector_do;
         to.q = p.q.data + head_offset(p.q, work.batch, m.first_q, step.head, sizeof(T)) + first * p.q.row * kSize;
         to.d_o = d_o.data + head_offset(d_o, work.batch, m.first_q, step.head, sizeof(T)) + first * d_o.row * kSize;

@@ -18,6 +18,7 @@ struct SplitProducts : SplitPlan<T, kConfig> {
     using Base::kStepQueries;
     using Base::lane;
     using Base::warp;
+    using Base::work;
     static constexpr int kQueries = 32;                         // of a warp's scores at once, ...
     static constexpr int kTurns = kStepQueries / 2 / kQueries;  // ... that many times a step
     static constexpr int kTiles = kQueries / 8;
@@ -50,6 +51,26 @@ struct SplitProducts : SplitPlan<T, kConfig> {
     /// Numbers of a row of the tile that the thread has, for 8 queries: those of its two.
     __device__ static __forceinline__ float2 two(const float* from, int j) {
         return *reinterpret_cast<const float2*>(from + 8 * j);
+    }
+
+    /// The thread's scores of pairs that are not visible become -inf, in a turn of a step whose queries and keys are
+    /// all there.
+    __device__ __forceinline__ void hide_scores(Scores& s, int tile, int turn) const {
+        const int key = work.first_key + first_row() + lane() / 4;
+        const int query = tile * kStepQueries + score_tile() * kBlockQ + first_column(turn) + lane() % 4 * 2;
+        const int first = key - query - work.visible.low;  // of the thread's first pair: how far in the band it is
+        const int width = work.visible.high - work.visible.low;
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int place = first + 16 * m + e / 2 * 8 - 8 * j - e % 2;
+                    if (static_cast<unsigned>(place) > static_cast<unsigned>(width)) s[m][j][e] = -INFINITY;
+                }
+            }
+        }
     }
 
     /// Where the thread's first scores lie in a [keys][queries] tile.

@@ -45,7 +45,7 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     const Problem& p = call.plan.problem;
     const Counts counts(p, extents.block_kv);
     Arena arena(call.workspace);
-    const Workspace workspace(arena, p, counts, extents.head_dim);
+    const Workspace workspace(arena, p, counts, extents.head_dim, extents.shares);
     Launch launch;
     launch.params = backward_params(call);
     const BackwardParams& params = launch.params;
@@ -55,11 +55,16 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     launch.progress = workspace.progress;
     launch.done = workspace.done;
     launch.limits = workspace.limits;
+    launch.do_squares = workspace.do_squares;
+    launch.v_squares = workspace.v_squares;
     launch.tiles_of_head = counts.tiles_of_head;
     launch.q_tiles = counts.q_tiles;
     launch.key_blocks = counts.key_blocks;
-    const bool in_parts = !p.mask.trivial() && p.heads_kv * counts.key_blocks >= kFewestInParts;
+    launch.shares = workspace.shares;
+    const std::int64_t blocks = p.heads_kv * launch.shares.most * counts.key_blocks;
+    const bool in_parts = !p.mask.trivial() && blocks >= kFewestInParts;
     launch.parts = in_parts ? kParts : 1;
+    launch.set_dividers();
     if (uses_o_rest(p)) launch.o_rest = rows_of(call.args.o_rest);
     launch.vector_rest = takes_vectors(inputs.o, inputs.head_dim_v) && takes_vectors(params.d_o, inputs.head_dim_v) &&
                          takes_byte_vectors(launch.o_rest, inputs.head_dim_v);
@@ -79,14 +84,32 @@ bool has_keys(const Problem& p) { return p.len_kv > 0 && p.batch > 0 && p.heads_
 /// What runs before the kernel of a schedule, and after it.
 void start_before(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
     const std::int64_t heads = launch.params.forward.batch * launch.params.forward.heads_q;
-    const auto bytes = static_cast<std::size_t>(reinterpret_cast<char*>(launch.limits + heads) -
-                                                reinterpret_cast<char*>(launch.progress));
+    const auto* const end = launch.v_squares + launch.params.forward.batch * launch.params.forward.heads_kv;
+    const auto bytes =
+        static_cast<std::size_t>(reinterpret_cast<const char*>(end) - reinterpret_cast<char*>(launch.progress));
     check(cudaMemsetAsync(launch.progress, 0, bytes, stream), "counters of the backward");
     if (launch.q_tiles == 0 || heads == 0) return;
-    if (launch.o_rest.data != nullptr) check(start_delta_of_output<__nv_bfloat16>(launch, stream), "delta");
+    if (launch.o_rest.data != nullptr) {
+        const bool bf16 = p.dtype == DType::bf16;
+        const auto start = bf16 ? start_delta_of_output<__nv_bfloat16> : start_delta_of_output<__half>;
+        check(start(launch, stream), "delta");
+    }
     if (p.dtype == DType::fp32) check(delta_fp32(p, launch, stream), "delta");
     else if (p.dtype == DType::bf16) check(delta<__nv_bfloat16>(p, launch, extents.general, stream), "delta");
     else check(delta<__half>(p, launch, extents.general, stream), "delta");
+    if (p.dtype == DType::fp16) check(start_units<__half>(launch, stream), "units of dS");
+}
+
+void start_sums(const Problem& p, const Launch& launch, cudaStream_t stream) {
+    if (launch.shares.most == 1) return;
+    const SumSharesLaunch sums{
+        .params = launch.params,
+        .sums = launch.shares,
+        .tiles = static_cast<int>((p.len_kv + SumSharesLaunch::kKeys - 1) / SumSharesLaunch::kKeys),
+        .vector_dk = launch.vector_dk,
+        .vector_dv = launch.vector_dv};
+    const auto start = p.dtype == DType::bf16 ? start_sum_shares<__nv_bfloat16> : start_sum_shares<__half>;
+    check(start(sums, stream), "sums of shares");
 }
 
 void start_after(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
@@ -103,11 +126,11 @@ void start_after(const Problem& p, const Launch& launch, const Extents& extents,
 
 }  // namespace
 
-bool uses_o_rest(const Problem& p) { return p.dtype == DType::bf16 && p.dropout.probability == 0; }
+bool uses_o_rest(const Problem& p) { return p.dtype != DType::fp32 && p.dropout.probability == 0; }
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     Arena arena;
-    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim);
+    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim, extents.shares);
     return arena.used();
 }
 
@@ -118,7 +141,10 @@ void run(const BackwardCall& call, const Extents& extents,
     const CurrentDevice current(call.plan.device);
     const cudaStream_t stream = stream_of(call);
     start_before(p, launch, extents, stream);
-    if (has_keys(p)) check(start(p, launch, stream), name);
+    if (has_keys(p)) {
+        check(start(p, launch, stream), name);
+        start_sums(p, launch, stream);
+    }
     start_after(p, launch, extents, stream);
 }
 

@@ -12,9 +12,17 @@ namespace tessera::cuda::gradient {
 template <class T, class Shape>
 cudaError_t start_delta(const Launch& launch, cudaStream_t stream);
 
-/// Delta from O and the rest of it, in bf16.
+/// Delta from O and the rest of it.
 template <class T>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
+
+/// The powers of two that dS of a head is held times, in fp16; before it, limits.
+template <class T>
+cudaError_t start_units(const Launch& launch, cudaStream_t stream);
+
+/// dK and dV of groups that were shared out.
+template <class T>
+cudaError_t start_sum_shares(const SumSharesLaunch& launch, cudaStream_t stream);
 
 /// dQ out of the workspace.
 template <class T, int kHeadDim>
@@ -37,11 +45,12 @@ struct Extents {
     int head_dim;
     int block_kv;
     int shared_bytes;
-    bool general;  ///< as in Config
+    bool general;         ///< as in Config
+    bool shares = false;  ///< a group's query heads may be shared out
 };
 
-/// Is delta made of O and its rest, where that is given? In fp16 the kernel that sums delta finds the power of two that
-/// dS is held times, too; in fp32 O has no rest; and with dropout a row that sees one key has dS = 0 only by the sum.
+/// Is delta made of O and its rest, where that is given? In fp32 O has no rest; and with dropout a row that sees one
+/// key has dS = 0 only by the sum.
 bool uses_o_rest(const Problem& problem);
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents);

@@ -3,6 +3,7 @@
 #include "cuda/gradient/delta.cuh"
 #include "cuda/gradient/delta_of_output.cuh"
 #include "cuda/gradient/dq.cuh"
+#include "cuda/gradient/sum_shares.cuh"
 
 template cudaError_t tessera::cuda::gradient::start_delta_of_output<__nv_bfloat16>(
     const tessera::cuda::gradient::Launch&, cudaStream_t);
@@ -32,3 +33,5 @@ template cudaError_t tessera::cuda::gradient::start_dq<__nv_bfloat16, 128>(const
                                                                            cudaStream_t);
 template cudaError_t tessera::cuda::gradient::start_dq<__nv_bfloat16, 256>(const tessera::cuda::gradient::Launch&,
                                                                            cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_sum_shares<__nv_bfloat16>(
+    const tessera::cuda::gradient::SumSharesLaunch&, cudaStream_t);
