@@ -181,6 +181,8 @@ void expect_all_reached(const char* schedule, const std::vector<Feature>& withou
             const bool unmasked = has_shapes((names[i] + "Masked").c_str());
             std::vector<Feature> needed;
             if (!unmasked) needed = {Feature::causal_bottom_right, Feature::causal_top_left, Feature::window};
+            // Of few heads, those rows have the tile of HeadDim64Short: CudaInvariance compares the bits of both.
+            if (has_shapes((names[i] + "Short").c_str())) std::erase(needed, Feature::causal_top_left);
             if (!masked) needed.push_back(Feature::ragged);
             for (const Feature feature : needed) {
                 EXPECT_TRUE(reached[i].contains(feature)) << schedule << ": " << names[i] << " " << name_of(feature);
