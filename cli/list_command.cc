@@ -39,10 +39,12 @@ void print_table(const Session& session) {
         const std::string needs = kernel.limits == "none" ? "" : "; needs: " + kernel.limits;
         table.add({kernel.name, fmt::format("{}", fmt::join(dtype_names(kernel), " ")), kernel.summary + needs});
     }
-    session.print(table.text(terminal_width(STDOUT_FILENO)));
-    session.print(
-        "\nWhat a kernel needs is what it refuses a problem without.\nIn order of preference: the first one that takes "
-        "a problem runs it.\n");
+    const int width = terminal_width(STDOUT_FILENO);
+    session.print(table.text(width) + "\n");
+    for (const char* note : {"What a kernel needs is what it refuses a problem without.",
+                             "In order of preference: the first one that takes a problem runs it."}) {
+        for (const std::string& line : wrapped(note, static_cast<std::size_t>(width))) session.print(line + "\n");
+    }
 }
 
 }  // namespace

@@ -45,6 +45,7 @@ std::vector<std::string> parse_list(const std::string& option, std::string_view 
 
 std::pair<std::int64_t, std::int64_t> parse_pair(const std::string& option, std::string_view text, char separator) {
     const std::size_t at = text.find(separator);
+    if (at == 0 || at + 1 == text.size()) unexpected(option, fmt::format("N or N{}N", separator), text);
     const std::int64_t first = parse_size(option, text.substr(0, at));
     return {first, at == std::string_view::npos ? first : parse_size(option, text.substr(at + 1))};
 }

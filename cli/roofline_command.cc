@@ -171,10 +171,12 @@ void show_timeline(const RooflineOptions& options, const model::Machine& machine
                          .pass = passes.front()};
     w.problem.batch = w.problem.heads_q = w.problem.heads_kv = 1;
     if (const auto why = model::refusal(w.problem, w.schedule, w.pass, machine))
-        throw Error(ErrorCode::unsupported, "schedule", *why);
+        throw Error(ErrorCode::unsupported, name_of(w.schedule), *why);
     const auto own = options.own_tile();
+    constexpr double kMostTiles = 1024, kMostOfTile = 4096.0 * 4096;
+    if (static_cast<double>(w.problem.len_q) * static_cast<double>(w.problem.len_kv) > kMostTiles * kMostOfTile)
+        unexpected("--len", "at most 1,024 tiles with --timeline", count_text(w.problem.len_kv));
     w.tile = own ? *own : model::predict(w.problem, w.schedule, w.pass, machine).tile;
-    constexpr double kMostTiles = 1024;
     const auto tiles = [](std::int64_t len, std::int64_t block) {
         return std::ceil(static_cast<double>(len) / static_cast<double>(block));
     };

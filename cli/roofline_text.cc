@@ -30,17 +30,22 @@ std::string range_text(const Range& range) {
 }
 
 std::string kernels_text(std::span<const SweepRow> rows) {
+    const auto& row = rows.front().cells;
+    const bool others = std::count_if(row.begin(), row.end(), [](const auto& cell) { return cell.known(); }) > 1;
     std::string text;
-    for (const SweepCell& cell : rows.front().cells) {
+    for (const SweepCell& cell : row) {
         if (!cell.known()) continue;
         const model::Prediction& p = cell.passes.front();
         text += fmt::format("{}{} of {}", text.empty() ? "" : ", ", name_of(cell.schedule), p.by);
+        if (cell.schedule == Schedule::standard && p.by == "tessera" && others)
+            text += " (win counts from it; S in fp32)";
         if (p.fitted_on.empty()) text += " (no such kernel was fitted: constants of a relative)";
     }
     return text;
 }
 
-/// The error bar of the row's kernels; of those that the machine has not measured, by name, where it measured others.
+/// The error bar of the row's kernels, of the newest schedule where they differ; of those that the machine has not
+/// measured, by name, where it measured others.
 std::string error_text(const SweepRow& row, const model::Machine& machine) {
     const model::Prediction* shown = nullptr;
     bool some_measured = false;
@@ -53,7 +58,7 @@ std::string error_text(const SweepRow& row, const model::Machine& machine) {
         some_measured = some_measured || measured;
         if (!measured) others += fmt::format("{}{}", others.empty() ? "" : ", ", name_of(cell.schedule));
         const model::Prediction& pass = measured ? cell.passes.front() : *found;
-        if (shown == nullptr || (shown->measured && !measured)) shown = &pass;
+        if (shown == nullptr || !measured) shown = &pass;
     }
     if (shown == nullptr) return "";
     const std::string text = measure::error_bar_text(row.problem, *shown, machine);
@@ -283,7 +288,11 @@ std::string accuracy_text(const measure::Comparisons& comparisons, int width) {
     if (!fitted.rows.empty())
         text += "Fitted on these rows: what the formulas can't say\n" +
                 groups_text(measure::summarise(fitted), "kernels", width);
-    for (const auto& [reason, count] : comparisons.left_out) text += fmt::format("left out: {} ({})\n", reason, count);
+    for (const auto& [reason, count] : comparisons.left_out) {
+        for (const std::string& line :
+             wrapped(fmt::format("left out: {} ({})", reason, count), static_cast<std::size_t>(width)))
+            text += line + "\n";
+    }
     return text;
 }
 

@@ -187,15 +187,20 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
     }
     const walk::Selection selection = selection_of(options, plan, len_q);
     const Execution counted{.parallel_for = progress.counted_parallel_for()};
+    if (const std::string text = long_run_text(plan); !text.empty()) print_note(text);
     progress.step("a run that nobody watches");
-    Plan before = plan;
-    if (options.backward) before = plan_with(t.problem, {.backend = Backend::cpu, .threads = 1});
+    // Its bits don't depend on the threads, so it has all of them.
+    how.threads.clear();
+    const Plan unwatched_plan =
+        plan_with(t.problem, how.plan_options(options.backward ? Pass::backward : Pass::forward, how.schedule));
+    Plan before = unwatched_plan;
+    if (options.backward) before = plan_with(t.problem, {.backend = Backend::cpu});
     expect_workspace(before);
     forward(before, t.args, Workspace(before), counted);
     std::vector<TensorView> results = {t.o.view, t.lse.view};
     if (options.backward) {
-        expect_workspace(plan);
-        backward(plan, t.gradients, Workspace(plan), counted);
+        expect_workspace(unwatched_plan);
+        backward(unwatched_plan, t.gradients, Workspace(unwatched_plan), counted);
         results = {t.dq.view, t.dk.view, t.dv.view};
     }
     std::vector<std::vector<std::byte>> unwatched;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 
+#include "measure/work.hpp"
 #include "table.hpp"
 
 namespace tessera::cli {
@@ -284,6 +285,17 @@ std::string walk_text(const Trace& trace, const WalkView& view) {
     for (const std::string& line : wrapped(legend, static_cast<std::size_t>(view.width))) text += line + "\n";
     for (const Section& section : sections_of(trace, view)) text.append("\n").append(section_text(section, view));
     return text;
+}
+
+std::string long_run_text(const Plan& plan) {
+    constexpr double kLong = 1e11;
+    const Problem& p = plan.problem;
+    const double flop = measure::flop(p, plan.pass, measure::visible_pairs(p));
+    if (p.ragged || flop < kLong) return "";
+    return fmt::format(
+        "all {} x {} scores are computed, {:.2g} TFLOP, once by all threads and once, watched, by one; with --len-q {} "
+        "only those of a tile",
+        p.len_q, p.len_kv, flop * 1e-12, plan.tile.block_q);
 }
 
 }  // namespace tessera::cli

@@ -27,4 +27,7 @@ Json json_of(const walk::Trace& trace, const std::optional<std::int64_t>& row);
 std::string hand_text(const walk::Hand& hand, bool backward, int width);
 Json json_of(const walk::Hand& hand, bool backward);
 
+/// Who follows one tile need not know that all tiles are computed, twice: says so where that takes long, else nothing.
+std::string long_run_text(const Plan& plan);
+
 }  // namespace tessera::cli

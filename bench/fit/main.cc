@@ -10,8 +10,8 @@
 //
 // --host does what `tessera calibrate` does, with the rows of the first file for its probes: the shares of that host's
 // kernels are fitted to them, and judged by the rows of the others. --write FILE writes its machine file, --all prints
-// every row. --probe FILE times the probes of `tessera calibrate` and appends them as Records, so that a fit can be
-// tried again; the roofs of the host come beside it (probes.machine.json).
+// every row. --probe FILE does what `tessera calibrate` does and appends each call that it times as a Record, so that a
+// fit can be tried again; the machine file comes beside it (probes.machine.json).
 //
 // Of each family of kernels those constants are free that the table has (fit.hpp). Rows that `tessera roofline
 // --accuracy` counts as held out are predicted with the result and take no part; all others are fitted. Where a machine
@@ -24,6 +24,7 @@
 #include "measure/calibrate_kernels.hpp"
 #include "measure/host.hpp"
 #include "measure/machine_file.hpp"
+#include "measure/timer.hpp"
 #include "measure/work.hpp"
 #include "model/cpu.hpp"
 #include "model/gpu.hpp"
@@ -145,6 +146,7 @@ void judge_host(const Asked& asked, const std::string& first) {
         for (const Row* row : rows)
             if (row->measured.record.file == first)
                 calls.push_back({row->problem, options_of(*row), row->measured.record.ms});
+        calls = measure::medians_of(calls);
         const model::Prediction& kind = rows.front()->measured.prediction;
         if (calls.empty()) continue;
         const model::Machine& machine = (*std::find_if(rows.begin(), rows.end(), [&](const Row* row) {
@@ -179,28 +181,29 @@ void judge_host(const Asked& asked, const std::string& first) {
     fmt::print("\nall, fitted:   {}\nall, held out: {}\n", errors_text(errors[0]), errors_text(errors[1]));
 }
 
-/// What `tessera calibrate` measures, as Records and, beside them, the machine file without kernels.
+/// What `tessera calibrate` measures, each call as a Record as soon as it is timed, and the machine file beside them.
 void probe(const std::string& path) {
-    model::Machine machine = measure::measure_roofs(0, [](const std::string&) {});
-    measure::write_machine(std::filesystem::path(path).replace_extension(".machine.json").string(), machine);
+    const std::string beside = std::filesystem::path(path).replace_extension(".machine.json").string();
+    const measure::Timer timer;
+    const auto progress = [&](const std::string& at) { fmt::print("{:6.1f} s {}\n", timer.seconds(), at); };
+    model::Machine machine = measure::measure_roofs(0, progress);
+    measure::write_machine(beside, machine);
     const measure::Host host = measure::describe_host();
-    for (const measure::ProbedKind& kind : measure::kProbedKinds) {
-        for (const Pass pass : {Pass::forward, Pass::backward}) {
-            for (const measure::KernelProbe& one : measure::kernel_probes(kind.schedule, pass, host.cores)) {
-                const Problem problem = measure::problem_of(one, kind.dtype);
-                const Plan plan = tessera::plan(
-                    problem,
-                    {.pass = pass, .backend = Backend::cpu, .schedule = kind.schedule, .threads = one.threads});
-                const measure::Summary ms = measure::time_probe(one, kind.schedule, pass, kind.dtype);
-                measure::Record record =
-                    measure::record_of(plan, ms, measure::flop(problem, pass, measure::visible_pairs(problem)));
-                record.device = host.cpu;
-                record.date = measure::utc_date();
-                record.versions = {{"tessera", tessera_version()}};
-                measure::append_records(path, {record});
-            }
-        }
-    }
+    const auto keep = [&](const measure::ProbedKind& kind, Pass pass, const measure::KernelProbe& one,
+                          const measure::Summary& ms) {
+        const Problem problem = measure::problem_of(one, kind.dtype);
+        const Plan plan = tessera::plan(
+            problem, {.pass = pass, .backend = Backend::cpu, .schedule = kind.schedule, .threads = one.threads});
+        measure::Record record =
+            measure::record_of(plan, ms, measure::flop(problem, pass, measure::visible_pairs(problem)));
+        record.device = host.cpu;
+        record.date = measure::utc_date();
+        record.versions = {{"tessera", tessera_version()}};
+        measure::append_records(path, {record});
+    };
+    machine.kernels = measure::measure_kernels(machine, progress, keep);
+    measure::write_machine(beside, machine);
+    progress("done");
 }
 
 /// The machine of a file's Records; null: one that the model does not know.

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "check/generate.hpp"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "check/packed.hpp"
+#include "core/extent.hpp"
 #include "core/numeric.hpp"
 #include "core/philox.hpp"
+#include "parallel.hpp"
 
 namespace tessera::check {
 namespace {
@@ -14,6 +17,7 @@ namespace {
 constexpr double kOutlierProbability = 0.001;
 constexpr double kOutlierDeviation = 10;
 constexpr double kLargeDeviation = 30;
+constexpr std::int64_t kElementsOfTask = 1 << 14;
 
 constexpr std::array<std::pair<Fill, const char*>, 6> kNames{{{Fill::normal, "normal"},
                                                               {Fill::outliers, "outliers"},
@@ -79,7 +83,7 @@ void fill(const TensorView& tensor, Fill kind, std::uint64_t seed) {
     const std::size_t row_dim = tensor.rank == 4 ? 1 : 0;
     std::int64_t per_row = 1;  // elements between one row and the next in C order
     for (std::size_t d = row_dim + 1; d < 4; ++d) per_row *= shape[d];
-    for_each_element(tensor, [&](std::int64_t flat, std::byte* element) {
+    const auto store = [&](std::int64_t flat, std::byte* element) {
         const auto i = static_cast<std::uint64_t>(flat);
         double value = 0;
         switch (kind) {
@@ -94,6 +98,15 @@ void fill(const TensorView& tensor, Fill kind, std::uint64_t seed) {
             case Fill::ones: value = 1; break;
         }
         store_from_double(element, tensor.dtype, value);
+    };
+    if (!tensor.given() || tensor.size() == 0) return;
+    // Elements don't depend on each other, so threads share a tensor in which each has a place of its own.
+    const std::int64_t slices = shape[0] * shape[1];
+    const std::int64_t of_task = std::max<std::int64_t>(1, kElementsOfTask * slices / tensor.size());
+    const auto bytes = static_cast<std::size_t>(tensor.size() * size_of(tensor.dtype));
+    const int threads = extent(tensor).size() == bytes ? available_threads() : 1;
+    default_parallel_for((slices + of_task - 1) / of_task, threads, [&](std::int64_t task, int) {
+        for_each_element_of_slices(tensor, task * of_task, std::min((task + 1) * of_task, slices), store);
     });
 }
 

@@ -36,21 +36,28 @@ inline std::array<std::int64_t, 4> shape_of_rank_4(const TensorView& t) {
     return shape;
 }
 
-/// Calls f(flat, element) for every element in C order: its C order index, and its address as std::byte*.
+/// Calls f(flat, element) for every element of the slices begin ... end - 1 in C order: its C order index, and its
+/// address as std::byte*. A slice is what lies under one pair of the first two indices.
+template <class F>
+void for_each_element_of_slices(const TensorView& t, std::int64_t begin, std::int64_t end, F&& f) {
+    const auto shape = shape_of_rank_4(t);
+    const auto stride = [&](std::size_t d) { return t.strides[d] * size_of(t.dtype); };
+    std::int64_t flat = begin * shape[2] * shape[3];
+    for (std::int64_t slice = begin; slice < end; ++slice) {
+        for (std::int64_t c = 0; c < shape[2]; ++c) {
+            auto* row = static_cast<std::byte*>(t.data) + slice / shape[1] * stride(0) + slice % shape[1] * stride(1) +
+                        c * stride(2);
+            for (std::int64_t d = 0; d < shape[3]; ++d) f(flat++, row + d * stride(3));
+        }
+    }
+}
+
+/// The same for every element.
 template <class F>
 void for_each_element(const TensorView& t, F&& f) {
     if (!t.given() || t.size() == 0) return;
     const auto shape = shape_of_rank_4(t);
-    const auto stride = [&](std::size_t d) { return t.strides[d] * size_of(t.dtype); };
-    std::int64_t flat = 0;
-    for (std::int64_t a = 0; a < shape[0]; ++a) {
-        for (std::int64_t b = 0; b < shape[1]; ++b) {
-            for (std::int64_t c = 0; c < shape[2]; ++c) {
-                auto* row = static_cast<std::byte*>(t.data) + a * stride(0) + b * stride(1) + c * stride(2);
-                for (std::int64_t d = 0; d < shape[3]; ++d) f(flat++, row + d * stride(3));
-            }
-        }
-    }
+    for_each_element_of_slices(t, 0, shape[0] * shape[1], f);
 }
 
 /// "[1, 0, 3]": the indices of the element with C order index `flat`.

@@ -44,6 +44,9 @@ std::string kind_of(const Problem& problem);
 /// against the Records.
 double expected_error(const std::string& kind, Pass pass);
 
+/// The same of standard and fa1, of all kinds together: few of each were measured.
+double expected_error_of_plain(Schedule schedule, Pass pass);
+
 /// The error bar of a prediction in words: its kind, how far such were off, and whether the device, or a CPU's kernels
 /// of that kind, were ever measured.
 std::string error_bar_text(const Problem& problem, const model::Prediction& prediction, const model::Machine& machine);

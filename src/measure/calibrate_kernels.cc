@@ -171,6 +171,21 @@ Summary time_probe(const KernelProbe& probe, Schedule schedule, Pass pass, DType
     return time_call([&] { backward(second, tensors.backward(), more); }, views, cache, method_of(probe)).ms;
 }
 
+std::vector<TimedCall> medians_of(const std::vector<TimedCall>& calls) {
+    std::vector<TimedCall> kept;
+    std::vector<std::vector<double>> times;
+    for (const TimedCall& call : calls) {
+        const auto same = [&](const TimedCall& one) {
+            return one.options.threads == call.options.threads && one.problem.describe() == call.problem.describe();
+        };
+        const auto at = static_cast<std::size_t>(std::find_if(kept.begin(), kept.end(), same) - kept.begin());
+        if (at == kept.size()) kept.push_back(call), times.emplace_back();
+        times[at].push_back(call.ms);
+    }
+    for (std::size_t i = 0; i < kept.size(); ++i) kept[i].ms = summarize(times[i]).median;
+    return kept;
+}
+
 KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass,
                            const std::vector<TimedCall>& calls) {
     /// What a constant is expected to be, and how sure that is: a logarithm's standard deviation.
@@ -216,9 +231,10 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
 }
 
 std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
-                                             const std::function<void(const std::string&)>& progress) {
-    // What runs beside for seconds makes all calls of a kind slow at once: each is timed again when all kinds have
-    // been.
+                                             const std::function<void(const std::string&)>& progress,
+                                             const ProbeTimed& timed) {
+    // What runs beside for seconds makes all calls of a kind slow, or quick, at once: each is timed again when all
+    // kinds have been.
     struct Kind {
         ProbedKind kernels;
         Pass pass;
@@ -226,30 +242,27 @@ std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
         std::vector<TimedCall> calls;
     };
     std::vector<Kind> kinds;
+    for (const ProbedKind& kernels : kProbedKinds) {
+        for (const Pass pass : {Pass::forward, Pass::backward})
+            kinds.push_back({kernels, pass, model::cpu_kernels_of(kernels.schedule, pass, kernels.dtype), {}});
+    }
     const int cores = static_cast<int>(machine.cores.value);
     for (int round = 0; round < kProbeRounds; ++round) {
-        std::size_t at = 0;
-        for (const ProbedKind& kernels : kProbedKinds) {
-            for (const Pass pass : {Pass::forward, Pass::backward}) {
-                if (round == 0)
-                    kinds.push_back({kernels, pass, model::cpu_kernels_of(kernels.schedule, pass, kernels.dtype), {}});
-                Kind& kind = kinds[at++];
-                progress(kind.name);
-                const auto probes = kernel_probes(kernels.schedule, pass, cores);
-                for (std::size_t i = 0; i < probes.size(); ++i) {
-                    const double ms = time_probe(probes[i], kernels.schedule, pass, kernels.dtype).median;
-                    if (round == 0)
-                        kind.calls.push_back(
-                            {problem_of(probes[i], kernels.dtype), {.threads = probes[i].threads}, ms});
-                    else kind.calls[i].ms = std::min(kind.calls[i].ms, ms);
-                }
+        for (Kind& kind : kinds) {
+            progress(kind.name);
+            for (const KernelProbe& probe : kernel_probes(kind.kernels.schedule, kind.pass, cores)) {
+                const Summary ms = time_probe(probe, kind.kernels.schedule, kind.pass, kind.kernels.dtype);
+                if (timed) timed(kind.kernels, kind.pass, probe, ms);
+                kind.calls.push_back({problem_of(probe, kind.kernels.dtype), {.threads = probe.threads}, ms.median});
             }
         }
     }
     std::vector<MeasuredKernels> result;
-    for (const Kind& kind : kinds)
-        result.push_back({kind.name, fitted_shares(machine, kind.kernels.schedule, kind.pass, kind.calls),
-                          fmt::format("{} calls timed by tessera calibrate", kind.calls.size())});
+    for (const Kind& kind : kinds) {
+        const std::vector<TimedCall> calls = medians_of(kind.calls);
+        result.push_back({kind.name, fitted_shares(machine, kind.kernels.schedule, kind.pass, calls),
+                          fmt::format("{} calls timed by tessera calibrate", calls.size())});
+    }
     return result;
 }
 

@@ -55,16 +55,23 @@ struct TimedCall {
     double ms = 0;
 };
 
+/// Calls that were timed several times, once each, with the median of their times.
+std::vector<TimedCall> medians_of(const std::vector<TimedCall>& calls);
+
 /// The shares of a kind of kernels with which the model gives these times on the machine, each such as can be
 /// (model::range_of_share). Of one core start_us is 0 and crowd 1: no call tells of them.
 KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass,
                            const std::vector<TimedCall>& calls);
 
-/// All kinds: measured kProbeRounds times, the quicker one counts; fitted. `progress` is told before each.
-std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
-                                             const std::function<void(const std::string&)>& progress);
+/// Is told of each call that was timed.
+using ProbeTimed = std::function<void(const ProbedKind&, Pass, const KernelProbe&, const Summary&)>;
 
-inline constexpr int kProbeRounds = 2;
+/// All kinds: timed in kProbeRounds rounds, fitted to the medians. `progress` is told before each.
+std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
+                                             const std::function<void(const std::string&)>& progress,
+                                             const ProbeTimed& timed = {});
+
+inline constexpr int kProbeRounds = 3;
 
 /// Kinds of kernels that are measured.
 inline constexpr int kKernelKinds = 2 * static_cast<int>(std::size(kProbedKinds));

@@ -132,6 +132,21 @@ std::string short_length(std::int64_t len) {
     return len >= 1024 && len % 1024 == 0 ? fmt::format("{}k", len / 1024) : fmt::format("{}", len);
 }
 
+std::string span_text(std::int64_t first, std::int64_t last) {
+    return first == last ? short_length(first) : fmt::format("{} to {}", short_length(first), short_length(last));
+}
+
+std::string lengths_text(const Problem& first, const Problem& last) {
+    const bool one = first.len_q == last.len_q && first.len_kv == last.len_kv;
+    if (first.len_q == first.len_kv && last.len_q == last.len_kv)
+        return fmt::format("length{} {}", one ? "" : "s", span_text(first.len_kv, last.len_kv));
+    return fmt::format("{} quer{}, {} keys", span_text(first.len_q, last.len_q),
+                       first.len_q == 1 && last.len_q == 1 ? "y" : "ies", span_text(first.len_kv, last.len_kv));
+}
+
+/// Three digits, and no powers of ten.
+std::string rate_text(double rate) { return rate < 1000 ? fmt::format("{:.3g}", rate) : fmt::format("{:.0f}", rate); }
+
 /// What was asked, in the words of the options, and whose kernels are shown.
 std::string subtitle_of(std::span<const SweepRow> rows) {
     const Problem& p = rows.front().problem;
@@ -145,12 +160,10 @@ std::string subtitle_of(std::span<const SweepRow> rows) {
         kernels +=
             fmt::format("{}{} of {}", kernels.empty() ? "" : ", ", name_of(cell.schedule), cell.passes.front().by);
     }
-    const std::int64_t last = rows.back().problem.len_kv;
-    const std::string lengths = p.len_kv == last
-                                    ? fmt::format("length {}", short_length(last))
-                                    : fmt::format("lengths {} to {}", short_length(p.len_kv), short_length(last));
+    const Problem& last = rows.back().problem;
     return fmt::format("{}, {}, {}/{} heads of {}, batch {}, mask {}, {}; {}", passes, name_of(p.dtype), p.heads_q,
-                       p.heads_kv, p.head_dim, p.batch, mask_text(p.mask), lengths, kernels);
+                       p.heads_kv, p.head_dim, span_text(p.batch, last.batch), mask_text(p.mask), lengths_text(p, last),
+                       kernels);
 }
 
 /// Names the first and the last point of a schedule by their lengths, under the point where its line leaves over it.
@@ -184,7 +197,8 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
     double lowest = peak / 2;
     double flop_per_exp = 0;
     for (std::size_t s = 0; s < rows.front().cells.size(); ++s) {
-        plot::Series series{.name = name_of(rows.front().cells[s].schedule), .points = {}};
+        const Schedule schedule = rows.front().cells[s].schedule;  // its colour, whoever is beside it
+        plot::Series series{.name = name_of(schedule), .points = {}, .color = static_cast<int>(schedule)};
         for (const SweepRow& row : rows) {
             const SweepCell& cell = row.cells[s];
             if (!cell.known()) continue;
@@ -220,13 +234,13 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
     const bool together = flop_per_exp > 0 && exp_roof < kOneLine * peak && exp_roof * kOneLine > peak;
     figure.guides.push_back({{ridge, peak},
                              {most, peak},
-                             together ? fmt::format("products, exp unit {:.3g}", std::min(peak, exp_roof))
-                                      : fmt::format("products {:.3g} TFLOP/s", peak),
+                             together ? fmt::format("products, exp unit {}", rate_text(std::min(peak, exp_roof)))
+                                      : fmt::format("products {} TFLOP/s", rate_text(peak)),
                              0.7});
     if (flop_per_exp > 0 && exp_roof < peak * 1.5 && exp_roof > 1.02 * lowest) {
         figure.guides.push_back({{exp_roof / slope, exp_roof},
                                  {most, exp_roof},
-                                 together ? "" : fmt::format("exp unit {:.3g} TFLOP/s", exp_roof),
+                                 together ? "" : fmt::format("exp unit {} TFLOP/s", rate_text(exp_roof)),
                                  0.5});
     }
     return figure;

@@ -20,11 +20,11 @@ double round_step(double value) {
     return 10 * power;
 }
 
-std::vector<Tick> linear_ticks(const Limits& limits, int most_ticks) {
+std::vector<Tick> linear_ticks(const Limits& limits, int most_ticks, bool binary = false) {
     const double step = round_step((limits.most - limits.least) / std::max(1, most_ticks));
     std::vector<Tick> result;
     for (double i = std::ceil(limits.least / step - 1e-6); i * step <= limits.most + step * 1e-6; ++i) {
-        result.push_back({i * step, number_text(i * step)});
+        result.push_back({i * step, number_text(i * step, binary)});
     }
     return result;
 }
@@ -72,7 +72,11 @@ void expect_on_scale(const Axis& axis, const std::string& name, double value) {
 
 std::vector<Tick> ticks(const Limits& limits, Scale scale, int most_ticks) {
     switch (scale) {
-        case Scale::log2: return power_ticks(limits, 2, most_ticks, true);
+        case Scale::log2: {
+            // Between two powers of two, or beside a single one, other round numbers say where a point lies.
+            const bool narrow = std::floor(std::log2(limits.most)) - std::ceil(std::log2(limits.least)) < 1;
+            return narrow ? linear_ticks(limits, most_ticks / 2, true) : power_ticks(limits, 2, most_ticks, true);
+        }
         case Scale::log10: return decade_ticks(limits, most_ticks);
         case Scale::linear: break;
     }

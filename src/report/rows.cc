@@ -20,6 +20,9 @@ bool on_gpu(const Record& r) {
     return r.kernel.starts_with("cuda.") || (machine != nullptr && machine->kind == model::MachineKind::gpu);
 }
 
+/// Among a Record's features: a backward that PyTorch's autograd called. It is how it ran, no other problem.
+constexpr const char* kAutograd = "autograd";
+
 /// Peers by the names that people know them by.
 std::string who_of(const Record& r) {
     static const std::map<std::string, std::string> known = {
@@ -27,6 +30,7 @@ std::string who_of(const Record& r) {
     if (r.by == "tessera") return "tessera " + r.schedule;
     const auto found = known.find(r.by);
     std::string who = found == known.end() ? r.by : found->second;
+    if (r.features.find(kAutograd) != std::string::npos) who += " by autograd";
     if (r.pass == "backward" && r.deterministic && on_gpu(r)) who += ", deterministic";
     return who;
 }
@@ -56,11 +60,14 @@ void add(std::string& text, const std::string& part) {
     text += part;
 }
 
-/// Features of the problem. What a backward is handed to save work ("rest of O") makes no other problem of it.
+/// Features of the problem. What a backward is handed to save work ("rest of O") and who calls it make no other problem
+/// of it.
 std::string asked_features(const Record& r) {
     std::string text = r.features;
-    for (const char* kept : {", rest of O", "rest of O"}) {
-        if (text.ends_with(kept)) text.erase(text.size() - std::string_view(kept).size());
+    for (const std::string_view kept : {"rest of O", kAutograd}) {
+        if (!text.ends_with(kept)) continue;
+        text.erase(text.size() - kept.size());
+        if (text.ends_with(", ")) text.erase(text.size() - 2);
     }
     return text;
 }

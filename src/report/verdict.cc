@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
+#include <string>
 
 #include "measure/statistics.hpp"
 #include "report/report.hpp"
@@ -34,6 +36,16 @@ std::map<Key, Case> cases_of(const DeviceRows& device, const std::string& pass) 
         }
     }
     return cases;
+}
+
+/// Was more than one kernel measured?
+bool compared(const DeviceRows& device, const std::string& pass) {
+    std::set<std::string> who;
+    for (const Group& group : device.groups) {
+        if (group.pass != pass) continue;
+        for (const Row& row : group.rows) who.insert(row.who);
+    }
+    return who.size() > 1;
 }
 
 std::string beside_others(const std::map<Key, Case>& cases) {
@@ -71,8 +83,10 @@ std::vector<std::string> verdicts(const DeviceRows& device) {
                 noisy += measure::is_noisy(row.record.ms, row.record.ms_spread) ? 1 : 0;
             }
         }
-        std::string text = fmt::format("{}: {} is the fastest in {} of {} cases{}", pass, first->first, first->second,
-                                       cases.size(), beside_others(cases));
+        std::string text = compared(device, pass)
+                               ? fmt::format("{}: {} is the fastest in {} of {} cases{}", pass, first->first,
+                                             first->second, cases.size(), beside_others(cases))
+                               : fmt::format("{}: only {} was measured, {} cases", pass, first->first, cases.size());
         if (noisy > 0)
             text += fmt::format("; {} of {} figures spread over {:.0f} % and have bars", noisy, rows,
                                 100 * measure::kNoisySpread);

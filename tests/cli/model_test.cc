@@ -58,6 +58,8 @@ TEST_F(ModelCommandsTest, roofline_over_lengths) {
 TEST_F(ModelCommandsTest, roofline_of_one_problem) {
     expect_fits(run_ok("roofline --len 4096 --amdahl 0.4"));
     expect_says(run_ok("roofline --len 4096 --pass both"), "forward + backward");
+    expect_says(run_ok("roofline --len 4096"), "standard of tessera (win counts from it; S in fp32)");
+    expect_says(run_ok("roofline --len 4096 --schedule standard"), "held-out rows of standard (forward)");
     expect_error("roofline --device v100 --len 1024", 69, "needs compute capability 8.0, v100 has 7.0");
     expect_says(run_ok("roofline --device a100 --len 1024"), "fa3 needs wgmma");
     expect_says(run_ok("roofline --device xeon-16 --len 1024"), "fp32");
@@ -99,6 +101,20 @@ TEST_F(ModelCommandsTest, roofline_draws) {
     EXPECT_NE(svg.find("<svg"), std::string::npos);
     for (const char* name : {"standard", "fa3", "DRAM", "products"})
         EXPECT_NE(svg.find(name), std::string::npos) << name;
+    const auto shows = [&](const std::string& options, const std::string& text) {
+        run_ok("roofline --svg r.svg " + options);
+        std::string drawn = text_of(path("r.svg"));
+        for (std::size_t at = 0; (at = drawn.find('<', at)) != std::string::npos;)  // lines are texts of their own
+            drawn.replace(at, drawn.find('>', at) - at + 1, " ");
+        std::erase(drawn, '\n'), std::erase(drawn, ' ');
+        std::string wanted = text;
+        std::erase(wanted, ' ');
+        EXPECT_NE(drawn.find(wanted), std::string::npos) << text << "\n" << drawn;
+    };
+    shows("--tokens 16384 --len 512:16384", "batch 32 to 1");
+    shows("--len-q 1 --len-kv 1024:4096", "1 query, 1k to 4k keys");
+    shows("--len 300", "length 300");
+    shows("--device b200 --len 512:4096 --schedule fa2", "products 2250 TFLOP/s");
     if (plot::can_draw_png()) {
         run_ok("roofline --len 512:4096 --png r.png");
         EXPECT_EQ(text_of(path("r.png")).substr(1, 3), "PNG");
@@ -242,6 +258,9 @@ TEST_F(ModelCommandsTest, a_timeline_shows_who_waits) {
 TEST_F(ModelCommandsTest, errors_name_the_option) {
     expect_error("bench --len 16 --device h200 --backend cpu", 2, "--device: expected a CPU for cpu.fa2.forward");
     expect_error("roofline --device h300 --len 64", 2, "--device");
+    expect_error("roofline --ragged 100x", 2, "--ragged: expected N or NxN, got \"100x\"");
+    expect_error("roofline --timeline --len 100000000", 2, "--len: expected at most 1,024 tiles with --timeline");
+    expect_error("roofline --timeline --schedule fa3 --device a100", 69, "fa3: needs compute capability 9.0");
     expect_error("roofline --device none.json --len 64", 66, "none.json");
     expect_error("roofline --len 512:64", 2, "--len");
     expect_error("roofline --len 0:64", 2, "--len");

@@ -133,6 +133,9 @@ TEST_F(WalkTest, bad_options_are_told) {
     expect_error("walk " + kSample + " --len 5", 2, "--len");
     expect_error("walk nosuch.safetensors", 66, "nosuch.safetensors");
     expect_error("walk --len 0", 2, "--len");
+    EXPECT_NE(run_ok("walk --len 10000 --head-dim 256").err.find("once, watched, by one; with --len-q 64 only those"),
+              std::string::npos);
+    EXPECT_EQ(run_ok("walk --len 256").err, "");
 }
 
 }  // namespace

@@ -217,5 +217,37 @@ TEST_F(CudaInvariance, a_dense_batch_has_the_bits_of_a_ragged_one) {
     }
 }
 
+/// Long rows without a mask have two thread blocks that bring K and V to each other; members of a ragged batch, their
+/// rows cut out of it, and causal rows' last queries have one.
+TEST_F(CudaInvariance, pairs_of_thread_blocks_have_the_bits_of_single_ones) {
+    struct Rows {
+        std::int64_t batch, len_q, len_kv, heads_q, heads_kv;
+    };
+    const auto shape = [](const Problem& p) { return cuda::fa3::Shapes::names().at(cuda::fa3::shape_of(p).value()); };
+    for (const Rows& rows : {Rows{2, 2048, 2048, 2, 1}, {1, 2100, 2077, 4, 2}, {1, 2304, 2049, 9, 3}}) {
+        for (const DType dtype : {DType::bf16, DType::fp16}) {
+            const std::vector<std::int64_t> of_q(static_cast<std::size_t>(rows.batch), rows.len_q);
+            const std::vector<std::int64_t> of_kv(static_cast<std::size_t>(rows.batch), rows.len_kv);
+            Attention dense(make_problem(rows.batch, rows.len_q, rows.len_kv, rows.heads_q, rows.heads_kv, 128, dtype),
+                            5);
+            Attention ragged(make_ragged(of_q, of_kv, rows.heads_q, rows.heads_kv, 128, dtype), 5, of_q, of_kv);
+            ASSERT_EQ(shape(dense.problem), "HeadDim128Pairs") << dense.problem.describe();
+            ASSERT_EQ(shape(ragged.problem), "HeadDim128") << ragged.problem.describe();
+            for_each_cuda_kernel([&](const KernelInfo& kernel) {
+                ASSERT_TRUE(dense.forward(kernel));
+                ASSERT_TRUE(ragged.forward(kernel));
+                EXPECT_TRUE(dense.o.same_bits(ragged.o)) << kernel.name << ": " << dense.problem.describe();
+                bool same = true;
+                for (std::int64_t h = 0; h < rows.heads_q; ++h) {
+                    for (std::int64_t row = 0; row < rows.batch * rows.len_q; ++row) {
+                        same = same && dense.lse.get(row / rows.len_q, h, row % rows.len_q) == ragged.lse.get(h, row);
+                    }
+                }
+                EXPECT_TRUE(same) << kernel.name << ", LSE: " << dense.problem.describe();
+            });
+        }
+    }
+}
+
 }  // namespace
 }  // namespace tessera::check::cuda_invariance_test

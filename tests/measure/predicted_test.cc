@@ -88,6 +88,21 @@ TEST(Roof, an_estimated_roof_is_not_certain) {
     EXPECT_FALSE(above_roof(on_h200(0.2), problem_of_h200(), machine)->certain);
 }
 
+/// What a host was timed at is doubted first, up to twice that.
+TEST(Roof, of_a_calibrated_host_is_not_certain) {
+    model::Machine machine = *model::find_machine("xeon-16");
+    Record r = on_h200(1);
+    r.threads = 1;
+    Problem p = problem_of_h200();
+    p.dtype = DType::fp16;
+    r.tflops = 1.5 * machine.product_flop(p.dtype, false) * machine.clock_ghz * 1e-3;
+    EXPECT_TRUE(above_roof(r, p, machine)->certain);
+    machine.kernels.push_back({"fp16 forward", {}, "26 calls timed by tessera calibrate"});
+    EXPECT_FALSE(above_roof(r, p, machine)->certain);
+    r.tflops *= 2;
+    EXPECT_TRUE(above_roof(r, p, machine)->certain);
+}
+
 TEST(RecordJson, sizes_are_whole_and_errors_name_the_field) {
     nlohmann::ordered_json json = to_json(Record{.schedule = "fa2", .pass = "forward", .dtype = "fp32", .len_q = 16});
     EXPECT_EQ(record_from_json(json).len_q, 16);

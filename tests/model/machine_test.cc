@@ -255,6 +255,17 @@ TEST(Calibrate, a_disturbed_probe_is_no_more_than_that) {
     EXPECT_NEAR(ms(problem, all, found) / ms(problem, all, made), 1, 0.1);
 }
 
+/// What one of three rounds disturbed does not count.
+TEST(Calibrate, rounds_have_a_median) {
+    const Problem a = Problem::dense(1, 64, 2, 64, DType::fp32), b = Problem::dense(1, 128, 2, 64, DType::fp32);
+    const PredictOptions one{.threads = 1}, two{.threads = 2};
+    const auto kept = measure::medians_of({{a, one, 1.0}, {b, one, 5.0}, {a, two, 3.0}, {a, one, 9.0}, {a, one, 1.1}});
+    ASSERT_EQ(kept.size(), 3U);
+    EXPECT_EQ(kept[0].ms, 1.1);
+    EXPECT_EQ(kept[1].ms, 5.0);
+    EXPECT_EQ(kept[2].ms, 3.0);
+}
+
 /// What a read share is fitted to: tensors and copies that no second-level cache holds, of one thread and of all.
 TEST(Calibrate, probes_are_larger_than_a_core_s_caches) {
     for (const Pass pass : {Pass::forward, Pass::backward}) {

@@ -21,6 +21,11 @@ Problem of_dims(std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t len
     p.head_dim_v = head_dim_v;
     return p;
 }
+/// So many heads that no queue decides.
+Problem many(Problem p) {
+    p.batch = 100;
+    return p;
+}
 Problem causal(Problem p) {
     p.mask.causal = Causal::bottom_right;
     return p;
@@ -52,11 +57,11 @@ std::string fa3_shape(const Problem& p) {
 }
 
 TEST(CompiledShapes, fa3) {
-    EXPECT_EQ(fa3_shape(of_dims(64, 64)), "HeadDim64");
-    EXPECT_EQ(fa3_shape(of_dims(40, 64, 512)), "HeadDim64Short");
-    EXPECT_EQ(fa3_shape(of_dims(40, 64, 513)), "HeadDim64") << "even tiles are short up to fewer keys";
-    EXPECT_EQ(fa3_shape(causal(of_dims(64, 64, 1024))), "HeadDim64Short");
-    EXPECT_EQ(fa3_shape(causal(of_dims(64, 64, 1025))), "HeadDim64");
+    EXPECT_EQ(fa3_shape(many(of_dims(64, 64))), "HeadDim64");
+    EXPECT_EQ(fa3_shape(many(of_dims(40, 64, 512))), "HeadDim64Short");
+    EXPECT_EQ(fa3_shape(many(of_dims(40, 64, 576))), "HeadDim64") << "even tiles are short up to fewer keys";
+    EXPECT_EQ(fa3_shape(causal(many(of_dims(64, 64, 1024)))), "HeadDim64Short");
+    EXPECT_EQ(fa3_shape(causal(many(of_dims(64, 64, 1025)))), "HeadDim64");
     EXPECT_EQ(fa3_shape(of_dims(65, 64)), "HeadDim96");
     EXPECT_EQ(fa3_shape(of_dims(64, 128)), "HeadDim128");
     EXPECT_EQ(fa3_shape(of_dims(192, 128)), "HeadDim192V128");
@@ -79,6 +84,29 @@ TEST(CompiledShapes, fa3) {
     EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), -1)), "HeadDim128General");
     EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), 1e-40)), "HeadDim128General") << "subnormal in fp32";
     EXPECT_EQ(fa3_shape(dropped(of_dims(256, 64))), "none");
+}
+
+/// Rows without a mask, long enough, whose tiles keep pairs of thread blocks as busy as single ones.
+TEST(CompiledShapes, fa3_by_pairs) {
+    const auto rows = [](std::int64_t batch, std::int64_t heads, std::int64_t len, std::int64_t head_dim = 128) {
+        return Problem::dense(batch, len, heads, head_dim, DType::bf16);
+    };
+    EXPECT_EQ(fa3_shape(rows(1, 16, 16384)), "HeadDim128Pairs");
+    EXPECT_EQ(fa3_shape(rows(8, 16, 2048)), "HeadDim128Pairs");
+    EXPECT_EQ(fa3_shape(rows(8, 16, 2047)), "HeadDim128") << "short";
+    EXPECT_EQ(fa3_shape(causal(rows(1, 16, 16384))), "HeadDim128");
+    EXPECT_EQ(fa3_shape(rows(1, 16, 16384, 96)), "HeadDim96");
+    EXPECT_EQ(fa3_shape(capped(rows(1, 16, 16384))), "HeadDim128Capped");
+    EXPECT_EQ(fa3_shape(rows(1, 7, 2112)), "HeadDim128Pairs") << "17 tiles of 7 heads: 63 pairs are one round, too";
+    EXPECT_EQ(fa3_shape(rows(1, 15, 2112)), "HeadDim128") << "255 tiles are two rounds, 135 pairs three";
+    EXPECT_EQ(fa3_shape(rows(0, 16, 16384)), "HeadDim128");
+    Problem ragged = rows(1, 16, 16384);
+    ragged.ragged = true;
+    ragged.total_q = ragged.total_kv = 16384;
+    EXPECT_EQ(fa3_shape(ragged), "HeadDim128");
+    Problem few = rows(1, 16, 16384);
+    few.len_q = 100;
+    EXPECT_EQ(fa3_shape(few), "HeadDim128");
 }
 
 /// Long rows of few heads have the tiles that fill the GPU better.

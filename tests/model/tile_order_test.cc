@@ -16,7 +16,6 @@ namespace tessera::tile_order_test {
 namespace {
 
 using cuda::Divider;
-using cuda::fa3::next_in_turn;
 using cuda::fa3::next_turn;
 using cuda::fa3::slice_of;
 using cuda::fa3::TileOrder;
@@ -57,25 +56,6 @@ TEST(TileOrder, HasEveryTileOnceAndTheLastQueriesOfAGroupOfHeadsFirst) {
                 }
                 ASSERT_EQ(std::count(met.begin(), met.end(), 1), order.tiles());
             }
-        }
-    }
-}
-
-TEST(TileOrder, InTurnHasEveryTileOnceAndNobodyTheSameOneOfEveryHead) {
-    for (const int workers : {1, 2, 7, 132}) {
-        for (const int q_blocks : {1, 2, 3, 6, 11}) {
-            const int tiles = 24 * workers * q_blocks + 5;
-            std::vector<int> met(static_cast<std::size_t>(tiles));
-            for (int worker = 0; worker < workers; ++worker) {
-                std::vector<int> of_block(static_cast<std::size_t>(q_blocks));
-                for (int tile = worker; tile < tiles; tile = next_in_turn(tile, workers)) {
-                    ++met[static_cast<std::size_t>(tile)];
-                    ++of_block[static_cast<std::size_t>(tile % q_blocks)];
-                }
-                const auto [fewest, most] = std::minmax_element(of_block.begin(), of_block.end());
-                ASSERT_LE(*most - *fewest, 24 + 2) << workers << " thread blocks, " << q_blocks << " tiles of a head";
-            }
-            ASSERT_EQ(std::count(met.begin(), met.end(), 1), tiles);
         }
     }
 }

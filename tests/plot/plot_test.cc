@@ -48,6 +48,7 @@ TEST(Ticks, linear_ticks_are_round_numbers) {
 TEST(Ticks, lengths_are_powers_of_two) {
     EXPECT_EQ(texts(ticks({500, 9000}, Scale::log2, 8)), (Texts{"512", "1k", "2k", "4k", "8k"}));
     EXPECT_EQ(texts(ticks({500, 9000}, Scale::log2, 3)), (Texts{"512", "", "2k", "", "8k"}));
+    EXPECT_EQ(texts(ticks({2100, 3900}, Scale::log2, 8)), (Texts{"2500", "3000", "3500"}));  // between powers of two
 }
 
 TEST(Ticks, decades_have_numbers_and_their_parts_lines) {

@@ -81,6 +81,28 @@ TEST(Sorted, the_rest_of_o_is_no_feature) {
     EXPECT_EQ(two.devices[0].groups[1].others, "alibi");
 }
 
+/// Nor is the call by which a peer's backward ran: its name says so.
+TEST(Sorted, autograd_is_a_name_and_no_feature) {
+    std::vector<Record> records = some_records();
+    for (Record& record : records) {
+        record.pass = "backward";
+        record.features = record.by == "tessera" ? "rest of O" : "autograd";
+        record.deterministic = false;
+    }
+    const Sorted all = sorted(records);
+    ASSERT_EQ(all.devices[0].groups.size(), 1U);
+    EXPECT_EQ(all.devices[0].who.back(), "cuDNN by autograd");
+    const auto verdict = verdicts(all.devices[0]);
+    ASSERT_EQ(verdict.size(), 1U);
+    EXPECT_NE(verdict[0].find("tessera fa3 is the fastest in 6 of 6 cases"), std::string::npos) << verdict[0];
+}
+
+TEST(Verdict, of_one_kernel_is_no_victory) {
+    std::vector<Record> records = some_records();
+    std::erase_if(records, [](const Record& r) { return r.by != "tessera" || r.schedule != "fa3"; });
+    EXPECT_EQ(verdicts(sorted(records).devices[0]).at(0), "forward: only tessera fa3 was measured, 6 cases.");
+}
+
 TEST(Sorted, a_length_with_two_batches_makes_two_groups) {
     std::vector<Record> records = some_records();
     for (Record r : some_records()) {

@@ -27,6 +27,9 @@ struct Config {
     int short_row = 0;
     int short_even_row = 0;
     bool masked_only = false;  ///< for calls with a mask
+    /// Two thread blocks, a cluster, work on two tiles of queries that see the same keys: each brings half of K and V
+    /// to both.
+    bool pairs = false;
 
     /// O has shared memory of its own; else it leaves through a stage of K and one of V (Producer::lend_stages).
     constexpr bool own_o() const { return q_stages > 1; }
@@ -42,6 +45,9 @@ struct Config {
     /// Two warpgroups exponentiate one after the other, block by block. Not in the general shapes, in which it
     /// was not tried.
     constexpr bool takes_turns() const { return consumers == 2 && scores != Scores::general; }
+
+    /// Rows of K and V that a thread block brings at once: of a pair, each half of a block, to both.
+    constexpr int kv_box() const { return pairs ? block_kv / 2 : block_kv; }
 
     /// Slabs of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
@@ -84,6 +90,16 @@ struct HeadDim96 {
 struct HeadDim128 {
     static constexpr Config kConfig{
         .head_dim = 128, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 2};
+};
+/// Without a mask. Half of the bytes come from L2. The same bits as HeadDim128.
+struct HeadDim128Pairs {
+    static constexpr Config kConfig{.head_dim = 128,
+                                    .head_dim_v = 128,
+                                    .block_kv = 128,
+                                    .consumers = 2,
+                                    .kv_stages = 2,
+                                    .q_stages = 2,
+                                    .pairs = true};
 };
 struct HeadDim192V128 {
     static constexpr Config kConfig{
@@ -152,8 +168,8 @@ struct HeadDim128General {
                                     .q_stages = 1,
                                     .scores = Scores::general};
 };
-using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256Masked,
-                         HeadDim256, HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi,
-                         HeadDim64Dropout, HeadDim128Dropout, HeadDim64General, HeadDim128General>;
+using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128Pairs, HeadDim128, HeadDim192V128, HeadDim192,
+                         HeadDim256Masked, HeadDim256, HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi,
+                         HeadDim128Alibi, HeadDim64Dropout, HeadDim128Dropout, HeadDim64General, HeadDim128General>;
 
 }  // namespace tessera::cuda::fa3

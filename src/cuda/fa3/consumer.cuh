@@ -132,13 +132,17 @@ struct Consumer {
         if (lane() == 0) q.release(shared.q_ring);
         q.advance();
     }
-    __device__ __forceinline__ void release_k() {
-        if (lane() == 0) k.release(shared.k_ring);
-        k.advance();
-    }
-    __device__ __forceinline__ void release_v() {
-        if (lane() == 0) v.release(shared.v_ring);
-        v.advance();
+    __device__ __forceinline__ void release_k() { release(k, shared.k_ring); }
+    __device__ __forceinline__ void release_v() { release(v, shared.v_ring); }
+    /// Of K and V: to both thread blocks of a pair, each of which fills half of it for both.
+    __device__ __forceinline__ static void release(RingPosition<kConfig.kv_stages>& place,
+                                                   Ring<kConfig.kv_stages>& ring) {
+        if constexpr (kConfig.pairs) {
+            if (lane() < 2) place.release_at(ring, lane());
+        } else if (lane() == 0) {
+            place.release(ring);
+        }
+        place.advance();
     }
     /// Two warpgroups take turns in exponentials: together, each would take twice as long, and then both would
     /// multiply.

@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
         for (const CUtensorMap* map : {&launch.q, &launch.k, &launch.v, &launch.o}) ptx::prefetch_tensor_map(*map);
         shared.init_barriers();
     }
-    __syncthreads();
+    if constexpr (kConfig.pairs) ptx::cluster_sync();
+    else __syncthreads();
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup == 0) {
         const int thread = static_cast<int>(threadIdx.x);
@@ -36,6 +37,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
         ptx::take_registers<kConfig.consumer_registers()>();
         Consumer<T, kConfig>{launch, shared, warpgroup - 1}.run();
     }
+    if constexpr (kConfig.pairs) ptx::cluster_sync();  // the other one still writes here until it is done, too
 }
 
 template <class T, class Shape>
@@ -43,6 +45,9 @@ cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream)
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
+    if constexpr (Shape::kConfig.pairs) {
+        return start_pairs(forward_kernel<T, Shape>, blocks / 2, Shape::kConfig.threads(), kBytes, launch, stream);
+    }
     const Start when = launch.next_tile == nullptr ? Start::behind : Start::beside;
     return start(forward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream, when);
 }

@@ -46,13 +46,14 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     const int stacked = launch.stack.heads();
     launch.q = tensor_map_of_heads(params.q, shapes.q, p.dtype, stacked, 64 / stacked);
     if (p.len_kv > 0 && shapes.k.len > 0) {
-        launch.k = tensor_map(params.k, shapes.k, p.dtype, c.block_kv);
-        launch.v = tensor_map(params.v, shapes.v, p.dtype, c.block_kv);
+        launch.k = tensor_map(params.k, shapes.k, p.dtype, c.kv_box());
+        launch.v = tensor_map(params.v, shapes.v, p.dtype, c.kv_box());
     }
     launch.store_by_copy_engine = !refuse_copy_engine(params.o, shapes.o);
     if (launch.store_by_copy_engine) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, stacked, 16 / stacked);
+    const std::int64_t tiles = query_tiles(p, c.block_q() / stacked);
     launch.order =
-        TileOrder(static_cast<int>(query_heads(p)) / stacked, static_cast<int>(query_tiles(p, c.block_q() / stacked)),
+        TileOrder(static_cast<int>(query_heads(p)) / stacked, static_cast<int>(c.pairs ? (tiles + 1) / 2 : tiles),
                   std::max(heads_together(p, kL2Share) / stacked, 1));
     launch.stacks = Divider(params.heads_q / stacked);
     launch.group = Divider(params.group);
@@ -73,7 +74,8 @@ void forward(const ForwardCall& call) {
         launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
         check(start_reset(launch.next_tile, stream_of(call)), "cuda.fa3.forward, counter of tiles");
     }
-    const int blocks = std::min(properties(call.plan.device).multiprocessors, launch.order.tiles());
+    const int blocks =
+        std::min(properties(call.plan.device).multiprocessors, launch.order.tiles() * (config_of(p).pairs ? 2 : 1));
     const cudaError_t status = Shapes::call(*shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));

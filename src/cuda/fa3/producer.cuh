@@ -9,12 +9,24 @@
 
 namespace tessera::cuda::fa3 {
 
-/// Starts the copy of a tile: slabs of `rows` rows from row `row` of (head, batch).
-template <class Slab, int kSlabs>
+/// Starts the copy of a block of K or V: slabs of rows from row `row` of (head, batch). Of a pair of thread blocks,
+/// each brings half of the rows to both.
+template <Config kConfig, class Slab, int kSlabs>
 __device__ __forceinline__ void copy_in(Slab (&slabs)[kSlabs], const CUtensorMap& map, int row, int head, int batch,
-                                        ptx::Mbarrier& full, ptx::CacheHint hint) {
+                                        ptx::Mbarrier& full) {
+    constexpr auto kHint = ptx::CacheHint::evict_last;
+    if constexpr (kConfig.pairs) {
+        const int first = ptx::cluster_rank() * kConfig.kv_box();
 #pragma unroll
-    for (int s = 0; s < kSlabs; ++s) ptx::tma_load_4d(slabs[s], map, s * kSlabColumns, row, head, batch, full, hint);
+        for (int s = 0; s < kSlabs; ++s) {
+            ptx::tma_load_4d_to_both(&slabs[s][first], map, s * kSlabColumns, row + first, head, batch, full, kHint);
+        }
+    } else {
+#pragma unroll
+        for (int s = 0; s < kSlabs; ++s) {
+            ptx::tma_load_4d(slabs[s], map, s * kSlabColumns, row, head, batch, full, kHint);
+        }
+    }
 }
 
 /// One thread: all copies, in the order in which the consumers take them. V comes one block behind K, over the ends of
@@ -103,14 +115,14 @@ struct Producer {
         k.wait_empty(shared.k_ring);
         ptx::Mbarrier& full = shared.k_ring.full[k.stage()];
         ptx::mbarrier_arrive_expect(full, sizeof(shared.k[0]));
-        copy_in(shared.k[k.stage()], launch.k, block.row, block.head, block.batch, full, ptx::CacheHint::evict_last);
+        copy_in<kConfig>(shared.k[k.stage()], launch.k, block.row, block.head, block.batch, full);
         k.advance();
     }
     __device__ __forceinline__ void load_v(const Block& block) {
         v.wait_empty(shared.v_ring);
         ptx::Mbarrier& full = block.partial ? shared.v_raw[v.stage()] : shared.v_ring.full[v.stage()];
         ptx::mbarrier_arrive_expect(full, sizeof(shared.v[0]));
-        copy_in(shared.v[v.stage()], launch.v, block.row, block.head, block.batch, full, ptx::CacheHint::evict_last);
+        copy_in<kConfig>(shared.v[v.stage()], launch.v, block.row, block.head, block.batch, full);
         v.advance();
     }
 };

@@ -64,18 +64,18 @@ inline double queue_time(const Problem& p, const TilePrice& price, int multiproc
     return time;
 }
 
-/// Is the model asked? Where tiles are few, and of dense calls without a mask and causal ones, for which alone it was
-/// compared with a GPU. Not for fewer queries, whose calls are over soon, nor where the first query of a causal call
-/// sees keys behind the first: tiles that are all long, and not alike, end in rounds, of which the model knows too
-/// little.
+/// Is the model asked? Of dense calls without a mask and causal ones of few tiles, for which it was compared with a
+/// GPU. Not where the first query of a causal call sees keys behind the first: tiles that are all long, and not alike,
+/// end in rounds, of which the model knows too little. Nor of few queries: a warpgroup leaves out those that a tile of
+/// 192 does not have, and where heads share K and V they may be stacked.
 inline bool queue_decides(const Problem& p, const TilePrice& price) {
     const bool even = p.mask.trivial();
-    const int long_row = even ? 2048 : 3073;
-    constexpr int kRounds = 2;
+    const int most_rounds = even ? 6 : 3;
+    const int few_queries = p.group() == 1 ? 64 : 512;
     const bool causal_only = p.mask.causal != Causal::none && p.mask.window_left == unbounded;
     const bool from_the_first = causal_only && p.mask.bind(p.len_q, p.len_kv).high <= 0;
-    return !p.ragged && (even || from_the_first) && p.len_q >= long_row && query_heads(p) > 0 &&
-           saturating_product(query_heads(p), query_tiles(p, price.queries)) <= kRounds * kMultiprocessors;
+    return !p.ragged && (even || from_the_first) && query_heads(p) > 0 && p.len_q > few_queries &&
+           saturating_product(query_heads(p), query_tiles(p, price.queries)) <= most_rounds * kMultiprocessors;
 }
 
 }  // namespace tessera::cuda::fa3

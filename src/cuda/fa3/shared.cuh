@@ -48,8 +48,9 @@ struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
         constexpr int kReaders = 4 * kConfig.consumers;  // one arrival a warp
         q_ring.init(kReaders);
         tiles.ring.init(kReaders + kGuardWarps);
-        k_ring.init(kReaders);
-        v_ring.init(kReaders);
+        constexpr int kBlocks = kConfig.pairs ? 2 : 1;  // that read what is brought
+        k_ring.init(kBlocks * kReaders);
+        v_ring.init(kBlocks * kReaders);
         for (auto& barrier : v_raw) ptx::mbarrier_init(barrier, 1);
         ptx::fence_mbarrier_init();
     }

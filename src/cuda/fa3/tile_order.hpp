@@ -44,13 +44,6 @@ class TileOrder {
     Divider group_, together_, rest_;
 };
 
-/// Where nobody counts who is free, each of `workers` thread blocks takes one tile of each round of so many: behind
-/// `tile` the one a place further in the next round. (In the same place it could get the same tile of every head, and a
-/// head's last one may have fewer rows.)
-TESSERA_HOST_DEVICE inline int next_in_turn(int tile, int workers) {
-    return tile % workers == workers - 1 ? tile + 1 : tile + workers + 1;
-}
-
 /// Slices of 64 rows of a tile, one for each of `warpgroups`. They go round from tile to tile, `turn` counts up to
 /// `warpgroups`: the last slices of a causal tile see more keys than the first, those of a row's last tile have no
 /// rows.

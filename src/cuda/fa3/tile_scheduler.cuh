@@ -39,14 +39,14 @@ struct ThreadRows {
           head{tile.head + stack.head(row), tile.head + stack.head(row + 8)} {}
 };
 
-/// The tile of a place in the order of the work; kBlockQ: its rows.
-template <int kBlockQ, int kBlockKv>
+/// The tile of a place in the order of the work. Of pairs: of two tiles in the same order, this thread block's one.
+template <Config kConfig>
 __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     const ForwardParams& p = launch.params;
     const TilePlace place = launch.order[index];
     WorkTile tile;
-    int block = place.block;
-    const int queries = launch.stack.query(kBlockQ);
+    int block = kConfig.pairs ? 2 * place.block + ptx::cluster_rank() : place.block;
+    const int queries = launch.stack.query(kConfig.block_q());
     Member member{0, 0, p.len_q, p.len_kv};
     tile.low = launch.low;
     tile.high = launch.high;
@@ -68,9 +68,10 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     tile.first_kv = static_cast<int>(member.first_kv);
     tile.q_begin = block * queries;
     tile.q_end = min(tile.q_begin + queries, member.len_q);
-    tile.exists = tile.q_begin < tile.q_end;
+    // The second tile of a pair may have no queries: the first one's K and V come to it, too.
+    tile.exists = kConfig.pairs || tile.q_begin < tile.q_end;
     tile.last_key = member.len_kv - 1;
-    tile.blocks = blocks_of<kBlockKv>(tile.q_begin, tile.q_end, tile.visible());
+    tile.blocks = blocks_of<kConfig.block_kv>(tile.q_begin, tile.q_end, tile.visible());
     tile.dirty = false;
     return tile;
 }
@@ -87,10 +88,12 @@ struct TileRing {
 /// they go round.
 template <Config kConfig>
 struct TileScheduler {
+    static constexpr int kBlocks = kConfig.pairs ? 2 : 1;  ///< that take a place in the order together
+
     const Launch& launch;
     TileRing& ring;
     RingPosition<kTileStages> position{};
-    int upcoming = static_cast<int>(blockIdx.x);
+    int upcoming = static_cast<int>(blockIdx.x) / kBlocks;
     int turn = 0;
 
     /// The next tile that has queries; the other roles are told of it. It may be read until three more were asked for.
@@ -100,7 +103,7 @@ struct TileScheduler {
         WorkTile& tile = ring.tiles[position.stage()];
         tile.exists = false;
         while (upcoming < launch.order.tiles()) {
-            tile = tile_at<kConfig.block_q(), kConfig.block_kv>(launch, upcoming);
+            tile = tile_at<kConfig>(launch, upcoming);
             if (tile.exists) break;
             draw();
         }
@@ -112,9 +115,9 @@ struct TileScheduler {
     }
     /// Decides which tile is next. As late as the answer can still come in time: who is free is known better then.
     __device__ __forceinline__ void draw() {
-        const int blocks = static_cast<int>(gridDim.x);
+        const int blocks = static_cast<int>(gridDim.x) / kBlocks;
         if (launch.next_tile == nullptr) {
-            upcoming = kConfig.own_blocks() ? next_in_turn(upcoming, blocks) : upcoming + blocks;
+            upcoming += blocks;
         } else {
             ptx::wait_for_grid_before();  // the counter is 0
             upcoming = blocks + static_cast<int>(atomicAdd(launch.next_tile, 1));

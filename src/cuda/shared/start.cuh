@@ -31,4 +31,29 @@ cudaError_t start(void (*kernel)(Launch), std::int64_t blocks, int threads, int 
     return cudaLaunchKernelEx(&config, kernel, launch);
 }
 
+/// The same, for a persistent kernel of clusters of two thread blocks: `pairs` of them, or as many as run at once. The
+/// others would start when the first ones have done their share.
+template <class Launch>
+cudaError_t start_pairs(void (*kernel)(Launch), int pairs, int threads, int shared_bytes, const Launch& launch,
+                        cudaStream_t stream) {
+    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (status != cudaSuccess) return status;
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = 2;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(2 * pairs));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int at_once = 0;
+    status = cudaOccupancyMaxActiveClusters(&at_once, kernel, &config);
+    if (status != cudaSuccess) return status;
+    if (at_once > 0 && at_once < pairs) config.gridDim.x = static_cast<unsigned>(2 * at_once);
+    return cudaLaunchKernelEx(&config, kernel, launch);
+}
+
 }  // namespace tessera::cuda

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/cluster.cuh"
 
 namespace tessera::cuda {
 
@@ -55,6 +56,10 @@ struct RingPosition {
     /// Reading side: the stage holds its data.
     __device__ __forceinline__ void wait_full(Ring<kStages>& ring) const { wait(ring.full[stage()], phase()); }
     __device__ __forceinline__ void release(Ring<kStages>& ring) const { ptx::mbarrier_arrive(ring.empty[stage()]); }
+    /// The same, of the ring of the thread block of this rank in the cluster.
+    __device__ __forceinline__ void release_at(Ring<kStages>& ring, int rank) const {
+        ptx::mbarrier_arrive_at(ring.empty[stage()], rank);
+    }
 };
 
 }  // namespace tessera::cuda
