@@ -94,7 +94,7 @@ LOCAL_MEMORY = [
     Allowed(r"fa2::backward_kernel<bf16, BackwardHeadDim64>", 8, 2, "one value, when compiled for sm_80"),
     Allowed(r"fa2::backward_kernel<bf16, BackwardHeadDim128>", 24, 12, "masked steps, when compiled for sm_80"),
     Allowed(r"fa1::backward_kernel<fp16, BackwardHeadDim256>", 88, 80, "numbers kept over a block of keys"),
-    Allowed(r"fa3::forward_kernel<.*HeadDim64>", 64, 56, "scalars of a tile's ends, and the producer's; none in the main loop"),
+    Allowed(r"fa3::forward_kernel<.*HeadDim64>", 72, 85, "scalars of a tile's ends, and the producer's; none in the main loop"),
     Allowed(r"fa3::backward::delta_kernel<fp16, HeadDim(64|128)General>", 8, 2, "8 bytes kept over the keys, once a thread"),
 ]
 

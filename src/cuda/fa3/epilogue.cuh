@@ -23,16 +23,26 @@ __device__ __forceinline__ std::int64_t tensor_row(const WorkTile& tile, int que
     return std::int64_t{tile.first_q} + query;
 }
 
-template <class T>
-__device__ __forceinline__ void store_lse(const ForwardParams& p, const WorkTile& tile, const OnlineSoftmax<T>& rows,
-                                          const ThreadRows& own, int lane) {
-    // All four lanes of a quad hold both rows: the first writes one, the second the other.
-    const int r = lane % 4;
-    const int query = r == 0 ? own.query[0] : own.query[1];
-    if (p.lse.data == nullptr || r > 1 || query >= tile.q_end) return;
-    const int head = r == 0 ? own.head[0] : own.head[1];
-    const float lse = r == 0 ? rows.lse(0) : rows.lse(1);
-    *element<float>(p.lse, tile.batch, head, tensor_row(tile, query), 0) = lse;
+/// A tile whose O leaves, and a thread's rows of it: worked out beside its last P V. Its place in the ring is given
+/// back by then.
+struct LeavingTile {
+    int batch, head;   ///< as in WorkTile
+    int first_row;     ///< row of the tensor of its first query
+    int queries;       ///< so many rows of the tensor from there on
+    int row;           ///< the thread's first one in the tile
+    bool wants_care;   ///< O of this warp can't just be stored (OutputStage::store)
+    float inverse[2];  ///< what O is multiplied by
+    float lse;         ///< of the row that the thread writes (lse_target)
+};
+
+/// Where a thread writes LSE, or null: all four lanes of a quad hold both of its rows, and the first writes one, the
+/// second the other.
+__device__ __forceinline__ float* lse_target(const ForwardParams& p, HeadStack stack, const LeavingTile& tile,
+                                             int lane) {
+    const int row = tile.row + lane % 4 * 8;
+    const int query = stack.query(row);
+    if (p.lse.data == nullptr || lane % 4 > 1 || query >= tile.queries) return nullptr;
+    return element<float>(p.lse, tile.batch, tile.head + stack.head(row), std::int64_t{tile.first_row} + query, 0);
 }
 
 /// What rounding takes off O, for those who keep it; o as it is rounded. Heads are not stacked then.
@@ -49,14 +59,17 @@ __device__ __forceinline__ void store_rest(const float (&o)[kCount], const Launc
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_empty_rows(const Launch& launch, const WorkTile& tile, int row, int lane) {
     const ForwardParams& p = launch.params;
-    const ThreadRows own(tile, launch.stack, row);
-    store_lse(p, tile, OnlineSoftmax<T>{}, own, lane);
-    for (int r = 0; r < 2; ++r) {
-        if (own.query[r] >= tile.q_end) continue;
+    const LeavingTile leaving{tile.batch, tile.head, tile.first_q + tile.q_begin, tile.q_end - tile.q_begin, row};
+    if (float* const to = lse_target(p, launch.stack, leaving, lane)) *to = -INFINITY;
+#pragma unroll 1  // little code: it lies in the middle of what is not rare
+    for (int own = row; own < row + 16; own += 8) {
+        const int query = tile.q_begin + launch.stack.query(own);
+        const int head = tile.head + launch.stack.head(own);
+        if (query >= tile.q_end) continue;
         for (int column = lane % 4; column < p.head_dim_v; column += 4) {
-            *element<T>(p.o, tile.batch, own.head[r], tensor_row(tile, own.query[r]), column) = T(0.0F);
+            *element<T>(p.o, tile.batch, head, tensor_row(tile, query), column) = T(0.0F);
             if (launch.o_rest.data != nullptr) {
-                *element<char>(launch.o_rest, tile.batch, own.head[r], tensor_row(tile, own.query[r]), column) = 0;
+                *element<char>(launch.o_rest, tile.batch, head, tensor_row(tile, query), column) = 0;
             }
         }
     }
@@ -75,9 +88,11 @@ struct OutputStage {
         if (lane == 0) ptx::tma_store_wait();
     }
 
-    template <class T, class Slab, int kSlabs>
-    __device__ __forceinline__ void store(const float (&o)[kConfig.head_dim_v / 2], const Launch& launch,
-                                          const WorkTile& tile, Slab (&slabs)[kSlabs], int row, int lane) const {
+    /// `details`(): the LeavingTile. `tile`: read where that wants care.
+    template <class T, class Slab, int kSlabs, class Details>
+    __device__ __forceinline__ void store(const float (&o)[kConfig.head_dim_v / 2], const Launch& launch, int row,
+                                          const WorkTile& tile, Slab (&slabs)[kSlabs], int lane,
+                                          const Details& details) const {
         const int warp_row = row - lane / 4;  // first of the warp's 16 rows in the tile
         const int slab_row = warp_row % 64;
         const int matrix_row = slab_row + lane % 8 + (lane / 8 % 2) * 8;
@@ -88,21 +103,31 @@ struct OutputStage {
                              ptx::pack<T>(o[4 * j + 2], o[4 * j + 3]), ptx::pack<T>(o[4 * j + 4], o[4 * j + 5]),
                              ptx::pack<T>(o[4 * j + 6], o[4 * j + 7]));
         }
-        const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        const bool whole = !ragged || tile.q_begin + launch.stack.query(warp_row + 16) <= tile.q_end;
-        if (tile.dirty) restore_lost<T>(slabs, launch, tile, warp_row, lane);
-        // For the copy engine, which reads these rows, or writes K or V here once this memory is given back.
-        ptx::fence_proxy_async();
-        if (!launch.store_by_copy_engine || !whole) return copy_out<T>(slabs, launch, tile, warp_row, lane);
+        const LeavingTile leaving = details();
+        if (leaving.wants_care) {
+            if (tile.dirty) restore_lost<T>(slabs, launch, tile, warp_row, lane);
+            if (!is_whole(launch, tile, warp_row)) {
+                ptx::fence_proxy_async();  // before K or V are written here, once this memory is given back
+                return copy_out<T>(slabs, launch, tile, warp_row, lane);
+            }
+        }
+        ptx::fence_proxy_async();  // for the copy engine, which reads these rows
         __syncwarp();
         if (lane != 0) return;
-        const int first_row = static_cast<int>(tensor_row(tile, tile.q_begin + launch.stack.query(warp_row)));
+        const bool ragged = launch.params.cu_seqlens_q != nullptr;
+        const int first_row = leaving.first_row + launch.stack.query(warp_row);
 #pragma unroll
         for (int slab = 0; slab < kConfig.v_slabs(); ++slab) {
-            ptx::tma_store_4d(&slabs[slab][slab_row], launch.o, slab * kSlabColumns, tile.head, first_row,
-                              ragged ? 0 : tile.batch);
+            ptx::tma_store_4d(&slabs[slab][slab_row], launch.o, slab * kSlabColumns, leaving.head, first_row,
+                              ragged ? 0 : leaving.batch);
         }
         ptx::tma_store_commit();
+    }
+    /// Can the copy engine store the warp's 16 rows from `warp_row` on?
+    __device__ __forceinline__ static bool is_whole(const Launch& launch, const WorkTile& tile, int warp_row) {
+        const bool ragged = launch.params.cu_seqlens_q != nullptr;
+        return launch.store_by_copy_engine &
+               (!ragged | (tile.q_begin + launch.stack.query(warp_row + 16) <= tile.q_end));
     }
 
  private:

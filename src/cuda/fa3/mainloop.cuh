@@ -19,14 +19,16 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     TileReader tiles{shared.tiles};
     if (warpgroup == 1) give_turn();
     int tile = next_tile(tiles);
-    bool takes_part = start_first_scores(tiles[tile]);
+    next = look_up_operands();
+    Upcoming upcoming = look_up_upcoming(tiles);
+    bool takes_part = start_first_scores(tiles[tile], upcoming);
     while (true) {
         products.wait_scores();
         pass_v();
         if (!takes_part) {
             if (!kConfig.own_blocks() || !tiles[tile].exists) break;
             tile = leave_out(tiles, tile);
-            takes_part = start_first_scores(tiles[tile]);
+            takes_part = start_first_scores(tiles[tile], upcoming);
             continue;
         }
         release_k();
@@ -34,17 +36,19 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         const int left = multiply_blocks(tiles[tile]);
 
         // The end of this tile, and the beginning of the next.
+        upcoming = look_up_upcoming(tiles);
+        if (kShortEnds) rows.finish();
         start_last_output();
         pass_k(left);
-        const WorkTile& own = leave_ring(tiles, tile);
-        tile = next_tile(tiles);
-        if constexpr (kAcrossTiles) takes_part = start_first_scores(tiles[tile]);
-        rows.finish();
+        const LeavingTile leaving = leave(tiles, tile);
+        tile = next_tile(tiles, upcoming.tile_is_here);
+        if constexpr (kAcrossTiles) takes_part = start_first_scores(tiles[tile], upcoming);
+        if (!kShortEnds) rows.finish();
         if constexpr (kAcrossTiles) products.wait_output_beside_scores();
         else products.wait_output();
         release_v();
-        finish_tile(own, tiles[tile].exists);
-        if constexpr (!kAcrossTiles) takes_part = start_first_scores(tiles[tile]);
+        finish_tile(leaving, tiles[tile].exists);
+        if constexpr (!kAcrossTiles) takes_part = start_first_scores(tiles[tile], upcoming);
     }
     if (warpgroup == 0) await_turn();
     output.finish(lane());
@@ -54,10 +58,10 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
 /// are not this warpgroup's.
 template <class T, Config kConfig>
 __device__ __forceinline__ int Consumer<T, kConfig>::multiply_blocks(const WorkTile& tile) {
-    KeyBlocks blocks(own_blocks(tile));
+    KeyBlocks blocks(kReadsAhead ? own.blocks : own_blocks(tile));
     const bool only = blocks.at_last();
     if (only) release_q();
-    Extra extra(launch, tile, row_in_tile(tile), lane());
+    Extra extra(launch, tile, row_of_tile(tile), lane());
     extra.draw(blocks.n * kConfig.block_kv);
     extra.transform(products.s, blocks.n * kConfig.block_kv);
     rows = {};
@@ -77,14 +81,17 @@ __device__ __forceinline__ int Consumer<T, kConfig>::multiply_blocks(const WorkT
 /// those for which O is rescaled.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const WorkTile& tile, const KeyBlocks& blocks) {
-    const int first_key = blocks.n * kConfig.block_kv;
-    const ThreadRows own(tile, launch.stack, row_in_tile(tile));
-    if (blocks.partial) apply_mask(products.s, tile, own.query, first_key, lane());
+    if (blocks.partial) {
+        const OwnTile seen = kReadsAhead ? own : OwnTile(tile);
+        const int row = row_of_tile(tile);
+        const int query[2] = {seen.q_begin + launch.stack.query(row), seen.q_begin + launch.stack.query(row + 8)};
+        apply_mask(products.s, seen.visible, query, blocks.n * kConfig.block_kv, lane());
+    }
     float factor[2];
     rows.rescale(products.s, launch.scale_log2, launch.unscale, factor);
     if (!kCountUnderProducts) count_near(tile, blocks);
     if (!kSettleUnderProducts) rows.settle(launch.unscale);
-    if (kConfig.own_blocks() || blocks.n != tile.blocks.end - 1) {  // O is 0 before the first one
+    if (kConfig.own_blocks() || blocks.n != blocks.range.end - 1) {  // O is 0 before the first one
 #pragma unroll
         for (int i = 0; i < kConfig.head_dim_v / 2; ++i) products.o[i] *= factor[row_of(i)];
     }
@@ -98,16 +105,15 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_care(const 
 #pragma unroll 1
     while (true) {
         // P = exp2(S - m), beside the other warpgroup's products: none of this one's runs.
-        Operands next;
         await_turn();
         exponentiate(products.s, products.p, rows, launch.scale_log2, order, extra, [&] { next = look_up_operands(); });
         give_turn();
         if (blocks.at_last()) return false;
-        wait_for(next);
+        wait_for_operands();
 
         // S of the next block and P V of this one, together.
-        products.start_scores(next.q, next.k);
-        products.start_output(next.v);
+        products.start_scores(whole_descriptor(next.q), whole_descriptor(next.k));
+        products.start_output(whole_descriptor(next.v));
         if (kSettleUnderProducts && rows.unsettled) {
             if (kCountUnderProducts) count_near(tile, blocks);
             rows.settle(launch.unscale);

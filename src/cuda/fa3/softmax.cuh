@@ -20,13 +20,13 @@ constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
 
 /// Scores of pairs that are not visible become -inf. `query`: of the thread's rows.
 template <int kCount>
-__device__ __forceinline__ void apply_mask(float (&scores)[kCount], const WorkTile& tile, const int (&query)[2],
+__device__ __forceinline__ void apply_mask(float (&scores)[kCount], const Visibility& seen, const int (&query)[2],
                                            int first_key, int lane) {
     const int key = first_key + 2 * (lane % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const std::uint32_t visible = columns_before(min(query[r] + tile.high, tile.last_key) + 1 - key) &
-                                      ~columns_before(query[r] + tile.low - key);
+        const std::uint32_t visible = columns_before(min(query[r] + seen.high, seen.last_key) + 1 - key) &
+                                      ~columns_before(query[r] + seen.low - key);
 #pragma unroll
         for (int i = 0; i < kCount / 2; ++i) {
             float& score = scores[i / 2 * 4 + 2 * r + i % 2];
@@ -172,7 +172,7 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
         limit[r] = raise ? __float_as_int(block_max[r]) : limit[r];
         // Nothing visible yet: exp2(-inf - 0) is the 0 that is wanted.
         factor[r] = ptx::exp2_approx(before - finite_max(r));
-        sum[r] *= factor[r];
+        sum[r] = __fmul_rn(sum[r], factor[r]);  // never one operation with the addition behind it
         subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kHeadroom<T>;
     }
     unsettled = true;

@@ -132,8 +132,10 @@ struct TileReader {
     RingPosition<kTileStages> position{};
 
     __device__ __forceinline__ const WorkTile& operator[](int place) const { return ring.tiles[place]; }
-    __device__ __forceinline__ int open() {
-        position.wait_full(ring.ring);
+    /// Is the next one there already? Doesn't wait.
+    __device__ __forceinline__ bool is_next_here() const { return position.is_full(ring.ring); }
+    __device__ __forceinline__ int open(bool is_here = false) {
+        if (!is_here) position.wait_full(ring.ring);
         const int place = position.stage();
         position.advance();
         return place;
