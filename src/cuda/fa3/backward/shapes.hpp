@@ -74,7 +74,8 @@ inline int shares_of_groups(const Problem& p) {
 /// may), and under a causal mask those by roles, of which nobody waits.
 inline bool goes_by_length(const Problem& p) {
     if (p.mask.causal == Causal::none) return false;
-    if (Shapes::kConfigs[*shape_of(p)].roles()) return true;
+    constexpr int kShort = 512;  // head by head there: 2 to 4 % faster
+    if (Shapes::kConfigs[*shape_of(p)].roles()) return p.len_kv > kShort;
     if (p.ragged) return p.group() > 1;
     return ask_blocks(p, [](const auto& blocks) { return blocks.rising; });
 }
