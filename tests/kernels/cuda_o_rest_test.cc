@@ -200,14 +200,15 @@ TEST_F(CudaRestOfO, knows_hidden_nan_from_seen) {
 /// Members lie behind one another, so a tile's last rows may be the next member's: a NaN there is none of this one's.
 TEST_F(CudaRestOfO, stays_with_its_member) {
     for (const DType dtype : kRoundedTypes) {
-        for (const auto& [dim, alibi] : {std::pair<std::int64_t, bool>{64, false},
-                                         {64, true},
-                                         {128, false},
-                                         {128, true},
-                                         {192, false},
-                                         {256, false}}) {
+        for (const auto& shape : {std::pair<std::int64_t, bool>{64, false},
+                                  {64, true},
+                                  {128, false},
+                                  {128, true},
+                                  {192, false},
+                                  {256, false}}) {
+            const auto dim = shape.first;
             Problem p = make_ragged({74, 112}, {90, 130}, 2, 2, dim, dtype);
-            p.alibi = alibi;
+            p.alibi = shape.second;
             Attention clean(p, 1, {74, 112}, {90, 130});
             with_forward_and_rest(clean, [&](const KernelInfo& kernel) {
                 ASSERT_TRUE(clean.backward(kernel));
