@@ -227,7 +227,7 @@ __device__ __forceinline__ int Consumer<T, kConfig>::next_tile(TileReader& tiles
 template <class T, Config kConfig>
 __device__ __forceinline__ LeavingTile Consumer<T, kConfig>::leave(TileReader& tiles, int place) {
     const WorkTile& tile = tiles[place];
-    LeavingTile leaving;
+    LeavingTile leaving = {};
     if constexpr (kShortEnds) {
         leaving.row = row_in_tile(slice);
         describe(leaving, tile);
