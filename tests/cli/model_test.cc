@@ -177,6 +177,18 @@ TEST_F(ModelCommandsTest, plan_answers_for_a_gpu_that_is_not_here) {
     expect_fits(run_ok("plan --device h200 --dtype bf16 --backward --len 2048"));
 }
 
+/// All kernels say what memory they want, chosen or not.
+TEST_F(ModelCommandsTest, plan_answers_for_sizes_of_0) {
+    const std::string usual = "plan --json --device h200 --head-dim 64 ";
+    for (const char* sizes : {"--batch 0", "--len-q 0", "--len-kv 0", "--len 0", "--heads 0/2", "--heads 0/0"}) {
+        for (const char* dtype : {" --dtype bf16", " --dtype fp16", " --dtype fp32"}) {
+            for (const char* mask : {"", " --causal bottom-right"}) {
+                for (const char* pass : {"", " --backward"}) run_ok(usual + sizes + dtype + mask + pass);
+            }
+        }
+    }
+}
+
 TEST_F(ModelCommandsTest, kernels_that_do_not_exist_are_not_predicted) {
     expect_error("roofline --device t4 --len 1024", 69, "needs compute capability 8.0, t4 has 7.5");
     expect_error("roofline --device h200 --dtype fp32 --len 1024 --schedule fa2", 69, "flash-attention takes 16-bit");

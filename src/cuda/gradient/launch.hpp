@@ -71,7 +71,7 @@ struct Workspace {
           shares{.keys = p.ragged ? p.total_kv : p.batch * p.len_kv,
                  .heads_kv = static_cast<int>(p.heads_kv),
                  .dim = padded_dim} {
-        if (!with_shares || p.heads_kv == 0) return;
+        if (!with_shares || p.heads_q == 0) return;
         const auto group = static_cast<int>(p.heads_q / p.heads_kv);
         shares.most = p.ragged ? ShareRule::most(p.mask, p.len_q, p.len_kv, shares.heads_kv, group)
                                : ShareRule::count(
