@@ -8,6 +8,7 @@
 
 #include "core/stack_heads.hpp"
 #include "cuda/fa3/head_stack.hpp"
+#include "schedule/grid.hpp"
 
 namespace tessera::model {
 namespace {
