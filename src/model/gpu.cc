@@ -32,7 +32,7 @@ void add_roofs(Gpu& gpu) {
 Units units_of_kernel(const schedule::Workload& workload, const Family& family) {
     Units units = units_of(workload, is_ours(family));
     if (workload.pass == Pass::forward || !is_ours(family)) return units;
-    const std::int64_t group = workload.problem.group(), shares = shares_of_groups(workload);
+    const std::int64_t group = std::max<std::int64_t>(workload.problem.group(), 1), shares = shares_of_groups(workload);
     units.count = units.count / group * shares;
     units.longest *= schedule::ceil_div(group, shares);
     units.shortest *= schedule::ceil_div(group, shares);

@@ -52,9 +52,9 @@ Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid, std::int64_t len_q,
     Ways ways;
     const auto group = static_cast<int>(s.problem.group());
     const Band band = s.problem.mask.bind(len_q, len_kv);
-    const int heads = ShareRule::heads(band, static_cast<int>(s.problem.heads_kv), group);
+    const int heads = group > 1 ? ShareRule::heads(band, static_cast<int>(s.problem.heads_kv), group) : 1;
     ways.share_heads = heads;
-    ways.shares = ShareRule::count(heads, group);
+    ways.shares = group > 1 ? ShareRule::count(heads, group) : 1;
     ways.parted = ShareRule::triangle(band) &&
                   s.problem.heads_kv * ways.shares * grid.columns() >= cuda::gradient::kFewestInParts;
     for (std::int64_t n = 0; n < grid.columns(); ++n) {
