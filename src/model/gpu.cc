@@ -8,6 +8,7 @@
 
 #include "core/stack_heads.hpp"
 #include "cuda/fa3/head_stack.hpp"
+#include "schedule/grid.hpp"
 
 namespace tessera::model {
 namespace {
@@ -27,14 +28,14 @@ void add_roofs(Gpu& gpu) {
     gpu.account.roof("launch", gpu.launches() * machine.launch_us * 1e-3);
 }
 
-/// tessera's backward goes over all query heads of a group for a block of keys: dK and dV of a kv head have one owner.
+/// tessera's backward goes over all query heads of a group, or of a share of it, for a block of keys.
 Units units_of_kernel(const schedule::Workload& workload, const Family& family) {
     Units units = units_of(workload, is_ours(family));
     if (workload.pass == Pass::forward || !is_ours(family)) return units;
-    const std::int64_t group = workload.problem.group();
-    units.count /= group;
-    units.longest *= group;
-    units.shortest *= group;
+    const std::int64_t group = std::max<std::int64_t>(workload.problem.group(), 1), shares = shares_of_groups(workload);
+    units.count = units.count / group * shares;
+    units.longest *= schedule::ceil_div(group, shares);
+    units.shortest *= schedule::ceil_div(group, shares);
     return units;
 }
 

@@ -88,6 +88,7 @@ struct Gpu {
     bool masks_all() const;
     bool adds_in_turn() const;
     bool finishes_dq() const;
+    std::int64_t by_length() const;
     Stage stage() const;
     Stage stage_of_fa1() const;
     double last_done(const Stage& stage, const Units& of, double share) const;
@@ -95,10 +96,14 @@ struct Gpu {
     Dealt deal_out(const Stage& stage, const Units& of);
     void add_dq_kernel();
     void add_gradient_passes();
+    void add_shares(std::int64_t shares);
     void add_rows(double elements);
     void add_pass(const MatrixPass& pass, double elements, double products);
     void count_gradient_matrices();
     void note_dram();
 };
+
+/// Shares that tessera's backward deals the query heads of a group out in, each to thread blocks of its own.
+std::int64_t shares_of_groups(const schedule::Workload& workload);
 
 }  // namespace tessera::model

@@ -7,6 +7,7 @@
 
 #include "cuda/fa3/backward/shapes.hpp"
 #include "cuda/fa3/shapes.hpp"
+#include "cuda/gradient/shares.hpp"
 #include "model/deal.hpp"
 #include "model/gpu.hpp"
 #include "schedule/grid.hpp"
@@ -44,6 +45,25 @@ bool Gpu::adds_in_turn() const {
     return is_ours(family) && q.pass == Pass::backward && q.schedule != Schedule::fa1 && c.turn_cycles > 0;
 }
 
+/// Blocks by roles start by length under a causal mask.
+std::int64_t Gpu::by_length() const {
+    const Problem& p = q.problem;
+    if (!by_roles() || !cuda::fa3::backward::goes_by_length(p)) return 0;
+    return heads_by_length(std::max<std::int64_t>(schedule::ceil_div(p.len_kv, tile.block_kv), 1), p.batch * p.heads_kv,
+                           true);
+}
+
+std::int64_t shares_of_groups(const schedule::Workload& w) {
+    const Problem& p = w.problem;
+    if (w.pass == Pass::forward || p.group() <= 1 || p.heads_kv == 0 || p.dtype == DType::fp32) return 1;
+    if (w.schedule == Schedule::fa3) return cuda::fa3::backward::shares_of_groups(p);
+    if (w.schedule != Schedule::fa2) return 1;
+    using cuda::gradient::ShareRule;
+    const auto heads_kv = static_cast<int>(p.heads_kv), group = static_cast<int>(p.group());
+    if (p.ragged) return ShareRule::most(p.mask, p.len_q, p.len_kv, heads_kv, group);
+    return ShareRule::count(ShareRule::heads(p.mask.bind(p.len_q, p.len_kv), heads_kv, group), group);
+}
+
 /// The main kernel.
 Stage Gpu::stage() const {
     const bool backward = q.pass == Pass::backward;
@@ -61,7 +81,8 @@ Stage Gpu::stage() const {
             .masks_all = masks_all(),
             .ends_cut = is_ours(family),
             .turn = adds_in_turn() ? c.turn_cycles : 0,
-            .turns_of_fa3 = q.schedule == Schedule::fa3};
+            .turns_of_fa3 = q.schedule == Schedule::fa3,
+            .by_length = by_length()};
 }
 
 /// Clocks until the last block is done.
@@ -135,6 +156,15 @@ void Gpu::add_gradient_passes() {
                  copy_rate() * 1e-6);
 }
 
+/// The kernel that sums dK and dV of shares, which the main one writes in fp32.
+void Gpu::add_shares(std::int64_t shares) {
+    const auto rows = static_cast<double>(q.problem.rows_kv() * q.problem.heads_kv);
+    const double row = (d + dv) * (4 * static_cast<double>(shares) + e);
+    account.part("shares", rows * row / copy_rate(),
+                 "dK and dV of {} shares of a group: {:.0f} * {:.0f} B / {:.5g} GB/s", shares, rows, row,
+                 copy_rate() * 1e-6);
+}
+
 /// How the bytes of the forward come about, when every tensor moves once.
 void Gpu::note_dram() {
     const Problem& p = q.problem;
@@ -165,6 +195,8 @@ void Gpu::add_dq_kernel() {
     stage.tile = kTile, stage.rows_outer = true, stage.whole_groups = false, stage.order = Order::as_they_lie;
     stage.step = products + c.dq_exp_exposed * exps;
     stage.mask = c.mask_exposed * exps, stage.ends = c.dq_end_cycles;
+    constexpr std::int64_t kFewestTogether = 16;  // heads
+    if (stage.by_length > 0) stage.by_length = kFewestTogether;
     account.note("a tile of dQ", "{:.0f} * {:.0f} FLOP / {:.5g} FLOP/clk + {:.3g} * {:.0f} = {:.6g} clk", kElements,
                  2 * (2 * d + dv), product_rate(), c.dq_exp_exposed, exps, stage.step);
     const Dealt blocks = deal_out(stage, of);
@@ -195,6 +227,8 @@ void Gpu::fused() {
     account.note("main kernel", "({} + {}) clk / {:.4f} GHz = {:.4g} ms", clocks_text(share), clocks_text(idle),
                  out.clock_ghz, (share + idle) / per_ms);
     if (by_roles()) add_dq_kernel();
+    const std::int64_t shares = is_ours(family) ? shares_of_groups(workload) : 1;
+    if (shares > 1) add_shares(shares), ++launches;
     add_gradient_passes();
     note_dram();
     if (c.dram_exposed > 0) {

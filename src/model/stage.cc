@@ -61,6 +61,16 @@ std::vector<double> blocks_in_order(const Stage& s) {
         }
         return order;
     }
+    if (s.by_length > 0 && s.members.empty() && !members.empty()) {
+        std::vector<double> blocks = members.front();
+        if (s.rows_outer) std::reverse(blocks.begin(), blocks.end());
+        const auto all = static_cast<std::int64_t>(members.size()) * heads;
+        for (std::int64_t first = 0; first < all; first += s.by_length) {
+            const auto so_many = static_cast<std::size_t>(std::min(s.by_length, all - first));
+            for (const double clocks : blocks) order.insert(order.end(), so_many, clocks);
+        }
+        return order;
+    }
     if (s.order == Order::last_first || s.order == Order::first_first) {
         for (auto& member : members) {
             if (s.order == Order::last_first) std::reverse(member.begin(), member.end());

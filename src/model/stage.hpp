@@ -31,6 +31,8 @@ struct Stage {
     /// Clocks from one addition to a tile of dQ to the next, where blocks of keys add in turn; 0: in any order.
     double turn = 0;
     bool turns_of_fa3 = false;  ///< by the order of fa3's backward, else of fa2's
+    /// Heads of which the longest blocks begin before others of any of them; 0: a head's blocks follow each other.
+    std::int64_t by_length = 0;
 
     double clocks(std::int64_t inner, std::int64_t cut) const {
         return static_cast<double>(inner) * step + static_cast<double>(masks_all ? inner : cut) * mask + ends;
@@ -48,5 +50,9 @@ std::vector<double> blocks_in_order(const Stage& stage);
 /// Clocks until the last block is done: blocks begin in order, one on a multiprocessor, and where dQ is added up in
 /// turn a block is late by as much as the one before it.
 double in_turn(const Stage& stage, int multiprocessors);
+
+/// Of so many heads with so many blocks of keys each, how many begin by length in fa3's backward, by turns or by roles
+/// (cuda/fa3/backward_kernels.cc).
+std::int64_t heads_by_length(std::int64_t blocks, std::int64_t heads, bool roles);
 
 }  // namespace tessera::model

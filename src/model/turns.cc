@@ -8,7 +8,9 @@
 #include <queue>
 
 #include "cuda/fa3/backward/order.hpp"
+#include "cuda/fa3/backward/shapes.hpp"
 #include "cuda/gradient/config.h"
+#include "cuda/gradient/shares.hpp"
 #include "model/stage.hpp"
 #include "schedule/grid.hpp"
 
@@ -25,7 +27,9 @@ struct Way {
 struct Ways {
     bool rising = false;
     bool parted = false;  ///< the longest blocks of all heads begin first
-    std::vector<Way> of_block;
+    std::vector<Way> of_block{};
+    std::int64_t shares = 1;       ///< of a group's query heads: each has blocks of its own ...
+    std::int64_t share_heads = 1;  ///< ... with so many of them
 };
 
 template <int kBlockQ>
@@ -34,7 +38,7 @@ Ways ways_of_fa3(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     cuda::fa3::backward::Blocks<kBlockQ, kBlockKv> blocks{};
     blocks.set(s.problem.mask, static_cast<int>(len_q), static_cast<int>(len_kv), static_cast<int>(s.problem.group()),
                static_cast<int>(s.problem.heads_kv));
-    Ways ways{blocks.rising, blocks.parted, {}};
+    Ways ways{blocks.rising, blocks.parted, {}, blocks.shares, blocks.share_heads};
     for (int n = 0; n < blocks.count_kv; ++n) {
         const auto queries = blocks.queries_of(n);
         const int start = std::min(std::max(blocks.start_of(n), queries.begin), queries.end);
@@ -43,8 +47,16 @@ Ways ways_of_fa3(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     return ways;
 }
 
-Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid) {
+Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid, std::int64_t len_q, std::int64_t len_kv) {
+    using cuda::gradient::ShareRule;
     Ways ways;
+    const auto group = static_cast<int>(s.problem.group());
+    const Band band = s.problem.mask.bind(len_q, len_kv);
+    const int heads = group > 1 ? ShareRule::heads(band, static_cast<int>(s.problem.heads_kv), group) : 1;
+    ways.share_heads = heads;
+    ways.shares = group > 1 ? ShareRule::count(heads, group) : 1;
+    ways.parted = ShareRule::triangle(band) &&
+                  s.problem.heads_kv * ways.shares * grid.columns() >= cuda::gradient::kFewestInParts;
     for (std::int64_t n = 0; n < grid.columns(); ++n) {
         const Range queries = grid.rows_of(n);
         const std::int64_t own = n * s.tile.block_kv / s.tile.block_q;
@@ -58,7 +70,7 @@ Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid) {
 Ways ways_of(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     const schedule::Grid grid{s.problem.mask.bind(len_q, len_kv), s.tile, false};
     constexpr std::int64_t kLong = 128;
-    Ways ways = !s.turns_of_fa3           ? ways_of_fa2(s, grid)
+    Ways ways = !s.turns_of_fa3           ? ways_of_fa2(s, grid, len_q, len_kv)
                 : s.tile.block_q == kLong ? ways_of_fa3<128>(s, len_q, len_kv)
                                           : ways_of_fa3<64>(s, len_q, len_kv);
     for (std::size_t n = 0; n < ways.of_block.size(); ++n)
@@ -66,17 +78,21 @@ Ways ways_of(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     return ways;
 }
 
-/// A head of keys: when the next block may add to which tile of queries, of which head and sum.
+/// A head of keys, or a share of its query heads: when the next block may add to which tile of queries, of which head
+/// and sum.
 class Head {
  public:
-    Head(const Stage& stage, std::int64_t tiles)
-        : s_(&stage), tiles_(tiles), free_(static_cast<std::size_t>(2 * tiles * stage.heads_of_block())) {}
+    Head(const Stage& stage, std::int64_t tiles, std::int64_t query_heads)
+        : s_(&stage),
+          tiles_(tiles),
+          query_heads_(query_heads),
+          free_(static_cast<std::size_t>(2 * tiles * query_heads)) {}
 
     /// When block n is done that begins at `now`.
     double run(const Ways& ways, int n, double now) {
         const Way& way = ways.of_block[static_cast<std::size_t>(n)];
         now_ = now + s_->ends / 2, added_ = 0;
-        const auto heads = static_cast<int>(s_->heads_of_block());
+        const auto heads = static_cast<int>(query_heads_);
         if (ways.rising) {
             for (int m = way.end - 1; m >= way.begin; --m) {
                 for (int head = 0; head < heads; ++head) stop(way, m, head, 0);
@@ -101,6 +117,7 @@ class Head {
 
     const Stage* s_;
     std::int64_t tiles_;
+    std::int64_t query_heads_;
     std::vector<double> free_;
     double now_ = 0, added_ = 0;
 };
@@ -114,53 +131,94 @@ struct Member {
     Ways ways;
     std::vector<Head> heads;
     int count = 0;  // blocks of a head
-    bool parted = false;
 };
 
 Member member_of(const Stage& s, const std::pair<std::int64_t, std::int64_t>& lengths) {
     Member member{ways_of(s, lengths.first, lengths.second), {}};
     const auto tiles = schedule::ceil_div(lengths.first, s.tile.block_q);
-    member.heads.assign(static_cast<std::size_t>(s.heads()), Head(s, tiles));
-    member.count = static_cast<int>(member.ways.of_block.size());
-    const Band band = s.problem.mask.bind(lengths.first, lengths.second);
-    const bool square = lengths.first == lengths.second && band.high == 0 && band.low <= 1 - lengths.first;
-    member.parted =
-        s.turns_of_fa3 ? member.ways.parted : square && s.heads() * member.count >= cuda::gradient::kFewestInParts;
+    const Ways& ways = member.ways;
+    for (std::int64_t i = 0; i < s.heads() * ways.shares; ++i) {
+        const std::int64_t left = s.heads_of_block() - i % ways.shares * ways.share_heads;
+        member.heads.emplace_back(s, tiles, std::min(left, ways.share_heads));
+    }
+    member.count = static_cast<int>(ways.of_block.size());
     return member;
+}
+
+/// How blocks of keys begin: `heads` of the call take turns, by parts of theirs.
+struct Rounds {
+    int parts = 1;
+    std::size_t heads = 1;
+};
+
+/// cuda/fa3/backward_kernels.cc.
+Rounds rounds_of_fa3(const Problem& p, std::size_t all) {
+    namespace fa3 = cuda::fa3::backward;
+    constexpr std::int64_t kBytes = std::int64_t{24} << 20, kBlocksAtOnce = 512, kMostInRounds = 32, kBlockKv = 128;
+    const std::int64_t most = std::max<std::int64_t>(schedule::ceil_div(p.len_kv, kBlockKv), 1);
+    const std::int64_t dims = p.head_dim + p.head_dim_v;
+    const std::int64_t of_head = p.len_q * (4 * p.head_dim + 2 * dims) + p.len_kv * 4 * dims;
+    const std::int64_t cached = std::max<std::int64_t>(kBytes / std::max<std::int64_t>(of_head, 1), 1);
+    const auto rounds = [&](std::int64_t parts, std::int64_t heads) {
+        return Rounds{static_cast<int>(parts), std::min(static_cast<std::size_t>(heads), all)};
+    };
+    if (fa3::goes_by_length(p)) return rounds(most, heads_by_length(most, static_cast<std::int64_t>(all), false));
+    if (fa3::starts_in_parts(p))
+        return rounds(fa3::kParts,
+                      most > kMostInRounds ? static_cast<std::int64_t>(all) : std::max(cached, kBlocksAtOnce / most));
+    if (!p.ragged && p.mask.trivial() && p.group() == 1 && most <= fa3::kMostStraight) return rounds(most, cached);
+    return rounds(1, static_cast<std::int64_t>(all));
+}
+
+/// cuda/gradient/start.cc, key_work.cuh.
+Rounds rounds_of_fa2(const Problem& p, const std::vector<Member>& members, std::size_t all) {
+    std::int64_t most = 0;
+    for (const Member& member : members)
+        most = std::max(most, p.heads_kv * member.ways.shares * static_cast<std::int64_t>(member.count));
+    const bool in_parts = !p.mask.trivial() && most >= cuda::gradient::kFewestInParts;
+    return {in_parts ? cuda::gradient::kParts : 1, all};
 }
 
 }  // namespace
 
+std::int64_t heads_by_length(std::int64_t blocks, std::int64_t heads, bool roles) {
+    if (!roles && heads * blocks <= cuda::fa3::backward::kFewestToShare) return heads;
+    const std::int64_t few = roles ? 4 : std::clamp<std::int64_t>(1024 / blocks, 4, 8);
+    return std::max(few, 128 / blocks);
+}
+
 static_assert(cuda::gradient::kParts == cuda::fa3::backward::kParts);
 
 double in_turn(const Stage& s, int multiprocessors) {
+    std::vector<Member> members;
+    for (const auto& lengths : s.lengths()) members.push_back(member_of(s, lengths));
+    std::vector<std::pair<Member*, std::size_t>> heads;
+    for (Member& member : members) {
+        for (std::size_t head = 0; head < member.heads.size(); ++head) heads.emplace_back(&member, head);
+    }
+    const Rounds rounds =
+        s.turns_of_fa3 ? rounds_of_fa3(s.problem, heads.size()) : rounds_of_fa2(s.problem, members, heads.size());
     std::priority_queue<double, std::vector<double>, std::greater<>> idle_from;
     for (int i = 0; i < multiprocessors; ++i) idle_from.push(0);
     double last = 0;
-    const auto start = [&](Member& member, Head& head, int n) {
-        const double done = head.run(member.ways, n, idle_from.top());
+    const auto start = [&](Member& member, std::size_t head, int n) {
+        const double done = member.heads[head].run(member.ways, n, idle_from.top());
         idle_from.pop();
         idle_from.push(done);
         last = std::max(last, done);
     };
-    std::vector<Member> parted;
-    for (const auto& lengths : s.lengths()) {
-        Member member = member_of(s, lengths);
-        if (member.parted) {
-            parted.push_back(std::move(member));
-            continue;
-        }
-        for (Head& head : member.heads) {
-            for (int started = 0; started < member.count; ++started)
-                start(member, head, member.ways.rising ? started : member.count - 1 - started);
-        }
-    }
-    for (int part = 0; part < cuda::gradient::kParts; ++part) {
-        for (Member& member : parted) {
-            const int size = (member.count + cuda::gradient::kParts - 1) / cuda::gradient::kParts;
-            for (Head& head : member.heads) {
-                for (int n = std::min((part + 1) * size, member.count) - 1; n >= part * size; --n)
-                    start(member, head, n);
+    const std::size_t at_once = std::max<std::size_t>(rounds.heads, 1);
+    for (std::size_t first = 0; first < heads.size(); first += at_once) {
+        for (int part = 0; part < rounds.parts; ++part) {
+            for (std::size_t i = first; i < std::min(first + at_once, heads.size()); ++i) {
+                const auto& [member, head] = heads[i];
+                const Ways& ways = member->ways;
+                const int size = (member->count + rounds.parts - 1) / rounds.parts;
+                const int begin = (ways.rising || ways.parted ? part : rounds.parts - 1 - part) * size;
+                for (int k = 0; k < size; ++k) {
+                    const int n = begin + (ways.rising ? k : size - 1 - k);
+                    if (n < member->count) start(*member, head, n);
+                }
             }
         }
     }
