@@ -344,8 +344,8 @@ TEST_P(SpecialValues, repeated_huge_maxima) {
     }
 }
 
-/// Products that are all alike round to the same side: the error of their sum must not grow with head_dim. (On the CPU;
-/// gradients take their P from the reference's LSE, which rounds in another way, and have room for that in 16 bits
+/// Products that are all alike round to the same side: the error of their sum must not grow with head_dim. (On the CPU.
+/// Gradients take their P from the reference's LSE, which rounds in another way, and have room for that in 16 bits
 /// only.)
 TEST(special_values, inputs_that_are_all_alike) {
     for (const DType dtype : kStorageTypes) {
