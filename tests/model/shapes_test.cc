@@ -171,9 +171,10 @@ TEST(CompiledShapes, every_one_runs_something) {
         for (const DType dtype : kernel.info.dtypes) {
             for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
                 for (const std::int64_t dim_v : {64, 128, 192, 256}) {
-                    for (Problem p : {of_dims(dim, dim_v), causal(of_dims(dim, dim_v, 512)),
-                                      capped(of_dims(dim, dim_v)), with_alibi(of_dims(dim, dim_v)),
-                                      dropped(of_dims(dim, dim_v)), dropped(capped(of_dims(dim, dim_v)))}) {
+                    for (Problem p :
+                         {of_dims(dim, dim_v), many(of_dims(dim, dim_v, 4096)), causal(of_dims(dim, dim_v, 512)),
+                          capped(of_dims(dim, dim_v)), with_alibi(of_dims(dim, dim_v)), dropped(of_dims(dim, dim_v)),
+                          dropped(capped(of_dims(dim, dim_v)))}) {
                         p.dtype = dtype;
                         if (!has_no_shape(kernel, p)) met.insert(kernel.shape_name(p));
                     }
