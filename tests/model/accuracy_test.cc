@@ -34,7 +34,7 @@ TEST(Accuracy, h200) {
     for (const measure::Accuracy& a : measure::summarise(comparisons)) {
         if (a.kernels.empty()) continue;
         EXPECT_LE(a.median, 0.08) << a.kernels << " " << a.pass;
-        // Short causal rows of cuDNN took up to 1.6 times as long in some runs (src/cuda/fa3/README.md). fa3's forward
+        // Short causal rows of cuDNN took up to 1.6 times as long in some runs (src/cuda/fa3/TRIED.md). fa3's forward
         // has become up to a tenth faster since its constants were fitted.
         const bool faster_now = a.kernels == "tessera fa3" && a.pass == "forward";
         EXPECT_LE(a.worst, a.kernels == "cudnn" ? 0.40 : faster_now ? 0.25 : 0.20) << a.kernels << " " << a.pass;

@@ -116,7 +116,7 @@ void expect_every_pair_once(int len_q, const Visibility& visible) {
         for (int q = begin; q < end; ++q) {
             const int slice = q / 64 * 64;
             BlockRange own = tile;
-            if (kConfig.own_blocks() && tile.count() > 0) {
+            if (kConfig.skips_blocks() && tile.count() > 0) {
                 own = part_of(tile, blocks_of<kBlockKv>(slice, std::min(slice + 64, end), visible));
             }
             const int first = std::max(q + visible.low, 0);

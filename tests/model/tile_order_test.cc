@@ -16,7 +16,7 @@ namespace tessera::tile_order_test {
 namespace {
 
 using cuda::Divider;
-using cuda::fa3::next_turn;
+using cuda::fa3::next_rotation;
 using cuda::fa3::slice_of;
 using cuda::fa3::TileOrder;
 using cuda::fa3::TilePlace;
@@ -63,12 +63,12 @@ TEST(TileOrder, HasEveryTileOnceAndTheLastQueriesOfAGroupOfHeadsFirst) {
 TEST(TileOrder, SlicesGoRound) {
     for (const int warpgroups : {1, 2, 3, 4}) {
         std::vector<int> met(static_cast<std::size_t>(warpgroups * warpgroups));
-        int turn = 0;
-        for (int tile = 0; tile < warpgroups; ++tile, turn = next_turn(turn, warpgroups)) {
+        int rotation = 0;
+        for (int tile = 0; tile < warpgroups; ++tile, rotation = next_rotation(rotation, warpgroups)) {
             for (int w = 0; w < warpgroups; ++w)
-                ++met[static_cast<std::size_t>(w * warpgroups + slice_of(w, turn, warpgroups))];
+                ++met[static_cast<std::size_t>(w * warpgroups + slice_of(w, rotation, warpgroups))];
         }
-        EXPECT_EQ(turn, 0);
+        EXPECT_EQ(rotation, 0);
         EXPECT_EQ(std::count(met.begin(), met.end(), 1), warpgroups * warpgroups) << "each has each slice once";
     }
 }

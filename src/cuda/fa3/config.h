@@ -36,11 +36,11 @@ struct Config {
     /// There is room for each warpgroup's O.
     constexpr bool o_fits() const { return own_o() || (consumers == 2 && block_kv >= 64 && head_dim >= head_dim_v); }
 
-    /// A warpgroup goes through the blocks of keys that its own 64 rows see, leaves out those that only others see, and
+    /// A warpgroup goes through the blocks of keys that its own 64 rows see, skips those that only others see, and
     /// whole tiles in which it has no rows. Under masks and at the ends of rows that is less for some than for others,
     /// so the slices of a tile go round among the warpgroups. One warpgroup is then a few blocks ahead of another,
     /// which takes stages.
-    constexpr bool own_blocks() const { return own_o() && kv_stages >= 4 && consumers == 3; }
+    constexpr bool skips_blocks() const { return own_o() && kv_stages >= 4 && consumers == 3; }
 
     /// Two warpgroups exponentiate one after the other, block by block. Not in the general shapes, in which it
     /// was not tried.

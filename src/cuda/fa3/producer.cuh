@@ -42,43 +42,43 @@ struct Producer {
     Shared<kConfig>& shared;
     RingPosition<kConfig.q_stages> q{};
     RingPosition<kConfig.kv_stages> k{}, v{};
-    Block before{};    ///< the block whose V is still to come
-    bool any = false;  ///< a tile with keys came
+    Block late{};           ///< the block whose K was asked for and whose V was not yet
+    bool had_keys = false;  ///< a tile with keys came
 
     __device__ __forceinline__ void run() {
-        TileScheduler<kConfig> source{launch, shared.tiles};
+        TileScheduler<kConfig> scheduler{launch, shared.tiles};
         while (true) {
-            const WorkTile& tile = source.next();
+            const WorkTile& tile = scheduler.next();
             if (!tile.exists) break;
             const int batch = launch.params.cu_seqlens_q != nullptr ? 0 : tile.batch;
             for (int n = tile.blocks.end - 1; n >= tile.blocks.begin; --n) {
                 const Block block{true, tile.blocks.partial(n), tile.first_kv + n * kConfig.block_kv, tile.kv_head,
                                   batch};
                 const bool first = n == tile.blocks.end - 1;
-                if (n == tile.blocks.begin) source.draw();
+                if (n == tile.blocks.begin) scheduler.choose_upcoming();
                 load_k(block);
-                if (before.exists) load_v(before);
+                if (late.exists) load_v(late);
                 if (first) load_q(tile, batch);
-                if (first && any) lend_stages();
-                before = block;
-                any = true;
+                if (first && had_keys) lend_stages();
+                late = block;
+                had_keys = true;
                 // The next K has to wait until O has left what was lent; this V has not.
-                if (first && !kConfig.own_o()) finish_v();
+                if (first && !kConfig.own_o()) load_late_v();
             }
             if (tile.has_keys()) continue;
             // Consumers wait for the last V of a tile before they look for the next one; after this there may be more
             // tiles without keys than places in the ring.
-            finish_v();
-            source.draw();
+            load_late_v();
+            scheduler.choose_upcoming();
         }
-        finish_v();
-        if (any) lend_stages();
+        load_late_v();
+        if (had_keys) lend_stages();
     }
 
     /// The V that is still to come, if there is one.
-    __device__ __forceinline__ void finish_v() {
-        if (before.exists) load_v(before);
-        before.exists = false;
+    __device__ __forceinline__ void load_late_v() {
+        if (late.exists) load_v(late);
+        late.exists = false;
     }
 
     /// Where O has no memory of its own: a stage of K and one of V that are read no more, for O of a tile. Behind the
@@ -98,8 +98,9 @@ struct Producer {
         q.wait_empty(shared.q_ring);
         ptx::Mbarrier& full = shared.q_ring.full[q.stage()];
         const int rows = launch.stack.query(64);
-        const int slices = kConfig.own_blocks() ? min((tile.q_end - tile.q_begin + rows - 1) / rows, kConfig.consumers)
-                                                : kConfig.consumers;
+        const int slices = kConfig.skips_blocks()
+                               ? min((tile.q_end - tile.q_begin + rows - 1) / rows, kConfig.consumers)
+                               : kConfig.consumers;
         ptx::mbarrier_arrive_expect(full, slices * sizeof(shared.q[0][0]));
         int row = tile.first_q + tile.q_begin;
         for (int w = 0; w < slices; ++w, row += rows) {
@@ -136,7 +137,7 @@ __device__ __forceinline__ std::uint32_t special(std::uint32_t pair) {
 }
 /// 0 times each number, added up: NaN where one is NaN or infinite, else 0. An instruction a word.
 template <class T>
-__device__ __forceinline__ auto nothing_of(const uint4& c) {
+__device__ __forceinline__ auto zero_or_nan(const uint4& c) {
     using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
     const std::uint32_t words[4] = {c.x, c.y, c.z, c.w};
     const Pair zero{T(0.0F), T(0.0F)};
@@ -158,8 +159,8 @@ __device__ __forceinline__ bool clean(void* tile, int thread) {
         uint4 read[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) read[i] = chunks[min(first + i * kThreads, kChunks - 1)];
-        const auto sum = __hadd2(__hadd2(nothing_of<T>(read[0]), nothing_of<T>(read[1])),
-                                 __hadd2(nothing_of<T>(read[2]), nothing_of<T>(read[3])));
+        const auto sum = __hadd2(__hadd2(zero_or_nan<T>(read[0]), zero_or_nan<T>(read[1])),
+                                 __hadd2(zero_or_nan<T>(read[2]), zero_or_nan<T>(read[3])));
         if (special<T>(reinterpret_cast<const std::uint32_t&>(sum)) == 0) continue;
         found = true;
         for (int i = first; i < min(first + kAtOnce * kThreads, kChunks); i += kThreads) {

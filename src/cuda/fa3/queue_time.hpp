@@ -66,7 +66,7 @@ inline double queue_time(const Problem& p, const TilePrice& price, int multiproc
 
 /// Is the model asked? Of dense calls without a mask and causal ones of few tiles, for which it was compared with a
 /// GPU. Not where the first query of a causal call sees keys behind the first: tiles that are all long, and not alike,
-/// end in rounds, of which the model knows too little. Nor of few queries: a warpgroup leaves out those that a tile of
+/// end in rounds, of which the model knows too little. Nor of few queries: a warpgroup skips those that a tile of
 /// 192 does not have, and where heads share K and V they may be stacked.
 inline bool queue_decides(const Problem& p, const TilePrice& price) {
     const bool even = p.mask.trivial();

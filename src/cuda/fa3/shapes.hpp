@@ -99,11 +99,11 @@ inline Tile tile_of(const Problem& p) {
 }
 
 /// Whether tiles go to whoever is free, by a counter in the workspace, which costs a launch: some take longer than
-/// others (without a mask a row's last one, where a warpgroup leaves out what is not its own), and there are more of
+/// others (without a mask a row's last one, where a warpgroup skips what is not its own), and there are more of
 /// them than blocks run at once. (Stacked heads make no more tiles.)
 inline bool by_counter(const Problem& p, std::int64_t multiprocessors) {
     const Config c = config_of(p);
-    return (uneven(p) || c.own_blocks()) && query_heads(p) * query_tiles(p, c.block_q()) > multiprocessors;
+    return (uneven(p) || c.skips_blocks()) && query_heads(p) * query_tiles(p, c.block_q()) > multiprocessors;
 }
 
 }  // namespace tessera::cuda::fa3

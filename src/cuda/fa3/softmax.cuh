@@ -1,6 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Online softmax on the accumulators of wgmma: a thread holds two rows (r = 0, 1), a quad of threads a whole row.
+// Online softmax on the accumulators of wgmma: a thread holds two rows (r = 0, 1), a quad of threads a whole row. A
+// block of scores goes through these, in this order:
+//
+//     apply_mask                        hidden pairs, where there are any
+//     OnlineSoftmax::needs_rescale      does some score exceed its row's m by more than that row's slack? If so:
+//     OnlineSoftmax::rescale            m, l, and by what O has to be multiplied
+//     OnlineSoftmax::count_near, set_limits    the slack, after a row's first block
+//     exponentiate                      P = exp2(S - m), and l
+//
+// Scores stay products of Q and K: the scale is part of the exponent's multiply-add.
 #pragma once
 
 #include <cmath>
@@ -35,7 +44,7 @@ __device__ __forceinline__ void apply_mask(float (&scores)[kCount], const Visibi
     }
 }
 
-/// A maximum m is left alone by scores that are a little over it, so that O is rescaled in few blocks only: the
+/// Slack: a maximum m is left alone by scores that are a little over it, so that O is rescaled in few blocks only; the
 /// division by l makes up for weights over 1. A little: where many scores of the row's first block are near the
 /// maximum, so that none of them weighs much; a score that outweighs the others is to have weight 1, which 16 bits hold
 /// exactly. And never over 2^kMostSlack.
@@ -53,13 +62,15 @@ struct OnlineSoftmax {
     float max[2] = {-INFINITY, -INFINITY};  ///< in units of log2 (scaled); up to kMostSlack under the largest so far
     float sum[2] = {0, 0};                  ///< this thread's share until finish()
     float subtract[2];                      ///< weight = exp2(score * scale - subtract)
-    int limit[2] =
-        {};  ///< bits of the largest score that leaves the maximum alone; scores over 0 compare like their bits
-    bool careful = true;    ///< some row of this warp has met no key yet, has large scores, or a limit under 0
-    bool unsettled = true;  ///< rescale() was not followed by settle() yet
-    bool first[2];          ///< until then: the block was the row's first ...
-    float largest[2][kPartsOfThread];  ///< ... these are the largest scores of this thread's parts of it ...
-    float near[2];                     ///< ... and so many scores are near its maximum: count_near()
+    /// Bits of the largest score that leaves the maximum alone: scores over 0 compare like their bits.
+    int limit[2] = {};
+    /// Limits don't hold: a row of this warp has met no key yet, or has large scores or a limit under 0.
+    bool rescales_all = true;
+    // From rescale() to set_limits():
+    bool limits_are_due = true;
+    bool first[2];                     ///< the block was the row's first
+    float largest[2][kPartsOfThread];  ///< the largest scores of this thread's parts of it
+    float near[2];                     ///< so many scores are near its maximum, in this thread's parts
 
     /// Has a block of scores, [2 rows][kCount / 2 columns], to be given to rescale()? The same for all lanes of the
     /// warp.
@@ -72,13 +83,13 @@ struct OnlineSoftmax {
     __device__ __forceinline__ void rescale(float (&scores)[kCount], float scale_log2, float unscale,
                                             float (&factor)[2]);
 
-    /// The second half of rescale(), which nothing waits for before the next needs_rescale(): how far over their maxima
-    /// later scores may be. To be called under a product; behind a tile's last block not at all. The block, of
-    /// kBlockKv keys, begins at `first_key`; `query`: of the thread's rows.
+    /// The second half of rescale(), which nothing waits for before the next needs_rescale(): of rows whose first block
+    /// it was, how far over m later scores may be. To be called under a product; behind a tile's last block not at all.
+    /// The block, of kBlockKv keys, begins at `first_key`; `query`: of the thread's rows.
     template <int kBlockKv>
     __device__ __forceinline__ void count_near(const WorkTile& tile, const int (&query)[2], int first_key,
                                                float scale_log2);
-    __device__ __forceinline__ void settle(float unscale);
+    __device__ __forceinline__ void set_limits(float unscale);
 
     /// Sums over the quad.
     __device__ __forceinline__ void finish() {
@@ -97,6 +108,7 @@ struct OnlineSoftmax {
     }
 
  private:
+    /// Of these rows the scale is no part of the exponent's multiply-add: rescale() subtracts m, rounded as m was.
     __device__ __forceinline__ bool large(int r) const { return max[r] != -INFINITY && fabsf(max[r]) >= kLargeScore; }
     __device__ __forceinline__ float finite_max(int r) const { return max[r] == -INFINITY ? 0.0F : max[r]; }
 };
@@ -105,7 +117,7 @@ template <class T>
 template <int kCount>
 __device__ __forceinline__ bool OnlineSoftmax<T>::needs_rescale(const float (&scores)[kCount]) const {
     constexpr int kChains = 4;  // so that no maximum waits for the one before
-    bool over = careful;
+    bool over = rescales_all;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         int chain[kChains];
@@ -175,7 +187,7 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
         sum[r] = __fmul_rn(sum[r], factor[r]);  // never one operation with the addition behind it
         subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kHeadroom<T>;
     }
-    unsettled = true;
+    limits_are_due = true;
     if (!__any_sync(kAllLanes, large(0) | large(1))) return;
     // Rows that are not large stay as they are, to the last bit. exponentiate() will scale once more.
     float times[2], minus[2], back[2];
@@ -207,16 +219,16 @@ __device__ __forceinline__ void OnlineSoftmax<T>::count_near(const WorkTile& til
 }
 
 template <class T>
-__device__ __forceinline__ void OnlineSoftmax<T>::settle(float unscale) {
-    bool care = false;
+__device__ __forceinline__ void OnlineSoftmax<T>::set_limits(float unscale) {
+    bool all = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const float room = fminf(fmaxf(__log2f(quad_sum(near[r])) * 1.25F, 0.0F), float{kMostSlack});
         limit[r] = !first[r] ? limit[r] : __float_as_int((finite_max(r) + room) * unscale);
-        care |= limit[r] < 0 || large(r) || max[r] == -INFINITY;
+        all |= limit[r] < 0 || large(r) || max[r] == -INFINITY;
     }
-    careful = __any_sync(kAllLanes, care);
-    unsettled = false;
+    rescales_all = __any_sync(kAllLanes, all);
+    limits_are_due = false;
 }
 
 /// From scores to weights: p = exp2(scale * s - m), its sum, and its 16-bit form, which is the A operand of P V.

@@ -44,13 +44,15 @@ class TileOrder {
     Divider group_, together_, rest_;
 };
 
-/// Slices of 64 rows of a tile, one for each of `warpgroups`. They go round from tile to tile, `turn` counts up to
-/// `warpgroups`: the last slices of a causal tile see more keys than the first, those of a row's last tile have no
+/// Slices of 64 rows of a tile, one for each of `warpgroups`. They go round from tile to tile, `rotation` counts up
+/// to `warpgroups`: the last slices of a causal tile see more keys than the first, those of a row's last tile have no
 /// rows.
-TESSERA_HOST_DEVICE inline int slice_of(int warpgroup, int turn, int warpgroups) {
-    const int slice = warpgroup + turn;
+TESSERA_HOST_DEVICE inline int slice_of(int warpgroup, int rotation, int warpgroups) {
+    const int slice = warpgroup + rotation;
     return slice < warpgroups ? slice : slice - warpgroups;
 }
-TESSERA_HOST_DEVICE inline int next_turn(int turn, int warpgroups) { return turn + 1 < warpgroups ? turn + 1 : 0; }
+TESSERA_HOST_DEVICE inline int next_rotation(int rotation, int warpgroups) {
+    return rotation + 1 < warpgroups ? rotation + 1 : 0;
+}
 
 }  // namespace tessera::cuda::fa3

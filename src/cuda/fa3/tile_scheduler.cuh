@@ -20,9 +20,9 @@ struct WorkTile {
     int low, high;             ///< key k is visible to query q if q + low <= k <= q + high ...
     int last_key;              ///< ... and k <= last_key
     BlockRange blocks;
-    int turn;     ///< of its slices, where they go round (slice_of)
-    bool dirty;   ///< the guard took a NaN or infinity out of a V; known when the last V is there
-    bool exists;  ///< it has queries. In the ring, false is the end: no tile comes after it
+    int rotation;  ///< of its slices, where they go round (slice_of)
+    bool dirty;    ///< the guard took a NaN or infinity out of a V; known when the last V is there
+    bool exists;   ///< it has queries. In the ring, false is the end: no tile comes after it
 
     __device__ __forceinline__ bool has_keys() const { return blocks.begin < blocks.end; }
     __device__ __forceinline__ Visibility visible() const { return {low, high, last_key}; }
@@ -94,10 +94,10 @@ struct TileScheduler {
     TileRing& ring;
     RingPosition<kTileStages> position{};
     int upcoming = static_cast<int>(blockIdx.x) / kBlocks;
-    int turn = 0;
+    int rotation = 0;
 
     /// The next tile that has queries; the other roles are told of it. It may be read until three more were asked for.
-    /// Before each call but the first, draw() has to be called.
+    /// Before each call but the first, choose_upcoming() has to be called.
     __device__ __forceinline__ const WorkTile& next() {
         position.wait_empty(ring.ring);
         WorkTile& tile = ring.tiles[position.stage()];
@@ -105,16 +105,16 @@ struct TileScheduler {
         while (upcoming < launch.order.tiles()) {
             tile = tile_at<kConfig>(launch, upcoming);
             if (tile.exists) break;
-            draw();
+            choose_upcoming();
         }
-        tile.turn = turn;
-        if (kConfig.own_blocks()) turn = next_turn(turn, kConfig.consumers);
+        tile.rotation = rotation;
+        if (kConfig.skips_blocks()) rotation = next_rotation(rotation, kConfig.consumers);
         ptx::mbarrier_arrive(ring.ring.full[position.stage()]);
         position.advance();
         return tile;
     }
     /// Decides which tile is next. As late as the answer can still come in time: who is free is known better then.
-    __device__ __forceinline__ void draw() {
+    __device__ __forceinline__ void choose_upcoming() {
         const int blocks = static_cast<int>(gridDim.x) / kBlocks;
         if (launch.next_tile == nullptr) {
             upcoming += blocks;
