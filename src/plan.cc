@@ -136,7 +136,7 @@ std::optional<std::string> complete(Plan& plan, const Kernel& kernel, const Plan
 
 /// One entry of describe(): a label, then words that go on below each other where a line would pass kColumns.
 std::string entry(std::string_view label, std::string_view words) {
-    constexpr std::size_t kColumns = 100;
+    constexpr std::size_t kColumns = 80;
     constexpr std::size_t kIndent = 11;
     std::string text = fmt::format("{:<{}}", label, kIndent);
     std::size_t column = kIndent;

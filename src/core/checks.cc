@@ -114,14 +114,20 @@ void expect_dtype(const char* name, const TensorView& t, DType expected) {
     }
 }
 
-/// q, k, v, o and gradients: [batch, len, heads, dim], or [total, heads, dim] when ragged; the Problem's dtype.
-void check_rows(const Problem& p, const char* name, const TensorView& t, bool of_queries, std::int64_t dim) {
+/// [batch, len, heads, dim], or [total, heads, dim] when ragged.
+void check_rows(const Problem& p, const char* name, const TensorView& t, bool of_queries, std::int64_t dim,
+                DType dtype) {
     const std::int64_t heads = of_queries ? p.heads_q : p.heads_kv;
     const Shape expected = p.ragged ? Shape{of_queries ? p.total_q : p.total_kv, heads, dim}
                                     : Shape{p.batch, of_queries ? p.len_q : p.len_kv, heads, dim};
     expect_shape(name, t, expected);
-    expect_dtype(name, t, p.dtype);
+    expect_dtype(name, t, dtype);
     expect_memory(name, t);
+}
+
+/// q, k, v, o and gradients: the Problem's dtype.
+void check_rows(const Problem& p, const char* name, const TensorView& t, bool of_queries, std::int64_t dim) {
+    check_rows(p, name, t, of_queries, dim, p.dtype);
 }
 
 void check_lse(const Problem& p, const char* name, const TensorView& t) {
@@ -137,11 +143,7 @@ void check_o_rest(const Problem& p, const TensorView& t) {
         invalid("o_rest", fmt::format("expected nothing, since O in {} is not rounded to 16 bits, got {}",
                                       name_of(p.dtype), t.describe()));
     }
-    expect_shape(
-        "o_rest", t,
-        p.ragged ? Shape{p.total_q, p.heads_q, p.head_dim_v} : Shape{p.batch, p.len_q, p.heads_q, p.head_dim_v});
-    expect_dtype("o_rest", t, DType::int8);
-    expect_memory("o_rest", t);
+    check_rows(p, "o_rest", t, true, p.head_dim_v, DType::int8);
 }
 
 void check_bias_like(const Problem& p, const char* name, const TensorView& t) {

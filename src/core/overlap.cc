@@ -11,6 +11,7 @@
 #include <span>
 
 #include "core/checks.hpp"
+#include "core/extent.hpp"
 
 namespace tessera {
 namespace {
@@ -118,15 +119,6 @@ class Axes {
     int branches_ = 0;
 };
 
-/// Bytes from element (0, ..., 0) to the elements of the lowest and of the highest address.
-Interval extent_bytes(const TensorView& t) {
-    Interval extent{0, 0};
-    for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
-        if (t.shape[d] > 1) (t.strides[d] < 0 ? extent.first : extent.last) += (t.shape[d] - 1) * t.strides[d];
-    }
-    return {extent.first * size_of(t.dtype), extent.last * size_of(t.dtype)};
-}
-
 void add_axes(Axes& axes, const TensorView& t) {
     for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
         axes.add(t.strides[d] * size_of(t.dtype), t.shape[d] - 1);
@@ -157,13 +149,13 @@ bool is_nested(const TensorView& t) {
 
 bool may_overlap(const TensorView& a, const TensorView& b) {
     if (!a.given() || !b.given() || a.size() == 0 || b.size() == 0) return false;
-    const Interval span_a = extent_bytes(a);
-    const Interval span_b = extent_bytes(b);
+    const Reach reach_a = reach_of(a);
+    const Reach reach_b = reach_of(b);
     const std::int64_t distance = reinterpret_cast<std::intptr_t>(b.data) - reinterpret_cast<std::intptr_t>(a.data);
     // Elements share a byte where a's begins less than its size before b's, or less than b's size after it.
     const Interval meeting{distance - size_of(a.dtype) + 1, distance + size_of(b.dtype) - 1};
-    const std::int64_t lowest = span_a.first - span_b.last;
-    if (meeting.last < lowest || meeting.first > span_a.last - span_b.first) return false;
+    const std::int64_t lowest = reach_a.lowest - reach_b.highest;
+    if (meeting.last < lowest || meeting.first > reach_a.highest - reach_b.lowest) return false;
     Axes axes;
     add_axes(axes, a);
     add_axes(axes, b);
@@ -172,14 +164,14 @@ bool may_overlap(const TensorView& a, const TensorView& b) {
 
 bool may_touch(const TensorView& view, std::span<const std::byte> memory) {
     if (!view.given() || view.size() == 0 || memory.empty()) return false;
-    const Interval span = extent_bytes(view);
+    const Reach reach = reach_of(view);
     const std::int64_t begin =
         reinterpret_cast<std::intptr_t>(memory.data()) - reinterpret_cast<std::intptr_t>(view.data);
     const Interval meeting{begin - size_of(view.dtype) + 1, begin + static_cast<std::int64_t>(memory.size()) - 1};
-    if (meeting.last < span.first || meeting.first > span.last) return false;
+    if (meeting.last < reach.lowest || meeting.first > reach.highest) return false;
     Axes axes;
     add_axes(axes, view);
-    return axes.reach(meeting - span.first);
+    return axes.reach(meeting - reach.lowest);
 }
 
 bool overlaps_itself(const TensorView& view) {

@@ -44,6 +44,13 @@ class TileTally {
 /// What an observer is told of a panel and some keys; the schedule adds the arrays.
 TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage);
 
+/// Query head `index` of all members.
+template <class Args>
+Head head_of(const Call<Args>& call, std::int64_t index) {
+    const Problem& p = call.plan.problem;
+    return {p, call.args, member_of(call, index / p.heads_q), index % p.heads_q};
+}
+
 /// Calls body(head) in rising order for the query heads that share a kv head.
 template <class Body>
 void for_each_query_head(const BackwardCall& call, const Member& member, std::int64_t kv_head, const Body& body) {

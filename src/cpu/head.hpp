@@ -160,6 +160,11 @@ inline std::int64_t total_panels(const Problem& p, const Geometry& g) {
     return p.ragged ? p.total_q / g.block_q + p.batch : p.batch * g.panels;
 }
 
+/// Which of the panels of all query heads is panel `index` of this one: total_panels() for each query head.
+inline std::int64_t panel_slot(const Problem& p, const Geometry& g, const Head& head, std::int64_t index) {
+    return head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + index;
+}
+
 /// First row of a member's keys among the rows of all members.
 inline std::int64_t first_kv_row(const Problem& p, const Member& m) {
     return p.ragged ? m.first_kv : m.batch * p.len_kv;

@@ -179,7 +179,8 @@ Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const M
                    const PredictOptions& options) {
     problem.validate();
     if (const auto reason = refusal(problem, schedule, pass, machine, options))
-        throw Error(ErrorCode::unsupported, "schedule", *reason);
+        throw Error(ErrorCode::unsupported, "schedule",
+                    fmt::format("{} {}: {}", name_of(schedule), name_of(pass), *reason));
     Prediction prediction{.schedule = schedule, .pass = pass};
     prediction.not_modelled = model::not_modelled(problem);
     const model::Question question{problem, schedule, pass, machine, options};

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/case.hpp"
+#include "core/checks.hpp"
 #include "device/device_copy.hpp"
 
 namespace tessera::test::device_test {
@@ -98,6 +99,20 @@ TEST(CallDevice, tensors_elsewhere_are_named) {
         }
         (args.*tensor).device = {DeviceType::cpu, 3};  // there is one host memory
         EXPECT_NO_THROW(forward(how, args, workspace));
+    }
+}
+
+TEST(CallDevice, another_cuda_device_is_elsewhere) {
+    const Case c(some_problem());
+    ForwardArgs args = c.forward_args();
+    for (TensorView* tensor : {&args.q, &args.k, &args.v, &args.o, &args.lse}) tensor->device = kCuda;
+    EXPECT_NO_THROW(check_tensors(c.problem, args, kCuda));
+    args.v.device.index = 1;
+    try {
+        check_tensors(c.problem, args, kCuda);
+        ADD_FAILURE();
+    } catch (const Error& e) {
+        EXPECT_EQ(e.what(), std::string("v: expected a tensor on CUDA device 0, got one on CUDA device 1"));
     }
 }
 

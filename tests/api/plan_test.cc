@@ -141,7 +141,7 @@ TEST(Plan, a_workspace_beyond_any_machine_is_a_refusal) {
     EXPECT_GT(how.workspace_bytes, std::size_t{1} << 53);  // sums are 64-bit: 1024 * 2^32 * 512 * 8 bytes
 }
 
-TEST(Plan, describe_fits_100_columns) {
+TEST(Plan, describe_fits_80_columns) {
     Problem p = Problem::dense(12345, 1234567, 64, 192, DType::fp64);
     p.len_kv = 12345;
     p.heads_kv = 8;
@@ -155,7 +155,7 @@ TEST(Plan, describe_fits_100_columns) {
         for (const Pass pass : {Pass::forward, Pass::backward}) {
             const std::string text = plan(problem, {.pass = pass}).describe();
             std::istringstream lines(text);
-            for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
+            for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
             EXPECT_EQ(text.back(), '\n');
             for (const char* label : {"problem ", "kernel ", "tile ", "threads ", "workspace "}) {
                 EXPECT_NE(text.find(label), std::string::npos) << label;

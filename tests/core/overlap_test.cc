@@ -105,6 +105,17 @@ TEST(Overlap, two_views_of_one_buffer_exactly) {
     }));
 }
 
+TEST(Overlap, memory_from_the_last_byte_of_an_element_on) {
+    std::array<std::byte, 32> bytes{};
+    const TensorView view = dense_view(bytes.data() + 8, DType::fp32, {2});
+    for (std::size_t begin = 0; begin < bytes.size(); ++begin) {
+        for (std::size_t size = 1; begin + size <= bytes.size(); ++size) {
+            EXPECT_EQ(may_touch(view, std::span(bytes).subspan(begin, size)), begin < 16 && begin + size > 8)
+                << begin << " " << size;
+        }
+    }
+}
+
 TEST(Overlap, addresses_between_elements) {
     EXPECT_TRUE(test::holds(2000, [] {
         const TensorView a = arbitrary(*rc::gen::inRange(1, 4), DType::fp32, 10);

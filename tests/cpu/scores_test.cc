@@ -93,9 +93,10 @@ TEST_P(Scores, alibi_is_the_distance_at_any_place) {
     for (const std::int64_t keys : {1, 3, 4, 7, 66}) {
         for (const std::int64_t q :
              {std::int64_t{0}, std::int64_t{100}, std::int64_t{1} << 24, std::int64_t{1} << 33}) {
-            for (const std::int64_t ahead : {-1000000, -70, -5, 0, 5, 70, 1000000}) {  // of the first key
+            // Of the first key; the last ones are as far as fp32 counts.
+            for (const std::int64_t ahead : {-1000000, -70, -5, 0, 5, 70, 1000000, -((1 << 24) - 49), (1 << 24) - 67}) {
                 if (q + ahead < 0) continue;
-                const lanes::Place place{Mask{}.bind(q + 48, q + 2000000), q, q + ahead + 3};
+                const lanes::Place place{Mask{}.bind(q + 48, q + (1 << 25)), q, q + ahead + 3};
                 Floats s(keys * kLanes), scratch(keys * kLanes);
                 lanes::transform_scores({.alibi = 0.25F, .diagonal = 3}, place, keys, kLanes, s, kLanes, scratch,
                                         nullptr);

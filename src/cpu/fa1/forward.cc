@@ -68,12 +68,13 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
          const ForwardScratch& scratch) {
     TileTally tally(call);
     const Problem& p = call.plan.problem;
-    const auto slot = [&](std::int64_t index) {
-        return head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + index;
+    const auto q_t_of = [&](std::int64_t index) {
+        return workspace.q_t + panel_slot(p, g, head, index) * g.head_dim * g.lanes;
     };
-    const auto q_t_of = [&](std::int64_t index) { return workspace.q_t + slot(index) * g.head_dim * g.lanes; };
     const auto sums_of = [&](std::int64_t index) {
-        return lanes::PanelSums(workspace.sums + slot(index) * lanes::PanelSums::floats(g), g);
+        lanes::PanelSums sums(workspace.sums + panel_slot(p, g, head, index) * lanes::PanelSums::floats(g), g);
+        sums.started = true;  // O is 0 before the first block
+        return sums;
     };
 
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
@@ -112,10 +113,7 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
         const lanes::PanelSums sums = sums_of(index);
         if (!lanes::all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
             lanes::mend_overflow(head, g, panel, q_t_of(index), scratch.tiles, sums.state, sums.o, scratch.spare_o);
-        std::fill_n(scratch.inverse, panel.lanes, 1.0F);  // O is normalised already
-        lanes::store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, scratch.inverse,
-                                head_rows(call.args.o, head.member, head.member.first_q, head.query_head), panel.first);
-        lanes::store_lse(sums.state, panel.queries, lse_rows(call.args.lse, head.member, head.query_head), panel.first);
+        lanes::store_o_and_lse(head, g, panel, sums, scratch.inverse, call.args);
         tally.tell([&] { return report_of(TileStep::finish, head, panel, head.keys_of(panel), Coverage::full, sums); });
     }
 }

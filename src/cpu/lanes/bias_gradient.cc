@@ -23,18 +23,16 @@ void BiasGradient::add_head(const GradientMemory& memory, const Head& head, Rang
                             const GradientScratch& scratch, float* sums) const {
     for (std::int64_t index = panels.begin; index < std::min(panels.end, g_.panels_of(head.member)); ++index) {
         const Panel panel(index, g_.block_q, head.member.len_q);
-        const Range keys = head.keys_of(panel);
-        for (std::int64_t first = keys.begin / g_.block_kv * g_.block_kv; first < keys.end; first += g_.block_kv) {
-            const KvTile kv = load_kv(head, g_, first, std::min(g_.block_kv, keys.end - first), scratch, true);
-            score_gradient(head, g_, panel, kv, head.coverage(panel, kv), memory.panel(head, index), scratch);
+        for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
+            score_gradient(head, g_, panel, kv, coverage, memory.panel(head, index), scratch);
             // Lanes past the last query hold dS of a query of zeros: NaN where a key is no number. Another member's row
             // of this bias may be there, or the one row that sums all lanes.
             for (std::int64_t j = 0; j < kv.keys; ++j) {
-                float* const to = sums + (first + j) * g_.lanes;
+                float* const to = sums + (kv.first + j) * g_.lanes;
                 const float* const ds = scratch.ds + j * panel.lanes;
                 for (std::int64_t lane = 0; lane < panel.queries; ++lane) to[lane] += ds[lane];
             }
-        }
+        });
     }
 }
 

@@ -34,9 +34,7 @@ GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g
 }
 
 GradientPanel GradientMemory::panel(const Head& head, std::int64_t index) const {
-    const std::int64_t slot =
-        head.query_head * total_panels(problem_, g_) + first_panel(problem_, g_, head.member) + index;
-    float* at = panels_ + slot * panel_floats_;
+    float* at = panels_ + panel_slot(problem_, g_, head, index) * panel_floats_;
     const auto take = [&](std::int64_t floats) { return std::exchange(at, at + floats); };
     // Braces evaluate from left to right: the members lie in this order.
     return {.q_t = take(g_.head_dim * g_.lanes),
@@ -95,7 +93,7 @@ void GradientMemory::prepare(const BackwardCall& call) {
     const HeadTasks tasks = panels(call);
     call.parallel_for(tasks.total(), worthwhile_threads(call.plan), [&](std::int64_t index, int worker) {
         const HeadTask task = tasks.by_head(index);
-        const Head head(p, call.args, member_of(call, task.head / p.heads_q), task.head % p.heads_q);
+        const Head head = head_of(call, task.head);
         prepare_panel(call.args, head, task.index, o_[static_cast<std::size_t>(worker)]);
     });
     const std::int64_t rows = p.heads_kv * p.rows_kv();
@@ -113,7 +111,7 @@ void BackwardWorkspace::prepare(const BackwardCall& call) {
     const HeadTasks panels = memory.panels(call);
     call.parallel_for(panels.total(), worthwhile_threads(call.plan), [&](std::int64_t index, int worker) {
         const HeadTask task = panels.by_head(index);
-        const Head head(p, call.args, member_of(call, task.head / p.heads_q), task.head % p.heads_q);
+        const Head head = head_of(call, task.head);
         memory.fill_norm(head, task.index, workers[static_cast<std::size_t>(worker)]);
         if (p.dtype != DType::fp32) memory.sum_delta(head, task.index, workers[static_cast<std::size_t>(worker)]);
     });
@@ -127,13 +125,11 @@ void GradientMemory::fill_norm(const Head& head, std::int64_t index, const Gradi
     for (std::int64_t r = 0; r < panel.queries; ++r) any = any || inexact(r);
     if (!any) return;
     std::fill_n(to.norm, panel.lanes, 0.0F);
-    const Range keys = head.keys_of(panel);
-    for (std::int64_t first = keys.begin / g_.block_kv * g_.block_kv; first < keys.end; first += g_.block_kv) {
-        const KvTile kv = load_kv(head, g_, first, std::min(g_.block_kv, keys.end - first), scratch, true);
-        scores(head, g_, panel, kv, head.coverage(panel, kv), to.q_t, scratch.s, scratch.other);
+    for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
+        scores(head, g_, panel, kv, coverage, to.q_t, scratch.s, scratch.other);
         weights_from_lse(scratch.s, to.lse, kv.keys, panel.lanes, panel.lanes);
         for (std::int64_t j = 0; j < kv.keys; ++j) add(to.norm, scratch.s + j * panel.lanes, 1, panel.lanes);
-    }
+    });
     for (std::int64_t r = 0; r < panel.lanes; ++r)
         to.norm[r] = r < panel.queries && inexact(r) ? 1.0F / to.norm[r] : 1.0F;
     to.norm[panel.lanes] = 1.0F;
@@ -145,17 +141,14 @@ void GradientMemory::sum_delta(const Head& head, std::int64_t index, const Gradi
     double* weights = scratch.sums;
     double* products = scratch.sums + panel.lanes;
     std::fill_n(scratch.sums, 2 * panel.lanes, 0.0);
-    const Range keys = head.keys_of(panel);
-    for (std::int64_t first = keys.begin / g_.block_kv * g_.block_kv; first < keys.end; first += g_.block_kv) {
-        const KvTile kv = load_kv(head, g_, first, std::min(g_.block_kv, keys.end - first), scratch, true);
-        const Coverage coverage = head.coverage(panel, kv);
+    for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         weights_and_dp(head, g_, panel, kv, coverage, to, scratch);
         if (coverage == Coverage::partial) {
             fill_masked(head.place(panel, kv), kv.keys, scratch.s, panel.lanes, 0.0F);
             fill_masked(head.place(panel, kv), kv.keys, scratch.ds, panel.lanes, 0.0F);
         }
         add_weighted_sums(scratch.s, scratch.ds, kv.keys, panel.lanes, panel.lanes, weights, products);
-    }
+    });
     // Divided by the sum of P, which is 1 but for the last bits of the LSE: those must not enter times delta.
     for (std::int64_t r = 0; r < panel.queries; ++r) {
         to.delta[r] = static_cast<float>(to.delta[r] + products[r] / (weights[r] == 0 ? 1 : weights[r]));
@@ -169,7 +162,7 @@ void GradientMemory::finish(const BackwardCall& call) const {
     const std::int64_t stored = call.args.dq.given() ? tasks.total() : 0;
     call.parallel_for(stored, worthwhile_threads(call.plan), [&](std::int64_t index, int) {
         const HeadTask task = tasks.by_head(index);
-        const Head head(p, call.args, member_of(call, task.head / p.heads_q), task.head % p.heads_q);
+        const Head head = head_of(call, task.head);
         const Panel panel(task.index, g_.block_q, head.member.len_q);
         const GradientPanel from = this->panel(head, task.index);
         std::fill_n(from.delta, panel.lanes, scale);  // delta has served

@@ -99,7 +99,8 @@ void SubtractDistances(const ScoreRule& rule, float scale, const Place& place, s
             float* at = s + j * stride + lane;
             hn::Store(hn::NegMulAdd(slope, hn::Abs(distance), hn::Mul(hn::Load(d, at), factor)), d, at);
         };
-        // Differences of positions are exact in fp32 up to here; beyond, each is rounded once.
+        // Differences of positions are exact in fp32 up to here; beyond, each is made from its own, so that errors
+        // don't add up.
         constexpr std::int64_t kExact = std::int64_t{1} << 24;
         std::int64_t j = 0;
         if (first - keys > -kExact && first + kWidth < kExact) {

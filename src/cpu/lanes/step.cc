@@ -146,15 +146,12 @@ void mend_overflow(const Head& head, const Geometry& g, const Panel& panel, cons
         if (state.l[i] == 0) state.m[i] = std::numeric_limits<float>::infinity();
     }
     std::fill_n(spare_o, g.head_dim_v * panel.lanes, 0.0F);
-    const Range keys = head.keys_of(panel);
-    for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv) {
-        const KvTile kv = load_kv(head, g, first, std::min(g.block_kv, keys.end - first), scratch, true);
-        const Coverage coverage = head.coverage(panel, kv);
+    for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
         weights_from_lse(scratch.s, state.m, kv.keys, panel.lanes, panel.lanes);
         scale_lanes(scratch.s, inverse, kv.keys, panel.lanes);
         add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, spare_o, Into::add, nullptr);
-    }
+    });
     for (std::int64_t at = 0; at < g.head_dim_v * panel.lanes; ++at) {
         if (!std::isfinite(o[at]) && std::isfinite(without_room(spare_o[at]))) o[at] = without_room(spare_o[at]);
     }

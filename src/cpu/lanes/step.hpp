@@ -50,6 +50,18 @@ TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range 
 KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,
                bool borrow);
 
+/// Calls body(kv tile, coverage) in rising order for the tiles of keys that the mask leaves to a panel; the last one
+/// ends with the last key that some query sees.
+template <class Body>
+void for_each_kv_tile(const Head& head, const Geometry& g, const Panel& panel, const TileScratch& scratch,
+                      const Body& body) {
+    const Range keys = head.keys_of(panel);
+    for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv) {
+        const KvTile kv = load_kv(head, g, first, std::min(g.block_kv, keys.end - first), scratch, true);
+        body(kv, head.coverage(panel, kv));
+    }
+}
+
 /// Q^T of a panel, with the scale. q_t: [head_dim, panel.lanes]
 void load_queries(const Head& head, const Geometry& g, const Panel& panel, float* q_t);
 

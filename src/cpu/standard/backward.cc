@@ -23,9 +23,7 @@ struct MaterialisedWorkspace : lanes::BackwardWorkspace {
     /// Where the rows of key `key` and panel `index` lie in both matrices.
     std::int64_t at(const Plan& plan, const Geometry& g, const Head& head, std::int64_t index, std::int64_t key,
                     std::int64_t lanes) const {
-        const std::int64_t slot =
-            head.query_head * total_panels(plan.problem, g) + first_panel(plan.problem, g, head.member) + index;
-        return slot * matrix_floats + key * lanes;
+        return panel_slot(plan.problem, g, head, index) * matrix_floats + key * lanes;
     }
 };
 
@@ -34,14 +32,11 @@ void materialise(const BackwardCall& call, const Geometry& g, const Materialised
                  std::int64_t index, int worker) {
     TileTally tally(call);
     const Panel panel(index, g.block_q, head.member.len_q);
-    const Range keys = head.keys_of(panel);
+    lanes::GradientScratch scratch = workspace.workers[static_cast<std::size_t>(worker)];
     std::int64_t touched = 0;
-    for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv, ++touched) {
-        lanes::GradientScratch scratch = workspace.workers[static_cast<std::size_t>(worker)];
-        const KvTile kv = lanes::load_kv(head, g, first, std::min(g.block_kv, keys.end - first), scratch, true);
-        const Coverage coverage = head.coverage(panel, kv);
-        scratch.s = workspace.p + workspace.at(call.plan, g, head, index, first, panel.lanes);
-        scratch.ds = workspace.ds + workspace.at(call.plan, g, head, index, first, panel.lanes);
+    lanes::for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
+        scratch.s = workspace.p + workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
+        scratch.ds = workspace.ds + workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
         lanes::score_gradient(head, g, panel, kv, coverage, workspace.memory.panel(head, index), scratch);
         lanes::through_softcap(head, panel, kv, scratch);
         tally.ran(coverage, panel, kv);
@@ -49,7 +44,8 @@ void materialise(const BackwardCall& call, const Geometry& g, const Materialised
             return report_of(TileStep::weights, head, panel, kv, coverage, workspace.memory.panel(head, index),
                              scratch.s, scratch.ds);
         });
-    }
+        ++touched;
+    });
     tally.skipped(ceil_div(head.member.len_kv, g.block_kv), touched);
 }
 
@@ -57,13 +53,10 @@ void materialise(const BackwardCall& call, const Geometry& g, const Materialised
 void query_gradient(const BackwardCall& call, const Geometry& g, const MaterialisedWorkspace& workspace,
                     const Head& head, std::int64_t index, int worker) {
     const Panel panel(index, g.block_q, head.member.len_q);
-    const Range keys = head.keys_of(panel);
-    for (std::int64_t first = keys.begin / g.block_kv * g.block_kv; first < keys.end; first += g.block_kv) {
-        const KvTile kv = lanes::load_kv(head, g, first, std::min(g.block_kv, keys.end - first),
-                                         workspace.workers[static_cast<std::size_t>(worker)], true);
-        const lanes::GradientPanel from = workspace.memory.panel(head, index);
-        const std::int64_t at = workspace.at(call.plan, g, head, index, first, panel.lanes);
-        const Coverage coverage = head.coverage(panel, kv);
+    const lanes::GradientPanel from = workspace.memory.panel(head, index);
+    const lanes::TileScratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
+    lanes::for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
+        const std::int64_t at = workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
         lanes::add_dq(head, g, panel, kv, coverage, from, workspace.ds + at);
         TileTally(nullptr, call.observer).tell([&] {
             TileReport report =
@@ -71,7 +64,7 @@ void query_gradient(const BackwardCall& call, const Geometry& g, const Materiali
             report.dq = from.dq_t;
             return report;
         });
-    }
+    });
 }
 
 /// dK and dV of one block of keys from its columns of P and dS.
@@ -121,7 +114,7 @@ void backward(const BackwardCall& call) {
     const auto for_each_panel = [&](const auto& body) {
         call.parallel_for(panels.total(), call.plan.threads, [&](std::int64_t index, int worker) {
             const HeadTask task = panels.by_head(index);
-            body(Head(p, call.args, member_of(call, task.head / p.heads_q), task.head % p.heads_q), task.index, worker);
+            body(head_of(call, task.head), task.index, worker);
         });
     };
     for_each_panel([&](const Head& head, std::int64_t index, int worker) {

@@ -51,15 +51,9 @@ struct MaterialisedPanel : HeadPanel {
                       const HeadTask& task)
         : HeadPanel(head_of(call, task.head), task.index, g.block_q) {
         const Problem& p = call.plan.problem;
-        const std::int64_t slot = head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + task.index;
+        const std::int64_t slot = panel_slot(p, g, head, task.index);
         matrix = workspace.scores + slot * p.len_kv * g.lanes;
         state = {workspace.states + slot * 2 * g.lanes, workspace.states + (slot * 2 + 1) * g.lanes};
-    }
-
- private:
-    static Head head_of(const ForwardCall& call, std::int64_t index) {
-        const Problem& p = call.plan.problem;
-        return {p, call.args, member_of(call, index / p.heads_q), index % p.heads_q};
     }
 };
 
@@ -67,10 +61,9 @@ struct MaterialisedPanel : HeadPanel {
 template <class Body>
 void for_each_tile(const MaterialisedPanel& work, const Geometry& g, const lanes::TileScratch& tiles,
                    const Body& body) {
-    for (std::int64_t first = work.keys.begin / g.block_kv * g.block_kv; first < work.keys.end; first += g.block_kv) {
-        const KvTile kv = lanes::load_kv(work.head, g, first, std::min(g.block_kv, work.keys.end - first), tiles, true);
-        body(kv, work.head.coverage(work.panel, kv), work.matrix + first * work.panel.lanes);
-    }
+    lanes::for_each_kv_tile(work.head, g, work.panel, tiles, [&](const KvTile& kv, Coverage coverage) {
+        body(kv, coverage, work.matrix + kv.first * work.panel.lanes);
+    });
 }
 
 Range keys_of(const KvTile& kv) { return {kv.first, kv.first + kv.keys}; }
@@ -148,12 +141,10 @@ void multiply_values(const ForwardCall& call, const Geometry& g, const Materiali
         lanes::load_queries(head, g, work.panel, scratch.q_t);
         lanes::mend_overflow(head, g, work.panel, scratch.q_t, scratch.tiles, work.state, o, scratch.part);
     }
-    std::fill_n(scratch.tiles.rescale, work.panel.lanes, 1.0F);  // P was normalised
-    lanes::store_transposed(o, work.panel.lanes, work.panel.queries, g.head_dim_v, scratch.tiles.rescale,
-                            head_rows(call.args.o, head.member, head.member.first_q, head.query_head),
-                            work.panel.first);
-    lanes::store_lse(work.state, work.panel.queries, lse_rows(call.args.lse, head.member, head.query_head),
-                     work.panel.first);
+    lanes::PanelSums sums = scratch.sums;  // P was normalised, and so is O
+    sums.state = work.state;
+    sums.started = true;
+    lanes::store_o_and_lse(head, g, work.panel, sums, scratch.tiles.rescale, call.args);
     tally.tell([&] { return report_of_values(TileStep::finish, work, work.keys, Coverage::full, nullptr, o); });
 }
 
