@@ -153,7 +153,7 @@ void judge_host(const Asked& asked, const std::string& first) {
                                             return row->measured.record.file == first;
                                         }))->machine;
         const KernelShares shares = measure::fitted_shares(machine, kind.schedule, kind.pass, calls);
-        if (calibrated.name.empty()) calibrated = machine;
+        if (calibrated.name.empty()) calibrated = machine, calibrated.kernels.clear();
         calibrated.kernels.push_back({name, shares, fmt::format("{} calls of {}", calls.size(), first)});
         fmt::print("\n{}, {} calls:", name, calls.size());
         for_each_share(shares, [](const char* share, double value) { fmt::print(" {} {:.4g}", share, value); });

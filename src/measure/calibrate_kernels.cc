@@ -146,6 +146,9 @@ std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores) 
         probes.push_back({heads_of(1.5 * n), 320, 320, 224, threads});
         probes.push_back({heads_of(4 * n), 448, 448, 64, threads, true});
         probes.push_back({heads_of(3 * n), 80, 640, 128, threads});
+        // As large as those of one thread: in small calls threads meet in caches, not in memory.
+        probes.push_back({heads_of(12 * n), 368, 368, 128, threads});
+        probes.push_back({heads_of(16 * n), 200, 520, 64, threads});
         if (!forward) continue;
         probes.push_back({heads_of(2 * n), 1, 4096, 128, threads});
         probes.push_back({heads_of(n / 2), 1, 2048, 64, threads});

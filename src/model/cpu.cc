@@ -216,9 +216,7 @@ void Cpu::add_arithmetic() {
     const Machine& m = q.machine;
     const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
     const double per_pair = flop_per_pair();
-    const auto rows = static_cast<double>(std::min(tile.block_q, std::max<std::int64_t>(q.problem.len_q, 1)));
-    const double padding = std::ceil(rows / kLanes) * kLanes / rows;  // lanes beyond the last query are computed
-    const double elements = static_cast<double>(out.cost.elements) * padding;
+    const auto elements = static_cast<double>(computed_elements(workload, on_matrix_unit()));
     const auto tiles = static_cast<double>(units.tiles);
     const double products = elements * per_pair / product_rate();
     const double softmax = elements / m.exp_rate * c.exp_share;
@@ -235,8 +233,10 @@ void Cpu::add_arithmetic() {
         idle_text = fmt::format("({:.0f} - {:.0f} / {:.0f}) / {:.0f} * {:.6g} clk", std::ceil(kv_heads / busy),
                                 kv_heads, busy, kv_heads, total);
     }
-    account.note("elements", "of {} tiles, with the padding of lanes: {} * {:.5g} = {:.6g}", units.tiles,
-                 out.cost.elements, padding, elements);
+    account.note("elements", "{}: {:.0f}",
+                 on_matrix_unit() ? "what queries see of keys, filled up to 32 of each (forward: 16 queries)"
+                                  : "keys that 16 queries see, and so many lanes each",
+                 elements);
     account.note("products", "{:.6g} * {:.0f} FLOP / ({:.5g} FLOP/clk * {:.3g} reached) = {:.5g} clk", elements,
                  per_pair, peak(), c.product_share, products);
     account.note("softmax", "{:.6g} / {:.4g} exp/clk * {:.4g} = {:.5g} clk", elements, m.exp_rate.value, c.exp_share,

@@ -48,6 +48,10 @@ const MeasuredKernels* measured_of(const Question& question);
 /// others their medians of what is the host's own, start_us and crowd.
 KernelShares shares_of(const Question& question);
 
+/// Elements of S of all heads that are computed: the ends of rows and a mask's edge are filled up to whole lanes, on a
+/// matrix unit to whole tiles.
+std::int64_t computed_elements(const schedule::Workload& workload, bool on_matrix_unit);
+
 /// predict_cpu() with these constants.
 void predict_cpu_family(const Question& question, const CpuConstants& constants, Prediction& prediction);
 
