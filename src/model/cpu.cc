@@ -233,9 +233,9 @@ void Cpu::add_arithmetic() {
         idle_text = fmt::format("({:.0f} - {:.0f} / {:.0f}) / {:.0f} * {:.6g} clk", std::ceil(kv_heads / busy),
                                 kv_heads, busy, kv_heads, total);
     }
-    account.note("elements", "{}: {:.0f}",
-                 on_matrix_unit() ? "what queries see of keys, filled up to 32 of each (forward: 16 queries)"
-                                  : "keys that 16 queries see, and so many lanes each",
+    account.note("elements", "of {} tiles, {}: {} * {:.6g} = {:.6g}", units.tiles,
+                 on_matrix_unit() ? "as counted in those of the matrix unit" : "with 16 lanes filled where rows end",
+                 out.cost.elements, out.cost.elements > 0 ? elements / static_cast<double>(out.cost.elements) : 1.0,
                  elements);
     account.note("products", "{:.6g} * {:.0f} FLOP / ({:.5g} FLOP/clk * {:.3g} reached) = {:.5g} clk", elements,
                  per_pair, peak(), c.product_share, products);
