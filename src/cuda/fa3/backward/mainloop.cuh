@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The main loop of a consumer warpgroup: 64 keys, over the blocks of 64 queries that see them. A turn of it, in run():
+// The main loop of a consumer warpgroup at head_dim 128 and in general shapes: the inner loop of Algorithm 2 of the
+// FlashAttention-2 paper, for 64 of the thread block's keys, over the blocks of 64 queries that see them. Said before:
+// consumer.cuh, what a thread knows; products.cuh, the five products. S and dP are transposed, rows are keys.
 //
-//   make_ds()               S^T is there. dP^T is started, P^T = exp2(S^T - LSE) made beside it; then
-//                           dS^T = P^T (dP^T - delta). dV is started, and dS stored to shared memory beside it
+// The paper's lines in the order in which they are done here. S of a block of queries is multiplied a turn ahead, and
+// dK of it is under way until the next turn's exponentials are done. A turn of run():
+//
+//   make_ds()               S^T is there (S = Q K^T). dP^T = V dO^T is started, P^T = exp2(S^T - LSE) made beside it;
+//                           then dS^T = P^T (dP^T - delta). dV += P^T dO is started, and dS stored to shared memory
+//                           beside it, since dQ takes the keys of both warpgroups
 //   start_s()               the next block's scores
 //   the barrier             the other warpgroup's dS is there, too
-//   start_dq(), start_dk()  S and dQ are waited for, and put_dq() leaves dQ to the producer's warp that adds it up.
-//                           dK is under way until the next make_ds()
+//   start_dq(), start_dk()  dQ = dS K, half of its columns, and dK += dS^T Q. S and dQ are waited for, and put_dq()
+//                           leaves dQ to the producer's warp that adds it up
 #pragma once
 
 #include "cuda/fa3/backward/consumer.cuh"
