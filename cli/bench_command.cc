@@ -184,6 +184,17 @@ void print_suites(const Session& session) {
     session.print(table.text(terminal_width(STDOUT_FILENO)));
 }
 
+/// More threads than cores take turns.
+void note_crowd(const measure::Host& host, const std::vector<Work>& works) {
+    int most = 0;
+    for (const Work& work : works) {
+        for (const Plan& plan : work.plans) {
+            if (plan.kernel->backend == Backend::cpu) most = std::max(most, plan.threads);
+        }
+    }
+    if (most > host.cores) print_note(fmt::format("{} threads on {} cores: they take turns", most, host.cores));
+}
+
 /// The CPU at hand, its roofs measured; not its kernels, which are what is judged.
 model::Machine measured_machine() {
     Progress progress(measure::kRoofMeasurements);
@@ -221,6 +232,7 @@ void execute(const BenchOptions& options, Session& session) {
     if (!options.output.empty()) measure::append_records(options.output, {});  // fails now rather than after the work
 
     note_unknown_machine(options, run.host, works);
+    note_crowd(run.host, works);
     if (!session.json) session.print(bench_method_text(run.host, run.method));
     if (options.roofs) machine = measured_machine();
     std::int64_t cases = 0;

@@ -2,13 +2,17 @@
 #include "outputs.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <string_view>
 
 #include "measure/machine_file.hpp"
 #include "measure/record.hpp"
+#include "parse.hpp"
 #include "plot/mark.hpp"
 #include "report/report.hpp"
 #include "tessera/error.hpp"
@@ -69,6 +73,12 @@ void expect_own_output(const std::string& path, OutputKind kind) {
     throw Error(ErrorCode::cannot_write, path,
                 fmt::format("expected a new file or {} of tessera's, this holds something else{}; it stays as it is",
                             name_of(kind), why));
+}
+
+void expect_ending(const char* option, const std::string& path, std::initializer_list<std::string_view> endings) {
+    const std::string ending = std::filesystem::path(path).extension().string();
+    if (ending.empty() || std::find(endings.begin(), endings.end(), ending) != endings.end()) return;
+    unexpected(option, fmt::format("a name that ends in {}", fmt::join(endings, " or ")), path);
 }
 
 }  // namespace tessera::cli

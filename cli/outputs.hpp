@@ -3,7 +3,9 @@
 // Files that a command is about to write: what stands there already must be of the same kind.
 #pragma once
 
+#include <initializer_list>
 #include <string>
+#include <string_view>
 
 namespace tessera::cli {
 
@@ -13,5 +15,9 @@ enum class OutputKind { records, machine, svg, png, html, markdown, tensors };
 /// an earlier output of this kind. Anything else is Error(cannot_write), so that a slip of the shell costs no data.
 /// `path` may be empty: no such output was asked for.
 void expect_own_output(const std::string& path, OutputKind kind);
+
+/// UsageError of `option` where the name of `path` says another format than one of `endings` (".svg"). A name without
+/// an ending (/dev/stdout) says none.
+void expect_ending(const char* option, const std::string& path, std::initializer_list<std::string_view> endings);
 
 }  // namespace tessera::cli

@@ -97,6 +97,8 @@ void execute(const ReportOptions& options, const Session& session) {
     for (const std::string& output : {options.output, options.markdown}) {
         if (!output.empty()) expect_other_file(output, options.files);
     }
+    expect_ending("--output", options.output, {".html", ".htm"});
+    expect_ending("--markdown", options.markdown, {".md", ".txt"});
     expect_own_output(options.output, OutputKind::html);
     expect_own_output(options.markdown, OutputKind::markdown);
     report::Sorted sorted;

@@ -65,6 +65,8 @@ void write_file(const std::string& path, std::string_view bytes) {
 /// Before the work: what would be lost by it, or by one drawing over the other.
 void expect_drawable(const RooflineOptions& options) {
     if (!options.svg.empty() && options.svg == options.png) unexpected("--png", "another file than --svg", options.png);
+    expect_ending("--svg", options.svg, {".svg"});
+    expect_ending("--png", options.png, {".png"});
     expect_own_output(options.svg, OutputKind::svg);
     expect_own_output(options.png, OutputKind::png);
 }

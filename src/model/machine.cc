@@ -117,6 +117,8 @@ void validate(const Machine& machine) {
         throw Error(ErrorCode::bad_data, name,
                     fmt::format("expected a number from {} to {}, got {}", kLeast, most, value));
     });
+    if (machine.cores.value != std::floor(machine.cores.value))
+        throw Error(ErrorCode::bad_data, "cores", fmt::format("expected a whole number, got {}", machine.cores.value));
     validate_kernels(machine);
 }
 

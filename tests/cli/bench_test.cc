@@ -30,6 +30,13 @@ class BenchTest : public CommandTest {
 
 const std::string kSlow = "bench --suite slow.json --repeat 40 --warm-up 50 -o r.jsonl";
 
+TEST_F(BenchTest, more_threads_than_cores_are_told) {
+    const Outcome o = run_ok("bench --backend cpu --schedule fa2 --len 16 --repeat 1 --warm-up 0 --threads 1024");
+    EXPECT_NE(o.err.find("1024 threads on "), std::string::npos) << o.err;
+    const Outcome one = run_ok("bench --backend cpu --schedule fa2 --len 16 --repeat 1 --warm-up 0 --threads 1");
+    EXPECT_EQ(one.err.find("threads on "), std::string::npos) << one.err;
+}
+
 TEST_F(BenchTest, suites_by_name_are_found_and_valid) {
     const auto suites = run_ok("bench --list-suites --json").json();
     ASSERT_GE(suites.size(), 3U);

@@ -45,6 +45,15 @@ TEST_F(OutputsTest, what_is_no_output_of_theirs_is_kept) {
     EXPECT_EQ(text_of(path("x.safetensors")), text_of(kSample));
 }
 
+TEST_F(OutputsTest, a_name_of_another_format_is_refused) {
+    write("r.jsonl", "");
+    expect_error("report r.jsonl -o r.pdf", 2, "--output: expected a name that ends in .html or .htm");
+    expect_error("report r.jsonl --markdown r.html", 2, "--markdown: expected a name that ends in .md");
+    expect_error("roofline --len 64 --svg a.png", 2, "--svg: expected a name that ends in .svg");
+    expect_error("roofline --len 64 --png a.svg", 2, "--png: expected a name that ends in .png");
+    for (const char* name : {"r.pdf", "r.html", "a.png", "a.svg"}) EXPECT_FALSE(std::filesystem::exists(path(name)));
+}
+
 TEST_F(OutputsTest, their_own_outputs_are_written_again) {
     for (int i = 0; i < 2; ++i) {
         run_ok("bench --len 16 --repeat 1 --warm-up 0 -o r.jsonl");

@@ -146,6 +146,8 @@ TEST_F(MachineFile, is_read_strictly) {
     json = good;
     json["cores"]["value"] = "132";
     expect_bad(json, "cores.value: expected a number, got \"132\"");
+    json["cores"]["value"] = 1.5;
+    expect_bad(json, "cores: expected a whole number, got 1.5");
     json = good;
     json["cores"].erase("source");
     expect_bad(json, "cores.source: expected a text, got nothing");

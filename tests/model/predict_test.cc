@@ -164,6 +164,16 @@ TEST(Predict, what_a_cpu_measured_is_told_of_other_kernels_too) {
     EXPECT_NE(error_of(Schedule::fa1).find("such kernels were not measured"), std::string::npos);
 }
 
+TEST(Predict, says_that_kernels_of_a_newer_instruction_are_not_known) {
+    Problem p = Problem::dense(1, 4096, 8, 64, DType::bf16);
+    const auto bar_of = [&](const char* device) {
+        const Machine& machine = *find_machine(device);
+        return measure::error_bar_text(p, predict(p, Schedule::fa2, Pass::forward, machine), machine);
+    };
+    EXPECT_NE(bar_of("b200").find("tcgen05"), std::string::npos);
+    for (const char* device : {"h200", "a100", "l4"}) EXPECT_EQ(bar_of(device).find("tcgen05"), std::string::npos);
+}
+
 /// fa3's counter of tiles is set to 0 by a launch, where there is one: under a mask, with more tiles than run at once.
 TEST(Predict, a_counter_of_tiles_costs_a_launch) {
     const auto launches = [](std::int64_t heads, bool causal) {
