@@ -35,7 +35,7 @@ def test_rooms_by_keyboard_alone(page):
         page.run("document.querySelectorAll('nav a')[arguments[0]].focus()", index)
         press(page, Keys.ENTER)
         page.until("return location.hash.startsWith('#' + arguments[0])", room)
-        assert page.run("return document.activeElement.id") == "room-title"
+        page.until("return document.activeElement.id === 'room-title'")  # once the event of the new hash was heard
         assert page.run("return document.querySelector('nav [aria-current]').hash") == f"#{room}"
         press(page, Keys.TAB)  # from the title to the first control of the room
         assert page.run("return document.activeElement.closest('#room-form') !== null")
@@ -46,7 +46,7 @@ def test_first_tab_stop_skips_to_the_content(page):
     press(page, Keys.TAB)
     assert page.run("return document.activeElement.className") == "skip"
     press(page, Keys.ENTER)
-    assert page.run("return document.activeElement.id") == "room-title"
+    page.until("return document.activeElement.id === 'room-title'")
 
 
 @pytest.mark.parametrize("mask, block", [("none", "128"), ("bottom-right", "128"), ("bottom-right", "64")])
