@@ -78,7 +78,6 @@ constexpr double kMiB = 1048576;
 constexpr double kCoreReads = 0.12;  // of the memory's rate, one core alone; of few cores: its part
 
 constexpr Tile kTile{64, 64};  // cpu/backend.cc
-constexpr double kLanes = 16;  // cpu/lanes/words.hpp: rows of a tile are padded to it
 constexpr double kTileDepth = 32, kTileRows = 16;
 constexpr double kMaxPanels = 8;        // of a task of the forward on a matrix unit
 constexpr double kPackingOfRows = 0.3;  // of packing, with few queries (cpu/fa2/matrix/decode.cc)
@@ -307,7 +306,7 @@ void Cpu::add_memory() {
                      stay ? "which fit the last-level cache" : "beyond the caches", copies, rate * 1e-6);
     }
     if (on_matrix_unit()) {
-        const bool as_rows = forward() && p.group() == 1 && static_cast<double>(p.len_q) <= kLanes;
+        const bool as_rows = forward() && p.group() == 1 && p.len_q <= kLanes;
         const double pack_ns = c.pack_ns * (as_rows ? kPackingOfRows : 1);
         const double pack = packed_elements() * pack_ns * 1e-6;
         account.part("packing", pack, "{:.6g} elements of a thread * {:.4g} ns", packed_elements(), pack_ns);

@@ -24,6 +24,7 @@ std::span<const CpuFamily> cpu_families();
 /// The family that predict_cpu() takes where the machine's own kernels were not measured.
 const CpuFamily& cpu_family_of(const Question& question);
 
+inline constexpr std::int64_t kLanes = 16;        ///< queries at a time in lanes; ends are filled up to them
 inline constexpr std::int64_t kMatrixPanel = 32;  ///< queries of a panel on a matrix unit
 
 /// fp32 in three bf16 parts, where six products on the matrix unit are faster than one multiply-add.

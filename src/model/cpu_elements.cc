@@ -8,7 +8,7 @@
 namespace tessera::model {
 namespace {
 
-constexpr std::int64_t kLaneGroup = 16, kStrip = 32;
+constexpr std::int64_t kStrip = 32;  // keys
 
 std::int64_t filled(std::int64_t n, std::int64_t to) { return schedule::ceil_div(n, to) * to; }
 
@@ -19,7 +19,7 @@ std::int64_t in_lanes(const schedule::Grid& grid) {
         const Range columns = grid.columns_of(i);
         if (columns.empty()) return;
         const std::int64_t end = grid.computed(i, columns.end - 1).end;
-        sum += alike * filled(grid.queries(i).size(), kLaneGroup) * (end - columns.begin * grid.block.block_kv);
+        sum += alike * filled(grid.queries(i).size(), kLanes) * (end - columns.begin * grid.block.block_kv);
     });
     return sum;
 }
@@ -29,7 +29,7 @@ std::int64_t in_panels(const Band& band) {
     const schedule::Grid panels{band, {kMatrixPanel, kStrip}};
     std::int64_t sum = 0;
     schedule::for_each_run_of_rows(panels, [&](std::int64_t i, std::int64_t alike) {
-        sum += alike * filled(panels.queries(i).size(), kLaneGroup) * panels.columns_of(i).size() * kStrip;
+        sum += alike * filled(panels.queries(i).size(), kLanes) * panels.columns_of(i).size() * kStrip;
     });
     return sum;
 }

@@ -98,17 +98,24 @@ TEST(InTurn, few_queries_and_many_keys) {
     EXPECT_DOUBLE_EQ(in_turn(stage, 1), 5 + 3 + 5 * 100 + 5 + 13);
 }
 
-/// Under a causal mask fa2's longest blocks begin first where there are many: the last ones are short.
-TEST(InTurn, long_blocks_begin_first) {
-    Problem p = Problem::dense(4, 4096, 16, 128, DType::bf16);
-    p.mask.causal = Causal::bottom_right;
+constexpr int kMultiprocessors = 132;
+
+/// The blocks of keys of a backward, the longest of all heads first.
+Stage longest_first(const Problem& p) {
     Stage stage{.problem = p, .members = {}, .tile = {64, 128}};
     stage.rows_outer = false;
     stage.whole_groups = true;
     stage.order = Order::last_first;
     stage.step = 1, stage.ends = 1.5;
+    return stage;
+}
+
+/// Under a causal mask fa2's longest blocks begin first where there are many: the last ones are short.
+TEST(InTurn, long_blocks_begin_first) {
+    Problem p = Problem::dense(4, 4096, 16, 128, DType::bf16);
+    p.mask.causal = Causal::bottom_right;
+    Stage stage = longest_first(p);
     const std::vector<double> blocks = blocks_in_order(stage);
-    constexpr int kMultiprocessors = 132;
     const double share = std::accumulate(blocks.begin(), blocks.end(), 0.0) / kMultiprocessors;
     EXPECT_GT(dealt(blocks, {kMultiprocessors, 1, 1}), 1.05 * share);
     EXPECT_LT(in_turn(stage, kMultiprocessors), 1.03 * share);
@@ -122,13 +129,8 @@ TEST(InTurn, groups_are_shared_out) {
     Problem p = Problem::dense(1, 2048, 64, 128, DType::bf16);
     p.heads_kv = 8;
     p.mask.causal = Causal::bottom_right;
-    Stage stage{.problem = p, .members = {}, .tile = {64, 128}};
-    stage.rows_outer = false;
-    stage.whole_groups = true;
-    stage.order = Order::last_first;
-    stage.step = 1, stage.ends = 1.5;
+    Stage stage = longest_first(p);
     const std::vector<double> blocks = blocks_in_order(stage);
-    constexpr int kMultiprocessors = 132;
     const double share = std::accumulate(blocks.begin(), blocks.end(), 0.0) / kMultiprocessors;
     EXPECT_GT(dealt(blocks, {kMultiprocessors, 1, 1}), 1.8 * share);
     for (const bool of_fa3 : {true, false}) {

@@ -7,9 +7,9 @@
 // The paper's lines in the order in which they are done here. S of a block of queries is multiplied a turn ahead, and
 // dK of it is under way until the next turn's exponentials are done. A turn of run():
 //
-//   make_ds()               S^T is there (S = Q K^T). dP^T = V dO^T is started, P^T = exp2(S^T - LSE) made beside it;
-//                           then dS^T = P^T (dP^T - delta). dV += P^T dO is started, and dS stored to shared memory
-//                           beside it, since dQ takes the keys of both warpgroups
+//   make_ds()               S^T is there (S = Q K^T). dP^T = V dO^T is started, and P^T = exp2(S^T - LSE) made beside
+//                           it. Then dS^T = P^T (dP^T - delta). dV += P^T dO is started, and dS stored to shared
+//                           memory beside it, since dQ takes the keys of both warpgroups
 //   start_s()               the next block's scores
 //   the barrier             the other warpgroup's dS is there, too
 //   start_dq(), start_dk()  dQ = dS K, half of its columns, and dK += dS^T Q. S and dQ are waited for, and put_dq()
