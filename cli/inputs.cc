@@ -242,6 +242,11 @@ std::string Inputs::origin() const {
     return text;
 }
 
+void rethrow_for_files(const Error& error, const Inputs& inputs) {
+    if (error.code() != ErrorCode::invalid_argument) throw Error(error);
+    throw Error(ErrorCode::bad_data, inputs.origin(), error.what());
+}
+
 Inputs read_inputs(const InputOptions& options, bool backward) {
     Inputs inputs;
     inputs.layout.layout = parse_layout(options.layout);

@@ -48,6 +48,9 @@ struct Inputs {
 /// don't hold what attention takes, UsageError for options that don't go together.
 Inputs read_inputs(const InputOptions& options, bool backward);
 
+/// An error about the tensors is one about the files; one about an option is about the command line.
+[[noreturn]] void rethrow_for_files(const Error& error, const Inputs& inputs);
+
 /// Throws UsageError when `output` is one of the input files, under whatever name.
 void expect_other_file(const std::string& output, const std::vector<std::string>& inputs);
 

@@ -60,12 +60,6 @@ struct Run {
     PassResult backward;
 };
 
-/// An error about the tensors is one about the files; one about an option is about the command line.
-[[noreturn]] void rethrow_for_files(const Error& error, const Inputs& inputs) {
-    if (error.code() != ErrorCode::invalid_argument) throw Error(error);
-    throw Error(ErrorCode::bad_data, inputs.origin(), error.what());
-}
-
 /// Sizes come from the files here, so that what is wrong with them is bad data and not bad usage.
 void set_problem(Run& run) {
     try {

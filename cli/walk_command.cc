@@ -9,8 +9,11 @@
 #include <memory>
 
 #include "commands.hpp"
+#include "core/batch.hpp"
+#include "core/checks.hpp"
 #include "generated.hpp"
 #include "inputs.hpp"
+#include "measure/work.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "report.hpp"
@@ -97,7 +100,7 @@ void read_tensors(const WalkOptions& options, WalkTensors& t) {
     try {
         t.problem.validate();
     } catch (const Error& error) {
-        throw Error(ErrorCode::bad_data, t.origin, error.what());
+        rethrow_for_files(error, t.read);
     }
     t.args = {.q = in.q,
               .k = in.k,
@@ -172,22 +175,28 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
     const Plan plan =
         plan_with(t.problem, how.plan_options(options.backward ? Pass::backward : Pass::forward, how.schedule));
     t.make_results(options.backward);
+    try {
+        check_tensors(t.problem, t.args, Device{});
+    } catch (const Error& error) {
+        rethrow_for_files(error, t.read);
+    }
     const auto member = parse_size("--member", options.member);
+    if (t.problem.batch == 0) throw Error(ErrorCode::bad_data, t.origin, "expected a query to follow, got none");
     if (member >= t.problem.batch) unexpected("--member", fmt::format("0..{}", t.problem.batch - 1), options.member);
     std::int64_t len_q = t.problem.len_q;
     if (t.problem.ragged) {
-        const auto entry = [&](std::int64_t i) {
-            return t.args.cu_seqlens_q.dtype == DType::int32 ? std::int64_t{*t.args.cu_seqlens_q.at<std::int32_t>(i)}
-                                                             : *t.args.cu_seqlens_q.at<std::int64_t>(i);
-        };
-        len_q = entry(member + 1) - entry(member);
+        len_q = member_of(t.problem, t.args.cu_seqlens_q, t.args.cu_seqlens_kv, member).len_q;
     }
     if (len_q == 0) {
-        throw UsageError(options.inputs.files.empty() ? "--len" : "--member", "expected a query to follow, got none");
+        const char* what = "expected a query to follow, got none";
+        if (!options.inputs.files.empty() && !t.problem.ragged) throw Error(ErrorCode::bad_data, t.origin, what);
+        throw UsageError(t.problem.ragged ? "--member" : "--len", what);
     }
     const walk::Selection selection = selection_of(options, plan, len_q);
     const Execution counted{.parallel_for = progress.counted_parallel_for()};
-    if (const std::string text = long_run_text(plan); !text.empty()) print_note(text);
+    const auto pairs = measure::visible_pairs(t.problem, t.args.cu_seqlens_q, t.args.cu_seqlens_kv);
+    const std::string takes_long = long_run_text(plan, pairs, !options.inputs.files.empty());
+    if (!takes_long.empty()) print_note(takes_long);
     progress.step("a run that nobody watches");
     // Its bits don't depend on the threads, so it has all of them.
     how.threads.clear();

@@ -74,7 +74,8 @@ walk::HandExample hand_example(const std::string& numbers_option, const std::str
     try {
         example.validate();
     } catch (const Error& error) {
-        throw UsageError(error.argument() == "tile" ? tile_option : numbers_option, error.what());
+        if (error.argument() == "tile") unexpected(tile_option, "1 or more of both", tile);
+        throw UsageError(numbers_option, error.what());
     }
     return example;
 }

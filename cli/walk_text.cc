@@ -287,15 +287,17 @@ std::string walk_text(const Trace& trace, const WalkView& view) {
     return text;
 }
 
-std::string long_run_text(const Plan& plan) {
+std::string long_run_text(const Plan& plan, std::int64_t pairs, bool has_file) {
     constexpr double kLong = 1e11;
     const Problem& p = plan.problem;
-    const double flop = measure::flop(p, plan.pass, measure::visible_pairs(p));
-    if (p.ragged || flop < kLong) return "";
-    return fmt::format(
-        "all {} x {} scores are computed, {:.2g} TFLOP, once by all threads and once, watched, by one; with --len-q {} "
-        "only those of a tile",
-        p.len_q, p.len_kv, flop * 1e-12, plan.tile.block_q);
+    const double flop = measure::flop(p, plan.pass, pairs);
+    if (flop < kLong) return "";
+    const std::string all = p.ragged ? fmt::format("all scores of {} members", p.batch)
+                                     : fmt::format("all {} x {} scores", p.len_q, p.len_kv);
+    const std::string instead =
+        has_file ? "" : fmt::format("; with --len-q {} only those of a tile", plan.tile.block_q);
+    return fmt::format("{} are computed, {:.2g} TFLOP, once by all threads and once, watched, by one{}", all,
+                       flop * 1e-12, instead);
 }
 
 }  // namespace tessera::cli

@@ -28,6 +28,7 @@ std::string hand_text(const walk::Hand& hand, bool backward, int width);
 Json json_of(const walk::Hand& hand, bool backward);
 
 /// Who follows one tile need not know that all tiles are computed, twice: says so where that takes long, else nothing.
-std::string long_run_text(const Plan& plan);
+/// `pairs` of a query and a key are visible; a file has its own sizes, which no option makes smaller.
+std::string long_run_text(const Plan& plan, std::int64_t pairs, bool has_file);
 
 }  // namespace tessera::cli

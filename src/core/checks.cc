@@ -193,6 +193,9 @@ void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, s
             invalid(name,
                     fmt::format("expected non-decreasing values, got {} after {} at index {}", end, begin, b + 1));
         }
+        if (end > total) {
+            invalid(name, fmt::format("expected values up to the total {}, got {} at index {}", total, end, b + 1));
+        }
         if (end - begin > longest) {
             invalid(name, fmt::format("expected lengths up to {} (the Problem's bound), got {} at index {}", longest,
                                       end - begin, b + 1));

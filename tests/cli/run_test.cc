@@ -139,6 +139,8 @@ TEST_F(RunTest, ragged_batch_with_bias_and_slopes) {
     EXPECT_EQ(shape("out.safetensors", "o"), (std::vector<std::int64_t>{13, 4, 8}));
     EXPECT_EQ(shape("out.safetensors", "lse"), (std::vector<std::int64_t>{4, 13}));
     expect_error("run a.safetensors --cu-seqlens-q cu_seqlens_q", 2, "--cu-seqlens-kv: expected with --cu-seqlens-q");
+    expect_error("run a.safetensors --cu-seqlens-q cu_seqlens_kv --cu-seqlens-kv cu_seqlens_q", 65,
+                 "cu_seqlens_q: expected values up to the total 13, got 14 at index 3");
 }
 
 TEST_F(RunTest, dtypes_are_converted_exactly_or_refused) {

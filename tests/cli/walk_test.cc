@@ -114,6 +114,29 @@ TEST_F(WalkTest, by_hand_shows_fractions) {
     EXPECT_NE(whole.find("1/2 * (8, -4)) / (9/4)\n            = (32/9, 4/9)\n"), std::string::npos) << whole;
 }
 
+TEST_F(WalkTest, members_of_a_ragged_batch) {
+    run_ok("gen --ragged 3x9,4x0,0x2,70 --heads 4/2 --head-dim 8 --grad -o r.safetensors");
+    const std::string walk = "walk r.safetensors --cu-seqlens-q cu_seqlens_q --cu-seqlens-kv cu_seqlens_kv";
+    for (const char* more : {"", " --backward", " --schedule standard", " --schedule fa1 --backward"}) {
+        const auto trace = run_ok(walk + more + " --member 3 --row 69 --json").json();
+        EXPECT_EQ(trace.at("problem").at("batch"), 4) << more;
+        EXPECT_NE(run_ok(walk + more + " --member 1").out.find("bit for bit"), std::string::npos) << "no key: " << more;
+    }
+    const double lse = run_ok(walk + " --member 0 --row 2 --json").json().at("exact").at("lse").get<double>();
+    EXPECT_TRUE(std::isfinite(lse));
+    expect_error(walk + " --member 2", 2, "--member: expected a query to follow, got none");
+    expect_error(walk + " --member 4", 2, "--member: expected 0..3");
+    expect_error("walk r.safetensors --cu-seqlens-q cu_seqlens_kv --cu-seqlens-kv cu_seqlens_kv", 65,
+                 "cu_seqlens_q: expected values up to the total 77, got 81 at index 4");
+}
+
+TEST_F(WalkTest, a_file_without_queries_is_bad_data) {
+    run_ok("gen --len 0 -o none.safetensors");
+    run_ok("gen --batch 0 --len 5 -o nobody.safetensors");
+    for (const char* name : {"none.safetensors", "nobody.safetensors"})
+        expect_error(fmt::format("walk {}", name), 65, fmt::format("{}: expected a query to follow, got none", name));
+}
+
 TEST_F(WalkTest, bad_options_are_told) {
     expect_error("walk --row 256", 2, "--row: expected 0..255, got 256");
     expect_error("walk --head 1", 2, "--head: expected 0..0, got 1");
@@ -130,6 +153,7 @@ TEST_F(WalkTest, bad_options_are_told) {
     expect_error("walk --by-hand --numbers 'q 9 9; k 9 9, -9 -9; v 7 9, 5 8'", 2,
                  "--numbers: expected scores less than 62 apart");
     expect_error("walk --numbers 'q 1 0; k 1 0; v 1 0'", 2, "expected --by-hand with it");
+    expect_error("walk --by-hand --tile 0,1", 2, "--tile: expected 1 or more of both, got \"0,1\"");
     expect_error("walk " + kSample + " --len 5", 2, "--len");
     expect_error("walk nosuch.safetensors", 66, "nosuch.safetensors");
     expect_error("walk --len 0", 2, "--len");
