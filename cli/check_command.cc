@@ -76,6 +76,8 @@ std::vector<Tally> wanted_kernels(const CheckOptions& options) {
         if (name.empty() || kernel.name == name) tallies.push_back({.kernel = &kernel});
     }
     if (tallies.empty()) unexpected("--kernel", "one of " + known, name);
+    if (!name.empty() && tallies.front().kernel->backend == Backend::cuda && !device::cuda_available())
+        throw Error(ErrorCode::device_unavailable, "--kernel", "no CUDA device that this build can use");
     return tallies;
 }
 
@@ -211,6 +213,14 @@ void print_failures(const Session& session, const std::vector<Failure>& failures
     for (std::size_t i = kShown; i < failures.size(); ++i) session.print(failures[i].command + "\n");
 }
 
+std::string verdict_of(const CheckResult& result) {
+    if (!result.failures.empty()) return fmt::format("FAIL: {} of the runs above", result.failures.size());
+    const std::string cases = fmt::format("{} case{}", result.cases, result.cases == 1 ? "" : "s");
+    const bool any =
+        std::any_of(result.tallies.begin(), result.tallies.end(), [](const Tally& t) { return t.ran > 0; });
+    return any ? "ok: " + cases : "nothing ran, so nothing is known: refused in all of " + cases;
+}
+
 void print_text(const Session& session, const CheckResult& result) {
     const int width = terminal_width(STDOUT_FILENO);
     Table table({{"kernel"},
@@ -224,8 +234,7 @@ void print_text(const Session& session, const CheckResult& result) {
     }
     session.print(table.text(width));
     print_failures(session, result.failures, width);
-    session.print(result.failures.empty() ? fmt::format("\nok: {} case{}\n", result.cases, result.cases == 1 ? "" : "s")
-                                          : fmt::format("\nFAIL: {} of the runs above\n", result.failures.size()));
+    session.print("\n" + verdict_of(result) + "\n");
 }
 
 void execute(const CheckOptions& options, Session& session) {
