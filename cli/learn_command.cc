@@ -15,6 +15,7 @@
 #include "learn/lesson.hpp"
 #include "learn/pictures.hpp"
 #include "learn/progress.hpp"
+#include "outputs.hpp"
 #include "parse.hpp"
 #include "table.hpp"
 #include "tessera/error.hpp"
@@ -152,6 +153,8 @@ void print_exercise(const Lesson& lesson, const learn::Exercise& exercise, const
 }
 
 void write_picture(const Lesson& lesson, const std::string& path, const Session& session) {
+    expect_ending("--picture", path, {".svg"});
+    expect_own_output(path, OutputKind::svg);
     const std::string svg = learn::picture(lesson.number);
     io::AtomicFile file(path);
     file.write(std::as_bytes(std::span(svg)));

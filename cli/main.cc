@@ -85,9 +85,16 @@ int fail_usage(const CLI::App& app, const Session& session, const std::string& m
     return kUsage;
 }
 
-/// CLI11's message, its two bare ones in full words.
+/// CLI11's message, its three bare ones in full words.
 std::string message_of(const CLI::ParseError& error) {
     const std::string message = error.what();
+    constexpr std::string_view kNotConverted = "Could not convert: ";
+    if (message.starts_with(kNotConverted)) {  // --check = banana: other options are texts
+        const std::size_t equals = message.find(" = ");
+        return fmt::format("{}: expected true, false or nothing behind it, got \"{}\"",
+                           message.substr(kNotConverted.size(), equals - kNotConverted.size()),
+                           message.substr(std::min(equals + 3, message.size())));
+    }
     const std::string option = message.substr(0, message.find(':'));
     if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) return message;
     if (message.find("missing") != std::string::npos) return option + ": expected a value, got nothing";

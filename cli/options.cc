@@ -126,7 +126,7 @@ void ScoreOptions::apply(Problem& problem) const {
     if (!dropout.empty()) problem.dropout.probability = parse_number("--dropout", dropout);
     if (!seed.empty()) problem.dropout.seed = parse_seed("--seed", seed);
     if (!seed.empty() && !seed_makes_inputs && problem.dropout.probability == 0)
-        throw UsageError("--seed", "has no effect without --dropout: expected with it");
+        throw UsageError("--seed", "has no effect without --dropout");
 }
 
 void ShapeOptions::declare(CLI::App& command, bool lists) {

@@ -61,6 +61,7 @@ const char* name_of(OutputKind kind) {
 }  // namespace
 
 void expect_own_output(const std::string& path, OutputKind kind) {
+    if (path == "-") throw UsageError("-", "expected a file; /dev/stdout is standard output");
     struct stat status {};
     if (path.empty() || ::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return;
     std::string why;

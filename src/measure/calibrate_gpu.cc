@@ -68,7 +68,7 @@ model::Machine calibrate_gpu(const model::Machine& start, std::span<const Record
         device = r.device;
         provenance = fmt::format("measured by bench/micro, {}", r.date.substr(0, 10));
     }
-    if (device.empty()) throw Error(ErrorCode::bad_data, "kernel", "expected Records of bench/micro, got none");
+    if (device.empty()) throw Error(ErrorCode::bad_data, "micro", "expected Records of bench/micro, got none");
     const model::Machine* known = model::machine_of_device(device);
     if (known != nullptr && model::find_machine(start.name) != nullptr && known->name != start.name)
         throw Error(ErrorCode::bad_data, "device",

@@ -39,6 +39,14 @@ TEST_F(ErrorsTest, usage_is_two_and_names_the_option) {
     expect_error("bench --repeat 0", 2, "--repeat: expected 1..");
     expect_error("gen -o x.npy", 2, "--output: expected a name that ends in .safetensors");
     expect_error("gen", 2, "--output");
+    expect_error("list --json=banana", 2, "--json: expected true, false or nothing behind it, got \"banana\"");
+    for (const char* command : {"bench --len 8", "calibrate", "report r.jsonl", "roofline --len 64 --svg"}) {
+        std::ofstream(path("r.jsonl")) << "";
+        const bool named = std::string(command).ends_with("--svg");
+        expect_error(fmt::format("{} {}", command, named ? "-" : "-o -"), 2,
+                     "-: expected a file; /dev/stdout is standard output");
+        EXPECT_FALSE(std::filesystem::exists(path("-"))) << command;
+    }
 }
 
 TEST_F(ErrorsTest, usage_of_run) {
@@ -91,6 +99,7 @@ TEST_F(ErrorsTest, what_is_not_built_is_69) {
         expect_error("run " + kSampleOptions + " --backend cuda", 69, "--backend: no CUDA device: ");
         expect_error("why --backend cuda", 69, "--backend: no CUDA device: ");
         expect_error("check --backend cuda", 69, "--backend: no CUDA device");
+        expect_error("check --kernel cuda.fa2.forward", 69, "--kernel: no CUDA device");
     }
     if (!has("schedule", "fa3"))
         expect_error("why --schedule fa3", 69, "--schedule: this build has no forward kernel of schedule fa3");

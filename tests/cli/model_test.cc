@@ -293,7 +293,7 @@ TEST_F(ModelCommandsTest, errors_name_the_option) {
     expect_error("plan --device h200 --bias --len 200000", 69, "1054 GiB too much");
     run_ok("plan --device h200 --bias --len 20000");
     expect_error("roofline --seed 3 --len 64", 2, "--seed: has no effect without --dropout");
-    expect_error("plan --seed 3", 2, "--seed: has no effect without --dropout");
+    expect_error("plan --seed 3", 2, "--seed: has no effect without --dropout\n");
     run_ok("plan --seed 3 --dropout 0.5");
     expect_error("roofline --device a100 --schedule fa3", 69, "wgmma");
     expect_error("calibrate --threads 0", 2, "--threads");

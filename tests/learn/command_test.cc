@@ -52,6 +52,10 @@ TEST_F(LearnTest, bad_calls_are_refused) {
     expect_error("learn 6 --answer much", 2, "--answer: expected a number");
     expect_error("learn 1 --answer '12 miles'", 2, "a number of MiB");
     EXPECT_EQ(learn("6 --picture /nonexistent/p.svg").code, 73);
+    expect_error("learn 6 --picture p.png", 2, "--picture: expected a name that ends in .svg");
+    std::ofstream(path("notes.svg")) << "precious";
+    expect_error("learn 6 --picture notes.svg", 73, "notes.svg: expected a new file or drawing of tessera's");
+    EXPECT_EQ(text_of(path("notes.svg")), "precious");
 }
 
 TEST_F(LearnTest, what_cannot_be_kept_is_told_after_the_answer) {
