@@ -247,6 +247,14 @@ void rethrow_for_files(const Error& error, const Inputs& inputs) {
     throw Error(ErrorCode::bad_data, inputs.origin(), error.what());
 }
 
+void validate_problem_of(const Inputs& inputs) {
+    try {
+        inputs.problem.validate();
+    } catch (const Error& error) {
+        rethrow_for_files(error, inputs);
+    }
+}
+
 Inputs read_inputs(const InputOptions& options, bool backward) {
     Inputs inputs;
     inputs.layout.layout = parse_layout(options.layout);

@@ -51,6 +51,9 @@ Inputs read_inputs(const InputOptions& options, bool backward);
 /// An error about the tensors is one about the files; one about an option is about the command line.
 [[noreturn]] void rethrow_for_files(const Error& error, const Inputs& inputs);
 
+/// Sizes come from the files here, so that what is wrong with them is bad data and not bad usage.
+void validate_problem_of(const Inputs& inputs);
+
 /// Throws UsageError when `output` is one of the input files, under whatever name.
 void expect_other_file(const std::string& output, const std::vector<std::string>& inputs);
 

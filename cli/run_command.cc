@@ -60,13 +60,8 @@ struct Run {
     PassResult backward;
 };
 
-/// Sizes come from the files here, so that what is wrong with them is bad data and not bad usage.
 void set_problem(Run& run) {
-    try {
-        run.inputs.problem.validate();
-    } catch (const Error& error) {
-        rethrow_for_files(error, run.inputs);
-    }
+    validate_problem_of(run.inputs);
     run.options.scores.apply(run.inputs.problem);
     validate_options(run.inputs.problem);
 }

@@ -97,11 +97,7 @@ void read_tensors(const WalkOptions& options, WalkTensors& t) {
     const Inputs& in = t.read;
     t.origin = in.origin();
     t.problem = in.problem;
-    try {
-        t.problem.validate();
-    } catch (const Error& error) {
-        rethrow_for_files(error, t.read);
-    }
+    validate_problem_of(t.read);
     t.args = {.q = in.q,
               .k = in.k,
               .v = in.v,
