@@ -109,6 +109,25 @@ void run(const Case& c, const Plan& p, const Execution& how) {
     else backward(p, c.backward_args(), workspace, how);
 }
 
+TEST(Calls, print_nothing) {
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    Problem p = Problem::dense(2, 70, 4, 16);
+    p.mask.causal = Causal::bottom_right;
+    const Case clean(p);
+    for_each_host_kernel(p, [&](const KernelInfo& kernel) {
+        Case c = clean;
+        c.run_forward();
+        const Plan chosen = plan(p, {.pass = kernel.pass, .kernel = kernel.name});
+        run(c, chosen, {});
+        EXPECT_THROW(forward(chosen, {}, Workspace(chosen)), Error) << "no tensors";
+        EXPECT_THROW(plan(p, {.kernel = kernel.name, .tile = Tile{3000, 3000}}), Error) << "no such tile";
+    });
+    const std::string err = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+    EXPECT_EQ(err, "");
+}
+
 TEST(Injected, parallel_for_is_used_within_the_plans_threads) {
     Problem p = Problem::dense(2, 70, 4, 16);
     p.mask.causal = Causal::bottom_right;

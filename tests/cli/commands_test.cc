@@ -32,6 +32,28 @@ TEST_F(CommandsTest, help_teaches_by_example_and_fits) {
     EXPECT_EQ(run_ok("--version").out.rfind("tessera ", 0), 0U);
 }
 
+TEST_F(CommandsTest, every_one_gives_one_json_document) {
+    run_ok("gen --len 8 --heads 2 --head-dim 8 --grad -o a.safetensors");
+    run_ok("bench --len 8 --repeat 1 --warm-up 0 -o r.jsonl");
+    std::ofstream(path("names.txt")) << "flash_fwd_kernel\n";
+    std::string known = run("frobnicate").err;
+    known = known.substr(0, known.find(", got"));
+    for (const char* arguments :
+         {"run a.safetensors --backward --check", "check --kernel cpu.fa1.forward --case causal_square",
+          "bench --len 8 --repeat 1 --warm-up 0", "bench --list-suites", "report r.jsonl -o r.html",
+          "walk a.safetensors", "walk --by-hand", "which names.txt", "which --family", "plan", "roofline --len 64",
+          "roofline --timeline --len 64", "roofline --accuracy --records r.jsonl",
+          "calibrate --device h200 --micro " TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl", "list",
+          "gen --len 8 -o b.safetensors", "learn", "learn 6"}) {
+        const Outcome outcome = run(std::string(arguments) + " --json", "export XDG_STATE_HOME=$PWD;", "</dev/null");
+        EXPECT_EQ(outcome.code, 0) << arguments << "\n" << outcome.err;
+        EXPECT_TRUE(nlohmann::json::accept(outcome.out)) << arguments << "\n" << outcome.out;
+        const std::string name = std::string(arguments).substr(0, std::string(arguments).find(' '));
+        if (const std::size_t at = known.find(" " + name); at != std::string::npos) known.erase(at, name.size() + 1);
+    }
+    EXPECT_EQ(known.substr(known.rfind("of") + 2).find_first_not_of(", "), std::string::npos) << "left: " << known;
+}
+
 TEST_F(CommandsTest, list_fits_and_parses) {
     expect_fits(run_ok("list"));
     const auto kernels = run_ok("list --json").json().at("kernels");

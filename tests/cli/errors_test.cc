@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every way to fail: the exit code, the message, and that nothing is left behind.
+#include <pty.h>
+
 #include <csignal>
 #include <thread>
 
@@ -154,6 +156,7 @@ pid_t start(const std::vector<std::string>& arguments) {
     if (child != 0) return child;
     ::signal(SIGINT, SIG_DFL);
     ::signal(SIGTERM, SIG_DFL);
+    ::signal(SIGHUP, SIG_DFL);
     std::vector<char*> argv;
     for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
     argv.push_back(nullptr);
@@ -172,12 +175,45 @@ int code_after_signal(pid_t child, int signal_number) {
 TEST_F(ErrorsTest, interrupted_is_130_and_keeps_what_is_done) {
     const std::string records = path("r.jsonl");
     const std::vector<std::string> bench = {"tessera", "bench", "--len", "8,2048", "--repeat", "100000", "-o", records};
-    for (const auto& [signal_number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}}) {
+    for (const auto& [signal_number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}}) {
         const pid_t child = start(bench);
         std::this_thread::sleep_for(std::chrono::milliseconds(700));
         EXPECT_EQ(code_after_signal(child, signal_number), code);
     }
     for (const std::string& name : names()) EXPECT_EQ(name, "r.jsonl");
+}
+
+/// What reaches a terminal of stderr within some time of a long run, and what reaches a pipe in its place.
+std::string stderr_of_a_long_run(bool terminal) {
+    int ends[2];
+    if ((terminal ? ::openpty(&ends[0], &ends[1], nullptr, nullptr, nullptr) : ::pipe(ends)) != 0) return "none";
+    const pid_t child = ::fork();
+    if (child == 0) {
+        ::dup2(ends[1], STDERR_FILENO);
+        ::close(ends[0]);
+        ::setenv("TERM", "xterm", 1);
+        if (::freopen("/dev/null", "w", stdout) != nullptr)
+            ::execl(TESSERA_COMMAND, "tessera", "bench", "--len", "64", "--repeat", "1", "--warm-up", "1600",
+                    "--backend", "reference", nullptr);
+        ::_exit(99);
+    }
+    ::close(ends[1]);
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n = 0; (n = ::read(ends[0], buffer, sizeof buffer)) > 0;)
+        text.append(buffer, static_cast<std::size_t>(n));
+    ::close(ends[0]);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << text;
+    return text;
+}
+
+TEST_F(ErrorsTest, progress_is_for_terminals) {
+    const std::string seen = stderr_of_a_long_run(true);
+    EXPECT_NE(seen.find("\r\033[K["), std::string::npos) << "no bar after a second: " << seen;
+    EXPECT_EQ(seen.rfind("\r\033[K"), seen.size() - 4) << "the bar stays: " << seen;
+    EXPECT_EQ(stderr_of_a_long_run(false).find('\r'), std::string::npos);
 }
 
 TEST_F(ErrorsTest, interrupted_write_leaves_nothing) {
