@@ -12,6 +12,7 @@
 #include "options.hpp"
 #include "tensors.hpp"
 #include "tessera/attention.hpp"
+#include "tessera/error.hpp"
 
 namespace tessera::cli {
 
