@@ -172,21 +172,20 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
         plan_with(t.problem, how.plan_options(options.backward ? Pass::backward : Pass::forward, how.schedule));
     t.make_results(options.backward);
     try {
-        check_tensors(t.problem, t.args, Device{});
+        if (options.backward) check_tensors(t.problem, t.gradients, Device{});
+        else check_tensors(t.problem, t.args, Device{});
     } catch (const Error& error) {
         rethrow_for_files(error, t.read);
     }
     const auto member = parse_size("--member", options.member);
-    if (t.problem.batch == 0) throw Error(ErrorCode::bad_data, t.origin, "expected a query to follow, got none");
-    if (member >= t.problem.batch) unexpected("--member", fmt::format("0..{}", t.problem.batch - 1), options.member);
-    std::int64_t len_q = t.problem.len_q;
-    if (t.problem.ragged) {
-        len_q = member_of(t.problem, t.args.cu_seqlens_q, t.args.cu_seqlens_kv, member).len_q;
-    }
+    const Problem& p = t.problem;
+    const bool nobody = p.batch == 0 || p.heads_q == 0;
+    if (!nobody && member >= p.batch) unexpected("--member", fmt::format("0..{}", p.batch - 1), options.member);
+    const auto len_q = nobody ? 0 : member_of(p, t.args.cu_seqlens_q, t.args.cu_seqlens_kv, member).len_q;
     if (len_q == 0) {
         const char* what = "expected a query to follow, got none";
-        if (!options.inputs.files.empty() && !t.problem.ragged) throw Error(ErrorCode::bad_data, t.origin, what);
-        throw UsageError(t.problem.ragged ? "--member" : "--len", what);
+        if (!options.inputs.files.empty() && (nobody || !p.ragged)) throw Error(ErrorCode::bad_data, t.origin, what);
+        throw UsageError(nobody ? "--heads" : p.ragged ? "--member" : "--len", what);
     }
     const walk::Selection selection = selection_of(options, plan, len_q);
     const Execution counted{.parallel_for = progress.counted_parallel_for()};

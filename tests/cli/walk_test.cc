@@ -133,8 +133,17 @@ TEST_F(WalkTest, members_of_a_ragged_batch) {
 TEST_F(WalkTest, a_file_without_queries_is_bad_data) {
     run_ok("gen --len 0 -o none.safetensors");
     run_ok("gen --batch 0 --len 5 -o nobody.safetensors");
-    for (const char* name : {"none.safetensors", "nobody.safetensors"})
+    run_ok("gen --len 5 --heads 0 -o headless.safetensors");
+    expect_error("walk --len 5 --heads 0", 2, "--heads: expected a query to follow, got none");
+    for (const char* name : {"none.safetensors", "nobody.safetensors", "headless.safetensors"})
         expect_error(fmt::format("walk {}", name), 65, fmt::format("{}: expected a query to follow, got none", name));
+}
+
+TEST_F(WalkTest, a_gradient_of_another_shape_is_bad_data) {
+    run_ok("gen --len 5 --heads 2 --head-dim 8 --grad -o a.safetensors");
+    run_ok("gen --len 5 --heads 2 --head-dim 8 --bias -o b.safetensors");
+    expect_error("walk a.safetensors --backward --dlse do", 65, "a.safetensors: dlse: expected shape [1, 2, 5]");
+    expect_error("walk b.safetensors --backward --do bias", 65, "b.safetensors: do: expected shape [1, 5, 2, 8]");
 }
 
 TEST_F(WalkTest, bad_options_are_told) {
