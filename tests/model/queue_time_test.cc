@@ -19,6 +19,9 @@ namespace {
 using cuda::fa3::Config;
 using cuda::fa3::HeadDim64Short;
 using cuda::fa3::HeadTime;
+using cuda::fa3::kShortCall;
+using cuda::fa3::kShortTileOf128;
+using cuda::fa3::kShortTileOf192;
 using cuda::fa3::kTileOf128;
 using cuda::fa3::kTileOf192;
 using cuda::fa3::queue_decides;
@@ -153,6 +156,57 @@ TEST(QueueTime, DecidesForRowsOfFewHeadsOnly) {
     EXPECT_FALSE(wants_short(p)) << "few queries";
     p.len_q = 0;
     EXPECT_FALSE(wants_short(p));
+}
+
+struct Measured {
+    std::int64_t batch, heads, len_q, len_kv;
+    bool causal;
+    double of_192, of_128;  ///< microseconds
+};
+
+Problem problem_of(const Measured& m) {
+    Problem p = Problem::dense(m.batch, m.len_q, m.heads, 64, DType::bf16);
+    p.len_kv = m.len_kv;
+    if (m.causal) p.mask.causal = Causal::bottom_right;
+    return p;
+}
+
+/// Calls of short rows, by tiles of 192 and of 128 queries: those where the rule before prices lost most, and those
+/// where tiles of 192 win. (H200, cold L2, medians of eleven in one process.)
+TEST(QueueTime, ShortRowsGetTheTileThatWonByMeasurement) {
+    for (const Measured& m : {Measured{10, 8, 960, 128, false, 25.0, 17.6},
+                              {8, 8, 960, 64, false, 22.8, 16.9},
+                              {20, 12, 300, 128, false, 24.6, 19.1},
+                              {18, 4, 960, 128, false, 22.2, 17.3},
+                              {61, 1, 1500, 64, false, 26.9, 21.3},
+                              {7, 12, 700, 256, false, 25.6, 21.1},
+                              {174, 1, 384, 384, true, 28.9, 24.2},
+                              {6, 12, 654, 197, false, 25.2, 21.4},
+                              {16, 4, 960, 512, false, 34.5, 29.7},
+                              {60, 8, 128, 128, false, 22.8, 16.2},
+                              {5, 16, 400, 384, false, 23.0, 20.5},
+                              {30, 8, 156, 256, true, 21.9, 24.1},
+                              {8, 16, 931, 1000, true, 64.6, 70.3},
+                              {78, 4, 300, 300, false, 40.7, 44.2},
+                              {2, 12, 654, 354, false, 15.7, 16.5}}) {
+        const Problem p = problem_of(m);
+        EXPECT_EQ(wants_short(p), m.of_128 < m.of_192) << p.describe();
+        EXPECT_NEAR(kShortCall + queue_time(p, kShortTileOf192), m.of_192, 0.25 * m.of_192) << p.describe();
+        EXPECT_NEAR(kShortCall + queue_time(p, kShortTileOf128), m.of_128, 0.25 * m.of_128) << p.describe();
+    }
+}
+
+TEST(QueueTime, ShortRowsOfManyTilesGoByTheirNumber) {
+    EXPECT_TRUE(wants_short(problem_of({1024, 1, 512, 512, false, 0, 0})));
+    EXPECT_FALSE(wants_short(problem_of({1024, 1, 960, 384, false, 0, 0}))) << "5 tiles of 192, 8 of 128";
+    constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+    EXPECT_TRUE(wants_short(problem_of({kHuge, kHuge, 512, 512, false, 0, 0})));
+    EXPECT_TRUE(wants_short(problem_of({8, 8, 0, 384, false, 0, 0})));
+    EXPECT_TRUE(wants_short(problem_of({0, 8, 384, 384, false, 0, 0})));
+    Problem p = problem_of({78, 4, 300, 300, false, 0, 0});
+    p.mask.causal = Causal::bottom_right;
+    p.mask.window_left = 500;
+    EXPECT_TRUE(wants_short(p)) << "windows were not measured";
 }
 
 }  // namespace

@@ -34,13 +34,25 @@ inline Scores scores_of(const Problem& p) {
 inline constexpr TilePrice kTileOf192{HeadDim64::kConfig.block_q(), 1.5, 2.5};
 inline constexpr TilePrice kTileOf128{HeadDim64Short::kConfig.block_q(), 1.1, 1.5};
 
-/// Are a short row's tiles many, and of 192 queries so much fewer that they take less time? One of those takes 1.30 to
-/// 1.36 times as long as one of 128, as measured in rows of 300 to 16,384 keys.
+/// The same in short rows, and what a call takes besides: fitted to 91 calls on an H200 of 64 to 1,024 keys and up to
+/// five rounds of tiles of 192 queries (TRIED.md).
+inline constexpr TilePrice kShortTileOf192{HeadDim64::kConfig.block_q(), 1.55, 1.95};
+inline constexpr TilePrice kShortTileOf128{HeadDim64Short::kConfig.block_q(), 1.20, 0.82};
+inline constexpr double kShortCall = 9;
+
+/// Does a short row take less time by tiles of 192 queries? Of few tiles by their prices, where 192 must win clearly.
+/// Otherwise those of 192 must be so much fewer: one of them takes 1.30 to 1.36 times as long as one of 128, as
+/// measured in rows of 300 to 16,384 keys.
 inline bool wants_fewer_tiles(const Problem& p) {
-    const std::int64_t few = query_tiles(p, kTileOf192.queries);
-    const std::int64_t many = query_tiles(p, kTileOf128.queries);
-    const bool all_before = !p.ragged && p.mask.window_left == unbounded;  // others were not measured
-    return all_before && 4 * few < 3 * many && query_heads(p) * few > 2 * kMultiprocessors;
+    constexpr double kClearly = 1.05;
+    constexpr int kMostRounds = 5;
+    if (p.ragged || p.mask.window_left != unbounded || query_heads(p) == 0 || p.len_q == 0) return false;  // unmeasured
+    const std::int64_t few = query_tiles(p, kShortTileOf192.queries);
+    const std::int64_t many = query_tiles(p, kShortTileOf128.queries);
+    const std::int64_t tiles = saturating_product(query_heads(p), few);
+    const bool stacked = p.group() > 1 && p.len_q <= 512;  // maybe
+    if (stacked || tiles > kMostRounds * kMultiprocessors) return 4 * few < 3 * many && tiles > 2 * kMultiprocessors;
+    return kShortCall + queue_time(p, kShortTileOf128) >= kClearly * (kShortCall + queue_time(p, kShortTileOf192));
 }
 
 /// Does a call that both HeadDim64 and HeadDim64Short hold get the latter? Most short rows do; long ones of few heads,
