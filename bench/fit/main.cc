@@ -51,6 +51,9 @@ constexpr Named<Constants> kConstants[] = {
     {"dq_exp_exposed", &Constants::dq_exp_exposed},
     {"dq_end_cycles", &Constants::dq_end_cycles},
     {"turn_cycles", &Constants::turn_cycles},
+    {"lone_exposed", &Constants::lone_exposed},
+    {"stream_exposed", &Constants::stream_exposed},
+    {"split_us", &Constants::split_us},
     {"row_cycles", &Constants::row_cycles},
     {"row_exposed", &Constants::row_exposed},
     {"pass_exposed", &Constants::pass_exposed},
@@ -87,13 +90,15 @@ void fit_gpu(const Asked& asked) {
     for (const Family& family : model::gpu_families()) {
         const std::string name =
             fmt::format("{} {} {}{}", family.by, tessera::name_of(family.schedule), tessera::name_of(family.pass),
-                        family.over_dim > 0 ? fmt::format(" over {}", family.over_dim) : "");
+                        family.over_dim > 0 ? fmt::format(" over {}", family.over_dim) : "") +
+            (family.few_queries ? " few" : "");
         if (!asked.wants(name)) continue;
         std::vector<const Row*> rows;
         for (const Row& row : asked.rows) {
             const model::Prediction& p = row.measured.prediction;
             const bool kind = p.by == family.by && p.schedule == family.schedule && p.pass == family.pass;
-            if (kind && &model::family_for(family, row.problem) == &family) rows.push_back(&row);
+            if (kind && &model::family_for(family, model::as_packed(row.problem, family), row.machine) == &family)
+                rows.push_back(&row);
         }
         const LogError<Constants> log_error = [&](const Row& row, const Constants& constants) {
             Family moved = family;
