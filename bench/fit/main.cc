@@ -3,10 +3,11 @@
 // Fits the constants of the cost model, of src/model/families_gpu.cc by the Records of an H200, of src/model/cpu.cc by
 // those of CPUs:
 //
-//     fit_model [--only "tessera fa2 backward"] bench/results/h200/{forward,peers,drawn*,held_out,now/*}.jsonl
-//     fit_model [--only "bf16 forward"] --cpu bench/results/cpu/{torch_amx,decode_amx,features_amx}_xeon16.jsonl
-//     fit_model --host bench/results/cpu/{session1,session2}_xeon16.jsonl
-//     fit_model --probe probes.jsonl; fit_model --host probes.jsonl drawn.jsonl
+//     fit_model [--only "tessera fa2 backward"] [--free exp_exposed,end_cycles]
+//     bench/results/h200/{forward,peers,drawn*,held_out,now/*}.jsonl fit_model [--only "bf16 forward"] --cpu
+//     bench/results/cpu/{torch_amx,decode_amx,features_amx}_xeon16.jsonl fit_model --host
+//     bench/results/cpu/{session1,session2}_xeon16.jsonl fit_model --probe probes.jsonl; fit_model --host probes.jsonl
+//     drawn.jsonl
 //
 // --host does what `tessera calibrate` does, with the rows of the first file for its probes: the shares of that host's
 // kernels are fitted to them, and judged by the rows of the others. --write FILE writes its machine file, --all prints
@@ -51,6 +52,9 @@ constexpr Named<Constants> kConstants[] = {
     {"dq_exp_exposed", &Constants::dq_exp_exposed},
     {"dq_end_cycles", &Constants::dq_end_cycles},
     {"turn_cycles", &Constants::turn_cycles},
+    {"lone_exposed", &Constants::lone_exposed},
+    {"stream_exposed", &Constants::stream_exposed},
+    {"split_us", &Constants::split_us},
     {"row_cycles", &Constants::row_cycles},
     {"row_exposed", &Constants::row_exposed},
     {"pass_exposed", &Constants::pass_exposed},
@@ -68,12 +72,16 @@ constexpr Named<CpuConstants> kCpuConstants[] = {
 
 struct Asked {
     std::string only;
+    std::string free;  ///< names of constants, with commas: others stay
     std::string write;
     bool cpu = false;
     bool host = false;
     bool all = false;  ///< every row of a host is printed, not only those that are far off
     std::vector<Row> rows;
 
+    bool may_move(std::string_view name) const {
+        return free.empty() || fmt::format(",{},", free).find(fmt::format(",{},", name)) != std::string::npos;
+    }
     bool wants(const std::string& family) const { return only.empty() || only == family; }
 };
 
@@ -87,13 +95,15 @@ void fit_gpu(const Asked& asked) {
     for (const Family& family : model::gpu_families()) {
         const std::string name =
             fmt::format("{} {} {}{}", family.by, tessera::name_of(family.schedule), tessera::name_of(family.pass),
-                        family.over_dim > 0 ? fmt::format(" over {}", family.over_dim) : "");
+                        family.over_dim > 0 ? fmt::format(" over {}", family.over_dim) : "") +
+            (family.few_queries ? " few" : "");
         if (!asked.wants(name)) continue;
         std::vector<const Row*> rows;
         for (const Row& row : asked.rows) {
             const model::Prediction& p = row.measured.prediction;
             const bool kind = p.by == family.by && p.schedule == family.schedule && p.pass == family.pass;
-            if (kind && &model::family_for(family, row.problem) == &family) rows.push_back(&row);
+            if (kind && &model::family_for(family, model::as_packed(row.problem, family), row.machine) == &family)
+                rows.push_back(&row);
         }
         const LogError<Constants> log_error = [&](const Row& row, const Constants& constants) {
             Family moved = family;
@@ -104,7 +114,11 @@ void fit_gpu(const Asked& asked) {
             model::predict_family({row.problem, family.schedule, family.pass, row.machine, options}, moved, prediction);
             return std::log(prediction.ms / row.measured.record.ms);
         };
-        report<Constants>(name, family.constants, kConstants, rows, log_error);
+        std::vector<Named<Constants>> names;
+        for (const Named<Constants>& constant : kConstants) {
+            if (asked.may_move(constant.name)) names.push_back(constant);
+        }
+        report<Constants>(name, family.constants, names, rows, log_error);
     }
 }
 
@@ -232,6 +246,7 @@ int run(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string_view argument = argv[i];
         if (argument == "--only" && i + 1 < argc) asked.only = argv[++i];
+        else if (argument == "--free" && i + 1 < argc) asked.free = argv[++i];
         else if (argument == "--write" && i + 1 < argc) asked.write = argv[++i];
         else if (argument == "--probe" && i + 1 < argc) return probe(argv[i + 1]), 0;
         else if (argument == "--all") asked.all = true;
@@ -243,7 +258,8 @@ int run(int argc, char** argv) {
     for (const std::string& path : paths) read(path, asked);
     if (lost || asked.rows.empty())
         return fmt::print(stderr,
-                          "usage: fit_model [--only FAMILY] [--cpu | --host [--all] [--write FILE]] RECORDS..., some "
+                          "usage: fit_model [--only FAMILY] [--free CONSTANTS] [--cpu | --host [--all] [--write FILE]] "
+                          "RECORDS..., some "
                           "of them of "
                           "{}; or fit_model --probe FILE\n",
                           asked.cpu ? "a CPU" : "an H200"),

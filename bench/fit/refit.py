@@ -11,6 +11,8 @@ What it does, for each --kernel of tessera's on an H200:
  2. fit_model fits the family (or two, where head_dims over 128 have one of their own) to what is left.
  3. The constants go to src/model/families_gpu.cc, with three digits, where the fitted rows' median error falls.
  4. tessera is built again, and `tessera roofline --accuracy` says how far it is off.
+--up-to 64 says that only the kernel of such head_dims is another one: others' Records stay, and where the family has no constants
+of its own for them, it is told apart. With few new rows --free exp_exposed,end_cycles moves these constants alone.
 Without --write nothing is changed: it says what it would do. docs/model.md (the table of section 3, the figures of section 6)
 is edited by hand; the lines for it are printed. Exit status 1 when a kernel has too few new Records, or its fit is no better."""
 import argparse
@@ -23,7 +25,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ACCURACY, FAMILIES = ROOT / "src/measure/accuracy.cc", ROOT / "src/model/families_gpu.cc"
-LEAST_ROWS = 20
+LEAST_ROWS, LEAST_ROWS_OF_DIMS = 20, 8
 
 
 def records_of():
@@ -31,35 +33,37 @@ def records_of():
     return sorted(path for name in names for path in glob.glob(str(ROOT / f"bench/results/h200/{name}.jsonl")))
 
 
-def commits_of(schedule, direction):
-    """{commit, seven digits: rows} of tessera's kernel in all Records."""
+def commits_of(schedule, direction, up_to):
+    """{commit, seven digits: rows} of tessera's kernel in all Records, of head_dims up to `up_to` (0: all)."""
     rows = {}
     for path in records_of():
         for line in open(path, encoding="utf-8"):
             r = json.loads(line)
-            if (r.get("what"), r["by"], r["schedule"], r["pass"]) == ("measured", "tessera", schedule, direction):
+            if (r.get("what"), r["by"], r["schedule"], r["pass"]) == ("measured", "tessera", schedule, direction) and (not up_to or max(r["head_dim"], r["head_dim_v"]) <= up_to):
                 rows[r["commit"][:7]] = rows.get(r["commit"][:7], 0) + 1
     return rows
 
 
-def retired(text, schedule, direction):
+def retired(text, schedule, direction, up_to):
     """The match of a kernel's row of kRetired: its commits."""
-    return re.search(r'\{Schedule::%s, Pass::%s, "([^"]*)"\}' % (schedule, direction), text)
+    return re.search(r'\{Schedule::%s, Pass::%s, "([^"]*)"%s\}' % (schedule, direction, f", {up_to}" if up_to else ""), text)
 
 
-def retire(kernel, keep, write):
+def retire(kernel, keep, up_to, write):
     schedule, direction = kernel.split()
     text = ACCURACY.read_text()
-    row = retired(text, schedule, direction)
+    row = retired(text, schedule, direction, up_to)
     if row is None:
         sys.exit(f"{ACCURACY}: expected a row of kRetired for {kernel}")
-    rows, already = commits_of(schedule, direction), row[1].split()
+    rows, already = commits_of(schedule, direction, up_to), row[1].split()
+    gone = retired(text, schedule, direction, 0)
+    already += gone[1].split() if up_to and gone else []
     old = sorted(c for c in rows if c not in keep and c not in already)
     left = {c: n for c, n in rows.items() if c in keep}
-    enough = sum(left.values()) >= LEAST_ROWS
+    enough = sum(left.values()) >= (LEAST_ROWS_OF_DIMS if up_to else LEAST_ROWS)
     print(f"{kernel}: {'retired' if enough else 'would retire'} {' '.join(f'{c} ({rows[c]} rows)' for c in old) or 'none'}; left {left}")
     if write and enough and old:
-        ACCURACY.write_text(text[: row.start(1)] + " ".join(already + old) + text[row.end(1):])
+        ACCURACY.write_text(text[: row.start(1)] + " ".join(row[1].split() + old) + text[row.end(1):])
     return enough
 
 
@@ -67,9 +71,9 @@ def build(folder, *targets):
     subprocess.run(["ninja", "-C", folder, "-j2", *targets], check=True, stdout=subprocess.DEVNULL)
 
 
-def fits(folder, family):
+def fits(folder, family, free):
     """fit_model's answer for a family: ({constant: (fitted, now)}, {what: {"now" or "refit": text}})."""
-    out = subprocess.run([f"{folder}/bench/fit/fit_model", "--only", family, *records_of()], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run([f"{folder}/bench/fit/fit_model", "--only", family, *(["--free", free] if free else []), *records_of()], capture_output=True, text=True, check=True).stdout
     print(out.rstrip())
     constants = {n: (float(a), float(b)) for n, a, b in re.findall(r"\.(\w+) = (\S+)  \(now (\S+)\)", out)}
     medians = [float(m) for m in re.findall(r"median +([\d.]+) %", out)]
@@ -82,6 +86,17 @@ def rows_of(text):
         schedule, direction = re.search(r"Schedule::(\w+)", row[0])[1], re.search(r"Pass::(\w+)", row[0])[1]
         tail = re.search(r"(?:true|false),\s*(\d+)\},?\s*$", row[0])
         yield row, schedule, direction, int(tail[1]) if tail else 0
+
+
+def tell_apart(kernel, up_to):
+    """The kernel's first row is that of head_dims up to `up_to` from now on; a copy has the others."""
+    text = FAMILIES.read_text()
+    rows = [(row, over) for row, *name, over in rows_of(text) if " ".join(name) == kernel]
+    first = next(row for row, over in rows if over == 0)
+    if any(over == up_to for _, over in rows):
+        return
+    copy = re.sub(r"\}\},\s*$", "},\n     false,\n     %d},\n" % up_to, first[0])
+    FAMILIES.write_text(text[: first.end()] + copy + text[first.end():])
 
 
 def families_of(kernel):
@@ -112,18 +127,23 @@ def main():
     parser.add_argument("--kernel", action="append", required=True, help='"fa2 backward", "fa3 forward", ...; may be repeated')
     parser.add_argument("--new", required=True, help="commit of the new Records, seven digits or more")
     parser.add_argument("--keep", default="", help="further commits whose kernel is still this one, with commas")
+    parser.add_argument("--up-to", type=int, default=0, help="head_dims up to which the kernel is another one; all")
+    parser.add_argument("--free", default="", help="constants that may move, with commas; all")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     folder, good = options.build, True
     keep = {c[:7] for c in [options.new, *options.keep.split(",")] if c}
-    enough = [kernel for kernel in options.kernel if retire(kernel, keep, options.write)]
+    enough = [kernel for kernel in options.kernel if retire(kernel, keep, options.up_to, options.write)]
     for kernel in set(options.kernel) - set(enough):
         print(f"{kernel}: fewer than {LEAST_ROWS} rows of {', '.join(sorted(keep))}: not fitted")
         good = False
+    if options.write and options.up_to:
+        for kernel in enough:
+            tell_apart(kernel, options.up_to)
     build(folder, "fit_model", "tessera")
     for kernel in enough:
-        for family in families_of(kernel):
-            constants, medians = fits(folder, family)
+        for family in [f"tessera {kernel}"] if options.up_to else families_of(kernel):
+            constants, medians = fits(folder, family, options.free)
             if not constants:
                 print(f"{family}: no new rows")
                 continue

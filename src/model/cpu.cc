@@ -114,7 +114,7 @@ struct Cpu {
         prediction.tile = tile;
         workload = workload_of(q, tile, static_cast<std::int64_t>(threads));
         units = units_of(workload);
-        out.cost = schedule::cost(workload);
+        out.cost = cost_of(q, workload);
         out.memory = schedule::footprint(workload);
         count_bias(q, out);
         busy = std::min(threads, std::max(1.0, tasks()));

@@ -94,6 +94,9 @@ std::int64_t keys_of_split(std::int64_t head_dim) { return head_dim <= 64 ? 256 
 /// Shared memory of 8.6, 8.9 and older: too small for the tiles of 8.0 and 9.0.
 bool is_small(const Machine& machine) { return machine.shared_kib < 128; }
 
+/// flash-attention's fa2 has tiles of 64 x 64 for head_dim 256 where two of them fit a multiprocessor.
+bool holds_two_of_256(const Machine& machine) { return machine.shared_kib > 192; }
+
 }  // namespace
 
 bool is_ours(const Family& family) { return std::string_view(family.by) == "tessera"; }
@@ -107,18 +110,20 @@ const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
     const Family* found = nullptr;
     for (const Family& family : gpu_families()) {
         if (family.schedule != schedule || family.pass != pass || (!by.empty() && by != family.by)) continue;
-        if (family.over_dim > 0) continue;
+        if (family.over_dim > 0 || family.few_queries) continue;
         if (rank(&family) > rank(found)) found = &family;
     }
     return found;
 }
 
-const Family& family_for(const Family& family, const Problem& problem) {
+const Family& family_for(const Family& family, const Problem& problem, const Machine& machine) {
     const auto dim = std::max(problem.head_dim, problem.head_dim_v);
+    const bool few = deals_keys(family, problem, machine);
     const Family* found = nullptr;
     for (const Family& f : gpu_families()) {
         const bool kind = f.schedule == family.schedule && f.pass == family.pass && std::string_view(f.by) == family.by;
-        if (kind && dim > f.over_dim && (found == nullptr || f.over_dim > found->over_dim)) found = &f;
+        if (!kind || f.few_queries != few) continue;
+        if (dim > f.over_dim && (found == nullptr || f.over_dim > found->over_dim)) found = &f;
     }
     return found == nullptr ? family : *found;
 }
@@ -158,16 +163,32 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
         if (is_small(machine)) return choose(kFlash2BackwardSmall, dim, cut);
         return choose(kFlash2Backward, dim, cut);
     }
-    if (std::string_view(family.by) == "cudnn") return choose(kCudnn, dim, cut);
+    if (std::string_view(family.by) == "cudnn") {
+        Tile tile = choose(kCudnn, dim, cut);
+        if (deals_keys(family, problem, machine)) tile.block_q = kSplitQueries;
+        return tile;
+    }
     if (family.schedule == Schedule::fa3) return choose(kFlash3, dim, cut);
     if (flash2_splits(problem, machine) > 1) return {kSplitQueries, keys_of_split(problem.head_dim)};
-    return is_small(machine) ? choose(kFlash2Small, dim, cut) : choose(kFlash2, dim, cut);
+    if (is_small(machine)) return choose(kFlash2Small, dim, cut);
+    return holds_two_of_256(machine) && dim > 192 ? Tile{64, 64} : choose(kFlash2, dim, cut);
 }
 
-int blocks_at_a_time(const Family& family, const Problem& problem) {
+int blocks_at_a_time(const Family& family, const Problem& problem, const Machine& machine) {
     constexpr std::int64_t kMostForTwo = 128;  // registers of two tiles of 128 queries
-    const bool two = family.schedule == Schedule::fa2 && family.pass == Pass::forward;
-    return two && std::max(problem.head_dim, problem.head_dim_v) <= kMostForTwo ? 2 : 1;
+    if (family.schedule != Schedule::fa2 || family.pass != Pass::forward) return 1;
+    const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
+    if (dim <= kMostForTwo) return 2;
+    return !is_ours(family) && tile_of(family, problem, machine).block_q <= kSplitQueries && holds_two_of_256(machine)
+               ? 2
+               : 1;
+}
+
+bool deals_keys(const Family& family, const Problem& problem, const Machine& machine) {
+    constexpr std::int64_t kFewQueries = 16;  // up to which cuDNN does
+    if (is_ours(family) || family.pass != Pass::forward) return false;
+    if (std::string_view(family.by) == "cudnn") return problem.len_q <= kFewQueries;
+    return family.schedule == Schedule::fa2 && flash2_splits(problem, machine) > 1;
 }
 
 std::int64_t flash2_splits(const Problem& p, const Machine& machine) {

@@ -40,6 +40,9 @@ struct Constants {
     double row_cycles = 0;          ///< standard: of a row of the softmax
     double row_exposed = 0;         ///< standard: of the softmax's traffic when rows dominate
     double pass_exposed = 0;        ///< standard: of the shorter one of a pass' products and traffic
+    double lone_exposed = 0;        ///< instead of exp_exposed, where one warpgroup of a tile has rows, the others none
+    double stream_exposed = 0;      ///< of the shorter one of work and traffic, where a key is read by one tile
+    double split_us = 0;            ///< microseconds for each part that the keys of a row are dealt out in
     double alone = 1;  ///< how much longer a unit takes with a multiprocessor to itself than its share says
     int launches = 1;
 };
@@ -47,6 +50,11 @@ struct Constants {
 /// Microseconds until the first tiles have come from a cold memory, where no other unit runs meanwhile. This and
 /// Constants::alone were chosen with bench/results/h200/seen.jsonl in view.
 inline constexpr double kColdStart = 4;
+
+/// A call begins in an L2 full of what others wrote: for each byte that is read, this share of one is written first, up
+/// to this share of the L2. Seen in calls that do little but read (bench/results/h200/now/drawn_241124.jsonl).
+inline constexpr double kWrittenShare = 0.4;
+inline constexpr double kWrittenOfL2 = 0.9;
 
 /// Where mma.sync is not the native product instruction (Hopper, Blackwell), kernels that fetch its operands by
 /// ldmatrix take so much longer than the instruction alone needs. Fitted on flash-attention's fa2 in
@@ -63,6 +71,7 @@ struct Family {
     Constants constants;
     bool masks_windows = false;  ///< under a window, every tile goes through the mask
     std::int64_t over_dim = 0;   ///< for head_dims over this: where a schedule has two kinds of kernel
+    bool few_queries = false;    ///< for calls whose keys are dealt out (deals_keys)
 };
 
 std::span<const Family> gpu_families();
@@ -74,8 +83,8 @@ bool is_ours(const Family& family);
 /// has two kinds of kernel, that of small head_dims.
 const Family* find_family(Schedule schedule, Pass pass, const std::string& by);
 
-/// The one of its two kinds that runs a Problem.
-const Family& family_for(const Family& family, const Problem& problem);
+/// The one of its kinds that runs a Problem, whose groups are stacked already (predict_gpu).
+const Family& family_for(const Family& family, const Problem& problem, const Machine& machine);
 
 /// Why the kernels of a family can't run a Problem on a machine, or nothing. tessera's are asked by their own rows
 /// (cuda/rows), the others by what their releases say of themselves.
@@ -85,7 +94,10 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
 Tile tile_of(const Family& family, const Problem& problem, const Machine& machine);
 
 /// Thread blocks of a family that a multiprocessor works on at a time.
-int blocks_at_a_time(const Family& family, const Problem& problem);
+int blocks_at_a_time(const Family& family, const Problem& problem, const Machine& machine);
+
+/// Has a family a kernel of its own for so few queries, which deals out their keys?
+bool deals_keys(const Family& family, const Problem& problem, const Machine& machine);
 
 /// Parts into which flash-attention's fa2 deals the keys of a tile of queries: num_splits_heuristic() of
 /// csrc/flash_attn/flash_api.cpp. 1: it does not.

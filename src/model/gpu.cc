@@ -56,7 +56,7 @@ Gpu::Gpu(const Question& question, const Family& f, Prediction& prediction)
       d(static_cast<double>(padded_dim(f, question.problem.head_dim))),
       dv(static_cast<double>(padded_dim(f, question.problem.head_dim_v))),
       e(static_cast<double>(size_of(question.problem.dtype))),
-      m(static_cast<double>(tile.block_q)),
+      m(rows_at_work()),
       n(static_cast<double>(tile.block_kv)),
       sms(question.machine.cores),
       workload(workload_of(question, tile, static_cast<std::int64_t>(sms))),
@@ -65,7 +65,7 @@ Gpu::Gpu(const Question& question, const Family& f, Prediction& prediction)
     out.by = f.by;
     out.fitted_on = f.fitted_on;
     out.tile = tile;
-    out.cost = schedule::cost(workload);
+    out.cost = cost_of(q, workload);
     out.memory = schedule::footprint(workload);
     count_bias(q, out);
     note_tile();
@@ -80,7 +80,15 @@ double Gpu::flop_per_pair() const {
     return by_roles() ? 2 * (2 * d + 2 * dv) : 2 * (3 * d + 2 * dv);
 }
 
+double Gpu::rows_at_work() const {
+    const bool skips = is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward;
+    const bool one =
+        skips && c.lone_exposed > 0 && tile.block_q > 2 * kOneWarpgroup && q.problem.len_q <= kOneWarpgroup;
+    return static_cast<double>(one ? kOneWarpgroup : tile.block_q);
+}
+
 double Gpu::exp_exposed() const {
+    if (one_warpgroup()) return c.lone_exposed;
     constexpr std::int64_t kWhole = 128;
     const bool whole = q.problem.len_kv % kWhole == 0;
     return c.exp_exposed + (whole ? 0 : c.uneven_exposed);
@@ -142,7 +150,9 @@ void Gpu::note_tile() {
                      share * cycles);
         sum += fmt::format(" + {:.6g}", share * cycles);
     };
-    if (exp_exposed() > c.exp_exposed)
+    if (one_warpgroup())
+        account.note("rows of a tile", "{} queries: one warpgroup works, the others have none", q.problem.len_q);
+    else if (exp_exposed() > c.exp_exposed)
         account.note("exponentials exposed", "keys that do not fill tiles of 128: {:.3g} + {:.3g} = {:.3g}",
                      c.exp_exposed, c.uneven_exposed, exp_exposed());
     exposed("exponentials of a tile", fmt::format("{:.0f} * {:.0f} / {:.4g} per clk", m, n, machine.exp_rate.value),
@@ -216,7 +226,7 @@ static Problem with_stacked(const Problem& p, std::int64_t heads) {
 /// query a head (csrc/flash_attn/flash_api.cpp), fa3 while they fit a tile (hopper/heuristics.h, should_pack_gqa); so
 /// does tessera's fa3 (cuda/fa3/head_stack.hpp). What cuDNN does is not published; its times with one query a head are
 /// those of such a kernel. Ragged calls, and rows of which a mask hides much, are predicted as they are.
-static Problem as_packed(const Problem& p, const Family& family) {
+Problem as_packed(const Problem& p, const Family& family) {
     if (family.pass != Pass::forward || p.group() == 1) return p;
     const std::string_view by = family.by;
     const bool whole_rows =
@@ -250,7 +260,8 @@ void predict_family(const Question& question, const Family& family, Prediction& 
 
 void predict_gpu(const Question& question, Prediction& prediction) {
     const Family& family = *find_family(question.schedule, question.pass, question.options.by);
-    predict_family(question, family_for(family, question.problem), prediction);
+    const Problem packed = as_packed(question.problem, family);
+    predict_family(question, family_for(family, packed, question.machine), prediction);
 }
 
 }  // namespace tessera::model

@@ -21,6 +21,9 @@ struct TileCycles {
 /// A prediction with the constants of `family`, which need not be in the table: bench/fit tries others.
 void predict_family(const Question& question, const Family& family, Prediction& prediction);
 
+/// The Problem as a family's kernels see it: query heads of a group may be rows of one head.
+Problem as_packed(const Problem& problem, const Family& family);
+
 struct MatrixPass;  // gpu_passes.cc
 
 /// Clocks in a worksheet: with five digits where they are few, so that what is made of them comes out.
@@ -53,6 +56,11 @@ struct Gpu {
     /// FLOP/clk of a multiprocessor that the kernel's products reach.
     double product_rate() const;
     double flop_per_pair() const;
+    /// Queries of a tile that are worked on: fa3's tiles of three warpgroups leave out those that have no rows.
+    double rows_at_work() const;
+    bool one_warpgroup() const { return m < static_cast<double>(tile.block_q); }
+    /// Is each key read by one tile: the rows of a head are no more than that?
+    bool streams() const { return q.pass == Pass::forward && q.problem.len_q <= tile.block_q; }
     /// Constants::exp_exposed, and what keys that don't fill their tiles add to it.
     double exp_exposed() const;
     /// Is this fa3's backward whose main kernel is split by roles? S and dP are then made twice, the second time for
@@ -101,6 +109,7 @@ struct Gpu {
     void add_pass(const MatrixPass& pass, double elements, double products);
     void count_gradient_matrices();
     void note_dram();
+    void add_stream(double main_ms);
 };
 
 /// Shares that tessera's backward deals the query heads of a group out in, each to thread blocks of its own.

@@ -14,16 +14,16 @@
 
 namespace tessera::model {
 
-/// Queries up to which cuDNN deals out keys, too.
-static constexpr std::int64_t kFewQueries = 16;
-
 /// The keys of a unit are dealt to several multiprocessors when units are few. Returns the kernels to launch.
 int Gpu::split_keys() {
     const bool by_flash = family.by == std::string_view("flash-attention");
-    const bool theirs = by_flash || (family.by == std::string_view("cudnn") && q.problem.len_q <= kFewQueries);
+    const bool theirs = by_flash || deals_keys(family, q.problem, q.machine);
     if (q.pass != Pass::forward || !theirs || units.count == 0 || units.longest < 2) return c.launches;
     if (by_flash && q.schedule == Schedule::fa2) {
         splits_ = flash2_splits(q.problem, q.machine);
+    } else if (!by_flash) {  // not published: by powers of two its times come out
+        while (2 * splits_ * units.count <= static_cast<std::int64_t>(sms) && 2 * splits_ <= units.longest)
+            splits_ *= 2;
     } else if (static_cast<double>(units.count) <= sms / 2) {
         splits_ = std::min<std::int64_t>(static_cast<std::int64_t>(sms) / units.count, units.longest);
     }
@@ -91,7 +91,7 @@ double Gpu::last_done(const Stage& stage, const Units& of, double share) const {
     if (of.count == 0) return 0;
     if (stage.turn > 0 && of.tiles <= kMostTurns) return in_turn(stage, static_cast<int>(sms));
     if (of.count <= kMostBlocks) {
-        const int each = stage.rows_outer ? blocks_at_a_time(family, q.problem) : 1;
+        const int each = stage.rows_outer ? blocks_at_a_time(family, q.problem, q.machine) : 1;
         return dealt(blocks_in_order(stage), {static_cast<int>(sms), each, each > 1 ? c.alone : 1});
     }
     const double longest = stage.clocks(of.longest, 0);
@@ -204,6 +204,23 @@ void Gpu::add_dq_kernel() {
                  clocks_text(blocks.share), clocks_text(blocks.idle), out.clock_ghz);
 }
 
+/// Keys that one tile reads come from memory at its pace: work and traffic overlap but for a share of the shorter one.
+void Gpu::add_stream(double main_ms) {
+    if (!streams()) return;
+    const auto bytes = static_cast<double>(out.cost.work.bytes.dram);
+    const double l2 = q.machine.l2_mib * 1048576.0;
+    const double written = std::min(kWrittenShare * bytes, kWrittenOfL2 * l2);
+    account.note("written before", "what others left in the L2: min({:.3g} * {:.0f} B, {:.3g} * {:.0f} B) = {:.0f} B",
+                 kWrittenShare, bytes, kWrittenOfL2, l2, written);
+    const double dram = (bytes + written) / read_rate();
+    account.note("memory alone", "({:.0f} + {:.0f}) B / {:.5g} GB/s = {:.5g} ms", bytes, written, read_rate() * 1e-6,
+                 dram);
+    const double longer = std::max(dram - main_ms, 0.0), shorter = c.stream_exposed * std::min(dram, main_ms);
+    account.part("keys from memory", longer + shorter,
+                 "beside the kernel's work: max({0:.8g} - {1:.8g}, 0) + {2:.3g} * min({0:.8g}, {1:.8g})", dram, main_ms,
+                 c.stream_exposed);
+}
+
 void Gpu::fused() {
     int launches = split_keys();
     if (is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward &&
@@ -238,8 +255,12 @@ void Gpu::fused() {
                      "exposed of Q, O and LSE: {:.3g} * {:.0f} * {:.0f} B / {:.5g} GB/s", c.dram_exposed, rows, row,
                      read_rate() * 1e-6);
     }
-    if (q.pass == Pass::forward && one_wave())
-        account.part("cold start", kColdStart * 1e-3, "of one wave of units: {:.3g} us", kColdStart);
+    add_stream((share + idle) / per_ms);
+    if (splits_ > 1 && c.split_us > 0)
+        account.part("parts put together", static_cast<double>(splits_) * c.split_us * 1e-3, "{} * {:.3g} us", splits_,
+                     c.split_us);
+    if (q.pass == Pass::forward && (one_wave() || streams()))
+        account.part("cold start", kColdStart * 1e-3, "of the first tiles: {:.3g} us", kColdStart);
     add_launches(launches);
 }
 

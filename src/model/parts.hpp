@@ -29,8 +29,12 @@ struct Units {
 /// `ends`: a tile that reaches over the last key (backward: or query) counts as cut.
 Units units_of(const schedule::Workload& workload, bool ends = true);
 
-/// The workload with what stays in the machine's L2 when `at_once` units run at a time.
+/// The workload when `at_once` units run at a time and all that is asked for again stays in the machine's L2.
 schedule::Workload workload_of(const Question& question, const Tile& tile, std::int64_t at_once);
+
+/// Its cost. Of what is more than the L2 holds a part stays, the less the more it is: bytes grow smoothly with the
+/// length.
+schedule::Cost cost_of(const Question& question, const schedule::Workload& workload);
 
 /// Adds a bias to what is moved and held: fp32, [heads_q, len_q, len_kv], as if the batch members each had their own
 /// but in memory, where they share it. Its work in the kernel is not modelled.

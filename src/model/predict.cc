@@ -2,6 +2,7 @@
 #include "model/predict.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/rows/rows.hpp"
 #include "model/family.hpp"
@@ -71,17 +72,21 @@ Units units_of(const schedule::Workload& w, bool ends) {
     return units;
 }
 
-schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t at_once) {
+/// What of a working set the L2 can hold, of everything that is asked for again.
+struct Held {
+    double keys = 1, queries = 1, scores = 1;
+};
+
+static Held held_in_l2(const Question& q, const Tile& tile, std::int64_t at_once) {
     const Problem& p = q.problem;
-    schedule::Workload w{
-        .problem = p, .schedule = q.schedule, .pass = q.pass, .tile = tile, .members = q.options.members};
     const double usable = kL2Usable * q.machine.l2_mib * 1048576.0;
     const double e = static_cast<double>(size_of(p.dtype));
     const auto len_q = static_cast<double>(p.len_q);
     const auto len_kv = static_cast<double>(p.len_kv);
-    const auto outer = static_cast<double>(
-        std::max<std::int64_t>(1, q.pass == Pass::forward ? schedule::ceil_div(p.len_q, tile.block_q) * p.group()
-                                                          : schedule::ceil_div(p.len_kv, tile.block_kv)));
+    // Not in whole tiles: what is at work must not jump with the length.
+    const double outer = q.pass == Pass::forward ? std::max(1.0, len_q / static_cast<double>(tile.block_q)) *
+                                                       static_cast<double>(std::max<std::int64_t>(p.group(), 1))
+                                                 : std::max(1.0, len_kv / static_cast<double>(tile.block_kv));
     const auto heads = static_cast<double>(p.batch * (q.pass == Pass::forward ? p.heads_kv : p.heads_q));
     // Heads whose tiles run at the same time.
     const double active = std::min(heads, std::max(1.0, static_cast<double>(at_once) / outer));
@@ -94,12 +99,35 @@ schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t
     }
     // The only tiles of a group's heads begin together and go through the same keys in step: one of them brings a key.
     const bool in_step = q.pass == Pass::forward && p.len_q <= tile.block_q && p.group() > 1 && p.group() <= at_once;
-    w.residency.keys = keys <= usable || in_step;
-    w.residency.queries = query_heads * len_q * per_query <= usable;
-    w.residency.scores =
-        static_cast<double>(p.batch * p.heads_q) * len_q * len_kv * 4 <= usable;  // written whole before it is read
-    w.residency.tiles_at_once = std::max<std::int64_t>(1, at_once);
+    // What is read in turns is gone before its turn when it is too much: of twice as much as fits, nothing stays.
+    const auto share = [&](double bytes) { return std::clamp(2 - bytes / usable, 0.0, 1.0); };
+    return {.keys = in_step ? 1.0 : share(keys),
+            .queries = share(query_heads * len_q * per_query),
+            .scores = share(static_cast<double>(p.batch * p.heads_q) * len_q * len_kv * 4)};  // written whole first
+}
+
+schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t at_once) {
+    schedule::Workload w{
+        .problem = q.problem, .schedule = q.schedule, .pass = q.pass, .tile = tile, .members = q.options.members};
+    w.residency = {.keys = true, .queries = true, .scores = true, .tiles_at_once = std::max<std::int64_t>(1, at_once)};
     return w;
+}
+
+schedule::Cost cost_of(const Question& q, const schedule::Workload& near) {
+    const Held held = held_in_l2(q, near.tile, near.residency.tiles_at_once);
+    schedule::Cost cost = schedule::cost(near);
+    const std::int64_t least = cost.work.bytes.dram;
+    const auto add = [&](double share, bool schedule::Residency::*stays) {
+        if (share >= 1) return;
+        schedule::Workload far = near;
+        far.residency.*stays = false;
+        const auto more = static_cast<double>(schedule::cost(far).work.bytes.dram - least);
+        cost.work.bytes.dram += std::llround((1 - share) * more);
+    };
+    add(held.keys, &schedule::Residency::keys);
+    add(held.queries, &schedule::Residency::queries);
+    add(held.scores, &schedule::Residency::scores);
+    return cost;
 }
 
 void count_bias(const Question& q, Prediction& prediction) {

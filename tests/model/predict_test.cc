@@ -43,6 +43,36 @@ Problem any_problem() {
     return p;
 }
 
+/// What a length more moves is never less: what the L2 holds does not come and go with the tiles.
+TEST(Predict, bytes_grow_with_the_length) {
+    Problem p;
+    p.batch = 4;
+    p.heads_q = p.heads_kv = 32;
+    p.dtype = DType::bf16;
+    for (const char* name : {"h200", "a100", "rtx3090", "l4", "t4"}) {
+        const Machine& machine = *find_machine(name);
+        for (const Schedule schedule : kSchedules) {
+            for (const Pass pass : {Pass::forward, Pass::backward}) {
+                for (const Causal causal : {Causal::none, Causal::bottom_right}) {
+                    for (const std::int64_t dim : {64, 128}) {
+                        p.head_dim = p.head_dim_v = dim;
+                        p.mask.causal = causal;
+                        std::int64_t before = 0;
+                        for (p.len_q = 96; p.len_q <= 4096; p.len_q += 16) {
+                            p.len_kv = p.len_q;
+                            if (refusal(p, schedule, pass, machine)) continue;
+                            const std::int64_t bytes = predict(p, schedule, pass, machine).cost.work.bytes.dram;
+                            EXPECT_GE(bytes, before)
+                                << name << " " << name_of(schedule) << " " << name_of(pass) << " " << p.describe();
+                            before = bytes;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 TEST(Predict, is_never_above_a_roof_and_adds_up) {
     EXPECT_TRUE(test::holds(300, [] {
         const Problem p = any_problem();
