@@ -188,7 +188,9 @@ TEST(QueueTime, ShortRowsGetTheTileThatWonByMeasurement) {
                               {30, 8, 156, 256, true, 21.9, 24.1},
                               {8, 16, 931, 1000, true, 64.6, 70.3},
                               {78, 4, 300, 300, false, 40.7, 44.2},
-                              {2, 12, 654, 354, false, 15.7, 16.5}}) {
+                              {2, 12, 654, 354, false, 15.7, 16.5},
+                              {15, 32, 181, 337, false, 39.3, 45.3},
+                              {24, 8, 306, 1002, true, 48.7, 58.5}}) {
         const Problem p = problem_of(m);
         EXPECT_EQ(wants_short(p), m.of_128 < m.of_192) << p.describe();
         EXPECT_NEAR(kShortCall + queue_time(p, kShortTileOf192), m.of_192, 0.25 * m.of_192) << p.describe();

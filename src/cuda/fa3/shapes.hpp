@@ -35,7 +35,7 @@ inline constexpr TilePrice kTileOf192{HeadDim64::kConfig.block_q(), 1.5, 2.5};
 inline constexpr TilePrice kTileOf128{HeadDim64Short::kConfig.block_q(), 1.1, 1.5};
 
 /// The same in short rows, and what a call takes besides: fitted to 91 calls on an H200 of 64 to 1,024 keys and up to
-/// five rounds of tiles of 192 queries (TRIED.md).
+/// five rounds of tiles of 192 queries, and judged by 79 others (TRIED.md).
 inline constexpr TilePrice kShortTileOf192{HeadDim64::kConfig.block_q(), 1.55, 1.95};
 inline constexpr TilePrice kShortTileOf128{HeadDim64Short::kConfig.block_q(), 1.20, 0.82};
 inline constexpr double kShortCall = 9;
