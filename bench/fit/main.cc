@@ -41,6 +41,7 @@ using model::Family;
 
 constexpr Named<Constants> kConstants[] = {
     {"exp_exposed", &Constants::exp_exposed},
+    {"padded_exposed", &Constants::padded_exposed},
     {"shared_exposed", &Constants::shared_exposed},
     {"uneven_exposed", &Constants::uneven_exposed},
     {"adds_exposed", &Constants::adds_exposed},

@@ -26,6 +26,7 @@ enum class Order {
 struct Constants {
     double exp_exposed = 0;     ///< of the exponentials' time (the maximum, sums and rescaling run with them)
     double uneven_exposed = 0;  ///< as exp_exposed, more where the keys don't fill tiles of 128: a kernel of its own
+    double padded_exposed = 0;  ///< the same, where head_dim is none of the kernel's own: each element is asked for
     double shared_exposed = 0;  ///< of the near memory's time
     double adds_exposed = 0;    ///< of the time of adding dQ in the L2
     double step_cycles = 0;     ///< of a tile of keys beside that: fa1's warps meet and exchange O

@@ -91,7 +91,7 @@ double Gpu::exp_exposed() const {
     if (one_warpgroup()) return c.lone_exposed;
     constexpr std::int64_t kWhole = 128;
     const bool whole = q.problem.len_kv % kWhole == 0;
-    return c.exp_exposed + (whole ? 0 : c.uneven_exposed);
+    return c.exp_exposed + (whole ? 0 : c.uneven_exposed) + (pads_head_dim() ? c.padded_exposed : 0);
 }
 
 double Gpu::product_rate() const {
@@ -152,6 +152,9 @@ void Gpu::note_tile() {
     };
     if (one_warpgroup())
         account.note("rows of a tile", "{} queries: one warpgroup works, the others have none", q.problem.len_q);
+    else if (pads_head_dim() && c.padded_exposed > 0)
+        account.note("exponentials exposed", "head_dim {} as {:.0f}: {:.3g} + {:.3g} = {:.3g}", q.problem.head_dim, d,
+                     c.exp_exposed, c.padded_exposed, exp_exposed());
     else if (exp_exposed() > c.exp_exposed)
         account.note("exponentials exposed", "keys that do not fill tiles of 128: {:.3g} + {:.3g} = {:.3g}",
                      c.exp_exposed, c.uneven_exposed, exp_exposed());

@@ -58,6 +58,7 @@ struct Gpu {
     double flop_per_pair() const;
     /// Queries of a tile that are worked on: fa3's tiles of three warpgroups leave out those that have no rows.
     double rows_at_work() const;
+    bool pads_head_dim() const { return static_cast<double>(q.problem.head_dim) < d; }
     bool one_warpgroup() const { return m < static_cast<double>(tile.block_q); }
     /// Is each key read by one tile: the rows of a head are no more than that?
     bool streams() const { return q.pass == Pass::forward && q.problem.len_q <= tile.block_q; }
