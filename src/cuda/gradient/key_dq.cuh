@@ -23,8 +23,8 @@ struct KeyDq : KeyThread<T, kConfig> {
     using Base::warp;
     using Base::work;
     using Dq = DqTile<kHeadDim>;
-    static constexpr int kAtOnce = Dq::kColumnTiles < 4 ? Dq::kColumnTiles : 4;  // tiles of 8 columns
-    using Part = float[Dq::kRowTiles][kAtOnce][4];                               // [16 queries][8 dims][4]
+    static constexpr int kAtOnce = std::min(Dq::kColumnTiles, kConfig.dq_columns);  // tiles of 8 columns
+    using Part = float[Dq::kRowTiles][kAtOnce][4];                                  // [16 queries][8 dims][4]
 
     int tile = 0;  // of the step's
 
