@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/gradient/key_thread.cuh"
 #include "cuda/tile/ahead.cuh"
 
