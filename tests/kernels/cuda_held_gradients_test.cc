@@ -156,6 +156,25 @@ TEST_P(CudaHeldGradients, do_not_depend_on_what_is_not_finite) {
     }
 }
 
+/// All but a pair of 2^31 is dropped, and dLSE has weights of its own: dP of what is dropped counts for no power of
+/// two, whatever 1 / (1 - p) is.
+TEST(CudaHeldGradientsOfDropped, dlse_is_what_is_left) {
+    if (const auto reason = unavailable({DeviceType::cuda, 0})) GTEST_SKIP() << *reason;
+    for (const std::int64_t head_dim : {64, 96, 128, 256}) {
+        Problem p = make_problem(2, 150, 300, 4, 2, head_dim, DType::fp16);
+        p.dropout = {.probability = 1 - 0x1p-31, .seed = 7};
+        Attention a(p);
+        a.dlse = a.lse;
+        a.dlse.fill_value(1);
+        a.prepare_backward();
+        for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+            if (kernel.backend != Backend::cuda || !a.backward(kernel)) return;
+            const Report report = a.check_backward();
+            EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
+        });
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(cases, CudaHeldGradients, testing::ValuesIn(kCases), [](const auto& which) {
     return std::string(which.param.feature) + "_" + std::to_string(which.param.dims.qk) + "x" +
            std::to_string(which.param.dims.v);

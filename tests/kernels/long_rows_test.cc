@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of many keys: sums that are made in parts keep to the limit of fp32, and to the bits of a row, wherever its keys
-// begin.
+// Rows of many keys and of many dims: sums that are made in parts keep to the limit of fp32, and to the bits of a row,
+// wherever its keys begin.
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "support.hpp"
@@ -44,6 +45,28 @@ TEST(long_rows, fp32_stays_within_its_limit) {
             }
             EXPECT_LE(std::sqrt(squares / static_cast<double>(exact.size())), 2e-6) << keys;
         });
+    }
+}
+
+/// Scores whose products are all alike: every rounding of a sum goes the same way. The number of a head is another for
+/// each, and so are the roundings.
+TEST(long_rows, lse_of_products_that_are_all_alike) {
+    constexpr int kHeads = 64;
+    for (const std::int64_t head_dim : {48, 64, 65, 96, 128, 129, 192, 256}) {
+        for (const std::int64_t len_q : {1, 70}) {
+            Attention a(make_problem(1, len_q, 3, kHeads, kHeads, head_dim));
+            const auto fill_heads = [](Tensor& t, const std::function<double(std::int64_t)>& of_head) {
+                const std::int64_t columns = t.view.shape[3];
+                for_each_element(t.view, [&](std::int64_t flat, std::byte* element) {
+                    store_from_double(element, DType::fp32, of_head(flat / columns % kHeads));
+                });
+            };
+            const auto fraction = [](double x) { return x - std::floor(x); };
+            fill_heads(a.q, [&](std::int64_t h) { return 1 + fraction(0.6180339887498949 * static_cast<double>(h)); });
+            fill_heads(a.k,
+                       [&](std::int64_t h) { return 2 + 2 * fraction(0.7548776662466927 * static_cast<double>(h)); });
+            expect_forward_right(a);
+        }
     }
 }
 

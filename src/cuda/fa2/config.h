@@ -133,7 +133,13 @@ struct BackwardHeadDim128General {
     static constexpr gradient::Config kConfig{.head_dim = 128, .key_tiles = 1, .general = true};
 };
 struct BackwardHeadDim256 {
-    static constexpr gradient::Config kConfig{.head_dim = 256, .key_tiles = 1, .general = false};
+    static constexpr gradient::Config kConfig{.head_dim = 256,
+                                              .key_tiles = 1,
+                                              .general = false,
+                                              .score_queries = 16,
+                                              .score_tiles = 2,
+                                              .sum_tiles = 2,
+                                              .dq_columns = 8};
 };
 struct BackwardHeadDim256General {
     static constexpr gradient::Config kConfig{.head_dim = 256, .key_tiles = 1, .general = true};

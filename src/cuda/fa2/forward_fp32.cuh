@@ -87,30 +87,45 @@ struct LoopFp32 {
 
     __device__ __forceinline__ int query(int i) const { return work.q_begin + row + 16 * i; }
 
-    /// S = Q K^T.
+    /// S = Q K^T, sums of kDims products added: where all products are alike, one sum of 96 and more is off by more
+    /// than LSE may be.
     __device__ void multiply_qk(Scores& s) const {
+        constexpr int kDims = Layout::kHeadDim > 128 ? 8 : 4;
 #pragma unroll
         for (int i = 0; i < kPer; ++i) {
 #pragma unroll
             for (int j = 0; j < kPer; ++j) s[i][j] = 0;
         }
 #pragma unroll 4
-        for (int d = 0; d < Layout::kHeadDim; d += 4) {
-            float4 k[kPer];
+        for (int d = 0; d < Layout::kHeadDim; d += kDims) {
+            float4 k[kPer][kDims / 4];
 #pragma unroll
-            for (int j = 0; j < kPer; ++j) k[j] = vector(tile.kv + (column + 16 * j) * Layout::kRow + d);
+            for (int j = 0; j < kPer; ++j) read_dims(k[j], tile.kv + (column + 16 * j) * Layout::kRow + d);
 #pragma unroll
             for (int i = 0; i < kPer; ++i) {
-                const float4 q = vector(tile.q + (row + 16 * i) * Layout::kRow + d);
+                float4 q[kDims / 4];
+                read_dims(q, tile.q + (row + 16 * i) * Layout::kRow + d);
 #pragma unroll
-                for (int j = 0; j < kPer; ++j) {
-                    s[i][j] = fmaf(q.x, k[j].x, s[i][j]);
-                    s[i][j] = fmaf(q.y, k[j].y, s[i][j]);
-                    s[i][j] = fmaf(q.z, k[j].z, s[i][j]);
-                    s[i][j] = fmaf(q.w, k[j].w, s[i][j]);
-                }
+                for (int j = 0; j < kPer; ++j) s[i][j] += product(q, k[j]);
             }
         }
+    }
+    template <int kFours>
+    __device__ static void read_dims(float4 (&to)[kFours], const float* from) {
+#pragma unroll
+        for (int n = 0; n < kFours; ++n) to[n] = vector(from + 4 * n);
+    }
+    template <int kFours>
+    __device__ static float product(const float4 (&q)[kFours], const float4 (&k)[kFours]) {
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < kFours; ++n) {
+            sum = fmaf(q[n].x, k[n].x, sum);
+            sum = fmaf(q[n].y, k[n].y, sum);
+            sum = fmaf(q[n].z, k[n].z, sum);
+            sum = fmaf(q[n].w, k[n].w, sum);
+        }
+        return sum;
     }
 
     /// What a score is besides the product, in units of the natural logarithm; -inf if the pair is not visible.

@@ -21,9 +21,22 @@ struct Config {
     bool general;         ///< softcap, ALiBi, bias, dropout and scales of 0 and less
     int stages = 2;       ///< of Q and dO: one is worked on while the others are loaded
     int query_tiles = 1;  ///< of a step, in bf16 with plain scores
+    /// Of a warp of the split step: queries whose scores it has at once, keys of its scores and of its sums in units of
+    /// 16 (0: key_tiles), dims of dQ that it makes at once in units of 8.
+    int score_queries = 32;
+    int score_tiles = 0;
+    int sum_tiles = 0;
+    int dq_columns = 4;
 
     static constexpr int kPairs = 4;
     static constexpr int kRowBytes = 4 * kBlockQ * 4;
+
+    constexpr int warps_of_keys(int tiles) const { return block_kv() / (16 * tiles); }
+    constexpr int key_tiles_of_scores() const { return score_tiles == 0 ? key_tiles : score_tiles; }
+    constexpr int key_tiles_of_sums() const { return sum_tiles == 0 ? key_tiles : sum_tiles; }
+    /// Warps that have the same keys: they share the queries of a step, or the columns of the sums.
+    constexpr int query_parts() const { return 2 * kPairs / warps_of_keys(key_tiles_of_scores()); }
+    constexpr int column_parts() const { return 2 * kPairs / warps_of_keys(key_tiles_of_sums()); }
 
     constexpr int keys_per_pair() const { return 16 * key_tiles; }
     constexpr int block_kv() const { return kPairs * keys_per_pair(); }

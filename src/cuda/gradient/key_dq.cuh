@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/gradient/key_thread.cuh"
 #include "cuda/tile/ahead.cuh"
 
@@ -23,8 +25,8 @@ struct KeyDq : KeyThread<T, kConfig> {
     using Base::warp;
     using Base::work;
     using Dq = DqTile<kHeadDim>;
-    static constexpr int kAtOnce = Dq::kColumnTiles < 4 ? Dq::kColumnTiles : 4;  // tiles of 8 columns
-    using Part = float[Dq::kRowTiles][kAtOnce][4];                               // [16 queries][8 dims][4]
+    static constexpr int kAtOnce = std::min(Dq::kColumnTiles, kConfig.dq_columns);  // tiles of 8 columns
+    using Part = float[Dq::kRowTiles][kAtOnce][4];                                  // [16 queries][8 dims][4]
 
     int tile = 0;  // of the step's
 

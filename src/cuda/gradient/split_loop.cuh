@@ -23,7 +23,6 @@ struct SplitLoop : SplitOutput<T, kConfig> {
     using Base::first_column;
     using Base::first_row;
     using Base::for_share;
-    using Base::half;
     using Base::inputs;
     using Base::kColumns;
     using Base::kHeadDim;
@@ -33,10 +32,12 @@ struct SplitLoop : SplitOutput<T, kConfig> {
     using Base::kQueries;
     using Base::kStepQueries;
     using Base::kSumItems;
+    using Base::kSumTiles;
     using Base::kTiles;
     using Base::kTurns;
     using Base::lane;
     using Base::load_both;
+    using Base::make_dq_of_tile;
     using Base::multiply_keys;
     using Base::poisoned;
     using Base::rows;
@@ -133,7 +134,7 @@ struct SplitLoop : SplitOutput<T, kConfig> {
         if (unit == before) return;
         const float factor = unit / before;
 #pragma unroll
-        for (int m = 0; m < kKeyTiles; ++m) {
+        for (int m = 0; m < kSumTiles; ++m) {
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
@@ -173,6 +174,8 @@ struct SplitLoop : SplitOutput<T, kConfig> {
                 }
             }
             add_rows(dk, inputs.ds(), inputs.q_tile(stage), NothingBetween{});
+        } else if constexpr (Base::kTight) {
+            add_dq_at_once_dk(dk, planned, stage);
         } else if (planned.first) {
             add_dq_dk<true>(dk, planned, stage);
         } else {
@@ -338,7 +341,7 @@ struct SplitLoop : SplitOutput<T, kConfig> {
     template <bool kFirst>
     __device__ __forceinline__ void add_dq_dk(Sums& dk, const Planned& planned, int stage) const {
         if constexpr (kConfig.query_tiles > 1) {
-            const bool exists = planned.tile * kStepQueries + half() * kBlockQ < work.member.len_q;
+            const bool exists = planned.tile * kStepQueries + warp() / 4 * kBlockQ < work.member.len_q;
             float dq[2][4][4];  // [16 queries][8 dims][4]
             float* const to = make_dq_of_tile(dq, planned);
             add_dk(dk, stage, [&](int i) {
@@ -357,6 +360,19 @@ struct SplitLoop : SplitOutput<T, kConfig> {
             add_dk(dk, stage, [&](int i) { Dq::template put_four<kFirst>(to, dq, i); });
         }
     }
+    /// The same where a warp makes all of its dQ at once. What of the step is needed is read behind the product: no
+    /// register is left for it before.
+    __device__ __forceinline__ void add_dq_at_once_dk(Sums& dk, const Planned& planned, int stage) const {
+        using Dq = KeyDq<T, kConfig>;
+        typename Dq::Part dq;
+        Dq{{inputs, work}}.make(dq, 0, false, 0);
+        float* const to = Dq::place(*static_cast<float* const volatile*>(&planned.dq), 0);
+        if (*static_cast<const volatile bool*>(&planned.first)) {
+            add_dk(dk, stage, [&](int i) { Dq::template put_four<true>(to, dq, i); });
+        } else {
+            add_dk(dk, stage, [&](int i) { Dq::template put_four<false>(to, dq, i); });
+        }
+    }
     /// dK += dS^T Q; `put`(i) for each of the fours of dQ between the products.
     template <class Put>
     __device__ __forceinline__ void add_dk(Sums& dk, int stage, const Put& put) const {
@@ -366,24 +382,6 @@ struct SplitLoop : SplitOutput<T, kConfig> {
             for (int i = item * kFours / kSumItems; i < (item + 1) * kFours / kSumItems; ++i) put(i);
         });
     }
-    /// dQ of a tile of the step's by half of the warps: each has 32 queries and half of the columns. Returns where its
-    /// first four lie in the workspace: they are those of two warps of DqTile.
-    __device__ __forceinline__ float* make_dq_of_tile(float (&dq)[2][4][4], const Planned& planned) const {
-        static_assert(kHeadDim == 64);
-        const int queries = warp() % 4 / 2;
-        const int columns = warp() % 2;
-        const MatrixAddress<kBlockQ> ds(inputs.ds(half()), lane() / 16 * 8 + lane() % 8, queries * 4 + lane() / 8 % 2);
-        const Address k(inputs.k_tile(), lane() % 16, columns * 4 + lane() / 16);
-        clear(dq);
-        multiply<T, kConfig.block_kv() / 16, 2, 4>(
-            [&](int m) -> float(&)[4][4] { return dq[m]; },
-            [&](int step, int m, std::uint32_t(&a)[4]) { ptx::ldmatrix_x4_trans(a, ds.at(16 * step, 2 * m)); },
-            [&](int step, int n, std::uint32_t(&b)[4]) { ptx::ldmatrix_x4_trans(b, k.at(16 * step, 2 * n)); },
-            NothingBetween{});
-        return planned.dq + half() * DqTile<kHeadDim>::kFloats +
-               DqTile<kHeadDim>::offset(0, 0, (queries * 4 + columns * 2) * 32 + lane());
-    }
-
     /// dP^T becomes dS^T, times the unit of its head.
     __device__ static __forceinline__ void make_ds(float (&dp)[4], const float (&p)[4], const float2& delta,
                                                    const Planned& planned) {

@@ -11,12 +11,12 @@ namespace tessera::cuda::gradient {
 template <class T, Config kConfig>
 struct SplitOutput : SplitProducts<T, kConfig> {
     using Base = SplitProducts<T, kConfig>;
-    using Base::first_row;
-    using Base::half;
+    using Base::first_sum_chunk;
+    using Base::first_sum_row;
     using Base::inputs;
     using Base::kColumns;
     using Base::kHeadDim;
-    using Base::kKeyTiles;
+    using Base::kSumTiles;
     using Base::lane;
     using Base::warp;
     using Base::work;
@@ -24,10 +24,10 @@ struct SplitOutput : SplitProducts<T, kConfig> {
 
     /// The warp's sums to the workspace, as those of a share.
     __device__ __forceinline__ void put_share(bool dv, const Sums& sums, float factor) const {
-        const int row = first_row() + lane() / 4;
-        float* const to = this->share_row(dv, row) + 8 * half() * kColumns + lane() % 4 * 2;
+        const int row = first_sum_row() + lane() / 4;
+        float* const to = this->share_row(dv, row) + 8 * first_sum_chunk() + lane() % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < 2 * kKeyTiles; ++i) {
+        for (int i = 0; i < 2 * kSumTiles; ++i) {
             if (work.first_key + row + 8 * i >= work.member.len_kv) continue;
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
@@ -38,9 +38,9 @@ struct SplitOutput : SplitProducts<T, kConfig> {
 
     /// The warp's sums, rounded, into a tile of the block's keys in shared memory.
     __device__ __forceinline__ void stage_sums(char* tile, const Sums& sums, float factor) const {
-        const int at = chunk_offset<kHeadDim>(first_row() + lane() / 4, half() * kColumns) + lane() % 4 * 4;
+        const int at = chunk_offset<kHeadDim>(first_sum_row() + lane() / 4, first_sum_chunk()) + lane() % 4 * 4;
 #pragma unroll
-        for (int i = 0; i < 2 * kKeyTiles; ++i) {
+        for (int i = 0; i < 2 * kSumTiles; ++i) {
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
                 // + 0: whether -0 met further products of weight 0 must not show.

@@ -21,6 +21,9 @@ struct SplitPlan : KeyScores<T, kConfig> {
     /// Threads that bring Q and dO: not those of the warps that publish and wait, if the others can.
     static constexpr int kCopiers = kHeadDim > 128 ? kConfig.threads() : kConfig.threads() / 2;
 
+    /// No registers are left for what could be worked out once.
+    static constexpr bool kTight = kHeadDim > 128;
+
     struct Planned {
         int head;
         int tile;
@@ -68,7 +71,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
         constexpr int kLeft = 8;
         // At head_dim 256 no registers are left for what could be worked out of it once (nothing is spilled at 128).
         const int number = static_cast<int>(threadIdx.x);
-        const int thread = kHeadDim > 128 ? ptx::opaque(number) : number;
+        const int thread = kTight ? ptx::opaque(number) : number;
         if (index % kPlannedAtOnce != kPlannedAtOnce - kLeft || thread / 32 != kPlanner) return;
         plan_step(plan, index + kLeft + thread % 32);
     }
@@ -113,6 +116,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
     /// Brings Q and row data of a step, or dO, or both, if there is such a step.
     template <bool kQ, bool kDo>
     __device__ __forceinline__ void load(Plan& plan, int index) const {
+        if constexpr (kTight) index = ptx::opaque(index);
         if (index >= plan.count) return;
         const Planned& planned = plan.at(index);
         const int stage = index % kConfig.stages;
@@ -159,16 +163,19 @@ struct SplitPlan : KeyScores<T, kConfig> {
         }
     }
 
+    __device__ static __forceinline__ int thread_again() {
+        return kTight ? ptx::thread_again() : static_cast<int>(threadIdx.x);
+    }
     /// As Turns does it, of all tiles of a step.
     __device__ __forceinline__ void publish(const Planned& planned) const {
-        if (threadIdx.x != Turns::kPublisher) return;
+        if (thread_again() != static_cast<int>(Turns::kPublisher)) return;
         if (kConfig.query_tiles > 1 && planned.tile * kStepQueries + kBlockQ < work.member.len_q) {
             planned.done[1] = work.block + 1;  // who reads it comes after the kernel
         }
         ptx::store_release(planned.done, work.block + 1);
     }
     __device__ __forceinline__ void wait(const Planned& planned) const {
-        if (threadIdx.x != 0 || planned.before < 0) return;
+        if (thread_again() != 0 || planned.before < 0) return;
         while (ptx::load_acquire(planned.done) != planned.before + 1) {
         }
     }

@@ -14,28 +14,39 @@ struct SplitProducts : SplitPlan<T, kConfig> {
     using Base::clear;
     using Base::inputs;
     using Base::kHeadDim;
-    using Base::kKeyTiles;
     using Base::kStepQueries;
     using Base::lane;
     using Base::warp;
     using Base::work;
-    static constexpr int kQueries = 32;                         // of a warp's scores at once, ...
-    static constexpr int kTurns = kStepQueries / 2 / kQueries;  // ... that many times a step
+    using typename Base::Planned;
+    static constexpr int kQueries = kConfig.score_queries;                          // of a warp's scores at once, ...
+    static constexpr int kTurns = kStepQueries / kConfig.query_parts() / kQueries;  // ... that many times a step
     static constexpr int kTiles = kQueries / 8;
-    static constexpr int kColumns = kHeadDim / 2 / 8;  // of a warp's sums: 8 dims
-    using Scores = float[kKeyTiles][kTiles][4];        // [16 keys][8 queries][4]
-    using Sums = float[kKeyTiles][kColumns][4];        // [16 keys][8 dims][4]
+    static constexpr int kKeyTiles = kConfig.key_tiles_of_scores();
+    static constexpr int kSumTiles = kConfig.key_tiles_of_sums();
+    static constexpr int kColumns = kHeadDim / kConfig.column_parts() / 8;  // of a warp's sums: 8 dims
+    using Scores = float[kKeyTiles][kTiles][4];                             // [16 keys][8 queries][4]
+    using Sums = float[kSumTiles][kColumns][4];                             // [16 keys][8 dims][4]
     using Address = MatrixAddress<kHeadDim>;
     static constexpr int kProductItems = kHeadDim / 16 * (kTiles / 2);
     static constexpr int kSumItems = kStepQueries / 16 * (kColumns / 2);
 
-    /// The warp's place among those that have the same keys: its half of a step's queries, and of the columns of sums.
-    __device__ static __forceinline__ int half() { return warp() / 4; }
-    __device__ static __forceinline__ int first_row() { return warp() % 4 * (16 * kKeyTiles); }
+    /// The warp's keys, and its place among those that have the same: its part of a step's queries.
+    __device__ static __forceinline__ int first_row() {
+        return warp() % kConfig.warps_of_keys(kKeyTiles) * (16 * kKeyTiles);
+    }
+    __device__ static __forceinline__ int query_part() { return warp() / kConfig.warps_of_keys(kKeyTiles); }
+    /// Likewise of its sums: its part of the columns.
+    __device__ static __forceinline__ int first_sum_row() {
+        return warp() % kConfig.warps_of_keys(kSumTiles) * (16 * kSumTiles);
+    }
+    __device__ static __forceinline__ int first_sum_chunk() {
+        return warp() / kConfig.warps_of_keys(kSumTiles) * kColumns;
+    }
     /// The tile of the step's that has the warp's queries, and the first of those of a turn in it.
-    __device__ static __forceinline__ int score_tile() { return half() * (kQueries * kTurns) / kBlockQ; }
+    __device__ static __forceinline__ int score_tile() { return query_part() * (kQueries * kTurns) / kBlockQ; }
     __device__ static __forceinline__ int first_column(int turn) {
-        return half() * (kQueries * kTurns) % kBlockQ + turn * kQueries;
+        return query_part() * (kQueries * kTurns) % kBlockQ + turn * kQueries;
     }
     __device__ __forceinline__ const RowTile& rows(int stage) const { return inputs.rows(stage, score_tile()); }
     __device__ __forceinline__ char* weights() const { return inputs.weights(); }
@@ -92,7 +103,7 @@ struct SplitProducts : SplitPlan<T, kConfig> {
     template <class Between>
     __device__ __forceinline__ void multiply_keys(Scores& s, const char* keys, const char* queries, int turn,
                                                   const Between& between) const {
-        const int first_query = half() * (kQueries * kTurns) + turn * kQueries;
+        const int first_query = query_part() * (kQueries * kTurns) + turn * kQueries;
         const Address a = Address::rows_first(keys, first_row(), lane());
         const Address b = Address::chunks_first(queries + first_query * kHeadDim * 2, lane());
         clear(s);
@@ -106,9 +117,9 @@ struct SplitProducts : SplitPlan<T, kConfig> {
     template <class Between>
     __device__ __forceinline__ void add_rows(Sums& sums, const char* factors, const char* queries,
                                              const Between& between) const {
-        const auto a = MatrixAddress<kBlockQ>::rows_first(factors, first_row(), lane());
-        const Address b(queries, lane() % 16, half() * kColumns + lane() / 16);
-        multiply<T, kStepQueries / 16, kKeyTiles, kColumns>(
+        const auto a = MatrixAddress<kBlockQ>::rows_first(factors, first_sum_row(), lane());
+        const Address b(queries, lane() % 16, first_sum_chunk() + lane() / 16);
+        multiply<T, kStepQueries / 16, kSumTiles, kColumns>(
             [&](int m) -> float(&)[kColumns][4] { return sums[m]; },
             [&](int step, int m, std::uint32_t(&to)[4]) {
                 constexpr int kSteps = kBlockQ / 16;  // of a tile
@@ -116,6 +127,25 @@ struct SplitProducts : SplitPlan<T, kConfig> {
             },
             [&](int step, int n, std::uint32_t(&to)[4]) { ptx::ldmatrix_x4_trans(to, b.at(16 * step, 2 * n)); },
             between);
+    }
+
+    /// dQ of a tile of the step's by half of the warps: each has 32 queries and half of the columns. Returns where its
+    /// first four lie in the workspace: they are those of two warps of DqTile.
+    __device__ __forceinline__ float* make_dq_of_tile(float (&dq)[2][4][4], const Planned& planned) const {
+        static_assert(kHeadDim == 64);
+        const int queries = warp() % 4 / 2;
+        const int columns = warp() % 2;
+        const MatrixAddress<kBlockQ> ds(inputs.ds(warp() / 4), lane() / 16 * 8 + lane() % 8,
+                                        queries * 4 + lane() / 8 % 2);
+        const Address k(inputs.k_tile(), lane() % 16, columns * 4 + lane() / 16);
+        clear(dq);
+        multiply<T, kConfig.block_kv() / 16, 2, 4>(
+            [&](int m) -> float(&)[4][4] { return dq[m]; },
+            [&](int step, int m, std::uint32_t(&a)[4]) { ptx::ldmatrix_x4_trans(a, ds.at(16 * step, 2 * m)); },
+            [&](int step, int n, std::uint32_t(&b)[4]) { ptx::ldmatrix_x4_trans(b, k.at(16 * step, 2 * n)); },
+            NothingBetween{});
+        return planned.dq + warp() / 4 * DqTile<kHeadDim>::kFloats +
+               DqTile<kHeadDim>::offset(0, 0, (queries * 4 + columns * 2) * 32 + lane());
     }
 };
 

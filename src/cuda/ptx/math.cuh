@@ -25,6 +25,13 @@ __device__ __forceinline__ std::int64_t opaque(std::int64_t value) {
     return value;
 }
 
+/// threadIdx.x, read again: one read at the beginning would be kept in a register.
+__device__ __forceinline__ int thread_again() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 /// ex2.approx.ftz: 2^x to 2 ulp on the special-function unit; 2^-inf = 0, NaN stays.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;

@@ -204,7 +204,11 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::add_products() {
     }
     if constexpr (kHeld<T>) {
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) largest[row_of(i)] = fmaxf(largest[row_of(i)], fabsf(dp[i]));
+        for (int i = 0; i < kPairs; ++i) {
+            // What the dropout has taken has no dP: times keep_scale, which may be 2^30, it would be the head's limit.
+            const float of_pair = kConfig.general && s[i] == 0 ? 0.0F : fabsf(dp[i]);
+            largest[row_of(i)] = fmaxf(largest[row_of(i)], of_pair);
+        }
     }
 }
 
