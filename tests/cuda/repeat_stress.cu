@@ -59,7 +59,7 @@ Configuration ragged(const char* name, DType dtype, std::int64_t dim, const std:
     return {name, p, lengths_q, lengths_kv};
 }
 
-/// Twenty-one: every head_dim with an instance of its own and some between, every type and feature.
+/// Twenty-three: every head_dim with an instance of its own and some between, every type and feature.
 std::vector<Configuration> configurations() {
     constexpr DType kBf16 = DType::bf16, kFp16 = DType::fp16;
     constexpr Mask kCausal{.causal = Causal::bottom_right};
@@ -74,6 +74,8 @@ std::vector<Configuration> configurations() {
         {"plain_64_fp32", shape(DType::fp32, 1, 200, 260, 4, 2, 64)},
         {"causal_64", shape(kFp16, 2, 700, 700, 4, 1, 64, kCausal)},
         {"causal_128", shape(kBf16, 3, 513, 513, 8, 2, 128, kCausal)},
+        {"pairs_128", shape(kBf16, 1, 2100, 2100, 4, 2, 128)},
+        {"head_pairs_128", shape(kBf16, 1, 8192, 8192, 4, 2, 128, kCausal)},
         {"causal_256", shape(kFp16, 1, 400, 777, 4, 2, 256, kCausal)},
         {"top_left_128", shape(kBf16, 1, 600, 300, 4, 4, 128, kTopLeft)},
         {"window_64", shape(kBf16, 1, 1000, 1000, 4, 2, 64, kWindow)},

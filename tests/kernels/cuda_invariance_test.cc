@@ -217,21 +217,32 @@ TEST_F(CudaInvariance, a_dense_batch_has_the_bits_of_a_ragged_one) {
     }
 }
 
-/// Long rows without a mask have two thread blocks that bring K and V to each other; members of a ragged batch, their
-/// rows cut out of it, and causal rows' last queries have one.
+/// Long rows have two thread blocks that bring K and V to each other: two tiles of a row without a mask, and under a
+/// causal one the same queries of two heads. Members of a ragged batch, the same rows cut out of it, have one.
 TEST_F(CudaInvariance, pairs_of_thread_blocks_have_the_bits_of_single_ones) {
     struct Rows {
         std::int64_t batch, len_q, len_kv, heads_q, heads_kv;
+        Causal causal;
+        std::string in_pairs;
     };
     const auto shape = [](const Problem& p) { return cuda::fa3::Shapes::names().at(cuda::fa3::shape_of(p).value()); };
-    for (const Rows& rows : {Rows{2, 2048, 2048, 2, 1}, {1, 2100, 2077, 4, 2}, {1, 2304, 2049, 9, 3}}) {
+    const std::string pairs = "HeadDim128Pairs", of_heads = "HeadDim128HeadPairs";
+    for (const Rows& rows : {Rows{2, 2048, 2048, 2, 1, Causal::none, pairs},
+                             {1, 2100, 2077, 4, 2, Causal::none, pairs},
+                             {1, 2304, 2049, 9, 3, Causal::none, pairs},
+                             {2, 8192, 8192, 2, 1, Causal::bottom_right, of_heads},
+                             {1, 8200, 9001, 4, 1, Causal::bottom_right, of_heads},
+                             {1, 8300, 8300, 6, 3, Causal::top_left, of_heads}}) {
         for (const DType dtype : {DType::bf16, DType::fp16}) {
             const std::vector<std::int64_t> of_q(static_cast<std::size_t>(rows.batch), rows.len_q);
             const std::vector<std::int64_t> of_kv(static_cast<std::size_t>(rows.batch), rows.len_kv);
-            Attention dense(make_problem(rows.batch, rows.len_q, rows.len_kv, rows.heads_q, rows.heads_kv, 128, dtype),
-                            5);
-            Attention ragged(make_ragged(of_q, of_kv, rows.heads_q, rows.heads_kv, 128, dtype), 5, of_q, of_kv);
-            ASSERT_EQ(shape(dense.problem), "HeadDim128Pairs") << dense.problem.describe();
+            Problem of_rows =
+                make_problem(rows.batch, rows.len_q, rows.len_kv, rows.heads_q, rows.heads_kv, 128, dtype);
+            Problem of_members = make_ragged(of_q, of_kv, rows.heads_q, rows.heads_kv, 128, dtype);
+            of_rows.mask.causal = of_members.mask.causal = rows.causal;
+            Attention dense(of_rows, 5);
+            Attention ragged(of_members, 5, of_q, of_kv);
+            ASSERT_EQ(shape(dense.problem), rows.in_pairs) << dense.problem.describe();
             ASSERT_EQ(shape(ragged.problem), "HeadDim128") << ragged.problem.describe();
             for_each_cuda_kernel([&](const KernelInfo& kernel) {
                 ASSERT_TRUE(dense.forward(kernel));

@@ -30,6 +30,11 @@ Problem causal(Problem p) {
     p.mask.causal = Causal::bottom_right;
     return p;
 }
+/// Of all query heads, one head of keys.
+Problem grouped(Problem p) {
+    p.heads_kv = 1;
+    return p;
+}
 Problem capped(Problem p) {
     p.softcap = 30;
     return p;
@@ -95,6 +100,7 @@ TEST(CompiledShapes, fa3_by_pairs) {
     EXPECT_EQ(fa3_shape(rows(8, 16, 2048)), "HeadDim128Pairs");
     EXPECT_EQ(fa3_shape(rows(8, 16, 2047)), "HeadDim128") << "short";
     EXPECT_EQ(fa3_shape(causal(rows(1, 16, 16384))), "HeadDim128");
+    EXPECT_EQ(fa3_shape(rows(2, 8, 16384, 256)), "HeadDim256");
     EXPECT_EQ(fa3_shape(rows(1, 16, 16384, 96)), "HeadDim96");
     EXPECT_EQ(fa3_shape(capped(rows(1, 16, 16384))), "HeadDim128Capped");
     EXPECT_EQ(fa3_shape(rows(1, 7, 2112)), "HeadDim128Pairs") << "17 tiles of 7 heads: 63 pairs are one round, too";
@@ -107,6 +113,31 @@ TEST(CompiledShapes, fa3_by_pairs) {
     Problem few = rows(1, 16, 16384);
     few.len_q = 100;
     EXPECT_EQ(fa3_shape(few), "HeadDim128");
+}
+
+/// Causal rows, long enough, of heads of which two share K and V.
+TEST(CompiledShapes, fa3_by_pairs_of_heads) {
+    const auto rows = [](std::int64_t heads_q, std::int64_t heads_kv, std::int64_t len_q, std::int64_t len_kv) {
+        Problem p = Problem::dense(1, len_q, heads_q, 128, DType::bf16);
+        p.heads_kv = heads_kv;
+        p.len_kv = len_kv;
+        return p;
+    };
+    EXPECT_EQ(fa3_shape(causal(rows(64, 8, 16384, 16384))), "HeadDim128HeadPairs");
+    EXPECT_EQ(fa3_shape(causal(rows(6, 3, 8192, 9000))), "HeadDim128HeadPairs");
+    EXPECT_EQ(fa3_shape(causal(rows(64, 8, 8191, 8191))), "HeadDim128") << "short";
+    EXPECT_EQ(fa3_shape(causal(rows(64, 8, 8193, 8192))), "HeadDim128") << "a query without keys";
+    EXPECT_EQ(fa3_shape(causal(rows(9, 3, 16384, 16384))), "HeadDim128") << "three share a head";
+    EXPECT_EQ(fa3_shape(causal(rows(8, 8, 16384, 16384))), "HeadDim128");
+    EXPECT_EQ(fa3_shape(rows(64, 8, 16384, 16384)), "HeadDim128Pairs") << "of tiles";
+    EXPECT_EQ(fa3_shape(capped(causal(rows(64, 8, 16384, 16384)))), "HeadDim128Capped");
+    Problem window = causal(rows(64, 8, 16384, 16384));
+    window.mask.window_left = 1024;
+    EXPECT_EQ(fa3_shape(window), "HeadDim128");
+    Problem ragged = causal(rows(64, 8, 16384, 16384));
+    ragged.ragged = true;
+    ragged.total_q = ragged.total_kv = 16384;
+    EXPECT_EQ(fa3_shape(ragged), "HeadDim128");
 }
 
 /// Long rows of few heads have the tiles that fill the GPU better.
@@ -171,10 +202,10 @@ TEST(CompiledShapes, every_one_runs_something) {
         for (const DType dtype : kernel.info.dtypes) {
             for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
                 for (const std::int64_t dim_v : {64, 128, 192, 256}) {
-                    for (Problem p :
-                         {of_dims(dim, dim_v), many(of_dims(dim, dim_v, 4096)), causal(of_dims(dim, dim_v, 512)),
-                          capped(of_dims(dim, dim_v)), with_alibi(of_dims(dim, dim_v)), dropped(of_dims(dim, dim_v)),
-                          dropped(capped(of_dims(dim, dim_v)))}) {
+                    for (Problem p : {of_dims(dim, dim_v), many(of_dims(dim, dim_v, 4096)),
+                                      causal(of_dims(dim, dim_v, 512)), grouped(causal(of_dims(dim, dim_v, 8192))),
+                                      capped(of_dims(dim, dim_v)), with_alibi(of_dims(dim, dim_v)),
+                                      dropped(of_dims(dim, dim_v)), dropped(capped(of_dims(dim, dim_v)))}) {
                         p.dtype = dtype;
                         if (!has_no_shape(kernel, p)) met.insert(kernel.shape_name(p));
                     }

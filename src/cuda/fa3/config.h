@@ -30,6 +30,9 @@ struct Config {
     /// Two thread blocks, a cluster, work on two tiles of queries that see the same keys: each brings half of K and V
     /// to both.
     bool pairs = false;
+    /// Of pairs: the two tiles are the same queries of two heads that share K and V, and whoever is free takes the next
+    /// two (TileScheduler).
+    bool pairs_of_heads = false;
 
     /// O has shared memory of its own; else it leaves through a stage of K and one of V (Producer::lend_stages).
     constexpr bool own_o() const { return q_stages > 1; }
@@ -101,6 +104,17 @@ struct HeadDim128Pairs {
                                     .q_stages = 2,
                                     .pairs = true};
 };
+/// Under a causal mask, of heads that share K and V. The same bits as HeadDim128.
+struct HeadDim128HeadPairs {
+    static constexpr Config kConfig{.head_dim = 128,
+                                    .head_dim_v = 128,
+                                    .block_kv = 128,
+                                    .consumers = 2,
+                                    .kv_stages = 2,
+                                    .q_stages = 2,
+                                    .pairs = true,
+                                    .pairs_of_heads = true};
+};
 struct HeadDim192V128 {
     static constexpr Config kConfig{
         .head_dim = 192, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 1};
@@ -168,8 +182,9 @@ struct HeadDim128General {
                                     .q_stages = 1,
                                     .scores = Scores::general};
 };
-using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128Pairs, HeadDim128, HeadDim192V128, HeadDim192,
-                         HeadDim256Masked, HeadDim256, HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi,
-                         HeadDim128Alibi, HeadDim64Dropout, HeadDim128Dropout, HeadDim64General, HeadDim128General>;
+using Shapes =
+    ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128Pairs, HeadDim128HeadPairs, HeadDim128, HeadDim192V128,
+              HeadDim192, HeadDim256Masked, HeadDim256, HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi,
+              HeadDim128Alibi, HeadDim64Dropout, HeadDim128Dropout, HeadDim64General, HeadDim128General>;
 
 }  // namespace tessera::cuda::fa3

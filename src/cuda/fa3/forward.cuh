@@ -45,10 +45,11 @@ cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream)
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
-    if constexpr (Shape::kConfig.pairs) {
-        return start_pairs(forward_kernel<T, Shape>, blocks / 2, Shape::kConfig.threads(), kBytes, launch, stream);
-    }
     const Start when = launch.next_tile == nullptr ? Start::behind : Start::beside;
+    if constexpr (Shape::kConfig.pairs) {
+        return start_pairs(forward_kernel<T, Shape>, blocks / 2, Shape::kConfig.threads(), kBytes, launch, stream,
+                           when);
+    }
     return start(forward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream, when);
 }
 

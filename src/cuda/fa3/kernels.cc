@@ -43,6 +43,7 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     launch.o_rest = o_rest;
     // Who keeps the rest of O is going to train, on rows that fill their tiles.
     launch.stack = o_rest.data == nullptr ? stack_of(p) : HeadStack{};
+    if (c.pairs_of_heads) launch.stack = {};  // no tiles to save in long rows
     const int stacked = launch.stack.heads();
     launch.q = tensor_map_of_heads(params.q, shapes.q, p.dtype, stacked, 64 / stacked);
     if (p.len_kv > 0 && shapes.k.len > 0) {
@@ -52,10 +53,11 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     launch.store_by_copy_engine = !refuse_copy_engine(params.o, shapes.o);
     if (launch.store_by_copy_engine) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, stacked, 16 / stacked);
     const std::int64_t tiles = query_tiles(p, c.block_q() / stacked);
-    launch.order =
-        TileOrder(static_cast<int>(query_heads(p)) / stacked, static_cast<int>(c.pairs ? (tiles + 1) / 2 : tiles),
-                  std::max(heads_together(p, kL2Share) / stacked, 1));
-    launch.stacks = Divider(params.heads_q / stacked);
+    const int together = c.pairs_of_heads ? 2 : stacked;  // heads of a place in the order
+    launch.order = TileOrder(static_cast<int>(query_heads(p)) / together,
+                             static_cast<int>(c.pairs && !c.pairs_of_heads ? (tiles + 1) / 2 : tiles),
+                             std::max(heads_together(p, kL2Share) / together, 1));
+    launch.stacks = Divider(params.heads_q / together);
     launch.group = Divider(params.group);
     const Band band = p.mask.bind(p.len_q, p.len_kv);
     launch.low = static_cast<int>(band.low);

@@ -46,7 +46,7 @@ struct Producer {
     bool had_keys = false;  ///< a tile with keys came
 
     __device__ __forceinline__ void run() {
-        TileScheduler<kConfig> scheduler{launch, shared.tiles};
+        TileScheduler<kConfig> scheduler{launch, shared.tiles, shared.drawn_tiles()};
         while (true) {
             const WorkTile& tile = scheduler.next();
             if (!tile.exists) break;

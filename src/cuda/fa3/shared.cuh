@@ -29,6 +29,14 @@ struct OutputTiles {
 template <Config kConfig>
 struct OutputTiles<kConfig, false> {};
 
+/// With pairs of heads: what the first thread block draws for both.
+template <bool kPairs>
+struct PairOfHeads {
+    DrawnTiles drawn;
+};
+template <>
+struct PairOfHeads<false> {};
+
 /// Shared memory of one block. Q is kept by warpgroup.
 template <Config kConfig>
 struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
@@ -43,7 +51,12 @@ struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
     TileRing tiles;
     WorkTile finishing[4 * kConfig.consumers];  ///< of each warp: the tile whose last P V is still to come
     ptx::Mbarrier v_raw[kConfig.kv_stages];     ///< V of a partial block has arrived, for the guard to search
+    PairOfHeads<kConfig.pairs_of_heads> pair;   // behind the slabs, whose swizzle needs 1024 bytes
 
+    __device__ DrawnTiles* drawn_tiles() {
+        if constexpr (kConfig.pairs_of_heads) return &pair.drawn;
+        else return nullptr;
+    }
     __device__ void init_barriers() {
         constexpr int kReaders = 4 * kConfig.consumers;  // one arrival a warp
         q_ring.init(kReaders);
@@ -52,6 +65,7 @@ struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
         k_ring.init(kBlocks * kReaders);
         v_ring.init(kBlocks * kReaders);
         for (auto& barrier : v_raw) ptx::mbarrier_init(barrier, 1);
+        if constexpr (kConfig.pairs_of_heads) pair.drawn.init();
         ptx::fence_mbarrier_init();
     }
 };

@@ -39,13 +39,14 @@ struct ThreadRows {
           head{tile.head + stack.head(row), tile.head + stack.head(row + 8)} {}
 };
 
-/// The tile of a place in the order of the work. Of pairs: of two tiles in the same order, this thread block's one.
+/// The tile of a place in the order of the work. Of pairs: of two tiles in the same order, or of two heads, this thread
+/// block's one.
 template <Config kConfig>
 __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     const ForwardParams& p = launch.params;
     const TilePlace place = launch.order[index];
     WorkTile tile;
-    int block = kConfig.pairs ? 2 * place.block + ptx::cluster_rank() : place.block;
+    int block = kConfig.pairs && !kConfig.pairs_of_heads ? 2 * place.block + ptx::cluster_rank() : place.block;
     const int queries = launch.stack.query(kConfig.block_q());
     Member member{0, 0, p.len_q, p.len_kv};
     tile.low = launch.low;
@@ -53,6 +54,7 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     if (p.cu_seqlens_q == nullptr) {
         tile.batch = launch.stacks.quotient(place.head);
         tile.head = (place.head - tile.batch * launch.stacks.divisor()) << launch.stack.shift;
+        if constexpr (kConfig.pairs_of_heads) tile.head = 2 * tile.head + ptx::cluster_rank();
     } else {
         const QueryTile of = ragged_tile(p, place.block, queries);
         block = of.block;
@@ -84,6 +86,19 @@ struct TileRing {
     WorkTile tiles[kTileStages];
 };
 
+/// What the first thread block of a pair draws from the counter, on its way to the second. The first is at most three
+/// draws ahead: both bring halves of every block, the stages of K are two, and every tile has a block.
+struct DrawnTiles {
+    static constexpr int kStages = 4;
+
+    ptx::Mbarrier here[kStages];
+    std::uint32_t drawn[kStages];
+
+    __device__ void init() {
+        for (auto& barrier : here) ptx::mbarrier_init(barrier, 1);
+    }
+};
+
 /// The scheduler, on the producer's side. With a counter, tiles go to whoever is free (Launch::next_tile); without,
 /// they go round.
 template <Config kConfig>
@@ -92,6 +107,7 @@ struct TileScheduler {
 
     const Launch& launch;
     TileRing& ring;
+    DrawnTiles* pair;  ///< with pairs_of_heads
     RingPosition<kTileStages> position{};
     int upcoming = static_cast<int>(blockIdx.x) / kBlocks;
     int rotation = 0;
@@ -102,6 +118,7 @@ struct TileScheduler {
         position.wait_empty(ring.ring);
         WorkTile& tile = ring.tiles[position.stage()];
         tile.exists = false;
+        if constexpr (kConfig.pairs_of_heads) tell_pair();
         while (upcoming < launch.order.tiles()) {
             tile = tile_at<kConfig>(launch, upcoming);
             if (tile.exists) break;
@@ -119,9 +136,28 @@ struct TileScheduler {
         if (launch.next_tile == nullptr) {
             upcoming += blocks;
         } else {
+            if (kConfig.pairs_of_heads && ptx::cluster_rank() != 0) return;
             ptx::wait_for_grid_before();  // the counter is 0
             upcoming = blocks + static_cast<int>(atomicAdd(launch.next_tile, 1));
         }
+    }
+
+    // Of a pair of heads the first thread block draws, and tells the second: not before the answer is wanted.
+    RingPosition<DrawnTiles::kStages> told{};
+    bool drew = false;  ///< not before the first tile
+    __device__ __forceinline__ void tell_pair() {
+        if (drew && launch.next_tile != nullptr) {
+            const int stage = told.stage();
+            if (ptx::cluster_rank() == 0) {
+                ptx::store_at(pair->drawn[stage], static_cast<std::uint32_t>(upcoming), pair->here[stage], 1);
+            } else {
+                ptx::mbarrier_arrive_expect(pair->here[stage], sizeof(pair->drawn[0]));
+                wait(pair->here[stage], told.phase());
+                upcoming = static_cast<int>(*static_cast<volatile std::uint32_t*>(&pair->drawn[stage]));
+            }
+            told.advance();
+        }
+        drew = true;
     }
 };
 

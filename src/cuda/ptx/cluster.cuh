@@ -30,4 +30,14 @@ __device__ __forceinline__ void mbarrier_arrive_at(Mbarrier& barrier, int rank) 
         : "memory");
 }
 
+/// st.async: a word into the thread block of this rank, at the same address; its barrier there counts 4 bytes.
+__device__ __forceinline__ void store_at(std::uint32_t& to, std::uint32_t value, Mbarrier& barrier, int rank) {
+    asm volatile(
+        "{\n.reg .b32 word, there;\nmapa.shared::cluster.u32 word, %0, %3;\nmapa.shared::cluster.u32 there, %1, %3;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [word], %2, [there];\n}\n" ::"r"(
+            shared_address(&to)),
+        "r"(shared_address(&barrier)), "r"(value), "r"(rank)
+        : "memory");
+}
+
 }  // namespace tessera::cuda::ptx

@@ -35,20 +35,22 @@ cudaError_t start(void (*kernel)(Launch), std::int64_t blocks, int threads, int 
 /// others would start when the first ones have done their share.
 template <class Launch>
 cudaError_t start_pairs(void (*kernel)(Launch), int pairs, int threads, int shared_bytes, const Launch& launch,
-                        cudaStream_t stream) {
+                        cudaStream_t stream, Start when = Start::behind) {
     cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (status != cudaSuccess) return status;
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = 2;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = 2;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(2 * pairs));
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
     config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = when == Start::beside ? 2 : 1;
     int at_once = 0;
     status = cudaOccupancyMaxActiveClusters(&at_once, kernel, &config);
     if (status != cudaSuccess) return status;
