@@ -49,11 +49,11 @@ __global__ void product_ss(const T* a, const T* b, float* d, float before, bool 
     for (int i = 0; i < kN / 2; ++i) d[static_cast<int>(threadIdx.x) * (kN / 2) + i] = sum[i];
 }
 
-/// D = A B (+ `before`), A in registers; a: [64][128], b: [128][kN].
-template <class T, int kN>
+/// D = A B (+ `before`), A in registers; a: [64][128], b: [128][kN]. kRowsOfB: b is B^T, [kN][128].
+template <class T, int kN, bool kRowsOfB>
 __global__ void product_rs(const T* a, const T* b, float* d, float before, bool accumulate) {
     extern __shared__ __align__(1024) char memory[];
-    fill_slabs(memory, b, kDepth, kN);
+    fill_slabs(memory, b, kRowsOfB ? kN : kDepth, kRowsOfB ? kDepth : kN);
     ptx::fence_proxy_async();
     __syncthreads();
     const int thread = static_cast<int>(threadIdx.x);
@@ -73,8 +73,13 @@ __global__ void product_rs(const T* a, const T* b, float* d, float before, bool 
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-        ptx::wgmma_rs<kN, T>(sum, operand[step], column_descriptor(memory, kDepth) + step * kStepRows,
-                             accumulate || step > 0);
+        const bool adds = accumulate || step > 0;
+        if constexpr (kRowsOfB) {
+            const auto slab = row_descriptor(memory + step / 4 * kN * kSlabRowBytes);
+            ptx::wgmma_rs_rows<kN, T>(sum, operand[step], slab + step % 4 * kStepColumns, adds);
+        } else {
+            ptx::wgmma_rs<kN, T>(sum, operand[step], column_descriptor(memory, kDepth) + step * kStepRows, adds);
+        }
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
@@ -142,18 +147,19 @@ void expect_ss_right(bool accumulate) {
                    [&](int n, int k) { return as_double(b.host[static_cast<std::size_t>(n * kDepth + k)]); });
 }
 
-template <class T, int kN>
+template <class T, int kN, bool kRowsOfB>
 void expect_rs_right(bool accumulate) {
     SCOPED_TRACE("n " + std::to_string(kN));
     Mirror<T> a(small_integers<T>(kRows * kDepth, 3));
     Mirror<T> b(small_integers<T>(kN * kDepth, 4));
     Mirror<float> d(128 * kN / 2);
     const float before = accumulate ? 1000.0F : NAN;
-    const int slabs = (kN + kSlabColumns - 1) / kSlabColumns;
-    run_block(product_rs<T, kN>, 128, slabs * kDepth * kSlabRowBytes, a.device(), b.device(), d.device(), before,
-              accumulate);
-    expect_product(d.fetch(), a.host, kN, accumulate ? 1000 : 0,
-                   [&](int n, int k) { return as_double(b.host[static_cast<std::size_t>(k * kN + n)]); });
+    const int slabs = kRowsOfB ? kDepth / kSlabColumns : (kN + kSlabColumns - 1) / kSlabColumns;
+    run_block(product_rs<T, kN, kRowsOfB>, 128, slabs * (kRowsOfB ? kN : kDepth) * kSlabRowBytes, a.device(),
+              b.device(), d.device(), before, accumulate);
+    expect_product(d.fetch(), a.host, kN, accumulate ? 1000 : 0, [&](int n, int k) {
+        return as_double(b.host[static_cast<std::size_t>(kRowsOfB ? n * kDepth + k : k * kN + n)]);
+    });
 }
 
 template <class T, int kN>
@@ -173,7 +179,8 @@ void expect_ss_columns_right(bool accumulate) {
 template <class T, int... kN>
 void expect_every_n_right(bool accumulate) {
     (expect_ss_right<T, kN>(accumulate), ...);
-    (expect_rs_right<T, kN>(accumulate), ...);
+    (expect_rs_right<T, kN, false>(accumulate), ...);
+    (expect_rs_right<T, kN, true>(accumulate), ...);
     (expect_ss_columns_right<T, kN>(accumulate), ...);
 }
 

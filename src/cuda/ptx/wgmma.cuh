@@ -152,12 +152,12 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][
                  "}, %" #a ", %" #b ", accumulate, 1, 1, 0, " transposed ";\n}\n"                       \
                  : TESSERA_C##groups                                                                    \
                  : "l"(desc_a), "l"(desc_b), "r"(static_cast<int>(accumulate)))
-#define TESSERA_WGMMA_RS(n, type, groups, a0, a1, a2, a3, b, p)                                         \
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #p                              \
-                 ", 0;\n"                                                                               \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TESSERA_D##groups \
-                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", accumulate, 1, 1, 1;\n}\n"      \
-                 : TESSERA_C##groups                                                                    \
+#define TESSERA_WGMMA_RS(n, type, groups, a0, a1, a2, a3, b, p, transposed)                                     \
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #p                                      \
+                 ", 0;\n"                                                                                       \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TESSERA_D##groups         \
+                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", accumulate, 1, 1, " transposed ";\n}\n" \
+                 : TESSERA_C##groups                                                                            \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b), "r"(static_cast<int>(accumulate)))
 
 // clang-format off
@@ -182,10 +182,15 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][
         if constexpr (std::is_same_v<T, __half>) TESSERA_WGMMA_SS(n, "f16", groups, a, b, p, "1"); \
         else TESSERA_WGMMA_SS(n, "bf16", groups, a, b, p, "1");                                    \
     }
-#define TESSERA_WGMMA_RS_ROW(n, groups, a0, a1, a2, a3, b, p)                                              \
-    if constexpr (kN == n) {                                                                               \
-        if constexpr (std::is_same_v<T, __half>) TESSERA_WGMMA_RS(n, "f16", groups, a0, a1, a2, a3, b, p); \
-        else TESSERA_WGMMA_RS(n, "bf16", groups, a0, a1, a2, a3, b, p);                                    \
+#define TESSERA_WGMMA_RS_ROW(n, groups, a0, a1, a2, a3, b, p)                                                   \
+    if constexpr (kN == n) {                                                                                    \
+        if constexpr (std::is_same_v<T, __half>) TESSERA_WGMMA_RS(n, "f16", groups, a0, a1, a2, a3, b, p, "0"); \
+        else TESSERA_WGMMA_RS(n, "bf16", groups, a0, a1, a2, a3, b, p, "0");                                    \
+    }
+#define TESSERA_WGMMA_RS_COLUMNS_ROW(n, groups, a0, a1, a2, a3, b, p)                                           \
+    if constexpr (kN == n) {                                                                                    \
+        if constexpr (std::is_same_v<T, __half>) TESSERA_WGMMA_RS(n, "f16", groups, a0, a1, a2, a3, b, p, "1"); \
+        else TESSERA_WGMMA_RS(n, "bf16", groups, a0, a1, a2, a3, b, p, "1");                                    \
     }
 
 /// wgmma.mma_async, A and B from shared memory, both with the 16 of the inner dimension contiguous ("K-major").
@@ -208,6 +213,14 @@ __device__ __forceinline__ void wgmma_ss_columns(float (&d)[kN / 2], std::uint64
 template <int kN, class T>
 __device__ __forceinline__ void wgmma_rs(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t desc_b,
                                          bool accumulate) {
+    static_assert(TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_IS_WIDTH) false);
+    TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_RS_COLUMNS_ROW)
+}
+
+/// The same with the 16 of the inner dimension of B contiguous ("K-major").
+template <int kN, class T>
+__device__ __forceinline__ void wgmma_rs_rows(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t desc_b,
+                                              bool accumulate) {
     static_assert(TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_IS_WIDTH) false);
     TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_RS_ROW)
 }
@@ -251,5 +264,6 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[kN / 2], const std::uint32_t
 #undef TESSERA_WGMMA_SS_ROW
 #undef TESSERA_WGMMA_SS_COLUMNS_ROW
 #undef TESSERA_WGMMA_RS_ROW
+#undef TESSERA_WGMMA_RS_COLUMNS_ROW
 
 }  // namespace tessera::cuda::ptx

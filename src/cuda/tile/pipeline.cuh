@@ -20,9 +20,9 @@ struct Ring {
     ptx::Mbarrier full[kStages];
     ptx::Mbarrier empty[kStages];
 
-    __device__ void init(int readers) {
+    __device__ void init(int readers, int writers = 1) {
         for (int s = 0; s < kStages; ++s) {
-            ptx::mbarrier_init(full[s], 1);
+            ptx::mbarrier_init(full[s], writers);
             ptx::mbarrier_init(empty[s], readers);
         }
     }

@@ -12,17 +12,38 @@ namespace tessera::cuda::fa3::backward {
 template <class OfConsumer, bool kFinishes = false, Config kConfig>
 __device__ __forceinline__ void run(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
     OfConsumer consumer{{launch, shared, warpgroup}};
-    if constexpr (kConfig.roles()) consumer.run();
-    else consumer.template run<kFinishes>();
+    if constexpr (requires { consumer.template run<kFinishes>(); }) consumer.template run<kFinishes>();
+    else consumer.run();
     store_gradients(consumer);
 }
 
+/// Of consumers that make dQ.
+template <class OfConsumer, Config kConfig>
+__device__ __forceinline__ void run_or_finish(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
+    if constexpr (kConfig.may_finish()) {
+        if (shared.block.finishes) return run<OfConsumer, true>(launch, shared, warpgroup);
+    }
+    run<OfConsumer>(launch, shared, warpgroup);
+}
+
+/// What a consumer warpgroup does.
 template <class T, Config kConfig>
-using ConsumerOf =
-    std::conditional_t<kConfig.block_q != Config::kRows, HalvesConsumer<T, kConfig>, Consumer<T, kConfig>>;
+__device__ __forceinline__ void consume(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
+    if constexpr (kConfig.dq_apart()) {
+        if (warpgroup == Config::kConsumers) {
+            ptx::give_registers<Config::kDqRegisters>();
+            return run_or_finish<QueriesConsumer<T, kConfig>>(launch, shared, 0);
+        }
+    }
+    ptx::take_registers<kConfig.consumer_registers()>();
+    if constexpr (kConfig.dq_apart()) run<KeysConsumer<T, kConfig>>(launch, shared, warpgroup);
+    else if constexpr (!kConfig.roles()) run_or_finish<Consumer<T, kConfig>>(launch, shared, warpgroup);
+    else if (warpgroup == 0) run<WeightsConsumer<T, kConfig>>(launch, shared, 0);
+    else run<ScoresConsumer<T, kConfig>>(launch, shared, 1);
+}
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(Shape::kConfig.threads(), 1) backward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<kConfig>*>(memory);
@@ -52,13 +73,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) backward_kernel(const __g
         else if (shared.block.blocks.parted) produce<kConfig, Order::in_parts>(launch, shared);
         else produce<kConfig, Order::falling>(launch, shared);
     } else {
-        ptx::take_registers<Config::kConsumerRegisters>();
-        if constexpr (kConfig.may_finish()) {
-            if (shared.block.finishes) run<ConsumerOf<T, kConfig>, true>(launch, shared, warpgroup - 1);
-            else run<ConsumerOf<T, kConfig>>(launch, shared, warpgroup - 1);
-        } else if constexpr (!kConfig.roles()) run<Consumer<T, kConfig>>(launch, shared, warpgroup - 1);
-        else if (warpgroup == 1) run<WeightsConsumer<T, kConfig>>(launch, shared, 0);
-        else run<ScoresConsumer<T, kConfig>>(launch, shared, 1);
+        consume<T>(launch, shared, warpgroup - 1);
     }
 }
 
@@ -68,7 +83,7 @@ cudaError_t start_backward(const Launch& launch, cudaStream_t stream) {
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
     const std::int64_t blocks = std::int64_t{launch.heads} * launch.parts * launch.part_kv;
-    return start(backward_kernel<T, Shape>, blocks, Config::kThreads, kBytes, launch, stream);
+    return start(backward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -9,7 +9,7 @@ namespace tessera::cuda::fa3::backward {
 struct Config {
     int head_dim;        ///< of Q and K: a multiple of 32
     int head_dim_v;      ///< of V and dO: a multiple of 32
-    int block_q = 64;    ///< queries of a step: 64; or 128, then a warpgroup makes dQ of 64 of them, all columns
+    int block_q = 64;    ///< queries of a step: 64; or 128, taken 64 at a time, then a third warpgroup makes dQ
     int block_kv = 128;  ///< keys: 64 of each warpgroup; or 64, then one makes dV and the other dK (roles)
     int q_stages = 3;
     int do_stages = 2;
@@ -17,11 +17,17 @@ struct Config {
 
     static constexpr int kStages = 2;     ///< of dS: the parity of the step
     static constexpr int kRows = 64;      ///< of a warpgroup's products; of RowStats
-    static constexpr int kConsumers = 2;  ///< warpgroups
+    static constexpr int kConsumers = 2;  ///< warpgroups that make dK and dV
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr int kProducerRegisters = 24;
     static constexpr int kConsumerRegisters = 240;
+    static constexpr int kDqRegisters = 88;         ///< of the warpgroup that makes dQ apart,
+    static constexpr int kBesideDqRegisters = 200;  ///< and of the other two beside it
 
+    /// Does a third consumer warpgroup make dQ (apart.cuh)?
+    constexpr bool dq_apart() const { return block_q == 2 * kRows; }
+    constexpr int threads() const { return kThreads + (dq_apart() ? 128 : 0); }
+    constexpr int consumer_registers() const { return dq_apart() ? kBesideDqRegisters : kConsumerRegisters; }
     /// Slabs of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
     constexpr int v_slabs() const { return (head_dim_v + 63) / 64; }
@@ -29,8 +35,8 @@ struct Config {
     constexpr bool roles() const { return block_kv == kRows; }
     /// A warpgroup's first row of the block's keys.
     constexpr int first_row(int warpgroup) const { return roles() ? 0 : kRows * warpgroup; }
-    /// Columns of dQ that a warpgroup of the main kernel multiplies, always of 64 queries.
-    constexpr int dq_columns() const { return block_q == kRows ? head_dim / kConsumers : head_dim; }
+    /// Columns of dQ that a warpgroup of the main kernel multiplies at once, always of 64 queries.
+    constexpr int dq_columns() const { return dq_apart() ? head_dim : head_dim / kConsumers; }
     /// May the last block of keys to add to dQ make it of the sum? (Elsewhere registers are short.)
     constexpr bool may_finish() const { return !roles() && !general; }
     /// Of block_q queries: where RowStats stand, one after the other.

@@ -99,8 +99,17 @@ struct ConsumerThread {
     }
     __device__ __forceinline__ void exponentiate(float (&s)[kPairs], const float4 (&minus_lse)[kEarly],
                                                  int half = 0) const;
+    template <bool kMasked>
+    __device__ __forceinline__ void score_gradients(float (&s)[kPairs], float (&dp)[kPairs], float4 (&delta)[kEarly],
+                                                    int half = 0) const;
+    /// Of 64 queries into 16 bits, as the A operand of a sum over queries.
+    __device__ __forceinline__ static void pack(std::uint32_t (&out)[Config::kRows / 16][4],
+                                                const float (&values)[kPairs]) {
+#pragma unroll
+        for (int i = 0; i < kPairs; i += 2) out[i / 8][i / 2 % 4] = ptx::pack_finite<T>(values[i], values[i + 1]);
+    }
     __device__ __forceinline__ void clean_keys();
-    __device__ __forceinline__ void clean_queries();
+    __device__ __forceinline__ void clean_queries(int half = 0);
     __device__ __forceinline__ std::uint32_t ds_address(int slab_number) const;
     __device__ __forceinline__ static void store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4], std::uint32_t to);
     __device__ __forceinline__ void put_dq(const float (&dq)[kConfig.dq_columns() / 2]);
@@ -118,7 +127,8 @@ struct ConsumerThread {
     }
 };
 
-/// How consumers that make dQ too begin: gradients of 0, and, where there are steps, the first scores. Are there any?
+/// How consumers that make S, dV and dK begin: gradients of 0, and, where there are steps, the first scores. Are there
+/// any?
 template <class OfConsumer>
 __device__ __forceinline__ bool begin_steps(OfConsumer& c) {
 #pragma unroll
@@ -136,10 +146,9 @@ __device__ __forceinline__ bool begin_steps(OfConsumer& c) {
     return true;
 }
 
-/// And how they end: the last dQ goes out, and the last dK is done.
-template <bool kFinishes, class OfConsumer>
+/// And how they end: with the last dK done.
+template <class OfConsumer>
 __device__ __forceinline__ void end_steps(OfConsumer& c) {
-    if constexpr (!kFinishes) c.give_dq();
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(c.dk);
     ptx::keep_in_place(c.ds);
@@ -179,6 +188,28 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::exponentiate(float (
     }
 }
 
+/// dS^T = P^T (dP^T - delta) of 64 queries, in the place of dP^T. kMasked: some pair may be hidden; of it both become
+/// 0.
+template <class T, Config kConfig>
+template <bool kMasked>
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::score_gradients(float (&s)[kPairs], float (&dp)[kPairs],
+                                                                            float4 (&delta)[kEarly], int half) const {
+    const float factor = unit();
+    hold_deltas<T>(delta, factor);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) dp[i] = score_gradient<T>(s[i], dp[i], of_element(delta[i / 8], i), factor);
+    if constexpr (kMasked) {
+        ptx::keep_in_place(dp);  // all in one go takes more registers than there are
+        const PairMask mask(shared.block.blocks, shared.block.n * kConfig.block_kv + row(),
+                            first_query() + Config::kRows * half + first_column());
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            if (!mask.sees(i)) s[i] = dp[i] = 0;
+        }
+        ptx::keep_in_place(dp);
+    }
+}
+
 /// NaN and infinities of K become 0: what they make of scores is in LSE and delta, and dQ is to have no others.
 template <class T, Config kConfig>
 __device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_keys() {
@@ -195,9 +226,10 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_keys() {
     }
 }
 
-/// The same of Q and dO, in tiles with hidden pairs. What was taken out of dO is put back at the end (restore_lost).
+/// The same of 64 rows of Q and dO, in tiles with hidden pairs. What was taken out of dO is put back at the end
+/// (restore_lost).
 template <class T, Config kConfig>
-__device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_queries() {
+__device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_queries(int half) {
     const Span& first = shared.block.full[0];
     const Span& second = shared.block.full[1];
     const int m = shared.block_q[q.stage];
@@ -206,8 +238,10 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_queries() {
     constexpr int kThreads = 128 * Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     ptx::named_barrier_sync(kConsumersBarrier, kThreads);  // both warpgroups have made S and dP of it
-    clean<T, sizeof(shared.q[0]), kThreads>(shared.q[q.stage], thread);
-    clean<T, sizeof(shared.d_o[0]), kThreads>(shared.d_o[d_o.stage], thread);
+    static_assert(kConfig.block_q == Config::kRows || sizeof(shared.q[0]) == sizeof(shared.q[0][0]));
+    constexpr int kOf = kConfig.block_q / Config::kRows;
+    clean<T, sizeof(shared.q[0]) / kOf, kThreads>(shared.q[q.stage][0][Config::kRows * half], thread);
+    clean<T, sizeof(shared.d_o[0]) / kOf, kThreads>(shared.d_o[d_o.stage][0][Config::kRows * half], thread);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kConsumersBarrier, kThreads);
 }

@@ -3,7 +3,7 @@
 // dK and dV on their way out, through the shared memory that K and V were in.
 #pragma once
 
-#include "cuda/fa3/backward/halves.cuh"
+#include "cuda/fa3/backward/apart.cuh"
 #include "cuda/fa3/backward/mainloop.cuh"
 #include "cuda/fa3/backward/roles.cuh"
 
@@ -158,26 +158,31 @@ __device__ __forceinline__ void store_dk(const ConsumerThread<T, kConfig>& c, co
 }
 
 /// When nobody reads K and V any more.
+template <Config kConfig>
 __device__ __forceinline__ void meet_at_the_end() {
-    ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
+    ptx::named_barrier_sync(kEndBarrier, kConfig.threads() - 128);
 }
 
 template <class T, template <class, Config> class OfConsumer, Config kConfig>
 __device__ __forceinline__ void store_gradients(OfConsumer<T, kConfig>& c) {
-    meet_at_the_end();
+    meet_at_the_end<kConfig>();
     store_dv(c, c.dv);
     store_dk(c, c.dk);
     if (c.lane() == 0) ptx::tma_store_wait_read();
 }
 template <class T, Config kConfig>
+__device__ __forceinline__ void store_gradients(QueriesConsumer<T, kConfig>& /*its dQ is out*/) {
+    meet_at_the_end<kConfig>();
+}
+template <class T, Config kConfig>
 __device__ __forceinline__ void store_gradients(WeightsConsumer<T, kConfig>& c) {
-    meet_at_the_end();
+    meet_at_the_end<kConfig>();
     store_dv(c, c.dv);
     if (c.lane() == 0) ptx::tma_store_wait_read();
 }
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_gradients(ScoresConsumer<T, kConfig>& c) {
-    meet_at_the_end();
+    meet_at_the_end<kConfig>();
     store_dk(c, c.dk);
     if (c.lane() == 0) ptx::tma_store_wait_read();
 }

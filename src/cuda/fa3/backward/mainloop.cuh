@@ -122,30 +122,16 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_features
 template <class T, Config kConfig>
 template <bool kMasked>
 __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&delta)[Base::kEarly]) {
-    const float keep_scale = launch.params.forward.keep_scale;
-    const float unit = Base::unit();
-    hold_deltas<T>(delta, unit);
+    if constexpr (kConfig.general) {
+        const float keep_scale = launch.params.forward.keep_scale;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-        if constexpr (kConfig.general) dp[i] = (kept >> i & 1) != 0 ? dp[i] * keep_scale : 0.0F;
-        dp[i] = score_gradient<T>(s[i], dp[i], of_element(delta[i / 8], i), unit);
+        for (int i = 0; i < Base::kPairs; ++i) dp[i] = (kept >> i & 1) != 0 ? dp[i] * keep_scale : 0.0F;
     }
-    if constexpr (kMasked) {
-        ptx::keep_in_place(dp);  // all in one go takes more registers than there are
-        const int first_key = shared.block.n * kConfig.block_kv + row();
-        const PairMask mask(shared.block.blocks, first_key, first_query() + first_column());
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-            if (!mask.sees(i)) s[i] = dp[i] = 0;
-        }
-        ptx::keep_in_place(dp);
-    }
-#pragma unroll
-    for (int i = 0; i < kPairs; i += 2) ds[i / 8][i / 2 % 4] = ptx::pack_finite<T>(dp[i], dp[i + 1]);
+    Base::template score_gradients<kMasked>(s, dp, delta);
+    Base::pack(ds, dp);
     if constexpr (!kConfig.general) {
         ptx::keep_in_place(ds);
-#pragma unroll
-        for (int i = 0; i < kPairs; i += 2) p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(s[i], s[i + 1]);
+        Base::pack(p, s);
     }
 }
 
@@ -232,7 +218,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         d_o.advance();
         if (left == 0) break;
     }
-    end_steps<kFinishes>(*this);
+    if constexpr (!kFinishes) Base::give_dq();
+    end_steps(*this);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/fa3/backward/shared.cuh"
+#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
 namespace tessera::cuda::fa3::backward {
@@ -30,6 +31,30 @@ __device__ __forceinline__ void start_scores(float (&s)[kQueries / 2], std::uint
         ptx::wgmma_ss<kQueries, T>(s, keys + slab * kKeySlab + step, queries + slab * kQuerySlab + step, column > 0);
     }
     ptx::wgmma_commit();
+}
+
+/// S^T = K Q^T with K in registers.
+template <class T, int kDim>
+__device__ __forceinline__ void start_scores_of_registers(float (&s)[32], const std::uint32_t (&keys)[kDim / 16][4],
+                                                          std::uint64_t queries) {
+    ptx::keep_in_place(s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int column = 0; column < kDim; column += 16) {
+        ptx::wgmma_rs_rows<64, T>(s, keys[column / 16], queries + column / 16 * kStepColumns, column > 0);
+    }
+    ptx::wgmma_commit();
+}
+
+/// 64 rows of a slab as an A operand: [64][64 columns].
+template <class Slab>
+__device__ __forceinline__ void load_rows(std::uint32_t (&a)[4][4], const Slab& slab, int first_row) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = first_row + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        ptx::ldmatrix_x4(a[step], ptx::shared_address(slab) + swizzled(row, 2 * step + lane / 16));
+    }
 }
 
 /// dV += P^T dO or dK += dS^T Q, started: [64 keys][kDim] += [64 keys][kBlockQ] [kBlockQ][kDim].

@@ -31,12 +31,6 @@ struct RoleThread : ConsumerThread<T, kConfig> {
     __device__ __forceinline__ float4* weights() const {
         return reinterpret_cast<float4*>(shared.p[q.stage]) + threadIdx.x % 128;
     }
-    /// Into 16 bits, as the A operand of the gradient.
-    __device__ __forceinline__ static void pack(std::uint32_t (&out)[kConfig.block_q / 16][4],
-                                                const float (&values)[kPairs]) {
-#pragma unroll
-        for (int i = 0; i < kPairs; i += 2) out[i / 8][i / 2 % 4] = ptx::pack_finite<T>(values[i], values[i + 1]);
-    }
 };
 
 /// Makes P^T = exp2(S^T - LSE) and dV.

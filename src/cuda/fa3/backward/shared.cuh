@@ -14,6 +14,7 @@ namespace tessera::cuda::fa3::backward {
 enum NamedBarrier : int {
     kConsumersBarrier = 1,
     kWarpgroupBarrier = 2,  ///< of the first consumer warpgroup; the other's follows
+    kEndBarrier = 4,        ///< of all consumer warpgroups
 };
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
@@ -116,6 +117,7 @@ struct alignas(1024) Shared : Exchange<kConfig> {
     Ring<kConfig.do_stages> do_ring;
     ptx::Mbarrier kv_full;
     ptx::Mbarrier dq_full[Config::kConsumers], dq_empty[Config::kConsumers];
+    Ring<2 * Config::kStages> ds_ring;       ///< dQ apart: dS of 64 queries, for the third warpgroup
     ptx::Mbarrier p_full[kConfig.q_stages];  ///< roles: P, for the other warpgroup
     DqGoes dq_goes[Config::kConsumers];      ///< of the step, where this block of keys is the last to add to some
     KeyBlock<kConfig> block;
@@ -125,8 +127,9 @@ struct alignas(1024) Shared : Exchange<kConfig> {
 
     __device__ void init_barriers() {
         constexpr int kReaders = 4 * Config::kConsumers;  // one arrival a warp
-        q_ring.init(kReaders);
+        q_ring.init(kConfig.threads() / 32 - 4);
         do_ring.init(kReaders);
+        ds_ring.init(4, kReaders);
         ptx::mbarrier_init(kv_full, 1);
         for (ptx::Mbarrier& full : p_full) ptx::mbarrier_init(full, 4);
         for (int w = 0; w < Config::kConsumers; ++w) {
