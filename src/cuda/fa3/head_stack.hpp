@@ -24,7 +24,7 @@ inline constexpr int kMostStacked = 16;
 
 /// Tiles of a call.
 inline std::int64_t tiles_of(const Problem& p, int block_q, HeadStack stack) {
-    return query_heads(p) / stack.heads() * query_tiles(p, block_q / stack.heads());
+    return saturating_product(query_heads(p) / stack.heads(), query_tiles(p, block_q / stack.heads()));
 }
 
 /// As many heads as their group, its powers of two and kMostStacked allow, where that saves a tenth of the tiles: long

@@ -124,7 +124,8 @@ inline Tile tile_of(const Problem& p) {
 /// them than blocks run at once. (Stacked heads make no more tiles.)
 inline bool by_counter(const Problem& p, std::int64_t multiprocessors) {
     const Config c = config_of(p);
-    return (uneven(p) || c.skips_blocks()) && query_heads(p) * query_tiles(p, c.block_q()) > multiprocessors;
+    return (uneven(p) || c.skips_blocks()) &&
+           saturating_product(query_heads(p), query_tiles(p, c.block_q())) > multiprocessors;
 }
 
 }  // namespace tessera::cuda::fa3

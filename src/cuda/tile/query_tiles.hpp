@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/arena.hpp"
 #include "tessera/mask.hpp"
 #include "tessera/problem.hpp"
 
@@ -16,8 +17,10 @@ inline std::int64_t query_tiles(const Problem& p, std::int64_t block_q) {
     return p.ragged ? p.total_q / block_q + p.batch : (p.len_q + block_q - 1) / block_q;
 }
 
-/// Rows of `query_tiles` in a call: heads, and batch members that are not ragged.
-inline std::int64_t query_heads(const Problem& p) { return p.ragged ? p.heads_q : p.batch * p.heads_q; }
+/// Rows of `query_tiles` in a call: heads, and batch members that are not ragged. Saturates.
+inline std::int64_t query_heads(const Problem& p) {
+    return p.ragged ? p.heads_q : saturating_product(p.batch, p.heads_q);
+}
 
 /// A tile of queries of one member.
 struct QueryTile {
