@@ -40,24 +40,15 @@ using model::CpuConstants;
 using model::Family;
 
 constexpr Named<Constants> kConstants[] = {
-    {"exp_exposed", &Constants::exp_exposed},
-    {"padded_exposed", &Constants::padded_exposed},
-    {"shared_exposed", &Constants::shared_exposed},
-    {"uneven_exposed", &Constants::uneven_exposed},
-    {"adds_exposed", &Constants::adds_exposed},
-    {"step_cycles", &Constants::step_cycles},
-    {"end_cycles", &Constants::end_cycles},
-    {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
-    {"mask_exposed", &Constants::mask_exposed},
-    {"dram_exposed", &Constants::dram_exposed},
-    {"dq_exp_exposed", &Constants::dq_exp_exposed},
-    {"dq_end_cycles", &Constants::dq_end_cycles},
-    {"turn_cycles", &Constants::turn_cycles},
-    {"lone_exposed", &Constants::lone_exposed},
-    {"stream_exposed", &Constants::stream_exposed},
-    {"split_us", &Constants::split_us},
-    {"row_cycles", &Constants::row_cycles},
-    {"row_exposed", &Constants::row_exposed},
+    {"exp_exposed", &Constants::exp_exposed},       {"padded_exposed", &Constants::padded_exposed},
+    {"shared_exposed", &Constants::shared_exposed}, {"uneven_exposed", &Constants::uneven_exposed},
+    {"adds_exposed", &Constants::adds_exposed},     {"step_cycles", &Constants::step_cycles},
+    {"end_cycles", &Constants::end_cycles},         {"end_cycles_per_dim", &Constants::end_cycles_per_dim},
+    {"mask_exposed", &Constants::mask_exposed},     {"dram_exposed", &Constants::dram_exposed},
+    {"dq_exp_exposed", &Constants::dq_exp_exposed}, {"dq_end_cycles", &Constants::dq_end_cycles},
+    {"turn_cycles", &Constants::turn_cycles},       {"lone_exposed", &Constants::lone_exposed},
+    {"stream_exposed", &Constants::stream_exposed}, {"split_us", &Constants::split_us},
+    {"row_cycles", &Constants::row_cycles},         {"row_exposed", &Constants::row_exposed},
     {"pass_exposed", &Constants::pass_exposed},
 };
 
