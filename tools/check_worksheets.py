@@ -110,6 +110,7 @@ def options_of(draw):
         options += ["--len", str(length)]
     options += ["--batch", str(pick([1, 1, 2, 5, 16]))]
     options += pick([[], ["--causal", "bottom-right"], ["--causal", "bottom-right"], ["--window", f"{draw.randint(0, 600)},0"]])
+    options += pick([[], [], ["--dropout", pick(["0.1", "0.5", "0.3"])]])
     return options + ["--pass", pick(["forward", "backward"]), "--dtype", pick(["bf16", "fp16", "fp32"])]
 
 

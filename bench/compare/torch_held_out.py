@@ -7,6 +7,8 @@ cost model is fitted on them; `tessera roofline --accuracy` judges it by them.
     python3 bench/compare/torch_held_out.py build/src/libtessera.so --seed 11 --count 90 --out bench/results/h200/blind.jsonl
 
 --seed draws other shapes (drawn_shapes.py), ragged batches among them, which nobody has seen before they are measured.
+--dropout 0.1 times tessera's kernels alone, with that dropout: each is compared with the first one's results, since all
+have one mask (docs/numerics.md).
 
 PyTorch's FlashAttention-2 runs by its own operator, which takes windows and other lengths of queries and keys; cuDNN
 where scaled_dot_product_attention can ask for the same, its backward by the operator behind that (through autograd, as in
@@ -43,7 +45,9 @@ class Case:
     """A row of the file with its tensors: [batch, len, heads, head_dim], or [total, heads, head_dim] of a ragged batch,
     whose `lens` are the lengths of its members."""
 
-    def __init__(self, row):
+    def __init__(self, row, dropout=0.0):
+        self.dropout = dropout
+        self.results = {}  # of tessera's first kernel with dropout
         (self.kind, self.direction, self.dim, self.heads_q, self.heads_kv, self.batch, self.len_q, self.len_kv,
          self.mask) = row
         self.causal = self.mask == "causal"
@@ -79,6 +83,8 @@ class Case:
                   "heads_kv": self.heads_kv, "head_dim": self.dim, "head_dim_v": self.dim, "causal": int(self.causal)}
         if self.window is not None:
             fields.update(window_left=self.window, window_right=0)
+        if self.dropout:
+            fields.update(dropout_probability=self.dropout, dropout_seed=20261126)
         if self.lens:
             fields.update(ragged=1, total_q=sum(self.lens), total_kv=sum(self.lens))
         return fields
@@ -134,13 +140,17 @@ def differs(name, got, expected):
 
 
 def with_rest(lib, case, options, inputs):
-    """O, LSE and the rest of O by tessera's forward of its own choice where the backward of these options takes that."""
+    """O, LSE and the rest of O by tessera's forward of its own choice where the backward of these options takes that; under
+    dropout, which only its own forward knows, in any case."""
     any_schedule = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA)
-    if not (lib.plan(case.problem(), options, abi.BACKWARD).o_rest and lib.plan(case.problem(), any_schedule, abi.FORWARD).o_rest):
+    takes_rest = lib.plan(case.problem(), options, abi.BACKWARD).o_rest and lib.plan(case.problem(), any_schedule, abi.FORWARD).o_rest
+    if not takes_rest and not case.dropout:
         return None
     q = inputs["q"]
     shape = (case.heads_q, q.shape[0]) if case.lens else q.shape[:3]
-    kept = dict(o=torch.empty_like(q), lse=torch.empty(shape, device=q.device), o_rest=torch.empty_like(q, dtype=torch.int8))
+    kept = dict(o=torch.empty_like(q), lse=torch.empty(shape, device=q.device))
+    if takes_rest:
+        kept["o_rest"] = torch.empty_like(q, dtype=torch.int8)
     lib.prepare(case.problem(), any_schedule, abi.FORWARD, dict(**inputs, **case.members(), **kept))()
     return kept
 
@@ -159,13 +169,16 @@ def ours(lib, case, schedule, o, lse, gradients):
         mine = {"dq": torch.full_like(q, math.nan), "dk": torch.full_like(k, math.nan), "dv": torch.full_like(v, math.nan)}
         expected = dict(zip(mine, case.heads_first(*gradients)))
         kept = with_rest(lib, case, options, inputs)
-        notes = {"features": "rest of O"} if kept else {}
+        notes = {"features": "rest of O"} if kept and "o_rest" in kept else {}
         kept = kept or dict(o=case.heads_first(o)[0], lse=lse)
         call = lib.prepare(case.problem(), options, abi.BACKWARD, dict(**inputs, d_o=d_o, **case.members(), **kept, **mine))
     call()
+    if case.dropout:
+        case.results = case.results or {name: t.clone() for name, t in mine.items()}
+        expected = case.results
     wrong = " ".join(filter(None, (differs(name, mine[name], expected[name]) for name in mine)))
     if wrong:
-        raise RuntimeError("differs from FlashAttention-2: " + wrong)
+        raise RuntimeError(f"differs from {'the first schedule' if case.dropout else 'FlashAttention-2'}: " + wrong)
     call.notes = notes
     return call
 
@@ -173,11 +186,11 @@ def ours(lib, case, schedule, o, lse, gradients):
 def calls_of(lib, case, schedules, with_cudnn):
     forward, backward, o, lse = flash_attention(case)
     is_forward = case.direction == "forward"
-    calls = {"fa2": forward if is_forward else backward}
+    calls = {} if case.dropout else {"fa2": forward if is_forward else backward}
     gradients = None if is_forward else backward()
     candidates = {f"tessera {s}": lambda s=s: ours(lib, case, s, o, lse, gradients) for s in schedules
                   if s != "standard" or case.batch * case.heads_q * case.len_q * case.len_kv <= MOST_SCORES}
-    if with_cudnn and case.cudnn_can():
+    if with_cudnn and not case.dropout and case.cudnn_can():
         candidates["cudnn"] = lambda: cudnn(case)
     for name, prepare in candidates.items():
         try:
@@ -196,8 +209,10 @@ def record(case, name, times, notes, common):
     by, _, schedule = name.partition(" ")
     quarters = statistics.quantiles(times, n=4)
     flop = (4 if case.direction == "forward" else 10) * case.heads_q * case.dim * case.pairs()
+    features = ("ragged" if case.lens else "", f"dropout {case.dropout:g}" if case.dropout else "", notes.get("features"))
+    notes = {**notes, "features": ", ".join(filter(None, features))} if any(features) else notes
     if case.lens:
-        notes = {**notes, "features": ", ".join(filter(None, ("ragged", notes.get("features")))), "lens_q": case.lens, "lens_kv": case.lens}
+        notes = {**notes, "lens_q": case.lens, "lens_kv": case.lens}
     return {"what": "measured", "by": by, "schedule": schedule or ("fa2" if by == "fa2" else ""), "pass": case.direction,
             "dtype": "bf16", "batch": case.batch, "len_q": case.len_q, "len_kv": case.len_kv, "heads_q": case.heads_q,
             "heads_kv": case.heads_kv, "head_dim": case.dim, "head_dim_v": case.dim, "mask": case.mask_text(),
@@ -215,6 +230,9 @@ def main():
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--seed", type=int, help="draw shapes instead of those of the file")
     parser.add_argument("--count", type=int, default=90, help="shapes to draw")
+    parser.add_argument("--up-to", type=int, default=256, help="of the shapes those of head_dims up to this")
+    parser.add_argument("--dropout", type=lambda text: [float(p) for p in text.split(",")], default=[0.0],
+                        help="probabilities, comma-separated: shapes have them in turn")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no new shape after so many")
     parser.add_argument("--out", required=True, help="append Records (JSON lines) to this file")
     parser.add_argument("--commit", default="unknown", help="of the library")
@@ -229,13 +247,14 @@ def main():
         rows = drawn_shapes.drawn(options.seed, options.count, passes)
     if options.kinds:
         rows = [r for r in rows if r[0] in options.kinds.split(",")]
+    rows = [r for r in rows if r[2] <= options.up_to]
     started = time.monotonic()
     for place, row in enumerate(rows):
         if time.monotonic() - started > options.seconds:
             print(f"out of time: {len(rows) - place} shapes were not measured", file=sys.stderr)
             break
         torch.cuda.empty_cache()
-        case = Case(row)
+        case = Case(row, options.dropout[place % len(options.dropout)])
         calls = calls_of(lib, case, options.schedules.split(","), not options.no_cudnn)
         times = times_of(calls, options.repeat, flush)
         common = {"device": torch.cuda.get_device_name(), "clock_mhz": int(query("clocks.sm") or 0),

@@ -24,15 +24,23 @@ std::int64_t side_of(const std::string& text) {
     }
 }
 
+/// The parts of a text: "ragged, dropout 0.1".
+std::vector<std::string> parts_of(const std::string& text) {
+    std::vector<std::string> parts;
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t end = std::min(text.find(", ", at), text.size());
+        parts.push_back(text.substr(at, end - at));
+        at = end + 2;
+    }
+    return parts;
+}
+
+constexpr std::string_view kDropout = "dropout ";  // of a Record's features, and its probability
+
 /// The reverse of mask_text().
 Mask mask_of(const std::string& text) {
     Mask mask;
-    std::size_t at = 0;
-    while (at < text.size()) {
-        std::size_t end = text.find(", ", at);
-        if (end == std::string::npos) end = text.size();
-        const std::string part = text.substr(at, end - at);
-        at = end + 2;
+    for (const std::string& part : parts_of(text)) {
         if (part == "none") continue;
         if (part == "causal" || part == "causal bottom-right") {
             mask.causal = Causal::bottom_right;
@@ -135,18 +143,19 @@ bool sums_delta(const Record& record, Schedule schedule, const model::Machine& m
            schedule != Schedule::standard && record.features.find("rest of O") == std::string::npos;
 }
 
-/// Does a prediction know all features: a ragged batch whose members' lengths are told, and what saves the backward's
-/// sum?
+/// Does a prediction know all features: a ragged batch whose members' lengths are told, what saves the backward's sum,
+/// and, of some kernels, dropout?
 bool is_modelled(const Record& record) {
-    const std::string& text = record.features;
-    for (std::size_t at = 0; at < text.size();) {
-        const std::size_t end = std::min(text.find(", ", at), text.size());
-        const std::string part = text.substr(at, end - at);
-        at = end + 2;
+    const std::vector<std::string> parts = parts_of(record.features);
+    return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
         const bool ragged = part.starts_with("ragged") && !record.lens_q.empty();
-        if (!ragged && part != "rest of O") return false;
-    }
-    return true;
+        return ragged || part == "rest of O" || part.starts_with(kDropout);
+    });
+}
+
+/// Before this day tessera's dropout drew all 32 bits of every word (core/dropout.hpp).
+bool drew_whole_words(const Record& record) {
+    return record.by == "tessera" && record.features.find(kDropout) != std::string::npos && record.date < "2026-11-26";
 }
 
 /// What keeps a Record from being compared, or nothing and its comparison.
@@ -167,6 +176,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     if (!is_of_kind(record, machine->kind))
         return fmt::format("measured on another kind of machine than {}", machine->name);
     if (is_of_older_kernel(record, *schedule, *machine)) return "of a kernel that is another one now";
+    if (drew_whole_words(record)) return "dropout of whole words: drawn another way now";
     if (sums_delta(record, *schedule, *machine)) return "delta is summed: two products more than are modelled";
     const Problem problem = problem_of(record);
     const Pass pass = backward ? Pass::backward : Pass::forward;
@@ -177,6 +187,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     result.kernels = fmt::format("{} {}", options.by, record.by == "cudnn" ? "" : name_of(*schedule));
     if (result.kernels.back() == ' ') result.kernels.pop_back();
     result.prediction = model::predict(problem, *schedule, pass, *machine, options);
+    if (!result.prediction.not_modelled.empty()) return "features that are not modelled";
     if (had_another_tile(record, result.prediction)) return "of a tile that is another one now";
     result.predicted_ms = result.prediction.ms;
     result.kind = kind_of(problem);
@@ -235,6 +246,9 @@ Problem problem_of(const Record& record) {
                                     record.lens_kv.size()));
         p.total_q = std::accumulate(record.lens_q.begin(), record.lens_q.end(), std::int64_t{0});
         p.total_kv = std::accumulate(record.lens_kv.begin(), record.lens_kv.end(), std::int64_t{0});
+    }
+    for (const std::string& part : parts_of(record.features)) {
+        if (part.starts_with(kDropout)) p.dropout.probability = std::strtod(part.c_str() + kDropout.size(), nullptr);
     }
     try {
         p.validate();

@@ -8,6 +8,7 @@
 
 #include "core/stack_heads.hpp"
 #include "model/cpu.hpp"
+#include "model/dropout.hpp"
 #include "model/parts.hpp"
 #include "schedule/grid.hpp"
 
@@ -75,7 +76,13 @@ constexpr CpuFamily kFamilies[] = {
 };
 constexpr double kGradientCopies = 1.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too: of all its tensors
 constexpr double kMiB = 1048576;
-constexpr double kCoreReads = 0.12;  // of the memory's rate, one core alone; of few cores: its part
+// Dropout, in the time of exponentials: 16 patches of 2 queries x 16 keys go together in the lanes, three blocks of
+// Philox side by side, further ones while a word of them is level (cpu/lanes/dropout.cc). Chosen on two cores of an AMD
+// EPYC by calls with probabilities of 0.1 and 0.5.
+constexpr Drawing kDrawing{.weights = 32, .together = 512, .first = 3, .further = 1, .spares = true};
+constexpr double kExpsOfBlock = 10;
+constexpr double kExpsOfFactor = 0.8;  // a weight's factor is stored, read and multiplied by
+constexpr double kCoreReads = 0.12;    // of the memory's rate, one core alone; of few cores: its part
 
 constexpr Tile kTile{64, 64};  // cpu/backend.cc
 constexpr double kTileDepth = 32, kTileRows = 16;
@@ -139,6 +146,7 @@ struct Cpu {
     double worthwhile_threads() const;
     double tasks() const;
     double flop_per_pair() const;
+    double clocks_of_dropout(double elements) const;
     void note_speed();
     void add_arithmetic();
     void add_memory();
@@ -210,6 +218,13 @@ double Cpu::flop_per_pair() const {
     return on_matrix_unit() && !in_stripes() ? five + 2 * (deep + deep_v) : five;  // dK, dV and dQ apart: seven
 }
 
+double Cpu::clocks_of_dropout(double elements) const {
+    const double p = q.problem.dropout.probability;
+    if (p <= 0) return 0;
+    const double exps = kExpsOfFactor + kExpsOfBlock * blocks_of_draw(p, kDrawing) / kDrawing.weights;
+    return elements * exps / q.machine.exp_rate;
+}
+
 /// Products, softmax and calls of all tiles, dealt to the threads.
 void Cpu::add_arithmetic() {
     const Machine& m = q.machine;
@@ -219,7 +234,8 @@ void Cpu::add_arithmetic() {
     const auto tiles = static_cast<double>(units.tiles);
     const double products = elements * per_pair / product_rate();
     const double softmax = elements / m.exp_rate * c.exp_share;
-    const double total = products + softmax;
+    const double dropout = clocks_of_dropout(elements);
+    const double total = products + softmax + dropout;
     double idle = 0;
     std::string idle_text;
     if (busy > 1 && tiles > 0) {
@@ -240,10 +256,17 @@ void Cpu::add_arithmetic() {
                  per_pair, peak(), c.product_share, products);
     account.note("softmax", "{:.6g} / {:.4g} exp/clk * {:.4g} = {:.5g} clk", elements, m.exp_rate.value, c.exp_share,
                  softmax);
+    if (dropout > 0)
+        account.note("dropout",
+                     "{:.6g} * ({:.3g} + {:.3g} * {:.4g} blocks of Philox / {:.0f}) / {:.4g} exp/clk = {:.5g} clk",
+                     elements, kExpsOfFactor, kExpsOfBlock, blocks_of_draw(q.problem.dropout.probability, kDrawing),
+                     kDrawing.weights, m.exp_rate.value, dropout);
     note_speed();
     account.part("products", products / busy / per_ms, "{:.5g} clk / {:.0f} threads / {:.5g} GHz", products, busy,
                  per_ms * 1e-6);
     account.part("softmax", softmax / busy / per_ms, "{:.5g} clk / {:.0f} threads / {:.5g} GHz", softmax, busy,
+                 per_ms * 1e-6);
+    account.part("dropout", dropout / busy / per_ms, "{:.5g} clk / {:.0f} threads / {:.5g} GHz", dropout, busy,
                  per_ms * 1e-6);
     account.part("idle cores", idle / per_ms, "until the last thread is done: {} / {:.5g} GHz", idle_text,
                  per_ms * 1e-6);
@@ -336,6 +359,8 @@ const CpuFamily& cpu_family_of(const Question& question) {
     const std::size_t pair = in_parts(question) ? 1 : by_tiles(question) ? 2 : 0;
     return kFamilies[2 * pair + (question.pass == Pass::forward ? 0 : 1)];
 }
+
+bool cpu_knows_dropout(const Question&) { return true; }
 
 void predict_cpu(const Question& question, Prediction& prediction) {
     predict_cpu_family(question, shares_of(question), prediction);

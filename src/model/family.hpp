@@ -35,6 +35,7 @@ struct Constants {
     double end_cycles_per_dim = 0;  ///< the same, for each of the head_dim columns
     double mask_exposed = 0;        ///< of the exponentials' time, more in a tile that the mask or an end cuts
     double dram_exposed = 0;        ///< of the DRAM traffic of Q and O; fa1: of the first and last pass over O
+    double dropout_exposed = 0;     ///< of the time of drawing dropout's mask; 0: never measured, and not in the time
     double dq_exp_exposed = 0;      ///< as exp_exposed, of a kernel of its own that makes dQ, queries outer
     double dq_end_cycles = 0;       ///< as end_cycles, of that
     double state_exposed = 0;       ///< fa1: of the traffic of O, m, l between blocks

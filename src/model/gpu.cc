@@ -8,6 +8,7 @@
 
 #include "core/stack_heads.hpp"
 #include "cuda/fa3/head_stack.hpp"
+#include "model/dropout.hpp"
 #include "schedule/grid.hpp"
 
 namespace tessera::model {
@@ -116,19 +117,28 @@ double Gpu::shared_bytes() const {
            m * (d + dv) * e;
 }
 
+/// Of a multiprocessor that draws dropout's mask for so many weights and does nothing else.
+double Gpu::clocks_of_draws(double elements) const {
+    if (q.problem.dropout.probability <= 0 || c.dropout_exposed <= 0) return 0;
+    const Drawing drawing = drawing_of(family, q.problem);
+    return elements / drawing.weights * blocks_of_draw(q.problem.dropout.probability, drawing) * kBlockInstructions /
+           (kInstructionsPerExp * q.machine.exp_rate);
+}
+
 TileCycles Gpu::tile_cycles() const {
     const Machine& machine = q.machine;
     TileCycles cycles;
     cycles.products = m * n * flop_per_pair() / product_rate();
     cycles.exps = m * n / machine.exp_rate;
     cycles.shared = shared_bytes() / machine.shared_bytes;
+    if (q.schedule != Schedule::standard) cycles.draws = clocks_of_draws(m * n);
     const double dq_bytes = q.schedule == Schedule::fa1 ? 8 : 4;  // fa1 reads it, too
     if (q.pass == Pass::backward && !by_roles() && machine.reduce_bytes > 0)
         cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
     const double loaded = q.pass == Pass::forward ? n : m;
     cycles.loads = loaded * (d + dv) * e / machine.l2_bytes;
     const double sum = cycles.products + exp_exposed() * cycles.exps + c.shared_exposed * cycles.shared +
-                       c.adds_exposed * cycles.adds + c.step_cycles;
+                       c.adds_exposed * cycles.adds + c.dropout_exposed * cycles.draws + c.step_cycles;
     cycles.step = std::max(sum, cycles.loads);
     cycles.mask = c.mask_exposed * cycles.exps;
     return cycles;
@@ -166,6 +176,16 @@ void Gpu::note_tile() {
     exposed("adding dQ of a tile",
             fmt::format("{:.0f} B / {:.4g} B/clk", t.adds * machine.reduce_bytes, machine.reduce_bytes.value), t.adds,
             c.adds_exposed);
+    if (t.draws > 0) {
+        const Drawing drawing = drawing_of(family, q.problem);
+        account.note("blocks of Philox", "{:.4g} for {:.0f} weights, {:.0f} instructions each",
+                     blocks_of_draw(q.problem.dropout.probability, drawing), drawing.weights, kBlockInstructions);
+        exposed("dropout of a tile",
+                fmt::format("{:.0f} * {:.0f} / {:.0f} * {:.4g} * {:.0f} / {:.4g} per clk", m, n, drawing.weights,
+                            blocks_of_draw(q.problem.dropout.probability, drawing), kBlockInstructions,
+                            kInstructionsPerExp * machine.exp_rate),
+                t.draws, c.dropout_exposed);
+    }
     if (c.step_cycles > 0) {
         account.note("meeting of the warps", "{:.0f} clk", c.step_cycles);
         sum += fmt::format(" + {:.0f}", c.step_cycles);
@@ -201,9 +221,10 @@ void Gpu::add_tile_parts(double tiles, double clocks_per_ms) {
     add("exponentials", exp_exposed() * t.exps);
     add("shared memory", c.shared_exposed * t.shared);
     add("adding dQ", c.adds_exposed * t.adds);
+    add("dropout", c.dropout_exposed * t.draws);
     add("meetings of warps", c.step_cycles);
-    const double sum =
-        t.products + exp_exposed() * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds + c.step_cycles;
+    const double sum = t.products + exp_exposed() * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds +
+                       c.dropout_exposed * t.draws + c.step_cycles;
     if (t.step - sum > 1e-9 * sum) add("operands from L2", t.step - sum);
 }
 
@@ -261,10 +282,16 @@ void predict_family(const Question& question, const Family& family, Prediction& 
     gpu.account.close();
 }
 
-void predict_gpu(const Question& question, Prediction& prediction) {
+/// Whose constants a prediction has.
+static const Family& family_of(const Question& question) {
     const Family& family = *find_family(question.schedule, question.pass, question.options.by);
-    const Problem packed = as_packed(question.problem, family);
-    predict_family(question, family_for(family, packed, question.machine), prediction);
+    return family_for(family, as_packed(question.problem, family), question.machine);
+}
+
+bool gpu_knows_dropout(const Question& question) { return family_of(question).constants.dropout_exposed > 0; }
+
+void predict_gpu(const Question& question, Prediction& prediction) {
+    predict_family(question, family_of(question), prediction);
 }
 
 }  // namespace tessera::model

@@ -14,6 +14,7 @@ struct TileCycles {
     double shared = 0;
     double adds = 0;   ///< of dQ, in the L2
     double loads = 0;  ///< from the L2: a tile can't be faster than its operands come
+    double draws = 0;  ///< of dropout's mask
     double mask = 0;   ///< more of a tile that a mask or an end cuts
     double step = 0;   ///< all together: the products, what is exposed of the others, and never less than loads
 };
@@ -98,6 +99,7 @@ struct Gpu {
     bool adds_in_turn() const;
     bool finishes_dq() const;
     std::int64_t by_length() const;
+    double clocks_of_draws(double elements) const;
     Stage stage() const;
     Stage stage_of_fa1() const;
     double last_done(const Stage& stage, const Units& of, double share) const;

@@ -193,7 +193,7 @@ void Gpu::add_dq_kernel() {
     const double exps = kElements / q.machine.exp_rate;
     Stage stage = this->stage();
     stage.tile = kTile, stage.rows_outer = true, stage.whole_groups = false, stage.order = Order::as_they_lie;
-    stage.step = products + c.dq_exp_exposed * exps;
+    stage.step = products + c.dq_exp_exposed * exps;  // with dropout there is no kernel by roles
     stage.mask = c.mask_exposed * exps, stage.ends = c.dq_end_cycles;
     constexpr std::int64_t kFewestTogether = 16;  // heads
     if (stage.by_length > 0) stage.by_length = kFewestTogether;

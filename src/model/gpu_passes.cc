@@ -6,6 +6,7 @@
 
 #include "cuda/fa1/shapes.hpp"
 #include "cuda/standard/config.h"
+#include "model/dropout.hpp"
 #include "model/gpu.hpp"
 #include "schedule/grid.hpp"
 
@@ -82,6 +83,14 @@ void Gpu::add_rows(double elements) {
                  rows, c.row_cycles, sms, q.machine.clock_ghz.value, row_time);
     account.part(name, std::max(traffic, row_time + c.row_exposed * traffic), "max({:.5g}, {:.5g} + {:.3g} * {:.5g})",
                  traffic, row_time, c.row_exposed, traffic);
+    if (const double draws = clocks_of_draws(elements); draws > 0) {
+        const Drawing drawing = drawing_of(family, q.problem);
+        const double drawn = blocks_of_draw(q.problem.dropout.probability, drawing);
+        account.part("dropout", c.dropout_exposed * draws / sms / (q.machine.clock_ghz * 1e6),
+                     "{:.3g} * {} / {:.0f} weights * {:.4g} blocks * {:.0f} / {:.4g} per clk / {:.0f} / {:.4g} GHz",
+                     c.dropout_exposed, out.cost.elements, drawing.weights, drawn, kBlockInstructions,
+                     kInstructionsPerExp * q.machine.exp_rate, sms, q.machine.clock_ghz.value);
+    }
 }
 
 /// A pass of products: the longer one of traffic and products, and a share of the other.

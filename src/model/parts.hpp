@@ -71,6 +71,10 @@ class Account {
     bool worksheet_;
 };
 
+/// Is the time of drawing dropout's mask in the prediction?
+bool gpu_knows_dropout(const Question& question);
+bool cpu_knows_dropout(const Question& question);
+
 void predict_gpu(const Question& question, Prediction& prediction);
 void predict_cpu(const Question& question, Prediction& prediction);
 

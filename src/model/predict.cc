@@ -36,13 +36,13 @@ std::optional<std::string> refusal_of_tile(const Family& family, const Problem& 
 }
 
 /// What a Problem asks for that costs time which no constant knows.
-std::string not_modelled(const Problem& p) {
+std::string not_modelled(const Problem& p, bool knows_dropout) {
     std::string text;
     const auto add = [&](const char* name) { text += (text.empty() ? "" : ", ") + std::string(name); };
     if (p.softcap > 0) add("softcap");
     if (p.alibi) add("ALiBi");
     if (p.bias) add("bias but for its bytes");
-    if (p.dropout.probability > 0) add("dropout");
+    if (p.dropout.probability > 0 && !knows_dropout) add("dropout");
     return text;
 }
 
@@ -210,9 +210,11 @@ Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const M
         throw Error(ErrorCode::unsupported, "schedule",
                     fmt::format("{} {}: {}", name_of(schedule), name_of(pass), *reason));
     Prediction prediction{.schedule = schedule, .pass = pass};
-    prediction.not_modelled = model::not_modelled(problem);
     const model::Question question{problem, schedule, pass, machine, options};
-    if (machine.kind == MachineKind::gpu) model::predict_gpu(question, prediction);
+    const bool on_gpu = machine.kind == MachineKind::gpu;
+    prediction.not_modelled =
+        model::not_modelled(problem, on_gpu ? model::gpu_knows_dropout(question) : model::cpu_knows_dropout(question));
+    if (on_gpu) model::predict_gpu(question, prediction);
     else model::predict_cpu(question, prediction);
     return prediction;
 }

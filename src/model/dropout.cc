@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/dropout.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/dropout.hpp"
+
+namespace tessera::model {
+
+double blocks_of_draw(double probability, const Drawing& drawing) {
+    constexpr int kBits = 32, kBitsOfBlock = 4;
+    const std::uint64_t threshold = keep_threshold(probability);
+    if (threshold >> kBits != 0) return 0;
+    // After these blocks no word is over the threshold that has not been seen to be: what is left of it is ones.
+    int most = 0;
+    for (int bit = 0; bit < kBits; ++bit) {
+        if (((threshold - 1) >> (kBits - 1 - bit) & 1) == 0) most = bit / kBitsOfBlock + 1;
+    }
+    double sum = 0;
+    for (int done = 0; done < most;) {
+        const int first = drawing.spares ? std::min(drawing.first, most) : drawing.first;
+        const int next = done == 0 ? first : drawing.further;
+        const double level = std::exp2(-kBitsOfBlock * done);  // of a word
+        sum += next * (done == 0 ? 1 : -std::expm1(drawing.together * std::log1p(-level)));
+        done += next;
+    }
+    return sum;
+}
+
+Drawing drawing_of(const Family& family, const Problem& problem) {
+    constexpr double kWarp = 32, kKeysOfThread = 4;
+    constexpr std::int64_t kThreeAtOnce = 64;  // head_dims up to which fa3's forward has the registers for it
+    if (problem.dtype == DType::fp32) return {.weights = 1, .together = kWarp};
+    if (family.schedule == Schedule::standard) return {.weights = kKeysOfThread, .together = kKeysOfThread * kWarp};
+    const bool three = family.pass == Pass::forward &&
+                       (family.schedule != Schedule::fa3 || padded_dim(family, problem.head_dim) <= kThreeAtOnce);
+    if (three) return {.first = 3, .further = 3};
+    return {};
+}
+
+}  // namespace tessera::model
