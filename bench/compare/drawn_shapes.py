@@ -3,6 +3,7 @@
 """Shapes that nobody chose: drawn from a seed, kind by kind, for measurements that the cost model is judged by.
 
     python3 bench/compare/drawn_shapes.py --seed 11 --count 60 > suite.json   # for tessera bench --suite, on a CPU
+    python3 bench/compare/drawn_shapes.py --seed 11 --count 60 --records > drawn.jsonl   # for host_rounds (bench/fit)
 
 torch_held_out.py --seed draws those for a GPU. A kind is what measure::kind_of() calls so; within it every size is drawn
 from a range, so that most are no power of two and many no multiple of a tile. What is larger than `most` FLOP is drawn
@@ -92,15 +93,32 @@ def as_set(rng, row, cores):
     return options
 
 
+def as_record(options):
+    """A Record of the options of tessera bench, but for what comes out."""
+    heads = [int(n) for n in options["heads"].split("/")]
+    lens = [int(n) for n in options["ragged"].split(",")] if "ragged" in options else None
+    len_q, len_kv = (max(lens), max(lens)) if lens else (options["len-q"], options["len-kv"])
+    mask = f"window {options['window']}" if "window" in options else "causal bottom-right" if "causal" in options else "none"
+    record = {"what": "predicted", "by": "tessera", "schedule": options["schedule"], "pass": options["pass"], "dtype": options["dtype"],
+              "batch": len(lens) if lens else options["batch"], "len_q": len_q, "len_kv": len_kv, "heads_q": heads[0],
+              "heads_kv": heads[1], "head_dim": options["head-dim"], "head_dim_v": options["head-dim"], "mask": mask,
+              "deterministic": True, "ms": 0, "ms_spread": 0, "tflops": 0, "device": "", "threads": options["threads"], "date": "", "commit": ""}
+    return {**record, "features": "ragged", "lens_q": lens, "lens_kv": lens} if lens else record
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--cores", type=int, default=16, help="of the host")
+    parser.add_argument("--records", action="store_true", help="lines as of Records, without a time")
     options = parser.parse_args()
     rows = drawn(options.seed, options.count, longest=8192, least=5e7, most=8e9, most_elements=1 << 24)
     rng = random.Random(options.seed)
     sets = [as_set(rng, row, options.cores) for row in rows]
+    if options.records:
+        print("\n".join(json.dumps(as_record(one)) for one in sets))
+        return
     print(json.dumps({"about": f"{options.count} shapes drawn with seed {options.seed}", "sets": sets}, indent=1))
 
 
