@@ -65,6 +65,60 @@ std::string error_text(const SweepRow& row, const model::Machine& machine) {
     return some_measured && !others.empty() ? fmt::format("{}: {}", others, text) : text;
 }
 
+/// "64 to 512: ", "2048 x 4096: ": the rows from `first` to `last`.
+std::string rows_text(const SweepRow& first, const SweepRow& last) {
+    const auto one = [](const Problem& p) {
+        return p.len_q == p.len_kv ? count_text(p.len_kv)
+                                   : fmt::format("{} x {}", count_text(p.len_q), count_text(p.len_kv));
+    };
+    return &first == &last ? one(first.problem) : fmt::format("{} to {}", one(first.problem), one(last.problem));
+}
+
+/// The error bars of all rows: of rows one after the other that have the same once, with their lengths where there are
+/// several.
+std::vector<std::string> error_texts(std::span<const SweepRow> rows, const model::Machine& machine) {
+    struct Run {
+        std::string text;
+        const SweepRow *first, *last;
+    };
+    std::vector<Run> runs;
+    for (const SweepRow& row : rows) {
+        const std::string text = error_text(row, machine);
+        if (text.empty()) continue;
+        if (!runs.empty() && runs.back().text == text) runs.back().last = &row;
+        else runs.push_back({text, &row, &row});
+    }
+    std::vector<std::string> texts;
+    for (const Run& run : runs)
+        texts.push_back(runs.size() == 1 ? run.text : rows_text(*run.first, *run.last) + ": " + run.text);
+    return texts;
+}
+
+/// What the times are without, of each kernel where that differs.
+std::string not_in_it_text(const SweepRow& row) {
+    std::vector<std::pair<std::string, std::string>> groups;  // what, and the schedules that are without it
+    bool all = true;
+    for (const SweepCell& cell : row.cells) {
+        if (!cell.known()) continue;
+        const std::string& what = cell.passes.front().not_modelled;
+        if (what.empty()) {
+            all = false;
+            continue;
+        }
+        const auto same =
+            std::find_if(groups.begin(), groups.end(), [&](const auto& one) { return one.first == what; });
+        if (same == groups.end()) groups.emplace_back(what, name_of(cell.schedule));
+        else same->second += std::string(", ") + name_of(cell.schedule);
+    }
+    if (groups.empty()) return "";
+    std::string text;
+    for (const auto& [what, schedules] : groups) {
+        if (!text.empty()) text += "; ";
+        text += all && groups.size() == 1 ? what : schedules + ": " + what;
+    }
+    return text + ": the kernels take longer by what that costs";
+}
+
 }  // namespace
 
 std::string heading_text(const model::Machine& machine, std::span<const SweepRow> rows, int width) {
@@ -91,13 +145,10 @@ std::string heading_text(const model::Machine& machine, std::span<const SweepRow
     for (const SweepCell& cell : rows.front().cells) {
         if (!cell.known()) facts.emplace_back("no " + std::string(name_of(cell.schedule)), cell.refusal);
     }
-    for (const SweepCell& cell : rows.front().cells) {
-        if (!cell.known() || cell.passes.front().not_modelled.empty()) continue;
-        facts.emplace_back("not in it",
-                           cell.passes.front().not_modelled + ": the kernels take longer by what that costs");
-        break;
-    }
-    if (const std::string error = error_text(rows.front(), machine); !error.empty()) facts.emplace_back("error", error);
+    if (const std::string without = not_in_it_text(rows.front()); !without.empty())
+        facts.emplace_back("not in it", without);
+    const std::vector<std::string> errors = error_texts(rows, machine);
+    for (const std::string& error : errors) facts.emplace_back(&error == &errors.front() ? "error" : "", error);
     return facts_text(facts, width);
 }
 

@@ -52,7 +52,8 @@ std::vector<Pass> parse_passes(const std::string& text) {
 std::string option_text(const std::string& path, const std::string& where, const Json& value) {
     if (value.is_string()) return value.get<std::string>();
     if (value.is_number()) return value.dump();
-    if (!value.is_array() || value.empty()) bad_suite(path, where, "expected a text, a number or a list of those");
+    if (!value.is_array() || value.empty())
+        bad_suite(path, where, "expected a text, a number or a list of those that is not empty");
     std::vector<std::string> parts;
     for (const Json& part : value) {
         if (!part.is_string() && !part.is_number()) bad_suite(path, where, "expected texts or numbers in the list");

@@ -74,6 +74,8 @@ TEST_F(BenchTest, mistakes_in_a_suite_name_the_field) {
     expect_bad(R"({"sets": [{"len": {}}]})", "sets[0].len: expected");
     expect_bad(R"({"sets": [{"alibi": 1}]})", "sets[0].alibi: expected true or false");
     expect_bad(R"({"sets": [{"len": -1}]})", "sets[0]: --len: expected");
+    expect_bad(R"({"sets": [{"len": []}]})",
+               "sets[0].len: expected a text, a number or a list of those that is not empty");
     expect_error("bench --suite ./missing.json", 66, "missing.json");
     expect_error("bench --len 16 --resume", 2, "--resume: expected with --output");
     expect_error("bench --len 16 --warm-up -1", 2, "--warm-up: expected 0..60000");

@@ -211,6 +211,17 @@ TEST_F(ModelCommandsTest, kernels_that_do_not_exist_are_not_predicted) {
                  "298.1 GiB for the scores of all pairs, l4 has 24.0 GiB");
 }
 
+TEST_F(ModelCommandsTest, a_table_says_of_all_its_rows_how_far_off_they_may_be) {
+    // Another kind of problem, another bar; once where all are of one kind.
+    const Outcome rows = run_ok("roofline --device h200 --len 64:65536 --schedule fa2");
+    expect_says(rows, "64 to 1,024: +-12 %");
+    expect_says(rows, "2,048 to 65,536: +-16 %");
+    EXPECT_EQ(run_ok("roofline --device h200 --len 64,128 --schedule fa2").out.find("64 to"), std::string::npos);
+    // What a time is without is its kernel's own: a CPU's kernels know of dropout.
+    const Outcome cpu = run_ok("roofline --device xeon-16 --len 512 --schedule fa2 --softcap 30 --dropout 0.5");
+    expect_says(cpu, "not in it  softcap:");
+}
+
 TEST_F(ModelCommandsTest, texts_of_files_do_not_steer_a_terminal) {
     run_ok("calibrate --device h200 --micro " TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl -o m.json");
     auto machine = nlohmann::json::parse(text_of(path("m.json")));
