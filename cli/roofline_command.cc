@@ -100,7 +100,10 @@ void print_text(const RooflineOptions& options, const measure::SweepQuestion& qu
         std::string text = begin > 0 ? "\n" : "";
         text += heading_text(question.machine, part, width) + "\n";
         if (options.worksheet) {
-            for (const measure::SweepRow& row : part) text += worksheet_text(row, question.machine, width);
+            for (const measure::SweepRow& row : part) {
+                if (&row != &part.front()) text += '\n';
+                text += worksheet_text(row, question.machine, part.size() > 1, width);
+            }
         } else if (part.size() == 1) {
             text += schedules_text(part.front(), question.machine, share, width) + "\n";
             text += limits_text(part.front(), question, width);

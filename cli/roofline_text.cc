@@ -228,12 +228,13 @@ std::string schedules_text(const SweepRow& row, const model::Machine& machine, s
     return table.text(width) + "\nWhere the time goes\n" + parts;
 }
 
-std::string worksheet_text(const SweepRow& row, const model::Machine& machine, int width) {
+std::string worksheet_text(const SweepRow& row, const model::Machine& machine, bool of_many, int width) {
     std::string text;
     for (const SweepCell& cell : row.cells) {
         for (const model::Prediction& p : cell.passes) {
-            text += fmt::format("{}Worksheet: {} {} of {} on {}\n", text.empty() ? "" : "\n", name_of(p.schedule),
-                                name_of(p.pass), p.by, machine.name);
+            text +=
+                fmt::format("{}Worksheet: {} {} of {} on {}{}\n", text.empty() ? "" : "\n", name_of(p.schedule),
+                            name_of(p.pass), p.by, machine.name, of_many ? ", " + rows_text(row, row) + " long" : "");
             Table table({{"", Align::right}, {"what"}, {"calculation"}});
             int number = 0;
             for (const model::WorksheetLine& line : p.worksheet)

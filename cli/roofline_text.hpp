@@ -23,8 +23,8 @@ std::string lengths_text(std::span<const measure::SweepRow> rows, std::optional<
 std::string schedules_text(const measure::SweepRow& row, const model::Machine& machine, std::optional<double> share,
                            int width);
 
-/// The numbered calculation of each known prediction.
-std::string worksheet_text(const measure::SweepRow& row, const model::Machine& machine, int width);
+/// The numbered calculation of each known prediction; `of_many`: with the row's length in its title.
+std::string worksheet_text(const measure::SweepRow& row, const model::Machine& machine, bool of_many, int width);
 
 /// Where each schedule is faster than standard, and how long a sequence each can have.
 std::string limits_text(const measure::SweepRow& row, const measure::SweepQuestion& question, int width);

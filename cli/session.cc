@@ -30,12 +30,29 @@ bool write_all(int descriptor, std::string_view text) {
     return true;
 }
 
+/// Bytes of the character that the text begins with when a terminal may have it: printable ASCII, or UTF-8 of U+00A0 on
+/// (what is below steers terminals, too). 0: neither.
+std::size_t printable_at(std::string_view text) {
+    const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
+    const unsigned first = byte(0);
+    if (first < 0x80) return first >= 0x20 && first != 0x7F ? 1 : 0;
+    const std::size_t size = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+    if (first < 0xC2 || first > 0xF4 || text.size() < size) return 0;
+    for (std::size_t i = 1; i < size; ++i)
+        if (byte(i) >> 6 != 2) return 0;
+    const bool steers = first == 0xC2 && byte(1) < 0xA0;
+    const bool too_long = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xF0 && byte(1) < 0x90);
+    const bool no_character = (first == 0xED && byte(1) >= 0xA0) || (first == 0xF4 && byte(1) >= 0x90);
+    return steers || too_long || no_character ? 0 : size;
+}
+
 std::string escaped(std::string_view text) {
     std::string result;
-    for (const char c : text) {
-        const auto byte = static_cast<unsigned char>(c);
-        if (byte < 0x20 || byte == 0x7F) result += fmt::format("\\x{:02x}", byte);
-        else result += c;
+    while (!text.empty()) {
+        const std::size_t size = printable_at(text);
+        if (size == 0) result += fmt::format("\\x{:02x}", static_cast<unsigned char>(text.front()));
+        else result += text.substr(0, size);
+        text.remove_prefix(std::max<std::size_t>(size, 1));
     }
     return result;
 }
@@ -79,9 +96,12 @@ void Session::print(std::string_view text) const {
     throw Error(ErrorCode::cannot_write, "stdout", std::strerror(errno));
 }
 
-void Session::print_json(const Json& document) const {
-    print(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+/// Of ASCII alone, \u... for the rest: what print() would escape is no JSON then.
+static std::string json_text(const Json& document) {
+    return document.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
 }
+
+void Session::print_json(const Json& document) const { print(json_text(document)); }
 
 void print_error(std::string_view message) { print_lines("error", message.empty() ? "unknown" : message); }
 
@@ -97,8 +117,7 @@ void print_error_json(std::string_view message, int code) {
         begin = end + 1;
     }
     Json document{{"error", first}, {"notes", notes}, {"exit_code", code}};
-    const std::string text = document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-    [[maybe_unused]] const bool told = write_all(STDOUT_FILENO, text);  // stderr has it too
+    [[maybe_unused]] const bool told = write_all(STDOUT_FILENO, json_text(document));  // stderr has it too
 }
 
 void print_note(std::string_view message) { print_lines("note", message); }

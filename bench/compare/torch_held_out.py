@@ -230,6 +230,7 @@ def main():
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--seed", type=int, help="draw shapes instead of those of the file")
     parser.add_argument("--count", type=int, default=90, help="shapes to draw")
+    parser.add_argument("--short", action="store_true", help="draw calls of up to 2e10 FLOP, not of more")
     parser.add_argument("--up-to", type=int, default=256, help="of the shapes those of head_dims up to this")
     parser.add_argument("--dropout", type=lambda text: [float(p) for p in text.split(",")], default=[0.0],
                         help="probabilities, comma-separated: shapes have them in turn")
@@ -244,7 +245,8 @@ def main():
         rows = [r for r in json.loads(SHAPES.read_text())["rows"] if r[1] in passes]
         random.Random(1).shuffle(rows)  # so that time that runs out leaves all kinds
     else:
-        rows = drawn_shapes.drawn(options.seed, options.count, passes)
+        sizes = dict(longest=2048, least=1e7, most=2e10) if options.short else {}
+        rows = drawn_shapes.drawn(options.seed, options.count, passes, **sizes)
     if options.kinds:
         rows = [r for r in rows if r[0] in options.kinds.split(",")]
     rows = [r for r in rows if r[2] <= options.up_to]

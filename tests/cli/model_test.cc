@@ -217,6 +217,9 @@ TEST_F(ModelCommandsTest, a_table_says_of_all_its_rows_how_far_off_they_may_be) 
     expect_says(rows, "64 to 1,024: +-12 %");
     expect_says(rows, "2,048 to 65,536: +-16 %");
     EXPECT_EQ(run_ok("roofline --device h200 --len 64,128 --schedule fa2").out.find("64 to"), std::string::npos);
+    const Outcome sheets = run_ok("roofline --device h200 --len 64,128 --schedule fa2 --worksheet");
+    expect_says(sheets, "on h200, 64 long\n");
+    expect_says(sheets, "\n\nWorksheet: fa2 forward of flash-attention on h200, 128 long\n");
     // What a time is without is its kernel's own: a CPU's kernels know of dropout.
     const Outcome cpu = run_ok("roofline --device xeon-16 --len 512 --schedule fa2 --softcap 30 --dropout 0.5");
     expect_says(cpu, "not in it  softcap:");
@@ -230,6 +233,13 @@ TEST_F(ModelCommandsTest, texts_of_files_do_not_steer_a_terminal) {
     const Outcome outcome = run_ok("roofline --device m.json --len 64 --amdahl 0.5");
     EXPECT_EQ(outcome.out.find('\x1b'), std::string::npos);
     EXPECT_NE(outcome.out.find("a \\x1b[31mred card"), std::string::npos) << outcome.out;
+    // Nor by the control characters beyond ASCII, or bytes that are no character; others stay.
+    std::ofstream(path("names.txt")) << "flash_fwd_kernel\xC2\x9B"
+                                     << "31m \xFF\x9B \xC3\xA9\x7F\n";
+    const Outcome names = run_ok("which names.txt");
+    expect_says(names, "flash_fwd_kernel\\xc2\\x9b31m \\xff\\x9b \xC3\xA9\\x7f");
+    const auto kernels = run_ok("which --json names.txt").json();  // valid, whatever stands in it
+    EXPECT_NE(kernels.dump(-1, ' ', true).find("\\u009b31m"), std::string::npos);
     const auto row = run_ok("roofline --len 4096 --amdahl 0.5 --json").json().at("rows").at(0).at("schedules").back();
     EXPECT_NEAR(row.at("model_win").get<double>(), 1 / (0.5 + 0.5 / row.at("win").get<double>()), 1e-9);
 }
