@@ -35,6 +35,7 @@ struct KernelShares {
     double start_us = 0;  ///< until sleeping threads are awake and have what they need, with all cores
     double read_share =
         1;  ///< of the memory's rate at which cold tensors are read; over 1 where a cache has part of them
+    double mask_share = 0;  ///< of the exponentials' time: more on a matrix unit where a mask or an end cuts the keys
 };
 
 /// KernelShares of one kind, measured on a machine.
@@ -100,7 +101,7 @@ template <class S, class F>
 void for_each_share(S& s, F&& f) {
     f("product_share", s.product_share), f("exp_share", s.exp_share), f("last", s.last), f("loops", s.loops);
     f("call_us", s.call_us), f("pack_ns", s.pack_ns), f("crowd", s.crowd), f("start_us", s.start_us);
-    f("read_share", s.read_share);
+    f("read_share", s.read_share), f("mask_share", s.mask_share);
 }
 
 /// Every machine that is known by name.

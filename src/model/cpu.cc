@@ -8,6 +8,7 @@
 
 #include "core/stack_heads.hpp"
 #include "model/cpu.hpp"
+#include "model/cpu_tasks.hpp"
 #include "model/dropout.hpp"
 #include "model/parts.hpp"
 #include "schedule/grid.hpp"
@@ -76,6 +77,7 @@ constexpr CpuFamily kFamilies[] = {
 };
 constexpr double kGradientCopies = 1.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too: of all its tensors
 constexpr double kMiB = 1048576;
+constexpr double kSecondLevelBytes = 2 * kMiB;  // of a core: what of its packed tensors stays there
 // Dropout, in the time of exponentials: 16 patches of 2 queries x 16 keys go together in the lanes, three blocks of
 // Philox side by side, further ones while a word of them is level (cpu/lanes/dropout.cc). Chosen on two cores of an AMD
 // EPYC by calls with probabilities of 0.1 and 0.5.
@@ -86,9 +88,15 @@ constexpr double kCoreReads = 0.12;    // of the memory's rate, one core alone; 
 
 constexpr Tile kTile{64, 64};  // cpu/backend.cc
 constexpr double kTileDepth = 32, kTileRows = 16;
-constexpr double kMaxPanels = 8;        // of a task of the forward on a matrix unit
-constexpr double kPackingOfRows = 0.3;  // of packing, with few queries (cpu/fa2/matrix/decode.cc)
-constexpr std::int64_t kChunk = 512;    // fa2: a task is at least a tile of queries and so many keys
+constexpr double kMaxPanels = 8;                                     // of a task of the forward on a matrix unit
+constexpr double kPackingOfRows = 0.4, kPackingOfRowsInParts = 0.8;  // of packing, with few queries
+constexpr std::int64_t kChunk = 512;  // fa2: a task is at least a tile of queries and so many keys
+
+/// Of a task or of all.
+struct Clocks {
+    double products, softmax, masks, dropout, packing;
+    double total() const { return products + softmax + masks + dropout + packing; }
+};
 
 struct Cpu {
     const Question& q;
@@ -99,9 +107,10 @@ struct Cpu {
     double threads;
     schedule::Workload workload{};
     Units units{};
-    double busy = 1;    ///< threads that have work
-    double crowd = 0;   ///< 0: one thread has work, 1: all cores have; each doubling of threads is as much
-    double per_ms = 0;  ///< clocks
+    std::vector<Loop> loops{};  ///< of tasks; none where they are not known, or very many
+    double busy = 1;            ///< threads that have work
+    double crowd = 0;           ///< 0: one thread has work, 1: all cores have; each doubling of threads is as much
+    double per_ms = 0;          ///< clocks
 
     Cpu(const Question& question, const CpuConstants& constants, Prediction& prediction)
         : q(question),
@@ -124,6 +133,8 @@ struct Cpu {
         out.cost = cost_of(q, workload);
         out.memory = schedule::footprint(workload);
         count_bias(q, out);
+        if (q.schedule == Schedule::fa2 && (forward() || on_matrix_unit()))
+            loops = loops_of(workload, {static_cast<int>(threads), on_matrix_unit(), parts() ? 3 : 1});
         busy = std::min(threads, std::max(1.0, tasks()));
         const Machine& m = q.machine;
         crowd = busy > 1 ? std::log2(busy) / std::log2(m.cores) : 0.0;
@@ -141,7 +152,18 @@ struct Cpu {
         return parts() ? q.machine.matrix_flop / kProductsOfParts : q.machine.matrix_flop;
     }
     double product_rate() const { return peak() * c.product_share; }
+    /// Of an element that is packed. Few queries (cpu/fa2/matrix/decode.cc) are rows, for which V need not be turned.
+    double pack_ns() const {
+        const bool as_rows = on_matrix_unit() && forward() && q.problem.group() == 1 && q.problem.len_q <= kLanes;
+        return c.pack_ns * (as_rows ? parts() ? kPackingOfRowsInParts : kPackingOfRows : 1);
+    }
+    /// The backward in 16 bits sums delta over all pairs first.
+    bool sums_deltas() const { return on_matrix_unit() && !forward() && bf16(); }
+    Amounts amounts() const;
+    Clocks clocks_of(const Amounts& what) const;
+    std::pair<double, std::string> idle_clocks(double total) const;
     double packed_elements() const;
+    double packed_bytes() const;
     bool in_stripes() const;
     double worthwhile_threads() const;
     double tasks() const;
@@ -213,8 +235,9 @@ double Cpu::flop_per_pair() const {
     const Problem& p = q.problem;
     const double deep = padded(p.head_dim, kTileDepth), deep_v = padded(p.head_dim_v, kTileDepth);
     const double rows = padded(p.head_dim, kTileRows), rows_v = padded(p.head_dim_v, kTileRows);
-    if (forward()) return 2 * (deep + rows_v);
-    const double five = 2 * (deep + deep_v + rows_v + 2 * rows);
+    const double sums = on_matrix_unit() && !parts() ? kTileRows : 0;  // of weights as they were rounded
+    if (forward()) return 2 * (deep + rows_v + sums);
+    const double five = 2 * (deep + deep_v + rows_v + 2 * rows) + (sums_deltas() ? 2 * (deep + deep_v) : 0);
     return on_matrix_unit() && !in_stripes() ? five + 2 * (deep + deep_v) : five;  // dK, dV and dQ apart: seven
 }
 
@@ -225,74 +248,107 @@ double Cpu::clocks_of_dropout(double elements) const {
     return elements * exps / q.machine.exp_rate;
 }
 
-/// Products, softmax and calls of all tiles, dealt to the threads.
-void Cpu::add_arithmetic() {
-    const Machine& m = q.machine;
-    const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
-    const double per_pair = flop_per_pair();
+/// What the call computes: by its tasks where they are known.
+Amounts Cpu::amounts() const {
+    if (!loops.empty()) {
+        Amounts sum;
+        for (const Loop& loop : loops) sum += loop.sum();
+        return sum;
+    }
+    const double times = sums_deltas() ? 2 : 1;  // that scores are made
     const auto elements = static_cast<double>(computed_elements(workload, on_matrix_unit()));
-    const auto tiles = static_cast<double>(units.tiles);
-    const double products = elements * per_pair / product_rate();
-    const double softmax = elements / m.exp_rate * c.exp_share;
-    const double dropout = clocks_of_dropout(elements);
-    const double total = products + softmax + dropout;
-    double idle = 0;
-    std::string idle_text;
-    if (busy > 1 && tiles > 0) {
-        const double side = forward() ? static_cast<double>(units.shortest) : 0.5 * static_cast<double>(units.longest);
-        idle = c.last * side * total / tiles;
-        idle_text = fmt::format("{:.4g} * {:.4g} * {:.6g} clk / {:.0f}", c.last, side, total, tiles);
-    }
-    if (!forward() && q.schedule == Schedule::fa1 && kv_heads > 0) {  // whole heads
-        idle = (std::ceil(kv_heads / busy) - kv_heads / busy) / kv_heads * total;
-        idle_text = fmt::format("({:.0f} - {:.0f} / {:.0f}) / {:.0f} * {:.6g} clk", std::ceil(kv_heads / busy),
-                                kv_heads, busy, kv_heads, total);
-    }
-    account.note("elements", "of {} tiles, {}: {} * {:.6g} = {:.6g}", units.tiles,
-                 on_matrix_unit() ? "as counted in those of the matrix unit" : "with 16 lanes filled where rows end",
-                 out.cost.elements, out.cost.elements > 0 ? elements / static_cast<double>(out.cost.elements) : 1.0,
-                 elements);
-    account.note("products", "{:.6g} * {:.0f} FLOP / ({:.5g} FLOP/clk * {:.3g} reached) = {:.5g} clk", elements,
-                 per_pair, peak(), c.product_share, products);
-    account.note("softmax", "{:.6g} / {:.4g} exp/clk * {:.4g} = {:.5g} clk", elements, m.exp_rate.value, c.exp_share,
-                 softmax);
-    if (dropout > 0)
-        account.note("dropout",
-                     "{:.6g} * ({:.3g} + {:.3g} * {:.4g} blocks of Philox / {:.0f}) / {:.4g} exp/clk = {:.5g} clk",
-                     elements, kExpsOfFactor, kExpsOfBlock, blocks_of_draw(q.problem.dropout.probability, kDrawing),
-                     kDrawing.weights, m.exp_rate.value, dropout);
-    note_speed();
-    account.part("products", products / busy / per_ms, "{:.5g} clk / {:.0f} threads / {:.5g} GHz", products, busy,
-                 per_ms * 1e-6);
-    account.part("softmax", softmax / busy / per_ms, "{:.5g} clk / {:.0f} threads / {:.5g} GHz", softmax, busy,
-                 per_ms * 1e-6);
-    account.part("dropout", dropout / busy / per_ms, "{:.5g} clk / {:.0f} threads / {:.5g} GHz", dropout, busy,
-                 per_ms * 1e-6);
-    account.part("idle cores", idle / per_ms, "until the last thread is done: {} / {:.5g} GHz", idle_text,
-                 per_ms * 1e-6);
+    return {.flop = elements * flop_per_pair(),
+            .exps = elements * times,
+            .masked = on_matrix_unit() ? static_cast<double>(masked_elements(workload)) * times : 0,
+            .packed = on_matrix_unit() ? packed_elements() : 0};
 }
 
-/// Elements that one thread packs.
+/// Clocks that the last thread is later by than if all had the same, and how they come about.
+std::pair<double, std::string> Cpu::idle_clocks(double total) const {
+    if (busy <= 1) return {0, ""};
+    if (!loops.empty()) {
+        const auto cost = [&](const Amounts& task) { return clocks_of(task).total(); };
+        double last = 0;
+        for (const Loop& loop : loops) last += loop.done(static_cast<int>(threads), cost);
+        last = std::max(last, total / busy);
+        return {last - total / busy,
+                fmt::format("tasks one after the other to who is free, {:.6g} clk - {:.6g} clk / {:.0f}", last, total,
+                            busy)};
+    }
+    const auto tiles = static_cast<double>(units.tiles);
+    const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
+    if (!forward() && q.schedule == Schedule::fa1 && kv_heads > 0) {  // whole heads
+        const double rounds = std::ceil(kv_heads / busy);
+        return {
+            (rounds - kv_heads / busy) / kv_heads * total,
+            fmt::format("({:.0f} - {:.0f} / {:.0f}) / {:.0f} * {:.6g} clk", rounds, kv_heads, busy, kv_heads, total)};
+    }
+    if (tiles <= 0 || (q.schedule == Schedule::fa2 && (forward() || on_matrix_unit())))
+        return {0, ""};  // so many tasks
+    const double side = forward() ? static_cast<double>(units.shortest) : 0.5 * static_cast<double>(units.longest);
+    return {c.last * side * total / tiles,
+            fmt::format("{:.4g} * {:.4g} * {:.6g} clk / {:.0f}", c.last, side, total, tiles)};
+}
+
+/// Products, softmax, masks and packing of all tasks, dealt to the threads.
+void Cpu::add_arithmetic() {
+    const Machine& m = q.machine;
+    const Amounts all = amounts();
+    const Clocks clocks = clocks_of(all);
+    const double per_pair = all.exps > 0 ? all.flop / all.exps : 0;
+    account.note("elements", "of {} tiles, {}: {} * {:.6g} = {:.6g}", units.tiles,
+                 on_matrix_unit() ? "as counted in those of the matrix unit" : "with 16 lanes filled where rows end",
+                 out.cost.elements, out.cost.elements > 0 ? all.exps / static_cast<double>(out.cost.elements) : 1.0,
+                 all.exps);
+    account.note("products", "{:.6g} * {:.6g} FLOP / ({:.5g} FLOP/clk * {:.4g} reached) = {:.5g} clk", all.exps,
+                 per_pair, peak(), c.product_share, clocks.products);
+    account.note("softmax", "{:.6g} / {:.4g} exp/clk * {:.4g} = {:.5g} clk", all.exps, m.exp_rate.value, c.exp_share,
+                 clocks.softmax);
+    if (clocks.masks > 0)
+        account.note("masks", "{:.6g} elements that are cut or end / {:.4g} exp/clk * {:.4g} = {:.5g} clk", all.masked,
+                     m.exp_rate.value, c.mask_share, clocks.masks);
+    if (clocks.dropout > 0)
+        account.note("dropout",
+                     "{:.6g} * ({:.3g} + {:.3g} * {:.4g} blocks of Philox / {:.0f}) / {:.4g} exp/clk = {:.5g} clk",
+                     all.exps, kExpsOfFactor, kExpsOfBlock, blocks_of_draw(q.problem.dropout.probability, kDrawing),
+                     kDrawing.weights, m.exp_rate.value, clocks.dropout);
+    if (clocks.packing > 0)
+        account.note("packing", "{:.6g} elements * {:.4g} ns * {:.4g} GHz = {:.5g} clk", all.packed, pack_ns(),
+                     m.clock_ghz.value, clocks.packing);
+    note_speed();
+    const auto add = [&](const char* name, double all_clocks) {
+        account.part(name, all_clocks / busy / per_ms, "{:.5g} clk / {:.0f} threads / {:.5g} GHz", all_clocks, busy,
+                     per_ms * 1e-6);
+    };
+    add("products", clocks.products), add("softmax", clocks.softmax), add("masks", clocks.masks);
+    add("dropout", clocks.dropout), add("packing", clocks.packing);
+    const auto [idle, text] = idle_clocks(clocks.total());
+    account.part("idle cores", idle / per_ms, "until the last thread is done: ({}) / {:.5g} GHz", text, per_ms * 1e-6);
+}
+
+/// Clocks of a thread by itself.
+Clocks Cpu::clocks_of(const Amounts& what) const {
+    const double exps = what.exps / q.machine.exp_rate;
+    return {.products = what.flop / product_rate(),
+            .softmax = exps * c.exp_share,
+            .masks = what.masked / q.machine.exp_rate * c.mask_share,
+            .dropout = clocks_of_dropout(what.exps),
+            .packing = what.packed * pack_ns() * q.machine.clock_ghz};
+}
+
+/// Elements that are packed where tasks are very many: all of so many panels, which pack the keys for themselves, half
+/// of them under a causal mask (cpu/fa2/matrix/memory.hpp).
 double Cpu::packed_elements() const {
     const Problem& p = q.problem;
     const auto d = static_cast<double>(p.head_dim);
     const auto dv = static_cast<double>(p.head_dim_v);
-    const auto keys = static_cast<double>(p.rows_kv() * p.heads_kv);
-    if (!forward()) return (static_cast<double>(p.rows_q() * p.heads_q) * 2 * (d + dv) + keys * (2 * d + dv)) / threads;
-    // Each task packs the keys of its panels for itself, half of them under a causal mask (cpu/fa2/matrix/memory.hpp).
-    const auto heads = static_cast<double>(p.batch * p.heads_kv);
+    const auto queries = static_cast<double>(p.rows_q() * p.heads_q),
+               keys = static_cast<double>(p.rows_kv() * p.heads_kv);
+    if (!forward()) return queries * 2 * (d + dv) + keys * (2 * d + dv);
     const auto panels =
         static_cast<double>(p.group() * schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), kMatrixPanel));
-    const auto blocks = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_kv, 1), kChunk));
-    double of_task = kMaxPanels;
-    const auto tasks = [&](double split) { return heads * std::ceil(panels / of_task) * split; };
-    const bool one_block = blocks <= 1;
-    const double split = !one_block && threads > 1 && tasks(1) < 3 * threads ? blocks : 1;
-    while (threads > 1 && of_task > 1 && tasks(split) < (one_block ? 2 : 3) * threads) of_task /= 2;
-    const bool in_place = bf16() && p.head_dim % 32 == 0;
-    const double seen = p.mask.causal != Causal::none && !one_block ? 0.5 : 1;
-    return keys * ((in_place ? 0 : d) + dv) * std::ceil(panels / of_task) * seen /
-           std::max(1.0, std::min(threads, tasks(split)));
+    const double seen = p.mask.causal != Causal::none && p.len_kv > kChunk ? 0.5 : 1;
+    return queries * (d + dv) + keys * (d + dv) * std::ceil(panels / kMaxPanels) * seen;
 }
 
 /// Is the backward on a matrix unit dealt out in stripes of queries (cpu/fa2/matrix/backward.cc)?
@@ -309,6 +365,16 @@ bool Cpu::in_stripes() const {
     return heads >= threads || heads * stripes >= 4 * threads;
 }
 
+/// Bytes that the backward on a matrix unit packs Q, dO, K and V into, some of them twice, and dQ
+/// (cpu/matrix/gradient.cc).
+double Cpu::packed_bytes() const {
+    const Problem& p = q.problem;
+    const double element = 2 * (parts() ? 3.0 : 1.0);
+    const auto d = static_cast<double>(p.head_dim), dv = static_cast<double>(p.head_dim_v);
+    return static_cast<double>(p.rows_q() * p.heads_q) * (2 * (d + dv) * element + 4 * d) +
+           static_cast<double>(p.rows_kv() * p.heads_kv) * (2 * d + dv) * element;
+}
+
 /// Tensors that are not in a cache when the call begins, and the matrices of standard.
 void Cpu::add_memory() {
     const Machine& m = q.machine;
@@ -321,18 +387,19 @@ void Cpu::add_memory() {
                    static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
     if (!forward()) bytes *= 2;
     account.part("DRAM", bytes / read, "cold tensors: {:.6g} B / {:.5g} GB/s", bytes, read * 1e-6);
-    if (!forward()) {
+    if (!forward() && on_matrix_unit()) {
+        const double own = packed_bytes(), kept = std::min(own, busy * kSecondLevelBytes), copies = 2 * (own - kept);
+        const bool stay = own <= m.l2_mib * kMiB;
+        const double rate = stay ? m.l2_bytes * busy * per_ms : read;
+        account.part("copies", copies / rate,
+                     "packed tensors written and read: 2 * ({:.6g} B - {:.6g} B in second-level caches) / {:.5g} GB/s",
+                     own, kept, rate * 1e-6);
+    } else if (!forward()) {
         const double copies = kGradientCopies * bytes / static_cast<double>(size_of(p.dtype)) * sizeof(float);
         const bool stay = copies <= m.l2_mib * kMiB;
         const double rate = stay ? m.l2_bytes * busy * per_ms : read;
         account.part("copies", copies / rate, "in fp32, {}: {:.6g} B / {:.5g} GB/s",
                      stay ? "which fit the last-level cache" : "beyond the caches", copies, rate * 1e-6);
-    }
-    if (on_matrix_unit()) {
-        const bool as_rows = forward() && p.group() == 1 && p.len_q <= kLanes;
-        const double pack_ns = c.pack_ns * (as_rows ? kPackingOfRows : 1);
-        const double pack = packed_elements() * pack_ns * 1e-6;
-        account.part("packing", pack, "{:.6g} elements of a thread * {:.4g} ns", packed_elements(), pack_ns);
     }
     if (q.schedule != Schedule::standard) return;
     // S, P (and dS) written and read, and each line that is overwritten is fetched first.
@@ -343,11 +410,11 @@ void Cpu::add_memory() {
 
 /// What a call takes whatever its size, and the start of threads.
 void Cpu::add_loops() {
-    const double loops = threads > 1 ? c.loops : 0;
-    const double ms = (c.call_us + loops * q.machine.launch_us + c.start_us * crowd) * 1e-3;
+    const double starts = threads > 1 ? c.loops : 0;
+    const double ms = (c.call_us + starts * q.machine.launch_us + c.start_us * crowd) * 1e-3;
     account.part("launch", ms,
                  "a call, parallel loops, threads that wake: {:.4g} us + {:.4g} * {:.4g} us + {:.4g} us * {:.4g}",
-                 c.call_us, loops, q.machine.launch_us.value, c.start_us, crowd);
+                 c.call_us, starts, q.machine.launch_us.value, c.start_us, crowd);
 }
 
 }  // namespace

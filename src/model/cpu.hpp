@@ -53,6 +53,10 @@ KernelShares shares_of(const Question& question);
 /// matrix unit to whole tiles.
 std::int64_t computed_elements(const schedule::Workload& workload, bool on_matrix_unit);
 
+/// Those of them, on a matrix unit, that go through a mask: of a panel and a block of keys (backward: a strip and a
+/// block of queries) all, where a mask cuts them or they end within a tile.
+std::int64_t masked_elements(const schedule::Workload& workload);
+
 /// predict_cpu() with these constants.
 void predict_cpu_family(const Question& question, const CpuConstants& constants, Prediction& prediction);
 

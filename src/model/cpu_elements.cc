@@ -8,7 +8,10 @@
 namespace tessera::model {
 namespace {
 
-constexpr std::int64_t kStrip = 32;  // keys
+constexpr std::int64_t kStrip = 32;                                // keys
+constexpr std::int64_t kKeysOfBlock = 512, kQueriesOfBlock = 128;  // forward: in a step of a panel; backward
+
+constexpr Range overlap(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 std::int64_t filled(std::int64_t n, std::int64_t to) { return schedule::ceil_div(n, to) * to; }
 
@@ -43,7 +46,58 @@ std::int64_t in_strips(const Band& band) {
     return blocks * kStrip * kStrip;
 }
 
+/// Of a head on a matrix unit: blocks of 512 keys that a panel of queries doesn't see all of, or whose last strip is
+/// not whole (`plain` in cpu/fa2/matrix/forward.cc).
+std::int64_t masked_in_panels(const Band& band) {
+    const schedule::Grid blocks{band, {kMatrixPanel, kKeysOfBlock}};
+    std::int64_t sum = 0;
+    schedule::for_each_run_of_rows(blocks, [&](std::int64_t i, std::int64_t alike) {
+        const Range all = blocks.columns_of(i), uncut = overlap(blocks.uncut_columns(i, false), all);
+        const Range seen = blocks.seen_by(i);
+        const auto keys_of = [&](std::int64_t j) {
+            return Range{std::max(blocks.keys(j).begin, seen.begin) / kStrip * kStrip, blocks.computed(i, j).end};
+        };
+        const auto add = [&](std::int64_t j) {
+            sum += alike * filled(blocks.queries(i).size(), kLanes) * filled(keys_of(j).size(), kStrip);
+        };
+        for (std::int64_t j = all.begin; j < (uncut.empty() ? all.end : uncut.begin); ++j) add(j);
+        if (uncut.empty()) return;
+        if (keys_of(uncut.end - 1).size() % kStrip != 0) add(uncut.end - 1);
+        for (std::int64_t j = uncut.end; j < all.end; ++j) add(j);
+    });
+    return sum;
+}
+
+/// The same in the backward: blocks of 128 queries that don't all see a strip of keys, or end within 32.
+std::int64_t masked_in_strips(const Band& band) {
+    const schedule::Grid blocks{band, {kQueriesOfBlock, kStrip}, false};
+    std::int64_t sum = 0;
+    schedule::for_each_run_of_columns(blocks, [&](std::int64_t j, std::int64_t alike) {
+        const Range all = blocks.rows_of(j), uncut = overlap(blocks.uncut_rows(j, false), all);
+        const Range keys = blocks.keys(j), seen = band.q_range(keys.begin, keys.end);
+        const auto queries_of = [&](std::int64_t i) { return overlap(blocks.queries(i), seen); };
+        const auto add = [&](std::int64_t i) {
+            const Range q = queries_of(i);
+            sum += alike * kStrip * (filled(q.end, kStrip) - q.begin / kStrip * kStrip);
+        };
+        for (std::int64_t i = all.begin; i < (uncut.empty() ? all.end : uncut.begin); ++i) add(i);
+        if (uncut.empty()) return;
+        if (queries_of(uncut.end - 1).end % kStrip != 0) add(uncut.end - 1);
+        for (std::int64_t i = uncut.end; i < all.end; ++i) add(i);
+    });
+    return sum;
+}
+
 }  // namespace
+
+std::int64_t masked_elements(const schedule::Workload& w) {
+    std::int64_t sum = 0;
+    for (const auto& [lengths, times] : schedule::distinct_members(w)) {
+        const Band band = w.problem.mask.bind(lengths.first, lengths.second);
+        sum += times * w.problem.heads_q * (w.pass == Pass::forward ? masked_in_panels(band) : masked_in_strips(band));
+    }
+    return sum;
+}
 
 std::int64_t computed_elements(const schedule::Workload& w, bool on_matrix_unit) {
     const bool forward = w.pass == Pass::forward;

@@ -24,6 +24,7 @@ enum class Order {
 
 /// Time of a tile = products + the shares below of the other units' time: 0 is perfect overlap, 1 none.
 struct Constants {
+    double call_us = 0;         ///< microseconds of a call, whatever its size: all is cold, kernels begin and end
     double exp_exposed = 0;     ///< of the exponentials' time (the maximum, sums and rescaling run with them)
     double uneven_exposed = 0;  ///< as exp_exposed, more where the keys don't fill tiles of 128: a kernel of its own
     double padded_exposed = 0;  ///< the same, where head_dim is none of the kernel's own: each element is asked for
@@ -33,6 +34,7 @@ struct Constants {
     double turn_cycles = 0;     ///< from one block of keys that adds to a tile of dQ to the next
     double end_cycles = 0;      ///< of a tile of queries (backward: keys), beside its tiles: filling and emptying
     double end_cycles_per_dim = 0;  ///< the same, for each of the head_dim columns
+    double empty_cycles = 0;        ///< of a tile of keys that a ragged member does not have, but its grid
     double mask_exposed = 0;        ///< of the exponentials' time, more in a tile that the mask or an end cuts
     double dram_exposed = 0;        ///< of the DRAM traffic of Q and O; fa1: of the first and last pass over O
     double dropout_exposed = 0;     ///< of the time of drawing dropout's mask; 0: never measured, and not in the time

@@ -276,6 +276,9 @@ void predict_family(const Question& question, const Family& family, Prediction& 
     if (question.schedule == Schedule::standard) gpu.standard();
     else if (question.schedule == Schedule::fa1 && question.pass == Pass::forward) gpu.fa1();
     else gpu.fused();
+    if (family.constants.call_us > 0)
+        gpu.account.part("a call", family.constants.call_us * 1e-3, "whatever its size: {:.3g} us",
+                         family.constants.call_us);
     add_roofs(gpu);
     const double dram = static_cast<double>(prediction.cost.work.bytes.dram) / gpu.read_rate();
     gpu.account.at_least("DRAM", dram);

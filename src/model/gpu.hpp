@@ -108,6 +108,7 @@ struct Gpu {
     void add_dq_kernel();
     void add_gradient_passes();
     void add_shares(std::int64_t shares);
+    void add_empty_blocks(std::int64_t shares);
     void add_rows(double elements);
     void add_pass(const MatrixPass& pass, double elements, double products);
     void count_gradient_matrices();

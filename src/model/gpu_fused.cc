@@ -165,6 +165,20 @@ void Gpu::add_shares(std::int64_t shares) {
                  copy_rate() * 1e-6);
 }
 
+/// Thread blocks of a ragged call whose member has no such keys: the grid has as many for each as for the longest.
+void Gpu::add_empty_blocks(std::int64_t shares) {
+    const auto& members = q.options.members;
+    if (members.empty() || c.empty_cycles <= 0) return;
+    const std::int64_t heads = q.problem.heads_kv * shares;
+    const std::int64_t all =
+        static_cast<std::int64_t>(members.size()) * heads * schedule::ceil_div(q.problem.len_kv, tile.block_kv);
+    std::int64_t own = 0;
+    for (const auto& [queries, keys] : members) own += heads * schedule::ceil_div(keys, tile.block_kv);
+    account.part("empty blocks", static_cast<double>(all - own) * c.empty_cycles / sms / (out.clock_ghz * 1e6),
+                 "({} - {}) blocks that members lack * {:.0f} clk / {:.0f} / {:.4f} GHz", all, own, c.empty_cycles, sms,
+                 out.clock_ghz);
+}
+
 /// How the bytes of the forward come about, when every tensor moves once.
 void Gpu::note_dram() {
     const Problem& p = q.problem;
@@ -246,6 +260,7 @@ void Gpu::fused() {
     if (by_roles()) add_dq_kernel();
     const std::int64_t shares = is_ours(family) ? shares_of_groups(workload) : 1;
     if (shares > 1) add_shares(shares), ++launches;
+    add_empty_blocks(shares);
     add_gradient_passes();
     note_dram();
     if (c.dram_exposed > 0) {
