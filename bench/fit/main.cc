@@ -72,6 +72,7 @@ constexpr Named<CpuConstants> kCpuConstants[] = {
     {"call_us", &CpuConstants::call_us},
     {"pack_ns", &CpuConstants::pack_ns},
     {"crowd", &CpuConstants::crowd},
+    {"mask_share", &CpuConstants::mask_share},
 };
 
 struct Asked {

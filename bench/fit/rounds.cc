@@ -3,7 +3,7 @@
 // How far a call's time is from itself, on a CPU that others use: the calls of `tessera calibrate` and drawn ones, all
 // in one process, round after round in a new random order, each beside what the core could do just before and after.
 //
-//     host_rounds --seconds 30 [--pin] [--huge] [--seed N] [--name plain] [DRAWN.jsonl] > rounds.jsonl
+//     host_rounds --seconds 30 [--pin] [--huge] [--no-probes] [--seed N] [--name plain] [DRAWN.jsonl] > rounds.jsonl
 //     host_rounds --states > states.jsonl
 //     host_rounds --roofs rounds.machine.json
 //
@@ -49,7 +49,7 @@ using measure::Timer;
 struct Asked {
     double seconds = 30;
     unsigned seed = 1;
-    bool pin = false, huge = false, states = false;
+    bool pin = false, huge = false, states = false, probes = true;
     std::string name = "plain", roofs;
     std::vector<std::string> paths;
 };
@@ -197,6 +197,7 @@ Json json_of(const std::vector<Rates>& rates) {
 std::vector<Case> cases_of(const Asked& asked, int cores) {
     std::vector<Case> cases;
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
+        if (!asked.probes) break;
         for (const Pass pass : {Pass::forward, Pass::backward}) {
             for (const measure::KernelProbe& probe : measure::kernel_probes(Schedule::fa2, pass, cores))
                 cases.push_back({measure::problem_of(probe, dtype), pass, Schedule::fa2, probe.threads, false, {}});
@@ -409,6 +410,7 @@ int run(int argc, char** argv) {
         else if (argument == "--roofs" && i + 1 < argc) asked.roofs = argv[++i];
         else if (argument == "--pin") asked.pin = true;
         else if (argument == "--huge") asked.huge = true;
+        else if (argument == "--no-probes") asked.probes = false;
         else if (argument == "--states") asked.states = true;
         else asked.paths.push_back(argument);
     }

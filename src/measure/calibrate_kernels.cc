@@ -199,13 +199,12 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
     static constexpr Free kFree[] = {{&KernelShares::product_share, 0.5}, {&KernelShares::exp_share, 0.7},
                                      {&KernelShares::call_us, 0.7},       {&KernelShares::start_us, 1.0},
                                      {&KernelShares::crowd, 0.5},         {&KernelShares::read_share, 0.7},
-                                     {&KernelShares::pack_ns, 0.4},       {&KernelShares::mask_share, 0.7}};
+                                     {&KernelShares::pack_ns, 0.4},       {&KernelShares::mask_share, 0.4}};
     constexpr double kNoise = 0.05;  // of a time that was measured, and of the model
     constexpr double kStray = 3;     // so often the noise: what is further off weighs ever less
     const PredictOptions any;
     KernelShares start = model::cpu_family_of({calls.front().problem, schedule, pass, machine, any}).constants;
     start.call_us = std::max(start.call_us, 15.0);
-    if (start.pack_ns > 0) start.mask_share = 0.5;  // of a matrix unit
     // On one core nothing tells what other threads do: they wake at once and don't crowd.
     const bool alone = machine.cores <= 1;
     start.start_us = alone ? 0 : 100;

@@ -16,6 +16,10 @@ using schedule::ceil_div;
 
 constexpr std::int64_t kKeysOfChunk = 512;  // that a row's sum is cut into
 constexpr double kMostTasks = 1 << 16;      // more are dealt evenly enough
+// Scores of a step on a matrix unit, 32 queries by so many keys, fit the first-level cache; the softmax of more takes
+// so much longer (bench/results/cpu/rounds_95001_xeon16.jsonl).
+constexpr std::int64_t kKeysInCache = 384;
+constexpr double kSpilled = 1.15;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return ceil_div(n, to) * to; }
 constexpr Range overlap(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
@@ -213,7 +217,7 @@ class ForwardTasks {
             const std::int64_t elements = lanes * round_up(keys.size(), kStrip);
             const bool plain = keys.size() % kStrip == 0 &&
                                band.coverage(queries.begin, queries.end, keys.begin, keys.end) == Coverage::full;
-            sum.exps += static_cast<double>(elements);
+            sum.exps += static_cast<double>(elements) * (keys.size() > kKeysInCache ? kSpilled : 1);
             sum.masked += plain ? 0 : static_cast<double>(elements);
             // In bf16 the sum of the rounded weights is one more tile of O.
             const std::int64_t columns =
