@@ -93,9 +93,7 @@ LOCAL_MEMORY = [
     Allowed(r"gradient::delta_kernel<bf16, RowsHeadDim64>", 8, 6, "8 bytes kept over the tiles of queries of a thread block"),
     Allowed(r"fa2::backward_kernel<bf16, BackwardHeadDim64>", 8, 2, "one value, when compiled for sm_80"),
     Allowed(r"fa2::backward_kernel<bf16, BackwardHeadDim128>", 24, 12, "masked steps, when compiled for sm_80"),
-    Allowed(r"fa1::backward_kernel<fp16, BackwardHeadDim256>", 88, 80, "numbers kept over a block of keys"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 72, 85, "scalars of a tile's ends, and the producer's; none in the main loop"),
-    Allowed(r"fa3::backward::delta_kernel<fp16, HeadDim(64|128)General>", 8, 2, "8 bytes kept over the keys, once a thread"),
 ]
 
 # What ptxas says of a wgmma pipeline, and may say: code -> reason.

@@ -1,33 +1,128 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dropout mask. The word of element (batch, head, query, key) is word key % 4 of
-// philox(counter = {key / 4, query, head, batch}, key = seed): it depends on nothing else, so that every kernel,
-// backend and pass sees the same mask.
+// The dropout mask. The weight of element (batch, head, query, key) is kept where a random word is under a threshold.
+// The words are drawn a bit at a time, from the top: a block of Philox holds four bits of the words of a whole patch, 2
+// queries x 16 keys, and after 12 to 16 bits hardly a word is still level with the threshold. So 32 weights take three
+// blocks or four, where whole words take eight. What a word is depends on the seed, the four numbers and nothing else:
+// every kernel, backend and pass sees the same mask.
 #pragma once
 
-#include "core/philox.hpp"
+#include "core/philox_rounds.hpp"
 
 namespace tessera {
 
-/// The words of the four keys from 4 * quad on.
-TESSERA_HOST_DEVICE constexpr PhiloxBlock dropout_block(std::uint64_t seed, std::uint32_t batch, std::uint32_t head,
-                                                        std::uint32_t query, std::uint32_t quad) {
-    return philox4x32({quad, query, head, batch}, seed);
+namespace dropout {
+inline constexpr int kPatchQueries = 2;
+inline constexpr int kPatchKeys = 16;
+inline constexpr int kBits = 32;        ///< of a word
+inline constexpr int kBitsOfBlock = 4;  ///< bit n of a word is in word n % 4 of block n / 4
+}  // namespace dropout
+
+/// The patch that a weight is in: its number in its head, and the head. Up to 2^32 queries and keys.
+struct DropoutPatch {
+    std::uint32_t queries = 0;  ///< query / 2
+    std::uint32_t keys = 0;     ///< key / 16
+    std::uint32_t head = 0;
+    std::uint32_t batch = 0;
+
+    /// The counter of bits 4 * block ... 4 * block + 3 of all words, counted from the top.
+    TESSERA_HOST_DEVICE constexpr PhiloxBlock counter(std::uint32_t block) const {
+        return {queries, keys + (block << 28), head, batch};
+    }
+};
+
+TESSERA_HOST_DEVICE constexpr DropoutPatch dropout_patch(std::int64_t batch, std::int64_t head, std::int64_t query,
+                                                         std::int64_t key) {
+    return {static_cast<std::uint32_t>(query / dropout::kPatchQueries),
+            static_cast<std::uint32_t>(key / dropout::kPatchKeys), static_cast<std::uint32_t>(head),
+            static_cast<std::uint32_t>(batch)};
 }
 
-/// The random word of one attention weight.
-TESSERA_HOST_DEVICE constexpr std::uint32_t dropout_word(std::uint64_t seed, std::int64_t batch, std::int64_t head,
-                                                         std::int64_t query, std::int64_t key) {
-    const PhiloxBlock block = dropout_block(seed, static_cast<std::uint32_t>(batch), static_cast<std::uint32_t>(head),
-                                            static_cast<std::uint32_t>(query), static_cast<std::uint32_t>(key / 4));
-    return block[static_cast<std::size_t>(key % 4)];
+/// Which bit of a patch's 32 is the weight's: keys of a patch lie two by two, as a lane of an mma holds them.
+TESSERA_HOST_DEVICE constexpr int bit_in_patch(std::int64_t query, std::int64_t key) {
+    return static_cast<int>(query % 2 * 16 + key % 2 * 8 + key / 2 % 8);
 }
 
 /// Words under this value are kept: round((1 - p) * 2^32), so the keep probability is exact to 2^-32. It is 2^32, over
-/// every word, for p = 0, hence 64 bits; and 1 at least, since p < 1 keeps something (a kernel takes 0 for no dropout).
+/// every word, for p = 0, hence 64 bits; and 1 at least, since p < 1 keeps something.
 constexpr std::uint64_t keep_threshold(double probability) {
     const auto rounded = static_cast<std::uint64_t>((1.0 - probability) * 4294967296.0 + 0.5);
     return rounded == 0 ? 1 : rounded;
+}
+
+/// The random word of one attention weight, all of it.
+constexpr std::uint32_t dropout_word(std::uint64_t seed, std::int64_t batch, std::int64_t head, std::int64_t query,
+                                     std::int64_t key) {
+    const DropoutPatch patch = dropout_patch(batch, head, query, key);
+    std::uint32_t word = 0;
+    for (std::uint32_t block = 0; block < dropout::kBits / dropout::kBitsOfBlock; ++block) {
+        for (const std::uint32_t bits : philox4x32(patch.counter(block), seed)) {
+            word = word << 1 | (bits >> bit_in_patch(query, key) & 1);
+        }
+    }
+    return word;
+}
+
+/// Seed and threshold, as the words are compared with it: bit by bit.
+struct KeepRule {
+    PhiloxKeys keys;  ///< of the seed
+    /// Bits of the largest word that is kept, from the top: 0 or ~0. Past them ~0, for a kernel that makes blocks by
+    /// threes.
+    std::uint32_t last_kept[dropout::kBits + dropout::kBitsOfBlock] = {};
+    int blocks = 0;  ///< after which no word can be over the threshold any more; 0: everything is kept
+
+    KeepRule() = default;
+    constexpr KeepRule(std::uint64_t seed, std::uint64_t threshold) : keys(seed) {
+        const auto last = static_cast<std::uint32_t>(threshold - 1);
+        for (int n = 0; n < dropout::kBits; ++n) {
+            const bool set = (last >> (dropout::kBits - 1 - n) & 1) != 0;
+            last_kept[n] = set ? ~0U : 0;
+            if (!set) blocks = n / dropout::kBitsOfBlock + 1;
+        }
+        for (int n = dropout::kBits; n < dropout::kBits + dropout::kBitsOfBlock; ++n) last_kept[n] = ~0U;
+    }
+};
+
+/// What is known of the words of a patch after some of their bits.
+struct KeptBits {
+    std::uint32_t kept = ~0U;   ///< over the threshold: 0; under it, or level with it as far as it has been seen: 1
+    std::uint32_t level = ~0U;  ///< level with it so far
+
+    /// Of the first kBlocks blocks: words[4 * block + i] against last_kept[4 * block + i].
+    template <int kBlocks>
+    TESSERA_HOST_DEVICE static constexpr KeptBits of(const PhiloxBlock (&blocks)[kBlocks],
+                                                     const std::uint32_t* last_kept) {
+        KeptBits bits;
+        for (int n = 4 * kBlocks - 1; n >= 0; --n) {  // what is lower counts where what is higher is level
+            const std::uint32_t word = blocks[n / 4][static_cast<std::size_t>(n % 4)];
+            bits.kept = (~word & bits.kept) | (~word & last_kept[n]) | (bits.kept & last_kept[n]);
+            bits.level &= ~(word ^ last_kept[n]);
+        }
+        return bits;
+    }
+
+    /// Adds what the next, lower bits say.
+    TESSERA_HOST_DEVICE constexpr void add(const KeptBits& lower) {
+        kept &= lower.kept | ~level;
+        level &= lower.level;
+    }
+};
+
+/// The next block's bits.
+TESSERA_HOST_DEVICE constexpr KeptBits kept_bits(const KeepRule& rule, const DropoutPatch& patch, int block) {
+    PhiloxBlock words[1] = {patch.counter(static_cast<std::uint32_t>(block))};
+    for (const auto& key : rule.keys.words) words[0] = philox_round(words[0], key);
+    return KeptBits::of(words, rule.last_kept + dropout::kBitsOfBlock * block);
+}
+
+/// Which of the weights `wanted` (bits as bit_in_patch() has them) are kept; the others' bits mean nothing.
+TESSERA_HOST_DEVICE constexpr std::uint32_t kept_weights(const KeepRule& rule, const DropoutPatch& patch,
+                                                         std::uint32_t wanted = ~0U) {
+    KeptBits bits;
+    for (int block = 0; block < rule.blocks && (bits.level & wanted) != 0; ++block) {
+        bits.add(kept_bits(rule, patch, block));
+    }
+    return bits.kept;
 }
 
 }  // namespace tessera

@@ -79,8 +79,24 @@ struct Head {
     double dropout_factor(std::int64_t i, std::int64_t j) const {
         const double p = problem.dropout.probability;
         if (p == 0) return 1;
-        const bool kept = dropout_word(problem.dropout.seed, member.batch, head, i, j) < keep_threshold(p);
-        return kept ? 1 / (1 - p) : 0;
+        return is_kept(i, j) ? 1 / (1 - p) : 0;
+    }
+
+    /// Is the weight's word under the threshold? Its bits are drawn from the top, until they differ from those of the
+    /// largest word that is kept.
+    bool is_kept(std::int64_t i, std::int64_t j) const {
+        const std::uint64_t last = keep_threshold(problem.dropout.probability) - 1;
+        const DropoutPatch patch = dropout_patch(member.batch, head, i, j);
+        for (int n = 0; n < dropout::kBits; n += dropout::kBitsOfBlock) {
+            const PhiloxBlock block =
+                philox4x32(patch.counter(static_cast<std::uint32_t>(n / dropout::kBitsOfBlock)), problem.dropout.seed);
+            for (int bit = 0; bit < dropout::kBitsOfBlock; ++bit) {
+                const std::uint64_t drawn = block[static_cast<std::size_t>(bit)] >> bit_in_patch(i, j) & 1;
+                const std::uint64_t of_last = last >> (dropout::kBits - 1 - n - bit) & 1;
+                if (drawn != of_last) return drawn < of_last;
+            }
+        }
+        return true;
     }
 
     void load_query(std::int64_t i, double* q_row) const {

@@ -161,28 +161,42 @@ TEST_P(Scores, dropout_factors_are_the_philox_words) {
                                   .batch = 3,
                                   .head = 5,
                                   .active = true};
-    for (const std::int64_t key :
-         {std::int64_t{0}, std::int64_t{1}, std::int64_t{6}, std::int64_t{4095}, k32 - 3, 4 * k32 - 2, 4 * k32 + 9}) {
-        for (const std::int64_t query : {std::int64_t{0}, std::int64_t{65530}, k32 - 5, k32 + 7}) {
-            for (const std::int64_t keys : {1, 2, 3, 4, 5, 11}) expect_philox(rule, query, key, keys, 48);
+    for (const std::int64_t key : {std::int64_t{0}, std::int64_t{1}, std::int64_t{15}, std::int64_t{4095}, k32 - 50}) {
+        for (const std::int64_t query : {std::int64_t{0}, std::int64_t{1}, std::int64_t{65530}, k32 - 5}) {
+            for (const std::int64_t keys : {1, 2, 15, 16, 17, 33, 50}) expect_philox(rule, query, key, keys, 48);
         }
     }
-    expect_philox(rule, 32, 2, 1037, 16);  // more keys than scalars are made of at a time
-    expect_philox(rule, 32, 4, 1024, 32);
+    expect_philox(rule, 32, 2, 1037, 16);
+    expect_philox(rule, 33, 7, 213, 32);
 }
 
 TEST_P(Scores, dropout_of_every_seed_head_and_rate) {
-    for (const double p : {0.0, 1e-9, 0.1, 0.5, 0.999999}) {
+    for (const double p : {0.0, 1e-12, 1e-9, 0.1, 0.25, 0.5, 1 - 0x1p-5, 0.9, 0.999999, 1 - 1e-9}) {
         for (const std::uint64_t seed :
              {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, ~std::uint64_t{0}}) {
-            for (const std::int64_t head : {std::int64_t{0}, std::int64_t{70000}, std::int64_t{1} << 32}) {
+            for (const std::int64_t head : {std::int64_t{0}, std::int64_t{70000}, (std::int64_t{1} << 32) - 1}) {
                 const lanes::DropoutRule rule{.seed = seed,
                                               .threshold = keep_threshold(p),
                                               .kept = 2.0F,
                                               .batch = 3 * head,
                                               .head = head,
                                               .active = true};
-                expect_philox(rule, 17, 30, 9, 32);
+                expect_philox(rule, 18, 30, 9, 32);
+            }
+        }
+    }
+}
+
+// Thresholds that are a weight's word, which is then dropped, or one more: it is level to its last bit.
+TEST_P(Scores, dropout_compares_whole_words) {
+    lanes::DropoutRule rule{.seed = 77, .kept = 2.0F, .batch = 1, .head = 2, .active = true};
+    for (const std::int64_t key : {32, 47, 48, 63}) {
+        for (const std::int64_t lane : {0, 1, 14, 31}) {
+            for (const std::int64_t query : {6, 9}) {
+                for (const std::uint64_t more : {0, 1}) {
+                    rule.threshold = dropout_word(rule.seed, rule.batch, rule.head, query + lane, key) + more;
+                    expect_philox(rule, query, 32, 32, 32);
+                }
             }
         }
     }

@@ -159,15 +159,15 @@ TEST_F(Scores, of_full_tiles_are_transformed_without_a_mask) {
 
 TEST_F(Scores, dropped_are_the_weights_that_the_philox_of_the_host_drops) {
     for (const double probability : {0.1, 0.5, 0.99}) {
-        for (const Place first : {Place{0, 0}, {16, 32}, {4096, 64}, {5, 1 << 20}}) {
+        for (const Place first : {Place{0, 0}, {16, 32}, {4096, 64}, {48, (1 << 20) + 32}}) {
             ForwardParams p;
-            p.keep_threshold = keep_threshold(probability);
-            p.seed = 0x123456789ABCDEF0;
+            constexpr std::uint64_t kSeed = 0x123456789ABCDEF0;
+            p.keep = KeepRule(kSeed, keep_threshold(probability));
             const std::vector<float> ones(kRows * kKeys, 1.0F);
             const auto got = handled<__half>(p, {0, 0, 64, 64}, first, What::drop, ones, 70'000, 13);
             for (std::size_t i = 0; i < got.size(); ++i) {
                 const Place at = place_of(i, first);
-                const bool kept = dropout_word(p.seed, 70'000, 13, at.query, at.key) < p.keep_threshold;
+                const bool kept = dropout_word(kSeed, 70'000, 13, at.query, at.key) < keep_threshold(probability);
                 ASSERT_EQ(got[i], kept ? 1.0F : 0.0F) << "query " << at.query << " key " << at.key;
             }
         }

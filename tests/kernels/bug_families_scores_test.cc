@@ -187,12 +187,14 @@ void expect_philox(const Attention& a, std::int64_t first, std::vector<double>& 
     const Problem& p = a.problem;
     const double keep = 1 - p.dropout.probability;
     const double rounding = p.dtype == DType::fp32 ? 1e-5 : 0x1p-7;  // of P and of O
+    const KeepRule rule(p.dropout.seed, keep_threshold(p.dropout.probability));
     for (std::int64_t b = 0; b < p.batch; ++b) {
         for (std::int64_t h = 0; h < p.heads_q; ++h) {
             for (std::int64_t i = 0; i < p.len_q; ++i) {
                 for (std::int64_t c = 0; c < p.head_dim; ++c) {
+                    const int bit = bit_in_patch(i, first + c);
                     const bool kept =
-                        dropout_word(p.dropout.seed, b, h, i, first + c) < keep_threshold(p.dropout.probability);
+                        (kept_weights(rule, dropout_patch(b, h, i, first + c), 1U << bit) >> bit & 1) != 0;
                     const double weight = a.o.get(b, i, h, c) * static_cast<double>(p.len_kv) * keep;
                     ASSERT_NEAR(weight, kept ? 1 : 0, kept ? rounding : 0)
                         << "batch " << b << ", head " << h << ", query " << i << ", key " << first + c;

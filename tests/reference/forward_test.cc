@@ -48,6 +48,20 @@ Real score(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std::i
     return s;
 }
 
+/// The word of docs/numerics.md, bit by bit.
+std::uint32_t random_word(const Problem& p, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+    std::uint32_t word = 0;
+    for (int bit = 0; bit < 32; ++bit) {
+        const PhiloxBlock words = philox4x32(
+            {static_cast<std::uint32_t>(i / 2), static_cast<std::uint32_t>(j / 16 + bit / 4 * (std::int64_t{1} << 28)),
+             static_cast<std::uint32_t>(h), static_cast<std::uint32_t>(b)},
+            p.dropout.seed);
+        const std::int64_t place = (i % 2) * 16 + (j % 2) * 8 + (j % 16) / 2;
+        word |= (words[static_cast<std::size_t>(bit % 4)] >> place & 1) << (31 - bit);
+    }
+    return word;
+}
+
 PlainHead plain_head(const Case& c, std::int64_t b, std::int64_t h) {
     const Problem& p = c.problem;
     const std::int64_t len_q = c.len_q_of(b), len_kv = c.len_kv_of(b);
@@ -65,10 +79,7 @@ PlainHead plain_head(const Case& c, std::int64_t b, std::int64_t h) {
         for (std::int64_t j = 0; j < len_kv; ++j) {
             if (!sees(p, len_q, len_kv, i, j)) continue;
             head.p[i][j] = std::exp(score(c, b, h, i, j) - *lse);
-            const PhiloxBlock words = philox4x32({static_cast<std::uint32_t>(j / 4), static_cast<std::uint32_t>(i),
-                                                  static_cast<std::uint32_t>(h), static_cast<std::uint32_t>(b)},
-                                                 p.dropout.seed);
-            if (words[j % 4] >= std::round((1 - p.dropout.probability) * 0x1p32)) continue;
+            if (random_word(p, b, h, i, j) >= std::round((1 - p.dropout.probability) * 0x1p32)) continue;
             for (std::int64_t x = 0; x < p.head_dim_v; ++x) {
                 const Real value = c.v.at(c.in_kv(b, j, h * p.heads_kv / p.heads_q, x));
                 head.o[i][x] += head.p[i][j] * value / (1 - Real(p.dropout.probability));
@@ -212,6 +223,25 @@ TEST(ClosedForm, dropout_counts_the_kept_keys) {
         for (std::int64_t j = 0; j < kKeys; ++j) kept += dropout_word(4, 0, 0, i, j) < 3221225472u;  // 0.75 * 2^32
         EXPECT_NEAR(c.o.at(0, i, 0, 0), static_cast<double>(kept) / (0.75 * kKeys), 1e-14);
         EXPECT_NEAR(c.lse.at(0, 0, i), std::log(static_cast<double>(kKeys)), 1e-14);  // before dropout
+    }
+}
+
+// The threshold is a weight's word, which is dropped, or one more: all of its bits count.
+TEST(ClosedForm, dropout_compares_whole_words) {
+    constexpr std::int64_t kKeys = 40;
+    for (const std::int64_t key : {0, 15, 16, 39}) {
+        for (const std::int64_t query : {0, 3}) {
+            const std::uint32_t word = dropout_word(4, 0, 0, query, key);
+            for (const bool is_kept : {false, true}) {
+                const double keep = (word + (is_kept ? 1.0 : 0.0)) * 0x1p-32;
+                Case c = line(4, kKeys, [&](Problem& p) { p.dropout = {1 - keep, 4}; });
+                fill(c.q, 0);
+                fill(c.v, 0);
+                c.v.set(1, 0, key);
+                c.run_forward();
+                EXPECT_NEAR(c.o.at(0, query, 0, 0), is_kept ? 1 / (keep * kKeys) : 0, 1e-14) << query << " " << key;
+            }
+        }
     }
 }
 

@@ -8,7 +8,6 @@
 #include <cfloat>
 #include <new>
 
-#include "core/dropout.hpp"
 #include "cuda/fa2/work.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/headroom.cuh"
@@ -144,8 +143,21 @@ struct LoopFp32 {
         return s;
     }
 
+    /// Which of the thread's weights dropout keeps: bit kPer * i + j. One by one, for a generator's code is long.
+    __device__ std::uint32_t kept_weights_of(int first_key) const {
+        if (!params.drops()) return ~0U;
+        std::uint32_t kept = 0;
+#pragma unroll 1
+        for (int n = 0; n < kPer * kPer; ++n) {
+            const int key = first_key + column + 16 * (n % kPer);
+            if (is_kept(params.keep, work.batch, work.head, query(n / kPer), key)) kept |= 1U << n;
+        }
+        return kept;
+    }
+
     /// S becomes P, in shared memory; O and l are rescaled to the new maxima.
     __device__ void online_softmax(Scores& s, int first_key, RowsFp32<Layout>& rows) const {
+        const std::uint32_t kept = kept_weights_of(first_key);
 #pragma unroll
         for (int i = 0; i < kPer; ++i) {
             float found = rows.max[i];
@@ -161,26 +173,15 @@ struct LoopFp32 {
             float part = 0;
 #pragma unroll
             for (int j = 0; j < kPer; ++j) {
-                const int key = first_key + column + 16 * j;
                 float p = expf(s[i][j] - m);
                 part += p;
-                if (params.keep_threshold != 0 && !kept(query(i), key)) p = 0;
+                if ((kept >> (kPer * i + j) & 1) == 0) p = 0;
                 tile.p[(row + 16 * i) * Layout::kRowP + column + 16 * j] = p * (1 / kHeadroomUnit<float>);
             }
             rows.sum[i] = fmaf(rows.sum[i], rescale, part);
 #pragma unroll
             for (float& value : rows.o[i]) value *= rescale;
         }
-    }
-
-    __device__ bool kept(int query, int key) const {
-        const PhiloxBlock block =
-            dropout_block(params.seed, static_cast<std::uint32_t>(work.batch), static_cast<std::uint32_t>(work.head),
-                          static_cast<std::uint32_t>(query), static_cast<std::uint32_t>(key / 4));
-        // Chosen so, and not by an index, since registers have none.
-        const std::uint32_t low = key % 2 == 0 ? block[0] : block[1];
-        const std::uint32_t high = key % 2 == 0 ? block[2] : block[3];
-        return (key % 4 < 2 ? low : high) < params.keep_threshold;
     }
 
     /// O += P V, a tile's keys summed first: in one sum, 65,536 keys were off by 4e-6. kMasked: keys that a row does

@@ -194,13 +194,14 @@ struct KeyLoop {
                                                               const Rescaling (&rescaling)[kRowTiles], Out& out,
                                                               const Between& between) {
         float part[kRowTiles][2] = {};
+        KeptOfRows kept[kRowTiles];
         const int lane = Position::of_thread<kConfig>().lane;
         const auto v = MatrixAddress<kHeadDim>::rows_first(inputs.v_tile(stage), 0, lane);
         multiply_pv<T, kHeadDim>(out.o, s, v, [&](int tile) {
 #pragma unroll
             for (int m = 0; m < kRowTiles; ++m) {
                 OnlineSoftmax<T>::exponentiate(s[m][tile], rescaling[m], part[m]);
-                drop(s[m][tile], m, first_key + 8 * tile);
+                if constexpr (kConfig.general) drop(s[m][tile], kept[m], m, first_key, tile);
             }
             between(tile);
         });
@@ -212,14 +213,14 @@ struct KeyLoop {
         }
     }
 
-    /// Weights of 16 rows x 8 keys that fall to the dropout become 0.
-    __device__ __forceinline__ void drop(float (&p)[4], int m, int first_key) const {
-        if constexpr (kConfig.general) {
-            const HeadScores<T> scores = head();
-            if (!scores.drops()) return;
-            const Position position = Position::of_thread<kConfig>();
-            scores.drop(p, work.q_begin + position.row() + 16 * m, first_key + position.column(), position.lane);
-        }
+    /// Weights of 16 rows x 8 keys that fall to the dropout become 0; `kept` serves the 64 keys around.
+    __device__ __forceinline__ void drop(float (&p)[4], KeptOfRows& kept, int m, int first_key, int tile) const {
+        const HeadScores<T> scores = head();
+        if (!scores.drops()) return;
+        const Position position = Position::of_thread<kConfig>();
+        const int query = work.q_begin + position.row() + 16 * m;
+        if (tile % 8 == 0) kept = scores.draw(query, first_key + 8 * tile, position.lane);
+        HeadScores<T>::drop(p, kept, tile % 8);
     }
 };
 

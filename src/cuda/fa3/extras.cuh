@@ -99,17 +99,17 @@ template <class T, int kBlockKv>
 struct Extras<T, kBlockKv, Scores::dropout> {
     const Launch& launch;
     const WorkTile& tile;
-    KeptWeights kept;
-    int query;  ///< of the thread's first row
-    int lane;
+    KeptWeights<kBlockKv> kept;
+    int row;  ///< the thread's first one, in the tile
 
-    __device__ __forceinline__ Extras(const Launch& launch, const WorkTile& tile, int row, int own_lane)
-        : launch(launch), tile(tile), query(tile.q_begin + row), lane(own_lane) {}
+    __device__ __forceinline__ Extras(const Launch& launch, const WorkTile& tile, int own_row, int)
+        : launch(launch), tile(tile), row(own_row) {}
 
     template <int kCount>
     __device__ __forceinline__ void transform(float (&)[kCount], int) const {}
     __device__ __forceinline__ void draw(int first_key) {
-        kept = draw_kept<kBlockKv>(launch, tile, query, first_key, lane);
+        const int lane = static_cast<int>(threadIdx.x) % 32;  // made anew, so that no register is kept for it
+        kept = draw_kept<kBlockKv>(launch, tile, tile.q_begin + row, first_key, lane);
     }
     __device__ __forceinline__ std::uint32_t drop(std::uint32_t weights, int i) const {
         return drop_weights(kept, weights, i);
@@ -121,7 +121,7 @@ struct Extras<T, kBlockKv, Scores::general> {
     const Launch& launch;
     const WorkTile& tile;
     HeadScores<T> head;
-    KeptWeights kept;
+    KeptWeights<kBlockKv> kept;
     int query;  ///< of the thread's first row
     int lane;
 
@@ -148,7 +148,7 @@ struct Extras<T, kBlockKv, Scores::general> {
     }
 
     __device__ __forceinline__ void draw(int first_key) {
-        kept = {{0xFFFFFFFF, 0xFFFFFFFF}};
+        kept = {};
         if (head.drops()) kept = draw_kept<kBlockKv>(launch, tile, query, first_key, lane);
     }
     __device__ __forceinline__ std::uint32_t drop(std::uint32_t weights, int i) const {

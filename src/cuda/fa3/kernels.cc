@@ -39,7 +39,6 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     launch.scale_log2 = scaled ? kLog2E : params.scale * kLog2E;
     launch.unscale = 1 / launch.scale_log2;
     if (c.scores == Scores::capped) launch.cap = cap_of(p.softcap, params.scale);
-    launch.keys = PhiloxKeys(params.seed);
     launch.o_rest = o_rest;
     // Who keeps the rest of O is going to train, on rows that fill their tiles.
     launch.stack = o_rest.data == nullptr ? stack_of(p) : HeadStack{};

@@ -4,7 +4,6 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "core/philox_rounds.hpp"
 #include "cuda/fa3/cap.hpp"
 #include "cuda/fa3/config.h"
 #include "cuda/fa3/head_stack.hpp"
@@ -20,7 +19,6 @@ struct Launch {
     float scale_log2;  ///< of Q K^T to scores in units of log2; with ALiBi and in general shapes, of scores to that
     float unscale;     ///< 1 / scale_log2
     Cap cap;           ///< in shapes with a softcap
-    PhiloxKeys keys;   ///< of dropout's seed
     bool store_by_copy_engine;  ///< O has a tensor map
     HeadStack stack;            ///< of a tile
     TileOrder order;            ///< of tiles; of a ragged call, of those of all members

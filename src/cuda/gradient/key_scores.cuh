@@ -52,6 +52,8 @@ struct KeyScores : KeyThread<T, kConfig> {
         const int first_query = step.tile * kBlockQ + column;
         const int first_key = work.first_key + first_row() + lane() / 4;
         const float factor = kConfig.general ? kLog2E : inputs.launch.params.forward.scale * kLog2E;
+        KeptOfColumns kept[kKeyTiles];
+        if constexpr (kConfig.general) draw(kept, step.head, first_query, first_key);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
             const float2 offset = *reinterpret_cast<const float2*>(rows.offset + 8 * j + column);
@@ -66,7 +68,7 @@ struct KeyScores : KeyThread<T, kConfig> {
                 else exponentiate(w, factor, offset);
                 if (kSpecial && masked) hide(w, query, key);
                 float4 out = {w[0] * slope[0], w[1] * slope[1], w[2] * slope[2], w[3] * slope[3]};
-                if constexpr (kConfig.general) drop(w, out, step.head, query, key);
+                if constexpr (kConfig.general) drop(w, out, kept[m], j);
                 *handed(m, part * kTiles + j) = out;
             }
         }
@@ -155,14 +157,18 @@ struct KeyScores : KeyThread<T, kConfig> {
         }
     }
 
-    __device__ __forceinline__ void drop(float (&w)[4], float4& out, int head, int query, int key) const {
+    __device__ __forceinline__ void draw(KeptOfColumns (&kept)[kKeyTiles], int head, int query, int key) const {
         const TransposedScores<T> scores = this->scores(head);
         if (!scores.drops()) return;
-        const unsigned dropped = scores.dropped(query, key, lane());
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m) kept[m] = scores.draw(query, key + 16 * m, lane());
+    }
+
+    __device__ static __forceinline__ void drop(float (&w)[4], float4& out, const KeptOfColumns& kept, int tile) {
         float* handed[4] = {&out.x, &out.y, &out.z, &out.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            if ((dropped >> e & 1) == 0) continue;
+            if (kept(tile, e)) continue;
             w[e] = 0;
             *handed[e] = __int_as_float(__float_as_int(*handed[e]) | static_cast<int>(0x80000000));
         }

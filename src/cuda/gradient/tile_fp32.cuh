@@ -4,7 +4,6 @@
 // tile of scores each has queries 16 apart and keys 16 apart.
 #pragma once
 
-#include "core/dropout.hpp"
 #include "cuda/gradient/place.cuh"
 #include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
@@ -133,14 +132,7 @@ struct ScoresFp32 {
 
     /// What the dropout multiplies a weight by.
     __device__ float dropout(int query, int key) const {
-        if (params.keep_threshold == 0) return 1;
-        const PhiloxBlock block =
-            dropout_block(params.seed, static_cast<std::uint32_t>(batch), static_cast<std::uint32_t>(head),
-                          static_cast<std::uint32_t>(query), static_cast<std::uint32_t>(key / 4));
-        // Chosen so, and not by an index, since registers have none.
-        const std::uint32_t low = key % 2 == 0 ? block[0] : block[1];
-        const std::uint32_t high = key % 2 == 0 ? block[2] : block[3];
-        return (key % 4 < 2 ? low : high) < params.keep_threshold ? params.keep_scale : 0.0F;
+        return is_kept(params.keep, batch, head, query, key) ? params.keep_scale : 0.0F;
     }
 };
 

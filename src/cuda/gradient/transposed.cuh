@@ -39,26 +39,11 @@ struct TransposedScores {
         return out;
     }
 
-    __device__ __forceinline__ bool drops() const { return params.keep_threshold != 0; }
+    __device__ __forceinline__ bool drops() const { return params.drops(); }
 
-    /// Which of the four fall to the dropout: bit e. One Philox block serves 4 keys of a query, four lanes: each of
-    /// them makes the block of one element, and they exchange the words.
-    __device__ __forceinline__ unsigned dropped(int query, int key, int lane) const {
-        const unsigned own = static_cast<unsigned>(lane) / 4 % 4;  // key % 4, and the element whose block is made here
-        const auto quad = static_cast<std::uint32_t>(key / 4) + own / 2 * 2;
-        const PhiloxBlock words =
-            dropout_block(params.seed, batch, head, static_cast<std::uint32_t>(query) + own % 2, quad);
-        const auto last_kept = static_cast<std::uint32_t>(params.keep_threshold - 1);
-        unsigned bits = 0;
-#pragma unroll
-        for (unsigned apart = 0; apart < 4; ++apart) {
-            const unsigned wanted = own ^ apart;  // by the lane that this one exchanges with
-            const std::uint32_t low = wanted % 2 == 0 ? words[0] : words[1];
-            const std::uint32_t high = wanted % 2 == 0 ? words[2] : words[3];
-            const std::uint32_t word = __shfl_xor_sync(0xFFFFFFFF, wanted < 2 ? low : high, apart * 4);
-            if (word > last_kept) bits |= 1U << wanted;
-        }
-        return bits;
+    /// Which weights of 16 keys x 64 queries are kept. All lanes of the warp together.
+    __device__ __forceinline__ KeptOfColumns draw(int query, int key, int lane) const {
+        return KeptOfColumns::draw(params.keep, batch, static_cast<int>(head), query, key, lane);
     }
 
  private:

@@ -110,8 +110,7 @@ void set_members(ForwardParams& params, const TensorView& cu_q, const TensorView
 
 void set_dropout(ForwardParams& params, const Dropout& dropout) {
     if (dropout.probability <= 0) return;
-    params.keep_threshold = keep_threshold(dropout.probability);
-    params.seed = dropout.seed;
+    params.keep = KeepRule(dropout.seed, keep_threshold(dropout.probability));
     params.keep_scale = static_cast<float>(1 / (1 - dropout.probability));
 }
 

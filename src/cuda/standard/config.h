@@ -44,7 +44,7 @@ static_assert(!Shapes::first([](const Config& c) { return c.block_q() != kBlockQ
 
 /// The softmax kernel: one block for each row.
 inline constexpr int kSoftmaxThreads = 128;
-inline constexpr int kKeysPerThread = 4;  ///< 16 bytes of S, one block of Philox
+inline constexpr int kKeysPerThread = 4;  ///< 16 bytes of S
 inline constexpr int kKeysAtOnce = kSoftmaxThreads * kKeysPerThread;
 inline constexpr int kKeysHeld = 16384;  ///< of a row in shared memory; what is longer is read twice
 

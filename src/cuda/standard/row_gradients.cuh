@@ -65,14 +65,8 @@ struct GradientRow {
         const float4 x = dp.read(key);
         const float from[kKeysPerThread] = {x.x, x.y, x.z, x.w};
         kept = 0xF;
-        if (params.keep_threshold != 0) {
-            const PhiloxBlock words = dropout_block(
-                params.seed, static_cast<std::uint32_t>(head.batch), static_cast<std::uint32_t>(head.head),
-                static_cast<std::uint32_t>(query), static_cast<std::uint32_t>(key / 4));
-#pragma unroll
-            for (int i = 0; i < kKeysPerThread; ++i) {
-                if (words[i] >= params.keep_threshold) kept &= ~(1U << i);
-            }
+        if (params.drops()) {
+            kept = kept_keys<kKeysPerThread>(params.keep, head.batch, static_cast<int>(head.head), query, key);
         }
 #pragma unroll
         for (int i = 0; i < kKeysPerThread; ++i) {

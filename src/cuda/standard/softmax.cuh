@@ -7,10 +7,10 @@
 // of long rows don't fall under what fp16 can hold.
 #pragma once
 
-#include "core/dropout.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/standard/work.cuh"
+#include "cuda/tile/kept_weights.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace tessera::cuda::standard {
@@ -64,12 +64,11 @@ struct ScoreRow {
 /// Weights that dropout takes become 0; keys are four in a row.
 __device__ __forceinline__ void drop(float (&p)[kKeysPerThread], const ForwardParams& params, const Head& head,
                                      int query, int key) {
-    const PhiloxBlock words =
-        dropout_block(params.seed, static_cast<std::uint32_t>(head.batch), static_cast<std::uint32_t>(head.head),
-                      static_cast<std::uint32_t>(query), static_cast<std::uint32_t>(key / 4));
+    const std::uint32_t kept =
+        kept_keys<kKeysPerThread>(params.keep, head.batch, static_cast<int>(head.head), query, key);
 #pragma unroll
     for (int i = 0; i < kKeysPerThread; ++i) {
-        if (words[i] >= params.keep_threshold) p[i] = 0;
+        if ((kept >> i & 1) == 0) p[i] = 0;
     }
 }
 
@@ -89,7 +88,7 @@ __device__ __forceinline__ float exponentiate(const ForwardParams& params, const
                 p[i] = ptx::exp2_approx((scores[i] - m) * kLog2E - kHeadroom<T>);
                 sum += p[i];
             }
-            if (params.keep_threshold != 0) drop(p, params, head, query, key);
+            if (params.drops()) drop(p, params, head, query, key);
         }
         if (!row.is_held(key)) __syncthreads();  // what is written over has been read
         if (wanted) *reinterpret_cast<uint2*>(weights + key) = {ptx::pack<T>(p[0], p[1]), ptx::pack<T>(p[2], p[3])};

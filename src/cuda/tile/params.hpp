@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/dropout.hpp"
 #include "tessera/mask.hpp"
 
 namespace tessera::cuda {
@@ -65,11 +66,12 @@ struct ForwardParams {
     int head_dim_v = 0;
 
     Mask mask;
-    float scale = 0;                   ///< S = scale * Q K^T
-    float softcap = 0;                 ///< 0: none
-    std::uint64_t keep_threshold = 0;  ///< dropout: words under it are kept; 0: no dropout
-    std::uint64_t seed = 0;
+    float scale = 0;       ///< S = scale * Q K^T
+    float softcap = 0;     ///< 0: none
+    KeepRule keep;         ///< of dropout
     float keep_scale = 1;  ///< 1 / (1 - probability)
+
+    TESSERA_HOST_DEVICE bool drops() const { return keep.blocks != 0; }
 };
 
 /// The gradient of a bias, in its shape: dimensions of size 1 have stride 0, and are summed over. Not wanted: null.

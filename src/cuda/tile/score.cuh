@@ -11,8 +11,8 @@
 #include <cfloat>
 #include <cmath>
 
-#include "core/dropout.hpp"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/kept_weights.cuh"
 #include "cuda/tile/params.hpp"
 #include "cuda/tile/softcap.cuh"
 
@@ -111,26 +111,33 @@ struct HeadScores {
         if constexpr (kMasked) apply_mask(s, visible, query, key);
     }
 
-    __device__ __forceinline__ bool drops() const { return params.keep_threshold != 0; }
+    __device__ __forceinline__ bool drops() const { return params.drops(); }
 
-    /// Dropped weights of 8 keys become 0. One Philox block serves 4 keys, two neighbouring lanes: the even lane makes
-    /// it for the upper row, the odd lane for the lower, and they exchange the halves that the other one needs.
-    __device__ __forceinline__ void drop(float (&p)[4], int query, int key, int lane) const {
-        const bool odd = lane % 2 != 0;
-        const auto last_kept = static_cast<std::uint32_t>(params.keep_threshold - 1);
-        const auto row = static_cast<std::uint32_t>(odd ? query + 8 : query);
-        const PhiloxBlock own = dropout_block(params.seed, batch, head, row, static_cast<std::uint32_t>(key / 4));
-        const std::uint32_t got0 = __shfl_xor_sync(0xFFFFFFFF, odd ? own[0] : own[2], 1);
-        const std::uint32_t got1 = __shfl_xor_sync(0xFFFFFFFF, odd ? own[1] : own[3], 1);
-        if ((odd ? got0 : own[0]) > last_kept) p[0] = 0;
-        if ((odd ? got1 : own[1]) > last_kept) p[1] = 0;
-        if ((odd ? own[2] : got0) > last_kept) p[2] = 0;
-        if ((odd ? own[3] : got1) > last_kept) p[3] = 0;
+    /// Which weights of 16 rows x 64 keys are kept; rows from a multiple of 16 on. All lanes of the warp together.
+    __device__ __forceinline__ KeptOfRows draw(int query, int key, int lane) const {
+        return KeptOfRows::draw(params.keep, batch, head, query, key, lane);
     }
+    /// Dropped weights of 8 keys become 0.
+    __device__ __forceinline__ static void drop(float (&p)[4], const KeptOfRows& kept, int tile) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            if (!kept(tile, e)) p[e] = 0;
+        }
+    }
+    /// Dropped weights become 0: keys from a multiple of their number on, which is one of 16.
     template <int kTiles>
     __device__ __forceinline__ void drop(float (&p)[kTiles][4], int query, int key, int lane) const {
+        static_assert(kTiles % 2 == 0);
+        constexpr bool kAligned = kTiles % 8 == 0 || 8 % kTiles == 0;  // no draw ends between two of them
+        KeptOfRows kept;
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) drop(p[j], query, key + 8 * j, lane);
+        for (int j = 0; j < kTiles; j += 2) {
+            const bool begins = j % 8 == 0 || (!kAligned && (key + 8 * j) % 64 < 16);
+            if (begins) kept = draw(query, key + 8 * j, lane);
+            drop(p[j], kept, 0);
+            drop(p[j + 1], kept, 1);
+            kept.bits >>= 1;  // the next 16 keys
+        }
     }
 
  private:

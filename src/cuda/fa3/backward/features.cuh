@@ -10,6 +10,7 @@
 #include "core/dropout.hpp"
 #include "cuda/fa3/backward/elements.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/kept_weights.cuh"
 #include "cuda/tile/params.hpp"
 #include "cuda/tile/softcap.cuh"
 
@@ -41,32 +42,12 @@ struct Features {
         return derivative;
     }
 
-    __device__ __forceinline__ bool drops() const { return params.keep_threshold != 0; }
-
-    /// A bit for each of kCount elements: is the weight kept? One Philox block serves the keys of four lanes, each of
-    /// which makes that of one element out of four; they exchange the words.
-    template <int kCount>
-    __device__ __forceinline__ std::uint32_t kept(int query, int key, int lane) const {
-        static_assert(kCount <= 32);
-        const auto last_kept = static_cast<std::uint32_t>(params.keep_threshold - 1);
-        const int place = lane / 4 % 4;  // of the key among the four of a block
-        std::uint32_t bits = 0;
-#pragma unroll
-        for (int j = 0; j < kCount / 4; ++j) {
-            const PhiloxBlock own =
-                dropout_block(params.seed, static_cast<std::uint32_t>(batch), static_cast<std::uint32_t>(head),
-                              static_cast<std::uint32_t>(query + 8 * j + place % 2),
-                              static_cast<std::uint32_t>((key + 8 * (place / 2)) / 4));
-#pragma unroll
-            for (int t = 0; t < 4; ++t) {
-                const int other = place ^ t;  // whose key the word is sent for, and whose element is received
-                const std::uint32_t low = other % 2 == 0 ? own[0] : own[1];
-                const std::uint32_t high = other % 2 == 0 ? own[2] : own[3];
-                const std::uint32_t word = __shfl_xor_sync(0xFFFFFFFF, other / 2 == 0 ? low : high, 4 * t);
-                bits |= static_cast<std::uint32_t>(word <= last_kept) << (4 * j + other);
-            }
-        }
-        return bits;
+    /// Which weights of a warp's 16 keys and 64 queries dropout keeps.
+    __device__ __forceinline__ KeptOfColumns kept(int query, int key, int lane) const {
+        if (!params.drops()) return {};
+        // Opaque: what follows from them is made anew, so that no register is kept for it over the loop.
+        return KeptOfColumns::draw(params.keep, ptx::opaque(batch), ptx::opaque(head), ptx::opaque(query),
+                                   ptx::opaque(key), ptx::opaque(lane));
     }
 };
 

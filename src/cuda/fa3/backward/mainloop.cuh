@@ -29,7 +29,7 @@ struct Consumer : ConsumerThread<T, kConfig> {
     static constexpr int kBlockQ = kConfig.block_q;
     static_assert(kBlockQ == Config::kRows);
 
-    std::uint32_t kept = 0;  ///< by dropout: a bit for each of the thread's pairs
+    KeptOfColumns kept;  ///< by dropout, of the thread's pairs
 
     float dk[kConfig.head_dim / 2];      ///< [64 keys][head_dim]
     float dv[kConfig.head_dim_v / 2];    ///< [64 keys][head_dim_v]
@@ -95,7 +95,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_features
     const int query = first_query() + column;
     const bool full = is_full();
     const PairMask mask(block.blocks, key, query);
-    kept = features.drops() ? features.template kept<kPairs>(query, key, lane()) : ~0U;
+    kept = features.kept(query, key, lane());
 #pragma unroll
     for (int i = 0; i < kPairs; i += 2) {
         const float4 minus_lse = four_of(&RowStats::minus_lse, i / 8, column);
@@ -108,7 +108,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_features
             float p_of_pair =
                 weight(score, launch.scale_log2, of_element(minus_lse, i + e), of_element(inverse_sum, i + e));
             if (!full && !mask.sees(i + e)) p_of_pair = 0;
-            const bool is_kept = (kept >> (i + e) & 1) != 0;
+            const bool is_kept = kept(i / 4, i % 4 + e);
             // In fp16 dV is multiplied by keep_scale in the end: weights over 1 would not fit.
             if constexpr (kHeld<T>) weights[e] = is_kept ? p_of_pair : 0.0F;
             else weights[e] = is_kept ? p_of_pair * params.keep_scale : 0.0F;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&d
     if constexpr (kConfig.general) {
         const float keep_scale = launch.params.forward.keep_scale;
 #pragma unroll
-        for (int i = 0; i < Base::kPairs; ++i) dp[i] = (kept >> i & 1) != 0 ? dp[i] * keep_scale : 0.0F;
+        for (int i = 0; i < Base::kPairs; ++i) dp[i] = kept(i / 4, i % 4) ? dp[i] * keep_scale : 0.0F;
     }
     Base::template score_gradients<kMasked>(s, dp, delta);
     Base::pack(ds, dp);
