@@ -274,24 +274,24 @@ std::pair<double, std::string> Cpu::idle_clocks(double total) const {
         const auto cost = [&](const Amounts& task) { return clocks_of(task).total(); };
         double last = 0;
         for (const Loop& loop : loops) last += loop.done(static_cast<int>(threads), cost);
-        last = std::max(last, total / busy);
+        if (last < (1 + 1e-9) * total / busy) return {0, ""};  // sums in another order differ by less
         return {last - total / busy,
-                fmt::format("tasks one after the other to who is free, {:.6g} clk - {:.6g} clk / {:.0f}", last, total,
+                fmt::format("one task after the other to who is free: ({:.9g} clk - {:.9g} clk / {:.0f})", last, total,
                             busy)};
     }
     const auto tiles = static_cast<double>(units.tiles);
     const auto kv_heads = static_cast<double>(q.problem.batch * q.problem.heads_kv);
     if (!forward() && q.schedule == Schedule::fa1 && kv_heads > 0) {  // whole heads
         const double rounds = std::ceil(kv_heads / busy);
-        return {
-            (rounds - kv_heads / busy) / kv_heads * total,
-            fmt::format("({:.0f} - {:.0f} / {:.0f}) / {:.0f} * {:.6g} clk", rounds, kv_heads, busy, kv_heads, total)};
+        return {(rounds - kv_heads / busy) / kv_heads * total,
+                fmt::format("whole heads: ({:.0f} - {:.0f} / {:.0f}) / {:.0f} * {:.6g} clk", rounds, kv_heads, busy,
+                            kv_heads, total)};
     }
     if (tiles <= 0 || (q.schedule == Schedule::fa2 && (forward() || on_matrix_unit())))
         return {0, ""};  // so many tasks
     const double side = forward() ? static_cast<double>(units.shortest) : 0.5 * static_cast<double>(units.longest);
     return {c.last * side * total / tiles,
-            fmt::format("{:.4g} * {:.4g} * {:.6g} clk / {:.0f}", c.last, side, total, tiles)};
+            fmt::format("by so many tiles: {:.4g} * {:.4g} * {:.6g} clk / {:.0f}", c.last, side, total, tiles)};
 }
 
 /// Products, softmax, masks and packing of all tasks, dealt to the threads.
@@ -327,7 +327,7 @@ void Cpu::add_arithmetic() {
     add("products", clocks.products), add("softmax", clocks.softmax), add("masks", clocks.masks);
     add("dropout", clocks.dropout), add("packing", clocks.packing);
     const auto [idle, text] = idle_clocks(clocks.total());
-    account.part("idle cores", idle / per_ms, "until the last thread is done: ({}) / {:.5g} GHz", text, per_ms * 1e-6);
+    account.part("idle cores", idle / per_ms, "until the last thread is done, {} / {:.5g} GHz", text, per_ms * 1e-6);
 }
 
 /// Clocks of a thread by itself.
@@ -396,7 +396,8 @@ void Cpu::add_memory() {
         const bool stay = own <= m.l2_mib * kMiB;
         const double rate = stay ? m.l2_bytes * busy * per_ms : read;
         account.part("copies", copies / rate,
-                     "packed tensors written and read: 2 * ({:.6g} B - {:.6g} B in second-level caches) / {:.5g} GB/s",
+                     "packed tensors, but for what second-level caches hold, written and read: 2 * ({:.6g} B - {:.6g} "
+                     "B) / {:.5g} GB/s",
                      own, kept, rate * 1e-6);
     } else if (!forward()) {
         const double copies = kGradientCopies * bytes / static_cast<double>(size_of(p.dtype)) * sizeof(float);

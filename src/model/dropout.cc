@@ -29,14 +29,11 @@ double blocks_of_draw(double probability, const Drawing& drawing) {
 }
 
 Drawing drawing_of(const Family& family, const Problem& problem) {
-    constexpr double kWarp = 32, kKeysOfThread = 4;
-    constexpr std::int64_t kThreeAtOnce = 64;  // head_dims up to which fa3's forward has the registers for it
+    constexpr double kWarp = 32, kKeysOfThread = 4, kOfTwoPatches = 2048;
     if (problem.dtype == DType::fp32) return {.weights = 1, .together = kWarp};
     if (family.schedule == Schedule::standard) return {.weights = kKeysOfThread, .together = kKeysOfThread * kWarp};
-    const bool three = family.pass == Pass::forward &&
-                       (family.schedule != Schedule::fa3 || padded_dim(family, problem.head_dim) <= kThreeAtOnce);
-    if (three) return {.first = 3, .further = 3};
-    return {};
+    const bool two = family.schedule == Schedule::fa3 && family.pass == Pass::forward;  // for 128 keys
+    return two ? Drawing{.together = kOfTwoPatches} : Drawing{};
 }
 
 }  // namespace tessera::model
