@@ -16,69 +16,8 @@
 namespace tessera::model {
 namespace {
 
-constexpr const char* kFma = "";  // Records that are no longer kept
-constexpr const char* kMatrix = "bench/results/cpu/torch_amx_xeon16.jsonl";
+constexpr const char* kMatrix = "bench/results/cpu/probes_95001_xeon16.jsonl";
 constexpr const char* kSchedules16 = "bench/results/cpu/schedules_xeon16.jsonl";
-
-// `bench/fit` moves them: fit_model --cpu, bench/fit/main.cc. In the order of cpu_family_of().
-constexpr CpuFamily kFamilies[] = {
-    // Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (the file below before fp32 ran on a matrix unit),
-    // and
-    // `crowd` by what PyTorch's calls took in the Records of then and now, whose hosts differ.
-    {"fp32 forward",
-     kFma,
-     {.product_share = 0.92, .exp_share = 1.13, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},
-    {"fp32 backward",
-     kFma,
-     {.product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33, .crowd = 0.85}},
-    // On a matrix unit: fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44
-    // rows each). With all cores at work a thread has 0.4 to 0.53 of its speed on that shared host; loops in registers
-    // keep 0.7 to 0.8.
-    {"fp32 in parts forward",
-     kMatrix,
-     {.product_share = 1.0,
-      .exp_share = 2.8,
-      .last = 0,
-      .loops = 3.4,
-      .call_us = 0,
-      .pack_ns = 0.29,
-      .crowd = 0.6,
-      .mask_share = 0.44}},
-    {"fp32 in parts backward",
-     kMatrix,
-     {.product_share = 0.85,
-      .exp_share = 7.1,
-      .last = 0,
-      .loops = 1.3,
-      .call_us = 0,
-      .pack_ns = 0.62,
-      .crowd = 0.6,
-      .mask_share = 1.16}},
-    {"bf16 forward",
-     kMatrix,
-     {.product_share = 0.56,
-      .exp_share = 1.7,
-      .last = 0,
-      .loops = 1.96,
-      .call_us = 13.5,
-      .pack_ns = 0.15,
-      .crowd = 0.63,
-      .mask_share = 0.76}},
-    {"bf16 backward",
-     kMatrix,
-     {.product_share = 0.51,
-      .exp_share = 3.1,
-      .last = 0,
-      .loops = 4.1,
-      .call_us = 0,
-      .pack_ns = 0.31,
-      .crowd = 0.55,
-      .mask_share = 0.94}},
-    // standard and fa1 in multiply-adds: 1.5 times as long as fa2's constants say, of products and exponentials.
-    {"standard and fa1 forward",
-     kSchedules16,
-     {.product_share = 0.60, .exp_share = 1.74, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},
-};
 constexpr double kGradientCopies = 1.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too: of all its tensors
 constexpr double kMiB = 1048576;
 constexpr double kSecondLevelBytes = 2 * kMiB;  // of a core: what of its packed tensors stays there
@@ -137,7 +76,7 @@ struct Cpu {
         out.cost = cost_of(q, workload);
         out.memory = schedule::footprint(workload);
         count_bias(q, out);
-        if (q.schedule == Schedule::fa2 && (forward() || on_matrix_unit()))
+        if (q.schedule == Schedule::fa2)
             loops = loops_of(workload, {static_cast<int>(threads), on_matrix_unit(), parts() ? 3 : 1});
         busy = std::min(threads, std::max(1.0, tasks()));
         const Machine& m = q.machine;
@@ -287,8 +226,7 @@ std::pair<double, std::string> Cpu::idle_clocks(double total) const {
                 fmt::format("whole heads: ({:.0f} - {:.0f} / {:.0f}) / {:.0f} * {:.6g} clk", rounds, kv_heads, busy,
                             kv_heads, total)};
     }
-    if (tiles <= 0 || (q.schedule == Schedule::fa2 && (forward() || on_matrix_unit())))
-        return {0, ""};  // so many tasks
+    if (tiles <= 0 || q.schedule == Schedule::fa2) return {0, ""};  // so many tasks
     const double side = forward() ? static_cast<double>(units.shortest) : 0.5 * static_cast<double>(units.longest);
     return {c.last * side * total / tiles,
             fmt::format("by so many tiles: {:.4g} * {:.4g} * {:.6g} clk / {:.0f}", c.last, side, total, tiles)};
@@ -393,7 +331,7 @@ void Cpu::add_memory() {
     account.part("DRAM", bytes / read, "cold tensors: {:.6g} B / {:.5g} GB/s", bytes, read * 1e-6);
     if (!forward() && on_matrix_unit()) {
         const double own = packed_bytes(), kept = std::min(own, busy * kSecondLevelBytes), copies = 2 * (own - kept);
-        const bool stay = own <= m.l2_mib * kMiB;
+        const bool stay = own <= m.l2_mib * kMiB / 2;  // the rest is what they are packed from
         const double rate = stay ? m.l2_bytes * busy * per_ms : read;
         account.part("copies", copies / rate,
                      "packed tensors, but for what second-level caches hold, written and read: 2 * ({:.6g} B - {:.6g} "
@@ -423,14 +361,6 @@ void Cpu::add_loops() {
 }
 
 }  // namespace
-
-std::span<const CpuFamily> cpu_families() { return kFamilies; }
-
-const CpuFamily& cpu_family_of(const Question& question) {
-    if (is_plain(question)) return kFamilies[std::size(kFamilies) - 1];
-    const std::size_t pair = in_parts(question) ? 1 : by_tiles(question) ? 2 : 0;
-    return kFamilies[2 * pair + (question.pass == Pass::forward ? 0 : 1)];
-}
 
 bool cpu_knows_dropout(const Question&) { return true; }
 

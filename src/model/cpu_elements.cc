@@ -3,6 +3,7 @@
 // Elements of S that a CPU kernel computes: those that a mask leaves, filled up at the edges to what is computed at a
 // time (cpu/README.md).
 #include "model/cpu.hpp"
+#include "model/cpu_tasks.hpp"
 #include "schedule/grid.hpp"
 
 namespace tessera::model {
@@ -10,8 +11,6 @@ namespace {
 
 constexpr std::int64_t kStrip = 32;                                // keys
 constexpr std::int64_t kKeysOfBlock = 512, kQueriesOfBlock = 128;  // forward: in a step of a panel; backward
-
-constexpr Range overlap(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 std::int64_t filled(std::int64_t n, std::int64_t to) { return schedule::ceil_div(n, to) * to; }
 

@@ -4,7 +4,9 @@
 // done. Loop by loop as the kernels have them (cpu/fa2/deal.hpp, cpu/fa2/matrix).
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "schedule/schedule.hpp"
@@ -46,5 +48,16 @@ struct CpuDeal {
 
 /// The loops of fa2's call; nothing where there are so many tasks that an even share is what each thread gets.
 std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuDeal& deal);
+std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuDeal& deal);
+std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuDeal& deal);
+inline constexpr double kMostTasks = 1 << 16;
+
+using Lengths = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
+/// (queries, keys) of each member.
+Lengths lengths_of(const schedule::Workload& workload);
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+constexpr Range overlap(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 }  // namespace tessera::model
