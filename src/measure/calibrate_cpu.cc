@@ -216,7 +216,7 @@ model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
 
 model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
     model::Machine m = measure_roofs(threads, progress);
-    m.kernels = measure_kernels(m, [&](const std::string& what) { progress("kernels of " + what); });
+    m.kernels = measure_kernels(m, [&](const std::string& what) { progress("kernels, " + what); });
     validate(m);
     return m;
 }

@@ -8,7 +8,9 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <random>
 #include <span>
+#include <utility>
 
 #include "core/numeric.hpp"
 #include "measure/bench.hpp"
@@ -236,8 +238,8 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
 std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
                                              const std::function<void(const std::string&)>& progress,
                                              const ProbeTimed& timed) {
-    // What runs beside for seconds makes all calls of a kind slow, or quick, at once: each is timed again when all
-    // kinds have been.
+    // What runs beside for seconds makes all calls of a while slow, or quick. So calls of all kinds come in a random
+    // order, and each is timed again when all have been, in another order.
     struct Kind {
         ProbedKind kernels;
         Pass pass;
@@ -250,14 +252,20 @@ std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
             kinds.push_back({kernels, pass, model::cpu_kernels_of(kernels.schedule, pass, kernels.dtype), {}});
     }
     const int cores = static_cast<int>(machine.cores.value);
+    std::vector<std::pair<Kind*, KernelProbe>> all;
+    for (Kind& kind : kinds)
+        for (const KernelProbe& probe : kernel_probes(kind.kernels.schedule, kind.pass, cores))
+            all.emplace_back(&kind, probe);
+    std::mt19937 random(1);
     for (int round = 0; round < kProbeRounds; ++round) {
-        for (Kind& kind : kinds) {
-            progress(kind.name);
-            for (const KernelProbe& probe : kernel_probes(kind.kernels.schedule, kind.pass, cores)) {
-                const Summary ms = time_probe(probe, kind.kernels.schedule, kind.pass, kind.kernels.dtype);
-                if (timed) timed(kind.kernels, kind.pass, probe, ms);
-                kind.calls.push_back({problem_of(probe, kind.kernels.dtype), {.threads = probe.threads}, ms.median});
-            }
+        std::shuffle(all.begin(), all.end(), random);
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            if (i * kKernelKinds % all.size() < kKernelKinds)
+                progress(fmt::format("round {} of {}, {} of {} calls", round + 1, kProbeRounds, i, all.size()));
+            const auto& [kind, probe] = all[i];
+            const Summary ms = time_probe(probe, kind->kernels.schedule, kind->pass, kind->kernels.dtype);
+            if (timed) timed(kind->kernels, kind->pass, probe, ms);
+            kind->calls.push_back({problem_of(probe, kind->kernels.dtype), {.threads = probe.threads}, ms.median});
         }
     }
     std::vector<MeasuredKernels> result;
