@@ -42,10 +42,13 @@ std::string kind_of(const Problem& problem);
 
 /// How far nine of ten held-out rows of fa2, fa3 and cuDNN of this kind were off at most, on an H200; tests hold it
 /// against the Records.
-double expected_error(const std::string& kind, Pass pass);
+double expected_error(const std::string& kind, Pass pass, bool is_short);
+
+/// Up to 2e10 FLOP: what a call takes whatever its size counts there, and such calls have error bars of their own.
+bool is_short(const model::Prediction& prediction);
 
 /// The same of standard and fa1, of all kinds together: few of each were measured.
-double expected_error_of_plain(Schedule schedule, Pass pass);
+double expected_error_of_plain(Schedule schedule, Pass pass, bool is_short);
 
 /// The error bar of a prediction in words: its kind, how far such were off, and whether the device, or a CPU's kernels
 /// of that kind, were ever measured.

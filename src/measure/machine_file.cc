@@ -60,7 +60,8 @@ std::vector<MeasuredKernels> kernels_of(const Json& json) {
         for_each_share(one.shares, [&](const char* name, double& share) {
             known.insert(name);
             const Json& value = member(list[i], name);
-            if (std::string_view(name) == "mask_share" && value.is_null()) return;  // files of before it was known
+            if (value.is_null() && std::string_view(name) == "mask_share")  // the newest of them
+                bad(at + "." + name, "a number (a file of an older tessera: calibrate again)", value);
             if (!value.is_number()) bad(at + "." + name, "a number", value);
             share = value.get<double>();
         });

@@ -111,6 +111,11 @@ TEST_F(MachineFile, has_the_kernels_that_were_measured) {
     Json json = measure::to_json(machine);
     json["kernels"][0].erase("crowd");
     expect_bad(json, "kernels[0].crowd: expected a number, got nothing");
+    json["kernels"][0]["crowd"] = 1;
+    json["kernels"][0].erase("mask_share");
+    expect_bad(json, "kernels[0].mask_share: expected a number (a file of an older tessera: calibrate again)");
+    json["kernels"][0]["mask_share"] = 1;
+    json["kernels"][0].erase("crowd");
     json = measure::to_json(machine);
     json["kernels"][0]["speed"] = 1;
     expect_bad(json, "kernels[0].speed: expected a number of measured kernels");

