@@ -13,6 +13,9 @@
 
 namespace tessera::cli {
 
+/// "64 to 512", "2048 x 4096": the lengths of the rows from `first` to `last`.
+std::string rows_text(const measure::SweepRow& first, const measure::SweepRow& last);
+
 /// What stands above every table: device, problem, whose kernels.
 std::string heading_text(const model::Machine& machine, std::span<const measure::SweepRow> rows, int width);
 

@@ -134,7 +134,7 @@ ALLOWED = {
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "learn": LIBRARY | {"io", "measure", "plot", "walk", "diagnose", "cuda/shapes"},
     "cli": LIBRARY | TOOLS,
-    "bench": LIBRARY | TOOLS | {"cuda/ptx", "cuda/shapes", "cuda/tile", "cuda/shared"},
+    "bench": LIBRARY | TOOLS | {"cpu/lanes", "cpu/matrix", "cuda/ptx", "cuda/shapes", "cuda/tile", "cuda/shared"},
     "python": LIBRARY | TOOLS,
     "web": LIBRARY | TOOLS | {"cli"},
     "examples": {"include"},

@@ -11,24 +11,19 @@
 // thread; `before`, `after`: what the threads of the call reach in a few microseconds of each kind of work; `cpus`,
 // where they ran). --pin gives each thread a core of its own as long as there are any, --huge asks for huge pages.
 // --states samples the rates on each CPU in turn, and on one with its sibling at work.
-#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <thread>
 
 #include "core/extent.hpp"
 #include "core/numeric.hpp"
-#include "cpu/lanes/words.hpp"
-#include "cpu/matrix/peak.hpp"
+#include "host_rates.hpp"
 #include "measure/accuracy.hpp"
 #include "measure/calibrate.hpp"
 #include "measure/calibrate_kernels.hpp"
@@ -43,7 +38,6 @@
 namespace tessera::fit {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using measure::Timer;
 
 struct Asked {
@@ -98,101 +92,6 @@ class Places {
     const Arena& arena_;
     std::size_t at_;
 };
-
-/// Rates of a thread: GHz of a chain of dependent steps, GFLOP/s in lanes and of bf16 tiles.
-struct Rates {
-    double clock = 0, lanes = 0, tiles = 0;
-    int cpu = -1;
-};
-
-double clock_ghz(int steps) {
-    static std::atomic<std::uint64_t> sink;
-    std::uint64_t x = sink.load(std::memory_order_relaxed);
-    const Timer timer;
-    for (int i = 0; i < steps; ++i) x = x * 6364136223846793005ULL + 1442695040888963407ULL;
-    const double seconds = timer.seconds();
-    sink.store(x, std::memory_order_relaxed);
-    return 4e-9 * steps / seconds;  // 4 clocks a step
-}
-
-Rates rates_here() {
-    struct alignas(64) Tiles {
-        float a[64 * 64], b[64 * 64], c[64 * 64];
-    };
-    thread_local const auto tiles = std::make_unique<Tiles>();
-    Rates rates;
-    rates.cpu = sched_getcpu();
-    rates.clock = clock_ghz(10'000);
-    const auto lanes = [&](int times) {
-        for (int i = 0; i < times; ++i)
-            cpu::lanes::matmul({.m = 64,
-                                .n = 64,
-                                .k = 64,
-                                .a = tiles->a,
-                                .a_row = 64,
-                                .a_k = 1,
-                                .b = tiles->b,
-                                .b_stride = 64,
-                                .c = tiles->c,
-                                .c_stride = 64});
-    };
-    constexpr int kTimes = 4, kRounds = 40;
-    lanes(1);
-    const Timer of_lanes;
-    lanes(kTimes);
-    rates.lanes = 2e-9 * 64 * 64 * 64 * kTimes / of_lanes.seconds();
-    cpu::matrix::peak_tile_products(2);
-    const Timer of_tiles;
-    rates.tiles = cpu::matrix::peak_tile_products(kRounds) * 1e-9 / of_tiles.seconds();
-    return rates;
-}
-
-/// body(worker) on so many threads at once: nobody begins before all have come.
-template <class Body>
-void on_all(int threads, const Body& body) {
-    std::atomic<int> here{0};
-    default_parallel_for(threads, threads, [&](std::int64_t, int worker) {
-        ++here;
-        while (here.load() < threads) std::this_thread::yield();
-        body(worker);
-    });
-}
-
-std::vector<Rates> rates_of(int threads) {
-    std::vector<Rates> rates(static_cast<std::size_t>(threads));
-    on_all(threads, [&](int worker) { rates[static_cast<std::size_t>(worker)] = rates_here(); });
-    return rates;
-}
-
-/// The first CPU of each core, then the others.
-std::vector<int> cores_in_turn(int cpus) {
-    std::vector<int> first, others;
-    for (int cpu = 0; cpu < cpus; ++cpu) {
-        std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
-        int leader = cpu;
-        file >> leader;
-        (leader == cpu ? first : others).push_back(cpu);
-    }
-    first.insert(first.end(), others.begin(), others.end());
-    return first;
-}
-
-void run_on(int cpu) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
-    sched_setaffinity(0, sizeof set, &set);
-}
-
-Json json_of(const std::vector<Rates>& rates) {
-    Json json{{"clock", Json::array()}, {"lanes", Json::array()}, {"tiles", Json::array()}, {"cpus", Json::array()}};
-    const auto rounded = [](double value) { return std::round(value * 100) / 100; };
-    for (const Rates& one : rates) {
-        json["clock"].push_back(rounded(one.clock)), json["lanes"].push_back(rounded(one.lanes));
-        json["tiles"].push_back(rounded(one.tiles)), json["cpus"].push_back(one.cpu);
-    }
-    return json;
-}
 
 std::vector<Case> cases_of(const Asked& asked, int cores) {
     std::vector<Case> cases;
@@ -359,47 +258,6 @@ class Rounds {
     std::mt19937 random_;
 };
 
-/// Rates on each CPU in turn for a quarter of a second, then on the first with another thread on each other CPU of a
-/// few, which does nothing but one kind of work.
-void states() {
-    const int cpus = measure::describe_host().cores;
-    const std::vector<int> order = cores_in_turn(cpus);
-    constexpr double kSeconds = 0.25;
-    const auto sample = [&](int cpu, const std::string& beside) {
-        std::vector<Rates> rates;
-        std::thread([&] {
-            run_on(cpu);
-            for (const Timer timer; timer.seconds() < kSeconds;) {
-                rates.push_back(rates_here());
-                std::this_thread::sleep_for(std::chrono::milliseconds(2));
-            }
-        }).join();
-        Json json{{"cpu", cpu}, {"beside", beside}, {"rates", json_of(rates)}};
-        json["rates"].erase("cpus");
-        std::cout << json.dump() << '\n';
-    };
-    Json all{{"cpus", cpus}, {"order", order}};
-    std::cout << all.dump() << '\n';
-    for (int times = 0; times < 2; ++times)
-        for (const int cpu : order) sample(cpu, "nothing");
-    for (const int other : {1, 2, cpus / 2, cpus - 1}) {
-        for (const std::string work : {"lanes", "tiles", "steps"}) {
-            std::atomic<bool> stop{false};
-            std::thread beside([&] {
-                run_on(other % cpus);
-                while (!stop.load()) {
-                    if (work == "tiles") cpu::matrix::peak_tile_products(100);
-                    else if (work == "steps") clock_ghz(10'000);
-                    else rates_here();
-                }
-            });
-            sample(0, work + " on " + std::to_string(other % cpus));
-            stop = true;
-            beside.join();
-        }
-    }
-}
-
 int run(int argc, char** argv) {
     Asked asked;
     for (int i = 1; i < argc; ++i) {
@@ -415,7 +273,7 @@ int run(int argc, char** argv) {
         else asked.paths.push_back(argument);
     }
     if (!asked.roofs.empty()) measure::write_machine(asked.roofs, measure::measure_roofs(0, [](const std::string&) {}));
-    else if (asked.states) states();
+    else if (asked.states) write_states(std::cout);
     else Rounds(asked).run();
     return 0;
 }

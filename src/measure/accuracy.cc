@@ -133,7 +133,7 @@ bool is_held_out(const Record& record, const model::Machine& machine) {
     if (is("drawn")) return record.len_kv % 2 == 1;
     if (is("schedules") || is("probes")) return false;
     if (machine.name != "h200" && machine.name != "xeon-16") return true;
-    return !is("forward") && !is("backward") && !is("peers") && !is("seen") && !is("torch_");
+    return !is("forward") && !is("backward") && !is("peers") && !is("seen");
 }
 
 /// tessera's CUDA backwards that sum delta over all pairs: two products more than the model counts. With the rest of O
@@ -256,70 +256,6 @@ Problem problem_of(const Record& record) {
         throw Error(ErrorCode::bad_data, error.argument(), error.what());
     }
     return p;
-}
-
-bool is_short(const model::Prediction& prediction) {
-    constexpr double kFlop = 2e10;
-    return static_cast<double>(prediction.cost.work.flop) <= kFlop;
-}
-
-double expected_error(const std::string& kind, Pass pass, bool is_short) {
-    struct Bar {
-        const char* kind;
-        double forward, backward;  // of decoding the backward was never measured: what the forward has
-        double short_forward, short_backward;
-    };
-    constexpr Bar kBars[] = {{"decode", 0.11, 0.11, 0.11, 0.11},        {"window", 0.20, 0.06, 0.14, 0.08},
-                             {"cross lengths", 0.12, 0.14, 0.17, 0.25}, {"few heads", 0.12, 0.06, 0.32, 0.14},
-                             {"head_dim", 0.13, 0.11, 0.18, 0.15},      {"grouped heads", 0.14, 0.10, 0.20, 0.13},
-                             {"prefill", 0.12, 0.08, 0.23, 0.07},       {"ragged", 0.10, 0.05, 0.27, 0.09}};
-    for (const Bar& bar : kBars) {
-        if (kind != bar.kind) continue;
-        if (pass == Pass::forward) return is_short ? bar.short_forward : bar.forward;
-        return is_short ? bar.short_backward : bar.backward;
-    }
-    return 1;
-}
-
-double expected_error_of_plain(Schedule schedule, Pass pass, bool is_short) {
-    const bool forward = pass == Pass::forward;
-    if (schedule == Schedule::standard) return is_short ? (forward ? 0.31 : 0.23) : (forward ? 0.19 : 0.16);
-    return is_short ? (forward ? 0.15 : 0.13) : (forward ? 0.13 : 0.12);
-}
-
-std::string error_bar_text(const Problem& problem, const model::Prediction& prediction, const model::Machine& machine) {
-    const std::string kind = kind_of(problem);
-    const Pass pass = prediction.pass;
-    if (prediction.measured)
-        return "on hosts after a calibration, blind: 6 % in the median on two cores (83 % of the rows by 15 % at "
-               "most), "
-               "7 % on sixteen that others use (79 %), where tessera calibrate's half minute gave 10 to 12 % and a "
-               "single run is 5 to 11 % off its own median; 78 % at worst";
-    if (machine.kind == model::MachineKind::cpu) {
-        if (machine.name == "xeon-16" && machine.kernels.empty())
-            return "on its Records that no constant was fitted on: 18 % in the median, 93 % at worst";
-        return fmt::format(
-            "{} not measured (tessera calibrate does): hosts of which none were, were 37 % too fast in "
-            "the median, 69 % at worst",
-            machine.kernels.empty() ? "its kernels were" : "such kernels were");
-    }
-    const Schedule schedule = prediction.schedule;
-    const bool plain = schedule == Schedule::standard || schedule == Schedule::fa1;
-    const bool small = is_short(prediction) && kind != "decode";
-    const char* size = small ? ", short calls" : "";
-    const std::string bar =
-        plain
-            ? fmt::format("+-{:.0f} %: so far off were nine of ten held-out rows of {} ({}{}) on an H200",
-                          100 * expected_error_of_plain(schedule, pass, small), name_of(schedule), name_of(pass), size)
-            : fmt::format(
-                  "+-{:.0f} %: so far off were nine of ten held-out rows of fa2 and fa3 of this kind ({}, "
-                  "{}{}) on an H200",
-                  100 * expected_error(kind, pass, small), kind, name_of(pass), size);
-    constexpr const char* kMeasured[] = {"h200", "h100", "b200", "rtxa5000"};
-    const bool measured = std::find(std::begin(kMeasured), std::end(kMeasured), machine.name) != std::end(kMeasured);
-    const bool has_tcgen05 = machine.capability >= 10 && machine.capability < 12;
-    return bar + (measured ? "" : fmt::format("; {} itself was never measured here", machine.name)) +
-           (has_tcgen05 ? "; kernels made for it (tcgen05) are not in the model" : "");
 }
 
 Comparisons compare(std::span<const Record> records, const model::Machine* machine) {

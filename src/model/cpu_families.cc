@@ -14,18 +14,17 @@ constexpr const char* kSchedules16 = "bench/results/cpu/schedules_xeon16.jsonl";
 
 // `bench/fit` moves them: fit_model --cpu, bench/fit/main.cc. In the order of cpu_family_of().
 constexpr CpuFamily kFamilies[] = {
-    // Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (the file below before fp32 ran on a matrix unit),
-    // and
-    // `crowd` by what PyTorch's calls took in the Records of then and now, whose hosts differ.
+    // Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (torch_amx_xeon16.jsonl before fp32 ran on a
+    // matrix
+    // unit), and `crowd` by what PyTorch's calls took in the Records of then and now, whose hosts differ.
     {"fp32 forward",
      kFma,
      {.product_share = 0.92, .exp_share = 1.13, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},
     {"fp32 backward",
      kFma,
      {.product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33, .crowd = 0.85}},
-    // On a matrix unit: fitted on bench/results/cpu/torch_amx_xeon16.jsonl (tessera's rows: fa2, 1 and 16 threads, 44
-    // rows each). With all cores at work a thread has 0.4 to 0.53 of its speed on that shared host; loops in registers
-    // keep 0.7 to 0.8.
+    // On a matrix unit: fitted on calibrate's calls, 34 rounds of all in turn on 1, 4 and 16 threads. With all cores at
+    // work a thread has 0.55 to 0.63 of its speed on that shared host; loops in registers keep 0.7 to 0.8.
     {"fp32 in parts forward",
      kMatrix,
      {.product_share = 1.0,
