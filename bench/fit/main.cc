@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fits the constants of the cost model, of src/model/families_gpu.cc by the Records of an H200, of src/model/cpu.cc by
-// those of CPUs:
+// Fits the constants of the cost model, of src/model/families_gpu.cc by the Records of an H200, of
+// src/model/cpu_families.cc by those of CPUs:
 //
-//     fit_model [--only "tessera fa2 backward"] [--free exp_exposed,end_cycles]
-//     bench/results/h200/{forward,peers,drawn*,held_out,now/*}.jsonl fit_model [--only "bf16 forward"] --cpu
-//     bench/results/cpu/{torch_amx,decode_amx,features_amx}_xeon16.jsonl fit_model --host
-//     bench/results/cpu/{session1,session2}_xeon16.jsonl fit_model --probe probes.jsonl; fit_model --host probes.jsonl
-//     drawn.jsonl
+//     cd bench/results/h200 && fit_model [--only "tessera fa2 backward"] [--free exp_exposed,end_cycles]
+//         {forward,peers,drawn*,held_out,now/*}.jsonl
+//
+//     fit_model [--only "bf16 forward"] --cpu bench/results/cpu/probes_95001_xeon16.jsonl
+//
+//     fit_model --host probes.jsonl drawn.jsonl
+//
+//     fit_model --probe probes.jsonl
 //
 // --host does what `tessera calibrate` does, with the rows of the first file for its probes: the shares of that host's
 // kernels are fitted to them, and judged by the rows of the others. --write FILE writes its machine file, --all prints

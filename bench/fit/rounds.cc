@@ -9,7 +9,8 @@
 //
 // A line is a Record of one timing (fields beside a Record's: `name`, `round`, `at`, seconds; `own_ms`, of the calling
 // thread; `before`, `after`: what the threads of the call reach in a few microseconds of each kind of work; `cpus`,
-// where they ran). --pin gives each thread a core of its own as long as there are any, --huge asks for huge pages.
+// where they ran); medians_of_rounds.py makes Records of the medians. --pin gives each thread a core of its own as long
+// as there are any, --huge asks for huge pages.
 // --states samples the rates on each CPU in turn, and on one with its sibling at work.
 #include <sys/mman.h>
 

@@ -43,7 +43,7 @@ std::string error_bar_text(const Problem& problem, const model::Prediction& pred
         return "on hosts after a calibration, blind: 6 % in the median on two cores (83 % of the rows by 15 % at "
                "most), "
                "7 % on sixteen that others use (79 %), where tessera calibrate's half minute gave 10 to 12 % and a "
-               "single run is 5 to 11 % off its own median; 78 % at worst";
+               "single run is 3 to 12 % off its own median; 78 % at worst";
     if (machine.kind == model::MachineKind::cpu) {
         if (machine.name == "xeon-16" && machine.kernels.empty())
             return "on its Records that no constant was fitted on: 20 % in the median, 69 % at worst";

@@ -23,8 +23,8 @@ constexpr CpuFamily kFamilies[] = {
     {"fp32 backward",
      kFma,
      {.product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33, .crowd = 0.85}},
-    // On a matrix unit: fitted on calibrate's calls, 34 rounds of all in turn on 1, 4 and 16 threads. With all cores at
-    // work a thread has 0.55 to 0.63 of its speed on that shared host; loops in registers keep 0.7 to 0.8.
+    // On a matrix unit: near to what fits calibrate's calls, 34 rounds of all in turn on 1, 4 and 16 threads. With all
+    // cores at work a thread has 0.55 to 0.63 of its speed on that shared host; loops in registers keep 0.7 to 0.8.
     {"fp32 in parts forward",
      kMatrix,
      {.product_share = 1.0,
