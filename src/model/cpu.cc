@@ -331,7 +331,7 @@ void Cpu::add_memory() {
     account.part("DRAM", bytes / read, "cold tensors: {:.6g} B / {:.5g} GB/s", bytes, read * 1e-6);
     if (!forward() && on_matrix_unit()) {
         const double own = packed_bytes(), kept = std::min(own, busy * kSecondLevelBytes), copies = 2 * (own - kept);
-        const bool stay = own <= m.l2_mib * kMiB / 2;  // the rest is what they are packed from
+        const bool stay = own + bytes <= m.l2_mib * kMiB / 2;  // with what they are packed from
         const double rate = stay ? m.l2_bytes * busy * per_ms : read;
         account.part("copies", copies / rate,
                      "packed tensors, but for what second-level caches hold, written and read: 2 * ({:.6g} B - {:.6g} "
