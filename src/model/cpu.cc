@@ -321,7 +321,7 @@ double Cpu::packed_bytes() const {
 void Cpu::add_memory() {
     const Machine& m = q.machine;
     const Problem& p = q.problem;
-    const double alone = std::max(kCoreReads, 1 / m.cores);
+    const double alone = std::max(kCoreReads, 1.5 / m.cores);
     const double read = m.dram_gbs * m.dram_read_share * std::min(1.0, alone * busy) * c.read_share * 1e6;
     account.note("memory rate", "{:.4g} GB/s * {:.3g} * min(1, {:.4g} * {:.0f}) * {:.4g} = {:.5g} GB/s of reading",
                  m.dram_gbs.value, m.dram_read_share.value, alone, busy, c.read_share, read * 1e-6);
@@ -339,7 +339,7 @@ void Cpu::add_memory() {
                      own, kept, rate * 1e-6);
     } else if (!forward()) {
         const double copies = kGradientCopies * bytes / static_cast<double>(size_of(p.dtype)) * sizeof(float);
-        const bool stay = copies <= m.l2_mib * kMiB;
+        const bool stay = copies <= m.l2_mib * kMiB / 2;
         const double rate = stay ? m.l2_bytes * busy * per_ms : read;
         account.part("copies", copies / rate, "in fp32, {}: {:.6g} B / {:.5g} GB/s",
                      stay ? "which fit the last-level cache" : "beyond the caches", copies, rate * 1e-6);
