@@ -40,9 +40,9 @@ std::string error_bar_text(const Problem& problem, const model::Prediction& pred
     const std::string kind = kind_of(problem);
     const Pass pass = prediction.pass;
     if (prediction.measured)
-        return "on hosts after a calibration, blind: 6 % in the median on two cores (83 % of the rows by 15 % at "
+        return "on hosts after a calibration, blind: 6 % in the median on two cores (86 % of the rows by 15 % at "
                "most), "
-               "7 % on sixteen that others use (79 %), where tessera calibrate's half minute gave 10 to 12 % and a "
+               "8 % on sixteen that others use (79 %), where tessera calibrate's half minute gave 10 to 12 % and a "
                "single run is 3 to 12 % off its own median; 78 % at worst";
     if (machine.kind == model::MachineKind::cpu) {
         if (machine.name == "xeon-16" && machine.kernels.empty())
