@@ -19,6 +19,11 @@ __device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
+/// mbarrier.inval
+__device__ __forceinline__ void mbarrier_inval(Mbarrier& barrier) {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
 /// fence.mbarrier_init: the copy engine sees initialised barriers.
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
