@@ -69,6 +69,18 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// barrier.red.or: the same; does `any` hold for one of the threads?
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool any) {
+    int result;
+    asm volatile(
+        "{\n.reg .pred own, all;\nsetp.ne.s32 own, %3, 0;\nbarrier.cta.red.or.aligned.pred all, %1, %2, own;\n"
+        "selp.s32 %0, 1, 0, all;\n}\n"
+        : "=r"(result)
+        : "r"(id), "r"(threads), "r"(static_cast<int>(any))
+        : "memory");
+    return result != 0;
+}
+
 /// bar.arrive: comes to the barrier without waiting.
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
