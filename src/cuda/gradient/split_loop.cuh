@@ -47,8 +47,7 @@ struct SplitLoop : SplitScores<T, kConfig> {
             if constexpr (Base::kHeld) hold(dk, plan, i);
             step(plan, i, dv, dk, barriers);
         }
-        ptx::cp_async_wait<0>();
-        __syncthreads();
+        if (plan.count > 0) __syncthreads();
         const bool publishes = plan.count > 0 && adds_dq();
         // Hidden Inf and NaN of Q and dO are rare: only when some have come through is the work done again without
         // them.
@@ -107,7 +106,7 @@ struct SplitLoop : SplitScores<T, kConfig> {
             }
         }
     }
-    /// dV and dK on their way out, after a barrier.
+    /// dV and dK on their way out, after a barrier if there were steps.
     __device__ __forceinline__ void put(Plan& plan, Sums& dv, Sums& dk, bool publishes) const {
         const Launch& launch = inputs.launch;
         const ForwardParams& p = launch.params.forward;
@@ -116,6 +115,8 @@ struct SplitLoop : SplitScores<T, kConfig> {
         const float factor_dv = p.keep_scale * (1 / kWeightUnit<T>);
         float factor_dk = p.scale;
         if (Base::kHeld && plan.count > 0) factor_dk /= plan.at(plan.count - 1).ds_unit * kWeightUnit<T>;
+        ptx::cp_async_wait<0>();
+        if (plan.count == 0) __syncthreads();
         if constexpr (kConfig.own_sums) this->exchange_sums(dv, dk);
         const auto of_each = [&](const auto& of_sums) {
             if constexpr (kConfig.own_sums) {

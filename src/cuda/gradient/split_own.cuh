@@ -53,7 +53,7 @@ struct SplitOwn : SplitLoop<T, kConfig> {
         }
         ptx::cp_async_wait<0>();
         arrive(barriers.ds);
-        if (adds_dq()) this->take_turns(plan, index, barriers);
+        if (adds_dq()) this->take_turns(plan, planned, index, barriers);
         add_dk(dk, stage, buffer, 0, NothingBetween{});
         wait(barriers.ds, index);
         this->plan_next(plan, index);

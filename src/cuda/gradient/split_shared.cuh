@@ -59,7 +59,7 @@ struct SplitShared : SplitLoop<T, kConfig> {
         add_others(dv, weights(), inputs.do_tile(stage), NothingBetween{});
         ptx::cp_async_wait<0>();
         arrive(barriers.ds);
-        if (adds_dq()) this->take_turns(plan, index, barriers);
+        if (adds_dq()) this->take_turns(plan, planned, index, barriers);
         this->add_own_dk(dk, inputs.ds(buffer), inputs.q_tile(stage), 0, NothingBetween{});
         wait(barriers.ds, index);
         this->plan_next(plan, index);

@@ -43,12 +43,11 @@ struct SplitTurns : SplitPlan<T, kConfig> {
     /// One warp waits for the block's turn in this step, another publishes that all have added to dQ in the step
     /// before. Others each step: a fence takes 600 clocks, and the same warps would always be behind the others. That
     /// all have added also ends the phase of `turn` for all: no warp may miss one.
-    __device__ __forceinline__ void take_turns(Plan& plan, int index, SplitBarriers& barriers) const {
+    __device__ __forceinline__ void take_turns(Plan& plan, const Planned& planned, int index,
+                                               SplitBarriers& barriers) const {
         if (is_first_of_warp(index)) {
-            const Planned& planned = plan.at(index);
             if (index > 0) wait(barriers.added, index - 1);
-            while (planned.before >= 0 && ptx::load_acquire(planned.done) != planned.before + 1) {
-            }
+            if (planned.before >= 0) wait_for_turn(planned);
             ptx::mbarrier_arrive(barriers.turn);
         }
         if (index > 0 && is_first_of_warp(index + 3)) {
@@ -63,8 +62,12 @@ struct SplitTurns : SplitPlan<T, kConfig> {
 
  private:
     __device__ static __forceinline__ bool is_first_of_warp(unsigned warp) {
-        const int thread = ptx::thread_again();
+        const int thread = Base::kTight ? ptx::thread_again() : static_cast<int>(threadIdx.x);
         return thread == static_cast<int>(warp % kWarps * 32);
+    }
+    __device__ static __forceinline__ void wait_for_turn(const Planned& planned) {
+        while (ptx::load_acquire(planned.done) != planned.before + 1) {
+        }
     }
     /// As Turns does it, of all tiles of a step.
     __device__ __forceinline__ void publish(const Planned& planned) const {
