@@ -8,7 +8,8 @@
 #include <new>
 
 #include "cuda/fa2/config.h"
-#include "cuda/gradient/split_loop.cuh"
+#include "cuda/gradient/split_own.cuh"
+#include "cuda/gradient/split_shared.cuh"
 #include "cuda/shared/start.cuh"
 
 namespace tessera::cuda::fa2 {
@@ -27,7 +28,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
 
     const gradient::KeyThread<T, kConfig> thread{{launch, work, memory}, work};
     // What general scores go through is in the other step only.
-    if constexpr (!kConfig.general) gradient::SplitLoop<T, kConfig>{{{{thread}}}}.run_block(work);
+    if constexpr (kConfig.own_sums) gradient::SplitOwn<T, kConfig>{{{{{{{thread}}}}}}}.run_block(work);
+    else if constexpr (!kConfig.general) gradient::SplitShared<T, kConfig>{{{{{{{thread}}}}}}}.run_block(work);
     else gradient::KeyLoop<T, kConfig>{thread}.run_block(work);
 }
 

@@ -202,6 +202,7 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
     launch.finishes = launch.dq_by_vectors && launch.params.dq.data != nullptr && has_queries(p) && has_keys(p) &&
                       backward::finishes_dq(p);
     if (p.batch * p.heads_kv * blocks_kv(p, c.block_kv) < kManyBlocks || launch.blocks.parted) launch.finishes = false;
+    launch.multiprocessors = properties(call.plan.device).multiprocessors;
     return launch;
 }
 

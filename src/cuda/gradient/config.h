@@ -27,6 +27,8 @@ struct Config {
     int score_tiles = 0;
     int sum_tiles = 0;
     int dq_columns = 4;
+    /// Of a warp of the split step: its sums are of its own queries alone, and all columns (head_dim 64).
+    bool own_sums = false;
 
     static constexpr int kPairs = 4;
     static constexpr int kRowBytes = 4 * kBlockQ * 4;
@@ -36,7 +38,7 @@ struct Config {
     constexpr int key_tiles_of_sums() const { return sum_tiles == 0 ? key_tiles : sum_tiles; }
     /// Warps that have the same keys: they share the queries of a step, or the columns of the sums.
     constexpr int query_parts() const { return 2 * kPairs / warps_of_keys(key_tiles_of_scores()); }
-    constexpr int column_parts() const { return 2 * kPairs / warps_of_keys(key_tiles_of_sums()); }
+    constexpr int column_parts() const { return own_sums ? 1 : 2 * kPairs / warps_of_keys(key_tiles_of_sums()); }
 
     constexpr int keys_per_pair() const { return 16 * key_tiles; }
     constexpr int block_kv() const { return kPairs * keys_per_pair(); }

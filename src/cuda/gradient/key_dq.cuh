@@ -28,7 +28,8 @@ struct KeyDq : KeyThread<T, kConfig> {
     static constexpr int kAtOnce = std::min(Dq::kColumnTiles, kConfig.dq_columns);  // tiles of 8 columns
     using Part = float[Dq::kRowTiles][kAtOnce][4];                                  // [16 queries][8 dims][4]
 
-    int tile = 0;  // of the step's
+    int tile = 0;    // of the step's
+    int buffer = 0;  // its dS lies so many tiles further on
 
     static constexpr int kColumnParts = Dq::kColumnTiles / kAtOnce;
     static constexpr int kFours = Dq::kRowTiles * kAtOnce;  // numbers of a Part, in fours
@@ -89,7 +90,7 @@ struct KeyDq : KeyThread<T, kConfig> {
  private:
     /// dQ = dS K, the warp's part.
     __device__ __forceinline__ void multiply_ds(Part& dq, int first_row, int first_chunk) const {
-        const MatrixAddress<kBlockQ> ds(inputs.ds(tile), lane() / 16 * 8 + lane() % 8,
+        const MatrixAddress<kBlockQ> ds(inputs.ds(tile + buffer), lane() / 16 * 8 + lane() % 8,
                                         first_row / kChunk + lane() / 8 % 2);
         const MatrixAddress<kHeadDim> k(inputs.k_tile(), lane() % 16, first_chunk + lane() / 16);
         clear(dq);
@@ -108,7 +109,7 @@ struct KeyDq : KeyThread<T, kConfig> {
             for (int i = 0; i < 2 * Dq::kRowTiles; ++i) {
                 const int row = first_row + 8 * i + lane() / 4;
                 if (!sees(first_query + row, work.first_key + key)) continue;
-                const float ds = element(inputs.ds(tile), key, row);
+                const float ds = element(inputs.ds(tile + buffer), key, row);
 #pragma unroll
                 for (int n = 0; n < kAtOnce; ++n) {
                     const int from = (first_chunk + n) * kChunk + lane() % 4 * 2;

@@ -31,8 +31,11 @@ struct KeyInputs {
         return shared + kConfig.ds_offset() + tile * kConfig.score_bytes();
     }
 
-    /// Hidden from the compiler, which would keep what follows from it in registers over all steps.
-    __device__ static __forceinline__ int thread() { return ptx::opaque(static_cast<int>(threadIdx.x)); }
+    /// Hidden from the compiler, which would keep what follows from it in registers over all steps; but that it is
+    /// positive is known.
+    __device__ static __forceinline__ int thread() {
+        return ptx::opaque(static_cast<int>(threadIdx.x)) & (kThreads - 1);
+    }
 
     __device__ __forceinline__ void load_k() const {
         const ForwardParams& p = launch.params.forward;

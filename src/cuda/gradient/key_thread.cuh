@@ -27,8 +27,12 @@ struct KeyThread {
     const KeyInputs<T, kConfig> inputs;
     const KeyWork& work;
 
-    __device__ static __forceinline__ int warp() { return ptx::opaque(static_cast<int>(threadIdx.x)) / 32; }
-    __device__ static __forceinline__ int lane() { return ptx::opaque(static_cast<int>(threadIdx.x)) % 32; }
+    // Unsigned: known to be positive, they and what follows from them are shifts and masks alone.
+    __device__ static __forceinline__ unsigned number() {
+        return static_cast<unsigned>(ptx::opaque(static_cast<int>(threadIdx.x)));
+    }
+    __device__ static __forceinline__ int warp() { return static_cast<int>(number() / 32); }
+    __device__ static __forceinline__ int lane() { return static_cast<int>(number() % 32); }
     __device__ static __forceinline__ int pair() { return warp() % Config::kPairs; }
     __device__ static __forceinline__ bool makes_weights() { return warp() < Config::kPairs; }
     __device__ static __forceinline__ int first_row() { return pair() * kConfig.keys_per_pair(); }

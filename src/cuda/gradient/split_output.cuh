@@ -22,6 +22,37 @@ struct SplitOutput : SplitProducts<T, kConfig> {
     using Base::work;
     using typename Base::Sums;
 
+    /// Of two warps with the same keys the first has dV in the end, the other dK.
+    __device__ static __forceinline__ bool keeps_dv() { return Base::query_part() == 0; }
+    /// The sums of two warps with the same keys become one, by way of the stages: `dv` is then what the warp has.
+    __device__ __forceinline__ void exchange_sums(Sums& dv, const Sums& dk) const {
+        auto* const places = reinterpret_cast<float4*>(inputs.q_tile(0)) + inputs.thread();
+        const bool keeps = keeps_dv();
+#pragma unroll
+        for (int i = 0; i < kSumTiles * kColumns; ++i) {
+            float(&v)[4] = dv[i / kColumns][i % kColumns];
+            const float(&k)[4] = dk[i / kColumns][i % kColumns];
+            float given[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                given[e] = keeps ? k[e] : v[e];
+                if (!keeps) v[e] = k[e];
+            }
+            places[i * kConfig.threads()] = make_float4(given[0], given[1], given[2], given[3]);
+        }
+        __syncthreads();
+        const float4* const of_other = keeps ? places + kConfig.threads() / 2 : places - kConfig.threads() / 2;
+#pragma unroll
+        for (int i = 0; i < kSumTiles * kColumns; ++i) {
+            const float4 x = of_other[i * kConfig.threads()];
+            float(&sum)[4] = dv[i / kColumns][i % kColumns];
+            sum[0] += x.x;
+            sum[1] += x.y;
+            sum[2] += x.z;
+            sum[3] += x.w;
+        }
+    }
+
     /// The warp's sums to the workspace, as those of a share.
     __device__ __forceinline__ void put_share(bool dv, const Sums& sums, float factor) const {
         const int row = first_sum_row() + lane() / 4;

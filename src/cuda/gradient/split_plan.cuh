@@ -18,7 +18,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
     using Base::work;
     static constexpr std::int64_t kSize = sizeof(T);
     static constexpr int kStepQueries = kConfig.query_tiles * kBlockQ;
-    /// Threads that bring Q and dO: not those of the warps that publish and wait, if the others can.
+    /// Threads that bring Q and dO.
     static constexpr int kCopiers = kHeadDim > 128 ? kConfig.threads() : kConfig.threads() / 2;
 
     /// No registers are left for what could be worked out once.
@@ -129,24 +129,46 @@ struct SplitPlan : KeyScores<T, kConfig> {
             }
             return;
         }
+        copy_rows<kQ, kDo>(stage, planned.q, planned.d_o, planned.rows);
+    }
+    /// Brings all of the first step before it is planned, as only a step can be whose rows are all there and lie
+    /// together. Returns whether it did.
+    __device__ __forceinline__ bool load_first() const {
+        const Launch& launch = inputs.launch;
+        const Rows& q = launch.params.forward.q;
+        const Rows& d_o = launch.params.d_o;
+        const Member& m = work.member;
+        const Step step(work.first_head, work.own.tile(0), work.own.sweep(0));
+        const int first = step.tile * kStepQueries;
+        if (work.own.count() * work.heads == 0 || first + kStepQueries > m.len_q) return false;
+        if (!launch.vector_q || !launch.vector_do) return false;
+        const std::int64_t row = m.first_q + first;
+        copy_rows<true, true>(0, q.data + head_offset(q, work.batch, row, step.head, sizeof(T)),
+                              d_o.data + head_offset(d_o, work.batch, row, step.head, sizeof(T)),
+                              launch.rows + turns().tile(step));
+        return true;
+    }
+    template <bool kQ, bool kDo>
+    __device__ __forceinline__ void copy_rows(int stage, const char* q, const char* d_o, const RowTile* rows) const {
         constexpr int kChunks = kHeadDim / kChunk;
         const ForwardParams& p = inputs.launch.params.forward;
-        const int thread = ptx::opaque(static_cast<int>(threadIdx.x)) - (kConfig.threads() - kCopiers);
+        int thread = ptx::opaque(static_cast<int>(threadIdx.x)) - (kConfig.threads() - kCopiers);
         if (thread < 0) return;
+        thread &= kCopiers - 1;
         const int chunk = thread % kChunks;
         const int row = thread / kChunks;
         const std::uint32_t to = ptx::shared_address(inputs.q_tile(stage)) + chunk_offset<kHeadDim>(row, chunk);
         if constexpr (kQ) {
-            copy(to, planned.q, row, chunk, p.q.row * kSize, p.head_dim);
+            copy(to, q, row, chunk, p.q.row * kSize, p.head_dim);
             constexpr int kCopies = kConfig.query_tiles * static_cast<int>(sizeof(RowTile)) / 16;
             if (thread < kCopies) {
                 ptx::cp_async_16(ptx::shared_address(&inputs.rows(stage)) + thread * 16,
-                                 reinterpret_cast<const char*>(planned.rows) + thread * 16, true);
+                                 reinterpret_cast<const char*>(rows) + thread * 16, true);
             }
         }
         if constexpr (kDo) {
-            copy(to + kConfig.query_tiles * kConfig.q_bytes(), planned.d_o, row, chunk,
-                 inputs.launch.params.d_o.row * kSize, p.head_dim_v);
+            copy(to + kConfig.query_tiles * kConfig.q_bytes(), d_o, row, chunk, inputs.launch.params.d_o.row * kSize,
+                 p.head_dim_v);
         }
     }
     /// The thread's chunks of all rows of a step, from `row` on.
@@ -160,23 +182,6 @@ struct SplitPlan : KeyScores<T, kConfig> {
         for (int i = 0; i < kStepQueries; i += kRowsAtOnce) {
             ptx::cp_async_16(to + i * kHeadDim * 2, from, inside);
             from += kRowsAtOnce * row_bytes;
-        }
-    }
-
-    __device__ static __forceinline__ int thread_again() {
-        return kTight ? ptx::thread_again() : static_cast<int>(threadIdx.x);
-    }
-    /// As Turns does it, of all tiles of a step.
-    __device__ __forceinline__ void publish(const Planned& planned) const {
-        if (thread_again() != static_cast<int>(Turns::kPublisher)) return;
-        if (kConfig.query_tiles > 1 && planned.tile * kStepQueries + kBlockQ < work.member.len_q) {
-            planned.done[1] = work.block + 1;  // who reads it comes after the kernel
-        }
-        ptx::store_release(planned.done, work.block + 1);
-    }
-    __device__ __forceinline__ void wait(const Planned& planned) const {
-        if (thread_again() != 0 || planned.before < 0) return;
-        while (ptx::load_acquire(planned.done) != planned.before + 1) {
         }
     }
 

@@ -3,14 +3,14 @@
 // The warps of a split step (split_loop.cuh): which scores and sums each has, and its products.
 #pragma once
 
-#include "cuda/gradient/split_plan.cuh"
+#include "cuda/gradient/split_turns.cuh"
 #include "cuda/tile/ahead.cuh"
 
 namespace tessera::cuda::gradient {
 
 template <class T, Config kConfig>
-struct SplitProducts : SplitPlan<T, kConfig> {
-    using Base = SplitPlan<T, kConfig>;
+struct SplitProducts : SplitTurns<T, kConfig> {
+    using Base = SplitTurns<T, kConfig>;
     using Base::clear;
     using Base::inputs;
     using Base::kHeadDim;
@@ -29,7 +29,7 @@ struct SplitProducts : SplitPlan<T, kConfig> {
     using Sums = float[kSumTiles][kColumns][4];                             // [16 keys][8 dims][4]
     using Address = MatrixAddress<kHeadDim>;
     static constexpr int kProductItems = kHeadDim / 16 * (kTiles / 2);
-    static constexpr int kSumItems = kStepQueries / 16 * (kColumns / 2);
+    static constexpr int kOwnItems = kQueries / 16 * (kColumns / 2);
 
     /// The warp's keys, and its place among those that have the same: its part of a step's queries.
     __device__ static __forceinline__ int first_row() {
@@ -41,7 +41,7 @@ struct SplitProducts : SplitPlan<T, kConfig> {
         return warp() % kConfig.warps_of_keys(kSumTiles) * (16 * kSumTiles);
     }
     __device__ static __forceinline__ int first_sum_chunk() {
-        return warp() / kConfig.warps_of_keys(kSumTiles) * kColumns;
+        return kConfig.own_sums ? 0 : warp() / kConfig.warps_of_keys(kSumTiles) * kColumns;
     }
     /// The tile of the step's that has the warp's queries, and the first of those of a turn in it.
     __device__ static __forceinline__ int score_tile() { return query_part() * (kQueries * kTurns) / kBlockQ; }
@@ -55,6 +55,7 @@ struct SplitProducts : SplitPlan<T, kConfig> {
     template <int kItems, class OfTile>
     __device__ static __forceinline__ void for_share(int item, const OfTile& of_tile) {
         constexpr int kAll = kKeyTiles * kTiles;
+        if (item < 0) return;
 #pragma unroll
         for (int t = item * kAll / kItems; t < (item + 1) * kAll / kItems; ++t) of_tile(t % kKeyTiles, t / kKeyTiles);
     }
@@ -113,29 +114,48 @@ struct SplitProducts : SplitPlan<T, kConfig> {
             [&](int step, int n, std::uint32_t(&to)[4]) { ptx::ldmatrix_x4(to, b.at(16 * n, 2 * step)); }, between);
     }
 
-    /// sums += the warp's rows of `factors`, tiles of [keys][queries], times its columns of `queries`: P^T dO, dS^T Q.
+    /// The warp's columns of its own queries of a turn, as the right factor of its sums.
+    __device__ static __forceinline__ Address own_columns(const char* queries, int turn) {
+        const int first_query = query_part() * (kQueries * kTurns) + turn * kQueries;
+        return {queries + first_query * (kHeadDim * 2), lane() % 16, first_sum_chunk() + lane() / 16};
+    }
+    /// dV += P^T dO of the warp's own queries of a turn; P^T comes from registers, rounded.
     template <class Between>
-    __device__ __forceinline__ void add_rows(Sums& sums, const char* factors, const char* queries,
-                                             const Between& between) const {
-        const auto a = MatrixAddress<kBlockQ>::rows_first(factors, first_sum_row(), lane());
-        const Address b(queries, lane() % 16, first_sum_chunk() + lane() / 16);
-        multiply<T, kStepQueries / 16, kSumTiles, kColumns>(
-            [&](int m) -> float(&)[kColumns][4] { return sums[m]; },
+    __device__ __forceinline__ void add_own_dv(Sums& dv, const Scores& p, const char* d_o, int turn,
+                                               const Between& between) const {
+        const Address b = own_columns(d_o, turn);
+        multiply<T, kQueries / 16, kSumTiles, kColumns>(
+            [&](int m) -> float(&)[kColumns][4] { return dv[m]; },
             [&](int step, int m, std::uint32_t(&to)[4]) {
-                constexpr int kSteps = kBlockQ / 16;  // of a tile
-                ptx::ldmatrix_x4(to, a.at(16 * m, 2 * (step % kSteps)) + step / kSteps * kConfig.score_bytes());
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float(&x)[4] = p[m][2 * step + i / 2];
+                    to[i] = ptx::pack<T>(x[i % 2 * 2], x[i % 2 * 2 + 1]);
+                }
             },
+            [&](int step, int n, std::uint32_t(&to)[4]) { ptx::ldmatrix_x4_trans(to, b.at(16 * step, 2 * n)); },
+            between);
+    }
+    /// dK += dS^T Q of the warp's own queries of a turn. `ds`: the tile that has them.
+    template <class Between>
+    __device__ __forceinline__ void add_own_dk(Sums& dk, const char* ds, const char* q, int turn,
+                                               const Between& between) const {
+        const MatrixAddress<kBlockQ> a(ds, first_sum_row() + lane() % 16, first_column(turn) / kChunk + lane() / 16);
+        const Address b = own_columns(q, turn);
+        multiply<T, kQueries / 16, kSumTiles, kColumns>(
+            [&](int m) -> float(&)[kColumns][4] { return dk[m]; },
+            [&](int step, int m, std::uint32_t(&to)[4]) { ptx::ldmatrix_x4(to, a.at(16 * m, 2 * step)); },
             [&](int step, int n, std::uint32_t(&to)[4]) { ptx::ldmatrix_x4_trans(to, b.at(16 * step, 2 * n)); },
             between);
     }
 
     /// dQ of a tile of the step's by half of the warps: each has 32 queries and half of the columns. Returns where its
     /// first four lie in the workspace: they are those of two warps of DqTile.
-    __device__ __forceinline__ float* make_dq_of_tile(float (&dq)[2][4][4], const Planned& planned) const {
+    __device__ __forceinline__ float* make_dq_of_tile(float (&dq)[2][4][4], const Planned& planned, int buffer) const {
         static_assert(kHeadDim == 64);
         const int queries = warp() % 4 / 2;
         const int columns = warp() % 2;
-        const MatrixAddress<kBlockQ> ds(inputs.ds(warp() / 4), lane() / 16 * 8 + lane() % 8,
+        const MatrixAddress<kBlockQ> ds(inputs.ds(warp() / 4 + buffer), lane() / 16 * 8 + lane() % 8,
                                         queries * 4 + lane() / 8 % 2);
         const Address k(inputs.k_tile(), lane() % 16, columns * 4 + lane() / 16);
         clear(dq);

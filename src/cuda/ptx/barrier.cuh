@@ -19,6 +19,11 @@ __device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
+/// mbarrier.inval
+__device__ __forceinline__ void mbarrier_inval(Mbarrier& barrier) {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
 /// fence.mbarrier_init: the copy engine sees initialised barriers.
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -62,6 +67,18 @@ __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32
 /// bar.sync: waits until `threads` threads have come to barrier `id` of the block.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// barrier.red.or: the same; does `any` hold for one of the threads?
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool any) {
+    int result;
+    asm volatile(
+        "{\n.reg .pred own, all;\nsetp.ne.s32 own, %3, 0;\nbarrier.cta.red.or.aligned.pred all, %1, %2, own;\n"
+        "selp.s32 %0, 1, 0, all;\n}\n"
+        : "=r"(result)
+        : "r"(id), "r"(threads), "r"(static_cast<int>(any))
+        : "memory");
+    return result != 0;
 }
 
 /// bar.arrive: comes to the barrier without waiting.

@@ -26,6 +26,12 @@ struct Ring {
             ptx::mbarrier_init(empty[s], readers);
         }
     }
+    __device__ void end() {
+        for (int s = 0; s < kStages; ++s) {
+            ptx::mbarrier_inval(full[s]);
+            ptx::mbarrier_inval(empty[s]);
+        }
+    }
 };
 
 /// The phases of barriers that are not all used in turn, as those of stages that only some copies go to.

@@ -50,7 +50,20 @@ struct KeysConsumer : HalvesThread<T, kConfig> {
     float dp[kPairs];                           ///< dP^T, then dS^T
     std::uint32_t p[kHalf / 16][4];             ///< P^T in 16 bits
     std::uint32_t ds[kHalf / 16][4];            ///< dS^T in 16 bits
+    bool special;                               ///< there are NaN or infinities in K
 
+    /// K in registers.
+    __device__ __forceinline__ void fetch_keys() {
+        load_rows(k, shared.k[0], kHalf * warpgroup);
+        std::uint32_t found = 0;
+#pragma unroll
+        for (const auto& words : k) {
+#pragma unroll
+            for (const std::uint32_t pair : words) found |= backward::special<T>(pair);
+        }
+        special = Base::agreed_in_warpgroup(found != 0);
+    }
+    __device__ __forceinline__ bool special_in_keys() const { return special; }
     /// Of K in shared memory; and K in registers.
     __device__ __forceinline__ void clean_keys() {
         Base::clean_keys();
@@ -138,7 +151,6 @@ __device__ __forceinline__ void KeysConsumer<T, kConfig>::run() {
         d_o.advance();
         if (left == 0) break;
     }
-    end_steps(*this);
 }
 
 /// Makes dQ of the block's 128 keys.
@@ -163,7 +175,7 @@ template <bool kFinishes>
 __device__ __forceinline__ void QueriesConsumer<T, kConfig>::run() {
     int left = Base::count_steps();
     if (left == 0) return;
-    wait_for(shared.kv_full, 0);
+    wait_for(shared.k_full, 0);
 #pragma unroll 1
     for (; left > 0; --left) {
         Base::wait_for_q();

@@ -21,6 +21,8 @@ struct Config {
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr int kProducerRegisters = 24;
     static constexpr int kConsumerRegisters = 240;
+    static constexpr int kDeltaRegisters = 168;  ///< of each thread of delta_kernel when it starts, ...
+    static constexpr int kDeltaProducerRegisters = 40, kDeltaConsumerRegisters = 232;  ///< ... and with a tile
     static constexpr int kDqRegisters = 88;         ///< of the warpgroup that makes dQ apart,
     static constexpr int kBesideDqRegisters = 200;  ///< and of the other two beside it
 

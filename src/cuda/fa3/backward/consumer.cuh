@@ -109,6 +109,12 @@ struct ConsumerThread {
         for (int i = 0; i < kPairs; i += 2) out[i / 8][i / 2 % 4] = ptx::pack_finite<T>(values[i], values[i + 1]);
     }
     __device__ __forceinline__ void clean_keys();
+    __device__ __forceinline__ bool special_in_keys() const;
+    /// Does one of the warpgroup's threads say so?
+    __device__ __forceinline__ bool agreed_in_warpgroup(bool found) const {
+        return agreed(ptx::named_barrier_any(kWarpgroupBarrier + warpgroup, 128, found));
+    }
+    __device__ __forceinline__ void fetch_keys() {}  ///< K of the first product is in shared memory
     __device__ __forceinline__ void clean_queries(int half = 0);
     __device__ __forceinline__ std::uint32_t ds_address(int slab_number) const;
     __device__ __forceinline__ static void store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4], std::uint32_t to);
@@ -127,7 +133,8 @@ struct ConsumerThread {
     }
 };
 
-/// How consumers that make S, dV and dK begin: gradients of 0, and, where there are steps, the first scores. Are there
+/// How consumers that make S, dV and dK begin: gradients of 0, and, where there are steps, the first scores; K is
+/// looked through beside these, and what is rarely found in it taken out before they are multiplied again. Are there
 /// any?
 template <class OfConsumer>
 __device__ __forceinline__ bool begin_steps(OfConsumer& c) {
@@ -136,13 +143,21 @@ __device__ __forceinline__ bool begin_steps(OfConsumer& c) {
 #pragma unroll
     for (float& element : c.dv) element = 0;
     if (c.count_steps() == 0) return false;
-    wait_for(c.shared.kv_full, 0);
-    c.clean_keys();
+    wait_for(c.shared.k_full, 0);
+    c.fetch_keys();
     c.wait_for_q();
     c.start_s();
     c.read_flags();
+    const bool special = c.special_in_keys();
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(c.s);
+    if (special) {  // rare
+        c.clean_keys();
+        c.start_s();
+        ptx::wgmma_wait<0>();
+        ptx::keep_in_place(c.s);
+    }
+    wait_for(c.shared.v_full, 0);
     return true;
 }
 
@@ -226,6 +241,18 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_keys() {
     }
 }
 
+/// Are there any, in the warpgroup's keys? Looked for beside the first scores.
+template <class T, Config kConfig>
+__device__ __forceinline__ bool ConsumerThread<T, kConfig>::special_in_keys() const {
+    constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    bool found = false;
+    for (const auto& slab : shared.k) {
+        found |= any_special<T, kKeys * kSlabRowBytes, 128, 4>(slab[kKeys * warpgroup], thread);
+    }
+    return agreed_in_warpgroup(found);
+}
+
 /// The same of 64 rows of Q and dO, in tiles with hidden pairs. What was taken out of dO is put back at the end
 /// (restore_lost).
 template <class T, Config kConfig>
@@ -302,8 +329,9 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::finish_dq(float (&dq
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kColumns / 8; j += 2) {
-        ptx::stmatrix_x4(place(lane() % 16, j + lane() / 16), packed[j][0], packed[j][1], packed[j + 1][0],
-                         packed[j + 1][1]);
+        // Chunk j + lane / 16, j being even. (With a sum there the assembler of CUDA 13.0 once made wrong code of it.)
+        ptx::stmatrix_x4(place(lane() % 16, lane() / 16) ^ static_cast<unsigned>(16 * j), packed[j][0], packed[j][1],
+                         packed[j + 1][0], packed[j + 1][1]);
     }
     __syncwarp();
     constexpr bool kByColumns = kConfig.block_q == Config::kRows;

@@ -4,6 +4,7 @@
 // were not rounded: docs/decisions/delta-of-rounded-output.md). And what else the main kernel wants to know of rows.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "cuda/fa3/backward/mainloop.cuh"
@@ -37,12 +38,19 @@ struct alignas(1024) DeltaShared {
     Ring<kKStages> k_ring;
     Ring<kVStages> v_ring;
     int some_special[Config::kConsumers], some_large[Config::kConsumers];
+    int tile;  ///< delta_kernel: the number of the next one
 
     __device__ void init_barriers() {
         ptx::mbarrier_init(q_full, 1);
         k_ring.init(4 * Config::kConsumers);
         v_ring.init(4 * Config::kConsumers);
         ptx::fence_mbarrier_init();
+    }
+    /// They may be initialised again.
+    __device__ void end_barriers() {
+        ptx::mbarrier_inval(q_full);
+        k_ring.end();
+        v_ring.end();
     }
 };
 
@@ -316,21 +324,36 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<DeltaShared<kConfig, false>*>(memory);
     if (launch.o_rest.data != nullptr && launch.workspace.start->some_large == 0) return;
-    if (threadIdx.x == 0) {
-        shared.init_barriers();
-        for (int w = 0; w < Config::kConsumers; ++w) shared.some_special[w] = shared.some_large[w] = 0;
-    }
-    __syncthreads();
-    const QueryTile<kConfig> tile(launch, place_by_heads(launch));
-    if (threadIdx.x == 0 && falls(launch.params.forward, tile.batch)) launch.workspace.start->broken = 1;
-    if (tile.query >= tile.blocks.len_q || done_from_output(launch, tile)) return;
-    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    if (warpgroup == 0) {
-        ptx::give_registers<Config::kProducerRegisters>();
-        if (threadIdx.x == 0) load_for_queries(launch, shared, tile);
-    } else {
-        ptx::take_registers<Config::kConsumerRegisters>();
-        DeltaConsumer<T, kConfig>{launch, shared, tile, warpgroup - 1}.run();
+    if (threadIdx.x == 0) shared.tile = static_cast<int>(blockIdx.x);
+#pragma unroll 1
+    while (true) {
+        __syncthreads();
+        // Nothing is kept in registers over a tile.
+        const int number = shared.tile;
+        const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
+        if (number >= query_tiles(launch.params.forward)) return;
+        const QueryTile<kConfig> tile(launch, place_by_heads(launch, number));
+        __syncthreads();
+        if (thread == 0) shared.tile = number + static_cast<int>(gridDim.x);
+        if (thread == 0 && falls(launch.params.forward, tile.batch)) launch.workspace.start->broken = 1;
+        if (tile.query >= tile.blocks.len_q || done_from_output(launch, tile)) continue;
+        if (thread == 0) {
+            shared.init_barriers();
+            for (int w = 0; w < Config::kConsumers; ++w) shared.some_special[w] = shared.some_large[w] = 0;
+        }
+        __syncthreads();
+        const int warpgroup = thread / 128;
+        if (warpgroup == 0) {
+            ptx::give_registers<Config::kDeltaProducerRegisters>();
+            if (thread == 0) load_for_queries(launch, shared, tile);
+            ptx::take_registers<Config::kDeltaRegisters>();
+        } else {
+            ptx::take_registers<Config::kDeltaConsumerRegisters>();
+            DeltaConsumer<T, kConfig>{launch, shared, tile, warpgroup - 1}.run();
+            ptx::give_registers<Config::kDeltaRegisters>();
+        }
+        __syncthreads();
+        if (ptx::opaque(static_cast<int>(threadIdx.x)) == 0) shared.end_barriers();
     }
 }
 
@@ -339,9 +362,12 @@ cudaError_t start_delta(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr int kBytes = sizeof(DeltaShared<Shape::kConfig, false>);
     static_assert(kBytes <= 227 * 1024);
-    const ForwardParams& p = launch.params.forward;
-    const std::int64_t tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
-    return start(delta_kernel<T, Shape>, p.batch * p.heads_q * tiles, Config::kThreads, kBytes, launch, stream);
+    // With the rest of O it has nothing to do, but for rare rows: thread blocks for each tile would take 10 us to
+    // start.
+    const std::int64_t tiles = query_tiles(launch.params.forward);
+    const std::int64_t blocks =
+        launch.o_rest.data != nullptr ? std::min<std::int64_t>(tiles, launch.multiprocessors) : tiles;
+    return start(delta_kernel<T, Shape>, blocks, Config::kThreads, kBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -11,6 +11,9 @@ namespace tessera::cuda::fa3::backward {
 
 /// + 0: whether a -0 met more products of weight 0 must not show.
 __device__ __forceinline__ float scaled(float x, float factor) { return fmaf(x, factor, 0.0F); }
+/// No factor: sums that begin with 0 are no -0.
+struct Unscaled {};
+__device__ __forceinline__ float scaled(float x, Unscaled /*unused*/) { return x; }
 
 /// Where a warp's 16 rows of a gradient go.
 struct GradientRows {
@@ -24,8 +27,8 @@ struct GradientRows {
 };
 
 /// Stores 16 rows of accumulators times `factor`, [16][kDim]; `slabs`: shared memory that nobody else uses.
-template <class T, int kDim, class Slab, int kSlabs>
-__device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2], float factor, const GradientRows& to,
+template <class T, int kDim, class Factor, class Slab, int kSlabs>
+__device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2], Factor factor, const GradientRows& to,
                                                Slab (&slabs)[kSlabs], int slab_row, int lane) {
     if (to.rows.data == nullptr || to.count <= 0) return;
     if (!to.by_copy_engine || to.count < 16) {
@@ -141,7 +144,9 @@ __device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, fl
     }
     const GradientRows to =
         gradient_rows(c, launch.params.dv, launch.dv, launch.store_dv_by_copy_engine, launch.params.forward.head_dim_v);
-    store_gradient<T, kConfig.head_dim_v>(dv, factor, to, c.shared.v, c.first_row() + 16 * c.warp(), c.lane());
+    const int row = c.first_row() + 16 * c.warp();
+    if constexpr (kHeld<T>) store_gradient<T, kConfig.head_dim_v>(dv, factor, to, c.shared.v, row, c.lane());
+    else store_gradient<T, kConfig.head_dim_v>(dv, Unscaled{}, to, c.shared.v, row, c.lane());
 }
 
 template <class T, Config kConfig>
@@ -163,10 +168,13 @@ __device__ __forceinline__ void meet_at_the_end() {
     ptx::named_barrier_sync(kEndBarrier, kConfig.threads() - 128);
 }
 
+/// dV goes out beside the last dK.
 template <class T, template <class, Config> class OfConsumer, Config kConfig>
 __device__ __forceinline__ void store_gradients(OfConsumer<T, kConfig>& c) {
-    meet_at_the_end<kConfig>();
+    ptx::named_barrier_sync(kWarpgroupBarrier + c.warpgroup, 128);  // V of these keys was read by this warpgroup alone
     store_dv(c, c.dv);
+    end_steps(c);
+    meet_at_the_end<kConfig>();
     store_dk(c, c.dk);
     if (c.lane() == 0) ptx::tma_store_wait_read();
 }

@@ -75,11 +75,12 @@ struct Launch {
     Divider shared_heads;                   ///< kv heads times shares
     Divider of_shares;                      ///< shares
     int shares;                             ///< of a group's query heads, the most that a member has
-    int heads;           ///< of all members, times shares: those that blocks of keys are counted over
-    int blocks_kv;       ///< blocks of keys of one head, over all members
-    BlockCounts blocks;  ///< of every member, unless ragged
-    bool finishes;       ///< block of keys 0, the last to add, makes dQ of its sum: there is no dq_kernel
-    Limits* limits;      ///< fp16: [batch, heads_kv, shares], in the workspace, after Start
+    int heads;            ///< of all members, times shares: those that blocks of keys are counted over
+    int blocks_kv;        ///< blocks of keys of one head, over all members
+    BlockCounts blocks;   ///< of every member, unless ragged
+    bool finishes;        ///< block of keys 0, the last to add, makes dQ of its sum: there is no dq_kernel
+    int multiprocessors;  ///< of the device
+    Limits* limits;       ///< fp16: [batch, heads_kv, shares], in the workspace, after Start
 };
 
 /// Blocks of queries before a member's first one.

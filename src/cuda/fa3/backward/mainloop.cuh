@@ -219,7 +219,6 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         if (left == 0) break;
     }
     if constexpr (!kFinishes) Base::give_dq();
-    end_steps(*this);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -17,37 +17,69 @@ __device__ __forceinline__ void copy_in(Slab (&slabs)[kSlabs], const CUtensorMap
     for (int s = 0; s < kSlabs; ++s) ptx::tma_load_4d(slabs[s], map, s * kSlabColumns, row, head, batch, full, hint);
 }
 
-/// One thread: all copies.
+/// One thread: K or V.
+template <Config kConfig, class Slab, int kSlabs>
+__device__ __forceinline__ void copy_keys(const Launch& launch, const KeyBlock<kConfig>& block, Slab (&slabs)[kSlabs],
+                                          const CUtensorMap& map, ptx::Mbarrier& full) {
+    ptx::mbarrier_arrive_expect(full, sizeof(slabs));
+    copy_in(slabs, map, block.first_kv + block.n * kConfig.block_kv, block.kv_head,
+            launch.params.forward.cu_seqlens_q != nullptr ? 0 : block.batch, full, ptx::CacheHint::evict_first);
+}
+/// Q of block m, and what the delta kernel says of it.
+template <Config kConfig>
+__device__ __forceinline__ void copy_q(const Launch& launch, Shared<kConfig>& shared, int stage, int m, int row,
+                                       int head, int batch) {
+    ptx::Mbarrier& full = shared.q_ring.full[stage];
+    shared.block_q[stage] = m;
+    shared.head[stage] = head;
+    ptx::mbarrier_arrive_expect(full, sizeof(shared.q[0]) + sizeof(shared.stats[0]));
+    copy_in(shared.q[stage], launch.q, row, head, batch, full, ptx::CacheHint::evict_last);
+    ptx::bulk_load(shared.stats[stage],
+                   launch.workspace.stats + shared.block.block_q(launch, head, m) * kConfig.row_stats(),
+                   sizeof(shared.stats[0]), full);
+}
+template <Config kConfig>
+__device__ __forceinline__ void copy_do(const Launch& launch, Shared<kConfig>& shared, int stage, int row, int head,
+                                        int batch) {
+    ptx::Mbarrier& full = shared.do_ring.full[stage];
+    ptx::mbarrier_arrive_expect(full, sizeof(shared.d_o[0]));
+    copy_in(shared.d_o[stage], launch.d_o, row, head, batch, full, ptx::CacheHint::evict_last);
+}
+
+/// One thread: K, V and what the first step takes, in the order in which it is needed.
+template <Config kConfig, bool kRising>
+__device__ __forceinline__ void load_first(const Launch& launch, Shared<kConfig>& shared) {
+    const KeyBlock<kConfig>& block = shared.block;
+    const int batch = launch.params.forward.cu_seqlens_q != nullptr ? 0 : block.batch;
+    const Steps<kRising> step(block.blocks, block.n, block.blocks.share_heads);
+    if (!step.more()) return;
+    const int head = block.end_head - step.heads;
+    const int row = block.first_q + step.m * kConfig.block_q;
+    copy_keys(launch, block, shared.k, launch.k, shared.k_full);
+    copy_q(launch, shared, 0, step.m, row, head, batch);
+    copy_keys(launch, block, shared.v, launch.v, shared.v_full);
+    copy_do(launch, shared, 0, row, head, batch);
+}
+
+/// One thread: what the other steps take.
 template <Config kConfig, bool kRising>
 __device__ __forceinline__ void load(const Launch& launch, Shared<kConfig>& shared) {
-    const ForwardParams& p = launch.params.forward;
     const KeyBlock<kConfig>& block = shared.block;
     const int heads = block.blocks.share_heads;
-    const int batch = p.cu_seqlens_q != nullptr ? 0 : block.batch;
+    const int batch = launch.params.forward.cu_seqlens_q != nullptr ? 0 : block.batch;
     Steps<kRising> step(block.blocks, block.n, heads);
     if (!step.more()) return;
-    const int kv_row = block.first_kv + block.n * kConfig.block_kv;
-    ptx::mbarrier_arrive_expect(shared.kv_full, sizeof(shared.k) + sizeof(shared.v));
-    copy_in(shared.k, launch.k, kv_row, block.kv_head, batch, shared.kv_full, ptx::CacheHint::evict_first);
-    copy_in(shared.v, launch.v, kv_row, block.kv_head, batch, shared.kv_full, ptx::CacheHint::evict_first);
     Turn<kConfig.q_stages> q;
     Turn<kConfig.do_stages> d_o;
-    for (; step.more(); step.advance(heads), q.advance(), d_o.advance()) {
+    while (true) {
+        step.advance(heads), q.advance(), d_o.advance();
+        if (!step.more()) break;
         const int head = block.end_head - step.heads;
         const int row = block.first_q + step.m * kConfig.block_q;
         wait_for(shared.q_ring.empty[q.stage], q.phase ^ 1);
-        ptx::Mbarrier& q_full = shared.q_ring.full[q.stage];
-        shared.block_q[q.stage] = step.m;
-        shared.head[q.stage] = head;
-        ptx::mbarrier_arrive_expect(q_full, sizeof(shared.q[0]) + sizeof(shared.stats[0]));
-        copy_in(shared.q[q.stage], launch.q, row, head, batch, q_full, ptx::CacheHint::evict_last);
-        ptx::bulk_load(shared.stats[q.stage],
-                       launch.workspace.stats + block.block_q(launch, head, step.m) * kConfig.row_stats(),
-                       sizeof(shared.stats[0]), q_full);
+        copy_q(launch, shared, q.stage, step.m, row, head, batch);
         wait_for(shared.do_ring.empty[d_o.stage], d_o.phase ^ 1);
-        ptx::Mbarrier& do_full = shared.do_ring.full[d_o.stage];
-        ptx::mbarrier_arrive_expect(do_full, sizeof(shared.d_o[0]));
-        copy_in(shared.d_o[d_o.stage], launch.d_o, row, head, batch, do_full, ptx::CacheHint::evict_last);
+        copy_do(launch, shared, d_o.stage, row, head, batch);
     }
 }
 

@@ -17,10 +17,10 @@ struct QueryPlace {
 };
 
 /// Head by head.
-__device__ __forceinline__ QueryPlace place_by_heads(const Launch& launch) {
+__device__ __forceinline__ QueryPlace place_by_heads(const Launch& launch, int number) {
     const int tiles = (launch.params.forward.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
-    const int batch_head = static_cast<int>(blockIdx.x) / tiles;
-    return {batch_head, tiles - 1 - (static_cast<int>(blockIdx.x) - batch_head * tiles)};
+    const int batch_head = number / tiles;
+    return {batch_head, tiles - 1 - (number - batch_head * tiles)};
 }
 
 /// Some heads, which take turns.
@@ -34,6 +34,11 @@ __device__ __forceinline__ QueryPlace place_in_turn(const Launch& launch) {
     const Divider& heads = beyond < launch.query_heads.divisor() ? launch.last_query_heads : launch.query_heads;
     const int started = heads.quotient(left);
     return {first_head + left - started * heads.divisor(), tiles - 1 - started};
+}
+
+/// Tiles of queries, of all heads.
+__host__ __device__ __forceinline__ std::int64_t query_tiles(const ForwardParams& p) {
+    return std::int64_t{p.batch} * p.heads_q * ((p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ);
 }
 
 /// The tile of queries that a thread block of the delta kernel works on.

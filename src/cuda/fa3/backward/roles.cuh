@@ -75,7 +75,7 @@ __device__ __forceinline__ void WeightsConsumer<T, kConfig>::run() {
 #pragma unroll
     for (float& element : dv) element = 0;
     if (left == 0) return;
-    wait_for(shared.kv_full, 0);
+    wait_for(shared.k_full, 0);
     Base::clean_keys();
     Base::wait_for_q();
     start_s();
@@ -159,9 +159,10 @@ __device__ __forceinline__ void ScoresConsumer<T, kConfig>::run() {
 #pragma unroll
     for (float& element : dk) element = 0;
     if (left == 0) return;
-    wait_for(shared.kv_full, 0);
+    wait_for(shared.k_full, 0);
     Base::clean_keys();
     Base::wait_for_q();
+    wait_for(shared.v_full, 0);
     Base::wait_for_do();
     start_dp();
     float4 deltas[Base::kEarly];

@@ -44,7 +44,8 @@ struct KeyBlock {
     int first_block_q;              ///< of the member
     Span full[Config::kConsumers];  ///< blocks of queries that see all keys of a warpgroup
 
-    __device__ __forceinline__ void set(const Launch& launch, unsigned number) {
+    /// Which keys.
+    __device__ __forceinline__ void set_place(const Launch& launch, unsigned number) {
         const ForwardParams& p = launch.params.forward;
         // Some heads, all their parts; of a part all these heads; of a head its blocks.
         const int own = static_cast<int>(number);
@@ -73,6 +74,9 @@ struct KeyBlock {
         if constexpr (kConfig.roles()) n = part * launch.part_kv + started;
         else n = blocks.block_of(part, started, launch.parts, launch.part_kv);
         if (share >= blocks.shares) n = blocks.count_kv;
+    }
+    /// And what follows from that.
+    __device__ __forceinline__ void set_order(const Launch& launch) {
         before = blocks.added_before(n);
         finishes = launch.finishes && n == before;
         most = blocks.last_of_part(n);
@@ -115,7 +119,7 @@ struct alignas(1024) Shared : Exchange<kConfig> {
     int block_q[kConfig.q_stages], head[kConfig.q_stages];  ///< whose Q it is
     Ring<kConfig.q_stages> q_ring;
     Ring<kConfig.do_stages> do_ring;
-    ptx::Mbarrier kv_full;
+    ptx::Mbarrier k_full, v_full;
     ptx::Mbarrier dq_full[Config::kConsumers], dq_empty[Config::kConsumers];
     Ring<2 * Config::kStages> ds_ring;       ///< dQ apart: dS of 64 queries, for the third warpgroup
     ptx::Mbarrier p_full[kConfig.q_stages];  ///< roles: P, for the other warpgroup
@@ -130,7 +134,8 @@ struct alignas(1024) Shared : Exchange<kConfig> {
         q_ring.init(kConfig.threads() / 32 - 4);
         do_ring.init(kReaders);
         ds_ring.init(4, kReaders);
-        ptx::mbarrier_init(kv_full, 1);
+        ptx::mbarrier_init(k_full, 1);
+        ptx::mbarrier_init(v_full, 1);
         for (ptx::Mbarrier& full : p_full) ptx::mbarrier_init(full, 4);
         for (int w = 0; w < Config::kConsumers; ++w) {
             ptx::mbarrier_init(dq_full[w], 4);

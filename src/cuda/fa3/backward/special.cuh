@@ -22,12 +22,12 @@ __device__ __forceinline__ std::uint32_t special(const uint4& c) {
     return special<T>(c.x) | special<T>(c.y) | special<T>(c.z) | special<T>(c.w);
 }
 
-/// Does this thread's share of a tile hold NaN or infinities? `thread`: of kThreads.
-template <class T, int kBytes, int kThreads>
+/// Does this thread's share of a tile hold NaN or infinities? `thread`: of kThreads. kAtOnce: as of clean().
+template <class T, int kBytes, int kThreads, int kAtOnce = 1>
 __device__ __forceinline__ bool any_special(const void* tile, int thread) {
     const auto* chunks = static_cast<const uint4*>(tile) + thread;
     std::uint32_t found = 0;
-#pragma unroll 1
+#pragma unroll kAtOnce
     for (int i = 0; i < kBytes / 16; i += kThreads) found |= special<T>(chunks[i]);
     return found != 0;
 }
