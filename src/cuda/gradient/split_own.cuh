@@ -78,7 +78,7 @@ struct SplitOwn : SplitLoop<T, kConfig> {
     __device__ __forceinline__ void add_dv(Sums& dv, const Planned& planned, int stage, int buffer, int turn) const {
         Scores p;
         Scores dp;
-        this->template make_p<kEdge>(p, dp, planned, stage, turn, [](int, int) {});
+        this->template make_p<kEdge>(p, dp, planned, stage, turn, [] { return [](int, int) {}; });
         this->template add_dv_make_ds<kEdge>(dv, dp, p, planned, stage, inputs.ds(score_tile() + buffer), turn);
     }
     __device__ __forceinline__ void add_dv_careful(Sums& dv, const Planned& planned, int stage, int buffer,

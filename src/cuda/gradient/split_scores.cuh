@@ -38,19 +38,20 @@ struct SplitScores : SplitOutput<T, kConfig> {
     __device__ __forceinline__ bool is_careful(const Planned& planned, int stage) const {
         return planned.masked != planned.edge || has_large_scores(stage);
     }
-    /// S and dP of a turn, and between the products of dP P = exp2(S - LSE); `of_p`(m, j) once those of a tile are
-    /// made. kEdge: some pairs are hidden by the band.
+    /// S and dP of a turn, and between the products of dP P = exp2(S - LSE). `of_p`() gives what is called with (m, j)
+    /// once those of a tile are made; behind S, over which nothing is kept. kEdge: some pairs are hidden by the band.
     template <bool kEdge, class OfP>
     __device__ __forceinline__ void make_p(Scores& p, Scores& dp, const Planned& planned, int stage, int turn,
                                            const OfP& of_p) const {
         multiply_keys(p, inputs.k_tile(), inputs.q_tile(stage), turn, NothingBetween{});
         if constexpr (kEdge) this->hide_scores(p, planned.tile, turn);
         const float factor = inputs.launch.params.forward.scale * kLog2E;
+        const auto of_tile = of_p();
         const float* const offsets = rows(stage).offset + first_column(turn) + lane() % 4 * 2;
         multiply_keys(dp, inputs.v_tile(), inputs.do_tile(stage), turn, [&](int item) {
             for_share<kProductItems>(item, [&](int m, int j) {
                 Base::exponentiate(p[m][j], factor, two(offsets, j));
-                of_p(m, j);
+                of_tile(m, j);
             });
         });
     }

@@ -83,9 +83,9 @@ struct SplitShared : SplitLoop<T, kConfig> {
                                            SplitBarriers& barriers) const {
         Scores p;
         Scores dp;
-        const int at = Base::score_place(0);
-        this->template make_p<kEdge>(p, dp, planned, stage, 0,
-                                     [&](int m, int j) { store(weights(), at, p[m][j], m, j); });
+        this->template make_p<kEdge>(p, dp, planned, stage, 0, [&] {
+            return [this, &p, at = Base::score_place(0)](int m, int j) { store(weights(), at, p[m][j], m, j); };
+        });
         p_is_there(barriers);
         this->template add_dv_make_ds<kEdge>(dv, dp, p, planned, stage, inputs.ds(buffer), 0);
     }
