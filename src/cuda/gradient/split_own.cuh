@@ -28,6 +28,7 @@ struct SplitOwn : SplitLoop<T, kConfig> {
     using typename Base::Scores;
     using typename Base::Sums;
     static_assert(kTurns == 2);
+    static_assert(kConfig.stages > 2, "Q and dO come two steps ahead, while those of this one are read");
 
     __device__ __forceinline__ void run_block(KeyWork& to_change) const {
         Base::run_block(to_change, [&](Plan& plan, int index, Sums& dv, Sums& dk, SplitBarriers& barriers) {

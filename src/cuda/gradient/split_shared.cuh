@@ -105,6 +105,7 @@ struct SplitShared : SplitLoop<T, kConfig> {
     /// P is for the warps with the same keys. Where those are two, they meet by themselves; where Q's stage is free
     /// once P of all is there, all do.
     static constexpr bool kByTwo = kParts == 2;
+    static_assert(!kByTwo || Base::kReadAhead > 1, "Q of the step before may still be read by others");
     __device__ static __forceinline__ int barrier_of(int part) {
         constexpr int kPairs = kConfig.threads() / 64;
         return 1 + part * kPairs + warp() % kPairs;
