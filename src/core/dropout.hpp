@@ -66,8 +66,7 @@ constexpr std::uint32_t dropout_word(std::uint64_t seed, std::int64_t batch, std
 /// Seed and threshold, as the words are compared with it: bit by bit.
 struct KeepRule {
     PhiloxKeys keys;  ///< of the seed
-    /// Bits of the largest word that is kept, from the top: 0 or ~0. Past them ~0, for a kernel that makes blocks by
-    /// threes.
+    /// Bits of the largest word that is kept, from the top: 0 or ~0. Past them ~0, for who makes a block too many.
     std::uint32_t last_kept[dropout::kBits + dropout::kBitsOfBlock] = {};
     int blocks = 0;  ///< after which no word can be over the threshold any more; 0: everything is kept
 
