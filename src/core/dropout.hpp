@@ -65,9 +65,8 @@ constexpr std::uint32_t dropout_word(std::uint64_t seed, std::int64_t batch, std
 
 /// Seed and threshold, as the words are compared with it: bit by bit.
 struct KeepRule {
-    PhiloxKeys keys;  ///< of the seed
-    /// Bits of the largest word that is kept, from the top: 0 or ~0. Past them ~0, for who makes a block too many.
-    std::uint32_t last_kept[dropout::kBits + dropout::kBitsOfBlock] = {};
+    PhiloxKeys keys;                               ///< of the seed
+    std::uint32_t last_kept[dropout::kBits] = {};  ///< bits of the largest word that is kept, from the top: 0 or ~0
     int blocks = 0;  ///< after which no word can be over the threshold any more; 0: everything is kept
 
     KeepRule() = default;
@@ -78,7 +77,6 @@ struct KeepRule {
             last_kept[n] = set ? ~0U : 0;
             if (!set) blocks = n / dropout::kBitsOfBlock + 1;
         }
-        for (int n = dropout::kBits; n < dropout::kBits + dropout::kBitsOfBlock; ++n) last_kept[n] = ~0U;
     }
 };
 
@@ -87,13 +85,11 @@ struct KeptBits {
     std::uint32_t kept = ~0U;   ///< over the threshold: 0; under it, or level with it as far as it has been seen: 1
     std::uint32_t level = ~0U;  ///< level with it so far
 
-    /// Of the first kBlocks blocks: words[4 * block + i] against last_kept[4 * block + i].
-    template <int kBlocks>
-    TESSERA_HOST_DEVICE static constexpr KeptBits of(const PhiloxBlock (&blocks)[kBlocks],
-                                                     const std::uint32_t* last_kept) {
+    /// Of one block: its bits against last_kept[0] ... last_kept[kBitsOfBlock - 1].
+    TESSERA_HOST_DEVICE static constexpr KeptBits of(const PhiloxBlock& block, const std::uint32_t* last_kept) {
         KeptBits bits;
-        for (int n = 4 * kBlocks - 1; n >= 0; --n) {  // what is lower counts where what is higher is level
-            const std::uint32_t word = blocks[n / 4][static_cast<std::size_t>(n % 4)];
+        for (int n = dropout::kBitsOfBlock - 1; n >= 0; --n) {  // what is lower counts where what is higher is level
+            const std::uint32_t word = block[static_cast<std::size_t>(n)];
             bits.kept = (~word & bits.kept) | (~word & last_kept[n]) | (bits.kept & last_kept[n]);
             bits.level &= ~(word ^ last_kept[n]);
         }
@@ -109,8 +105,8 @@ struct KeptBits {
 
 /// The next block's bits.
 TESSERA_HOST_DEVICE constexpr KeptBits kept_bits(const KeepRule& rule, const DropoutPatch& patch, int block) {
-    PhiloxBlock words[1] = {patch.counter(static_cast<std::uint32_t>(block))};
-    for (const auto& key : rule.keys.words) words[0] = philox_round(words[0], key);
+    PhiloxBlock words = patch.counter(static_cast<std::uint32_t>(block));
+    for (const auto& key : rule.keys.words) words = philox_round(words, key);
     return KeptBits::of(words, rule.last_kept + dropout::kBitsOfBlock * block);
 }
 

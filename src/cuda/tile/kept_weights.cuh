@@ -21,13 +21,13 @@ __device__ __forceinline__ void draw_patches(std::uint32_t (&kept)[kPatches], co
     // Not unrolled: under a product, the assembler would put the wait for it in front of straight code.
 #pragma unroll 1
     for (int block = 0; block < rule.blocks && level != 0; ++block) {
-        PhiloxBlock words[kPatches][1];
+        PhiloxBlock words[kPatches];
 #pragma unroll
-        for (int i = 0; i < kPatches; ++i) words[i][0] = patches[i].counter(static_cast<std::uint32_t>(block));
+        for (int i = 0; i < kPatches; ++i) words[i] = patches[i].counter(static_cast<std::uint32_t>(block));
 #pragma unroll
         for (const auto& key : rule.keys.words) {
 #pragma unroll
-            for (auto& of_patch : words) of_patch[0] = philox_round(of_patch[0], key);
+            for (PhiloxBlock& of_patch : words) of_patch = philox_round(of_patch, key);
         }
         level = 0;
 #pragma unroll
