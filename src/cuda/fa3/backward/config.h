@@ -39,6 +39,8 @@ struct Config {
     constexpr int first_row(int warpgroup) const { return roles() ? 0 : kRows * warpgroup; }
     /// Columns of dQ that a warpgroup of the main kernel multiplies at once, always of 64 queries.
     constexpr int dq_columns() const { return dq_apart() ? head_dim : head_dim / kConsumers; }
+    /// Does a thread of its own keep the order of dQ (keep_order)?
+    constexpr bool order_kept() const { return !roles() && !dq_apart(); }
     /// May the last block of keys to add to dQ make it of the sum? (Elsewhere registers are short.)
     constexpr bool may_finish() const { return !roles() && !general; }
     /// Of block_q queries: where RowStats stand, one after the other.

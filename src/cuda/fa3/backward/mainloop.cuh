@@ -7,9 +7,10 @@
 // The paper's lines in the order in which they are done here. S of a block of queries is multiplied a turn ahead, and
 // dK of it is under way until the next turn's exponentials are done. A turn of run():
 //
-//   make_ds()               S^T is there (S = Q K^T). dP^T = V dO^T is started, and P^T = exp2(S^T - LSE) made beside
-//                           it. Then dS^T = P^T (dP^T - delta). dV += P^T dO is started, and dS stored to shared
-//                           memory beside it, since dQ takes the keys of both warpgroups
+//   make_ds()               S^T is there (S = Q K^T). dP^T = V dO^T is started, and half of P^T = exp2(S^T - LSE) made
+//                           beside it; the other half beside dS^T = P^T (dP^T - delta), which needs other units. dV +=
+//                           P^T dO is started, and dS stored to shared memory beside it, since dQ takes the keys of
+//                           both warpgroups
 //   start_s()               the next block's scores
 //   the barrier             the other warpgroup's dS is there, too
 //   start_dq(), start_dk()  dQ = dS K, half of its columns, and dK += dS^T Q. S and dQ are waited for, and put_dq()
@@ -49,9 +50,33 @@ struct Consumer : ConsumerThread<T, kConfig> {
     }
     template <bool kFinishes>
     __device__ __forceinline__ void make_ds();
+    template <bool kFinishes>
+    __device__ __forceinline__ void make_ds_with_features();
+    /// P^T of a chunk of 8 elements from S^T.
+    __device__ __forceinline__ void exponentiate_chunk(int chunk, const float4& minus_lse) {
+#pragma unroll
+        for (int i = 8 * chunk; i < 8 * chunk + 8; ++i) {
+            s[i] = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, of_element(minus_lse, i)));
+        }
+    }
+    /// And dS^T from P^T and dP^T; both into 16 bits.
+    __device__ __forceinline__ void score_gradients_of_chunk(int chunk, const float4& delta, float factor) {
+#pragma unroll
+        for (int i = 8 * chunk; i < 8 * chunk + 8; i += 2) {
+            const float first = score_gradient<T>(s[i], dp[i], of_element(delta, i), factor);
+            const float second = score_gradient<T>(s[i + 1], dp[i + 1], of_element(delta, i + 1), factor);
+            ds[i / 8][i / 2 % 4] = ptx::pack_finite<T>(first, second);
+            p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(s[i], s[i + 1]);
+        }
+    }
     __device__ __forceinline__ void exponentiate_with_features();
     template <bool kMasked>
     __device__ __forceinline__ void score_gradients(float4 (&delta)[Base::kEarly]);
+    /// dS^T into shared memory, for the dQ of both warpgroups.
+    __device__ __forceinline__ void leave_ds() {
+        Base::store_ds(ds, Base::ds_address(warpgroup));
+        ptx::fence_proxy_async();
+    }
 
     __device__ __forceinline__ std::uint64_t k_operand() const {
         return uniform(row_descriptor(&shared.k[0][64 * warpgroup]));
@@ -136,47 +161,72 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&d
 }
 
 /// From S^T, which is there, to dS^T in shared memory and dV under way. dK of the step before and dP^T run beside the
-/// exponentials. In general shapes dP^T alone does, and P^T has become part of dV when dS^T is made: registers are
-/// short.
+/// first exponentials. The others share their time with dS^T: exponentials have a unit of their own, which is busy for as
+/// long as dP^T takes, since the other warpgroup has its exponentials now, too.
 template <class T, Config kConfig>
 template <bool kFinishes>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
+    constexpr int kChunks = Base::kEarly, kAhead = kChunks / 2;  // those before dP^T is waited for
     const bool some_special = Base::some_special();
     const bool full = is_full();
-    float4 stats[Base::kEarly];  // LSE, then delta
-    if constexpr (!kConfig.general) Base::read_early(stats, &RowStats::minus_lse);
+    const bool plain = agreed((Base::flags & (Base::kFull | Base::kLarge)) == Base::kFull);
+    float4 minus_lse[kChunks], delta[kChunks];
+    Base::read_early(minus_lse, &RowStats::minus_lse);
     Base::wait_for_do();
-    if constexpr (!kConfig.general) {
-        start_dp();
-        Base::exponentiate(s, stats);
+    start_dp();
+    if (plain) {
+#pragma unroll
+        for (int chunk = 0; chunk < kAhead; ++chunk) exponentiate_chunk(chunk, minus_lse[chunk]);
     } else {
-        ptx::wgmma_wait<0>();
-        release_q(q.stage_before());
-        exponentiate_with_features();
-        if (some_special) Base::clean_queries();
-        start_dv();
-        start_dp();
+        Base::exponentiate(s, minus_lse);
     }
     if (!kFinishes && steps > 0) Base::give_dq();  // of the step before: its fence has nothing to wait for any more
-    if constexpr (!kConfig.general) Base::read_early(stats, &RowStats::delta);
-    const std::uint32_t to = Base::ds_address(warpgroup);
-    if constexpr (!kConfig.general) {
-        ptx::wgmma_wait<1>();
-        release_q(q.stage_before());
-    }
+    Base::read_early(delta, &RowStats::delta);
+    ptx::wgmma_wait<1>();
+    release_q(q.stage_before());
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(dp);
-    if constexpr (kConfig.general) {
-        ptx::keep_in_place(dv);
-        ptx::keep_in_place(p);
-        Base::read_early(stats, &RowStats::delta);
+    if (plain) {
+        const float factor = Base::unit();
+        hold_deltas<T>(delta, factor);
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+            const int next = chunk + kAhead;
+            if (next < kChunks) exponentiate_chunk(next, minus_lse[next]);
+            score_gradients_of_chunk(chunk, delta[chunk], factor);
+        }
+    } else if (full) {
+        score_gradients<false>(delta);
+    } else {
+        score_gradients<true>(delta);
     }
-    if (full) score_gradients<false>(stats);
-    else score_gradients<true>(stats);
-    if (!kConfig.general && some_special) Base::clean_queries();
-    if constexpr (!kConfig.general) start_dv();  // dS is stored beside it
-    Base::store_ds(ds, to);
-    ptx::fence_proxy_async();
+    if (some_special) Base::clean_queries();
+    start_dv();  // dS is stored beside it
+    leave_ds();
+}
+
+/// The same in general shapes. dP^T alone runs beside the exponentials, and P^T has become part of dV when dS^T is made:
+/// registers are short.
+template <class T, Config kConfig>
+template <bool kFinishes>
+__device__ __forceinline__ void Consumer<T, kConfig>::make_ds_with_features() {
+    Base::wait_for_do();
+    ptx::wgmma_wait<0>();
+    release_q(q.stage_before());
+    exponentiate_with_features();
+    if (Base::some_special()) Base::clean_queries();
+    start_dv();
+    start_dp();
+    if (!kFinishes && steps > 0) Base::give_dq();
+    ptx::wgmma_wait<0>();
+    ptx::keep_in_place(dp);
+    ptx::keep_in_place(dv);
+    ptx::keep_in_place(p);
+    float4 delta[Base::kEarly];
+    Base::read_early(delta, &RowStats::delta);
+    if (is_full()) score_gradients<false>(delta);
+    else score_gradients<true>(delta);
+    leave_ds();
 }
 
 template <class T, Config kConfig>
@@ -188,7 +238,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int q_before = -1;      // the stage of Q that dK of the step before is multiplied from
 #pragma unroll 1
     while (true) {
-        make_ds<kFinishes>();
+        if constexpr (kConfig.general) make_ds_with_features<kFinishes>();
+        else make_ds<kFinishes>();
         --left;
         q_before = q.stage;
         q.advance();

@@ -144,6 +144,70 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
     }
 }
 
+/// One thread: adds what a warpgroup makes of dQ in every step, when keep_order() says that it is this block's turn.
+template <Config kConfig, int kHalf>
+__device__ __forceinline__ void add_dq_in_turn(const Launch& launch, Shared<kConfig>& shared, int steps) {
+    constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
+    for (std::uint32_t parity = 0; steps > 0; --steps, parity ^= 1) {
+        wait_for(shared.dq_turn, parity, kHalf);
+        float* sum =
+            launch.workspace.dq + (shared.dq_block * std::uint64_t{2} + unsigned{kHalf}) * (kBytes / sizeof(float));
+        const bool first = shared.dq_first;
+        ptx::fence_proxy_async_global();
+        wait_for(shared.dq_full[kHalf], parity, kHalf);
+        if (first) ptx::bulk_store(sum, shared.dq[kHalf], kBytes);
+        else ptx::bulk_add(sum, shared.dq[kHalf], kBytes);
+        ptx::tma_store_commit();
+        ptx::tma_store_wait_read();
+        ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
+        ptx::tma_store_wait();
+        ptx::fence_proxy_async_global();
+        ptx::mbarrier_arrive(shared.dq_added);
+    }
+}
+
+/// One thread: whose turn it is to add to both halves of a block of dQ. It looks for the next turn while the last
+/// addition is under way, and its fences, which take a fifth of a step, hold up nobody.
+template <Config kConfig, Order kOrder>
+__device__ __forceinline__ void keep_order(const Launch& launch, Shared<kConfig>& shared) {
+    const int group = shared.block.blocks.share_heads;
+    Steps<kOrder == Order::rising> step(shared.block.blocks, shared.block.n, group);
+    if (!step.more()) return;
+    const auto wait_for_turn = [&](const DqTurn& turn) {
+        wait_until(turn.place, [&] { return turn.template has_come<0>(launch); });
+    };
+    const auto give = [&](const DqTurn& turn) {
+        shared.dq_block = turn.block_q;
+        shared.dq_first = turn.place == 0;
+        ptx::mbarrier_arrive(shared.dq_turn);
+    };
+    DqTurn turn;
+    turn.set<kOrder>(launch, shared.block, step);
+    wait_for_turn(turn);
+    give(turn);
+    std::uint32_t parity = 0;
+    while (true) {
+        step.advance(group);
+        const bool more = step.more();
+        DqTurn next = turn;
+        bool has_come = false;
+        if (more) {
+            next.set<kOrder>(launch, shared.block, step);
+            has_come = next.template has_come<0>(launch);
+        }
+        wait_for(shared.dq_added, parity);
+        parity ^= 1;
+        if (has_come) give(next);
+        ptx::store_release(turn.template counter<0>(launch), turn.place + 1);
+        if (!more) return;
+        turn = next;
+        if (!has_come) {
+            wait_for_turn(turn);
+            give(turn);
+        }
+    }
+}
+
 /// The same of a block of keys that is the last to add to some blocks of queries: brings their sum, so that the
 /// consumers make dQ of it. dq_empty says that it is there, dq_full that it has been read.
 template <Config kConfig, int kHalf>
@@ -159,7 +223,7 @@ __device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kCo
             launch.workspace.dq + (turn.block_q * std::uint64_t{2} + unsigned{kHalf}) * (kBytes / sizeof(float));
         const bool last = turn.place + 1 == shared.block.blocks.keys_of(step.m).end;
         const auto wait_for_turn = [&] {
-            wait_until(turn.place, [&] { return turn.template has_come<kHalf>(launch); });
+            wait_until(turn.place, [&] { return turn.template has_come<kConfig.order_kept() ? 0 : kHalf>(launch); });
             ptx::fence_proxy_async_global();
         };
         shared.dq_goes[kHalf] = !last ? DqGoes::to_sum : turn.place == 0 ? DqGoes::out_alone : DqGoes::out;
@@ -180,7 +244,7 @@ __device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kCo
         ptx::tma_store_commit();
         ptx::tma_store_wait();
         ptx::fence_proxy_async_global();
-        ptx::store_release(turn.template counter<kHalf>(launch), turn.place + 1);
+        ptx::store_release(turn.template counter<kConfig.order_kept() ? 0 : kHalf>(launch), turn.place + 1);
     }
 }
 
@@ -190,7 +254,13 @@ template <Config kConfig, Order kOrder, bool kFinishes = false>
 __device__ __forceinline__ void produce(const Launch& launch, Shared<kConfig>& shared) {
     const int thread = static_cast<int>(threadIdx.x);
     if (thread == 0) load<kConfig, kOrder == Order::rising>(launch, shared);
-    else if constexpr (kFinishes) {
+    else if constexpr (kConfig.order_kept() && !kFinishes) {
+        const int steps =
+            Steps<false>(shared.block.blocks, shared.block.n, shared.block.blocks.share_heads).count();
+        if (thread == 32) add_dq_in_turn<kConfig, 0>(launch, shared, steps);
+        else if (thread == 64) add_dq_in_turn<kConfig, 1>(launch, shared, steps);
+        else if (thread == 96) keep_order<kConfig, kOrder>(launch, shared);
+    } else if constexpr (kFinishes) {
         if (thread == 32) add_or_bring_dq<kConfig, 0>(launch, shared);
         else if (thread == 64) add_or_bring_dq<kConfig, 1>(launch, shared);
     } else if constexpr (!kConfig.roles()) {

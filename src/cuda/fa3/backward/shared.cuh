@@ -121,6 +121,9 @@ struct alignas(1024) Shared : Exchange<kConfig> {
     Ring<kConfig.do_stages> do_ring;
     ptx::Mbarrier k_full, v_full;
     ptx::Mbarrier dq_full[Config::kConsumers], dq_empty[Config::kConsumers];
+    ptx::Mbarrier dq_turn, dq_added;         ///< both halves: it is this block's turn to add them; they are added
+    unsigned dq_block;                       ///< of the turn: DqTurn::block_q
+    bool dq_first;                           ///< of the turn: nobody has added before
     Ring<2 * Config::kStages> ds_ring;       ///< dQ apart: dS of 64 queries, for the third warpgroup
     ptx::Mbarrier p_full[kConfig.q_stages];  ///< roles: P, for the other warpgroup
     DqGoes dq_goes[Config::kConsumers];      ///< of the step, where this block of keys is the last to add to some
@@ -134,6 +137,8 @@ struct alignas(1024) Shared : Exchange<kConfig> {
         q_ring.init(kConfig.threads() / 32 - 4);
         do_ring.init(kReaders);
         ds_ring.init(4, kReaders);
+        ptx::mbarrier_init(dq_turn, 1);
+        ptx::mbarrier_init(dq_added, Config::kConsumers);
         ptx::mbarrier_init(k_full, 1);
         ptx::mbarrier_init(v_full, 1);
         for (ptx::Mbarrier& full : p_full) ptx::mbarrier_init(full, 4);
