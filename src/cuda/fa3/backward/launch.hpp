@@ -46,7 +46,8 @@ struct Limits {
 struct Workspace {
     Start* start;     // [1]
     RowStats* stats;  // [heads_q, blocks, block_q / 64]
-    int* counters;    // [sums, heads_q, blocks, 2 halves]: how many have added to this half of dQ
+    int* counters;    // [sums, heads_q, blocks, 2 halves]: how many have added to this half of dQ (or, in the first one
+                      // of the two, to both: Config::order_kept)
     float* dq;        // [sums, heads_q, blocks, block_q * padded head_dim], as the warpgroups' accumulators lie
     float* dk;  // [shares, heads_kv, blocks of keys, block_kv * padded head_dim], as accumulators lie (shares.cuh)
     float* dv;  // the same of head_dim_v

@@ -161,8 +161,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&d
 }
 
 /// From S^T, which is there, to dS^T in shared memory and dV under way. dK of the step before and dP^T run beside the
-/// first exponentials. The others share their time with dS^T: exponentials have a unit of their own, which is busy for as
-/// long as dP^T takes, since the other warpgroup has its exponentials now, too.
+/// first exponentials. The others share their time with dS^T: exponentials have a unit of their own, which is busy for
+/// as long as dP^T takes, since the other warpgroup has its exponentials now, too.
 template <class T, Config kConfig>
 template <bool kFinishes>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
@@ -205,8 +205,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     leave_ds();
 }
 
-/// The same in general shapes. dP^T alone runs beside the exponentials, and P^T has become part of dV when dS^T is made:
-/// registers are short.
+/// The same in general shapes. dP^T alone runs beside the exponentials, and P^T has become part of dV when dS^T is
+/// made: registers are short.
 template <class T, Config kConfig>
 template <bool kFinishes>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds_with_features() {

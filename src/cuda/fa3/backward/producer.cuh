@@ -209,7 +209,8 @@ __device__ __forceinline__ void keep_order(const Launch& launch, Shared<kConfig>
 }
 
 /// The same of a block of keys that is the last to add to some blocks of queries: brings their sum, so that the
-/// consumers make dQ of it. dq_empty says that it is there, dq_full that it has been read.
+/// consumers make dQ of it. dq_empty says that it is there, dq_full that it has been read. (Where one counter is kept
+/// for both halves, such a block is the last of all of its steps: ends_with_first().)
 template <Config kConfig, int kHalf>
 __device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kConfig>& shared) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
@@ -223,7 +224,8 @@ __device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kCo
             launch.workspace.dq + (turn.block_q * std::uint64_t{2} + unsigned{kHalf}) * (kBytes / sizeof(float));
         const bool last = turn.place + 1 == shared.block.blocks.keys_of(step.m).end;
         const auto wait_for_turn = [&] {
-            wait_until(turn.place, [&] { return turn.template has_come<kConfig.order_kept() ? 0 : kHalf>(launch); });
+            wait_until(turn.place,
+                       [&] { return turn.template has_come < kConfig.order_kept() ? 0 : kHalf > (launch); });
             ptx::fence_proxy_async_global();
         };
         shared.dq_goes[kHalf] = !last ? DqGoes::to_sum : turn.place == 0 ? DqGoes::out_alone : DqGoes::out;
@@ -244,7 +246,7 @@ __device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kCo
         ptx::tma_store_commit();
         ptx::tma_store_wait();
         ptx::fence_proxy_async_global();
-        ptx::store_release(turn.template counter<kConfig.order_kept() ? 0 : kHalf>(launch), turn.place + 1);
+        ptx::store_release(turn.template counter < kConfig.order_kept() ? 0 : kHalf > (launch), turn.place + 1);
     }
 }
 
@@ -255,8 +257,7 @@ __device__ __forceinline__ void produce(const Launch& launch, Shared<kConfig>& s
     const int thread = static_cast<int>(threadIdx.x);
     if (thread == 0) load<kConfig, kOrder == Order::rising>(launch, shared);
     else if constexpr (kConfig.order_kept() && !kFinishes) {
-        const int steps =
-            Steps<false>(shared.block.blocks, shared.block.n, shared.block.blocks.share_heads).count();
+        const int steps = Steps<false>(shared.block.blocks, shared.block.n, shared.block.blocks.share_heads).count();
         if (thread == 32) add_dq_in_turn<kConfig, 0>(launch, shared, steps);
         else if (thread == 64) add_dq_in_turn<kConfig, 1>(launch, shared, steps);
         else if (thread == 96) keep_order<kConfig, kOrder>(launch, shared);
