@@ -50,10 +50,11 @@ constexpr auto kDrawn = {"drawn_8128.jsonl",
                          "now/drawn_715517.jsonl",
                          "now/drawn_241124.jsonl",
                          "now/drawn_611201_backward.jsonl",
-                         "now/drawn_833202.jsonl"};
+                         "now/drawn_833202.jsonl",
+                         "now/drawn_611501_backward.jsonl"};
 constexpr auto kBlind = {"now/blind_902203.jsonl", "now/blind_664214.jsonl", "now/blind_777101.jsonl",
                          "now/blind_217240.jsonl", "now/blind_833101.jsonl", "now/blind_611302_backward.jsonl",
-                         "now/blind_833203.jsonl"};
+                         "now/blind_833203.jsonl", "now/blind_611502_backward.jsonl"};
 
 /// Shapes that no constant was fitted on, and what a prediction says of its own error. The medians are what the model
 /// reaches now, not what it should.
@@ -131,7 +132,7 @@ TEST(Accuracy, blind_of_one_purpose) {
     EXPECT_LE(backward.back().median, 0.025);
     EXPECT_NEAR(backward.back().within, 1, 1e-9);
     const auto small = all_of("now/blind_833203.jsonl");
-    EXPECT_EQ(small.back().rows, 508);
+    EXPECT_EQ(small.back().rows, 466);  // 42 are of a backward of fa2 that is another one now
     EXPECT_LE(small.back().median, 0.065);
     for (const measure::Accuracy& a : small) EXPECT_LE(a.median, 0.125) << a.kernels << " " << a.pass;
     const auto dropout = all_of("now/blind_611402_dropout.jsonl");
