@@ -99,7 +99,8 @@ constexpr Retired kRetired[] = {
     {Schedule::fa3, Pass::backward, "43f4a9d 6007569 a91e94a ad9c3d7 1f4ce20 4598982 4ce25a9 4d67f78 df61913"},
     {Schedule::fa3, Pass::backward, "125af0c", 64},
     {Schedule::fa2, Pass::forward, ""},
-    {Schedule::fa2, Pass::backward, "43f4a9d 6007569 a91e94a ad9c3d7 1f4ce20 4598982 4d67f78 4ce25a9 df61913 125af0c 31498b7 b7d205b"},
+    {Schedule::fa2, Pass::backward,
+     "43f4a9d 6007569 a91e94a ad9c3d7 1f4ce20 4598982 4d67f78 4ce25a9 df61913 125af0c 31498b7 b7d205b"},
     {Schedule::fa1, Pass::forward, ""},
     {Schedule::fa1, Pass::backward, ""},
 };

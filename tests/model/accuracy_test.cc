@@ -52,8 +52,8 @@ constexpr auto kDrawn = {"drawn_8128.jsonl",
                          "now/drawn_611201_backward.jsonl",
                          "now/drawn_833202.jsonl",
                          "now/drawn_611501_backward.jsonl"};
-constexpr auto kBlind = {"now/blind_902203.jsonl", "now/blind_664214.jsonl", "now/blind_777101.jsonl",
-                         "now/blind_217240.jsonl", "now/blind_833101.jsonl", "now/blind_611302_backward.jsonl",
+constexpr auto kBlind = {"now/blind_902203.jsonl", "now/blind_664214.jsonl",         "now/blind_777101.jsonl",
+                         "now/blind_217240.jsonl", "now/blind_833101.jsonl",         "now/blind_611302_backward.jsonl",
                          "now/blind_833203.jsonl", "now/blind_611502_backward.jsonl"};
 
 /// Shapes that no constant was fitted on, and what a prediction says of its own error. The medians are what the model
