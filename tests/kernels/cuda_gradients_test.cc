@@ -119,6 +119,28 @@ TEST_F(CudaGradients, a_member_has_the_same_bits_among_few_and_many_blocks) {
     for (const Shape& shape : kShapesOfShares) expect_the_same_bits_in_batches(shape, Schedule::fa3);
 }
 
+/// More blocks of keys than a GPU has multiprocessors, so that at head_dim 128 fa3's thread blocks go on to others:
+/// some with many steps, some that no query sees.
+const Shape kShapesOfManyBlocks[] = {
+    {150, 1100, 40, 40, 128, DType::bf16, {.causal = Causal::top_left}},
+    {300, 900, 30, 30, 128, DType::fp16, {.window_left = 40, .window_right = 90}},
+    {700, 520, 80, 40, 120, DType::bf16, {.causal = Causal::bottom_right}},
+};
+
+TEST_F(CudaGradients, thread_blocks_go_on_from_block_to_block) {
+    for (const Shape& shape : kShapesOfManyBlocks) {
+        Attention a(problem_of(shape, 2), 11);
+        a.prepare_backward();
+        for_each_cuda_kernel([&](const KernelInfo& kernel) {
+            if (kernel.schedule != Schedule::fa3) return;
+            ASSERT_TRUE(a.backward(kernel));
+            const Report report = a.check_backward();
+            EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
+        });
+        expect_the_same_bits_in_batches(shape, Schedule::fa3);
+    }
+}
+
 /// With thread blocks that share a group's query heads, and with a softcap.
 TEST_F(CudaGradients, shares_of_a_group_add_up) {
     for (const Shape& shape : kShapesOfShares) {

@@ -198,6 +198,7 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
     launch.blocks_kv = static_cast<int>(all_blocks_kv(p, c.block_kv));
     launch.heads = static_cast<int>(p.batch * p.heads_kv) * launch.shares;
     set_order(launch, p, c);
+    launch.numbers = static_cast<unsigned>(launch.heads) * static_cast<unsigned>(launch.parts * launch.part_kv);
     launch.blocks = backward::ask_blocks(p, [](const auto& blocks) -> backward::BlockCounts { return blocks; });
     launch.finishes = launch.dq_by_vectors && launch.params.dq.data != nullptr && has_queries(p) && has_keys(p) &&
                       backward::finishes_dq(p);

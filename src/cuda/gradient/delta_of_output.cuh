@@ -44,13 +44,13 @@ struct OutputRows {
         }
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-            float2 sums{0, 0};
+            float sum = 0;
 #pragma unroll
             for (int c = 0; c < kChunks; ++c) {
-                chunks[r][c].template add_to<T>(sums);
+                chunks[r][c].template add_to<T>(sum);
                 if constexpr (kHeld) chunks[r][c].template add_squares_to<T>(squares[r]);
             }
-            dot[r] = sum_of_row(sums.x);
+            dot[r] = sum_of_row(sum);
             if constexpr (kHeld) squares[r] = sum_of_row(squares[r]);
         }
     }

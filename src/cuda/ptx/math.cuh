@@ -71,6 +71,15 @@ __device__ __forceinline__ std::uint32_t pack_finite(float low, float high) {
     return packed;
 }
 
+/// prmt: four bytes, each by four bits of kPlaces, the lowest first: bytes 0 to 3 are those of a, 4 to 7 those of b;
+/// where the fourth bit is set, eight times the byte's highest bit.
+template <std::uint32_t kPlaces>
+__device__ __forceinline__ std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "n"(kPlaces));
+    return bytes;
+}
+
 /// No asm: one half of what pack() made.
 template <class T>
 __device__ __forceinline__ float unpack(std::uint32_t packed, int half) {

@@ -82,8 +82,12 @@ __device__ __forceinline__ void bulk_add(float* global, const void* shared, std:
 /// cp.async.bulk.commit_group
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-/// cp.async.bulk.wait_group.read 0: all stores of this thread have read their shared memory.
-__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/// cp.async.bulk.wait_group.read: all stores of this thread have read their shared memory, but for the last kPending
+/// groups of them.
+template <int kPending = 0>
+__device__ __forceinline__ void tma_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
 
 /// cp.async.bulk.wait_group 0: all stores of this thread are done.
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }

@@ -45,6 +45,15 @@ __device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][
     for (int i = 0; i < kRows; ++i) keep_in_place(registers[i]);
 }
 
+/// No instruction: what the registers held is not needed any more. (Else the compiler carries it round a loop.)
+template <int kRows, int kCount>
+__device__ __forceinline__ void forget(std::uint32_t (&registers)[kRows][kCount]) {
+#pragma unroll
+    for (int i = 0; i < kRows * kCount; ++i) {
+        asm volatile("" : "=r"(registers[i / kCount][i % kCount])::"memory");
+    }
+}
+
 // Operands 0..kN/2-1 of the instruction are the accumulators, in groups of eight.
 #define TESSERA_D1 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TESSERA_D2 \

@@ -7,6 +7,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/tile/params.hpp"
+#include "cuda/tile/special.cuh"
 
 namespace tessera::cuda {
 
@@ -125,13 +126,6 @@ __device__ __forceinline__ void load(char* tile, const Source& source, int first
     Loader<kRows, kHeadDim, kThreads>::load(tile, source, first_row, thread);
 }
 
-/// The exponent bits of both halves of a word, and what carries into the sign bit when all of a half's are set.
-template <class T>
-struct Exponent {
-    static constexpr std::uint32_t kMask = std::is_same_v<T, __half> ? 0x7C007C00 : 0x7F807F80;
-    static constexpr std::uint32_t kLowest = std::is_same_v<T, __half> ? 0x04000400 : 0x00800080;
-};
-
 /// Does this thread's part of a tile hold Inf or NaN?
 template <class T, int kRows, int kHeadDim, int kThreads>
 __device__ __forceinline__ bool holds_special(const char* tile) {
@@ -139,9 +133,7 @@ __device__ __forceinline__ bool holds_special(const char* tile) {
 #pragma unroll 2
     for (int i = static_cast<int>(threadIdx.x) * 16; i < kRows * kHeadDim * 2; i += kThreads * 16) {
         const uint4 chunk = *reinterpret_cast<const uint4*>(tile + i);
-        for (const std::uint32_t word : {chunk.x, chunk.y, chunk.z, chunk.w}) {
-            any |= ((word & Exponent<T>::kMask) + Exponent<T>::kLowest) & 0x80008000;
-        }
+        any |= special<T>(chunk);
     }
     return any != 0;
 }
@@ -149,7 +141,6 @@ __device__ __forceinline__ bool holds_special(const char* tile) {
 /// Replaces Inf and NaN in a tile by 0, and tells whether this thread met any: weights of 0 must not meet them.
 template <class T, int kRows, int kHeadDim, int kThreads>
 __device__ __forceinline__ bool clean(char* tile) {
-    constexpr std::uint32_t kSigns = 0x80008000;
     bool met = false;
 #pragma unroll 2
     for (int i = static_cast<int>(threadIdx.x) * 16; i < kRows * kHeadDim * 2; i += kThreads * 16) {
@@ -158,9 +149,9 @@ __device__ __forceinline__ bool clean(char* tile) {
         std::uint32_t any = 0;
 #pragma unroll
         for (std::uint32_t& word : words) {
-            const std::uint32_t special = ((word & Exponent<T>::kMask) + Exponent<T>::kLowest) & kSigns;
-            any |= special;
-            word &= ~((special >> 15) * 0xFFFF);
+            const std::uint32_t found = special<T>(word);
+            any |= found;
+            word &= ~((found >> 15) * 0xFFFF);
         }
         if (any == 0) continue;
         met = true;

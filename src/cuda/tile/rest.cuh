@@ -12,6 +12,7 @@
 #include "core/o_rest.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/member.cuh"
+#include "cuda/tile/special.cuh"
 
 namespace tessera::cuda {
 
@@ -144,17 +145,33 @@ struct OutputChunk {
     uint4 o{}, d_o{};
     uint2 rest{};
 
-    /// Adds to x: dO . (O + rest), and to y: 0 * dO, 0 where dO is finite.
+    /// Adds dO . (O + rest); that is not finite where O or dO is not.
     template <class T>
-    __device__ __forceinline__ void add_to(float2& sums) const {
+    __device__ __forceinline__ void add_to(float& sum) const {
         const std::uint32_t o_words[4] = {o.x, o.y, o.z, o.w};
         const std::uint32_t gradients[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
+        // The rest of what is not finite says nothing.
+        const auto zero = zero_or_nan<T>(o);
+        const bool finite = (reinterpret_cast<const std::uint32_t&>(zero) & 0x7FFF7FFF) == 0;
+        const uint2 known = finite ? rest : uint2{0, 0};
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const auto byte = static_cast<std::int8_t>((i < 4 ? rest.x : rest.y) >> (i % 4 * 8));
             const float g = ptx::unpack<T>(gradients[i / 2], i % 2);
-            sums.x = fmaf(g, with_rest<kDTypeOf<T>>(ptx::unpack<T>(o_words[i / 2], i % 2), byte), sums.x);
-            sums.y = fmaf(g, 0.0F, sums.y);
+            sum = fmaf(g, exact<T>(ptx::unpack<T>(o_words[i / 2], i % 2), i < 4 ? known.x : known.y, i % 4), sum);
+        }
+    }
+    /// An element of O and its rest, byte `place` of a word.
+    template <class T>
+    __device__ __forceinline__ static float exact(float rounded, std::uint32_t bytes, int place) {
+        if constexpr (std::is_same_v<T, __half>) {
+            return with_rest<kDTypeOf<T>>(rounded, static_cast<std::int8_t>(bytes >> (8 * place)));
+        } else {
+            // with_rest() in two instructions: the byte times 2^8, below it zeros, above it its sign.
+            const std::uint32_t shifted = place == 0   ? ptx::permute_bytes<0x8804>(bytes, 0)
+                                          : place == 1 ? ptx::permute_bytes<0x9914>(bytes, 0)
+                                          : place == 2 ? ptx::permute_bytes<0xAA24>(bytes, 0)
+                                                       : ptx::permute_bytes<0xBB34>(bytes, 0);
+            return __int_as_float(__float_as_int(rounded) + static_cast<int>(shifted));
         }
     }
     /// dO . dO
@@ -182,16 +199,16 @@ struct OutputAndGradient {
                 rest.template chunk<uint2>(row, first, dim, true)};
     }
 
-    /// This thread's share of dO . (O + rest), and of 0 * dO: 0 where dO is finite.
-    __device__ __forceinline__ float2 dot(int row, int part) const {
-        float2 sums{0, 0};
+    /// This thread's share of dO . (O + rest).
+    __device__ __forceinline__ float dot(int row, int part) const {
+        float sum = 0;
         for (int first = 8 * part; first < dim; first += 8 * kRowThreads) {
             const OutputChunk chunk{o.template chunk<uint4>(row, first, dim, vector),
                                     d_o.template chunk<uint4>(row, first, dim, vector),
                                     rest.template chunk<uint2>(row, first, dim, vector)};
-            chunk.add_to<T>(sums);
+            chunk.add_to<T>(sum);
         }
-        return sums;
+        return sum;
     }
 };
 

@@ -59,7 +59,7 @@ struct KeysConsumer : HalvesThread<T, kConfig> {
 #pragma unroll
         for (const auto& words : k) {
 #pragma unroll
-            for (const std::uint32_t pair : words) found |= backward::special<T>(pair);
+            for (const std::uint32_t pair : words) found |= cuda::special<T>(pair);
         }
         special = Base::agreed_in_warpgroup(found != 0);
     }

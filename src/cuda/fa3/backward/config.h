@@ -41,6 +41,11 @@ struct Config {
     constexpr int dq_columns() const { return dq_apart() ? head_dim : head_dim / kConsumers; }
     /// Does a thread of its own keep the order of dQ (keep_order)?
     constexpr bool order_kept() const { return !roles() && !dq_apart(); }
+    /// Threads that see to the sums of dQ.
+    constexpr int adders() const { return order_kept() ? kConsumers + 1 : kConsumers; }
+    /// Does a thread block take one block of keys after the other? (Elsewhere its steps got dearer than what that
+    /// saves.)
+    constexpr bool goes_on() const { return order_kept() && !general; }
     /// May the last block of keys to add to dQ make it of the sum? (Elsewhere registers are short.)
     constexpr bool may_finish() const { return !roles() && !general; }
     /// Of block_q queries: where RowStats stand, one after the other.

@@ -16,20 +16,27 @@ namespace tessera::cuda::fa3::backward {
 /// The same condition in all lanes, known to the compiler as such.
 __device__ __forceinline__ bool agreed(bool condition) { return __any_sync(kAllLanes, condition); }
 
+/// Where a consumer stands in its rings.
+template <Config kConfig>
+struct ConsumerPlace {
+    Turn<kConfig.q_stages> q{};
+    Turn<kConfig.do_stages> d_o{};
+    std::uint32_t steps = 0;  ///< that are done, of all blocks of keys
+};
+
 template <class T, Config kConfig>
-struct ConsumerThread {
-    static constexpr int kPairs = Config::kRows / 2;           ///< scores of a thread against 64 queries
-    static constexpr int kFull = 1, kLarge = 2, kSpecial = 4;  ///< flags of a step
-    static constexpr int kEarly = kPairs / 8;                  ///< chunks of them (read_early)
+struct ConsumerThread : ConsumerPlace<kConfig> {
+    using Place = ConsumerPlace<kConfig>;
+    using Place::d_o, Place::q, Place::steps;
+    static constexpr int kPairs = Config::kRows / 2;                       ///< scores of a thread against 64 queries
+    static constexpr int kFull = 1, kLarge = 2, kSpecial = 4, kLater = 8;  ///< flags of a step
+    static constexpr int kEarly = kPairs / 8;                              ///< chunks of them (read_early)
 
     const Launch& launch;
     Shared<kConfig>& shared;
     int warpgroup;  ///< 0, 1
 
-    Turn<kConfig.q_stages> q{};
-    Turn<kConfig.do_stages> d_o{};
-    std::uint32_t steps = 0;  ///< that are done
-    int flags = 0;            ///< of the step: kFull, kLarge, kSpecial
+    int flags = 0;  ///< of the step: kFull, kLarge, kSpecial; kLater: it is not the first of its block of keys
 
     /// Of the thread block. (Worked out anew at each use: what is kept of it over the loop takes registers.)
     __device__ __forceinline__ static unsigned thread() {
@@ -49,18 +56,28 @@ struct ConsumerThread {
     __device__ __forceinline__ static int first_column() { return static_cast<int>(thread() % 4 * 2); }
     /// The step's first query.
     __device__ __forceinline__ int first_query() const { return shared.block_q[q.stage] * kConfig.block_q; }
+    /// Which keys it works on.
+    __device__ __forceinline__ KeyBlock<kConfig>& block() const {
+        if constexpr (kConfig.goes_on()) return shared.on.own[warpgroup];
+        else return shared.block;
+    }
+    /// The parity of the blocks of keys that are done.
+    __device__ __forceinline__ std::uint32_t block_parity() const {
+        if constexpr (kConfig.goes_on()) return shared.on.parity[warpgroup];
+        else return 0;
+    }
     /// Of the step whose Q is there. Read early: shared memory is slow to answer while products run.
-    __device__ __forceinline__ void read_flags() {
+    __device__ __forceinline__ void read_flags(bool later = false) {
         const int m = shared.block_q[q.stage];
-        const Span& full = shared.block.full[warpgroup];
+        const Span& full = block().full[warpgroup];
         int large = 0, special = 0;
 #pragma unroll
         for (const RowStats& stats : shared.stats[q.stage]) {
             large |= stats.some_large;
             special |= stats.some_special;
         }
-        flags =
-            (m >= full.begin && m < full.end ? kFull : 0) | (large != 0 ? kLarge : 0) | (special != 0 ? kSpecial : 0);
+        flags = (m >= full.begin && m < full.end ? kFull : 0) | (large != 0 ? kLarge : 0) |
+                (special != 0 ? kSpecial : 0) | (later ? kLater : 0);
     }
     /// Are all pairs of this warpgroup visible in the step?
     __device__ __forceinline__ bool is_full() const { return agreed((flags & kFull) != 0); }
@@ -83,16 +100,23 @@ struct ConsumerThread {
 
     /// What dP is multiplied by for dS, and delta with it (score_gradient).
     __device__ __forceinline__ float unit() const {
-        if constexpr (kHeld<T>) return shared.unit;
+        if constexpr (kHeld<T>) return block().unit;
         else return 1;
     }
 
     __device__ __forceinline__ int count_steps() const {
-        const int count = Steps<false>(shared.block.blocks, shared.block.n, shared.block.blocks.share_heads).count();
+        const int count = Steps<false>(block().blocks, block().n, block().blocks.share_heads).count();
         return __shfl_sync(kAllLanes, count, 0);  // known to be the same in all lanes
     }
     __device__ __forceinline__ void wait_for_q() { wait_for(shared.q_ring.full[q.stage], q.phase); }
     __device__ __forceinline__ void wait_for_do() { wait_for(shared.do_ring.full[d_o.stage], d_o.phase); }
+    /// dK of the block of keys before has left shared memory.
+    __device__ __forceinline__ void wait_for_dk_before() const {
+        if constexpr (kConfig.goes_on()) {
+            if (ptx::thread_again() % 32 == 0) ptx::tma_store_wait_read();
+            __syncwarp();
+        }
+    }
     /// This step's dQ may be stored.
     __device__ __forceinline__ void wait_for_dq_memory() {
         wait_for(shared.dq_empty[warpgroup], (steps + 1) % 2, warpgroup);
@@ -136,18 +160,26 @@ struct ConsumerThread {
 /// How consumers that make S, dV and dK begin: gradients of 0, and, where there are steps, the first scores; K is
 /// looked through beside these, and what is rarely found in it taken out before they are multiplied again. Are there
 /// any?
-template <class OfConsumer>
-__device__ __forceinline__ bool begin_steps(OfConsumer& c) {
+template <template <class, Config> class OfConsumer, class T, Config kConfig>
+__device__ __forceinline__ bool begin_steps(OfConsumer<T, kConfig>& c) {
 #pragma unroll
     for (float& element : c.dk) element = 0;
 #pragma unroll
     for (float& element : c.dv) element = 0;
-    if (c.count_steps() == 0) return false;
-    wait_for(c.shared.k_full, 0);
+    if constexpr (kConfig.goes_on()) ptx::forget(c.ds);
+    const bool any = c.count_steps() > 0;
+    if (!kConfig.goes_on() && !any) return false;
+    wait_for(c.shared.k_full, c.block_parity());
+    if (!any) {
+        c.wait_for_dk_before();
+        wait_for(c.shared.v_full, c.block_parity());
+        return false;
+    }
     c.fetch_keys();
     c.wait_for_q();
     c.start_s();
     c.read_flags();
+    c.wait_for_dk_before();
     const bool special = c.special_in_keys();
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(c.s);
@@ -157,7 +189,7 @@ __device__ __forceinline__ bool begin_steps(OfConsumer& c) {
         ptx::wgmma_wait<0>();
         ptx::keep_in_place(c.s);
     }
-    wait_for(c.shared.v_full, 0);
+    wait_for(c.shared.v_full, c.block_parity());
     return true;
 }
 
@@ -215,7 +247,7 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::score_gradients(floa
     for (int i = 0; i < kPairs; ++i) dp[i] = score_gradient<T>(s[i], dp[i], of_element(delta[i / 8], i), factor);
     if constexpr (kMasked) {
         ptx::keep_in_place(dp);  // all in one go takes more registers than there are
-        const PairMask mask(shared.block.blocks, shared.block.n * kConfig.block_kv + row(),
+        const PairMask mask(block().blocks, block().n * kConfig.block_kv + row(),
                             first_query() + Config::kRows * half + first_column());
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
@@ -257,11 +289,11 @@ __device__ __forceinline__ bool ConsumerThread<T, kConfig>::special_in_keys() co
 /// (restore_lost).
 template <class T, Config kConfig>
 __device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_queries(int half) {
-    const Span& first = shared.block.full[0];
-    const Span& second = shared.block.full[1];
+    const Span& first = block().full[0];
+    const Span& second = block().full[1];
     const int m = shared.block_q[q.stage];
     if (agreed(m >= max(first.begin, second.begin) && m < min(first.end, second.end))) return;
-    shared.lost = 1;
+    block().lost = 1;
     constexpr int kThreads = 128 * Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     ptx::named_barrier_sync(kConsumersBarrier, kThreads);  // both warpgroups have made S and dP of it
@@ -340,12 +372,12 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::finish_dq(float (&dq
     const int first = shared.block_q[q_stage] * kConfig.block_q + (kByColumns ? 0 : Config::kRows * warpgroup) +
                       warp() * 16 + lane() / 8;
     const Rows& to = launch.params.dq;
-    T* out = reinterpret_cast<T*>(to.data) + shared.block.batch * to.batch + shared.head[q_stage] * to.head +
+    T* out = reinterpret_cast<T*>(to.data) + block().batch * to.batch + shared.head[q_stage] * to.head +
              first * to.row + column;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const uint4 words = ptx::load_shared(place(4 * i + lane() / 8, chunk));
-        if (first + 4 * i < shared.block.blocks.len_q && column < p.head_dim) {
+        if (first + 4 * i < block().blocks.len_q && column < p.head_dim) {
             *reinterpret_cast<uint4*>(out + 4 * i * to.row) = words;
         }
     }

@@ -220,7 +220,9 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::store() {
                           tile.blocks.len_q - query,
                           p.head_dim};
     const float factor = kHeld<T> ? p.scale / (unit * kWeightUnit<T>) : p.scale;
-    store_gradient<T, kConfig.head_dim>(dq, factor, to, shared.q[warpgroup], 16 * warp(), lane());
+    SlabRows rows[kConfig.qk_slabs()];
+    set_rows(rows, shared.q[warpgroup], 16 * warp());
+    store_gradient<T, kConfig.head_dim>(dq, factor, to, rows, lane());
     if (lane() == 0) ptx::tma_store_wait_read();
 }
 

@@ -26,10 +26,20 @@ struct GradientRows {
     int columns;
 };
 
-/// Stores 16 rows of accumulators times `factor`, [16][kDim]; `slabs`: shared memory that nobody else uses.
-template <class T, int kDim, class Factor, class Slab, int kSlabs>
+/// A warp's 16 rows of a slab in shared memory.
+using SlabRows = std::uint16_t (*)[kSlabColumns];
+
+/// Those of slabs that lie one after the other.
+template <class Slab, int kSlabs>
+__device__ __forceinline__ void set_rows(SlabRows (&rows)[kSlabs], Slab (&slabs)[kSlabs], int first) {
+#pragma unroll
+    for (int i = 0; i < kSlabs; ++i) rows[i] = &slabs[i][first];
+}
+
+/// Stores 16 rows of accumulators times `factor`, [16][kDim]; `slabs`: nobody else uses them.
+template <class T, int kDim, class Factor, int kSlabs>
 __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2], Factor factor, const GradientRows& to,
-                                               Slab (&slabs)[kSlabs], int slab_row, int lane) {
+                                               const SlabRows (&slabs)[kSlabs], int lane) {
     if (to.rows.data == nullptr || to.count <= 0) return;
     if (!to.by_copy_engine || to.count < 16) {
         T* out = reinterpret_cast<T*>(to.rows.data) + to.batch * to.rows.batch + to.head * to.rows.head +
@@ -44,7 +54,7 @@ __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2]
         }
         return;
     }
-    const int matrix_row = slab_row + lane % 8 + lane / 8 % 2 * 8;
+    const int matrix_row = lane % 8 + lane / 8 % 2 * 8;
 #pragma unroll
     for (int j = 0; j < kDim / 8; j += 2) {  // 16 columns at a time
         std::uint32_t packed[4];
@@ -53,7 +63,7 @@ __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2]
             packed[i] =
                 ptx::pack<T>(scaled(gradient[4 * j + 2 * i], factor), scaled(gradient[4 * j + 2 * i + 1], factor));
         }
-        ptx::stmatrix_x4(ptx::shared_address(slabs[j / 8]) + swizzled(matrix_row, j % 8 + lane / 16), packed[0],
+        ptx::stmatrix_x4(ptx::shared_address(*slabs[j / 8]) + swizzled(matrix_row, j % 8 + lane / 16), packed[0],
                          packed[1], packed[2], packed[3]);
     }
     ptx::fence_proxy_async();
@@ -61,7 +71,7 @@ __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2]
     if (lane != 0) return;
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-        ptx::tma_store_4d(&slabs[slab][slab_row], to.map, slab * kSlabColumns, to.row, to.head, to.batch);
+        ptx::tma_store_4d(slabs[slab], to.map, slab * kSlabColumns, to.row, to.head, to.batch);
     }
     ptx::tma_store_commit();
 }
@@ -71,7 +81,7 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void restore_lost(const ConsumerThread<T, kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
     const ForwardParams& p = c.launch.params.forward;
     const Rows& d_o = c.launch.params.d_o;
-    const KeyBlock<kConfig>& block = c.shared.block;
+    const KeyBlock<kConfig>& block = c.block();
     const int batch = p.cu_seqlens_q != nullptr ? 0 : block.batch;
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) {
@@ -96,7 +106,7 @@ __device__ __forceinline__ void restore_lost(const ConsumerThread<T, kConfig>& c
 template <class T, Config kConfig>
 __device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<T, kConfig>& c, const Rows& rows,
                                                       const CUtensorMap& map, bool by_copy_engine, int columns) {
-    const KeyBlock<kConfig>& block = c.shared.block;
+    const KeyBlock<kConfig>& block = c.block();
     const int key = block.n * kConfig.block_kv + c.first_row() + 16 * c.warp();
     const bool ragged = c.launch.params.forward.cu_seqlens_q != nullptr;
     return {rows,
@@ -113,7 +123,7 @@ __device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<T, kC
 template <int kDim, class T, Config kConfig>
 __device__ __forceinline__ float* own_share(const ConsumerThread<T, kConfig>& c, float* shares) {
     const Launch& launch = c.launch;
-    const KeyBlock<kConfig>& block = c.shared.block;
+    const KeyBlock<kConfig>& block = c.block();
     const std::int64_t head = std::int64_t{block.share} * launch.params.forward.heads_kv + block.kv_head;
     const std::int64_t place = head * launch.blocks_kv +
                                first_block_kv(launch.params.forward, kConfig.block_kv, block.batch, block.first_kv) +
@@ -135,31 +145,43 @@ __device__ __forceinline__ void store_share(const float (&gradient)[kDim / 2], f
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
     const Launch& launch = c.launch;
-    if (c.shared.lost != 0) restore_lost(c, dv);
+    if (c.block().lost != 0) restore_lost(c, dv);
     // In fp16 weights come without what dropout multiplies them by.
     const float factor = kHeld<T> ? launch.params.forward.keep_scale / kWeightUnit<T> : 1.0F;
-    if (c.shared.block.blocks.shares > 1) {
+    if (c.block().blocks.shares > 1) {
         if (launch.params.dv.data == nullptr) return;
         return store_share<kConfig.head_dim_v>(dv, factor, own_share<kConfig.head_dim_v>(c, launch.workspace.dv));
     }
     const GradientRows to =
         gradient_rows(c, launch.params.dv, launch.dv, launch.store_dv_by_copy_engine, launch.params.forward.head_dim_v);
-    const int row = c.first_row() + 16 * c.warp();
-    if constexpr (kHeld<T>) store_gradient<T, kConfig.head_dim_v>(dv, factor, to, c.shared.v, row, c.lane());
-    else store_gradient<T, kConfig.head_dim_v>(dv, Unscaled{}, to, c.shared.v, row, c.lane());
+    SlabRows rows[kConfig.v_slabs()];
+    set_rows(rows, c.shared.v, c.first_row() + 16 * c.warp());
+    if constexpr (kHeld<T>) store_gradient<T, kConfig.head_dim_v>(dv, factor, to, rows, c.lane());
+    else store_gradient<T, kConfig.head_dim_v>(dv, Unscaled{}, to, rows, c.lane());
 }
 
+/// Through the memory of K; or, where the next block's K may be on its way to that, through the warpgroup's share of
+/// the next dS, and memory that is there for the columns over 64.
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_dk(const ConsumerThread<T, kConfig>& c, const float (&dk)[kConfig.head_dim / 2]) {
     const Launch& launch = c.launch;
     const ForwardParams& p = launch.params.forward;
     const float factor = kHeld<T> ? p.scale / (c.unit() * kWeightUnit<T>) : p.scale;
-    if (c.shared.block.blocks.shares > 1) {
+    if (c.block().blocks.shares > 1) {
         if (launch.params.dk.data == nullptr) return;
         return store_share<kConfig.head_dim>(dk, factor, own_share<kConfig.head_dim>(c, launch.workspace.dk));
     }
     const GradientRows to = gradient_rows(c, launch.params.dk, launch.dk, launch.store_dk_by_copy_engine, p.head_dim);
-    store_gradient<T, kConfig.head_dim>(dk, factor, to, c.shared.k, c.first_row() + 16 * c.warp(), c.lane());
+    SlabRows rows[kConfig.qk_slabs()];
+    const int row = c.first_row() + 16 * c.warp();
+    if constexpr (kConfig.goes_on()) {
+        static_assert(kConfig.qk_slabs() == 2);
+        rows[0] = &c.shared.ds[c.steps % Config::kStages][c.warpgroup][16 * c.warp()];
+        rows[1] = &c.shared.dk_rest[row];
+    } else {
+        set_rows(rows, c.shared.k, row);
+    }
+    store_gradient<T, kConfig.head_dim>(dk, factor, to, rows, c.lane());
 }
 
 /// When nobody reads K and V any more.
@@ -174,9 +196,16 @@ __device__ __forceinline__ void store_gradients(OfConsumer<T, kConfig>& c) {
     ptx::named_barrier_sync(kWarpgroupBarrier + c.warpgroup, 128);  // V of these keys was read by this warpgroup alone
     store_dv(c, c.dv);
     end_steps(c);
-    meet_at_the_end<kConfig>();
-    store_dk(c, c.dk);
-    if (c.lane() == 0) ptx::tma_store_wait_read();
+    if constexpr (kConfig.goes_on()) {
+        store_dk(c, c.dk);
+        if (c.lane() != 0) return;
+        ptx::tma_store_wait_read<1>();  // dV has left shared memory; dK is waited for in begin_steps()
+        ptx::mbarrier_arrive(c.shared.on.v_empty);
+    } else {
+        meet_at_the_end<kConfig>();
+        store_dk(c, c.dk);
+        if (c.lane() == 0) ptx::tma_store_wait_read();
+    }
 }
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_gradients(QueriesConsumer<T, kConfig>& /*its dQ is out*/) {

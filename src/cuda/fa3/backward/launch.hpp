@@ -76,6 +76,7 @@ struct Launch {
     Divider shared_heads;                   ///< kv heads times shares
     Divider of_shares;                      ///< shares
     int shares;                             ///< of a group's query heads, the most that a member has
+    unsigned numbers;                       ///< of blocks of keys, of all heads: whether they exist or not
     int heads;            ///< of all members, times shares: those that blocks of keys are counted over
     int blocks_kv;        ///< blocks of keys of one head, over all members
     BlockCounts blocks;   ///< of every member, unless ragged

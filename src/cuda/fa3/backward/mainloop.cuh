@@ -30,7 +30,8 @@ struct Consumer : ConsumerThread<T, kConfig> {
     static constexpr int kBlockQ = kConfig.block_q;
     static_assert(kBlockQ == Config::kRows);
 
-    KeptOfColumns kept;  ///< by dropout, of the thread's pairs
+    KeptOfColumns kept;     ///< by dropout, of the thread's pairs
+    bool finishes = false;  ///< KeyBlock::finishes
 
     float dk[kConfig.head_dim / 2];      ///< [64 keys][head_dim]
     float dv[kConfig.head_dim_v / 2];    ///< [64 keys][head_dim_v]
@@ -40,17 +41,19 @@ struct Consumer : ConsumerThread<T, kConfig> {
     std::uint32_t ds[kBlockQ / 16][4];   ///< dS^T in 16 bits
     float dq[kConfig.dq_columns() / 2];  ///< [64 queries][dq_columns]
 
-    template <bool kFinishes>
     __device__ __forceinline__ void run();
+    /// Is there a dQ of the step before, of which add_dq() does not know yet?
+    __device__ __forceinline__ bool gives_dq() const {
+        if constexpr (!kConfig.goes_on()) return steps > 0;
+        else return agreed((Base::flags & Base::kLater) != 0) && !finishes;
+    }
     /// dK of the step before is done, and nothing reads its Q any more.
     __device__ __forceinline__ void release_q(int q_before) {
         ptx::keep_in_place(dk);
         ptx::keep_in_place(ds);
         if (steps > 0) arrive(shared.q_ring.empty[q_before]);
     }
-    template <bool kFinishes>
     __device__ __forceinline__ void make_ds();
-    template <bool kFinishes>
     __device__ __forceinline__ void make_ds_with_features();
     /// P^T of a chunk of 8 elements from S^T.
     __device__ __forceinline__ void exponentiate_chunk(int chunk, const float4& minus_lse) {
@@ -72,6 +75,10 @@ struct Consumer : ConsumerThread<T, kConfig> {
     __device__ __forceinline__ void exponentiate_with_features();
     template <bool kMasked>
     __device__ __forceinline__ void score_gradients(float4 (&delta)[Base::kEarly]);
+    /// K is not read any more.
+    __device__ __forceinline__ void leave_keys() {
+        if constexpr (kConfig.goes_on()) arrive(shared.on.k_empty);
+    }
     /// dS^T into shared memory, for the dQ of both warpgroups.
     __device__ __forceinline__ void leave_ds() {
         Base::store_ds(ds, Base::ds_address(warpgroup));
@@ -113,7 +120,7 @@ struct Consumer : ConsumerThread<T, kConfig> {
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_features() {
     const ForwardParams& params = launch.params.forward;
-    const KeyBlock<kConfig>& block = shared.block;
+    const KeyBlock<kConfig>& block = Base::block();
     const Features features(params, block.blocks, block.batch, shared.head[q.stage]);
     const int key = block.n * kConfig.block_kv + row();
     const int column = first_column();
@@ -164,7 +171,6 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&d
 /// first exponentials. The others share their time with dS^T: exponentials have a unit of their own, which is busy for
 /// as long as dP^T takes, since the other warpgroup has its exponentials now, too.
 template <class T, Config kConfig>
-template <bool kFinishes>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     constexpr int kChunks = Base::kEarly, kAhead = kChunks / 2;  // those before dP^T is waited for
     const bool some_special = Base::some_special();
@@ -180,7 +186,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     } else {
         Base::exponentiate(s, minus_lse);
     }
-    if (!kFinishes && steps > 0) Base::give_dq();  // of the step before: its fence has nothing to wait for any more
+    if (gives_dq()) Base::give_dq();  // of the step before: its fence has nothing to wait for any more
     Base::read_early(delta, &RowStats::delta);
     ptx::wgmma_wait<1>();
     release_q(q.stage_before());
@@ -208,7 +214,6 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
 /// The same in general shapes. dP^T alone runs beside the exponentials, and P^T has become part of dV when dS^T is
 /// made: registers are short.
 template <class T, Config kConfig>
-template <bool kFinishes>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds_with_features() {
     Base::wait_for_do();
     ptx::wgmma_wait<0>();
@@ -217,7 +222,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds_with_features() {
     if (Base::some_special()) Base::clean_queries();
     start_dv();
     start_dp();
-    if (!kFinishes && steps > 0) Base::give_dq();
+    if (gives_dq()) Base::give_dq();
     ptx::wgmma_wait<0>();
     ptx::keep_in_place(dp);
     ptx::keep_in_place(dv);
@@ -230,16 +235,18 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds_with_features() {
 }
 
 template <class T, Config kConfig>
-template <bool kFinishes>
 __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int left = Base::count_steps();
+    if constexpr (kConfig.may_finish()) finishes = agreed(Base::block().finishes);
     begin_steps(*this);
-    if (left == 0) return;  // (With the answer of begin_steps() here, the loop has other instructions than were timed.)
-    int q_before = -1;      // the stage of Q that dK of the step before is multiplied from
+    if (left == 0)
+        return leave_keys();  // (With the answer of begin_steps() here, the loop has other instructions than were
+                              // timed.)
+    int q_before = -1;        // the stage of Q that dK of the step before is multiplied from
 #pragma unroll 1
     while (true) {
-        if constexpr (kConfig.general) make_ds_with_features<kFinishes>();
-        else make_ds<kFinishes>();
+        if constexpr (kConfig.general) make_ds_with_features();
+        else make_ds();
         --left;
         q_before = q.stage;
         q.advance();
@@ -255,12 +262,12 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         arrive(shared.do_ring.empty[d_o.stage]);
         start_dq();
         start_dk(q_before);
-        Base::read_flags();
+        Base::read_flags(true);
         ptx::wgmma_wait<1>();
         ptx::keep_in_place(s);
         ptx::keep_in_place(dq);
-        if constexpr (kFinishes) {
-            Base::put_dq_or_finish(dq, q_before);
+        if (finishes) {
+            if constexpr (kConfig.may_finish()) Base::put_dq_or_finish(dq, q_before);
         } else {
             Base::wait_for_dq_memory();
             Base::put_dq(dq);
@@ -269,7 +276,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         d_o.advance();
         if (left == 0) break;
     }
-    if constexpr (!kFinishes) Base::give_dq();
+    if (!finishes) Base::give_dq();
+    leave_keys();
 }
 
 }  // namespace tessera::cuda::fa3::backward

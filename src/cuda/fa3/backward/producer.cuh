@@ -46,42 +46,56 @@ __device__ __forceinline__ void copy_do(const Launch& launch, Shared<kConfig>& s
     copy_in(shared.d_o[stage], launch.d_o, row, head, batch, full, ptx::CacheHint::evict_last);
 }
 
-/// One thread: K, V and what the first step takes, in the order in which it is needed.
+/// One thread: K, V and what the first step takes, in the order in which it is needed. (A thread block that goes on has
+/// them loaded even where there is no step: they come once for each block of keys.)
 template <Config kConfig, bool kRising>
 __device__ __forceinline__ void load_first(const Launch& launch, Shared<kConfig>& shared) {
     const KeyBlock<kConfig>& block = shared.block;
     const int batch = launch.params.forward.cu_seqlens_q != nullptr ? 0 : block.batch;
     const Steps<kRising> step(block.blocks, block.n, block.blocks.share_heads);
-    if (!step.more()) return;
+    if (!kConfig.goes_on() && !step.more()) return;
     const int head = block.end_head - step.heads;
     const int row = block.first_q + step.m * kConfig.block_q;
     copy_keys(launch, block, shared.k, launch.k, shared.k_full);
-    copy_q(launch, shared, 0, step.m, row, head, batch);
+    if (step.more()) copy_q(launch, shared, 0, step.m, row, head, batch);
     copy_keys(launch, block, shared.v, launch.v, shared.v_full);
-    copy_do(launch, shared, 0, row, head, batch);
+    if (step.more()) copy_do(launch, shared, 0, row, head, batch);
 }
 
-/// One thread: what the other steps take.
+/// One thread: what the steps take.
 template <Config kConfig, bool kRising>
-__device__ __forceinline__ void load(const Launch& launch, Shared<kConfig>& shared) {
+struct Loader {
+    const Launch& launch;
+    Shared<kConfig>& shared;
+    Turn<kConfig.q_stages> q{};
+    Turn<kConfig.do_stages> d_o{};
     const KeyBlock<kConfig>& block = shared.block;
-    const int heads = block.blocks.share_heads;
-    const int batch = launch.params.forward.cu_seqlens_q != nullptr ? 0 : block.batch;
-    Steps<kRising> step(block.blocks, block.n, heads);
-    if (!step.more()) return;
-    Turn<kConfig.q_stages> q;
-    Turn<kConfig.do_stages> d_o;
-    while (true) {
-        step.advance(heads), q.advance(), d_o.advance();
-        if (!step.more()) break;
-        const int head = block.end_head - step.heads;
-        const int row = block.first_q + step.m * kConfig.block_q;
+    int heads = block.blocks.share_heads;
+    int batch = launch.params.forward.cu_seqlens_q != nullptr ? 0 : block.batch;
+    Steps<kRising> step{block.blocks, block.n, heads};
+
+    __device__ __forceinline__ int row() const { return block.first_q + step.m * kConfig.block_q; }
+    __device__ __forceinline__ int head() const { return block.end_head - step.heads; }
+    __device__ __forceinline__ void load_q() {
         wait_for(shared.q_ring.empty[q.stage], q.phase ^ 1);
-        copy_q(launch, shared, q.stage, step.m, row, head, batch);
-        wait_for(shared.do_ring.empty[d_o.stage], d_o.phase ^ 1);
-        copy_do(launch, shared, d_o.stage, row, head, batch);
+        copy_q(launch, shared, q.stage, step.m, row(), head(), batch);
     }
-}
+    __device__ __forceinline__ void load_do() {
+        wait_for(shared.do_ring.empty[d_o.stage], d_o.phase ^ 1);
+        copy_do(launch, shared, d_o.stage, row(), head(), batch);
+    }
+    __device__ __forceinline__ void advance() { step.advance(heads), q.advance(), d_o.advance(); }
+    /// All steps but the first, at which it stands.
+    __device__ __forceinline__ void load_others() {
+        if (!step.more()) return;
+        while (true) {
+            advance();
+            if (!step.more()) break;
+            load_q();
+            load_do();
+        }
+    }
+};
 
 /// Whose turn it is to add to a half of a block of dQ.
 struct DqTurn {
@@ -144,17 +158,24 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
     }
 }
 
+/// Parities of what adders wait for.
+struct AdderParities {
+    std::uint32_t full = 0;  ///< dq_full
+    std::uint32_t turn = 0;  ///< dq_turn; of the thread that keeps the order, dq_added
+};
+
 /// One thread: adds what a warpgroup makes of dQ in every step, when keep_order() says that it is this block's turn.
 template <Config kConfig, int kHalf>
-__device__ __forceinline__ void add_dq_in_turn(const Launch& launch, Shared<kConfig>& shared, int steps) {
+__device__ __forceinline__ void add_dq_in_turn(const Launch& launch, Shared<kConfig>& shared, int steps,
+                                               AdderParities& parity) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
-    for (std::uint32_t parity = 0; steps > 0; --steps, parity ^= 1) {
-        wait_for(shared.dq_turn, parity, kHalf);
+    for (; steps > 0; --steps, parity.full ^= 1, parity.turn ^= 1) {
+        wait_for(shared.dq_turn, parity.turn, kHalf);
         float* sum =
             launch.workspace.dq + (shared.dq_block * std::uint64_t{2} + unsigned{kHalf}) * (kBytes / sizeof(float));
         const bool first = shared.dq_first;
         ptx::fence_proxy_async_global();
-        wait_for(shared.dq_full[kHalf], parity, kHalf);
+        wait_for(shared.dq_full[kHalf], parity.full, kHalf);
         if (first) ptx::bulk_store(sum, shared.dq[kHalf], kBytes);
         else ptx::bulk_add(sum, shared.dq[kHalf], kBytes);
         ptx::tma_store_commit();
@@ -169,9 +190,10 @@ __device__ __forceinline__ void add_dq_in_turn(const Launch& launch, Shared<kCon
 /// One thread: whose turn it is to add to both halves of a block of dQ. It looks for the next turn while the last
 /// addition is under way, and its fences, which take a fifth of a step, hold up nobody.
 template <Config kConfig, Order kOrder>
-__device__ __forceinline__ void keep_order(const Launch& launch, Shared<kConfig>& shared) {
-    const int group = shared.block.blocks.share_heads;
-    Steps<kOrder == Order::rising> step(shared.block.blocks, shared.block.n, group);
+__device__ __forceinline__ void keep_order(const Launch& launch, Shared<kConfig>& shared,
+                                           const KeyBlock<kConfig>& block, AdderParities& parity) {
+    const int group = block.blocks.share_heads;
+    Steps<kOrder == Order::rising> step(block.blocks, block.n, group);
     if (!step.more()) return;
     const auto wait_for_turn = [&](const DqTurn& turn) {
         wait_until(turn.place, [&] { return turn.template has_come<0>(launch); });
@@ -182,21 +204,20 @@ __device__ __forceinline__ void keep_order(const Launch& launch, Shared<kConfig>
         ptx::mbarrier_arrive(shared.dq_turn);
     };
     DqTurn turn;
-    turn.set<kOrder>(launch, shared.block, step);
+    turn.set<kOrder>(launch, block, step);
     wait_for_turn(turn);
     give(turn);
-    std::uint32_t parity = 0;
     while (true) {
         step.advance(group);
         const bool more = step.more();
         DqTurn next = turn;
         bool has_come = false;
         if (more) {
-            next.set<kOrder>(launch, shared.block, step);
+            next.set<kOrder>(launch, block, step);
             has_come = next.template has_come<0>(launch);
         }
-        wait_for(shared.dq_added, parity);
-        parity ^= 1;
+        wait_for(shared.dq_added, parity.turn);
+        parity.turn ^= 1;
         if (has_come) give(next);
         ptx::store_release(turn.template counter<0>(launch), turn.place + 1);
         if (!more) return;
@@ -212,17 +233,17 @@ __device__ __forceinline__ void keep_order(const Launch& launch, Shared<kConfig>
 /// consumers make dQ of it. dq_empty says that it is there, dq_full that it has been read. (Where one counter is kept
 /// for both halves, such a block is the last of all of its steps: ends_with_first().)
 template <Config kConfig, int kHalf>
-__device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kConfig>& shared) {
+__device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kConfig>& shared,
+                                                const KeyBlock<kConfig>& block, AdderParities& parity) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
-    const int group = shared.block.blocks.share_heads;
-    Steps<false> step(shared.block.blocks, shared.block.n, group);
-    std::uint32_t parity = 0;
+    const int group = block.blocks.share_heads;
+    Steps<false> step(block.blocks, block.n, group);
     while (step.more()) {
         DqTurn turn{};
-        turn.set<Order::in_parts>(launch, shared.block, step);
+        turn.set<Order::in_parts>(launch, block, step);
         float* sum =
             launch.workspace.dq + (turn.block_q * std::uint64_t{2} + unsigned{kHalf}) * (kBytes / sizeof(float));
-        const bool last = turn.place + 1 == shared.block.blocks.keys_of(step.m).end;
+        const bool last = turn.place + 1 == block.blocks.keys_of(step.m).end;
         const auto wait_for_turn = [&] {
             wait_until(turn.place,
                        [&] { return turn.template has_come < kConfig.order_kept() ? 0 : kHalf > (launch); });
@@ -236,8 +257,8 @@ __device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kCo
         } else {
             ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
         }
-        wait_for(shared.dq_full[kHalf], parity, kHalf);
-        parity ^= 1;
+        wait_for(shared.dq_full[kHalf], parity.full, kHalf);
+        parity.full ^= 1;
         step.advance(group);
         if (last) continue;
         wait_for_turn();
@@ -250,20 +271,21 @@ __device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kCo
     }
 }
 
-/// What the producer's threads do. One if ... else if: with common code after a thread's loop, the compiler keeps the
-/// other lanes of its warp waiting there, and turns come late.
+/// What the producer's threads do for one block of keys. One if ... else if: with common code after a thread's loop,
+/// the compiler keeps the other lanes of its warp waiting there, and turns come late.
 template <Config kConfig, Order kOrder, bool kFinishes = false>
 __device__ __forceinline__ void produce(const Launch& launch, Shared<kConfig>& shared) {
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread == 0) load<kConfig, kOrder == Order::rising>(launch, shared);
+    AdderParities parity;
+    if (thread == 0) Loader<kConfig, kOrder == Order::rising>{launch, shared}.load_others();
     else if constexpr (kConfig.order_kept() && !kFinishes) {
         const int steps = Steps<false>(shared.block.blocks, shared.block.n, shared.block.blocks.share_heads).count();
-        if (thread == 32) add_dq_in_turn<kConfig, 0>(launch, shared, steps);
-        else if (thread == 64) add_dq_in_turn<kConfig, 1>(launch, shared, steps);
-        else if (thread == 96) keep_order<kConfig, kOrder>(launch, shared);
+        if (thread == 32) add_dq_in_turn<kConfig, 0>(launch, shared, steps, parity);
+        else if (thread == 64) add_dq_in_turn<kConfig, 1>(launch, shared, steps, parity);
+        else if (thread == 96) keep_order<kConfig, kOrder>(launch, shared, shared.block, parity);
     } else if constexpr (kFinishes) {
-        if (thread == 32) add_or_bring_dq<kConfig, 0>(launch, shared);
-        else if (thread == 64) add_or_bring_dq<kConfig, 1>(launch, shared);
+        if (thread == 32) add_or_bring_dq<kConfig, 0>(launch, shared, shared.block, parity);
+        else if (thread == 64) add_or_bring_dq<kConfig, 1>(launch, shared, shared.block, parity);
     } else if constexpr (!kConfig.roles()) {
         if (thread == 32) add_dq<kConfig, 0, kOrder>(launch, shared);
         else if (thread == 64) add_dq<kConfig, 1, kOrder>(launch, shared);

@@ -41,6 +41,17 @@ __host__ __device__ __forceinline__ std::int64_t query_tiles(const ForwardParams
     return std::int64_t{p.batch} * p.heads_q * ((p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ);
 }
 
+/// Of its group's, the share that a query head is in.
+__device__ __forceinline__ int share_of(const Launch& launch, int head, int share_heads) {
+    return head % launch.params.forward.group / share_heads;
+}
+/// In fp16: of a query head's kv head and share.
+__device__ __forceinline__ Limits& limits_of(const Launch& launch, int batch, int head, int share_heads) {
+    const ForwardParams& p = launch.params.forward;
+    return launch.limits[(std::int64_t{batch} * p.heads_kv + head / p.group) * launch.shares +
+                         share_of(launch, head, share_heads)];
+}
+
 /// The tile of queries that a thread block of the delta kernel works on.
 template <Config kConfig>
 struct QueryTile {
@@ -77,12 +88,11 @@ struct QueryTile {
 
     /// Of the group's query heads, this one's.
     __device__ __forceinline__ int share(const Launch& launch) const {
-        return head % launch.params.forward.group / blocks.share_heads;
+        return share_of(launch, head, blocks.share_heads);
     }
     /// Of the kv head and this share of its query heads.
     __device__ __forceinline__ Limits& limits(const Launch& launch) const {
-        const ForwardParams& p = launch.params.forward;
-        return launch.limits[(std::int64_t{batch} * p.heads_kv + head / p.group) * launch.shares + share(launch)];
+        return limits_of(launch, batch, head, blocks.share_heads);
     }
     /// Which block of the tile queries 64 * part, ... are in.
     __device__ __forceinline__ static int block_of(int part) { return 64 * part / kConfig.block_q; }
@@ -102,6 +112,39 @@ __device__ __forceinline__ bool done_from_output(const Launch& launch, const Que
     }
     return true;
 }
+
+/// 64 queries of a head.
+template <Config kConfig>
+struct QueryRows {
+    BlocksOf<kConfig> blocks;
+    int batch, head;
+    int first_q;                 ///< row where a ragged member begins
+    std::int64_t first_block_q;  ///< of the member and head, among all
+    int query;                   ///< first
+
+    __device__ __forceinline__ QueryRows(const Launch& launch, int of_batch, int of_head, int first)
+        : batch(of_batch), head(of_head), query(first) {
+        const ForwardParams& p = launch.params.forward;
+        const Member member = member_of(p, batch);
+        first_q = static_cast<int>(member.first_q);
+        blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group,
+                      p.heads_kv);
+        first_block_q =
+            std::int64_t{head} * launch.blocks_q + backward::first_block_q(p, kConfig.block_q, batch, member.first_q);
+    }
+    /// The block of queries that they are in, among those of all heads.
+    __device__ __forceinline__ std::int64_t block() const { return first_block_q + query / kConfig.block_q; }
+    /// Does it exist? Its last queries may not exist themselves.
+    __device__ __forceinline__ bool exists() const { return query / kConfig.block_q < blocks.count_q; }
+    /// Which RowStats are theirs.
+    __device__ __forceinline__ std::int64_t stats() const {
+        return block() * kConfig.row_stats() + query % kConfig.block_q / Config::kRows;
+    }
+    /// Of the kv head and their share of its query heads.
+    __device__ __forceinline__ Limits& limits(const Launch& launch) const {
+        return limits_of(launch, batch, head, blocks.share_heads);
+    }
+};
 
 /// How many have added to this block of dQ: none.
 __device__ __forceinline__ void clear_counters(const Launch& launch, std::int64_t block) {

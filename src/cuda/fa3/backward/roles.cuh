@@ -20,7 +20,7 @@ struct RoleThread : ConsumerThread<T, kConfig> {
     /// Pairs that are hidden become 0.
     __device__ __forceinline__ void apply_mask(float (&values)[kPairs]) const {
         if (Base::is_full()) return;
-        const PairMask mask(shared.block.blocks, shared.block.n * kConfig.block_kv + Base::row(),
+        const PairMask mask(Base::block().blocks, Base::block().n * kConfig.block_kv + Base::row(),
                             Base::first_query() + Base::first_column());
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {

@@ -4,23 +4,11 @@
 // hidden, what is not finite must not be multiplied.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
+
+#include "cuda/tile/special.cuh"
 
 namespace tessera::cuda::fa3::backward {
-
-/// Not 0 where one of the two numbers in a word is NaN or infinite: a full exponent carries into the sign bit.
-template <class T>
-__device__ __forceinline__ std::uint32_t special(std::uint32_t pair) {
-    if constexpr (std::is_same_v<T, __half>) return ((pair & 0x7C007C00) + 0x04000400) & 0x80008000;
-    else return ((pair & 0x7F807F80) + 0x00800080) & 0x80008000;
-}
-template <class T>
-__device__ __forceinline__ std::uint32_t special(const uint4& c) {
-    return special<T>(c.x) | special<T>(c.y) | special<T>(c.z) | special<T>(c.w);
-}
 
 /// Does this thread's share of a tile hold NaN or infinities? `thread`: of kThreads. kAtOnce: as of clean().
 template <class T, int kBytes, int kThreads, int kAtOnce = 1>
