@@ -78,6 +78,12 @@ std::vector<Configuration> configurations() {
         {"head_pairs_128", shape(kBf16, 1, 8192, 8192, 4, 2, 128, kCausal)},
         {"causal_256", shape(kFp16, 1, 400, 777, 4, 2, 256, kCausal)},
         {"top_left_128", shape(kBf16, 1, 600, 300, 4, 4, 128, kTopLeft)},
+        // More blocks of keys than multiprocessors: fa3's backward goes on from one to the next, some have no queries,
+        // ...
+        {"many_blocks_128", shape(kBf16, 4, 200, 700, 12, 12, 128, kTopLeft)},
+        {"many_groups_128", shape(kFp16, 6, 700, 700, 16, 8, 128, kCausal)},
+        // ... and enough that the last of them makes dQ.
+        {"last_makes_dq_128", shape(kBf16, 8, 260, 260, 48, 48, 128, kCausal)},
         {"window_64", shape(kBf16, 1, 1000, 1000, 4, 2, 64, kWindow)},
         {"window_128", shape(kFp16, 1, 1000, 1000, 4, 4, 128, kCausalWindow)},
         {"dims_40", shape(kBf16, 2, 300, 300, 4, 2, 40)},
