@@ -239,10 +239,9 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int left = Base::count_steps();
     if constexpr (kConfig.may_finish()) finishes = agreed(Base::block().finishes);
     begin_steps(*this);
-    if (left == 0)
-        return leave_keys();  // (With the answer of begin_steps() here, the loop has other instructions than were
-                              // timed.)
-    int q_before = -1;        // the stage of Q that dK of the step before is multiplied from
+    // (With the answer of begin_steps() here, the loop has other instructions than were timed.)
+    if (left == 0) return leave_keys();
+    int q_before = -1;  // the stage of Q that dK of the step before is multiplied from
 #pragma unroll 1
     while (true) {
         if constexpr (kConfig.general) make_ds_with_features();
