@@ -25,6 +25,9 @@ __device__ __forceinline__ std::int64_t opaque(std::int64_t value) {
     return value;
 }
 
+/// No instruction: what is known of memory is read from there again, and not kept in registers.
+__device__ __forceinline__ void read_memory_again() { asm volatile("" ::: "memory"); }
+
 /// threadIdx.x, read again: one read at the beginning would be kept in a register.
 __device__ __forceinline__ int thread_again() {
     int thread;

@@ -16,14 +16,6 @@ namespace tessera::cuda::fa3::backward {
 /// The same condition in all lanes, known to the compiler as such.
 __device__ __forceinline__ bool agreed(bool condition) { return __any_sync(kAllLanes, condition); }
 
-/// Where a consumer stands in its rings.
-template <Config kConfig>
-struct ConsumerPlace {
-    Turn<kConfig.q_stages> q{};
-    Turn<kConfig.do_stages> d_o{};
-    std::uint32_t steps = 0;  ///< that are done, of all blocks of keys
-};
-
 template <class T, Config kConfig>
 struct ConsumerThread : ConsumerPlace<kConfig> {
     using Place = ConsumerPlace<kConfig>;

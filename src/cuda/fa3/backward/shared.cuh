@@ -32,6 +32,14 @@ struct Turn {
     __device__ __forceinline__ int stage_before() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };
 
+/// Where a consumer stands in its rings.
+template <Config kConfig>
+struct ConsumerPlace {
+    Turn<kConfig.q_stages> q{};
+    Turn<kConfig.do_stages> d_o{};
+    std::uint32_t steps = 0;  ///< that are done, of all blocks of keys
+};
+
 /// The block of keys that a thread block works on.
 template <Config kConfig>
 struct KeyBlock {
@@ -84,7 +92,7 @@ struct KeyBlock {
     /// The members are in memory, and are to be read from there: the thread that goes on to the next block has few
     /// registers.
     __device__ __forceinline__ static void forget_registers() {
-        if constexpr (kConfig.goes_on()) asm volatile("" ::: "memory");
+        if constexpr (kConfig.goes_on()) ptx::read_memory_again();
     }
     /// And what follows from that.
     __device__ __forceinline__ void set_order(const Launch& launch) {
