@@ -5,6 +5,7 @@
 #include "cuda/fa3/backward/launch.hpp"
 #include "cuda/fa3/backward/order.hpp"
 #include "cuda/fa3/backward/wait.cuh"
+#include "cuda/ptx/math.cuh"
 #include "cuda/tile/member.cuh"
 #include "cuda/tile/slab.cuh"
 
