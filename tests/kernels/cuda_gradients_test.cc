@@ -108,6 +108,17 @@ void expect_the_same_bits_in_batches(const Shape& shape, const std::optional<Sch
     });
 }
 
+void expect_right_gradients_of_fa3(const Problem& problem) {
+    Attention a(problem, 7);
+    a.prepare_backward();
+    for_each_cuda_kernel([&](const KernelInfo& kernel) {
+        if (kernel.schedule != Schedule::fa3) return;
+        ASSERT_TRUE(a.backward(kernel));
+        const Report report = a.check_backward();
+        EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
+    });
+}
+
 TEST_F(CudaGradients, a_member_has_the_same_bits_at_every_place_of_every_batch) {
     for (const Shape& shape : kShapes) expect_the_same_bits_in_batches(shape);
     for (const Shape& shape : kShapesInShares) expect_the_same_bits_in_batches(shape, Schedule::fa2);
@@ -129,14 +140,7 @@ const Shape kShapesOfManyBlocks[] = {
 
 TEST_F(CudaGradients, thread_blocks_go_on_from_block_to_block) {
     for (const Shape& shape : kShapesOfManyBlocks) {
-        Attention a(problem_of(shape, 2), 11);
-        a.prepare_backward();
-        for_each_cuda_kernel([&](const KernelInfo& kernel) {
-            if (kernel.schedule != Schedule::fa3) return;
-            ASSERT_TRUE(a.backward(kernel));
-            const Report report = a.check_backward();
-            EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
-        });
+        expect_right_gradients_of_fa3(problem_of(shape, 2));
         expect_the_same_bits_in_batches(shape, Schedule::fa3);
     }
 }
@@ -148,14 +152,7 @@ TEST_F(CudaGradients, shares_of_a_group_add_up) {
             if (softcap != 0 && shape.head_dim > 128) continue;
             Problem p = problem_of(shape, 2);
             p.softcap = softcap;
-            Attention a(p, 7);
-            a.prepare_backward();
-            for_each_cuda_kernel([&](const KernelInfo& kernel) {
-                if (kernel.schedule != Schedule::fa3) return;
-                ASSERT_TRUE(a.backward(kernel));
-                const Report report = a.check_backward();
-                EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
-            });
+            expect_right_gradients_of_fa3(p);
         }
     }
 }

@@ -74,8 +74,8 @@ __device__ __forceinline__ std::uint32_t pack_finite(float low, float high) {
     return packed;
 }
 
-/// prmt: four bytes, each by four bits of kPlaces, the lowest first: bytes 0 to 3 are those of a, 4 to 7 those of b;
-/// where the fourth bit is set, eight times the byte's highest bit.
+/// prmt: four bytes, chosen by four bits of kPlaces each, the lowest byte first. Places 0 to 3 are the bytes of a,
+/// places 4 to 7 those of b, and with the fourth bit set it is eight times the highest bit of that byte.
 template <std::uint32_t kPlaces>
 __device__ __forceinline__ std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b) {
     std::uint32_t bytes;

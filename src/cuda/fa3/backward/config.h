@@ -19,6 +19,7 @@ struct Config {
     static constexpr int kRows = 64;      ///< of a warpgroup's products; of RowStats
     static constexpr int kConsumers = 2;  ///< warpgroups that make dK and dV
     static constexpr int kThreads = 128 * (kConsumers + 1);
+    static constexpr int kAdders = kConsumers + 1;  ///< threads that see to the sums of dQ, one of them to their order
     static constexpr int kProducerRegisters = 24;
     static constexpr int kConsumerRegisters = 240;
     static constexpr int kDeltaRegisters = 168;  ///< of each thread of delta_kernel when it starts, ...
@@ -41,8 +42,6 @@ struct Config {
     constexpr int dq_columns() const { return dq_apart() ? head_dim : head_dim / kConsumers; }
     /// Does a thread of its own keep the order of dQ (keep_order)?
     constexpr bool order_kept() const { return !roles() && !dq_apart(); }
-    /// Threads that see to the sums of dQ.
-    constexpr int adders() const { return order_kept() ? kConsumers + 1 : kConsumers; }
     /// Does a thread block take one block of keys after the other? (Elsewhere its steps got dearer than what that
     /// saves.)
     constexpr bool goes_on() const { return order_kept() && !general; }

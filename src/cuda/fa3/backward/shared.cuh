@@ -140,13 +140,13 @@ struct GoingOn {
     KeyBlock<kConfig> own[Config::kConsumers];  ///< what each consumer warpgroup works on
     Ring<1> own_ring;                           ///< own[0], for the threads that add to dQ
     ptx::Mbarrier k_empty, v_empty;             ///< K, V are not read any more
-    unsigned char parity[Config::kConsumers], adder_parity[kConfig.adders()];  ///< of the blocks of keys that are done
+    unsigned char parity[Config::kConsumers], adder_parity[Config::kAdders];  ///< of the blocks of keys that are done
     LoaderPlace loader;
 
     __device__ void init() {
         constexpr int kReaders = 4 * Config::kConsumers;
         block_ring.init(kReaders);
-        own_ring.init(kConfig.adders());
+        own_ring.init(Config::kAdders);
         ptx::mbarrier_init(k_empty, kReaders);
         ptx::mbarrier_init(v_empty, kReaders);
         for (unsigned char& p : parity) p = 0;
