@@ -5,7 +5,7 @@
 
 #include "cuda/gradient/shares.hpp"
 
-namespace tessera::check::cuda_shares_test {
+namespace tessera::check::head_shares_test {
 namespace {
 
 using cuda::gradient::ShareRule;
@@ -59,4 +59,4 @@ TEST(CudaShares, no_member_has_more_shares_than_most) {
 }
 
 }  // namespace
-}  // namespace tessera::check::cuda_shares_test
+}  // namespace tessera::check::head_shares_test
