@@ -55,7 +55,7 @@ Case draw(std::mt19937& random) {
     return c;
 }
 
-TEST(BlockRange, HasTheBlocksThatAreSeen) {
+TEST(BlockRange, has_the_blocks_that_are_seen) {
     std::mt19937 random(1);
     int empty = 0;
     for (int i = 0; i < 20000; ++i) {
@@ -72,7 +72,7 @@ TEST(BlockRange, HasTheBlocksThatAreSeen) {
     EXPECT_GT(empty, 1000);
 }
 
-TEST(BlockRange, OfASliceLiesInItsTileAndHasOneBlockAtLeast) {
+TEST(BlockRange, of_a_slice_lies_in_its_tile_and_has_one_block_at_least) {
     std::mt19937 random(2);
     int hidden = 0;
     for (int i = 0; i < 20000; ++i) {
@@ -138,7 +138,7 @@ void expect_of_every_shape(cuda::ShapeList<Shapes...>, int len_q, const Visibili
     (expect_every_pair_once<Shapes>(len_q, visible), ...);
 }
 
-TEST(BlockRange, ColumnsBeforeAnEndHaveABitEach) {
+TEST(BlockRange, columns_before_an_end_have_a_bit_each) {
     for (int end = -200; end <= 300; ++end) {
         const std::uint32_t bits = cuda::fa3::columns_before(end);
         for (int i = 0; i < 32; ++i) {
@@ -148,7 +148,7 @@ TEST(BlockRange, ColumnsBeforeAnEndHaveABitEach) {
     }
 }
 
-TEST(BlockRange, OfEveryCompiledShapeHasEveryPairOnce) {
+TEST(BlockRange, of_every_compiled_shape_has_every_pair_once) {
     std::mt19937 random(3);
     const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most + 1)); };
     for (int i = 0; i < 300; ++i) {

@@ -131,7 +131,7 @@ TEST_P(CudaRestedGradients, keep_to_the_limits_with_no_allowance) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(all_kernels, CudaRestedGradients,
+INSTANTIATE_TEST_SUITE_P(AllKernels, CudaRestedGradients,
                          testing::Combine(testing::ValuesIn(kRoundedTypes),
                                           testing::Values("plain", "causal", "window", "grouped", "dropout", "softcap",
                                                           "bias", "dlse", "short", "ragged")),
