@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Can the colours of the plots (src/plot/style.cc) be told apart, by people with colour blindness too, and read?
+"""Can the colours of the plots (toolkit/plot/style.cc) be told apart, by people with colour blindness too, and read?
 
 Each theme's colours are seen as with protanopia, deuteranopia and tritanopia (Machado, Oliveira and Fernandes 2009,
 severity 1), and as they are. Any two must differ by 12 in CIELAB (1976), and each must have a contrast of 4.5 to the
@@ -63,7 +63,7 @@ def themes(text):
 
 
 def main():
-    source = pathlib.Path(__file__).parents[1] / "src/plot/style.cc"
+    source = pathlib.Path(__file__).parents[1] / "toolkit/plot/style.cc"
     found = list(themes(source.read_text()))
     if len(found) != 2 or any(len(colours) < 7 for _, colours in found):
         sys.exit(f"{source}: expected two palettes of seven colours, got {found}")

@@ -14,7 +14,7 @@ import re
 import sys
 
 MAX_LINES = 400
-FOLDERS = ("include", "src", "cli", "bench", "tests", "examples", "python", "web")
+FOLDERS = ("include", "src", "toolkit", "cli", "bench", "tests", "examples", "python", "web")
 SUFFIXES = (".hpp", ".h", ".cc", ".c", ".cuh", ".cu")
 WITHOUT_INCLUDES = (".py", ".sh", ".cmake", ".js", ".css", ".html")
 
@@ -22,7 +22,7 @@ WITHOUT_INCLUDES = (".py", ".sh", ".cmake", ".js", ".css", ".html")
 LAYER_OF = {
     "include/": "include",
     "src/core/": "core",
-    "src/io/": "io",
+    "toolkit/io/": "io",
     "src/reference/": "reference",
     "src/schedule/": "schedule",
     "src/model/": "model",
@@ -78,14 +78,14 @@ LAYER_OF = {
     "src/cuda/fa3/backward/order.": "cuda/shapes",
     "src/registry.": "registry",
     "src/": "api",  # api, c_api, plan, parallel
-    "src/check/": "check",
-    "src/device/": "device",
-    "src/measure/": "measure",
-    "src/plot/": "plot",
-    "src/walk/": "walk",
-    "src/report/": "report",
-    "src/diagnose/": "diagnose",
-    "src/learn/": "learn",
+    "toolkit/check/": "check",
+    "toolkit/device/": "device",
+    "toolkit/measure/": "measure",
+    "toolkit/plot/": "plot",
+    "toolkit/walk/": "walk",
+    "toolkit/report/": "report",
+    "toolkit/diagnose/": "diagnose",
+    "toolkit/learn/": "learn",
     "cli/": "cli",
     "bench/": "bench",
     "tests/": "tests",
@@ -178,7 +178,7 @@ def source_files(root: pathlib.Path):
 
 
 def find_header(root: pathlib.Path, includer: pathlib.Path, header: str):
-    for folder in (includer.parent, root / "include", root / "src", root / "cli", root / "tests"):
+    for folder in (includer.parent, root / "include", root / "src", root / "toolkit", root / "cli", root / "tests"):
         candidate = (folder / header).resolve()
         if candidate.is_file() and candidate.is_relative_to(root):
             return candidate.relative_to(root).as_posix()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests of a build with the preset `coverage`, and says which share of the lines of src/ they ran, by folder.
+"""Runs the tests of a build with the preset `coverage`, and says which share of the lines of src/ and toolkit/ they ran, by folder.
 
     tools/coverage.py FOLDER [--files] [--part TEXT]
 
@@ -43,10 +43,10 @@ def main() -> None:
     lines, covered = collections.Counter(), collections.Counter()
     for entry in json.loads(done.stdout)["data"][0]["files"]:
         path = pathlib.Path(entry["filename"])
-        if not path.is_relative_to(SOURCE / "src"):
+        if not any(path.is_relative_to(SOURCE / folder) for folder in ("src", "toolkit")):
             continue
         name = str(path.relative_to(SOURCE) if options.files else path.parent.relative_to(SOURCE))
-        for key in (name, "all of src"):
+        for key in (name, "all"):
             lines[key] += entry["summary"]["lines"]["count"]
             covered[key] += entry["summary"]["lines"]["covered"]
     print(f"{'':48} {'lines':>7} {'run':>7}")

@@ -32,7 +32,7 @@ class Folder:
     def __init__(self, root, command):
         self.temporary = tempfile.TemporaryDirectory(prefix="tessera_learn_pages_")
         self.path = pathlib.Path(self.temporary.name)
-        for name in ("examples", "bench", "src", "tools"):
+        for name in ("examples", "bench", "src", "toolkit", "tools"):
             (self.path / name).symlink_to(root / name)
         (self.path / "docs/learn").mkdir(parents=True)
         (self.path / "build").mkdir()

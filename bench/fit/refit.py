@@ -7,7 +7,7 @@
 
 What it does, for each --kernel of tessera's on an H200:
  1. Its Records of other commits than --new (and of those that --keep names) are of a kernel that is another one now: their
-    commits are added to kRetired in src/measure/accuracy.cc.
+    commits are added to kRetired in toolkit/measure/accuracy.cc.
  2. fit_model fits the family (or two, where head_dims over 128 have one of their own) to what is left.
  3. The constants go to src/model/families_gpu.cc, with three digits, where the fitted rows' median error falls.
  4. tessera is built again, and `tessera roofline --accuracy` says how far it is off.
@@ -24,7 +24,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ACCURACY, FAMILIES = ROOT / "src/measure/accuracy.cc", ROOT / "src/model/families_gpu.cc"
+ACCURACY, FAMILIES = ROOT / "toolkit/measure/accuracy.cc", ROOT / "src/model/families_gpu.cc"
 LEAST_ROWS, LEAST_ROWS_OF_DIMS = 20, 8
 
 

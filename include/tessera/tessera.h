@@ -158,8 +158,9 @@ typedef struct tessera_forward_args {
     tessera_tensor o;   /* out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v] */
     tessera_tensor lse; /* out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q] */
     /* Not in the first version of this struct, which is taken too: */
-    tessera_tensor o_rest; /* out, optional, where tessera_plan_info.o_rest is 1: int8, shape of o; what rounding to
-                            * 16 bits took off O, in 256ths of its last place: to be kept for the backward */
+    tessera_tensor
+        o_residual; /* out, optional, where tessera_plan_info.o_residual is 1: int8, shape of o; what rounding to
+                     * 16 bits took off O, in 256ths of its last place: to be kept for the backward */
 } tessera_forward_args;
 
 /* Tensors of a backward call. */
@@ -181,7 +182,8 @@ typedef struct tessera_backward_args {
     tessera_tensor dv;    /* out, shape of v */
     tessera_tensor dbias; /* out, when problem.bias_gradient: shape of bias */
     /* Not in the first version of this struct, which is taken too: */
-    tessera_tensor o_rest; /* as the forward gave it, optional; not looked at where tessera_plan_info.o_rest is 0 */
+    tessera_tensor
+        o_residual; /* as the forward gave it, optional; not looked at where tessera_plan_info.o_residual is 0 */
 } tessera_backward_args;
 
 /* "0.1.0": of the library that is running; TESSERA_VERSION is that of the header. */
@@ -221,7 +223,8 @@ typedef struct tessera_plan_info {
     char target[128];     /* instruction set or device: "AVX3", "sm_90 (NVIDIA H200)" */
     char matrix_unit[32]; /* "AMX"; "": the kernel uses none */
     /* Not in the first version of this struct, which is taken too: */
-    int32_t o_rest; /* forward: 1: o_rest can be written; backward: 1: o_rest saves two of seven products a pair */
+    int32_t o_residual; /* forward: 1: o_residual can be written; backward: 1: o_residual saves two of seven products a
+                           pair */
     int32_t reserved;
 } tessera_plan_info;
 

@@ -140,7 +140,7 @@ bool Gpu::finishes_dq() const {
 }
 
 /// Kernels before and after the main one, bound by memory. Others': D = rowsum(dO * O), dQ = 0; dQ to the dtype.
-/// tessera's: delta = dO . (O + rest), and dQ from its sums, which the first to add writes; fa1 has one.
+/// tessera's: delta = dO . (O + residual), and dQ from its sums, which the first to add writes; fa1 has one.
 void Gpu::add_gradient_passes() {
     if (q.pass != Pass::backward) return;
     const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);

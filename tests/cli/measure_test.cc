@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// src/measure: statistics, work, records and their files.
+// toolkit/measure: statistics, work, records and their files.
 #include <chrono>
 #include <thread>
 #include "measure/bench.hpp"

@@ -47,7 +47,7 @@ class LargeGradients {
             const Memory workspace(std::max<std::size_t>(how.workspace_bytes, 1));
             for (const Memory* out : {&dq_, &dk_, &dv_}) cudaMemset(out->data(), 0xFF, out->bytes());
             BackwardArgs own = args;
-            if (!how.o_rest) own.o_rest = {};
+            if (!how.o_residual) own.o_residual = {};
             backward(how, own, {static_cast<std::byte*>(workspace.data()), how.workspace_bytes});
             for (const Memory* out : {&dq_, &dk_, &dv_}) expect_written<T>(*out);
             for (const LargeRow& row : rows) expect_row_right(row);
@@ -79,13 +79,13 @@ class LargeGradients {
                 .dq = view(dq_, true, p.dtype),
                 .dk = view(dk_, false, p.dtype),
                 .dv = view(dv_, false, p.dtype),
-                .o_rest = view(rest_, true, DType::int8)};
+                .o_residual = view(rest_, true, DType::int8)};
     }
 
-    /// By the first kernel that keeps the rest of O; those are checked in large_stress.cu.
+    /// By the first kernel that keeps the residual of O; those are checked in large_stress.cu.
     void run_forward(const BackwardArgs& args) const {
         for (const Plan& how : plans_without_scores(problem_)) {
-            if (!how.o_rest) continue;
+            if (!how.o_residual) continue;
             const Memory workspace(std::max<std::size_t>(how.workspace_bytes, 1));
             forward(how,
                     {.q = args.q,
@@ -95,11 +95,11 @@ class LargeGradients {
                      .cu_seqlens_kv = args.cu_seqlens_kv,
                      .o = args.o,
                      .lse = args.lse,
-                     .o_rest = args.o_rest},
+                     .o_residual = args.o_residual},
                     {static_cast<std::byte*>(workspace.data()), how.workspace_bytes});
             return;
         }
-        FAIL() << "no forward keeps the rest of O";
+        FAIL() << "no forward keeps the residual of O";
     }
 
     /// Row `row` of `which`: q, k, v, dO are 1 to 4.

@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 SOURCE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:])
-FOLDERS = ("include", "src", "cli")
+FOLDERS = ("include", "src", "toolkit", "cli")
 KNOWS_SCHEDULES = re.compile(
     r"\b(TESSERA_SCHEDULES|parse_schedule|schedule_names|order_of)\b|case Schedule::|_order\(\)|name_of\(kernel\.schedule\)|"
     r"kEntries")  # the list itself, what is asked for below, and what a compiler would warn of
@@ -100,7 +100,7 @@ def compile_commands():
 def compile_file(copy, path, like, commands):
     """Compiles a file of the copy as the build compiles `like`. Returns the object."""
     words = shlex.split(commands[like]["command"].replace(like, str(path)).replace(str(SOURCE / "include"), f"{copy}/include"))
-    for folder in ("src", "cli"):
+    for folder in ("src", "toolkit", "cli"):
         words = [f"-I{copy}/{folder}" if word == f"-I{SOURCE}/{folder}" else word for word in words]
     made = copy / (str(path.relative_to(copy)).replace("/", "_") + ".o")
     for flag in ("-o", "-MF", "-MT"):
@@ -115,7 +115,7 @@ def compile_file(copy, path, like, commands):
 
 def files_that_know(copy, commands):
     """What is compiled anew: (file of the copy, file of the build that it is compiled like)."""
-    for path in sorted((copy / "src").rglob("*.cc")):
+    for path in sorted([*(copy / "src").rglob("*.cc"), *(copy / "toolkit").rglob("*.cc")]):
         original = str(SOURCE / path.relative_to(copy))
         if original in commands and KNOWS_SCHEDULES.search(path.read_text()):
             yield path, original

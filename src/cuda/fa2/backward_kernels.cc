@@ -79,7 +79,7 @@ Kernel backward_kernel() {
             .target = target,
             .forward = nullptr,
             .backward = backward,
-            .uses_o_rest = gradient::uses_o_rest,
+            .uses_o_residual = gradient::uses_o_residual,
             .shapes = shape_names(),
             .shape_of = place_of};
 }

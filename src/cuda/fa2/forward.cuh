@@ -10,7 +10,7 @@
 #include "cuda/fa2/key_loop.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/output.cuh"
-#include "cuda/tile/rest.cuh"
+#include "cuda/tile/residual.cuh"
 
 namespace tessera::cuda::fa2 {
 
@@ -44,12 +44,13 @@ __device__ __forceinline__ void write_o(const Inputs<T, kConfig>& inputs, const 
         for (int r = 0; r < 2; ++r) factor[m][r] = out.rows(m).inverse_sum(r) * p.keep_scale;
     }
     const Position position = Position::of_thread<kConfig>();
-    if (inputs.launch.o_rest.data != nullptr) {
-        const RestTarget target = rest_target(inputs.launch.o_rest, work.batch, work.member.first_q, work.head,
-                                              work.member.len_q, p.head_dim_v, inputs.launch.vector_rest);
+    if (inputs.launch.o_residual.data != nullptr) {
+        const ResidualTarget target =
+            residual_target(inputs.launch.o_residual, work.batch, work.member.first_q, work.head, work.member.len_q,
+                            p.head_dim_v, inputs.launch.vector_residual);
 #pragma unroll
         for (int m = 0; m < kConfig.row_tiles; ++m) {
-            store_rest<T, kConfig.head_dim / 8>(
+            store_residual<T, kConfig.head_dim / 8>(
                 target, work.q_begin + position.row() + 16 * m, position.lane,
                 [&](int columns, int e) { return fmaf(out.o[m][columns][e], factor[m][e / 2], 0.0F); });
         }

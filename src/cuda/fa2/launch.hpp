@@ -17,9 +17,9 @@ struct Launch {
     bool vector_q = false;    ///< rows are read 16 bytes at a time: addresses, strides and head_dim allow it
     bool vector_k = false;
     bool vector_v = false;
-    bool vector_o = false;     ///< and written so
-    Rows o_rest;               ///< what rounding took off O, a byte an element; null: not wanted
-    bool vector_rest = false;  ///< 8 bytes at a time
+    bool vector_o = false;         ///< and written so
+    Rows o_residual;               ///< what rounding took off O, a byte an element; null: not wanted
+    bool vector_residual = false;  ///< 8 bytes at a time
 };
 
 /// Starts a block for every tile of queries. One instance each in instances/.

@@ -79,7 +79,7 @@ std::size_t workspace_bytes(const Plan& plan) {
 
 /// With dropout, a row that sees one key has dS = 0 only where delta is summed: O = V / (1 - p) is no number of 16 bits
 /// and a byte.
-bool uses_o_rest(const Problem& p) { return p.dropout.probability == 0; }
+bool uses_o_residual(const Problem& p) { return p.dropout.probability == 0; }
 
 /// From so many blocks of keys on the last of them to add make dQ: a step of theirs takes longer, but it is soon one of
 /// many that run beside it, and dq_kernel would read what is not in a cache any more.
@@ -186,10 +186,10 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
         if (launch.store_dq_by_copy_engine) launch.dq = tensor_map(launch.params.dq, shapes.q, p.dtype, kStoredRows);
     }
     launch.only_dq = c.roles() && launch.params.dk.data == nullptr && launch.params.dv.data == nullptr;
-    if (uses_o_rest(p)) launch.o_rest = rows_of(call.args.o_rest);
+    if (uses_o_residual(p)) launch.o_residual = rows_of(call.args.o_residual);
     launch.o_by_vectors = takes_vectors(launch.params.forward.o, static_cast<int>(p.head_dim_v)) &&
                           takes_vectors(launch.params.d_o, static_cast<int>(p.head_dim_v)) &&
-                          takes_byte_vectors(launch.o_rest, static_cast<int>(p.head_dim_v));
+                          takes_byte_vectors(launch.o_residual, static_cast<int>(p.head_dim_v));
     launch.dq_by_vectors = takes_vectors(launch.params.dq, static_cast<int>(p.head_dim));
     launch.dk_by_vectors = takes_vectors(launch.params.dk, static_cast<int>(p.head_dim));
     launch.dv_by_vectors = takes_vectors(launch.params.dv, static_cast<int>(p.head_dim_v));
@@ -211,7 +211,7 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
 template <class T, class Shape>
 cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t stream) {
     cudaError_t status = cudaSuccess;
-    if (has_queries(p) && launch.o_rest.data != nullptr) {
+    if (has_queries(p) && launch.o_residual.data != nullptr) {
         status = backward::start_delta_of_output<T, Shape>(launch, stream);
     }
     if (status == cudaSuccess && has_queries(p)) status = backward::start_delta<T, Shape>(launch, stream);
@@ -275,7 +275,7 @@ Kernel backward_kernel() {
             .forward = nullptr,
             .backward = run,
             .refuse_backward_tensors = refuse_tensors,
-            .uses_o_rest = uses_o_rest,
+            .uses_o_residual = uses_o_residual,
             .shapes = backward::Shapes::names(),
             .shape_of = [](const Problem& p) { return *backward::shape_of(p); }};
 }

@@ -8,7 +8,7 @@
 #include "cuda/fa3/tile_scheduler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/tma.cuh"
-#include "cuda/tile/rest.cuh"
+#include "cuda/tile/residual.cuh"
 
 namespace tessera::cuda::fa3 {
 
@@ -47,12 +47,12 @@ __device__ __forceinline__ float* lse_target(const ForwardParams& p, HeadStack s
 
 /// What rounding takes off O, for those who keep it; o as it is rounded. Heads are not stacked then.
 template <class T, int kCount>
-__device__ __forceinline__ void store_rest(const float (&o)[kCount], const Launch& launch, const WorkTile& tile,
-                                           int row, int lane) {
-    const RestTarget target = rest_target(launch.o_rest, tile.batch, tile.first_q, tile.head, tile.q_end,
-                                          launch.params.head_dim_v, launch.rest_by_vectors);
-    cuda::store_rest<T, kCount / 4>(target, tile.q_begin + row, lane,
-                                    [&](int columns, int e) { return o[4 * columns + e]; });
+__device__ __forceinline__ void store_residual(const float (&o)[kCount], const Launch& launch, const WorkTile& tile,
+                                               int row, int lane) {
+    const ResidualTarget target = residual_target(launch.o_residual, tile.batch, tile.first_q, tile.head, tile.q_end,
+                                                  launch.params.head_dim_v, launch.residual_by_vectors);
+    cuda::store_residual<T, kCount / 4>(target, tile.q_begin + row, lane,
+                                        [&](int columns, int e) { return o[4 * columns + e]; });
 }
 
 /// Rows of a tile that sees no key: O = 0, LSE = -inf.
@@ -68,8 +68,8 @@ __device__ __forceinline__ void store_empty_rows(const Launch& launch, const Wor
         if (query >= tile.q_end) continue;
         for (int column = lane % 4; column < p.head_dim_v; column += 4) {
             *element<T>(p.o, tile.batch, head, tensor_row(tile, query), column) = T(0.0F);
-            if (launch.o_rest.data != nullptr) {
-                *element<char>(launch.o_rest, tile.batch, head, tensor_row(tile, query), column) = 0;
+            if (launch.o_residual.data != nullptr) {
+                *element<char>(launch.o_residual, tile.batch, head, tensor_row(tile, query), column) = 0;
             }
         }
     }

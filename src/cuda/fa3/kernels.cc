@@ -29,7 +29,7 @@ bool by_counter(const Plan& plan) { return fa3::by_counter(plan.problem, propert
 
 std::size_t workspace_bytes(const Plan& plan) { return by_counter(plan) ? Plan::kWorkspaceAlignment : 0; }
 
-Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_rest) {
+Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_residual) {
     const Problem& p = plan.problem;
     const Config c = config_of(p);
     const TensorShapes shapes(p);
@@ -39,9 +39,9 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     launch.scale_log2 = scaled ? kLog2E : params.scale * kLog2E;
     launch.unscale = 1 / launch.scale_log2;
     if (c.scores == Scores::capped) launch.cap = cap_of(p.softcap, params.scale);
-    launch.o_rest = o_rest;
-    // Who keeps the rest of O is going to train, on rows that fill their tiles.
-    launch.stack = o_rest.data == nullptr ? stack_of(p) : HeadStack{};
+    launch.o_residual = o_residual;
+    // Who keeps the residual of O is going to train, on rows that fill their tiles.
+    launch.stack = o_residual.data == nullptr ? stack_of(p) : HeadStack{};
     if (c.pairs_of_heads) launch.stack = {};  // no tiles to save in long rows
     const int stacked = launch.stack.heads();
     launch.q = tensor_map_of_heads(params.q, shapes.q, p.dtype, stacked, 64 / stacked);
@@ -69,8 +69,8 @@ void forward(const ForwardCall& call) {
     const ForwardParams params = forward_params(call);
     if (p.rows_q() == 0 || p.heads_q == 0) return;
     const CurrentDevice current(call.plan.device);
-    Launch launch = make_launch(call.plan, params, rows_of(call.args.o_rest));
-    launch.rest_by_vectors = takes_byte_vectors(launch.o_rest, params.head_dim_v);
+    Launch launch = make_launch(call.plan, params, rows_of(call.args.o_residual));
+    launch.residual_by_vectors = takes_byte_vectors(launch.o_residual, params.head_dim_v);
     if (by_counter(call.plan)) {
         launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
         check(start_reset(launch.next_tile, stream_of(call)), "cuda.fa3.forward, counter of tiles");
@@ -119,7 +119,7 @@ std::vector<Kernel> kernels() {
          .forward = forward,
          .backward = nullptr,
          .refuse_tensors = refuse_tensors,
-         .uses_o_rest = [](const Problem&) { return true; },
+         .uses_o_residual = [](const Problem&) { return true; },
          .shapes = Shapes::names(),
          .shape_of = [](const Problem& p) { return *shape_of(p); }},
         backward_kernel()};

@@ -24,8 +24,8 @@ struct Launch {
     TileOrder order;            ///< of tiles; of a ragged call, of those of all members
     Divider stacks, group;      ///< stacks of heads of a batch member; query heads of a head of K and V
     int low, high;              ///< of a dense call: the band of its mask
-    Rows o_rest;                ///< what rounding took off O, a byte an element; null: not wanted
-    bool rest_by_vectors;       ///< 8 bytes at a time
+    Rows o_residual;            ///< what rounding took off O, a byte an element; null: not wanted
+    bool residual_by_vectors;   ///< 8 bytes at a time
     unsigned* next_tile;        ///< counter, set to 0 by start_reset: whoever is free takes the next; null: in turn
 };
 

@@ -150,7 +150,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(LeavingTile le
         leaving.lse = lane() % 4 == 0 ? rows.lse(0) : rows.lse(1);
     }
     if (lse != nullptr) *lse = leaving.lse;
-    if (launch.o_rest.data != nullptr) store_rest<T>(products.o, launch, tile, leaving.row, lane());
+    if (launch.o_residual.data != nullptr) store_residual<T>(products.o, launch, tile, leaving.row, lane());
 }
 
 /// Where O of this warpgroup is laid down: its own memory, or a stage that the producer lends (Producer::lend_stages),

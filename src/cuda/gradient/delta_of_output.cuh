@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// delta[i] = dO . (O + rest) - dLSE[i] where the caller has kept what rounding took off O: no product. P comes from the
-// LSE that the forward wrote; rows where that is too large for it are left to delta_kernel, which then does nothing
+// delta[i] = dO . (O + residual) - dLSE[i] where the caller has kept what rounding took off O: no product. P comes from
+// the LSE that the forward wrote; rows where that is too large for it are left to delta_kernel, which then does nothing
 // else.
 #pragma once
 
 #include "cuda/gradient/delta.cuh"
-#include "cuda/tile/rest.cuh"
+#include "cuda/tile/residual.cuh"
 
 namespace tessera::cuda::gradient {
 
 inline constexpr int kOutputThreads = 256;
 
-/// dO . (O + rest) of the thread's rows, and in fp16 the largest |dO|^2: rows kApart apart, of kTiles tiles of kBlockQ.
-/// Where columns lie together all are read at once: one after the other, the latency of memory would be most of the
-/// time.
+/// dO . (O + residual) of the thread's rows, and in fp16 the largest |dO|^2: rows kApart apart, of kTiles tiles of
+/// kBlockQ. Where columns lie together all are read at once: one after the other, the latency of memory would be most
+/// of the time.
 template <class T, int kChunks>
 struct OutputRows {
     static constexpr int kTiles = kChunks == 1 ? 2 : 1;  // short rows: half of the instructions stand before them
@@ -150,8 +150,8 @@ __global__ void __launch_bounds__(kOutputThreads, kChunks > 2 ? 2 : 3)
     const auto rows_of_head = [&](const Rows& rows, int size) {
         return HeadRows(rows, batch, member.first_q, head, size);
     };
-    const OutputAndGradient<T> output{rows_of_head(p.o, sizeof(T)), rows_of_head(launch.o_rest, 1),
-                                      rows_of_head(launch.params.d_o, sizeof(T)), p.head_dim_v, launch.vector_rest};
+    const OutputAndGradient<T> output{rows_of_head(p.o, sizeof(T)), rows_of_head(launch.o_residual, 1),
+                                      rows_of_head(launch.params.d_o, sizeof(T)), p.head_dim_v, launch.vector_residual};
     const auto* lse = reinterpret_cast<const float*>(rows_of_head(p.lse, sizeof(float)).data);
     const Rows& dlse_rows = launch.params.dlse;
     const float* dlse =

@@ -48,7 +48,7 @@ void expect_device_memory(const Call<Args>& call) {
                                                                  {"cu_seqlens_kv", &a.cu_seqlens_kv},
                                                                  {"o", &a.o},
                                                                  {"lse", &a.lse},
-                                                                 {"o_rest", &a.o_rest}};
+                                                                 {"o_residual", &a.o_residual}};
     for (const auto& [name, view] : tensors) expect_device_memory(name, *view, call.plan.device);
     if (call.plan.workspace_bytes > 0) expect_device_memory("workspace", call.workspace.data(), call.plan.device);
 }

@@ -56,7 +56,7 @@ __device__ __forceinline__ void begin(const Launch& launch, Shared<kConfig>& sha
     if (!block.exists()) return;
     if (block.blocks.rising) load_first<kConfig, true>(launch, shared);
     else load_first<kConfig, false>(launch, shared);
-    set_rest<T>(launch, block);
+    set_residual<T>(launch, block);
     if constexpr (kConfig.goes_on()) ptx::mbarrier_arrive(shared.on.block_ring.full[0]);
 }
 

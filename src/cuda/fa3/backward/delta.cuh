@@ -289,7 +289,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_speci
             product[r] += __shfl_xor_sync(kAllLanes, product[r], mask);
             if constexpr (kHeld<T>) largest[r] = fmaxf(largest[r], __shfl_xor_sync(kAllLanes, largest[r], mask));
         }
-        if (lane() % 4 != 0 || (launch.o_rest.data != nullptr && !large[r])) continue;
+        if (lane() % 4 != 0 || (launch.o_residual.data != nullptr && !large[r])) continue;
         float delta = 0;
         if (minus_lse[r] != -INFINITY) {  // the row sees keys
             delta = static_cast<float>(product[r] / sum[r]) * launch.params.forward.keep_scale;
@@ -308,7 +308,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_speci
         }
     }
     if constexpr (kHeld<T>) {
-        if (launch.o_rest.data == nullptr) raise_limit(tile.limits(launch).sum, limit);
+        if (launch.o_residual.data == nullptr) raise_limit(tile.limits(launch).sum, limit);
     }
     const int thread = static_cast<int>(threadIdx.x) % 128;
     if (thread == 0) {
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<DeltaShared<kConfig, false>*>(memory);
-    if (launch.o_rest.data != nullptr && launch.workspace.start->some_large == 0) return;
+    if (launch.o_residual.data != nullptr && launch.workspace.start->some_large == 0) return;
     if (threadIdx.x == 0) shared.tile = static_cast<int>(blockIdx.x);
 #pragma unroll 1
     while (true) {
@@ -362,11 +362,11 @@ cudaError_t start_delta(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr int kBytes = sizeof(DeltaShared<Shape::kConfig, false>);
     static_assert(kBytes <= 227 * 1024);
-    // With the rest of O it has nothing to do, but for rare rows: thread blocks for each tile would take 10 us to
+    // With the residual of O it has nothing to do, but for rare rows: thread blocks for each tile would take 10 us to
     // start.
     const std::int64_t tiles = query_tiles(launch.params.forward);
     const std::int64_t blocks =
-        launch.o_rest.data != nullptr ? std::min<std::int64_t>(tiles, launch.multiprocessors) : tiles;
+        launch.o_residual.data != nullptr ? std::min<std::int64_t>(tiles, launch.multiprocessors) : tiles;
     return start(delta_kernel<T, Shape>, blocks, Config::kThreads, kBytes, launch, stream);
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// delta[i] = dO . (O + rest) - dLSE[i] where the caller has kept what rounding took off O: no product, so it takes the
-// time of reading O, dO and the bytes. It writes all that delta_kernel does. Rows with a large |LSE| are left to that
-// kernel, which then does nothing else: their P wants the largest score, which only the scores tell.
+// delta[i] = dO . (O + residual) - dLSE[i] where the caller has kept what rounding took off O: no product, so it takes
+// the time of reading O, dO and the bytes. It writes all that delta_kernel does. Rows with a large |LSE| are left to
+// that kernel, which then does nothing else: their P wants the largest score, which only the scores tell.
 #pragma once
 
 #include <algorithm>
 
 #include "cuda/fa3/backward/delta.cuh"
-#include "cuda/tile/rest.cuh"
+#include "cuda/tile/residual.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
@@ -51,7 +51,7 @@ struct OutputDelta {
         : launch(of_launch),
           queries(of_queries),
           rows{{of_launch.params.forward.o, of_batch, of_queries.first_q, of_queries.head, sizeof(T)},
-               {of_launch.o_rest, of_batch, of_queries.first_q, of_queries.head, 1},
+               {of_launch.o_residual, of_batch, of_queries.first_q, of_queries.head, 1},
                {of_launch.params.d_o, of_batch, of_queries.first_q, of_queries.head, sizeof(T)},
                of_launch.params.forward.head_dim_v,
                of_launch.o_by_vectors},
@@ -134,8 +134,8 @@ struct OutputDelta {
         store(row, lse_of(query), dot, squares);
     }
 
-    /// What the eight threads of a row have: `share` of dO . (O + rest), `squares` of dO . dO. A row past the end is
-    /// one without keys. In fp16 `limits` are raised to what the row has of them.
+    /// What the eight threads of a row have: `share` of dO . (O + residual), `squares` of dO . dO. A row past the end
+    /// is one without keys. In fp16 `limits` are raised to what the row has of them.
     __device__ __forceinline__ void store(int row, float lse, float share, float squares) {
         const BackwardParams& p = launch.params;
         const int query = queries.query + row;

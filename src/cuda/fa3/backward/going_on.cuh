@@ -33,7 +33,7 @@ __device__ __forceinline__ void set_existing(const Launch& launch, KeyBlock<kCon
 
 /// One thread: what follows from the block's place.
 template <class T, Config kConfig>
-__device__ __forceinline__ void set_rest(const Launch& launch, KeyBlock<kConfig>& block) {
+__device__ __forceinline__ void set_residual(const Launch& launch, KeyBlock<kConfig>& block) {
     block.set_order(launch);
     if constexpr (kHeld<T>) {
         block.unit = gradient_unit<T>(launch, block.batch, block.kv_head, block.share) / kWeightUnit<T>;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void load_beginning(const Launch& launch, Shared<kCon
     Loader<kConfig, kRising> loader{launch, shared, {at.q_stage, at.q_phase}, {at.do_stage, at.do_phase}};
     copy_keys(launch, shared.block, shared.k, launch.k, shared.k_full);
     if (loader.step.more()) loader.load_q();
-    set_rest<T>(launch, shared.block);
+    set_residual<T>(launch, shared.block);
     ptx::mbarrier_arrive(shared.on.block_ring.full[0]);
     wait_for(shared.on.v_empty, at.parity);
     copy_keys(launch, shared.block, shared.v, launch.v, shared.v_full);

@@ -29,14 +29,14 @@ struct alignas(16) RowStats {
 struct Start {
     unsigned next_block;  ///< the number of the next thread block of the main kernel to start
     int broken;           ///< cu_seqlens fall: members that overlap would wait for each other for ever
-    int some_large;       ///< with the rest of O: rows are left to the kernel that sums delta
+    int some_large;       ///< with the residual of O: rows are left to the kernel that sums delta
     int special_keys;     ///< roles: there are NaN or infinities in K, as the main kernel has seen
 };
 
 /// 0 before the first kernel too: over every |dS| of a kv head and its query heads, or a share of them, in fp16
 /// (units.cuh). The root of the product of the first two, and the third.
 struct Limits {
-    float d_o_squares;  ///< with the rest of O: of the largest row of dO, for |dP| <= |dO| |V|
+    float d_o_squares;  ///< with the residual of O: of the largest row of dO, for |dP| <= |dO| |V|
     float v_squares;    ///< and of V; of all shares, in the first one
     float sum;          ///< what else is added: |delta|; where delta is summed, the largest |dP| beside it
     int unused;
@@ -61,7 +61,7 @@ struct Launch {
     bool store_dq_by_copy_engine, store_dk_by_copy_engine, store_dv_by_copy_engine;  ///< they have tensor maps
     bool only_dq;       ///< roles: the main kernel, which would look at K first, is left out
     int sums;           ///< of dQ: 2 where some block of keys goes round (shapes.hpp)
-    Rows o_rest;        ///< what rounding took off O, a byte an element; null: delta is summed
+    Rows o_residual;    ///< what rounding took off O, a byte an element; null: delta is summed
     bool o_by_vectors;  ///< O, the bytes and dO are read eight elements at a time
     bool dq_by_vectors, dk_by_vectors, dv_by_vectors;  ///< their rows can be written 16 bytes at a time
     int blocks_q;                                      ///< blocks of queries of one head, over all members
@@ -98,8 +98,8 @@ TESSERA_HOST_DEVICE constexpr std::int64_t first_block_kv(const ForwardParams& p
     return batch * ((p.len_kv + block_kv - 1) / block_kv);
 }
 
-/// Start the kernels; delta_of_output where there is the rest of O, shares where groups are shared out, dq_product in
-/// the place of dq where the main kernel is split by roles. One instance each in instances/.
+/// Start the kernels; delta_of_output where there is the residual of O, shares where groups are shared out, dq_product
+/// in the place of dq where the main kernel is split by roles. One instance each in instances/.
 template <class T, class Shape>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>

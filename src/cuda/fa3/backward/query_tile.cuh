@@ -102,10 +102,10 @@ struct QueryTile {
     }
 };
 
-/// With the rest of O, is there nothing to be done in these queries?
+/// With the residual of O, is there nothing to be done in these queries?
 template <Config kConfig>
 __device__ __forceinline__ bool done_from_output(const Launch& launch, const QueryTile<kConfig>& tile) {
-    if (launch.o_rest.data == nullptr) return false;
+    if (launch.o_residual.data == nullptr) return false;
     for (int w = 0; w < Config::kConsumers; ++w) {
         if (!tile.has_stats(w)) continue;
         if (launch.workspace.stats[tile.first_block * kConfig.row_stats() + w].some_large != 0) return false;

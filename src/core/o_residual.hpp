@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rest of O: what rounding to 16 bits took off an element, in one signed byte (docs/numerics.md, "The rest of O").
-// It counts in 256ths of the last place of O, away from zero: r > 0 where abs(O) was rounded down.
+// The residual of O: what rounding to 16 bits took off an element, in one signed byte (docs/numerics.md, "The residual
+// of O"). It counts in 256ths of the last place of O, away from zero: r > 0 where abs(O) was rounded down.
 #pragma once
 
 #include <bit>
@@ -11,7 +11,7 @@
 #include "tessera/mask.hpp"
 
 namespace tessera {
-namespace rest_detail {
+namespace residual_detail {
 
 inline constexpr std::int32_t kExponent = 0x7F800000;
 inline constexpr std::int32_t kSign = static_cast<std::int32_t>(0x80000000);
@@ -26,12 +26,12 @@ TESSERA_HOST_DEVICE constexpr std::int32_t exponent_fp16(std::int32_t bits) {
     return exponent > field(-14) ? exponent : field(-14);
 }
 
-}  // namespace rest_detail
+}  // namespace residual_detail
 
 /// The byte for x, which is `rounded` in bf16 or fp16. Where `rounded` is not finite it says nothing.
 template <DType kType>
-TESSERA_HOST_DEVICE constexpr std::int32_t rest_of(float x, float rounded) {
-    using namespace rest_detail;
+TESSERA_HOST_DEVICE constexpr std::int32_t residual_of(float x, float rounded) {
+    using namespace residual_detail;
     static_assert(is_16_bit(kType));
     const auto bits = std::bit_cast<std::int32_t>(rounded);
     std::int32_t rest = 0;
@@ -49,10 +49,10 @@ TESSERA_HOST_DEVICE constexpr std::int32_t rest_of(float x, float rounded) {
     return rest < 127 ? rest : 127;
 }
 
-/// O + rest; O where that is not finite.
+/// O + residual; O where that is not finite.
 template <DType kType>
-TESSERA_HOST_DEVICE constexpr float with_rest(float rounded, std::int32_t rest) {
-    using namespace rest_detail;
+TESSERA_HOST_DEVICE constexpr float with_residual(float rounded, std::int32_t rest) {
+    using namespace residual_detail;
     static_assert(is_16_bit(kType));
     const auto bits = std::bit_cast<std::int32_t>(rounded);
     if ((bits & kExponent) == kExponent) return rounded;

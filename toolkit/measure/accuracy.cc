@@ -137,11 +137,11 @@ bool is_held_out(const Record& record, const model::Machine& machine) {
     return !is("forward") && !is("backward") && !is("peers") && !is("seen");
 }
 
-/// tessera's CUDA backwards that sum delta over all pairs: two products more than the model counts. With the rest of O
-/// delta takes a kernel that is bound by memory; `standard` has no other.
+/// tessera's CUDA backwards that sum delta over all pairs: two products more than the model counts. With the residual
+/// of O delta takes a kernel that is bound by memory; `standard` has no other.
 bool sums_delta(const Record& record, Schedule schedule, const model::Machine& machine) {
     return record.by == "tessera" && record.pass == "backward" && machine.kind == model::MachineKind::gpu &&
-           schedule != Schedule::standard && record.features.find("rest of O") == std::string::npos;
+           schedule != Schedule::standard && record.features.find("residual of O") == std::string::npos;
 }
 
 /// Does a prediction know all features: a ragged batch whose members' lengths are told, what saves the backward's sum,
@@ -150,7 +150,7 @@ bool is_modelled(const Record& record) {
     const std::vector<std::string> parts = parts_of(record.features);
     return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
         const bool ragged = part.starts_with("ragged") && !record.lens_q.empty();
-        return ragged || part == "rest of O" || part.starts_with(kDropout);
+        return ragged || part == "residual of O" || part.starts_with(kDropout);
     });
 }
 

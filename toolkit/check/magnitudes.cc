@@ -356,10 +356,10 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
     });
 }
 
-void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_rest) {
+void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_residual) {
     const Problem& p = packed.problem;
     Row row(p);
-    GradientRow g(p, packed.dtype, with_rest ? kRestOfO * unit_roundoff(packed.dtype) : 0);
+    GradientRow g(p, packed.dtype, with_residual ? kResidualOfO * unit_roundoff(packed.dtype) : 0);
     for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
         const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
         const auto of_keys = [&](const TensorView& t) { return head_rows(t, member, member.first_kv, h / p.group()); };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The byte that keeps what rounding took off an element of O: O + rest against the number that was rounded.
-#include "core/o_rest.hpp"
+// The byte that keeps what rounding took off an element of O: O + residual against the number that was rounded.
+#include "core/o_residual.hpp"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include "core/case.hpp"
 #include "core/numeric.hpp"
 
-namespace tessera::test::o_rest_test {
+namespace tessera::test::o_residual_test {
 namespace {
 
 template <DType kType>
@@ -29,9 +29,9 @@ float from_bits(std::uint32_t bits) {
 
 template <DType kType>
 float restored(float x) {
-    const std::int32_t rest = rest_of<kType>(x, rounded<kType>(x));
+    const std::int32_t rest = residual_of<kType>(x, rounded<kType>(x));
     EXPECT_TRUE(rest >= -128 && rest <= 127) << x;
-    return with_rest<kType>(rounded<kType>(x), rest);
+    return with_residual<kType>(rounded<kType>(x), rest);
 }
 
 /// From abs(x) to the number after it in 16 bits.
@@ -61,8 +61,8 @@ class Numbers {
         for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
             const float o = from_bits<kType>(bits);
             if (!std::isfinite(o)) continue;
-            EXPECT_EQ(rest_of<kType>(o, o), 0) << o;
-            EXPECT_EQ(std::bit_cast<std::uint32_t>(with_rest<kType>(o, 0)), std::bit_cast<std::uint32_t>(o));
+            EXPECT_EQ(residual_of<kType>(o, o), 0) << o;
+            EXPECT_EQ(std::bit_cast<std::uint32_t>(with_residual<kType>(o, 0)), std::bit_cast<std::uint32_t>(o));
             const double place = o == 0 ? last_place<kType>(std::numeric_limits<float>::min()) : last_place<kType>(o);
             for (int i = 0; i < 16; ++i) {
                 const double share = static_cast<double>(draw()) / 0x1p32 - 0.5;
@@ -75,49 +75,49 @@ class Numbers {
     }
 };
 
-TEST(RestOfO, brings_back_what_rounding_took_off) {
+TEST(ResidualOfO, brings_back_what_rounding_took_off) {
     Numbers<DType::bf16>::around_every_number();
     Numbers<DType::fp16>::around_every_number();
 }
 
-TEST(RestOfO, counts_away_from_zero) {
-    EXPECT_EQ(rest_of<DType::bf16>(1 + 0x1p-9F, 1), 64);  // a quarter of a place
-    EXPECT_EQ(rest_of<DType::bf16>(-1 - 0x1p-9F, -1), 64);
-    EXPECT_EQ(rest_of<DType::bf16>(1.5F - 0x1p-9F, 1.5F), -64);
-    EXPECT_EQ(rest_of<DType::fp16>(1 + 0x1p-12F, 1), 64);
-    EXPECT_EQ(rest_of<DType::fp16>(-1 - 0x1p-12F, -1), 64);
-    EXPECT_EQ(rest_of<DType::fp16>(-1.5F + 0x1p-12F, -1.5F), -64);
+TEST(ResidualOfO, counts_away_from_zero) {
+    EXPECT_EQ(residual_of<DType::bf16>(1 + 0x1p-9F, 1), 64);  // a quarter of a place
+    EXPECT_EQ(residual_of<DType::bf16>(-1 - 0x1p-9F, -1), 64);
+    EXPECT_EQ(residual_of<DType::bf16>(1.5F - 0x1p-9F, 1.5F), -64);
+    EXPECT_EQ(residual_of<DType::fp16>(1 + 0x1p-12F, 1), 64);
+    EXPECT_EQ(residual_of<DType::fp16>(-1 - 0x1p-12F, -1), 64);
+    EXPECT_EQ(residual_of<DType::fp16>(-1.5F + 0x1p-12F, -1.5F), -64);
 }
 
 /// Below a power of two the numbers of bf16 lie closer, and so do its 256ths.
-TEST(RestOfO, crosses_powers_of_two) {
+TEST(ResidualOfO, crosses_powers_of_two) {
     expect_restored<DType::bf16>(1 - 0x1p-10F);
     EXPECT_EQ(restored<DType::bf16>(1 - 0x1p-10F), 1 - 0x1p-10F);
     EXPECT_EQ(restored<DType::fp16>(1 - 0x1p-13F), 1 - 0x1p-13F);
     EXPECT_EQ(restored<DType::fp16>(0x1p-14F - 0x1p-26F), 0x1p-14F - 0x1p-26F);
 }
 
-TEST(RestOfO, of_halves_is_one_256th_short) {
-    EXPECT_EQ(rest_of<DType::bf16>(1 + 0x1p-8F, 1), 127);
-    EXPECT_EQ(rest_of<DType::fp16>(1 + 0x1p-11F, 1), 127);
+TEST(ResidualOfO, of_halves_is_one_256th_short) {
+    EXPECT_EQ(residual_of<DType::bf16>(1 + 0x1p-8F, 1), 127);
+    EXPECT_EQ(residual_of<DType::fp16>(1 + 0x1p-11F, 1), 127);
 }
 
 template <DType kType>
 void expect_special_values_kept() {
     constexpr float kLarge = std::numeric_limits<float>::infinity();
     for (const int rest : {-128, -1, 0, 127}) {  // what the byte holds there says nothing
-        EXPECT_EQ(with_rest<kType>(kLarge, rest), kLarge);
-        EXPECT_EQ(with_rest<kType>(-kLarge, rest), -kLarge);
-        EXPECT_TRUE(std::isnan(with_rest<kType>(std::numeric_limits<float>::quiet_NaN(), rest)));
+        EXPECT_EQ(with_residual<kType>(kLarge, rest), kLarge);
+        EXPECT_EQ(with_residual<kType>(-kLarge, rest), -kLarge);
+        EXPECT_TRUE(std::isnan(with_residual<kType>(std::numeric_limits<float>::quiet_NaN(), rest)));
     }
-    EXPECT_EQ(rest_of<kType>(0.0F, 0.0F), 0);
-    EXPECT_TRUE(std::signbit(with_rest<kType>(-0.0F, rest_of<kType>(-0.0F, -0.0F))));
+    EXPECT_EQ(residual_of<kType>(0.0F, 0.0F), 0);
+    EXPECT_TRUE(std::signbit(with_residual<kType>(-0.0F, residual_of<kType>(-0.0F, -0.0F))));
     const float least = kType == DType::bf16 ? 0x1p-133F : 0x1p-24F;  // subnormal
     EXPECT_EQ(restored<kType>(least / 4), least / 4);                 // rounded to 0
     EXPECT_EQ(restored<kType>(-1.25F * least), -1.25F * least);
 }
 
-TEST(RestOfO, leaves_zeros_infinities_and_nan_alone) {
+TEST(ResidualOfO, leaves_zeros_infinities_and_nan_alone) {
     expect_special_values_kept<DType::bf16>();
     expect_special_values_kept<DType::fp16>();
     const float above = 65519;  // the largest that fp16 rounds to a number
@@ -126,21 +126,21 @@ TEST(RestOfO, leaves_zeros_infinities_and_nan_alone) {
 }
 
 /// What a call may hand over: int8 in the shape of o, of 16-bit problems, to kernels that write it.
-TEST(RestOfO, is_refused_where_it_does_not_belong) {
-    const auto code_of = [](DType dtype, DType of_rest, std::int64_t columns, Pass pass) {
+TEST(ResidualOfO, is_refused_where_it_does_not_belong) {
+    const auto code_of = [](DType dtype, DType of_residual, std::int64_t columns, Pass pass) {
         Problem p = Problem::dense(1, 5, 2, 8, dtype);
         Case c(p);
-        Tensor rest(of_rest, {1, 5, 2, columns});
+        Tensor rest(of_residual, {1, 5, 2, columns});
         ForwardArgs forward_args = c.forward_args();
         BackwardArgs backward_args = c.backward_args();
-        forward_args.o_rest = backward_args.o_rest = rest;
+        forward_args.o_residual = backward_args.o_residual = rest;
         try {
             const Plan how = plan(p, {.pass = pass});
-            EXPECT_FALSE(how.o_rest);  // no kernel of the CPU
+            EXPECT_FALSE(how.o_residual);  // no kernel of the CPU
             if (pass == Pass::forward) forward(how, forward_args, Workspace(how));
             else backward(how, backward_args, Workspace(how));
         } catch (const Error& e) {
-            EXPECT_EQ(e.argument(), "o_rest") << e.what();
+            EXPECT_EQ(e.argument(), "o_residual") << e.what();
             return e.code();
         }
         return ErrorCode::ok;
@@ -155,4 +155,4 @@ TEST(RestOfO, is_refused_where_it_does_not_belong) {
 }
 
 }  // namespace
-}  // namespace tessera::test::o_rest_test
+}  // namespace tessera::test::o_residual_test

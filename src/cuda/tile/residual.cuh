@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rest of O (core/o_rest.hpp): on its way out of a forward's accumulators, and dO . (O + rest) of a row.
+// The residual of O (core/o_residual.hpp): on its way out of a forward's accumulators, and dO . (O + residual) of a
+// row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/o_rest.hpp"
+#include "core/o_residual.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/member.cuh"
 #include "cuda/tile/special.cuh"
@@ -20,7 +21,7 @@ template <class T>
 inline constexpr DType kDTypeOf = std::is_same_v<T, __half> ? DType::fp16 : DType::bf16;
 
 /// Where the rests of one head go: one byte an element.
-struct RestTarget {
+struct ResidualTarget {
     char* data = nullptr;  // row 0
     std::int64_t row = 0;
     std::int64_t column = 0;
@@ -45,17 +46,17 @@ struct RestTarget {
     }
 };
 
-__device__ __forceinline__ RestTarget rest_target(const Rows& rest, std::int64_t batch, std::int64_t first_row,
-                                                  int head, int len, int dim, bool vector) {
+__device__ __forceinline__ ResidualTarget residual_target(const Rows& rest, std::int64_t batch, std::int64_t first_row,
+                                                          int head, int len, int dim, bool vector) {
     return {rest.data + head_offset(rest, batch, first_row, head, 1), rest.row, rest.column, len, dim, vector};
 }
 
 /// Of two neighbours, in the lower 16 bits.
 template <class T>
-__device__ __forceinline__ std::uint32_t two_rests(float low, float high) {
+__device__ __forceinline__ std::uint32_t two_residuals(float low, float high) {
     const std::uint32_t rounded = ptx::pack<T>(low, high);
-    const auto a = static_cast<std::uint32_t>(rest_of<kDTypeOf<T>>(low, ptx::unpack<T>(rounded, 0)));
-    const auto b = static_cast<std::uint32_t>(rest_of<kDTypeOf<T>>(high, ptx::unpack<T>(rounded, 1)));
+    const auto a = static_cast<std::uint32_t>(residual_of<kDTypeOf<T>>(low, ptx::unpack<T>(rounded, 0)));
+    const auto b = static_cast<std::uint32_t>(residual_of<kDTypeOf<T>>(high, ptx::unpack<T>(rounded, 1)));
     return (a & 0xFF) | (b & 0xFF) << 8;
 }
 
@@ -82,7 +83,7 @@ __device__ __forceinline__ uint2 gather_chunk(std::uint32_t chunks01, std::uint3
 /// The rests of a warp's 16 rows, from `row` (of this thread) and row + 8 on. value(tile, e): element e of the thread's
 /// accumulator of 8 columns, as it is rounded to O; row e / 2, column 8 * tile + 2 * (lane % 4) + e % 2.
 template <class T, int kTiles, class Value>
-__device__ __forceinline__ void store_rest(const RestTarget& target, int row, int lane, const Value& value) {
+__device__ __forceinline__ void store_residual(const ResidualTarget& target, int row, int lane, const Value& value) {
     static_assert(kTiles % 4 == 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -90,7 +91,8 @@ __device__ __forceinline__ void store_rest(const RestTarget& target, int row, in
         for (int first = 0; first < kTiles; first += 4) {
             std::uint32_t chunks[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) chunks[i] = two_rests<T>(value(first + i, 2 * r), value(first + i, 2 * r + 1));
+            for (int i = 0; i < 4; ++i)
+                chunks[i] = two_residuals<T>(value(first + i, 2 * r), value(first + i, 2 * r + 1));
             const uint2 chunk = gather_chunk(chunks[0] | chunks[1] << 16, chunks[2] | chunks[3] << 16, lane);
             target.store(row + 8 * r, 8 * (first + lane % 4), chunk);
         }
@@ -145,7 +147,7 @@ struct OutputChunk {
     uint4 o{}, d_o{};
     uint2 rest{};
 
-    /// Adds dO . (O + rest); that is not finite where O or dO is not.
+    /// Adds dO . (O + residual); that is not finite where O or dO is not.
     template <class T>
     __device__ __forceinline__ void add_to(float& sum) const {
         const std::uint32_t o_words[4] = {o.x, o.y, o.z, o.w};
@@ -164,9 +166,9 @@ struct OutputChunk {
     template <class T>
     __device__ __forceinline__ static float exact(float rounded, std::uint32_t bytes, int place) {
         if constexpr (std::is_same_v<T, __half>) {
-            return with_rest<kDTypeOf<T>>(rounded, static_cast<std::int8_t>(bytes >> (8 * place)));
+            return with_residual<kDTypeOf<T>>(rounded, static_cast<std::int8_t>(bytes >> (8 * place)));
         } else {
-            // with_rest() in two instructions: the byte times 2^8, below it zeros, above it its sign.
+            // with_residual() in two instructions: the byte times 2^8, below it zeros, above it its sign.
             const std::uint32_t shifted = place == 0   ? ptx::permute_bytes<0x8804>(bytes, 0)
                                           : place == 1 ? ptx::permute_bytes<0x9914>(bytes, 0)
                                           : place == 2 ? ptx::permute_bytes<0xAA24>(bytes, 0)
@@ -199,7 +201,7 @@ struct OutputAndGradient {
                 rest.template chunk<uint2>(row, first, dim, true)};
     }
 
-    /// This thread's share of dO . (O + rest).
+    /// This thread's share of dO . (O + residual).
     __device__ __forceinline__ float dot(int row, int part) const {
         float sum = 0;
         for (int first = 8 * part; first < dim; first += 8 * kRowThreads) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rest of O: a forward that will have a backward keeps it where kernels write and read it, and nowhere else."""
+"""The residual of O: a forward that will have a backward keeps it where kernels write and read it, and nowhere else."""
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -11,7 +11,7 @@ from conftest import NO_CUDA  # noqa: E402
 from tessera.torch import _operators  # noqa: E402
 from test_torch_operators import arguments, samples  # noqa: E402
 
-on_cuda = pytest.mark.skipif(NO_CUDA is not None, reason=f"no kernel here has a rest of O: {NO_CUDA}")
+on_cuda = pytest.mark.skipif(NO_CUDA is not None, reason=f"no kernel here has a residual of O: {NO_CUDA}")
 LIMIT = 2 * 1.5 * 2**-8  # of gradients in bf16: docs/numerics.md
 
 
@@ -40,15 +40,15 @@ def kept_by(function):
 @pytest.mark.parametrize("name", ["plain", "everything", "transposed bf16", "heads first", "ragged"])
 def test_opcheck(name, device):
     args = samples(device)[name]
-    torch.library.opcheck(torch.ops.tessera.attention_with_rest.default, args)
+    torch.library.opcheck(torch.ops.tessera.attention_with_residual.default, args)
     q, k, v = (t.detach() for t in args[:3])
     if name not in ("plain", "transposed bf16", "heads first"):
         return
     settings = (1, args[-1], None, -1, -1)
-    torch.library.opcheck(torch.ops.tessera.plain_with_rest.default, (q, k, v, *settings))
-    o, lse, o_rest = torch.ops.tessera.plain_with_rest.default(q, k, v, *settings)
+    torch.library.opcheck(torch.ops.tessera.plain_with_residual.default, (q, k, v, *settings))
+    o, lse, o_residual = torch.ops.tessera.plain_with_residual.default(q, k, v, *settings)
     torch.library.opcheck(torch.ops.tessera.plain_backward.default,
-                          (torch.randn_like(o), q, k, v, o, lse, o_rest, *settings))
+                          (torch.randn_like(o), q, k, v, o, lse, o_residual, *settings))
 
 
 @pytest.mark.parametrize("name", ["everything", "transposed bf16", "heads first", "ragged"])
@@ -57,10 +57,10 @@ def test_the_operator_with_it_is_the_one_without(name, device):
     args = samples(device)[name]
     leaves = [t for t in args[:4] if t is not None]
     found = []
-    for operator in (torch.ops.tessera.attention.default, torch.ops.tessera.attention_with_rest.default):
+    for operator in (torch.ops.tessera.attention.default, torch.ops.tessera.attention_with_residual.default):
         o, lse = operator(*args)[:2]
         found.append((o, lse, *torch.autograd.grad(o.sin().sum() + lse.cos().sum(), leaves)))
-    kept = _operators.keeps_rest(args[0])
+    kept = _operators.keeps_residual(args[0])
     for i, (a, b) in enumerate(zip(*found)):
         if kept and i > 1:
             reference.expect_close(a, b, LIMIT, "gradient")
@@ -73,7 +73,7 @@ def test_compile_with_the_operator_itself(device):
     q, k, v = samples(device)["transposed bf16"][:3]
 
     def block(q, k, v):
-        o, lse, _ = torch.ops.tessera.attention_with_rest.default(*arguments(q * 1.5, k, v))
+        o, lse, _ = torch.ops.tessera.attention_with_residual.default(*arguments(q * 1.5, k, v))
         return o.float().sin().sum() + lse.sum()
     got, want = torch.compile(block, fullgraph=True, backend="aot_eager")(q, k, v), block(q, k, v)
     for a, b in zip(torch.autograd.grad(got, (q, k, v)), torch.autograd.grad(want, (q, k, v))):
@@ -85,8 +85,8 @@ def test_the_cpu_keeps_none(dtype):
     leaves = reference.inputs(dtype=dtype)
     o, shapes = kept_by(lambda: tt.attention(*leaves, causal="bottom-right"))
     assert shapes == []
-    o, lse, o_rest = torch.ops.tessera.plain_with_rest.default(*(t.detach() for t in leaves), 1)
-    assert o_rest.shape == (0,) and o_rest.dtype == torch.int8
+    o, lse, o_residual = torch.ops.tessera.plain_with_residual.default(*(t.detach() for t in leaves), 1)
+    assert o_residual.shape == (0,) and o_residual.dtype == torch.int8
 
 
 @pytest.mark.parametrize("call", [dict(), dict(softcap=2.0), dict(layout="bhsd")], ids=str)
@@ -95,7 +95,7 @@ def test_a_rest_that_was_not_written_changes_nothing(call, monkeypatch):
     leaves = reference.inputs(len_q=20, len_kv=20, heads_q=4, heads_kv=4, dtype=torch.bfloat16)
     found = []
     for keep in (False, True):
-        monkeypatch.setattr(_operators, "keeps_rest", lambda *_: keep)
+        monkeypatch.setattr(_operators, "keeps_residual", lambda *_: keep)
         results, shapes = kept_by(lambda: tt.attention(*leaves, return_lse=True, **call))
         assert shapes == ([(0,)] if keep else [])
         both = results[0].float().sin().sum() + results[1].sum()
@@ -114,7 +114,7 @@ def test_a_rest_of_another_shape(device):
         if device == "cpu":
             torch.ops.tessera.plain_backward.default(*call)
         else:
-            with pytest.raises(RuntimeError, match="o_rest: expected"):
+            with pytest.raises(RuntimeError, match="o_residual: expected"):
                 torch.ops.tessera.plain_backward.default(*call)
 
 
@@ -162,16 +162,16 @@ def test_small_calls_keep_none(monkeypatch):
 
 @on_cuda
 def test_plans_say_the_same():
-    """keeps_rest() is what the plans of both passes say; not of fp16, whose rest fa3's backward alone reads."""
+    """keeps_residual() is what the plans of both passes say; not of fp16, whose rest fa3's backward alone reads."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for call in (dict(), dict(dropout_p=0.1), dict(softcap=2.0), dict(kernel="cuda.fa1"), dict(kernel="cuda.fa2")):
             if call.get("kernel") == "cuda.fa1" and dtype == torch.float32:
                 continue
             q, k, v = (t.detach() for t in inputs(dtype=dtype))
-            both = all("o_rest" in str(tessera.plan(q, k, v, backward=b, **call)) for b in (False, True))
+            both = all("o_residual" in str(tessera.plan(q, k, v, backward=b, **call)) for b in (False, True))
             kernel = call.get("kernel") and call["kernel"] + ".forward"
             expected = both and dtype != torch.float16
-            assert _operators.keeps_rest(q, call.get("dropout_p", 0.0), kernel) == expected, (dtype, call)
+            assert _operators.keeps_residual(q, call.get("dropout_p", 0.0), kernel) == expected, (dtype, call)
 
 
 @on_cuda
@@ -224,13 +224,13 @@ def test_the_core_api_gives_it_and_takes_it(layout):
     if layout == "bhsd":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     do = torch.randn_like(q)
-    o, lse, o_rest = tessera.attention(q, k, v, causal="top-left", layout=layout, return_lse=True, return_o_rest=True)
-    assert o_rest.dtype == torch.int8 and o_rest.shape == o.shape
-    want = torch.ops.tessera.plain_with_rest.default(q, k, v, 2, layout == "bhsd")
-    assert all(torch.equal(a, b) for a, b in zip((o, lse, o_rest), want))
+    o, lse, o_residual = tessera.attention(q, k, v, causal="top-left", layout=layout, return_lse=True, return_o_residual=True)
+    assert o_residual.dtype == torch.int8 and o_residual.shape == o.shape
+    want = torch.ops.tessera.plain_with_residual.default(q, k, v, 2, layout == "bhsd")
+    assert all(torch.equal(a, b) for a, b in zip((o, lse, o_residual), want))
     scores = dict(causal="top-left", layout=layout)
-    got = tessera.attention_backward(do, q, k, v, o, lse, o_rest=o_rest, **scores)
-    want = torch.ops.tessera.plain_backward.default(do, q, k, v, o, lse, o_rest, 2, layout == "bhsd")
+    got = tessera.attention_backward(do, q, k, v, o, lse, o_residual=o_residual, **scores)
+    want = torch.ops.tessera.plain_backward.default(do, q, k, v, o, lse, o_residual, 2, layout == "bhsd")
     assert all(torch.equal(a, b) for a, b in zip(got, want))
     for a, b in zip(got, tessera.attention_backward(do, q, k, v, o, lse, **scores)):
         reference.expect_close(a, b, LIMIT, "gradient")
