@@ -208,7 +208,6 @@ TEST(BadCalls, tensors_that_the_problem_does_not_have) {
     check("dbias", c.backward_args(), backward_plan, &BackwardArgs::dbias);
 }
 
-// FA #845: ALiBi slopes cast to fp16 with the rest of the module.
 TEST(BugFamilies, alibi_slopes_must_be_fp32_bug_52) {
     for (const DType dtype : {DType::fp16, DType::bf16, DType::fp64}) {
         const Case c = dense_case();
@@ -230,7 +229,6 @@ TEST(BadCalls, dbias_must_have_the_shape_of_bias) {
     expect_error(c, how, args, Workspace(how), ErrorCode::invalid_argument, {"dbias"}, "dbias of another shape");
 }
 
-// FA #1661, #1773, sgl-flash-attn PR #47: malformed cu_seqlens were accepted.
 TEST(BugFamilies, malformed_cu_seqlens_name_the_index_bug_64) {
     struct Malformed {
         std::vector<std::int64_t> cu;  // for 3 members, 7 queries in all, 5 at most in one

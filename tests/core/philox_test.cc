@@ -165,7 +165,6 @@ double chi_square(const std::vector<std::int64_t>& kept, double group_size, doub
     return sum;
 }
 
-// FA #314, PT #99905, ffpa #352, FA PR #2439: masks that repeat, or keep 0.977 instead of 0.90.
 TEST(BugFamilies, keep_rate_is_right_in_every_place_row_head_and_batch_bug_53) {
     constexpr std::int64_t kKeys = 512, kQueries = 64, kHeads = 4, kBatches = 4;
     for (const double p : {0.1, 0.5, 0.9}) {

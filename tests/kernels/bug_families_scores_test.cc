@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Families of bugs that attention libraries really had: LSE and merging, masks that are off by one, softcap, dropout,
-// determinism. The numbers are those of the project's list of bugs.
+// determinism. BUGS.md lists the families by the number at the end of a test's name.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ class BugFamiliesScores : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, BugFamiliesScores, testing::ValuesIn(kStorageTypes),
                          [](const auto& which) { return std::string(name_of(which.param)); });
 
-// sglang 40903, vllm 47079, flashinfer 4485: LSE in base 2 taken for base e. Equal scores: LSE = ln(keys) + score.
+// With equal scores LSE = ln(keys) + score.
 TEST(BugFamilies, lse_is_the_natural_logarithm_bug_38_39) {
     for (const DType dtype : kStorageTypes) {
         for (const std::int64_t keys : {1, 2, 64, 1000, 1537}) {
@@ -42,7 +42,7 @@ TEST(BugFamilies, lse_is_the_natural_logarithm_bug_38_39) {
     }
 }
 
-// flash-attention 978, FlashMLA 77, vllm 39148: +inf for empty rows breaks merging
+// +inf would break the merging of partial results.
 TEST_P(BugFamiliesScores, lse_of_an_empty_row_is_minus_infinity_bug_40_41) {
     Problem p = make_problem(2, 70, 5, 2, 1, 16, GetParam());
     p.mask.causal = Causal::bottom_right;
@@ -80,7 +80,6 @@ void expect_keys_seen(const Problem& p, std::int64_t (*first)(const Problem&, st
     });
 }
 
-// flash-attention 282, 436; cutlass 2336; onnxruntime 28958; mlx 2835
 TEST_P(BugFamiliesScores, causal_diagonal_is_top_left_or_bottom_right_bug_46) {
     const auto zero = [](const Problem&, std::int64_t) { return std::int64_t{0}; };
     for (const std::int64_t q : {1, 5, 64, 65, 130}) {
@@ -94,7 +93,6 @@ TEST_P(BugFamiliesScores, causal_diagonal_is_top_left_or_bottom_right_bug_46) {
     }
 }
 
-// flash-attention 1366, ROCm 185, transformers 39408: windows in decode, and whether their ends belong to them
 TEST_P(BugFamiliesScores, window_ends_are_inclusive_bug_48_49) {
     for (const std::int64_t q : {1, 3, 70}) {
         for (const std::int64_t left : {0, 1, 63, 64, 65, 500}) {
@@ -109,7 +107,7 @@ TEST_P(BugFamiliesScores, window_ends_are_inclusive_bug_48_49) {
     }
 }
 
-// flash-attention 2402: scores * tanh(scores). One key: LSE is the capped score, in closed form.
+// With one key LSE is the capped score, in closed form.
 TEST_P(BugFamiliesScores, softcap_has_its_closed_form_bug_50) {
     for (const double cap : {0.5, 8.0, 50.0}) {
         for (const double score : {-400.0, -7.0, -0.01, 0.0, 0.3, 20.0, 1e6}) {
@@ -131,7 +129,6 @@ TEST_P(BugFamiliesScores, softcap_has_its_closed_form_bug_50) {
     }
 }
 
-// flash-attention 2466, 2544: softcap in the backward of ragged batches
 TEST(BugFamilies, softcap_in_the_backward_of_a_ragged_batch_bug_51) {
     for (const DType dtype : kStorageTypes) {
         const std::vector<std::int64_t> of_q{70, 0, 5, 33};
@@ -145,7 +142,6 @@ TEST(BugFamilies, softcap_in_the_backward_of_a_ragged_batch_bug_51) {
     }
 }
 
-// flash-attention 845: slopes that were cast to fp16
 TEST(BugFamilies, alibi_slopes_must_be_fp32_bug_52) {
     Problem p = make_problem(1, 4, 4, 2, 2, 8, DType::fp16);
     p.alibi = true;
@@ -205,7 +201,6 @@ void expect_philox(const Attention& a, std::int64_t first, std::vector<double>& 
     }
 }
 
-// flash-attention 314, ffpa 352: keep 0.977 instead of 0.90; masks alike across heads; int32 counters
 TEST_P(BugFamiliesScores, dropout_keeps_what_it_says_bug_53) {
     for (const double probability : {0.1, 0.5, 0.9}) {
         for (const DropoutProbe& probe : kDropoutProbes) {
@@ -246,7 +241,7 @@ TEST_P(BugFamiliesScores, dropout_in_the_backward_and_by_the_seed_bug_53) {
     });
 }
 
-// vllm 47069, 51902; flashinfer 2424: bits that depend on neighbours, over more than three blocks of 512 keys
+// A row of 1600 keys spans more than three blocks of 512 keys.
 TEST(BugFamilies, long_rows_do_not_depend_on_neighbours_bug_69) {
     Problem one = make_problem(1, 3, 1600, 4, 2, 32, DType::bf16);
     one.mask.causal = Causal::bottom_right;
@@ -270,7 +265,7 @@ TEST(BugFamilies, long_rows_do_not_depend_on_neighbours_bug_69) {
     });
 }
 
-// flash-attention 2158, 2510: GQA, ragged, windowed backward that differs from run to run
+// GQA, ragged and windowed at once.
 TEST(BugFamilies, backward_is_deterministic_bug_71) {
     const std::vector<std::int64_t> of_q{200, 0, 65, 300};
     const std::vector<std::int64_t> of_kv{300, 20, 64, 200};

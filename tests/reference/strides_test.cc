@@ -39,7 +39,6 @@ std::vector<std::byte> between(Tensor tensor) {
 
 class Strides : public ::testing::TestWithParam<std::tuple<DType, bool>> {};
 
-// PT #138354/#141147/#176915 (dO strides taken from O), FA c 2423cca3, #2545, #2189 (q and k of different strides).
 TEST_P(Strides, every_tensor_has_its_own_bug_34) {
     const Feature f = everything_of(std::get<0>(GetParam()), std::get<1>(GetParam()));
     Case packed(f.problem, f.options);
