@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "cuda/rows/rows.hpp"
+#include "cuda/host/kernel_table.hpp"
 #include "registry.hpp"
 
 namespace tessera {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/fa3/backward/shapes.hpp"
-#include "cuda/fa3/shapes.hpp"
-#include "cuda/gradient/shares.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
+#include "cuda/gradient/host/head_split.hpp"
 #include "model/deal.hpp"
 #include "model/gpu.hpp"
 #include "schedule/grid.hpp"
@@ -130,7 +130,7 @@ Dealt Gpu::deal_out(const Stage& stage, const Units& of) {
     return {share, idle, cut};
 }
 
-/// Is dQ made by the last block of keys that adds to it, in the main kernel (cuda/fa3/backward_kernels.cc)?
+/// Is dQ made by the last block of keys that adds to it, in the main kernel (cuda/fa3/backward/kernels.cc)?
 bool Gpu::finishes_dq() const {
     constexpr std::int64_t kManyBlocks = 1024;
     const Problem& p = q.problem;
@@ -195,7 +195,7 @@ void Gpu::note_dram() {
 }
 
 /// The kernel that makes dQ where blocks of keys don't add it up: S and dP once more, and dQ += dS K, by tiles of
-/// queries (cuda/fa3/backward/dq_product.cuh).
+/// queries (cuda/fa3/backward/after/dq_kernel.cuh).
 void Gpu::add_dq_kernel() {
     constexpr Tile kTile{128, 64};
     constexpr double kElements = 128 * 64;

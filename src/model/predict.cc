@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/rows/rows.hpp"
+#include "cuda/host/kernel_table.hpp"
 #include "model/family.hpp"
 #include "model/parts.hpp"
 #include "schedule/grid.hpp"

@@ -52,7 +52,7 @@ std::vector<double> blocks_in_order(const Stage& stage);
 double in_turn(const Stage& stage, int multiprocessors);
 
 /// Of so many heads with so many blocks of keys each, how many begin by length in fa3's backward, by turns or by roles
-/// (cuda/fa3/backward_kernels.cc).
+/// (cuda/fa3/backward/kernels.cc).
 std::int64_t heads_by_length(std::int64_t blocks, std::int64_t heads, bool roles);
 
 }  // namespace tessera::model

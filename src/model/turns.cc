@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera's backward adds up dQ in a fixed order (cuda/fa3/backward/order.hpp, cuda/gradient/place.cuh): a block of
+// tessera's backward adds up dQ in a fixed order (cuda/fa3/host/dq_order.hpp, cuda/gradient/place.cuh): a block of
 // keys goes through the tiles of queries from its own place to the last one, then from the first one, and adds to each
 // after the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
 // Under a causal mask long blocks begin first, in parts (cuda/gradient/launch.hpp; fa3's with one head a group).
 #include <algorithm>
 #include <queue>
 
-#include "cuda/fa3/backward/order.hpp"
-#include "cuda/fa3/backward/shapes.hpp"
-#include "cuda/gradient/config.h"
-#include "cuda/gradient/shares.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/gradient/host/config.h"
+#include "cuda/gradient/host/head_split.hpp"
 #include "model/stage.hpp"
 #include "schedule/grid.hpp"
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "cuda/fa3/backward/order.hpp"
-#include "cuda/rows/rows.hpp"
+#include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/host/kernel_table.hpp"
 
 namespace tessera::counts_test {
 namespace {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/fa3/backward/order.hpp"
-#include "cuda/fa3/backward/shapes.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/dq_order.hpp"
 
 namespace tessera::check::fa3_backward_order_test {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the query heads of a group are shared out to thread blocks (cuda/gradient/shares.hpp). Needs no GPU.
+// How the query heads of a group are shared out to thread blocks (cuda/gradient/host/head_split.hpp). Needs no GPU.
 #include <gtest/gtest.h>
 
-#include "cuda/gradient/shares.hpp"
+#include "cuda/gradient/host/head_split.hpp"
 
 namespace tessera::check::head_shares_test {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3's query heads of a group as rows of one tile (src/cuda/fa3/head_stack.hpp): where they are stacked, and what row
-// is what.
-#include "cuda/fa3/head_stack.hpp"
+// fa3's query heads of a group as rows of one tile (src/cuda/fa3/host/pack_gqa.hpp): where they are stacked, and what
+// row is what.
+#include "cuda/fa3/host/pack_gqa.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The tiles of queries of a ragged call on CUDA: every one has a place, and their number follows the members.
-#include "cuda/tile/query_tiles.hpp"
+#include "cuda/host/query_tiles.hpp"
 
 #include <gtest/gtest.h>
 

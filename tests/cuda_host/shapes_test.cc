@@ -7,10 +7,10 @@
 #include <set>
 #include <string>
 
-#include "cuda/fa1/shapes.hpp"
-#include "cuda/fa2/shapes.hpp"
-#include "cuda/fa3/backward/shapes.hpp"
-#include "cuda/fa3/shapes.hpp"
+#include "cuda/fa1/host/dispatch.hpp"
+#include "cuda/fa2/host/dispatch.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
 #include "registry.hpp"
 
 namespace tessera::shapes_test {

@@ -6,7 +6,7 @@
 
 #include <functional>
 
-#include "cuda/fa3/shapes.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
 #include "kernels/support.hpp"
 #include "registry.hpp"
 

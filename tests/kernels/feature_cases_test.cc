@@ -11,11 +11,11 @@
 
 #include "check/feature_cases.hpp"
 #include "check/run_case.hpp"
-#include "cuda/fa1/shapes.hpp"
-#include "cuda/fa2/shapes.hpp"
-#include "cuda/fa3/backward/shapes.hpp"
-#include "cuda/fa3/head_stack.hpp"
-#include "cuda/fa3/shapes.hpp"
+#include "cuda/fa1/host/dispatch.hpp"
+#include "cuda/fa2/host/dispatch.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
+#include "cuda/fa3/host/pack_gqa.hpp"
 #include "kernels/limits.hpp"
 #include "registry.hpp"
 

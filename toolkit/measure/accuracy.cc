@@ -116,7 +116,7 @@ bool is_of_older_kernel(const Record& record, Schedule schedule, const model::Ma
 }
 
 /// Rows of few heads at head_dim 64, which these commits cut into tiles of 192 queries and a model of the queue may not
-/// now (src/cuda/fa3/shapes.hpp).
+/// now (src/cuda/fa3/host/forward_dispatch.hpp).
 bool had_another_tile(const Record& record, const Prediction& prediction) {
     constexpr std::string_view kBefore[] = {"4598982", "4d67f78"};
     constexpr std::int64_t kLongRow = 2048, kTile = 192, kHeadDim = 64;

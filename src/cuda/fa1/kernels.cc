@@ -9,8 +9,8 @@
 
 #include "core/arena.hpp"
 #include "cuda/device.hpp"
+#include "cuda/fa1/host/dispatch.hpp"
 #include "cuda/fa1/launch.hpp"
-#include "cuda/fa1/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
 
 namespace tessera::cuda::fa1 {

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/fa1/config.h"
+#include "cuda/fa1/host/config.h"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa1 {

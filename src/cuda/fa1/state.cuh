@@ -4,7 +4,7 @@
 // over all blocks so far.
 #pragma once
 
-#include "cuda/fa1/config.h"
+#include "cuda/fa1/host/config.h"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/softmax.cuh"
 

@@ -3,7 +3,7 @@
 
 #include <new>
 
-#include "cuda/fa2/config.h"
+#include "cuda/fa2/host/config.h"
 #include "cuda/gradient/key_loop_fp32.cuh"
 #include "cuda/shared/start.cuh"
 

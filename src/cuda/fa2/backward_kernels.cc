@@ -4,9 +4,9 @@
 
 #include "cuda/device.hpp"
 #include "cuda/fa2/backward.hpp"
-#include "cuda/fa2/config.h"
+#include "cuda/fa2/host/config.h"
+#include "cuda/fa2/host/dispatch.hpp"
 #include "cuda/fa2/kernels.hpp"
-#include "cuda/fa2/shapes.hpp"
 #include "cuda/gradient/start.hpp"
 
 namespace tessera::cuda::fa2 {

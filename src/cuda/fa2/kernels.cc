@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "cuda/device.hpp"
+#include "cuda/fa2/host/dispatch.hpp"
 #include "cuda/fa2/launch.hpp"
-#include "cuda/fa2/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
 
 namespace tessera::cuda::fa2 {

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/fa2/config.h"
+#include "cuda/fa2/host/config.h"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa2 {

@@ -3,7 +3,7 @@
 
 #include "cuda/gradient/key_thread.cuh"
 #include "cuda/gradient/transposed.cuh"
-#include "cuda/tile/constants.hpp"
+#include "cuda/host/constants.hpp"
 
 namespace tessera::cuda::gradient {
 

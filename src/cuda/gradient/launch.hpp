@@ -7,9 +7,9 @@
 #include <cuda_runtime_api.h>
 
 #include "core/arena.hpp"
-#include "cuda/gradient/config.h"
-#include "cuda/gradient/shares.hpp"
-#include "cuda/tile/divider.hpp"
+#include "cuda/gradient/host/config.h"
+#include "cuda/gradient/host/head_split.hpp"
+#include "cuda/host/divider.hpp"
 #include "cuda/tile/params.hpp"
 #include "tessera/problem.hpp"
 

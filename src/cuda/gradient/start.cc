@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "cuda/device.hpp"
-#include "cuda/gradient/shapes.hpp"
+#include "cuda/gradient/host/dispatch.hpp"
 #include "cuda/shared/arguments.hpp"
 
 namespace tessera::cuda::gradient {

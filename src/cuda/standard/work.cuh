@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/host/query_tiles.hpp"
 #include "cuda/standard/launch.hpp"
 #include "cuda/tile/key_tiles.cuh"
 #include "cuda/tile/member.cuh"
-#include "cuda/tile/query_tiles.hpp"
 
 namespace tessera::cuda::standard {
 

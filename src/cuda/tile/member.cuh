@@ -4,8 +4,8 @@
 // them: whatever they hold, no row outside the tensors is named.
 #pragma once
 
+#include "cuda/host/query_tiles.hpp"
 #include "cuda/tile/params.hpp"
-#include "cuda/tile/query_tiles.hpp"
 
 namespace tessera::cuda {
 

@@ -6,8 +6,8 @@
 
 #include <cmath>
 
+#include "cuda/host/constants.hpp"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/constants.hpp"
 #include "cuda/tile/headroom.cuh"
 
 namespace tessera::cuda {

@@ -4,9 +4,9 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "cuda/fa3/backward/config.h"
-#include "cuda/fa3/backward/order.hpp"
-#include "cuda/tile/divider.hpp"
+#include "cuda/fa3/host/backward_config.h"
+#include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/host/divider.hpp"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa3::backward {

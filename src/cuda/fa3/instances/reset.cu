@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/fa3/launch.hpp"
+#include "cuda/fa3/forward/launch.hpp"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/shared/start.cuh"
 
