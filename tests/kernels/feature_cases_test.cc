@@ -17,6 +17,7 @@
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/fa3/host/pack_gqa.hpp"
 #include "kernels/limits.hpp"
+#include "printed.hpp"
 #include "registry.hpp"
 
 namespace tessera::check::feature_cases_test {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 
+#include "printed.hpp"
 #include "reference/features.hpp"
 
 namespace tessera::test::strides_test {
