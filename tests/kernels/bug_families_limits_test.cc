@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(Types, BugFamiliesLimits, testing::ValuesIn(kStorageTyp
 
 constexpr std::int64_t kPast32Bits = (std::int64_t{1} << 32) + 16;  // as a 32-bit number: 16
 
-/// Head dims of tests that are large otherwise: small ones for all kernels, and 8, which is what the copy engine of a
+/// Head dims of tests that are large otherwise: small ones for all kernels, and 8, which is what TMA of a
 /// GPU takes, for kernels that run there.
 struct SmallDim {
     std::int64_t head_dim;
@@ -175,7 +175,7 @@ TEST(BugFamilies, scores_past_2_to_the_32_bug_30) {
     }
 }
 
-// More than 65,535 batch members or heads. On the host they are a loop's count, whatever the dtype.
+// More than 65,535 sequences or heads. On the host they are a loop's count, whatever the dtype.
 TEST_P(BugFamiliesLimits, seventy_thousand_batches_and_heads_bug_32) {
     if (GetParam() != DType::fp32 && !device::cuda_available()) GTEST_SKIP() << "no CUDA device";
     for (const SmallDim& dim : small_dims(2)) {

@@ -51,7 +51,7 @@ TEST_P(BugFamiliesMasking, keys_past_the_end_of_a_tile_count_for_nothing_bug_1_3
     }
 }
 
-TEST(BugFamilies, ragged_members_of_one_key_bug_2) {
+TEST(BugFamilies, ragged_sequences_of_one_key_bug_2) {
     for (const DType dtype : kStorageTypes) {
         const std::vector<std::int64_t> of_q{3, 1, 70};
         const std::vector<std::int64_t> of_kv{1, 1, 1};
@@ -68,7 +68,7 @@ TEST(BugFamilies, finite_inputs_of_random_calls_give_finite_results_bug_6) {
             return static_cast<std::int64_t>(random.bits(i * 16 + what) % high) + 1;
         };
         Problem p = make_problem(1, draw(0, 40), draw(1, 90), 2, 1, draw(2, 20), kStorageTypes[i % 3]);
-        if (i % 2 == 0) p.head_dim = p.head_dim_v = 8 * draw(2, 16);  // what the copy engine of a GPU takes
+        if (i % 2 == 0) p.head_dim = p.head_dim_v = 8 * draw(2, 16);  // what TMA of a GPU takes
         p.mask.causal = static_cast<Causal>(draw(3, 3) - 1);
         Attention a(p, i);
         a.q.scale_by(std::exp2(static_cast<double>(draw(4, 12)) - 6));
@@ -90,7 +90,7 @@ TEST_P(BugFamiliesMasking, nan_in_keys_that_no_query_sees_reaches_nothing_bug_7)
     const std::vector<std::int64_t> of_q{20, 30};
     const std::vector<std::int64_t> of_kv{33, 65};
     const Attention clean(make_ragged(of_q, of_kv, 2, 1, 24, GetParam()), 7, of_q, of_kv);
-    // The window leaves the first keys of each member to nobody.
+    // The window leaves the first keys of each sequence to nobody.
     Attention a = clean;
     a.problem.mask.window_left = 5;
     Attention b = a;
@@ -173,7 +173,7 @@ TEST_P(BugFamiliesMasking, long_prefix_and_suffix_of_minus_infinity_bug_14) {
     });
 }
 
-TEST_P(BugFamiliesMasking, zero_length_members_bug_15_17) {
+TEST_P(BugFamiliesMasking, zero_length_sequences_bug_15_17) {
     for (const auto& of_q : std::vector<std::vector<std::int64_t>>{{0, 7, 0}, {5, 0, 70}, {0, 0, 0}}) {
         for (const auto& of_kv : std::vector<std::vector<std::int64_t>>{{9, 0, 3}, {0, 65, 0}, {0, 0, 0}}) {
             Case c{.id = "zero_length"};
@@ -186,8 +186,8 @@ TEST_P(BugFamiliesMasking, zero_length_members_bug_15_17) {
     }
 }
 
-// One query per member is a path of its own in some kernels; some members have none.
-TEST(BugFamilies, ragged_decode_with_empty_members_bug_20) {
+// One query per sequence is a path of its own in some kernels; some sequences have none.
+TEST(BugFamilies, ragged_decode_with_empty_sequences_bug_20) {
     for (const DType dtype : kStorageTypes) {
         Case c{.id = "ragged_decode"};
         c.problem = make_problem(1, 0, 0, 8, 2, 64, dtype);

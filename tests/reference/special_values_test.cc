@@ -124,7 +124,7 @@ TEST(SpecialValues, ragged_neighbours_do_not_meet) {
     Case clean(f.problem, f.options);
     Case c = clean;
     for (std::int64_t x = 0; x < f.problem.head_dim; ++x) c.k.set(kNan, c.in_kv(4, 0, 0, x));
-    c.q.set(kInfinity, c.in_q(2, 0, 0, 0));  // member 2 has a query and no key: nothing depends on it
+    c.q.set(kInfinity, c.in_q(2, 0, 0, 0));  // sequence 2 has a query and no key: nothing depends on it
     run(clean), run(c);
     for (std::int64_t b : {0, 1, 2, 3}) {
         for (std::int64_t h = 0; h < f.problem.heads_q; ++h) {
@@ -257,7 +257,7 @@ TEST(BugFamilies, sizes_of_zero_bug_22) {
     EXPECT_TRUE(values(c.o).empty());
 }
 
-TEST(BugFamilies, zero_length_members_at_any_place_bug_17) {
+TEST(BugFamilies, zero_length_sequences_at_any_place_bug_17) {
     const std::vector<std::int64_t> lens[] = {{0, 2, 3}, {2, 0, 3}, {2, 3, 0}, {0, 0, 4}, {0, 0, 0}};
     for (const auto& lens_q : lens) {
         for (const auto& lens_kv : lens) {

@@ -13,14 +13,14 @@ namespace tessera::cuda {
 
 /// Not 0 where one of the two numbers in a word is NaN or infinite: a full exponent carries into the sign bit.
 template <class T>
-__device__ __forceinline__ std::uint32_t special(std::uint32_t pair) {
+__device__ __forceinline__ std::uint32_t nonfinite(std::uint32_t pair) {
     constexpr std::uint32_t kExponents = std::is_same_v<T, __half> ? 0x7C007C00 : 0x7F807F80;
     constexpr std::uint32_t kOnes = std::is_same_v<T, __half> ? 0x04000400 : 0x00800080;
     return ((pair & kExponents) + kOnes) & 0x80008000;
 }
 template <class T>
-__device__ __forceinline__ std::uint32_t special(const uint4& c) {
-    return special<T>(c.x) | special<T>(c.y) | special<T>(c.z) | special<T>(c.w);
+__device__ __forceinline__ std::uint32_t nonfinite(const uint4& c) {
+    return nonfinite<T>(c.x) | nonfinite<T>(c.y) | nonfinite<T>(c.z) | nonfinite<T>(c.w);
 }
 
 /// 0 times each number, added up: NaN where one is NaN or infinite, else 0. An instruction a word.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One batch member of a call: its lengths and first rows. cu_seqlens live in device memory, where nobody has checked
+// One sequence of a call: its lengths and first rows. cu_seqlens live in device memory, where nobody has checked
 // them: whatever they hold, no row outside the tensors is named.
 #pragma once
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ std::int64_t cu_seqlens_at(const void* cu_seqlens, st
     return min(max(value, std::int64_t{0}), total);
 }
 
-__device__ __forceinline__ Member member_of(const ForwardParams& p, std::int64_t batch) {
+__device__ __forceinline__ Sequence sequence_of(const ForwardParams& p, std::int64_t batch) {
     if (p.cu_seqlens_q == nullptr) return {0, 0, p.len_q, p.len_kv};
     const std::int64_t begin_q = cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
     const std::int64_t end_q = cu_seqlens_at(p.cu_seqlens_q, (batch + 1) * p.cu_stride_q, p.cu_q_is_64, p.total_q);
@@ -29,12 +29,12 @@ __device__ __forceinline__ Member member_of(const ForwardParams& p, std::int64_t
 }
 
 __device__ __forceinline__ QueryTile ragged_tile(const ForwardParams& p, int place, int block_q) {
-    return ragged_tile(static_cast<int>(p.batch), place, block_q, [&](int member) {
-        return cu_seqlens_at(p.cu_seqlens_q, member * p.cu_stride_q, p.cu_q_is_64, p.total_q);
+    return ragged_tile(static_cast<int>(p.batch), place, block_q, [&](int sequence) {
+        return cu_seqlens_at(p.cu_seqlens_q, sequence * p.cu_stride_q, p.cu_q_is_64, p.total_q);
     });
 }
 
-/// Bytes from the tensor's first element to row 0 of the member's head, for elements of `size` bytes.
+/// Bytes from the tensor's first element to row 0 of the sequence's head, for elements of `size` bytes.
 __device__ __forceinline__ std::int64_t head_offset(const Rows& rows, std::int64_t batch, std::int64_t first_row,
                                                     int head, int size) {
     return (batch * rows.batch + first_row * rows.row + head * rows.head) * size;

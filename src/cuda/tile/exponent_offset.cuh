@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// P is held 2^-kHeadroom times its value, l too; what is left over leaves with the division by l. T: of P's elements.
+// P is held 2^-kExponentOffset times its value, l too; what is left over leaves with the division by l. T: of P's
+// elements.
 //
 //   T           weights to 1   weights to 2^8 (fa3)
 //   bf16, fp32       32             32    the sum of P V stays finite for every finite V, however many keys there are
@@ -18,14 +19,14 @@ namespace tessera::cuda {
 
 /// kOver: weights are up to 2^kOver.
 template <class T, int kOver = 0>
-inline constexpr float kHeadroom = !std::is_same_v<T, __half> ? 32.0F
-                                   : kOver == 0               ? -15.0F
-                                                              : 0.0F;
+inline constexpr float kExponentOffset = !std::is_same_v<T, __half> ? 32.0F
+                                         : kOver == 0               ? -15.0F
+                                                                    : 0.0F;
 
-/// 2^kHeadroom.
+/// 2^kExponentOffset.
 template <class T, int kOver = 0>
-inline constexpr float kHeadroomUnit = !std::is_same_v<T, __half> ? 0x1p32F
-                                       : kOver == 0               ? 0x1p-15F
-                                                                  : 1.0F;
+inline constexpr float kExponentOffsetFactor = !std::is_same_v<T, __half> ? 0x1p32F
+                                               : kOver == 0               ? 0x1p-15F
+                                                                          : 1.0F;
 
 }  // namespace tessera::cuda
