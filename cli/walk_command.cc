@@ -29,7 +29,7 @@ namespace {
 
 struct WalkOptions {
     InputOptions inputs;
-    ShapeOptions shape;
+    ShapeOptions shape{.heads = "", .head_dim = ""};
     ScoreOptions scores{.seed_makes_inputs = true};
     HowOptions how;
     std::string sequence = "0";
@@ -365,8 +365,6 @@ void add_walk_command(CLI::App& app, Session& session) {
           "the same with your own numbers and tiles"},
          {"tessera walk --len 200 --tile 32,32 --json", "every value of the trace, for programs"}});
     auto options = std::make_shared<WalkOptions>();
-    options->shape.heads.clear();
-    options->shape.head_dim.clear();
     options->inputs.declare(*command, false);
     options->shape.declare_sizes(*command);
     options->scores.declare(*command);
