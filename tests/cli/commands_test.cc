@@ -104,7 +104,8 @@ TEST_F(CommandsTest, backward_and_pass_are_spellings_of_one_option) {
         const std::string backward = run_ok(command + " --json --backward").out;
         EXPECT_EQ(run_ok(command + " --json --pass backward").out, backward) << command;
         EXPECT_NE(run_ok(command + " --json --pass forward").out, backward) << command;
-        expect_error(command + " --backward --pass forward", 2, "--backward: is --pass backward: expected without");
+        expect_error(command + " --backward --pass forward", 2,
+                     "--backward: stands for --pass backward: expected without --pass forward");
     }
     const auto passes = [&](const std::string& options) {
         std::string list;
@@ -129,8 +130,8 @@ TEST_F(CommandsTest, backward_and_pass_are_spellings_of_one_option) {
 TEST_F(CommandsTest, check_takes_the_kernels_of_a_schedule_and_a_pass) {
     const auto checked = [&](const std::string& options) {
         std::string list;
-        for (const auto& row : run_ok("check --json --case causal_square --backend cpu" + options).json().at("kernels"))
-            list += row.at("kernel").get<std::string>() + " ";
+        const auto json = run_ok("check --json --case causal_square --backend cpu" + options).json();
+        for (const auto& row : json.at("kernels")) list += row.at("kernel").get<std::string>() + " ";
         return list;
     };
     EXPECT_EQ(checked(" --schedule fa1"), "cpu.fa1.forward cpu.fa1.backward ");
