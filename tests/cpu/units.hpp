@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpu/matrix/primitives.hpp"
+#include "printed.hpp"
 
 namespace tessera::cpu::matrix {
 
