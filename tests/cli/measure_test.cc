@@ -105,7 +105,9 @@ TEST(Bench, power_is_energy_over_time_of_the_calls) {
 TEST(Host, tells_what_it_can) {
     const Host host = describe_host();
     EXPECT_FALSE(host.cpu.empty());
+    EXPECT_FALSE(host.isa.empty());
     EXPECT_GE(host.cores, 1);
+    EXPECT_EQ(text_of(host).rfind(host.cpu + " (" + host.isa, 0), 0U) << text_of(host);
     EXPECT_GE(clock_mhz(), 0);
     EXPECT_EQ(utc_date().back(), 'Z');
 }
