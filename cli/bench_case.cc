@@ -19,8 +19,8 @@ struct Operands {
     OwnedTensor o, lse, o_residual, dq, dk, dv;
     std::vector<TensorView> views;  ///< of every tensor, to be evicted from the caches
 
-    Operands(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& members, bool backward)
-        : in(generate_inputs(p, members, Layout::bshd, check::Fill::normal, p.dropout.seed, backward)) {
+    Operands(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences, bool backward)
+        : in(generate_inputs(p, sequences, Layout::bshd, check::Fill::normal, p.dropout.seed, backward)) {
         using Shape = std::vector<std::int64_t>;
         const auto like = [&](const char* name, const TensorView& t, std::int64_t dim, DType dtype) {
             Shape shape(t.shape.begin(), t.shape.begin() + t.rank);
@@ -133,11 +133,11 @@ measure::Record described(const Plan& plan, const measure::Host& host) {
 }
 
 measure::Record measure_case(const Plan& plan, const BenchSet& set, BenchRun& run, Progress& progress) {
-    const Operands operands(plan.problem, set.shape.members(), plan.pass == Pass::backward);
+    const Operands operands(plan.problem, set.shape.sequences(), plan.pass == Pass::backward);
     progress.expect(run.method.repeat + 1);
     measure::Record record = described(plan, run.host);
     record.date = measure::utc_date();
-    for (const auto& [q, kv] : set.shape.members()) record.lens_q.push_back(q), record.lens_kv.push_back(kv);
+    for (const auto& [q, kv] : set.shape.sequences()) record.lens_q.push_back(q), record.lens_kv.push_back(kv);
     if (plan.pass == Pass::backward && keeps_residual(plan, forward_before(plan))) {
         record.features += record.features.empty() ? "residual of O" : ", residual of O";
     }

@@ -9,7 +9,7 @@ The shapes and targets are those of h200_forward.json: times cuDNN; and of h200_
 FlashAttention-3 and -4 (torch_backward.py, which also says what --residual is). Before each call 256 MiB are written, so that no operand is left
 in L2. A figure is the median over calls in an order that is new each time, between CUDA events; FLOP are counted by visible pairs. Before
 it is timed, each of tessera's results is compared with PyTorch's in fp32 at one place: the last 1,024 queries of the last
-head of the first batch member, O to 5e-3 of its norm, LSE to 1e-3. That finds a kernel that is grossly wrong, no more; what
+head of the first sequence, O to 5e-3 of its norm, LSE to 1e-3. That finds a kernel that is grossly wrong, no more; what
 holds the kernels to the contract is `tessera check`. A schedule that refuses a shape, or whose workspace does not fit, has no
 figure for it.
 """
@@ -36,7 +36,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def gold(q, k, v, causal):
-    """O and LSE of the last queries of the first batch member's last head, in fp32 (PyTorch's matrix products, unfused)."""
+    """O and LSE of the last queries of the first sequence's last head, in fp32 (PyTorch's matrix products, unfused)."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q[:1, -1:].float(), k[:1, -1:].float(), v[:1, -1:].float()
     assert group >= 1

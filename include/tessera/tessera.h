@@ -99,15 +99,15 @@ typedef struct tessera_tensor {
 typedef struct tessera_problem {
     size_t struct_size;
     int32_t dtype;              /* TESSERA_FP32; of q, k, v, o and their gradients */
-    int32_t ragged;             /* 0; 1: batch members have their own lengths, given by cu_seqlens */
+    int32_t ragged;             /* 0; 1: sequences have their own lengths, given by cu_seqlens */
     int64_t batch;              /* 1 */
-    int64_t len_q;              /* 0; when ragged, an upper bound over the members */
+    int64_t len_q;              /* 0; when ragged, an upper bound over the sequences */
     int64_t len_kv;             /* 0 */
     int64_t heads_q;            /* 1; a multiple of heads_kv */
     int64_t heads_kv;           /* 1 */
     int64_t head_dim;           /* 64; 1..256 */
     int64_t head_dim_v;         /* 64; 1..256 */
-    int64_t total_q;            /* 0; ragged only: rows of q over all members */
+    int64_t total_q;            /* 0; ragged only: rows of q over all sequences */
     int64_t total_kv;           /* 0 */
     int64_t window_left;        /* TESSERA_UNBOUNDED; inclusive, relative to the bottom-right diagonal */
     int64_t window_right;       /* TESSERA_UNBOUNDED */
@@ -257,7 +257,7 @@ typedef struct tessera_prediction {
 /* What tessera's kernels would take on a machine, by the cost model (docs/model.md); nothing is run. `machine` is one
  * that `tessera roofline --help` lists, such as "h200", or null for the one that the problem would run on. Of `options`
  * schedule (any: the fastest), tile and threads count. TESSERA_UNSUPPORTED when the model does not know the machine or
- * the machine can't run the problem. Ragged batches are taken to have members of their upper bounds. */
+ * the machine can't run the problem. Ragged batches are taken to have sequences of their upper bounds. */
 tessera_status tessera_predict(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                const char* machine, tessera_prediction* prediction);
 

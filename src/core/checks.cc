@@ -174,7 +174,7 @@ void check_alibi(const Problem& p, const TensorView& t) {
     expect_memory("alibi_slopes", t);
 }
 
-/// From 0 to the total, never falling, and no member longer than the bound that the Problem states. Values on a CUDA
+/// From 0 to the total, never falling, and no sequence longer than the bound that the Problem states. Values on a CUDA
 /// device are left to the kernels: to read them would be to wait for the device.
 void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, std::int64_t total,
                       std::int64_t longest) {

@@ -68,7 +68,7 @@ std::int64_t shares_of_groups(const schedule::Workload& w) {
 Stage Gpu::stage() const {
     const bool backward = q.pass == Pass::backward;
     return {.problem = q.problem,
-            .members = q.options.members,
+            .sequences = q.options.sequences,
             .tile = tile,
             .rows_outer = !backward,
             .whole_groups = backward && is_ours(family),
@@ -165,18 +165,18 @@ void Gpu::add_shares(std::int64_t shares) {
                  copy_rate() * 1e-6);
 }
 
-/// Thread blocks of a ragged call whose member has no such keys: the grid has as many for each as for the longest.
+/// Thread blocks of a ragged call whose sequence has no such keys: the grid has as many for each as for the longest.
 void Gpu::add_empty_blocks(std::int64_t shares) {
-    const auto& members = q.options.members;
-    if (members.empty() || c.empty_cycles <= 0) return;
+    const auto& sequences = q.options.sequences;
+    if (sequences.empty() || c.empty_cycles <= 0) return;
     const std::int64_t heads = q.problem.heads_kv * shares;
     const std::int64_t all =
-        static_cast<std::int64_t>(members.size()) * heads * schedule::ceil_div(q.problem.len_kv, tile.block_kv);
+        static_cast<std::int64_t>(sequences.size()) * heads * schedule::ceil_div(q.problem.len_kv, tile.block_kv);
     std::int64_t own = 0;
-    for (const auto& [queries, keys] : members) own += heads * schedule::ceil_div(keys, tile.block_kv);
+    for (const auto& [queries, keys] : sequences) own += heads * schedule::ceil_div(keys, tile.block_kv);
     account.part("empty blocks", static_cast<double>(all - own) * c.empty_cycles / sms / (out.clock_ghz * 1e6),
-                 "({} - {}) blocks that members lack * {:.0f} clk / {:.0f} / {:.4f} GHz", all, own, c.empty_cycles, sms,
-                 out.clock_ghz);
+                 "({} - {}) blocks that sequences lack * {:.0f} clk / {:.0f} / {:.4f} GHz", all, own, c.empty_cycles,
+                 sms, out.clock_ghz);
 }
 
 /// How the bytes of the forward come about, when every tensor moves once.

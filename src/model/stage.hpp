@@ -14,7 +14,7 @@ namespace tessera::model {
 
 struct Stage {
     const Problem& problem;
-    std::span<const std::pair<std::int64_t, std::int64_t>> members;  ///< lengths of each; none: all are alike
+    std::span<const std::pair<std::int64_t, std::int64_t>> sequences;  ///< lengths of each; none: all are alike
     Tile tile;
     bool rows_outer = true;     ///< a block has a tile of queries; else a tile of keys, and ...
     bool whole_groups = false;  ///< ... all query heads of a group
@@ -40,7 +40,7 @@ struct Stage {
     /// Query heads that a block goes through.
     std::int64_t heads_of_block() const { return whole_groups ? problem.group() : 1; }
     std::int64_t heads() const { return problem.heads_q / heads_of_block(); }
-    /// Lengths of all members.
+    /// Lengths of all sequences.
     std::vector<std::pair<std::int64_t, std::int64_t>> lengths() const;
 };
 

@@ -159,7 +159,7 @@ struct Attention {
     Tensor o, lse, dq, dk, dv, dbias;                      // outputs
     Tensor o_residual;  // of keep_residual(): written and taken by the kernels that know it
 
-    /// `lengths_*`: of the members of a ragged Problem.
+    /// `lengths_*`: of the sequences of a ragged Problem.
     explicit Attention(const Problem& p, std::uint64_t seed = 1, const std::vector<std::int64_t>& lengths_q = {},
                        const std::vector<std::int64_t>& lengths_kv = {});
 
@@ -307,7 +307,7 @@ inline Problem make_problem(std::int64_t batch, std::int64_t q, std::int64_t kv,
             .head_dim_v = head_dim};
 }
 
-/// A ragged Problem of members with these lengths.
+/// A ragged Problem of sequences with these lengths.
 inline Problem make_ragged(const std::vector<std::int64_t>& lengths_q, const std::vector<std::int64_t>& lengths_kv,
                            std::int64_t heads_q, std::int64_t heads_kv, std::int64_t head_dim,
                            DType dtype = DType::fp32) {

@@ -129,7 +129,7 @@ TEST(QueueTime, OfThreeHeadsIsAsMeasured) {
 TEST(QueueTime, DecidesForRowsOfFewHeadsOnly) {
     EXPECT_TRUE(wants_short(causal(1, 32768)));
     EXPECT_TRUE(wants_short(causal(3, 8192)));
-    EXPECT_TRUE(wants_short(causal(1, 8192, 3))) << "members are heads, too";
+    EXPECT_TRUE(wants_short(causal(1, 8192, 3))) << "sequences are heads, too";
     EXPECT_TRUE(wants_short(causal(6, 4096)));
     EXPECT_FALSE(wants_short(causal(32, 16384)));
     EXPECT_FALSE(wants_short(causal(12, 8192)));

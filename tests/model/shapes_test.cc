@@ -147,7 +147,7 @@ TEST(CompiledShapes, fa3_by_the_queue) {
     };
     EXPECT_EQ(fa3_shape(causal(rows(1, 1, 32768))), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(causal(rows(1, 3, 8192))), "HeadDim64Short");
-    EXPECT_EQ(fa3_shape(causal(rows(3, 1, 8192))), "HeadDim64Short") << "members are heads, too";
+    EXPECT_EQ(fa3_shape(causal(rows(3, 1, 8192))), "HeadDim64Short") << "sequences are heads, too";
     EXPECT_EQ(fa3_shape(causal(rows(1, 32, 16384))), "HeadDim64");
     EXPECT_EQ(fa3_shape(rows(1, 1, 16384)), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(rows(1, 3, 8192)), "HeadDim64") << "129 tiles of 192 are one round, 192 of 128 are two";

@@ -49,7 +49,7 @@ struct Case {
     bool dlse = false;        ///< the backward is given a gradient of LSE
     bool o_residual = false;  ///< kernels that know the residual of O write it, or take it
 
-    std::vector<std::int64_t> lengths_q;  ///< ragged: one per member
+    std::vector<std::int64_t> lengths_q;  ///< ragged: one per sequence
     std::vector<std::int64_t> lengths_kv;
     DType cu_seqlens_dtype = DType::int32;
 

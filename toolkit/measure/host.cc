@@ -9,8 +9,8 @@
 #include <ctime>
 #include <fstream>
 
-#include "cpu/lanes/words.hpp"
-#include "cpu/matrix/words.hpp"
+#include "cpu/matrix/primitives.hpp"
+#include "cpu/simd/primitives.hpp"
 #include "parallel.hpp"
 #include "tessera/error.hpp"
 
@@ -102,7 +102,7 @@ std::int64_t last_level_cache() {
 
 Host describe_host() {
     Host host{.cpu = cpu_name(),
-              .isa = cpu::lanes::target_name(),
+              .isa = cpu::simd::target_name(),
               .matrix_unit = cpu::matrix::name_of(cpu::matrix::unit()),
               .cores = available_threads(),
               .cache_bytes = last_level_cache()};

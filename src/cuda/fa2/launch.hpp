@@ -12,7 +12,7 @@ namespace tessera::cuda::fa2 {
 struct Launch {
     ForwardParams params;
     std::int64_t blocks = 0;  ///< thread blocks: tiles of queries of all heads
-    int q_blocks = 0;         ///< tiles of queries of one head; ragged: of all members
+    int q_blocks = 0;         ///< tiles of queries of one head; ragged: of all sequences
     int heads_together = 1;   ///< (batch, head) pairs, ragged: heads, whose tiles are mixed: their K and V stay in L2
     bool vector_q = false;    ///< rows are read 16 bytes at a time: addresses, strides and head_dim allow it
     bool vector_k = false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The workspace of a backward, and what its kernels are launched with. Queries are counted in tiles of kBlockQ, those
-// of a ragged batch by where a member's rows begin: a member never shares a tile with another one.
+// of a ragged batch by where a sequence's rows begin: a sequence never shares a tile with another one.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,15 +28,15 @@ struct RowTile {
 /// What all kernels of one call count in.
 struct Counts {
     int block_kv = 0;
-    int q_tiles = 0;                 // tiles of queries of one member at most
+    int q_tiles = 0;                 // tiles of queries of one sequence at most
     int key_blocks = 0;              // blocks of keys, likewise
-    std::int64_t tiles_of_head = 0;  // tiles of queries of one head, over all members
+    std::int64_t tiles_of_head = 0;  // tiles of queries of one head, over all sequences
 
     Counts(const Problem& p, int keys_of_block)
         : block_kv(keys_of_block),
           q_tiles(static_cast<int>((p.len_q + kBlockQ - 1) / kBlockQ)),
           key_blocks(static_cast<int>((p.len_kv + keys_of_block - 1) / keys_of_block)),
-          // A ragged member begins anywhere in a tile, and may share its first one with the member before: one more
+          // A ragged sequence begins anywhere in a tile, and may share its first one with the sequence before: one more
           // each.
           tiles_of_head(p.ragged ? p.total_q / kBlockQ + 1 + p.batch : p.batch * q_tiles) {}
 };

@@ -42,7 +42,7 @@ Refusal refuse_tile(const AskedTile& asked, const Tile& own) {
 
 std::int64_t longest_of(const Problem& p) { return std::max({p.len_q, p.len_kv, p.total_q, p.total_kv}); }
 
-/// Tiles of `heads` heads in each of `batch` members. The sizes of a ragged Problem are bounds: this may pass int64.
+/// Tiles of `heads` heads in each of `batch` sequences. The sizes of a ragged Problem are bounds: this may pass int64.
 std::int64_t tiles_of(std::int64_t batch, std::int64_t heads, std::int64_t len, std::int64_t block) {
     return saturating_product(saturating_product(batch, heads), (len + block - 1) / block);
 }

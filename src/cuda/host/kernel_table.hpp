@@ -50,7 +50,7 @@ std::optional<std::string> refusal(const Row& row, const Problem& problem, const
 std::optional<std::string> refusal(Schedule schedule, Pass pass, const Problem& problem,
                                    const std::optional<Tile>& tile, const Limits& limits);
 
-/// Kernels count rows, heads and batch members in 32 bits. Empty when they fit.
+/// Kernels count rows, heads and sequences in 32 bits. Empty when they fit.
 std::optional<std::string> refuse_sizes(const Problem& problem);
 
 }  // namespace tessera::cuda

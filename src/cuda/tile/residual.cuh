@@ -12,8 +12,8 @@
 
 #include "core/o_residual.hpp"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/member.cuh"
-#include "cuda/tile/special.cuh"
+#include "cuda/tile/nonfinite.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda {
 

@@ -23,7 +23,7 @@ constexpr int kStoredRows = 16;  // of dK and dV, by one warp
 
 backward::Config config_of(const Problem& p) { return backward::Shapes::kConfigs[*backward::shape_of(p)]; }
 
-/// Blocks of queries of one head, over all members (backward::first_block_q).
+/// Blocks of queries of one head, over all sequences (backward::first_block_q).
 std::int64_t blocks_q(const Problem& p, std::int64_t block) {
     return p.ragged ? p.total_q / block + p.batch : p.batch * ((p.len_q + block - 1) / block);
 }
@@ -33,7 +33,7 @@ std::int64_t all_blocks_kv(const Problem& p, std::int64_t block) {
     return p.ragged ? p.total_kv / block + p.batch : p.batch * ((p.len_kv + block - 1) / block);
 }
 
-/// Blocks of keys of one head of one member, at most.
+/// Blocks of keys of one head of one sequence, at most.
 std::int64_t blocks_kv(const Problem& p, std::int64_t block) { return (p.len_kv + block - 1) / block; }
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
@@ -176,14 +176,14 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
     if (has_keys(p)) {
         launch.k = tensor_map(launch.params.forward.k, shapes.k, p.dtype, c.block_kv);
         launch.v = tensor_map(launch.params.forward.v, shapes.v, p.dtype, c.block_kv);
-        launch.store_dk_by_copy_engine = launch.params.dk.data && !refuse_copy_engine(launch.params.dk, shapes.k);
-        launch.store_dv_by_copy_engine = launch.params.dv.data && !refuse_copy_engine(launch.params.dv, shapes.v);
-        if (launch.store_dk_by_copy_engine) launch.dk = tensor_map(launch.params.dk, shapes.k, p.dtype, kStoredRows);
-        if (launch.store_dv_by_copy_engine) launch.dv = tensor_map(launch.params.dv, shapes.v, p.dtype, kStoredRows);
+        launch.store_dk_by_tma = launch.params.dk.data && !refuse_tma(launch.params.dk, shapes.k);
+        launch.store_dv_by_tma = launch.params.dv.data && !refuse_tma(launch.params.dv, shapes.v);
+        if (launch.store_dk_by_tma) launch.dk = tensor_map(launch.params.dk, shapes.k, p.dtype, kStoredRows);
+        if (launch.store_dv_by_tma) launch.dv = tensor_map(launch.params.dv, shapes.v, p.dtype, kStoredRows);
     }
     if (c.roles() && has_queries(p) && launch.params.dq.data) {
-        launch.store_dq_by_copy_engine = !refuse_copy_engine(launch.params.dq, shapes.q);
-        if (launch.store_dq_by_copy_engine) launch.dq = tensor_map(launch.params.dq, shapes.q, p.dtype, kStoredRows);
+        launch.store_dq_by_tma = !refuse_tma(launch.params.dq, shapes.q);
+        if (launch.store_dq_by_tma) launch.dq = tensor_map(launch.params.dq, shapes.q, p.dtype, kStoredRows);
     }
     launch.only_dq = c.roles() && launch.params.dk.data == nullptr && launch.params.dv.data == nullptr;
     if (uses_o_residual(p)) launch.o_residual = rows_of(call.args.o_residual);
@@ -239,7 +239,7 @@ void run(const BackwardCall& call) {
     check(status, "cuda.fa3.backward");
 }
 
-/// The copy engine needs aligned rows, which only the call shows.
+/// TMA needs aligned rows, which only the call shows.
 std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const BackwardArgs& args) {
     const TensorShapes shapes(problem);
     const struct {
@@ -250,7 +250,7 @@ std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const Backwa
         {"q", &args.q, &shapes.q}, {"k", &args.k, &shapes.k}, {"v", &args.v, &shapes.v}, {"do", &args.d_o, &shapes.o}};
     for (const auto& [name, view, shape] : inputs) {
         if (view->size() == 0) continue;
-        if (auto reason = refuse_copy_engine(rows_of(*view), *shape)) return TensorRefusal{name, *reason};
+        if (auto reason = refuse_tma(rows_of(*view), *shape)) return TensorRefusal{name, *reason};
     }
     return std::nullopt;
 }

@@ -18,7 +18,7 @@ __device__ __forceinline__ T* element(const Rows& rows, int batch, int head, std
            column * rows.column;
 }
 
-/// Row of the tensor (ragged: over all members) of a query.
+/// Row of the tensor (ragged: over all sequences) of a query.
 __device__ __forceinline__ std::int64_t tensor_row(const WorkTile& tile, int query) {
     return std::int64_t{tile.first_q} + query;
 }
@@ -79,7 +79,7 @@ __device__ __forceinline__ void store_empty_rows(const Launch& launch, const Wor
 /// its own, nobody waits for that store before the next tile's O.
 template <Config kConfig>
 struct OutputStage {
-    /// The copy engine has read what this warp laid down before.
+    /// TMA has read what this warp laid down before.
     __device__ __forceinline__ void wait(int lane) const {
         if (lane == 0) ptx::tma_store_wait_read();
         __syncwarp();
@@ -89,45 +89,44 @@ struct OutputStage {
     }
 
     /// `details`(): the LeavingTile. `tile`: read where that wants care.
-    template <class T, class Slab, int kSlabs, class Details>
+    template <class T, class Panel, int kPanels, class Details>
     __device__ __forceinline__ void store(const float (&o)[kConfig.head_dim_v / 2], const Launch& launch, int row,
-                                          const WorkTile& tile, Slab (&slabs)[kSlabs], int lane,
+                                          const WorkTile& tile, Panel (&panels)[kPanels], int lane,
                                           const Details& details) const {
         const int warp_row = row - lane / 4;  // first of the warp's 16 rows in the tile
-        const int slab_row = warp_row % 64;
-        const int matrix_row = slab_row + lane % 8 + (lane / 8 % 2) * 8;
+        const int panel_row = warp_row % 64;
+        const int matrix_row = panel_row + lane % 8 + (lane / 8 % 2) * 8;
 #pragma unroll
         for (int j = 0; j < kConfig.head_dim_v / 8; j += 2) {  // 16 columns at a time
-            const auto slab = ptx::shared_address(slabs[j / 8]);
-            ptx::stmatrix_x4(slab + swizzled(matrix_row, j % 8 + lane / 16), ptx::pack<T>(o[4 * j], o[4 * j + 1]),
+            const auto panel = ptx::shared_address(panels[j / 8]);
+            ptx::stmatrix_x4(panel + swizzled(matrix_row, j % 8 + lane / 16), ptx::pack<T>(o[4 * j], o[4 * j + 1]),
                              ptx::pack<T>(o[4 * j + 2], o[4 * j + 3]), ptx::pack<T>(o[4 * j + 4], o[4 * j + 5]),
                              ptx::pack<T>(o[4 * j + 6], o[4 * j + 7]));
         }
         const LeavingTile leaving = details();
         if (leaving.wants_care) {
-            if (tile.dirty) restore_lost<T>(slabs, launch, tile, warp_row, lane);
+            if (tile.dirty) restore_lost<T>(panels, launch, tile, warp_row, lane);
             if (!is_whole(launch, tile, warp_row)) {
                 ptx::fence_proxy_async();  // before K or V are written here, once this memory is given back
-                return copy_out<T>(slabs, launch, tile, warp_row, lane);
+                return copy_out<T>(panels, launch, tile, warp_row, lane);
             }
         }
-        ptx::fence_proxy_async();  // for the copy engine, which reads these rows
+        ptx::fence_proxy_async();  // for TMA, which reads these rows
         __syncwarp();
         if (lane != 0) return;
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
         const int first_row = leaving.first_row + launch.stack.query(warp_row);
 #pragma unroll
-        for (int slab = 0; slab < kConfig.v_slabs(); ++slab) {
-            ptx::tma_store_4d(&slabs[slab][slab_row], launch.o, slab * kSlabColumns, leaving.head, first_row,
+        for (int panel = 0; panel < kConfig.v_panels(); ++panel) {
+            ptx::tma_store_4d(&panels[panel][panel_row], launch.o, panel * kPanelColumns, leaving.head, first_row,
                               ragged ? 0 : leaving.batch);
         }
         ptx::tma_store_commit();
     }
-    /// Can the copy engine store the warp's 16 rows from `warp_row` on?
+    /// Can TMA store the warp's 16 rows from `warp_row` on?
     __device__ __forceinline__ static bool is_whole(const Launch& launch, const WorkTile& tile, int warp_row) {
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        return launch.store_by_copy_engine &
-               (!ragged | (tile.q_begin + launch.stack.query(warp_row + 16) <= tile.q_end));
+        return launch.store_by_tma & (!ragged | (tile.q_begin + launch.stack.query(warp_row + 16) <= tile.q_end));
     }
 
  private:
@@ -135,16 +134,16 @@ struct OutputStage {
     /// kernel's code, which short rows waited for.
 
     /// A Piece at column `column` of row `row` of the warpgroup.
-    template <class Piece, class Slab, int kSlabs>
-    __device__ __forceinline__ static Piece& piece(Slab (&slabs)[kSlabs], int row, int column) {
-        auto* slab = reinterpret_cast<char*>(slabs[column / kSlabColumns]);
-        return *reinterpret_cast<Piece*>(slab + swizzled(row % 64, column % kSlabColumns / 8) +
+    template <class Piece, class Panel, int kPanels>
+    __device__ __forceinline__ static Piece& piece(Panel (&panels)[kPanels], int row, int column) {
+        auto* panel = reinterpret_cast<char*>(panels[column / kPanelColumns]);
+        return *reinterpret_cast<Piece*>(panel + swizzled(row % 64, column % kPanelColumns / 8) +
                                          column % 8 * static_cast<int>(sizeof(std::uint16_t)));
     }
 
     /// Adds the NaN and infinities that the guard took out of V to the rows that see them. Slow.
-    template <class T, class Slab, int kSlabs>
-    __device__ __forceinline__ static void restore_lost(Slab (&slabs)[kSlabs], const Launch& launch,
+    template <class T, class Panel, int kPanels>
+    __device__ __forceinline__ static void restore_lost(Panel (&panels)[kPanels], const Launch& launch,
                                                         const WorkTile& tile, int warp_row, int lane) {
         const ForwardParams& p = launch.params;
         __syncwarp();
@@ -153,7 +152,7 @@ struct OutputStage {
             const int column = i / 16;
             const int row = warp_row + i % 16;
             const int query = tile.q_begin + launch.stack.query(row);
-            T& o = piece<T>(slabs, row, column);
+            T& o = piece<T>(panels, row, column);
             const T* value = element<T>(p.v, tile.batch, tile.kv_head, tile.first_kv, column);
             const int last = min(query + tile.high, tile.last_key);
 #pragma unroll 1
@@ -164,12 +163,12 @@ struct OutputStage {
         }
     }
 
-    /// The rows of a ragged member's end, or of an O that the copy engine can't write.
-    template <class T, class Slab, int kSlabs>
-    __device__ __forceinline__ static void copy_out(Slab (&slabs)[kSlabs], const Launch& launch, const WorkTile& tile,
-                                                    int warp_row, int lane) {
+    /// The rows of a ragged sequence's end, or of an O that TMA can't write.
+    template <class T, class Panel, int kPanels>
+    __device__ __forceinline__ static void copy_out(Panel (&panels)[kPanels], const Launch& launch,
+                                                    const WorkTile& tile, int warp_row, int lane) {
         const ForwardParams& p = launch.params;
-        const int step = launch.store_by_copy_engine ? 8 : 1;  // columns; rows of 16 bytes, or any
+        const int step = launch.store_by_tma ? 8 : 1;  // columns; rows of 16 bytes, or any
         const int pieces = p.head_dim_v / step;
         __syncwarp();
 #pragma unroll 1
@@ -179,8 +178,8 @@ struct OutputStage {
             const int query = tile.q_begin + launch.stack.query(row);
             if (query >= tile.q_end) return;
             T* to = element<T>(p.o, tile.batch, tile.head + launch.stack.head(row), tensor_row(tile, query), column);
-            if (step == 8) *reinterpret_cast<uint4*>(to) = piece<uint4>(slabs, row, column);
-            else *to = piece<T>(slabs, row, column);
+            if (step == 8) *reinterpret_cast<uint4*>(to) = piece<uint4>(panels, row, column);
+            else *to = piece<T>(panels, row, column);
         }
     }
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FlashAttention-3 forward (Shah et al. 2024, Algorithm 1 and section 3): Q tiles outer, K/V blocks inner, as in
-// FlashAttention-2; a producer warp fills shared memory by the copy engine; two or three consumer warpgroups multiply
+// FlashAttention-2; a producer warp fills shared memory by TMA; two or three consumer warpgroups multiply
 // and exponentiate, one beside the other's products (section 3.1; two of them take turns in the exponentials); within
 // one, the scores of a block are multiplied together with P V of the block before (section 3.2), and the exponentials
 // run under no product of their own. The grid is persistent, and the blocks of all tiles of a thread block are one
@@ -30,11 +30,11 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup == 0) {
         const int thread = static_cast<int>(threadIdx.x);
-        ptx::give_registers<kConfig.producer_registers()>();
+        ptx::setmaxnreg_dec<kConfig.producer_registers()>();
         if (thread == 0) Producer<kConfig>{launch, shared}.run();
         else if (thread >= 32) guard<T, kConfig>(shared, thread - 32);
     } else {
-        ptx::take_registers<kConfig.consumer_registers()>();
+        ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
         Consumer<T, kConfig>{launch, shared, warpgroup - 1}.run();
     }
     if constexpr (kConfig.pairs) ptx::cluster_sync();  // the other one still writes here until it is done, too

@@ -49,8 +49,8 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
         launch.k = tensor_map(params.k, shapes.k, p.dtype, c.kv_box());
         launch.v = tensor_map(params.v, shapes.v, p.dtype, c.kv_box());
     }
-    launch.store_by_copy_engine = !refuse_copy_engine(params.o, shapes.o);
-    if (launch.store_by_copy_engine) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, stacked, 16 / stacked);
+    launch.store_by_tma = !refuse_tma(params.o, shapes.o);
+    if (launch.store_by_tma) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, stacked, 16 / stacked);
     const std::int64_t tiles = query_tiles(p, c.block_q() / stacked);
     const int together = c.pairs_of_heads ? 2 : stacked;  // heads of a place in the order
     launch.order = TileOrder(static_cast<int>(query_heads(p)) / together,
@@ -85,7 +85,7 @@ void forward(const ForwardCall& call) {
     check(status, "cuda.fa3.forward");
 }
 
-/// The copy engine needs aligned rows, which only the call shows.
+/// TMA needs aligned rows, which only the call shows.
 std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const ForwardArgs& args) {
     const TensorShapes shapes(problem);
     const struct {
@@ -95,7 +95,7 @@ std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const Forwar
     } inputs[] = {{"q", &args.q, &shapes.q}, {"k", &args.k, &shapes.k}, {"v", &args.v, &shapes.v}};
     for (const auto& [name, view, shape] : inputs) {
         if (view->size() == 0) continue;
-        if (auto reason = refuse_copy_engine(rows_of(*view), *shape)) return TensorRefusal{name, *reason};
+        if (auto reason = refuse_tma(rows_of(*view), *shape)) return TensorRefusal{name, *reason};
     }
     return std::nullopt;
 }

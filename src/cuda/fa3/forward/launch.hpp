@@ -16,17 +16,17 @@ namespace tessera::cuda::fa3 {
 struct Launch {
     ForwardParams params;
     CUtensorMap q, k, v, o;  ///< q and o: of heads (tensor_map_of_heads)
-    float scale_log2;  ///< of Q K^T to scores in units of log2; with ALiBi and in general shapes, of scores to that
-    float unscale;     ///< 1 / scale_log2
-    Cap cap;           ///< in shapes with a softcap
-    bool store_by_copy_engine;  ///< O has a tensor map
-    HeadStack stack;            ///< of a tile
-    TileOrder order;            ///< of tiles; of a ragged call, of those of all members
-    Divider stacks, group;      ///< stacks of heads of a batch member; query heads of a head of K and V
-    int low, high;              ///< of a dense call: the band of its mask
-    Rows o_residual;            ///< what rounding took off O, a byte an element; null: not wanted
-    bool residual_by_vectors;   ///< 8 bytes at a time
-    unsigned* next_tile;        ///< counter, set to 0 by start_reset: whoever is free takes the next; null: in turn
+    float scale_log2;   ///< of Q K^T to scores in units of log2; with ALiBi and in general shapes, of scores to that
+    float unscale;      ///< 1 / scale_log2
+    Cap cap;            ///< in shapes with a softcap
+    bool store_by_tma;  ///< O has a tensor map
+    HeadStack stack;    ///< of a tile
+    TileOrder order;    ///< of tiles; of a ragged call, of those of all sequences
+    Divider stacks, group;     ///< stacks of heads of a sequence; query heads of a head of K and V
+    int low, high;             ///< of a dense call: the band of its mask
+    Rows o_residual;           ///< what rounding took off O, a byte an element; null: not wanted
+    bool residual_by_vectors;  ///< 8 bytes at a time
+    unsigned* next_tile;       ///< counter, set to 0 by start_reset: whoever is free takes the next; null: in turn
 };
 
 /// Sets the counter of tiles to 0, in a kernel beside which the forward may start: a memset in front of it costs 5 to 8

@@ -118,7 +118,7 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::multiply_until_rescale(con
         if (!kAcrossTiles && blocks.at_last()) release_q();
 
         // Lines 12 to 14: the maximum of S, beside P V; then O is there, V goes back. The way out stands before the
-        // wait, or the assembler would wait first: it moves a wait in front of arithmetic, but not out of its basic
+        // wait, or ptxas would wait first: it moves a wait in front of arithmetic, but not out of its basic
         // block.
         extra.transform(products.s, blocks.n * kConfig.block_kv);
         if (rows.needs_rescale(products.s) | blocks.partial) break;

@@ -6,26 +6,27 @@
 #include "cuda/fa3/forward/shared_storage.cuh"
 #include "cuda/fa3/forward/tile_scheduler.cuh"
 #include "cuda/ptx/tma.cuh"
-#include "cuda/tile/special.cuh"
+#include "cuda/tile/nonfinite.cuh"
 
 namespace tessera::cuda::fa3 {
 
-/// Starts the copy of a block of K or V: slabs of rows from row `row` of (head, batch). Of a pair of thread blocks,
+/// Starts the copy of a block of K or V: panels of rows from row `row` of (head, batch). Of a pair of thread blocks,
 /// each brings half of the rows to both.
-template <Config kConfig, class Slab, int kSlabs>
-__device__ __forceinline__ void copy_in(Slab (&slabs)[kSlabs], const CUtensorMap& map, int row, int head, int batch,
+template <Config kConfig, class Panel, int kPanels>
+__device__ __forceinline__ void copy_in(Panel (&panels)[kPanels], const CUtensorMap& map, int row, int head, int batch,
                                         ptx::Mbarrier& full) {
     constexpr auto kHint = ptx::CacheHint::evict_last;
     if constexpr (kConfig.pairs) {
         const int first = ptx::cluster_rank() * kConfig.kv_box();
 #pragma unroll
-        for (int s = 0; s < kSlabs; ++s) {
-            ptx::tma_load_4d_to_both(&slabs[s][first], map, s * kSlabColumns, row + first, head, batch, full, kHint);
+        for (int s = 0; s < kPanels; ++s) {
+            ptx::tma_load_4d_multicast(&panels[s][first], map, s * kPanelColumns, row + first, head, batch, full,
+                                       kHint);
         }
     } else {
 #pragma unroll
-        for (int s = 0; s < kSlabs; ++s) {
-            ptx::tma_load_4d(slabs[s], map, s * kSlabColumns, row, head, batch, full, kHint);
+        for (int s = 0; s < kPanels; ++s) {
+            ptx::tma_load_4d(panels[s], map, s * kPanelColumns, row, head, batch, full, kHint);
         }
     }
 }
@@ -106,8 +107,8 @@ struct Producer {
         int row = tile.first_q + tile.q_begin;
         for (int w = 0; w < slices; ++w, row += rows) {
 #pragma unroll
-            for (int s = 0; s < kConfig.qk_slabs(); ++s) {
-                ptx::tma_load_4d(shared.q[q.stage()][w][s], launch.q, s * kSlabColumns, tile.head, row, batch, full,
+            for (int s = 0; s < kConfig.qk_panels(); ++s) {
+                ptx::tma_load_4d(shared.q[q.stage()][w][s], launch.q, s * kPanelColumns, tile.head, row, batch, full,
                                  ptx::CacheHint::evict_first);
             }
         }
@@ -143,11 +144,11 @@ __device__ __forceinline__ bool clean(void* tile, int thread) {
         for (int i = 0; i < kAtOnce; ++i) read[i] = chunks[min(first + i * kThreads, kChunks - 1)];
         const auto sum = __hadd2(__hadd2(zero_or_nan<T>(read[0]), zero_or_nan<T>(read[1])),
                                  __hadd2(zero_or_nan<T>(read[2]), zero_or_nan<T>(read[3])));
-        if (special<T>(reinterpret_cast<const std::uint32_t&>(sum)) == 0) continue;
+        if (nonfinite<T>(reinterpret_cast<const std::uint32_t&>(sum)) == 0) continue;
         found = true;
         for (int i = first; i < min(first + kAtOnce * kThreads, kChunks); i += kThreads) {
             auto* words = reinterpret_cast<std::uint32_t*>(&chunks[i]);
-            for (int w = 0; w < 4; ++w) words[w] &= ~((special<T>(words[w]) >> 15) * 0xFFFF);
+            for (int w = 0; w < 4; ++w) words[w] &= ~((nonfinite<T>(words[w]) >> 15) * 0xFFFF);
         }
     }
     return __any_sync(kAllLanes, found);

@@ -7,8 +7,8 @@
 #include "cuda/fa3/forward/kept_weights.cuh"
 #include "cuda/fa3/forward/softmax.cuh"
 #include "cuda/fa3/forward/tile_scheduler.cuh"
-#include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
+#include "cuda/tile/sequence.cuh"
 #include "cuda/tile/softcap.cuh"
 
 namespace tessera::cuda::fa3 {
@@ -23,7 +23,7 @@ struct Extras {
 };
 
 /// Softcap. Near 0, where scores that are small beside the cap lie, a polynomial: seven operations, none of them on the
-/// special-function unit, which the exponentials keep busy. Where one of a few scores is not there, both ways are
+/// nonfinite-function unit, which the exponentials keep busy. Where one of a few scores is not there, both ways are
 /// worked out for all of them. A score becomes the same whatever its neighbours are.
 template <class T, int kBlockKv>
 struct Extras<T, kBlockKv, Scores::capped> {
@@ -55,7 +55,7 @@ struct Extras<T, kBlockKv, Scores::capped> {
     __device__ __forceinline__ std::uint32_t drop(std::uint32_t weights, int) const { return weights; }
 
  private:
-    /// Scores of a thread. Not all, or the assembler would begin so many at once that registers are spilled.
+    /// Scores of a thread. Not all, or ptxas would begin so many at once that registers are spilled.
     static constexpr int kTogether = 32;
 
     __device__ __forceinline__ float near(float x) const {
@@ -77,8 +77,8 @@ struct Extras<T, kBlockKv, Scores::alibi> {
 
     __device__ __forceinline__ Extras(const Launch& launch, const WorkTile& tile, int row, int lane)
         : scale(launch.params.scale), slope(ScoreInputs(launch.params, tile.batch, tile.head).slope) {
-        const Member member = member_of(launch.params, tile.batch);
-        apart = tile.q_begin + row + member.len_kv - member.len_q - 2 * (lane % 4);
+        const Sequence sequence = sequence_of(launch.params, tile.batch);
+        apart = tile.q_begin + row + sequence.len_kv - sequence.len_q - 2 * (lane % 4);
     }
 
     template <int kCount>
@@ -128,7 +128,7 @@ struct Extras<T, kBlockKv, Scores::general> {
     __device__ __forceinline__ Extras(const Launch& launch, const WorkTile& tile, int row, int own_lane)
         : launch(launch),
           tile(tile),
-          head(launch.params, member_of(launch.params, tile.batch), tile.batch, tile.head, inputs_of(launch, tile)),
+          head(launch.params, sequence_of(launch.params, tile.batch), tile.batch, tile.head, inputs_of(launch, tile)),
           query(tile.q_begin + row),
           lane(own_lane) {}
 

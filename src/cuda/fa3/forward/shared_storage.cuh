@@ -4,7 +4,7 @@
 #include "cuda/fa3/forward/tile_scheduler.cuh"
 #include "cuda/fa3/host/forward_config.h"
 #include "cuda/tile/pipeline.cuh"
-#include "cuda/tile/slab.cuh"
+#include "cuda/tile/swizzle_panel.cuh"
 
 namespace tessera::cuda::fa3 {
 
@@ -19,12 +19,12 @@ enum NamedBarrier : int {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
-using Slab64 = std::uint16_t[64][kSlabColumns];
+using Panel64 = std::uint16_t[64][kPanelColumns];
 
-/// Where O waits for the copy engine: memory of its own, or nothing.
+/// Where O waits for TMA: memory of its own, or nothing.
 template <Config kConfig, bool kOwn>
 struct OutputTiles {
-    Slab64 o[kConfig.consumers][kConfig.v_slabs()];
+    Panel64 o[kConfig.consumers][kConfig.v_panels()];
 };
 template <Config kConfig>
 struct OutputTiles<kConfig, false> {};
@@ -40,18 +40,18 @@ struct PairOfHeads<false> {};
 /// Shared memory of one block. Q is kept by warpgroup.
 template <Config kConfig>
 struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
-    using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];
+    using PanelKv = std::uint16_t[kConfig.block_kv][kPanelColumns];
 
-    Slab64 q[kConfig.q_stages][kConfig.consumers][kConfig.qk_slabs()];
-    SlabKv k[kConfig.kv_stages][kConfig.qk_slabs()];
-    SlabKv v[kConfig.kv_stages][kConfig.v_slabs()];
+    Panel64 q[kConfig.q_stages][kConfig.consumers][kConfig.qk_panels()];
+    PanelKv k[kConfig.kv_stages][kConfig.qk_panels()];
+    PanelKv v[kConfig.kv_stages][kConfig.v_panels()];
     Ring<kConfig.q_stages> q_ring;
     Ring<kConfig.kv_stages> k_ring;
     Ring<kConfig.kv_stages> v_ring;
     TileRing tiles;
     WorkTile finishing[4 * kConfig.consumers];  ///< of each warp: the tile whose last P V is still to come
     ptx::Mbarrier v_raw[kConfig.kv_stages];     ///< V of a partial block has arrived, for the guard to search
-    PairOfHeads<kConfig.pairs_of_heads> pair;   // behind the slabs, whose swizzle needs 1024 bytes
+    PairOfHeads<kConfig.pairs_of_heads> pair;   // behind the panels, whose swizzle needs 1024 bytes
 
     __device__ DrawnTiles* drawn_tiles() {
         if constexpr (kConfig.pairs_of_heads) return &pair.drawn;

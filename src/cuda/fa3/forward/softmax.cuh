@@ -19,7 +19,7 @@
 #include "cuda/host/constants.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/order.cuh"
-#include "cuda/tile/headroom.cuh"
+#include "cuda/tile/exponent_offset.cuh"
 
 namespace tessera::cuda::fa3 {
 
@@ -51,7 +51,7 @@ __device__ __forceinline__ void apply_mask(float (&scores)[kCount], const Visibi
 inline constexpr int kMostSlack = 8;
 
 template <class T>
-inline constexpr float kHeadroom = cuda::kHeadroom<T, kMostSlack>;
+inline constexpr float kExponentOffset = cuda::kExponentOffset<T, kMostSlack>;
 
 /// A row's scores in a quad of threads, in 16 parts: of each part the largest is known.
 inline constexpr int kPartsOfThread = 4;
@@ -101,7 +101,7 @@ struct OnlineSoftmax {
     }
     /// After finish(): the natural logarithm of the row's sum of exponentials; -inf for a row without keys.
     __device__ __forceinline__ float lse(int r) const {
-        return (max[r] + ptx::log2_approx(sum[r] * kHeadroomUnit<T, kMostSlack>)) * kLn2;
+        return (max[r] + ptx::log2_approx(sum[r] * kExponentOffsetFactor<T, kMostSlack>)) * kLn2;
     }
     __device__ __forceinline__ float inverse_sum(int r) const {
         return sum[r] == 0.0F ? 0.0F : ptx::reciprocal_approx(sum[r]);
@@ -179,13 +179,14 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
         first[r] = before == -INFINITY;
         const bool raise = first[r] | large(r) | (block_max[r] > __int_as_float(limit[r]));
         // Rounded as the subtraction will round it: m is what is subtracted, to the last bit, in O, l and LSE.
-        const float raised = fmaxf(before, __fmul_rn(block_max[r], scale_log2)) + kHeadroom<T> - kHeadroom<T>;
+        const float raised =
+            fmaxf(before, __fmul_rn(block_max[r], scale_log2)) + kExponentOffset<T> - kExponentOffset<T>;
         max[r] = raise ? raised : before;
         limit[r] = raise ? __float_as_int(block_max[r]) : limit[r];
         // Nothing visible yet: exp2(-inf - 0) is the 0 that is wanted.
         factor[r] = ptx::exp2_approx(before - finite_max(r));
         sum[r] = __fmul_rn(sum[r], factor[r]);  // never one operation with the addition behind it
-        subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kHeadroom<T>;
+        subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kExponentOffset<T>;
     }
     limits_are_due = true;
     if (!__any_sync(kAllLanes, large(0) | large(1))) return;
@@ -234,7 +235,7 @@ __device__ __forceinline__ void OnlineSoftmax<T>::set_limits(float unscale) {
 /// From scores to weights: p = exp2(scale * s - m), its sum, and its 16-bit form, which is the A operand of P V.
 ///
 /// A warp issues an ex2 every 8 cycles at best, and everything else fits between: the fused multiply-adds of scores to
-/// come, the sums and the packing of weights that are done. The assembler does not find that order by itself, so the
+/// come, the sums and the packing of weights that are done. ptxas does not find that order by itself, so the
 /// work is cut into chunks that it may not mix (ptx/order.cuh).
 template <class T, int kCount, class Extra>
 struct Exponentials {

@@ -6,8 +6,8 @@
 
 #include "cuda/fa3/forward/launch.hpp"
 #include "cuda/fa3/host/block_range.hpp"
-#include "cuda/tile/member.cuh"
 #include "cuda/tile/pipeline.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa3 {
 
@@ -15,8 +15,8 @@ namespace tessera::cuda::fa3 {
 /// tensors, and registers are short.
 struct WorkTile {
     int batch, head, kv_head;  ///< head: the first one of those that are stacked
-    int first_q, first_kv;     ///< rows where a ragged member begins
-    int q_begin, q_end;        ///< queries; none past the end of a ragged member
+    int first_q, first_kv;     ///< rows where a ragged sequence begins
+    int q_begin, q_end;        ///< queries; none past the end of a ragged sequence
     int low, high;             ///< key k is visible to query q if q + low <= k <= q + high ...
     int last_key;              ///< ... and k <= last_key
     BlockRange blocks;
@@ -48,7 +48,7 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     WorkTile tile;
     int block = kConfig.pairs && !kConfig.pairs_of_heads ? 2 * place.block + ptx::cluster_rank() : place.block;
     const int queries = launch.stack.query(kConfig.block_q());
-    Member member{0, 0, p.len_q, p.len_kv};
+    Sequence sequence{0, 0, p.len_q, p.len_kv};
     tile.low = launch.low;
     tile.high = launch.high;
     if (p.cu_seqlens_q == nullptr) {
@@ -60,19 +60,19 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
         block = of.block;
         tile.batch = of.batch;
         tile.head = place.head << launch.stack.shift;
-        member = member_of(p, tile.batch);
-        const Band band = p.mask.bind(member.len_q, member.len_kv);
+        sequence = sequence_of(p, tile.batch);
+        const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
         tile.low = static_cast<int>(band.low);
         tile.high = static_cast<int>(band.high);
     }
     tile.kv_head = launch.group.quotient(tile.head);
-    tile.first_q = static_cast<int>(member.first_q);
-    tile.first_kv = static_cast<int>(member.first_kv);
+    tile.first_q = static_cast<int>(sequence.first_q);
+    tile.first_kv = static_cast<int>(sequence.first_kv);
     tile.q_begin = block * queries;
-    tile.q_end = min(tile.q_begin + queries, member.len_q);
+    tile.q_end = min(tile.q_begin + queries, sequence.len_q);
     // The second tile of a pair may have no queries: the first one's K and V come to it, too.
     tile.exists = kConfig.pairs || tile.q_begin < tile.q_end;
-    tile.last_key = member.len_kv - 1;
+    tile.last_key = sequence.len_kv - 1;
     tile.blocks = blocks_of<kConfig.block_kv>(tile.q_begin, tile.q_end, tile.visible());
     tile.dirty = false;
     return tile;
@@ -137,7 +137,7 @@ struct TileScheduler {
             upcoming += blocks;
         } else {
             if (kConfig.pairs_of_heads && ptx::cluster_rank() != 0) return;
-            ptx::wait_for_grid_before();  // the counter is 0
+            ptx::griddepcontrol_wait();  // the counter is 0
             upcoming = blocks + static_cast<int>(atomicAdd(launch.next_tile, 1));
         }
     }
@@ -149,7 +149,7 @@ struct TileScheduler {
         if (drew && launch.next_tile != nullptr) {
             const int stage = told.stage();
             if (ptx::cluster_rank() == 0) {
-                ptx::store_at(pair->drawn[stage], static_cast<std::uint32_t>(upcoming), pair->here[stage], 1);
+                ptx::st_async(pair->drawn[stage], static_cast<std::uint32_t>(upcoming), pair->here[stage], 1);
             } else {
                 ptx::mbarrier_arrive_expect(pair->here[stage], sizeof(pair->drawn[0]));
                 wait(pair->here[stage], told.phase());

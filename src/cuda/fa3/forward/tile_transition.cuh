@@ -4,7 +4,7 @@
 // the one leaves while S of the other is multiplied:
 //
 //     tensor cores    | O += P V(last)                 | S of the next tile's first block        |
-//     this warpgroup  | l; the next tile is looked up  | O / l -> shared memory -> copy engine   |
+//     this warpgroup  | l; the next tile is looked up  | O / l -> shared memory -> TMA   |
 #pragma once
 
 #include "cuda/fa3/forward/consumer.cuh"
@@ -70,9 +70,9 @@ __device__ __forceinline__ LeavingTile Consumer<T, kConfig>::leave(TileReader& t
     }
     tiles.close(place, lane());
     if constexpr (kAsksEarly) {
-        // In place here: the assembler would work them out between the next two products.
+        // In place here: ptxas would work them out between the next two products.
         float numbers[3] = {inverse_sum(0), inverse_sum(1), lane() % 4 == 0 ? rows.lse(0) : rows.lse(1)};
-        ptx::keep_in_place(numbers);
+        ptx::warpgroup_fence_operand(numbers);
         leaving.inverse[0] = numbers[0];
         leaving.inverse[1] = numbers[1];
         leaving.lse = numbers[2];
@@ -144,7 +144,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::finish_tile(LeavingTile le
         if (!kAsksEarly) describe(leaving, tile);
         return leaving;
     });
-    // Behind O: the fence in front of the copy engine would wait until LSE is written.
+    // Behind O: the fence in front of TMA would wait until LSE is written.
     if (!kAsksEarly) {
         lse = lse_target(launch.params, launch.stack, leaving, lane());
         leaving.lse = lane() % 4 == 0 ? rows.lse(0) : rows.lse(1);
@@ -161,7 +161,7 @@ __device__ __forceinline__ auto& Consumer<T, kConfig>::place_for_output(bool mor
         output.wait(lane());
         return shared.o[warpgroup];
     } else {
-        using Slabs = Slab64[kConfig.v_slabs()];
+        using Panels = Panel64[kConfig.v_panels()];
         lent = true;
         void* stage;
         if (warpgroup == 0) {
@@ -173,7 +173,7 @@ __device__ __forceinline__ auto& Consumer<T, kConfig>::place_for_output(bool mor
             position.wait_full(shared.k_ring);
             stage = shared.k[position.stage()];
         }
-        return *static_cast<Slabs*>(stage);
+        return *static_cast<Panels*>(stage);
     }
 }
 

@@ -31,9 +31,9 @@ struct Config {
     constexpr bool dq_apart() const { return block_q == 2 * kRows; }
     constexpr int threads() const { return kThreads + (dq_apart() ? 128 : 0); }
     constexpr int consumer_registers() const { return dq_apart() ? kBesideDqRegisters : kConsumerRegisters; }
-    /// Slabs of 64 columns in shared memory; zeros past head_dim.
-    constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
-    constexpr int v_slabs() const { return (head_dim_v + 63) / 64; }
+    /// Panels of 64 columns in shared memory; zeros past head_dim.
+    constexpr int qk_panels() const { return (head_dim + 63) / 64; }
+    constexpr int v_panels() const { return (head_dim_v + 63) / 64; }
     /// Does one warpgroup make P and dV, the other one dS and dK? dQ then has a kernel of its own (dq_product.cuh).
     constexpr bool roles() const { return block_kv == kRows; }
     /// A warpgroup's first row of the block's keys.

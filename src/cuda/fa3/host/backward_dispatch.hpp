@@ -48,7 +48,7 @@ inline int sums_of_dq(const Problem& p) {
     return square || straight ? 1 : 2;
 }
 
-/// What `ask` says of the Blocks of a Problem (of a ragged one, of its largest member).
+/// What `ask` says of the Blocks of a Problem (of a ragged one, of its largest sequence).
 template <class Ask>
 auto ask_blocks(const Problem& p, const Ask& ask) {
     const auto of = [&](auto blocks) {
@@ -70,8 +70,8 @@ inline int shares_of_groups(const Problem& p) {
     return ask_blocks(p, [](const auto& blocks) { return blocks.shares; });
 }
 
-/// Do blocks of keys start by their length, whatever head they are of? Those that rise (of a ragged call, some members'
-/// may), and under a causal mask those by roles, of which nobody waits.
+/// Do blocks of keys start by their length, whatever head they are of? Those that rise (of a ragged call, some
+/// sequences' may), and under a causal mask those by roles, of which nobody waits.
 inline bool goes_by_length(const Problem& p) {
     if (p.mask.causal == Causal::none) return false;
     constexpr int kShort = 512;  // head by head there: 2 to 4 % faster
@@ -87,7 +87,7 @@ inline bool finishes_dq(const Problem& p) {
     return ask_blocks(p, [](const auto& blocks) { return blocks.ends_with_first(); });
 }
 
-/// Do blocks of keys start in parts (Blocks::parted)? Of a ragged call, those of some members may.
+/// Do blocks of keys start in parts (Blocks::parted)? Of a ragged call, those of some sequences may.
 inline bool starts_in_parts(const Problem& p) {
     if (p.ragged) {
         const std::int64_t most = (p.len_kv + 127) / 128;

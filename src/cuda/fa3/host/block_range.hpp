@@ -9,7 +9,7 @@
 
 namespace tessera::cuda::fa3 {
 
-/// Blocks of a member's keys that some of its queries need; they are taken from the last to the first.
+/// Blocks of a sequence's keys that some of its queries need; they are taken from the last to the first.
 struct BlockRange {
     int begin, end;
     int full_begin, full_end;  ///< of these, the blocks whose every pair is visible

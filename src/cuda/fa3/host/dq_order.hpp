@@ -26,7 +26,7 @@ struct Span {
     int begin, end;
 };
 
-/// Which pairs of one batch member count. 32 bits are enough: the kernel refuses longer tensors.
+/// Which pairs of one sequence count. 32 bits are enough: the kernel refuses longer tensors.
 struct Pairs {
     int len_q, len_kv;
     int low, high;  ///< key k is visible to query q if q + low <= k <= q + high
@@ -39,7 +39,7 @@ struct Pairs {
 };
 
 /// Of a head's blocks of keys, where they start in parts, and the fewest blocks that are worth it, of a head and of all
-/// heads of a member: where all of them run at once, parts would only wait for each other.
+/// heads of a sequence: where all of them run at once, parts would only wait for each other.
 inline constexpr int kParts = 4;
 inline constexpr int kFewestInParts = 16;
 inline constexpr int kFewestOfHeads = 256;
@@ -48,7 +48,7 @@ inline constexpr int kFewestOfHeads = 256;
 /// behind the one before, which is worth it where steps are few.
 inline constexpr int kMostStraight = 4;
 
-/// May members of a call start their blocks in parts? `most`: blocks of keys of one head, at most.
+/// May sequences of a call start their blocks in parts? `most`: blocks of keys of one head, at most.
 TESSERA_HOST_DEVICE constexpr bool may_start_in_parts(const Mask& mask, int group, int heads, int most) {
     return group == 1 && !mask.trivial() && most >= kFewestInParts && std::int64_t{heads} * most >= kFewestOfHeads;
 }
@@ -57,13 +57,14 @@ TESSERA_HOST_DEVICE constexpr bool may_start_in_parts(const Mask& mask, int grou
 /// hold more rows than the second-level cache; and where lengths are short there are few blocks, the longest of which
 /// takes twice the mean. So the query heads of a group are shared out to thread blocks: their dK and dV are shares,
 /// which a kernel of its own adds up in order (shares.cuh). There are shares until each has kMostTogether heads and a
-/// member kFewestToShare blocks, as long as the longest of them has kFewestSteps (of 64 queries), of which its ends
-/// take three. The member's own length and the heads of the call decide, so a member has the same bits in any batch.
+/// sequence kFewestToShare blocks, as long as the longest of them has kFewestSteps (of 64 queries), of which its ends
+/// take three. The sequence's own length and the heads of the call decide, so a sequence has the same bits in any
+/// batch.
 inline constexpr int kMostTogether = 4;
 inline constexpr int kFewestToShare = 256;
 inline constexpr int kFewestSteps = 64;
 
-/// Shares of a group in a causal member of `len` queries and keys; `count`: its blocks of keys of one kv head.
+/// Shares of a group in a causal sequence of `len` queries and keys; `count`: its blocks of keys of one kv head.
 TESSERA_HOST_DEVICE constexpr int shares_of(int group, int heads_kv, int count, int len) {
     const std::int64_t steps = std::int64_t{group} * ((len + 63) / 64);
     int shares = 1;
@@ -74,18 +75,18 @@ TESSERA_HOST_DEVICE constexpr int shares_of(int group, int heads_kv, int count, 
     return shares;
 }
 
-/// The most shares of any member of no more than `len` keys.
+/// The most shares of any sequence of no more than `len` keys.
 TESSERA_HOST_DEVICE constexpr int most_shares(const Mask& mask, int group, int heads_kv, int len, int block_kv) {
     if (group == 1 || mask.trivial()) return 1;
     int most = shares_of(group, heads_kv, (len + block_kv - 1) / block_kv, len);
-    // With more blocks than these, longer members have no fewer.
+    // With more blocks than these, longer sequences have no fewer.
     for (int count = 1; heads_kv * (count - std::int64_t{1}) < kFewestToShare && count * block_kv <= len; ++count) {
         most = std::max(most, shares_of(group, heads_kv, count, count * block_kv));
     }
     return most;
 }
 
-/// What is worked out of a member once.
+/// What is worked out of a sequence once.
 struct BlockCounts : Pairs {
     int count_q, count_kv;  ///< blocks
     int apart;              ///< blocks of queries between the starts of neighbouring blocks of keys; or, if there ...
@@ -96,7 +97,7 @@ struct BlockCounts : Pairs {
     int share_heads;        ///< query heads of a share
 };
 
-/// The blocks of one head of one batch member.
+/// The blocks of one head of one sequence.
 template <int kBlockQ, int kBlockKv>
 struct Blocks : BlockCounts {
     /// `group`: query heads of a kv head.
@@ -120,7 +121,7 @@ struct Blocks : BlockCounts {
         shares = rising ? shares_of(group, heads_kv, count_kv, len_kv) : 1;
         share_heads = group / shares;
     }
-    /// What is known before the launch; of ragged members worked out.
+    /// What is known before the launch; of ragged sequences worked out.
     TESSERA_HOST_DEVICE void set_of(const BlockCounts& known, bool ragged, const Mask& mask, int own_len_q,
                                     int own_len_kv, int group, int heads_kv) {
         if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv);

@@ -52,9 +52,9 @@ struct Config {
     /// Rows of K and V that a thread block brings at once: of a pair, each half of a block, to both.
     constexpr int kv_box() const { return pairs ? block_kv / 2 : block_kv; }
 
-    /// Slabs of 64 columns in shared memory; zeros past head_dim.
-    constexpr int qk_slabs() const { return (head_dim + 63) / 64; }
-    constexpr int v_slabs() const { return (head_dim_v + 63) / 64; }
+    /// Panels of 64 columns in shared memory; zeros past head_dim.
+    constexpr int qk_panels() const { return (head_dim + 63) / 64; }
+    constexpr int v_panels() const { return (head_dim_v + 63) / 64; }
     constexpr int block_q() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
     /// Of a thread at launch, and after the producer has given up what the consumers take, in steps of 8.

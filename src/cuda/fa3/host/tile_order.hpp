@@ -8,7 +8,7 @@
 
 namespace tessera::cuda::fa3 {
 
-/// A head is here one of a batch member's, of a ragged call one of all members'.
+/// A head is here one of a sequence's, of a ragged call one of all sequences'.
 struct TilePlace {
     int head;   ///< of all heads of the call
     int block;  ///< tile of queries of that head

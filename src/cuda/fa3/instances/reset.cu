@@ -6,7 +6,7 @@
 namespace tessera::cuda::fa3 {
 
 __global__ void reset_kernel(unsigned* next_tile) {
-    ptx::let_grid_behind_start();
+    ptx::griddepcontrol_launch_dependents();
     *next_tile = 0;
 }
 

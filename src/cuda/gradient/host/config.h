@@ -9,9 +9,10 @@ namespace tessera::cuda::gradient {
 inline constexpr int kBlockQ = 64;
 
 /// Under a causal mask blocks of keys of low numbers have the most queries. They start in this many parts, those of all
-/// heads before the next part of any, where a member has that many blocks; else all blocks of a head one after another.
+/// heads before the next part of any, where a sequence has that many blocks; else all blocks of a head one after
+/// another.
 inline constexpr int kParts = 4;
-inline constexpr int kFewestInParts = 256;  // blocks of keys of a member's heads
+inline constexpr int kFewestInParts = 256;  // blocks of keys of a sequence's heads
 
 /// One compiled shape of the kernels that own a block of keys. head_dim and head_dim_v of a Problem are padded with
 /// zeros to `head_dim`.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A group's query heads, shared out: a block of keys goes over all heads of its group, unless a member's blocks are too
-// few for a device. Then several thread blocks have the same keys, and a share of the heads each; dK and dV of a share
-// are sums in fp32 in the workspace, added up in order by a kernel of their own.
+// A group's query heads, shared out: a block of keys goes over all heads of its group, unless a sequence's blocks are
+// too few for a device. Then several thread blocks have the same keys, and a share of the heads each; dK and dV of a
+// share are sums in fp32 in the workspace, added up in order by a kernel of their own.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 
 namespace tessera::cuda::gradient {
 
-/// How a group is shared out: by the member's own shape alone, so that it has the same bits in any batch.
+/// How a group is shared out: by the sequence's own shape alone, so that it has the same bits in any batch.
 struct ShareRule {
     static constexpr int kKeys = 128;  // blocks are counted in these, whatever a kernel's are
-    /// Thread blocks of a member that are wanted: under a causal mask they are unequal.
+    /// Thread blocks of a sequence that are wanted: under a causal mask they are unequal.
     static constexpr int kEnoughCausal = 512;
     static constexpr int kEnough = 128;
     /// Queries, of all its heads, that a share has at least: its sums cost about as much as two steps.
@@ -32,7 +32,7 @@ struct ShareRule {
     TESSERA_HOST_DEVICE static constexpr int count(int heads_of_share, int group) {
         return (group + heads_of_share - 1) / heads_of_share;
     }
-    /// The most shares of any member that has no more queries and keys.
+    /// The most shares of any sequence that has no more queries and keys.
     static constexpr int most(const Mask& mask, std::int64_t len_q, std::int64_t len_kv, int heads_kv, int group) {
         int most = 1;
         const std::int64_t blocks = std::min((len_kv + kKeys - 1) / kKeys, std::int64_t{kEnoughCausal});
@@ -61,8 +61,8 @@ struct ShareRule {
 /// The sums of shares in the workspace.
 struct ShareSums {
     float* data = nullptr;  // [2: dK, dV][most][heads_kv][keys][dim]
-    int most = 1;           // shares that a member can have
-    std::int64_t keys = 0;  // of all members
+    int most = 1;           // shares that a sequence can have
+    std::int64_t keys = 0;  // of all sequences
     int heads_kv = 0;
     int dim = 0;  // padded
 

@@ -16,10 +16,10 @@ inline constexpr int kSharesKeys = 64;  ///< of a warpgroup
 /// Which keys a thread block of shares_kernel adds up.
 struct ShareKeys {
     int batch, kv_head;
-    int first;         ///< of the member
-    int len;           ///< keys of the member
+    int first;         ///< of the sequence
+    int len;           ///< keys of the sequence
     std::int64_t row;  ///< of the tensor, where `first` lies
-    std::int64_t at;   ///< of the blocks of 64 keys of a share and a head, over all members
+    std::int64_t at;   ///< of the blocks of 64 keys of a share and a head, over all sequences
 };
 
 template <class T, int kDim>
@@ -69,13 +69,14 @@ __global__ void __launch_bounds__(kSharesThreads) shares_kernel(const __grid_con
     keys.first = number % count * kSharesKeys;
     keys.batch = head / p.heads_kv;
     keys.kv_head = head % p.heads_kv;
-    const Member member = member_of(p, keys.batch);
-    keys.len = member.len_kv;
-    keys.row = member.first_kv + keys.first;
+    const Sequence sequence = sequence_of(p, keys.batch);
+    keys.len = sequence.len_kv;
+    keys.row = sequence.first_kv + keys.first;
     BlocksOf<kConfig> blocks;
-    blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group, p.heads_kv);
+    blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
+                  p.heads_kv);
     if (keys.first >= keys.len || blocks.shares == 1 || launch.workspace.start->broken != 0) return;
-    keys.at = first_block_kv(p, kConfig.block_kv, keys.batch, member.first_kv) * kPieces + keys.first / kSharesKeys;
+    keys.at = first_block_kv(p, kConfig.block_kv, keys.batch, sequence.first_kv) * kPieces + keys.first / kSharesKeys;
     const int all = launch.blocks_kv * kPieces;
     if (blockIdx.x % 2 == 0) {
         if (launch.params.dk.data == nullptr) return;

@@ -6,7 +6,7 @@
 
 #include "cuda/fa3/backward/main/mainloop_128.cuh"
 #include "cuda/shared/start.cuh"
-#include "cuda/tile/member.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
@@ -39,15 +39,16 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
     const int m = static_cast<int>(blockIdx.x) % count;
     const int batch = static_cast<int>(blockIdx.x) / count / p.heads_q;
     const int head = static_cast<int>(blockIdx.x) / count % p.heads_q;
-    const Member member = member_of(p, batch);
+    const Sequence sequence = sequence_of(p, batch);
     BlocksOf<kConfig> blocks;
-    blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group, p.heads_kv);
+    blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
+                  p.heads_kv);
     if (m >= blocks.count_q || launch.workspace.start->broken != 0) return;
 
     const int thread = static_cast<int>(threadIdx.x);
     const int half = thread / 128;
     const std::int64_t block =
-        std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, member.first_q) + m;
+        std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, sequence.first_q) + m;
     const std::int64_t all = std::int64_t{p.heads_q} * launch.blocks_q;
     float sum[kColumns / 2] = {};
     for (int which = 0; which < 2; ++which) {
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
     }
     __syncthreads();
     const Rows& dq = launch.params.dq;
-    const std::int64_t first_row = member.first_q + std::int64_t{m} * kConfig.block_q;
+    const std::int64_t first_row = sequence.first_q + std::int64_t{m} * kConfig.block_q;
     T* out = reinterpret_cast<T*>(dq.data) + (p.cu_seqlens_q != nullptr ? 0 : batch * dq.batch) + head * dq.head +
              first_row * dq.row;
     const int rows = min(kConfig.block_q, blocks.len_q - m * kConfig.block_q);

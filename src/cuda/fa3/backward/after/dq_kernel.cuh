@@ -19,7 +19,7 @@ struct DqConsumer {
     DeltaShared<kConfig, true>& shared;
     const QueryTile<kConfig>& tile;
     int warpgroup;
-    bool special_keys;  ///< NaN and infinities of K are to be taken out
+    bool nonfinite_keys;  ///< NaN and infinities of K are to be taken out
 
     RingPosition<2> k{};
     RingPosition<kConfig.delta_stages()> v{};
@@ -91,10 +91,10 @@ __device__ __forceinline__ Span DqConsumer<T, kConfig>::keys() const {
 template <class T, Config kConfig>
 __device__ __forceinline__ void DqConsumer<T, kConfig>::wait_for_keys() {
     wait_for(shared.k_ring.full[k.stage()], k.phase());
-    if (!special_keys) return;
+    if (!nonfinite_keys) return;
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
-    for (auto& slab : shared.k[k.stage()]) clean<T, kKeys * kSlabRowBytes, 128>(slab[kKeys * warpgroup], thread);
+    for (auto& panel : shared.k[k.stage()]) clean<T, kKeys * kPanelRowBytes, 128>(panel[kKeys * warpgroup], thread);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
 }
@@ -117,7 +117,7 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::skip(int count) {
 /// P of S, which is there.
 template <class T, Config kConfig>
 __device__ __forceinline__ void DqConsumer<T, kConfig>::exponentiate() {
-    ptx::keep_in_place(s);
+    ptx::warpgroup_fence_operand(s);
     if (agreed(inverse_sum[0] != 0 || inverse_sum[1] != 0)) {  // rare
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::exponentiate() {
 /// dS of P and dP, which are there, against the keys of block n; into 16 bits.
 template <class T, Config kConfig>
 __device__ __forceinline__ void DqConsumer<T, kConfig>::make_ds(int n) {
-    ptx::keep_in_place(dp);
+    ptx::warpgroup_fence_operand(dp);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) dp[i] = score_gradient<T>(s[i], dp[i], delta[row_of(i)], unit);
     const Pairs& pairs = tile.blocks;
@@ -162,9 +162,9 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::multiply(Span keys) {
     start_s();
     wait_for(shared.v_ring.full[v.stage()], v.phase());
     start_dp();
-    ptx::wgmma_wait<0>();  // with products under way here, the assembler would serialise those of the loop
-    ptx::keep_in_place(s);
-    ptx::keep_in_place(dp);
+    ptx::wgmma_wait<0>();  // with products under way here, ptxas would serialise those of the loop
+    ptx::warpgroup_fence_operand(s);
+    ptx::warpgroup_fence_operand(dp);
 #pragma unroll 1
     for (int n = keys.begin; n < keys.end; ++n) {
         const bool last = n + 1 == keys.end;
@@ -182,14 +182,14 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::multiply(Span keys) {
         if (!last) wait_for(shared.v_ring.full[v.stage()], v.phase());
         start_dp();
         ptx::wgmma_wait<1>();
-        ptx::keep_in_place(dq);
-        ptx::keep_in_place(ds);
-        ptx::keep_in_place(s);
+        ptx::warpgroup_fence_operand(dq);
+        ptx::warpgroup_fence_operand(ds);
+        ptx::warpgroup_fence_operand(s);
         if (lane() == 0) k_before.release(shared.k_ring);
     }
     ptx::wgmma_wait<0>();
-    ptx::keep_in_place(s);
-    ptx::keep_in_place(dp);
+    ptx::warpgroup_fence_operand(s);
+    ptx::warpgroup_fence_operand(dp);
 }
 
 template <class T, Config kConfig>
@@ -213,14 +213,14 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::store() {
     const int query = first_query() + 16 * warp();
     const GradientRows to{launch.params.dq,
                           launch.dq,
-                          launch.store_dq_by_copy_engine,
+                          launch.store_dq_by_tma,
                           p.cu_seqlens_q != nullptr ? 0 : tile.batch,
                           tile.head,
                           tile.first_q + query,
                           tile.blocks.len_q - query,
                           p.head_dim};
     const float factor = kHeld<T> ? p.scale / (unit * kWeightUnit<T>) : p.scale;
-    SlabRows rows[kConfig.qk_slabs()];
+    PanelRows rows[kConfig.qk_panels()];
     set_rows(rows, shared.q[warpgroup], 16 * warp());
     store_gradient<T, kConfig.head_dim>(dq, factor, to, rows, lane());
     if (lane() == 0) ptx::tma_store_wait_read();
@@ -238,11 +238,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1) dq_product_kernel(const _
     if (tile.query >= tile.blocks.len_q || start.broken != 0) return;
     const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
     if (warpgroup == 0) {
-        ptx::give_registers<Config::kProducerRegisters>();
+        ptx::setmaxnreg_dec<Config::kProducerRegisters>();
         if (threadIdx.x == 0) load_for_queries(launch, shared, tile);
     } else {
-        ptx::take_registers<Config::kConsumerRegisters>();
-        DqConsumer<T, kConfig>{launch, shared, tile, warpgroup - 1, launch.only_dq || start.special_keys != 0}.run();
+        ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+        DqConsumer<T, kConfig>{launch, shared, tile, warpgroup - 1, launch.only_dq || start.nonfinite_keys != 0}.run();
     }
 }
 

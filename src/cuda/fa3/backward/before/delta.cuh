@@ -13,8 +13,8 @@
 #include "cuda/fa3/backward/main/producer.cuh"
 #include "cuda/host/constants.hpp"
 #include "cuda/shared/start.cuh"
-#include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
@@ -27,17 +27,17 @@ struct alignas(1024) DeltaShared {
     static constexpr int kKStages = kTwoOfK ? 2 : kConfig.delta_stages();
     static constexpr int kVStages = kConfig.delta_stages();
     static constexpr int kBlocks = kDeltaBlockQ / kConfig.block_q;
-    using SlabQ = std::uint16_t[kConfig.block_q][kSlabColumns];
-    using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];
+    using PanelQ = std::uint16_t[kConfig.block_q][kPanelColumns];
+    using PanelKv = std::uint16_t[kConfig.block_kv][kPanelColumns];
 
-    SlabQ q[kBlocks][kConfig.qk_slabs()];
-    SlabQ d_o[kBlocks][kConfig.v_slabs()];
-    SlabKv k[kKStages][kConfig.qk_slabs()];
-    SlabKv v[kVStages][kConfig.v_slabs()];
+    PanelQ q[kBlocks][kConfig.qk_panels()];
+    PanelQ d_o[kBlocks][kConfig.v_panels()];
+    PanelKv k[kKStages][kConfig.qk_panels()];
+    PanelKv v[kVStages][kConfig.v_panels()];
     ptx::Mbarrier q_full;
     Ring<kKStages> k_ring;
     Ring<kVStages> v_ring;
-    int some_special[Config::kConsumers], some_large[Config::kConsumers];
+    int some_nonfinite[Config::kConsumers], some_large[Config::kConsumers];
     int tile;  ///< delta_kernel: the number of the next one
 
     __device__ void init_barriers() {
@@ -87,15 +87,16 @@ template <class T, Config kConfig, int kDim>
 __device__ __forceinline__ void start_product(float (&s)[kConfig.block_kv / 2], std::uint64_t queries,
                                               std::uint64_t keys) {
     constexpr int kBlockKv = kConfig.block_kv;
-    constexpr int kQuerySlab = kConfig.block_q * kSlabRowBytes >> 4;
-    constexpr int kKeySlab = kBlockKv * kSlabRowBytes >> 4;
-    ptx::keep_in_place(s);
+    constexpr int kQueryPanel = kConfig.block_q * kPanelRowBytes >> 4;
+    constexpr int kKeyPanel = kBlockKv * kPanelRowBytes >> 4;
+    ptx::warpgroup_fence_operand(s);
     ptx::wgmma_fence();
 #pragma unroll
     for (int column = 0; column < kDim; column += 16) {
-        const int slab = column / kSlabColumns;
-        const int step = column % kSlabColumns / 16 * kStepColumns;
-        ptx::wgmma_ss<kBlockKv, T>(s, queries + slab * kQuerySlab + step, keys + slab * kKeySlab + step, column > 0);
+        const int panel = column / kPanelColumns;
+        const int step = column % kPanelColumns / 16 * kStepColumns;
+        ptx::wgmma_ss<kBlockKv, T>(s, queries + panel * kQueryPanel + step, keys + panel * kKeyPanel + step,
+                                   column > 0);
     }
     ptx::wgmma_commit();
 }
@@ -120,7 +121,7 @@ struct DeltaConsumer {
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
     /// The thread's first row of the warpgroup's 64.
     __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4; }
-    /// Row r of the member.
+    /// Row r of the sequence.
     __device__ __forceinline__ int query(int r) const { return tile.query + 64 * warpgroup + row() + 8 * r; }
 
     __device__ __forceinline__ float of_row(const Rows& rows, int r) const {
@@ -133,7 +134,7 @@ struct DeltaConsumer {
     __device__ __forceinline__ void exponentiate();
     __device__ __forceinline__ void add_weights();
     __device__ __forceinline__ void add_products();
-    __device__ __forceinline__ void store(bool some_special);
+    __device__ __forceinline__ void store(bool some_nonfinite);
 };
 
 /// Values of pairs that are not visible become `hidden`.
@@ -230,16 +231,18 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
     }
     wait_for(shared.q_full, 0);
     const int thread = static_cast<int>(threadIdx.x) % 128;
-    auto& q_slabs = shared.q[64 * warpgroup / kConfig.block_q];
-    auto& do_slabs = shared.d_o[64 * warpgroup / kConfig.block_q];
+    auto& q_panels = shared.q[64 * warpgroup / kConfig.block_q];
+    auto& do_panels = shared.d_o[64 * warpgroup / kConfig.block_q];
     const int row_of_block = 64 * warpgroup % kConfig.block_q;
-    bool some_special = false;
-    for (auto& slab : q_slabs) some_special |= any_special<T, 64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
-    for (auto& slab : do_slabs) some_special |= any_special<T, 64 * kSlabRowBytes, 128>(slab[row_of_block], thread);
-    const std::uint64_t q = uniform(row_descriptor(q_slabs[0][row_of_block]));
-    const std::uint64_t d_o = uniform(row_descriptor(do_slabs[0][row_of_block]));
+    bool some_nonfinite = false;
+    for (auto& panel : q_panels)
+        some_nonfinite |= any_nonfinite<T, 64 * kPanelRowBytes, 128>(panel[row_of_block], thread);
+    for (auto& panel : do_panels)
+        some_nonfinite |= any_nonfinite<T, 64 * kPanelRowBytes, 128>(panel[row_of_block], thread);
+    const std::uint64_t q = uniform(row_descriptor(q_panels[0][row_of_block]));
+    const std::uint64_t d_o = uniform(row_descriptor(do_panels[0][row_of_block]));
     const ForwardParams& params = launch.params.forward;
-    const HeadScores<T> head(params, Member{0, 0, tile.blocks.len_q, tile.blocks.len_kv}, tile.batch, tile.head);
+    const HeadScores<T> head(params, Sequence{0, 0, tile.blocks.len_q, tile.blocks.len_kv}, tile.batch, tile.head);
     RingPosition<kConfig.delta_stages()> at;
 #pragma unroll 1
     for (int n = tile.n_begin; n < tile.n_end; ++n) {
@@ -248,7 +251,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
         wait_for(shared.v_ring.full[at.stage()], at.phase());
         start_product<T, kConfig, kConfig.head_dim_v>(dp, d_o, uniform(row_descriptor(shared.v[at.stage()])));
         ptx::wgmma_wait<1>();
-        ptx::keep_in_place(s);
+        ptx::warpgroup_fence_operand(s);
         if (lane() == 0) at.release(shared.k_ring);
         const int first_key = n * kConfig.block_kv;
         const bool full = tile.blocks.full(tile.query + 64 * warpgroup, 64, first_key, kConfig.block_kv);
@@ -265,18 +268,18 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
             if (head.drops()) head.drop(fragments, query(0), first_key + first_column, lane());
         }
         ptx::wgmma_wait<0>();
-        ptx::keep_in_place(dp);
+        ptx::warpgroup_fence_operand(dp);
         if (lane() == 0) at.release(shared.v_ring);
         at.advance();
         if (!full) apply_mask(dp, first_key, 0);
         add_products();
     }
-    store(some_special);
+    store(some_nonfinite);
 }
 
 template <class T, Config kConfig>
-__device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_special) {
-    if (__any_sync(kAllLanes, some_special) && lane() == 0) shared.some_special[warpgroup] = 1;
+__device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_nonfinite) {
+    if (__any_sync(kAllLanes, some_nonfinite) && lane() == 0) shared.some_nonfinite[warpgroup] = 1;
     if (__any_sync(kAllLanes, large[0] || large[1]) && lane() == 0) shared.some_large[warpgroup] = 1;
     ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
     if (!tile.has_stats(warpgroup)) return;
@@ -313,7 +316,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_speci
     const int thread = static_cast<int>(threadIdx.x) % 128;
     if (thread == 0) {
         stats.some_large = shared.some_large[warpgroup];
-        stats.some_special = shared.some_special[warpgroup];
+        stats.some_nonfinite = shared.some_nonfinite[warpgroup];
     }
     if (thread == 0) clear_counters(launch, tile.first_block + tile.block_of(warpgroup));
 }
@@ -339,18 +342,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
         if (tile.query >= tile.blocks.len_q || done_from_output(launch, tile)) continue;
         if (thread == 0) {
             shared.init_barriers();
-            for (int w = 0; w < Config::kConsumers; ++w) shared.some_special[w] = shared.some_large[w] = 0;
+            for (int w = 0; w < Config::kConsumers; ++w) shared.some_nonfinite[w] = shared.some_large[w] = 0;
         }
         __syncthreads();
         const int warpgroup = thread / 128;
         if (warpgroup == 0) {
-            ptx::give_registers<Config::kDeltaProducerRegisters>();
+            ptx::setmaxnreg_dec<Config::kDeltaProducerRegisters>();
             if (thread == 0) load_for_queries(launch, shared, tile);
-            ptx::take_registers<Config::kDeltaRegisters>();
+            ptx::setmaxnreg_inc<Config::kDeltaRegisters>();
         } else {
-            ptx::take_registers<Config::kDeltaConsumerRegisters>();
+            ptx::setmaxnreg_inc<Config::kDeltaConsumerRegisters>();
             DeltaConsumer<T, kConfig>{launch, shared, tile, warpgroup - 1}.run();
-            ptx::give_registers<Config::kDeltaRegisters>();
+            ptx::setmaxnreg_dec<Config::kDeltaRegisters>();
         }
         __syncthreads();
         if (ptx::opaque(static_cast<int>(threadIdx.x)) == 0) shared.end_barriers();

@@ -44,7 +44,7 @@ struct OutputDelta {
     HeadRows q;
     int batch;  ///< of the tensors; ragged: 0
     RowStats& stats;
-    bool some_special = false, some_large = false;
+    bool some_nonfinite = false, some_large = false;
     Limits limits{};
 
     __device__ __forceinline__ OutputDelta(const Launch& of_launch, const QueryRows<kConfig>& of_queries, int of_batch)
@@ -86,10 +86,10 @@ struct OutputDelta {
             raise_limit(of_head.d_o_squares, limits.d_o_squares);
             raise_limit(of_head.sum, limits.sum);
         }
-        const bool special = __any_sync(kAllLanes, some_special);
+        const bool nonfinite = __any_sync(kAllLanes, some_nonfinite);
         const bool large = __any_sync(kAllLanes, some_large);
         if (threadIdx.x % 32 != 0) return;
-        stats.some_special = special ? 1 : 0;
+        stats.some_nonfinite = nonfinite ? 1 : 0;
         stats.some_large = large ? 1 : 0;
         if (large) launch.workspace.start->some_large = 1;
         if (queries.query % kConfig.block_q == 0) clear_counters(launch, queries.block());
@@ -143,10 +143,10 @@ struct OutputDelta {
         const float dot = sum_of_row(share);
         // NaN and infinities of O and dO are in the sum; those of Q in the LSE, but not through a softcap, nor where no
         // key is seen.
-        bool special = exists && (!isfinite(dot) || !isfinite(lse));
+        bool nonfinite = exists && (!isfinite(dot) || !isfinite(lse));
         if (kConfig.general && p.forward.softcap != 0) {
             const float zero = exists ? zero_of_row<T>(q, query, p.forward.head_dim, part()) : 0.0F;
-            special |= sum_of_row(zero) != 0;
+            nonfinite |= sum_of_row(zero) != 0;
         }
         if constexpr (kHeld<T>) squares = sum_of_row(squares);
         if (part() != 0) return;
@@ -163,7 +163,7 @@ struct OutputDelta {
                 limits.sum = fmaxf(limits.sum, fabsf(delta));
             }
         }
-        some_special |= special;
+        some_nonfinite |= nonfinite;
         some_large |= fabsf(lse) > kOrdinaryLse && sees_keys;
         const int place = RowStats::place(row);
         stats.minus_lse[place] = sees_keys ? fmaf(-lse, kLog2E, kWeightExponent<T>) : -INFINITY;
@@ -171,7 +171,7 @@ struct OutputDelta {
         stats.inverse_sum[place] = 0;
     }
 
-    /// Past the end of a ragged member the tiles of Q and dO hold rows of the next one.
+    /// Past the end of a ragged sequence the tiles of Q and dO hold rows of the next one.
     __device__ __forceinline__ void look_past_end() {
         const ForwardParams& p = launch.params.forward;
         const std::int64_t end = p.total_q - queries.first_q;
@@ -181,12 +181,12 @@ struct OutputDelta {
             if (query < queries.blocks.len_q || query >= end) continue;
             const float zero =
                 zero_of_row<T>(q, query, p.head_dim, part()) + zero_of_row<T>(rows.d_o, query, p.head_dim_v, part());
-            if (zero != 0) some_special = true;
+            if (zero != 0) some_nonfinite = true;
         }
     }
 };
 
-/// Of a query head of a member, pieces of 64 queries: those of all its blocks, at most.
+/// Of a query head of a sequence, pieces of 64 queries: those of all its blocks, at most.
 template <Config kConfig>
 __host__ __device__ constexpr int pieces_of_head(const ForwardParams& p) {
     return static_cast<int>((p.len_q + kConfig.block_q - 1) / kConfig.block_q) * kConfig.row_stats();
@@ -197,7 +197,7 @@ __host__ __device__ constexpr std::int64_t output_pieces(const ForwardParams& p)
     return std::int64_t{p.batch} * p.heads_q * pieces_of_head<kConfig>(p);
 }
 
-/// Pieces of 64 rows of V of a head of a member.
+/// Pieces of 64 rows of V of a head of a sequence.
 __host__ __device__ constexpr int value_pieces(const ForwardParams& p) {
     return static_cast<int>((p.len_kv + Config::kRows - 1) / Config::kRows);
 }
@@ -210,12 +210,12 @@ __device__ __forceinline__ void limit_values(const Launch& launch, int number) {
     const int head = number / value_pieces(p);
     const int batch = head / p.heads_kv;
     const int kv_head = head - batch * p.heads_kv;
-    const Member member = member_of(p, batch);
+    const Sequence sequence = sequence_of(p, batch);
     BlocksOf<kConfig> blocks;
-    blocks.set(p.mask, member.len_q, member.len_kv, p.group, p.heads_kv);
+    blocks.set(p.mask, sequence.len_q, sequence.len_kv, p.group, p.heads_kv);
     const int begin = max(blocks.low, 0);
     const int end = min(blocks.len_q + blocks.high, blocks.len_kv);
-    const HeadRows v(p.v, p.cu_seqlens_q != nullptr ? 0 : batch, member.first_kv, kv_head, sizeof(T));
+    const HeadRows v(p.v, p.cu_seqlens_q != nullptr ? 0 : batch, sequence.first_kv, kv_head, sizeof(T));
     const int first = (number - head * value_pieces(p)) * Config::kRows;
     const int thread = static_cast<int>(threadIdx.x) % 32;
     float limit = 0;

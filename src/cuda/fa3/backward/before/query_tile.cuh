@@ -5,7 +5,7 @@
 
 #include "cuda/fa3/backward/launch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
-#include "cuda/tile/member.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
@@ -68,13 +68,13 @@ struct QueryTile {
         query = place.tile * kDeltaBlockQ;
         batch = batch_head / p.heads_q;
         head = batch_head - batch * p.heads_q;
-        const Member member = member_of(p, batch);
-        first_q = static_cast<int>(member.first_q);
-        first_kv = static_cast<int>(member.first_kv);
-        blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group,
+        const Sequence sequence = sequence_of(p, batch);
+        first_q = static_cast<int>(sequence.first_q);
+        first_kv = static_cast<int>(sequence.first_kv);
+        blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
                       p.heads_kv);
-        first_block = std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, member.first_q) +
-                      query / kConfig.block_q;
+        first_block = std::int64_t{head} * launch.blocks_q +
+                      first_block_q(p, kConfig.block_q, batch, sequence.first_q) + query / kConfig.block_q;
         n_begin = 0;
         n_end = 0;
         for (int m = query / kConfig.block_q; m < (query + kDeltaBlockQ) / kConfig.block_q; ++m) {
@@ -118,19 +118,19 @@ template <Config kConfig>
 struct QueryRows {
     BlocksOf<kConfig> blocks;
     int batch, head;
-    int first_q;                 ///< row where a ragged member begins
-    std::int64_t first_block_q;  ///< of the member and head, among all
+    int first_q;                 ///< row where a ragged sequence begins
+    std::int64_t first_block_q;  ///< of the sequence and head, among all
     int query;                   ///< first
 
     __device__ __forceinline__ QueryRows(const Launch& launch, int of_batch, int of_head, int first)
         : batch(of_batch), head(of_head), query(first) {
         const ForwardParams& p = launch.params.forward;
-        const Member member = member_of(p, batch);
-        first_q = static_cast<int>(member.first_q);
-        blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, member.len_q, member.len_kv, p.group,
+        const Sequence sequence = sequence_of(p, batch);
+        first_q = static_cast<int>(sequence.first_q);
+        blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
                       p.heads_kv);
         first_block_q =
-            std::int64_t{head} * launch.blocks_q + backward::first_block_q(p, kConfig.block_q, batch, member.first_q);
+            std::int64_t{head} * launch.blocks_q + backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q);
     }
     /// The block of queries that they are in, among those of all heads.
     __device__ __forceinline__ std::int64_t block() const { return first_block_q + query / kConfig.block_q; }

@@ -20,15 +20,15 @@ template <class T, Config kConfig>
 struct ConsumerThread : ConsumerPlace<kConfig> {
     using Place = ConsumerPlace<kConfig>;
     using Place::d_o, Place::q, Place::steps;
-    static constexpr int kPairs = Config::kRows / 2;                       ///< scores of a thread against 64 queries
-    static constexpr int kFull = 1, kLarge = 2, kSpecial = 4, kLater = 8;  ///< flags of a step
-    static constexpr int kEarly = kPairs / 8;                              ///< chunks of them (read_early)
+    static constexpr int kPairs = Config::kRows / 2;                         ///< scores of a thread against 64 queries
+    static constexpr int kFull = 1, kLarge = 2, kNonfinite = 4, kLater = 8;  ///< flags of a step
+    static constexpr int kEarly = kPairs / 8;                                ///< chunks of them (read_early)
 
     const Launch& launch;
     Shared<kConfig>& shared;
     int warpgroup;  ///< 0, 1
 
-    int flags = 0;  ///< of the step: kFull, kLarge, kSpecial; kLater: it is not the first of its block of keys
+    int flags = 0;  ///< of the step: kFull, kLarge, kNonfinite; kLater: it is not the first of its block of keys
 
     /// Of the thread block. (Worked out anew at each use: what is kept of it over the loop takes registers.)
     __device__ __forceinline__ static unsigned thread() {
@@ -62,18 +62,18 @@ struct ConsumerThread : ConsumerPlace<kConfig> {
     __device__ __forceinline__ void read_flags(bool later = false) {
         const int m = shared.block_q[q.stage];
         const Span& full = block().full[warpgroup];
-        int large = 0, special = 0;
+        int large = 0, nonfinite = 0;
 #pragma unroll
         for (const RowStats& stats : shared.stats[q.stage]) {
             large |= stats.some_large;
-            special |= stats.some_special;
+            nonfinite |= stats.some_nonfinite;
         }
         flags = (m >= full.begin && m < full.end ? kFull : 0) | (large != 0 ? kLarge : 0) |
-                (special != 0 ? kSpecial : 0) | (later ? kLater : 0);
+                (nonfinite != 0 ? kNonfinite : 0) | (later ? kLater : 0);
     }
     /// Are all pairs of this warpgroup visible in the step?
     __device__ __forceinline__ bool is_full() const { return agreed((flags & kFull) != 0); }
-    __device__ __forceinline__ bool some_special() const { return agreed((flags & kSpecial) != 0); }
+    __device__ __forceinline__ bool some_nonfinite() const { return agreed((flags & kNonfinite) != 0); }
 
     /// What the delta kernel says of 16 queries: of this thread's columns, of which `column` is the first, of a chunk
     /// of 8 elements (of_element).
@@ -105,7 +105,7 @@ struct ConsumerThread : ConsumerPlace<kConfig> {
     /// dK of the block of keys before has left shared memory.
     __device__ __forceinline__ void wait_for_dk_before() const {
         if constexpr (kConfig.goes_on()) {
-            if (ptx::thread_again() % 32 == 0) ptx::tma_store_wait_read();
+            if (ptx::reload_thread_index() % 32 == 0) ptx::tma_store_wait_read();
             __syncwarp();
         }
     }
@@ -125,14 +125,14 @@ struct ConsumerThread : ConsumerPlace<kConfig> {
         for (int i = 0; i < kPairs; i += 2) out[i / 8][i / 2 % 4] = ptx::pack_finite<T>(values[i], values[i + 1]);
     }
     __device__ __forceinline__ void clean_keys();
-    __device__ __forceinline__ bool special_in_keys() const;
+    __device__ __forceinline__ bool nonfinite_in_keys() const;
     /// Does one of the warpgroup's threads say so?
     __device__ __forceinline__ bool agreed_in_warpgroup(bool found) const {
         return agreed(ptx::named_barrier_any(kWarpgroupBarrier + warpgroup, 128, found));
     }
     __device__ __forceinline__ void fetch_keys() {}  ///< K of the first product is in shared memory
     __device__ __forceinline__ void clean_queries(int half = 0);
-    __device__ __forceinline__ std::uint32_t ds_address(int slab_number) const;
+    __device__ __forceinline__ std::uint32_t ds_address(int panel_number) const;
     __device__ __forceinline__ static void store_ds(const std::uint32_t (&ds)[Config::kRows / 16][4], std::uint32_t to);
     __device__ __forceinline__ void put_dq(const float (&dq)[kConfig.dq_columns() / 2]);
     __device__ __forceinline__ void put_dq_or_finish(float (&dq)[kConfig.dq_columns() / 2], int q_stage);
@@ -158,7 +158,7 @@ __device__ __forceinline__ bool begin_steps(OfConsumer<T, kConfig>& c) {
     for (float& element : c.dk) element = 0;
 #pragma unroll
     for (float& element : c.dv) element = 0;
-    if constexpr (kConfig.goes_on()) ptx::forget(c.ds);
+    if constexpr (kConfig.goes_on()) ptx::discard_operand(c.ds);
     const bool any = c.count_steps() > 0;
     if (!kConfig.goes_on() && !any) return false;
     wait_for(c.shared.k_full, c.block_parity());
@@ -172,14 +172,14 @@ __device__ __forceinline__ bool begin_steps(OfConsumer<T, kConfig>& c) {
     c.start_s();
     c.read_flags();
     c.wait_for_dk_before();
-    const bool special = c.special_in_keys();
+    const bool nonfinite = c.nonfinite_in_keys();
     ptx::wgmma_wait<0>();
-    ptx::keep_in_place(c.s);
-    if (special) {  // rare
+    ptx::warpgroup_fence_operand(c.s);
+    if (nonfinite) {  // rare
         c.clean_keys();
         c.start_s();
         ptx::wgmma_wait<0>();
-        ptx::keep_in_place(c.s);
+        ptx::warpgroup_fence_operand(c.s);
     }
     wait_for(c.shared.v_full, c.block_parity());
     return true;
@@ -189,8 +189,8 @@ __device__ __forceinline__ bool begin_steps(OfConsumer<T, kConfig>& c) {
 template <class OfConsumer>
 __device__ __forceinline__ void end_steps(OfConsumer& c) {
     ptx::wgmma_wait<0>();
-    ptx::keep_in_place(c.dk);
-    ptx::keep_in_place(c.ds);
+    ptx::warpgroup_fence_operand(c.dk);
+    ptx::warpgroup_fence_operand(c.ds);
 }
 
 /// Of what four_of() gives for a chunk, that of one of its elements.
@@ -238,14 +238,14 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::score_gradients(floa
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) dp[i] = score_gradient<T>(s[i], dp[i], of_element(delta[i / 8], i), factor);
     if constexpr (kMasked) {
-        ptx::keep_in_place(dp);  // all in one go takes more registers than there are
+        ptx::warpgroup_fence_operand(dp);  // all in one go takes more registers than there are
         const PairMask mask(block().blocks, block().n * kConfig.block_kv + row(),
                             first_query() + Config::kRows * half + first_column());
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
             if (!mask.sees(i)) s[i] = dp[i] = 0;
         }
-        ptx::keep_in_place(dp);
+        ptx::warpgroup_fence_operand(dp);
     }
 }
 
@@ -255,10 +255,10 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_keys() {
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
     bool found = false;
-    for (auto& slab : shared.k) found |= clean<T, kKeys * kSlabRowBytes, 128, 4>(slab[kKeys * warpgroup], thread);
+    for (auto& panel : shared.k) found |= clean<T, kKeys * kPanelRowBytes, 128, 4>(panel[kKeys * warpgroup], thread);
     ptx::fence_proxy_async();
     if constexpr (kConfig.roles()) {
-        if (agreed(found)) launch.workspace.start->special_keys = 1;
+        if (agreed(found)) launch.workspace.start->nonfinite_keys = 1;
         ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
     } else {
         ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
@@ -267,12 +267,12 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_keys() {
 
 /// Are there any, in the warpgroup's keys? Looked for beside the first scores.
 template <class T, Config kConfig>
-__device__ __forceinline__ bool ConsumerThread<T, kConfig>::special_in_keys() const {
+__device__ __forceinline__ bool ConsumerThread<T, kConfig>::nonfinite_in_keys() const {
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
     bool found = false;
-    for (const auto& slab : shared.k) {
-        found |= any_special<T, kKeys * kSlabRowBytes, 128, 4>(slab[kKeys * warpgroup], thread);
+    for (const auto& panel : shared.k) {
+        found |= any_nonfinite<T, kKeys * kPanelRowBytes, 128, 4>(panel[kKeys * warpgroup], thread);
     }
     return agreed_in_warpgroup(found);
 }
@@ -299,11 +299,11 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::clean_queries(int ha
 
 /// Where store_ds() begins for this thread.
 template <class T, Config kConfig>
-__device__ __forceinline__ std::uint32_t ConsumerThread<T, kConfig>::ds_address(int slab_number) const {
+__device__ __forceinline__ std::uint32_t ConsumerThread<T, kConfig>::ds_address(int panel_number) const {
     const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // not to be kept in registers over the loop
     const int query = thread % 32 / 16 * 8 + thread % 8;
     const int chunk = thread / 32 % 4 * 2 + thread / 8 % 2;
-    return ptx::shared_address(shared.ds[steps % 2][slab_number]) + swizzled(query, chunk);
+    return ptx::shared_address(shared.ds[steps % 2][panel_number]) + swizzled(query, chunk);
 }
 
 /// dS of 64 queries, transposed on its way into shared memory: rows are queries there. A fence is to follow.
@@ -313,7 +313,7 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::store_ds(const std::
 #pragma unroll
     for (int step = 0; step < Config::kRows / 16; ++step) {
         // Rows 16 apart have the same swizzle.
-        ptx::stmatrix_x4_trans(to + 16 * kSlabRowBytes * step, ds[step][0], ds[step][1], ds[step][2], ds[step][3]);
+        ptx::stmatrix_x4_trans(to + 16 * kPanelRowBytes * step, ds[step][0], ds[step][1], ds[step][2], ds[step][3]);
     }
 }
 
@@ -345,7 +345,7 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::finish_dq(float (&dq
             ptx::pack<T>(fmaf(dq[4 * j + 2] + before.z, factor, 0.0F), fmaf(dq[4 * j + 3] + before.w, factor, 0.0F));
     }
     // Through the warp's own share of what it has read, so that whole rows are written: row r lies in piece r / 4.
-    static_assert(kColumns == kSlabColumns);
+    static_assert(kColumns == kPanelColumns);
     const std::uint32_t own = ptx::shared_address(shared.dq[warpgroup]) + 512 * static_cast<unsigned>(warp());
     const auto place = [own](int row, int chunk) {
         return own + static_cast<unsigned>(2048 * (row / 4) + 128 * (row % 4) + 16 * (chunk ^ row % 8));
@@ -353,7 +353,7 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::finish_dq(float (&dq
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kColumns / 8; j += 2) {
-        // Chunk j + lane / 16, j being even. (With a sum there the assembler of CUDA 13.0 once made wrong code of it.)
+        // Chunk j + lane / 16, j being even. (With a sum there ptxas of CUDA 13.0 once made wrong code of it.)
         ptx::stmatrix_x4(place(lane() % 16, lane() / 16) ^ static_cast<unsigned>(16 * j), packed[j][0], packed[j][1],
                          packed[j + 1][0], packed[j + 1][1]);
     }
@@ -373,7 +373,7 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::finish_dq(float (&dq
             *reinterpret_cast<uint4*>(out + 4 * i * to.row) = words;
         }
     }
-    ptx::fence_proxy_async();  // the copy engine writes the next sum where these rows have lain
+    ptx::fence_proxy_async();  // TMA writes the next sum where these rows have lain
     arrive(shared.dq_full[warpgroup]);
 }
 

@@ -19,29 +19,29 @@ __device__ __forceinline__ float scaled(float x, Unscaled /*unused*/) { return x
 struct GradientRows {
     const Rows& rows;
     const CUtensorMap& map;
-    bool by_copy_engine;
+    bool by_tma;
     int batch, head;
-    int row;    ///< of the tensor (ragged: over all members)
-    int count;  ///< of the 16 rows, how many the tensor or the member has; may be 0 or less
+    int row;    ///< of the tensor (ragged: over all sequences)
+    int count;  ///< of the 16 rows, how many the tensor or the sequence has; may be 0 or less
     int columns;
 };
 
-/// A warp's 16 rows of a slab in shared memory.
-using SlabRows = std::uint16_t (*)[kSlabColumns];
+/// A warp's 16 rows of a panel in shared memory.
+using PanelRows = std::uint16_t (*)[kPanelColumns];
 
-/// Those of slabs that lie one after the other.
-template <class Slab, int kSlabs>
-__device__ __forceinline__ void set_rows(SlabRows (&rows)[kSlabs], Slab (&slabs)[kSlabs], int first) {
+/// Those of panels that lie one after the other.
+template <class Panel, int kPanels>
+__device__ __forceinline__ void set_rows(PanelRows (&rows)[kPanels], Panel (&panels)[kPanels], int first) {
 #pragma unroll
-    for (int i = 0; i < kSlabs; ++i) rows[i] = &slabs[i][first];
+    for (int i = 0; i < kPanels; ++i) rows[i] = &panels[i][first];
 }
 
-/// Stores 16 rows of accumulators times `factor`, [16][kDim]; `slabs`: nobody else uses them.
-template <class T, int kDim, class Factor, int kSlabs>
+/// Stores 16 rows of accumulators times `factor`, [16][kDim]; `panels`: nobody else uses them.
+template <class T, int kDim, class Factor, int kPanels>
 __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2], Factor factor, const GradientRows& to,
-                                               const SlabRows (&slabs)[kSlabs], int lane) {
+                                               const PanelRows (&panels)[kPanels], int lane) {
     if (to.rows.data == nullptr || to.count <= 0) return;
-    if (!to.by_copy_engine || to.count < 16) {
+    if (!to.by_tma || to.count < 16) {
         T* out = reinterpret_cast<T*>(to.rows.data) + to.batch * to.rows.batch + to.head * to.rows.head +
                  to.row * to.rows.row;
 #pragma unroll
@@ -63,15 +63,15 @@ __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2]
             packed[i] =
                 ptx::pack<T>(scaled(gradient[4 * j + 2 * i], factor), scaled(gradient[4 * j + 2 * i + 1], factor));
         }
-        ptx::stmatrix_x4(ptx::shared_address(*slabs[j / 8]) + swizzled(matrix_row, j % 8 + lane / 16), packed[0],
+        ptx::stmatrix_x4(ptx::shared_address(*panels[j / 8]) + swizzled(matrix_row, j % 8 + lane / 16), packed[0],
                          packed[1], packed[2], packed[3]);
     }
     ptx::fence_proxy_async();
     __syncwarp();
     if (lane != 0) return;
 #pragma unroll
-    for (int slab = 0; slab < kSlabs; ++slab) {
-        ptx::tma_store_4d(slabs[slab], to.map, slab * kSlabColumns, to.row, to.head, to.batch);
+    for (int panel = 0; panel < kPanels; ++panel) {
+        ptx::tma_store_4d(panels[panel], to.map, panel * kPanelColumns, to.row, to.head, to.batch);
     }
     ptx::tma_store_commit();
 }
@@ -105,18 +105,13 @@ __device__ __forceinline__ void restore_lost(const ConsumerThread<T, kConfig>& c
 /// Where this warp's rows of dK or dV go.
 template <class T, Config kConfig>
 __device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<T, kConfig>& c, const Rows& rows,
-                                                      const CUtensorMap& map, bool by_copy_engine, int columns) {
+                                                      const CUtensorMap& map, bool by_tma, int columns) {
     const KeyBlock<kConfig>& block = c.block();
     const int key = block.n * kConfig.block_kv + c.first_row() + 16 * c.warp();
     const bool ragged = c.launch.params.forward.cu_seqlens_q != nullptr;
-    return {rows,
-            map,
-            by_copy_engine,
-            ragged ? 0 : block.batch,
-            block.kv_head,
-            block.first_kv + key,
-            block.blocks.len_kv - key,
-            columns};
+    return {
+        rows,   map, by_tma, ragged ? 0 : block.batch, block.kv_head, block.first_kv + key, block.blocks.len_kv - key,
+        columns};
 }
 
 /// Where dK or dV of this warpgroup's 64 keys go, if the block has a share of the group: [64 keys][kDim] of `shares`.
@@ -153,8 +148,8 @@ __device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, fl
         return store_share<kConfig.head_dim_v>(dv, factor, own_share<kConfig.head_dim_v>(c, launch.workspace.dv));
     }
     const GradientRows to =
-        gradient_rows(c, launch.params.dv, launch.dv, launch.store_dv_by_copy_engine, launch.params.forward.head_dim_v);
-    SlabRows rows[kConfig.v_slabs()];
+        gradient_rows(c, launch.params.dv, launch.dv, launch.store_dv_by_tma, launch.params.forward.head_dim_v);
+    PanelRows rows[kConfig.v_panels()];
     set_rows(rows, c.shared.v, c.first_row() + 16 * c.warp());
     if constexpr (kHeld<T>) store_gradient<T, kConfig.head_dim_v>(dv, factor, to, rows, c.lane());
     else store_gradient<T, kConfig.head_dim_v>(dv, Unscaled{}, to, rows, c.lane());
@@ -171,11 +166,11 @@ __device__ __forceinline__ void store_dk(const ConsumerThread<T, kConfig>& c, co
         if (launch.params.dk.data == nullptr) return;
         return store_share<kConfig.head_dim>(dk, factor, own_share<kConfig.head_dim>(c, launch.workspace.dk));
     }
-    const GradientRows to = gradient_rows(c, launch.params.dk, launch.dk, launch.store_dk_by_copy_engine, p.head_dim);
-    SlabRows rows[kConfig.qk_slabs()];
+    const GradientRows to = gradient_rows(c, launch.params.dk, launch.dk, launch.store_dk_by_tma, p.head_dim);
+    PanelRows rows[kConfig.qk_panels()];
     const int row = c.first_row() + 16 * c.warp();
     if constexpr (kConfig.goes_on()) {
-        static_assert(kConfig.qk_slabs() == 2);
+        static_assert(kConfig.qk_panels() == 2);
         rows[0] = &c.shared.ds[c.steps % Config::kStages][c.warpgroup][16 * c.warp()];
         rows[1] = &c.shared.dk_rest[row];
     } else {

@@ -18,7 +18,7 @@ namespace tessera::cuda::fa3::backward {
 template <class T>
 inline constexpr bool kHeld = std::is_same_v<T, __half>;
 
-/// P is held 2^kWeightExponent times its value. 2^15 is the most that fits (tile/headroom.cuh).
+/// P is held 2^kWeightExponent times its value. 2^15 is the most that fits (tile/exponent_offset.cuh).
 template <class T>
 inline constexpr float kWeightExponent = kHeld<T> ? 15.0F : 0.0F;
 template <class T>

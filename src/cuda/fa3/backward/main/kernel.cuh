@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) backward_kernel(c
     auto& shared = *reinterpret_cast<Shared<kConfig>*>(memory);
     const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
     if (warpgroup == 0) {
-        ptx::give_registers<Config::kProducerRegisters>();
+        ptx::setmaxnreg_dec<Config::kProducerRegisters>();
         if (threadIdx.x == 0) {
             for (const CUtensorMap* map : {&launch.k, &launch.q, &launch.v, &launch.d_o}) {
                 ptx::prefetch_tensor_map(*map);
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) backward_kernel(c
     }
     if constexpr (kConfig.dq_apart()) {
         if (warpgroup == Config::kConsumers + 1) {
-            ptx::give_registers<Config::kDqRegisters>();
+            ptx::setmaxnreg_dec<Config::kDqRegisters>();
             if (!has_begun(shared)) return;
             if (shared.block.finishes) run<QueriesConsumer<T, kConfig>, true>(launch, shared, 0);
             else run<QueriesConsumer<T, kConfig>>(launch, shared, 0);
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) backward_kernel(c
         number = atomicAdd(&launch.workspace.start->next_block, 1);
         broken = launch.workspace.start->broken;
     }
-    ptx::take_registers<kConfig.consumer_registers()>();
+    ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
     if (threadIdx.x == kFirstConsumer) begin<T>(launch, shared, number, broken);
     if (has_begun(shared)) consume<T>(launch, shared, warpgroup - 1);
 }

@@ -49,8 +49,8 @@ struct Consumer : ConsumerThread<T, kConfig> {
     }
     /// dK of the step before is done, and nothing reads its Q any more.
     __device__ __forceinline__ void release_q(int q_before) {
-        ptx::keep_in_place(dk);
-        ptx::keep_in_place(ds);
+        ptx::warpgroup_fence_operand(dk);
+        ptx::warpgroup_fence_operand(ds);
         if (steps > 0) arrive(shared.q_ring.empty[q_before]);
     }
     __device__ __forceinline__ void make_ds();
@@ -94,7 +94,8 @@ struct Consumer : ConsumerThread<T, kConfig> {
     /// K as the second factor of dQ: this warpgroup's columns.
     __device__ __forceinline__ std::uint64_t k_columns() const {
         const int column = kConfig.dq_columns() * warpgroup;
-        return uniform(column_descriptor(&shared.k[column / kSlabColumns][0][column % kSlabColumns], kConfig.block_kv));
+        return uniform(
+            column_descriptor(&shared.k[column / kPanelColumns][0][column % kPanelColumns], kConfig.block_kv));
     }
     __device__ __forceinline__ void start_s() {
         start_scores<T, kConfig, kConfig.head_dim>(s, k_operand(), uniform(row_descriptor(shared.q[q.stage])));
@@ -162,7 +163,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&d
     Base::template score_gradients<kMasked>(s, dp, delta);
     Base::pack(ds, dp);
     if constexpr (!kConfig.general) {
-        ptx::keep_in_place(ds);
+        ptx::warpgroup_fence_operand(ds);
         Base::pack(p, s);
     }
 }
@@ -173,7 +174,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&d
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     constexpr int kChunks = Base::kEarly, kAhead = kChunks / 2;  // those before dP^T is waited for
-    const bool some_special = Base::some_special();
+    const bool some_nonfinite = Base::some_nonfinite();
     const bool full = is_full();
     const bool plain = agreed((Base::flags & (Base::kFull | Base::kLarge)) == Base::kFull);
     float4 minus_lse[kChunks], delta[kChunks];
@@ -191,7 +192,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     ptx::wgmma_wait<1>();
     release_q(q.stage_before());
     ptx::wgmma_wait<0>();
-    ptx::keep_in_place(dp);
+    ptx::warpgroup_fence_operand(dp);
     if (plain) {
         const float factor = Base::unit();
         hold_deltas<T>(delta, factor);
@@ -206,7 +207,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     } else {
         score_gradients<true>(delta);
     }
-    if (some_special) Base::clean_queries();
+    if (some_nonfinite) Base::clean_queries();
     start_dv();  // dS is stored beside it
     leave_ds();
 }
@@ -219,14 +220,14 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds_with_features() {
     ptx::wgmma_wait<0>();
     release_q(q.stage_before());
     exponentiate_with_features();
-    if (Base::some_special()) Base::clean_queries();
+    if (Base::some_nonfinite()) Base::clean_queries();
     start_dv();
     start_dp();
     if (gives_dq()) Base::give_dq();
     ptx::wgmma_wait<0>();
-    ptx::keep_in_place(dp);
-    ptx::keep_in_place(dv);
-    ptx::keep_in_place(p);
+    ptx::warpgroup_fence_operand(dp);
+    ptx::warpgroup_fence_operand(dv);
+    ptx::warpgroup_fence_operand(p);
     float4 delta[Base::kEarly];
     Base::read_early(delta, &RowStats::delta);
     if (is_full()) score_gradients<false>(delta);
@@ -255,16 +256,16 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
         if constexpr (!kConfig.general) {
             ptx::wgmma_wait<1>();
-            ptx::keep_in_place(dv);
-            ptx::keep_in_place(p);
+            ptx::warpgroup_fence_operand(dv);
+            ptx::warpgroup_fence_operand(p);
         }
         arrive(shared.do_ring.empty[d_o.stage]);
         start_dq();
         start_dk(q_before);
         Base::read_flags(true);
         ptx::wgmma_wait<1>();
-        ptx::keep_in_place(s);
-        ptx::keep_in_place(dq);
+        ptx::warpgroup_fence_operand(s);
+        ptx::warpgroup_fence_operand(dq);
         if (finishes) {
             if constexpr (kConfig.may_finish()) Base::put_dq_or_finish(dq, q_before);
         } else {

@@ -27,7 +27,7 @@ namespace tessera::cuda::fa3::backward {
 template <class T, Config kConfig>
 struct HalvesThread : ConsumerThread<T, kConfig> {
     static constexpr int kHalf = Config::kRows;  ///< queries
-    static_assert(kConfig.block_q == 2 * kHalf && kConfig.head_dim == kSlabColumns && !kConfig.general);
+    static_assert(kConfig.block_q == 2 * kHalf && kConfig.head_dim == kPanelColumns && !kConfig.general);
 
     /// The place of half of the step's queries in ds_ring.
     __device__ __forceinline__ std::uint32_t place(int half) const {
@@ -50,7 +50,7 @@ struct KeysConsumer : HalvesThread<T, kConfig> {
     float dp[kPairs];                           ///< dP^T, then dS^T
     std::uint32_t p[kHalf / 16][4];             ///< P^T in 16 bits
     std::uint32_t ds[kHalf / 16][4];            ///< dS^T in 16 bits
-    bool special;                               ///< there are NaN or infinities in K
+    bool nonfinite;                             ///< there are NaN or infinities in K
 
     /// K in registers.
     __device__ __forceinline__ void fetch_keys() {
@@ -59,11 +59,11 @@ struct KeysConsumer : HalvesThread<T, kConfig> {
 #pragma unroll
         for (const auto& words : k) {
 #pragma unroll
-            for (const std::uint32_t pair : words) found |= cuda::special<T>(pair);
+            for (const std::uint32_t pair : words) found |= cuda::nonfinite<T>(pair);
         }
-        special = Base::agreed_in_warpgroup(found != 0);
+        nonfinite = Base::agreed_in_warpgroup(found != 0);
     }
-    __device__ __forceinline__ bool special_in_keys() const { return special; }
+    __device__ __forceinline__ bool nonfinite_in_keys() const { return nonfinite; }
     /// Of K in shared memory; and K in registers.
     __device__ __forceinline__ void clean_keys() {
         Base::clean_keys();
@@ -94,7 +94,7 @@ struct KeysConsumer : HalvesThread<T, kConfig> {
 /// exponentials. q_before: the stage of Q that dK of the step before is multiplied from.
 template <class T, Config kConfig>
 __device__ __forceinline__ void KeysConsumer<T, kConfig>::make_ds(int half, int q_before) {
-    const bool some_special = Base::some_special();
+    const bool some_nonfinite = Base::some_nonfinite();
     const bool full = Base::is_full();
     float4 stats[kEarly];  // LSE, then delta
     Base::read_early(stats, &RowStats::minus_lse, half);
@@ -103,18 +103,18 @@ __device__ __forceinline__ void KeysConsumer<T, kConfig>::make_ds(int half, int 
     Base::exponentiate(s, stats, half);
     Base::read_early(stats, &RowStats::delta, half);
     ptx::wgmma_wait<1>();
-    ptx::keep_in_place(dk);
-    ptx::keep_in_place(ds);
+    ptx::warpgroup_fence_operand(dk);
+    ptx::warpgroup_fence_operand(ds);
     if (half == 0 && steps > 0) arrive(shared.q_ring.empty[q_before]);
     ptx::wgmma_wait<0>();
-    ptx::keep_in_place(dp);
+    ptx::warpgroup_fence_operand(dp);
     if (full) Base::template score_gradients<false>(s, dp, stats, half);
     else Base::template score_gradients<true>(s, dp, stats, half);
     Base::pack(ds, dp);
     Base::pack(p, s);
-    if (some_special) Base::clean_queries(half);
+    if (some_nonfinite) Base::clean_queries(half);
     wait_for(shared.ds_ring.empty[place(half)], phase() ^ 1);
-    Base::store_ds(ds, Base::ds_address(warpgroup) + kHalf * kSlabRowBytes * half);
+    Base::store_ds(ds, Base::ds_address(warpgroup) + kHalf * kPanelRowBytes * half);
 }
 
 template <class T, Config kConfig>
@@ -142,9 +142,9 @@ __device__ __forceinline__ void KeysConsumer<T, kConfig>::run() {
             start_dk(q_stage, half);
             if (half == 1) Base::read_flags();
             ptx::wgmma_wait<1>();
-            ptx::keep_in_place(s);
-            ptx::keep_in_place(dv);
-            ptx::keep_in_place(p);
+            ptx::warpgroup_fence_operand(s);
+            ptx::warpgroup_fence_operand(dv);
+            ptx::warpgroup_fence_operand(p);
         }
         arrive(shared.do_ring.empty[d_o.stage]);
         ++steps;
@@ -187,7 +187,7 @@ __device__ __forceinline__ void QueriesConsumer<T, kConfig>::run() {
             start_dq(half);
             if constexpr (!kFinishes) Base::wait_for_dq_memory();
             ptx::wgmma_wait<0>();
-            ptx::keep_in_place(dq);
+            ptx::warpgroup_fence_operand(dq);
             arrive(shared.ds_ring.empty[place(half)]);
             if constexpr (kFinishes) {
                 Base::put_dq_or_finish(dq, q.stage);

@@ -53,7 +53,7 @@ struct WeightsConsumer : RoleThread<T, kConfig> {
     }
     /// P^T of S^T, which is there.
     __device__ __forceinline__ void make_p(const float4 (&minus_lse)[Base::kEarly]) {
-        ptx::keep_in_place(s);
+        ptx::warpgroup_fence_operand(s);
         Base::exponentiate(s, minus_lse);
         Base::apply_mask(s);
     }
@@ -89,7 +89,7 @@ __device__ __forceinline__ void WeightsConsumer<T, kConfig>::run() {
     while (true) {
         Base::pack(p, s);
         Base::wait_for_do();
-        if (Base::some_special()) Base::clean_queries();
+        if (Base::some_nonfinite()) Base::clean_queries();
         Base::arrive(shared.q_ring.empty[q.stage]);
         --left;
         q.advance();
@@ -101,10 +101,10 @@ __device__ __forceinline__ void WeightsConsumer<T, kConfig>::run() {
         ptx::wgmma_wait<1>();
         make_p(minus_lse);
         if (left > 0) hand_over();
-        Base::wait_for_do();  // passed already: a loop here keeps the assembler from putting the next wait first
+        Base::wait_for_do();  // passed already: a loop here keeps ptxas from putting the next wait first
         ptx::wgmma_wait<0>();
-        ptx::keep_in_place(dv);
-        ptx::keep_in_place(p);
+        ptx::warpgroup_fence_operand(dv);
+        ptx::warpgroup_fence_operand(p);
         Base::arrive(shared.do_ring.empty[d_o.stage]);
         d_o.advance();
         if (left == 0) break;
@@ -132,7 +132,7 @@ struct ScoresConsumer : RoleThread<T, kConfig> {
     /// dS^T from dP^T, which is there, and P^T of the other warpgroup.
     __device__ __forceinline__ void make_ds(float4 (&deltas)[Base::kEarly]) {
         static_assert(Base::kEarly == kPairs / 8);
-        ptx::keep_in_place(dp);
+        ptx::warpgroup_fence_operand(dp);
         const float4* const weights = Base::weights();
         const float unit = Base::unit();
         hold_deltas<T>(deltas, unit);
@@ -174,7 +174,7 @@ __device__ __forceinline__ void ScoresConsumer<T, kConfig>::run() {
 #pragma unroll 1
     while (true) {
         Base::pack(ds, dp);
-        if (Base::some_special()) Base::clean_queries();
+        if (Base::some_nonfinite()) Base::clean_queries();
         Base::arrive(shared.do_ring.empty[d_o.stage]);
         start_dk();
         const int q_before = q.stage;
@@ -189,12 +189,12 @@ __device__ __forceinline__ void ScoresConsumer<T, kConfig>::run() {
         Base::read_flags();
         Base::read_early(deltas, &RowStats::delta);
         ptx::wgmma_wait<1>();
-        ptx::keep_in_place(dk);
-        ptx::keep_in_place(ds);
+        ptx::warpgroup_fence_operand(dk);
+        ptx::warpgroup_fence_operand(ds);
         Base::arrive(shared.q_ring.empty[q_before]);
         if (left > 0) wait_for(shared.p_full[q.stage], q.phase);
         ptx::wgmma_wait<0>();
-        ptx::keep_in_place(dp);
+        ptx::warpgroup_fence_operand(dp);
         if (left == 0) break;
         make_ds(deltas);
     }

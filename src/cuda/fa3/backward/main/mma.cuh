@@ -20,15 +20,16 @@ __device__ __forceinline__ std::uint64_t uniform(std::uint64_t descriptor) {
 /// S^T = K Q^T or dP^T = V dO^T, started: [64 keys][kQueries] = [64 keys][kDim] [kQueries][kDim]^T.
 template <class T, Config kConfig, int kDim, int kQueries = kConfig.block_q>
 __device__ __forceinline__ void start_scores(float (&s)[kQueries / 2], std::uint64_t keys, std::uint64_t queries) {
-    constexpr int kKeySlab = kConfig.block_kv * kSlabRowBytes >> 4;
-    constexpr int kQuerySlab = kConfig.block_q * kSlabRowBytes >> 4;
-    ptx::keep_in_place(s);
+    constexpr int kKeyPanel = kConfig.block_kv * kPanelRowBytes >> 4;
+    constexpr int kQueryPanel = kConfig.block_q * kPanelRowBytes >> 4;
+    ptx::warpgroup_fence_operand(s);
     ptx::wgmma_fence();
 #pragma unroll
     for (int column = 0; column < kDim; column += 16) {
-        const int slab = column / kSlabColumns;
-        const int step = column % kSlabColumns / 16 * kStepColumns;
-        ptx::wgmma_ss<kQueries, T>(s, keys + slab * kKeySlab + step, queries + slab * kQuerySlab + step, column > 0);
+        const int panel = column / kPanelColumns;
+        const int step = column % kPanelColumns / 16 * kStepColumns;
+        ptx::wgmma_ss<kQueries, T>(s, keys + panel * kKeyPanel + step, queries + panel * kQueryPanel + step,
+                                   column > 0);
     }
     ptx::wgmma_commit();
 }
@@ -37,7 +38,7 @@ __device__ __forceinline__ void start_scores(float (&s)[kQueries / 2], std::uint
 template <class T, int kDim>
 __device__ __forceinline__ void start_scores_of_registers(float (&s)[32], const std::uint32_t (&keys)[kDim / 16][4],
                                                           std::uint64_t queries) {
-    ptx::keep_in_place(s);
+    ptx::warpgroup_fence_operand(s);
     ptx::wgmma_fence();
 #pragma unroll
     for (int column = 0; column < kDim; column += 16) {
@@ -46,14 +47,14 @@ __device__ __forceinline__ void start_scores_of_registers(float (&s)[32], const 
     ptx::wgmma_commit();
 }
 
-/// 64 rows of a slab as an A operand: [64][64 columns].
-template <class Slab>
-__device__ __forceinline__ void load_rows(std::uint32_t (&a)[4][4], const Slab& slab, int first_row) {
+/// 64 rows of a panel as an A operand: [64][64 columns].
+template <class Panel>
+__device__ __forceinline__ void load_rows(std::uint32_t (&a)[4][4], const Panel& panel, int first_row) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = first_row + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane % 16;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-        ptx::ldmatrix_x4(a[step], ptx::shared_address(slab) + swizzled(row, 2 * step + lane / 16));
+        ptx::ldmatrix_x4(a[step], ptx::shared_address(panel) + swizzled(row, 2 * step + lane / 16));
     }
 }
 
@@ -61,7 +62,7 @@ __device__ __forceinline__ void load_rows(std::uint32_t (&a)[4][4], const Slab& 
 template <class T, int kDim, int kBlockQ>
 __device__ __forceinline__ void start_key_gradient(float (&gradient)[kDim / 2],
                                                    const std::uint32_t (&a)[kBlockQ / 16][4], std::uint64_t queries) {
-    ptx::keep_in_place(gradient);
+    ptx::warpgroup_fence_operand(gradient);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockQ / 16; ++step) {
@@ -73,14 +74,14 @@ __device__ __forceinline__ void start_key_gradient(float (&gradient)[kDim / 2],
 /// A half of dQ = dS K, started: [64 queries][kColumns] = [64][kBlockKv] [kBlockKv][kColumns].
 template <class T, Config kConfig, int kColumns>
 __device__ __forceinline__ void start_dq(float (&dq)[kColumns / 2], std::uint64_t ds, std::uint64_t keys) {
-    constexpr int kDsSlab = kConfig.block_q * kSlabRowBytes >> 4;
-    ptx::keep_in_place(dq);
+    constexpr int kDsPanel = kConfig.block_q * kPanelRowBytes >> 4;
+    ptx::warpgroup_fence_operand(dq);
     ptx::wgmma_fence();
 #pragma unroll
     for (int key = 0; key < kConfig.block_kv; key += 16) {
-        const int slab = key / kSlabColumns;
-        const int step = key % kSlabColumns / 16 * kStepColumns;
-        ptx::wgmma_ss_columns<kColumns, T>(dq, ds + slab * kDsSlab + step, keys + key / 16 * kStepRows, key > 0);
+        const int panel = key / kPanelColumns;
+        const int step = key % kPanelColumns / 16 * kStepColumns;
+        ptx::wgmma_ss_columns<kColumns, T>(dq, ds + panel * kDsPanel + step, keys + key / 16 * kStepRows, key > 0);
     }
     ptx::wgmma_commit();
 }

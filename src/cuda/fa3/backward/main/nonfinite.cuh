@@ -6,27 +6,27 @@
 
 #include <cstdint>
 
-#include "cuda/tile/special.cuh"
+#include "cuda/tile/nonfinite.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
 /// Does this thread's share of a tile hold NaN or infinities? `thread`: of kThreads. kAtOnce: as of clean().
 template <class T, int kBytes, int kThreads, int kAtOnce = 1>
-__device__ __forceinline__ bool any_special(const void* tile, int thread) {
+__device__ __forceinline__ bool any_nonfinite(const void* tile, int thread) {
     const auto* chunks = static_cast<const uint4*>(tile) + thread;
     std::uint32_t found = 0;
 #pragma unroll kAtOnce
-    for (int i = 0; i < kBytes / 16; i += kThreads) found |= special<T>(chunks[i]);
+    for (int i = 0; i < kBytes / 16; i += kThreads) found |= nonfinite<T>(chunks[i]);
     return found != 0;
 }
 
 template <class T>
-__device__ __forceinline__ std::uint32_t without_special(std::uint32_t pair) {
-    return pair & ~((special<T>(pair) >> 15) * 0xFFFF);
+__device__ __forceinline__ std::uint32_t without_nonfinite(std::uint32_t pair) {
+    return pair & ~((nonfinite<T>(pair) >> 15) * 0xFFFF);
 }
 
 /// Sets NaN and infinities in this thread's share of a tile to 0; were there any? (No branch that depends on the
-/// thread: the assembler would keep nothing in uniform registers afterwards.) kAtOnce: how many loads are under way,
+/// thread: ptxas would keep nothing in uniform registers afterwards.) kAtOnce: how many loads are under way,
 /// four registers each.
 template <class T, int kBytes, int kThreads, int kAtOnce = 1>
 __device__ __forceinline__ bool clean(void* tile, int thread) {
@@ -36,9 +36,9 @@ __device__ __forceinline__ bool clean(void* tile, int thread) {
 #pragma unroll kAtOnce
     for (int i = 0; i < kBytes / 16; i += kThreads) {
         const uint4 c = chunks[i];
-        found |= special<T>(c);
-        chunks[i] = make_uint4(without_special<T>(c.x), without_special<T>(c.y), without_special<T>(c.z),
-                               without_special<T>(c.w));
+        found |= nonfinite<T>(c);
+        chunks[i] = make_uint4(without_nonfinite<T>(c.x), without_nonfinite<T>(c.y), without_nonfinite<T>(c.z),
+                               without_nonfinite<T>(c.w));
     }
     return found != 0;
 }

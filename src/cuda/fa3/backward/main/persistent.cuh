@@ -134,7 +134,7 @@ __device__ __forceinline__ bool take_block(Shared<kConfig>& shared, int warpgrou
     static_assert(kWords <= 128 && sizeof(shared.block) % sizeof(int) == 0);
     auto& on = shared.on;
     const std::uint32_t parity = on.parity[warpgroup];
-    const int thread = ptx::thread_again() % 128;
+    const int thread = ptx::reload_thread_index() % 128;
     KeyBlock<kConfig>& own = on.own[warpgroup];
     wait_for(on.block_ring.full[0], parity);
     if (warpgroup == 0) wait_for(on.own_ring.empty[0], parity ^ 1);
@@ -156,10 +156,10 @@ __device__ __forceinline__ void consume_blocks(const Launch& launch, Shared<kCon
         store_gradients(consumer);
         place = consumer;
         ptx::named_barrier_sync(kOwnBarrier + warpgroup, 128);
-        if (ptx::thread_again() % 128 == 0) shared.on.parity[warpgroup] ^= 1;
+        if (ptx::reload_thread_index() % 128 == 0) shared.on.parity[warpgroup] ^= 1;
         ptx::named_barrier_sync(kOwnBarrier + warpgroup, 128);
     }
-    if (ptx::thread_again() % 32 == 0) ptx::tma_store_wait_read();
+    if (ptx::reload_thread_index() % 32 == 0) ptx::tma_store_wait_read();
 }
 
 }  // namespace tessera::cuda::fa3::backward

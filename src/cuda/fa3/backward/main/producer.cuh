@@ -9,20 +9,20 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// Starts the copy of a tile: slabs of rows from row `row` of (head, batch).
-template <class Slab, int kSlabs>
-__device__ __forceinline__ void copy_in(Slab (&slabs)[kSlabs], const CUtensorMap& map, int row, int head, int batch,
+/// Starts the copy of a tile: panels of rows from row `row` of (head, batch).
+template <class Panel, int kPanels>
+__device__ __forceinline__ void copy_in(Panel (&panels)[kPanels], const CUtensorMap& map, int row, int head, int batch,
                                         ptx::Mbarrier& full, ptx::CacheHint hint) {
 #pragma unroll
-    for (int s = 0; s < kSlabs; ++s) ptx::tma_load_4d(slabs[s], map, s * kSlabColumns, row, head, batch, full, hint);
+    for (int s = 0; s < kPanels; ++s) ptx::tma_load_4d(panels[s], map, s * kPanelColumns, row, head, batch, full, hint);
 }
 
 /// One thread: K or V.
-template <Config kConfig, class Slab, int kSlabs>
-__device__ __forceinline__ void copy_keys(const Launch& launch, const KeyBlock<kConfig>& block, Slab (&slabs)[kSlabs],
-                                          const CUtensorMap& map, ptx::Mbarrier& full) {
-    ptx::mbarrier_arrive_expect(full, sizeof(slabs));
-    copy_in(slabs, map, block.first_kv + block.n * kConfig.block_kv, block.kv_head,
+template <Config kConfig, class Panel, int kPanels>
+__device__ __forceinline__ void copy_keys(const Launch& launch, const KeyBlock<kConfig>& block,
+                                          Panel (&panels)[kPanels], const CUtensorMap& map, ptx::Mbarrier& full) {
+    ptx::mbarrier_arrive_expect(full, sizeof(panels));
+    copy_in(panels, map, block.first_kv + block.n * kConfig.block_kv, block.kv_head,
             launch.params.forward.cu_seqlens_q != nullptr ? 0 : block.batch, full, ptx::CacheHint::evict_first);
 }
 /// Q of block m, and what the delta kernel says of it.
@@ -141,7 +141,7 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
         float* sum =
             launch.workspace.dq + (turn.block_q * std::uint64_t{2} + unsigned{kHalf}) * (kBytes / sizeof(float));
         if (turn.place == 0) ptx::bulk_store(sum, shared.dq[kHalf], kBytes);
-        else ptx::bulk_add(sum, shared.dq[kHalf], kBytes);
+        else ptx::bulk_reduce_add(sum, shared.dq[kHalf], kBytes);
         ptx::tma_store_commit();
         ptx::tma_store_wait_read();
         ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
@@ -177,7 +177,7 @@ __device__ __forceinline__ void add_dq_in_turn(const Launch& launch, Shared<kCon
         ptx::fence_proxy_async_global();
         wait_for(shared.dq_full[kHalf], parity.full, kHalf);
         if (first) ptx::bulk_store(sum, shared.dq[kHalf], kBytes);
-        else ptx::bulk_add(sum, shared.dq[kHalf], kBytes);
+        else ptx::bulk_reduce_add(sum, shared.dq[kHalf], kBytes);
         ptx::tma_store_commit();
         ptx::tma_store_wait_read();
         ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
@@ -263,7 +263,7 @@ __device__ __forceinline__ void add_or_bring_dq(const Launch& launch, Shared<kCo
         if (last) continue;
         wait_for_turn();
         if (turn.place == 0) ptx::bulk_store(sum, shared.dq[kHalf], kBytes);
-        else ptx::bulk_add(sum, shared.dq[kHalf], kBytes);
+        else ptx::bulk_reduce_add(sum, shared.dq[kHalf], kBytes);
         ptx::tma_store_commit();
         ptx::tma_store_wait();
         ptx::fence_proxy_async_global();

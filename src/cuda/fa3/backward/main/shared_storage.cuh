@@ -6,8 +6,8 @@
 #include "cuda/fa3/host/backward_config.h"
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/member.cuh"
-#include "cuda/tile/slab.cuh"
+#include "cuda/tile/sequence.cuh"
+#include "cuda/tile/swizzle_panel.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
@@ -53,8 +53,8 @@ struct KeyBlock {
     float unit;                     ///< fp16: what dS is held times beside P (units.cuh)
     bool finishes;                  ///< it is the last to add to some blocks of queries, and makes dQ of their sum
     int before, most;               ///< added_before(n), last_of_part(n)
-    int first_q, first_kv;          ///< rows where a ragged member begins
-    int first_block_q;              ///< of the member
+    int first_q, first_kv;          ///< rows where a ragged sequence begins
+    int first_block_q;              ///< of the sequence
     Span full[Config::kConsumers];  ///< blocks of queries that see all keys of a warpgroup
 
     /// Which keys.
@@ -73,14 +73,14 @@ struct KeyBlock {
         started = left - of_these * launch.part_kv;
         const int head = first_head + of_these;
         batch = launch.shared_heads.quotient(head);
-        const int of_member = head - batch * launch.shared_heads.divisor();
-        kv_head = launch.of_shares.quotient(of_member);
-        share = of_member - kv_head * launch.shares;
-        const Member member = member_of(p, batch);
-        first_q = static_cast<int>(member.first_q);
-        first_kv = static_cast<int>(member.first_kv);
-        first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, member.first_q));
-        const int len_q = member.len_q, len_kv = member.len_kv;
+        const int of_sequence = head - batch * launch.shared_heads.divisor();
+        kv_head = launch.of_shares.quotient(of_sequence);
+        share = of_sequence - kv_head * launch.shares;
+        const Sequence sequence = sequence_of(p, batch);
+        first_q = static_cast<int>(sequence.first_q);
+        first_kv = static_cast<int>(sequence.first_kv);
+        first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q));
+        const int len_q = sequence.len_q, len_kv = sequence.len_kv;
         forget_registers();
         blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, len_q, len_kv, p.group, p.heads_kv);
         forget_registers();
@@ -90,10 +90,10 @@ struct KeyBlock {
         else n = blocks.block_of(part, started, launch.parts, launch.part_kv);
         if (share >= blocks.shares) n = blocks.count_kv;
     }
-    /// The members are in memory, and are to be read from there: the thread that goes on to the next block has few
+    /// The sequences are in memory, and are to be read from there: the thread that goes on to the next block has few
     /// registers.
     __device__ __forceinline__ static void forget_registers() {
-        if constexpr (kConfig.goes_on()) ptx::read_memory_again();
+        if constexpr (kConfig.goes_on()) ptx::compiler_memory_barrier();
     }
     /// And what follows from that.
     __device__ __forceinline__ void set_order(const Launch& launch) {
@@ -118,8 +118,8 @@ enum class DqGoes : unsigned char { to_sum, out, out_alone };
 /// What consumer warpgroups make for each other, and dQ on its way out.
 template <Config kConfig, bool kRoles = kConfig.roles()>
 struct Exchange {
-    std::uint16_t ds[Config::kStages][kConfig.block_kv / 64][kConfig.block_q][kSlabColumns];  ///< 64 keys: a slab
-    float dq[Config::kConsumers][Config::kRows * kConfig.dq_columns()];                       ///< as accumulators lie
+    std::uint16_t ds[Config::kStages][kConfig.block_kv / 64][kConfig.block_q][kPanelColumns];  ///< 64 keys: a panel
+    float dq[Config::kConsumers][Config::kRows * kConfig.dq_columns()];                        ///< as accumulators lie
 };
 template <Config kConfig>
 struct Exchange<kConfig, true> {
@@ -161,16 +161,16 @@ struct GoingOn<kConfig, false> {
 /// Shared memory of one block of the main kernel.
 template <Config kConfig>
 struct alignas(1024) Shared : Exchange<kConfig> {
-    using SlabQ = std::uint16_t[kConfig.block_q][kSlabColumns];
-    using SlabKv = std::uint16_t[kConfig.block_kv][kSlabColumns];
+    using PanelQ = std::uint16_t[kConfig.block_q][kPanelColumns];
+    using PanelKv = std::uint16_t[kConfig.block_kv][kPanelColumns];
 
-    SlabKv k[kConfig.qk_slabs()];
-    SlabKv v[kConfig.v_slabs()];
-    SlabQ q[kConfig.q_stages][kConfig.qk_slabs()];
-    SlabQ d_o[kConfig.do_stages][kConfig.v_slabs()];
-    std::uint16_t dk_rest[kConfig.goes_on() ? kConfig.block_kv : 1][kSlabColumns];  ///< dK over 64 columns, going out
-    RowStats stats[kConfig.q_stages][kConfig.row_stats()];                          ///< come with Q
-    int block_q[kConfig.q_stages], head[kConfig.q_stages];                          ///< whose Q it is
+    PanelKv k[kConfig.qk_panels()];
+    PanelKv v[kConfig.v_panels()];
+    PanelQ q[kConfig.q_stages][kConfig.qk_panels()];
+    PanelQ d_o[kConfig.do_stages][kConfig.v_panels()];
+    std::uint16_t dk_rest[kConfig.goes_on() ? kConfig.block_kv : 1][kPanelColumns];  ///< dK over 64 columns, going out
+    RowStats stats[kConfig.q_stages][kConfig.row_stats()];                           ///< come with Q
+    int block_q[kConfig.q_stages], head[kConfig.q_stages];                           ///< whose Q it is
     Ring<kConfig.q_stages> q_ring;
     Ring<kConfig.do_stages> do_ring;
     ptx::Mbarrier k_full, v_full;
