@@ -189,8 +189,11 @@ TEST_F(ErrorsTest, interrupted_is_130_and_keeps_what_is_done) {
     const std::string records = path("r.jsonl");
     const std::vector<std::string> bench = {"tessera", "bench", "--len", "8,2048", "--repeat", "100000", "-o", records};
     for (const auto& [signal_number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}}) {
+        std::filesystem::remove(records);
         const pid_t child = start(bench);
-        std::this_thread::sleep_for(std::chrono::milliseconds(700));
+        // It makes the file when it begins to measure, which takes longer than any test.
+        while (!std::filesystem::exists(records) && ::waitpid(child, nullptr, WNOHANG) == 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
         EXPECT_EQ(code_after_signal(child, signal_number), code);
     }
     for (const std::string& name : names()) EXPECT_EQ(name, "r.jsonl");
