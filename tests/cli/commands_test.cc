@@ -84,9 +84,11 @@ TEST_F(CommandsTest, bench_measures_each_combination) {
     const auto records =
         run_ok("bench --len 16,32 --heads 2 --head-dim 8 --dtype fp32,bf16 --pass forward,backward --repeat 2 --json")
             .json();
-    ASSERT_EQ(records.size(), 8U);
+    int measured = 0;
     for (const auto& json : records) {
         const measure::Record record = measure::record_from_json(json);
+        if (record.what == "predicted") continue;  // on a machine that the model knows
+        ++measured;
         EXPECT_EQ(record.what, "measured");
         EXPECT_GT(record.ms, 0);
         EXPECT_GT(record.tflops, 0);
@@ -95,6 +97,7 @@ TEST_F(CommandsTest, bench_measures_each_combination) {
         EXPECT_FALSE(record.commit.empty());
         EXPECT_EQ(record.date.size(), 20U);
     }
+    EXPECT_EQ(measured, 8);
     expect_fits(run_ok("bench --len 16,32 --heads 2 --head-dim 8 --schedule all --pass forward,backward --repeat 2"));
 }
 
@@ -159,7 +162,7 @@ TEST_F(CommandsTest, bench_appends_records) {
     const std::string bench = "bench --len 16 --heads 2 --head-dim 8 --repeat 1 -o r.jsonl";
     run_ok(bench);
     run_ok(bench + " --alibi --bias --dropout 0.1");
-    const auto records = measure::read_records(path("r.jsonl"));
+    const auto records = measured_records("r.jsonl");
     ASSERT_EQ(records.size(), 2U);
     EXPECT_EQ(records[1].features, "alibi, bias, dropout 0.1");
 }
