@@ -80,7 +80,7 @@ Frame::Frame(const Figure& figure)
     const Names names = names_of(figure, x);
     place_heading(figure, names == Names::legend);
     height = figure.height + top - heading_of_one_line();
-    bottom = height - kEdge - 2 * kLine - 4;
+    bottom = height - kEdge - (figure.x.label.empty() ? 1 : 2) * kLine - 4;
     y_ticks = ticks(y, y_scale_, std::max(2, static_cast<int>((bottom - top) / kPixelsPerY)));
     double widest = 0;
     for (const Tick& tick : y_ticks) widest = std::max(widest, text_width(tick.text, kTextSize));
@@ -95,7 +95,7 @@ Frame::Frame(const Figure& figure)
 /// Title, subtitle, legend, and the label of the y axis, which stands above the axis so that nobody tilts the head.
 void Frame::place_heading(const Figure& figure, bool with_legend) {
     const double room = figure.width - 2 * kEdge;
-    title = wrapped_to(figure.title, kTitleSize * kBold, room);
+    title = wrapped_to(figure.title, figure.title_size * kBold, room);
     subtitle = wrapped_to(figure.subtitle, kTextSize, room);
     double baseline = kEdge - 2 + kLine * static_cast<double>(title.size() + subtitle.size());
     if (with_legend) {
@@ -111,7 +111,7 @@ void Frame::place_heading(const Figure& figure, bool with_legend) {
             at += width + 14;
         }
     }
-    top = baseline + kLine + 14;
+    top = baseline + (figure.y.label.empty() ? 0 : kLine) + 14;
 }
 
 void Frame::place_end_labels(const Figure& figure) {
