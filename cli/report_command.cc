@@ -34,6 +34,7 @@ struct ReportOptions {
     std::string device;
     std::string title = "Attention: speed and prediction";
     std::string svg;
+    std::string note;
     std::vector<std::string> only;  ///< each a list of parts
     std::vector<std::string> without;
     std::vector<std::string> lines;
@@ -74,7 +75,8 @@ report::Sorted read_all(const ReportOptions& options) {
 }
 
 report::ChartOptions chart_options(const ReportOptions& options) {
-    report::ChartOptions result{.title = options.title, .without = options.without, .lines = options.lines};
+    report::ChartOptions result{
+        .title = options.title, .note = options.note, .without = options.without, .lines = options.lines};
     for (const std::string& list : options.only) result.only.push_back(parse_list("--only", list));
     result.columns = static_cast<std::size_t>(parse_size("--columns", options.columns));
     if (result.columns == 0) unexpected("--columns", "a number from 1 on", options.columns);
@@ -186,6 +188,9 @@ void add_report_command(CLI::App& app, Session& session) {
     add_texts("--without", options->without, "PART", "No panels that have this part; may be given again");
     add_texts("--line", options->lines, "NAME",
               "Draw this line, as \"tessera fa3\" or \"cuDNN\"; may be given again. Without it: all");
+    command->add_option("--note", options->note, "A sentence for the small print below")
+        ->type_name("TEXT")
+        ->group("Chart");
     command->add_option("--columns", options->columns, "Panels side by side; 3 without it")
         ->type_name("N")
         ->group("Chart");

@@ -219,6 +219,7 @@ Panels chart(const Sorted& sorted, const ChartOptions& options) {
         figure.y.most = round_end(most * unit.per_tflops);
         panels.panels.push_back(std::move(figure));
     }
+    if (!options.note.empty()) panels.footer.push_back(options.note);
     for (const std::string& who : lines) {
         panels.legend.push_back(line_style(*device, who));
         panels.footer.push_back(source_of(groups, who));

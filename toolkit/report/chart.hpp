@@ -15,6 +15,7 @@ namespace tessera::report {
 /// "causal" or "full mask", "16 heads", "16 threads".
 struct ChartOptions {
     std::string title;
+    std::string note{};                            ///< first line of the footer; empty: none
     std::vector<std::vector<std::string>> only{};  ///< a panel has one part of each list
     std::vector<std::string> without{};            ///< a panel has none of these parts
     std::vector<std::string> lines{};              ///< names in the order of the legend; empty: all

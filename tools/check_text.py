@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the form of Markdown pages (CONTRIBUTING.md, "How we write"):
+
+- README.md has at most 160 lines;
+- a line of a page in PAGES has at most 120 columns, but for code blocks, tables and lines that a link or a
+  picture makes long;
+- a link to a file of this project leads to a file that exists.
+
+Usage: check_text.py [ROOT]. Prints one line per violation; exit status 1 when there are any.
+"""
+import pathlib
+import re
+import sys
+
+README_LINES = 160
+COLUMNS = 120
+# Patterns of pages whose lines are measured. Another folder is one more row.
+PAGES = [
+    "*.md",
+    "docs/*.md",
+    "src/**/README.md",
+]
+# Pages that don't keep the limit yet: each row that goes is a step.
+NOT_YET = []
+LINK = re.compile(r"!?\[[^\]]*\]\([^)\s]*\)")
+TARGET = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose(lines):
+    """(number, line) of the lines that are neither code nor a table."""
+    fenced = False
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+            continue
+        if fenced or line.startswith("    ") or line.lstrip().startswith("|"):
+            continue
+        yield number, line
+
+
+def too_wide(line):
+    """Is the line too long, and could it be broken? A single link or picture can't."""
+    if len(line) <= COLUMNS:
+        return False
+    rest = LINK.sub("", line).strip(" -*.,;:()")
+    return bool(rest)
+
+
+def broken_links(root, page, lines):
+    for number, line in prose(lines):
+        for target in TARGET.findall(line):
+            path = target.split("#")[0]
+            if not path or "://" in path or path.startswith("mailto:"):
+                continue
+            if not (page.parent / path).exists():
+                yield f"{page.relative_to(root)}:{number}: link to {target}, which is not there"
+
+
+def check(root):
+    found = []
+    readme = root / "README.md"
+    if readme.exists() and (count := len(readme.read_text().splitlines())) > README_LINES:
+        found.append(f"README.md: {count} lines, at most {README_LINES}")
+    pages = sorted({page for pattern in PAGES for page in root.glob(pattern)})
+    for page in pages:
+        name = page.relative_to(root).as_posix()
+        lines = page.read_text().splitlines()
+        found += broken_links(root, page, lines)
+        if name in NOT_YET:
+            continue
+        found += [f"{name}:{number}: {len(line)} columns, at most {COLUMNS}" for number, line in prose(lines)
+                  if too_wide(line)]
+    return found
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent
+    found = check(root)
+    for violation in found:
+        print(violation)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
