@@ -16,11 +16,11 @@ namespace {
 /// All that a plan reads and writes, for both passes.
 struct Operands {
     GeneratedInputs in;
-    OwnedTensor o, lse, o_rest, dq, dk, dv;
+    OwnedTensor o, lse, o_residual, dq, dk, dv;
     std::vector<TensorView> views;  ///< of every tensor, to be evicted from the caches
 
-    Operands(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& members, bool backward)
-        : in(generate_inputs(p, members, Layout::bshd, check::Fill::normal, p.dropout.seed, backward)) {
+    Operands(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences, bool backward)
+        : in(generate_inputs(p, sequences, Layout::bshd, check::Fill::normal, p.dropout.seed, backward)) {
         using Shape = std::vector<std::int64_t>;
         const auto like = [&](const char* name, const TensorView& t, std::int64_t dim, DType dtype) {
             Shape shape(t.shape.begin(), t.shape.begin() + t.rank);
@@ -30,7 +30,7 @@ struct Operands {
         o = like("o", in.q.view, p.head_dim_v, p.dtype);
         lse = make_tensor("lse", DType::fp32, in.layout.lse_in_file(p));
         if (backward && is_16_bit(p.dtype)) {
-            o_rest = like("o_rest", in.q.view, p.head_dim_v, DType::int8);
+            o_residual = like("o_residual", in.q.view, p.head_dim_v, DType::int8);
         }
         if (backward) {
             dq = like("dq", in.q.view, p.head_dim, p.dtype);
@@ -38,7 +38,7 @@ struct Operands {
             dv = like("dv", in.v.view, p.head_dim_v, p.dtype);
         }
         for (const auto& [name, view] : in.named()) views.push_back(view);
-        for (const OwnedTensor* t : {&o, &lse, &o_rest, &dq, &dk, &dv}) {
+        for (const OwnedTensor* t : {&o, &lse, &o_residual, &dq, &dk, &dv}) {
             if (t->view.given()) views.push_back(t->view);
         }
     }
@@ -53,7 +53,7 @@ struct Operands {
                 .cu_seqlens_kv = in.cu_seqlens_kv.view,
                 .o = o.view,
                 .lse = lse.view,
-                .o_rest = o_rest.view};
+                .o_residual = o_residual.view};
     }
     BackwardArgs backward() const {
         return {.q = in.q.view,
@@ -69,7 +69,7 @@ struct Operands {
                 .dq = dq.view,
                 .dk = dk.view,
                 .dv = dv.view,
-                .o_rest = o_rest.view};
+                .o_residual = o_residual.view};
     }
 };
 
@@ -95,23 +95,23 @@ measure::Measurement time_plan(const Plan& plan, const Args& host, std::span<con
     return measure::time_call(call, std::cref(evict), bench.method, gauge.get());
 }
 
-/// Does the backward get the rest of O from the forward `before` it?
-bool keeps_rest(const Plan& plan, const Plan& before) { return plan.o_rest && before.o_rest; }
+/// Does the backward get the residual of O from the forward `before` it?
+bool keeps_residual(const Plan& plan, const Plan& before) { return plan.o_residual && before.o_residual; }
 
 Plan forward_before(const Plan& plan) { return tessera::plan(plan.problem, {.device = plan.device}); }
 
 measure::Measurement time_pass(const Plan& plan, const Operands& operands, BenchRun& run, Progress& progress) {
-    if (plan.pass == Pass::forward) {  // as for inference: without the rest of O
+    if (plan.pass == Pass::forward) {  // as for inference: without the residual of O
         return time_plan(plan, operands.forward(), operands.views, run, [&](const auto& args, auto workspace) {
             forward(plan, args, workspace);
             progress.done();
         });
     }
-    // It starts from the forward's results, whoever computed them, and keeps the rest of O where both know it.
+    // It starts from the forward's results, whoever computed them, and keeps the residual of O where both know it.
     const Plan before = forward_before(plan);
     ForwardArgs first = operands.forward();
     BackwardArgs second = operands.backward();
-    if (!keeps_rest(plan, before)) first.o_rest = second.o_rest = {};
+    if (!keeps_residual(plan, before)) first.o_residual = second.o_residual = {};
     device::run_on_host_tensors(before, first,
                                 [&](const auto& args, auto workspace) { forward(before, args, workspace); });
     return time_plan(plan, second, operands.views, run, [&](const auto& args, auto workspace) {
@@ -132,13 +132,13 @@ measure::Record described(const Plan& plan, const measure::Host& host) {
 }
 
 measure::Record measure_case(const Plan& plan, const BenchSet& set, BenchRun& run, Progress& progress) {
-    const Operands operands(plan.problem, set.shape.members(), plan.pass == Pass::backward);
+    const Operands operands(plan.problem, set.shape.sequences(), plan.pass == Pass::backward);
     progress.expect(run.method.repeat + 1);
     measure::Record record = described(plan, run.host);
     record.date = measure::utc_date();
-    for (const auto& [q, kv] : set.shape.members()) record.lens_q.push_back(q), record.lens_kv.push_back(kv);
-    if (plan.pass == Pass::backward && keeps_rest(plan, forward_before(plan))) {
-        record.features += record.features.empty() ? "rest of O" : ", rest of O";
+    for (const auto& [q, kv] : set.shape.sequences()) record.lens_q.push_back(q), record.lens_kv.push_back(kv);
+    if (plan.pass == Pass::backward && keeps_residual(plan, forward_before(plan))) {
+        record.features += record.features.empty() ? "residual of O" : ", residual of O";
     }
     const measure::Measurement measured = time_pass(plan, operands, run, progress);
     const auto pairs =

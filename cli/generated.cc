@@ -66,7 +66,7 @@ std::vector<std::pair<std::string, TensorView>> GeneratedInputs::named() const {
     return result;
 }
 
-GeneratedInputs generate_inputs(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& members,
+GeneratedInputs generate_inputs(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences,
                                 Layout layout, Fill fill, std::uint64_t seed, bool gradient) {
     GeneratedInputs in;
     in.layout = {.layout = layout, .ragged = p.ragged};
@@ -88,7 +88,7 @@ GeneratedInputs generate_inputs(const Problem& p, const std::vector<std::pair<st
     if (p.alibi) in.alibi_slopes = slopes(p.heads_q);
     if (p.ragged) {
         Shape of_q, of_kv;
-        for (const auto& [q, kv] : members) of_q.push_back(q), of_kv.push_back(kv);
+        for (const auto& [q, kv] : sequences) of_q.push_back(q), of_kv.push_back(kv);
         in.cu_seqlens_q = running_sums("cu_seqlens_q", of_q, p.total_q);
         in.cu_seqlens_kv = running_sums("cu_seqlens_kv", of_kv, p.total_kv);
     }

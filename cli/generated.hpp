@@ -25,9 +25,9 @@ struct GeneratedInputs {
     std::vector<std::pair<std::string, TensorView>> named() const;
 };
 
-/// `members`: lengths of a ragged batch. The same seed gives the same values whatever the layout.
+/// `sequences`: lengths of a ragged batch. The same seed gives the same values whatever the layout.
 GeneratedInputs generate_inputs(const Problem& problem,
-                                const std::vector<std::pair<std::int64_t, std::int64_t>>& members, Layout layout,
+                                const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences, Layout layout,
                                 check::Fill fill, std::uint64_t seed, bool gradient);
 
 }  // namespace tessera::cli

@@ -134,8 +134,8 @@ void note_other_layout(const Inputs& inputs) {
     }
 }
 
-/// The longest member that cu_seqlens tells; entries out of order are left for the library to reject.
-std::int64_t longest_member(const TensorView& cu_seqlens, std::int64_t total) {
+/// The longest sequence that cu_seqlens tells; entries out of order are left for the library to reject.
+std::int64_t longest_sequence(const TensorView& cu_seqlens, std::int64_t total) {
     std::int64_t longest = 0;
     for (std::int64_t b = 0; b + 1 < cu_seqlens.shape[0]; ++b) {
         const std::int64_t begin = cu_seqlen(cu_seqlens, b);
@@ -159,8 +159,8 @@ void set_ragged(Inputs& inputs) {
     p.batch = inputs.cu_seqlens_q.shape[0] - 1;
     p.total_q = inputs.q.shape[0];
     p.total_kv = inputs.k.shape[0];
-    p.len_q = longest_member(inputs.cu_seqlens_q, p.total_q);
-    p.len_kv = longest_member(inputs.cu_seqlens_kv, p.total_kv);
+    p.len_q = longest_sequence(inputs.cu_seqlens_q, p.total_q);
+    p.len_kv = longest_sequence(inputs.cu_seqlens_kv, p.total_kv);
 }
 
 /// Shapes as q, k and v state them; that they agree is for the library to check.
@@ -219,7 +219,7 @@ void InputOptions::declare(CLI::App& command, bool required) {
     add_name("dlse", "--dlse", "Gradient of the LSE, for --backward; default none");
     add_name("bias", "--bias", "Additive bias [batch, heads, len_q, len_kv], any size also 1; default none");
     add_name("alibi_slopes", "--alibi-slopes", "fp32 [heads] or [batch, heads]; default none");
-    add_name("cu_seqlens_q", "--cu-seqlens-q", "First rows of the members of a ragged batch, int [batch + 1]");
+    add_name("cu_seqlens_q", "--cu-seqlens-q", "First rows of the sequences of a ragged batch, int [batch + 1]");
     add_name("cu_seqlens_kv", "--cu-seqlens-kv", "The same for the keys");
     command
         .add_option("--layout", layout,

@@ -62,8 +62,8 @@ struct ShapeOptions {
     /// The same for options that must give exactly one.
     Problem problem(const ScoreOptions& scores) const;
 
-    /// Lengths (queries, keys) of the members of a ragged batch; empty when dense.
-    std::vector<std::pair<std::int64_t, std::int64_t>> members() const;
+    /// Lengths (queries, keys) of the sequences of a ragged batch; empty when dense.
+    std::vector<std::pair<std::int64_t, std::int64_t>> sequences() const;
 
  private:
     std::vector<std::pair<std::int64_t, std::int64_t>> lengths() const;
@@ -92,7 +92,7 @@ Plan plan_with(const Problem& problem, const PlanOptions& options);
 
 /// plan_on(), with errors that name the options of this command.
 PlanOn plan_on_with(const model::Machine& machine, const Problem& problem, const PlanOptions& options,
-                    const std::vector<std::pair<std::int64_t, std::int64_t>>& members);
+                    const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences);
 
 /// Throws UsageError naming the option for what Problem::validate() finds.
 void validate_options(const Problem& problem);

@@ -38,7 +38,7 @@ Json json_of(const Plan& plan) {
             {"block_kv", plan.tile.block_kv},
             {"threads", plan.threads},
             {"workspace_bytes", plan.workspace_bytes},
-            {"o_rest", plan.o_rest}};
+            {"o_residual", plan.o_residual}};
 }
 
 Json json_of(const check::Report& report) {

@@ -42,7 +42,7 @@ void RooflineOptions::declare(CLI::App& command) {
         "Whose kernels: published (default: flash-attention's fa2 and fa3, tessera's standard and fa1), tessera, "
         "flash-attention or cudnn");
     add("--threads", threads, "N", "Threads of a CPU; default: all of the machine");
-    add("--tokens", tokens, "N", "Batch members so that batch * len is N, as published tables have it");
+    add("--tokens", tokens, "N", "Sequences so that batch * len is N, as published tables have it");
     command.add_flag("--worksheet", worksheet, "The prediction as a calculation to be redone by hand");
     add("--svg", svg, "FILE", "Draw the log-log roofline, schedules as points that move with the length");
     add("--png", png, "FILE", "The same as pixels");
@@ -82,7 +82,7 @@ model::PredictOptions RooflineOptions::predict_options(const model::Machine& mac
                                             {"cudnn", "cudnn"}});
     if (by_given && by != "tessera" && machine.kind == model::MachineKind::cpu)
         unexpected("--by", fmt::format("tessera: {} is a CPU", machine.name), by);
-    options.members = shape.members();
+    options.sequences = shape.sequences();
     options.worksheet = worksheet;
     if (!threads.empty()) {
         const std::int64_t count = parse_size("--threads", threads);

@@ -48,7 +48,7 @@ struct PassResult {
 /// The results, in the shapes that the output file gets.
 struct Outputs {
     OwnedTensor o, lse, dq, dk, dv;
-    OwnedTensor o_rest;  ///< for the backward, where both kernels know it
+    OwnedTensor o_residual;  ///< for the backward, where both kernels know it
     std::vector<std::pair<std::string, TensorView>> named;
 };
 
@@ -82,8 +82,8 @@ void make_outputs(Run& run) {
     out.dq = make_like(run, "dq", run.inputs.q, p.head_dim, p.dtype);
     out.dk = make_like(run, "dk", run.inputs.k, p.head_dim, p.dtype);
     out.dv = make_like(run, "dv", run.inputs.v, p.head_dim_v, p.dtype);
-    if (run.forward.plan.o_rest && run.backward.plan.o_rest) {
-        out.o_rest = make_like(run, "o_rest", run.inputs.q, p.head_dim_v, DType::int8);
+    if (run.forward.plan.o_residual && run.backward.plan.o_residual) {
+        out.o_residual = make_like(run, "o_residual", run.inputs.q, p.head_dim_v, DType::int8);
     }
     out.named.insert(out.named.end(), {{"dq", out.dq.view}, {"dk", out.dk.view}, {"dv", out.dv.view}});
 }
@@ -99,7 +99,7 @@ ForwardArgs forward_args(const Run& run) {
             .cu_seqlens_kv = in.cu_seqlens_kv,
             .o = in.layout.canonical(run.outputs.o.view),
             .lse = in.layout.canonical_lse(run.outputs.lse.view),
-            .o_rest = in.layout.canonical(run.outputs.o_rest.view)};
+            .o_residual = in.layout.canonical(run.outputs.o_residual.view)};
 }
 
 BackwardArgs backward_args(const Run& run) {
@@ -119,7 +119,7 @@ BackwardArgs backward_args(const Run& run) {
             .dq = canonical(run.outputs.dq),
             .dk = canonical(run.outputs.dk),
             .dv = canonical(run.outputs.dv),
-            .o_rest = canonical(run.outputs.o_rest)};
+            .o_residual = canonical(run.outputs.o_residual)};
 }
 
 /// Times call(tensors, workspace, how) on tensors where the plan wants them; copies are no part of it.

@@ -32,7 +32,7 @@ struct WalkOptions {
     ShapeOptions shape;
     ScoreOptions scores{.seed_makes_inputs = true};
     HowOptions how;
-    std::string member = "0";
+    std::string sequence = "0";
     std::string head = "0";
     std::string row;
     std::string q_tile;
@@ -129,7 +129,7 @@ void generate_tensors(const WalkOptions& options, WalkTensors& t) {
 
 /// A row of the tile that the options ask for: of --row, of --q-tile, or of the last tile.
 walk::Selection selection_of(const WalkOptions& options, const Plan& plan, std::int64_t len_q) {
-    walk::Selection selection{.batch = parse_size("--member", options.member),
+    walk::Selection selection{.batch = parse_size("--sequence", options.sequence),
                               .head = parse_size("--head", options.head)};
     const std::int64_t block = std::max<std::int64_t>(1, std::min(plan.tile.block_q, len_q));
     const std::int64_t tiles = (len_q + block - 1) / block;
@@ -177,15 +177,15 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
     } catch (const Error& error) {
         rethrow_for_files(error, t.read);
     }
-    const auto member = parse_size("--member", options.member);
+    const auto sequence = parse_size("--sequence", options.sequence);
     const Problem& p = t.problem;
     const bool nobody = p.batch == 0 || p.heads_q == 0;
-    if (!nobody && member >= p.batch) unexpected("--member", fmt::format("0..{}", p.batch - 1), options.member);
-    const auto len_q = nobody ? 0 : member_of(p, t.args.cu_seqlens_q, t.args.cu_seqlens_kv, member).len_q;
+    if (!nobody && sequence >= p.batch) unexpected("--sequence", fmt::format("0..{}", p.batch - 1), options.sequence);
+    const auto len_q = nobody ? 0 : sequence_of(p, t.args.cu_seqlens_q, t.args.cu_seqlens_kv, sequence).len_q;
     if (len_q == 0) {
         const char* what = "expected a query to follow, got none";
         if (!options.inputs.files.empty() && (nobody || !p.ragged)) throw Error(ErrorCode::bad_data, t.origin, what);
-        throw UsageError(nobody ? "--heads" : p.ragged ? "--member" : "--len", what);
+        throw UsageError(nobody ? "--heads" : p.ragged ? "--sequence" : "--len", what);
     }
     const walk::Selection selection = selection_of(options, plan, len_q);
     const Execution counted{.parallel_for = progress.counted_parallel_for()};
@@ -252,10 +252,10 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
     const walk::Trace& trace = walked.trace;
     WalkView view{.all = options.all, .width = terminal_width(STDOUT_FILENO)};
     if (!options.row.empty()) view.row = trace.selection.row;
-    const std::string who =
-        fmt::format("queries {}..{} of {}, head {}{}{}", trace.queries.begin, trace.queries.end - 1, trace.len_q,
-                    trace.selection.head, t.problem.batch > 1 ? fmt::format(", member {}", trace.selection.batch) : "",
-                    view.row ? fmt::format("; values of row {}", *view.row) : "");
+    const std::string who = fmt::format("queries {}..{} of {}, head {}{}{}", trace.queries.begin, trace.queries.end - 1,
+                                        trace.len_q, trace.selection.head,
+                                        t.problem.batch > 1 ? fmt::format(", sequence {}", trace.selection.batch) : "",
+                                        view.row ? fmt::format("; values of row {}", *view.row) : "");
     std::string text = facts_text({{"input", t.origin},
                                    {"problem", t.problem.describe()},
                                    {"kernel", plan_text(trace.plan)},
@@ -280,7 +280,7 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
 /// Errors of the selection in terms of the options.
 [[noreturn]] void rethrow_selection(const Error& error) {
     const std::string text = std::string(error.what());
-    for (const auto& [argument, option] : {std::pair{"batch", "--member"}, {"head", "--head"}, {"row", "--row"}}) {
+    for (const auto& [argument, option] : {std::pair{"batch", "--sequence"}, {"head", "--head"}, {"row", "--row"}}) {
         if (error.code() == ErrorCode::invalid_argument && error.argument() == argument)
             throw UsageError(option, text.substr(error.argument().size() + 2));
     }
@@ -377,7 +377,7 @@ void add_walk_command(CLI::App& app, Session& session) {
     add_text("--row", options->row, "Follow this query: its own m, l, rescale and O");
     add_text("--q-tile", options->q_tile, "Follow this tile of queries as a whole; default: the last");
     add_text("--head", options->head, "Query head; default 0");
-    add_text("--member", options->member, "Batch member; default 0");
+    add_text("--sequence", options->sequence, "Batch sequence; default 0");
     command->add_flag("--backward", options->backward, "The backward instead of the forward")->group(kWhat);
     command->add_flag("--by-hand", options->by_hand, "A 4 x 4 example in exact fractions instead")->group(kWhat);
     command

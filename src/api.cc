@@ -92,8 +92,8 @@ void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> wor
     const DefaultFloatMode mode;
     const ForwardCall call = checked_call(plan, args, workspace, how, Pass::forward);
     const Kernel& kernel = kernel_of(*plan.kernel);
-    if (args.o_rest.given() && !knows_o_rest(kernel, plan.problem)) {
-        throw Error(ErrorCode::unsupported, "o_rest", fmt::format("{} does not write it", kernel.info.name));
+    if (args.o_residual.given() && !knows_o_residual(kernel, plan.problem)) {
+        throw Error(ErrorCode::unsupported, "o_residual", fmt::format("{} does not write it", kernel.info.name));
     }
     check_refusal(kernel, plan, args, kernel.refuse_tensors);
     kernel.forward(call);

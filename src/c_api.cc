@@ -153,7 +153,7 @@ Args inputs_of(const From& from) {
     args.cu_seqlens_kv = tensor_of("cu_seqlens_kv", from.cu_seqlens_kv);
     args.o = tensor_of("o", from.o);
     args.lse = tensor_of("lse", from.lse);
-    args.o_rest = tensor_of("o_rest", from.o_rest);
+    args.o_residual = tensor_of("o_residual", from.o_residual);
     return args;
 }
 

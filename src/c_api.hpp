@@ -47,11 +47,11 @@ inline void expect_address(const char* name, const void* address) {
 template <class T>
 inline constexpr std::size_t kFirstSize = sizeof(T);
 template <>
-inline constexpr std::size_t kFirstSize<tessera_forward_args> = offsetof(tessera_forward_args, o_rest);
+inline constexpr std::size_t kFirstSize<tessera_forward_args> = offsetof(tessera_forward_args, o_residual);
 template <>
-inline constexpr std::size_t kFirstSize<tessera_backward_args> = offsetof(tessera_backward_args, o_rest);
+inline constexpr std::size_t kFirstSize<tessera_backward_args> = offsetof(tessera_backward_args, o_residual);
 template <>
-inline constexpr std::size_t kFirstSize<tessera_plan_info> = offsetof(tessera_plan_info, o_rest);
+inline constexpr std::size_t kFirstSize<tessera_plan_info> = offsetof(tessera_plan_info, o_residual);
 
 /// All bytes of a struct are looked at or set: one that was never given its size must not lead far beyond it.
 /// `name` is that of the struct, or "".

@@ -142,7 +142,7 @@ tessera_status tessera_plan_query(const tessera_problem* problem, const tessera_
         info->refused = static_cast<std::int32_t>(refusals_of(plan).size());
         copy_text(info->target, plan.target);
         copy_text(info->matrix_unit, plan.matrix_unit);
-        if (info->struct_size >= sizeof(*info)) info->o_rest = plan.o_rest ? 1 : 0;
+        if (info->struct_size >= sizeof(*info)) info->o_residual = plan.o_residual ? 1 : 0;
     });
 }
 

@@ -124,7 +124,7 @@ std::optional<std::string> complete(Plan& plan, const Kernel& kernel, const Plan
     plan.threads = options.threads > 0 ? options.threads : available_threads();
     plan.target = kernel.target(plan.device);
     if (kernel.matrix_unit != nullptr) plan.matrix_unit = kernel.matrix_unit(plan);
-    plan.o_rest = knows_o_rest(kernel, plan.problem);
+    plan.o_residual = knows_o_residual(kernel, plan.problem);
     plan.workspace_bytes = kernel.workspace_bytes(plan);
     if (plan.workspace_bytes >= Arena::kTooMuch) return "would need more workspace than memory can address";
     const bool on_host = plan.kernel->backend == Backend::cpu && plan.kernel->schedule == Schedule::standard;
@@ -154,8 +154,8 @@ std::string entry(std::string_view label, std::string_view words) {
     return text + '\n';
 }
 
-/// What a caller who keeps o_rest pays, and what it saves.
-std::string o_rest_text(const Plan& plan) {
+/// What a caller who keeps o_residual pays, and what it saves.
+std::string o_residual_text(const Plan& plan) {
     const Problem& p = plan.problem;
     const auto bytes = static_cast<std::size_t>(p.rows_q() * p.heads_q * p.head_dim_v);
     if (plan.pass == Pass::forward) return fmt::format("can be written, for the backward: {}", bytes_text(bytes));
@@ -201,7 +201,7 @@ std::string Plan::describe() const {
     if (device.type == DeviceType::cuda) text += entry("device", fmt::format("CUDA device {}", device.index));
     else text += entry("threads", std::to_string(threads));
     text += entry("workspace", bytes_text(workspace_bytes));
-    if (o_rest) text += entry("o_rest", o_rest_text(*this));
+    if (o_residual) text += entry("o_residual", o_residual_text(*this));
     for (const Refusal& r : refused) {
         if (r.kernel->pass == pass) text += entry("not", fmt::format("{}: {}", r.kernel->name, r.reason));
     }

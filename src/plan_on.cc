@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "cuda/rows/rows.hpp"
+#include "cuda/host/kernel_table.hpp"
 #include "registry.hpp"
 
 namespace tessera {
@@ -35,7 +35,7 @@ schedule::Footprint footprint_of(const Question& q, const Candidate& candidate) 
                                 .schedule = candidate.schedule,
                                 .pass = q.options.pass,
                                 .tile = candidate.tile,
-                                .members = q.how.members});
+                                .sequences = q.how.sequences});
 }
 
 /// What tensors and workspace together are over the machine's memory.
@@ -43,7 +43,7 @@ std::optional<std::string> does_not_fit(const Question& q, const Candidate& cand
     if (!schedule::countable(q.problem)) return "has more bytes than can be counted";
     const Problem& p = q.problem;
     const double scores = static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
-    const double bias = p.bias ? 4 * scores : 0;  // fp32, which the batch members share
+    const double bias = p.bias ? 4 * scores : 0;  // fp32, which the sequences share
     const double needed =
         static_cast<double>(footprint_of(q, candidate).tensors) + bias + static_cast<double>(candidate.workspace_bytes);
     const double has = q.machine.memory_gib * kGiB;
@@ -110,14 +110,17 @@ const Candidate* PlanOn::chosen() const {
 }
 
 PlanOn plan_on(const model::Machine& machine, const Problem& problem, const PlanOptions& options,
-               const std::vector<std::pair<std::int64_t, std::int64_t>>& members) {
+               const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences) {
     problem.validate();
     validate_plan_options(options);
     const bool gpu = machine.kind == model::MachineKind::gpu;
     PlanOn result;
     result.threads = gpu ? 0 : options.threads > 0 ? options.threads : static_cast<int>(machine.cores.value);
-    const Question question{
-        machine, problem, options, {.by = "tessera", .threads = result.threads, .members = members}, result.threads};
+    const Question question{machine,
+                            problem,
+                            options,
+                            {.by = "tessera", .threads = result.threads, .sequences = sequences},
+                            result.threads};
     result.kernels = gpu ? on_gpu(question) : on_cpu(question);
     std::string chosen;
     for (Candidate& candidate : result.kernels) {

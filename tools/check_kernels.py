@@ -6,7 +6,7 @@
 
 Fails when a kernel
 - uses local memory (spilled registers, arrays with run-time indices) beyond LOCAL_MEMORY,
-- made the assembler serialise its wgmma (messages C75xx in OBJECT.log, which tools/keep_compiler_log.py writes),
+- made ptxas serialise its wgmma (messages C75xx in OBJECT.log, which tools/keep_compiler_log.py writes),
 - lacks instructions that NEEDS lists for it, or is not listed there,
 - stands in a list of compiled shapes (src/cuda/*/config.h) and was not compiled, or the other way round.
 
@@ -120,7 +120,7 @@ def problems_of(kernel, needs, local_memory):
 
 
 def messages_of(log: str, allowed):
-    """The assembler's words about wgmma, each kind once for a function."""
+    """ptxas's words about wgmma, each kind once for a function."""
     seen = set()
     for match in MESSAGE.finditer(log):
         function = re.search(r"function '(\w+)'", match[2])

@@ -4,7 +4,7 @@
 
 - a layer includes only itself and the layers listed for it below;
 - third-party headers appear only where they belong;
-- a file has at most 400 lines, and its first lines name the license;
+- a file has at most 400 lines (in src/cuda 600), and its first lines name the license;
 - asm only in src/cuda/ptx, and no open points left in comments.
 
 Usage: check_layers.py [ROOT]. Prints one line per violation; exit status 1 when there are any.
@@ -14,6 +14,7 @@ import re
 import sys
 
 MAX_LINES = 400
+MAX_LINES_OF_KERNELS = 600  # a kernel of src/cuda in one file reads better than in pieces
 FOLDERS = ("include", "src", "toolkit", "cli", "bench", "tests", "examples", "python", "web")
 SUFFIXES = (".hpp", ".h", ".cc", ".c", ".cuh", ".cu")
 WITHOUT_INCLUDES = (".py", ".sh", ".cmake", ".js", ".css", ".html")
@@ -49,33 +50,14 @@ LAYER_OF = {
     "src/cuda/fa1/": "cuda/fa1",
     "src/cuda/fa2/": "cuda/fa2",
     "src/cuda/fa3/": "cuda/fa3",
-    # Which shapes are compiled, and which one runs a Problem: plain C++, which the model reads in builds without CUDA.
-    "src/cuda/rows/": "cuda/shapes",  # and what a device must have for it
-    "src/cuda/tile/query_tiles.": "cuda/shapes",
-    "src/cuda/tile/divider.": "cuda/shapes",
-    "src/cuda/shared/shapes.": "cuda/shapes",
-    "src/cuda/shared/scores.": "cuda/shapes",
-    "src/cuda/tile/constants.hpp": "cuda/shapes",
-    "src/cuda/tile/softcap.hpp": "cuda/shapes",
-    "src/cuda/gradient/config.": "cuda/shapes",
-    "src/cuda/gradient/shapes.": "cuda/shapes",
-    "src/cuda/gradient/shares.": "cuda/shapes",
-    "src/cuda/standard/config.": "cuda/shapes",
-    "src/cuda/standard/shapes.": "cuda/shapes",
-    "src/cuda/fa1/config.": "cuda/shapes",
-    "src/cuda/fa1/shapes.": "cuda/shapes",
-    "src/cuda/fa2/config.": "cuda/shapes",
-    "src/cuda/fa2/shapes.": "cuda/shapes",
-    "src/cuda/fa3/config.": "cuda/shapes",
-    "src/cuda/fa3/shapes.": "cuda/shapes",
-    "src/cuda/fa3/cap.": "cuda/shapes",
-    "src/cuda/fa3/tile_order.": "cuda/shapes",
-    "src/cuda/fa3/head_stack.": "cuda/shapes",
-    "src/cuda/fa3/block_range.": "cuda/shapes",
-    "src/cuda/fa3/queue_time.": "cuda/shapes",
-    "src/cuda/fa3/backward/config.": "cuda/shapes",
-    "src/cuda/fa3/backward/shapes.": "cuda/shapes",
-    "src/cuda/fa3/backward/order.": "cuda/shapes",
+    # Plain C++ without CUDA headers, which kernels, plan() and the cost model share: which shapes are compiled, which one
+    # runs a Problem, in which order work is done.
+    "src/cuda/host/": "cuda/host",
+    "src/cuda/gradient/host/": "cuda/host",
+    "src/cuda/standard/host/": "cuda/host",
+    "src/cuda/fa1/host/": "cuda/host",
+    "src/cuda/fa2/host/": "cuda/host",
+    "src/cuda/fa3/host/": "cuda/host",
     "src/registry.": "registry",
     "src/": "api",  # api, c_api, plan, parallel
     "toolkit/check/": "check",
@@ -95,7 +77,7 @@ LAYER_OF = {
     "web/": "web",
 }
 
-CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/shapes", "cuda/tile"}
+CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/host", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared", "cuda/gradient"}
 CPU_WORDS = {"include", "core", "cpu/lanes", "cpu/matrix"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
@@ -106,7 +88,7 @@ ALLOWED = {
     "core": {"include"},
     "io": {"include", "core"},
     "schedule": {"include", "core"},
-    "model": {"include", "core", "schedule", "cuda/shapes"},
+    "model": {"include", "core", "schedule", "cuda/host"},
     "kernel": {"include", "core", "schedule"},
     "reference": {"include", "core", "kernel"},
     "cpu/lanes": {"include", "core"},
@@ -114,7 +96,7 @@ ALLOWED = {
     "cpu/rooms": CPU_WORDS | {"kernel"},
     "cpu": CPU_WORDS | {"schedule", "kernel", "cpu/rooms"},
     "cuda/ptx": {"include"},
-    "cuda/shapes": {"include", "core"},
+    "cuda/host": {"include", "core"},
     "cuda/tile": CUDA_TILE,
     "cuda/shared": CUDA_TILE | {"kernel"},
     "cuda/gradient": CUDA_TILE | {"kernel", "cuda/shared"},
@@ -124,7 +106,7 @@ ALLOWED = {
     "cuda/fa3": CUDA_SCHEDULE,
     "cuda": CUDA_SCHEDULE | {"cuda/standard", "cuda/fa1", "cuda/fa2", "cuda/fa3"},
     "registry": {"include", "core", "kernel", "reference", "cpu", "cuda"},
-    "api": {"include", "core", "schedule", "model", "kernel", "registry", "cuda/shapes"},
+    "api": {"include", "core", "schedule", "model", "kernel", "registry", "cuda/host"},
     "device": {"include", "core"},
     "check": LIBRARY | {"io", "device"},
     "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/lanes", "cpu/matrix"},
@@ -132,13 +114,13 @@ ALLOWED = {
     "walk": LIBRARY,
     "report": LIBRARY | {"measure", "plot"},
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
-    "learn": LIBRARY | {"io", "measure", "plot", "walk", "diagnose", "cuda/shapes"},
+    "learn": LIBRARY | {"io", "measure", "plot", "walk", "diagnose", "cuda/host"},
     "cli": LIBRARY | TOOLS,
-    "bench": LIBRARY | TOOLS | {"cpu/lanes", "cpu/matrix", "cuda/ptx", "cuda/shapes", "cuda/tile", "cuda/shared"},
+    "bench": LIBRARY | TOOLS | {"cpu/lanes", "cpu/matrix", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared"},
     "python": LIBRARY | TOOLS,
     "web": LIBRARY | TOOLS | {"cli"},
     "examples": {"include"},
-    "tests": LIBRARY | TOOLS | CPU_WORDS | {"cpu", "cpu/rooms", "cuda", "cuda/ptx", "cuda/shapes", "cuda/tile", "cuda/shared",
+    "tests": LIBRARY | TOOLS | CPU_WORDS | {"cpu", "cpu/rooms", "cuda", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared",
                                             "cli"},
 }
 
@@ -203,8 +185,9 @@ def check_includes(root: pathlib.Path, path: pathlib.Path, name: str, text: str)
 
 def check_text(name: str, text: str):
     lines = text.count("\n")
-    if lines > MAX_LINES:
-        yield f"{name}: {lines} lines, at most {MAX_LINES} are allowed"
+    limit = MAX_LINES_OF_KERNELS if name.startswith("src/cuda/") else MAX_LINES
+    if lines > limit:
+        yield f"{name}: {lines} lines, at most {limit} are allowed"
     if name.endswith(SUFFIXES) and "SPDX-License-Identifier: Apache-2.0" not in "".join(text.splitlines(True)[:2]):
         yield f"{name}:1: the first line does not name the license"
     for number, line in enumerate(text.splitlines(), 1):

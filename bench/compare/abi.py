@@ -42,9 +42,9 @@ def args_struct(names):
     return type("Args", (c.Structure,), {"_fields_": [("struct_size", c.c_size_t)] + [(n, Tensor) for n in names]})
 
 
-ForwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse", "o_rest"])
+ForwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse", "o_residual"])
 BackwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse", "d_o",
-                            "dlse", "dq", "dk", "dv", "dbias", "o_rest"])
+                            "dlse", "dq", "dk", "dv", "dbias", "o_residual"])
 
 
 def view(t):
@@ -60,7 +60,7 @@ def view(t):
 class PlanInfo(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("kernel", c.c_char_p), ("block_q", c.c_int64), ("block_kv", c.c_int64),
                 ("workspace_bytes", c.c_size_t), ("threads", c.c_int32), ("refused", c.c_int32), ("target", c.c_char * 128),
-                ("matrix_unit", c.c_char * 32), ("o_rest", c.c_int32), ("reserved", c.c_int32)]
+                ("matrix_unit", c.c_char * 32), ("o_residual", c.c_int32), ("reserved", c.c_int32)]
 
 
 class Library:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backward for torch_cuda.py: beside PyTorch's FlashAttention-2, by its own operator, and cuDNN. Before it is timed,
-each of tessera's results is compared with PyTorch's in fp32, for the first batch member's last kv head: dQ of the last 512
+each of tessera's results is compared with PyTorch's in fp32, for the first sequence's last kv head: dQ of the last 512
 queries, dK and dV of the last 512 keys, to 2 % of their norms. That finds a kernel that is grossly wrong, no more.
 
-Where a backward of tessera takes the rest of O (docs/numerics.md), it gets that with O and LSE from tessera's forward of its
+Where a backward of tessera takes the residual of O (docs/numerics.md), it gets that with O and LSE from tessera's forward of its
 own choice, as a binding that trains would hand it over; that is "tessera fa3". "tessera fa3 summed" is the same kernel without.
 The others start from PyTorch's O and LSE."""
 import ctypes
@@ -20,7 +20,7 @@ TAIL = 512
 
 
 def gold(q, k, v, d_o, causal):
-    """dQ, dK and dV of the last rows of the first member's last kv head, in fp32, unfused and in blocks of queries."""
+    """dQ, dK and dV of the last rows of the first sequence's last kv head, in fp32, unfused and in blocks of queries."""
     group = q.shape[1] // k.shape[1]
     q, d_o = q[0, -group:].float(), d_o[0, -group:].float()
     k, v = k[0, -1].float(), v[0, -1].float()
@@ -64,18 +64,18 @@ def peers(q, k, v, d_o, causal):
             "cudnn": cudnn}, o, lse
 
 
-def with_rest(lib, shape, options, q, k, v):
-    """O, LSE and the rest of O by tessera's forward where the backward of these options takes it; or nothing."""
+def with_residual(lib, shape, options, q, k, v):
+    """O, LSE and the residual of O by tessera's forward where the backward of these options takes it; or nothing."""
     any_schedule = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA)
-    if not (lib.plan(shape, options, abi.BACKWARD).o_rest and lib.plan(shape, any_schedule, abi.FORWARD).o_rest): return None
+    if not (lib.plan(shape, options, abi.BACKWARD).o_residual and lib.plan(shape, any_schedule, abi.FORWARD).o_residual): return None
     kept = dict(o=torch.empty_like(q), lse=torch.empty(q.shape[:3], device=q.device),
-                o_rest=torch.empty_like(q, dtype=torch.int8))
+                o_residual=torch.empty_like(q, dtype=torch.int8))
     lib.prepare(shape, any_schedule, abi.FORWARD, dict(q=q, k=k, v=v, **kept))()
     return kept
 
 
-def calls_of(lib, row, schedules, rest="kept", dtype=torch.bfloat16):
-    """rest: "kept": by the rest of O where that is taken; "summed": without; "both"."""
+def calls_of(lib, row, schedules, residual="kept", dtype=torch.bfloat16):
+    """residual: "kept": by the residual of O where that is taken; "summed": without; "both"."""
     dim, heads_q, heads_kv, causal, batch, length = row[:6]
     make = lambda heads: torch.randn(batch, length, heads, dim, device="cuda", dtype=dtype).transpose(1, 2)
     q, k, v, d_o = make(heads_q), make(heads_kv), make(heads_kv), make(heads_q)
@@ -83,19 +83,19 @@ def calls_of(lib, row, schedules, rest="kept", dtype=torch.bfloat16):
              "head_dim": dim, "head_dim_v": dim, "causal": causal}
     calls, o, lse = peers(q, k, v, d_o, causal)
     right = gold(q, k, v, d_o, causal)
-    for schedule, kept in [(s, kept) for s in schedules for kept in (True, False) if rest in ("both", "kept" if kept else "summed")]:
+    for schedule, kept in [(s, kept) for s in schedules for kept in (True, False) if residual in ("both", "kept" if kept else "summed")]:
         dq, dk, dv = (torch.full_like(t, math.nan) for t in (q, k, v))
         options = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA, schedule=abi.SCHEDULES[schedule])
         name = f"tessera {schedule}" + ("" if kept else " summed")
         try:
-            forward = kept and with_rest(lib, shape, options, q, k, v) or dict(o=o, lse=lse)
+            forward = kept and with_residual(lib, shape, options, q, k, v) or dict(o=o, lse=lse)
             call = lib.prepare(shape, options, abi.BACKWARD, dict(q=q, k=k, v=v, d_o=d_o, dq=dq, dk=dk, dv=dv, **forward))
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:  # refused, or no memory for its workspace
             lines = str(error).splitlines()
             reason = next((line for line in lines if f"cuda.{schedule}." in line), lines[0])
             print(f"{name}, {shape}: {reason.strip()}", file=sys.stderr)
             continue
-        if "o_rest" in forward: call.notes = {"features": "rest of O"}  # of its Record
+        if "o_residual" in forward: call.notes = {"features": "residual of O"}  # of its Record
         call()
         check(name, right, dq, dk, dv)
         calls[name] = call

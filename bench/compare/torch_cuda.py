@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times tessera's CUDA kernels beside PyTorch's FlashAttention-2 and cuDNN in one process, call by call in turn.
 
-    python3 bench/compare/torch_cuda.py build/src/libtessera.so [--pass backward [--rest both]] [--schedules fa3]
+    python3 bench/compare/torch_cuda.py build/src/libtessera.so [--pass backward [--residual both]] [--schedules fa3]
         [--rows 128] [--dtype fp16] [--out records.jsonl]
 
 The shapes and targets are those of h200_forward.json: times cuDNN; and of h200_backward.json: TFLOP/s of the better of
-FlashAttention-3 and -4 (torch_backward.py, which also says what --rest is). Before each call 256 MiB are written, so that no operand is left
+FlashAttention-3 and -4 (torch_backward.py, which also says what --residual is). Before each call 256 MiB are written, so that no operand is left
 in L2. A figure is the median over calls in an order that is new each time, between CUDA events; FLOP are counted by visible pairs. Before
 it is timed, each of tessera's results is compared with PyTorch's in fp32 at one place: the last 1,024 queries of the last
-head of the first batch member, O to 5e-3 of its norm, LSE to 1e-3. That finds a kernel that is grossly wrong, no more; what
+head of the first sequence, O to 5e-3 of its norm, LSE to 1e-3. That finds a kernel that is grossly wrong, no more; what
 holds the kernels to the contract is `tessera check`. A schedule that refuses a shape, or whose workspace does not fit, has no
 figure for it.
 """
@@ -36,7 +36,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def gold(q, k, v, causal):
-    """O and LSE of the last queries of the first batch member's last head, in fp32 (PyTorch's matrix products, unfused)."""
+    """O and LSE of the last queries of the first sequence's last head, in fp32 (PyTorch's matrix products, unfused)."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q[:1, -1:].float(), k[:1, -1:].float(), v[:1, -1:].float()
     assert group >= 1
@@ -133,8 +133,8 @@ def main():
     parser.add_argument("--schedules", default="fa3", help="tessera's, comma-separated")
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
     parser.add_argument("--rows", help="head dims, comma-separated: only rows of these")
-    parser.add_argument("--rest", choices=("kept", "summed", "both"), default="kept",
-                        help="backward: with the rest of O, without it, or both")
+    parser.add_argument("--residual", choices=("kept", "summed", "both"), default="kept",
+                        help="backward: with the residual of O, without it, or both")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--out", help="append Records (JSON lines) to this file")
     parser.add_argument("--commit", default="unknown", help="of the library")
@@ -146,8 +146,8 @@ def main():
     if options.rows:
         rows = [r for r in rows if str(r[0]) in options.rows.split(",")]
     forward = options.direction == "forward"
-    prepare = calls_of if forward else functools.partial(torch_backward.calls_of, rest=options.rest)
-    ends = {"kept": [""], "summed": [" summed"], "both": ["", " summed"]}[options.rest]
+    prepare = calls_of if forward else functools.partial(torch_backward.calls_of, residual=options.residual)
+    ends = {"kept": [""], "summed": [" summed"], "both": ["", " summed"]}[options.residual]
     names = schedules if forward else [s + end for s in schedules for end in ends]
     peer = "cudnn" if forward else "fa2"
     ratios = {s: [] for s in names}

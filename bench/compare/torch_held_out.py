@@ -15,7 +15,7 @@ where scaled_dot_product_attention can ask for the same, its backward by the ope
 older Records, a short call is the host's). 1 GiB is written before each call: no operand is left in L2, and
 the host is done with a short call before the GPU begins it. Calls of all kernels alternate; a figure is the median
 between CUDA events. Each of tessera's results is compared with FlashAttention-2's before it is timed: O, LSE and the
-gradients to 2 % of their norm, which finds a grossly wrong kernel, no more. tessera's backward gets the rest of O where
+gradients to 2 % of their norm, which finds a grossly wrong kernel, no more. tessera's backward gets the residual of O where
 it takes that (docs/numerics.md). What a kernel refuses is told on stderr and has no Record.
 """
 import argparse
@@ -43,7 +43,7 @@ MOST_SCORES = 4 << 30  # elements of S for which `standard` is asked at all: 16 
 
 class Case:
     """A row of the file with its tensors: [batch, len, heads, head_dim], or [total, heads, head_dim] of a ragged batch,
-    whose `lens` are the lengths of its members."""
+    whose `lens` are the lengths of its sequences."""
 
     def __init__(self, row, dropout=0.0):
         self.dropout = dropout
@@ -63,12 +63,12 @@ class Case:
         self.limits = {} if self.window is None else {"window_size_left": self.window, "window_size_right": 0}
 
     def pairs(self):
-        """Visible pairs of one head, of all members: a band below the bottom-right diagonal, or all."""
+        """Visible pairs of one head, of all sequences: a band below the bottom-right diagonal, or all."""
         if self.lens:
             return sum(n * (n + 1) // 2 if self.causal else n * n for n in self.lens)
-        return self.batch * self.pairs_of_member()
+        return self.batch * self.pairs_of_sequence()
 
-    def pairs_of_member(self):
+    def pairs_of_sequence(self):
         if not self.causal and self.window is None:
             return self.len_q * self.len_kv
         shift = self.len_kv - self.len_q
@@ -96,8 +96,8 @@ class Case:
     def torch_heads_first(self):
         return self.heads_first(self.q, self.k, self.v, self.d_o)
 
-    def members(self):
-        """The arguments that say where members begin."""
+    def sequences(self):
+        """The arguments that say where sequences begin."""
         return dict(cu_seqlens_q=self.starts, cu_seqlens_kv=self.starts) if self.lens else {}
 
     def cudnn_can(self):
@@ -139,19 +139,19 @@ def differs(name, got, expected):
     return f"{name}: {error:.3g}" if not error < 2e-2 else ""
 
 
-def with_rest(lib, case, options, inputs):
-    """O, LSE and the rest of O by tessera's forward of its own choice where the backward of these options takes that; under
+def with_residual(lib, case, options, inputs):
+    """O, LSE and the residual of O by tessera's forward of its own choice where the backward of these options takes that; under
     dropout, which only its own forward knows, in any case."""
     any_schedule = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA)
-    takes_rest = lib.plan(case.problem(), options, abi.BACKWARD).o_rest and lib.plan(case.problem(), any_schedule, abi.FORWARD).o_rest
-    if not takes_rest and not case.dropout:
+    takes_residual = lib.plan(case.problem(), options, abi.BACKWARD).o_residual and lib.plan(case.problem(), any_schedule, abi.FORWARD).o_residual
+    if not takes_residual and not case.dropout:
         return None
     q = inputs["q"]
     shape = (case.heads_q, q.shape[0]) if case.lens else q.shape[:3]
     kept = dict(o=torch.empty_like(q), lse=torch.empty(shape, device=q.device))
-    if takes_rest:
-        kept["o_rest"] = torch.empty_like(q, dtype=torch.int8)
-    lib.prepare(case.problem(), any_schedule, abi.FORWARD, dict(**inputs, **case.members(), **kept))()
+    if takes_residual:
+        kept["o_residual"] = torch.empty_like(q, dtype=torch.int8)
+    lib.prepare(case.problem(), any_schedule, abi.FORWARD, dict(**inputs, **case.sequences(), **kept))()
     return kept
 
 
@@ -164,14 +164,14 @@ def ours(lib, case, schedule, o, lse, gradients):
     if case.direction == "forward":
         mine = {"o": torch.full_like(q, math.nan), "lse": torch.full_like(lse, math.nan)}
         expected = {"o": case.heads_first(o)[0], "lse": lse}
-        call = lib.prepare(case.problem(), options, abi.FORWARD, dict(**inputs, **case.members(), **mine))
+        call = lib.prepare(case.problem(), options, abi.FORWARD, dict(**inputs, **case.sequences(), **mine))
     else:
         mine = {"dq": torch.full_like(q, math.nan), "dk": torch.full_like(k, math.nan), "dv": torch.full_like(v, math.nan)}
         expected = dict(zip(mine, case.heads_first(*gradients)))
-        kept = with_rest(lib, case, options, inputs)
-        notes = {"features": "rest of O"} if kept and "o_rest" in kept else {}
+        kept = with_residual(lib, case, options, inputs)
+        notes = {"features": "residual of O"} if kept and "o_residual" in kept else {}
         kept = kept or dict(o=case.heads_first(o)[0], lse=lse)
-        call = lib.prepare(case.problem(), options, abi.BACKWARD, dict(**inputs, d_o=d_o, **case.members(), **kept, **mine))
+        call = lib.prepare(case.problem(), options, abi.BACKWARD, dict(**inputs, d_o=d_o, **case.sequences(), **kept, **mine))
     call()
     if case.dropout:
         case.results = case.results or {name: t.clone() for name, t in mine.items()}

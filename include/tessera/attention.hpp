@@ -54,9 +54,9 @@ struct ForwardArgs {
     TensorView cu_seqlens_kv{};
     TensorView o;      ///< out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v]
     TensorView lse{};  ///< out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q]; natural logarithm
-    /// out, optional, of a bf16 or fp16 Problem whose Plan says o_rest: int8, shape of o; what rounding took off O, in
-    /// 256ths of O's last place (docs/numerics.md, "The rest of O")
-    TensorView o_rest{};
+    /// out, optional, of a bf16 or fp16 Problem whose Plan says o_residual: int8, shape of o; what rounding took off O,
+    /// in 256ths of O's last place (docs/numerics.md, "The residual of O")
+    TensorView o_residual{};
 };
 
 /// Tensors of a backward call: the forward's inputs and results, the gradients of O and LSE, and where to put the rest.
@@ -76,9 +76,9 @@ struct BackwardArgs {
     TensorView dk;       ///< out, shape of k
     TensorView dv;       ///< out, shape of v
     TensorView dbias{};  ///< out, when problem.bias_gradient: shape of bias (sizes 1 are summed over)
-    /// As the forward gave it, optional. A kernel whose Plan says o_rest saves two of its seven products with it; the
-    /// others do not look at it. What is right does not depend on it.
-    TensorView o_rest{};
+    /// As the forward gave it, optional. A kernel whose Plan says o_residual saves two of its seven products with it;
+    /// the others do not look at it. What is right does not depend on it.
+    TensorView o_residual{};
 };
 
 /// O = attention(Q, K, V), and LSE. Validates everything first: a call that throws has changed nothing. On a CUDA

@@ -31,7 +31,7 @@ struct TileReport {
     Pass pass = Pass::forward;
     std::int64_t batch = 0;
     std::int64_t query_head = 0;
-    Range queries;  ///< of the batch member
+    Range queries;  ///< of the sequence
     Range keys;     ///< up to the last one that a query of the tile sees; for `merge` those of the chunk
     Coverage coverage = Coverage::full;
     std::int64_t lanes = 0;

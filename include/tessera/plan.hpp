@@ -47,8 +47,8 @@ struct Plan {
     /// What multiplies tiles of bf16 for a CPU kernel, "AMX" or "AVX512-BF16"; empty: nothing, its products are
     /// multiply-adds of `target`. A call with an observer runs without it.
     std::string matrix_unit{};
-    /// Forward: it can write o_rest. Backward: with o_rest it need not sum delta over all pairs again.
-    bool o_rest = false;
+    /// Forward: it can write o_residual. Backward: with o_residual it need not sum delta over all pairs again.
+    bool o_residual = false;
 
     static constexpr std::size_t kWorkspaceAlignment = 64;
 

@@ -27,16 +27,16 @@ struct Dropout {
 struct Problem {
     DType dtype = DType::fp32;  ///< of q, k, v, o and their gradients: fp32, bf16, fp16 (fp64: reference only)
 
-    std::int64_t batch = 1;  ///< members, also when ragged
-    std::int64_t len_q = 0;  ///< queries per batch member; when ragged, an upper bound over the members
+    std::int64_t batch = 1;  ///< sequences, also when ragged
+    std::int64_t len_q = 0;  ///< queries per sequence; when ragged, an upper bound over the sequences
     std::int64_t len_kv = 0;
     std::int64_t heads_q = 1;  ///< a multiple of heads_kv; query head h uses kv head h / (heads_q / heads_kv)
     std::int64_t heads_kv = 1;
     std::int64_t head_dim = 64;    ///< of q and k, 1..256
     std::int64_t head_dim_v = 64;  ///< of v and o, 1..256
 
-    bool ragged = false;       ///< batch members have their own lengths, given by cu_seqlens
-    std::int64_t total_q = 0;  ///< ragged only: rows of q over all members
+    bool ragged = false;       ///< sequences have their own lengths, given by cu_seqlens
+    std::int64_t total_q = 0;  ///< ragged only: rows of q over all sequences
     std::int64_t total_kv = 0;
 
     Mask mask{};
@@ -57,7 +57,7 @@ struct Problem {
     /// The scale that is applied: `scale`, or 1 / sqrt(head_dim).
     double effective_scale() const;
 
-    /// Rows of q (of k) over all members: total_q when ragged, batch * len_q otherwise.
+    /// Rows of q (of k) over all sequences: total_q when ragged, batch * len_q otherwise.
     std::int64_t rows_q() const { return ragged ? total_q : batch * len_q; }
     std::int64_t rows_kv() const { return ragged ? total_kv : batch * len_kv; }
 

@@ -99,15 +99,15 @@ typedef struct tessera_tensor {
 typedef struct tessera_problem {
     size_t struct_size;
     int32_t dtype;              /* TESSERA_FP32; of q, k, v, o and their gradients */
-    int32_t ragged;             /* 0; 1: batch members have their own lengths, given by cu_seqlens */
+    int32_t ragged;             /* 0; 1: sequences have their own lengths, given by cu_seqlens */
     int64_t batch;              /* 1 */
-    int64_t len_q;              /* 0; when ragged, an upper bound over the members */
+    int64_t len_q;              /* 0; when ragged, an upper bound over the sequences */
     int64_t len_kv;             /* 0 */
     int64_t heads_q;            /* 1; a multiple of heads_kv */
     int64_t heads_kv;           /* 1 */
     int64_t head_dim;           /* 64; 1..256 */
     int64_t head_dim_v;         /* 64; 1..256 */
-    int64_t total_q;            /* 0; ragged only: rows of q over all members */
+    int64_t total_q;            /* 0; ragged only: rows of q over all sequences */
     int64_t total_kv;           /* 0 */
     int64_t window_left;        /* TESSERA_UNBOUNDED; inclusive, relative to the bottom-right diagonal */
     int64_t window_right;       /* TESSERA_UNBOUNDED */
@@ -158,8 +158,9 @@ typedef struct tessera_forward_args {
     tessera_tensor o;   /* out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v] */
     tessera_tensor lse; /* out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q] */
     /* Not in the first version of this struct, which is taken too: */
-    tessera_tensor o_rest; /* out, optional, where tessera_plan_info.o_rest is 1: int8, shape of o; what rounding to
-                            * 16 bits took off O, in 256ths of its last place: to be kept for the backward */
+    tessera_tensor
+        o_residual; /* out, optional, where tessera_plan_info.o_residual is 1: int8, shape of o; what rounding to
+                     * 16 bits took off O, in 256ths of its last place: to be kept for the backward */
 } tessera_forward_args;
 
 /* Tensors of a backward call. */
@@ -181,7 +182,8 @@ typedef struct tessera_backward_args {
     tessera_tensor dv;    /* out, shape of v */
     tessera_tensor dbias; /* out, when problem.bias_gradient: shape of bias */
     /* Not in the first version of this struct, which is taken too: */
-    tessera_tensor o_rest; /* as the forward gave it, optional; not looked at where tessera_plan_info.o_rest is 0 */
+    tessera_tensor
+        o_residual; /* as the forward gave it, optional; not looked at where tessera_plan_info.o_residual is 0 */
 } tessera_backward_args;
 
 /* "0.1.0": of the library that is running; TESSERA_VERSION is that of the header. */
@@ -221,7 +223,8 @@ typedef struct tessera_plan_info {
     char target[128];     /* instruction set or device: "AVX3", "sm_90 (NVIDIA H200)" */
     char matrix_unit[32]; /* "AMX"; "": the kernel uses none */
     /* Not in the first version of this struct, which is taken too: */
-    int32_t o_rest; /* forward: 1: o_rest can be written; backward: 1: o_rest saves two of seven products a pair */
+    int32_t o_residual; /* forward: 1: o_residual can be written; backward: 1: o_residual saves two of seven products a
+                           pair */
     int32_t reserved;
 } tessera_plan_info;
 
@@ -254,7 +257,7 @@ typedef struct tessera_prediction {
 /* What tessera's kernels would take on a machine, by the cost model (docs/model.md); nothing is run. `machine` is one
  * that `tessera roofline --help` lists, such as "h200", or null for the one that the problem would run on. Of `options`
  * schedule (any: the fastest), tile and threads count. TESSERA_UNSUPPORTED when the model does not know the machine or
- * the machine can't run the problem. Ragged batches are taken to have members of their upper bounds. */
+ * the machine can't run the problem. Ragged batches are taken to have sequences of their upper bounds. */
 tessera_status tessera_predict(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                const char* machine, tessera_prediction* prediction);
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward and backward of one attention in bf16 on a GPU: with the rest of O, without it, and PyTorch's own kernels.
+"""Forward and backward of one attention in bf16 on a GPU: with the residual of O, without it, and PyTorch's own kernels.
 
     python python/bench/training.py [--json]
 
 Milliseconds of both passes by CUDA events, the least of 4 runs of 12 calls; the three take turns in one process.
-`gain` is the time without the rest of O (docs/numerics.md) divided by that with it; `of flash` and `of cudnn` are
+`gain` is the time without the residual of O (docs/numerics.md) divided by that with it; `of flash` and `of cudnn` are
 PyTorch's times, by the kernel named, divided by ours.
 """
 import argparse

@@ -22,7 +22,7 @@ def scores_of(function: str, given: dict) -> dict:
 
 def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
               dropout_p=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_kv=None, max_len_q=None, max_len_kv=None,
-              layout="bshd", return_lse=False, return_o_rest=False, deterministic=True, kernel=None, threads=None,
+              layout="bshd", return_lse=False, return_o_residual=False, deterministic=True, kernel=None, threads=None,
               out=None, out_lse=None, stream=None):
     """O = softmax(scale Q K^T, with mask, softcap, ALiBi and bias) V: docs/numerics.md says what exactly.
 
@@ -39,7 +39,7 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
     k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals).
     return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for float64).
-    return_o_rest: last, what rounding took off O, int8 of the shape of O: with it attention_backward() is faster. None
+    return_o_residual: last, what rounding took off O, int8 of the shape of O: with it attention_backward() is faster. None
     where the kernel doesn't give it: in bfloat16 and float16 kernels for CUDA do (docs/numerics.md).
     deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
     kernel: a name of `tessera list`, with or without its pass ("cpu.fa2", "reference"); default: plan()'s choice.
@@ -60,25 +60,25 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
         tensors = {**call.inputs, "o": call.laid_out(o)}
         if lse is not None:
             tensors["lse"] = lse.tensor()
-        if return_o_rest and _plan_info(call).o_rest:
-            o_rest = output("o_rest", None, call.q, o.shape, _native.INT8, call.stream)
-            tensors["o_rest"] = call.laid_out(o_rest)
+        if return_o_residual and _plan_info(call).o_residual:
+            o_residual = output("o_residual", None, call.q, o.shape, _native.INT8, call.stream)
+            tensors["o_residual"] = call.laid_out(o_residual)
         args = _native.sized(_native.ForwardArgs)
         _run(call, args, tensors)
     results = [finished(o, call.q, out)]
     if return_lse:
         results.append(finished(lse, call.q, out_lse))
-    if return_o_rest:
-        results.append(finished(o_rest, call.q, None) if args.o_rest.rank else None)
+    if return_o_residual:
+        results.append(finished(o_residual, call.q, None) if args.o_residual.rank else None)
     return tuple(results) if len(results) > 1 else results[0]
 
 
-def attention_backward(do, q, k, v, o, lse, *, dlse=None, o_rest=None, bias_gradient=False, out=None, stream=None,
+def attention_backward(do, q, k, v, o, lse, *, dlse=None, o_residual=None, bias_gradient=False, out=None, stream=None,
                        **scores):
     """The gradients of attention() for the gradient `do` of O, and `dlse` of LSE.
 
     q, k, v, the layout and all other keywords as attention() took them; o, lse as it gave them. do: shape of o, any
-    strides. dlse: shape of lse, default 0. o_rest: as attention() gave it, None too; it saves work. out: (dq, dk, dv) to write to. bias_gradient: also the gradient of the bias.
+    strides. dlse: shape of lse, default 0. o_residual: as attention() gave it, None too; it saves work. out: (dq, dk, dv) to write to. bias_gradient: also the gradient of the bias.
 
     Returns (dq, dk, dv) or (dq, dk, dv, dbias), of the shapes and dtypes of q, k, v and the bias; sizes 1 of the bias are
     summed over. Raises as attention() does.
@@ -91,7 +91,7 @@ def attention_backward(do, q, k, v, o, lse, *, dlse=None, o_rest=None, bias_grad
     if len(given) != 3:
         expect("out", "(dq, dk, dv)", f"{len(given)} arrays")
     tensors = dict(call.inputs)
-    for name, source in (("d_o", do), ("o", o), *([] if o_rest is None else [("o_rest", o_rest)])):
+    for name, source in (("d_o", do), ("o", o), *([] if o_residual is None else [("o_residual", o_residual)])):
         tensors[name] = call.laid_out(call.borrow("do" if name == "d_o" else name, source))
     for name, source in (("lse", lse), ("dlse", dlse)):
         if source is not None or name == "lse":
@@ -120,8 +120,8 @@ def _run(call: Call, args, tensors: dict) -> None:
         if following is None:
             raise
         call.options.kernel = following
-        if not call.backward and args.o_rest.rank and not _plan_info(call).o_rest:
-            args.o_rest = _native.Tensor()
+        if not call.backward and args.o_residual.rank and not _plan_info(call).o_residual:
+            args.o_residual = _native.Tensor()
         _run_planned(call, args)
 
 

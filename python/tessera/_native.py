@@ -52,19 +52,19 @@ INPUTS = ("q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv"
 
 
 class ForwardArgs(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t)] + [(name, Tensor) for name in INPUTS + ("o_rest",)]
+    _fields_ = [("struct_size", ctypes.c_size_t)] + [(name, Tensor) for name in INPUTS + ("o_residual",)]
 
 
 class BackwardArgs(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t)] + [
-        (name, Tensor) for name in INPUTS + ("d_o", "dlse", "dq", "dk", "dv", "dbias", "o_rest")]
+        (name, Tensor) for name in INPUTS + ("d_o", "dlse", "dq", "dk", "dv", "dbias", "o_residual")]
 
 
 class PlanInfo(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("kernel", ctypes.c_char_p), ("block_q", ctypes.c_int64),
                 ("block_kv", ctypes.c_int64), ("workspace_bytes", ctypes.c_size_t), ("threads", ctypes.c_int32),
                 ("refused", ctypes.c_int32), ("target", ctypes.c_char * 128), ("matrix_unit", ctypes.c_char * 32),
-                ("o_rest", ctypes.c_int32), ("reserved", ctypes.c_int32)]
+                ("o_residual", ctypes.c_int32), ("reserved", ctypes.c_int32)]
 
 
 class Refusal(ctypes.Structure):

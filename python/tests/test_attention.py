@@ -142,22 +142,22 @@ def test_out_is_written_and_given_back(rng):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_rest_of_o_where_no_kernel_has_one(rng, dtype):
+def test_the_residual_of_o_where_no_kernel_has_one(rng, dtype):
     q, k, v, do = inputs(rng, dtype)
-    o, o_rest = tessera.attention(q, k, v, return_o_rest=True)
-    assert o_rest is None and (o == tessera.attention(q, k, v)).all()
-    o, lse, o_rest = tessera.attention(q, k, v, return_lse=True, return_o_rest=True)
-    assert o_rest is None
+    o, o_residual = tessera.attention(q, k, v, return_o_residual=True)
+    assert o_residual is None and (o == tessera.attention(q, k, v)).all()
+    o, lse, o_residual = tessera.attention(q, k, v, return_lse=True, return_o_residual=True)
+    assert o_residual is None
     without = tessera.attention_backward(do, q, k, v, o, lse)
-    with_none = tessera.attention_backward(do, q, k, v, o, lse, o_rest=o_rest)
+    with_none = tessera.attention_backward(do, q, k, v, o, lse, o_residual=o_residual)
     assert all((a == b).all() for a, b in zip(without, with_none))
 
 
-def test_a_wrong_rest_of_o_is_refused(rng):
+def test_a_wrong_residual_of_o_is_refused(rng):
     q, k, v, do = inputs(rng, "bfloat16")
     o, lse = tessera.attention(q, k, v, return_lse=True)
     for wrong in (numpy.zeros(o.shape, numpy.int32), numpy.zeros(o.shape[:3], numpy.int8)):
-        with pytest.raises(ValueError, match="o_rest: expected"):
-            tessera.attention_backward(do, q, k, v, o, lse, o_rest=wrong)
+        with pytest.raises(ValueError, match="o_residual: expected"):
+            tessera.attention_backward(do, q, k, v, o, lse, o_residual=wrong)
     with pytest.raises(ValueError, match="^q: expected dtype float64, float32, float16, bfloat16, got int8"):
         tessera.attention(q.astype(numpy.int8), k, v)

@@ -246,7 +246,7 @@ def test_lengths_on_another_device_are_named(name, device):
 def test_a_backward_with_a_tensor_on_another_device(name, device):
     q, k, v = (t.detach() for t in reference.inputs(device=device))
     o, lse = tt.attention(q, k, v, return_lse=True)
-    call = dict(d_o=o, q=q, k=k, v=v, o=o, lse=lse, o_rest=None)
+    call = dict(d_o=o, q=q, k=k, v=v, o=o, lse=lse, o_residual=None)
     call[name] = call[name].to("meta")
     with pytest.raises((ValueError, RuntimeError), match="expected a tensor on|meta"):
         torch.ops.tessera.plain_backward.default(**call)

@@ -63,7 +63,7 @@ def test_only_some_want_gradients(wanted, device):
     assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sum(), leaves), want))
 
 
-def test_the_rest_of_o_goes_to_the_backward(monkeypatch, device):
+def test_the_residual_of_o_goes_to_the_backward(monkeypatch, device):
     """Where the forward keeps it (bf16 on CUDA), autograd keeps one tensor more, and gradients have the bits that they
     have with LSE."""
     monkeypatch.setattr(_operators, "LEAST_FOR_REST", 0)
@@ -86,7 +86,7 @@ def test_adapters_take_it(device):
 
 
 @pytest.mark.parametrize("heads_first", [False, True])
-def test_a_kernel_that_writes_no_rest(heads_first, monkeypatch, device):
+def test_a_kernel_that_writes_no_residual(heads_first, monkeypatch, device):
     """Rows that are not aligned go to a kernel that may not write it: what is kept says so."""
     monkeypatch.setattr(_operators, "LEAST_FOR_REST", 0)
     leaves = reference.inputs(dtype=torch.bfloat16, device=device, head_dim=64)

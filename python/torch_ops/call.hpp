@@ -72,12 +72,12 @@ Args args_of(const Inputs& in, bool heads_first) {
 }
 
 /// forward() or backward() by the plan of the problem, its workspace from PyTorch's allocator. A kernel that can't work
-/// on the strides or the alignment of these tensors gives way to the next one. Takes o_rest out of `args` where the
+/// on the strides or the alignment of these tensors gives way to the next one. Takes o_residual out of `args` where the
 /// kernel doesn't know it.
 template <class Args>
 void run(const Problem& problem, Pass pass, const Settings& settings, TensorRef q, Args& args) {
     const auto run_by = [&](const Plan& plan) {
-        if (!plan.o_rest) args.o_rest = {};
+        if (!plan.o_residual) args.o_residual = {};
         const TorchWorkspace workspace(q, plan);
         if constexpr (std::is_same_v<Args, ForwardArgs>) forward(plan, args, workspace.span(), execution_of(q));
         else backward(plan, args, workspace.span(), execution_of(q));

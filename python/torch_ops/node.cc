@@ -10,10 +10,10 @@ namespace {
 constexpr std::uint64_t kMark = std::uint64_t{1} << 52;  // a double holds all integers up to twice this one
 
 /// From the lowest bit: causal 2 bits, heads_first 1, left + 1 and right + 1 of the window 21 each, and 6 for the
-/// logarithm of the elements of q times keys from which on the rest of O is kept.
+/// logarithm of the elements of q times keys from which on the residual of O is kept.
 struct Code {
     Settings settings;
-    std::uint64_t least_for_rest = 0;
+    std::uint64_t least_for_residual = 0;
 
     Code(double code, std::optional<double> scale) {
         if (!(code >= static_cast<double>(kMark) && code < 2 * static_cast<double>(kMark))) {
@@ -30,14 +30,14 @@ struct Code {
         settings.window_left = next(21) - 1;
         settings.window_right = next(21) - 1;
         settings.scale = scale;
-        least_for_rest = std::uint64_t{1} << next(6);
+        least_for_residual = std::uint64_t{1} << next(6);
     }
 
-    /// Where kernels write and read it: keeps_rest() and pays_rest() of python/tessera/torch/_operators.py.
-    bool keeps_rest(const Inputs& in) const {
+    /// Where kernels write and read it: keeps_residual() and pays_residual() of python/tessera/torch/_operators.py.
+    bool keeps_residual(const Inputs& in) const {
         if (!in.q.is_cuda() || dtype_of("q", in.q) != DType::bf16 || in.k.dim() != 4) return false;
         const std::int64_t len_kv = in.k.size(settings.heads_first ? 2 : 1);
-        return static_cast<std::uint64_t>(in.q.numel() * len_kv) >= least_for_rest;
+        return static_cast<std::uint64_t>(in.q.numel() * len_kv) >= least_for_residual;
     }
 };
 
@@ -45,7 +45,7 @@ struct Code {
 
 std::tuple<Tensor, Tensor> node_forward(const Inputs& in, double code, std::optional<double> scale) {
     const Code given(code, scale);
-    const bool rest = given.keeps_rest(in);
+    const bool rest = given.keeps_residual(in);
     Results found = run_forward(in, given.settings, {.rest = rest, .together = rest});
     return {std::move(found.o), *std::move(found.lse)};
 }

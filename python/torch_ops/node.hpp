@@ -13,7 +13,7 @@
 
 namespace tessera::torch_ops {
 
-/// O, and what the backward wants of the forward: LSE, or one run of bytes with LSE and the rest of O. `code`:
+/// O, and what the backward wants of the forward: LSE, or one run of bytes with LSE and the residual of O. `code`:
 /// python/tessera/torch/_node.py packs the settings into one number, which stands where PyTorch has dropout_p: it
 /// takes longer for each argument more. No probability is as large, so that who calls the operator as PyTorch
 /// describes it is refused. Throws Error.

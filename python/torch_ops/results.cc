@@ -15,7 +15,7 @@ Tensor empty_like_o(const Problem& p, TensorRef q, bool heads_first, std::int32_
     return empty(q, {p.batch, p.len_q, p.heads_q, p.head_dim_v}, dtype);
 }
 
-/// Where the rest of O begins in memory that has LSE before it.
+/// Where the residual of O begins in memory that has LSE before it.
 std::int64_t bytes_of_lse(const Problem& p) {
     constexpr std::int64_t kAlignment = 256;
     const std::int64_t bytes = p.batch * p.heads_q * p.len_q * std::int64_t{sizeof(float)};
@@ -24,24 +24,24 @@ std::int64_t bytes_of_lse(const Problem& p) {
 
 std::int64_t elements_of_o(const Problem& p) { return p.batch * p.len_q * p.heads_q * p.head_dim_v; }
 
-/// Whether a tensor has the bytes of LSE, or those and the rest of O.
+/// Whether a tensor has the bytes of LSE, or those and the residual of O.
 bool is_together(const Problem& p, TensorRef memory) {
     if (p.ragged || memory.dtype() != aoti_torch_dtype_int8() || memory.dim() != 1) return false;
     const std::int64_t more = memory.numel() - bytes_of_lse(p);
     return memory.stride(0) == 1 && (more == 0 || more == elements_of_o(p));
 }
 
-/// LSE and, where there are bytes for it, the rest of O, which lies as [batch, len_q, heads_q, head_dim_v].
+/// LSE and, where there are bytes for it, the residual of O, which lies as [batch, len_q, heads_q, head_dim_v].
 struct Together {
-    TensorView lse, o_rest;
+    TensorView lse, o_residual;
 
     Together(const Problem& p, TensorRef memory) : lse(view_of("lse", memory)) {
         if (lse.shape[0] > bytes_of_lse(p)) {
-            o_rest = lse;
-            o_rest.data = static_cast<std::byte*>(lse.data) + bytes_of_lse(p);
-            o_rest.rank = 4;
-            o_rest.shape = {p.batch, p.len_q, p.heads_q, p.head_dim_v};
-            o_rest.strides = {p.len_q * p.heads_q * p.head_dim_v, p.heads_q * p.head_dim_v, p.head_dim_v, 1};
+            o_residual = lse;
+            o_residual.data = static_cast<std::byte*>(lse.data) + bytes_of_lse(p);
+            o_residual.rank = 4;
+            o_residual.shape = {p.batch, p.len_q, p.heads_q, p.head_dim_v};
+            o_residual.strides = {p.len_q * p.heads_q * p.head_dim_v, p.heads_q * p.head_dim_v, p.head_dim_v, 1};
         }
         lse.dtype = DType::fp32;
         lse.rank = 3;
@@ -71,9 +71,9 @@ Results run_forward(const Inputs& in, const Settings& settings, const Wanted& wa
         to.lse = empty(q, {bytes_of_lse(p) + elements_of_o(p)}, aoti_torch_dtype_int8());
         const Together views(p, to.lse);
         args.lse = views.lse;
-        args.o_rest = views.o_rest;
+        args.o_residual = views.o_residual;
         run(p, Pass::forward, settings, q, args);
-        if (!args.o_rest.given()) to.lse = first_of(*to.lse, bytes_of_lse(p));
+        if (!args.o_residual.given()) to.lse = first_of(*to.lse, bytes_of_lse(p));
         return to;
     }
     if (wanted.lse) {
@@ -83,16 +83,16 @@ Results run_forward(const Inputs& in, const Settings& settings, const Wanted& wa
         args.lse = view_of("lse", to.lse);
     }
     if (wanted.rest && is_16_bit(p.dtype)) {
-        to.o_rest = empty_like_o(p, q, settings.heads_first, aoti_torch_dtype_int8());
-        args.o_rest = rows_of("o_rest", to.o_rest, settings.heads_first);
+        to.o_residual = empty_like_o(p, q, settings.heads_first, aoti_torch_dtype_int8());
+        args.o_residual = rows_of("o_residual", to.o_residual, settings.heads_first);
     }
     run(p, Pass::forward, settings, q, args);
-    if (wanted.rest && !args.o_rest.given()) to.o_rest = empty(q, {0}, aoti_torch_dtype_int8());
+    if (wanted.rest && !args.o_residual.given()) to.o_residual = empty(q, {0}, aoti_torch_dtype_int8());
     return to;
 }
 
-Gradients run_backward(TensorRef d_o, TensorRef dlse, const Inputs& in, TensorRef o, TensorRef lse, TensorRef o_rest,
-                       const Settings& settings, bool bias_gradient) {
+Gradients run_backward(TensorRef d_o, TensorRef dlse, const Inputs& in, TensorRef o, TensorRef lse,
+                       TensorRef o_residual, const Settings& settings, bool bias_gradient) {
     const bool heads_first = settings.heads_first;
     const Problem problem = problem_of(in, settings, bias_gradient);
     Gradients to{empty_like(in.q, heads_first), empty_like(in.k, heads_first), empty_like(in.v, heads_first), {}};
@@ -101,7 +101,7 @@ Gradients run_backward(TensorRef d_o, TensorRef dlse, const Inputs& in, TensorRe
     if (is_together(problem, lse)) {
         const Together views(problem, lse);
         args.lse = views.lse;
-        args.o_rest = views.o_rest;
+        args.o_residual = views.o_residual;
     } else {
         args.lse = view_of("lse", lse);
     }
@@ -114,7 +114,8 @@ Gradients run_backward(TensorRef d_o, TensorRef dlse, const Inputs& in, TensorRe
         to.dbias = empty_like(in.bias);
         args.dbias = view_of("dbias", to.dbias);
     }
-    if (o_rest.has_value() && o_rest.numel() > 0) args.o_rest = rows_of("o_rest", o_rest, heads_first);
+    if (o_residual.has_value() && o_residual.numel() > 0)
+        args.o_residual = rows_of("o_residual", o_residual, heads_first);
     run(problem, Pass::backward, settings, in.q, args);
     return to;
 }

@@ -20,16 +20,16 @@ STABLE_TORCH_LIBRARY(tessera, m) {
           ", bool heads_first=False) -> (Tensor, Tensor)");
     m.def("attention(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS
           ", bool heads_first=False) -> (Tensor, Tensor)");
-    m.def("attention_with_rest(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS
+    m.def("attention_with_residual(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS
           ", bool heads_first) -> (Tensor, Tensor, Tensor)");
     m.def("plain(Tensor q, Tensor k, Tensor v, " TESSERA_PLAIN_ARGUMENTS ") -> (Tensor, Tensor)");
     m.def("plain_o(Tensor q, Tensor k, Tensor v, " TESSERA_PLAIN_ARGUMENTS ") -> Tensor");
-    m.def("plain_with_rest(Tensor q, Tensor k, Tensor v, " TESSERA_PLAIN_ARGUMENTS ") -> (Tensor, Tensor, Tensor)");
+    m.def("plain_with_residual(Tensor q, Tensor k, Tensor v, " TESSERA_PLAIN_ARGUMENTS ") -> (Tensor, Tensor, Tensor)");
     m.def(
         "backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor "
         "lse, " TESSERA_SHARED_ARGUMENTS
-        ", bool bias_gradient, bool heads_first=False, Tensor? o_rest=None) -> (Tensor, Tensor, Tensor, Tensor)");
+        ", bool bias_gradient, bool heads_first=False, Tensor? o_residual=None) -> (Tensor, Tensor, Tensor, Tensor)");
     m.def(
         "plain_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
-        "Tensor? o_rest, " TESSERA_PLAIN_ARGUMENTS ") -> (Tensor, Tensor, Tensor)");
+        "Tensor? o_residual, " TESSERA_PLAIN_ARGUMENTS ") -> (Tensor, Tensor, Tensor)");
 }

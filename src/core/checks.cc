@@ -137,13 +137,13 @@ void check_lse(const Problem& p, const char* name, const TensorView& t) {
 }
 
 /// int8, in the shape of o.
-void check_o_rest(const Problem& p, const TensorView& t) {
+void check_o_residual(const Problem& p, const TensorView& t) {
     if (!t.given()) return;
     if (!is_16_bit(p.dtype)) {
-        invalid("o_rest", fmt::format("expected nothing, since O in {} is not rounded to 16 bits, got {}",
-                                      name_of(p.dtype), t.describe()));
+        invalid("o_residual", fmt::format("expected nothing, since O in {} is not rounded to 16 bits, got {}",
+                                          name_of(p.dtype), t.describe()));
     }
-    check_rows(p, "o_rest", t, true, p.head_dim_v, DType::int8);
+    check_rows(p, "o_residual", t, true, p.head_dim_v, DType::int8);
 }
 
 void check_bias_like(const Problem& p, const char* name, const TensorView& t) {
@@ -174,7 +174,7 @@ void check_alibi(const Problem& p, const TensorView& t) {
     expect_memory("alibi_slopes", t);
 }
 
-/// From 0 to the total, never falling, and no member longer than the bound that the Problem states. Values on a CUDA
+/// From 0 to the total, never falling, and no sequence longer than the bound that the Problem states. Values on a CUDA
 /// device are left to the kernels: to read them would be to wait for the device.
 void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, std::int64_t total,
                       std::int64_t longest) {
@@ -250,13 +250,13 @@ void check_tensors(const Problem& p, const ForwardArgs& args, const Device& devi
                                        {"alibi_slopes", &args.alibi_slopes},
                                        {"cu_seqlens_q", &args.cu_seqlens_q},
                                        {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
-    const Given outputs{{"o", &args.o}, {"lse", &args.lse}, {"o_rest", &args.o_rest}};
+    const Given outputs{{"o", &args.o}, {"lse", &args.lse}, {"o_residual", &args.o_residual}};
     expect_devices(inputs, device);
     expect_devices(outputs, device);
     check_inputs(p, args);
     check_rows(p, "o", args.o, true, p.head_dim_v);
     if (args.lse.given()) check_lse(p, "lse", args.lse);
-    check_o_rest(p, args.o_rest);
+    check_o_residual(p, args.o_residual);
     check_memory(outputs, inputs, workspace);
 }
 
@@ -266,7 +266,7 @@ void check_tensors(const Problem& p, const BackwardArgs& args, const Device& dev
                                         {"k", &args.k},
                                         {"v", &args.v},
                                         {"o", &args.o},
-                                        {"o_rest", &args.o_rest},
+                                        {"o_residual", &args.o_residual},
                                         {"lse", &args.lse},
                                         {"do", &args.d_o},
                                         {"dlse", &args.dlse},
@@ -280,7 +280,7 @@ void check_tensors(const Problem& p, const BackwardArgs& args, const Device& dev
     check_inputs(p, args);
     check_rows(p, "o", args.o, true, p.head_dim_v);
     check_lse(p, "lse", args.lse);
-    check_o_rest(p, args.o_rest);
+    check_o_residual(p, args.o_residual);
     check_rows(p, "do", args.d_o, true, p.head_dim_v);
     if (args.dlse.given()) check_lse(p, "dlse", args.dlse);
     if (args.dq.given()) check_rows(p, "dq", args.dq, true, p.head_dim);

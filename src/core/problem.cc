@@ -35,9 +35,9 @@ void expect_window(const char* field, std::int64_t value) {
 void expect_countable(const Problem& p) {
     const auto at_least_1 = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(n, 1)); };
     const double widest = at_least_1(std::max(p.head_dim, p.head_dim_v));
-    const double members = at_least_1(p.batch);
-    const double rows_q = p.ragged ? std::max(at_least_1(p.total_q), members) : members * at_least_1(p.len_q);
-    const double rows_kv = p.ragged ? std::max(at_least_1(p.total_kv), members) : members * at_least_1(p.len_kv);
+    const double sequences = at_least_1(p.batch);
+    const double rows_q = p.ragged ? std::max(at_least_1(p.total_q), sequences) : sequences * at_least_1(p.len_q);
+    const double rows_kv = p.ragged ? std::max(at_least_1(p.total_kv), sequences) : sequences * at_least_1(p.len_kv);
     const auto limit = static_cast<double>(kMaxElements);
     if (rows_q * at_least_1(p.heads_q) * widest > limit) {
         invalid(p.ragged ? "total_q" : "len_q", "expected sizes of the queries that multiply to 2^62 at most");

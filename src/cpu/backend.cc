@@ -52,9 +52,9 @@ constexpr std::int64_t kFa1MaxLenKv = 65536;
 std::optional<std::string> refuse_fa1_forward(const Problem& problem, const std::optional<Tile>& tile,
                                               const Device& device) {
     if (problem.len_kv > kFa1MaxLenKv) {
-        // All that is known of a ragged call's members before cu_seqlens comes.
+        // All that is known of a ragged call's sequences before cu_seqlens comes.
         return fmt::format("renormalises O at every K/V block: too inexact over {} keys, got {}{}", kFa1MaxLenKv,
-                           problem.len_kv, problem.ragged ? " as the bound of the members" : "");
+                           problem.len_kv, problem.ragged ? " as the bound of the sequences" : "");
     }
     return refuse(problem, tile, device);
 }

@@ -12,7 +12,7 @@ TileTally::~TileTally() {
 }
 
 TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage) {
-    TileReport report{.step = step, .batch = head.member.batch, .query_head = head.query_head};
+    TileReport report{.step = step, .batch = head.sequence.batch, .query_head = head.query_head};
     report.queries = {panel.first, panel.first + panel.queries};
     report.keys = keys;
     report.coverage = coverage;

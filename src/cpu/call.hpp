@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every schedule asks of a call: its members and heads, its counters and its observer.
+// What every schedule asks of a call: its sequences and heads, its counters and its observer.
 #pragma once
 
 #include "cpu/head.hpp"
@@ -44,18 +44,19 @@ class TileTally {
 /// What an observer is told of a panel and some keys; the schedule adds the arrays.
 TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage);
 
-/// Query head `index` of all members.
+/// Query head `index` of all sequences.
 template <class Args>
 Head head_of(const Call<Args>& call, std::int64_t index) {
     const Problem& p = call.plan.problem;
-    return {p, call.args, member_of(call, index / p.heads_q), index % p.heads_q};
+    return {p, call.args, sequence_of(call, index / p.heads_q), index % p.heads_q};
 }
 
 /// Calls body(head) in rising order for the query heads that share a kv head.
 template <class Body>
-void for_each_query_head(const BackwardCall& call, const Member& member, std::int64_t kv_head, const Body& body) {
+void for_each_query_head(const BackwardCall& call, const Sequence& sequence, std::int64_t kv_head, const Body& body) {
     const Problem& p = call.plan.problem;
-    for (std::int64_t h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h) body(Head(p, call.args, member, h));
+    for (std::int64_t h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h)
+        body(Head(p, call.args, sequence, h));
 }
 
 }  // namespace tessera::cpu

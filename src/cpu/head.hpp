@@ -26,7 +26,7 @@ struct Geometry {
     std::int64_t head_dim_v;
     std::int64_t k_stride;  ///< floats of one row of a K tile, of Q and dK
     std::int64_t v_stride;  ///< of a V tile, of dO and dV
-    std::int64_t panels;    ///< of one head of the longest batch member that the Problem allows
+    std::int64_t panels;    ///< of one head of the longest sequence that the Problem allows
 
     explicit Geometry(const Plan& plan) : Geometry(plan, plan.tile.block_q) {}
 
@@ -41,8 +41,8 @@ struct Geometry {
           v_stride(lanes::padded(head_dim_v)),
           panels(ceil_div(plan.problem.len_q, block_q)) {}
 
-    /// Of one head of this member.
-    std::int64_t panels_of(const Member& member) const { return ceil_div(member.len_q, block_q); }
+    /// Of one head of this sequence.
+    std::int64_t panels_of(const Sequence& sequence) const { return ceil_div(sequence.len_q, block_q); }
 };
 
 /// As many of the plan's threads as its work is worth: ready ones begin within microseconds, and each packs keys for
@@ -84,9 +84,9 @@ struct KvTile {
     std::int64_t v_stride = 0;
 };
 
-/// One query head of one batch member: where its rows are and the rules for its scores.
+/// One query head of one sequence: where its rows are and the rules for its scores.
 struct Head {
-    Member member;
+    Sequence sequence;
     Band band;
     std::int64_t query_head = 0;
     std::int64_t kv_head = 0;
@@ -98,8 +98,8 @@ struct Head {
     lanes::DropoutRule dropout;
 
     template <class Args>
-    Head(const Problem& p, const Args& args, const Member& m, std::int64_t head)
-        : member(m),
+    Head(const Problem& p, const Args& args, const Sequence& m, std::int64_t head)
+        : sequence(m),
           band(p.mask.bind(m.len_q, m.len_kv)),
           query_head(head),
           kv_head(head / p.group()),
@@ -140,7 +140,7 @@ struct HeadPanel {
     Range keys;
 
     HeadPanel(const Head& h, std::int64_t index, std::int64_t block_q)
-        : head(h), panel(index, block_q, h.member.len_q), keys(h.keys_of(panel)) {}
+        : head(h), panel(index, block_q, h.sequence.len_q), keys(h.keys_of(panel)) {}
 };
 
 /// The backward's P = exp(S - LSE) needs log(l) to stand in the last bits of LSE = m + log(l). Beyond this LSE they are
@@ -151,9 +151,9 @@ inline bool inexact_lse(float lse) {
     return std::abs(lse) > kLargestExactLse && std::isfinite(lse);
 }
 
-/// Panels of all members lie one after another; a ragged member begins at its first row / block_q + its index, which
-/// leaves room for its last, shorter panel.
-inline std::int64_t first_panel(const Problem& p, const Geometry& g, const Member& m) {
+/// Panels of all sequences lie one after another; a ragged sequence begins at its first row / block_q + its index,
+/// which leaves room for its last, shorter panel.
+inline std::int64_t first_panel(const Problem& p, const Geometry& g, const Sequence& m) {
     return p.ragged ? m.first_q / g.block_q + m.batch : m.batch * g.panels;
 }
 inline std::int64_t total_panels(const Problem& p, const Geometry& g) {
@@ -162,11 +162,11 @@ inline std::int64_t total_panels(const Problem& p, const Geometry& g) {
 
 /// Which of the panels of all query heads is panel `index` of this one: total_panels() for each query head.
 inline std::int64_t panel_slot(const Problem& p, const Geometry& g, const Head& head, std::int64_t index) {
-    return head.query_head * total_panels(p, g) + first_panel(p, g, head.member) + index;
+    return head.query_head * total_panels(p, g) + first_panel(p, g, head.sequence) + index;
 }
 
-/// First row of a member's keys among the rows of all members.
-inline std::int64_t first_kv_row(const Problem& p, const Member& m) {
+/// First row of a sequence's keys among the rows of all sequences.
+inline std::int64_t first_kv_row(const Problem& p, const Sequence& m) {
     return p.ragged ? m.first_kv : m.batch * p.len_kv;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tasks of a loop over heads. In a ragged call each member has as many as its own lengths give: the Problem states
-// only bounds of them, which may be a thousand times what cu_seqlens brings.
+// The tasks of a loop over heads. In a ragged call each sequence has as many as its own lengths give: the Problem
+// states only bounds of them, which may be a thousand times what cu_seqlens brings.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 
 namespace tessera::cpu {
 
-/// Member `batch` of a call.
+/// Sequence `batch` of a call.
 template <class Args>
-Member member_of(const Call<Args>& call, std::int64_t batch) {
-    return tessera::member_of(call.plan.problem, call.args.cu_seqlens_q, call.args.cu_seqlens_kv, batch);
+Sequence sequence_of(const Call<Args>& call, std::int64_t batch) {
+    return tessera::sequence_of(call.plan.problem, call.args.cu_seqlens_q, call.args.cu_seqlens_kv, batch);
 }
 
 /// Memory of a HeadTasks; loops that follow each other may share it.
@@ -23,7 +23,7 @@ inline std::int64_t* take_task_ends(Arena& arena, const Problem& p) {
     return arena.take<std::int64_t>(p.ragged ? p.batch : 0);
 }
 
-/// Task `index` of the `tasks` of a head, which is counted over all members.
+/// Task `index` of the `tasks` of a head, which is counted over all sequences.
 struct HeadTask {
     std::int64_t head;
     std::int64_t index;
@@ -33,16 +33,16 @@ struct HeadTask {
 /// How many tasks every head has, and which one is the n-th of all.
 class HeadTasks {
  public:
-    /// tasks_of(member): of each of the member's heads. ends: take_task_ends()
+    /// tasks_of(sequence): of each of the sequence's heads. ends: take_task_ends()
     template <class Args, class TasksOf>
-    HeadTasks(const Call<Args>& call, std::int64_t heads_per_member, std::int64_t* ends, const TasksOf& tasks_of)
+    HeadTasks(const Call<Args>& call, std::int64_t heads_per_sequence, std::int64_t* ends, const TasksOf& tasks_of)
         : ragged_(call.plan.problem.ragged),
           batch_(call.plan.problem.batch),
-          heads_(ragged_ ? heads_per_member : batch_ * heads_per_member),
+          heads_(ragged_ ? heads_per_sequence : batch_ * heads_per_sequence),
           ends_(ends) {
-        if (!ragged_ && heads_ > 0) total_ = heads_ * tasks_of(member_of(call, 0));
+        if (!ragged_ && heads_ > 0) total_ = heads_ * tasks_of(sequence_of(call, 0));
         for (std::int64_t b = 0; ragged_ && b < batch_; ++b) {
-            total_ += heads_ * tasks_of(member_of(call, b));
+            total_ += heads_ * tasks_of(sequence_of(call, b));
             ends_[b] = total_;
         }
     }
@@ -61,7 +61,7 @@ class HeadTasks {
     }
 
  private:
-    /// Heads with the same number of tasks: of one ragged member, or of a dense call.
+    /// Heads with the same number of tasks: of one ragged sequence, or of a dense call.
     struct Run {
         std::int64_t first_head;
         std::int64_t task;   ///< of these heads
@@ -76,8 +76,8 @@ class HeadTasks {
 
     bool ragged_;
     std::int64_t batch_;
-    std::int64_t heads_;  ///< of a member, or of a dense call
-    std::int64_t* ends_;  // [batch]: one past the last task of each ragged member
+    std::int64_t heads_;  ///< of a sequence, or of a dense call
+    std::int64_t* ends_;  // [batch]: one past the last task of each ragged sequence
     std::int64_t total_ = 0;
 };
 

@@ -5,7 +5,7 @@
 
 #include "cuda/fa1/kernels.hpp"
 #include "cuda/fa2/kernels.hpp"
-#include "cuda/fa3/kernels.hpp"
+#include "cuda/fa3/forward/kernels.hpp"
 #include "cuda/standard/kernels.hpp"
 
 namespace tessera::cuda {

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "cuda/rows/rows.hpp"
+#include "cuda/host/kernel_table.hpp"
 #include "kernel/kernel.hpp"
 
 namespace tessera::cuda {

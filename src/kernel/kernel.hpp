@@ -55,8 +55,8 @@ struct Kernel {
     std::optional<TensorRefusal> (*refuse_tensors)(const Problem& problem, const ForwardArgs& args) = nullptr;
     /// The same of a backward kernel.
     std::optional<TensorRefusal> (*refuse_backward_tensors)(const Problem& problem, const BackwardArgs& args) = nullptr;
-    /// Plan::o_rest, for Problems in 16 bits that this kernel takes. Null: never.
-    bool (*uses_o_rest)(const Problem& problem) = nullptr;
+    /// Plan::o_residual, for Problems in 16 bits that this kernel takes. Null: never.
+    bool (*uses_o_residual)(const Problem& problem) = nullptr;
     /// The names of what the kernel is compiled as: variants of tile, padded head_dim and features, between which it
     /// chooses by the Problem alone. Tests count that each one runs. Most kernels are one.
     std::vector<std::string> shapes = {"one"};
@@ -66,9 +66,9 @@ struct Kernel {
     const std::string& shape_name(const Problem& problem) const { return shapes.at(shape_of(problem)); }
 };
 
-/// Plan::o_rest.
-inline bool knows_o_rest(const Kernel& kernel, const Problem& problem) {
-    return is_16_bit(problem.dtype) && kernel.uses_o_rest != nullptr && kernel.uses_o_rest(problem);
+/// Plan::o_residual.
+inline bool knows_o_residual(const Kernel& kernel, const Problem& problem) {
+    return is_16_bit(problem.dtype) && kernel.uses_o_residual != nullptr && kernel.uses_o_residual(problem);
 }
 
 }  // namespace tessera

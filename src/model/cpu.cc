@@ -123,11 +123,11 @@ struct Cpu {
 double Cpu::worthwhile_threads() const {
     const Problem& p = q.problem;
     const auto dims = static_cast<double>(p.head_dim + p.head_dim_v);
-    const auto members = static_cast<double>(p.batch);
+    const auto sequences = static_cast<double>(p.batch);
     const double pairs =
-        members * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
+        sequences * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
     const double bytes =
-        members * static_cast<double>(p.heads_kv * p.len_kv) * dims * static_cast<double>(size_of(p.dtype));
+        sequences * static_cast<double>(p.heads_kv * p.len_kv) * dims * static_cast<double>(size_of(p.dtype));
     return std::max(2 * (forward() ? 1 : 2.5) * pairs * dims / (bf16() ? 6e5 : 3e5), bytes / 2e5);
 }
 

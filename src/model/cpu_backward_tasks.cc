@@ -158,7 +158,7 @@ class MatrixBackward {
     const Problem& p_;
     const schedule::Workload& w_;
     CpuDeal deal_;
-    std::int64_t heads_;  // of queries, of all members
+    std::int64_t heads_;  // of queries, of all sequences
     std::int64_t stripes_ = 1;
     bool striped_ = true;
 };
@@ -170,8 +170,8 @@ class LanesBackward {
         : p_(w.problem), w_(w), threads_(deal.threads), heads_(p_.batch * p_.heads_kv) {}
 
     double count() const {
-        const double members = w_.members.empty() ? 1 : static_cast<double>(p_.batch);
-        return members * static_cast<double>(ceil_div(p_.len_q, w_.tile.block_q)) *
+        const double sequences = w_.sequences.empty() ? 1 : static_cast<double>(p_.batch);
+        return sequences * static_cast<double>(ceil_div(p_.len_q, w_.tile.block_q)) *
                static_cast<double>(ceil_div(p_.len_kv, w_.tile.block_kv));
     }
 
@@ -228,7 +228,7 @@ class LanesBackward {
         return loops;
     }
 
-    /// The squares of a member's heads, into the loop of their round.
+    /// The squares of a sequence's heads, into the loop of their round.
     void add_rounds(const Band& band, std::int64_t side, std::vector<Loop>& loops) const {
         const std::int64_t rows = ceil_div(panels(band), side), columns = ceil_div(key_tiles(band), side);
         const std::int64_t n = std::max(rows, columns);
@@ -251,7 +251,7 @@ class LanesBackward {
     const Problem& p_;
     const schedule::Workload& w_;
     int threads_;
-    std::int64_t heads_;  // of keys, of all members
+    std::int64_t heads_;  // of keys, of all sequences
 };
 
 }  // namespace

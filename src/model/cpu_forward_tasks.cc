@@ -160,7 +160,7 @@ class ForwardTasks {
     const Problem& p_;
     const schedule::Workload& w_;
     CpuDeal deal_;
-    std::int64_t heads_;  // of keys, of all members
+    std::int64_t heads_;  // of keys, of all sequences
     std::int64_t block_q_ = 1, panels_ = 1, chunks_ = 1, per_task_ = 1;
     bool split_ = false;
 };

@@ -74,10 +74,10 @@ KernelShares shares_of(const Question& question) {
     if (measured.empty()) return shares;
     // Threads that wake and what they lose beside each other are the host's: without them, a kind that was not measured
     // would look faster than those that were.
-    for (const auto member : {&KernelShares::start_us, &KernelShares::crowd}) {
+    for (const auto sequence : {&KernelShares::start_us, &KernelShares::crowd}) {
         std::vector<double> values;
-        for (const MeasuredKernels& one : measured) values.push_back(one.shares.*member);
-        shares.*member = median_of(std::move(values));
+        for (const MeasuredKernels& one : measured) values.push_back(one.shares.*sequence);
+        shares.*sequence = median_of(std::move(values));
     }
     return shares;
 }

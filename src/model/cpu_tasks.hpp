@@ -54,7 +54,7 @@ inline constexpr double kMostTasks = 1 << 16;
 
 using Lengths = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-/// (queries, keys) of each member.
+/// (queries, keys) of each sequence.
 Lengths lengths_of(const schedule::Workload& workload);
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }

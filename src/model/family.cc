@@ -9,11 +9,11 @@
 #include <string_view>
 #include <vector>
 
-#include "cuda/fa1/shapes.hpp"
-#include "cuda/fa2/shapes.hpp"
-#include "cuda/fa3/backward/shapes.hpp"
-#include "cuda/fa3/shapes.hpp"
-#include "cuda/standard/shapes.hpp"
+#include "cuda/fa1/host/dispatch.hpp"
+#include "cuda/fa2/host/dispatch.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
+#include "cuda/standard/host/dispatch.hpp"
 #include "schedule/grid.hpp"
 
 namespace tessera::model {

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "core/stack_heads.hpp"
-#include "cuda/fa3/head_stack.hpp"
+#include "cuda/fa3/host/pack_gqa.hpp"
 #include "model/dropout.hpp"
 #include "schedule/grid.hpp"
 
@@ -248,8 +248,8 @@ static Problem with_stacked(const Problem& p, std::int64_t heads) {
 
 /// flash-attention stacks the query heads of a group as rows of one tile, so that K and V are read once: fa2 with one
 /// query a head (csrc/flash_attn/flash_api.cpp), fa3 while they fit a tile (hopper/heuristics.h, should_pack_gqa); so
-/// does tessera's fa3 (cuda/fa3/head_stack.hpp). What cuDNN does is not published; its times with one query a head are
-/// those of such a kernel. Ragged calls, and rows of which a mask hides much, are predicted as they are.
+/// does tessera's fa3 (cuda/fa3/host/pack_gqa.hpp). What cuDNN does is not published; its times with one query a head
+/// are those of such a kernel. Ragged calls, and rows of which a mask hides much, are predicted as they are.
 Problem as_packed(const Problem& p, const Family& family) {
     if (family.pass != Pass::forward || p.group() == 1) return p;
     const std::string_view by = family.by;

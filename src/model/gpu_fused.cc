@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/fa3/backward/shapes.hpp"
-#include "cuda/fa3/shapes.hpp"
-#include "cuda/gradient/shares.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
+#include "cuda/gradient/host/head_split.hpp"
 #include "model/deal.hpp"
 #include "model/gpu.hpp"
 #include "schedule/grid.hpp"
@@ -68,7 +68,7 @@ std::int64_t shares_of_groups(const schedule::Workload& w) {
 Stage Gpu::stage() const {
     const bool backward = q.pass == Pass::backward;
     return {.problem = q.problem,
-            .members = q.options.members,
+            .sequences = q.options.sequences,
             .tile = tile,
             .rows_outer = !backward,
             .whole_groups = backward && is_ours(family),
@@ -130,7 +130,7 @@ Dealt Gpu::deal_out(const Stage& stage, const Units& of) {
     return {share, idle, cut};
 }
 
-/// Is dQ made by the last block of keys that adds to it, in the main kernel (cuda/fa3/backward_kernels.cc)?
+/// Is dQ made by the last block of keys that adds to it, in the main kernel (cuda/fa3/backward/kernels.cc)?
 bool Gpu::finishes_dq() const {
     constexpr std::int64_t kManyBlocks = 1024;
     const Problem& p = q.problem;
@@ -140,7 +140,7 @@ bool Gpu::finishes_dq() const {
 }
 
 /// Kernels before and after the main one, bound by memory. Others': D = rowsum(dO * O), dQ = 0; dQ to the dtype.
-/// tessera's: delta = dO . (O + rest), and dQ from its sums, which the first to add writes; fa1 has one.
+/// tessera's: delta = dO . (O + residual), and dQ from its sums, which the first to add writes; fa1 has one.
 void Gpu::add_gradient_passes() {
     if (q.pass != Pass::backward) return;
     const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);
@@ -165,18 +165,18 @@ void Gpu::add_shares(std::int64_t shares) {
                  copy_rate() * 1e-6);
 }
 
-/// Thread blocks of a ragged call whose member has no such keys: the grid has as many for each as for the longest.
+/// Thread blocks of a ragged call whose sequence has no such keys: the grid has as many for each as for the longest.
 void Gpu::add_empty_blocks(std::int64_t shares) {
-    const auto& members = q.options.members;
-    if (members.empty() || c.empty_cycles <= 0) return;
+    const auto& sequences = q.options.sequences;
+    if (sequences.empty() || c.empty_cycles <= 0) return;
     const std::int64_t heads = q.problem.heads_kv * shares;
     const std::int64_t all =
-        static_cast<std::int64_t>(members.size()) * heads * schedule::ceil_div(q.problem.len_kv, tile.block_kv);
+        static_cast<std::int64_t>(sequences.size()) * heads * schedule::ceil_div(q.problem.len_kv, tile.block_kv);
     std::int64_t own = 0;
-    for (const auto& [queries, keys] : members) own += heads * schedule::ceil_div(keys, tile.block_kv);
+    for (const auto& [queries, keys] : sequences) own += heads * schedule::ceil_div(keys, tile.block_kv);
     account.part("empty blocks", static_cast<double>(all - own) * c.empty_cycles / sms / (out.clock_ghz * 1e6),
-                 "({} - {}) blocks that members lack * {:.0f} clk / {:.0f} / {:.4f} GHz", all, own, c.empty_cycles, sms,
-                 out.clock_ghz);
+                 "({} - {}) blocks that sequences lack * {:.0f} clk / {:.0f} / {:.4f} GHz", all, own, c.empty_cycles,
+                 sms, out.clock_ghz);
 }
 
 /// How the bytes of the forward come about, when every tensor moves once.
@@ -195,7 +195,7 @@ void Gpu::note_dram() {
 }
 
 /// The kernel that makes dQ where blocks of keys don't add it up: S and dP once more, and dQ += dS K, by tiles of
-/// queries (cuda/fa3/backward/dq_product.cuh).
+/// queries (cuda/fa3/backward/after/dq_kernel.cuh).
 void Gpu::add_dq_kernel() {
     constexpr Tile kTile{128, 64};
     constexpr double kElements = 128 * 64;

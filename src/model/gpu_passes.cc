@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/fa1/shapes.hpp"
-#include "cuda/standard/config.h"
+#include "cuda/fa1/host/dispatch.hpp"
+#include "cuda/standard/host/config.h"
 #include "model/dropout.hpp"
 #include "model/gpu.hpp"
 #include "schedule/grid.hpp"

@@ -3,7 +3,7 @@
 // The public Machine (tessera/machine.hpp) under the names of this room, and what only the library asks of it.
 #pragma once
 
-#include "cuda/rows/rows.hpp"
+#include "cuda/host/kernel_table.hpp"
 #include "tessera/machine.hpp"
 
 namespace tessera::model {

@@ -14,7 +14,7 @@ namespace tessera::model {
 
 struct Stage {
     const Problem& problem;
-    std::span<const std::pair<std::int64_t, std::int64_t>> members;  ///< lengths of each; none: all are alike
+    std::span<const std::pair<std::int64_t, std::int64_t>> sequences;  ///< lengths of each; none: all are alike
     Tile tile;
     bool rows_outer = true;     ///< a block has a tile of queries; else a tile of keys, and ...
     bool whole_groups = false;  ///< ... all query heads of a group
@@ -40,7 +40,7 @@ struct Stage {
     /// Query heads that a block goes through.
     std::int64_t heads_of_block() const { return whole_groups ? problem.group() : 1; }
     std::int64_t heads() const { return problem.heads_q / heads_of_block(); }
-    /// Lengths of all members.
+    /// Lengths of all sequences.
     std::vector<std::pair<std::int64_t, std::int64_t>> lengths() const;
 };
 
@@ -52,7 +52,7 @@ std::vector<double> blocks_in_order(const Stage& stage);
 double in_turn(const Stage& stage, int multiprocessors);
 
 /// Of so many heads with so many blocks of keys each, how many begin by length in fa3's backward, by turns or by roles
-/// (cuda/fa3/backward_kernels.cc).
+/// (cuda/fa3/backward/kernels.cc).
 std::int64_t heads_by_length(std::int64_t blocks, std::int64_t heads, bool roles);
 
 }  // namespace tessera::model

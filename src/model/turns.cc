@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera's backward adds up dQ in a fixed order (cuda/fa3/backward/order.hpp, cuda/gradient/place.cuh): a block of
+// tessera's backward adds up dQ in a fixed order (cuda/fa3/host/dq_order.hpp, cuda/gradient/place.cuh): a block of
 // keys goes through the tiles of queries from its own place to the last one, then from the first one, and adds to each
 // after the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
 // Under a causal mask long blocks begin first, in parts (cuda/gradient/launch.hpp; fa3's with one head a group).
 #include <algorithm>
 #include <queue>
 
-#include "cuda/fa3/backward/order.hpp"
-#include "cuda/fa3/backward/shapes.hpp"
-#include "cuda/gradient/config.h"
-#include "cuda/gradient/shares.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/gradient/host/config.h"
+#include "cuda/gradient/host/head_split.hpp"
 #include "model/stage.hpp"
 #include "schedule/grid.hpp"
 
@@ -126,23 +126,23 @@ class Head {
 
 namespace {
 
-/// A member of the batch: how its blocks go, and its heads.
-struct Member {
+/// A sequence of the batch: how its blocks go, and its heads.
+struct Sequence {
     Ways ways;
     std::vector<Head> heads;
     int count = 0;  // blocks of a head
 };
 
-Member member_of(const Stage& s, const std::pair<std::int64_t, std::int64_t>& lengths) {
-    Member member{ways_of(s, lengths.first, lengths.second), {}};
+Sequence sequence_of(const Stage& s, const std::pair<std::int64_t, std::int64_t>& lengths) {
+    Sequence sequence{ways_of(s, lengths.first, lengths.second), {}};
     const auto tiles = schedule::ceil_div(lengths.first, s.tile.block_q);
-    const Ways& ways = member.ways;
+    const Ways& ways = sequence.ways;
     for (std::int64_t i = 0; i < s.heads() * ways.shares; ++i) {
         const std::int64_t left = s.heads_of_block() - i % ways.shares * ways.share_heads;
-        member.heads.emplace_back(s, tiles, std::min(left, ways.share_heads));
+        sequence.heads.emplace_back(s, tiles, std::min(left, ways.share_heads));
     }
-    member.count = static_cast<int>(ways.of_block.size());
-    return member;
+    sequence.count = static_cast<int>(ways.of_block.size());
+    return sequence;
 }
 
 /// How blocks of keys begin: `heads` of the call take turns, by parts of theirs.
@@ -171,10 +171,10 @@ Rounds rounds_of_fa3(const Problem& p, std::size_t all) {
 }
 
 /// cuda/gradient/start.cc, key_work.cuh.
-Rounds rounds_of_fa2(const Problem& p, const std::vector<Member>& members, std::size_t all) {
+Rounds rounds_of_fa2(const Problem& p, const std::vector<Sequence>& sequences, std::size_t all) {
     std::int64_t most = 0;
-    for (const Member& member : members)
-        most = std::max(most, p.heads_kv * member.ways.shares * static_cast<std::int64_t>(member.count));
+    for (const Sequence& sequence : sequences)
+        most = std::max(most, p.heads_kv * sequence.ways.shares * static_cast<std::int64_t>(sequence.count));
     const bool in_parts = !p.mask.trivial() && most >= cuda::gradient::kFewestInParts;
     return {in_parts ? cuda::gradient::kParts : 1, all};
 }
@@ -190,19 +190,19 @@ std::int64_t heads_by_length(std::int64_t blocks, std::int64_t heads, bool roles
 static_assert(cuda::gradient::kParts == cuda::fa3::backward::kParts);
 
 double in_turn(const Stage& s, int multiprocessors) {
-    std::vector<Member> members;
-    for (const auto& lengths : s.lengths()) members.push_back(member_of(s, lengths));
-    std::vector<std::pair<Member*, std::size_t>> heads;
-    for (Member& member : members) {
-        for (std::size_t head = 0; head < member.heads.size(); ++head) heads.emplace_back(&member, head);
+    std::vector<Sequence> sequences;
+    for (const auto& lengths : s.lengths()) sequences.push_back(sequence_of(s, lengths));
+    std::vector<std::pair<Sequence*, std::size_t>> heads;
+    for (Sequence& sequence : sequences) {
+        for (std::size_t head = 0; head < sequence.heads.size(); ++head) heads.emplace_back(&sequence, head);
     }
     const Rounds rounds =
-        s.turns_of_fa3 ? rounds_of_fa3(s.problem, heads.size()) : rounds_of_fa2(s.problem, members, heads.size());
+        s.turns_of_fa3 ? rounds_of_fa3(s.problem, heads.size()) : rounds_of_fa2(s.problem, sequences, heads.size());
     std::priority_queue<double, std::vector<double>, std::greater<>> idle_from;
     for (int i = 0; i < multiprocessors; ++i) idle_from.push(0);
     double last = 0;
-    const auto start = [&](Member& member, std::size_t head, int n) {
-        const double done = member.heads[head].run(member.ways, n, idle_from.top());
+    const auto start = [&](Sequence& sequence, std::size_t head, int n) {
+        const double done = sequence.heads[head].run(sequence.ways, n, idle_from.top());
         idle_from.pop();
         idle_from.push(done);
         last = std::max(last, done);
@@ -211,13 +211,13 @@ double in_turn(const Stage& s, int multiprocessors) {
     for (std::size_t first = 0; first < heads.size(); first += at_once) {
         for (int part = 0; part < rounds.parts; ++part) {
             for (std::size_t i = first; i < std::min(first + at_once, heads.size()); ++i) {
-                const auto& [member, head] = heads[i];
-                const Ways& ways = member->ways;
-                const int size = (member->count + rounds.parts - 1) / rounds.parts;
+                const auto& [sequence, head] = heads[i];
+                const Ways& ways = sequence->ways;
+                const int size = (sequence->count + rounds.parts - 1) / rounds.parts;
                 const int begin = (ways.rising || ways.parted ? part : rounds.parts - 1 - part) * size;
                 for (int k = 0; k < size; ++k) {
                     const int n = begin + (ways.rising ? k : size - 1 - k);
-                    if (n < member->count) start(*member, head, n);
+                    if (n < sequence->count) start(*sequence, head, n);
                 }
             }
         }

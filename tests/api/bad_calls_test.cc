@@ -233,7 +233,7 @@ TEST(BadCalls, dbias_must_have_the_shape_of_bias) {
 // FA #1661, #1773, sgl-flash-attn PR #47: malformed cu_seqlens were accepted.
 TEST(Bugs, bug_64_malformed_cu_seqlens_name_the_index) {
     struct Malformed {
-        std::vector<std::int64_t> cu;  // for 3 members, 7 queries in all, 5 at most in one
+        std::vector<std::int64_t> cu;  // for 3 sequences, 7 queries in all, 5 at most in one
         const char* index;
     };
     const Malformed rows[] = {{{1, 2, 2, 7}, "index 0"},  {{-1, 2, 2, 7}, "index 0"}, {{0, 3, 2, 7}, "index 2"},

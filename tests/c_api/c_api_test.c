@@ -169,23 +169,23 @@ static void test_newer_caller(Fixture* f) {
     CHECK(tessera_workspace_bytes(&newer.problem, &f->options, TESSERA_FORWARD, &bytes) == TESSERA_OK);
 }
 
-/* A caller with the first header, whose structs end before o_rest: what lies behind them is not looked at. */
+/* A caller with the first header, whose structs end before o_residual: what lies behind them is not looked at. */
 static void test_older_caller(const Fixture* f) {
     tessera_forward_args forward = f->forward;
     tessera_backward_args backward = f->backward;
-    memset(&forward.o_rest, 0xA5, sizeof forward.o_rest);
-    memset(&backward.o_rest, 0xA5, sizeof backward.o_rest);
+    memset(&forward.o_residual, 0xA5, sizeof forward.o_residual);
+    memset(&backward.o_residual, 0xA5, sizeof backward.o_residual);
     CHECK(tessera_forward(&f->problem, NULL, &forward, f->workspace, f->workspace_bytes, NULL) != TESSERA_OK);
-    forward.struct_size = offsetof(tessera_forward_args, o_rest);
-    backward.struct_size = offsetof(tessera_backward_args, o_rest);
+    forward.struct_size = offsetof(tessera_forward_args, o_residual);
+    backward.struct_size = offsetof(tessera_backward_args, o_residual);
     CHECK(tessera_forward(&f->problem, NULL, &forward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
     CHECK(tessera_backward(&f->problem, NULL, &backward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
-    tessera_plan_info info = {.struct_size = offsetof(tessera_plan_info, o_rest), .o_rest = 42};
+    tessera_plan_info info = {.struct_size = offsetof(tessera_plan_info, o_residual), .o_residual = 42};
     CHECK(tessera_plan_query(&f->problem, NULL, TESSERA_FORWARD, &info) == TESSERA_OK);
-    CHECK(info.kernel != NULL && info.o_rest == 42);
+    CHECK(info.kernel != NULL && info.o_residual == 42);
     info.struct_size = sizeof info;
     CHECK(tessera_plan_query(&f->problem, NULL, TESSERA_FORWARD, &info) == TESSERA_OK);
-    CHECK(info.o_rest == 0);
+    CHECK(info.o_residual == 0);
 }
 
 static void test_describe(Fixture* f) {

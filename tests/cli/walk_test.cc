@@ -114,18 +114,19 @@ TEST_F(WalkTest, by_hand_shows_fractions) {
     EXPECT_NE(whole.find("1/2 * (8, -4)) / (9/4)\n            = (32/9, 4/9)\n"), std::string::npos) << whole;
 }
 
-TEST_F(WalkTest, members_of_a_ragged_batch) {
+TEST_F(WalkTest, sequences_of_a_ragged_batch) {
     run_ok("gen --ragged 3x9,4x0,0x2,70 --heads 4/2 --head-dim 8 --grad -o r.safetensors");
     const std::string walk = "walk r.safetensors --cu-seqlens-q cu_seqlens_q --cu-seqlens-kv cu_seqlens_kv";
     for (const char* more : {"", " --backward", " --schedule standard", " --schedule fa1 --backward"}) {
-        const auto trace = run_ok(walk + more + " --member 3 --row 69 --json").json();
+        const auto trace = run_ok(walk + more + " --sequence 3 --row 69 --json").json();
         EXPECT_EQ(trace.at("problem").at("batch"), 4) << more;
-        EXPECT_NE(run_ok(walk + more + " --member 1").out.find("bit for bit"), std::string::npos) << "no key: " << more;
+        EXPECT_NE(run_ok(walk + more + " --sequence 1").out.find("bit for bit"), std::string::npos)
+            << "no key: " << more;
     }
-    const double lse = run_ok(walk + " --member 0 --row 2 --json").json().at("exact").at("lse").get<double>();
+    const double lse = run_ok(walk + " --sequence 0 --row 2 --json").json().at("exact").at("lse").get<double>();
     EXPECT_TRUE(std::isfinite(lse));
-    expect_error(walk + " --member 2", 2, "--member: expected a query to follow, got none");
-    expect_error(walk + " --member 4", 2, "--member: expected 0..3");
+    expect_error(walk + " --sequence 2", 2, "--sequence: expected a query to follow, got none");
+    expect_error(walk + " --sequence 4", 2, "--sequence: expected 0..3");
     expect_error("walk r.safetensors --cu-seqlens-q cu_seqlens_kv --cu-seqlens-kv cu_seqlens_kv", 65,
                  "cu_seqlens_q: expected values up to the total 77, got 81 at index 4");
 }
@@ -149,7 +150,7 @@ TEST_F(WalkTest, a_gradient_of_another_shape_is_bad_data) {
 TEST_F(WalkTest, bad_options_are_told) {
     expect_error("walk --row 256", 2, "--row: expected 0..255, got 256");
     expect_error("walk --head 1", 2, "--head: expected 0..0, got 1");
-    expect_error("walk --member 1", 2, "--member: expected 0..0");
+    expect_error("walk --sequence 1", 2, "--sequence: expected 0..0");
     expect_error("walk --q-tile 9", 2, "--q-tile: expected 0..3");
     expect_error("walk --row 1 --q-tile 0", 2, "--q-tile");
     expect_error("walk --schedule fa3", 69, "fa3");

@@ -73,11 +73,11 @@ __global__ void __launch_bounds__(384, 1) exchange_registers(const float* in, fl
     constexpr int kHeld = 208;
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < 128) {
-        ptx::give_registers<24>();
+        ptx::setmaxnreg_dec<24>();
         out[thread] = in[thread] + 1;
         return;
     }
-    ptx::take_registers<240>();
+    ptx::setmaxnreg_inc<240>();
     float held[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) held[i] = in[(thread + i) % 384];

@@ -209,7 +209,7 @@ bool refused_by(const Call& call, const Rule& rule) {
     return false;
 }
 
-bool about_members(const Rule& rule) { return std::string(rule.name).find("nested-shapes") != std::string::npos; }
+bool about_sequences(const Rule& rule) { return std::string(rule.name).find("nested-shapes") != std::string::npos; }
 
 Call changed(const Version& torch, const Change& change) {
     Call call = known_call(torch);
@@ -227,11 +227,11 @@ TEST(Rules, EveryRowRefusesItsCaseAndNotTheNeighbour) {
             std::string(rule.name) + " in " + std::to_string(rule.from.major) + "." + std::to_string(rule.from.minor);
         EXPECT_FALSE(refused_by(changed(rule.from, of_rule.neighbour), rule)) << where;
         const Call call = changed(rule.from, of_rule.trigger);
-        if (about_members(rule)) {  // nobody knows the lengths of the members, so the verdict is unknown
+        if (about_sequences(rule)) {  // nobody knows the lengths of the sequences, so the verdict is unknown
             const Verdict verdict = verdict_of(explain(call), rule.backend);
             EXPECT_EQ(Standing::unknown, verdict.standing) << where;
             ASSERT_FALSE(verdict.wanting.empty()) << where;
-            EXPECT_NE(std::string::npos, verdict.wanting.front().find("members")) << where;
+            EXPECT_NE(std::string::npos, verdict.wanting.front().find("sequences")) << where;
             triggered.insert(&rule);
             continue;
         }

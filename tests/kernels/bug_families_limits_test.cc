@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(types, bug_families_limits, testing::ValuesIn(kStorageT
 
 constexpr std::int64_t kPast32Bits = (std::int64_t{1} << 32) + 16;  // as a 32-bit number: 16
 
-/// Head dims of tests that are large otherwise: small ones for all kernels, and 8, which is what the copy engine of a
+/// Head dims of tests that are large otherwise: small ones for all kernels, and 8, which is what TMA of a
 /// GPU takes, for kernels that run there.
 struct SmallDim {
     std::int64_t head_dim;
@@ -176,7 +176,7 @@ TEST(bug_families, bug_30_scores_past_2_to_the_32) {
     }
 }
 
-// pytorch 146704, 142228: more than 65,535 batch members or heads. On the host they are a loop's count, whatever the
+// pytorch 146704, 142228: more than 65,535 sequences or heads. On the host they are a loop's count, whatever the
 // dtype.
 TEST_P(bug_families_limits, bug_32_seventy_thousand_batches_and_heads) {
     if (GetParam() != DType::fp32 && !device::cuda_available()) GTEST_SKIP() << "no CUDA device";

@@ -53,7 +53,7 @@ TEST_P(bug_families_masking, bug_1_3_tile_tails_at_every_size) {
 }
 
 // flash-attention 443
-TEST(bug_families, bug_2_ragged_members_of_one_key) {
+TEST(bug_families, bug_2_ragged_sequences_of_one_key) {
     for (const DType dtype : kStorageTypes) {
         const std::vector<std::int64_t> of_q{3, 1, 70};
         const std::vector<std::int64_t> of_kv{1, 1, 1};
@@ -70,7 +70,7 @@ TEST(bug_families, bug_6_soak) {
             return static_cast<std::int64_t>(random.bits(i * 16 + what) % high) + 1;
         };
         Problem p = make_problem(1, draw(0, 40), draw(1, 90), 2, 1, draw(2, 20), kStorageTypes[i % 3]);
-        if (i % 2 == 0) p.head_dim = p.head_dim_v = 8 * draw(2, 16);  // what the copy engine of a GPU takes
+        if (i % 2 == 0) p.head_dim = p.head_dim_v = 8 * draw(2, 16);  // what TMA of a GPU takes
         p.mask.causal = static_cast<Causal>(draw(3, 3) - 1);
         Attention a(p, i);
         a.q.scale_by(std::exp2(static_cast<double>(draw(4, 12)) - 6));
@@ -92,7 +92,7 @@ TEST_P(bug_families_masking, bug_7_poison_in_unused_rows) {
     const std::vector<std::int64_t> of_q{20, 30};
     const std::vector<std::int64_t> of_kv{33, 65};
     const Attention clean(make_ragged(of_q, of_kv, 2, 1, 24, GetParam()), 7, of_q, of_kv);
-    // The window leaves the first keys of each member to nobody.
+    // The window leaves the first keys of each sequence to nobody.
     Attention a = clean;
     a.problem.mask.window_left = 5;
     Attention b = a;
@@ -177,8 +177,8 @@ TEST_P(bug_families_masking, bug_14_long_prefix_and_suffix_of_minus_infinity) {
     });
 }
 
-// flash-attention (ROCm) b46c5875, a3a257c7: zero-length members, in the backward and beyond the end of memory
-TEST_P(bug_families_masking, bug_15_17_zero_length_members) {
+// flash-attention (ROCm) b46c5875, a3a257c7: zero-length sequences, in the backward and beyond the end of memory
+TEST_P(bug_families_masking, bug_15_17_zero_length_sequences) {
     for (const auto& of_q : std::vector<std::vector<std::int64_t>>{{0, 7, 0}, {5, 0, 70}, {0, 0, 0}}) {
         for (const auto& of_kv : std::vector<std::vector<std::int64_t>>{{9, 0, 3}, {0, 65, 0}, {0, 0, 0}}) {
             Case c{.id = "zero_length"};
@@ -191,8 +191,8 @@ TEST_P(bug_families_masking, bug_15_17_zero_length_members) {
     }
 }
 
-// flash-attention 1537, 1619: the path for one query per member, with members of none
-TEST(bug_families, bug_20_ragged_decode_with_empty_members) {
+// flash-attention 1537, 1619: the path for one query per sequence, with sequences of none
+TEST(bug_families, bug_20_ragged_decode_with_empty_sequences) {
     for (const DType dtype : kStorageTypes) {
         Case c{.id = "ragged_decode"};
         c.problem = make_problem(1, 0, 0, 8, 2, 64, dtype);

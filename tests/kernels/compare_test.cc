@@ -50,10 +50,10 @@ TEST(compare, right_results_pass) {
 }
 
 /// With one key dS is 0, and what delta is off by is all that there is: so many times K.
-TEST(compare, the_rest_of_o_is_granted_what_it_leaves_of_delta) {
+TEST(compare, the_residual_of_o_is_granted_what_it_leaves_of_delta) {
     for (const auto& [rest, error, right] : {std::tuple{false, 2e-5, false}, {true, 2e-5, true}, {true, 1e-2, false}}) {
         Attention a = finished(DType::bf16, 1);
-        if (rest) a.keep_rest();
+        if (rest) a.keep_residual();
         a.dq.fill_value(0);
         EXPECT_TRUE(of(a.check_backward(), "dq").pass);
         for (std::int64_t i = 0; i < a.problem.len_q; ++i) {

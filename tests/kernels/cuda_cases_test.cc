@@ -79,9 +79,9 @@ class CudaCases : public testing::TestWithParam<DType> {
 TEST_P(CudaCases, corners) {
     int ran = 0;
     for (const Case& c : corner_cases()) {
-        Case with_rest = bent(c, GetParam(), true);
-        with_rest.o_rest = true;
-        ran += expect_right(bent(c, GetParam(), true)) + expect_right(with_rest);
+        Case with_residual = bent(c, GetParam(), true);
+        with_residual.o_residual = true;
+        ran += expect_right(bent(c, GetParam(), true)) + expect_right(with_residual);
     }
     EXPECT_GT(ran, 0);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gradients in fp16 are held times powers of two (docs/numerics.md): inputs of very large and of very small numbers,
-// and of both, with and without the rest of O. Skipped without a GPU.
+// and of both, with and without the residual of O. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -109,10 +109,10 @@ TEST_P(CudaHeldGradients, are_right_whatever_the_sizes) {
             if (kernel.name == "cuda.fa3.forward") first = &kernel;
         });
         ASSERT_NE(first, nullptr);
-        a.keep_rest();
+        a.keep_residual();
         if (!a.forward(*first)) continue;
         for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
-            if (kernel.name == "cuda.fa3.backward") expect_right(a, kernel, "with the rest of O");
+            if (kernel.name == "cuda.fa3.backward") expect_right(a, kernel, "with the residual of O");
         });
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the query heads of a group are shared out to thread blocks (cuda/gradient/shares.hpp). Needs no GPU.
+// How the query heads of a group are shared out to thread blocks (cuda/gradient/host/head_split.hpp). Needs no GPU.
 #include <gtest/gtest.h>
 
-#include "cuda/gradient/shares.hpp"
+#include "cuda/gradient/host/head_split.hpp"
 
 namespace tessera::check::cuda_shares_test {
 namespace {
@@ -42,7 +42,7 @@ TEST(CudaShares, all_heads_are_in_some_share) {
 }
 
 /// What a ragged batch has memory for.
-TEST(CudaShares, no_member_has_more_shares_than_most) {
+TEST(CudaShares, no_sequence_has_more_shares_than_most) {
     for (const Mask& mask : {Mask{}, kCausal, Mask{.window_left = 100}}) {
         for (const int heads_kv : {1, 3, 8}) {
             for (const int group : {1, 2, 7, 64}) {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/fa3/backward/order.hpp"
-#include "cuda/fa3/backward/shapes.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/dq_order.hpp"
 
 namespace tessera::check::fa3_backward_order_test {
 namespace {
@@ -62,7 +62,7 @@ bool touches(const Mask& mask, const Blocks<kBlockQ, kBlockKv>& blocks, int m, i
            Coverage::empty;
 }
 
-/// `more`: blocks that another member of the call has more in a part.
+/// `more`: blocks that another sequence of the call has more in a part.
 template <int kBlockQ, int kBlockKv>
 void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads = 1, int parts = 1, int more = 0) {
     Blocks<kBlockQ, kBlockKv> blocks{};
@@ -108,7 +108,7 @@ TEST(fa3_backward_order, every_tile_is_added_once_and_in_the_order_of_the_places
     }
 }
 
-/// Members that start in parts, and those that do not, in one call.
+/// Sequences that start in parts, and those that do not, in one call.
 TEST(fa3_backward_order, blocks_in_parts_are_added_in_the_order_of_the_places) {
     using cuda::fa3::backward::kParts;
     for (const Mask& mask : kMasks) {
@@ -124,7 +124,7 @@ TEST(fa3_backward_order, blocks_in_parts_are_added_in_the_order_of_the_places) {
     }
 }
 
-/// The longest of a causal mask start first but for the order in their part, and blocks of one member alone decide.
+/// The longest of a causal mask start first but for the order in their part, and blocks of one sequence alone decide.
 TEST(fa3_backward_order, causal_blocks_of_many_heads_start_in_parts) {
     Blocks<64, 128> blocks{};
     const Mask causal{.causal = Causal::top_left};
@@ -222,7 +222,7 @@ TEST(fa3_backward_order, single_blocks_in_turn_are_added_in_the_order_of_the_pla
 }
 
 /// Few causal blocks of keys share their query heads out, so many that no block lasts too long; which is a matter of
-/// the member's length and the heads.
+/// the sequence's length and the heads.
 TEST(fa3_backward_order, few_causal_blocks_of_groups_share_the_query_heads) {
     using cuda::fa3::backward::most_shares;
     const Mask causal{.causal = Causal::bottom_right};

@@ -11,11 +11,11 @@
 
 #include "check/feature_cases.hpp"
 #include "check/run_case.hpp"
-#include "cuda/fa1/shapes.hpp"
-#include "cuda/fa2/shapes.hpp"
-#include "cuda/fa3/backward/shapes.hpp"
-#include "cuda/fa3/head_stack.hpp"
-#include "cuda/fa3/shapes.hpp"
+#include "cuda/fa1/host/dispatch.hpp"
+#include "cuda/fa2/host/dispatch.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
+#include "cuda/fa3/host/pack_gqa.hpp"
 #include "kernels/limits.hpp"
 #include "registry.hpp"
 
@@ -210,7 +210,7 @@ TEST(FeatureCasesAlone, stack_the_heads_of_every_shape_of_fa3) {
     for (const FeatureCase& c : feature_cases(kSeed)) {
         const Problem& p = c.which.problem;
         if (c.feature != Feature::stacked_heads || p.dtype == DType::fp32) continue;
-        EXPECT_FALSE(c.which.o_rest) << c.which.id;
+        EXPECT_FALSE(c.which.o_residual) << c.which.id;
         const std::optional<std::size_t> shape = cuda::fa3::shape_of(p);
         const int heads = cuda::fa3::stack_of(p).heads();
         if (!shape || heads == 1) continue;

@@ -145,17 +145,18 @@ RC_GTEST_PROP(properties, batch_position_and_neighbours_change_nothing, ()) {
     alone.prepare_backward();
     among.prepare_backward();
     const std::int64_t at = *rc::gen::inRange(0, 3);
-    for (auto member : {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o, &Attention::o, &Attention::lse}) {
-        copy_slice(alone.*member, 0, among.*member, at);
+    for (auto sequence :
+         {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o, &Attention::o, &Attention::lse}) {
+        copy_slice(alone.*sequence, 0, among.*sequence, at);
     }
     for (const KernelInfo& kernel : kernels()) {
         Attention a = alone;
         Attention b = among;
         if (!run(a, kernel) || !run(b, kernel, {.threads = 3})) continue;
-        for (auto member : {&Attention::o, &Attention::lse, &Attention::dq, &Attention::dk, &Attention::dv}) {
-            const bool of_forward = member == &Attention::o || member == &Attention::lse;
+        for (auto sequence : {&Attention::o, &Attention::lse, &Attention::dq, &Attention::dk, &Attention::dv}) {
+            const bool of_forward = sequence == &Attention::o || sequence == &Attention::lse;
             if (of_forward != (kernel.pass == Pass::forward)) continue;
-            require(same_slice(a.*member, 0, b.*member, at), kernel, one);
+            require(same_slice(a.*sequence, 0, b.*sequence, at), kernel, one);
         }
     }
 }
@@ -168,8 +169,9 @@ RC_GTEST_PROP(properties, doubled_batch_gives_doubled_bits, ()) {
     Attention b(twice);
     a.prepare_backward();
     b.prepare_backward();
-    for (auto member : {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o, &Attention::o, &Attention::lse}) {
-        for (std::int64_t i = 0; i < twice.batch; ++i) copy_slice(a.*member, i % p.batch, b.*member, i);
+    for (auto sequence :
+         {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o, &Attention::o, &Attention::lse}) {
+        for (std::int64_t i = 0; i < twice.batch; ++i) copy_slice(a.*sequence, i % p.batch, b.*sequence, i);
     }
     for (const KernelInfo& kernel : kernels()) {
         if (!run(a, kernel) || !run(b, kernel)) continue;
@@ -180,7 +182,7 @@ RC_GTEST_PROP(properties, doubled_batch_gives_doubled_bits, ()) {
     }
 }
 
-/// Members of equal lengths: a ragged call is the dense call, bit for bit.
+/// Sequences of equal lengths: a ragged call is the dense call, bit for bit.
 RC_GTEST_PROP(properties, ragged_is_dense, ()) {
     Problem dense = draw_problem(draw_dtype());
     dense.mask.causal = *rc::gen::element(Causal::none, Causal::bottom_right, Causal::top_left);
@@ -220,9 +222,9 @@ RC_GTEST_PROP(properties, grouped_heads_are_repeated_heads, ()) {
     repeated.heads_kv = grouped.heads_q;
     Attention a(grouped);
     Attention b(repeated);
-    for (auto member : {&Attention::k, &Attention::v}) {
-        const Tensor& from = a.*member;
-        Tensor& to = b.*member;
+    for (auto sequence : {&Attention::k, &Attention::v}) {
+        const Tensor& from = a.*sequence;
+        Tensor& to = b.*sequence;
         for (std::int64_t i = 0; i < to.view.size(); ++i) {
             const std::int64_t c = i % grouped.head_dim;
             const std::int64_t h = i / grouped.head_dim % repeated.heads_kv;
@@ -281,8 +283,8 @@ RC_GTEST_PROP(properties, layout_changes_nothing, ()) {
     Attention strided = packed;
     // [len, heads, dim] to [heads, len, dim] with gaps of NaN between rows, seen through strides
     std::vector<std::vector<std::byte>> memory;
-    for (auto member : {&Attention::q, &Attention::k, &Attention::v}) {
-        TensorView& view = (strided.*member).view;
+    for (auto sequence : {&Attention::q, &Attention::k, &Attention::v}) {
+        TensorView& view = (strided.*sequence).view;
         const std::int64_t len = view.shape[1];
         const std::int64_t row = view.shape[3] + 3;
         memory.emplace_back(static_cast<std::size_t>(view.shape[2] * len * row * size_of(view.dtype)), std::byte{0xFF});

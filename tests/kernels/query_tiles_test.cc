@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tiles of queries of a ragged call on CUDA: every one has a place, and their number follows the members.
-#include "cuda/tile/query_tiles.hpp"
+// The tiles of queries of a ragged call on CUDA: every one has a place, and their number follows the sequences.
+#include "cuda/host/query_tiles.hpp"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 namespace tessera::check::query_tiles_test {
 namespace {
 
-/// Lengths of members: many without queries, some of one, some of several tiles.
+/// Lengths of sequences: many without queries, some of one, some of several tiles.
 std::vector<std::int64_t> lengths_of(std::mt19937& random) {
     std::vector<std::int64_t> lengths(1 + random() % 40);
     for (std::int64_t& length : lengths) {
@@ -24,7 +24,7 @@ std::vector<std::int64_t> lengths_of(std::mt19937& random) {
     return lengths;
 }
 
-TEST(QueryTiles, every_tile_of_every_member_has_one_place) {
+TEST(QueryTiles, every_tile_of_every_sequence_has_one_place) {
     std::mt19937 random(20261122);
     int met = 0;
     for (int i = 0; i < 2000; ++i) {
@@ -40,15 +40,15 @@ TEST(QueryTiles, every_tile_of_every_member_has_one_place) {
         for (int place = 0; place < cuda::query_tiles(p, block_q); ++place) {
             const cuda::QueryTile tile =
                 cuda::ragged_tile(static_cast<int>(lengths.size()), place, block_q,
-                                  [&](int member) { return begins[static_cast<std::size_t>(member)]; });
+                                  [&](int sequence) { return begins[static_cast<std::size_t>(sequence)]; });
             ASSERT_GE(tile.block, 0);
-            auto& of_member = seen.at(static_cast<std::size_t>(tile.batch));
-            if (static_cast<std::size_t>(tile.block) >= of_member.size()) continue;
-            ++of_member[static_cast<std::size_t>(tile.block)];
+            auto& of_sequence = seen.at(static_cast<std::size_t>(tile.batch));
+            if (static_cast<std::size_t>(tile.block) >= of_sequence.size()) continue;
+            ++of_sequence[static_cast<std::size_t>(tile.block)];
             ++met;
         }
-        for (const auto& of_member : seen) {
-            for (const int times : of_member) ASSERT_EQ(times, 1) << p.describe();
+        for (const auto& of_sequence : seen) {
+            for (const int times : of_sequence) ASSERT_EQ(times, 1) << p.describe();
         }
     }
     EXPECT_GT(met, 10000);

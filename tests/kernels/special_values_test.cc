@@ -231,7 +231,7 @@ TEST(special_values, lse_gradients_of_rows_of_minus_infinity) {
     }
 }
 
-/// A key of the short member is no number: only the rows of a bias for all members that this member has are none
+/// A key of the short sequence is no number: only the rows of a bias for all sequences that this sequence has are none
 /// either. Summed over queries or keys, a key of weight 0 adds 0.
 TEST(special_values, bias_gradients_of_rows_that_only_others_have) {
     for (const DType dtype : kStorageTypes) {

@@ -157,9 +157,9 @@ struct Attention {
     Problem problem;
     Tensor q, k, v, bias, slopes, cu_q, cu_kv, d_o, dlse;  // inputs
     Tensor o, lse, dq, dk, dv, dbias;                      // outputs
-    Tensor o_rest;  // of keep_rest(): written and taken by the kernels that know it
+    Tensor o_residual;  // of keep_residual(): written and taken by the kernels that know it
 
-    /// `lengths_*`: of the members of a ragged Problem.
+    /// `lengths_*`: of the sequences of a ragged Problem.
     explicit Attention(const Problem& p, std::uint64_t seed = 1, const std::vector<std::int64_t>& lengths_q = {},
                        const std::vector<std::int64_t>& lengths_kv = {});
 
@@ -171,8 +171,8 @@ struct Attention {
     [[nodiscard]] Ran forward(const KernelInfo& kernel, const Run& run = {});
     [[nodiscard]] Ran backward(const KernelInfo& kernel, const Run& run = {});
 
-    /// From now on the rest of O is kept. Until a forward has written it, it holds that of no O.
-    void keep_rest();
+    /// From now on the residual of O is kept. Until a forward has written it, it holds that of no O.
+    void keep_residual();
 
     /// Fills in o and lse for a backward, by the reference: a wrong forward is not the backward's fault.
     void prepare_backward();
@@ -222,7 +222,7 @@ inline ForwardArgs Attention::forward_args() const {
             .cu_seqlens_kv = cu_kv.view,
             .o = o.view,
             .lse = lse.view,
-            .o_rest = o_rest.view};
+            .o_residual = o_residual.view};
 }
 
 inline BackwardArgs Attention::backward_args() const {
@@ -241,16 +241,16 @@ inline BackwardArgs Attention::backward_args() const {
             .dk = dk.view,
             .dv = dv.view,
             .dbias = dbias.view,
-            .o_rest = o_rest.view};
+            .o_residual = o_residual.view};
 }
 
 inline Ran Attention::forward(const KernelInfo& kernel, const Run& run) {
     Ran refused;
     const auto how = detail::plan_for(problem, kernel, run, refused);
     if (!how) return noted(kernel, refused);
-    for (Tensor* out : {&o, &lse, &o_rest}) out->poison();
+    for (Tensor* out : {&o, &lse, &o_residual}) out->poison();
     ForwardArgs wanted = forward_args();
-    if (!how->o_rest) wanted.o_rest = {};
+    if (!how->o_residual) wanted.o_residual = {};
     try {
         device::run_on_host_tensors(*how, wanted, [&](const ForwardArgs& args, std::span<std::byte> workspace) {
             tessera::forward(*how, args, workspace, run.how);
@@ -281,15 +281,16 @@ inline Ran Attention::backward(const KernelInfo& kernel, const Run& run) {
     return noted(kernel, {.ran = true});
 }
 
-inline void Attention::keep_rest() {
-    o_rest = problem.ragged ? Tensor(DType::int8, {problem.total_q, problem.heads_q, problem.head_dim_v})
-                            : Tensor(DType::int8, {problem.batch, problem.len_q, problem.heads_q, problem.head_dim_v});
+inline void Attention::keep_residual() {
+    o_residual = problem.ragged
+                     ? Tensor(DType::int8, {problem.total_q, problem.heads_q, problem.head_dim_v})
+                     : Tensor(DType::int8, {problem.batch, problem.len_q, problem.heads_q, problem.head_dim_v});
 }
 
 inline void Attention::prepare_backward() {
     const Plan how = plan(problem, {.backend = Backend::reference, .threads = 1});
     ForwardArgs wanted = forward_args();
-    wanted.o_rest = {};
+    wanted.o_residual = {};
     tessera::forward(how, wanted, Workspace(how));
 }
 
@@ -306,7 +307,7 @@ inline Problem make_problem(std::int64_t batch, std::int64_t q, std::int64_t kv,
             .head_dim_v = head_dim};
 }
 
-/// A ragged Problem of members with these lengths.
+/// A ragged Problem of sequences with these lengths.
 inline Problem make_ragged(const std::vector<std::int64_t>& lengths_q, const std::vector<std::int64_t>& lengths_kv,
                            std::int64_t heads_q, std::int64_t heads_kv, std::int64_t head_dim,
                            DType dtype = DType::fp32) {

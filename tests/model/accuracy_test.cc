@@ -192,7 +192,7 @@ TEST(Accuracy, calibrated_hosts) {
     }
 }
 
-/// A ragged batch is predicted by its members' lengths, and without them not at all.
+/// A ragged batch is predicted by its sequences' lengths, and without them not at all.
 TEST(Accuracy, ragged) {
     auto records = kept("h200", kBlind);
     std::erase_if(records, [](const measure::Record& r) { return r.lens_q.empty(); });

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3's blocks of keys of a tile and of a warpgroup's slice of it (src/cuda/fa3/block_range.hpp), against all pairs.
-#include "cuda/fa3/block_range.hpp"
+// fa3's blocks of keys of a tile and of a warpgroup's slice of it (src/cuda/fa3/host/block_range.hpp), against all
+// pairs.
+#include "cuda/fa3/host/block_range.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +10,8 @@
 #include <random>
 #include <set>
 
-#include "cuda/fa3/shapes.hpp"
-#include "cuda/fa3/tile_order.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
+#include "cuda/fa3/host/tile_order.hpp"
 
 namespace tessera::block_range_test {
 namespace {

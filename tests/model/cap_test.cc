@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two ways in which fa3 takes the tanh of a softcap (src/cuda/fa3/cap.hpp), evaluated in fp32 as the kernel does
-// it.
-#include "cuda/fa3/cap.hpp"
+// The two ways in which fa3 takes the tanh of a softcap (src/cuda/fa3/host/softcap.hpp), evaluated in fp32 as the
+// kernel does it.
+#include "cuda/fa3/host/softcap.hpp"
 
 #include <gtest/gtest.h>
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "cuda/fa3/backward/order.hpp"
-#include "cuda/rows/rows.hpp"
+#include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/host/kernel_table.hpp"
 
 namespace tessera::counts_test {
 namespace {
@@ -32,7 +32,7 @@ void expect_refused(const Problem& p) {
 }
 
 TEST(Counts, tiles_that_pass_int64_are_refused) {
-    // The bounds of a ragged Problem: 2^21 members, 2^20 heads and 2^23 tiles of 64 queries are 2^64.
+    // The bounds of a ragged Problem: 2^21 sequences, 2^20 heads and 2^23 tiles of 64 queries are 2^64.
     Problem p = Problem::dense(std::int64_t{1} << 21, std::int64_t{1} << 29, 1 << 20, 64, DType::bf16);
     p.len_kv = 1 << 12;
     p.ragged = true;

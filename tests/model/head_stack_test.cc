@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3's query heads of a group as rows of one tile (src/cuda/fa3/head_stack.hpp): where they are stacked, and what row
-// is what.
-#include "cuda/fa3/head_stack.hpp"
+// fa3's query heads of a group as rows of one tile (src/cuda/fa3/host/pack_gqa.hpp): where they are stacked, and what
+// row is what.
+#include "cuda/fa3/host/pack_gqa.hpp"
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ TEST(HeadStack, HasEveryQueryOfEveryHeadInOneRow) {
         for (int row = 0; row < 192; ++row) {
             EXPECT_LT(stack.head(row), stack.heads());
             EXPECT_TRUE(met.insert({stack.query(row), stack.head(row)}).second);
-            // A warp's 16 rows, which the copy engine stores at once, are whole queries.
+            // A warp's 16 rows, which TMA stores at once, are whole queries.
             EXPECT_TRUE(row % 16 != 0 || stack.head(row) == 0);
         }
         EXPECT_EQ(stack.query(192), 192 / stack.heads());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3's choice between two shapes by a model of its queue (src/cuda/fa3/queue_time.hpp), beside the queue simulated
+// fa3's choice between two shapes by a model of its queue (src/cuda/fa3/host/makespan.hpp), beside the queue simulated
 // tile by tile.
-#include "cuda/fa3/queue_time.hpp"
+#include "cuda/fa3/host/makespan.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <random>
 #include <vector>
 
-#include "cuda/fa3/shapes.hpp"
-#include "cuda/fa3/tile_order.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
+#include "cuda/fa3/host/tile_order.hpp"
 
 namespace tessera::queue_time_test {
 namespace {
@@ -129,7 +129,7 @@ TEST(QueueTime, OfThreeHeadsIsAsMeasured) {
 TEST(QueueTime, DecidesForRowsOfFewHeadsOnly) {
     EXPECT_TRUE(wants_short(causal(1, 32768)));
     EXPECT_TRUE(wants_short(causal(3, 8192)));
-    EXPECT_TRUE(wants_short(causal(1, 8192, 3))) << "members are heads, too";
+    EXPECT_TRUE(wants_short(causal(1, 8192, 3))) << "sequences are heads, too";
     EXPECT_TRUE(wants_short(causal(6, 4096)));
     EXPECT_FALSE(wants_short(causal(32, 16384)));
     EXPECT_FALSE(wants_short(causal(12, 8192)));

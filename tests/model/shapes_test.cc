@@ -7,10 +7,10 @@
 #include <set>
 #include <string>
 
-#include "cuda/fa1/shapes.hpp"
-#include "cuda/fa2/shapes.hpp"
-#include "cuda/fa3/backward/shapes.hpp"
-#include "cuda/fa3/shapes.hpp"
+#include "cuda/fa1/host/dispatch.hpp"
+#include "cuda/fa2/host/dispatch.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
 #include "registry.hpp"
 
 namespace tessera::shapes_test {
@@ -147,7 +147,7 @@ TEST(CompiledShapes, fa3_by_the_queue) {
     };
     EXPECT_EQ(fa3_shape(causal(rows(1, 1, 32768))), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(causal(rows(1, 3, 8192))), "HeadDim64Short");
-    EXPECT_EQ(fa3_shape(causal(rows(3, 1, 8192))), "HeadDim64Short") << "members are heads, too";
+    EXPECT_EQ(fa3_shape(causal(rows(3, 1, 8192))), "HeadDim64Short") << "sequences are heads, too";
     EXPECT_EQ(fa3_shape(causal(rows(1, 32, 16384))), "HeadDim64");
     EXPECT_EQ(fa3_shape(rows(1, 1, 16384)), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(rows(1, 3, 8192)), "HeadDim64") << "129 tiles of 192 are one round, 192 of 128 are two";

@@ -63,7 +63,7 @@ TEST(Grid, uncut_tiles_are_the_full_ones) {
 TEST(InTurn, turns_only_add_time) {
     EXPECT_TRUE(test::holds(100, [] {
         const Problem p = any_problem();
-        Stage stage{.problem = p, .members = {}, .tile = {64, 128}};
+        Stage stage{.problem = p, .sequences = {}, .tile = {64, 128}};
         stage.rows_outer = false;
         stage.whole_groups = true;
         stage.order = Order::last_first;
@@ -87,7 +87,7 @@ TEST(InTurn, turns_only_add_time) {
 TEST(InTurn, few_queries_and_many_keys) {
     Problem p = Problem::dense(1, 64, 1, 64, DType::bf16);
     p.len_kv = 7 * 128;
-    Stage stage{.problem = p, .members = {}, .tile = {64, 128}};
+    Stage stage{.problem = p, .sequences = {}, .tile = {64, 128}};
     stage.rows_outer = false;
     stage.whole_groups = true;
     stage.step = 3, stage.ends = 10, stage.turn = 100;
@@ -102,7 +102,7 @@ constexpr int kMultiprocessors = 132;
 
 /// The blocks of keys of a backward, the longest of all heads first.
 Stage longest_first(const Problem& p) {
-    Stage stage{.problem = p, .members = {}, .tile = {64, 128}};
+    Stage stage{.problem = p, .sequences = {}, .tile = {64, 128}};
     stage.rows_outer = false;
     stage.whole_groups = true;
     stage.order = Order::last_first;
@@ -143,7 +143,7 @@ TEST(InTurn, groups_are_shared_out) {
 /// Two tiles side by side: an odd one takes as long as two.
 TEST(Stage, parts_of_heads) {
     const Problem p = Problem::dense(1, 5 * 64, 1, 64, DType::bf16);
-    Stage stage{.problem = p, .members = {}, .tile = {64, 64}};
+    Stage stage{.problem = p, .sequences = {}, .tile = {64, 64}};
     stage.whole_heads = true;
     stage.together = 2;
     stage.step = 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3's tile scheduler: which tile when (src/cuda/fa3/tile_order.hpp), and how well that fills a GPU, by a model.
-#include "cuda/fa3/tile_order.hpp"
+// fa3's tile scheduler: which tile when (src/cuda/fa3/host/tile_order.hpp), and how well that fills a GPU, by a model.
+#include "cuda/fa3/host/tile_order.hpp"
 
 #include <gtest/gtest.h>
 

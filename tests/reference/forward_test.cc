@@ -17,7 +17,7 @@ namespace {
 using Real = long double;
 using Matrix = std::vector<std::vector<Real>>;
 
-/// One head of one member. Nothing is shared with the reference but the Philox function, which has tests of its own.
+/// One head of one sequence. Nothing is shared with the reference but the Philox function, which has tests of its own.
 struct PlainHead {
     Matrix p;               // [len_q, len_kv], after the softmax and before dropout
     std::vector<Real> lse;  // [len_q]

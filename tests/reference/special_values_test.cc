@@ -125,7 +125,7 @@ TEST(SpecialValues, ragged_neighbours_do_not_meet) {
     Case clean(f.problem, f.options);
     Case c = clean;
     for (std::int64_t x = 0; x < f.problem.head_dim; ++x) c.k.set(kNan, c.in_kv(4, 0, 0, x));
-    c.q.set(kInfinity, c.in_q(2, 0, 0, 0));  // member 2 has a query and no key: nothing depends on it
+    c.q.set(kInfinity, c.in_q(2, 0, 0, 0));  // sequence 2 has a query and no key: nothing depends on it
     run(clean), run(c);
     for (std::int64_t b : {0, 1, 2, 3}) {
         for (std::int64_t h = 0; h < f.problem.heads_q; ++h) {
@@ -261,8 +261,8 @@ TEST(Bugs, bug_22_sizes_of_zero) {
     EXPECT_TRUE(values(c.o).empty());
 }
 
-// FA #443, FA #1254, candle #3603: members of length zero at the start, in the middle, at the end.
-TEST(Bugs, bug_17_zero_length_members_at_any_place) {
+// FA #443, FA #1254, candle #3603: sequences of length zero at the start, in the middle, at the end.
+TEST(Bugs, bug_17_zero_length_sequences_at_any_place) {
     const std::vector<std::int64_t> lens[] = {{0, 2, 3}, {2, 0, 3}, {2, 3, 0}, {0, 0, 4}, {0, 0, 0}};
     for (const auto& lens_q : lens) {
         for (const auto& lens_kv : lens) {

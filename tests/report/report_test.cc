@@ -66,15 +66,15 @@ TEST(Sorted, groups_what_differs_in_length_and_in_who) {
 }
 
 /// What saves a backward work is no other problem: it stands beside its peers.
-TEST(Sorted, the_rest_of_o_is_no_feature) {
+TEST(Sorted, the_residual_of_o_is_no_feature) {
     std::vector<Record> records = some_records();
     for (Record& record : records) {
         record.pass = "backward";
-        if (record.by == "tessera") record.features = "rest of O";
+        if (record.by == "tessera") record.features = "residual of O";
     }
     EXPECT_EQ(sorted(records).devices[0].groups.size(), 1U);
     for (Record& record : records) {
-        if (record.by == "tessera") record.features = "alibi, rest of O";
+        if (record.by == "tessera") record.features = "alibi, residual of O";
     }
     const Sorted two = sorted(records);
     ASSERT_EQ(two.devices[0].groups.size(), 2U);
@@ -86,7 +86,7 @@ TEST(Sorted, autograd_is_a_name_and_no_feature) {
     std::vector<Record> records = some_records();
     for (Record& record : records) {
         record.pass = "backward";
-        record.features = record.by == "tessera" ? "rest of O" : "autograd";
+        record.features = record.by == "tessera" ? "residual of O" : "autograd";
         record.deterministic = false;
     }
     const Sorted all = sorted(records);

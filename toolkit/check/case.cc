@@ -84,7 +84,7 @@ void draw_fills(Draw& draw, Case& c) {
     c.lse = !draw.chance(0.1);
 }
 
-/// Member lengths, some of them 0, within the bounds len_q and len_kv.
+/// Sequence lengths, some of them 0, within the bounds len_q and len_kv.
 void draw_ragged(Draw& draw, Case& c) {
     Problem& p = c.problem;
     if (!draw.chance(0.25)) return;
@@ -146,7 +146,7 @@ std::string Case::describe() const {
     if (layout == Layout::random) text += fmt::format(", stride 0 [{:d}]", fmt::join(expanded, " "));
     if (dlse) text += ", dlse";
     if (!lse) text += ", no lse";
-    if (o_rest) text += ", rest of O";
+    if (o_residual) text += ", residual of O";
     if (tile) text += fmt::format(", tile {}x{}", tile->block_q, tile->block_kv);
     return text + fmt::format(", threads {}", threads);
 }
@@ -170,7 +170,7 @@ Case random_case(std::uint64_t seed, std::uint64_t index) {
     draw_ragged(draw, c);
     c.threads = static_cast<int>(draw.between(1, 4));
     if (draw.chance(0.15)) c.tile = Tile{draw.between(1, 100), draw.between(1, 130)};
-    c.o_rest = is_16_bit(p.dtype) && draw.chance(0.6);
+    c.o_residual = is_16_bit(p.dtype) && draw.chance(0.6);
     return c;
 }
 

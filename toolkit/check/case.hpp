@@ -45,11 +45,11 @@ struct Case {
     std::array<bool, 4> bias_broadcast{};  ///< which of batch, heads_q, len_q, len_kv have size 1 in the bias
     BiasHoles bias_holes = BiasHoles::none;
     bool alibi_per_batch = false;
-    bool lse = true;      ///< the forward is asked for LSE
-    bool dlse = false;    ///< the backward is given a gradient of LSE
-    bool o_rest = false;  ///< kernels that know the rest of O write it, or take it
+    bool lse = true;          ///< the forward is asked for LSE
+    bool dlse = false;        ///< the backward is given a gradient of LSE
+    bool o_residual = false;  ///< kernels that know the residual of O write it, or take it
 
-    std::vector<std::int64_t> lengths_q;  ///< ragged: one per member
+    std::vector<std::int64_t> lengths_q;  ///< ragged: one per sequence
     std::vector<std::int64_t> lengths_kv;
     DType cu_seqlens_dtype = DType::int32;
 

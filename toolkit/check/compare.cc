@@ -87,7 +87,7 @@ BackwardGold::BackwardGold(const Problem& problem, const BackwardArgs& inputs) {
     for (TensorGold* gold : {all.dq, all.dk, all.dv, all.dbias}) {
         if (gold != nullptr) gold->has_copies = has_copies({&packed.q, &packed.k, &packed.v, &packed.d_o});
     }
-    add_magnitudes(packed, all, inputs.o_rest.given());
+    add_magnitudes(packed, all, inputs.o_residual.given());
     if (has_unfused(problem.dtype)) add_unfused(packed, problem.dtype, all);
 }
 

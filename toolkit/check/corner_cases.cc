@@ -123,7 +123,7 @@ void add_ragged(List& list) {
     causal.problem.softcap = 10;
     causal.cu_seqlens_dtype = DType::int64;
     Case& loose = ragged("ragged_loose_bounds", {10, 20}, {30, 5});
-    loose.problem.len_q = 1000;  // bounds over the longest member are legal
+    loose.problem.len_q = 1000;  // bounds over the longest sequence are legal
     loose.problem.len_kv = 700;
     ragged("ragged_all_empty", {0, 0, 0}, {0, 0, 0});
 }

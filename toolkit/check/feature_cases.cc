@@ -126,8 +126,8 @@ Case make_case(Feature feature, DType dtype, Dims dims, Size size, std::uint64_t
     if (feature == Feature::strided) c.layout = Layout::bhsd, p.batch = 2;
     c.dlse = feature == Feature::dlse;
     c.lse = feature != Feature::no_lse;
-    // fa3 stacks no heads for who wants the rest of O.
-    c.o_rest = is_16_bit(dtype) && feature != Feature::stacked_heads && numbers.between(41, 0, 1) == 0;
+    // fa3 stacks no heads for who wants the residual of O.
+    c.o_residual = is_16_bit(dtype) && feature != Feature::stacked_heads && numbers.between(41, 0, 1) == 0;
     c.threads = static_cast<int>(numbers.between(40, 1, 3));
     return c;
 }

@@ -26,7 +26,7 @@ enum class Feature : std::uint8_t {
     empty_rows,     ///< causal, with fewer keys than queries: the first queries see none
     grouped_heads,
     stacked_heads,  ///< groups of powers of two, whose heads fa3 makes rows of one tile; with masks, some ragged
-    ragged,         ///< members of all lengths, 0 among them
+    ragged,         ///< sequences of all lengths, 0 among them
     softcap,
     alibi,
     dropout,

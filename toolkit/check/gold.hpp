@@ -133,7 +133,7 @@ struct Gradients {
     TensorGold* dv;
     TensorGold* dbias;
 };
-/// `with_rest`: kernels may make delta of O and its rest.
-void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_rest);
+/// `with_residual`: kernels may make delta of O and its rest.
+void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_residual);
 
 }  // namespace tessera::check

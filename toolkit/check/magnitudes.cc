@@ -61,7 +61,7 @@ double score_size(const Head& head, std::int64_t i, std::int64_t j, const Row& r
                                        [](double q, double k) { return std::abs(q * k); });
     sum *= std::abs(p.effective_scale()) * head.score_slope(row.dot(j));
     if (p.softcap > 0) sum += p.softcap * std::abs(std::tanh(row.dot(j) / p.softcap));
-    sum += std::abs(head.slope) * static_cast<double>(std::abs(i + head.member.len_kv - head.member.len_q - j));
+    sum += std::abs(head.slope) * static_cast<double>(std::abs(i + head.sequence.len_kv - head.sequence.len_q - j));
     if (head.bias.data != nullptr) sum += std::abs(load_as_double(head.bias.at(i, j), head.bias.dtype));
     return std::isfinite(sum) ? sum : 0;
 }
@@ -267,7 +267,7 @@ void add_subnormal_gradients(const Head& head, double lost, const Target& dq, co
     const double factor = lost * std::abs(p.effective_scale());
     const auto size_of = [](double x) { return std::isfinite(x) ? std::abs(x) : 0; };
     std::vector<double> query(static_cast<std::size_t>(p.head_dim));
-    for (std::int64_t i = 0; i < head.member.len_q; ++i) {
+    for (std::int64_t i = 0; i < head.sequence.len_q; ++i) {
         head.load_query(i, query.data());
         double* const of_query = packed_row(dq.subnormal, i);
         const Range keys = head.band.row(i);
@@ -329,15 +329,15 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
     Row row(p);
     o.draws.resize(o.value.data.size() / static_cast<std::size_t>(o.row_size()));
     std::iota(o.draws.begin(), o.draws.end(), std::size_t{0});
-    using Query = std::tuple<std::int64_t, std::int64_t, std::vector<double>>;  // member, KV head, values
+    using Query = std::tuple<std::int64_t, std::int64_t, std::vector<double>>;  // sequence, KV head, values
     std::map<Query, std::size_t> first_rows;
-    for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
-        const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
+    for_each_head(packed, [&](const Head& head, const Sequence& sequence, std::int64_t h) {
+        const auto of_queries = [&](const TensorView& t) { return head_rows(t, sequence, sequence.first_q, h); };
         const Target to(o, of_queries);
-        const Target to_lse(lse, [&](const TensorView& t) { return lse_rows(t, member, h); });
-        const ValueSums v_sums(head, member.len_kv);
+        const Target to_lse(lse, [&](const TensorView& t) { return lse_rows(t, sequence, h); });
+        const ValueSums v_sums(head, sequence.len_kv);
         std::vector<double> signs(static_cast<std::size_t>(p.head_dim_v));
-        for (std::int64_t i = 0; i < member.len_q; ++i) {
+        for (std::int64_t i = 0; i < sequence.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
             if (row.beyond && packed.dtype != DType::fp64) {
@@ -350,30 +350,32 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
             for (std::size_t c = 0; c < signs.size(); ++c) signs[c] = o_row[c] < 0 ? -1 : 1;
             const auto at = static_cast<std::size_t>(o_row - o.value.data.data()) / signs.size();
             if (o.has_copies)
-                o.draws[at] = first_rows.emplace(Query{member.batch, h / p.group(), row.query}, at).first->second;
+                o.draws[at] = first_rows.emplace(Query{sequence.batch, h / p.group(), row.query}, at).first->second;
             add_output_row(head, i, v_sums, row, packed.dtype, signs, o.draws[at], to);
         }
     });
 }
 
-void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_rest) {
+void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_residual) {
     const Problem& p = packed.problem;
     Row row(p);
-    GradientRow g(p, packed.dtype, with_rest ? kRestOfO * unit_roundoff(packed.dtype) : 0);
-    for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
-        const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
-        const auto of_keys = [&](const TensorView& t) { return head_rows(t, member, member.first_kv, h / p.group()); };
-        const auto of_bias = [&](const TensorView& t) { return bias_rows(t, member.batch, h); };
+    GradientRow g(p, packed.dtype, with_residual ? kResidualOfO * unit_roundoff(packed.dtype) : 0);
+    for_each_head(packed, [&](const Head& head, const Sequence& sequence, std::int64_t h) {
+        const auto of_queries = [&](const TensorView& t) { return head_rows(t, sequence, sequence.first_q, h); };
+        const auto of_keys = [&](const TensorView& t) {
+            return head_rows(t, sequence, sequence.first_kv, h / p.group());
+        };
+        const auto of_bias = [&](const TensorView& t) { return bias_rows(t, sequence.batch, h); };
         const Target dq(*gradients.dq, of_queries);
         const Target dk(*gradients.dk, of_keys);
         const Target dv(*gradients.dv, of_keys);
         std::optional<Target> dbias;
         if (gradients.dbias != nullptr) dbias.emplace(*gradients.dbias, of_bias);
         const HeadRows d_o = of_queries(packed.d_o.view);
-        const HeadRows dlse = lse_rows(packed.dlse.view, member, h);
-        const std::vector<double> k_squares = sums_of_squares(head.k, member.len_kv, p.head_dim);
+        const HeadRows dlse = lse_rows(packed.dlse.view, sequence, h);
+        const std::vector<double> k_squares = sums_of_squares(head.k, sequence.len_kv, p.head_dim);
         double largest = 0;  // of dS
-        for (std::int64_t i = 0; i < member.len_q; ++i) {
+        for (std::int64_t i = 0; i < sequence.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
             if (row.beyond && packed.dtype != DType::fp64) {

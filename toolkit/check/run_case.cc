@@ -13,7 +13,7 @@
 #include "check/guarded.hpp"
 #include "check/packed.hpp"
 #include "core/numeric.hpp"
-#include "core/o_rest.hpp"
+#include "core/o_residual.hpp"
 #include "device/device_copy.hpp"
 #include "tessera/error.hpp"
 #include "tessera/plan.hpp"
@@ -38,7 +38,7 @@ enum Tensor : std::uint64_t {
     kDk,
     kDv,
     kDbias,
-    kORest
+    kOResidual
 };
 
 constexpr double kHoleShare = 0.2;
@@ -57,9 +57,9 @@ GuardedTensor rows_tensor(const Case& c, Tensor tensor, bool of_queries, std::in
     return {p.dtype, {p.batch, of_queries ? p.len_q : p.len_kv, heads, dim}, c.layout, seed, expand};
 }
 
-GuardedTensor rest_tensor(const Case& c) {
+GuardedTensor residual_tensor(const Case& c) {
     const Problem& p = c.problem;
-    const std::uint64_t seed = seed_of(c, kORest);
+    const std::uint64_t seed = seed_of(c, kOResidual);
     if (p.ragged) return {DType::int8, {p.total_q, p.heads_q, p.head_dim_v}, c.layout, seed};
     return {DType::int8, {p.batch, p.len_q, p.heads_q, p.head_dim_v}, c.layout, seed};
 }
@@ -125,13 +125,13 @@ void store_all(const TensorView& from, const TensorView& to) {
 }
 
 /// What rounding them to `dtype` takes off fp64 values.
-void store_rests(const TensorView& from, const TensorView& to, DType dtype) {
+void store_residuals(const TensorView& from, const TensorView& to, DType dtype) {
     const auto* values = static_cast<const double*>(from.data);
     for_each_element(to, [&](std::int64_t flat, std::byte* element) {
         const auto exact = static_cast<float>(values[flat]);
         const std::int32_t rest = dtype == DType::bf16
-                                      ? rest_of<DType::bf16>(exact, to_float(from_double<Bf16>(values[flat])))
-                                      : rest_of<DType::fp16>(exact, to_float(from_double<Fp16>(values[flat])));
+                                      ? residual_of<DType::bf16>(exact, to_float(from_double<Bf16>(values[flat])))
+                                      : residual_of<DType::fp16>(exact, to_float(from_double<Fp16>(values[flat])));
         *reinterpret_cast<std::int8_t*>(element) = static_cast<std::int8_t>(rest);
     });
 }
@@ -175,7 +175,7 @@ std::variant<Plan, std::string> plan_of(const Case& c, const KernelInfo& kernel)
 
 struct CaseRunner::State {
     Case c;
-    GuardedTensor q, k, v, bias, slopes, cu_q, cu_kv, o, o_rest, lse, d_o, dlse;
+    GuardedTensor q, k, v, bias, slopes, cu_q, cu_kv, o, o_residual, lse, d_o, dlse;
     ForwardArgs forward{};
     BackwardArgs backward{};
     std::optional<ForwardGold> forward_gold;
@@ -190,7 +190,7 @@ struct CaseRunner::State {
                 {"cu_seqlens_q", &cu_q},
                 {"cu_seqlens_kv", &cu_kv},
                 {"o", &o},
-                {"o_rest", &o_rest},
+                {"o_residual", &o_residual},
                 {"lse", &lse},
                 {"do", &d_o},
                 {"dlse", &dlse}};
@@ -259,7 +259,7 @@ CaseRunner::CaseRunner(const Case& which) : state_(std::make_unique<State>()) {
     s.o = rows_tensor(which, kO, true, p.head_dim_v);
     s.d_o = rows_tensor(which, kDo, true, p.head_dim_v, which.expanded[3]);
     s.lse = lse_tensor(which, kLse);
-    if (which.o_rest) s.o_rest = rest_tensor(which);
+    if (which.o_residual) s.o_residual = residual_tensor(which);
     fill(s.q.view(), which.q, seed_of(which, kQ));
     fill(s.k.view(), which.k, seed_of(which, kK));
     fill(s.v.view(), which.v, seed_of(which, kV));
@@ -300,7 +300,7 @@ const ForwardGold& CaseRunner::forward_gold() {
 const BackwardGold& CaseRunner::backward_gold() {
     if (!state_->backward_gold) {
         BackwardArgs inputs = state_->backward;
-        inputs.o_rest = state_->o_rest.view();
+        inputs.o_residual = state_->o_residual.view();
         state_->backward_gold.emplace(state_->c.problem, inputs);
     }
     return *state_->backward_gold;
@@ -310,9 +310,9 @@ Report CaseRunner::State::run_forward(const Plan& plan, const Execution& how, co
     Report damage;
     std::vector<NamedTensor> outputs{{"o", &o}, {"lse", &lse}};
     ForwardArgs wanted = forward;
-    if (plan.o_rest) {
-        wanted.o_rest = o_rest.view();
-        outputs.push_back({"o_rest", &o_rest});
+    if (plan.o_residual) {
+        wanted.o_residual = o_residual.view();
+        outputs.push_back({"o_residual", &o_residual});
     }
     run_guarded(plan, outputs, wanted, damage, [&](const ForwardArgs& args, std::span<std::byte> workspace) {
         tessera::forward(plan, args, workspace, how);
@@ -330,7 +330,7 @@ Report CaseRunner::State::run_backward(const Plan& plan, const Execution& how, c
     args.dk = dk.view();
     args.dv = dv.view();
     args.dbias = dbias.view();
-    if (plan.o_rest) args.o_rest = o_rest.view();
+    if (plan.o_residual) args.o_residual = o_residual.view();
     Report damage;
     const NamedTensor outputs[] = {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"dbias", &dbias}};
     run_guarded(plan, outputs, args, damage, [&](const BackwardArgs& planned, std::span<std::byte> workspace) {
@@ -354,7 +354,7 @@ Outcome CaseRunner::run(const KernelInfo& kernel, const Execution& how) {
         } else {
             store_all(forward_gold().o(), s.o.view());
             store_all(forward_gold().lse(), s.lse.view());
-            if (s.c.o_rest) store_rests(forward_gold().o(), s.o_rest.view(), s.c.problem.dtype);
+            if (s.c.o_residual) store_residuals(forward_gold().o(), s.o_residual.view(), s.c.problem.dtype);
             outcome.report = s.run_backward(plan, how, backward_gold());
         }
     } catch (const Error& e) {  // a tensor whose strides the kernel does not take

@@ -37,7 +37,7 @@ inline constexpr double kSlopeRoundings = 8;
 inline constexpr double kOrdinaryScore = 32;
 inline constexpr double kOrdinaryLse = 8;
 inline constexpr double kFreeWeight = 0.1;
-inline constexpr double kRestOfO = 0x1p-8;
+inline constexpr double kResidualOfO = 0x1p-8;
 inline constexpr double kFlushed = 0x1p-96;
 inline constexpr double kFlushedWeight = 0x1p-94;
 inline constexpr double kSubnormalWeight = 0x1p-25;
@@ -76,7 +76,7 @@ inline constexpr Tolerance kTolerances[] = {
     {"ordinary score", kOrdinaryScore},
     {"ordinary LSE", kOrdinaryLse},
     {"free weight", kFreeWeight},
-    {"rest of O", kRestOfO},
+    {"residual of O", kResidualOfO},
     {"flushed", kFlushed},
     {"flushed weight", kFlushedWeight},
     {"subnormal weight", kSubnormalWeight},

@@ -27,8 +27,8 @@ template <class Args>
 std::vector<TensorView Args::*> tensors_of() {
     using A = Args;
     std::vector<TensorView A::*> all{
-        &A::q, &A::k,   &A::v,     &A::bias, &A::alibi_slopes, &A::cu_seqlens_q, &A::cu_seqlens_kv,
-        &A::o, &A::lse, &A::o_rest};
+        &A::q, &A::k,   &A::v,         &A::bias, &A::alibi_slopes, &A::cu_seqlens_q, &A::cu_seqlens_kv,
+        &A::o, &A::lse, &A::o_residual};
     if constexpr (std::is_same_v<A, BackwardArgs>) {
         all.insert(all.end(), {&A::d_o, &A::dlse, &A::dq, &A::dk, &A::dv, &A::dbias});
     }

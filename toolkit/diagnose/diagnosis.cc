@@ -52,7 +52,7 @@ class Sorter {
         take_attention();
         take_math();
         if (trace_.ordered) take_by_hand();
-        take_rest();
+        take_residual();
         return finished();
     }
 
@@ -253,7 +253,7 @@ class Sorter {
 
     /// Helpers go to the call that they stand in, or to the longest kind of their family and pass; what else runs
     /// within an operator of attention belongs to it too.
-    void take_rest() {
+    void take_residual() {
         for (std::uint32_t i = 0; i < trace_.runs.size(); ++i) {
             if (taken_[i]) continue;
             const Role role = reading(i).role;

@@ -3,7 +3,7 @@
 // Lessons 5 to 9: tiles, the online softmax, the backward, the mask.
 #include <fmt/format.h>
 
-#include "cuda/fa2/config.h"
+#include "cuda/fa2/host/config.h"
 #include "learn/lesson.hpp"
 #include "learn/setting.hpp"
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "cuda/fa2/config.h"
+#include "cuda/fa2/host/config.h"
 #include "learn/canvas.hpp"
 #include "learn/pictures.hpp"
 #include "learn/setting.hpp"

@@ -116,7 +116,7 @@ bool is_of_older_kernel(const Record& record, Schedule schedule, const model::Ma
 }
 
 /// Rows of few heads at head_dim 64, which these commits cut into tiles of 192 queries and a model of the queue may not
-/// now (src/cuda/fa3/shapes.hpp).
+/// now (src/cuda/fa3/host/forward_dispatch.hpp).
 bool had_another_tile(const Record& record, const Prediction& prediction) {
     constexpr std::string_view kBefore[] = {"4598982", "4d67f78"};
     constexpr std::int64_t kLongRow = 2048, kTile = 192, kHeadDim = 64;
@@ -137,20 +137,20 @@ bool is_held_out(const Record& record, const model::Machine& machine) {
     return !is("forward") && !is("backward") && !is("peers") && !is("seen");
 }
 
-/// tessera's CUDA backwards that sum delta over all pairs: two products more than the model counts. With the rest of O
-/// delta takes a kernel that is bound by memory; `standard` has no other.
+/// tessera's CUDA backwards that sum delta over all pairs: two products more than the model counts. With the residual
+/// of O delta takes a kernel that is bound by memory; `standard` has no other.
 bool sums_delta(const Record& record, Schedule schedule, const model::Machine& machine) {
     return record.by == "tessera" && record.pass == "backward" && machine.kind == model::MachineKind::gpu &&
-           schedule != Schedule::standard && record.features.find("rest of O") == std::string::npos;
+           schedule != Schedule::standard && record.features.find("residual of O") == std::string::npos;
 }
 
-/// Does a prediction know all features: a ragged batch whose members' lengths are told, what saves the backward's sum,
-/// and, of some kernels, dropout?
+/// Does a prediction know all features: a ragged batch whose sequences' lengths are told, what saves the backward's
+/// sum, and, of some kernels, dropout?
 bool is_modelled(const Record& record) {
     const std::vector<std::string> parts = parts_of(record.features);
     return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
         const bool ragged = part.starts_with("ragged") && !record.lens_q.empty();
-        return ragged || part == "rest of O" || part.starts_with(kDropout);
+        return ragged || part == "residual of O" || part.starts_with(kDropout);
     });
 }
 
@@ -182,7 +182,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     const Problem problem = problem_of(record);
     const Pass pass = backward ? Pass::backward : Pass::forward;
     const model::PredictOptions options{
-        .by = family_of(record.by), .threads = record.threads, .members = members_of(record)};
+        .by = family_of(record.by), .threads = record.threads, .sequences = sequences_of(record)};
     if (const auto reason = model::refusal(problem, *schedule, pass, *machine, options)) return reason;
     result.record = record;
     result.kernels = fmt::format("{} {}", options.by, record.by == "cudnn" ? "" : name_of(*schedule));
@@ -221,10 +221,10 @@ bool is_of_kind(const Record& record, model::MachineKind kind) {
     return !record.kernel.starts_with(kind == model::MachineKind::gpu ? "cpu." : "cuda.");
 }
 
-std::vector<std::pair<std::int64_t, std::int64_t>> members_of(const Record& record) {
-    std::vector<std::pair<std::int64_t, std::int64_t>> members;
-    for (std::size_t i = 0; i < record.lens_q.size(); ++i) members.emplace_back(record.lens_q[i], record.lens_kv[i]);
-    return members;
+std::vector<std::pair<std::int64_t, std::int64_t>> sequences_of(const Record& record) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> sequences;
+    for (std::size_t i = 0; i < record.lens_q.size(); ++i) sequences.emplace_back(record.lens_q[i], record.lens_kv[i]);
+    return sequences;
 }
 
 Problem problem_of(const Record& record) {
@@ -240,10 +240,10 @@ Problem problem_of(const Record& record) {
     p.mask = mask_of(record.mask);
     p.ragged = record.features.find("ragged") != std::string::npos;
     if (p.ragged) {
-        const auto members = static_cast<std::size_t>(std::max<std::int64_t>(record.batch, 1));
-        if (record.lens_q.size() != members || record.lens_kv.size() != members)
+        const auto sequences = static_cast<std::size_t>(std::max<std::int64_t>(record.batch, 1));
+        if (record.lens_q.size() != sequences || record.lens_kv.size() != sequences)
             throw Error(ErrorCode::bad_data, "lens_q",
-                        fmt::format("expected lengths of {} members, got {} and {}", members, record.lens_q.size(),
+                        fmt::format("expected lengths of {} sequences, got {} and {}", sequences, record.lens_q.size(),
                                     record.lens_kv.size()));
         p.total_q = std::accumulate(record.lens_q.begin(), record.lens_q.end(), std::int64_t{0});
         p.total_kv = std::accumulate(record.lens_kv.begin(), record.lens_kv.end(), std::int64_t{0});

@@ -63,11 +63,11 @@ void add(std::string& text, const std::string& part) {
     text += part;
 }
 
-/// Features of the problem. What a backward is handed to save work ("rest of O") and who calls it make no other problem
-/// of it.
+/// Features of the problem. What a backward is handed to save work ("residual of O") and who calls it make no other
+/// problem of it.
 std::string asked_features(const Record& r) {
     std::string text = r.features;
-    for (const std::string_view kept : {"rest of O", kAutograd}) {
+    for (const std::string_view kept : {"residual of O", kAutograd}) {
         if (!text.ends_with(kept)) continue;
         text.erase(text.size() - kept.size());
         if (text.ends_with(", ")) text.erase(text.size() - 2);

@@ -73,8 +73,8 @@ def run(q, k, v, bias, *rest):
                               and rest[11].__class__ in _FLOATS):  # not asked of a graph: it may have symbols there
         rest = *rest[:9], *map(number, ("scale", "softcap", "dropout_p"), rest[9:12]), *rest[12:]
     if compiling or _is_traced():
-        if _needs_gradients(q, k, v, bias) and _operators.keeps_rest(q, rest[11], rest[12]):
-            return _operators.attention_with_rest(q, k, v, bias, *rest)[:2]
+        if _needs_gradients(q, k, v, bias) and _operators.keeps_residual(q, rest[11], rest[12]):
+            return _operators.attention_with_residual(q, k, v, bias, *rest)[:2]
         return _operators.attention(q, k, v, bias, *rest)
     if _functorch_active():
         return _functorch.attention(q, k, v, bias, *rest)

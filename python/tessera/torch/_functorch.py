@@ -46,7 +46,7 @@ def _each(op, size, in_dims, args):
 
 
 def _unfolded(result, size, batch):
-    """A rest of O that was not kept, [0], is every entry's."""
+    """A residual of O that was not kept, [0], is every entry's."""
     return result.expand(size, 0) if result.dim() == 1 else result.unflatten(0, (size, batch))
 
 
@@ -70,7 +70,7 @@ def _forward_rule(info, in_dims, *args):
 
 
 def _with_rest_rule(info, in_dims, *args):
-    return _forward_rule_of(_operators.attention_with_rest, info, in_dims, args)
+    return _forward_rule_of(_operators.attention_with_residual, info, in_dims, args)
 
 
 def _backward_rule(info, in_dims, *args):
@@ -129,4 +129,4 @@ class _Backward(torch.autograd.Function):
 
 attention = _Attention.apply
 torch.library.register_vmap("tessera::attention", _forward_rule)
-torch.library.register_vmap("tessera::attention_with_rest", _with_rest_rule)
+torch.library.register_vmap("tessera::attention_with_residual", _with_rest_rule)

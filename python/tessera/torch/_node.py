@@ -40,11 +40,11 @@ on_cpu, on_cuda = _operator(_ON_CPU), _operator(_ON_CUDA)
 
 
 @functools.lru_cache(maxsize=256)
-def code(causal, heads_first, window_left, window_right, least_for_rest):
+def code(causal, heads_first, window_left, window_right, least_for_residual):
     """The settings as one number, as torch_ops/node.cc has them; None of a window that is too wide for it."""
     if max(window_left, window_right) >= _FIRST_TOO_WIDE:
         return None
-    log_least = 63 if least_for_rest >= 2**63 else max(int(least_for_rest) - 1, 0).bit_length()
+    log_least = 63 if least_for_residual >= 2**63 else max(int(least_for_residual) - 1, 0).bit_length()
     bits = causal + 4 * heads_first + ((window_left + 1) << 3) + ((window_right + 1) << 24) + (log_least << 45)
     return float(2**52 + bits)
 

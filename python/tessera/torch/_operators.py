@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operators of libtessera_torch need from Python: fake kernels, gradients, the vmap rule.
 
-torch.ops.tessera.attention is the public operator: it differentiates, compiles and vmaps. attention_with_rest is the
-same for calls that will have a backward: it gives the rest of O too (docs/numerics.md), which makes that faster. The
+torch.ops.tessera.attention is the public operator: it differentiates, compiles and vmaps. attention_with_residual is the
+same for calls that will have a backward: it gives the residual of O too (docs/numerics.md), which makes that faster. The
 others are the bare kernels under them, for this package only: they have no gradients of their own, since a registered
-one runs Python code in every call, with gradients or without. plain, plain_with_rest and plain_backward are for calls
+one runs Python code in every call, with gradients or without. plain, plain_with_residual and plain_backward are for calls
 without what most calls leave out, since each argument costs; plain_o gives no LSE, which most calls drop.
 
 Arguments after q, k, v, in this order, the first five of them tensors:
@@ -24,11 +24,11 @@ _library.require()
 forward = torch.ops.tessera.forward.default
 backward = torch.ops.tessera.backward.default
 attention = torch.ops.tessera.attention.default
-attention_with_rest = torch.ops.tessera.attention_with_rest.default
+attention_with_residual = torch.ops.tessera.attention_with_residual.default
 # What the Python class of an operator would call: a function of PyTorch's own.
-_forward, _with_rest, _backward = forward._op, attention_with_rest._op, backward._op
-_plain, _plain_o, _plain_with_rest, _plain_backward = (
-    getattr(torch.ops.tessera, name).default._op for name in ("plain", "plain_o", "plain_with_rest", "plain_backward"))
+_forward, _with_residual, _backward = forward._op, attention_with_residual._op, backward._op
+_plain, _plain_o, _plain_with_residual, _plain_backward = (
+    getattr(torch.ops.tessera, name).default._op for name in ("plain", "plain_o", "plain_with_residual", "plain_backward"))
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 TENSORS = 8  # q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed
@@ -38,16 +38,16 @@ NO_FORWARD_MODE = "tessera: derivatives of attention by forward mode are not the
 LEAST_FOR_REST = 2**30  # elements of q times keys: a backward that takes an H200 some 30 us
 
 
-def keeps_rest(q, dropout_p=0.0, kernel=None):
-    """Whether a forward that will have a backward is to give the rest of O: where kernels write it and read it.
+def keeps_residual(q, dropout_p=0.0, kernel=None):
+    """Whether a forward that will have a backward is to give the residual of O: where kernels write it and read it.
 
     (tessera.plan knows better, but a compiled graph has to know it of every problem that it may meet.)"""
     return (q.is_cuda and q.dtype == torch.bfloat16 and dropout_p == 0
             and (kernel is None or kernel.startswith(("cuda.fa2.", "cuda.fa3."))))
 
 
-def pays_rest(q, k, heads_first):
-    """Whether a call is large enough for a rest of O to save more than its making costs."""
+def pays_residual(q, k, heads_first):
+    """Whether a call is large enough for a residual of O to save more than its making costs."""
     return k.dim() > 2 and q.numel() * k.shape[-2 if heads_first else -3] >= LEAST_FOR_REST
 
 
@@ -84,9 +84,9 @@ def _fake_forward(q, k, v, bias, alibi_slopes, cu_seqlens_q, *rest):
     return o, q.new_empty((q.shape[0], *rows), dtype=lse_dtype)
 
 
-def _fake_with_rest(q, *arguments):
+def _fake_with_residual(q, *arguments):
     o, lse = _fake_forward(q, *arguments)
-    if keeps_rest(q, arguments[DROPOUT_P - 1], arguments[KERNEL - 1]):
+    if keeps_residual(q, arguments[DROPOUT_P - 1], arguments[KERNEL - 1]):
         return o, lse, torch.empty_like(o, dtype=torch.int8)
     return o, lse, q.new_empty((0,), dtype=torch.int8)
 
@@ -119,15 +119,15 @@ def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
     return *gradients, bias.new_empty(bias.shape) if bias_gradient else q.new_empty((0,))
 
 
-def _fake_plain_backward(d_o, q, k, v, o, lse, o_rest, causal=0, heads_first=False, *_):
-    _expect_one_device(q, do=d_o, k=k, v=v, o=o, lse=lse, o_rest=o_rest)
+def _fake_plain_backward(d_o, q, k, v, o, lse, o_residual, causal=0, heads_first=False, *_):
+    _expect_one_device(q, do=d_o, k=k, v=v, o=o, lse=lse, o_residual=o_residual)
     return tuple(_empty_like(t, t.shape, heads_first) for t in (q, k, v))
 
 
-for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), ("attention_with_rest", _fake_with_rest),
+for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), ("attention_with_residual", _fake_with_residual),
                      ("plain", lambda *arguments: _fake_forward(*all_arguments(*arguments))),
                      ("plain_o", lambda *arguments: _fake_forward(*all_arguments(*arguments))[0]),
-                     ("plain_with_rest", lambda *arguments: _fake_with_rest(*all_arguments(*arguments))),
+                     ("plain_with_residual", lambda *arguments: _fake_with_residual(*all_arguments(*arguments))),
                      ("backward", _fake_backward), ("plain_backward", _fake_plain_backward)):
     torch.library.register_fake("tessera::" + _name)(_fake)
 
@@ -139,15 +139,15 @@ def backward_kernel(kernel):
 
 def gradients(run_backward, saved, settings, d_o, dlse, needs_bias):
     """Gradients of q, k, v and bias. `run_backward`: the operator or what stands for it; `saved`: the 8 input tensors,
-    o, lse and, if it was kept, the rest of O; `settings`: the other arguments; d_o or dlse may be None."""
-    q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, o, lse, *o_rest = saved
+    o, lse and, if it was kept, the residual of O; `settings`: the other arguments; d_o or dlse may be None."""
+    q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, o, lse, *o_residual = saved
     if d_o is None:
         if dlse is None:
             return (None,) * 4
         d_o = o.new_zeros(()).expand(o.shape)
     dq, dk, dv, dbias = run_backward(
         d_o, dlse, q, k, v, o, lse, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, *settings[:8],
-        backward_kernel(settings[8]), needs_bias, settings[9], *o_rest)
+        backward_kernel(settings[8]), needs_bias, settings[9], *o_residual)
     return dq, dk, dv, dbias if needs_bias else None
 
 
@@ -175,14 +175,14 @@ def no_forward_mode(*_):
     raise NotImplementedError(NO_FORWARD_MODE)
 
 
-for _name in ("attention", "attention_with_rest"):
+for _name in ("attention", "attention_with_residual"):
     torch.library.register_autograd("tessera::" + _name, _compiled_backward, setup_context=setup_context)
 torch.library.register_autograd("tessera::backward", no_second_derivative)
 
 
 # The bare ones go past autograd: PyTorch's own fallback for operators without gradients costs as much as the rest.
 _library_of_rules = torch.library.Library("tessera", "IMPL")
-for _name in ("forward", "plain", "plain_o", "plain_with_rest", "plain_backward"):
+for _name in ("forward", "plain", "plain_o", "plain_with_residual", "plain_backward"):
     _library_of_rules.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
@@ -204,13 +204,13 @@ class EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, bias, rest):
-        o_rest = None
-        if keeps_rest(q, rest[11], rest[12]) and pays_rest(q, k, rest[13]):
+        o_residual = None
+        if keeps_residual(q, rest[11], rest[12]) and pays_residual(q, k, rest[13]):
             with _below_autograd():
-                o, lse, o_rest = _with_rest(q, k, v, bias, *rest)
+                o, lse, o_residual = _with_residual(q, k, v, bias, *rest)
         else:
             o, lse = _forward(q, k, v, bias, *rest)
-        ctx.save_for_backward(q, k, v, bias, *rest[:4], o, lse, o_rest)
+        ctx.save_for_backward(q, k, v, bias, *rest[:4], o, lse, o_residual)
         ctx.settings = rest[4:]
         ctx.set_materialize_grads(False)
         return o, lse
@@ -229,8 +229,8 @@ class PlainAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, settings):
-        if keeps_rest(q) and pays_rest(q, k, settings[1]):
-            results = _plain_with_rest(q, k, v, *settings)
+        if keeps_residual(q) and pays_residual(q, k, settings[1]):
+            results = _plain_with_residual(q, k, v, *settings)
         else:
             results = *plain(_plain, q, k, v, *settings), None
         ctx.save_for_backward(q, k, v, *results)

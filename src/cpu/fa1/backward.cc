@@ -13,18 +13,18 @@ namespace {
 void run_queries(const Head& head, const Geometry& g, Range keys, const lanes::GradientMemory& memory,
                  const lanes::GradientScratch& scratch, TileTally& tally) {
     const Range queries = head.band.q_range(keys.begin, keys.end);
-    const std::int64_t panels = ceil_div(head.member.len_q, g.block_q);
+    const std::int64_t panels = ceil_div(head.sequence.len_q, g.block_q);
     const Range touched =
         queries.empty() ? Range{} : Range{queries.begin / g.block_q, ceil_div(queries.end, g.block_q)};
     tally.skipped(panels, touched.size());
     if (touched.empty()) return;
     const KvTile kv = lanes::load_kv(head, g, keys.begin, keys.size(), scratch, touched.size() == 1);
     for (std::int64_t index = touched.begin; index < touched.end; ++index) {
-        const Panel panel(index, g.block_q, head.member.len_q);
+        const Panel panel(index, g.block_q, head.sequence.len_q);
         const Coverage coverage = head.coverage(panel, kv);
         const lanes::GradientPanel from = memory.panel(head, index);
-        float* dk = memory.dk(head.member, head.kv_head, keys.begin);
-        float* dv = memory.dv(head.member, head.kv_head, keys.begin);
+        float* dk = memory.dk(head.sequence, head.kv_head, keys.begin);
+        float* dv = memory.dv(head.sequence, head.kv_head, keys.begin);
         lanes::backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
         tally.ran(coverage, panel, kv);
         tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
@@ -47,10 +47,10 @@ void backward(const BackwardCall& call) {
     workspace.prepare(call);
     call.parallel_for(p.batch * p.heads_kv, call.plan.threads, [&](std::int64_t task, int worker) {
         TileTally tally(call);
-        const Member member = member_of(call, task / p.heads_kv);
-        for (std::int64_t first = 0; first < member.len_kv; first += g.block_kv) {
-            const Range keys{first, std::min(member.len_kv, first + g.block_kv)};
-            for_each_query_head(call, member, task % p.heads_kv, [&](const Head& head) {
+        const Sequence sequence = sequence_of(call, task / p.heads_kv);
+        for (std::int64_t first = 0; first < sequence.len_kv; first += g.block_kv) {
+            const Range keys{first, std::min(sequence.len_kv, first + g.block_kv)};
+            for_each_query_head(call, sequence, task % p.heads_kv, [&](const Head& head) {
                 run_queries(head, g, keys, workspace.memory, workspace.workers[static_cast<std::size_t>(worker)],
                             tally);
             });

@@ -78,14 +78,14 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
     };
 
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
-        const Panel panel(index, g.block_q, head.member.len_q);
+        const Panel panel(index, g.block_q, head.sequence.len_q);
         const lanes::PanelSums sums = sums_of(index);
         lanes::load_queries(head, g, panel, q_t_of(index));
         lanes::clear_state(sums.state, panel.lanes);
         std::fill_n(sums.o, g.head_dim_v * panel.lanes, 0.0F);
     }
-    for (std::int64_t first = 0; first < head.member.len_kv; first += g.block_kv) {
-        const Range keys{first, std::min(head.member.len_kv, first + g.block_kv)};
+    for (std::int64_t first = 0; first < head.sequence.len_kv; first += g.block_kv) {
+        const Range keys{first, std::min(head.sequence.len_kv, first + g.block_kv)};
         const Range queries = head.band.q_range(keys.begin, keys.end);
         const Range touched{std::max(panels.begin, queries.begin / g.block_q),
                             std::min(panels.end, ceil_div(queries.end, g.block_q))};
@@ -93,7 +93,7 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
         if (queries.empty() || touched.empty()) continue;
         const KvTile loaded = lanes::load_kv(head, g, first, keys.size(), scratch.tiles, touched.size() == 1);
         for (std::int64_t index = touched.begin; index < touched.end; ++index) {
-            const Panel panel(index, g.block_q, head.member.len_q);
+            const Panel panel(index, g.block_q, head.sequence.len_q);
             KvTile kv = loaded;
             kv.keys = std::min(keys.end, head.keys_of(panel).end) - first;
             const Coverage coverage = head.coverage(panel, kv);
@@ -109,7 +109,7 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
         }
     }
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
-        const Panel panel(index, g.block_q, head.member.len_q);
+        const Panel panel(index, g.block_q, head.sequence.len_q);
         const lanes::PanelSums sums = sums_of(index);
         if (!lanes::all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
             lanes::mend_overflow(head, g, panel, q_t_of(index), scratch.tiles, sums.state, sums.o, scratch.spare_o);
@@ -135,18 +135,18 @@ void forward(const ForwardCall& call) {
     const std::int64_t heads = p.batch * p.heads_q;
     if (heads == 0) return;
     const std::int64_t parts = heads >= call.plan.threads ? 1 : ceil_div(2 * call.plan.threads, heads);
-    const auto panels_per_part = [&](const Member& m) {
+    const auto panels_per_part = [&](const Sequence& m) {
         return std::max<std::int64_t>(1, ceil_div(g.panels_of(m), parts));
     };
     const HeadTasks tasks(call, p.heads_q, workspace.ends,
-                          [&](const Member& m) { return ceil_div(g.panels_of(m), panels_per_part(m)); });
+                          [&](const Sequence& m) { return ceil_div(g.panels_of(m), panels_per_part(m)); });
     call.parallel_for(tasks.total(), call.plan.threads, [&](std::int64_t index, int worker) {
         const HeadTask task = tasks.by_index(index);
-        const Member member = member_of(call, task.head / p.heads_q);
+        const Sequence sequence = sequence_of(call, task.head / p.heads_q);
         const std::int64_t part = task.tasks - 1 - task.index;  // the last queries see the most keys
-        const Range panels{part * panels_per_part(member),
-                           std::min(g.panels_of(member), (part + 1) * panels_per_part(member))};
-        run(call, g, Head(p, call.args, member, task.head % p.heads_q), panels, workspace,
+        const Range panels{part * panels_per_part(sequence),
+                           std::min(g.panels_of(sequence), (part + 1) * panels_per_part(sequence))};
+        run(call, g, Head(p, call.args, sequence, task.head % p.heads_q), panels, workspace,
             workspace.workers[static_cast<std::size_t>(worker)]);
     });
 }

@@ -21,12 +21,12 @@ BiasGradient::BiasGradient(Arena& arena, const Plan& plan, const Geometry& g) : 
 /// Adds dS of some panels of a head; all panels use the same lanes.
 void BiasGradient::add_head(const GradientMemory& memory, const Head& head, Range panels,
                             const GradientScratch& scratch, float* sums) const {
-    for (std::int64_t index = panels.begin; index < std::min(panels.end, g_.panels_of(head.member)); ++index) {
-        const Panel panel(index, g_.block_q, head.member.len_q);
+    for (std::int64_t index = panels.begin; index < std::min(panels.end, g_.panels_of(head.sequence)); ++index) {
+        const Panel panel(index, g_.block_q, head.sequence.len_q);
         for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
             score_gradient(head, g_, panel, kv, coverage, memory.panel(head, index), scratch);
-            // Lanes past the last query hold dS of a query of zeros: NaN where a key is no number. Another member's row
-            // of this bias may be there, or the one row that sums all lanes.
+            // Lanes past the last query hold dS of a query of zeros: NaN where a key is no number. Another sequence's
+            // row of this bias may be there, or the one row that sums all lanes.
             for (std::int64_t j = 0; j < kv.keys; ++j) {
                 float* const to = sums + (kv.first + j) * g_.lanes;
                 const float* const ds = scratch.ds + j * panel.lanes;
@@ -76,7 +76,7 @@ void BiasGradient::run(const BackwardCall& call, const GradientMemory& memory,
         const Range heads = shared_or_one(dbias.shape[1], p.heads_q, head);
         for (std::int64_t b = batches.begin; b < batches.end; ++b) {
             for (std::int64_t h = heads.begin; h < heads.end; ++h) {
-                add_head(memory, Head(p, call.args, member_of(call, b), h), panels,
+                add_head(memory, Head(p, call.args, sequence_of(call, b), h), panels,
                          workers[static_cast<std::size_t>(worker)], sums);
             }
         }

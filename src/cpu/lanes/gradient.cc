@@ -36,7 +36,7 @@ GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g
 GradientPanel GradientMemory::panel(const Head& head, std::int64_t index) const {
     float* at = panels_ + panel_slot(problem_, g_, head, index) * panel_floats_;
     const auto take = [&](std::int64_t floats) { return std::exchange(at, at + floats); };
-    // Braces evaluate from left to right: the members lie in this order.
+    // Braces evaluate from left to right: the sequences lie in this order.
     return {.q_t = take(g_.head_dim * g_.lanes),
             .q = take(g_.block_q * g_.k_stride),
             .do_t = take(g_.head_dim_v * g_.lanes),
@@ -47,32 +47,32 @@ GradientPanel GradientMemory::panel(const Head& head, std::int64_t index) const 
             .dq_t = take(g_.head_dim * g_.lanes)};
 }
 
-float* GradientMemory::dk(const Member& member, std::int64_t kv_head, std::int64_t first) const {
-    return dk_ + (kv_head * problem_.rows_kv() + first_kv_row(problem_, member) + first) * g_.k_stride;
+float* GradientMemory::dk(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const {
+    return dk_ + (kv_head * problem_.rows_kv() + first_kv_row(problem_, sequence) + first) * g_.k_stride;
 }
 
-float* GradientMemory::dv(const Member& member, std::int64_t kv_head, std::int64_t first) const {
-    return dv_ + (kv_head * problem_.rows_kv() + first_kv_row(problem_, member) + first) * g_.v_stride;
+float* GradientMemory::dv(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const {
+    return dv_ + (kv_head * problem_.rows_kv() + first_kv_row(problem_, sequence) + first) * g_.v_stride;
 }
 
 void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, std::int64_t index, float* o) const {
-    const Member& member = head.member;
-    const Panel panel(index, g_.block_q, member.len_q);
+    const Sequence& sequence = head.sequence;
+    const Panel panel(index, g_.block_q, sequence.len_q);
     const GradientPanel to = this->panel(head, index);
-    const HeadRows d_o = head_rows(args.d_o, member, member.first_q, head.query_head);
+    const HeadRows d_o = head_rows(args.d_o, sequence, sequence.first_q, head.query_head);
     load_queries(head, g_, panel, to.q_t);
     load_rows(head.q, panel.first, panel.queries, g_.head_dim, to.q, g_.k_stride);
     load_transposed(d_o, panel.first, panel.queries, g_.head_dim_v, 1.0F, to.do_t, panel.lanes);
     load_rows(d_o, panel.first, panel.queries, g_.head_dim_v, to.d_o, g_.v_stride);
     const bool exact_o = head.q.dtype == DType::fp32;  // else sum_delta() follows
     if (exact_o) {
-        load_rows(head_rows(args.o, member, member.first_q, head.query_head), panel.first, panel.queries, g_.head_dim_v,
-                  o, g_.v_stride);
+        load_rows(head_rows(args.o, sequence, sequence.first_q, head.query_head), panel.first, panel.queries,
+                  g_.head_dim_v, o, g_.v_stride);
     }
     std::fill_n(to.dq_t, g_.head_dim * panel.lanes, 0.0F);
 
-    const HeadRows lse = lse_rows(args.lse, member, head.query_head);
-    const HeadRows dlse = lse_rows(args.dlse, member, head.query_head);
+    const HeadRows lse = lse_rows(args.lse, sequence, head.query_head);
+    const HeadRows dlse = lse_rows(args.dlse, sequence, head.query_head);
     std::fill_n(to.lse, panel.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(to.delta, panel.lanes, 0.0F);
     to.norm[panel.lanes] = 0.0F;
@@ -118,7 +118,7 @@ void BackwardWorkspace::prepare(const BackwardCall& call) {
 }
 
 void GradientMemory::fill_norm(const Head& head, std::int64_t index, const GradientScratch& scratch) const {
-    const Panel panel(index, g_.block_q, head.member.len_q);
+    const Panel panel(index, g_.block_q, head.sequence.len_q);
     const GradientPanel to = this->panel(head, index);
     const auto inexact = [&](std::int64_t r) { return inexact_lse(to.lse[r]); };
     bool any = false;
@@ -136,7 +136,7 @@ void GradientMemory::fill_norm(const Head& head, std::int64_t index, const Gradi
 }
 
 void GradientMemory::sum_delta(const Head& head, std::int64_t index, const GradientScratch& scratch) const {
-    const Panel panel(index, g_.block_q, head.member.len_q);
+    const Panel panel(index, g_.block_q, head.sequence.len_q);
     const GradientPanel to = this->panel(head, index);
     double* weights = scratch.sums;
     double* products = scratch.sums + panel.lanes;
@@ -163,26 +163,26 @@ void GradientMemory::finish(const BackwardCall& call) const {
     call.parallel_for(stored, worthwhile_threads(call.plan), [&](std::int64_t index, int) {
         const HeadTask task = tasks.by_head(index);
         const Head head = head_of(call, task.head);
-        const Panel panel(task.index, g_.block_q, head.member.len_q);
+        const Panel panel(task.index, g_.block_q, head.sequence.len_q);
         const GradientPanel from = this->panel(head, task.index);
         std::fill_n(from.delta, panel.lanes, scale);  // delta has served
         store_transposed(from.dq_t, panel.lanes, panel.queries, g_.head_dim, from.delta,
-                         head_rows(call.args.dq, head.member, head.member.first_q, head.query_head), panel.first);
+                         head_rows(call.args.dq, head.sequence, head.sequence.first_q, head.query_head), panel.first);
     });
-    const HeadTasks parts(call, p.heads_kv, ends_, [](const Member& m) { return ceil_div(m.len_kv, kRowsPerTask); });
+    const HeadTasks parts(call, p.heads_kv, ends_, [](const Sequence& m) { return ceil_div(m.len_kv, kRowsPerTask); });
     call.parallel_for(parts.total(), worthwhile_threads(call.plan), [&](std::int64_t index, int) {
         const HeadTask task = parts.by_head(index);
-        const Member member = member_of(call, task.head / p.heads_kv);
+        const Sequence sequence = sequence_of(call, task.head / p.heads_kv);
         const std::int64_t kv_head = task.head % p.heads_kv;
         const std::int64_t first = task.index * kRowsPerTask;
-        const std::int64_t rows = std::min(kRowsPerTask, member.len_kv - first);
+        const std::int64_t rows = std::min(kRowsPerTask, sequence.len_kv - first);
         if (call.args.dk.given()) {
-            store_rows(dk(member, kv_head, first), g_.k_stride, rows, g_.head_dim, scale,
-                       head_rows(call.args.dk, member, member.first_kv, kv_head), first);
+            store_rows(dk(sequence, kv_head, first), g_.k_stride, rows, g_.head_dim, scale,
+                       head_rows(call.args.dk, sequence, sequence.first_kv, kv_head), first);
         }
         if (call.args.dv.given()) {
-            store_rows(dv(member, kv_head, first), g_.v_stride, rows, g_.head_dim_v, 1.0F,
-                       head_rows(call.args.dv, member, member.first_kv, kv_head), first);
+            store_rows(dv(sequence, kv_head, first), g_.v_stride, rows, g_.head_dim_v, 1.0F,
+                       head_rows(call.args.dv, sequence, sequence.first_kv, kv_head), first);
         }
     });
 }

@@ -19,8 +19,8 @@ class GradientMemory {
     GradientPanel panel(const Head& head, std::int64_t index) const;
 
     /// Sums of a kv head from key `first` on: dK [len_kv, k_stride], dV [len_kv, v_stride].
-    float* dk(const Member& member, std::int64_t kv_head, std::int64_t first) const;
-    float* dv(const Member& member, std::int64_t kv_head, std::int64_t first) const;
+    float* dk(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const;
+    float* dv(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const;
 
     /// Fills the panels: Q, dO and their transposes in fp32, LSE, delta (short of what sum_delta() adds). Clears the
     /// sums.
@@ -38,7 +38,7 @@ class GradientMemory {
 
     /// The panels of all query heads, as tasks. Valid until another HeadTasks takes task_ends().
     HeadTasks panels(const BackwardCall& call) const {
-        return {call, problem_.heads_q, ends_, [&](const Member& m) { return g_.panels_of(m); }};
+        return {call, problem_.heads_q, ends_, [&](const Sequence& m) { return g_.panels_of(m); }};
     }
 
     /// Writes dQ, dK and dV.

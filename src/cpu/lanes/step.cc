@@ -162,14 +162,14 @@ void mend_overflow(const Head& head, const Geometry& g, const Panel& panel, cons
 
 void store_o_and_lse(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* ones,
                      const ForwardArgs& args) {
-    const HeadRows o = head_rows(args.o, head.member, head.member.first_q, head.query_head);
+    const HeadRows o = head_rows(args.o, head.sequence, head.sequence.first_q, head.query_head);
     if (!sums.started) {
         clear_state(sums.state, panel.lanes);
         std::fill_n(sums.o, g.head_dim_v * panel.lanes, 0.0F);
     }
     std::fill_n(ones, panel.lanes, 1.0F);
     store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, ones, o, panel.first);
-    store_lse(sums.state, panel.queries, lse_rows(args.lse, head.member, head.query_head), panel.first);
+    store_lse(sums.state, panel.queries, lse_rows(args.lse, head.sequence, head.query_head), panel.first);
 }
 
 }  // namespace tessera::cpu::lanes

@@ -40,7 +40,7 @@ GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Layout& g) 
 
 GradientMemory::Queries GradientMemory::queries(const Head& head, std::int64_t first) const {
     const std::int64_t all = padded_queries(problem_);
-    const std::int64_t row = head.query_head * all + first_padded_query(problem_, head.member) + first;
+    const std::int64_t row = head.query_head * all + first_padded_query(problem_, head.sequence) + first;
     const auto lanes = [&](Bf16* data, std::int64_t depth_tiles) {  // [queries / 16][depth]: lanes step over depth
         return Tiles{data + row * g_.depth_row(depth_tiles), g_.tile_elements(), depth_tiles * g_.tile_elements()};
     };
@@ -62,8 +62,8 @@ GradientMemory::Queries GradientMemory::queries(const Head& head, std::int64_t f
             .do_finite = flags + 2 * plane};
 }
 
-GradientMemory::Keys GradientMemory::keys(const Member& member, std::int64_t kv_head, std::int64_t first) const {
-    const std::int64_t row = kv_head * padded_keys(problem_) + first_padded_key(problem_, member) + first;
+GradientMemory::Keys GradientMemory::keys(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const {
+    const std::int64_t row = kv_head * padded_keys(problem_) + first_padded_key(problem_, sequence) + first;
     char* flags = flags_kv_ + row / kGroup;
     const std::int64_t plane = problem_.heads_kv * padded_keys(problem_) / kGroup;
     return {.k_rows = key_rows(k_rows_, g_, g_.depth_tiles, row),
@@ -75,10 +75,10 @@ GradientMemory::Keys GradientMemory::keys(const Member& member, std::int64_t kv_
 
 bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const {
     const Words& words = *words_of_unit();
-    const std::int64_t rows = std::min(rows_per_task_, head.member.len_q - first);
+    const std::int64_t rows = std::min(rows_per_task_, head.sequence.len_q - first);
     const Queries to = queries(head, first);
-    const HeadRows d_o = head_rows(args.d_o, head.member, head.member.first_q, head.query_head);
-    const HeadRows o = head_rows(args.o, head.member, head.member.first_q, head.query_head);
+    const HeadRows d_o = head_rows(args.d_o, head.sequence, head.sequence.first_q, head.query_head);
+    const HeadRows o = head_rows(args.o, head.sequence, head.sequence.first_q, head.query_head);
     // As in the forward: fp32 queries take the scale along, where it is no more than 1.
     const float scale = g_.parts == 1 ? 1.0F : head.query_scale;
     words.pack({head.q, first, rows, g_.head_dim, Form::column_pairs, to.q_pairs, false, scale});
@@ -96,8 +96,8 @@ bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head,
         std::fill_n(at.q_pairs.data + at.q_pairs.column_step, at.q_pairs.column_step, Bf16{});
         std::fill_n(at.do_pairs.data + at.do_pairs.column_step, at.do_pairs.column_step, Bf16{});
     }
-    const HeadRows lse = lse_rows(args.lse, head.member, head.query_head);
-    const HeadRows dlse = lse_rows(args.dlse, head.member, head.query_head);
+    const HeadRows lse = lse_rows(args.lse, head.sequence, head.query_head);
+    const HeadRows dlse = lse_rows(args.dlse, head.sequence, head.query_head);
     bool inexact = false;
     for (std::int64_t r = 0; r < round_up(rows, kGroup); ++r) {
         // exp(s - +inf) = 0: an empty row, whose LSE is -inf, has no weights, nor has padding.
@@ -118,12 +118,12 @@ bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head,
 
 void GradientMemory::prepare_keys(const Head& head, std::int64_t first) const {
     const Words& words = *words_of_unit();
-    const std::int64_t rows = std::min(rows_per_task_, head.member.len_kv - first);
-    const Keys to = keys(head.member, head.kv_head, first);
+    const std::int64_t rows = std::min(rows_per_task_, head.sequence.len_kv - first);
+    const Keys to = keys(head.sequence, head.kv_head, first);
     words.pack({head.k, first, rows, g_.head_dim, Form::rows, to.k_rows});
     for (std::int64_t r = 0; r < rows; r += kGroup) {
         const std::int64_t count = std::min(kGroup, rows - r);
-        const Keys at = keys(head.member, head.kv_head, first + r);
+        const Keys at = keys(head.sequence, head.kv_head, first + r);
         *at.v_finite = words.pack({head.v, first + r, count, g_.head_dim_v, Form::rows, at.v_rows});
         *at.k_finite = words.pack({head.k, first + r, count, g_.head_dim, Form::columns, at.k_columns, true});
     }
@@ -133,16 +133,16 @@ bool GradientMemory::prepare(const BackwardCall& call) const {
     const Problem& p = problem_;
     if (p.heads_q == 0) return false;
     const HeadTasks queries(call, p.heads_q, ends_[0],
-                            [&](const Member& m) { return ceil_div(m.len_q, rows_per_task_); });
+                            [&](const Sequence& m) { return ceil_div(m.len_q, rows_per_task_); });
     const HeadTasks keys(call, p.heads_kv, ends_[1],
-                         [&](const Member& m) { return ceil_div(m.len_kv, rows_per_task_); });
+                         [&](const Sequence& m) { return ceil_div(m.len_kv, rows_per_task_); });
     std::atomic<bool> inexact{false};
     call.parallel_for(queries.total() + keys.total(), worthwhile_threads(call.plan), [&](std::int64_t index, int) {
         const bool is_q = index < queries.total();
         const HeadTask task = is_q ? queries.by_head(index) : keys.by_head(index - queries.total());
         const std::int64_t heads = is_q ? p.heads_q : p.heads_kv;
         const std::int64_t first = task.index * rows_per_task_;
-        const Head head(p, call.args, member_of(call, task.head / heads), task.head % heads * (is_q ? 1 : p.group()));
+        const Head head(p, call.args, sequence_of(call, task.head / heads), task.head % heads * (is_q ? 1 : p.group()));
         if (!is_q) prepare_keys(head, first);
         else if (prepare_queries(call.args, head, first)) inexact.store(true);
     });
@@ -153,7 +153,7 @@ void GradientMemory::store_queries(const BackwardArgs& args, const Head& head, s
     if (!args.dq.given()) return;
     alignas(64) float scale[kGroup];
     std::fill_n(scale, kGroup, static_cast<float>(problem_.effective_scale()));
-    const std::int64_t rows = std::min(kGroup, head.member.len_q - first);
+    const std::int64_t rows = std::min(kGroup, head.sequence.len_q - first);
     const Queries from = queries(head, first);
     for (std::int64_t r = 0; r < rows; ++r) {  // a NaN of dS may be lost where it is rounded (to_bf16_pairs)
         if (!std::isnan(from.lse[r]) && !std::isnan(from.delta[r])) continue;
@@ -161,7 +161,7 @@ void GradientMemory::store_queries(const BackwardArgs& args, const Head& head, s
         if (sees_keys) scale[r] = std::numeric_limits<float>::quiet_NaN();
     }
     words_of_unit()->store_columns(from.dq_t, kGroup, rows, g_.head_dim, scale,
-                                   head_rows(args.dq, head.member, head.member.first_q, head.query_head), first);
+                                   head_rows(args.dq, head.sequence, head.sequence.first_q, head.query_head), first);
 }
 
 }  // namespace tessera::cpu::matrix

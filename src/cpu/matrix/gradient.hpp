@@ -44,7 +44,7 @@ class GradientMemory {
         char* k_finite;   // [keys / 32]
         char* v_finite;   // [keys / 32], in fp32
     };
-    Keys keys(const Member& member, std::int64_t kv_head, std::int64_t first) const;
+    Keys keys(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const;
 
     const Layout& geometry() const { return g_; }
 

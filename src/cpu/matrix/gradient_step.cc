@@ -35,9 +35,9 @@ class Strip {
           queries_(queries),
           keys_{keys},
           q_(memory.queries(work.head, queries.begin)),
-          kv_(memory.keys(work.head.member, work.head.kv_head, keys.begin)) {
+          kv_(memory.keys(work.head.sequence, work.head.kv_head, keys.begin)) {
         work_.panel.first = queries.begin;
-        work_.panel.queries = std::min(queries.end, work.head.member.len_q) - queries.begin;
+        work_.panel.queries = std::min(queries.end, work.head.sequence.len_q) - queries.begin;
         work_.panel.lanes = queries.size();
     }
 
@@ -109,7 +109,7 @@ class Strip {
                          g_.dim_tiles * kTileRows, true});
         for (std::int64_t group = 0; group < lanes() / kGroup; ++group) {
             const std::int64_t first = queries_.begin + group * kGroup;
-            const Range of_group{first, std::min(first + kGroup, work_.head.member.len_q)};
+            const Range of_group{first, std::min(first + kGroup, work_.head.sequence.len_q)};
             if (q_.do_finite[group] == 0) {
                 add_special(d_o(), of_group, g_.head_dim_v, scratch_.p_rows, dv, g_.dim_tiles_v * kTileRows);
             }
@@ -123,7 +123,7 @@ class Strip {
     Tiles rows(Bf16* data) const { return {data, lanes() / kGroup * g_.tile_elements(), g_.tile_elements()}; }
     Range present() const { return {queries_.begin, queries_.begin + work_.panel.queries}; }
     HeadRows d_o() const {
-        return head_rows(args_.d_o, work_.head.member, work_.head.member.first_q, work_.head.query_head);
+        return head_rows(args_.d_o, work_.head.sequence, work_.head.sequence.first_q, work_.head.query_head);
     }
     /// Do the packed products of these keys and queries stand for all of them? bf16 packs NaN and infinity for these.
     bool packable(char keys_finite, const char* queries_finite) const {
@@ -182,10 +182,10 @@ class Strip {
 void add_to_queries(const GradientMemory& memory, TilePanel& work, std::int64_t query, const Range& keys,
                     const Tiles& ds_pairs) {
     const Layout& g = memory.geometry();
-    const std::int64_t end = std::min(query + kGroup, work.head.member.len_q);
+    const std::int64_t end = std::min(query + kGroup, work.head.sequence.len_q);
     const Range seen = common(rounded(common(work.head.band.kv_range(query, end), keys)), rounded(keys));
     if (seen.empty()) return;
-    const GradientMemory::Keys kv = memory.keys(work.head.member, work.head.kv_head, seen.begin);
+    const GradientMemory::Keys kv = memory.keys(work.head.sequence, work.head.kv_head, seen.begin);
     Tiles pairs = ds_pairs;
     pairs.data += (seen.begin - keys.begin) / kGroup * ds_pairs.row_step;
     float* dq_t = memory.queries(work.head, query).dq_t;
@@ -196,7 +196,7 @@ void add_to_queries(const GradientMemory& memory, TilePanel& work, std::int64_t 
     for (std::int64_t strip = 0; strip < seen.size() / kGroup; ++strip) {
         if (kv.k_finite[strip] != 0) continue;
         const std::int64_t first = seen.begin + strip * kGroup;
-        const SeenKeys of_strip{{first, std::min(first + kGroup, work.head.member.len_kv)}};
+        const SeenKeys of_strip{{first, std::min(first + kGroup, work.head.sequence.len_kv)}};
         // Two lane tiles of 32 keys lie together in one row of the pairs.
         add_special_keys(work, of_strip, work.head.k, g.head_dim, pairs.data + strip * pairs.row_step,
                          {dq_t, work.panel.lanes, 1});
@@ -225,7 +225,7 @@ void backward_tile(const GradientMemory& memory, const GradientScratch& scratch,
     const std::int64_t lane_tiles = round_up(queries.size(), kGroup) / kTileRows;
     const Tiles ds_pairs{scratch.ds_pairs, lane_tiles * g.tile_elements(), g.tile_elements()};
     for (std::int64_t key = keys.begin; key < keys.end; key += kGroup) {
-        const Range strip_keys{key, std::min(key + kGroup, work.head.member.len_kv)};
+        const Range strip_keys{key, std::min(key + kGroup, work.head.sequence.len_kv)};
         const Range seen = common(rounded(common(work.head.band.q_range(strip_keys.begin, strip_keys.end), queries)),
                                   rounded(queries));
         if (seen.empty()) continue;
@@ -255,7 +255,7 @@ void sum_delta(const GradientMemory& memory, const GradientScratch& scratch, Til
     std::fill_n(scratch.sums, 2 * lanes, 0.0);
     const Range keys = work.head.band.kv_range(queries.begin, queries.end);
     for (std::int64_t key = keys.begin / kGroup * kGroup; key < keys.end; key += kGroup) {
-        const Range strip_keys{key, std::min(key + kGroup, work.head.member.len_kv)};
+        const Range strip_keys{key, std::min(key + kGroup, work.head.sequence.len_kv)};
         const Range seen = common(rounded(common(work.head.band.q_range(strip_keys.begin, strip_keys.end), queries)),
                                   rounded(queries));
         if (seen.empty()) continue;
@@ -279,11 +279,11 @@ void fill_norm(const GradientMemory& memory, const GradientScratch& scratch, Til
     float maxima[kGroup];
     std::fill_n(maxima, kGroup, -std::numeric_limits<float>::infinity());
     double sums[kGroup] = {};
-    const std::int64_t end = std::min(first + kGroup, work.head.member.len_q);
+    const std::int64_t end = std::min(first + kGroup, work.head.sequence.len_q);
     const Range keys = work.head.band.kv_range(first, end);
     const auto for_each_score = [&](const auto& f) {
         for (std::int64_t key = keys.begin / kGroup * kGroup; key < keys.end; key += kGroup) {
-            const Range strip_keys{key, std::min(key + kGroup, work.head.member.len_kv)};
+            const Range strip_keys{key, std::min(key + kGroup, work.head.sequence.len_kv)};
             const Strip strip(memory, scratch, work, args, {first, first + kGroup}, strip_keys);
             strip.scores();
             for (std::int64_t j = 0; j < strip_keys.size(); ++j) {

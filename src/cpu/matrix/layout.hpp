@@ -46,19 +46,20 @@ inline bool takes(const Plan& plan) {
            plan.tile.block_q % kTileDepth == 0 && std::abs(plan.problem.effective_scale()) <= kMostScale;
 }
 
-/// Rows (queries or keys) of all members of a head when each member begins at a multiple of 32, and where one begins.
+/// Rows (queries or keys) of all sequences of a head when each sequence begins at a multiple of 32, and where one
+/// begins.
 inline std::int64_t padded_rows(const Problem& p, std::int64_t len, std::int64_t total) {
     return p.ragged ? round_up(total, kTileDepth) + p.batch * kTileDepth : p.batch * round_up(len, kTileDepth);
 }
-inline std::int64_t first_padded_row(const Problem& p, const Member& m, std::int64_t len, std::int64_t first) {
+inline std::int64_t first_padded_row(const Problem& p, const Sequence& m, std::int64_t len, std::int64_t first) {
     return p.ragged ? (first / kTileDepth + m.batch) * kTileDepth : m.batch * round_up(len, kTileDepth);
 }
 inline std::int64_t padded_keys(const Problem& p) { return padded_rows(p, p.len_kv, p.total_kv); }
 inline std::int64_t padded_queries(const Problem& p) { return padded_rows(p, p.len_q, p.total_q); }
-inline std::int64_t first_padded_key(const Problem& p, const Member& m) {
+inline std::int64_t first_padded_key(const Problem& p, const Sequence& m) {
     return first_padded_row(p, m, p.len_kv, m.first_kv);
 }
-inline std::int64_t first_padded_query(const Problem& p, const Member& m) {
+inline std::int64_t first_padded_query(const Problem& p, const Sequence& m) {
     return first_padded_row(p, m, p.len_q, m.first_q);
 }
 

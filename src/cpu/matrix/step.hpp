@@ -16,9 +16,9 @@ struct TilePanel : HeadPanel {
     int parts;              ///< of each packed element
 
     template <class Args>
-    TilePanel(const Problem& p, const Args& args, const Layout& g, const Member& member, std::int64_t query_head,
+    TilePanel(const Problem& p, const Args& args, const Layout& g, const Sequence& sequence, std::int64_t query_head,
               std::int64_t index)
-        : HeadPanel(Head(p, args, member, query_head), index, g.block_q), rule(head.rule), parts(g.parts) {
+        : HeadPanel(Head(p, args, sequence, query_head), index, g.block_q), rule(head.rule), parts(g.parts) {
         if (parts == 1) rule.scale = static_cast<float>(p.effective_scale());
         plain = rule.scale > 0 && rule.softcap == 0 && rule.alibi == 0 && rule.bias.data == nullptr;
     }

@@ -31,7 +31,7 @@ struct MaterialisedWorkspace : lanes::BackwardWorkspace {
 void materialise(const BackwardCall& call, const Geometry& g, const MaterialisedWorkspace& workspace, const Head& head,
                  std::int64_t index, int worker) {
     TileTally tally(call);
-    const Panel panel(index, g.block_q, head.member.len_q);
+    const Panel panel(index, g.block_q, head.sequence.len_q);
     lanes::GradientScratch scratch = workspace.workers[static_cast<std::size_t>(worker)];
     std::int64_t touched = 0;
     lanes::for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
@@ -46,13 +46,13 @@ void materialise(const BackwardCall& call, const Geometry& g, const Materialised
         });
         ++touched;
     });
-    tally.skipped(ceil_div(head.member.len_kv, g.block_kv), touched);
+    tally.skipped(ceil_div(head.sequence.len_kv, g.block_kv), touched);
 }
 
 /// dQ of a panel from its rows of dS.
 void query_gradient(const BackwardCall& call, const Geometry& g, const MaterialisedWorkspace& workspace,
                     const Head& head, std::int64_t index, int worker) {
-    const Panel panel(index, g.block_q, head.member.len_q);
+    const Panel panel(index, g.block_q, head.sequence.len_q);
     const lanes::GradientPanel from = workspace.memory.panel(head, index);
     const lanes::TileScratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
     lanes::for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
@@ -73,14 +73,14 @@ void key_gradient(const BackwardCall& call, const Geometry& g, const Materialise
     const Range queries = head.band.q_range(keys.begin, keys.end);
     if (queries.empty()) return;
     for (std::int64_t index = queries.begin / g.block_q; index * g.block_q < queries.end; ++index) {
-        const Panel panel(index, g.block_q, head.member.len_q);
+        const Panel panel(index, g.block_q, head.sequence.len_q);
         // The panel's last tile was cut at the last key that it sees: further rows hold no numbers.
         const KvTile kv{.first = keys.begin, .keys = std::min(keys.end, head.keys_of(panel).end) - keys.begin};
         const Coverage coverage = head.coverage(panel, kv);
         const lanes::GradientPanel from = workspace.memory.panel(head, index);
         const std::int64_t at = workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
-        float* dk = workspace.memory.dk(head.member, head.kv_head, kv.first);
-        float* dv = workspace.memory.dv(head.member, head.kv_head, kv.first);
+        float* dk = workspace.memory.dk(head.sequence, head.kv_head, kv.first);
+        float* dv = workspace.memory.dv(head.sequence, head.kv_head, kv.first);
         lanes::add_dv(head, g, panel, kv, coverage, from, workspace.p + at, dv);
         lanes::add_dk(head, g, panel, kv, coverage, from, workspace.ds + at, dk);
         TileTally(nullptr, call.observer).tell([&] {
@@ -110,7 +110,7 @@ void backward(const BackwardCall& call) {
     MaterialisedWorkspace workspace(arena, call.plan, g);
     workspace.prepare(call);
     const HeadTasks panels(call, p.heads_q, workspace.memory.task_ends(),
-                           [&](const Member& m) { return g.panels_of(m); });
+                           [&](const Sequence& m) { return g.panels_of(m); });
     const auto for_each_panel = [&](const auto& body) {
         call.parallel_for(panels.total(), call.plan.threads, [&](std::int64_t index, int worker) {
             const HeadTask task = panels.by_head(index);
@@ -124,12 +124,12 @@ void backward(const BackwardCall& call) {
         query_gradient(call, g, workspace, head, index, worker);
     });
     const HeadTasks blocks(call, p.heads_kv, workspace.memory.task_ends(),
-                           [&](const Member& m) { return ceil_div(m.len_kv, g.block_kv); });
+                           [&](const Sequence& m) { return ceil_div(m.len_kv, g.block_kv); });
     call.parallel_for(blocks.total(), call.plan.threads, [&](std::int64_t index, int) {
         const HeadTask task = blocks.by_head(index);
-        const Member member = member_of(call, task.head / p.heads_kv);
-        const Range keys{task.index * g.block_kv, std::min(member.len_kv, (task.index + 1) * g.block_kv)};
-        for_each_query_head(call, member, task.head % p.heads_kv,
+        const Sequence sequence = sequence_of(call, task.head / p.heads_kv);
+        const Range keys{task.index * g.block_kv, std::min(sequence.len_kv, (task.index + 1) * g.block_kv)};
+        for_each_query_head(call, sequence, task.head % p.heads_kv,
                             [&](const Head& head) { key_gradient(call, g, workspace, head, keys); });
     });
     workspace.bias.run(call, workspace.memory, workspace.workers);

@@ -93,7 +93,7 @@ void materialise_scores(const ForwardCall& call, const Geometry& g, const Materi
         });
         ++touched;
     });
-    tally.skipped(ceil_div(work.head.member.len_kv, g.block_kv), touched);
+    tally.skipped(ceil_div(work.head.sequence.len_kv, g.block_kv), touched);
 }
 
 /// P = softmax(S) over all keys of a row at once.
@@ -162,7 +162,7 @@ void forward(const ForwardCall& call) {
     const Geometry g(call.plan);
     Arena arena(call.workspace);
     const ForwardWorkspace workspace(arena, call.plan, g);
-    const HeadTasks panels(call, p.heads_q, workspace.ends, [&](const Member& m) { return g.panels_of(m); });
+    const HeadTasks panels(call, p.heads_q, workspace.ends, [&](const Sequence& m) { return g.panels_of(m); });
     const auto for_each_panel = [&](const auto& body) {
         call.parallel_for(panels.total(), call.plan.threads, [&](std::int64_t task, int worker) {
             const MaterialisedPanel work(call, g, workspace, panels.by_head(task));

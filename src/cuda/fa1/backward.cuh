@@ -7,7 +7,7 @@
 
 #include <new>
 
-#include "cuda/fa1/config.h"
+#include "cuda/fa1/host/config.h"
 #include "cuda/gradient/key_loop.cuh"
 #include "cuda/shared/start.cuh"
 

@@ -4,9 +4,9 @@
 
 #include "cuda/device.hpp"
 #include "cuda/fa1/backward.hpp"
-#include "cuda/fa1/config.h"
+#include "cuda/fa1/host/config.h"
 #include "cuda/fa1/kernels.hpp"
-#include "cuda/gradient/shapes.hpp"
+#include "cuda/gradient/host/dispatch.hpp"
 #include "cuda/gradient/start.hpp"
 
 namespace tessera::cuda::fa1 {
@@ -57,7 +57,7 @@ Kernel backward_kernel() {
             .target = target,
             .forward = nullptr,
             .backward = backward,
-            .uses_o_rest = gradient::uses_o_rest,
+            .uses_o_residual = gradient::uses_o_residual,
             .shapes = BackwardShapes::names(),
             .shape_of = place_of};
 }

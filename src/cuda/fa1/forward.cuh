@@ -29,7 +29,7 @@ struct Head {
           work(work),
           shared(shared),
           visible(work.band),
-          scores(launch.params, work.member, work.batch, work.head),
+          scores(launch.params, work.sequence, work.batch, work.head),
           own(work.part * kConfig.groups + shared.group) {}
 
     __device__ __forceinline__ int stride() const { return launch.parts * kConfig.groups; }
@@ -40,12 +40,12 @@ struct Head {
     }
     __device__ __forceinline__ Source queries() const {
         const Rows& rows = launch.params.q;
-        const std::int64_t from = offset(rows, work.member.first_q, ptx::opaque(work.head));
-        return source_of<T>(rows, from, work.member.len_q, launch.params.head_dim, launch.vector_q);
+        const std::int64_t from = offset(rows, work.sequence.first_q, ptx::opaque(work.head));
+        return source_of<T>(rows, from, work.sequence.len_q, launch.params.head_dim, launch.vector_q);
     }
     __device__ __forceinline__ Source keys(const Rows& rows, int dim, bool vector) const {
-        const std::int64_t from = offset(rows, work.member.first_kv, ptx::opaque(work.head) / launch.params.group);
-        return source_of<T>(rows, from, work.member.len_kv, dim, vector);
+        const std::int64_t from = offset(rows, work.sequence.first_kv, ptx::opaque(work.head) / launch.params.group);
+        return source_of<T>(rows, from, work.sequence.len_kv, dim, vector);
     }
     __device__ __forceinline__ Source k() const {
         return keys(launch.params.k, launch.params.head_dim, launch.vector_k);
@@ -58,7 +58,7 @@ struct Head {
     }
     /// The group's tiles of queries that see one of keys [begin, end); the others are skipped.
     __device__ __forceinline__ QueryTiles tiles_of(int begin, int end) const {
-        return {max(begin - visible.high, 0), min(end - visible.low, work.member.len_q), kConfig.block_q(), own,
+        return {max(begin - visible.high, 0), min(end - visible.low, work.sequence.len_q), kConfig.block_q(), own,
                 stride()};
     }
     /// O, m and l of a tile as they are before the block of keys.
@@ -84,7 +84,7 @@ struct Head {
         ptx::cp_async_wait<0>();
         __syncthreads();
         const int end = first_key + kConfig.block_kv;
-        if (visible.full(0, work.member.len_q, first_key, end)) return;
+        if (visible.full(0, work.sequence.len_q, first_key, end)) return;
         if (clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v())) shared.cleaned() = true;
         __syncthreads();
     }
@@ -190,9 +190,9 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     const Shared<kConfig>& shared = head.shared;
     const ForwardParams& p = head.launch.params;
-    const Member& member = head.work.member;
+    const Sequence& sequence = head.work.sequence;
     const int q_begin = tile * kConfig.block_q();
-    const bool begun = head.visible.any(q_begin, min(q_begin + kConfig.block_q(), member.len_q));
+    const bool begun = head.visible.any(q_begin, min(q_begin + kConfig.block_q(), sequence.len_q));
     const Stored<kConfig> stored(head.launch, head.work, shared, tile, begun);
 #pragma unroll
     for (int unit = 0; unit < kConfig.units(); ++unit) {
@@ -211,7 +211,7 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
         }
     }
     shared.sync();
-    const Target target = target_of<T>(p.o, head.offset(p.o, member.first_q, head.work.head), member.len_q,
+    const Target target = target_of<T>(p.o, head.offset(p.o, sequence.first_q, head.work.head), sequence.len_q,
                                        p.head_dim_v, head.launch.vector_o);
     constexpr int kRows = kConfig.block_q() / kWarps;
     if (shared.cleaned()) {
@@ -220,11 +220,12 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     }
     store<kConfig.head_dim, kRows>(shared.q(), target, q_begin, shared.warp * kRows, shared.lane);
     const int row = shared.lane + 32 * shared.warp;
-    if (p.lse.data != nullptr && row < kConfig.block_q() && q_begin + row < member.len_q) {
-        const std::int64_t offset = head_offset(p.lse, head.work.batch, member.first_q, head.work.head, sizeof(float));
+    if (p.lse.data != nullptr && row < kConfig.block_q() && q_begin + row < sequence.len_q) {
+        const std::int64_t offset =
+            head_offset(p.lse, head.work.batch, sequence.first_q, head.work.head, sizeof(float));
         const float2 ml = stored.read_ml(row);
         reinterpret_cast<float*>(p.lse.data + offset)[(q_begin + row) * p.lse.row] =
-            finite_max(ml.x) + logf(ml.y * exp2f(kHeadroom<T>));
+            finite_max(ml.x) + logf(ml.y * exp2f(kExponentOffset<T>));
     }
     shared.sync();  // all are done with the tile in shared memory
 }
@@ -234,11 +235,11 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void attend(const Launch& launch, const Shared<kConfig>& shared) {
     const Work work = Head<T, kConfig>::this_block(launch);
     const Head<T, kConfig> head(launch, work, shared);
-    const Range keys = work.band.kv_range(0, work.member.len_q);
+    const Range keys = work.band.kv_range(0, work.sequence.len_q);
     const int end = static_cast<int>(keys.end);
     const int first_block = static_cast<int>(keys.begin) / kConfig.block_kv;
     for (int first_key = first_block * kConfig.block_kv; first_key < end; first_key += kConfig.block_kv) {
-        const QueryTiles tiles = head.tiles_of(first_key, min(first_key + kConfig.block_kv, work.member.len_kv));
+        const QueryTiles tiles = head.tiles_of(first_key, min(first_key + kConfig.block_kv, work.sequence.len_kv));
         if (tiles.first < tiles.end) head.fetch(first_key, tiles.first);
         head.load_kv(first_key);
         for (int tile = tiles.first; tile < tiles.end; tile += head.stride()) {
@@ -252,7 +253,7 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void finish(const Launch& launch, const Shared<kConfig>& shared) {
     const Work work = Head<T, kConfig>::this_block(launch);
     const Head<T, kConfig> head(launch, work, shared);
-    const QueryTiles tiles(0, work.member.len_q, kConfig.block_q(), head.own, head.stride());
+    const QueryTiles tiles(0, work.sequence.len_q, kConfig.block_q(), head.own, head.stride());
     for (int tile = tiles.first; tile < tiles.end; tile += head.stride()) finish(head, tile);
 }
 

@@ -9,8 +9,8 @@
 
 #include "core/arena.hpp"
 #include "cuda/device.hpp"
+#include "cuda/fa1/host/dispatch.hpp"
 #include "cuda/fa1/launch.hpp"
-#include "cuda/fa1/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
 
 namespace tessera::cuda::fa1 {
@@ -20,7 +20,7 @@ std::int64_t tiles_of(std::int64_t rows, const Config& c) { return (rows + c.blo
 
 /// What the algorithm keeps of every query between blocks of keys.
 struct Workspace {
-    std::int64_t tiles;  // of queries of a head; of ragged members, each may share one with the next
+    std::int64_t tiles;  // of queries of a head; of ragged sequences, each may share one with the next
     float* o;            // [heads_q, tiles, block_q, head_dim]
     float2* ml;          // [heads_q, tiles, block_q]
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/fa1/config.h"
+#include "cuda/fa1/host/config.h"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa1 {
@@ -13,7 +13,7 @@ struct Launch {
     ForwardParams params;
     float* o = nullptr;      // [heads_q, tiles, block_q * head_dim] O in fp32, in the order of the threads that hold it
     float2* ml = nullptr;    // [heads_q, tiles, block_q] m and l of every query
-    std::int64_t tiles = 0;  ///< tiles of queries of a head over all batch members
+    std::int64_t tiles = 0;  ///< tiles of queries of a head over all sequences
     int parts = 1;           ///< thread blocks of a (batch, head): each has its own tiles of queries
     bool vector_q = false;   ///< rows are read 16 bytes at a time: addresses, strides and head_dim allow it
     bool vector_k = false;

@@ -4,7 +4,7 @@
 // queries and the place where the warps meet.
 #pragma once
 
-#include "cuda/fa1/config.h"
+#include "cuda/fa1/host/config.h"
 #include "cuda/ptx/barrier.cuh"
 
 namespace tessera::cuda::fa1 {

@@ -4,7 +4,7 @@
 // over all blocks so far.
 #pragma once
 
-#include "cuda/fa1/config.h"
+#include "cuda/fa1/host/config.h"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ float decay(float m, float larger) { return ptx::exp2
 __device__ __forceinline__ float finite_max(float m) { return m == -INFINITY ? 0.0F : m; }
 
 /// Softmax over a warp's keys of 16 rows, of which a thread holds parts of two, a quad of threads all: S becomes
-/// P = 2^-kHeadroom * exp(S - m). Returns (m, l) of both rows.
+/// P = 2^-kExponentOffset * exp(S - m). Returns (m, l) of both rows.
 template <class T, int kTiles>
 __device__ __forceinline__ void exponentiate(float (&s)[kTiles][4], float2 (&ml)[2]) {
 #pragma unroll
@@ -33,7 +33,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[kTiles][4], float2 (&ml)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 float& p = s[j][2 * r + e];
-                p = ptx::exp2_approx((p - subtracted) * kLog2E - kHeadroom<T>);
+                p = ptx::exp2_approx((p - subtracted) * kLog2E - kExponentOffset<T>);
                 l[e] += p;
             }
         }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/fa1/launch.hpp"
-#include "cuda/tile/member.cuh"
+#include "cuda/tile/sequence.cuh"
 #include "tessera/mask.hpp"
 
 namespace tessera::cuda::fa1 {
@@ -12,19 +12,19 @@ struct Work {
     int batch;
     int head;
     int part;
-    Member member;
+    Sequence sequence;
     Band band;
-    std::int64_t first_tile;  // of the member in the workspace
+    std::int64_t first_tile;  // of the sequence in the workspace
 
     __device__ Work(const Launch& launch, unsigned index, int block_q)
         : batch(static_cast<int>(index / launch.parts / launch.params.heads_q)),
           head(static_cast<int>(index / launch.parts % launch.params.heads_q)),
           part(static_cast<int>(index % launch.parts)),
-          member(member_of(launch.params, batch)),
-          band(launch.params.mask.bind(member.len_q, member.len_kv)) {
+          sequence(sequence_of(launch.params, batch)),
+          band(launch.params.mask.bind(sequence.len_q, sequence.len_kv)) {
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        const std::int64_t before =  // a member may share its first tile with the one before: one more for each
-            ragged ? member.first_q / block_q + batch
+        const std::int64_t before =  // a sequence may share its first tile with the one before: one more for each
+            ragged ? sequence.first_q / block_q + batch
                    : std::int64_t{batch} * ((launch.params.len_q + block_q - 1) / block_q);
         first_tile = head * launch.tiles + before;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/fa2/config.h"
+#include "cuda/fa2/host/config.h"
 #include "cuda/tile/softmax.cuh"
 
 namespace tessera::cuda::fa2 {

@@ -7,7 +7,7 @@
 
 #include <new>
 
-#include "cuda/fa2/config.h"
+#include "cuda/fa2/host/config.h"
 #include "cuda/gradient/split_own.cuh"
 #include "cuda/gradient/split_shared.cuh"
 #include "cuda/shared/start.cuh"

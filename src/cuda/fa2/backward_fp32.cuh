@@ -3,7 +3,7 @@
 
 #include <new>
 
-#include "cuda/fa2/config.h"
+#include "cuda/fa2/host/config.h"
 #include "cuda/gradient/key_loop_fp32.cuh"
 #include "cuda/shared/start.cuh"
 
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(256, 1) backward_fp32_kernel(const __grid_cons
 
     const ForwardParams& p = launch.params.forward;
     const Loop loop(launch, work, memory);
-    loop.tile.load_keys(p, work.member, work.batch, work.kv_head, work.first_key);
+    loop.tile.load_keys(p, work.sequence, work.batch, work.kv_head, work.first_key);
     typename Loop::Sums dv = {};
     typename Loop::Sums dk = {};
     loop.run(dv, dk);

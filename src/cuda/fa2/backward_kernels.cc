@@ -4,9 +4,9 @@
 
 #include "cuda/device.hpp"
 #include "cuda/fa2/backward.hpp"
-#include "cuda/fa2/config.h"
+#include "cuda/fa2/host/config.h"
+#include "cuda/fa2/host/dispatch.hpp"
 #include "cuda/fa2/kernels.hpp"
-#include "cuda/fa2/shapes.hpp"
 #include "cuda/gradient/start.hpp"
 
 namespace tessera::cuda::fa2 {
@@ -79,7 +79,7 @@ Kernel backward_kernel() {
             .target = target,
             .forward = nullptr,
             .backward = backward,
-            .uses_o_rest = gradient::uses_o_rest,
+            .uses_o_residual = gradient::uses_o_residual,
             .shapes = shape_names(),
             .shape_of = place_of};
 }

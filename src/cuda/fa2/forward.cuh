@@ -10,7 +10,7 @@
 #include "cuda/fa2/key_loop.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/output.cuh"
-#include "cuda/tile/rest.cuh"
+#include "cuda/tile/residual.cuh"
 
 namespace tessera::cuda::fa2 {
 
@@ -20,13 +20,13 @@ __device__ __forceinline__ void write_lse(const Launch& launch, const Work& work
     const Rows& lse = launch.params.lse;
     const Position position = Position::of_thread<kConfig>();
     if (lse.data == nullptr || position.column() != 0) return;
-    char* to = lse.data + head_offset(lse, work.batch, work.member.first_q, work.head, sizeof(float));
+    char* to = lse.data + head_offset(lse, work.batch, work.sequence.first_q, work.head, sizeof(float));
 #pragma unroll
     for (int m = 0; m < kConfig.row_tiles; ++m) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = work.q_begin + position.row() + 16 * m + 8 * r;
-            if (row >= work.member.len_q) continue;
+            if (row >= work.sequence.len_q) continue;
             *reinterpret_cast<float*>(to + row * lse.row * std::int64_t{sizeof(float)}) = out.rows(m).lse(r, scale);
         }
     }
@@ -44,20 +44,21 @@ __device__ __forceinline__ void write_o(const Inputs<T, kConfig>& inputs, const 
         for (int r = 0; r < 2; ++r) factor[m][r] = out.rows(m).inverse_sum(r) * p.keep_scale;
     }
     const Position position = Position::of_thread<kConfig>();
-    if (inputs.launch.o_rest.data != nullptr) {
-        const RestTarget target = rest_target(inputs.launch.o_rest, work.batch, work.member.first_q, work.head,
-                                              work.member.len_q, p.head_dim_v, inputs.launch.vector_rest);
+    if (inputs.launch.o_residual.data != nullptr) {
+        const ResidualTarget target =
+            residual_target(inputs.launch.o_residual, work.batch, work.sequence.first_q, work.head, work.sequence.len_q,
+                            p.head_dim_v, inputs.launch.vector_residual);
 #pragma unroll
         for (int m = 0; m < kConfig.row_tiles; ++m) {
-            store_rest<T, kConfig.head_dim / 8>(
+            store_residual<T, kConfig.head_dim / 8>(
                 target, work.q_begin + position.row() + 16 * m, position.lane,
                 [&](int columns, int e) { return fmaf(out.o[m][columns][e], factor[m][e / 2], 0.0F); });
         }
     }
     stage<T, kConfig.head_dim>(inputs.shared, out.o, factor, position.first_row, position.lane);
     __syncwarp();
-    const std::int64_t offset = head_offset(p.o, work.batch, work.member.first_q, work.head, sizeof(T));
-    const Target target = target_of<T>(p.o, offset, work.member.len_q, p.head_dim_v, inputs.launch.vector_o);
+    const std::int64_t offset = head_offset(p.o, work.batch, work.sequence.first_q, work.head, sizeof(T));
+    const Target target = target_of<T>(p.o, offset, work.sequence.len_q, p.head_dim_v, inputs.launch.vector_o);
     constexpr int kRows = kConfig.rows_per_warp();
     if (work.guarded) {
         restore<T, kConfig.head_dim, kRows>(inputs.shared, inputs.v(), work.visible, work.q_begin, position.first_row,
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     Work& work = *reinterpret_cast<Work*>(work_memory);
     if (threadIdx.x == 0) new (work_memory) Work(launch, blockIdx.x, kConfig.block_q(), kConfig.block_kv, sizeof(T));
     __syncthreads();
-    if (work.q_begin >= work.member.len_q) return;
+    if (work.q_begin >= work.sequence.len_q) return;
 
     const ForwardParams& p = launch.params;
     const Inputs<T, kConfig> inputs{launch, work, memory};

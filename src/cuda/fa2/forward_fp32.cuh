@@ -10,7 +10,7 @@
 
 #include "cuda/fa2/work.cuh"
 #include "cuda/shared/start.cuh"
-#include "cuda/tile/headroom.cuh"
+#include "cuda/tile/exponent_offset.cuh"
 
 namespace tessera::cuda::fa2 {
 
@@ -129,11 +129,11 @@ struct LoopFp32 {
 
     /// What a score is besides the product, in units of the natural logarithm; -inf if the pair is not visible.
     __device__ float score(float product, int query, int key) const {
-        if (!work.visible.sees(query, key) || query >= work.member.len_q) return -INFINITY;
+        if (!work.visible.sees(query, key) || query >= work.sequence.len_q) return -INFINITY;
         float s = __fmul_rn(product, params.scale);
         if (params.softcap > 0) s = params.softcap * tanhf(s / params.softcap);
         if (work.scores.slope != 0) {
-            const int distance = abs(query + work.member.len_kv - work.member.len_q - key);
+            const int distance = abs(query + work.sequence.len_kv - work.sequence.len_q - key);
             s = fmaf(-work.scores.slope, static_cast<float>(distance), s);
         }
         if (work.scores.bias) {
@@ -176,7 +176,7 @@ struct LoopFp32 {
                 float p = expf(s[i][j] - m);
                 part += p;
                 if ((kept >> (kPer * i + j) & 1) == 0) p = 0;
-                tile.p[(row + 16 * i) * Layout::kRowP + column + 16 * j] = p * (1 / kHeadroomUnit<float>);
+                tile.p[(row + 16 * i) * Layout::kRowP + column + 16 * j] = p * (1 / kExponentOffsetFactor<float>);
             }
             rows.sum[i] = fmaf(rows.sum[i], rescale, part);
 #pragma unroll
@@ -229,22 +229,22 @@ struct LoopFp32 {
 
     /// x in units of the headroom as a number; the largest float where rounding alone takes it beyond, as of values
     /// that are all the largest float and weights whose sum is a bit over 1.
-    __device__ static float without_headroom(float x) {
+    __device__ static float without_exponent_offset(float x) {
         constexpr float kRounding = 0x1p-16F;
-        constexpr float kMost = FLT_MAX / kHeadroomUnit<float>;
+        constexpr float kMost = FLT_MAX / kExponentOffsetFactor<float>;
         if (fabsf(x) > kMost && fabsf(x) <= kMost * (1 + kRounding)) return copysignf(FLT_MAX, x);
-        return x * kHeadroomUnit<float>;
+        return x * kExponentOffsetFactor<float>;
     }
 
     /// O, normalised, and LSE to global memory.
     __device__ void store(const RowsFp32<Layout>& rows) const {
-        const std::int64_t first = work.member.first_q;
+        const std::int64_t first = work.sequence.first_q;
         char* o = params.o.data + head_offset(params.o, work.batch, first, work.head, sizeof(float));
         char* lse = params.lse.data + head_offset(params.lse, work.batch, first, work.head, sizeof(float));
 #pragma unroll
         for (int i = 0; i < kPer; ++i) {
             const float l = over_row(rows.sum[i], [](float a, float b) { return a + b; });
-            if (query(i) >= work.member.len_q) continue;
+            if (query(i) >= work.sequence.len_q) continue;
             const float m = rows.max[i] == -INFINITY ? 0.0F : rows.max[i];
             if (params.lse.data && column == 0) reinterpret_cast<float*>(lse)[query(i) * params.lse.row] = m + logf(l);
             const float factor = l == 0.0F ? 0.0F : params.keep_scale / l;
@@ -253,7 +253,7 @@ struct LoopFp32 {
                 const int dim = n / 4 * 64 + 4 * column + n % 4;
                 if (dim >= params.head_dim_v) continue;
                 reinterpret_cast<float*>(o)[query(i) * params.o.row + dim * params.o.column] =
-                    without_headroom(rows.o[i][n] * factor);
+                    without_exponent_offset(rows.o[i][n] * factor);
             }
         }
     }
@@ -268,25 +268,25 @@ __global__ void __launch_bounds__(LayoutFp32<Shape::kConfig>::kThreads)
     const Work& work = *reinterpret_cast<const Work*>(work_memory);
     if (threadIdx.x == 0) new (work_memory) Work(launch, blockIdx.x, Layout::kBlock, Layout::kBlock, sizeof(float));
     __syncthreads();
-    if (work.q_begin >= work.member.len_q) return;
+    if (work.q_begin >= work.sequence.len_q) return;
 
     const ForwardParams& p = launch.params;
     const LoopFp32<Layout> loop{p, work, Layout(memory), static_cast<int>(threadIdx.x / 16),
                                 static_cast<int>(threadIdx.x % 16)};
-    const char* q = p.q.data + head_offset(p.q, work.batch, work.member.first_q, work.head, sizeof(float));
-    load_fp32<Layout>(loop.tile.q, q, p.q, work.q_begin, work.member.len_q, p.head_dim);
+    const char* q = p.q.data + head_offset(p.q, work.batch, work.sequence.first_q, work.head, sizeof(float));
+    load_fp32<Layout>(loop.tile.q, q, p.q, work.q_begin, work.sequence.len_q, p.head_dim);
     RowsFp32<Layout> rows;
     for (int i = 0; i < work.tiles.count(); ++i) {
         const int number = work.tiles.first + i;
         const int first_key = number * Layout::kBlock;
         typename LoopFp32<Layout>::Scores s;
         __syncthreads();  // all are done with V of the tile before
-        load_fp32<Layout>(loop.tile.kv, work.k, p.k, first_key, work.member.len_kv, p.head_dim);
+        load_fp32<Layout>(loop.tile.kv, work.k, p.k, first_key, work.sequence.len_kv, p.head_dim);
         __syncthreads();
         loop.multiply_qk(s);
         loop.online_softmax(s, first_key, rows);
         __syncthreads();
-        load_fp32<Layout>(loop.tile.kv, work.v, p.v, first_key, work.member.len_kv, p.head_dim_v);
+        load_fp32<Layout>(loop.tile.kv, work.v, p.v, first_key, work.sequence.len_kv, p.head_dim_v);
         __syncthreads();
         if (work.tiles.full(number)) loop.template multiply_pv<false>(first_key, rows);
         else loop.template multiply_pv<true>(first_key, rows);

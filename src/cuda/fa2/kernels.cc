@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "cuda/device.hpp"
+#include "cuda/fa2/host/dispatch.hpp"
 #include "cuda/fa2/launch.hpp"
-#include "cuda/fa2/shapes.hpp"
 #include "cuda/shared/arguments.hpp"
 
 namespace tessera::cuda::fa2 {
@@ -20,7 +20,7 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     return refusal(Schedule::fa2, Pass::forward, problem, tile, limits(device));
 }
 
-Launch make_launch(const Problem& p, const ForwardParams& params, const Rows& o_rest, std::int64_t l2_bytes) {
+Launch make_launch(const Problem& p, const ForwardParams& params, const Rows& o_residual, std::int64_t l2_bytes) {
     return {.params = params,
             .blocks = query_heads(p) * query_tiles(p, tile_of(p).block_q),
             .q_blocks = static_cast<int>(query_tiles(p, tile_of(p).block_q)),
@@ -29,8 +29,8 @@ Launch make_launch(const Problem& p, const ForwardParams& params, const Rows& o_
             .vector_k = takes_vectors(params.k, params.head_dim),
             .vector_v = takes_vectors(params.v, params.head_dim_v),
             .vector_o = takes_vectors(params.o, params.head_dim_v),
-            .o_rest = o_rest,
-            .vector_rest = takes_byte_vectors(o_rest, params.head_dim_v)};
+            .o_residual = o_residual,
+            .vector_residual = takes_byte_vectors(o_residual, params.head_dim_v)};
 }
 
 cudaError_t start(const Problem& p, const Launch& launch, cudaStream_t stream) {
@@ -51,7 +51,7 @@ void forward(const ForwardCall& call) {
     const ForwardParams params = forward_params(call);
     if (p.rows_q() == 0 || p.heads_q == 0 || p.len_q == 0) return;
     const CurrentDevice current(call.plan.device);
-    const Launch launch = make_launch(p, params, rows_of(call.args.o_rest), properties(call.plan.device).l2_bytes);
+    const Launch launch = make_launch(p, params, rows_of(call.args.o_residual), properties(call.plan.device).l2_bytes);
     check(start(p, launch, stream_of(call)), "cuda.fa2.forward");
 }
 
@@ -82,7 +82,7 @@ std::vector<Kernel> kernels() {
              .target = target,
              .forward = forward,
              .backward = nullptr,
-             .uses_o_rest = [](const Problem&) { return true; },
+             .uses_o_residual = [](const Problem&) { return true; },
              .shapes = shape_names(),
              .shape_of = place_of},
             backward_kernel()};

@@ -171,7 +171,7 @@ struct KeyLoop {
 
     /// Put together where it is needed: in the loop registers are few.
     __device__ __forceinline__ HeadScores<T> head() const {
-        return {inputs.launch.params, work.member, work.batch, work.head, work.scores};
+        return {inputs.launch.params, work.sequence, work.batch, work.head, work.scores};
     }
 
     template <bool kMasked>

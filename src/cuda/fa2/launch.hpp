@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/fa2/config.h"
+#include "cuda/fa2/host/config.h"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa2 {
@@ -12,14 +12,14 @@ namespace tessera::cuda::fa2 {
 struct Launch {
     ForwardParams params;
     std::int64_t blocks = 0;  ///< thread blocks: tiles of queries of all heads
-    int q_blocks = 0;         ///< tiles of queries of one head; ragged: of all members
+    int q_blocks = 0;         ///< tiles of queries of one head; ragged: of all sequences
     int heads_together = 1;   ///< (batch, head) pairs, ragged: heads, whose tiles are mixed: their K and V stay in L2
     bool vector_q = false;    ///< rows are read 16 bytes at a time: addresses, strides and head_dim allow it
     bool vector_k = false;
     bool vector_v = false;
-    bool vector_o = false;     ///< and written so
-    Rows o_rest;               ///< what rounding took off O, a byte an element; null: not wanted
-    bool vector_rest = false;  ///< 8 bytes at a time
+    bool vector_o = false;         ///< and written so
+    Rows o_residual;               ///< what rounding took off O, a byte an element; null: not wanted
+    bool vector_residual = false;  ///< 8 bytes at a time
 };
 
 /// Starts a block for every tile of queries. One instance each in instances/.

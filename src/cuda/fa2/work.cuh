@@ -5,8 +5,8 @@
 
 #include "cuda/fa2/launch.hpp"
 #include "cuda/tile/key_tiles.cuh"
-#include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa2 {
 
@@ -27,7 +27,7 @@ struct Run {
 };
 
 struct Work {
-    Member member;
+    Sequence sequence;
     std::int64_t batch = 0;
     int head = 0;
     int q_begin = 0;
@@ -59,15 +59,15 @@ struct Work {
         batch = tile.batch;
         head = static_cast<int>(pair % heads_q);
         q_begin = tile.block * block_q;
-        member = member_of(p, batch);
-        k = p.k.data + head_offset(p.k, batch, member.first_kv, head / p.group, element_bytes);
-        v = p.v.data + head_offset(p.v, batch, member.first_kv, head / p.group, element_bytes);
+        sequence = sequence_of(p, batch);
+        k = p.k.data + head_offset(p.k, batch, sequence.first_kv, head / p.group, element_bytes);
+        v = p.v.data + head_offset(p.v, batch, sequence.first_kv, head / p.group, element_bytes);
         scores = ScoreInputs(p, batch, head);
-        const Band band = p.mask.bind(member.len_q, member.len_kv);
+        const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
         visible = Visible(band);
-        if (q_begin >= member.len_q) return;
-        tiles = KeyTiles(band, q_begin, min(q_begin + block_q, member.len_q), block_kv);
-        run = Run(tiles, member.len_kv, block_kv, launch.vector_k && launch.vector_v);
+        if (q_begin >= sequence.len_q) return;
+        tiles = KeyTiles(band, q_begin, min(q_begin + block_q, sequence.len_q), block_kv);
+        run = Run(tiles, sequence.len_kv, block_kv, launch.vector_k && launch.vector_v);
     }
 };
 

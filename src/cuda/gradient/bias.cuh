@@ -24,11 +24,11 @@ struct BiasSums {
                                         const typename Products::Scores& dp, int key_tile) {
         const Launch& launch = products.launch;
         const RowWork& work = products.work;
-        const std::int64_t first = first_tile(launch, work.member, work.batch, work.head);
+        const std::int64_t first = first_tile(launch, work.sequence, work.batch, work.head);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int query = products.query() + 8 * r;
-            if (query >= work.member.len_q) continue;
+            if (query >= work.sequence.len_q) continue;
             const RowTile& rows = launch.rows[first + query / kBlockQ];
             const int row = query % kBlockQ;
             const float offset = rows.offset[row];

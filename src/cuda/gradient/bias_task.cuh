@@ -11,7 +11,7 @@ struct Part {
     int end;
 };
 
-/// Which elements a thread block owns, as ranges of batch members, heads, tiles of queries and tiles of keys.
+/// Which elements a thread block owns, as ranges of sequences, heads, tiles of queries and tiles of keys.
 struct BiasTask {
     Part batches;
     Part heads;

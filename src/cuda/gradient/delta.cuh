@@ -78,12 +78,12 @@ struct DeltaSums {
             to.delta[row] = 0;
             return;
         }
-        const float offset = fmaf(softmax.max[r], scale.log2, kHeadroom<T>) + ptx::log2_approx(sum);
+        const float offset = fmaf(softmax.max[r], scale.log2, kExponentOffset<T>) + ptx::log2_approx(sum);
         to.offset[row] = offset;
         to.delta[row] = products[r] / sum - dlse;
         if (fabsf(offset) < kOrdinaryLse) return;
         to.max[row] = __fmul_rn(softmax.max[r], scale.natural);
-        to.norm[row] = 1 / (sum * kHeadroomUnit<T>);
+        to.norm[row] = 1 / (sum * kExponentOffsetFactor<T>);
     }
 };
 
@@ -94,20 +94,20 @@ __device__ __forceinline__ void store_rows(const RowProducts<T, kConfig>& produc
     const Launch& launch = products.launch;
     const RowWork& work = products.work;
     const Rows& dlse = launch.params.dlse;
-    const char* const from = dlse.data + head_offset(dlse, work.batch, work.member.first_q, work.head, sizeof(float));
+    const char* const from = dlse.data + head_offset(dlse, work.batch, work.sequence.first_q, work.head, sizeof(float));
     float limit = 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int row = products.query() + 8 * r;
         // Rows past the last one fill up its tile: they are empty.
-        if (products.lane() % 4 != 0 || row >= (work.member.len_q + kBlockQ - 1) / kBlockQ * kBlockQ) continue;
-        const bool exists = row < work.member.len_q;
+        if (products.lane() % 4 != 0 || row >= (work.sequence.len_q + kBlockQ - 1) / kBlockQ * kBlockQ) continue;
+        const bool exists = row < work.sequence.len_q;
         const float gradient =
             exists && dlse.data ? *reinterpret_cast<const float*>(from + row * dlse.row * std::int64_t{4}) : 0.0F;
-        RowTile& to = launch.rows[first_tile(launch, work.member, work.batch, work.head) + row / kBlockQ];
+        RowTile& to = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + row / kBlockQ];
         if (!exists) sums.softmax = {};
-        // With the rest of O, only what was left is done here.
-        if (launch.o_rest.data != nullptr && to.norm[row % kBlockQ] != kLeft) continue;
+        // With the residual of O, only what was left is done here.
+        if (launch.o_residual.data != nullptr && to.norm[row % kBlockQ] != kLeft) continue;
         sums.store(to, row % kBlockQ, r, scale, gradient);
         if (exists) limit = fmaxf(limit, sums.limit(r, gradient));
     }
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     __shared__ alignas(RowWork) char work_memory[sizeof(RowWork)];
     const RowWork& work = *reinterpret_cast<const RowWork*>(work_memory);
     const ForwardParams& p = launch.params.forward;
-    if (launch.o_rest.data != nullptr && launch.progress->some_left == 0) return;
+    if (launch.o_residual.data != nullptr && launch.progress->some_left == 0) return;
     const auto tiles = static_cast<unsigned>((p.len_q + kConfig.block_q() - 1) / kConfig.block_q());
     const unsigned count = static_cast<unsigned>(p.batch) * static_cast<unsigned>(p.heads_q) * tiles;
     __shared__ unsigned number;  // no register is kept for it
@@ -163,10 +163,10 @@ cudaError_t start_delta(const Launch& launch, cudaStream_t stream) {
     constexpr RowConfig kConfig = Shape::kConfig;
     const ForwardParams& p = launch.params.forward;
     const std::int64_t tiles = (p.len_q + kConfig.block_q() - 1) / kConfig.block_q();
-    // With the rest of O there is seldom anything to do: few thread blocks find that out sooner than many.
+    // With the residual of O there is seldom anything to do: few thread blocks find that out sooner than many.
     constexpr std::int64_t kFew = 512;
     const std::int64_t all = p.batch * p.heads_q * tiles;
-    const std::int64_t blocks = launch.o_rest.data != nullptr ? std::min(all, kFew) : all;
+    const std::int64_t blocks = launch.o_residual.data != nullptr ? std::min(all, kFew) : all;
     return start(delta_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.shared_bytes(), launch, stream);
 }
 

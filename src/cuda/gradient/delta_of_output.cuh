@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// delta[i] = dO . (O + rest) - dLSE[i] where the caller has kept what rounding took off O: no product. P comes from the
-// LSE that the forward wrote; rows where that is too large for it are left to delta_kernel, which then does nothing
+// delta[i] = dO . (O + residual) - dLSE[i] where the caller has kept what rounding took off O: no product. P comes from
+// the LSE that the forward wrote; rows where that is too large for it are left to delta_kernel, which then does nothing
 // else.
 #pragma once
 
 #include "cuda/gradient/delta.cuh"
-#include "cuda/tile/rest.cuh"
+#include "cuda/tile/residual.cuh"
 
 namespace tessera::cuda::gradient {
 
 inline constexpr int kOutputThreads = 256;
 
-/// dO . (O + rest) of the thread's rows, and in fp16 the largest |dO|^2: rows kApart apart, of kTiles tiles of kBlockQ.
-/// Where columns lie together all are read at once: one after the other, the latency of memory would be most of the
-/// time.
+/// dO . (O + residual) of the thread's rows, and in fp16 the largest |dO|^2: rows kApart apart, of kTiles tiles of
+/// kBlockQ. Where columns lie together all are read at once: one after the other, the latency of memory would be most
+/// of the time.
 template <class T, int kChunks>
 struct OutputRows {
     static constexpr int kTiles = kChunks == 1 ? 2 : 1;  // short rows: half of the instructions stand before them
@@ -97,11 +97,11 @@ __device__ __forceinline__ void limit_values(const Launch& launch, unsigned numb
     const std::int64_t head = number / tiles;
     const std::int64_t batch = head / p.heads_kv;
     const int kv_head = static_cast<int>(head % p.heads_kv);
-    const Member member = member_of(p, batch);
-    const Visible visible(p.mask.bind(member.len_q, member.len_kv));
+    const Sequence sequence = sequence_of(p, batch);
+    const Visible visible(p.mask.bind(sequence.len_q, sequence.len_kv));
     const int begin = max(visible.first(0), 0);
-    const int end = visible.last(member.len_q - 1) + 1;
-    const HeadRows v(p.v, batch, member.first_kv, kv_head, sizeof(T));
+    const int end = visible.last(sequence.len_q - 1) + 1;
+    const HeadRows v(p.v, batch, sequence.first_kv, kv_head, sizeof(T));
     const int part = static_cast<int>(threadIdx.x) % kRowThreads;
     const int first = static_cast<int>(number % tiles) * kTileRows + static_cast<int>(threadIdx.x) / kRowThreads;
     OutputChunk chunks[kRows][kChunks];
@@ -144,34 +144,34 @@ __global__ void __launch_bounds__(kOutputThreads, kChunks > 2 ? 2 : 3)
     const unsigned of_batch = pair / static_cast<unsigned>(p.heads_q);
     const std::int64_t batch = of_batch;
     const int head = static_cast<int>(pair - of_batch * static_cast<unsigned>(p.heads_q));
-    const Member member = member_of(p, batch);
+    const Sequence sequence = sequence_of(p, batch);
     if (threadIdx.x == 0 && falls(p, batch)) launch.progress->broken = 1;
-    if (tile * kBlockQ >= member.len_q) return;
+    if (tile * kBlockQ >= sequence.len_q) return;
     const auto rows_of_head = [&](const Rows& rows, int size) {
-        return HeadRows(rows, batch, member.first_q, head, size);
+        return HeadRows(rows, batch, sequence.first_q, head, size);
     };
-    const OutputAndGradient<T> output{rows_of_head(p.o, sizeof(T)), rows_of_head(launch.o_rest, 1),
-                                      rows_of_head(launch.params.d_o, sizeof(T)), p.head_dim_v, launch.vector_rest};
+    const OutputAndGradient<T> output{rows_of_head(p.o, sizeof(T)), rows_of_head(launch.o_residual, 1),
+                                      rows_of_head(launch.params.d_o, sizeof(T)), p.head_dim_v, launch.vector_residual};
     const auto* lse = reinterpret_cast<const float*>(rows_of_head(p.lse, sizeof(float)).data);
     const Rows& dlse_rows = launch.params.dlse;
     const float* dlse =
         dlse_rows.data ? reinterpret_cast<const float*>(rows_of_head(dlse_rows, sizeof(float)).data) : nullptr;
-    RowTile* const to = launch.rows + first_tile(launch, member, batch, head) + tile;
+    RowTile* const to = launch.rows + first_tile(launch, sequence, batch, head) + tile;
     const int first = tile * kBlockQ + static_cast<int>(threadIdx.x) / kRowThreads;
     float lses[Output::kRows];  // asked for before the rows: behind them the latency of memory would come twice
 #pragma unroll
     for (int r = 0; r < Output::kRows; ++r) {
         const int query = first + r * Output::kApart;
-        lses[r] = query < member.len_q ? lse[query * p.lse.row] : -INFINITY;
+        lses[r] = query < sequence.len_q ? lse[query * p.lse.row] : -INFINITY;
     }
-    const Output rows(output, first, member.len_q);
+    const Output rows(output, first, sequence.len_q);
     float largest_delta = 0;
     float largest_squares = 0;
 #pragma unroll
     for (int r = 0; r < Output::kRows; ++r) {
         const int query = first + r * Output::kApart;
         const int place = r / (Output::kRows / Output::kTiles);
-        if (threadIdx.x % kRowThreads != 0 || (tile + place) * kBlockQ >= member.len_q) continue;
+        if (threadIdx.x % kRowThreads != 0 || (tile + place) * kBlockQ >= sequence.len_q) continue;
         const float delta = write_row(launch, rows.dot[r], lses[r], dlse, query, to[place]);
         if constexpr (Output::kHeld) {
             largest_delta = fmaxf(largest_delta, delta);

@@ -5,8 +5,8 @@
 
 #include "cuda/gradient/place.cuh"
 #include "cuda/shared/start.cuh"
-#include "cuda/tile/member.cuh"
 #include "cuda/tile/output.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::gradient {
 
@@ -20,10 +20,10 @@ __global__ void __launch_bounds__(DqTile<kHeadDim>::kThreads) dq_kernel(const __
     const auto tile = static_cast<int>(blockIdx.x % q_tiles);
     const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
     const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_q));
-    const Member member = member_of(p, batch);
-    if (tile * kBlockQ >= member.len_q) return;
+    const Sequence sequence = sequence_of(p, batch);
+    if (tile * kBlockQ >= sequence.len_q) return;
 
-    const std::int64_t index = first_tile(launch, member, batch, head) + tile;
+    const std::int64_t index = first_tile(launch, sequence, batch, head) + tile;
     const auto thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int first_row = Tile::first_row(thread / 32) + lane / 4;
@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(DqTile<kHeadDim>::kThreads) dq_kernel(const __
     }
     __syncthreads();
     const Rows& dq = launch.params.dq;
-    const std::int64_t offset = head_offset(dq, batch, member.first_q, head, sizeof(T));
-    const Target target = target_of<T>(dq, offset, member.len_q, p.head_dim, launch.vector_dq);
+    const std::int64_t offset = head_offset(dq, batch, sequence.first_q, head, sizeof(T));
+    const Target target = target_of<T>(dq, offset, sequence.len_q, p.head_dim, launch.vector_dq);
     constexpr int kRowsOfWarp = kBlockQ / (Tile::kThreads / 32);
     store<kHeadDim, kRowsOfWarp>(rounded, target, tile * kBlockQ, thread / 32 * kRowsOfWarp, lane);
 }
@@ -76,15 +76,15 @@ __global__ void __launch_bounds__(256) dq_fp32_kernel(const __grid_constant__ La
     const auto tile = static_cast<int>(blockIdx.x % q_tiles);
     const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
     const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_q));
-    const Member member = member_of(p, batch);
-    const std::int64_t index = first_tile(launch, member, batch, head) + tile;
+    const Sequence sequence = sequence_of(p, batch);
+    const std::int64_t index = first_tile(launch, sequence, batch, head) + tile;
     const Rows& dq = launch.params.dq;
-    auto* const to = reinterpret_cast<float*>(dq.data + head_offset(dq, batch, member.first_q, head, 4));
+    auto* const to = reinterpret_cast<float*>(dq.data + head_offset(dq, batch, sequence.first_q, head, 4));
     for (int i = static_cast<int>(threadIdx.x); i < kBlockQ * p.head_dim; i += 256) {
         const int row = i / p.head_dim;
         const int column = i % p.head_dim;
         const int query = tile * kBlockQ + row;
-        if (query >= member.len_q) return;
+        if (query >= sequence.len_q) return;
         float x[2] = {0, 0};
 #pragma unroll
         for (int sweep = 0; sweep < 2; ++sweep) {

@@ -12,7 +12,7 @@ namespace tessera::cuda::gradient {
 template <class T, Config kConfig>
 struct KeyDq : KeyThread<T, kConfig> {
     using Base = KeyThread<T, kConfig>;
-    using Base::add_special;
+    using Base::add_nonfinite;
     using Base::clear;
     using Base::element;
     using Base::elements;
@@ -65,7 +65,7 @@ struct KeyDq : KeyThread<T, kConfig> {
     template <bool kFirst>
     __device__ static __forceinline__ void put(float* place, const float (&x)[4]) {
         if constexpr (kFirst) __stcg(reinterpret_cast<float4*>(place), make_float4(x[0], x[1], x[2], x[3]));
-        else ptx::reduce_add(place, x);
+        else ptx::red_add_v4(place, x);
     }
 
     /// dQ of the tile, a part of the warp's columns.
@@ -113,7 +113,7 @@ struct KeyDq : KeyThread<T, kConfig> {
 #pragma unroll
                 for (int n = 0; n < kAtOnce; ++n) {
                     const int from = (first_chunk + n) * kChunk + lane() % 4 * 2;
-                    add_special(dq[i / 2][n], i % 2, ds, elements(inputs.k_tile(), key, from));
+                    add_nonfinite(dq[i / 2][n], i % 2, ds, elements(inputs.k_tile(), key, from));
                 }
             }
         }

@@ -39,15 +39,16 @@ struct KeyInputs {
 
     __device__ __forceinline__ void load_k() const {
         const ForwardParams& p = launch.params.forward;
-        const std::int64_t k = head_offset(p.k, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
+        const std::int64_t k = head_offset(p.k, work.batch, work.sequence.first_kv, work.kv_head, sizeof(T));
         load<kConfig.block_kv(), kConfig.head_dim, kThreads>(
-            k_tile(), source_of<T>(p.k, k, work.member.len_kv, p.head_dim, launch.vector_k), work.first_key, thread());
+            k_tile(), source_of<T>(p.k, k, work.sequence.len_kv, p.head_dim, launch.vector_k), work.first_key,
+            thread());
     }
     __device__ __forceinline__ void load_v() const {
         const ForwardParams& p = launch.params.forward;
-        const std::int64_t v = head_offset(p.v, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
+        const std::int64_t v = head_offset(p.v, work.batch, work.sequence.first_kv, work.kv_head, sizeof(T));
         load<kConfig.block_kv(), kConfig.head_dim, kThreads>(
-            v_tile(), source_of<T>(p.v, v, work.member.len_kv, p.head_dim_v, launch.vector_v), work.first_key,
+            v_tile(), source_of<T>(p.v, v, work.sequence.len_kv, p.head_dim_v, launch.vector_v), work.first_key,
             thread());
     }
 
@@ -64,7 +65,7 @@ struct KeyInputs {
     /// zeros.
     __device__ __forceinline__ void load_q(int head, int number, int stage, int place) const {
         const ForwardParams& p = launch.params.forward;
-        const Member& m = work.member;
+        const Sequence& m = work.sequence;
         const int thread = this->thread();
         const int first = number * kBlockQ;
         const std::int64_t from = head_offset(p.q, work.batch, m.first_q, head, sizeof(T));
@@ -81,7 +82,7 @@ struct KeyInputs {
     /// Likewise dO.
     __device__ __forceinline__ void load_do(int head, int number, int stage, int place) const {
         const Rows& d_o = launch.params.d_o;
-        const Member& m = work.member;
+        const Sequence& m = work.sequence;
         const std::int64_t from = head_offset(d_o, work.batch, m.first_q, head, sizeof(T));
         load<kBlockQ, kConfig.head_dim, kThreads>(
             do_tile(stage) + place * kConfig.q_bytes(),

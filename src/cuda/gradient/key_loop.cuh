@@ -19,7 +19,7 @@ namespace tessera::cuda::gradient {
 template <class T, Config kConfig>
 struct KeyLoop : KeyThread<T, kConfig> {
     using Base = KeyThread<T, kConfig>;
-    using Base::add_special;
+    using Base::add_nonfinite;
     using Base::element;
     using Base::elements;
     using Base::first_row;
@@ -85,7 +85,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
         const Step step(inputs.launch, work, index);
         const int first_query = step.tile * kBlockQ;
         const bool masked =
-            first_query + kBlockQ > work.member.len_q ||
+            first_query + kBlockQ > work.sequence.len_q ||
             !work.visible.full(first_query, first_query + kBlockQ, work.first_key, work.first_key + kConfig.block_kv());
         const bool cleaned = work.guarded && masked;
 #pragma unroll 1
@@ -161,7 +161,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
                 const float factor = element(factors, row, q);
 #pragma unroll
                 for (int n = 0; n < kHeadDim / 8; ++n) {
-                    add_special(sums[i / 2][n], i % 2, factor, elements(rows, q, 8 * n + lane() % 4 * 2));
+                    add_nonfinite(sums[i / 2][n], i % 2, factor, elements(rows, q, 8 * n + lane() % 4 * 2));
                 }
             }
         }
@@ -181,7 +181,7 @@ struct KeyLoop : KeyThread<T, kConfig> {
             float* const to = this->share_row(weights, first_row() + lane() / 4) + lane() % 4 * 2;
 #pragma unroll
             for (int i = 0; i < 2 * kKeyTiles; ++i) {
-                if (work.first_key + first_row() + lane() / 4 + 8 * i >= work.member.len_kv) continue;
+                if (work.first_key + first_row() + lane() / 4 + 8 * i >= work.sequence.len_kv) continue;
 #pragma unroll
                 for (int n = 0; n < kHeadDim / 8; ++n) {
                     Base::put_two(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor[i / 2][i % 2]);
@@ -192,8 +192,8 @@ struct KeyLoop : KeyThread<T, kConfig> {
         char* const tile = weights ? inputs.v_tile() : inputs.k_tile();
         stage<T, kHeadDim>(tile, sums, factor, first_row(), lane());
         __syncwarp();
-        const std::int64_t offset = head_offset(rows, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
-        const Target target = target_of<T>(rows, offset, work.member.len_kv, weights ? p.head_dim_v : p.head_dim,
+        const std::int64_t offset = head_offset(rows, work.batch, work.sequence.first_kv, work.kv_head, sizeof(T));
+        const Target target = target_of<T>(rows, offset, work.sequence.len_kv, weights ? p.head_dim_v : p.head_dim,
                                            weights ? launch.vector_dv : launch.vector_dk);
         store<kHeadDim, kConfig.keys_per_pair()>(tile, target, work.first_key, first_row(), lane());
     }

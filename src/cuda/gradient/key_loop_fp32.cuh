@@ -39,7 +39,7 @@ struct KeyLoopFp32 {
             const int first_query = step.tile * kBlockQ;
             __syncthreads();
             if (adds && i > 0) turns.publish(Step(launch, work, i - 1));
-            tile.load_queries(launch.params, work.member, work.batch, step.head, first_query);
+            tile.load_queries(launch.params, work.sequence, work.batch, step.head, first_query);
             __syncthreads();
             make_scores(step, first_query);
             if (adds) turns.wait(step);
@@ -55,12 +55,12 @@ struct KeyLoopFp32 {
     /// dV and dK of the block.
     __device__ void store(const Sums& sums, const Rows& rows, int dim, float factor) const {
         if (rows.data == nullptr) return;
-        auto* to =
-            reinterpret_cast<float*>(rows.data + head_offset(rows, work.batch, work.member.first_kv, work.kv_head, 4));
+        auto* to = reinterpret_cast<float*>(rows.data +
+                                            head_offset(rows, work.batch, work.sequence.first_kv, work.kv_head, 4));
 #pragma unroll
         for (int j = 0; j < Tile::kKeys; ++j) {
             const int key = work.first_key + Tile::row() + 16 * j;
-            if (key >= work.member.len_kv) continue;
+            if (key >= work.sequence.len_kv) continue;
 #pragma unroll
             for (int n = 0; n < Tile::kColumns; ++n) {
                 const int column = column_of(n);
@@ -76,7 +76,7 @@ struct KeyLoopFp32 {
     /// P and dS of the tile, to shared memory; 0 where a query does not see a key.
     __device__ void make_scores(const Step& step, int first_query) const {
         const ForwardParams& params = launch.params.forward;
-        const ScoresFp32 scores(params, work.member, work.visible, work.batch, step.head);
+        const ScoresFp32 scores(params, work.sequence, work.visible, work.batch, step.head);
         const RowTile& rows = launch.rows[Turns{launch, work}.tile(step)];
         Scores s;
         Scores dp;
@@ -106,7 +106,7 @@ struct KeyLoopFp32 {
     }
 
     __device__ __forceinline__ bool sees(int query, int key) const {
-        return query < work.member.len_q && work.visible.sees(query, key);
+        return query < work.sequence.len_q && work.visible.sees(query, key);
     }
 
     /// sums[key] += over the queries that see it, weights[query][key] times x[query]: dV by P and dO, dK by dS and Q. A

@@ -3,7 +3,7 @@
 
 #include "cuda/gradient/key_thread.cuh"
 #include "cuda/gradient/transposed.cuh"
-#include "cuda/tile/constants.hpp"
+#include "cuda/host/constants.hpp"
 
 namespace tessera::cuda::gradient {
 
@@ -28,8 +28,8 @@ struct KeyScores : KeyThread<T, kConfig> {
     /// slope, with the sign bit where the dropout takes it.
     __device__ __forceinline__ void make_weights(Scores& s, const Step& step, int stage, int part, bool masked) const {
         const RowTile& rows = inputs.rows(stage);
-        const bool special = __any_sync(0xFFFFFFFF, rows.norm[part * kPartQueries + lane()] != 0.0F);
-        if (masked || special) make_weights<true>(s, step, rows, part, masked);
+        const bool nonfinite = __any_sync(0xFFFFFFFF, rows.norm[part * kPartQueries + lane()] != 0.0F);
+        if (masked || nonfinite) make_weights<true>(s, step, rows, part, masked);
         else make_weights<false>(s, step, rows, part, false);
         ptx::named_barrier_arrive(barrier_of(part), 64);
     }
@@ -44,8 +44,8 @@ struct KeyScores : KeyThread<T, kConfig> {
     }
 
  protected:
-    /// kSpecial: some pairs are hidden, or some rows have large scores.
-    template <bool kSpecial>
+    /// kNonfinite: some pairs are hidden, or some rows have large scores.
+    template <bool kNonfinite>
     __device__ __forceinline__ void make_weights(Scores& s, const Step& step, const RowTile& rows, int part,
                                                  bool masked) const {
         const int column = part * kPartQueries + lane() % 4 * 2;
@@ -64,9 +64,9 @@ struct KeyScores : KeyThread<T, kConfig> {
                 const int query = first_query + 8 * j;
                 const int key = first_key + 16 * m;
                 if constexpr (kConfig.general) transform(w, slope, step.head, query, key, masked);
-                if constexpr (kSpecial) exponentiate_special(w, rows, 8 * j + column);
+                if constexpr (kNonfinite) exponentiate_nonfinite(w, rows, 8 * j + column);
                 else exponentiate(w, factor, offset);
-                if (kSpecial && masked) hide(w, query, key);
+                if (kNonfinite && masked) hide(w, query, key);
                 float4 out = {w[0] * slope[0], w[1] * slope[1], w[2] * slope[2], w[3] * slope[3]};
                 if constexpr (kConfig.general) drop(w, out, kept[m], j);
                 *handed(m, part * kTiles + j) = out;
@@ -112,7 +112,7 @@ struct KeyScores : KeyThread<T, kConfig> {
 
     __device__ __forceinline__ TransposedScores<T> scores(int head) const {
         const ForwardParams& p = inputs.launch.params.forward;
-        return {p, ScoreInputs(p, work.batch, head), work.member.len_kv - work.member.len_q,
+        return {p, ScoreInputs(p, work.batch, head), work.sequence.len_kv - work.sequence.len_q,
                 static_cast<std::uint32_t>(work.batch), static_cast<std::uint32_t>(head)};
     }
 
@@ -136,7 +136,7 @@ struct KeyScores : KeyThread<T, kConfig> {
     }
 
     /// Some rows of the tile have large scores: those are rounded as the maximum is before they are subtracted.
-    __device__ __forceinline__ void exponentiate_special(float (&s)[4], const RowTile& rows, int column) const {
+    __device__ __forceinline__ void exponentiate_nonfinite(float (&s)[4], const RowTile& rows, int column) const {
         const float scale = kConfig.general ? 1.0F : inputs.launch.params.forward.scale;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {

@@ -39,7 +39,7 @@ struct KeyThread {
 
     __device__ __forceinline__ Turns turns() const { return {inputs.launch, work}; }
     __device__ __forceinline__ bool sees(int query, int key) const {
-        return query < work.member.len_q && work.visible.sees(query, key);
+        return query < work.sequence.len_q && work.visible.sees(query, key);
     }
     __device__ __forceinline__ float unit_of(int head) const {
         return gradient_unit<T>(inputs.launch, work.batch, head);
@@ -69,7 +69,7 @@ struct KeyThread {
     __device__ __forceinline__ float* share_row(bool dv, int row) const {
         const ForwardParams& p = inputs.launch.params.forward;
         const bool ragged = p.cu_seqlens_kv != nullptr;
-        const std::int64_t first = ragged ? work.member.first_kv : work.batch * p.len_kv;
+        const std::int64_t first = ragged ? work.sequence.first_kv : work.batch * p.len_kv;
         return inputs.launch.shares.row(dv, work.share, work.kv_head, first + work.first_key + row);
     }
     /// Two numbers of it, of row half r.
@@ -79,7 +79,7 @@ struct KeyThread {
     }
 
     /// Adds factor * x to two elements, row half r, where x is Inf or NaN.
-    __device__ static __forceinline__ void add_special(float (&sum)[4], int r, float factor, const float2& x) {
+    __device__ static __forceinline__ void add_nonfinite(float (&sum)[4], int r, float factor, const float2& x) {
         if (!isfinite(x.x)) sum[2 * r] = fmaf(factor, x.x, sum[2 * r]);
         if (!isfinite(x.y)) sum[2 * r + 1] = fmaf(factor, x.y, sum[2 * r + 1]);
     }

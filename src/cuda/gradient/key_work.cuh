@@ -5,14 +5,14 @@
 
 #include "cuda/gradient/place.cuh"
 #include "cuda/ptx/global.cuh"
-#include "cuda/tile/member.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::gradient {
 
 /// What a thread block works on: a block of keys of one kv head, and the queries of its group that see one of them; or
 /// of a share of the group (ShareRule).
 struct KeyWork {
-    Member member;
+    Sequence sequence;
     Band band;
     Visible visible;
     std::int64_t batch = 0;
@@ -37,8 +37,8 @@ struct KeyWork {
         const int of_batch = launch.by_heads.quotient(pair);
         batch = of_batch;
         kv_head = pair - of_batch * p.heads_kv;
-        member = member_of(p, batch);
-        band = p.mask.bind(member.len_q, member.len_kv);
+        sequence = sequence_of(p, batch);
+        band = p.mask.bind(sequence.len_q, sequence.len_kv);
         visible = Visible(band);
         heads = p.group;
         if (launch.shares.most > 1) {
@@ -58,7 +58,7 @@ struct KeyWork {
     /// The block that is number `started` of `part` to start of a head that has at most as many blocks as the launch
     /// says.
     __device__ void set_block(const Launch& launch, int part, int started, int block_kv) {
-        const int blocks = (member.len_kv + block_kv - 1) / block_kv;
+        const int blocks = (sequence.len_kv + block_kv - 1) / block_kv;
         const int size = launch.part_size(blocks);
         parted = launch.parts > 1 && ShareRule::triangle(band) &&
                  launch.params.forward.heads_kv * shares * blocks >= kFewestInParts;
@@ -77,7 +77,7 @@ struct KeyWork {
         guarded = true;
     }
 
-    __device__ __forceinline__ bool exists() const { return share < shares && first_key < member.len_kv; }
+    __device__ __forceinline__ bool exists() const { return share < shares && first_key < sequence.len_kv; }
     __device__ __forceinline__ bool adds_dq(const Launch& launch) const {
         return !guarded && launch.params.dq.data != nullptr;
     }
@@ -125,7 +125,7 @@ struct Turns {
 
     /// The first one of a step.
     __device__ __forceinline__ std::int64_t tile(const Step& step) const {
-        return first_tile(launch, work.member, work.batch, step.head) + step.tile * work.query_tiles;
+        return first_tile(launch, work.sequence, work.batch, step.head) + step.tile * work.query_tiles;
     }
     /// Of its sum in the workspace.
     __device__ __forceinline__ std::int64_t place(const Step& step) const {

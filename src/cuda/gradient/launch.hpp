@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The workspace of a backward, and what its kernels are launched with. Queries are counted in tiles of kBlockQ, those
-// of a ragged batch by where a member's rows begin: a member never shares a tile with another one.
+// of a ragged batch by where a sequence's rows begin: a sequence never shares a tile with another one.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "core/arena.hpp"
-#include "cuda/gradient/config.h"
-#include "cuda/gradient/shares.hpp"
-#include "cuda/tile/divider.hpp"
+#include "cuda/gradient/host/config.h"
+#include "cuda/gradient/host/head_split.hpp"
+#include "cuda/host/divider.hpp"
 #include "cuda/tile/params.hpp"
 #include "tessera/problem.hpp"
 
@@ -28,15 +28,15 @@ struct RowTile {
 /// What all kernels of one call count in.
 struct Counts {
     int block_kv = 0;
-    int q_tiles = 0;                 // tiles of queries of one member at most
+    int q_tiles = 0;                 // tiles of queries of one sequence at most
     int key_blocks = 0;              // blocks of keys, likewise
-    std::int64_t tiles_of_head = 0;  // tiles of queries of one head, over all members
+    std::int64_t tiles_of_head = 0;  // tiles of queries of one head, over all sequences
 
     Counts(const Problem& p, int keys_of_block)
         : block_kv(keys_of_block),
           q_tiles(static_cast<int>((p.len_q + kBlockQ - 1) / kBlockQ)),
           key_blocks(static_cast<int>((p.len_kv + keys_of_block - 1) / keys_of_block)),
-          // A ragged member begins anywhere in a tile, and may share its first one with the member before: one more
+          // A ragged sequence begins anywhere in a tile, and may share its first one with the sequence before: one more
           // each.
           tiles_of_head(p.ragged ? p.total_q / kBlockQ + 1 + p.batch : p.batch * q_tiles) {}
 };
@@ -45,7 +45,7 @@ struct Counts {
 struct Progress {
     int ticket = 0;     // blocks of keys that have begun
     int broken = 0;     // cu_seqlens fall somewhere: nothing is waited for, whatever the result
-    int some_left = 0;  // with the rest of O: rows are left to the kernel that sums delta
+    int some_left = 0;  // with the residual of O: rows are left to the kernel that sums delta
 };
 
 struct Workspace {
@@ -54,9 +54,9 @@ struct Workspace {
     Progress* progress;  // with `done` behind it
     int* done;           // [2 sweeps, heads_q, tiles_of_head]: the last block of keys that has added to the tile, + 1
     // In fp16:
-    float* limits;  // [batch, heads_q]: over every |dS| of the head, or with the rest of O every |delta|; in the end
-                    // the power of two that dS is held times
-    float* do_squares;  // [batch, heads_q]: with the rest of O, over |row|^2 of dO
+    float* limits;  // [batch, heads_q]: over every |dS| of the head, or with the residual of O every |delta|; in the
+                    // end the power of two that dS is held times
+    float* do_squares;  // [batch, heads_q]: with the residual of O, over |row|^2 of dO
     float* v_squares;   // [batch, heads_kv]: and of V
     ShareSums shares;
 
@@ -111,10 +111,10 @@ struct Launch {
     bool vector_dq = false;  // and written so
     bool vector_dk = false;
     bool vector_dv = false;
-    Rows o_rest;               // what rounding took off O, a byte an element; null: delta is summed
-    bool vector_rest = false;  // O, the bytes and dO are read eight elements at a time
-    int parts = 1;             // that blocks of keys start in
-    ShareSums shares;          // of a group's heads
+    Rows o_residual;               // what rounding took off O, a byte an element; null: delta is summed
+    bool vector_residual = false;  // O, the bytes and dO are read eight elements at a time
+    int parts = 1;                 // that blocks of keys start in
+    ShareSums shares;              // of a group's heads
     // From a thread block's number to what it works on, without divisions: blocks of a part of a share, shares of a
     // part, shares of a kv head, kv heads.
     Divider by_blocks, by_shares, by_share, by_heads;

@@ -6,11 +6,11 @@
 
 namespace tessera::cuda::gradient {
 
-/// The first tile of queries of a member's head in the workspace.
-__device__ __forceinline__ std::int64_t first_tile(const Launch& launch, const Member& member, std::int64_t batch,
+/// The first tile of queries of a sequence's head in the workspace.
+__device__ __forceinline__ std::int64_t first_tile(const Launch& launch, const Sequence& sequence, std::int64_t batch,
                                                    int head) {
     const bool ragged = launch.params.forward.cu_seqlens_q != nullptr;
-    const std::int64_t before = ragged ? member.first_q / kBlockQ + batch : batch * launch.q_tiles;
+    const std::int64_t before = ragged ? sequence.first_q / kBlockQ + batch : batch * launch.q_tiles;
     return head * launch.tiles_of_head + before;
 }
 

@@ -5,15 +5,15 @@
 
 #include "cuda/gradient/place.cuh"
 #include "cuda/tile/key_tiles.cuh"
-#include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
+#include "cuda/tile/sequence.cuh"
 #include "cuda/tile/warp_product.cuh"
 
 namespace tessera::cuda::gradient {
 
 /// A tile of queries of one head, and the tiles of keys that it sees.
 struct RowWork {
-    Member member;
+    Sequence sequence;
     std::int64_t batch = 0;
     int head = 0;
     int q_begin = 0;
@@ -24,16 +24,16 @@ struct RowWork {
     RowWork() = default;
     __device__ RowWork(const ForwardParams& p, std::int64_t in_batch, int of_head, int first_query, int block_q,
                        int block_kv)
-        : member(member_of(p, in_batch)), batch(in_batch), head(of_head), q_begin(first_query) {
+        : sequence(sequence_of(p, in_batch)), batch(in_batch), head(of_head), q_begin(first_query) {
         scores = ScoreInputs(p, batch, head);
-        const Band band = p.mask.bind(member.len_q, member.len_kv);
+        const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
         visible = Visible(band);
-        if (exists()) tiles = KeyTiles(band, q_begin, min(q_begin + block_q, member.len_q), block_kv);
+        if (exists()) tiles = KeyTiles(band, q_begin, min(q_begin + block_q, sequence.len_q), block_kv);
     }
-    __device__ __forceinline__ bool exists() const { return q_begin < member.len_q; }
+    __device__ __forceinline__ bool exists() const { return q_begin < sequence.len_q; }
 };
 
-/// Members that overlap in a ragged batch would wait for each other for ever.
+/// Sequences that overlap in a ragged batch would wait for each other for ever.
 __device__ __forceinline__ bool falls(const ForwardParams& p, std::int64_t batch) {
     if (p.cu_seqlens_q == nullptr) return false;
     return cu_seqlens_at(p.cu_seqlens_q, (batch + 1) * p.cu_stride_q, p.cu_q_is_64, p.total_q) <
@@ -64,25 +64,25 @@ struct RowProducts {
     __device__ __forceinline__ void load_queries() const {
         const ForwardParams& p = launch.params.forward;
         const Rows& d_o = launch.params.d_o;
-        const std::int64_t q = head_offset(p.q, work.batch, work.member.first_q, work.head, sizeof(T));
-        const std::int64_t from = head_offset(d_o, work.batch, work.member.first_q, work.head, sizeof(T));
+        const std::int64_t q = head_offset(p.q, work.batch, work.sequence.first_q, work.head, sizeof(T));
+        const std::int64_t from = head_offset(d_o, work.batch, work.sequence.first_q, work.head, sizeof(T));
         load<kConfig.block_q(), kHeadDim, kConfig.threads()>(
-            shared, source_of<T>(p.q, q, work.member.len_q, p.head_dim, launch.vector_q), work.q_begin);
+            shared, source_of<T>(p.q, q, work.sequence.len_q, p.head_dim, launch.vector_q), work.q_begin);
         load<kConfig.block_q(), kHeadDim, kConfig.threads()>(
-            shared + kConfig.q_bytes(), source_of<T>(d_o, from, work.member.len_q, p.head_dim_v, launch.vector_do),
+            shared + kConfig.q_bytes(), source_of<T>(d_o, from, work.sequence.len_q, p.head_dim_v, launch.vector_do),
             work.q_begin);
     }
 
     __device__ __forceinline__ void load_keys(int tile, int stage) const {
         const ForwardParams& p = launch.params.forward;
         const int kv_head = work.head / p.group;
-        const std::int64_t k = head_offset(p.k, work.batch, work.member.first_kv, kv_head, sizeof(T));
-        const std::int64_t v = head_offset(p.v, work.batch, work.member.first_kv, kv_head, sizeof(T));
+        const std::int64_t k = head_offset(p.k, work.batch, work.sequence.first_kv, kv_head, sizeof(T));
+        const std::int64_t v = head_offset(p.v, work.batch, work.sequence.first_kv, kv_head, sizeof(T));
         const int first = tile * kConfig.block_kv;
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(
-            k_tile(stage), source_of<T>(p.k, k, work.member.len_kv, p.head_dim, launch.vector_k), first);
+            k_tile(stage), source_of<T>(p.k, k, work.sequence.len_kv, p.head_dim, launch.vector_k), first);
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(
-            v_tile(stage), source_of<T>(p.v, v, work.member.len_kv, p.head_dim_v, launch.vector_v), first);
+            v_tile(stage), source_of<T>(p.v, v, work.sequence.len_kv, p.head_dim_v, launch.vector_v), first);
         ptx::cp_async_commit();
     }
 
@@ -125,7 +125,7 @@ struct RowProducts {
     __device__ __forceinline__ void prepare(Scores& s, Scores& dp, int tile) const {
         const ForwardParams& p = launch.params.forward;
         if constexpr (kConfig.general) {
-            const HeadScores<T> scores(p, work.member, work.batch, work.head, work.scores);
+            const HeadScores<T> scores(p, work.sequence, work.batch, work.head, work.scores);
             scores.template transform<kMasked>(s[0], work.visible, query(), key(tile));
             if (scores.drops()) {
 #pragma unroll

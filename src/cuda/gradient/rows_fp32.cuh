@@ -70,10 +70,10 @@ struct RowsFp32 {
         const int last = min(end, work.tiles.end);
         if (first >= last) return;
         const ForwardParams& p = launch.params.forward;
-        tile.load_queries(launch.params, work.member, work.batch, work.head, work.q_begin);
+        tile.load_queries(launch.params, work.sequence, work.batch, work.head, work.q_begin);
         for (int number = first; number < last; ++number) {
             __syncthreads();
-            tile.load_keys(p, work.member, work.batch, work.head / p.group, number * Tile::kBlockKv);
+            tile.load_keys(p, work.sequence, work.batch, work.head / p.group, number * Tile::kBlockKv);
             __syncthreads();
             typename Tile::Scores s;
             typename Tile::Scores dp;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(256, 1) delta_fp32_kernel(const __grid_constan
     if (!work.exists()) return;
 
     const Rows32 rows{launch, work, Tile(memory)};
-    const ScoresFp32 scores(p, work.member, work.visible, work.batch, work.head);
+    const ScoresFp32 scores(p, work.sequence, work.visible, work.batch, work.head);
     DeltaFp32 sums[Tile::kQueries];
     rows.for_each_tile(0, work.tiles.end, [&](auto& s, const auto& dp, int number) {
 #pragma unroll
@@ -130,14 +130,14 @@ __global__ void __launch_bounds__(256, 1) delta_fp32_kernel(const __grid_constan
         }
     });
     const Rows& dlse = launch.params.dlse;
-    const char* const from = dlse.data + head_offset(dlse, work.batch, work.member.first_q, work.head, 4);
-    RowTile& to = launch.rows[first_tile(launch, work.member, work.batch, work.head) + work.q_begin / kBlockQ];
+    const char* const from = dlse.data + head_offset(dlse, work.batch, work.sequence.first_q, work.head, 4);
+    RowTile& to = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + work.q_begin / kBlockQ];
 #pragma unroll
     for (int i = 0; i < Tile::kQueries; ++i) {
         sums[i].finish();
         if (Tile::column() != 0) continue;
         const int query = rows.query(i);
-        const bool takes_dlse = dlse.data != nullptr && query < work.member.len_q;
+        const bool takes_dlse = dlse.data != nullptr && query < work.sequence.len_q;
         sums[i].store(to, query % kBlockQ,
                       takes_dlse ? *reinterpret_cast<const float*>(from + query * dlse.row * std::int64_t{4}) : 0.0F);
     }
@@ -164,8 +164,8 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
                 }
                 __syncthreads();
                 if (!work.exists()) break;
-                const ScoresFp32 scores(p, work.member, work.visible, work.batch, work.head);
-                const RowTile& of = launch.rows[first_tile(launch, work.member, work.batch, work.head) + q_tile];
+                const ScoresFp32 scores(p, work.sequence, work.visible, work.batch, work.head);
+                const RowTile& of = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + q_tile];
                 rows.for_each_tile(task.key_tiles.begin, task.key_tiles.end, [&](auto& s, const auto& dp, int number) {
 #pragma unroll
                     for (int i = 0; i < Tile::kQueries; ++i) {

@@ -67,7 +67,7 @@ struct SplitLoop : SplitScores<T, kConfig> {
 #pragma unroll 1
         for (int t = 0; t < kConfig.query_tiles; ++t) {
             const int first_query = planned.tile * kStepQueries + t * kBlockQ;
-            if (first_query >= work.member.len_q) break;
+            if (first_query >= work.sequence.len_q) break;
             KeyDq<T, kConfig>{{inputs, work}, t, buffer}.add(planned.step(), first_query, planned.masked);
         }
     }
@@ -86,9 +86,9 @@ struct SplitLoop : SplitScores<T, kConfig> {
         ptx::cp_async_wait<1>();
         __syncthreads();
         if (!plan.cut) return;
-        const bool special = holds_special<T, kConfig.block_kv(), kHeadDim, kConfig.threads()>(inputs.k_tile());
-        const bool any = __syncthreads_or(static_cast<int>(special)) != 0;
-        if (threadIdx.x == 0) plan.special_keys = any;
+        const bool nonfinite = holds_nonfinite<T, kConfig.block_kv(), kHeadDim, kConfig.threads()>(inputs.k_tile());
+        const bool any = __syncthreads_or(static_cast<int>(nonfinite)) != 0;
+        if (threadIdx.x == 0) plan.nonfinite_keys = any;
     }
     /// dK goes over to the unit of the next head.
     __device__ __forceinline__ void hold(Sums& dk, Plan& plan, int index) const {

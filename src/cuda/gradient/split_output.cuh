@@ -59,7 +59,7 @@ struct SplitOutput : SplitProducts<T, kConfig> {
         float* const to = this->share_row(dv, row) + 8 * first_sum_chunk() + lane() % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 2 * kSumTiles; ++i) {
-            if (work.first_key + row + 8 * i >= work.member.len_kv) continue;
+            if (work.first_key + row + 8 * i >= work.sequence.len_kv) continue;
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
                 Base::put_two(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor);
@@ -83,8 +83,8 @@ struct SplitOutput : SplitProducts<T, kConfig> {
         }
     }
     __device__ __forceinline__ void put_sums(const char* tile, const Rows& rows, int dim, bool vector) const {
-        const std::int64_t offset = head_offset(rows, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
-        const Target target = target_of<T>(rows, offset, work.member.len_kv, dim, vector);
+        const std::int64_t offset = head_offset(rows, work.batch, work.sequence.first_kv, work.kv_head, sizeof(T));
+        const Target target = target_of<T>(rows, offset, work.sequence.len_kv, dim, vector);
         constexpr int kRows = kConfig.block_kv() / (kConfig.threads() / 32);
         cuda::store<kHeadDim, kRows>(tile, target, work.first_key, warp() * kRows, lane());
     }

@@ -60,10 +60,10 @@ struct SplitOwn : SplitLoop<T, kConfig> {
         this->plan_next(plan, index);
         this->load_both(plan, index + 2);
         ptx::cp_async_commit();
-        const bool all = planned.tile * kStepQueries + (kStepQueries - kBlockQ) < work.member.len_q;
+        const bool all = planned.tile * kStepQueries + (kStepQueries - kBlockQ) < work.sequence.len_q;
         if (!adds_dq()) {
             add_dk(dk, stage, buffer, 1, NothingBetween{});
-        } else if (planned.masked && (plan.special_keys || !all)) {
+        } else if (planned.masked && (plan.nonfinite_keys || !all)) {
             wait(barriers.turn, index);
             this->add_dq_tiles(planned, buffer);
             add_dk(dk, stage, buffer, 1, NothingBetween{});

@@ -47,9 +47,9 @@ struct SplitPlan : KeyScores<T, kConfig> {
     static constexpr int kPlanner = 2;  // a warp that neither publishes nor waits
     struct Plan {
         Planned steps[kPlanned];
-        int count;          // of steps
-        bool cut;           // some of them are masked
-        bool special_keys;  // Inf or NaN in K, looked for where steps are masked
+        int count;            // of steps
+        bool cut;             // some of them are masked
+        bool nonfinite_keys;  // Inf or NaN in K, looked for where steps are masked
 
         __device__ __forceinline__ Planned& at(int index) { return steps[index % kPlanned]; }
     };
@@ -60,9 +60,9 @@ struct SplitPlan : KeyScores<T, kConfig> {
         const int first = work.own.begin * kStepQueries;
         const int end = work.own.end * kStepQueries;
         plan.count = work.own.count() * work.heads;
-        plan.cut = end > work.member.len_q ||
+        plan.cut = end > work.sequence.len_q ||
                    !work.visible.full(first, end, work.first_key, work.first_key + kConfig.block_kv());
-        plan.special_keys = false;
+        plan.nonfinite_keys = false;
         __syncwarp();
         plan_step(plan, static_cast<int>(threadIdx.x) % 32);
     }
@@ -80,7 +80,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
         const Launch& launch = inputs.launch;
         const ForwardParams& p = launch.params.forward;
         const Rows& d_o = launch.params.d_o;
-        const Member& m = work.member;
+        const Sequence& m = work.sequence;
         const Step step(launch, work, index);
         const int first = step.tile * kStepQueries;
         const bool whole = first + kStepQueries <= m.len_q;
@@ -137,7 +137,7 @@ struct SplitPlan : KeyScores<T, kConfig> {
         const Launch& launch = inputs.launch;
         const Rows& q = launch.params.forward.q;
         const Rows& d_o = launch.params.d_o;
-        const Member& m = work.member;
+        const Sequence& m = work.sequence;
         const Step step(work.first_head, work.own.tile(0), work.own.sweep(0));
         const int first = step.tile * kStepQueries;
         if (work.own.count() * work.heads == 0 || first + kStepQueries > m.len_q) return false;

@@ -98,7 +98,7 @@ struct SplitScores : SplitOutput<T, kConfig> {
             const Unit unit(planned);
 #pragma unroll
             for (int m = 0; m < kKeyTiles; ++m) {
-                this->exponentiate_special(p[m][j], rows, column + 8 * j);
+                this->exponentiate_nonfinite(p[m][j], rows, column + 8 * j);
                 make_ds(ds[m][j], p[m][j], delta, unit);
                 hide(p[m][j], ds[m][j], first_query + 8 * j, first_key + 16 * m);
                 of_tile(m, j);

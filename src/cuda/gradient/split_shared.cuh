@@ -68,7 +68,7 @@ struct SplitShared : SplitLoop<T, kConfig> {
         ptx::cp_async_commit();
         if (!adds_dq()) {
             add_others(dk, inputs.ds(buffer), inputs.q_tile(stage), NothingBetween{});
-        } else if (planned.masked && plan.special_keys) {
+        } else if (planned.masked && plan.nonfinite_keys) {
             wait(barriers.turn, index);
             this->add_dq_tiles(planned, buffer);
             add_others(dk, inputs.ds(buffer), inputs.q_tile(stage), NothingBetween{});

@@ -62,7 +62,7 @@ struct SplitTurns : SplitPlan<T, kConfig> {
 
  private:
     __device__ static __forceinline__ bool is_first_of_warp(unsigned warp) {
-        const int thread = Base::kTight ? ptx::thread_again() : static_cast<int>(threadIdx.x);
+        const int thread = Base::kTight ? ptx::reload_thread_index() : static_cast<int>(threadIdx.x);
         return thread == static_cast<int>(warp % kWarps * 32);
     }
     __device__ static __forceinline__ void wait_for_turn(const Planned& planned) {
@@ -71,7 +71,7 @@ struct SplitTurns : SplitPlan<T, kConfig> {
     }
     /// As Turns does it, of all tiles of a step.
     __device__ __forceinline__ void publish(const Planned& planned) const {
-        if (kConfig.query_tiles > 1 && planned.tile * Base::kStepQueries + kBlockQ < work.member.len_q) {
+        if (kConfig.query_tiles > 1 && planned.tile * Base::kStepQueries + kBlockQ < work.sequence.len_q) {
             planned.done[1] = work.block + 1;  // who reads it comes after the kernel
         }
         ptx::store_release(planned.done, work.block + 1);

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "cuda/device.hpp"
-#include "cuda/gradient/shapes.hpp"
+#include "cuda/gradient/host/dispatch.hpp"
 #include "cuda/shared/arguments.hpp"
 
 namespace tessera::cuda::gradient {
@@ -65,9 +65,10 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     const bool in_parts = !p.mask.trivial() && blocks >= kFewestInParts;
     launch.parts = in_parts ? kParts : 1;
     launch.set_dividers();
-    if (uses_o_rest(p)) launch.o_rest = rows_of(call.args.o_rest);
-    launch.vector_rest = takes_vectors(inputs.o, inputs.head_dim_v) && takes_vectors(params.d_o, inputs.head_dim_v) &&
-                         takes_byte_vectors(launch.o_rest, inputs.head_dim_v);
+    if (uses_o_residual(p)) launch.o_residual = rows_of(call.args.o_residual);
+    launch.vector_residual = takes_vectors(inputs.o, inputs.head_dim_v) &&
+                             takes_vectors(params.d_o, inputs.head_dim_v) &&
+                             takes_byte_vectors(launch.o_residual, inputs.head_dim_v);
     launch.vector_q = takes_vectors(inputs.q, inputs.head_dim);
     launch.vector_k = takes_vectors(inputs.k, inputs.head_dim);
     launch.vector_v = takes_vectors(inputs.v, inputs.head_dim_v);
@@ -89,7 +90,7 @@ void start_before(const Problem& p, const Launch& launch, const Extents& extents
         static_cast<std::size_t>(reinterpret_cast<const char*>(end) - reinterpret_cast<char*>(launch.progress));
     check(cudaMemsetAsync(launch.progress, 0, bytes, stream), "counters of the backward");
     if (launch.q_tiles == 0 || heads == 0) return;
-    if (launch.o_rest.data != nullptr) {
+    if (launch.o_residual.data != nullptr) {
         const bool bf16 = p.dtype == DType::bf16;
         const auto start = bf16 ? start_delta_of_output<__nv_bfloat16> : start_delta_of_output<__half>;
         check(start(launch, stream), "delta");
@@ -126,7 +127,7 @@ void start_after(const Problem& p, const Launch& launch, const Extents& extents,
 
 }  // namespace
 
-bool uses_o_rest(const Problem& p) { return p.dtype != DType::fp32 && p.dropout.probability == 0; }
+bool uses_o_residual(const Problem& p) { return p.dtype != DType::fp32 && p.dropout.probability == 0; }
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     Arena arena;

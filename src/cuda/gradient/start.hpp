@@ -51,7 +51,7 @@ struct Extents {
 
 /// Is delta made of O and its rest, where that is given? In fp32 O has no rest; and with dropout a row that sees one
 /// key has dS = 0 only by the sum.
-bool uses_o_rest(const Problem& problem);
+bool uses_o_residual(const Problem& problem);
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents);
 

@@ -7,8 +7,8 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/chunks.cuh"
-#include "cuda/tile/member.cuh"
 #include "cuda/tile/output.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::gradient {
 
@@ -24,21 +24,21 @@ __global__ void __launch_bounds__(SumSharesLaunch::kThreads)
     const unsigned pair = blockIdx.x / 2 / tiles;
     const std::int64_t batch = pair / static_cast<unsigned>(p.heads_kv);
     const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_kv));
-    const Member member = member_of(p, batch);
-    const Band band = p.mask.bind(member.len_q, member.len_kv);
+    const Sequence sequence = sequence_of(p, batch);
+    const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
     const int shares = ShareRule::count(ShareRule::heads(band, p.heads_kv, p.group), p.group);
     if (shares == 1) return;
 
     const int dim = dv ? p.head_dim_v : p.head_dim;
-    const Target target = target_of<T>(rows, head_offset(rows, batch, member.first_kv, head, sizeof(T)), member.len_kv,
-                                       dim, dv ? launch.vector_dv : launch.vector_dk);
+    const Target target = target_of<T>(rows, head_offset(rows, batch, sequence.first_kv, head, sizeof(T)),
+                                       sequence.len_kv, dim, dv ? launch.vector_dv : launch.vector_dk);
     const int chunks = launch.sums.dim / kChunk;
     const auto thread = static_cast<int>(threadIdx.x);
     const int column = thread % chunks * kChunk;
     if (column >= dim) return;
     const int first = static_cast<int>(blockIdx.x / 2 % tiles) * SumSharesLaunch::kKeys;
-    const int end = min(first + SumSharesLaunch::kKeys, member.len_kv);
-    const std::int64_t first_row = p.cu_seqlens_kv != nullptr ? member.first_kv : batch * p.len_kv;
+    const int end = min(first + SumSharesLaunch::kKeys, sequence.len_kv);
+    const std::int64_t first_row = p.cu_seqlens_kv != nullptr ? sequence.first_kv : batch * p.len_kv;
     const std::int64_t apart = launch.sums.row(false, 1, 0, 0) - launch.sums.row(false, 0, 0, 0);
     for (int key = first + thread / chunks; key < end; key += SumSharesLaunch::kThreads / chunks) {
         const float* from = launch.sums.row(dv, 0, head, first_row + key) + column;

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "cuda/gradient/place.cuh"
-#include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::gradient {
 
@@ -53,17 +53,18 @@ struct TileFp32 {
             to[i / kHeadDim * kRow + column] = exists ? from[at * rows.row + column * rows.column] : 0.0F;
         }
     }
-    __device__ void load_queries(const BackwardParams& p, const Member& member, std::int64_t batch, int head,
+    __device__ void load_queries(const BackwardParams& p, const Sequence& sequence, std::int64_t batch, int head,
                                  int first) const {
         const ForwardParams& f = p.forward;
-        load<kBlockQ>(q, f.q, head_offset(f.q, batch, member.first_q, head, 4), first, member.len_q, f.head_dim);
-        load<kBlockQ>(d_o, p.d_o, head_offset(p.d_o, batch, member.first_q, head, 4), first, member.len_q,
+        load<kBlockQ>(q, f.q, head_offset(f.q, batch, sequence.first_q, head, 4), first, sequence.len_q, f.head_dim);
+        load<kBlockQ>(d_o, p.d_o, head_offset(p.d_o, batch, sequence.first_q, head, 4), first, sequence.len_q,
                       f.head_dim_v);
     }
-    __device__ void load_keys(const ForwardParams& f, const Member& member, std::int64_t batch, int kv_head,
+    __device__ void load_keys(const ForwardParams& f, const Sequence& sequence, std::int64_t batch, int kv_head,
                               int first) const {
-        load<kBlockKv>(k, f.k, head_offset(f.k, batch, member.first_kv, kv_head, 4), first, member.len_kv, f.head_dim);
-        load<kBlockKv>(v, f.v, head_offset(f.v, batch, member.first_kv, kv_head, 4), first, member.len_kv,
+        load<kBlockKv>(k, f.k, head_offset(f.k, batch, sequence.first_kv, kv_head, 4), first, sequence.len_kv,
+                       f.head_dim);
+        load<kBlockKv>(v, f.v, head_offset(f.v, batch, sequence.first_kv, kv_head, 4), first, sequence.len_kv,
                        f.head_dim_v);
     }
 
@@ -97,18 +98,18 @@ struct TileFp32 {
 /// What the scores of one head go through, in fp32.
 struct ScoresFp32 {
     const ForwardParams& params;
-    const Member& member;
+    const Sequence& sequence;
     const Visible& visible;
     const std::int64_t batch;
     const int head;
     const ScoreInputs inputs;
 
-    __device__ ScoresFp32(const ForwardParams& p, const Member& of, const Visible& band, std::int64_t in_batch,
+    __device__ ScoresFp32(const ForwardParams& p, const Sequence& of, const Visible& band, std::int64_t in_batch,
                           int of_head)
-        : params(p), member(of), visible(band), batch(in_batch), head(of_head), inputs(p, in_batch, of_head) {}
+        : params(p), sequence(of), visible(band), batch(in_batch), head(of_head), inputs(p, in_batch, of_head) {}
 
     __device__ __forceinline__ bool sees(int query, int key) const {
-        return query < member.len_q && visible.sees(query, key);
+        return query < sequence.len_q && visible.sees(query, key);
     }
 
     /// A score in units of the natural logarithm, of a pair that is visible; `slope`: of the softcap.
@@ -121,7 +122,7 @@ struct ScoresFp32 {
             slope = (1 - t) * (1 + t);
         }
         if (inputs.slope != 0) {
-            const int distance = abs(query + member.len_kv - member.len_q - key);
+            const int distance = abs(query + sequence.len_kv - sequence.len_q - key);
             s = fmaf(-inputs.slope, static_cast<float>(distance), s);
         }
         if (inputs.bias) {

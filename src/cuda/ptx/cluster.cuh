@@ -22,7 +22,7 @@ __device__ __forceinline__ void cluster_sync() {
 /// mbarrier.arrive at the same barrier of the thread block of this rank. It orders what this thread did for its own
 /// block, and products and copies that were waited for. (A release for the whole cluster is a fence of the whole GPU:
 /// in a loop over blocks of keys it took 1.4 times as long.)
-__device__ __forceinline__ void mbarrier_arrive_at(Mbarrier& barrier, int rank) {
+__device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier& barrier, int rank) {
     asm volatile(
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
         "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(shared_address(&barrier)),
@@ -31,7 +31,7 @@ __device__ __forceinline__ void mbarrier_arrive_at(Mbarrier& barrier, int rank) 
 }
 
 /// st.async: a word into the thread block of this rank, at the same address; its barrier there counts 4 bytes.
-__device__ __forceinline__ void store_at(std::uint32_t& to, std::uint32_t value, Mbarrier& barrier, int rank) {
+__device__ __forceinline__ void st_async(std::uint32_t& to, std::uint32_t value, Mbarrier& barrier, int rank) {
     asm volatile(
         "{\n.reg .b32 word, there;\nmapa.shared::cluster.u32 word, %0, %3;\nmapa.shared::cluster.u32 there, %1, %3;\n"
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [word], %2, [there];\n}\n" ::"r"(

@@ -19,7 +19,7 @@ __device__ __forceinline__ void store_release(int* to, int value) {
 }
 
 /// red.add.v4.f32: adds to four numbers, 16 bytes, and waits for nothing; before sm_90 one by one.
-__device__ __forceinline__ void reduce_add(float* to, const float (&x)[4]) {
+__device__ __forceinline__ void red_add_v4(float* to, const float (&x)[4]) {
     const auto address = __cvta_generic_to_global(to);
 #if __CUDA_ARCH__ >= 900
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x[0]), "f"(x[1]),

@@ -26,16 +26,16 @@ __device__ __forceinline__ std::int64_t opaque(std::int64_t value) {
 }
 
 /// No instruction: what is known of memory is read from there again, and not kept in registers.
-__device__ __forceinline__ void read_memory_again() { asm volatile("" ::: "memory"); }
+__device__ __forceinline__ void compiler_memory_barrier() { asm volatile("" ::: "memory"); }
 
 /// threadIdx.x, read again: one read at the beginning would be kept in a register.
-__device__ __forceinline__ int thread_again() {
+__device__ __forceinline__ int reload_thread_index() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }
 
-/// ex2.approx.ftz: 2^x to 2 ulp on the special-function unit; 2^-inf = 0, NaN stays.
+/// ex2.approx.ftz: 2^x to 2 ulp on the nonfinite-function unit; 2^-inf = 0, NaN stays.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hints to the assembler about the order of instructions.
+// Hints to ptxas about the order of instructions.
 #pragma once
 
 namespace tessera::cuda::ptx {
 
-/// Places that the assembler moves no instruction across: what stands before one is issued before what stands behind
+/// Places that ptxas moves no instruction across: what stands before one is issued before what stands behind
 /// it. (Its own order puts long runs of ex2 together, and leaves the issue slots between them empty.) Each place is a
 /// way out of the kernel that is never taken, which only the caller knows.
 class IssueOrder {

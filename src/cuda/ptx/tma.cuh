@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The copy engine of Hopper (PTX manual, "cp.async.bulk.tensor") and stmatrix: one function = one instruction.
+// The Tensor Memory Accelerator of Hopper (PTX manual, "cp.async.bulk.tensor") and stmatrix: one function = one
+// instruction.
 #pragma once
 
 #include <cuda.h>
@@ -36,8 +37,8 @@ __device__ __forceinline__ void tma_load_4d(void* shared, const CUtensorMap& map
 
 /// The same into each thread block of a cluster of two, at the same place of its shared memory, where the same barrier
 /// counts the bytes.
-__device__ __forceinline__ void tma_load_4d_to_both(void* shared, const CUtensorMap& map, int c0, int c1, int c2,
-                                                    int c3, Mbarrier& barrier, CacheHint hint) {
+__device__ __forceinline__ void tma_load_4d_multicast(void* shared, const CUtensorMap& map, int c0, int c1, int c2,
+                                                      int c3, Mbarrier& barrier, CacheHint hint) {
     constexpr std::uint16_t kBoth = 0b11;
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
@@ -72,7 +73,7 @@ __device__ __forceinline__ void bulk_store(void* global, const void* shared, std
 }
 
 /// cp.reduce.async.bulk.add.f32: adds numbers of shared memory to those in global memory.
-__device__ __forceinline__ void bulk_add(float* global, const void* shared, std::uint32_t bytes) {
+__device__ __forceinline__ void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
                      __cvta_generic_to_global(global)),
                  "r"(shared_address(shared)), "r"(bytes)

@@ -29,25 +29,25 @@ __device__ __forceinline__ void wgmma_wait() {
 
 /// No instruction: keeps the compiler from moving reads or writes of registers that a wgmma works on across this point.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(std::uint32_t (&registers)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
 template <int kRows, int kCount>
-__device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(std::uint32_t (&registers)[kRows][kCount]) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) keep_in_place(registers[i]);
+    for (int i = 0; i < kRows; ++i) warpgroup_fence_operand(registers[i]);
 }
 
 /// No instruction: what the registers held is not needed any more. (Else the compiler carries it round a loop.)
 template <int kRows, int kCount>
-__device__ __forceinline__ void forget(std::uint32_t (&registers)[kRows][kCount]) {
+__device__ __forceinline__ void discard_operand(std::uint32_t (&registers)[kRows][kCount]) {
 #pragma unroll
     for (int i = 0; i < kRows * kCount; ++i) {
         asm volatile("" : "=r"(registers[i / kCount][i % kCount])::"memory");

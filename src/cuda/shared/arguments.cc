@@ -48,7 +48,7 @@ void expect_device_memory(const Call<Args>& call) {
                                                                  {"cu_seqlens_kv", &a.cu_seqlens_kv},
                                                                  {"o", &a.o},
                                                                  {"lse", &a.lse},
-                                                                 {"o_rest", &a.o_rest}};
+                                                                 {"o_residual", &a.o_residual}};
     for (const auto& [name, view] : tensors) expect_device_memory(name, *view, call.plan.device);
     if (call.plan.workspace_bytes > 0) expect_device_memory("workspace", call.workspace.data(), call.plan.device);
 }
@@ -98,7 +98,7 @@ void set_alibi(ForwardParams& params, const TensorView& slopes) {
     params.alibi_head = step(slopes, slopes.rank == 2 ? 1 : 0);
 }
 
-void set_members(ForwardParams& params, const TensorView& cu_q, const TensorView& cu_kv) {
+void set_sequences(ForwardParams& params, const TensorView& cu_q, const TensorView& cu_kv) {
     if (!cu_q.given()) return;
     params.cu_seqlens_q = cu_q.data;
     params.cu_seqlens_kv = cu_kv.data;
@@ -128,7 +128,7 @@ ForwardParams common_params(const Call<Args>& call) {
     params.lse = lse_of(a.lse);
     params.bias = bias_of(a.bias);
     set_alibi(params, a.alibi_slopes);
-    set_members(params, a.cu_seqlens_q, a.cu_seqlens_kv);
+    set_sequences(params, a.cu_seqlens_q, a.cu_seqlens_kv);
     params.total_q = p.total_q;
     params.total_kv = p.total_kv;
     params.batch = p.batch;

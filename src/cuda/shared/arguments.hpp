@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "cuda/rows/rows.hpp"
+#include "cuda/host/kernel_table.hpp"
+#include "cuda/host/query_tiles.hpp"
 #include "cuda/tile/params.hpp"
-#include "cuda/tile/query_tiles.hpp"
 #include "kernel/kernel.hpp"
 
 namespace tessera::cuda {

@@ -40,7 +40,7 @@ std::int64_t stride_bytes(std::int64_t stride, std::int64_t size) { return size 
 
 }  // namespace
 
-std::optional<std::string> refuse_copy_engine(const Rows& rows, const RowsShape& shape) {
+std::optional<std::string> refuse_tma(const Rows& rows, const RowsShape& shape) {
     if (reinterpret_cast<std::uintptr_t>(rows.data) % kAlignment != 0) {
         return fmt::format("expected an address aligned to {} bytes, got {}", kAlignment,
                            static_cast<const void*>(rows.data));

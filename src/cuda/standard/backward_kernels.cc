@@ -8,10 +8,10 @@
 #include "core/arena.hpp"
 #include "cuda/device.hpp"
 #include "cuda/shared/arguments.hpp"
+#include "cuda/standard/host/dispatch.hpp"
 #include "cuda/standard/kernels.hpp"
 #include "cuda/standard/launch.hpp"
 #include "cuda/standard/matrix.hpp"
-#include "cuda/standard/shapes.hpp"
 
 namespace tessera::cuda::standard {
 namespace {

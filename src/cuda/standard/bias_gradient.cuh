@@ -26,7 +26,7 @@ struct BiasElements {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
             const int query = first_query + row() + kApart * i;
-            if (query >= head.member.len_q) return;
+            if (query >= head.sequence.len_q) return;
 #pragma unroll
             for (int j = 0; j < kEach; ++j) {
                 const int key = first_key + column() + kApart * j;

@@ -10,8 +10,8 @@
 #include "core/arena.hpp"
 #include "cuda/device.hpp"
 #include "cuda/shared/arguments.hpp"
+#include "cuda/standard/host/dispatch.hpp"
 #include "cuda/standard/matrix.hpp"
-#include "cuda/standard/shapes.hpp"
 
 namespace tessera::cuda::standard {
 namespace {

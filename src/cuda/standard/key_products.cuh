@@ -18,7 +18,7 @@ struct KeyBlock {
     std::int64_t batch;
     int kv_head;
     int first_key;
-    Member member;
+    Sequence sequence;
     Band band;
     int first_step = 0;  // queries of steps [first_step, first_step + steps)
     int steps = 0;
@@ -28,11 +28,11 @@ struct KeyBlock {
           batch(blockIdx.x / from.key_blocks / from.forward.params.heads_kv),
           kv_head(static_cast<int>(blockIdx.x / from.key_blocks % from.forward.params.heads_kv)),
           first_key(static_cast<int>(blockIdx.x % from.key_blocks) * kKeysOfBlock),
-          member(member_of(from.forward.params, batch)),
-          band(from.forward.params.mask.bind(member.len_q, member.len_kv)) {
-        if (first_key >= member.len_kv) return;
+          sequence(sequence_of(from.forward.params, batch)),
+          band(from.forward.params.mask.bind(sequence.len_q, sequence.len_kv)) {
+        if (first_key >= sequence.len_kv) return;
         const Range queries =
-            band.q_range(first_key, min(std::int64_t{first_key} + kKeysOfBlock, std::int64_t{member.len_kv}));
+            band.q_range(first_key, min(std::int64_t{first_key} + kKeysOfBlock, std::int64_t{sequence.len_kv}));
         if (queries.empty()) return;
         first_step = static_cast<int>(queries.begin / kStepQueries);
         steps = static_cast<int>((queries.end + kStepQueries - 1) / kStepQueries) - first_step;
@@ -64,8 +64,8 @@ struct KeyTilesOf {
     __device__ __forceinline__ Source rows(int index) const {
         const KeyProductLaunch& l = work.launch;
         const int head = work.kv_head * l.forward.params.group + index / work.steps;
-        const std::int64_t offset = head_offset(l.rows, work.batch, work.member.first_q, head, sizeof(T));
-        return source_of<T>(l.rows, offset, work.member.len_q, l.dim, l.vector_rows);
+        const std::int64_t offset = head_offset(l.rows, work.batch, work.sequence.first_q, head, sizeof(T));
+        return source_of<T>(l.rows, offset, work.sequence.len_q, l.dim, l.vector_rows);
     }
 
     /// A group of copies for every step, an empty one past the end: what is under way can be counted.
@@ -81,7 +81,7 @@ struct KeyTilesOf {
                                           (written.holds(tile) ? tile * kBlockKv * std::int64_t{sizeof(T)} : 0),
                                   .row_bytes = work.launch.forward.pitch * std::int64_t{sizeof(float)},
                                   .column_bytes = sizeof(T),
-                                  .rows = written.holds(tile) ? work.member.len_q : 0,
+                                  .rows = written.holds(tile) ? work.sequence.len_q : 0,
                                   .dim = kBlockKv,
                                   .vector = true};
                 load<kStepQueries, kBlockKv, kConfig.threads()>(matrix_tile(index) + half * kHalfBytes, from, query);
@@ -108,7 +108,7 @@ struct KeyTilesOf {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const int row = query + 8 * j + e % 2;
-                    const bool exists = written && row < work.member.len_q;
+                    const bool exists = written && row < work.sequence.len_q;
                     s[m][j][e] = exists ? from[row * work.launch.forward.pitch + 16 * m + e / 2 * 8] : 0.0F;
                 }
             }
@@ -131,11 +131,11 @@ struct KeyTilesOf {
                 const Source from = rows(index);
                 const int begin = work.first_query(index);
 #pragma unroll 1
-                for (int query = begin; query < min(begin + kStepQueries, work.member.len_q); ++query) {
+                for (int query = begin; query < min(begin + kStepQueries, work.sequence.len_q); ++query) {
                     if (!visible.sees(query, key)) continue;
                     const float* const of_query = head.scores + query * work.launch.forward.pitch;
                     const auto factor = static_cast<float>(reinterpret_cast<const T*>(of_query)[key]);
-                    add_special<T>(chunk, from.elements(query, column), factor);
+                    add_nonfinite<T>(chunk, from.elements(query, column), factor);
                 }
             }
             *place = chunk;
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     constexpr int kHeadDim = kConfig.head_dim;
     extern __shared__ __align__(128) char memory[];
     const KeyBlock work(launch);
-    if (work.first_key >= work.member.len_kv) return;
+    if (work.first_key >= work.sequence.len_kv) return;
     const KeyTilesOf<T, kConfig> inputs{work, memory};
 #pragma unroll
     for (int i = 0; i + 1 < kConfig.value_stages(); ++i) inputs.load_step(i);
@@ -218,8 +218,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     __syncwarp();
     if (cleaned) inputs.restore(memory, first_row, lane);
     __syncwarp();
-    const std::int64_t offset = head_offset(launch.to, work.batch, work.member.first_kv, work.kv_head, sizeof(T));
-    const Target target = target_of<T>(launch.to, offset, work.member.len_kv, launch.dim, launch.vector_to);
+    const std::int64_t offset = head_offset(launch.to, work.batch, work.sequence.first_kv, work.kv_head, sizeof(T));
+    const Target target = target_of<T>(launch.to, offset, work.sequence.len_kv, launch.dim, launch.vector_to);
     store<kHeadDim, kConfig.rows_per_warp()>(memory, target, work.first_key, first_row, lane);
 }
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/standard/config.h"
+#include "cuda/standard/host/config.h"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::standard {

@@ -2,7 +2,7 @@
 #include "cuda/standard/matrix.hpp"
 
 #include "cuda/shared/arguments.hpp"
-#include "cuda/standard/shapes.hpp"
+#include "cuda/standard/host/dispatch.hpp"
 
 namespace tessera::cuda::standard {
 

@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
     const QueryWork work(p);
     const Head head(launch.forward, work.pair);
     const int query = work.query;
-    if (query >= head.member.len_q) return;
+    if (query >= head.sequence.len_q) return;
     const KeyTiles tiles = head.tiles(query / kBlockQ * kBlockQ);
     const int begin = tiles.first * kBlockKv;
     const int first = begin / kKeysAtOnce * kKeysAtOnce;
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
                              Row{s_row, held, first, begin, tiles.end * kBlockKv},
                              Row{dp_row, held + kGradientKeysHeld, first, begin, tiles.end * kBlockKv},
                              Visible(head.band),
-                             {p, ScoreInputs(p, head.batch, head.head), head.member.len_kv - head.member.len_q,
+                             {p, ScoreInputs(p, head.batch, head.head), head.sequence.len_kv - head.sequence.len_q,
                               static_cast<std::uint32_t>(head.batch), static_cast<std::uint32_t>(head.head)}};
     row.products.hold();
     row.dp.hold();
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
     float dlse = 0;
     if (launch.dlse.data != nullptr) {
         const Rows& rows = launch.dlse;
-        const std::int64_t offset = head_offset(rows, head.batch, head.member.first_q, head.head, sizeof(float));
+        const std::int64_t offset = head_offset(rows, head.batch, head.sequence.first_q, head.head, sizeof(float));
         dlse = reinterpret_cast<const float*>(rows.data + offset)[query * rows.row];
     }
     RowFactors factors{m, 0, 0, 1};

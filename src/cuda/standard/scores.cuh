@@ -22,7 +22,7 @@ __device__ __forceinline__ void write_scores(const Head& head, std::int64_t pitc
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int query = row + 16 * m + 8 * r;
-            if (query >= head.member.len_q) continue;
+            if (query >= head.sequence.len_q) continue;
             float* to = head.scores + query * pitch + key;
 #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
@@ -38,16 +38,16 @@ __device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memor
     constexpr int kHeadDim = kConfig.head_dim;
     const ForwardParams& p = launch.params;
     const Head head(launch, blockIdx.x / launch.q_blocks);
-    const Member& member = head.member;
+    const Sequence& sequence = head.sequence;
     const int q_begin = static_cast<int>(blockIdx.x % launch.q_blocks) * kConfig.block_q();
-    if (q_begin >= member.len_q) return;
+    if (q_begin >= sequence.len_q) return;
     const KeyTiles tiles = head.tiles(q_begin);
     if (tiles.first >= tiles.end) return;
 
-    const std::int64_t k_offset = head_offset(p.k, head.batch, member.first_kv, head.head / p.group, sizeof(T));
-    const std::int64_t q_offset = head_offset(p.q, head.batch, member.first_q, head.head, sizeof(T));
-    const Source q = source_of<T>(p.q, q_offset, member.len_q, p.head_dim, launch.vector_q);
-    const Source k = source_of<T>(p.k, k_offset, member.len_kv, p.head_dim, launch.vector_k);
+    const std::int64_t k_offset = head_offset(p.k, head.batch, sequence.first_kv, head.head / p.group, sizeof(T));
+    const std::int64_t q_offset = head_offset(p.q, head.batch, sequence.first_q, head.head, sizeof(T));
+    const Source q = source_of<T>(p.q, q_offset, sequence.len_q, p.head_dim, launch.vector_q);
+    const Source k = source_of<T>(p.k, k_offset, sequence.len_kv, p.head_dim, launch.vector_k);
     const auto k_tile = [&](int tile) { return memory + kConfig.q_bytes() + tile % 2 * kConfig.kv_bytes(); };
     const auto load_k = [&](int tile) {
         load<kConfig.block_kv(), kHeadDim, kConfig.threads()>(k_tile(tile), k, tile * kConfig.block_kv());
@@ -60,7 +60,7 @@ __device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memor
     const int first_row = static_cast<int>(threadIdx.x) / 32 * kConfig.rows_per_warp();
     const int row = q_begin + first_row + lane / 4;
     const Visible visible(head.band);
-    const HeadScores<T> transforms(p, member, head.batch, head.head);
+    const HeadScores<T> transforms(p, sequence, head.batch, head.head);
     Queries<kHeadDim, kConfig.row_tiles, false> queries(memory, first_row, lane);
     for (int tile = tiles.first; tile < tiles.end; ++tile) {
         ptx::cp_async_wait<0>();

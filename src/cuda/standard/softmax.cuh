@@ -73,7 +73,7 @@ __device__ __forceinline__ void drop(float (&p)[kKeysPerThread], const ForwardPa
 }
 
 /// Turns S into P, in 16 bits over the first half of the row; returns the thread's share of l. Both are
-/// 2^-kHeadroom times their value.
+/// 2^-kExponentOffset times their value.
 template <class T>
 __device__ __forceinline__ float exponentiate(const ForwardParams& params, const Head& head,
                                               const ScoreRow<kKeysHeld>& row, T* weights, int query, float m) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ float exponentiate(const ForwardParams& params, const
             const float scores[kKeysPerThread] = {s.x, s.y, s.z, s.w};
 #pragma unroll
             for (int i = 0; i < kKeysPerThread; ++i) {
-                p[i] = ptx::exp2_approx((scores[i] - m) * kLog2E - kHeadroom<T>);
+                p[i] = ptx::exp2_approx((scores[i] - m) * kLog2E - kExponentOffset<T>);
                 sum += p[i];
             }
             if (params.drops()) drop(p, params, head, query, key);
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(const __grid_c
     const QueryWork work(params);
     const Head head(launch, work.pair);
     const int query = work.query;
-    if (query >= head.member.len_q) return;
+    if (query >= head.sequence.len_q) return;
     const KeyTiles tiles = head.tiles(query / kBlockQ * kBlockQ);
     const int begin = tiles.first * kBlockKv;
     float* scores = head.scores + query * launch.pitch;
@@ -126,9 +126,9 @@ __global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(const __grid_c
     head.factors[query] = l == 0 ? 0 : params.keep_scale / l;
     if (params.lse.data == nullptr) return;
     const Rows& lse = params.lse;
-    const std::int64_t offset = head_offset(lse, head.batch, head.member.first_q, head.head, sizeof(float));
+    const std::int64_t offset = head_offset(lse, head.batch, head.sequence.first_q, head.head, sizeof(float));
     auto* to = reinterpret_cast<float*>(lse.data + offset);
-    to[query * lse.row] = m + logf(l * exp2f(kHeadroom<T>));
+    to[query * lse.row] = m + logf(l * exp2f(kExponentOffset<T>));
 }
 
 template <class T>

@@ -34,7 +34,7 @@ struct ValueTiles {
             const Source p{.data = reinterpret_cast<const char*>(head.scores) + key * std::int64_t{sizeof(T)},
                            .row_bytes = pitch * std::int64_t{sizeof(float)},
                            .column_bytes = sizeof(T),
-                           .rows = head.member.len_q,
+                           .rows = head.sequence.len_q,
                            .dim = kConfig.block_kv(),
                            .vector = true};
             load<kConfig.block_q(), kConfig.block_kv(), kConfig.threads()>(p_tile(tile), p, q_begin);
@@ -44,12 +44,12 @@ struct ValueTiles {
     }
 };
 
-/// A warp's rows of O, multiplied by their factors, to memory by way of shared memory. `special`: what Inf and NaN of V
-/// that were taken out are multiplied by when they come back.
+/// A warp's rows of O, multiplied by their factors, to memory by way of shared memory. `nonfinite`: what Inf and NaN of
+/// V that were taken out are multiplied by when they come back.
 template <class T, Config kConfig>
 __device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T, kConfig>& inputs, bool cleaned,
                                         const float (&o)[kConfig.row_tiles][kConfig.head_dim / 8][4], int first_row,
-                                        int lane, float special) {
+                                        int lane, float nonfinite) {
     const Head& head = inputs.head;
     float factor[kConfig.row_tiles][2];
 #pragma unroll
@@ -57,34 +57,34 @@ __device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = inputs.q_begin + first_row + 16 * m + 8 * r + lane / 4;
-            factor[m][r] = row < head.member.len_q ? head.factors[row] : 0.0F;
+            factor[m][r] = row < head.sequence.len_q ? head.factors[row] : 0.0F;
         }
     }
     stage<T, kConfig.head_dim>(inputs.shared, o, factor, first_row, lane);
     __syncwarp();
     const ForwardParams& p = launch.params;
-    const std::int64_t offset = head_offset(p.o, head.batch, head.member.first_q, head.head, sizeof(T));
-    const Target target = target_of<T>(p.o, offset, head.member.len_q, p.head_dim_v, launch.vector_o);
+    const std::int64_t offset = head_offset(p.o, head.batch, head.sequence.first_q, head.head, sizeof(T));
+    const Target target = target_of<T>(p.o, offset, head.sequence.len_q, p.head_dim_v, launch.vector_o);
     constexpr int kRows = kConfig.rows_per_warp();
     if (cleaned) {
         restore<T, kConfig.head_dim, kRows>(inputs.shared, inputs.v, Visible(head.band), inputs.q_begin, first_row,
-                                            lane, special);
+                                            lane, nonfinite);
     }
     store<kConfig.head_dim, kRows>(inputs.shared, target, inputs.q_begin, first_row, lane);
 }
 
 /// P V of a tile of queries.
 template <class T, Config kConfig>
-__device__ __forceinline__ void multiply_values(const Launch& launch, char* memory, float special) {
+__device__ __forceinline__ void multiply_values(const Launch& launch, char* memory, float nonfinite) {
     constexpr int kHeadDim = kConfig.head_dim;
     const ForwardParams& p = launch.params;
     const Head head(launch, blockIdx.x / launch.q_blocks);
     const int q_begin = static_cast<int>(blockIdx.x % launch.q_blocks) * kConfig.block_q();
-    if (q_begin >= head.member.len_q) return;
-    const std::int64_t offset = head_offset(p.v, head.batch, head.member.first_kv, head.head / p.group, sizeof(T));
+    if (q_begin >= head.sequence.len_q) return;
+    const std::int64_t offset = head_offset(p.v, head.batch, head.sequence.first_kv, head.head / p.group, sizeof(T));
     const ValueTiles<T, kConfig> inputs{
         .tiles = head.tiles(q_begin),
-        .v = source_of<T>(p.v, offset, head.member.len_kv, p.head_dim_v, launch.vector_v),
+        .v = source_of<T>(p.v, offset, head.sequence.len_kv, p.head_dim_v, launch.vector_v),
         .head = head,
         .pitch = launch.pitch,
         .q_begin = q_begin,
@@ -109,7 +109,7 @@ __device__ __forceinline__ void multiply_values(const Launch& launch, char* memo
                               MatrixAddress<kHeadDim>::rows_first(v_tile, 0, lane));
     }
     __syncthreads();  // O goes where other warps' tiles were
-    write_o(launch, inputs, cleaned, o, first_row, lane, special);
+    write_o(launch, inputs, cleaned, o, first_row, lane, nonfinite);
 }
 
 template <class T, class Shape>

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/host/query_tiles.hpp"
 #include "cuda/standard/launch.hpp"
 #include "cuda/tile/key_tiles.cuh"
-#include "cuda/tile/member.cuh"
-#include "cuda/tile/query_tiles.hpp"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::standard {
 
-/// One head of one batch member, and where its rows lie in the workspace.
+/// One head of one sequence, and where its rows lie in the workspace.
 struct Head {
     std::int64_t batch = 0;
     int head = 0;
-    Member member;
+    Sequence sequence;
     Band band;
     float* scores = nullptr;   // [len_q, pitch]
     float* factors = nullptr;  // [len_q]
@@ -20,10 +20,10 @@ struct Head {
     __device__ Head(const Launch& launch, std::int64_t pair)
         : batch(pair / launch.params.heads_q),
           head(static_cast<int>(pair % launch.params.heads_q)),
-          member(member_of(launch.params, batch)),
-          band(launch.params.mask.bind(member.len_q, member.len_kv)) {
+          sequence(sequence_of(launch.params, batch)),
+          band(launch.params.mask.bind(sequence.len_q, sequence.len_kv)) {
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        const std::int64_t first = ragged ? member.first_q : batch * launch.params.len_q;
+        const std::int64_t first = ragged ? sequence.first_q : batch * launch.params.len_q;
         const std::int64_t row = head * launch.rows + first;
         scores = launch.scores + row * launch.pitch;
         factors = launch.factors + row;
@@ -31,12 +31,13 @@ struct Head {
 
     /// The keys for which S and P of a tile of queries are written: whole tiles.
     __device__ __forceinline__ KeyTiles tiles(int q_begin) const {
-        return {band, q_begin, min(q_begin + kBlockQ, member.len_q), kBlockKv};
+        return {band, q_begin, min(q_begin + kBlockQ, sequence.len_q), kBlockKv};
     }
 };
 
-/// Of kernels with a thread block for each query: how many blocks a head has. Ragged members lie one behind the other,
-/// as tiles of one query (query_tiles.hpp), so that this grows with their rows and not with the bound on their lengths.
+/// Of kernels with a thread block for each query: how many blocks a head has. Ragged sequences lie one behind the
+/// other, as tiles of one query (query_tiles.hpp), so that this grows with their rows and not with the bound on their
+/// lengths.
 __host__ __device__ inline std::int64_t places_of_head(const ForwardParams& p) {
     return p.cu_seqlens_q != nullptr ? p.total_q + p.batch : p.len_q;
 }
@@ -44,7 +45,7 @@ inline std::int64_t query_blocks(const ForwardParams& p) {
     return (p.cu_seqlens_q != nullptr ? p.heads_q : p.batch * p.heads_q) * places_of_head(p);
 }
 
-/// The query of this thread block, and of which head, numbered through all batch members; past a member's end is none.
+/// The query of this thread block, and of which head, numbered through all sequences; past a sequence's end is none.
 struct QueryWork {
     std::int64_t pair;
     int query;

@@ -6,8 +6,8 @@
 
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/nonfinite.cuh"
 #include "cuda/tile/params.hpp"
-#include "cuda/tile/special.cuh"
 
 namespace tessera::cuda {
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ int chunk_offset(int row, int chunk) {
     return row * kHeadDim * 2 + ((chunk ^ (row % 8)) * 16);
 }
 
-/// Rows of one head of one member in global memory.
+/// Rows of one head of one sequence in global memory.
 struct Source {
     const char* data = nullptr;  // row 0
     std::int64_t row_bytes = 0;
@@ -128,12 +128,12 @@ __device__ __forceinline__ void load(char* tile, const Source& source, int first
 
 /// Does this thread's part of a tile hold Inf or NaN?
 template <class T, int kRows, int kHeadDim, int kThreads>
-__device__ __forceinline__ bool holds_special(const char* tile) {
+__device__ __forceinline__ bool holds_nonfinite(const char* tile) {
     std::uint32_t any = 0;
 #pragma unroll 2
     for (int i = static_cast<int>(threadIdx.x) * 16; i < kRows * kHeadDim * 2; i += kThreads * 16) {
         const uint4 chunk = *reinterpret_cast<const uint4*>(tile + i);
-        any |= special<T>(chunk);
+        any |= nonfinite<T>(chunk);
     }
     return any != 0;
 }
@@ -149,7 +149,7 @@ __device__ __forceinline__ bool clean(char* tile) {
         std::uint32_t any = 0;
 #pragma unroll
         for (std::uint32_t& word : words) {
-            const std::uint32_t found = special<T>(word);
+            const std::uint32_t found = nonfinite<T>(word);
             any |= found;
             word &= ~((found >> 15) * 0xFFFF);
         }

@@ -18,7 +18,7 @@ __device__ __forceinline__ void draw_patches(std::uint32_t (&kept)[kPatches], co
                                              const DropoutPatch (&patches)[kPatches]) {
     KeptBits bits[kPatches];
     std::uint32_t level = ~0U;
-    // Not unrolled: under a product, the assembler would put the wait for it in front of straight code.
+    // Not unrolled: under a product, ptxas would put the wait for it in front of straight code.
 #pragma unroll 1
     for (int block = 0; block < rule.blocks && level != 0; ++block) {
         PhiloxBlock words[kPatches];

@@ -90,7 +90,7 @@ __device__ __forceinline__ void store(const char* tile, const Target& target, in
 
 /// a + factor * b in both halves of a word where b is Inf or NaN; a elsewhere.
 template <class T>
-__device__ __forceinline__ std::uint32_t add_special(std::uint32_t a, std::uint32_t b, float factor = 1) {
+__device__ __forceinline__ std::uint32_t add_nonfinite(std::uint32_t a, std::uint32_t b, float factor = 1) {
     float sum[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -101,9 +101,9 @@ __device__ __forceinline__ std::uint32_t add_special(std::uint32_t a, std::uint3
     return ptx::pack<T>(sum[0], sum[1]);
 }
 template <class T>
-__device__ __forceinline__ void add_special(uint4& chunk, const uint4& other, float factor) {
-    chunk = {add_special<T>(chunk.x, other.x, factor), add_special<T>(chunk.y, other.y, factor),
-             add_special<T>(chunk.z, other.z, factor), add_special<T>(chunk.w, other.w, factor)};
+__device__ __forceinline__ void add_nonfinite(uint4& chunk, const uint4& other, float factor) {
+    chunk = {add_nonfinite<T>(chunk.x, other.x, factor), add_nonfinite<T>(chunk.y, other.y, factor),
+             add_nonfinite<T>(chunk.z, other.z, factor), add_nonfinite<T>(chunk.w, other.w, factor)};
 }
 
 /// Inf and NaN of V were taken out of tiles that not every query sees whole (clean()); the queries that do see them get
@@ -120,7 +120,7 @@ __device__ __forceinline__ void restore(char* tile, const Source& v, const Visib
         const int end = visible.last(q_begin + row) + 1;
 #pragma unroll 1
         for (int key = max(visible.first(q_begin + row), 0); key < end; ++key) {
-            add_special<T>(chunk, v.elements(key, column), factor);
+            add_nonfinite<T>(chunk, v.elements(key, column), factor);
         }
         *place = chunk;
     }

@@ -13,7 +13,7 @@ namespace tessera::cuda {
 /// A [batch, len, heads, dim] or ragged [total, heads, dim] tensor in device memory; strides in elements.
 struct Rows {
     char* data = nullptr;
-    std::int64_t batch = 0;  ///< 0 when ragged: a member begins at its cu_seqlens row
+    std::int64_t batch = 0;  ///< 0 when ragged: a sequence begins at its cu_seqlens row
     std::int64_t row = 0;
     std::int64_t head = 0;
     std::int64_t column = 0;
@@ -29,8 +29,8 @@ struct Bias {
     std::int64_t column = 0;
 };
 
-/// One batch member: its lengths, and where its rows begin in a ragged tensor (0 when dense).
-struct Member {
+/// One sequence: its lengths, and where its rows begin in a ragged tensor (0 when dense).
+struct Sequence {
     std::int64_t first_q = 0;
     std::int64_t first_kv = 0;
     int len_q = 0;
@@ -53,11 +53,11 @@ struct ForwardParams {
     std::int64_t cu_stride_kv = 1;
     bool cu_q_is_64 = false;
     bool cu_kv_is_64 = false;
-    std::int64_t total_q = 0;  ///< ragged: rows of q; begins and ends of members are clamped to it
+    std::int64_t total_q = 0;  ///< ragged: rows of q; begins and ends of sequences are clamped to it
     std::int64_t total_kv = 0;
 
     std::int64_t batch = 0;
-    int len_q = 0;  ///< ragged: the bound over the members
+    int len_q = 0;  ///< ragged: the bound over the sequences
     int len_kv = 0;
     int heads_q = 0;
     int heads_kv = 0;

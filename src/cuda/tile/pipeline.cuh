@@ -64,7 +64,7 @@ struct RingPosition {
     __device__ __forceinline__ void release(Ring<kStages>& ring) const { ptx::mbarrier_arrive(ring.empty[stage()]); }
     /// The same, of the ring of the thread block of this rank in the cluster.
     __device__ __forceinline__ void release_at(Ring<kStages>& ring, int rank) const {
-        ptx::mbarrier_arrive_at(ring.empty[stage()], rank);
+        ptx::mbarrier_arrive_cluster(ring.empty[stage()], rank);
     }
 };
 

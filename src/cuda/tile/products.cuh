@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/tile/slab.cuh"
+#include "cuda/tile/swizzle_panel.cuh"
 
 namespace tessera::cuda {
 
@@ -27,23 +27,23 @@ struct Products {
     std::uint32_t p[kBlockKv / 16][4];  ///< weights in 16 bits: [64][kBlockKv]
     float o[kHeadDimV / 2];             ///< [64][kHeadDimV]
 
-    /// Starts S = Q K^T. `q`, `k`: [64][kHeadDim] and [kBlockKv][kHeadDim] in slabs (row_descriptor).
+    /// Starts S = Q K^T. `q`, `k`: [64][kHeadDim] and [kBlockKv][kHeadDim] in panels (row_descriptor).
     __device__ __forceinline__ void start_scores(std::uint64_t q, std::uint64_t k) {
-        constexpr int kQSlab = 64 * kSlabRowBytes >> 4;
-        constexpr int kKSlab = kBlockKv * kSlabRowBytes >> 4;
-        ptx::keep_in_place(s);
+        constexpr int kQPanel = 64 * kPanelRowBytes >> 4;
+        constexpr int kKPanel = kBlockKv * kPanelRowBytes >> 4;
+        ptx::warpgroup_fence_operand(s);
         ptx::wgmma_fence();
 #pragma unroll
         for (int column = 0; column < kHeadDim; column += 16) {
-            const int slab = column / kSlabColumns;
-            const int step = column % kSlabColumns / 16 * kStepColumns;
-            ptx::wgmma_ss<kBlockKv, T>(s, q + slab * kQSlab + step, k + slab * kKSlab + step, column > 0);
+            const int panel = column / kPanelColumns;
+            const int step = column % kPanelColumns / 16 * kStepColumns;
+            ptx::wgmma_ss<kBlockKv, T>(s, q + panel * kQPanel + step, k + panel * kKPanel + step, column > 0);
         }
         ptx::wgmma_commit();
     }
-    /// Starts O += P V. `v`: [kBlockKv][kHeadDimV] in slabs (column_descriptor).
+    /// Starts O += P V. `v`: [kBlockKv][kHeadDimV] in panels (column_descriptor).
     __device__ __forceinline__ void start_output(std::uint64_t v) {
-        ptx::keep_in_place(o);
+        ptx::warpgroup_fence_operand(o);
         ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kBlockKv / 16; ++step) {
@@ -55,24 +55,24 @@ struct Products {
     /// S is there, and no product runs.
     __device__ __forceinline__ void wait_scores() {
         ptx::wgmma_wait<0>();
-        ptx::keep_in_place(s);
+        ptx::warpgroup_fence_operand(s);
     }
     /// S is there. The output, started behind it, runs on.
     __device__ __forceinline__ void wait_scores_beside_output() {
         ptx::wgmma_wait<1>();
-        ptx::keep_in_place(s);
+        ptx::warpgroup_fence_operand(s);
     }
     /// O is there, P is free, and no product runs.
     __device__ __forceinline__ void wait_output() {
         ptx::wgmma_wait<0>();
-        ptx::keep_in_place(o);
-        ptx::keep_in_place(p);
+        ptx::warpgroup_fence_operand(o);
+        ptx::warpgroup_fence_operand(p);
     }
     /// O is there, P is free. The scores, started behind it, run on.
     __device__ __forceinline__ void wait_output_beside_scores() {
         ptx::wgmma_wait<1>();
-        ptx::keep_in_place(o);
-        ptx::keep_in_place(p);
+        ptx::warpgroup_fence_operand(o);
+        ptx::warpgroup_fence_operand(p);
     }
 };
 

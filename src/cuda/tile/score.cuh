@@ -83,18 +83,18 @@ struct HeadScores {
     std::uint32_t batch = 0;
     std::uint32_t head = 0;
 
-    __device__ __forceinline__ HeadScores(const ForwardParams& p, const Member& member, std::int64_t batch_index,
+    __device__ __forceinline__ HeadScores(const ForwardParams& p, const Sequence& sequence, std::int64_t batch_index,
                                           int head_index, const ScoreInputs& inputs)
         : params(p),
           slope(inputs.slope),
-          diagonal(member.len_kv - member.len_q),
-          last_query(member.len_q - 1),
+          diagonal(sequence.len_kv - sequence.len_q),
+          last_query(sequence.len_q - 1),
           bias(inputs.bias),
           batch(static_cast<std::uint32_t>(batch_index)),
           head(static_cast<std::uint32_t>(head_index)) {}
-    __device__ __forceinline__ HeadScores(const ForwardParams& p, const Member& member, std::int64_t batch_index,
+    __device__ __forceinline__ HeadScores(const ForwardParams& p, const Sequence& sequence, std::int64_t batch_index,
                                           int head_index)
-        : HeadScores(p, member, batch_index, head_index, ScoreInputs(p, batch_index, head_index)) {}
+        : HeadScores(p, sequence, batch_index, head_index, ScoreInputs(p, batch_index, head_index)) {}
 
     /// From products of Q and K to scores in units of the natural logarithm. kMasked: not every pair may be visible;
     /// what is not becomes -inf, and its bias is not read.

@@ -4,9 +4,9 @@
 // fp32, where every digit counts, fa2 takes tanhf.
 #pragma once
 
+#include "cuda/host/constants.hpp"
+#include "cuda/host/softcap.hpp"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/constants.hpp"
-#include "cuda/tile/softcap.hpp"
 
 namespace tessera::cuda {
 

@@ -6,9 +6,9 @@
 
 #include <cmath>
 
+#include "cuda/host/constants.hpp"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/constants.hpp"
-#include "cuda/tile/headroom.cuh"
+#include "cuda/tile/exponent_offset.cuh"
 
 namespace tessera::cuda {
 
@@ -36,7 +36,7 @@ struct Rescaling {
 template <class T>
 struct alignas(16) OnlineSoftmax {
     float max[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0, 0};  // the thread's share until finish(), 2^-kHeadroom times its value
+    float sum[2] = {0, 0};  // the thread's share until finish(), 2^-kExponentOffset times its value
 
     /// The maxima after this block.
     template <int kTiles>
@@ -64,7 +64,7 @@ struct alignas(16) OnlineSoftmax {
             rescaling.factor[r] = scale.log2;
             rescaling.offset[r] = offset(max[r], scale);
             rescaling.rescale[r] =
-                ptx::exp2_approx(fmaf(rescaling.before[r], scale.log2, kHeadroom<T>) - rescaling.offset[r]);
+                ptx::exp2_approx(fmaf(rescaling.before[r], scale.log2, kExponentOffset<T>) - rescaling.offset[r]);
         }
         return rescaling;
     }
@@ -78,7 +78,7 @@ struct alignas(16) OnlineSoftmax {
             const float m = __fmul_rn(max[r], scale.natural);
             rescaling.rescale[r] = ptx::exp2_approx((__fmul_rn(rescaling.before[r], scale.natural) - m) * kLog2E);
             rescaling.factor[r] = kLog2E;
-            rescaling.offset[r] = kHeadroom<T>;
+            rescaling.offset[r] = kExponentOffset<T>;
 #pragma unroll
             for (int i = 0; i < 2 * kTiles; ++i) {
                 float& score = s[i / 2][2 * r + i % 2];
@@ -87,7 +87,7 @@ struct alignas(16) OnlineSoftmax {
         }
     }
 
-    /// Scores of 8 columns become weights p = 2^-kHeadroom * exp(score - m), and are added to `part`.
+    /// Scores of 8 columns become weights p = 2^-kExponentOffset * exp(score - m), and are added to `part`.
     __device__ static __forceinline__ void exponentiate(float (&s)[4], const Rescaling& rescaling, float (&part)[2]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -134,10 +134,10 @@ struct alignas(16) OnlineSoftmax {
 
     /// After finish(): the natural logarithm of the sum of exponentials; -inf for a row without keys.
     __device__ __forceinline__ float lse(int r, const Scale& scale) const {
-        const float l = sum[r] * kHeadroomUnit<T>;
+        const float l = sum[r] * kExponentOffsetFactor<T>;
         const float m = offset(max[r], scale);
         if (!(fabsf(m) < kLargeScore)) return fmaf(max[r], scale.natural, ptx::log2_approx(l) * kLn2);
-        return (m - kHeadroom<T> + ptx::log2_approx(l)) * kLn2;
+        return (m - kExponentOffset<T> + ptx::log2_approx(l)) * kLn2;
     }
 
     /// After finish(): what O has to be multiplied by; 0 for a row without keys.
@@ -148,7 +148,7 @@ struct alignas(16) OnlineSoftmax {
  private:
     /// m in units of log2, and the headroom. Nothing visible yet: exp(-inf - 0) is the 0 that is wanted.
     __device__ static __forceinline__ float offset(float m, const Scale& scale) {
-        return m == -INFINITY ? kHeadroom<T> : fmaf(m, scale.log2, kHeadroom<T>);
+        return m == -INFINITY ? kExponentOffset<T> : fmaf(m, scale.log2, kExponentOffset<T>);
     }
 };
 

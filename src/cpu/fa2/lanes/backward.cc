@@ -25,13 +25,13 @@ struct Grid {
     std::int64_t panels;
     std::int64_t key_tiles;
 
-    Grid(const BackwardCall& call, const Geometry& g, const Member& member, std::int64_t query_head)
-        : head(call.plan.problem, call.args, member, query_head),
-          panels(ceil_div(member.len_q, g.block_q)),
-          key_tiles(ceil_div(member.len_kv, g.block_kv)) {}
+    Grid(const BackwardCall& call, const Geometry& g, const Sequence& sequence, std::int64_t query_head)
+        : head(call.plan.problem, call.args, sequence, query_head),
+          panels(ceil_div(sequence.len_q, g.block_q)),
+          key_tiles(ceil_div(sequence.len_kv, g.block_kv)) {}
 
     Range keys(const Geometry& g, std::int64_t j) const {
-        return {j * g.block_kv, std::min(head.member.len_kv, (j + 1) * g.block_kv)};
+        return {j * g.block_kv, std::min(head.sequence.len_kv, (j + 1) * g.block_kv)};
     }
 };
 
@@ -66,7 +66,7 @@ void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panel
               std::min(panels.end, ceil_div(queries.end, g.block_q))};
     KvTile loaded{};
     for (std::int64_t i = panels.begin; i < panels.end; ++i) {
-        const Panel panel(i, g.block_q, head.member.len_q);
+        const Panel panel(i, g.block_q, head.sequence.len_q);
         for (std::int64_t j = columns.end; j-- > columns.begin;) {
             if (!take(i, j)) continue;
             const Range tile_keys = grid.keys(g, j);
@@ -77,8 +77,8 @@ void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panel
                 loaded = lanes::load_kv(head, g, keys.begin, keys.size(), scratch, panels.size() == 1);
             const KvTile kv = slice(loaded, tile_keys);
             const lanes::GradientPanel from = memory.panel(head, i);
-            float* dk = memory.dk(head.member, head.kv_head, tile_keys.begin);
-            float* dv = memory.dv(head.member, head.kv_head, tile_keys.begin);
+            float* dk = memory.dk(head.sequence, head.kv_head, tile_keys.begin);
+            float* dv = memory.dv(head.sequence, head.kv_head, tile_keys.begin);
             lanes::backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
             tally.ran(coverage, panel, kv);
             tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
@@ -163,7 +163,7 @@ bool heads_fill_threads(std::int64_t kv_heads, int threads) {
 
 /// Memory of a call.
 struct RoundsWorkspace : lanes::BackwardWorkspace {
-    std::int64_t rounds;  // at most: of the longest member that the Problem allows, in squares of one tile
+    std::int64_t rounds;  // at most: of the longest sequence that the Problem allows, in squares of one tile
     char* used;           // [rounds]
 
     RoundsWorkspace(Arena& arena, const Plan& plan, const Geometry& g)
@@ -187,7 +187,7 @@ class BackwardRun {
  private:
     Grid grid(std::int64_t kv_head, std::int64_t in_group) const {
         const Problem& p = call_.plan.problem;
-        return Grid(call_, g_, member_of(call_, kv_head / p.heads_kv), kv_head % p.heads_kv * p.group() + in_group);
+        return Grid(call_, g_, sequence_of(call_, kv_head / p.heads_kv), kv_head % p.heads_kv * p.group() + in_group);
     }
     const lanes::GradientScratch& scratch(int worker) const {
         return workspace_.workers[static_cast<std::size_t>(worker)];
@@ -205,21 +205,21 @@ class BackwardRun {
     void rounds() {
         const Problem& p = call_.plan.problem;
         if (kv_heads_ == 0 || p.heads_q == 0) return;
-        const std::int64_t members = p.ragged ? p.batch : 1;
-        std::int64_t pairs = 0;   // of a round of the largest member, in tiles
-        std::int64_t rounds = 0;  // of the longest member, in squares of one tile
-        for (std::int64_t b = 0; b < members; ++b) {
-            const Grid of_member = grid(b * p.heads_kv, 0);
-            pairs = std::max(pairs, std::min(of_member.panels, of_member.key_tiles));
-            rounds = std::max(rounds, std::max(of_member.panels, of_member.key_tiles) + 1);
+        const std::int64_t sequences = p.ragged ? p.batch : 1;
+        std::int64_t pairs = 0;   // of a round of the largest sequence, in tiles
+        std::int64_t rounds = 0;  // of the longest sequence, in squares of one tile
+        for (std::int64_t b = 0; b < sequences; ++b) {
+            const Grid of_sequence = grid(b * p.heads_kv, 0);
+            pairs = std::max(pairs, std::min(of_sequence.panels, of_sequence.key_tiles));
+            rounds = std::max(rounds, std::max(of_sequence.panels, of_sequence.key_tiles) + 1);
         }
         const int threads = worthwhile_threads(call_.plan);
         std::int64_t side = kColumns;
         while (side > 1 && kv_heads_ * ceil_div(pairs, side) < kSquaresPerThread * threads) side /= 2;
         std::fill_n(workspace_.used, rounds, char{0});
-        for (std::int64_t b = 0; b < members; ++b) {
-            const Grid of_member = grid(b * p.heads_kv, 0);
-            mark_rounds(Squares(of_member, side), g_, workspace_.used);
+        for (std::int64_t b = 0; b < sequences; ++b) {
+            const Grid of_sequence = grid(b * p.heads_kv, 0);
+            mark_rounds(Squares(of_sequence, side), g_, workspace_.used);
         }
         for (std::int64_t in_group = 0; in_group < p.group(); ++in_group) {
             for (std::int64_t round = 0; round < rounds; ++round) {
@@ -231,9 +231,9 @@ class BackwardRun {
     /// One query head of each kv head.
     void run_round(std::int64_t round, std::int64_t side, std::int64_t in_group, int threads) {
         const std::int64_t heads_kv = call_.plan.problem.heads_kv;
-        const HeadTasks squares(call_, heads_kv, workspace_.memory.task_ends(), [&](const Member& m) {
-            const Grid of_member = grid(m.batch * heads_kv, in_group);
-            return squares_of(Squares(of_member, side), round);
+        const HeadTasks squares(call_, heads_kv, workspace_.memory.task_ends(), [&](const Sequence& m) {
+            const Grid of_sequence = grid(m.batch * heads_kv, in_group);
+            return squares_of(Squares(of_sequence, side), round);
         });
         call_.parallel_for(squares.total(), threads, [&](std::int64_t index, int worker) {
             const HeadTask task = squares.by_index(index);

@@ -85,7 +85,7 @@ struct ForwardWorkspace {
 
 HeadPanel panel_of(const ForwardCall& call, const Geometry& g, std::int64_t kv_head, std::int64_t index) {
     const DealtPanel panel(call, g, kv_head, index);
-    return {Head(call.plan.problem, call.args, panel.member, panel.query_head), panel.index, g.block_q};
+    return {Head(call.plan.problem, call.args, panel.sequence, panel.query_head), panel.index, g.block_q};
 }
 
 /// Runs the K/V tiles of one chunk for panels that share a kv head: K/V tile outer so that each is loaded once, the
@@ -95,7 +95,7 @@ void run_chunk(std::span<const HeadPanel> works, const Geometry& g, std::int64_t
                const lanes::TileScratch& tiles, std::span<lanes::PanelSums* const> sums, TileTally& tally) {
     for (lanes::PanelSums* s : sums) s->started = false;
     const Head& head = works.front().head;
-    const Range all{chunk * kChunk, std::min(head.member.len_kv, (chunk + 1) * kChunk)};
+    const Range all{chunk * kChunk, std::min(head.sequence.len_kv, (chunk + 1) * kChunk)};
     for (std::int64_t first = all.begin; first < all.end; first += g.block_kv) {
         const Range tile_keys{first, std::min(all.end, first + g.block_kv)};
         std::int64_t end = first;  // keys that some panel sees
@@ -125,8 +125,8 @@ void run_chunk(std::span<const HeadPanel> works, const Geometry& g, std::int64_t
 }
 
 void count_skipped(const HeadPanel& work, const Geometry& g, TileTally& tally) {
-    for (std::int64_t chunk = 0; chunk * kChunk < work.head.member.len_kv; ++chunk) {
-        const Range all{chunk * kChunk, std::min(work.head.member.len_kv, (chunk + 1) * kChunk)};
+    for (std::int64_t chunk = 0; chunk * kChunk < work.head.sequence.len_kv; ++chunk) {
+        const Range all{chunk * kChunk, std::min(work.head.sequence.len_kv, (chunk + 1) * kChunk)};
         for (std::int64_t first = all.begin; first < all.end; first += g.block_kv) {
             const bool seen = !common({first, std::min(all.end, first + g.block_kv)}, work.keys).empty();
             tally.skipped(1, seen ? 1 : 0);
@@ -221,7 +221,7 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Deal& deal,
         const HeadPanel work = panel_of(call, g, kv_head, panel);
         if (work.panel.queries == 0) return;
         lanes::PanelSums total = merge_chunks(
-            deal.chunks_of(work.head.member), scratch.totals[0],
+            deal.chunks_of(work.head.sequence), scratch.totals[0],
             [&](std::int64_t chunk) { return chunk_seen(work, chunk); },
             [&](std::int64_t chunk) { return workspace.partial(kv_head, panel, chunk); },
             [&](lanes::PanelSums& into, const lanes::PanelSums& next, std::int64_t chunk) {
@@ -231,7 +231,7 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Deal& deal,
         epilogue(call, g, work, scratch.q_t[0], scratch.tiles, total, scratch.chunks[0]);
     };
     deal_split(
-        call, deal, workspace.ends, [&](const Member& m) { return deal.panels_of(m); }, run, merge);
+        call, deal, workspace.ends, [&](const Sequence& m) { return deal.panels_of(m); }, run, merge);
 }
 
 }  // namespace

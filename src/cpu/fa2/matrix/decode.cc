@@ -166,7 +166,7 @@ void run_whole(const ForwardRun& run) {
         matrix::Session session(run.words);
         task.pack_queries();
         lanes::PanelSums total = task.total();
-        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.member); ++block) {
+        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.sequence); ++block) {
             lanes::PanelSums next = task.of_block();
             if (task.run_block(block, next)) task.merge(total, next, queries);
         }
@@ -188,14 +188,14 @@ void run_split(const ForwardRun& run) {
         DecodeTask task(run, kv_head, worker);
         matrix::Session session(run.words);
         lanes::PanelSums total = task.total();
-        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.member); ++block) {
+        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.sequence); ++block) {
             if (keys_seen(run, task.work(), block).keys.empty()) continue;
             task.merge(total, run.partial(kv_head, 0, block), query);
         }
         task.finish(total, query);
     };
     deal_split(
-        run.call, run.deal, run.workspace.ends, [](const Member& m) { return m.len_q; }, run_block, merge);
+        run.call, run.deal, run.workspace.ends, [](const Sequence& m) { return m.len_q; }, run_block, merge);
 }
 
 }  // namespace

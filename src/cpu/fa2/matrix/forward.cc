@@ -118,7 +118,7 @@ class PanelsTask {
 
     /// Packs a block that all panels of the task use. Which blocks come, panels decide: a window may leave some out.
     void pack_block(const Head& head, std::int64_t block) {
-        const Range all = run_.keys_of_block(head.member, block);
+        const Range all = run_.keys_of_block(head.sequence, block);
         k_packed_ = all;
         if (matrix::tiles_in_place(head.k, g_.head_dim)) {  // all but a last, partial tile are used where they lie
             k_packed_.begin += all.size() / matrix::kTileDepth * matrix::kTileDepth;
@@ -230,7 +230,7 @@ class PanelsTask {
 void run_whole(const ForwardRun& run) {
     deal_whole(run.call, run.deal, run.workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
         PanelsTask task(run, kv_head, panels, worker);
-        task.run_blocks({0, run.deal.chunks_of(task.work(0).head.member)});
+        task.run_blocks({0, run.deal.chunks_of(task.work(0).head.sequence)});
         for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, task.total(i));
     });
 }
@@ -245,7 +245,7 @@ void run_split(const ForwardRun& run) {
         PanelsTask task(run, kv_head, {panel, panel + 1}, worker);
         const matrix::TilePanel& work = task.work(0);
         lanes::PanelSums total = merge_chunks(
-            run.deal.chunks_of(work.head.member), task.total(0),
+            run.deal.chunks_of(work.head.sequence), task.total(0),
             [&](std::int64_t block) { return !keys_seen(run, work, block).keys.empty(); },
             [&](std::int64_t block) { return run.partial(kv_head, panel, block); },
             [&](lanes::PanelSums& into, const lanes::PanelSums& next, std::int64_t) {
@@ -255,7 +255,7 @@ void run_split(const ForwardRun& run) {
         task.finish(0, total);
     };
     deal_split(
-        run.call, run.deal, run.workspace.ends, [&](const Member& m) { return run.deal.panels_of(m); }, run_block,
+        run.call, run.deal, run.workspace.ends, [&](const Sequence& m) { return run.deal.panels_of(m); }, run_block,
         merge);
 }
 

@@ -8,7 +8,7 @@
 namespace tessera::cpu::fa2::on_matrix {
 
 matrix::SeenKeys keys_seen(const ForwardRun& run, const matrix::TilePanel& work, std::int64_t block, TileTally* tally) {
-    const Range all = run.keys_of_block(work.head.member, block);
+    const Range all = run.keys_of_block(work.head.sequence, block);
     if (all.empty()) return {};
     Range seen{std::max(all.begin, work.keys.begin), std::min(all.end, work.keys.end)};
     if (tally != nullptr) {
@@ -136,10 +136,11 @@ void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const Epilog
             const float sum = std::isnan(sums.state.l[r]) ? sums.state.l[r] : l[r];
             factor[r] = sum == 0 ? 0.0F : work.head.dropout.kept / sum;
         }
-        const HeadRows o = head_rows(run.call.args.o, work.head.member, work.head.member.first_q, work.head.query_head);
+        const HeadRows o =
+            head_rows(run.call.args.o, work.head.sequence, work.head.sequence.first_q, work.head.query_head);
         if (run.words.store_columns(sums.o, lanes, work.panel.queries, g.head_dim_v, factor, o, work.panel.first)) {
             lanes::store_lse(sums.state, work.panel.queries,
-                             lse_rows(run.call.args.lse, work.head.member, work.head.query_head), work.panel.first);
+                             lse_rows(run.call.args.lse, work.head.sequence, work.head.query_head), work.panel.first);
             return;
         }
         // NaN or infinite: perhaps only before the division. What is finite keeps its bits.

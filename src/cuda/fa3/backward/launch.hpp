@@ -4,9 +4,9 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "cuda/fa3/backward/config.h"
-#include "cuda/fa3/backward/order.hpp"
-#include "cuda/tile/divider.hpp"
+#include "cuda/fa3/host/backward_config.h"
+#include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/host/divider.hpp"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa3::backward {
@@ -21,28 +21,28 @@ struct alignas(16) RowStats {
     float delta[Config::kRows];        ///< sum of P dP - dLSE
     float inverse_sum[Config::kRows];  ///< rows with a large LSE: what their P is to be multiplied by; others: 0
     int some_large;                    ///< some row's inverse_sum is not 0
-    int some_special;                  ///< NaN or infinities in rows of Q or dO
+    int some_nonfinite;                ///< NaN or infinities in rows of Q or dO
     int unused[2];
 };
 
 /// What is 0 before the call's first kernel.
 struct Start {
     unsigned next_block;  ///< the number of the next thread block of the main kernel to start
-    int broken;           ///< cu_seqlens fall: members that overlap would wait for each other for ever
-    int some_large;       ///< with the rest of O: rows are left to the kernel that sums delta
-    int special_keys;     ///< roles: there are NaN or infinities in K, as the main kernel has seen
+    int broken;           ///< cu_seqlens fall: sequences that overlap would wait for each other for ever
+    int some_large;       ///< with the residual of O: rows are left to the kernel that sums delta
+    int nonfinite_keys;   ///< roles: there are NaN or infinities in K, as the main kernel has seen
 };
 
 /// 0 before the first kernel too: over every |dS| of a kv head and its query heads, or a share of them, in fp16
 /// (units.cuh). The root of the product of the first two, and the third.
 struct Limits {
-    float d_o_squares;  ///< with the rest of O: of the largest row of dO, for |dP| <= |dO| |V|
+    float d_o_squares;  ///< with the residual of O: of the largest row of dO, for |dP| <= |dO| |V|
     float v_squares;    ///< and of V; of all shares, in the first one
     float sum;          ///< what else is added: |delta|; where delta is summed, the largest |dP| beside it
     int unused;
 };
 
-/// Memory of a call, in its workspace. A head's blocks of queries are counted over all batch members (Blocks).
+/// Memory of a call, in its workspace. A head's blocks of queries are counted over all sequences (Blocks).
 struct Workspace {
     Start* start;     // [1]
     RowStats* stats;  // [heads_q, blocks, block_q / 64]
@@ -57,17 +57,17 @@ struct Launch {
     BackwardParams params;
     CUtensorMap q, k, v, d_o, dq, dk, dv;
     Workspace workspace;
-    float scale_log2;  ///< of Q K^T to scores in units of log2
-    bool store_dq_by_copy_engine, store_dk_by_copy_engine, store_dv_by_copy_engine;  ///< they have tensor maps
+    float scale_log2;                                        ///< of Q K^T to scores in units of log2
+    bool store_dq_by_tma, store_dk_by_tma, store_dv_by_tma;  ///< they have tensor maps
     bool only_dq;       ///< roles: the main kernel, which would look at K first, is left out
     int sums;           ///< of dQ: 2 where some block of keys goes round (shapes.hpp)
-    Rows o_rest;        ///< what rounding took off O, a byte an element; null: delta is summed
+    Rows o_residual;    ///< what rounding took off O, a byte an element; null: delta is summed
     bool o_by_vectors;  ///< O, the bytes and dO are read eight elements at a time
     bool dq_by_vectors, dk_by_vectors, dv_by_vectors;  ///< their rows can be written 16 bytes at a time
-    int blocks_q;                                      ///< blocks of queries of one head, over all members
+    int blocks_q;                                      ///< blocks of queries of one head, over all sequences
     int parts;                                         ///< in which the blocks of keys of a head start
-    int part_kv;        ///< blocks of keys of one part of one head of one member, at most
-    int heads_at_once;  ///< of all members: their parts start one after the other, then those of the next heads
+    int part_kv;        ///< blocks of keys of one part of one head of one sequence, at most
+    int heads_at_once;  ///< of all sequences: their parts start one after the other, then those of the next heads
     Divider round, of_part_kv, of_part,
         of_last_part;                       ///< by blocks of all their parts; of one; of one of them all, ...
                                             ///< ... and of the last heads, which may be fewer
@@ -75,17 +75,17 @@ struct Launch {
     Divider of_query_round;                 ///< ... and tiles of query_heads
     Divider shared_heads;                   ///< kv heads times shares
     Divider of_shares;                      ///< shares
-    int shares;                             ///< of a group's query heads, the most that a member has
+    int shares;                             ///< of a group's query heads, the most that a sequence has
     unsigned numbers;                       ///< of blocks of keys, of all heads: whether they exist or not
-    int heads;            ///< of all members, times shares: those that blocks of keys are counted over
-    int blocks_kv;        ///< blocks of keys of one head, over all members
-    BlockCounts blocks;   ///< of every member, unless ragged
+    int heads;            ///< of all sequences, times shares: those that blocks of keys are counted over
+    int blocks_kv;        ///< blocks of keys of one head, over all sequences
+    BlockCounts blocks;   ///< of every sequence, unless ragged
     bool finishes;        ///< block of keys 0, the last to add, makes dQ of its sum: there is no dq_kernel
     int multiprocessors;  ///< of the device
     Limits* limits;       ///< fp16: [batch, heads_kv, shares], in the workspace, after Start
 };
 
-/// Blocks of queries before a member's first one.
+/// Blocks of queries before a sequence's first one.
 TESSERA_HOST_DEVICE constexpr std::int64_t first_block_q(const ForwardParams& p, int block_q, std::int64_t batch,
                                                          std::int64_t first_q) {
     if (p.cu_seqlens_q != nullptr) return first_q / block_q + batch;
@@ -98,8 +98,8 @@ TESSERA_HOST_DEVICE constexpr std::int64_t first_block_kv(const ForwardParams& p
     return batch * ((p.len_kv + block_kv - 1) / block_kv);
 }
 
-/// Start the kernels; delta_of_output where there is the rest of O, shares where groups are shared out, dq_product in
-/// the place of dq where the main kernel is split by roles. One instance each in instances/.
+/// Start the kernels; delta_of_output where there is the residual of O, shares where groups are shared out, dq_product
+/// in the place of dq where the main kernel is split by roles. One instance each in instances/.
 template <class T, class Shape>
 cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>

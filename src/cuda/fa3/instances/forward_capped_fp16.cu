@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/fa3/forward.cuh"
+#include "cuda/fa3/forward/kernel.cuh"
 
 template cudaError_t tessera::cuda::fa3::start_forward<__half, tessera::cuda::fa3::HeadDim64Capped>(
     const tessera::cuda::fa3::Launch&, int, cudaStream_t);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/fa3/launch.hpp"
+#include "cuda/fa3/forward/launch.hpp"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/shared/start.cuh"
 
 namespace tessera::cuda::fa3 {
 
 __global__ void reset_kernel(unsigned* next_tile) {
-    ptx::let_grid_behind_start();
+    ptx::griddepcontrol_launch_dependents();
     *next_tile = 0;
 }
 

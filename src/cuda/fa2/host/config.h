@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/gradient/host/config.h"
+#include "cuda/host/shape_list.hpp"
+
+namespace tessera::cuda::fa2 {
+
+/// One compiled shape of the kernel. head_dim and head_dim_v of a Problem are padded with zeros to `head_dim`.
+struct Config {
+    int head_dim;   ///< of Q, K, V and O in shared memory: 64, 128 or 256
+    int block_kv;   ///< keys of a tile
+    int warps;      ///< each has its own rows of the tile of queries
+    int row_tiles;  ///< rows of a warp in units of 16: each fragment of K and V serves all of them
+    int stages;     ///< of K and of V. 2: one is loaded while the other is worked on. 1: V is loaded while K is, and K
+                    ///< of the next tile while V is
+    bool q_in_registers;
+    bool rows_in_shared;  ///< m and l are kept in shared memory, where registers would not do
+    int blocks_per_sm;    ///< that registers must allow for
+    bool general;         ///< softcap, ALiBi, bias, dropout and scales of 0 and less
+
+    constexpr int rows_per_warp() const { return 16 * row_tiles; }
+    constexpr int block_q() const { return rows_per_warp() * warps; }
+    constexpr int threads() const { return 32 * warps; }
+    constexpr int q_bytes() const { return block_q() * head_dim * 2; }
+    constexpr int kv_bytes() const { return block_kv * head_dim * 2; }
+    constexpr int stage_bytes() const { return 2 * kv_bytes(); }  ///< K, then V
+    constexpr int rows_bytes() const { return rows_in_shared ? row_tiles * threads() * 16 : 0; }
+    constexpr int rows_offset() const { return q_bytes() + stages * stage_bytes(); }
+    constexpr int shared_bytes() const { return rows_offset() + rows_bytes(); }
+};
+
+/// One compiled shape of the kernel in fp32.
+struct ConfigFp32 {
+    int head_dim;  ///< 64, 128 or 256: head_dim and head_dim_v are padded with zeros to it
+    int block;     ///< queries of a tile, and keys
+};
+
+/// The compiled shapes (cuda/host/shape_list.hpp), as types: what __global__ functions can be templates of. The general
+/// shape of a head_dim has the same tile; it needs registers for more than the products, so that fewer blocks share a
+/// multiprocessor, or more warps have fewer rows each.
+struct HeadDim64 {
+    static constexpr Config kConfig{.head_dim = 64,
+                                    .block_kv = 64,
+                                    .warps = 4,
+                                    .row_tiles = 2,
+                                    .stages = 2,
+                                    .q_in_registers = true,
+                                    .rows_in_shared = false,
+                                    .blocks_per_sm = 2,
+                                    .general = false};
+};
+struct HeadDim64General {
+    static constexpr Config kConfig{.head_dim = 64,
+                                    .block_kv = 64,
+                                    .warps = 8,
+                                    .row_tiles = 1,
+                                    .stages = 2,
+                                    .q_in_registers = false,
+                                    .rows_in_shared = false,
+                                    .blocks_per_sm = 1,
+                                    .general = true};
+};
+struct HeadDim128 {
+    static constexpr Config kConfig{.head_dim = 128,
+                                    .block_kv = 64,
+                                    .warps = 4,
+                                    .row_tiles = 2,
+                                    .stages = 2,
+                                    .q_in_registers = false,
+                                    .rows_in_shared = true,
+                                    .blocks_per_sm = 2,
+                                    .general = false};
+};
+struct HeadDim128General {
+    static constexpr Config kConfig{.head_dim = 128,
+                                    .block_kv = 64,
+                                    .warps = 8,
+                                    .row_tiles = 1,
+                                    .stages = 2,
+                                    .q_in_registers = false,
+                                    .rows_in_shared = false,
+                                    .blocks_per_sm = 1,
+                                    .general = true};
+};
+struct HeadDim256 {
+    static constexpr Config kConfig{.head_dim = 256,
+                                    .block_kv = 64,
+                                    .warps = 8,
+                                    .row_tiles = 1,
+                                    .stages = 2,
+                                    .q_in_registers = false,
+                                    .rows_in_shared = false,
+                                    .blocks_per_sm = 1,
+                                    .general = false};
+};
+struct HeadDim256General {
+    static constexpr Config kConfig{.head_dim = 256,
+                                    .block_kv = 64,
+                                    .warps = 8,
+                                    .row_tiles = 1,
+                                    .stages = 2,
+                                    .q_in_registers = false,
+                                    .rows_in_shared = false,
+                                    .blocks_per_sm = 1,
+                                    .general = true};
+};
+using Shapes = ShapeList<HeadDim64, HeadDim64General, HeadDim128, HeadDim128General, HeadDim256, HeadDim256General>;
+
+struct HeadDim64Fp32 {
+    static constexpr ConfigFp32 kConfig{.head_dim = 64, .block = 64};
+};
+struct HeadDim128Fp32 {
+    static constexpr ConfigFp32 kConfig{.head_dim = 128, .block = 64};
+};
+struct HeadDim256Fp32 {
+    static constexpr ConfigFp32 kConfig{.head_dim = 256, .block = 32};
+};
+using ShapesFp32 = ShapeList<HeadDim64Fp32, HeadDim128Fp32, HeadDim256Fp32>;
+
+/// Of the backward, in 16 bits.
+struct BackwardHeadDim64 {
+    static constexpr gradient::Config kConfig{
+        .head_dim = 64, .key_tiles = 2, .general = false, .stages = 3, .query_tiles = 2, .own_sums = true};
+};
+struct BackwardHeadDim64General {
+    static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 2, .general = true};
+};
+struct BackwardHeadDim128 {
+    static constexpr gradient::Config kConfig{.head_dim = 128, .key_tiles = 2, .general = false, .stages = 3};
+};
+struct BackwardHeadDim128General {
+    static constexpr gradient::Config kConfig{.head_dim = 128, .key_tiles = 1, .general = true};
+};
+struct BackwardHeadDim256 {
+    static constexpr gradient::Config kConfig{.head_dim = 256,
+                                              .key_tiles = 1,
+                                              .general = false,
+                                              .score_queries = 16,
+                                              .score_tiles = 2,
+                                              .sum_tiles = 2,
+                                              .dq_columns = 8};
+};
+struct BackwardHeadDim256General {
+    static constexpr gradient::Config kConfig{.head_dim = 256, .key_tiles = 1, .general = true};
+};
+using BackwardShapes = ShapeList<BackwardHeadDim64, BackwardHeadDim64General, BackwardHeadDim128,
+                                 BackwardHeadDim128General, BackwardHeadDim256, BackwardHeadDim256General>;
+
+struct BackwardHeadDim64Fp32 {
+    static constexpr gradient::ConfigFp32 kConfig{.head_dim = 64, .block_kv = 64};
+};
+struct BackwardHeadDim128Fp32 {
+    static constexpr gradient::ConfigFp32 kConfig{.head_dim = 128, .block_kv = 64};
+};
+struct BackwardHeadDim256Fp32 {
+    static constexpr gradient::ConfigFp32 kConfig{.head_dim = 256, .block_kv = 32};
+};
+using BackwardShapesFp32 = ShapeList<BackwardHeadDim64Fp32, BackwardHeadDim128Fp32, BackwardHeadDim256Fp32>;
+
+}  // namespace tessera::cuda::fa2

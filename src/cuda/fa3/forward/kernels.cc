@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fa3/forward/kernels.hpp"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cuda/device.hpp"
+#include "cuda/fa3/backward/kernels.hpp"
+#include "cuda/fa3/forward/launch.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
+#include "cuda/fa3/host/pack_gqa.hpp"
+#include "cuda/shared/arguments.hpp"
+#include "cuda/shared/tensor_map.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::cuda::fa3 {
+namespace {
+
+constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V that shall stay in a 50 MB L2
+
+std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
+    return refusal(Schedule::fa3, Pass::forward, problem, tile, limits(device));
+}
+
+bool by_counter(const Plan& plan) { return fa3::by_counter(plan.problem, properties(plan.device).multiprocessors); }
+
+std::size_t workspace_bytes(const Plan& plan) { return by_counter(plan) ? Plan::kWorkspaceAlignment : 0; }
+
+Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_residual) {
+    const Problem& p = plan.problem;
+    const Config c = config_of(p);
+    const TensorShapes shapes(p);
+    Launch launch{};
+    launch.params = params;
+    const bool scaled = c.scores == Scores::alibi || c.scores == Scores::general;  // before the softmax (extras.cuh)
+    launch.scale_log2 = scaled ? kLog2E : params.scale * kLog2E;
+    launch.unscale = 1 / launch.scale_log2;
+    if (c.scores == Scores::capped) launch.cap = cap_of(p.softcap, params.scale);
+    launch.o_residual = o_residual;
+    // Who keeps the residual of O is going to train, on rows that fill their tiles.
+    launch.stack = o_residual.data == nullptr ? stack_of(p) : HeadStack{};
+    if (c.pairs_of_heads) launch.stack = {};  // no tiles to save in long rows
+    const int stacked = launch.stack.heads();
+    launch.q = tensor_map_of_heads(params.q, shapes.q, p.dtype, stacked, 64 / stacked);
+    if (p.len_kv > 0 && shapes.k.len > 0) {
+        launch.k = tensor_map(params.k, shapes.k, p.dtype, c.kv_box());
+        launch.v = tensor_map(params.v, shapes.v, p.dtype, c.kv_box());
+    }
+    launch.store_by_tma = !refuse_tma(params.o, shapes.o);
+    if (launch.store_by_tma) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, stacked, 16 / stacked);
+    const std::int64_t tiles = query_tiles(p, c.block_q() / stacked);
+    const int together = c.pairs_of_heads ? 2 : stacked;  // heads of a place in the order
+    launch.order = TileOrder(static_cast<int>(query_heads(p)) / together,
+                             static_cast<int>(c.pairs && !c.pairs_of_heads ? (tiles + 1) / 2 : tiles),
+                             std::max(heads_together(p, kL2Share) / together, 1));
+    launch.stacks = Divider(params.heads_q / together);
+    launch.group = Divider(params.group);
+    const Band band = p.mask.bind(p.len_q, p.len_kv);
+    launch.low = static_cast<int>(band.low);
+    launch.high = static_cast<int>(band.high);
+    return launch;
+}
+
+void forward(const ForwardCall& call) {
+    const Problem& p = call.plan.problem;
+    const ForwardParams params = forward_params(call);
+    if (p.rows_q() == 0 || p.heads_q == 0) return;
+    const CurrentDevice current(call.plan.device);
+    Launch launch = make_launch(call.plan, params, rows_of(call.args.o_residual));
+    launch.residual_by_vectors = takes_byte_vectors(launch.o_residual, params.head_dim_v);
+    if (by_counter(call.plan)) {
+        launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
+        check(start_reset(launch.next_tile, stream_of(call)), "cuda.fa3.forward, counter of tiles");
+    }
+    const int blocks =
+        std::min(properties(call.plan.device).multiprocessors, launch.order.tiles() * (config_of(p).pairs ? 2 : 1));
+    const cudaError_t status = Shapes::call(*shape_of(p), [&](auto shape) {
+        using Shape = decltype(shape);
+        if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));
+        return start_forward<__half, Shape>(launch, blocks, stream_of(call));
+    });
+    check(status, "cuda.fa3.forward");
+}
+
+/// TMA needs aligned rows, which only the call shows.
+std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const ForwardArgs& args) {
+    const TensorShapes shapes(problem);
+    const struct {
+        const char* name;
+        const TensorView* view;
+        const RowsShape* shape;
+    } inputs[] = {{"q", &args.q, &shapes.q}, {"k", &args.k, &shapes.k}, {"v", &args.v, &shapes.v}};
+    for (const auto& [name, view, shape] : inputs) {
+        if (view->size() == 0) continue;
+        if (auto reason = refuse_tma(rows_of(*view), *shape)) return TensorRefusal{name, *reason};
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<Kernel> kernels() {
+    return {
+        {.info = {.name = "cuda.fa3.forward",
+                  .backend = Backend::cuda,
+                  .schedule = Schedule::fa3,
+                  .pass = Pass::forward,
+                  .dtypes = {DType::bf16, DType::fp16},
+                  .summary = "producer and consumer warps, S of a block beside P V of the one before; memory O(len)",
+                  .limits = "sm_90; no additive bias; head_dim in multiples of 8, over 128 scale and mask only; "
+                            "16-byte aligned rows"},
+         .refuse = refuse,
+         .default_tile = tile_of,
+         .workspace_bytes = workspace_bytes,
+         .target = target,
+         .forward = forward,
+         .backward = nullptr,
+         .refuse_tensors = refuse_tensors,
+         .uses_o_residual = [](const Problem&) { return true; },
+         .shapes = Shapes::names(),
+         .shape_of = [](const Problem& p) { return *shape_of(p); }},
+        backward_kernel()};
+}
+
+}  // namespace tessera::cuda::fa3

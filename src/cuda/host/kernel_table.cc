@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/host/kernel_table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/arena.hpp"
+#include "cuda/fa1/host/config.h"
+#include "cuda/fa1/host/dispatch.hpp"
+#include "cuda/fa2/host/config.h"
+#include "cuda/fa2/host/dispatch.hpp"
+#include "cuda/fa3/host/backward_dispatch.hpp"
+#include "cuda/fa3/host/forward_dispatch.hpp"
+#include "cuda/gradient/host/dispatch.hpp"
+#include "cuda/host/query_tiles.hpp"
+#include "cuda/standard/host/dispatch.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+using Refusal = std::optional<std::string>;
+using AskedTile = std::optional<Tile>;
+
+constexpr int kAmpere = 80;  // bf16 products and cp.async
+constexpr int kHopper = 90;  // wgmma and setmaxnreg exist on 9.0 only
+
+std::string capability_text(int capability) { return fmt::format("{}.{}", capability / 10, capability % 10); }
+
+/// Code for `wanted` or later; `only`: for that one architecture.
+Refusal refuse_capability(const Limits& limits, int wanted, bool only = false) {
+    if (limits.capability == wanted || (!only && limits.capability > wanted)) return std::nullopt;
+    return fmt::format("needs compute capability {}, {} has {}", capability_text(wanted), limits.who,
+                       capability_text(limits.capability));
+}
+
+Refusal refuse_tile(const AskedTile& asked, const Tile& own) {
+    if (!asked || *asked == own) return std::nullopt;
+    return fmt::format("is compiled for tiles of {} x {}", own.block_q, own.block_kv);
+}
+
+std::int64_t longest_of(const Problem& p) { return std::max({p.len_q, p.len_kv, p.total_q, p.total_kv}); }
+
+/// Tiles of `heads` heads in each of `batch` sequences. The sizes of a ragged Problem are bounds: this may pass int64.
+std::int64_t tiles_of(std::int64_t batch, std::int64_t heads, std::int64_t len, std::int64_t block) {
+    return saturating_product(saturating_product(batch, heads), (len + block - 1) / block);
+}
+
+/// `counted`: "tiles", of which the kernel has so many.
+Refusal refuse_counts(const Problem& p, const char* counted, std::int64_t count) {
+    if (longest_of(p) < kMaxIndex && count < kMaxIndex) return std::nullopt;
+    return fmt::format("counts rows and {} up to {}, got {} and {}", counted, kMaxIndex, longest_of(p), count);
+}
+
+Refusal refuse_shared(const Problem& p, std::int64_t needed, const Limits& limits) {
+    if (needed <= limits.shared_bytes) return std::nullopt;
+    return fmt::format("needs {} bytes of shared memory for head_dim {}, {} has {}", needed,
+                       std::max(p.head_dim, p.head_dim_v), limits.who, limits.shared_bytes);
+}
+
+Refusal refuse_odd_dims(const Problem& p) {
+    if (p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0) return std::nullopt;
+    return fmt::format("takes a head_dim in multiples of 8, got {} and {}", p.head_dim, p.head_dim_v);
+}
+
+Refusal refuse_fa3_forward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    if (auto reason = refuse_capability(limits, kHopper, true)) return reason;
+    if (auto reason = refuse_sizes(p)) return reason;
+    if (p.bias) return "takes no additive bias";
+    if (!fa3::shape_of(p)) {
+        return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
+                           fa3::largest_dim(fa3::scores_of(p)), std::max(p.head_dim, p.head_dim_v));
+    }
+    if (auto reason = refuse_odd_dims(p)) return reason;
+    const std::int64_t tiles = query_heads(p) * query_tiles(p, fa3::config_of(p).block_q());
+    if (auto reason = refuse_counts(p, "tiles", tiles)) return reason;
+    return refuse_tile(tile, fa3::tile_of(p));
+}
+
+Refusal refuse_fa3_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    if (auto reason = refuse_capability(limits, kHopper, true)) return reason;
+    if (auto reason = refuse_sizes(p)) return reason;
+    if (p.bias) return "takes no additive bias";
+    if (!fa3::backward::shape_of(p)) {
+        return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
+                           fa3::backward::largest_dim(p), std::max(p.head_dim, p.head_dim_v));
+    }
+    if (auto reason = refuse_odd_dims(p)) return reason;
+    constexpr std::int64_t kRows = fa3::backward::Config::kRows;  // the least that a block has
+    const std::int64_t rows_of_blocks =
+        p.ragged ? p.total_q / kRows + p.batch : p.batch * ((p.len_q + kRows - 1) / kRows);
+    const std::int64_t blocks =
+        std::max({2 * p.heads_q * rows_of_blocks,  // of dQ's two sums
+                  tiles_of(p.batch, p.heads_q, p.len_q, kRows), tiles_of(p.batch, p.heads_kv, p.len_kv, kRows)});
+    if (auto reason = refuse_counts(p, "blocks", blocks)) return reason;
+    return refuse_tile(tile, fa3::backward::tile_of(p));
+}
+
+Refusal refuse_fa2_forward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    if (auto reason = refuse_capability(limits, kAmpere)) return reason;
+    if (auto reason = refuse_sizes(p)) return reason;
+    const Tile own = fa2::tile_of(p);
+    if (auto reason = refuse_counts(p, "tiles", query_heads(p) * query_tiles(p, own.block_q))) return reason;
+    return refuse_tile(tile, own);
+}
+
+Refusal refuse_fa1_forward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    if (auto reason = refuse_capability(limits, kAmpere)) return reason;
+    if (auto reason = refuse_sizes(p)) return reason;
+    const fa1::Config c = fa1::config_of(p);
+    if (auto reason = refuse_shared(p, c.shared_bytes(), limits)) return reason;
+    const std::int64_t tiles = tiles_of(p.batch, p.heads_q, p.len_q, c.block_q());
+    if (auto reason = refuse_counts(p, "tiles", tiles)) return reason;
+    return refuse_tile(tile, fa1::tile_of(p));
+}
+
+/// Of the backwards that stand on gradient/: their tile, and bytes of shared memory beside what all declare.
+Refusal refuse_gradient(const Problem& p, const AskedTile& tile, const Limits& limits, const Tile& own,
+                        int shared_bytes) {
+    if (auto reason = refuse_capability(limits, kAmpere)) return reason;
+    if (auto reason = refuse_sizes(p)) return reason;
+    constexpr std::int64_t kQ = gradient::kBlockQ;
+    const std::int64_t q_tiles = (p.len_q + kQ - 1) / kQ;
+    const std::int64_t tiles_of_head = p.ragged ? p.total_q / kQ + 1 + p.batch : p.batch * q_tiles;
+    const std::int64_t tiles =
+        std::max({saturating_product(p.heads_q, tiles_of_head), tiles_of(p.batch, p.heads_q, p.len_q, kQ),
+                  tiles_of(p.batch, p.heads_kv, p.len_kv, own.block_kv)});
+    if (auto reason = refuse_counts(p, "tiles", tiles)) return reason;
+    constexpr int kDeclared = 6144;  // bytes, more than a kernel has besides
+    if (auto reason = refuse_shared(p, shared_bytes + kDeclared, limits)) return reason;
+    return refuse_tile(tile, own);
+}
+
+gradient::Config fa1_backward_config(const Problem& p) {
+    return fa1::BackwardShapes::kConfigs[gradient::place_by_dim<fa1::BackwardShapes>(p)];
+}
+
+Tile fa1_backward_tile(const Problem& p) { return {gradient::kBlockQ, fa1_backward_config(p).block_kv()}; }
+
+Refusal refuse_fa1_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    return refuse_gradient(p, tile, limits, fa1_backward_tile(p), fa1_backward_config(p).shared_bytes());
+}
+
+gradient::ConfigFp32 fa2_backward_config_fp32(const Problem& p) {
+    return fa2::BackwardShapesFp32::kConfigs[gradient::place_by_dim<fa2::BackwardShapesFp32>(p)];
+}
+
+Tile fa2_backward_tile(const Problem& p) {
+    if (p.dtype == DType::fp32) return {gradient::kBlockQ, fa2_backward_config_fp32(p).block_kv};
+    const gradient::Config c = fa2::backward_config_of(p);
+    return {c.query_tiles * gradient::kBlockQ, c.block_kv()};
+}
+
+Refusal refuse_fa2_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    const int shared_bytes =
+        p.dtype == DType::fp32 ? fa2_backward_config_fp32(p).shared_bytes() : fa2::backward_config_of(p).shared_bytes();
+    return refuse_gradient(p, tile, limits, fa2_backward_tile(p), shared_bytes);
+}
+
+/// Matrices of all pairs in fp32, `matrices` of them, and a factor for each row.
+Refusal refuse_matrices(const Problem& p, const AskedTile& tile, const Limits& limits, std::int64_t shared,
+                        int matrices) {
+    if (auto reason = refuse_capability(limits, kAmpere)) return reason;
+    if (auto reason = refuse_sizes(p)) return reason;
+    const std::int64_t tiles = tiles_of(p.batch, p.heads_q, p.len_q, standard::kBlockQ);
+    const std::int64_t rows = std::max(saturating_product(query_heads(p), query_tiles(p, 1)), tiles);
+    if (auto reason = refuse_counts(p, "rows", rows)) return reason;
+    if (auto reason = refuse_shared(p, shared, limits)) return reason;
+    const std::int64_t pitch = (p.len_kv + standard::kBlockKv - 1) / standard::kBlockKv * standard::kBlockKv;
+    const double needed = 4 * static_cast<double>(p.heads_q) * static_cast<double>(p.rows_q()) *
+                          (matrices * static_cast<double>(pitch) + 1);
+    if (const auto memory = static_cast<double>(limits.memory_bytes); needed > memory) {
+        return fmt::format("needs {:.1f} GiB for the scores of all pairs, {} has {:.1f} GiB", needed / (1 << 30),
+                           limits.who, memory / (1 << 30));
+    }
+    return refuse_tile(tile, standard::tile_of(p));
+}
+
+Refusal refuse_standard_forward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    const std::int64_t shared =
+        std::max(standard::Shapes::kConfigs[standard::shape_of(p.head_dim)].score_shared_bytes(),
+                 standard::Shapes::kConfigs[standard::shape_of(p.head_dim_v)].value_shared_bytes());
+    return refuse_matrices(p, tile, limits, shared, 1);
+}
+
+Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    const std::int64_t blocks = tiles_of(p.batch, p.heads_kv, p.len_kv, standard::kKeysOfBlock);
+    if (blocks >= kMaxIndex) return fmt::format("counts blocks of keys up to {}, got {}", kMaxIndex, blocks);
+    const standard::Config& larger = standard::Shapes::kConfigs[standard::shape_of(std::max(p.head_dim, p.head_dim_v))];
+    const int matrices = 2 + (p.dtype == DType::fp16 ? 1 : 0) + (p.bias_gradient ? 1 : 0);  // S, dP, dS, its gradient
+    return refuse_matrices(p, tile, limits, std::max(larger.score_shared_bytes(), larger.value_shared_bytes()),
+                           matrices);
+}
+
+}  // namespace
+
+Refusal refuse_sizes(const Problem& p) {
+    // Half of what an int holds, so that a sum of two sizes, and a tile past the end, fit as well.
+    constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
+    const std::pair<const char*, std::int64_t> sizes[] = {{"batch", p.batch},       {"len_q", p.len_q},
+                                                          {"len_kv", p.len_kv},     {"total_q", p.total_q},
+                                                          {"total_kv", p.total_kv}, {"heads_q", p.heads_q}};
+    for (const auto& [name, size] : sizes) {
+        if (size > kMost) return fmt::format("counts in 32 bits: takes {} up to {}, got {}", name, kMost, size);
+    }
+    return std::nullopt;
+}
+
+std::span<const Row> rows() {
+    const auto bf16 = DType::bf16, fp16 = DType::fp16, fp32 = DType::fp32;
+    static const std::vector<Row> list = {
+        {"cuda.fa3.forward", Schedule::fa3, Pass::forward, {bf16, fp16}, refuse_fa3_forward, fa3::tile_of},
+        {"cuda.fa3.backward", Schedule::fa3, Pass::backward, {bf16, fp16}, refuse_fa3_backward, fa3::backward::tile_of},
+        {"cuda.fa2.forward", Schedule::fa2, Pass::forward, {bf16, fp16, fp32}, refuse_fa2_forward, fa2::tile_of},
+        {"cuda.fa2.backward",
+         Schedule::fa2,
+         Pass::backward,
+         {bf16, fp16, fp32},
+         refuse_fa2_backward,
+         fa2_backward_tile},
+        {"cuda.fa1.forward", Schedule::fa1, Pass::forward, {bf16, fp16}, refuse_fa1_forward, fa1::tile_of},
+        {"cuda.fa1.backward", Schedule::fa1, Pass::backward, {bf16, fp16}, refuse_fa1_backward, fa1_backward_tile},
+        {"cuda.standard.forward",
+         Schedule::standard,
+         Pass::forward,
+         {bf16, fp16},
+         refuse_standard_forward,
+         standard::tile_of},
+        {"cuda.standard.backward",
+         Schedule::standard,
+         Pass::backward,
+         {bf16, fp16},
+         refuse_standard_backward,
+         standard::tile_of},
+    };
+    return list;
+}
+
+const Row* find_row(Schedule schedule, Pass pass) {
+    for (const Row& row : rows()) {
+        if (row.schedule == schedule && row.pass == pass) return &row;
+    }
+    return nullptr;
+}
+
+Refusal refusal(const Row& row, const Problem& problem, const AskedTile& tile, const Limits& limits) {
+    if (std::find(row.dtypes.begin(), row.dtypes.end(), problem.dtype) == row.dtypes.end())
+        return fmt::format("does not take {}", name_of(problem.dtype));
+    return row.refuse(problem, tile, limits);
+}
+
+Refusal refusal(Schedule schedule, Pass pass, const Problem& problem, const AskedTile& tile, const Limits& limits) {
+    return refusal(*find_row(schedule, pass), problem, tile, limits);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The residual of O (core/o_residual.hpp): on its way out of a forward's accumulators, and dO . (O + residual) of a
+// row.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/o_residual.hpp"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/nonfinite.cuh"
+#include "cuda/tile/sequence.cuh"
+
+namespace tessera::cuda {
+
+template <class T>
+inline constexpr DType kDTypeOf = std::is_same_v<T, __half> ? DType::fp16 : DType::bf16;
+
+/// Where the rests of one head go: one byte an element.
+struct ResidualTarget {
+    char* data = nullptr;  // row 0
+    std::int64_t row = 0;
+    std::int64_t column = 0;
+    int rows = 0;
+    int dim = 0;
+    bool vector = false;  // 8 bytes at a time
+
+    __device__ __forceinline__ void store(int at_row, int first, const uint2& chunk) const {
+        if (at_row >= rows || first >= dim) return;
+        char* to = data + at_row * row + first * column;
+        if (vector) {
+            *reinterpret_cast<uint2*>(to) = chunk;
+            return;
+        }
+        std::uint64_t bytes = chunk.x | static_cast<std::uint64_t>(chunk.y) << 32;
+#pragma unroll 1
+        for (int i = first; i < min(first + 8, dim); ++i) {
+            *to = static_cast<char>(bytes);
+            bytes >>= 8;
+            to += column;
+        }
+    }
+};
+
+__device__ __forceinline__ ResidualTarget residual_target(const Rows& rest, std::int64_t batch, std::int64_t first_row,
+                                                          int head, int len, int dim, bool vector) {
+    return {rest.data + head_offset(rest, batch, first_row, head, 1), rest.row, rest.column, len, dim, vector};
+}
+
+/// Of two neighbours, in the lower 16 bits.
+template <class T>
+__device__ __forceinline__ std::uint32_t two_residuals(float low, float high) {
+    const std::uint32_t rounded = ptx::pack<T>(low, high);
+    const auto a = static_cast<std::uint32_t>(residual_of<kDTypeOf<T>>(low, ptx::unpack<T>(rounded, 0)));
+    const auto b = static_cast<std::uint32_t>(residual_of<kDTypeOf<T>>(high, ptx::unpack<T>(rounded, 1)));
+    return (a & 0xFF) | (b & 0xFF) << 8;
+}
+
+/// Each lane of a quad has two bytes of a row in each of four chunks of eight; afterwards lane t has the whole of
+/// chunk t. `chunks01`: those of chunks 0 and 1.
+__device__ __forceinline__ uint2 gather_chunk(std::uint32_t chunks01, std::uint32_t chunks23, int lane) {
+    constexpr unsigned kAll = 0xFFFFFFFF;
+    constexpr unsigned kLower = 0x5410;  // the lower halves of two words, and the upper ones
+    constexpr unsigned kUpper = 0x7632;
+    const bool second = (lane & 2) != 0;
+    const bool odd = (lane & 1) != 0;
+    const std::uint32_t other = __shfl_xor_sync(kAll, second ? chunks01 : chunks23, 2);
+    const std::uint32_t a = second ? other : chunks01;  // from lane 0 or 1 of the quad
+    const std::uint32_t b = second ? chunks23 : other;  // from lane 2 or 3
+    const std::uint32_t lower = __byte_perm(a, b, kLower);
+    const std::uint32_t upper = __byte_perm(a, b, kUpper);
+    const std::uint32_t kept = odd ? upper : lower;
+    const std::uint32_t got = __shfl_xor_sync(kAll, odd ? lower : upper, 1);
+    const std::uint32_t from_even = odd ? got : kept;
+    const std::uint32_t from_odd = odd ? kept : got;
+    return {__byte_perm(from_even, from_odd, kLower), __byte_perm(from_even, from_odd, kUpper)};
+}
+
+/// The rests of a warp's 16 rows, from `row` (of this thread) and row + 8 on. value(tile, e): element e of the thread's
+/// accumulator of 8 columns, as it is rounded to O; row e / 2, column 8 * tile + 2 * (lane % 4) + e % 2.
+template <class T, int kTiles, class Value>
+__device__ __forceinline__ void store_residual(const ResidualTarget& target, int row, int lane, const Value& value) {
+    static_assert(kTiles % 4 == 0);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int first = 0; first < kTiles; first += 4) {
+            std::uint32_t chunks[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                chunks[i] = two_residuals<T>(value(first + i, 2 * r), value(first + i, 2 * r + 1));
+            const uint2 chunk = gather_chunk(chunks[0] | chunks[1] << 16, chunks[2] | chunks[3] << 16, lane);
+            target.store(row + 8 * r, 8 * (first + lane % 4), chunk);
+        }
+    }
+}
+
+/// Rows of one head of a tensor, as bytes.
+struct HeadRows {
+    const char* data = nullptr;  // row 0
+    std::int64_t row = 0;
+    std::int64_t column = 0;
+
+    __device__ HeadRows(const Rows& rows, std::int64_t batch, std::int64_t first_row, int head, int size)
+        : data(rows.data + head_offset(rows, batch, first_row, head, size)),
+          row(rows.row * size),
+          column(rows.column * size) {}
+
+    /// Eight elements: a Word of them where they lie together (`vector`), else those that exist, and zeros.
+    template <class Word>
+    __device__ __forceinline__ Word chunk(int at_row, int first, int dim, bool vector) const {
+        constexpr int kSize = sizeof(Word) / 8;
+        const char* from = data + at_row * row + first * column;
+        if (vector) return *reinterpret_cast<const Word*>(from);
+        std::uint64_t words[2] = {0, 0};
+#pragma unroll 1
+        for (int i = 0; i < min(8, dim - first); ++i) {
+            const std::uint64_t element = kSize == 1 ? *reinterpret_cast<const std::uint8_t*>(from)
+                                                     : *reinterpret_cast<const std::uint16_t*>(from);
+            const int bit = 8 * kSize * i;
+            if (bit < 64) words[0] |= element << bit;
+            else words[1] |= element << (bit - 64);
+            from += column;
+        }
+        Word result;
+        memcpy(&result, words, sizeof(Word));
+        return result;
+    }
+};
+
+/// Eight threads share a row: thread `part` has chunks of eight columns, from 8 * part on, every 64 columns.
+inline constexpr int kRowThreads = 8;
+
+/// The same sum in all eight threads of a row.
+__device__ __forceinline__ float sum_of_row(float x) {
+#pragma unroll
+    for (int distance = 1; distance < kRowThreads; distance *= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, distance);
+    return x;
+}
+
+/// Eight columns of a row of O, its rest and dO.
+struct OutputChunk {
+    uint4 o{}, d_o{};
+    uint2 rest{};
+
+    /// Adds dO . (O + residual); that is not finite where O or dO is not.
+    template <class T>
+    __device__ __forceinline__ void add_to(float& sum) const {
+        const std::uint32_t o_words[4] = {o.x, o.y, o.z, o.w};
+        const std::uint32_t gradients[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
+        // The rest of what is not finite says nothing.
+        const auto zero = zero_or_nan<T>(o);
+        const bool finite = (reinterpret_cast<const std::uint32_t&>(zero) & 0x7FFF7FFF) == 0;
+        const uint2 known = finite ? rest : uint2{0, 0};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float g = ptx::unpack<T>(gradients[i / 2], i % 2);
+            sum = fmaf(g, exact<T>(ptx::unpack<T>(o_words[i / 2], i % 2), i < 4 ? known.x : known.y, i % 4), sum);
+        }
+    }
+    /// An element of O and its rest, byte `place` of a word.
+    template <class T>
+    __device__ __forceinline__ static float exact(float rounded, std::uint32_t bytes, int place) {
+        if constexpr (std::is_same_v<T, __half>) {
+            return with_residual<kDTypeOf<T>>(rounded, static_cast<std::int8_t>(bytes >> (8 * place)));
+        } else {
+            // with_residual() in two instructions: the byte times 2^8, below it zeros, above it its sign.
+            const std::uint32_t shifted = place == 0   ? ptx::permute_bytes<0x8804>(bytes, 0)
+                                          : place == 1 ? ptx::permute_bytes<0x9914>(bytes, 0)
+                                          : place == 2 ? ptx::permute_bytes<0xAA24>(bytes, 0)
+                                                       : ptx::permute_bytes<0xBB34>(bytes, 0);
+            return __int_as_float(__float_as_int(rounded) + static_cast<int>(shifted));
+        }
+    }
+    /// dO . dO
+    template <class T>
+    __device__ __forceinline__ void add_squares_to(float& sum) const {
+        const std::uint32_t gradients[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float g = ptx::unpack<T>(gradients[i / 2], i % 2);
+            sum = fmaf(g, g, sum);
+        }
+    }
+};
+
+/// O, its rest and dO of one head.
+template <class T>
+struct OutputAndGradient {
+    HeadRows o, rest, d_o;
+    int dim;
+    bool vector;
+
+    /// Columns first ... first + 7 of a row; they lie together.
+    __device__ __forceinline__ OutputChunk load(int row, int first) const {
+        return {o.template chunk<uint4>(row, first, dim, true), d_o.template chunk<uint4>(row, first, dim, true),
+                rest.template chunk<uint2>(row, first, dim, true)};
+    }
+
+    /// This thread's share of dO . (O + residual).
+    __device__ __forceinline__ float dot(int row, int part) const {
+        float sum = 0;
+        for (int first = 8 * part; first < dim; first += 8 * kRowThreads) {
+            const OutputChunk chunk{o.template chunk<uint4>(row, first, dim, vector),
+                                    d_o.template chunk<uint4>(row, first, dim, vector),
+                                    rest.template chunk<uint2>(row, first, dim, vector)};
+            chunk.add_to<T>(sum);
+        }
+        return sum;
+    }
+};
+
+/// This thread's share of 0 * row: 0 where the row, whose chunks lie together, is finite.
+template <class T>
+__device__ __forceinline__ float zero_of_row(const HeadRows& rows, int row, int dim, int part) {
+    float zero = 0;
+    for (int first = 8 * part; first < dim; first += 8 * kRowThreads) {
+        const uint4 chunk = rows.chunk<uint4>(row, first, dim, true);
+        const std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) zero = fmaf(ptx::unpack<T>(words[i / 2], i % 2), 0.0F, zero);
+    }
+    return zero;
+}
+
+}  // namespace tessera::cuda
