@@ -83,6 +83,7 @@ check_format() {
 [[ -n $LONG ]] || echo "without what takes long; scripts/test.sh --long has it too"
 say "source"
 python3 tools/check_layers.py || problem "layers"
+python3 tools/check_text.py || problem "pages"
 if command -v clang-format-14 >/dev/null && git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     if check_format; then echo "format ok"; else problem "format"; fi
 fi

@@ -85,6 +85,7 @@ struct Figure {
     double width = 400;
     double height = 320;  ///< with one line of title; further lines and the legend come on top
     double title_size = 16;
+    bool dense = false;  ///< numbers of the axes stand closer together: for a small panel
 };
 
 /// Several Figures of the same size in one drawing, with one legend for all: small multiples.

@@ -72,6 +72,18 @@ std::vector<std::string> lines_of(const DeviceRows& device, const std::vector<co
     return options.lines.empty() ? present : options.lines;
 }
 
+/// "32, 16 or 8 heads" of "32 heads", "16 heads", "8 heads".
+std::string choice_of(std::vector<std::string> values) {
+    const std::string last = values.back();
+    const std::size_t space = last.rfind(' ');
+    const std::string unit = space == std::string::npos ? "" : last.substr(space);
+    values.pop_back();
+    for (std::string& value : values) {
+        if (!unit.empty() && value.ends_with(unit)) value.resize(value.size() - unit.size());
+    }
+    return values.empty() ? last : fmt::format("{} or {}", fmt::join(values, ", "), last);
+}
+
 /// The parts that tell the panels apart, as few as possible; the others stand once for all.
 struct Titles {
     std::vector<std::string> panels;
@@ -112,10 +124,18 @@ Titles titles_of(const std::vector<const Group*>& groups) {
     for (const Parts& p : parts) titles.panels.push_back(title(p));
     for (std::size_t kind = 0; kind < kKinds; ++kind) {
         if (in_title[kind] || values(kind).empty()) continue;
-        common.push_back(fmt::format("{}", fmt::join(values(kind), " or ")));
+        common.push_back(choice_of(values(kind)));
     }
     titles.common = fmt::format("{}", fmt::join(common, ", "));
     return titles;
+}
+
+/// "16,384"
+std::string grouped(std::int64_t number) {
+    std::string text = fmt::format("{}", number);
+    for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3)
+        text.insert(static_cast<std::size_t>(at), ",");
+    return text;
 }
 
 /// "16,384 tokens in all" or "batch 1": what a call of one length has beside it.
@@ -127,7 +147,7 @@ std::string batch_text(const std::vector<const Group*>& groups) {
             tokens.insert(row.record.batch * row.record.len_q);
         }
     }
-    if (tokens.size() == 1) return fmt::format(", {} tokens in all", *tokens.begin());
+    if (tokens.size() == 1) return fmt::format(", {} tokens in all", grouped(*tokens.begin()));
     return batches.size() == 1 ? fmt::format(", batch {}", *batches.begin()) : "";
 }
 
@@ -215,6 +235,7 @@ Panels chart(const Sorted& sorted, const ChartOptions& options) {
         Figure figure = panel_of(*device, *groups[i], lines, unit);
         figure.title = titles.panels[i];
         figure.title_size = 13;
+        figure.dense = true;
         figure.height = 226;
         figure.y.most = round_end(most * unit.per_tflops);
         panels.panels.push_back(std::move(figure));

@@ -14,7 +14,7 @@ namespace tessera::report {
 /// Which panels and lines a chart has. A kind of call is described by parts: "forward", "bf16", "head_dim 128",
 /// "causal" or "full mask", "16 heads", "16 threads".
 struct ChartOptions {
-    std::string title;
+    std::string title{};
     std::string note{};                            ///< first line of the footer; empty: none
     std::vector<std::vector<std::string>> only{};  ///< a panel has one part of each list
     std::vector<std::string> without{};            ///< a panel has none of these parts
