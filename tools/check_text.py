@@ -27,14 +27,14 @@ LINK = re.compile(r"!?\[[^\]]*\]\([^)\s]*\)")
 TARGET = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def prose(lines):
-    """(number, line) of the lines that are neither code nor a table."""
+def prose(lines, tables=False):
+    """(number, line) of the lines that are neither code nor, unless asked for, a table."""
     fenced = False
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
             continue
-        if fenced or line.startswith("    ") or line.lstrip().startswith("|"):
+        if fenced or line.startswith("    ") or (line.startswith("|") and not tables):
             continue
         yield number, line
 
@@ -48,7 +48,7 @@ def too_wide(line):
 
 
 def broken_links(root, page, lines):
-    for number, line in prose(lines):
+    for number, line in prose(lines, tables=True):
         for target in TARGET.findall(line):
             path = target.split("#")[0]
             if not path or "://" in path or path.startswith("mailto:"):
