@@ -19,10 +19,22 @@ COLUMNS = 120
 PAGES = [
     "*.md",
     "docs/*.md",
-    "src/**/README.md",
+    "src/**/*.md",
+    "toolkit/**/*.md",
 ]
 # Pages that don't keep the limit yet: each row that goes is a step.
-NOT_YET = []
+NOT_YET = [
+    "docs/python.md",
+    "src/cpu/README.md",
+    "src/cuda/fa1/README.md",
+    "src/cuda/fa2/README.md",
+    "src/cuda/fa3/README.md",
+    "src/cuda/fa3/TRIED.md",
+    "src/cuda/fa3/backward/README.md",
+    "src/cuda/fa3/backward/TRIED.md",
+    "src/cuda/gradient/README.md",
+    "src/cuda/standard/README.md",
+]
 LINK = re.compile(r"!?\[[^\]]*\]\([^)\s]*\)")
 TARGET = re.compile(r"\]\(([^)\s]+)\)")
 
