@@ -184,7 +184,7 @@ void add_report_command(CLI::App& app, Session& session) {
         ->group("Chart");
     add_texts("--only", options->only, "PART,...",
               "Panels that have one of these parts: forward, bf16, \"head_dim 128\", causal, \"full mask\", "
-              "\"16 heads\", \"16 threads\". Given again: one of those too");
+              "\"16 heads\", \"16 threads\". Given twice, a panel has one of each list");
     add_texts("--without", options->without, "PART", "No panels that have this part; may be given again");
     add_texts("--line", options->lines, "NAME",
               "Draw this line, as \"tessera fa3\" or \"cuDNN\"; may be given again. Without it: all");
