@@ -44,6 +44,8 @@ inline void copy_rows(const Tensor& from, std::int64_t first, std::int64_t rows,
     std::copy(source, source + rows * row_bytes, to.memory.begin() + to_member * to.view.shape[1] * row_bytes);
 }
 
+}  // namespace detail
+
 /// The first row of member `member` of `part` that has other bits than in `whole`, or -1.
 inline std::int64_t first_other_row(const Attention& whole, const Part& cut, const Attention& part,
                                     std::int64_t member) {
@@ -59,8 +61,6 @@ inline std::int64_t first_other_row(const Attention& whole, const Part& cut, con
     }
     return -1;
 }
-
-}  // namespace detail
 
 /// A call of the part alone (`batch` 1), or in the middle of a batch of other members.
 inline Attention call_of(const Attention& whole, const Part& cut, std::int64_t batch = 1) {
@@ -84,7 +84,7 @@ inline void expect_same_rows(const Attention& whole, const KernelInfo& kernel, c
                  std::to_string(cut.queries) + " on " + std::to_string(cut.keys) + " keys, batch " +
                  std::to_string(batch) + ", " + std::to_string(threads) + " threads");
     ASSERT_TRUE(part.forward(kernel, {.threads = threads})) << kernel.name;
-    EXPECT_EQ(detail::first_other_row(whole, cut, part, batch / 2), -1) << kernel.name << ": a row with other bits";
+    EXPECT_EQ(first_other_row(whole, cut, part, batch / 2), -1) << kernel.name << ": a row with other bits";
 }
 
 }  // namespace tessera::check

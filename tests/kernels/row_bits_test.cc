@@ -32,7 +32,7 @@ const Call kCalls[] = {
     {"fp32", 333, 2, 2, 64, DType::fp32},
     {"fp32_grouped", 333, 4, 1, 40, DType::fp32},
     {"bf16", 333, 2, 2, 64, DType::bf16},
-    {"bf16_grouped", 600, 8, 2, 128, DType::bf16},
+    {"bf16_grouped", 400, 8, 2, 128, DType::bf16},
     {"bf16_wide", 270, 2, 1, 256, DType::bf16},
     {"fp16", 333, 2, 2, 80, DType::fp16},
     {"long_rows", 2100, 1, 1, 32, DType::bf16},
@@ -48,18 +48,25 @@ class RowBits : public testing::TestWithParam<Call> {
     void for_each_host_kernel(Attention& whole, F&& f) {
         int ran = 0;
         for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
-            if (kernel.backend == Backend::cuda || !whole.forward(kernel)) return;
+            if (kernel.backend == Backend::cuda || (kernel.backend == Backend::reference && !is_small(whole))) return;
+            if (!whole.forward(kernel)) return;
             f(kernel);
             ++ran;
         });
-        EXPECT_GE(ran, 2) << whole.problem.describe();
+        EXPECT_GE(ran, 3) << whole.problem.describe();
+    }
+
+ private:
+    /// The reference takes its time.
+    static bool is_small(const Attention& whole) {
+        return whole.q.view.size() <= std::int64_t{333} * 2 * 64 && whole.problem.len_kv < 1000;
     }
 };
 
 TEST_P(RowBits, parts_of_a_causal_call_have_the_bits_of_the_whole) {
     Attention whole(GetParam().problem());
     for_each_host_kernel(whole, [&](const KernelInfo& kernel) {
-        for (const Part& cut : causal_parts(GetParam().len, {1, 2, 7, 64, 200})) expect_same_rows(whole, kernel, cut);
+        for (const Part& cut : causal_parts(GetParam().len, {1, 2, 7, 70, 200})) expect_same_rows(whole, kernel, cut);
     });
 }
 
@@ -86,6 +93,19 @@ TEST_P(RowBits, queries_without_a_mask_have_the_same_bits_alone) {
                 expect_same_rows(whole, kernel, {first, size, p.len_kv}, 1, 2);
             }
         }
+    });
+}
+
+/// What the comparison would miss, the tests above would miss: other tiles of keys give a row other last bits.
+TEST(RowBitsOfTiles, are_those_of_one_order_of_the_keys) {
+    Attention whole(kCalls[0].problem());
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (kernel.name != "cpu.fa2.forward") return;
+        ASSERT_TRUE(whole.forward(kernel, {.tile = Tile{32, 96}}));
+        const Part all{0, kCalls[0].len, kCalls[0].len};
+        Attention part = call_of(whole, all);
+        ASSERT_TRUE(part.forward(kernel, {.tile = Tile{32, 16}}));
+        EXPECT_NE(first_other_row(whole, all, part, 0), -1);
     });
 }
 
