@@ -10,8 +10,8 @@ CHECKER = pathlib.Path(sys.argv[1])
 LONG = "word " * 30
 
 CLEAN = {
-    "README.md": "# A\n\nA line with [a link](docs/a.md#part).\n",
-    "docs/a.md": f"```\n{LONG}\n```\n\n    {LONG}\n\n| {LONG} |\n\n![{LONG}](../README.md)\n",
+    "README.md": "# A\n\nA line with [a link](docs/a.md#a-part-of-it) and [one](#a).\n",
+    "docs/a.md": f"## A part, of `it`\n\n```\n{LONG}\n```\n\n    {LONG}\n\n| {LONG} |\n\n![{LONG}](../README.md)\n",
     "src/b/README.md": "[outside](https://example.org/nothing)\n",
     "docs/learn/deep.md": LONG + "\n",  # not among the folders
 }
@@ -20,8 +20,10 @@ CLEAN = {
 VIOLATIONS = [
     ("README.md", "line\n" * 161, "README.md: 161 lines, at most 160"),
     ("README.md", LONG + "\n", "README.md:1: 150 columns, at most 120"),
-    ("docs/a.md", "\n" + LONG + "\n", "docs/a.md:2: 150 columns"),
-    ("docs/a.md", f"{LONG}[a](../README.md)\n", "docs/a.md:1: 167 columns"),
+    ("docs/a.md", "# A part of it\n" + LONG + "\n", "docs/a.md:2: 150 columns"),
+    ("docs/a.md", f"# A part of it\n{LONG}[a](../README.md)\n", "docs/a.md:2: 167 columns"),
+    ("src/b/README.md", "| [gone](../../docs/a.md#nothing) |\n", "link to ../../docs/a.md#nothing, which is not there"),
+    ("docs/learn/deep.md", "[gone](#nothing)\n", "docs/learn/deep.md:1: link to #nothing"),
     ("src/b/README.md", "[gone](nothing.md)\n", "src/b/README.md:1: link to nothing.md, which is not there"),
 ]
 

@@ -57,13 +57,25 @@ std::vector<const Group*> wanted_of(const DeviceRows& device, const ChartOptions
     return groups;
 }
 
-std::vector<std::string> lines_of(const DeviceRows& device, const std::vector<const Group*>& groups,
-                                  const ChartOptions& options) {
+std::vector<std::string> present_in(const DeviceRows& device, const std::vector<const Group*>& groups) {
     const auto measured = [&](const std::string& who) {
         return std::any_of(groups.begin(), groups.end(), [&](const Group* g) { return !g->of(who).empty(); });
     };
     std::vector<std::string> present;
     std::copy_if(device.who.begin(), device.who.end(), std::back_inserter(present), measured);
+    return present;
+}
+
+bool has_lines(const DeviceRows& device, const std::vector<const Group*>& groups, const ChartOptions& options) {
+    const std::vector<std::string> present = present_in(device, groups);
+    return std::all_of(options.lines.begin(), options.lines.end(), [&](const std::string& line) {
+        return std::find(present.begin(), present.end(), line) != present.end();
+    });
+}
+
+std::vector<std::string> lines_of(const DeviceRows& device, const std::vector<const Group*>& groups,
+                                  const ChartOptions& options) {
+    const std::vector<std::string> present = present_in(device, groups);
     for (const std::string& line : options.lines) {
         if (std::find(present.begin(), present.end(), line) == present.end())
             throw Error(ErrorCode::invalid_argument, "--line",
@@ -219,7 +231,11 @@ Panels chart(const Sorted& sorted, const ChartOptions& options) {
     std::vector<const Group*> groups;
     for (const DeviceRows& other : sorted.devices) {
         std::vector<const Group*> found = wanted_of(other, options);
-        if (found.size() > groups.size()) groups = std::move(found), device = &other;
+        const auto fits = [&](const DeviceRows& d, const std::vector<const Group*>& its) {
+            return std::make_pair(has_lines(d, its, options), its.size());
+        };
+        if (found.empty() || (device != nullptr && fits(other, found) <= fits(*device, groups))) continue;
+        groups = std::move(found), device = &other;
     }
     if (device == nullptr)
         throw Error(ErrorCode::invalid_argument, "--only",

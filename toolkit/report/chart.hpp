@@ -22,8 +22,8 @@ struct ChartOptions {
     std::size_t columns = 3;                       ///< panels fill a column before the next one begins
 };
 
-/// The chart of the device that has most measurements of such calls. All panels share one scale; the subtitle says what
-/// they have in common, the footer the commit or version and the date behind each line. Throws
+/// The chart of one device: the one that has all lines and the most panels. All panels share one scale; the subtitle
+/// says what they have in common, the footer the commit or version and the date behind each line. Throws
 /// Error(invalid_argument) naming "--line" or "--only" where nothing is left to draw.
 plot::Panels chart(const Sorted& sorted, const ChartOptions& options);
 
