@@ -212,7 +212,7 @@ TEST(FeatureCasesAlone, stack_the_heads_of_every_shape_of_fa3) {
         if (c.feature != Feature::stacked_heads || p.dtype == DType::fp32) continue;
         EXPECT_FALSE(c.which.o_residual) << c.which.id;
         const std::optional<std::size_t> shape = cuda::fa3::shape_of(p);
-        const int heads = cuda::fa3::stack_of(p).heads();
+        const int heads = cuda::fa3::pack_gqa_of(p).heads();
         if (!shape || heads == 1) continue;
         stacked[*shape].insert(heads);
         causal += p.mask.causal != Causal::none ? 1 : 0;
