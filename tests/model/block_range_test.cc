@@ -16,8 +16,8 @@
 namespace tessera::block_range_test {
 namespace {
 
-using cuda::fa3::BlockRange;
-using cuda::fa3::blocks_of;
+using cuda::BlockRange;
+using cuda::blocks_of;
 using cuda::fa3::part_of;
 using cuda::Band32;
 

@@ -17,7 +17,7 @@ namespace {
 
 using cuda::Divider;
 using cuda::fa3::next_rotation;
-using cuda::fa3::slice_of;
+using cuda::fa3::row_block_of;
 using cuda::fa3::TileOrder;
 using cuda::fa3::TileIndex;
 
@@ -66,7 +66,7 @@ TEST(TileOrder, SlicesGoRound) {
         int rotation = 0;
         for (int tile = 0; tile < warpgroups; ++tile, rotation = next_rotation(rotation, warpgroups)) {
             for (int w = 0; w < warpgroups; ++w)
-                ++met[static_cast<std::size_t>(w * warpgroups + slice_of(w, rotation, warpgroups))];
+                ++met[static_cast<std::size_t>(w * warpgroups + row_block_of(w, rotation, warpgroups))];
         }
         EXPECT_EQ(rotation, 0);
         EXPECT_EQ(std::count(met.begin(), met.end(), 1), warpgroups * warpgroups) << "each has each slice once";

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Launches of kernels. Included where kernels are compiled.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,12 +9,12 @@
 
 namespace tessera::cuda {
 
-/// When a grid starts: behind the one before it in the stream, or beside it, once that one lets it; what it writes is
-/// then to be waited for (griddepcontrol.wait).
+/// When a grid starts: behind the previous grid of the stream, or beside it (programmatic dependent launch). A grid
+/// that starts beside another waits for its writes by griddepcontrol.wait.
 enum class Start { behind, beside };
 
-/// Starts `kernel` on `blocks` thread blocks with so much dynamic shared memory, which may be more than the 48 KiB that
-/// a kernel has without asking. Included where kernels are compiled.
+/// Starts `kernel` on `blocks` thread blocks with `shared_bytes` of dynamic shared memory, which may exceed the default
+/// limit of 48 KiB.
 template <class Launch>
 cudaError_t start(void (*kernel)(Launch), std::int64_t blocks, int threads, int shared_bytes, const Launch& launch,
                   cudaStream_t stream, Start when = Start::behind) {
@@ -31,8 +33,8 @@ cudaError_t start(void (*kernel)(Launch), std::int64_t blocks, int threads, int 
     return cudaLaunchKernelEx(&config, kernel, launch);
 }
 
-/// The same, for a persistent kernel of clusters of two thread blocks: `pairs` of them, or as many as run at once. The
-/// others would start when the first ones have done their share.
+/// Starts a persistent kernel of 2-CTA clusters: `clusters` of them, or as many as run at once. Further clusters would
+/// start only when the first have ended.
 template <class Launch>
 cudaError_t start_clusters(void (*kernel)(Launch), int clusters, int threads, int shared_bytes, const Launch& launch,
                            cudaStream_t stream, Start when = Start::behind) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Softcap as the forward evaluates it: constants that the host works out once a call. Plain C++, tested by
-// softcap_test.
+// fa3_softcap_test.
 #pragma once
 
 #include <cmath>
