@@ -16,10 +16,10 @@
 namespace tessera::block_range_test {
 namespace {
 
+using cuda::Band32;
 using cuda::BlockRange;
 using cuda::blocks_of;
 using cuda::fa3::part_of;
-using cuda::Band32;
 
 constexpr int kBlock = 16;
 constexpr int kSlice = 8;

@@ -11,9 +11,9 @@
 namespace tessera::cap_test {
 namespace {
 
+using cuda::fa3::fits;
 using cuda::fa3::Softcap;
 using cuda::fa3::softcap_of;
-using cuda::fa3::fits;
 
 float capped(const Softcap& cap, float x) {
     if (std::abs(x) >= cap.near) return std::fma(1.0F / (std::exp2(x * cap.exponent) + 1.0F), -cap.twice_cap, cap.cap);

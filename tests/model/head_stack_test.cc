@@ -12,9 +12,9 @@
 namespace tessera::head_stack_test {
 namespace {
 
-using cuda::fa3::PackGqa;
 using cuda::fa3::kMaxPackedHeads;
 using cuda::fa3::pack_gqa_of;
+using cuda::fa3::PackGqa;
 using cuda::fa3::tiles_of;
 
 Problem grouped(std::int64_t batch, std::int64_t len_q, std::int64_t len_kv, std::int64_t heads_q,

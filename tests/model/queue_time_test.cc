@@ -24,10 +24,10 @@ using cuda::fa3::kShortTileOf128;
 using cuda::fa3::kShortTileOf192;
 using cuda::fa3::kTileOf128;
 using cuda::fa3::kTileOf192;
-using cuda::fa3::makespan_decides;
 using cuda::fa3::makespan;
-using cuda::fa3::TileOrder;
+using cuda::fa3::makespan_decides;
 using cuda::fa3::TileCost;
+using cuda::fa3::TileOrder;
 using cuda::fa3::wants_short;
 
 Problem causal(std::int64_t heads, std::int64_t len, std::int64_t batch = 1) {

@@ -18,8 +18,8 @@ namespace {
 using cuda::Divider;
 using cuda::fa3::next_rotation;
 using cuda::fa3::row_block_of;
-using cuda::fa3::TileOrder;
 using cuda::fa3::TileIndex;
+using cuda::fa3::TileOrder;
 
 TEST(Divider, IsADivision) {
     std::mt19937 random(1);
