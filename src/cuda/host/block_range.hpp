@@ -12,8 +12,8 @@ namespace tessera::cuda {
 /// Blocks [begin, end) of a sequence's keys, some of which need no mask code. All other blocks are skipped: under a
 /// causal mask, those past the tile's last query.
 struct BlockRange {
-    int begin, end;
-    int full_begin, full_end;  ///< every pair of these blocks is visible
+    int begin = 0, end = 0;
+    int full_begin = 0, full_end = 0;  ///< every pair of these blocks is visible
 
     TESSERA_HOST_DEVICE int count() const { return end - begin; }
     TESSERA_HOST_DEVICE bool contains(int n) const { return n >= begin && n < end; }
@@ -37,6 +37,23 @@ TESSERA_HOST_DEVICE inline BlockRange blocks_of(int begin, int end, const Band32
     blocks.end = sees_keys ? (keys_end + kBlockKv - 1) / kBlockKv : blocks.begin;
     blocks.full_begin = (from_0(end - 1 + band.low) + kBlockKv - 1) / kBlockKv;
     blocks.full_end = (smaller(begin + band.high, band.last_key) + 1) / kBlockKv;
+    return blocks;
+}
+
+/// These blocks from a 64-bit Band, for kernels whose block size is no template argument. fa1, fa2, standard and
+/// gradient take them in ascending order whatever the mask: a row then meets its keys in the same order in every tile,
+/// and its bits do not depend on the rows around it.
+TESSERA_HOST_DEVICE inline BlockRange blocks_of(const Band& band, std::int64_t q_begin, std::int64_t q_end,
+                                                int block_kv) {
+    const auto from_0 = [](std::int64_t a) { return a < 0 ? std::int64_t{0} : a; };
+    const Range keys = band.kv_range(q_begin, q_end);
+    if (keys.empty()) return {};
+    const std::int64_t last = q_begin + band.high + 1;
+    BlockRange blocks;
+    blocks.begin = static_cast<int>(keys.begin / block_kv);
+    blocks.end = static_cast<int>((keys.end + block_kv - 1) / block_kv);
+    blocks.full_begin = static_cast<int>((from_0(q_end - 1 + band.low) + block_kv - 1) / block_kv);
+    blocks.full_end = static_cast<int>(from_0(last < band.len_kv ? last : band.len_kv) / block_kv);
     return blocks;
 }
 

@@ -32,7 +32,7 @@ struct KernelEntry {
     Schedule schedule;
     Pass pass;
     std::vector<DType> dtypes;
-    /// As Kernel::refuse. The dtype is one of the above.
+    /// Same contract as Kernel::refuse. The dtype is one of the above.
     std::optional<std::string> (*refuse)(const Problem& problem, const std::optional<Tile>& tile, const Limits& limits);
     Tile (*tile_of)(const Problem& problem);
 };

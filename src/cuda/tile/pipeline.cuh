@@ -78,7 +78,7 @@ enum class StateStorage {
     index_and_phase,  ///< two registers, for any number of stages
 };
 
-/// Where one side stands in a ring: the index of its stage and the parity of its phase (CUTLASS: PipelineState). Both
+/// Position of one side in a ring: the index of its stage and the parity of its phase (CUTLASS: PipelineState). Both
 /// sides take the stages in the same order.
 template <int kStages, StateStorage kStorage = StateStorage::counter>
 class PipelineState {

@@ -23,7 +23,7 @@ __device__ __forceinline__ std::int64_t tensor_row(const WorkTile& tile, int que
     return std::int64_t{tile.first_q} + query;
 }
 
-/// What the epilogue needs of a tile and of a thread's rows in it. Worked out beside the tile's last P V, after which
+/// A tile and a thread's rows in it, as the epilogue needs them. Worked out beside the tile's last P V, after which
 /// the tile's slot in the ring is released.
 struct EpilogueTile {
     int batch, head;       ///< as in WorkTile
@@ -35,8 +35,8 @@ struct EpilogueTile {
     float lse;             ///< of the row that the thread writes (lse_target)
 };
 
-/// Where a thread writes LSE, or null. All four lanes of a quad hold both of its rows; the first lane writes one and
-/// the second lane the other.
+/// Address at which a thread writes LSE, or null. All four lanes of a quad hold both of its rows; the first lane writes
+/// one and the second lane the other.
 __device__ __forceinline__ float* lse_target(const ForwardParams& p, PackGqa pack, const EpilogueTile& tile, int lane) {
     const int row = tile.row + lane % 4 * 8;
     const int query = pack.query(row);
