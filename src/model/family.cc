@@ -15,6 +15,7 @@
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/standard/host/dispatch.hpp"
 #include "schedule/grid.hpp"
+#include "tessera/error.hpp"
 
 namespace tessera::model {
 namespace {
@@ -78,9 +79,12 @@ constexpr OurSizes kOurSizes[] = {
 };
 
 std::vector<std::int64_t> our_sizes(const Family& family) {
-    return std::find_if(std::begin(kOurSizes), std::end(kOurSizes),
-                        [&](const OurSizes& of) { return of.schedule == family.schedule && of.pass == family.pass; })
-        ->sizes();
+    for (const OurSizes& of : kOurSizes) {
+        if (of.schedule == family.schedule && of.pass == family.pass) return of.sizes();
+    }
+    throw Error(ErrorCode::internal, "",
+                fmt::format("expected the head dims of cuda.{}.{} in kOurSizes (model/family.cc), got none",
+                            name_of(family.schedule), name_of(family.pass)));
 }
 
 std::vector<std::int64_t> their_sizes(const Family& family) {

@@ -244,8 +244,9 @@ const KernelEntry& kernel_entry(Schedule schedule, Pass pass) {
     for (const KernelEntry& entry : kernel_entries()) {
         if (entry.schedule == schedule && entry.pass == pass) return entry;
     }
-    throw Error(ErrorCode::internal, "schedule",
-                fmt::format("expected one with a CUDA kernel, got {}", name_of(schedule)));
+    throw Error(ErrorCode::internal, "",
+                fmt::format("expected an entry for cuda.{}.{} in the table of CUDA kernels (kernel_table.cc), got none",
+                            name_of(schedule), name_of(pass)));
 }
 
 Refusal refusal(const KernelEntry& entry, const Problem& problem, const AskedTile& tile, const Limits& limits) {

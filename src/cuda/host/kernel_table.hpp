@@ -40,7 +40,7 @@ struct KernelEntry {
 /// All kernels in order of preference, whether or not this build has them.
 std::span<const KernelEntry> kernel_entries();
 
-/// The kernel of a schedule and pass. Throws Error(internal) if CUDA has none.
+/// The kernel of a schedule and pass. Throws Error(internal) if there is none: a schedule was added without an entry.
 const KernelEntry& kernel_entry(Schedule schedule, Pass pass);
 
 /// Why the kernel does not take a Problem, or nothing. Any dtype may be asked about.
