@@ -48,12 +48,14 @@ TESSERA_HOST_DEVICE inline BlockRange blocks_of(const Band& band, std::int64_t q
     const auto from_0 = [](std::int64_t a) { return a < 0 ? std::int64_t{0} : a; };
     const Range keys = band.kv_range(q_begin, q_end);
     if (keys.empty()) return {};
-    const std::int64_t last = q_begin + band.high + 1;
+    const std::int64_t past_last = q_begin + band.high + 1;
+    const std::int64_t lowest = from_0(q_end - 1 + band.low);
+    const std::int64_t highest = from_0(past_last < band.len_kv ? past_last : band.len_kv);
     BlockRange blocks;
     blocks.begin = static_cast<int>(keys.begin / block_kv);
     blocks.end = static_cast<int>((keys.end + block_kv - 1) / block_kv);
-    blocks.full_begin = static_cast<int>((from_0(q_end - 1 + band.low) + block_kv - 1) / block_kv);
-    blocks.full_end = static_cast<int>(from_0(last < band.len_kv ? last : band.len_kv) / block_kv);
+    blocks.full_begin = static_cast<int>((lowest + block_kv - 1) / block_kv);
+    blocks.full_end = static_cast<int>(highest / block_kv);
     return blocks;
 }
 
