@@ -125,8 +125,9 @@ measure::Measurement time_pass(const Plan& plan, const Operands& operands, Bench
 measure::Record described(const Plan& plan, const measure::Host& host) {
     measure::Record record = measure::record_of(plan, {}, 0);
     const bool on_host = plan.device.type == DeviceType::cpu;
-    record.device = on_host ? fmt::format("{} ({})", host.cpu, plan.target) : plan.target;
+    record.device = on_host ? measure::text_of(host) : plan.target;
     record.versions = {{"tessera", TESSERA_VERSION}, {"compiler", TESSERA_COMPILER}};
+    if (host.faked) record.versions["host"] = "faked";
     record.commit = TESSERA_COMMIT;
     return record;
 }

@@ -11,9 +11,9 @@
 #include "device_option.hpp"
 #include "io/atomic_file.hpp"
 #include "measure/calibrate.hpp"
-#include "measure/host.hpp"
 #include "measure/machine_file.hpp"
 #include "outputs.hpp"
+#include "parallel.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "records.hpp"
@@ -73,7 +73,7 @@ model::Machine calibrate(const CalibrateOptions& options) {
     if (!options.device.empty()) throw UsageError("--device", "expected --micro RECORDS with it");
     const auto threads = options.threads.empty() ? 0 : parse_size("--threads", options.threads);
     constexpr std::int64_t kMost = 1024;
-    const std::int64_t most = std::min<std::int64_t>(kMost, measure::describe_host().cores);
+    const std::int64_t most = std::min<std::int64_t>(kMost, available_threads());
     if (threads > most || (threads == 0 && !options.threads.empty()))
         unexpected("--threads", fmt::format("1..{}, the cores of this process", most), options.threads);
     Progress progress(measure::kCpuMeasurements);

@@ -218,7 +218,7 @@ void probe(const std::string& path) {
             problem, {.pass = pass, .backend = Backend::cpu, .schedule = kind.schedule, .threads = one.threads});
         measure::Record record =
             measure::record_of(plan, ms, measure::flop(problem, pass, measure::visible_pairs(problem)));
-        record.device = host.cpu;
+        record.device = measure::text_of(host);
         record.date = measure::utc_date();
         record.versions = {{"tessera", tessera_version()}};
         measure::append_records(path, {record});
@@ -230,8 +230,7 @@ void probe(const std::string& path) {
 
 /// The machine of a file's Records; null: one that the model does not know.
 std::optional<model::Machine> machine_of(const std::string& path, const measure::Record& record) {
-    const auto beside = std::filesystem::path(path).replace_extension(".machine.json");
-    if (std::filesystem::exists(beside)) return measure::read_machine(beside.string());
+    if (auto beside = measure::machine_beside(path)) return beside;
     const model::Machine* known = model::machine_of_device(record.device);
     if (known == nullptr) return std::nullopt;
     return *known;

@@ -110,7 +110,9 @@ std::span<const Machine> machines();
 /// The machine of this name ("h200"), or null.
 const Machine* find_machine(std::string_view name);
 
-/// The machine that Records of this device text were measured on ("NVIDIA H200" -> h200), or null.
+/// The machine that Records of this device text were measured on, or null. A GPU is known by its name ("NVIDIA H200" ->
+/// h200). A host is known by processor, instruction set, matrix unit, cores and cache together, since many machines
+/// share a processor's name: "Intel(R) Xeon(R) Processor (AVX3, AMX, 16 cores, 300 MiB cache)" -> xeon-16.
 const Machine* machine_of_device(std::string_view device);
 
 /// Throws Error(bad_data) naming the first quantity that no machine can have (negative, not finite, a share over 1), or

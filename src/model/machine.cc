@@ -68,8 +68,9 @@ const Machine* machine_of_device(std::string_view device) {
         {"V100", "v100"},
         {"T4", "t4"},
         {"B200", "b200"},
-        {"Intel(R) Xeon(R) Processor", "xeon-16"},
     };
+    if (const char* host = model::name_of_host(device)) return find_machine(host);
+    if (device.starts_with("AMD ") || device.starts_with("Intel")) return nullptr;  // "AMD A10-7850K" is no NVIDIA A10
     for (const Known& known : kKnown) {
         const std::size_t at = device.find(known.text);
         if (at == std::string_view::npos) continue;

@@ -66,6 +66,11 @@ TEST(Machines, are_found_by_device_names) {
     EXPECT_EQ(name_of("NVIDIA A10"), "a10");
     EXPECT_EQ(name_of("NVIDIA L40S"), "none");
     EXPECT_EQ(name_of("AVX3"), "none");
+    EXPECT_EQ(name_of("Intel(R) Xeon(R) Processor (AVX3, AMX, 16 cores, 300 MiB cache)"), "xeon-16");
+    EXPECT_EQ(name_of("Intel(R) Xeon(R) Processor (AVX3, 2 cores, 300 MiB cache)"), "none");
+    EXPECT_EQ(name_of("Intel(R) Xeon(R) Processor (AVX3)"), "none");
+    EXPECT_EQ(name_of("Intel(R) Xeon(R) Processor"), "none");
+    EXPECT_EQ(name_of("AMD A10-7850K Radeon R7"), "none");
 }
 
 class MachineFile : public testing::Test {
@@ -95,6 +100,12 @@ TEST_F(MachineFile, round_trip_of_every_machine) {
         const Machine back = measure::read_machine(path_);
         EXPECT_EQ(measure::to_json(back), measure::to_json(machine));
     }
+}
+
+TEST_F(MachineFile, may_name_a_known_machine) {
+    std::ofstream(path_) << "\"xeon-16\"\n";
+    EXPECT_EQ(measure::to_json(measure::read_machine(path_)), measure::to_json(*find_machine("xeon-16")));
+    expect_bad("Intel(R) Xeon(R) Processor", "expected the name of a machine that the model knows, got \"Intel(R)");
 }
 
 TEST_F(MachineFile, has_the_kernels_that_were_measured) {
