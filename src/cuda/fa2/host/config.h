@@ -121,7 +121,7 @@ using ShapesFp32 = ShapeList<HeadDim64Fp32, HeadDim128Fp32, HeadDim256Fp32>;
 /// Of the backward, in 16 bits.
 struct BackwardHeadDim64 {
     static constexpr gradient::Config kConfig{
-        .head_dim = 64, .key_tiles = 2, .general = false, .stages = 3, .query_tiles = 2, .own_sums = true};
+        .head_dim = 64, .key_tiles = 2, .general = false, .stages = 3, .query_tiles = 2, .split_queries = true};
 };
 struct BackwardHeadDim64General {
     static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 2, .general = true};

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/gradient/key_work.cuh"
+#include "cuda/gradient/main/cta_work.cuh"
+#include "cuda/gradient/main/fragments.cuh"
 #include "cuda/tile/chunks.cuh"
 
 namespace tessera::cuda::gradient {
 
-/// What a block of keys reads, and where it puts it in shared memory: K, V, then for each stage a tile of Q, of dO and
-/// their row data, then the weights that one warp hands to another, then dS.
+/// Shared memory of a CTA of the main kernel, and the copies into it: K, V, then for each stage the tiles of Q and dO
+/// with their row data, then P (in fp32 where one warp hands it to another), then dS.
 template <class T, Config kConfig>
-struct KeyInputs {
+struct CtaTiles {
     static constexpr int kThreads = kConfig.threads();
     const Launch& launch;
-    const KeyWork& work;
+    const CtaWork& work;
     char* shared;
 
     __device__ __forceinline__ char* k_tile() const { return shared; }
@@ -26,15 +27,30 @@ struct KeyInputs {
     __device__ __forceinline__ const RowTile& rows(int stage, int tile = 0) const {
         return reinterpret_cast<const RowTile*>(do_tile(stage) + kConfig.query_tiles * kConfig.q_bytes())[tile];
     }
-    __device__ __forceinline__ char* weights() const { return shared + kConfig.weights_offset(); }
-    __device__ __forceinline__ char* ds(int tile = 0) const {
+    __device__ __forceinline__ char* p_tile() const { return shared + kConfig.p_offset(); }
+    __device__ __forceinline__ char* ds_tile(int tile = 0) const {
         return shared + kConfig.ds_offset() + tile * kConfig.score_bytes();
     }
 
-    /// Hidden from the compiler, which would keep what follows from it in registers over all steps; but that it is
-    /// positive is known.
+    /// The thread's number, hidden from the compiler but known to be positive.
     __device__ static __forceinline__ int thread() {
         return ptx::opaque(static_cast<int>(threadIdx.x)) & (kThreads - 1);
+    }
+
+    __device__ __forceinline__ DqSemaphore dq_semaphore() const { return {launch, work}; }
+    __device__ __forceinline__ bool sees(int query, int key) const {
+        return query < work.sequence.len_q && work.visible.sees(query, key);
+    }
+    /// The fp16 scale of dS of a query head.
+    __device__ __forceinline__ float ds_scale(int head) const {
+        return gradient::ds_scale<T>(launch, work.batch, head);
+    }
+    /// Partial dV or dK of the CTA's split, in the row of a key of the block.
+    __device__ __forceinline__ float* partial_row(bool dv, int row) const {
+        const ForwardParams& p = launch.params.forward;
+        const bool ragged = p.cu_seqlens_kv != nullptr;
+        const std::int64_t first = ragged ? work.sequence.first_kv : work.batch * p.len_kv;
+        return launch.partial.row(dv, work.split, work.kv_head, first + work.first_key + row);
     }
 
     __device__ __forceinline__ void load_k() const {
@@ -52,40 +68,37 @@ struct KeyInputs {
             thread());
     }
 
-    /// Q, dO and the row data of a step.
+    /// Starts the copies of Q, dO and the row data of step `index`.
     __device__ __forceinline__ void load_queries(int index, int stage) const {
-        load_queries(Step(launch, work, index), stage);
-    }
-    __device__ __forceinline__ void load_queries(const Step& step, int stage) const {
+        const Step step(launch, work, index);
         load_q(step.head, step.tile, stage, 0);
         load_do(step.head, step.tile, stage, 0);
         ptx::cp_async_commit();
     }
-    /// Tile `number` of a head's queries, as tile `place` of the stage: Q and the row data. One that does not exist is
-    /// zeros.
-    __device__ __forceinline__ void load_q(int head, int number, int stage, int place) const {
+    /// Copies Q and the row data of tile `number` of a head into tile `slot` of the stage; rows past the end are 0.
+    __device__ __forceinline__ void load_q(int head, int number, int stage, int slot) const {
         const ForwardParams& p = launch.params.forward;
         const Sequence& m = work.sequence;
         const int thread = this->thread();
         const int first = number * kBlockQ;
         const std::int64_t from = head_offset(p.q, work.batch, m.first_q, head, sizeof(T));
-        load<kBlockQ, kConfig.head_dim, kThreads>(q_tile(stage) + place * kConfig.q_bytes(),
+        load<kBlockQ, kConfig.head_dim, kThreads>(q_tile(stage) + slot * kConfig.q_bytes(),
                                                   source_of<T>(p.q, from, m.len_q, p.head_dim, launch.vector_q), first,
                                                   thread);
         constexpr int kCopies = sizeof(RowTile) / 16;
         if (thread < kCopies && first < m.len_q) {
             const RowTile* from_rows = launch.rows + first_tile(launch, m, work.batch, head) + number;
-            ptx::cp_async_16(ptx::shared_address(&rows(stage, place)) + thread * 16,
+            ptx::cp_async_16(ptx::shared_address(&rows(stage, slot)) + thread * 16,
                              reinterpret_cast<const char*>(from_rows) + thread * 16, true);
         }
     }
-    /// Likewise dO.
-    __device__ __forceinline__ void load_do(int head, int number, int stage, int place) const {
+    /// Copies dO likewise.
+    __device__ __forceinline__ void load_do(int head, int number, int stage, int slot) const {
         const Rows& d_o = launch.params.d_o;
         const Sequence& m = work.sequence;
         const std::int64_t from = head_offset(d_o, work.batch, m.first_q, head, sizeof(T));
         load<kBlockQ, kConfig.head_dim, kThreads>(
-            do_tile(stage) + place * kConfig.q_bytes(),
+            do_tile(stage) + slot * kConfig.q_bytes(),
             source_of<T>(d_o, from, m.len_q, launch.params.forward.head_dim_v, launch.vector_do), number * kBlockQ,
             thread());
     }

@@ -1,45 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/gradient/key_thread.cuh"
+#include "cuda/gradient/main/fragments.cuh"
 
 namespace tessera::cuda::gradient {
 
-/// Powers of two that the sums of a pair's keys are held times, in 16 bits: fp16 has neither large numbers nor small
-/// ones. Those of dV are fixed, for P is at most 1. Those of dK belong to a key each, whose dS may all be far under
-/// the largest of the head, and follow the largest |dS| that the key has met, as a maximum follows scores in the
-/// forward: dS of a step are held times it, the sums before rescaled. bf16 needs none.
+/// The fp16 scales of a warp's accumulators whose rows are keys. dV has the fixed scale of P. dK has a scale for each
+/// key, since all dS of a key may be far smaller than the largest of the head. It follows the largest |dS| of the key so
+/// far as the online softmax follows a maximum: dS of a step is multiplied by the new scale, dK is rescaled to it. bf16
+/// needs no scales.
 template <class T, int kKeyTiles>
-struct KeyUnits {
-    static constexpr bool kHeld = std::is_same_v<T, __half>;
-    static constexpr int kMost = 60;
+struct KeyScale {
+    static constexpr bool kFp16 = std::is_same_v<T, __half>;
     int exponent[kKeyTiles][2];  // of rows 8 apart of 16 keys
 
-    KeyUnits() = default;
-    __device__ __forceinline__ explicit KeyUnits(bool of_weights) {
+    KeyScale() = default;
+    __device__ __forceinline__ explicit KeyScale(bool of_dv) {
 #pragma unroll
         for (auto& of_keys : exponent) {
-            of_keys[0] = of_keys[1] = !kHeld ? 0 : of_weights ? static_cast<int>(kWeightExponent<T>) : kMost;
+            of_keys[0] = of_keys[1] = !kFp16 ? 0 : of_dv ? kFp16ProbabilityExponent : kFp16MaxScaleExponent;
         }
     }
 
-    /// `ds`, [16 keys][8 queries][4], come times `unit` of their head, and leave times that of their key; so do sums.
+    /// Brings `ds`, [16 keys][8 queries][4], from the scale of its head, `head_scale`, to the scale of its key, and
+    /// `sums` from the old scale of the key to the new one.
     template <int kTiles, int kColumns>
-    __device__ __forceinline__ void hold(float (&ds)[kKeyTiles][kTiles][4], float (&sums)[kKeyTiles][kColumns][4],
-                                         float unit) {
-        const int come = exponent_of(unit) - 127;
+    __device__ __forceinline__ void rescale(float (&ds)[kKeyTiles][kTiles][4], float (&sums)[kKeyTiles][kColumns][4],
+                                            float head_scale) {
+        const int head_exponent = exponent_of(head_scale) - 127;
         bool changes = false;
         int before[kKeyTiles][2];
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                int& held = exponent[m][r];
-                before[m][r] = held;
+                int& current = exponent[m][r];
+                before[m][r] = current;
                 const int largest = exponent_of(largest_of(ds[m], r));
-                if (largest > 0) held = min(held, max(14 + 127 - largest + come, -kMost));
-                changes |= held != before[m][r];
-                const float factor = power_of_two(held - come);
+                if (largest > 0) current = fp16_scale_exponent(largest - head_exponent, current);
+                changes |= current != before[m][r];
+                const float factor = power_of_two(current - head_exponent);
 #pragma unroll
                 for (int j = 0; j < kTiles; ++j) {
                     ds[m][j][2 * r] *= factor;
@@ -60,12 +60,12 @@ struct KeyUnits {
         }
     }
 
-    /// What sums are to be multiplied by in the end.
+    /// `factor` divided by the scale of each row: what the accumulators are multiplied by in the epilogue.
     __device__ __forceinline__ void factors(float (&out)[kKeyTiles][2], float factor) const {
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
-            for (int r = 0; r < 2; ++r) out[m][r] = kHeld ? factor * power_of_two(-exponent[m][r]) : factor;
+            for (int r = 0; r < 2; ++r) out[m][r] = kFp16 ? factor * power_of_two(-exponent[m][r]) : factor;
         }
     }
 
@@ -75,7 +75,7 @@ struct KeyUnits {
         return __int_as_float((127 + exponent) << 23);
     }
 
-    /// Over the row's queries, which a quad of lanes has. What is not a number counts as nothing.
+    /// The largest |dS| of row half r; a quad of lanes has the row. NaN is ignored.
     template <int kTiles>
     __device__ static __forceinline__ float largest_of(const float (&ds)[kTiles][4], int r) {
         float largest = 0;
