@@ -7,16 +7,10 @@
 #include <cstdint>
 
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/fragment.cuh"
 #include "cuda/tile/swizzle_panel.cuh"
 
 namespace tessera::cuda {
-
-/// The same value in all lanes, known to the compiler as such: the lower half of a descriptor, which holds the address,
-/// then lives in a uniform register, and nothing stands between two products.
-__device__ __forceinline__ std::uint64_t uniform(std::uint64_t descriptor) {
-    const std::uint32_t low = __shfl_sync(0xFFFFFFFF, static_cast<std::uint32_t>(descriptor), 0);
-    return descriptor >> 32 << 32 | low;
-}
 
 /// 64 queries of a warpgroup and their operands in registers, in wgmma's layout (ptx/wgmma.cuh). Products run in the
 /// order in which they are started. From the start of one to the wait for it, what it reads and writes belongs to it:

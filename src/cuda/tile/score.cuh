@@ -11,6 +11,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "cuda/host/band32.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/kept_weights.cuh"
 #include "cuda/tile/params.hpp"
@@ -18,33 +19,11 @@
 
 namespace tessera::cuda {
 
-/// A Band in 32 bits: query q sees keys max(q + low, 0) ... min(q + high, last_key).
-struct Visible {
-    int low = 0;
-    int high = 0;
-    int last_key = -1;
-
-    Visible() = default;
-    __device__ explicit Visible(const Band& band)
-        : low(static_cast<int>(max(band.low, -band.len_q))),
-          high(static_cast<int>(min(band.high, band.len_kv))),
-          last_key(static_cast<int>(band.len_kv) - 1) {}
-    __device__ __forceinline__ int first(int query) const { return query + low; }
-    __device__ __forceinline__ int last(int query) const { return min(query + high, last_key); }
-    /// Does any of queries [q_begin, q_end) see any key?
-    __device__ __forceinline__ bool any(int q_begin, int q_end) const {
-        return low <= high && max(first(q_begin), 0) <= last(q_end - 1);
-    }
-    /// Do queries [q_begin, q_end) all see all of keys [begin, end)?
-    __device__ __forceinline__ bool full(int q_begin, int q_end, int begin, int end) const {
-        return begin >= first(q_end - 1) && end - 1 <= last(q_begin);
-    }
-    __device__ __forceinline__ bool sees(int query, int key) const { return key >= first(query) && key <= last(query); }
-};
+using Visible = Band32;  // the former name, until all folders have the new one
 
 /// Scores of pairs that are not visible become -inf.
 template <int kTiles>
-__device__ __forceinline__ void apply_mask(float (&s)[kTiles][4], const Visible& visible, int query, int key) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTiles][4], const Band32& visible, int query, int key) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int first = visible.first(query + 8 * r) - key;  // relative to `key`, columns are compile-time numbers
@@ -99,7 +78,7 @@ struct HeadScores {
     /// From products of Q and K to scores in units of the natural logarithm. kMasked: not every pair may be visible;
     /// what is not becomes -inf, and its bias is not read.
     template <bool kMasked, int kTiles>
-    __device__ __forceinline__ void transform(float (&s)[kTiles][4], const Visible& visible, int query, int key) const {
+    __device__ __forceinline__ void transform(float (&s)[kTiles][4], const Band32& visible, int query, int key) const {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
@@ -168,7 +147,7 @@ struct HeadScores {
     }
 
     template <bool kMasked, int kTiles>
-    __device__ __forceinline__ void add_bias(float (&s)[kTiles][4], const Visible& visible, int query, int key) const {
+    __device__ __forceinline__ void add_bias(float (&s)[kTiles][4], const Band32& visible, int query, int key) const {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             // Rows past the last are computed and thrown away; the bias has none.
