@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FlashAttention-2 (Dao, 2023), algorithm 2: a CTA owns a key block and goes over the query tiles that see it. dK and dV
-// stay in registers until the end, dQ is added up in the workspace, in a fixed order
+// FlashAttention-2 (Dao, 2023), algorithm 2: a CTA owns a key block and goes over the query tiles that see it. dK and
+// dV stay in registers until the end, dQ is added up in the workspace, in a fixed order
 // (cuda/gradient/host/dq_order.hpp).
 #pragma once
 

@@ -62,7 +62,7 @@ std::vector<std::string> shape_names() {
     return names;
 }
 
-std::size_t place_of(const Problem& p) {
+std::size_t shape_index(const Problem& p) {
     return p.dtype == DType::fp32 ? Shapes::kConfigs.size() + shape_of_fp32(p) : shape_of(p);
 }
 
@@ -84,7 +84,7 @@ std::vector<Kernel> kernels() {
              .backward = nullptr,
              .uses_o_residual = [](const Problem&) { return true; },
              .shapes = shape_names(),
-             .shape_of = place_of},
+             .shape_of = shape_index},
             backward_kernel()};
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The workspace of a backward pass, and the arguments of its kernels. Queries are counted in tiles of kBlockQ. The tiles
-// of a ragged batch are numbered by where a sequence's rows begin; two sequences never share a tile.
+// The workspace of a backward pass, and the arguments of its kernels. Queries are counted in tiles of kBlockQ. The
+// tiles of a ragged batch are numbered by where a sequence's rows begin; two sequences never share a tile.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -49,15 +49,15 @@ struct Counters {
 };
 
 struct Workspace {
-    RowTile* rows;         // [heads_q, tiles_of_head]
-    float* dq;             // [2 accumulators, heads_q, tiles_of_head, kBlockQ * padded head_dim], laid out as DqTile
-    Counters* counters;    // all that follows is zeroed together with it
-    int* dq_semaphores;    // [2 accumulators, heads_q, tiles_of_head]: DqSemaphore
+    RowTile* rows;       // [heads_q, tiles_of_head]
+    float* dq;           // [2 accumulators, heads_q, tiles_of_head, kBlockQ * padded head_dim], laid out as DqTile
+    Counters* counters;  // all that follows is zeroed together with it
+    int* dq_semaphores;  // [2 accumulators, heads_q, tiles_of_head]: DqSemaphore
     // In fp16:
-    float* ds_scales;      // [batch, heads_q]: a bound of |dS| of the head, or with o_residual of |delta|; in the end
-                           // the scale of dS
-    float* do_squares;     // [batch, heads_q]: with o_residual, the largest |row|^2 of dO
-    float* v_squares;      // [batch, heads_kv]: likewise of V
+    float* ds_scales;   // [batch, heads_q]: a bound of |dS| of the head, or with o_residual of |delta|; in the end
+                        // the scale of dS
+    float* do_squares;  // [batch, heads_q]: with o_residual, the largest |row|^2 of dO
+    float* v_squares;   // [batch, heads_kv]: likewise of V
     PartialSums partial;
 
     Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool splits_heads)
@@ -118,8 +118,8 @@ struct Launch {
     bool vector_residual = false;  // O, its residual and dO are read eight elements at a time
     int segments = 1;              // of a head's key blocks (host/dq_order.hpp)
     PartialSums partial;           // of the splits of a group's heads
-    // They decode the number of a CTA without divisions: key blocks of a segment; splits of all heads; splits of a head;
-    // kv heads.
+    // They decode the number of a CTA without divisions: key blocks of a segment; splits of all heads; splits of a
+    // head; kv heads.
     Divider block_divider, segment_divider, split_divider, kv_head_divider;
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }

@@ -23,8 +23,8 @@ __device__ __forceinline__ float ds_scale(const Launch& launch, std::int64_t bat
     return launch.ds_scales[batch * launch.params.forward.heads_q + head];
 }
 
-/// The layout of a dQ accumulator, fp32 [kBlockQ][kHeadDim] in the order of the threads that hold it: float4 number i of
-/// thread t lies at [i][t], so that a warp reads and writes neighbouring 16 bytes. The float4s are accumulators of
+/// The layout of a dQ accumulator, fp32 [kBlockQ][kHeadDim] in the order of the threads that hold it: float4 number i
+/// of thread t lies at [i][t], so that a warp reads and writes neighbouring 16 bytes. The float4s are accumulators of
 /// mma.m16n8k16; eight warps are two halves of the queries times four quarters of the columns.
 template <int kHeadDim>
 struct DqTile {

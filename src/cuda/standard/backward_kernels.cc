@@ -163,7 +163,7 @@ Kernel backward_kernel() {
             .forward = nullptr,
             .backward = backward,
             .shapes = shape_names(),
-            .shape_of = place_of};
+            .shape_of = shape_index};
 }
 
 }  // namespace tessera::cuda::standard

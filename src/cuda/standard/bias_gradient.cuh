@@ -4,7 +4,7 @@
 // of elements and goes over all tiles of pairs that those were added to, in one order.
 #pragma once
 
-#include "cuda/gradient/bias_task.cuh"
+#include "cuda/gradient/after/bias_task.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/score.cuh"

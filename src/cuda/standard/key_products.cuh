@@ -4,7 +4,7 @@
 // them, 64 at once, head after head of its group: the sums stay in its registers, in one order.
 #pragma once
 
-#include "cuda/gradient/key_units.cuh"
+#include "cuda/gradient/main/key_scale.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/output.cuh"
@@ -163,7 +163,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[kConfig.row_tiles][k
 /// The same where the matrix is there in fp32, for fp16: dS of a key are held times a power of two of the key.
 template <class T, Config kConfig>
 __device__ __forceinline__ void multiply_exact(float (&sums)[kConfig.row_tiles][kConfig.head_dim / 8][4],
-                                               gradient::KeyUnits<T, kConfig.row_tiles>& units,
+                                               gradient::KeyScale<T, kConfig.row_tiles>& scales,
                                                const KeyTilesOf<T, kConfig>& inputs, int index, int first_row,
                                                int lane) {
     constexpr int kAtOnce = 16;  // queries: registers are few
@@ -171,7 +171,7 @@ __device__ __forceinline__ void multiply_exact(float (&sums)[kConfig.row_tiles][
     for (int first = 0; first < kStepQueries; first += kAtOnce) {
         float ds[kConfig.row_tiles][kAtOnce / 8][4];
         inputs.read_exact(ds, index, first, first_row, lane);
-        units.hold(ds, sums, 1.0F);
+        scales.rescale(ds, sums, 1.0F);
         multiply_pv<T, kConfig.head_dim>(
             sums, ds, MatrixAddress<kConfig.head_dim>::rows_first(inputs.rows_tile(index), first, lane));
     }
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     const int first_row = static_cast<int>(threadIdx.x) / 32 * kConfig.rows_per_warp();
     const Visible visible(work.band);
     float sums[kConfig.row_tiles][kHeadDim / 8][4] = {};  // [16 keys][8 dims][4]
-    gradient::KeyUnits<T, kConfig.row_tiles> units(launch.exact == nullptr);
+    gradient::KeyScale<T, kConfig.row_tiles> scales(launch.exact == nullptr);
     bool cleaned = false;  // a tile of dO or Q held Inf or NaN
     for (int index = 0; index < work.count(); ++index) {
         ptx::cp_async_wait<kConfig.value_stages() - 2>();
@@ -204,8 +204,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
             cleaned |=
                 __syncthreads_or(clean<T, kStepQueries, kHeadDim, kConfig.threads()>(inputs.rows_tile(index))) != 0;
         }
-        if (gradient::KeyUnits<T, 1>::kHeld && launch.exact != nullptr) {
-            multiply_exact<T, kConfig>(sums, units, inputs, index, first_row, lane);
+        if (gradient::KeyScale<T, 1>::kFp16 && launch.exact != nullptr) {
+            multiply_exact<T, kConfig>(sums, scales, inputs, index, first_row, lane);
         } else {
             multiply_step<T, kConfig>(sums, inputs, index, first_row, lane);
         }
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     ptx::cp_async_wait<0>();
     __syncthreads();  // the sums go where other warps' tiles were
     float factor[kConfig.row_tiles][2];
-    units.factors(factor, launch.factor);
+    scales.factors(factor, launch.factor);
     stage<T, kHeadDim>(memory, sums, factor, first_row, lane);
     __syncwarp();
     if (cleaned) inputs.restore(memory, first_row, lane);

@@ -34,6 +34,6 @@ Launch make_launch(const Problem& problem, const ForwardParams& params, const Ma
 
 /// "HeadDim64/HeadDim128": the products over head_dim by the first, those over head_dim_v by the second.
 std::vector<std::string> shape_names();
-std::size_t place_of(const Problem& problem);
+std::size_t shape_index(const Problem& problem);
 
 }  // namespace tessera::cuda::standard

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "cuda/gradient/key_thread.cuh"
-#include "cuda/gradient/transposed.cuh"
+#include "cuda/gradient/main/transposed_scores.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/standard/softmax.cuh"
 

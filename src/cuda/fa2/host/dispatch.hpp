@@ -36,7 +36,7 @@ inline Tile tile_of(const Problem& p) {
 
 /// Of the backward, in 16 bits.
 inline gradient::Config backward_config_of(const Problem& p) {
-    return BackwardShapes::kConfigs[gradient::place_in<BackwardShapes>(p)];
+    return BackwardShapes::kConfigs[gradient::shape_index<BackwardShapes>(p)];
 }
 
 }  // namespace tessera::cuda::fa2

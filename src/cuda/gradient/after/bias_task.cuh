@@ -5,34 +5,28 @@
 
 namespace tessera::cuda::gradient {
 
-/// Indices [begin, end) of one dimension that a sum runs over.
-struct Part {
-    int begin;
-    int end;
-};
-
-/// Which elements a thread block owns, as ranges of sequences, heads, tiles of queries and tiles of keys.
+/// The elements of the gradient of the bias that a CTA owns, as the sequences, heads, query tiles and key tiles whose
+/// dS it sums.
 struct BiasTask {
+    /// Indices [begin, end) of one dimension.
+    struct Part {
+        int begin;
+        int end;
+    };
     Part batches;
     Part heads;
     Part q_tiles;
     Part key_tiles;
 
-    /// `stride` of the gradient: 0 where it has one element for all. Takes its share of `index`.
-    __device__ static Part part(unsigned& index, std::int64_t stride, int count) {
-        if (stride == 0) return {0, count};
-        const auto at = static_cast<int>(index % static_cast<unsigned>(count));
-        index /= static_cast<unsigned>(count);
-        return {at, at + 1};
-    }
     __device__ BiasTask(const ForwardParams& p, const BiasGradient& dbias, unsigned index, int q_count, int key_count) {
-        key_tiles = part(index, dbias.column, key_count);
-        q_tiles = part(index, dbias.row, q_count);
-        heads = part(index, dbias.head, p.heads_q);
-        batches = part(index, dbias.batch, static_cast<int>(p.batch));
+        key_tiles = take_part(index, dbias.column, key_count);
+        q_tiles = take_part(index, dbias.row, q_count);
+        heads = take_part(index, dbias.head, p.heads_q);
+        batches = take_part(index, dbias.batch, static_cast<int>(p.batch));
     }
 
-    /// Writes the sums of a tile, [kBlockQ][pitch] floats that all threads see, added up over what the bias has once.
+    /// Writes a tile of sums, [kRows][pitch] floats in shared memory, summed over dimensions in which the bias has one
+    /// element.
     template <class T, int kRows, int kColumns>
     __device__ void store(const ForwardParams& p, const BiasGradient& dbias, const float* sums, int pitch) const {
         const int rows = dbias.row == 0 ? 1 : kRows;
@@ -54,8 +48,19 @@ struct BiasTask {
             else reinterpret_cast<T*>(dbias.data)[at] = static_cast<T>(sum);
         }
     }
+
+ private:
+    /// All of a dimension with stride 0, in which the bias has one element; else one index of it, taken off the CTA's
+    /// `index`.
+    __device__ static Part take_part(unsigned& index, std::int64_t stride, int count) {
+        if (stride == 0) return {0, count};
+        const auto at = static_cast<int>(index % static_cast<unsigned>(count));
+        index /= static_cast<unsigned>(count);
+        return {at, at + 1};
+    }
 };
 
+/// CTAs of the gradient of the bias.
 inline std::int64_t bias_tasks(const ForwardParams& p, const BiasGradient& dbias, int q_count, int key_count) {
     const auto count = [](std::int64_t stride, std::int64_t size) { return stride == 0 ? 1 : size; };
     return count(dbias.batch, p.batch) * count(dbias.head, p.heads_q) * count(dbias.row, q_count) *

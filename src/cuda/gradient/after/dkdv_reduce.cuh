@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dK and dV of a group whose query heads were shared out: the sums of the shares, in order, rounded.
+// dK and dV of a group whose query heads are split over CTAs: the partial sums, added up in order and rounded.
 #pragma once
 
 #include "cuda/gradient/launch.hpp"
@@ -12,10 +12,10 @@
 
 namespace tessera::cuda::gradient {
 
-/// One tile of keys of one head, dK or dV.
+/// A CTA has one tile of keys of one head, of dK or dV.
 template <class T>
-__global__ void __launch_bounds__(SumSharesLaunch::kThreads)
-    sum_shares_kernel(const __grid_constant__ SumSharesLaunch launch) {
+__global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
+    dkdv_reduce_kernel(const __grid_constant__ DkdvReduceLaunch launch) {
     const ForwardParams& p = launch.params.forward;
     const bool dv = blockIdx.x % 2 != 0;
     const Rows& rows = dv ? launch.params.dv : launch.params.dk;
@@ -26,31 +26,31 @@ __global__ void __launch_bounds__(SumSharesLaunch::kThreads)
     const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_kv));
     const Sequence sequence = sequence_of(p, batch);
     const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
-    const int shares = ShareRule::count(ShareRule::heads(band, p.heads_kv, p.group), p.group);
-    if (shares == 1) return;
+    const int splits = HeadSplit::num_splits(HeadSplit::heads_per_split(band, p.heads_kv, p.group), p.group);
+    if (splits == 1) return;
 
     const int dim = dv ? p.head_dim_v : p.head_dim;
     const Target target = target_of<T>(rows, head_offset(rows, batch, sequence.first_kv, head, sizeof(T)),
                                        sequence.len_kv, dim, dv ? launch.vector_dv : launch.vector_dk);
-    const int chunks = launch.sums.dim / kChunk;
+    const int chunks = launch.partial.dim / kChunk;
     const auto thread = static_cast<int>(threadIdx.x);
     const int column = thread % chunks * kChunk;
     if (column >= dim) return;
-    const int first = static_cast<int>(blockIdx.x / 2 % tiles) * SumSharesLaunch::kKeys;
-    const int end = min(first + SumSharesLaunch::kKeys, sequence.len_kv);
+    const int first = static_cast<int>(blockIdx.x / 2 % tiles) * DkdvReduceLaunch::kKeys;
+    const int end = min(first + DkdvReduceLaunch::kKeys, sequence.len_kv);
     const std::int64_t first_row = p.cu_seqlens_kv != nullptr ? sequence.first_kv : batch * p.len_kv;
-    const std::int64_t apart = launch.sums.row(false, 1, 0, 0) - launch.sums.row(false, 0, 0, 0);
-    for (int key = first + thread / chunks; key < end; key += SumSharesLaunch::kThreads / chunks) {
-        const float* from = launch.sums.row(dv, 0, head, first_row + key) + column;
+    const std::int64_t split_stride = launch.partial.row(false, 1, 0, 0) - launch.partial.row(false, 0, 0, 0);
+    for (int key = first + thread / chunks; key < end; key += DkdvReduceLaunch::kThreads / chunks) {
+        const float* from = launch.partial.row(dv, 0, head, first_row + key) + column;
         float4 low = {};
         float4 high = {};
 #pragma unroll 4
-        for (int share = 0; share < shares; ++share) {
+        for (int split = 0; split < splits; ++split) {
             const float4 x = __ldcs(reinterpret_cast<const float4*>(from));
             const float4 y = __ldcs(reinterpret_cast<const float4*>(from) + 1);
             low = {low.x + x.x, low.y + x.y, low.z + x.z, low.w + x.w};
             high = {high.x + y.x, high.y + y.y, high.z + y.z, high.w + y.w};
-            from += apart;
+            from += split_stride;
         }
         const uint4 chunk = {ptx::pack<T>(low.x, low.y), ptx::pack<T>(low.z, low.w), ptx::pack<T>(high.x, high.y),
                              ptx::pack<T>(high.z, high.w)};
@@ -60,11 +60,11 @@ __global__ void __launch_bounds__(SumSharesLaunch::kThreads)
 }
 
 template <class T>
-cudaError_t start_sum_shares(const SumSharesLaunch& launch, cudaStream_t stream) {
+cudaError_t start_dkdv_reduce(const DkdvReduceLaunch& launch, cudaStream_t stream) {
     const ForwardParams& p = launch.params.forward;
-    if (launch.sums.most == 1) return cudaSuccess;
+    if (launch.partial.max_splits == 1) return cudaSuccess;
     const std::int64_t blocks = 2 * p.batch * p.heads_kv * launch.tiles;
-    return start(sum_shares_kernel<T>, blocks, SumSharesLaunch::kThreads, 0, launch, stream);
+    return start(dkdv_reduce_kernel<T>, blocks, DkdvReduceLaunch::kThreads, 0, launch, stream);
 }
 
 }  // namespace tessera::cuda::gradient

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dQ out of the workspace: the sums of both sweeps, times the scale, rounded.
+// dQ in the output's format: the sum of both accumulators in the workspace, times the scale, rounded.
 #pragma once
 
-#include "cuda/gradient/place.cuh"
+#include "cuda/gradient/workspace.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/output.cuh"
 #include "cuda/tile/sequence.cuh"
@@ -27,23 +27,23 @@ __global__ void __launch_bounds__(DqTile<kHeadDim>::kThreads) dq_kernel(const __
     const auto thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int first_row = Tile::first_row(thread / 32) + lane / 4;
-    const float scale = p.scale / gradient_unit<T>(launch, batch, head);
-    bool summed[2];
+    const float scale = p.scale / ds_scale<T>(launch, batch, head);
+    bool written[2];
 #pragma unroll
-    for (int sweep = 0; sweep < 2; ++sweep) summed[sweep] = launch.done[sweep * launch.all_tiles() + index] != 0;
+    for (int a = 0; a < 2; ++a) written[a] = launch.dq_semaphores[a * launch.all_tiles() + index] != 0;
 #pragma unroll
     for (int m = 0; m < Tile::kRowTiles; ++m) {
 #pragma unroll
         for (int n = 0; n < Tile::kColumnTiles; ++n) {
             float4 x[2] = {};
 #pragma unroll
-            for (int sweep = 0; sweep < 2; ++sweep) {
-                const float* from = launch.dq + (sweep * launch.all_tiles() + index) * Tile::kFloats;
-                if (summed[sweep]) x[sweep] = *reinterpret_cast<const float4*>(from + Tile::offset(m, n, thread));
+            for (int a = 0; a < 2; ++a) {
+                const float* from = launch.dq + (a * launch.all_tiles() + index) * Tile::kFloats;
+                if (written[a]) x[a] = *reinterpret_cast<const float4*>(from + Tile::offset(m, n, thread));
             }
             const int chunk = Tile::first_chunk(thread / 32) + n;
             const int row = first_row + 16 * m;
-            // + 0: whether -0 met further products of weight 0 must not show.
+            // fmaf(x, f, 0) turns -0 into +0, so the sign cannot reveal how many masked products were added.
             const std::uint32_t upper =
                 ptx::pack<T>(fmaf(x[0].x + x[1].x, scale, 0.0F), fmaf(x[0].y + x[1].y, scale, 0.0F));
             const std::uint32_t lower =
@@ -67,7 +67,7 @@ cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
     return start(dq_kernel<T, kHeadDim>, blocks, DqTile<kHeadDim>::kThreads, 0, launch, stream);
 }
 
-/// The same in fp32, where a tile lies in the workspace as [queries][columns].
+/// The fp32 form. An accumulator lies in the workspace as [queries][columns].
 template <int kHeadDim>
 __global__ void __launch_bounds__(256) dq_fp32_kernel(const __grid_constant__ Launch launch) {
     const ForwardParams& p = launch.params.forward;
@@ -87,10 +87,10 @@ __global__ void __launch_bounds__(256) dq_fp32_kernel(const __grid_constant__ La
         if (query >= sequence.len_q) return;
         float x[2] = {0, 0};
 #pragma unroll
-        for (int sweep = 0; sweep < 2; ++sweep) {
-            const std::int64_t place = sweep * launch.all_tiles() + index;
-            if (launch.done[place] == 0) continue;
-            x[sweep] = launch.dq[(place * kBlockQ + row) * kHeadDim + column];
+        for (int a = 0; a < 2; ++a) {
+            const std::int64_t accumulator = a * launch.all_tiles() + index;
+            if (launch.dq_semaphores[accumulator] == 0) continue;
+            x[a] = launch.dq[(accumulator * kBlockQ + row) * kHeadDim + column];
         }
         to[query * dq.row + column * dq.column] = fmaf(x[0] + x[1], p.scale, 0.0F);
     }

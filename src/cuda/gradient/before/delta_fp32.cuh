@@ -1,51 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// In fp32: delta, the LSE as other kernels want it, and the gradient of a bias.
+// The kernels of fp32 whose CTAs own a query tile: delta with the LSE, and the gradient of the bias.
 #pragma once
 
 #include <new>
 
-#include "cuda/gradient/bias_task.cuh"
-#include "cuda/gradient/rows.cuh"
-#include "cuda/gradient/tile_fp32.cuh"
+#include "cuda/gradient/after/bias_task.cuh"
+#include "cuda/gradient/before/query_tile.cuh"
+#include "cuda/gradient/main/tile_fp32.cuh"
 #include "cuda/shared/start.cuh"
+#include "cuda/tile/fragment.cuh"
 
 namespace tessera::cuda::gradient {
 
-/// m, l and the sum of P dP over the keys of one thread.
+/// m, l and the sum of P dP of one row, over the keys of one thread.
 struct DeltaFp32 {
     float max = -INFINITY;
     float sum = 0;
-    float products = 0;
+    float sum_p_dp = 0;
 
     __device__ __forceinline__ void rescale(float to) {
-        const float m = to == -INFINITY ? 0.0F : to;  // nothing visible yet: exp(-inf - 0) is the 0 wanted
+        const float m = to == -INFINITY ? 0.0F : to;  // no visible key yet: exp(-inf - 0) = 0
         const float factor = expf(max - m);
         sum *= factor;
-        products *= factor;
+        sum_p_dp *= factor;
         max = to;
     }
     __device__ __forceinline__ void add(float score, float dp) {
         const float p = expf(score - (max == -INFINITY ? 0.0F : max));
         sum += p;
-        products = fmaf(p, dp, products);
+        sum_p_dp = fmaf(p, dp, sum_p_dp);
     }
-    /// Over the 16 threads of a row.
+    /// Reduces over the 16 threads of a row.
     __device__ __forceinline__ void finish() {
         float found = max;
 #pragma unroll
-        for (int lane = 1; lane < 16; lane *= 2) found = fmaxf(found, __shfl_xor_sync(0xFFFFFFFF, found, lane));
+        for (int lane = 1; lane < 16; lane *= 2) found = fmaxf(found, __shfl_xor_sync(kAllLanes, found, lane));
         rescale(found);
 #pragma unroll
         for (int lane = 1; lane < 16; lane *= 2) {
-            sum += __shfl_xor_sync(0xFFFFFFFF, sum, lane);
-            products += __shfl_xor_sync(0xFFFFFFFF, products, lane);
+            sum += __shfl_xor_sync(kAllLanes, sum, lane);
+            sum_p_dp += __shfl_xor_sync(kAllLanes, sum_p_dp, lane);
         }
     }
     __device__ __forceinline__ void store(RowTile& to, int row, float dlse) const {
         const bool empty = max == -INFINITY && sum == 0;
         to.offset[row] = 0;
-        to.delta[row] = empty ? 0.0F : products / sum - dlse;
+        to.delta[row] = empty ? 0.0F : sum_p_dp / sum - dlse;
         to.norm[row] = empty ? 0.0F : 1 / sum;
         to.max[row] = max == -INFINITY ? 0.0F : max;
     }
@@ -63,7 +64,8 @@ struct RowsFp32 {
         return number * Tile::kBlockKv + Tile::column() + 16 * j;
     }
 
-    /// Calls f(s, dp, number) for the tiles of keys in [begin, end) that some query sees, in ascending order: products.
+    /// Calls f(s, dp, number) for the key tiles in [begin, end) that some query sees, in ascending order. s and dp are
+    /// Q K^T and dO V^T, unscaled.
     template <class F>
     __device__ void for_each_tile(int begin, int end, const F& f) const {
         const int first = max(begin, work.tiles.first);
@@ -99,13 +101,13 @@ __global__ void __launch_bounds__(256, 1) delta_fp32_kernel(const __grid_constan
         const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
         new (work_memory) RowWork(p, batch, static_cast<int>(pair % static_cast<unsigned>(p.heads_q)), tile * kBlockQ,
                                   kBlockQ, Tile::kBlockKv);
-        if (falls(p, batch)) launch.progress->broken = 1;
+        if (cu_seqlens_decrease(p, batch)) launch.counters->cu_seqlens_decrease = 1;
     }
     __syncthreads();
     if (!work.exists()) return;
 
     const Rows32 rows{launch, work, Tile(memory)};
-    const ScoresFp32 scores(p, work.sequence, work.visible, work.batch, work.head);
+    const ScoresFp32 scores(p, work.sequence, work.band, work.batch, work.head);
     DeltaFp32 sums[Tile::kQueries];
     rows.for_each_tile(0, work.tiles.end, [&](auto& s, const auto& dp, int number) {
 #pragma unroll
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
                 }
                 __syncthreads();
                 if (!work.exists()) break;
-                const ScoresFp32 scores(p, work.sequence, work.visible, work.batch, work.head);
+                const ScoresFp32 scores(p, work.sequence, work.band, work.batch, work.head);
                 const RowTile& of = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + q_tile];
                 rows.for_each_tile(task.key_tiles.begin, task.key_tiles.end, [&](auto& s, const auto& dp, int number) {
 #pragma unroll
@@ -175,9 +177,10 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
                             const int query = rows.query(i);
                             const int key = rows.key(number, j);
                             if (!scores.sees(query, key)) continue;
-                            const float w = weight_fp32(of, query % kBlockQ, scores.score(s[i][j], query, key, slope));
+                            const float prob =
+                                probability_fp32(of, query % kBlockQ, scores.score(s[i][j], query, key, slope));
                             const float factor = scores.dropout(query, key);
-                            sums[i][j] += w * ((factor == 0 ? 0.0F : dp[i][j] * factor) - of.delta[query % kBlockQ]);
+                            sums[i][j] += prob * ((factor == 0 ? 0.0F : dp[i][j] * factor) - of.delta[query % kBlockQ]);
                         }
                     }
                 });

@@ -29,6 +29,11 @@ inline constexpr int kSegments = 4;
 /// Key blocks of all heads of a sequence from which on it is cut.
 inline constexpr int kSegmentedBlocks = 256;
 
+/// Segments of a call whose sequences have at most `blocks` key blocks over all heads and splits.
+constexpr int most_segments(const Mask& mask, std::int64_t blocks) {
+    return !mask.trivial() && blocks >= kSegmentedBlocks ? kSegments : 1;
+}
+
 /// The blocks in one segment of a head that has `blocks` of them; the last segment may have fewer.
 TESSERA_HOST_DEVICE constexpr int segment_size(int segments, int blocks) {
     return segments > 1 ? (blocks + kSegments - 1) / kSegments : blocks;
@@ -75,7 +80,7 @@ struct QueryRange {
 struct KeyBlockOrder {
     int block = 0;
     QueryRange own;
-    QueryRange next;       // of block + 1; empty if that one is in another segment
+    QueryRange next;   // of block + 1; empty if that one is in another segment
     int earlier = -1;  // the block that adds first where `next` does not; -1: none
     TESSERA_HOST_DEVICE void set(const Band& band, int number, int block_kv, int log2_block_q) {
         block = number;

@@ -39,7 +39,7 @@ struct CtaTiles {
 
     __device__ __forceinline__ DqSemaphore dq_semaphore() const { return {launch, work}; }
     __device__ __forceinline__ bool sees(int query, int key) const {
-        return query < work.sequence.len_q && work.visible.sees(query, key);
+        return query < work.sequence.len_q && work.band32.sees(query, key);
     }
     /// The fp16 scale of dS of a query head.
     __device__ __forceinline__ float ds_scale(int head) const {

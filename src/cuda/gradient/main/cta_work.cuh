@@ -17,7 +17,7 @@ namespace tessera::cuda::gradient {
 struct CtaWork {
     Sequence sequence;
     Band band;
-    Visible visible;
+    Band32 band32;
     std::int64_t batch = 0;
     int kv_head = 0;
     int split = 0;
@@ -38,7 +38,7 @@ struct CtaWork {
         kv_head = pair - of_batch * p.heads_kv;
         sequence = sequence_of(p, batch);
         band = p.mask.bind(sequence.len_q, sequence.len_kv);
-        visible = Visible(band);
+        band32 = Band32(band);
         heads = p.group;
         if (launch.partial.max_splits > 1) {
             heads = HeadSplit::heads_per_split(band, p.heads_kv, p.group);

@@ -10,6 +10,7 @@
 #include "cuda/host/constants.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/chunks.cuh"
+#include "cuda/tile/fragment.cuh"
 
 namespace tessera::cuda::gradient {
 
@@ -62,8 +63,8 @@ __device__ __forceinline__ void exponentiate(float (&s)[4], float factor, const 
     }
 }
 
-/// The same where rows of the tile may have a large |LSE| (RowTile): their scores are rounded, as the maximum is, before
-/// the maximum is subtracted. `column`: the thread's first query of the tile.
+/// The same where rows of the tile may have a large |LSE| (RowTile): their scores are rounded, as the maximum is,
+/// before the maximum is subtracted. `column`: the thread's first query of the tile.
 template <class T>
 __device__ __forceinline__ void exponentiate_large(float (&s)[4], float scale, const RowTile& rows, int column) {
 #pragma unroll

@@ -6,9 +6,9 @@
 namespace tessera::cuda::gradient {
 
 /// The fp16 scales of a warp's accumulators whose rows are keys. dV has the fixed scale of P. dK has a scale for each
-/// key, since all dS of a key may be far smaller than the largest of the head. It follows the largest |dS| of the key so
-/// far as the online softmax follows a maximum: dS of a step is multiplied by the new scale, dK is rescaled to it. bf16
-/// needs no scales.
+/// key, since all dS of a key may be far smaller than the largest of the head. It follows the largest |dS| of the key
+/// so far as the online softmax follows a maximum: dS of a step is multiplied by the new scale, dK is rescaled to it.
+/// bf16 needs no scales.
 template <class T, int kKeyTiles>
 struct KeyScale {
     static constexpr bool kFp16 = std::is_same_v<T, __half>;
@@ -47,7 +47,7 @@ struct KeyScale {
                 }
             }
         }
-        if (!__any_sync(0xFFFFFFFF, changes)) return;
+        if (!any_lane(changes)) return;
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) {
             const float factor[2] = {power_of_two(exponent[m][0] - before[m][0]),
@@ -83,8 +83,7 @@ struct KeyScale {
         for (int j = 0; j < kTiles; ++j) {
             largest = fmaxf(largest, fmaxf(fabsf(ds[j][2 * r]), fabsf(ds[j][2 * r + 1])));
         }
-        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, 1));
-        return fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, 2));
+        return quad_max(largest);
     }
 };
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The step of the backward in fp32: a block of keys meets a tile of queries. A thread has, of dV and dK, keys 16 apart
-// and four columns in every 64; of dQ, queries likewise.
+// The mainloop in fp32. A thread has, of dV and dK, keys 16 apart and four columns in every 64; of dQ, queries 16 apart
+// and the same columns.
 #pragma once
 
-#include "cuda/gradient/key_work.cuh"
-#include "cuda/gradient/tile_fp32.cuh"
+#include "cuda/gradient/main/cta_work.cuh"
+#include "cuda/gradient/main/tile_fp32.cuh"
 
 namespace tessera::cuda::gradient {
 
 template <ConfigFp32 kConfig>
-struct KeyLoopFp32 {
+struct MainloopFp32 {
     using Tile = TileFp32<kConfig>;
     using Scores = typename Tile::Scores;
     using Sums = float[Tile::kKeys][Tile::kColumns];
@@ -18,41 +18,41 @@ struct KeyLoopFp32 {
     static constexpr int kSharedBytes = kConfig.shared_bytes();
 
     const Launch& launch;
-    const KeyWork& work;
+    const CtaWork& work;
     const Tile tile;
     float* const p;   // [queries][keys], with the dropout
-    float* const ds;  // [queries][keys], of the product, without the scale
+    float* const ds;  // [queries][keys], the gradient of Q K^T divided by the scale
 
-    __device__ KeyLoopFp32(const Launch& of, const KeyWork& which, char* memory)
+    __device__ MainloopFp32(const Launch& of, const CtaWork& its_work, char* memory)
         : launch(of),
-          work(which),
+          work(its_work),
           tile(memory),
           p(tile.v + Tile::kBlockKv * Tile::kRow),
           ds(p + Tile::kFloatsOfScores) {}
 
     __device__ void run(Sums& dv, Sums& dk) const {
-        const int count = work.own.count() * launch.params.forward.group;
-        const Turns turns{launch, work};
+        const int count = work.steps();
+        const DqSemaphore semaphore{launch, work};
         const bool adds = work.adds_dq(launch);
         for (int i = 0; i < count; ++i) {
             const Step step(launch, work, i);
             const int first_query = step.tile * kBlockQ;
             __syncthreads();
-            if (adds && i > 0) turns.publish(Step(launch, work, i - 1));
+            if (adds && i > 0) semaphore.release(Step(launch, work, i - 1));
             tile.load_queries(launch.params, work.sequence, work.batch, step.head, first_query);
             __syncthreads();
-            make_scores(step, first_query);
-            if (adds) turns.wait(step);
+            compute_scores(step, first_query);
+            if (adds) semaphore.acquire(step);
             __syncthreads();
             add(dv, p, tile.d_o, first_query);
             add(dk, ds, tile.q, first_query);
             if (adds) add_dq(step, first_query);
         }
         __syncthreads();
-        if (adds && count > 0) turns.publish(Step(launch, work, count - 1));
+        if (adds && count > 0) semaphore.release(Step(launch, work, count - 1));
     }
 
-    /// dV and dK of the block.
+    /// Writes dV or dK of the block. fmaf(x, f, 0) turns -0 into +0.
     __device__ void store(const Sums& sums, const Rows& rows, int dim, float factor) const {
         if (rows.data == nullptr) return;
         auto* to = reinterpret_cast<float*>(rows.data +
@@ -64,7 +64,6 @@ struct KeyLoopFp32 {
 #pragma unroll
             for (int n = 0; n < Tile::kColumns; ++n) {
                 const int column = column_of(n);
-                // + 0: whether -0 met further products of weight 0 must not show.
                 if (column < dim) to[key * rows.row + column * rows.column] = fmaf(sums[j][n], factor, 0.0F);
             }
         }
@@ -73,11 +72,11 @@ struct KeyLoopFp32 {
  private:
     __device__ static __forceinline__ int column_of(int n) { return n / 4 * 64 + 4 * Tile::column() + n % 4; }
 
-    /// P and dS of the tile, to shared memory; 0 where a query does not see a key.
-    __device__ void make_scores(const Step& step, int first_query) const {
+    /// Computes P and dS of the tile in shared memory; both are 0 where a query does not see a key.
+    __device__ void compute_scores(const Step& step, int first_query) const {
         const ForwardParams& params = launch.params.forward;
-        const ScoresFp32 scores(params, work.sequence, work.visible, work.batch, step.head);
-        const RowTile& rows = launch.rows[Turns{launch, work}.tile(step)];
+        const ScoresFp32 scores(params, work.sequence, work.band32, work.batch, step.head);
+        const RowTile& rows = launch.rows[DqSemaphore{launch, work}.tile(step)];
         Scores s;
         Scores dp;
         Tile::multiply(s, tile.q, tile.k);
@@ -94,10 +93,10 @@ struct KeyLoopFp32 {
                 float gradient = 0;
                 if (scores.sees(query, key)) {
                     float slope;
-                    const float w = weight_fp32(rows, row, scores.score(s[i][j], query, key, slope));
+                    const float prob = probability_fp32(rows, row, scores.score(s[i][j], query, key, slope));
                     const float factor = scores.dropout(query, key);
-                    kept = factor == 0 ? 0.0F : w * factor;
-                    gradient = w * ((factor == 0 ? 0.0F : dp[i][j] * factor) - rows.delta[row]) * slope;
+                    kept = factor == 0 ? 0.0F : prob * factor;
+                    gradient = prob * ((factor == 0 ? 0.0F : dp[i][j] * factor) - rows.delta[row]) * slope;
                 }
                 p[row * kRowOfScores + column] = kept;
                 ds[row * kRowOfScores + column] = gradient;
@@ -106,13 +105,13 @@ struct KeyLoopFp32 {
     }
 
     __device__ __forceinline__ bool sees(int query, int key) const {
-        return query < work.sequence.len_q && work.visible.sees(query, key);
+        return query < work.sequence.len_q && work.band32.sees(query, key);
     }
 
-    /// sums[key] += over the queries that see it, weights[query][key] times x[query]: dV by P and dO, dK by dS and Q. A
-    /// tile is summed first: long sums would lose digits. Hidden pairs are left out, since 0 times what is there may be
-    /// NaN.
-    __device__ void add(Sums& sums, const float* weights, const float* x, int first_query) const {
+    /// sums[key] += the sum over the queries that see the key of a[query][key] * x[query]: dV by P and dO, dK by dS and
+    /// Q. The tile is summed on its own first, since long sums would lose digits. Hidden pairs are left out, since 0
+    /// times Inf or NaN is NaN.
+    __device__ void add(Sums& sums, const float* a, const float* x, int first_query) const {
         Sums part = {};
 #pragma unroll 2
         for (int q = 0; q < kBlockQ; ++q) {
@@ -121,7 +120,7 @@ struct KeyLoopFp32 {
 #pragma unroll
             for (int j = 0; j < Tile::kKeys; ++j) {
                 const int key = Tile::row() + 16 * j;
-                w[j] = weights[q * kRowOfScores + key];
+                w[j] = a[q * kRowOfScores + key];
                 wanted[j] = sees(first_query + q, work.first_key + key);
             }
 #pragma unroll
@@ -144,9 +143,9 @@ struct KeyLoopFp32 {
         }
     }
 
-    /// dQ of the tile of queries is added to what the blocks before have left in the workspace: [queries][columns].
+    /// Adds dQ of the query tile to what the key blocks before have left in the workspace, [queries][columns].
     __device__ void add_dq(const Step& step, int first_query) const {
-        const Turns turns{launch, work};
+        const DqSemaphore semaphore{launch, work};
         float part[Tile::kQueries][Tile::kColumns] = {};
 #pragma unroll 2
         for (int key = 0; key < Tile::kBlockKv; ++key) {
@@ -171,8 +170,8 @@ struct KeyLoopFp32 {
                 }
             }
         }
-        float* const to = launch.dq + turns.place(step) * kBlockQ * Tile::kHeadDim;
-        const bool first = turns.first_to_add(step);
+        float* const to = launch.dq + semaphore.index(step) * kBlockQ * Tile::kHeadDim;
+        const bool first = semaphore.is_first(step);
 #pragma unroll
         for (int i = 0; i < Tile::kQueries; ++i) {
 #pragma unroll

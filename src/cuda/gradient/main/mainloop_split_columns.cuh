@@ -36,10 +36,10 @@ struct MainloopSplitColumns {
     const Sync sync{tiles.work};
 
     __device__ __forceinline__ void run_block(CtaWork& mutable_work) const {
-        KeyBlock<T, kConfig>{tiles}.run(
-            mutable_work, [&](StepPlan& plan, int index, Sums& dv, Sums& dk, StepBarriers& barriers) {
-                step(plan, index, dv, dk, barriers);
-            });
+        KeyBlock<T, kConfig>{tiles}.run(mutable_work,
+                                        [&](StepPlan& plan, int index, Sums& dv, Sums& dk, StepBarriers& barriers) {
+                                            step(plan, index, dv, dk, barriers);
+                                        });
     }
 
  private:

@@ -29,10 +29,10 @@ struct MainloopSplitQueries {
     const Sync sync{tiles.work};
 
     __device__ __forceinline__ void run_block(CtaWork& mutable_work) const {
-        KeyBlock<T, kConfig>{tiles}.run(
-            mutable_work, [&](StepPlan& plan, int index, Sums& dv, Sums& dk, StepBarriers& barriers) {
-                step(plan, index, dv, dk, barriers);
-            });
+        KeyBlock<T, kConfig>{tiles}.run(mutable_work,
+                                        [&](StepPlan& plan, int index, Sums& dv, Sums& dk, StepBarriers& barriers) {
+                                            step(plan, index, dv, dk, barriers);
+                                        });
     }
 
  private:
@@ -90,9 +90,8 @@ struct MainloopSplitQueries {
         Scores p;
         Scores ds;
         const int offset = Warp::score_offset(pass);
-        warp.compute_with_predicates(p, ds, planned, stage, pass, [&](int m, int j) {
-            Warp::store(own_ds_tile(buffer), offset, ds[m][j], m, j);
-        });
+        warp.compute_with_predicates(p, ds, planned, stage, pass,
+                                     [&](int m, int j) { Warp::store(own_ds_tile(buffer), offset, ds[m][j], m, j); });
         warp.add_own_dv(dv, p, tiles.do_tile(stage), pass, NothingBetween{});
     }
     template <class Between>

@@ -83,7 +83,7 @@ struct MainloopWarpPairs {
         const int first_query = step.tile * kBlockQ;
         const bool masked =
             first_query + kBlockQ > work.sequence.len_q ||
-            !work.visible.full(first_query, first_query + kBlockQ, work.first_key, work.first_key + kConfig.block_kv());
+            !work.band32.full(first_query, first_query + kBlockQ, work.first_key, work.first_key + kConfig.block_kv());
         const bool sanitizes = work.sanitizes && masked;
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part) {
@@ -127,7 +127,7 @@ struct MainloopWarpPairs {
     /// the softcap, with the sign bit set where dropout drops it.
     __device__ __forceinline__ void compute_p(Scores& s, const Step& step, int stage, int part, bool masked) const {
         const RowTile& rows = tiles.rows(stage);
-        const bool large = __any_sync(0xFFFFFFFF, rows.norm[part * kPartQueries + lane_number()] != 0.0F);
+        const bool large = any_lane(rows.norm[part * kPartQueries + lane_number()] != 0.0F);
         if (masked || large) compute_p<true>(s, step, rows, part, masked);
         else compute_p<false>(s, step, rows, part, false);
         ptx::named_barrier_arrive(barrier_of(part), 64);
@@ -229,8 +229,7 @@ struct MainloopWarpPairs {
             if (!tiles.sees(query + e % 2, key + e / 2 * 8)) x[e] = 0;
         }
     }
-    __device__ __forceinline__ void draw_dropout(KeptOfColumns (&kept)[kKeyTiles], int head, int query,
-                                                 int key) const {
+    __device__ __forceinline__ void draw_dropout(KeptOfColumns (&kept)[kKeyTiles], int head, int query, int key) const {
         const TransposedScores<T> scores = this->scores(head);
         if (!scores.drops()) return;
 #pragma unroll
@@ -289,8 +288,8 @@ struct MainloopWarpPairs {
         __syncthreads();
     }
 
-    /// Writes dV or dK of the pair's keys, rounded, through the shared memory of V or K, after a barrier of all threads;
-    /// or unrounded to the workspace, if the CTA has a split of the heads.
+    /// Writes dV or dK of the pair's keys, rounded, through the shared memory of V or K, after a barrier of all
+    /// threads; or unrounded to the workspace, if the CTA has a split of the heads.
     __device__ __forceinline__ void store_sums(const Sums& sums, const Scale& scale) const {
         const Launch& launch = tiles.launch;
         const CtaWork& work = tiles.work;

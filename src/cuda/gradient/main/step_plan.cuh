@@ -61,7 +61,7 @@ struct StepPlanner {
         const int end = work.order.own.end * kStepQueries;
         plan.count = work.steps();
         plan.any_masked = end > work.sequence.len_q ||
-                          !work.visible.full(first, end, work.first_key, work.first_key + kConfig.block_kv());
+                          !work.band32.full(first, end, work.first_key, work.first_key + kConfig.block_kv());
         plan.nonfinite_keys = false;
         __syncwarp();
         plan_step(plan, static_cast<int>(threadIdx.x) % 32);
@@ -137,8 +137,8 @@ struct StepPlanner {
         to.head = step.head;
         to.tile = step.tile;
         to.accumulator = step.accumulator;
-        to.masked = !exist || !work.visible.full(first, first + kStepQueries, work.first_key,
-                                                 work.first_key + kConfig.block_kv());
+        to.masked = !exist ||
+                    !work.band32.full(first, first + kStepQueries, work.first_key, work.first_key + kConfig.block_kv());
         to.edge = to.masked && exist && work.first_key + kConfig.block_kv() <= m.len_kv;
         to.predecessor = semaphore.predecessor(step);
         to.first = to.predecessor < 0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward in fp32: every product is an FMA of fp32 numbers, every exponential is accurate. 16 x 16 threads; of a
-// tile of scores each has queries 16 apart and keys 16 apart.
+// The tiles of the fp32 kernels: every product is an FMA of fp32 numbers, every exponential is accurate. 16 x 16
+// threads; a thread has queries 16 apart and keys 16 apart of a score tile.
 #pragma once
 
-#include "cuda/gradient/place.cuh"
+#include "cuda/gradient/workspace.cuh"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/sequence.cuh"
 
@@ -18,7 +18,7 @@ struct TileFp32 {
     static constexpr int kQueries = kBlockQ / 16;   // of a thread
     static constexpr int kKeys = kBlockKv / 16;     // of a thread
     static constexpr int kColumns = kHeadDim / 16;  // of a thread: four in every 64
-    static constexpr int kRow = kHeadDim + 4;       // floats from one row to the next: no two lanes in one bank
+    static constexpr int kRow = kHeadDim + 4;       // floats from one row to the next, padded against bank conflicts
     static constexpr int kRowOfScores = kBlockKv + 4;
     static constexpr int kFloats = kConfig.floats();
     static constexpr int kFloatsOfScores = kBlockQ * kRowOfScores;
@@ -41,7 +41,7 @@ struct TileFp32 {
         return *reinterpret_cast<const float4*>(from);
     }
 
-    /// Rows [first_row, first_row + kRows) of a head; zeros for what does not exist.
+    /// Loads rows [first_row, first_row + kRows) of a head; rows and columns that do not exist become 0.
     template <int kRows>
     __device__ static void load(float* to, const Rows& rows, std::int64_t offset, int first_row, int row_count,
                                 int dim) {
@@ -68,7 +68,7 @@ struct TileFp32 {
                        f.head_dim_v);
     }
 
-    /// Products of rows of queries and rows of keys: Q K^T, dO V^T.
+    /// s = the products of query rows and key rows: Q K^T, dO V^T.
     __device__ static void multiply(Scores& s, const float* queries, const float* keys) {
 #pragma unroll
         for (auto& scores : s) {
@@ -95,24 +95,24 @@ struct TileFp32 {
     }
 };
 
-/// What the scores of one head go through, in fp32.
+/// Scale, softcap, ALiBi, bias, mask and dropout of one head, in fp32.
 struct ScoresFp32 {
     const ForwardParams& params;
     const Sequence& sequence;
-    const Visible& visible;
+    const Band32& band;
     const std::int64_t batch;
     const int head;
     const ScoreInputs inputs;
 
-    __device__ ScoresFp32(const ForwardParams& p, const Sequence& of, const Visible& band, std::int64_t in_batch,
+    __device__ ScoresFp32(const ForwardParams& p, const Sequence& of, const Band32& its_band, std::int64_t in_batch,
                           int of_head)
-        : params(p), sequence(of), visible(band), batch(in_batch), head(of_head), inputs(p, in_batch, of_head) {}
+        : params(p), sequence(of), band(its_band), batch(in_batch), head(of_head), inputs(p, in_batch, of_head) {}
 
     __device__ __forceinline__ bool sees(int query, int key) const {
-        return query < sequence.len_q && visible.sees(query, key);
+        return query < sequence.len_q && band.sees(query, key);
     }
 
-    /// A score in units of the natural logarithm, of a pair that is visible; `slope`: of the softcap.
+    /// The score of a visible pair, in units of the natural logarithm. `slope`: the derivative of the softcap.
     __device__ float score(float product, int query, int key, float& slope) const {
         float s = __fmul_rn(product, params.scale);
         slope = 1;
@@ -131,14 +131,14 @@ struct ScoresFp32 {
         return s;
     }
 
-    /// What the dropout multiplies a weight by.
+    /// The factor of P by the dropout: 0, or 1 / (1 - probability).
     __device__ float dropout(int query, int key) const {
         return is_kept(params.keep, batch, head, query, key) ? params.keep_scale : 0.0F;
     }
 };
 
-/// P of a visible pair. All rows have a norm in fp32, where the last bits of the LSE show.
-__device__ __forceinline__ float weight_fp32(const RowTile& rows, int row, float score) {
+/// P of a visible pair. In fp32 every row has a norm, since the last bits of the LSE would show.
+__device__ __forceinline__ float probability_fp32(const RowTile& rows, int row, float score) {
     return expf(score - rows.max[row]) * rows.norm[row];
 }
 

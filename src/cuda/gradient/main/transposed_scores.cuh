@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to scores besides the product where keys are the rows: s[4] of mma.m16n8k16 is keys key, key + 8 and
-// queries query, query + 1, element e being key half e / 2, query e % 2. The same arithmetic as in score.cuh.
+// Softcap, ALiBi, bias and dropout of S^T, whose rows are keys: element e of the accumulator s[4] of mma.m16n8k16 is
+// key half e / 2 (8 keys apart) and query e % 2. The arithmetic is that of tile/score.cuh.
 #pragma once
 
 #include "cuda/tile/score.cuh"
 
 namespace tessera::cuda::gradient {
 
-/// Scores in units of the natural logarithm, and what their gradient has to be multiplied by on the way to the product.
+/// A score in units of the natural logarithm, and its derivative by the scaled product (the slope of the softcap).
 struct Scored {
     float score;
     float slope;
@@ -22,7 +22,7 @@ struct TransposedScores {
     const std::uint32_t batch;
     const std::uint32_t head;
 
-    /// Of a pair that is visible.
+    /// The score of a visible pair.
     __device__ __forceinline__ Scored transform(float product, int query, int key) const {
         Scored out{__fmul_rn(product, params.scale), 1.0F};
         if (params.softcap > 0) {
@@ -32,8 +32,8 @@ struct TransposedScores {
             out.slope = 4 * r * (1 - r);  // 1 - tanh^2
         }
         if (inputs.slope != 0) {
-            const auto apart = static_cast<float>(query + diagonal);
-            out.score = fmaf(-inputs.slope, fabsf(apart - static_cast<float>(key)), out.score);
+            const auto same = static_cast<float>(query + diagonal);  // the key with distance 0
+            out.score = fmaf(-inputs.slope, fabsf(same - static_cast<float>(key)), out.score);
         }
         if (inputs.bias) out.score += bias_at(query * params.bias.row + key * params.bias.column);
         return out;
@@ -41,7 +41,7 @@ struct TransposedScores {
 
     __device__ __forceinline__ bool drops() const { return params.drops(); }
 
-    /// Which weights of 16 keys x 64 queries are kept. All lanes of the warp together.
+    /// Which elements of P of 16 keys x 64 queries dropout keeps. All lanes of the warp call it.
     __device__ __forceinline__ KeptOfColumns draw(int query, int key, int lane) const {
         return KeptOfColumns::draw(params.keep, batch, static_cast<int>(head), query, key, lane);
     }

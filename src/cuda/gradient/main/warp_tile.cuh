@@ -26,7 +26,7 @@ struct WarpTile {
     using Scores = float[kKeyTiles][kTiles][4];  // [16 keys][8 queries][4]
     using Sums = float[kSumTiles][kColumns][4];  // [16 keys][8 dims][4]
     using Address = MatrixAddress<kHeadDim>;
-    static constexpr int kScoreItems = kHeadDim / 16 * (kTiles / 2);   // items (tile/ahead.cuh) of S^T = K Q^T
+    static constexpr int kScoreItems = kHeadDim / 16 * (kTiles / 2);  // items (tile/ahead.cuh) of S^T = K Q^T
     static constexpr int kSumItems = kQueries / 16 * (kColumns / 2);  // items of dV += P^T dO
 
     const CtaTiles<T, kConfig> tiles;
@@ -176,9 +176,7 @@ struct WarpTile {
             if constexpr (kFp16 && !Planner::kFewRegisters) value = read();
         }
         __device__ __forceinline__ float read() const { return *static_cast<const volatile float*>(&planned.ds_scale); }
-        __device__ __forceinline__ float operator()() const {
-            return kFp16 && Planner::kFewRegisters ? read() : value;
-        }
+        __device__ __forceinline__ float operator()() const { return kFp16 && Planner::kFewRegisters ? read() : value; }
     };
 
     __device__ __forceinline__ const RowTile& rows(int stage) const { return tiles.rows(stage, query_tile()); }
@@ -218,12 +216,11 @@ struct WarpTile {
 
     /// Scores of pairs that are not visible become -inf, in a step whose queries and keys all exist.
     __device__ __forceinline__ void mask_scores(Scores& s, int tile, int pass) const {
-        const Visible& visible = tiles.work.visible;
+        const Band32& band = tiles.work.band32;
         const int key = tiles.work.first_key + first_row() + lane_number() / 4;
-        const int query =
-            tile * kStepQueries + query_tile() * kBlockQ + first_column(pass) + lane_number() % 4 * 2;
-        const int first = key - query - visible.low;  // how far the thread's first pair is inside the band
-        const int width = visible.high - visible.low;
+        const int query = tile * kStepQueries + query_tile() * kBlockQ + first_column(pass) + lane_number() % 4 * 2;
+        const int first = key - query - band.low;  // how far the thread's first pair is inside the band
+        const int width = band.high - band.low;
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
@@ -277,7 +274,7 @@ struct WarpTile {
             x = norms[sizeof(RowTile) / sizeof(float2) + lane_number()];
             any |= x.x + x.y != 0.0F;
         }
-        return __any_sync(0xFFFFFFFF, any);
+        return any_lane(any);
     }
 };
 
