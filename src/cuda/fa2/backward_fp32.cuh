@@ -35,7 +35,7 @@ cudaError_t start_backward_fp32(const gradient::Launch& launch, cudaStream_t str
     static_assert(BackwardShapesFp32::kHas<Shape>);
     using Mainloop = gradient::MainloopFp32<Shape::kConfig>;
     const std::int64_t blocks = launch.ctas();
-    return start(backward_fp32_kernel<Shape>, blocks, Loop::Tile::kThreads, Loop::kSharedBytes, launch, stream);
+    return start(backward_fp32_kernel<Shape>, blocks, Mainloop::Tile::kThreads, Mainloop::kSharedBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa2

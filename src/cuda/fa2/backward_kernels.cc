@@ -14,14 +14,15 @@ namespace {
 
 gradient::Extents extents_of(const Problem& p) {
     if (p.dtype == DType::fp32) {
-        const gradient::ConfigFp32 c = BackwardShapesFp32::kConfigs[gradient::shape_index_by_dim<BackwardShapesFp32>(p)];
+        const gradient::ConfigFp32 c =
+            BackwardShapesFp32::kConfigs[gradient::shape_index_by_dim<BackwardShapesFp32>(p)];
         return {c.head_dim, c.block_kv, c.shared_bytes(), true};
     }
     const gradient::Config c = backward_config_of(p);
     return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general, true};
 }
 
-/// Those in 16 bits, then those in fp32.
+/// Names of the 16-bit shapes, then of the fp32 shapes.
 std::vector<std::string> shape_names() {
     std::vector<std::string> names = BackwardShapes::names();
     for (std::string& name : BackwardShapesFp32::names()) names.push_back(std::move(name));

@@ -55,7 +55,7 @@ void forward(const ForwardCall& call) {
     check(start(p, launch, stream_of(call)), "cuda.fa2.forward");
 }
 
-/// Those in 16 bits, then those in fp32.
+/// Names of the 16-bit shapes, then of the fp32 shapes.
 std::vector<std::string> shape_names() {
     std::vector<std::string> names = Shapes::names();
     for (std::string& name : ShapesFp32::names()) names.push_back(std::move(name));

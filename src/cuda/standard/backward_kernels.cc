@@ -16,7 +16,7 @@
 namespace tessera::cuda::standard {
 namespace {
 
-/// S and dP of all pairs, then P and dS over them.
+/// S and dP of all pairs, which P and dS overwrite.
 struct Workspace {
     Matrix matrix;
     float* dp;         // [heads_q, rows, pitch]
@@ -40,7 +40,7 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     return refusal(Schedule::standard, Pass::backward, problem, tile, limits(device));
 }
 
-/// The products of the rows of `q` and of `k`, which have `dim` columns, to a matrix.
+/// The GEMM of `q` and `k`, which have `dim` columns, into a matrix.
 Launch product_launch(const Launch& forward, const Rows& q, const Rows& k, int dim, float* to) {
     Launch launch = forward;
     launch.params.q = q;
@@ -52,7 +52,7 @@ Launch product_launch(const Launch& forward, const Rows& q, const Rows& k, int d
     return launch;
 }
 
-/// dQ, as O of dS and K.
+/// dQ = dS K, as O = P V with other tensors.
 Launch dq_launch(const Launch& forward, const BackwardParams& params, float* ds) {
     Launch launch = forward;
     launch.params.v = forward.params.k;
@@ -91,7 +91,7 @@ cudaError_t products(const Launch& launch, cudaStream_t stream) {
                         [&](auto shape) { return start_products<T, decltype(shape)>(launch, stream); });
 }
 
-/// P and dS of all pairs, and dQ.
+/// Starts the kernels whose CTAs own queries: P and dS of all pairs, and dQ.
 template <class T>
 void start_of_queries(const Launch& forward, const BackwardParams& params, const Workspace& workspace,
                       cudaStream_t stream) {

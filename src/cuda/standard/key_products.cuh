@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dV = P^T dO and dK = dS^T Q. A thread block owns a block of keys of one kv head and goes over the queries that see
-// them, 64 at once, head after head of its group: the sums stay in its registers, in one order.
+// dV = P^T dO and dK = dS^T Q. A CTA owns a key block of one kv head and goes over the queries that see its keys, 64 at
+// once, for one query head of the group after the other. The sums stay in registers and have a fixed order.
 #pragma once
 
 #include "cuda/gradient/main/key_scale.cuh"
@@ -12,7 +12,7 @@
 
 namespace tessera::cuda::standard {
 
-/// A block of keys, and the queries that see one of them.
+/// A key block, and the queries that see one of its keys.
 struct KeyBlock {
     const KeyProductLaunch& launch;
     std::int64_t batch;
@@ -45,8 +45,8 @@ struct KeyBlock {
     }
 };
 
-/// What a thread block reads, and where it puts it: for each stage a tile of the matrix, [2][64 queries][64 keys], and
-/// one of dO or Q.
+/// Shared memory of a CTA, for each stage a tile of P or dS, [2][64 queries][64 keys], and one of dO or Q; and the
+/// copies into it.
 template <class T, Config kConfig>
 struct KeyTilesOf {
     static constexpr int kStages = kConfig.value_stages();
@@ -68,7 +68,7 @@ struct KeyTilesOf {
         return source_of<T>(l.rows, offset, work.sequence.len_q, l.dim, l.vector_rows);
     }
 
-    /// A group of copies for every step, an empty one past the end: what is under way can be counted.
+    /// Starts the copies of a step as one group. A group past the end is empty, so that the number in flight is known.
     __device__ __forceinline__ void load_step(int index) const {
         if (index < work.count()) {
             const int query = work.first_query(index);
@@ -91,8 +91,8 @@ struct KeyTilesOf {
         ptx::cp_async_commit();
     }
 
-    /// What the warp's keys have of a step in fp32: [16 keys][8 queries][4], queries from `first` on. 0 where nothing
-    /// was written.
+    /// Reads dS of the warp's keys in fp32, [16 keys][8 queries][4], for queries of the step from `first` on. It is 0
+    /// where nothing was written.
     template <int kTiles>
     __device__ __forceinline__ void read_exact(float (&s)[kConfig.row_tiles][kTiles][4], int index, int first,
                                                int first_row, int lane) const {
@@ -115,15 +115,15 @@ struct KeyTilesOf {
         }
     }
 
-    /// Adds to the warp's rows in shared memory what Inf and NaN of dO or Q are to the keys that their query sees.
+    /// Adds the products of Inf and NaN in dO or Q to the warp's rows in shared memory, for keys that their query sees.
     __device__ __forceinline__ void restore(char* tile, int first_row, int lane) const {
         constexpr int kChunks = kConfig.head_dim / kChunk;
         const int column = lane % kChunks * kChunk;
-        const Visible visible(work.band);
+        const Band32 band(work.band);
 #pragma unroll 1
         for (int row = first_row + lane / kChunks; row < first_row + kConfig.rows_per_warp(); row += 32 / kChunks) {
-            auto* place = reinterpret_cast<uint4*>(tile + chunk_offset<kConfig.head_dim>(row, column / kChunk));
-            uint4 chunk = *place;
+            auto* at = reinterpret_cast<uint4*>(tile + chunk_offset<kConfig.head_dim>(row, column / kChunk));
+            uint4 chunk = *at;
             const int key = work.first_key + row;
 #pragma unroll 1
             for (int index = 0; index < work.count(); ++index) {
@@ -132,18 +132,18 @@ struct KeyTilesOf {
                 const int begin = work.first_query(index);
 #pragma unroll 1
                 for (int query = begin; query < min(begin + kStepQueries, work.sequence.len_q); ++query) {
-                    if (!visible.sees(query, key)) continue;
+                    if (!band.sees(query, key)) continue;
                     const float* const of_query = head.scores + query * work.launch.forward.pitch;
                     const auto factor = static_cast<float>(reinterpret_cast<const T*>(of_query)[key]);
                     add_nonfinite<T>(chunk, from.elements(query, column), factor);
                 }
             }
-            *place = chunk;
+            *at = chunk;
         }
     }
 };
 
-/// The sums of a warp's keys, [16 keys][8 dims][4], over step `index`, whose tiles are there.
+/// Adds step `index`, whose tiles have arrived, to the sums of a warp's keys, [16 keys][8 dims][4].
 template <class T, Config kConfig>
 __device__ __forceinline__ void multiply_step(float (&sums)[kConfig.row_tiles][kConfig.head_dim / 8][4],
                                               const KeyTilesOf<T, kConfig>& inputs, int index, int first_row,
@@ -160,13 +160,13 @@ __device__ __forceinline__ void multiply_step(float (&sums)[kConfig.row_tiles][k
     }
 }
 
-/// The same where the matrix is there in fp32, for fp16: dS of a key are held times a power of two of the key.
+/// The same from dS in fp32, in fp16: dS is multiplied by the scale of its key before it is rounded.
 template <class T, Config kConfig>
 __device__ __forceinline__ void multiply_exact(float (&sums)[kConfig.row_tiles][kConfig.head_dim / 8][4],
                                                gradient::KeyScale<T, kConfig.row_tiles>& scales,
                                                const KeyTilesOf<T, kConfig>& inputs, int index, int first_row,
                                                int lane) {
-    constexpr int kAtOnce = 16;  // queries: registers are few
+    constexpr int kAtOnce = 16;  // queries, since registers are few
 #pragma unroll 1
     for (int first = 0; first < kStepQueries; first += kAtOnce) {
         float ds[kConfig.row_tiles][kAtOnce / 8][4];
@@ -191,17 +191,17 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
 
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first_row = static_cast<int>(threadIdx.x) / 32 * kConfig.rows_per_warp();
-    const Visible visible(work.band);
+    const Band32 band(work.band);
     float sums[kConfig.row_tiles][kHeadDim / 8][4] = {};  // [16 keys][8 dims][4]
     gradient::KeyScale<T, kConfig.row_tiles> scales(launch.exact == nullptr);
-    bool cleaned = false;  // a tile of dO or Q held Inf or NaN
+    bool replaced = false;  // Inf or NaN in dO or Q were replaced by 0
     for (int index = 0; index < work.count(); ++index) {
         ptx::cp_async_wait<kConfig.value_stages() - 2>();
-        __syncthreads();  // this step is there for all, and all are done with the one before
+        __syncthreads();  // all threads have this step, and are done with the one before
         inputs.load_step(index + kConfig.value_stages() - 1);
         const int query = work.first_query(index);
-        if (!visible.full(query, query + kStepQueries, work.first_key, work.first_key + kKeysOfBlock)) {
-            cleaned |=
+        if (!band.full(query, query + kStepQueries, work.first_key, work.first_key + kKeysOfBlock)) {
+            replaced |=
                 __syncthreads_or(clean<T, kStepQueries, kHeadDim, kConfig.threads()>(inputs.rows_tile(index))) != 0;
         }
         if (gradient::KeyScale<T, 1>::kFp16 && launch.exact != nullptr) {
@@ -211,12 +211,12 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
         }
     }
     ptx::cp_async_wait<0>();
-    __syncthreads();  // the sums go where other warps' tiles were
+    __syncthreads();  // the sums are staged over the tiles of other warps
     float factor[kConfig.row_tiles][2];
     scales.factors(factor, launch.factor);
     stage<T, kHeadDim>(memory, sums, factor, first_row, lane);
     __syncwarp();
-    if (cleaned) inputs.restore(memory, first_row, lane);
+    if (replaced) inputs.restore(memory, first_row, lane);
     __syncwarp();
     const std::int64_t offset = head_offset(launch.to, work.batch, work.sequence.first_kv, work.kv_head, sizeof(T));
     const Target target = target_of<T>(launch.to, offset, work.sequence.len_kv, launch.dim, launch.vector_to);
@@ -227,7 +227,7 @@ template <class T, class Shape>
 cudaError_t start_key_products(const KeyProductLaunch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr Config kConfig = Shape::kConfig;
-    static_assert(kConfig.value_shared_bytes() >= kConfig.q_bytes(), "the sums leave through the tiles");
+    static_assert(kConfig.value_shared_bytes() >= kConfig.q_bytes(), "the sums are staged in the tiles");
     const ForwardParams& p = launch.forward.params;
     const std::int64_t blocks = p.batch * p.heads_kv * launch.key_blocks;
     return start(key_product_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.value_shared_bytes(), launch, stream);

@@ -3,13 +3,14 @@
 
 #include "cuda/fa2/accumulators.cuh"
 #include "cuda/fa2/inputs.cuh"
+#include "cuda/tile/fragment.cuh"
 #include "cuda/tile/warp_product.cuh"
 
 namespace tessera::cuda::fa2 {
 
-/// The loop over the tiles of keys. What a row gets is the same in step() and in run(), to the last bit.
+/// The loop over the key tiles. step() and run_full() give a row the same bits.
 template <class T, Config kConfig>
-struct KeyLoop {
+struct Mainloop {
     static constexpr int kRowTiles = kConfig.row_tiles;
     static constexpr int kHeadDim = kConfig.head_dim;
     static constexpr bool kTwoStages = kConfig.stages == 2;
@@ -18,19 +19,19 @@ struct KeyLoop {
     using Keys = typename Inputs<T, kConfig>::KeyLoader;
 
     const Inputs<T, kConfig> inputs;
-    const Work& work;  // in shared memory: registers are few
+    const Work& work;  // in shared memory, since registers are few
     const Scale scale;
     Queries<kHeadDim, kRowTiles, kConfig.q_in_registers> queries;  // when they are in registers
 
-    /// All tiles of keys, in ascending order.
-    __device__ __forceinline__ void multiply(Out& out) {
+    /// Goes over all key tiles, in ascending order.
+    __device__ __forceinline__ void run(Out& out) {
         const int count = work.tiles.count();
         if (count == 0) return;
         inputs.load_k(first_key(0), 0);
         if constexpr (kTwoStages) inputs.load_v(first_key(0), 0);
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
-            if (i == work.run.begin) i = run(i, out);
+            if (i == work.full_run.begin) i = run_full(i, out);
             if (i < count) step(i, out);
         }
     }
@@ -41,13 +42,13 @@ struct KeyLoop {
         return static_cast<int>(static_cast<unsigned>(index) % kConfig.stages);
     }
 
-    /// What was on its way is there for all threads, and all are done with what they worked on before.
+    /// Waits until the copies of all threads have arrived, and all threads are done with the tile before.
     __device__ static __forceinline__ void wait_for_tile() {
         ptx::cp_async_wait<0>();
         __syncthreads();
     }
 
-    /// One tile of keys, whatever it is like.
+    /// One key tile of any kind.
     __device__ __forceinline__ void step(int index, Out& out) {
         const int stage = stage_of(index);
         const bool more = index + 1 < work.tiles.count();
@@ -58,28 +59,28 @@ struct KeyLoop {
             inputs.load_k(first_key(index + 1), 1 - stage);
             inputs.load_v(first_key(index + 1), 1 - stage);
         }
-        const bool wanted = sees(first_key(index));
+        const bool visible = sees(first_key(index));
         Scores s;
         Rescaling rescaling[kRowTiles];
-        if constexpr (kTwoStages) guard(index, stage);
-        if (wanted) {
+        if constexpr (kTwoStages) sanitize(index, stage);
+        if (visible) {
             multiply_qk(s, stage, NothingBetween());
             online_softmax<true>(s, first_key(index), rescaling, out);
         }
         if constexpr (!kTwoStages) {
             wait_for_tile();
             if (more) inputs.load_k(first_key(index + 1), 0);
-            guard(index, 0);
+            sanitize(index, 0);
         }
-        if (wanted) exponentiate_and_multiply(s, first_key(index), stage, rescaling, out, NothingBetween());
+        if (visible) exponentiate_and_multiply(s, first_key(index), stage, rescaling, out, NothingBetween());
     }
 
-    /// Tiles from `index` to run.end: no mask, and the copies of the next tile are put between the products. With two
-    /// stages those of K and V between the products of Q and K, with one those of V there, and of the next K between
-    /// the products of P and V. Returns the first tile that is still to be done.
-    __device__ __forceinline__ int run(int index, Out& out) {
+    /// Tiles from `index` to full_run.end, without a mask. The copies stand between the mma: with two stages those of
+    /// the next K and V in Q K^T; with one stage those of V in Q K^T, and of the next K in P V. Returns the first tile
+    /// that is left.
+    __device__ __forceinline__ int run_full(int index, Out& out) {
 #pragma unroll 1
-        for (; index < work.run.end; ++index) {
+        for (; index < work.full_run.end; ++index) {
             const int stage = stage_of(index);
             const bool more = index + 1 < work.tiles.count();
             wait_for_tile();
@@ -110,28 +111,28 @@ struct KeyLoop {
         return index;
     }
 
-    /// The next kCount parts of a copy.
+    /// Starts the next kCount parts of a copy.
     template <int kCount>
     __device__ static __forceinline__ void start(typename Keys::Parts& parts, int step) {
 #pragma unroll
         for (int part = step * kCount; part < min((step + 1) * kCount, Keys::kParts); ++part) parts.start(part);
     }
 
-    /// Takes Inf and NaN out of a tile of V that is there, if that is wanted.
-    __device__ __forceinline__ void guard(int index, int stage) const {
-        if (!work.guarded || work.tiles.full(work.tiles.first + index)) return;
+    /// Replaces Inf and NaN in a tile of V by 0 in the second run, unless all queries see the whole tile.
+    __device__ __forceinline__ void sanitize(int index, int stage) const {
+        if (!work.sanitizes || work.tiles.full(work.tiles.first + index)) return;
         clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(inputs.v_tile(stage));
         __syncthreads();
     }
 
-    /// Does any row of the warp see any key of the tile? The others keep what they have, to the last bit.
+    /// True if a row of the warp sees a key of the tile. Warps without such a row keep the bits of their rows.
     __device__ __forceinline__ bool sees(int first_key) const {
         const int first_query = work.q_begin + Position::of_thread<kConfig>().first_row;
-        return work.visible.first(first_query) < first_key + kConfig.block_kv &&
-               work.visible.last(first_query + kConfig.rows_per_warp() - 1) >= first_key;
+        return work.band.first(first_query) < first_key + kConfig.block_kv &&
+               work.band.last(first_query + kConfig.rows_per_warp() - 1) >= first_key;
     }
 
-    /// S = Q K^T. `between`(i) is called in each of the steps of 16 dims.
+    /// S = Q K^T. `between`(i) is called in step i of 16 dims.
     template <class Between>
     __device__ __forceinline__ void multiply_qk(Scores& s, int stage, const Between& between) {
         const Position position = Position::of_thread<kConfig>();
@@ -144,7 +145,7 @@ struct KeyLoop {
         }
     }
 
-    /// Products become scores, m is brought up to their maximum, and O and l are rescaled to it.
+    /// Turns Q K^T into scores, raises m to their maximum, and rescales O and l to it.
     template <bool kMasked>
     __device__ __forceinline__ void online_softmax(Scores& s, int first_key, Rescaling (&rescaling)[kRowTiles],
                                                    Out& out) const {
@@ -157,7 +158,7 @@ struct KeyLoop {
             rescaling[m] = rows[m].update_max(rows[m].maxima(s[m]), scale);
             large |= rescaling[m].any_large();
         }
-        if (__any_sync(0xFFFFFFFF, large)) {
+        if (any_lane(large)) {
 #pragma unroll
             for (int m = 0; m < kRowTiles; ++m) rows[m].subtract(s[m], scale, rescaling[m]);
         }
@@ -165,11 +166,11 @@ struct KeyLoop {
         for (int m = 0; m < kRowTiles; ++m) {
             rows[m].rescale(rescaling[m]);
             out.set_rows(m, rows[m]);
-            if (__any_sync(0xFFFFFFFF, rescaling[m].any())) out.rescale(m, rescaling[m]);  // times 1 changes nothing
+            if (any_lane(rescaling[m].any())) out.rescale(m, rescaling[m]);  // times 1 changes nothing
         }
     }
 
-    /// Put together where it is needed: in the loop registers are few.
+    /// Built where it is used, since registers are few in the loop.
     __device__ __forceinline__ HeadScores<T> head() const {
         return {inputs.launch.params, work.sequence, work.batch, work.head, work.scores};
     }
@@ -182,12 +183,12 @@ struct KeyLoop {
         const int key = first_key + position.column();
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-            if constexpr (kConfig.general) head().template transform<kMasked>(s[m], work.visible, query + 16 * m, key);
-            else apply_mask(s[m], work.visible, query + 16 * m, key);
+            if constexpr (kConfig.general) head().template transform<kMasked>(s[m], work.band, query + 16 * m, key);
+            else apply_mask(s[m], work.band, query + 16 * m, key);
         }
     }
 
-    /// S becomes P, and O += P V: the exponentials of one step are taken under the products of the step before.
+    /// Turns S into P, and O += P V. The exponentials of a step of 16 keys overlap with the mma of the step before.
     /// `between`(i) is called before columns 8 * i ... of P.
     template <class Between>
     __device__ __forceinline__ void exponentiate_and_multiply(Scores& s, int first_key, int stage,
@@ -213,7 +214,7 @@ struct KeyLoop {
         }
     }
 
-    /// Weights of 16 rows x 8 keys that fall to the dropout become 0; `kept` serves the 64 keys around.
+    /// Elements of P of 16 rows x 8 keys that dropout drops become 0. `kept` is drawn for 64 keys at once.
     __device__ __forceinline__ void drop(float (&p)[4], KeptOfRows& kept, int m, int first_key, int tile) const {
         const HeadScores<T> scores = head();
         if (!scores.drops()) return;
