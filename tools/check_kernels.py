@@ -41,7 +41,7 @@ NEEDS = [
     (r"gradient::dq_(fp32_)?kernel<.*>", set()),
     (r"gradient::(dkdv_reduce|fp16_scale)_kernel<.*>", set()),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
-    (r"standard::(scores|values|products|dq|key_product)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
+    (r"standard::(scores|values|gemm|dq|key_gemm)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
     (r"standard::bias_gradient_kernel<.*>", set()),
 ]
@@ -67,9 +67,9 @@ COMPILED = [
     ("fa1", "BackwardShapes", "fa1::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("standard", "Shapes", "standard::products_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::gemm_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("standard", "Shapes", "standard::key_product_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::key_gemm_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
 ]
 WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax", "row_gradient", "bias_gradient")
                   for dtype in ("bf16", "fp16")} | {

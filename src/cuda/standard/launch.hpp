@@ -32,7 +32,7 @@ struct RowGradientLaunch {
 };
 
 /// Arguments of dV = P^T dO or dK = dS^T Q.
-struct KeyProductLaunch {
+struct KeyGemmLaunch {
     Launch forward;  ///< its matrix holds P or dS
     Rows rows;       // [batch, len_q, heads_q, dim]: dO or Q
     Rows to;         // [batch, len_kv, heads_kv, dim]: dV or dK
@@ -60,14 +60,14 @@ cudaError_t start_values(const Launch& launch, cudaStream_t stream);
 
 // The kernels of the backward.
 template <class T, class Shape>
-cudaError_t start_products(const Launch& launch, cudaStream_t stream);
+cudaError_t start_gemm(const Launch& launch, cudaStream_t stream);
 template <class T>
 cudaError_t start_row_gradients(const RowGradientLaunch& launch, cudaStream_t stream);
 /// dQ = dS K: `launch` has dS as its matrix, K for V and dQ for O.
 template <class T, class Shape>
 cudaError_t start_dq(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
-cudaError_t start_key_products(const KeyProductLaunch& launch, cudaStream_t stream);
+cudaError_t start_key_gemm(const KeyGemmLaunch& launch, cudaStream_t stream);
 template <class T>
 cudaError_t start_bias_gradient(const BiasGradientLaunch& launch, cudaStream_t stream);
 

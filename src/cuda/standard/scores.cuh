@@ -2,7 +2,7 @@
 //
 // The first kernel: S = scale * Q K^T with softcap, ALiBi, bias and mask, to memory in fp32. A CTA owns a query tile;
 // the next K tile is copied while the GEMM of this one runs. Tiles that the mask empties are skipped. The backward
-// takes Q K^T and dO V^T without the rest (products_kernel).
+// takes Q K^T and dO V^T without the rest (gemm_kernel).
 #pragma once
 
 #include "cuda/shared/start.cuh"
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
-    products_kernel(const __grid_constant__ Launch launch) {
+    gemm_kernel(const __grid_constant__ Launch launch) {
     extern __shared__ __align__(128) char memory[];
     multiply_tiles<T, Shape::kConfig, false>(launch, memory);
 }
@@ -102,11 +102,11 @@ cudaError_t start_scores(const Launch& launch, cudaStream_t stream) {
 }
 
 template <class T, class Shape>
-cudaError_t start_products(const Launch& launch, cudaStream_t stream) {
+cudaError_t start_gemm(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr Config kConfig = Shape::kConfig;
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
-    return start(products_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.score_shared_bytes(), launch, stream);
+    return start(gemm_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.score_shared_bytes(), launch, stream);
 }
 
 }  // namespace tessera::cuda::standard

@@ -14,7 +14,7 @@ namespace tessera::cuda::standard {
 
 /// A key block, and the queries that see one of its keys.
 struct KeyBlock {
-    const KeyProductLaunch& launch;
+    const KeyGemmLaunch& launch;
     std::int64_t batch;
     int kv_head;
     int first_key;
@@ -23,7 +23,7 @@ struct KeyBlock {
     int first_step = 0;  // queries of steps [first_step, first_step + steps)
     int steps = 0;
 
-    __device__ explicit KeyBlock(const KeyProductLaunch& from)
+    __device__ explicit KeyBlock(const KeyGemmLaunch& from)
         : launch(from),
           batch(blockIdx.x / from.key_blocks / from.forward.params.heads_kv),
           kv_head(static_cast<int>(blockIdx.x / from.key_blocks % from.forward.params.heads_kv)),
@@ -62,7 +62,7 @@ struct KeyTilesOf {
     }
     __device__ __forceinline__ char* rows_tile(int index) const { return matrix_tile(index) + kConfig.p_bytes(); }
     __device__ __forceinline__ Source rows(int index) const {
-        const KeyProductLaunch& l = work.launch;
+        const KeyGemmLaunch& l = work.launch;
         const int head = work.kv_head * l.forward.params.group + index / work.steps;
         const std::int64_t offset = head_offset(l.rows, work.batch, work.sequence.first_q, head, sizeof(T));
         return source_of<T>(l.rows, offset, work.sequence.len_q, l.dim, l.vector_rows);
@@ -179,7 +179,7 @@ __device__ __forceinline__ void multiply_exact(float (&sums)[kConfig.row_tiles][
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
-    key_product_kernel(const __grid_constant__ KeyProductLaunch launch) {
+    key_gemm_kernel(const __grid_constant__ KeyGemmLaunch launch) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kHeadDim = kConfig.head_dim;
     extern __shared__ __align__(128) char memory[];
@@ -224,13 +224,13 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
 }
 
 template <class T, class Shape>
-cudaError_t start_key_products(const KeyProductLaunch& launch, cudaStream_t stream) {
+cudaError_t start_key_gemm(const KeyGemmLaunch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr Config kConfig = Shape::kConfig;
     static_assert(kConfig.value_shared_bytes() >= kConfig.q_bytes(), "the sums are staged in the tiles");
     const ForwardParams& p = launch.forward.params;
     const std::int64_t blocks = p.batch * p.heads_kv * launch.key_blocks;
-    return start(key_product_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.value_shared_bytes(), launch, stream);
+    return start(key_gemm_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.value_shared_bytes(), launch, stream);
 }
 
 }  // namespace tessera::cuda::standard
