@@ -10,6 +10,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/standard/work.cuh"
+#include "cuda/tile/fragment.cuh"
 #include "cuda/tile/kept_weights.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -20,7 +21,7 @@ template <class Combine>
 __device__ __forceinline__ float block_reduce(float value, float* parts, const Combine& combine) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
-        value = combine(value, __shfl_xor_sync(0xFFFFFFFF, value, distance));
+        value = combine(value, __shfl_xor_sync(kAllLanes, value, distance));
     }
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
     __syncthreads();
