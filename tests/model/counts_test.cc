@@ -24,10 +24,10 @@ const cuda::Limits kDevice{
 /// Every kernel that takes the dtype says that it can't count this.
 void expect_refused(const Problem& p) {
     ASSERT_NO_THROW(p.validate()) << p.describe();
-    for (const cuda::Row& row : cuda::rows()) {
-        const auto reason = cuda::refusal(row, p, {}, kDevice);
-        ASSERT_TRUE(reason.has_value()) << row.name << ": " << p.describe();
-        EXPECT_NE(reason->find("count"), std::string::npos) << row.name << ": " << *reason;
+    for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
+        const auto reason = cuda::refusal(entry, p, {}, kDevice);
+        ASSERT_TRUE(reason.has_value()) << entry.name << ": " << p.describe();
+        EXPECT_NE(reason->find("count"), std::string::npos) << entry.name << ": " << *reason;
     }
 }
 
@@ -47,9 +47,9 @@ TEST(Counts, rows_and_tiles_are_taken_up_to_the_limit_and_no_further) {
     p.mask = {.window_left = 100, .window_right = 100};
     expect_refused(p);
     --p.len_q, --p.len_kv;
-    for (const cuda::Row& row : cuda::rows()) {
-        if (row.schedule == Schedule::standard) continue;  // its matrix has 2^60 numbers
-        EXPECT_EQ(cuda::refusal(row, p, {}, kDevice), std::nullopt) << row.name;
+    for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
+        if (entry.schedule == Schedule::standard) continue;  // its matrix has 2^60 numbers
+        EXPECT_EQ(cuda::refusal(entry, p, {}, kDevice), std::nullopt) << entry.name;
     }
 }
 
