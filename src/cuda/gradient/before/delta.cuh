@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// delta = sum of P dP, exact to fp32: dO . O would be wrong, since O in 16 bits is rounded too much
+// delta = sum of P dP, in fp32. dO . O is not used, since O in 16 bits is rounded too much
 // (docs/decisions/delta-of-rounded-output.md). The kernel also computes the LSE again, from S itself.
 #pragma once
 
