@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera's backward adds up dQ in a fixed order (cuda/fa3/host/dq_order.hpp, cuda/gradient/host/dq_order.hpp): a block of
-// keys goes through the tiles of queries from its own place to the last one, then from the first one, and adds to each
-// after the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
+// tessera's backward adds up dQ in a fixed order (cuda/fa3/host/dq_order.hpp, cuda/gradient/host/dq_order.hpp): a block
+// of keys goes through the tiles of queries from its own place to the last one, then from the first one, and adds to
+// each after the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
 // Under a causal mask long blocks begin first, in parts (cuda/gradient/host/dq_order.hpp; fa3's with one head a group).
 #include <algorithm>
 #include <queue>
