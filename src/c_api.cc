@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "c_api.hpp"
+#include "core/arguments.hpp"
 
 namespace tessera {
 namespace {
@@ -127,7 +128,9 @@ Plan plan_of(const tessera_problem* problem, const tessera_options& o, Pass pass
     return plan(read_problem(problem), options);
 }
 
+/// A tensor of rank 0 is not given: none of its other fields is read.
 TensorView tensor_of(const char* name, const tessera_tensor& t) {
+    if (t.rank == 0) return {};
     if (t.rank < 0 || t.rank > TESSERA_MAX_RANK) {
         invalid(name, fmt::format("expected rank 0..{}, got {}", TESSERA_MAX_RANK, t.rank));
     }
@@ -140,34 +143,19 @@ TensorView tensor_of(const char* name, const tessera_tensor& t) {
     return view;
 }
 
-/// The tensors that both passes take.
-template <class Args, class From>
-Args inputs_of(const From& from) {
-    Args args;
-    args.q = tensor_of("q", from.q);
-    args.k = tensor_of("k", from.k);
-    args.v = tensor_of("v", from.v);
-    args.bias = tensor_of("bias", from.bias);
-    args.alibi_slopes = tensor_of("alibi_slopes", from.alibi_slopes);
-    args.cu_seqlens_q = tensor_of("cu_seqlens_q", from.cu_seqlens_q);
-    args.cu_seqlens_kv = tensor_of("cu_seqlens_kv", from.cu_seqlens_kv);
-    args.o = tensor_of("o", from.o);
-    args.lse = tensor_of("lse", from.lse);
-    args.o_residual = tensor_of("o_residual", from.o_residual);
+ForwardArgs args_of(const tessera_forward_args* from) {
+    const tessera_forward_args a = read_struct("args", from);
+    ForwardArgs args;
+#define TESSERA_READ(member, name, use, need, option, shape, dtype) args.member = tensor_of(name, a.member);
+    TESSERA_FORWARD_TENSORS(TESSERA_READ)
     return args;
 }
 
-ForwardArgs args_of(const tessera_forward_args* from) { return inputs_of<ForwardArgs>(read_struct("args", from)); }
-
 BackwardArgs args_of(const tessera_backward_args* from) {
     const tessera_backward_args a = read_struct("args", from);
-    auto args = inputs_of<BackwardArgs>(a);
-    args.d_o = tensor_of("do", a.d_o);
-    args.dlse = tensor_of("dlse", a.dlse);
-    args.dq = tensor_of("dq", a.dq);
-    args.dk = tensor_of("dk", a.dk);
-    args.dv = tensor_of("dv", a.dv);
-    args.dbias = tensor_of("dbias", a.dbias);
+    BackwardArgs args;
+    TESSERA_BACKWARD_TENSORS(TESSERA_READ)
+#undef TESSERA_READ
     return args;
 }
 

@@ -18,7 +18,7 @@ namespace tessera {
 template <class Args>
 struct Call {
     const Plan& plan;
-    const Args& args;
+    Args args;  ///< only_given(): a tensor that was not given has a null pointer
     std::span<std::byte> workspace;
     ParallelFor parallel_for;  ///< of a CPU kernel, never empty; of a CUDA kernel, empty
     TileCounters* counters;    ///< may be null

@@ -210,6 +210,23 @@ static void test_names(void) {
     CHECK(tessera_kernel_name(count) == NULL);
 }
 
+/* A tensor of rank 0 is not given: nothing else of it is read, and nothing is written where it points. */
+static void test_rank_0(const Fixture* f) {
+    static Outputs before;
+    const tessera_tensor nothing = {.data = (void*)65, .dtype = 99, .device_type = 7, .device_index = -3};
+    tessera_forward_args forward = f->forward;
+    forward.lse = forward.o_residual = nothing;
+    CHECK(tessera_forward(&f->problem, NULL, &forward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
+    tessera_backward_args backward = f->backward;
+    memset(&backward.dlse, 0, sizeof backward.dlse);
+    memset(&backward.o_residual, 0, sizeof backward.o_residual);
+    CHECK(tessera_backward(&f->problem, NULL, &backward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
+    memcpy(&before, &f->out, sizeof before);
+    backward.dlse = backward.o_residual = nothing;
+    CHECK(tessera_backward(&f->problem, NULL, &backward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
+    CHECK(memcmp(&f->out, &before, sizeof before) == 0);
+}
+
 int main(void) {
     static Fixture f;
     CHECK(strcmp(tessera_last_error(), "") == 0 && strcmp(tessera_last_error_argument(), "") == 0);
@@ -219,6 +236,7 @@ int main(void) {
     test_defaults();
     test_newer_caller(&f);
     test_older_caller(&f);
+    test_rank_0(&f);
     test_describe(&f);
     test_names();
     free(f.workspace);

@@ -8,6 +8,18 @@
 
 namespace tessera::cpu::matrix {
 
+/// A tile product adds its 32 products to a sum one pair after another. So a sum over more rows than this, of queries
+/// for dK and dV or of keys for dQ, is made of sums over so many, from the sequence's first row on.
+inline constexpr std::int64_t kSumRows = 2048;
+
+/// Does a sum go on from rows before `first` of `seen`, which is all that is added to it, into a new part at `first`?
+constexpr bool begins_part(std::int64_t first, const Range& seen) {
+    return first % kSumRows == 0 && seen.begin < first && first - kSumRows < seen.end;
+}
+
+/// Adds the sum to the total and clears it.
+void move_to_total(float* sum, float* total, std::int64_t count);
+
 /// Rows of one head, packed; `rows` counts from the head's first, a multiple of 32.
 class GradientMemory {
  public:
@@ -29,7 +41,8 @@ class GradientMemory {
         float* lse;       // [queries], +inf for empty rows
         float* delta;     // [queries], rowsum(P * dP) - dLSE, which is rowsum(dO * O) - dLSE
         float* norm;      // [queries], factors of P, valid where has_norm
-        float* dq_t;      // [queries / 32][16 * dim_tiles, 32]
+        float* dq_t;      // [queries / 32][16 * dim_tiles, 32]: of all keys, or of those since the last kSumRows
+        float* dq_total;  // likewise of the keys before, or null: there are no more keys than that
         char* has_norm;   // [queries / 32]: LSE is too large to hold the row's sum
         char* q_finite;   // [queries / 32]
         char* do_finite;  // [queries / 32]
@@ -68,6 +81,7 @@ class GradientMemory {
     float* delta_;
     float* norm_;
     float* dq_t_;
+    float* dq_total_ = nullptr;
     char* flags_q_;  // [3, heads_q, padded queries / 32]
     Bf16* k_rows_;
     Bf16* k_columns_;

@@ -82,6 +82,8 @@ void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panel
             lanes::backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
             tally.ran(coverage, panel, kv);
             tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
+            memory.added_to_keys(head, tile_keys);
+            memory.added_to_queries(head, i);
         }
     }
 }
