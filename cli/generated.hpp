@@ -15,11 +15,10 @@ namespace tessera::cli {
 
 struct GeneratedInputs {
     FileLayout layout;
-    OwnedTensor q, k, v;
-    OwnedTensor d_o;                          ///< only when asked for
-    OwnedTensor bias;                         ///< [1, heads_q, len_q, len_kv], when the Problem has one
-    OwnedTensor alibi_slopes;                 ///< 2^(-8 (h + 1) / heads_q), when the Problem has them
-    OwnedTensor cu_seqlens_q, cu_seqlens_kv;  ///< int32, or int64 when the totals need it; when ragged
+    std::vector<OwnedTensor> owned;
+    /// Views in the shapes that a file gets: do when it is asked for, bias [1, heads_q, len_q, len_kv], alibi_slopes
+    /// 2^(-8 (h + 1) / heads_q), cu_seqlens in int32, or int64 when the totals need it.
+    BackwardArgs tensors;
 
     /// Name and tensor of everything that was made.
     std::vector<std::pair<std::string, TensorView>> named() const;

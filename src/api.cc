@@ -74,7 +74,7 @@ Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte>
     plan.problem.validate();
     check_tensors(plan.problem, args, plan.device, workspace.first(std::min(workspace.size(), plan.workspace_bytes)));
     check_workspace(plan, workspace);
-    return {plan, only_given(args), workspace, loop_of(plan, how), how.counters, how.stream, how.observer, how.placed};
+    return {plan, only_given(args), workspace, loop_of(plan, how), how.counters, how.stream, how.observer, how.skip_memory_check};
 }
 
 template <class Args>

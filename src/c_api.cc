@@ -146,7 +146,7 @@ TensorView tensor_of(const char* name, const tessera_tensor& t) {
 ForwardArgs args_of(const tessera_forward_args* from) {
     const tessera_forward_args a = read_struct("args", from);
     ForwardArgs args;
-#define TESSERA_READ(member, name, use, need, option, shape, dtype) args.member = tensor_of(name, a.member);
+#define TESSERA_READ(member, name, ...) args.member = tensor_of(name, a.member);
     TESSERA_FORWARD_TENSORS(TESSERA_READ)
     return args;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Looking on while a CPU kernel works: what it tells after each step, for programs that show or check the algorithm.
+// Observing a CPU kernel: what it reports after each step, for programs that show or check the algorithm.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// What has just been done with a tile of queries x keys.
+/// What the kernel has just done with a tile of queries x keys.
 enum class TileStep : std::uint8_t {
     scores,     ///< standard: S of the tile was written to memory
     softmax,    ///< standard: all keys of the queries at once, S became P, normalised

@@ -13,7 +13,7 @@ namespace tessera {
 
 enum class DeviceType : std::uint8_t { cpu, cuda };
 
-/// Where the memory of a tensor lives.
+/// Where the memory of a tensor is.
 struct Device {
     DeviceType type = DeviceType::cpu;
     int index = 0;
@@ -32,6 +32,7 @@ struct TensorView {
     std::array<std::int64_t, kMaxRank> strides{};
     Device device{};
 
+    /// Is it a tensor at all? Of one that is not given, no other field is read.
     bool given() const { return rank > 0; }
 
     /// Number of elements: the product of the shape. Stays at the largest int64 instead of wrapping.

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <iterator>
 #include <span>
+#include <string_view>
 
 #include "tessera/attention.hpp"
 #include "tessera/problem.hpp"
@@ -57,36 +58,50 @@ struct TensorOption {
 };
 
 // clang-format off
-/// Every tensor of a forward call in the order of tessera_forward_args: row(member, name in messages, Use, Need, option,
-/// ShapeRule, DTypeRule). `none`: no option.
-#define TESSERA_FORWARD_TENSORS(row)                                                                     \
-    TESSERA_INPUT_TENSORS(row)                                                                           \
-    row(o,             "o",             output, always,      none,   o,             problem)             \
-    row(lse,           "lse",           output, if_wanted,   none,   lse,           fp32_or_fp64)        \
-    row(o_residual,    "o_residual",    output, if_wanted,   none,   o,             residual)
+/// Every tensor of a forward call, in the order of tessera_forward_args: row(member, name in messages, Use, Need, option,
+/// ShapeRule, DTypeRule, what it is). `none` is no option.
+#define TESSERA_FORWARD_TENSORS(row)                                                                                  \
+    TESSERA_INPUT_TENSORS(row)                                                                                        \
+    row(o,             "o",             output, always,      none,          o,             problem,         "Output") \
+    row(lse,           "lse",           output, if_wanted,   none,          lse,           fp32_or_fp64,              \
+        "Log-sum-exp of the scores")                                                                                  \
+    row(o_residual,    "o_residual",    output, if_wanted,   none,          o,             residual,                  \
+        "What rounding took off the output")
 
-/// The same of a backward call, in the order of tessera_backward_args.
-#define TESSERA_BACKWARD_TENSORS(row)                                                                    \
-    TESSERA_INPUT_TENSORS(row)                                                                           \
-    row(o,             "o",             input,  always,      none,   o,             problem)             \
-    row(lse,           "lse",           input,  always,      none,   lse,           fp32_or_fp64)        \
-    row(d_o,           "do",            input,  always,      none,   o,             problem)             \
-    row(dlse,          "dlse",          input,  if_wanted,   none,   lse,           fp32_or_fp64)        \
-    row(dq,            "dq",            output, if_wanted,   none,   q,             problem)             \
-    row(dk,            "dk",            output, if_wanted,   none,   k,             problem)             \
-    row(dv,            "dv",            output, if_wanted,   none,   v,             problem)             \
-    row(dbias,         "dbias",         output, with_option, bias_gradient, like_bias, fp32_or_problem)  \
-    row(o_residual,    "o_residual",    input,  if_wanted,   none,   o,             residual)
+/// Every tensor of a backward call, in the order of tessera_backward_args.
+#define TESSERA_BACKWARD_TENSORS(row)                                                                                 \
+    TESSERA_INPUT_TENSORS(row)                                                                                        \
+    row(o,             "o",             input,  always,      none,          o,             problem,         "Output") \
+    row(lse,           "lse",           input,  always,      none,          lse,           fp32_or_fp64,              \
+        "Log-sum-exp of the scores")                                                                                  \
+    row(d_o,           "do",            input,  always,      none,          o,             problem,                   \
+        "Gradient of the output")                                                                                     \
+    row(dlse,          "dlse",          input,  if_wanted,   none,          lse,           fp32_or_fp64,              \
+        "Gradient of the LSE")                                                                                        \
+    row(dq,            "dq",            output, if_wanted,   none,          q,             problem,                   \
+        "Gradient of the queries")                                                                                    \
+    row(dk,            "dk",            output, if_wanted,   none,          k,             problem,                   \
+        "Gradient of the keys")                                                                                       \
+    row(dv,            "dv",            output, if_wanted,   none,          v,             problem,                   \
+        "Gradient of the values")                                                                                     \
+    row(dbias,         "dbias",         output, with_option, bias_gradient, like_bias,     fp32_or_problem,           \
+        "Gradient of the bias")                                                                                       \
+    row(o_residual,    "o_residual",    input,  if_wanted,   none,          o,             residual,                  \
+        "What rounding took off the output")
 
 /// The inputs of both passes.
-#define TESSERA_INPUT_TENSORS(row)                                                                       \
-    row(q,             "q",             input,  always,      none,   q,             problem)             \
-    row(k,             "k",             input,  always,      none,   k,             problem)             \
-    row(v,             "v",             input,  always,      none,   v,             problem)             \
-    row(bias,          "bias",          input,  with_option, bias,   bias,          fp32_or_problem)     \
-    row(alibi_slopes,  "alibi_slopes",  input,  with_option, alibi,  alibi_slopes,  fp32)                \
-    row(cu_seqlens_q,  "cu_seqlens_q",  input,  with_option, ragged, cu_seqlens_q,  index)               \
-    row(cu_seqlens_kv, "cu_seqlens_kv", input,  with_option, ragged, cu_seqlens_kv, index)
+#define TESSERA_INPUT_TENSORS(row)                                                                                    \
+    row(q,             "q",             input,  always,      none,          q,             problem,        "Queries") \
+    row(k,             "k",             input,  always,      none,          k,             problem,        "Keys")    \
+    row(v,             "v",             input,  always,      none,          v,             problem,        "Values")  \
+    row(bias,          "bias",          input,  with_option, bias,          bias,          fp32_or_problem,           \
+        "Additive bias [batch, heads, len_q, len_kv], any size also 1")                                               \
+    row(alibi_slopes,  "alibi_slopes",  input,  with_option, alibi,         alibi_slopes,  fp32,                      \
+        "ALiBi slopes, fp32 [heads] or [batch, heads]")                                                               \
+    row(cu_seqlens_q,  "cu_seqlens_q",  input,  with_option, ragged,        cu_seqlens_q,  index,                     \
+        "First rows of the sequences of a ragged batch, int [batch + 1]")                                             \
+    row(cu_seqlens_kv, "cu_seqlens_kv", input,  with_option, ragged,        cu_seqlens_kv, index,                     \
+        "First rows of their keys, int [batch + 1]")
 // clang-format on
 
 /// One row of the list.
@@ -99,6 +114,7 @@ struct TensorArgument {
     TensorOption option;
     ShapeRule shape;
     DTypeRule dtype;
+    const char* about;
 };
 
 namespace argument_option {
@@ -112,8 +128,8 @@ inline constexpr TensorOption ragged{"ragged", &Problem::ragged};
 template <class Args>
 inline constexpr std::array<TensorArgument<Args>, 0> kTensors{};
 
-#define TESSERA_ROW(member, name, use, need, option, shape, dtype) \
-    {name, &Rows::member, Use::use, Need::need, argument_option::option, ShapeRule::shape, DTypeRule::dtype},
+#define TESSERA_ROW(member, name, use, need, option, shape, dtype, about) \
+    {name, &Rows::member, Use::use, Need::need, argument_option::option, ShapeRule::shape, DTypeRule::dtype, about},
 template <>
 inline constexpr auto kTensors<ForwardArgs> = [] {
     using Rows = ForwardArgs;
@@ -154,6 +170,24 @@ Shape full_shape(const Problem& problem, ShapeRule rule);
 
 /// The dtype that a rule prefers for a Problem: int32 for indices, the Problem's own where there is a choice.
 DType usual_dtype(const Problem& problem, DTypeRule rule);
+
+/// Does a call of the other pass compute it? A backward takes o, lse and o_residual from the forward.
+constexpr bool is_result(const TensorArgument<BackwardArgs>& argument) {
+    for (const TensorArgument<ForwardArgs>& of_forward : kTensors<ForwardArgs>) {
+        if (of_forward.use == Use::output && std::string_view(of_forward.name) == argument.name) return true;
+    }
+    return false;
+}
+
+/// The inputs of both passes from a call of either one.
+template <class To, class From>
+To inputs_of(const From& from) {
+    To to;
+#define TESSERA_COPY(member, ...) to.member = from.member;
+    TESSERA_INPUT_TENSORS(TESSERA_COPY)
+#undef TESSERA_COPY
+    return to;
+}
 
 /// The tensors that were given; all others are default-constructed views, whatever the caller left in them. A kernel
 /// gets these, and may ask for a null pointer instead of a rank.

@@ -24,7 +24,7 @@ struct Call {
     TileCounters* counters;    ///< may be null
     void* stream;              ///< cudaStream_t of a CUDA kernel; null: the default stream
     TileObserver* observer;    ///< may be null
-    bool placed;               ///< as in Execution
+    bool skip_memory_check;    ///< as in Execution
 };
 using ForwardCall = Call<ForwardArgs>;
 using BackwardCall = Call<BackwardArgs>;

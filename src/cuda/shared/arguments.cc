@@ -101,7 +101,7 @@ template <class Args>
 ForwardParams common_params(const Call<Args>& call) {
     const Problem& p = call.plan.problem;
     const Args& a = call.args;
-    if (!call.placed) expect_device_memory(call);
+    if (!call.skip_memory_check) expect_device_memory(call);
     ForwardParams params;
     params.q = rows_of(a.q);
     params.k = rows_of(a.k);

@@ -253,7 +253,7 @@ class BackwardRun {
         }
         call_.counters->full += ran_.full;
         call_.counters->partial += ran_.partial;
-        call_.counters->elements += ran_.elements;
+        call_.counters->computed_pairs += ran_.computed_pairs;
         call_.counters->skipped += all - ran_.full - ran_.partial;
     }
 
