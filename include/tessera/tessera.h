@@ -194,6 +194,11 @@ const char* tessera_version(void);
 const char* tessera_last_error(void);
 const char* tessera_last_error_argument(void);
 
+/* The fields of tessera_problem, tessera_forward_args or tessera_backward_args in their order, for callers that build
+ * the struct at run time: "struct_size:size_t dtype:int32 ...". A type is size_t, int32, int64, uint64, double or tensor
+ * (a tessera_tensor). Null for any other name. */
+const char* tessera_struct_fields(const char* name);
+
 /* Every kernel of this build in order of preference. The name is null when index >= tessera_kernel_count(). */
 size_t tessera_kernel_count(void);
 const char* tessera_kernel_name(size_t index);

@@ -210,6 +210,20 @@ static void test_names(void) {
     CHECK(tessera_kernel_name(count) == NULL);
 }
 
+/* The fields that the library names are those of the header, in this order. */
+static void test_struct_fields(void) {
+    CHECK(strcmp(tessera_struct_fields("tessera_problem"),
+                 "struct_size:size_t dtype:int32 ragged:int32 batch:int64 len_q:int64 len_kv:int64 heads_q:int64 "
+                 "heads_kv:int64 head_dim:int64 head_dim_v:int64 total_q:int64 total_kv:int64 window_left:int64 "
+                 "window_right:int64 causal:int32 alibi:int32 bias:int32 bias_gradient:int32 scale:double softcap:double "
+                 "dropout_probability:double dropout_seed:uint64") == 0);
+    CHECK(strcmp(tessera_struct_fields("tessera_forward_args"),
+                 "struct_size:size_t q:tensor k:tensor v:tensor bias:tensor alibi_slopes:tensor cu_seqlens_q:tensor "
+                 "cu_seqlens_kv:tensor o:tensor lse:tensor o_residual:tensor") == 0);
+    CHECK(strncmp(tessera_struct_fields("tessera_backward_args"), "struct_size:size_t q:tensor", 27) == 0);
+    CHECK(tessera_struct_fields("tessera_options") == NULL && tessera_struct_fields(NULL) == NULL);
+}
+
 /* A tensor of rank 0 is not given: nothing else of it is read, and nothing is written where it points. */
 static void test_rank_0(const Fixture* f) {
     static Outputs before;
@@ -236,6 +250,7 @@ int main(void) {
     test_defaults();
     test_newer_caller(&f);
     test_older_caller(&f);
+    test_struct_fields();
     test_rank_0(&f);
     test_describe(&f);
     test_names();

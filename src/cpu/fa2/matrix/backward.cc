@@ -2,7 +2,7 @@
 //
 // fa2 backward on a matrix unit (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed: dK and dV
 // of a key over queries rising for each query head and then over these, dQ of a query over keys rising, each in steps
-// of 32 and in parts of matrix::kSumRows, without atomics.
+// of 32 and in parts of matrix::sum_rows(), without atomics.
 //
 // Heads enough for all threads: five products for each tile, key blocks outer, stripes of queries inner, whose next
 // blocks are dealt out as they get ready (stripes.hpp). Fewer heads: some tasks make dK and dV of a few keys over all
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 for a product of dK and dV
 constexpr std::int64_t kBlockKv = 256;  // keys of a tile: with their dK and dV they stay in the second-level cache
-static_assert(matrix::kSumRows % kBlockQ == 0 && matrix::kSumRows % kBlockKv == 0);
+static_assert(matrix::sum_rows(1) % kBlockKv == 0 && matrix::sum_rows(3) % kBlockKv == 0 && kBlockKv % kBlockQ == 0);
 constexpr std::int64_t kQueryTasksPerWorker = 2;
 constexpr std::int64_t kStripesPerWorker = 4;
 constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that share keys, where queries are not more
@@ -59,8 +59,8 @@ struct BackwardScratch : matrix::GradientScratch {
     BackwardScratch(Arena& arena, const matrix::Layout& g, bool grouped, bool in_parts)
         : matrix::GradientScratch(arena, g, kBlockQ, kBlockKv) {
         if (in_parts) {
-            dk_total = arena.take<float>(kBlockKv, g.dim_tiles * matrix::kTileRows);
-            dv_total = arena.take<float>(kBlockKv, g.dim_tiles_v * matrix::kTileRows);
+            dk_total = arena.take<double>(kBlockKv, g.dim_tiles * matrix::kTileRows);
+            dv_total = arena.take<double>(kBlockKv, g.dim_tiles_v * matrix::kTileRows);
         }
         if (!grouped) return;
         group_dk = arena.take<float>(kBlockKv, g.dim_tiles * matrix::kTileRows);
@@ -72,15 +72,15 @@ struct BackwardScratch : matrix::GradientScratch {
 bool grouped(const Problem& p) { return p.heads_q != p.heads_kv; }
 
 /// Are sums over queries made in parts?
-bool in_parts(const Problem& p) { return p.len_q > matrix::kSumRows; }
+bool in_parts(const Problem& p) { return p.len_q > matrix::sum_rows(matrix::parts_of(p.dtype)); }
 
 struct BackwardWorkspace {
     matrix::GradientMemory memory;
     WorkerMemory workers;
-    float* dk = nullptr;        // [heads_q, padded keys, k_stride], where sums outlast a task's block
-    float* dv = nullptr;        // likewise, v_stride
-    float* dk_total = nullptr;  // as dk and dv, of the parts before, where sums are made in_parts()
-    float* dv_total = nullptr;
+    float* dk = nullptr;         // [heads_q, padded keys, k_stride], where sums outlast a task's block
+    float* dv = nullptr;         // likewise, v_stride
+    double* dk_total = nullptr;  // as dk and dv, of the parts before, where sums are made in_parts()
+    double* dv_total = nullptr;
 
     BackwardWorkspace(Arena& arena, const Plan& plan, const matrix::Layout& g, const BackwardPartition& part)
         : memory(arena, plan, g) {
@@ -92,8 +92,8 @@ struct BackwardWorkspace {
         dk = arena.take<float>(rows, g.dim_tiles * matrix::kTileRows);
         dv = arena.take<float>(rows, g.dim_tiles_v * matrix::kTileRows);
         if (!in_parts(plan.problem)) return;
-        dk_total = arena.take<float>(rows, g.dim_tiles * matrix::kTileRows);
-        dv_total = arena.take<float>(rows, g.dim_tiles_v * matrix::kTileRows);
+        dk_total = arena.take<double>(rows, g.dim_tiles * matrix::kTileRows);
+        dv_total = arena.take<double>(rows, g.dim_tiles_v * matrix::kTileRows);
     }
 };
 
@@ -136,9 +136,9 @@ class BackwardRun {
         matrix::TilePanel work = head(sequence, query_head);
         for (std::int64_t q = tiles.begin * kBlockQ; q < std::min(sequence.len_q, tiles.end * kBlockQ); q += kBlockQ) {
             const Range seen = work.head.band.q_range(keys.begin, keys.end);
-            if (matrix::begins_part(q, seen)) {
-                matrix::move_to_total(at.dk, at.dk_total, keys.size() * k_stride());
-                matrix::move_to_total(at.dv, at.dv_total, keys.size() * v_stride());
+            if (matrix::begins_part(q, seen, g_.parts)) {
+                simd::move_to_total(at.dk, at.dk_total, keys.size(), k_stride());
+                simd::move_to_total(at.dv, at.dv_total, keys.size(), v_stride());
             }
             if (seen.begin >= q + kBlockQ || seen.end <= q) continue;
             matrix::backward_tile(workspace_.memory, at, work, {q, std::min(sequence.len_q, q + kBlockQ)}, keys,
@@ -146,9 +146,10 @@ class BackwardRun {
         }
     }
 
-    void clear_keys(const Range& keys, float* dk, float* dv) const {
-        std::fill_n(dk, keys.size() * k_stride(), 0.0F);
-        std::fill_n(dv, keys.size() * v_stride(), 0.0F);
+    template <class T>
+    void clear_keys(const Range& keys, T* dk, T* dv) const {
+        std::fill_n(dk, keys.size() * k_stride(), T{});
+        std::fill_n(dv, keys.size() * v_stride(), T{});
     }
     void clear_keys(const Range& keys, const matrix::GradientScratch& at) const {
         clear_keys(keys, at.dk, at.dv);
@@ -157,8 +158,8 @@ class BackwardRun {
     /// The parts before, added to the last one.
     void add_totals(const Range& keys, const matrix::GradientScratch& at) const {
         if (!in_parts(p_)) return;
-        for (std::int64_t i = 0; i < keys.size() * k_stride(); ++i) at.dk[i] += at.dk_total[i];
-        for (std::int64_t i = 0; i < keys.size() * v_stride(); ++i) at.dv[i] += at.dv_total[i];
+        simd::add_total(at.dk, at.dk_total, keys.size(), k_stride());
+        simd::add_total(at.dv, at.dv_total, keys.size(), v_stride());
     }
 
     /// Adds what a query head gives to the sums of its group.

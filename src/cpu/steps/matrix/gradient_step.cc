@@ -191,7 +191,7 @@ void add_to_queries(const GradientMemory& memory, TilePanel& work, std::int64_t 
     pairs.data += (seen.begin - keys.begin) / kGroup * ds_pairs.row_step;
     const GradientMemory::Queries to = memory.queries(work.head, query);
     float* dq_t = to.dq_t;
-    if (begins_part(keys.begin, all)) move_to_total(dq_t, to.dq_total, kGroup * g.dim_tiles * kTileRows);
+    if (begins_part(keys.begin, all, g.parts)) simd::move_to_total(dq_t, to.dq_total, g.dim_tiles * kTileRows, kGroup);
     words_of_unit()->multiply({g.parts, g.dim_tiles, 2, seen.size() / kGroup, kv.k_columns, pairs, dq_t, kGroup, true});
     work.panel = Panel(0, kGroup, end - query);
     work.panel.first = query;

@@ -19,14 +19,13 @@ BiasGradient::BiasGradient(Arena& arena, const Plan& plan, const Geometry& g) : 
     const bool in_parts = saturating_product(p.batch, saturating_product(p.heads_q, g.panels)) > kSumTiles;
     for (int worker = 0; worker < plan.threads; ++worker) {
         Sums sums{.sum = arena.take<float>(len_kv_, g.lanes)};
-        if (in_parts) sums.total = arena.take<float>(len_kv_, g.lanes);
+        if (in_parts) sums.total = arena.take<double>(len_kv_, g.lanes);
         sums_.push_back(sums);
     }
 }
 
 void BiasGradient::move_to_total(Sums& sums) const {
-    add(sums.total, sums.sum, len_kv_, g_.lanes);
-    std::fill_n(sums.sum, len_kv_ * g_.lanes, 0.0F);
+    simd::move_to_total(sums.sum, sums.total, len_kv_, g_.lanes);
     sums.panels = 0;
 }
 
@@ -81,9 +80,8 @@ void BiasGradient::run(const BackwardCall& call, const GradientMemory& memory,
     const std::int64_t blocks = one_row ? 1 : g_.panels;
     call.parallel_for(dbias.shape[0] * dbias.shape[1] * blocks, call.plan.threads, [&](std::int64_t task, int worker) {
         Sums sums = sums_[static_cast<std::size_t>(worker)];
-        for (float* part : {sums.sum, sums.total}) {
-            if (part != nullptr) std::fill_n(part, p.len_kv * g_.lanes, 0.0F);
-        }
+        std::fill_n(sums.sum, p.len_kv * g_.lanes, 0.0F);
+        if (sums.total != nullptr) std::fill_n(sums.total, p.len_kv * g_.lanes, 0.0);
         const std::int64_t batch = task / blocks / dbias.shape[1];
         const std::int64_t head = task / blocks % dbias.shape[1];
         const Range panels = one_row ? Range{0, g_.panels} : Range{task % blocks, task % blocks + 1};
@@ -97,7 +95,7 @@ void BiasGradient::run(const BackwardCall& call, const GradientMemory& memory,
         }
         const Range rows =
             one_row ? Range{0, 1} : Range{panels.begin * g_.block_q, std::min(p.len_q, panels.end * g_.block_q)};
-        if (sums.total != nullptr) add(sums.sum, sums.total, p.len_kv, g_.lanes);
+        if (sums.total != nullptr) add_total(sums.sum, sums.total, p.len_kv, g_.lanes);
         store(dbias, batch, head, rows, sums);
     });
 }

@@ -20,12 +20,6 @@ std::int64_t first_key_tile(const Problem& p, const Geometry& g, const Sequence&
     return p.ragged ? m.first_kv / g.block_kv + m.batch : m.batch * ceil_div(p.len_kv, g.block_kv);
 }
 
-/// total += sum, sum = 0. Both [rows, stride]
-void move_to_total(float* sum, float* total, std::int64_t rows, std::int64_t stride) {
-    add(total, sum, rows, stride);
-    std::fill_n(sum, rows * stride, 0.0F);
-}
-
 /// In double; four sums, so that one addition need not wait for the one before. n: a multiple of 16
 double dot(const float* a, const float* b, std::int64_t n) {
     double sums[4] = {};
@@ -43,7 +37,7 @@ GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g
       queries_in_parts_(ceil_div(problem_.len_kv, g.block_kv) > kSumTiles),
       keys_in_parts_(problem_.group() * g.panels > kSumTiles) {
     panel_floats_ = (2 * g.head_dim + g.head_dim_v + 4) * g.lanes + g.block_q * (g.k_stride + g.v_stride);
-    if (queries_in_parts_) panel_floats_ += g.head_dim * g.lanes;
+    if (queries_in_parts_) panel_floats_ += 2 * g.head_dim * g.lanes;  // in fp64
     panel_floats_ = padded(panel_floats_);
     ends_ = take_task_ends(arena, problem_);
     panels_ = arena.take<float>(problem_.heads_q, total_panels(problem_, g), panel_floats_);
@@ -52,8 +46,8 @@ GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g
     if (queries_in_parts_) panel_tiles_ = arena.take<std::int32_t>(problem_.heads_q, total_panels(problem_, g));
     if (keys_in_parts_) {
         key_tiles_ = arena.take<std::int32_t>(problem_.heads_kv, total_key_tiles(problem_, g));
-        dk_total_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.k_stride);
-        dv_total_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.v_stride);
+        dk_total_ = arena.take<double>(problem_.heads_kv, problem_.rows_kv(), g.k_stride);
+        dv_total_ = arena.take<double>(problem_.heads_kv, problem_.rows_kv(), g.v_stride);
     }
     for (int worker = 0; worker < plan.threads; ++worker) o_.push_back(arena.take<float>(g.block_q * g.v_stride));
 }
@@ -70,7 +64,7 @@ GradientPanel GradientMemory::panel(const Head& head, std::int64_t index) const 
             .delta = take(g_.lanes),
             .norm = take(2 * g_.lanes),
             .dq_t = take(g_.head_dim * g_.lanes),
-            .dq_total = queries_in_parts_ ? at : nullptr};
+            .dq_total = queries_in_parts_ ? reinterpret_cast<double*>(at) : nullptr};
 }
 
 std::int64_t GradientMemory::key_row(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const {
@@ -122,7 +116,7 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
     }
     std::fill_n(to.dq_t, g_.head_dim * panel.lanes, 0.0F);
     if (queries_in_parts_) {
-        std::fill_n(to.dq_total, g_.head_dim * panel.lanes, 0.0F);
+        std::fill_n(to.dq_total, g_.head_dim * panel.lanes, 0.0);
         panel_tiles_[panel_slot(problem_, g_, head, index)] = 0;
     }
 
@@ -145,12 +139,11 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
 
 /// Rows of all kv heads.
 void GradientMemory::clear_keys(std::int64_t first, std::int64_t count) const {
-    for (float* sums : {dk_, dk_total_}) {
-        if (sums != nullptr) std::fill_n(sums + first * g_.k_stride, count * g_.k_stride, 0.0F);
-    }
-    for (float* sums : {dv_, dv_total_}) {
-        if (sums != nullptr) std::fill_n(sums + first * g_.v_stride, count * g_.v_stride, 0.0F);
-    }
+    std::fill_n(dk_ + first * g_.k_stride, count * g_.k_stride, 0.0F);
+    std::fill_n(dv_ + first * g_.v_stride, count * g_.v_stride, 0.0F);
+    if (!keys_in_parts_) return;
+    std::fill_n(dk_total_ + first * g_.k_stride, count * g_.k_stride, 0.0);
+    std::fill_n(dv_total_ + first * g_.v_stride, count * g_.v_stride, 0.0);
 }
 
 void GradientMemory::prepare(const BackwardCall& call) {
@@ -231,7 +224,7 @@ void GradientMemory::finish(const BackwardCall& call) const {
         const Head head = head_of(call, task.head);
         const Panel panel(task.index, g_.block_q, head.sequence.len_q);
         const GradientPanel from = this->panel(head, task.index);
-        if (queries_in_parts_) add(from.dq_t, from.dq_total, g_.head_dim, panel.lanes);
+        if (queries_in_parts_) add_total(from.dq_t, from.dq_total, g_.head_dim, panel.lanes);
         std::fill_n(from.delta, panel.lanes, scale);  // delta has served
         store_transposed(from.dq_t, panel.lanes, panel.queries, g_.head_dim, from.delta,
                          head_rows(call.args.dq, head.sequence, head.sequence.first_q, head.query_head), panel.first);
@@ -245,8 +238,8 @@ void GradientMemory::finish(const BackwardCall& call) const {
         const std::int64_t rows = std::min(kRowsPerTask, sequence.len_kv - first);
         const std::int64_t row = key_row(sequence, kv_head, first);
         if (keys_in_parts_) {
-            add(dk_ + row * g_.k_stride, dk_total_ + row * g_.k_stride, rows, g_.k_stride);
-            add(dv_ + row * g_.v_stride, dv_total_ + row * g_.v_stride, rows, g_.v_stride);
+            add_total(dk_ + row * g_.k_stride, dk_total_ + row * g_.k_stride, rows, g_.k_stride);
+            add_total(dv_ + row * g_.v_stride, dv_total_ + row * g_.v_stride, rows, g_.v_stride);
         }
         if (call.args.dk.given()) {
             store_rows(dk(sequence, kv_head, first), g_.k_stride, rows, g_.head_dim, scale,

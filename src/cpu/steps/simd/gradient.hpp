@@ -70,8 +70,8 @@ class GradientMemory {
     bool keys_in_parts_;                   ///< keys may have
     std::int32_t* panel_tiles_ = nullptr;  // [heads_q, total_panels]: added to dQ since it was last moved to the total
     std::int32_t* key_tiles_ = nullptr;    // [heads_kv, key_tiles()]: likewise to dK and dV
-    float* dk_total_ = nullptr;            // as dk_, when keys_in_parts_
-    float* dv_total_ = nullptr;
+    double* dk_total_ = nullptr;           // as dk_, when keys_in_parts_
+    double* dv_total_ = nullptr;
     std::vector<float*> o_;  // per worker: [block_q, v_stride]
 };
 
@@ -84,8 +84,8 @@ class BiasGradient {
  private:
     /// Sums of one worker. After kSumTiles panels `sum` is added to `total`.
     struct Sums {
-        float* sum = nullptr;    // [len_kv, lanes], dS^T
-        float* total = nullptr;  // likewise, or null: there are no more panels than that
+        float* sum = nullptr;     // [len_kv, lanes], dS^T
+        double* total = nullptr;  // likewise, or null: there are no more panels than that
         std::int64_t panels = 0;
     };
     void add_head(const GradientMemory& memory, const Head& head, Range panels, const GradientScratch& scratch,
