@@ -48,6 +48,7 @@ OwnedTensor filled(const Input& input, const Problem& p, const FileLayout& layou
     return tensor;
 }
 
+/// 2^(-8 (h + 1) / heads) for head h.
 OwnedTensor slopes(std::int64_t heads) {
     OwnedTensor tensor = make_tensor("alibi_slopes", DType::fp32, std::vector<std::int64_t>{heads});
     for (std::int64_t h = 0; h < heads; ++h) {
@@ -57,6 +58,7 @@ OwnedTensor slopes(std::int64_t heads) {
     return tensor;
 }
 
+/// int32, or int64 when the total needs it.
 OwnedTensor running_sums(const char* name, const std::vector<std::int64_t>& lengths, std::int64_t total) {
     const DType dtype = total > std::numeric_limits<std::int32_t>::max() ? DType::int64 : DType::int32;
     OwnedTensor tensor =

@@ -16,8 +16,8 @@ namespace tessera::cli {
 struct GeneratedInputs {
     FileLayout layout;
     std::vector<OwnedTensor> owned;
-    /// Views in the shapes that a file gets: do when it is asked for, bias [1, heads_q, len_q, len_kv], alibi_slopes
-    /// 2^(-8 (h + 1) / heads_q), cu_seqlens in int32, or int64 when the totals need it.
+    /// Views in the shapes that a file gets. The gradient of O is there when it is asked for, other tensors when the
+    /// Problem has them.
     BackwardArgs tensors;
 
     /// Name and tensor of everything that was made.

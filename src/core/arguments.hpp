@@ -179,13 +179,16 @@ constexpr bool is_result(const TensorArgument<BackwardArgs>& argument) {
     return false;
 }
 
-/// The inputs of both passes from a call of either one.
+/// The inputs that both passes have, from a call of the other one.
 template <class To, class From>
 To inputs_of(const From& from) {
     To to;
-#define TESSERA_COPY(member, ...) to.member = from.member;
-    TESSERA_INPUT_TENSORS(TESSERA_COPY)
-#undef TESSERA_COPY
+    for (const TensorArgument<To>& here : kTensors<To>) {
+        for (const TensorArgument<From>& there : kTensors<From>) {
+            const bool same = std::string_view(here.name) == there.name;
+            if (same && here.use == Use::input && there.use == Use::input) to.*here.view = from.*there.view;
+        }
+    }
     return to;
 }
 
