@@ -24,7 +24,7 @@ struct GeneratedInputs {
     std::vector<std::pair<std::string, TensorView>> named() const;
 };
 
-/// `sequences`: lengths of a ragged batch. The same seed gives the same values whatever the layout.
+/// `sequences`: lengths of a ragged batch. A seed gives the same values in every layout.
 GeneratedInputs generate_inputs(const Problem& problem,
                                 const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences, Layout layout,
                                 check::Fill fill, std::uint64_t seed, bool gradient);

@@ -30,7 +30,7 @@ struct InputOptions {
     void expect_no_names() const;
 };
 
-/// What was read. Views point into `files` and `converted`.
+/// The tensors that were read. Views point into `files` and `owned`.
 struct Inputs {
     std::vector<io::TensorFile> files;
     std::vector<OwnedTensor> owned;  ///< tensors that had to change dtype

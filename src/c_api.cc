@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI over the C++ API: reads the structs, calls, and turns exceptions into a status and a message.
+// The C ABI calls the C++ API: it reads the structs, and turns exceptions into a status and a message.
 #include "tessera/tessera.h"
 
 #include <fmt/format.h>
@@ -240,7 +240,7 @@ std::span<std::byte> bytes_of(void* workspace, std::size_t bytes) {
 
 tessera_status fail(ErrorCode code, const char* message, const char* argument) noexcept {
     copy_text(last_error.message, message);
-    // Of the struct's fields two are one field of the C++ Problem.
+    // Two fields of the struct are one field of the C++ Problem.
     copy_text(last_error.argument, std::string_view(argument) == "dropout" ? "dropout_probability" : argument);
     return static_cast<tessera_status>(code);
 }

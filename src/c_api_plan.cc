@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI's view of a Plan as data, and of what the model says that a schedule takes.
+// The C ABI of a Plan as data, and of the cost model.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>

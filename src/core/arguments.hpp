@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-/// What a pass does with a tensor.
+/// A pass reads a tensor or writes it.
 enum class Use : std::uint8_t { input, output };
 
 /// When a call has the tensor.
@@ -58,8 +58,8 @@ struct TensorOption {
 };
 
 // clang-format off
-/// Every tensor of a forward call, in the order of tessera_forward_args: row(member, name in messages, Use, Need, option,
-/// ShapeRule, DTypeRule, what it is). `none` is no option.
+/// Every tensor of a forward call, in the order of tessera_forward_args: row(member, name in messages, Use, Need,
+/// option, ShapeRule, DTypeRule, what it is). `none` is no option.
 #define TESSERA_FORWARD_TENSORS(row)                                                                                  \
     TESSERA_INPUT_TENSORS(row)                                                                                        \
     row(o,             "o",             output, always,      none,          o,             problem,         "Output") \

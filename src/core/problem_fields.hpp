@@ -11,8 +11,8 @@
 namespace tessera {
 
 // clang-format off
-/// Every field of tessera_problem after struct_size, in its order: row(kind, field, member of Problem). The kind says the
-/// C type: `size` is int64_t, `number` and `scale` are double, `seed` is uint64_t, all others are int32_t.
+/// Every field of tessera_problem after struct_size, in its order: row(kind, field, member of Problem). The kind says
+/// the C type: `size` is int64_t, `number` and `scale` are double, `seed` is uint64_t, all others are int32_t.
 #define TESSERA_PROBLEM_FIELDS(row)                              \
     row(dtype,  dtype,               dtype)                      \
     row(flag,   ragged,              ragged)                     \
@@ -37,7 +37,7 @@ namespace tessera {
     row(seed,   dropout_seed,        dropout.seed)
 // clang-format on
 
-/// What a Problem asks for besides sizes, mask and scale: "softcap 30, alibi, dropout 0.1"; empty: nothing.
+/// The features of a Problem besides sizes, mask and scale: "softcap 30, alibi, dropout 0.1"; empty: none.
 std::string describe_features(const Problem& problem);
 
 }  // namespace tessera
