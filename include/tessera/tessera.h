@@ -314,9 +314,9 @@ tessera_status tessera_predict_on(const tessera_problem* problem, const tessera_
                                   const tessera_machine* machine, tessera_prediction* prediction);
 
 /* Computes O = attention(Q, K, V), and LSE. `workspace` may be null when workspace_bytes is 0 and nothing is needed;
- * what the call needs of it (tessera_workspace_bytes) may not overlap a tensor. With TESSERA_BACKEND_CUDA all tensors and
- * the workspace must be on the CUDA device of q, and the work is queued on `stream` (a cudaStream_t; null: the default
- * one). Otherwise they are in host memory and `stream` is unused. */
+ * what the call needs of it (tessera_workspace_bytes) may not overlap a tensor. With TESSERA_BACKEND_CUDA all tensors
+ * and the workspace must be on the CUDA device of q, and the work is queued on `stream` (a cudaStream_t; null: the
+ * default one). Otherwise they are in host memory and `stream` is unused. */
 tessera_status tessera_forward(const tessera_problem* problem, const tessera_options* options,
                                const tessera_forward_args* args, void* workspace, size_t workspace_bytes, void* stream);
 
