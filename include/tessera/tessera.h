@@ -261,9 +261,10 @@ typedef struct tessera_prediction {
 } tessera_prediction;
 
 /* Predicts by the cost model (docs/model.md) how long a call takes on a machine; nothing is run. `machine` is one that
- * `tessera roofline --help` lists, such as "h200", or null for the one that the problem would run on. Only schedule
- * (any: the fastest), tile and threads of `options` count. TESSERA_UNSUPPORTED when the model does not know the machine
- * or the machine can't run the problem. Ragged batches are taken to have sequences of their upper bounds. */
+ * `tessera roofline --help` lists, such as "h200", or null for the one that the problem would run on. Of several
+ * schedules that `options` leave, the fastest one counts; `backend` is that of the machine. TESSERA_UNSUPPORTED when
+ * the model does not know the machine or the machine can't run the problem. Ragged batches are taken to have sequences
+ * of their upper bounds. */
 tessera_status tessera_predict(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                const char* machine, tessera_prediction* prediction);
 
