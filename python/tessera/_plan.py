@@ -83,7 +83,7 @@ def _predict(call: Call, machine, schedule, tile=(0, 0), threads=None) -> Predic
     if machine is not None and not isinstance(machine, str):
         expect("machine", "a name", repr(machine))
     options = _native.sized(_native.Options)
-    options.backend, options.schedule = call.options.backend, schedule
+    options.backend, options.schedule, options.kernel = call.options.backend, schedule, call.options.kernel
     options.block_q, options.block_kv = tile
     options.threads = call.options.threads if threads is None else threads
     result = _native.sized(_native.Prediction)

@@ -35,7 +35,7 @@ void set_place(PlanOptions& options, TensorRef q) {
 }
 
 Execution execution_of(TensorRef q) {
-    Execution how{.placed = true};  // a tensor of PyTorch's knows its device
+    Execution how{.skip_memory_check = true};  // a tensor of PyTorch's knows its device
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(q.device_index(), &how.stream));
     return how;
 }

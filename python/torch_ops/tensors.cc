@@ -45,7 +45,7 @@ DType dtype_of(const char* argument, TensorRef tensor) {
 
 namespace {
 
-/// Where PyTorch says that the memory is: libtessera takes its word for it (Execution::placed).
+/// Where PyTorch says that the memory is: libtessera takes its word for it (Execution::skip_memory_check).
 Device device_of(const char* argument, TensorRef tensor) {
     const std::int32_t type = tensor.device_type();
     if (type == aoti_torch_device_type_cpu()) return {};
