@@ -40,17 +40,18 @@ def _bias(attention_mask, position_bias, query, len_kv):
     return position_bias + mask
 
 
-def _check(cu_seq_lens_q, cu_seq_lens_k, position_bias, unsupported, **tensors):
+def _check(unsupported, tensors):
+    """Raises ValueError naming the argument: `unsupported` and `tensors` map names to what was given."""
     for name, given in unsupported.items():
         if given is not None:
             raise ValueError(f"{name}: attn_implementation=\"{NAME}\" doesn't have it; expected it to be left out")
     for name, tensor in tensors.items():
         if tensor is not None:
             expect_tensor(name, tensor)
-    if (cu_seq_lens_q is None) != (cu_seq_lens_k is None):
-        name = "cu_seq_lens_q" if cu_seq_lens_q is None else "cu_seq_lens_k"
-        raise ValueError(f"{name}: expected a tensor, since the other one is given, got None")
-    if position_bias is not None and cu_seq_lens_q is not None:
+    missing = [name for name in ("cu_seq_lens_q", "cu_seq_lens_k") if tensors[name] is None]
+    if len(missing) == 1:
+        raise ValueError(f"{missing[0]}: expected a tensor, since the other one is given, got None")
+    if tensors["position_bias"] is not None and not missing:
         raise ValueError("position_bias: expected none with packed sequences")
 
 
@@ -72,9 +73,9 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     if output_attentions:
         warnings.warn(f"attn_implementation=\"{NAME}\" gives no attention weights, as \"sdpa\" gives none: "
                       "use \"eager\" for output_attentions=True", stacklevel=2)
-    _check(cu_seq_lens_q, cu_seq_lens_k, position_bias, dict(s_aux=s_aux, sinks=sinks, head_mask=head_mask, cache=cache),
-           query=query, key=key, value=value, attention_mask=attention_mask, position_bias=position_bias,
-           cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k)
+    _check(dict(s_aux=s_aux, sinks=sinks, head_mask=head_mask, cache=cache),
+           dict(query=query, key=key, value=value, attention_mask=attention_mask, position_bias=position_bias,
+                cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k))
     query, key, value = sdpa.under_autocast(query, key, value)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = attention_mask is None and is_causal and query.shape[2] > 1

@@ -222,13 +222,15 @@ def _causal_and_bias(q, k, causal, bias, heads_first):
 def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv, *, max_len_q=None, max_len_kv=None, causal=None, window=None,
                      scale=None, softcap=0.0, alibi_slopes=None, dropout_p=0.0, seed=None, return_lse=False,
                      deterministic=True, kernel=None):
-    """attention() of a ragged batch: member b has the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1.
+    """attention() of a ragged batch (varlen): sequence b has the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1.
 
     q: [total_q, heads_q, head_dim]; k, v: [total_kv, heads_kv, ..]; cu_seqlens_q, cu_seqlens_kv: int32 or int64
         [batch + 1], from 0 to the total, on the device of q. On CUDA they are not read by the host.
-    max_len_q, max_len_kv: bounds of the lengths; by default found from cu_seqlens on the CPU, and the total on CUDA.
-    Returns o [total_q, heads_q, head_dim_v], and with return_lse (o, lse), lse float32 [heads_q, total_q].
-    Everything else as in attention()."""
+    max_len_q, max_len_kv: bounds of the lengths; default: computed from cu_seqlens on the CPU, the totals on CUDA.
+    causal, window, scale, softcap, alibi_slopes, dropout_p, seed, deterministic and kernel mean what they mean in
+    attention().
+    Returns o [total_q, heads_q, head_dim_v], and with return_lse (o, lse), lse float32 [heads_q, total_q]. Raises as
+    attention() does."""
     for name, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
         expect_tensor(name, lengths)
     no_gradient("alibi_slopes", alibi_slopes)
