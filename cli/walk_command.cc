@@ -343,8 +343,8 @@ void execute(const WalkOptions& options, Session& session) {
     Json json = json_of(walked.trace, row);
     if (row && !options.backward) add_exact(json, tensors, walked.trace);
     json["input"] = tensors.origin;
-    json["words"] = "cpu/lanes";
-    json["words_unwatched"] = walked.may_differ() ? "cpu/matrix" : "cpu/lanes";
+    json["path"] = "cpu/simd";
+    json["path_unobserved"] = walked.may_differ() ? "cpu/matrix" : "cpu/simd";
     json["same_bits_as_unwatched"] = walked.same_bits;
     session.print_json(json);
 }

@@ -29,17 +29,9 @@ LAYER_OF = {
     "src/model/": "model",
     "src/kernel/": "kernel",
     "src/cpu/": "cpu",
-    "src/cpu/head_tasks.": "cpu/rooms",
-    "src/cpu/head.": "cpu/rooms",
-    "src/cpu/call.": "cpu/rooms",
-    "src/cpu/lanes/": "cpu/lanes",  # words; the steps that are made of them stand over head.hpp and call.hpp
-    "src/cpu/lanes/step.": "cpu/rooms",
-    "src/cpu/lanes/gradient": "cpu/rooms",
-    "src/cpu/lanes/bias_gradient.": "cpu/rooms",
+    "src/cpu/simd/": "cpu/simd",
     "src/cpu/matrix/": "cpu/matrix",
-    "src/cpu/matrix/layout.": "cpu/rooms",
-    "src/cpu/matrix/step.": "cpu/rooms",
-    "src/cpu/matrix/gradient": "cpu/rooms",
+    "src/cpu/steps/": "cpu/steps",
     "src/cuda/": "cuda",
     "src/cuda/device.": "cuda/shared",
     "src/cuda/ptx/": "cuda/ptx",
@@ -79,7 +71,7 @@ LAYER_OF = {
 
 CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/host", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared", "cuda/gradient"}
-CPU_WORDS = {"include", "core", "cpu/lanes", "cpu/matrix"}
+CPU_PRIMITIVES = {"include", "core", "cpu/simd", "cpu/matrix"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
 TOOLS = {"io", "device", "check", "measure", "plot", "walk", "report", "diagnose", "learn"}
 # Layer -> the layers that it may include besides itself.
@@ -91,10 +83,10 @@ ALLOWED = {
     "model": {"include", "core", "schedule", "cuda/host"},
     "kernel": {"include", "core", "schedule"},
     "reference": {"include", "core", "kernel"},
-    "cpu/lanes": {"include", "core"},
-    "cpu/matrix": {"include", "core", "cpu/lanes"},
-    "cpu/rooms": CPU_WORDS | {"kernel"},
-    "cpu": CPU_WORDS | {"schedule", "kernel", "cpu/rooms"},
+    "cpu/simd": {"include", "core"},
+    "cpu/matrix": {"include", "core", "cpu/simd"},
+    "cpu/steps": CPU_PRIMITIVES | {"kernel"},
+    "cpu": CPU_PRIMITIVES | {"schedule", "kernel", "cpu/steps"},
     "cuda/ptx": {"include"},
     "cuda/host": {"include", "core"},
     "cuda/tile": CUDA_TILE,
@@ -109,24 +101,24 @@ ALLOWED = {
     "api": {"include", "core", "schedule", "model", "kernel", "registry", "cuda/host"},
     "device": {"include", "core"},
     "check": LIBRARY | {"io", "device"},
-    "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/lanes", "cpu/matrix"},
+    "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/simd", "cpu/matrix"},
     "plot": {"include"},
     "walk": LIBRARY,
     "report": LIBRARY | {"measure", "plot"},
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "learn": LIBRARY | {"io", "measure", "plot", "walk", "diagnose", "cuda/host"},
     "cli": LIBRARY | TOOLS,
-    "bench": LIBRARY | TOOLS | {"cpu/lanes", "cpu/matrix", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared"},
+    "bench": LIBRARY | TOOLS | {"cpu/simd", "cpu/matrix", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared"},
     "python": LIBRARY | TOOLS,
     "web": LIBRARY | TOOLS | {"cli"},
     "examples": {"include"},
-    "tests": LIBRARY | TOOLS | CPU_WORDS | {"cpu", "cpu/rooms", "cuda", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared",
+    "tests": LIBRARY | TOOLS | CPU_PRIMITIVES | {"cpu", "cpu/steps", "cuda", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared",
                                             "cli"},
 }
 
 # Start of a third-party header -> the layers that may include it.
 THIRD_PARTY = {
-    "hwy/": {"cpu", "cpu/lanes", "cpu/matrix", "tests"},
+    "hwy/": {"cpu", "cpu/simd", "cpu/matrix", "tests"},
     "tbb/": {"api", "tests"},
     "nlohmann/": TOOLS | {"cli", "bench", "tests", "web"},
     "CLI/": {"cli", "web"},

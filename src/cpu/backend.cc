@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 #include <hwy/highway.h>
 
-#include "cpu/fa2/rooms.hpp"
-#include "cpu/lanes/words.hpp"
-#include "cpu/matrix/words.hpp"
+#include "cpu/fa2/paths.hpp"
+#include "cpu/matrix/primitives.hpp"
 #include "cpu/schedules.hpp"
+#include "cpu/simd/primitives.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -100,7 +100,7 @@ Kernel row(const Entry& entry, Pass pass) {
                         : is_forward                    ? fa2_forward_tile
                                                         : fa2_backward_tile,
         .workspace_bytes = is_forward ? entry.forward_workspace : entry.backward_workspace,
-        .target = [](const Device&) { return lanes::target_name(); },
+        .target = [](const Device&) { return simd::target_name(); },
         .matrix_unit = entry.schedule == Schedule::fa2 ? fa2_matrix_unit : nullptr,
         .forward = is_forward ? entry.forward : nullptr,
         .backward = is_forward ? nullptr : entry.backward,

@@ -163,7 +163,7 @@ class MatrixBackward {
     bool striped_ = true;
 };
 
-/// The backward in lanes: whole heads, or the squares of a Latin square round by round (cpu/fa2/lanes/backward.cc).
+/// The backward in lanes: whole heads, or the squares of a Latin square round by round (cpu/fa2/simd/backward.cc).
 class LanesBackward {
  public:
     LanesBackward(const schedule::Workload& w, const CpuDeal& deal)

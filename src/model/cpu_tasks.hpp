@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The tasks that fa2 cuts a call into on a CPU, and who gets them: how much later than an even share the last thread is
-// done. Loop by loop as the kernels have them (cpu/fa2/deal.hpp, cpu/fa2/matrix).
+// done. Loop by loop as the kernels have them (cpu/fa2/work_split.hpp, cpu/fa2/matrix).
 #pragma once
 
 #include <algorithm>

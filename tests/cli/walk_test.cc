@@ -34,8 +34,8 @@ TEST_F(WalkTest, values_on_the_sample_are_those_of_run) {
         const auto forward = run_ok(walk).json();
         // With a matrix unit a run that nobody watches is another kernel of fa2, and the walk says so.
         const bool other = !forward.at("plan").at("matrix_unit").is_null();
-        EXPECT_EQ(forward.at("words"), "cpu/lanes");
-        EXPECT_EQ(forward.at("words_unwatched"), other ? "cpu/matrix" : "cpu/lanes");
+        EXPECT_EQ(forward.at("path"), "cpu/simd");
+        EXPECT_EQ(forward.at("path_unobserved"), other ? "cpu/matrix" : "cpu/simd");
         if (!other) {
             EXPECT_EQ(forward.at("same_bits_as_unwatched"), true);
         }
@@ -82,7 +82,7 @@ TEST_F(WalkTest, prints_tables_that_fit) {
             expect_fits(outcome);
             const bool other = outcome.out.find("cpu/matrix") != std::string::npos;
             EXPECT_EQ(outcome.out.find("bit for bit") == std::string::npos, other) << outcome.out;
-            EXPECT_NE(outcome.out.find("cpu/lanes"), std::string::npos) << outcome.out;
+            EXPECT_NE(outcome.out.find("cpu/simd"), std::string::npos) << outcome.out;
         }
     }
     expect_fits(run_ok("walk --len-q 1 --len-kv 700 --heads 4/2 --head-dim 40/80 --dtype bf16 --schedule fa1"));

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/matrix/words.hpp"
+#include "cpu/matrix/primitives.hpp"
 
 namespace tessera::cpu::matrix {
 

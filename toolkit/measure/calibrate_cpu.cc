@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/lanes/words.hpp"
 #include "cpu/matrix/peak.hpp"
+#include "cpu/simd/primitives.hpp"
 #include "io/memory.hpp"
 #include "measure/calibrate.hpp"
 #include "measure/calibrate_kernels.hpp"
@@ -95,16 +95,16 @@ Work products() {
             c = floats(kRows * kLanes, 0.0F)]() mutable {
         constexpr int kTimes = 20;
         for (int i = 0; i < kTimes; ++i) {
-            cpu::lanes::matmul({.m = kRows,
-                                .n = kLanes,
-                                .k = kDepth,
-                                .a = a.get(),
-                                .a_row = kDepth,
-                                .a_k = 1,
-                                .b = b.get(),
-                                .b_stride = kLanes,
-                                .c = c.get(),
-                                .c_stride = kLanes});
+            cpu::simd::matmul({.m = kRows,
+                               .n = kLanes,
+                               .k = kDepth,
+                               .a = a.get(),
+                               .a_row = kDepth,
+                               .a_k = 1,
+                               .b = b.get(),
+                               .b_stride = kLanes,
+                               .c = c.get(),
+                               .c_stride = kLanes});
         }
         return 2.0 * kRows * kLanes * kDepth * kTimes;
     };
@@ -115,7 +115,7 @@ Work exponentials() {
     constexpr std::int64_t kKeys = 64, kLanes = 64;
     return [s = floats(kKeys * kLanes, 0.5F), lse = floats(kLanes, 2.0F)]() mutable {
         constexpr int kTimes = 20;
-        for (int i = 0; i < kTimes; ++i) cpu::lanes::weights_from_lse(s.get(), lse.get(), kKeys, kLanes, kLanes);
+        for (int i = 0; i < kTimes; ++i) cpu::simd::weights_from_lse(s.get(), lse.get(), kKeys, kLanes, kLanes);
         return static_cast<double>(kKeys * kLanes * kTimes);
     };
 }

@@ -200,10 +200,10 @@ std::int64_t Trace::count(Coverage coverage) const {
 }
 
 std::string what_ran(const Plan& plan) {
-    constexpr const char* kHere = "the words of cpu/lanes: fp32, queries in the lanes";
-    if (plan.matrix_unit.empty()) return fmt::format("{}; so does a call that nobody watches", kHere);
+    constexpr const char* kHere = "the SIMD path (cpu/simd): fp32, one query per lane";
+    if (plan.matrix_unit.empty()) return fmt::format("{}; a call without an observer runs the same path", kHere);
     return fmt::format(
-        "{}; NOT what runs otherwise: a call that nobody watches takes the words of cpu/matrix, tiles of bf16 "
+        "{}; NOT what runs otherwise: a call without an observer takes the matrix path (cpu/matrix), bf16 tiles "
         "on {}, and has other bits",
         kHere, plan.matrix_unit);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which unit multiplies bf16 tiles on this processor.
-#include "cpu/matrix/words.hpp"
+#include "cpu/matrix/primitives.hpp"
 
 #include <atomic>
 

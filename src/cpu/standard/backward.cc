@@ -2,19 +2,19 @@
 //
 // Standard backward: P and dS of all pairs are materialised, two len_q x len_kv matrices per head, and then read again
 // for the products with dO, Q and K. The tiles and sums are those of the other schedules.
-#include "cpu/lanes/gradient.hpp"
 #include "cpu/schedules.hpp"
+#include "cpu/steps/simd/gradient.hpp"
 
 namespace tessera::cpu::standard {
 namespace {
 
-struct MaterialisedWorkspace : lanes::BackwardWorkspace {
+struct MaterialisedWorkspace : simd::BackwardWorkspace {
     std::int64_t matrix_floats;
     float* p;   // [heads_q, panels, len_kv, lanes]
     float* ds;  // [heads_q, panels, len_kv, lanes]
 
     MaterialisedWorkspace(Arena& arena, const Plan& plan, const Geometry& g)
-        : lanes::BackwardWorkspace(arena, plan, g), matrix_floats(plan.problem.len_kv * g.lanes) {
+        : simd::BackwardWorkspace(arena, plan, g), matrix_floats(plan.problem.len_kv * g.lanes) {
         const std::int64_t panels = total_panels(plan.problem, g);
         p = arena.take<float>(plan.problem.heads_q, panels, matrix_floats);
         ds = arena.take<float>(plan.problem.heads_q, panels, matrix_floats);
@@ -32,13 +32,13 @@ void materialise(const BackwardCall& call, const Geometry& g, const Materialised
                  std::int64_t index, int worker) {
     TileTally tally(call);
     const Panel panel(index, g.block_q, head.sequence.len_q);
-    lanes::GradientScratch scratch = workspace.workers[static_cast<std::size_t>(worker)];
+    simd::GradientScratch scratch = workspace.workers[static_cast<std::size_t>(worker)];
     std::int64_t touched = 0;
-    lanes::for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
+    simd::for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         scratch.s = workspace.p + workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
         scratch.ds = workspace.ds + workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
-        lanes::score_gradient(head, g, panel, kv, coverage, workspace.memory.panel(head, index), scratch);
-        lanes::through_softcap(head, panel, kv, scratch);
+        simd::score_gradient(head, g, panel, kv, coverage, workspace.memory.panel(head, index), scratch);
+        simd::through_softcap(head, panel, kv, scratch);
         tally.ran(coverage, panel, kv);
         tally.tell([&] {
             return report_of(TileStep::weights, head, panel, kv, coverage, workspace.memory.panel(head, index),
@@ -53,11 +53,11 @@ void materialise(const BackwardCall& call, const Geometry& g, const Materialised
 void query_gradient(const BackwardCall& call, const Geometry& g, const MaterialisedWorkspace& workspace,
                     const Head& head, std::int64_t index, int worker) {
     const Panel panel(index, g.block_q, head.sequence.len_q);
-    const lanes::GradientPanel from = workspace.memory.panel(head, index);
-    const lanes::TileScratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
-    lanes::for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
+    const simd::GradientPanel from = workspace.memory.panel(head, index);
+    const simd::TileScratch& scratch = workspace.workers[static_cast<std::size_t>(worker)];
+    simd::for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         const std::int64_t at = workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
-        lanes::add_dq(head, g, panel, kv, coverage, from, workspace.ds + at);
+        simd::add_dq(head, g, panel, kv, coverage, from, workspace.ds + at);
         TileTally(nullptr, call.observer).tell([&] {
             TileReport report =
                 report_of(TileStep::dq, head, panel, kv, coverage, from, workspace.p + at, workspace.ds + at);
@@ -77,12 +77,12 @@ void key_gradient(const BackwardCall& call, const Geometry& g, const Materialise
         // The panel's last tile was cut at the last key that it sees: further rows hold no numbers.
         const KvTile kv{.first = keys.begin, .keys = std::min(keys.end, head.keys_of(panel).end) - keys.begin};
         const Coverage coverage = head.coverage(panel, kv);
-        const lanes::GradientPanel from = workspace.memory.panel(head, index);
+        const simd::GradientPanel from = workspace.memory.panel(head, index);
         const std::int64_t at = workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
         float* dk = workspace.memory.dk(head.sequence, head.kv_head, kv.first);
         float* dv = workspace.memory.dv(head.sequence, head.kv_head, kv.first);
-        lanes::add_dv(head, g, panel, kv, coverage, from, workspace.p + at, dv);
-        lanes::add_dk(head, g, panel, kv, coverage, from, workspace.ds + at, dk);
+        simd::add_dv(head, g, panel, kv, coverage, from, workspace.p + at, dv);
+        simd::add_dk(head, g, panel, kv, coverage, from, workspace.ds + at, dk);
         TileTally(nullptr, call.observer).tell([&] {
             TileReport report =
                 report_of(TileStep::dk_and_dv, head, panel, kv, coverage, from, workspace.p + at, workspace.ds + at);

@@ -9,11 +9,11 @@
 // queries, the others dQ of a few queries over all keys. Scores and dP are made twice (seven products), but no task
 // waits for another, and one head keeps all threads busy. The sums are the same, so the bits are
 // (docs/decisions/bf16-tiles.md).
-#include "cpu/fa2/rooms.hpp"
+#include "cpu/fa2/paths.hpp"
 
 #include "cpu/fa2/matrix/stripes.hpp"
-#include "cpu/lanes/gradient.hpp"
-#include "cpu/matrix/gradient_step.hpp"
+#include "cpu/steps/matrix/gradient_step.hpp"
+#include "cpu/steps/simd/gradient.hpp"
 
 namespace tessera::cpu::fa2::on_matrix {
 namespace {
@@ -145,12 +145,12 @@ class BackwardRun {
         const auto scale = static_cast<float>(p_.effective_scale());
         const auto kept = static_cast<float>(1 / (1 - p_.dropout.probability));  // weights were packed without it
         if (call_.args.dk.given()) {
-            lanes::store_rows(dk, k_stride(), keys.size(), g_.head_dim, scale,
-                              head_rows(call_.args.dk, sequence, sequence.first_kv, kv_head), keys.begin);
+            simd::store_rows(dk, k_stride(), keys.size(), g_.head_dim, scale,
+                             head_rows(call_.args.dk, sequence, sequence.first_kv, kv_head), keys.begin);
         }
         if (call_.args.dv.given()) {
-            lanes::store_rows(dv, v_stride(), keys.size(), g_.head_dim_v, kept,
-                              head_rows(call_.args.dv, sequence, sequence.first_kv, kv_head), keys.begin);
+            simd::store_rows(dv, v_stride(), keys.size(), g_.head_dim_v, kept,
+                             head_rows(call_.args.dv, sequence, sequence.first_kv, kv_head), keys.begin);
         }
     }
 

@@ -40,7 +40,7 @@ struct ForwardRun {
         return {problem(), call.args, g, panel.sequence, panel.query_head, panel.index};
     }
     /// Sums of a block of keys that wait to be merged.
-    lanes::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t block) const {
+    simd::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t block) const {
         return {workspace.partials + deal.partial(kv_head, panel, block) * sums_floats(g), g};
     }
     Range keys_of_block(const Sequence& m, std::int64_t block) const {
