@@ -267,7 +267,8 @@ void add_bench_command(CLI::App& app, Session& session) {
     const auto add_text = [&](const char* name, std::string& value, const char* type, const char* description) {
         return command->add_option(name, value, description)->type_name(type);
     };
-    add_text("--pass", options->set.passes, "NAME", "forward (default), backward, or both: forward,backward");
+    options->set.pass.declare(*command, "forward (default), backward or both, which is forward,backward",
+                              "The same as --pass backward");
     add_text("--suite", options->suite, "NAME", "Cases of a suite, by name or from a file, instead of those options");
     command->add_flag("--list-suites", options->list_suites, "Show the suites that have names");
     add_text("--repeat", options->repeat, "N", "Measured calls of each; default 9");

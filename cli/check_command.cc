@@ -27,6 +27,8 @@ struct CheckOptions {
     std::string cases = "100";
     std::string seed = "1";
     std::string backend = "auto";
+    std::string schedule = "all";
+    PassOptions pass;
     std::string kernel;
     std::string only;     // --case
     bool shapes = false;  // --shapes
@@ -61,23 +63,34 @@ struct CheckResult {
     std::int64_t cases = 0;
 };
 
-/// All kernels, or those of `--backend` and `--kernel`.
+/// All kernels, or those of `--backend`, `--schedule`, `--pass` and `--kernel`.
 std::vector<Tally> wanted_kernels(const CheckOptions& options) {
     const std::string& name = options.kernel;
     const auto backend = HowOptions{.backend = options.backend}.plan_options(Pass::forward, "auto").backend;
     if (backend == Backend::cuda && !device::cuda_available()) {
         throw Error(ErrorCode::device_unavailable, "--backend", "no CUDA device that this build can use");
     }
+    const auto schedule = parse_schedule<std::optional<Schedule>>("--schedule", options.schedule, {{"all", {}}});
+    const auto passes = options.pass.given() ? options.pass.list() : std::vector{Pass::forward, Pass::backward};
     std::vector<Tally> tallies;
     std::string known;
     for (const KernelInfo& kernel : kernels()) {
         if (backend && kernel.backend != *backend) continue;
+        if (schedule && kernel.schedule != *schedule) continue;
+        if (std::find(passes.begin(), passes.end(), kernel.pass) == passes.end()) continue;
         known += (known.empty() ? "" : ", ") + kernel.name;
         if (name.empty() || kernel.name == name) tallies.push_back({.kernel = &kernel});
     }
+    if (known.empty())
+        throw Error(ErrorCode::unsupported, "--schedule",
+                    fmt::format("this build has no {}kernel of schedule {} (tessera list shows those it has)",
+                                backend ? options.backend + " " : "", options.schedule));
     if (tallies.empty()) unexpected("--kernel", "one of " + known, name);
-    if (!name.empty() && tallies.front().kernel->backend == Backend::cuda && !device::cuda_available())
-        throw Error(ErrorCode::device_unavailable, "--kernel", "no CUDA device that this build can use");
+    const bool all_cuda = std::all_of(tallies.begin(), tallies.end(),
+                                      [](const Tally& tally) { return tally.kernel->backend == Backend::cuda; });
+    if (all_cuda && !device::cuda_available())
+        throw Error(ErrorCode::device_unavailable, name.empty() ? "--schedule" : "--kernel",
+                    "no CUDA device that this build can use");
     return tallies;
 }
 
@@ -251,6 +264,7 @@ void add_check_command(CLI::App& app, Session& session) {
         app, session, "check", "Run kernels on cases of the whole contract and compare with the fp64 reference",
         {{"tessera check", "every kernel on the corner cases and 100 random ones"},
          {"tessera check --cases 10000 --seed 7 --kernel cpu.fa2.backward", "one kernel, for longer"},
+         {"tessera check --schedule fa1 --backward", "the backwards of one schedule"},
          {"tessera check --shapes --cases 0", "every compiled shape of every kernel, with every feature that it takes"},
          {"tessera check --case causal_square", "one case by its name"},
          {"tessera check --kernel cpu.fa2.forward --seed 7 --case 1234", "a random case again, by its number"}});
@@ -261,6 +275,12 @@ void add_check_command(CLI::App& app, Session& session) {
     command
         ->add_option("--backend", options->backend, "Only kernels of this backend: cpu, cuda or reference; default all")
         ->type_name("NAME");
+    command
+        ->add_option("--schedule", options->schedule,
+                     "Only kernels of this schedule: " + schedule_names() + "; default all")
+        ->type_name("NAME");
+    options->pass.declare(*command, "Only kernels of this pass: forward or backward; default both",
+                          "The same as --pass backward");
     command->add_option("--kernel", options->kernel, "Only this kernel, by its name in tessera list; default all")
         ->type_name("NAME");
     command
@@ -271,7 +291,8 @@ void add_check_command(CLI::App& app, Session& session) {
         "--shapes", options->shapes,
         "Besides, cases for every compiled shape of the kernels with every feature and dtype that it takes");
     command->callback([options, command, &session] {
-        if (!options->only.empty()) expect_only(*command, "--case", {"--seed", "--backend", "--kernel"});
+        if (!options->only.empty())
+            expect_only(*command, "--case", {"--seed", "--backend", "--schedule", "--pass", "--backward", "--kernel"});
         else if (options->cases == "0" && !options->shapes && command->count("--seed") > 0)
             throw UsageError("--seed", "has no effect with --cases 0: expected without it");
         execute(*options, session);

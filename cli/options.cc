@@ -280,6 +280,37 @@ void HowOptions::declare_order(CLI::App& command) {
     add_text(command, kHow, "--tile", tile, "Q,KV", "Queries and keys per tile; default: the kernel's own");
 }
 
+void PassOptions::declare(CLI::App& command, const std::string& names, const std::string& backward_description,
+                          const char* group) {
+    CLI::Option* options[] = {command.add_option("--pass", text, names)->type_name("NAME"),
+                              command.add_flag("--backward", backward, backward_description)};
+    for (CLI::Option* option : options) {
+        if (*group != '\0') option->group(group);
+    }
+}
+
+std::vector<Pass> PassOptions::list() const {
+    if (backward && !text.empty())
+        throw UsageError("--backward", fmt::format("is --pass backward: expected without --pass {}", text));
+    if (backward) return {Pass::backward};
+    if (text.empty()) return {Pass::forward};
+    std::vector<Pass> passes;
+    for (const std::string& name : parse_list("--pass", text)) {
+        const auto some = parse_choice<std::vector<Pass>>(
+            "--pass", name,
+            {{"forward", {Pass::forward}}, {"backward", {Pass::backward}}, {"both", {Pass::forward, Pass::backward}}});
+        passes.insert(passes.end(), some.begin(), some.end());
+    }
+    expect_each_once("--pass", text, passes);
+    return passes;
+}
+
+Pass PassOptions::one() const {
+    const std::vector<Pass> passes = list();
+    if (passes.size() != 1) unexpected("--pass", "one of forward, backward", text);
+    return passes.front();
+}
+
 PlanOptions HowOptions::plan_options(Pass pass, const std::string& schedule_name) const {
     PlanOptions options{.pass = pass};
     options.backend = parse_choice<std::optional<Backend>>(

@@ -86,6 +86,21 @@ struct HowOptions {
     PlanOptions plan_options(Pass pass, const std::string& schedule_name) const;
 };
 
+/// Which passes a command is about: `--pass NAME`, or `--backward` for `--pass backward`.
+struct PassOptions {
+    std::string text;  ///< empty when --pass was not given: the forward
+    bool backward = false;
+
+    /// `names`: what --pass may be, for --help. `group`: of the options in --help, or the default one.
+    void declare(CLI::App& command, const std::string& names, const std::string& backward_description,
+                 const char* group = "");
+    bool given() const { return backward || !text.empty(); }
+    /// Each pass once, in the order of the list; "both" is forward,backward.
+    std::vector<Pass> list() const;
+    /// For commands with one pass. Throws UsageError for a list and for "both".
+    Pass one() const;
+};
+
 /// plan(), with errors that name the options of this command. Throws UsageError, or Error(unsupported) and
 /// Error(device_unavailable) in one line when this build has nothing of that backend or schedule.
 Plan plan_with(const Problem& problem, const PlanOptions& options);

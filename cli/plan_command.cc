@@ -21,7 +21,7 @@ struct PlanCommandOptions {
     ShapeOptions shape;
     ScoreOptions scores;
     HowOptions how;
-    bool backward = false;
+    PassOptions pass;
     std::string device;
 };
 
@@ -92,7 +92,7 @@ void print_text(const Session& session, const Plan& plan, const Predictor& predi
 
 void execute(const PlanCommandOptions& options, const Session& session) {
     const Problem problem = options.shape.problem(options.scores);
-    const Pass pass = options.backward ? Pass::backward : Pass::forward;
+    const Pass pass = options.pass.one();
     if (!options.device.empty()) {
         const model::Machine machine = machine_of_option(options.device);
         expect_for_machine(options.how, machine);
@@ -124,7 +124,7 @@ void add_plan_command(CLI::App& app, Session& session) {
     options->shape.declare(*command, false);
     options->scores.declare(*command);
     options->how.declare(*command, false);
-    command->add_flag("--backward", options->backward, "The backward instead of the forward");
+    options->pass.declare(*command, "forward (default) or backward", "The backward instead of the forward");
     command
         ->add_option(
             "--device", options->device,

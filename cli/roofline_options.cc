@@ -37,7 +37,7 @@ void RooflineOptions::declare(CLI::App& command) {
     };
     add("--device", device, "NAME", "Machine: a file of tessera calibrate, or " + machine_names() + "; default h200");
     add("--schedule", schedules, "NAME", "all (default), or a list of " + schedule_names());
-    add("--pass", pass, "NAME", "forward (default), backward, or both: their sum");
+    pass.declare(command, "forward (default), backward, or both: their sum", "The same as --pass backward");
     add("--by", by, "NAME",
         "Whose kernels: published (default: flash-attention's fa2 and fa3, tessera's standard and fa1), tessera, "
         "flash-attention or cudnn");
@@ -67,11 +67,7 @@ std::vector<Schedule> RooflineOptions::schedule_list() const {
     return list;
 }
 
-std::vector<Pass> RooflineOptions::passes() const {
-    return parse_choice<std::vector<Pass>>(
-        "--pass", pass,
-        {{"forward", {Pass::forward}}, {"backward", {Pass::backward}}, {"both", {Pass::forward, Pass::backward}}});
-}
+std::vector<Pass> RooflineOptions::passes() const { return pass.list(); }
 
 model::PredictOptions RooflineOptions::predict_options(const model::Machine& machine) const {
     model::PredictOptions options;

@@ -31,7 +31,8 @@ struct RunOptions {
     InputOptions inputs;
     ScoreOptions scores;
     HowOptions how;
-    bool backward = false;
+    PassOptions pass;
+    bool backward = false;  // as `pass` says
     bool check = false;
     std::string output;
 };
@@ -341,11 +342,15 @@ void add_run_command(CLI::App& app, Session& session) {
     options->inputs.declare(*command);
     options->scores.declare(*command);
     options->how.declare(*command, false);
-    command->add_flag("--backward", options->backward, "Compute dq, dk and dv too");
+    options->pass.declare(*command, "forward (default); backward or both: compute dq, dk and dv too",
+                          "Compute dq, dk and dv too");
     command->add_flag("--check", options->check, "Compare with the fp64 reference; exit code 1 outside the contract");
     command->add_option("-o,--output", options->output, "Write o, lse (and dq, dk, dv) there, in the input's layout")
         ->type_name("FILE");
-    command->callback([options, &session] { execute(*options, session); });
+    command->callback([options, &session] {
+        options->backward = options->pass.list().back() == Pass::backward;
+        execute(*options, session);
+    });
 }
 
 }  // namespace tessera::cli

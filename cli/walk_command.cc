@@ -29,7 +29,7 @@ namespace {
 
 struct WalkOptions {
     InputOptions inputs;
-    ShapeOptions shape;
+    ShapeOptions shape{.heads = "", .head_dim = ""};
     ScoreOptions scores{.seed_makes_inputs = true};
     HowOptions how;
     std::string sequence = "0";
@@ -37,7 +37,8 @@ struct WalkOptions {
     std::string row;
     std::string q_tile;
     std::string numbers;
-    bool backward = false;
+    PassOptions pass;
+    bool backward = false;  // as `pass` says
     bool by_hand = false;
     bool all = false;
 };
@@ -364,8 +365,6 @@ void add_walk_command(CLI::App& app, Session& session) {
           "the same with your own numbers and tiles"},
          {"tessera walk --len 200 --tile 32,32 --json", "every value of the trace, for programs"}});
     auto options = std::make_shared<WalkOptions>();
-    options->shape.heads.clear();
-    options->shape.head_dim.clear();
     options->inputs.declare(*command, false);
     options->shape.declare_sizes(*command);
     options->scores.declare(*command);
@@ -378,7 +377,7 @@ void add_walk_command(CLI::App& app, Session& session) {
     add_text("--q-tile", options->q_tile, "Follow this tile of queries as a whole; default: the last");
     add_text("--head", options->head, "Query head; default 0");
     add_text("--sequence", options->sequence, "Batch sequence; default 0");
-    command->add_flag("--backward", options->backward, "The backward instead of the forward")->group(kWhat);
+    options->pass.declare(*command, "forward (default) or backward", "The backward instead of the forward", kWhat);
     command->add_flag("--by-hand", options->by_hand, "A 4 x 4 example in exact fractions instead")->group(kWhat);
     command
         ->add_option("--numbers", options->numbers,
@@ -389,9 +388,11 @@ void add_walk_command(CLI::App& app, Session& session) {
     command->add_flag("--all", options->all, "Show every tile, however many")->group(kWhat);
     command->callback([options, command, &session] {
         if (options->by_hand)
-            expect_only(*command, "--by-hand", {"--backward", "--causal", "--schedule", "--numbers", "--tile"});
+            expect_only(*command, "--by-hand",
+                        {"--backward", "--pass", "--causal", "--schedule", "--numbers", "--tile"});
         else if (options->inputs.files.empty() && command->count("--layout") > 0)
             throw UsageError("--layout", "expected a file with it, whose tensors lie so");
+        options->backward = options->pass.one() == Pass::backward;
         execute(*options, session);
     });
 }

@@ -10,7 +10,12 @@
 #include <string>
 #include <vector>
 
+<<<<<<< HEAD
 #include "cpu/matrix/primitives.hpp"
+=======
+#include "cpu/matrix/words.hpp"
+#include "printed.hpp"
+>>>>>>> tests
 
 namespace tessera::cpu::matrix {
 

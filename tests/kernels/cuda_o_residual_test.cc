@@ -131,7 +131,7 @@ TEST_P(CudaResidualGradients, keep_to_the_limits_with_no_allowance) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(all_kernels, CudaResidualGradients,
+INSTANTIATE_TEST_SUITE_P(AllKernels, CudaResidualGradients,
                          testing::Combine(testing::ValuesIn(kRoundedTypes),
                                           testing::Values("plain", "causal", "window", "grouped", "dropout", "softcap",
                                                           "bias", "dlse", "short", "ragged")),

@@ -17,6 +17,7 @@
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/fa3/host/pack_gqa.hpp"
 #include "kernels/limits.hpp"
+#include "printed.hpp"
 #include "registry.hpp"
 
 namespace tessera::check::feature_cases_test {
@@ -61,7 +62,7 @@ std::string name_of_case(const testing::TestParamInfo<std::tuple<DeviceType, Fea
     return name_of_place(std::get<0>(which.param)) + "_" + name_of(std::get<1>(which.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(all_kernels, FeatureCases,
+INSTANTIATE_TEST_SUITE_P(AllKernels, FeatureCases,
                          testing::Combine(testing::Values(DeviceType::cpu, DeviceType::cuda),
                                           testing::ValuesIn(kFeatures)),
                          name_of_case);
@@ -142,7 +143,7 @@ TEST_P(FeatureCounts, kernels_refuse_what_they_say_and_nothing_else) {
     for (const auto& [what, count] : refused) fmt::print("refused {} times: {}\n", count, what);
 }
 
-INSTANTIATE_TEST_SUITE_P(all_kernels, FeatureCounts, testing::Values(DeviceType::cpu, DeviceType::cuda),
+INSTANTIATE_TEST_SUITE_P(AllKernels, FeatureCounts, testing::Values(DeviceType::cpu, DeviceType::cuda),
                          [](const auto& which) { return name_of_place(which.param); });
 
 /// Which compiled shapes the cases reach, as the lists of shapes have it: known without a GPU, and without CUDA.

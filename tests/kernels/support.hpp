@@ -22,12 +22,8 @@
 #include "core/numeric.hpp"
 #include "device/device_copy.hpp"
 #include "kernels/limits.hpp"
+#include "printed.hpp"
 #include "tessera/tessera.hpp"
-
-namespace tessera {
-/// How GoogleTest shows a parameter.
-inline void PrintTo(DType dtype, std::ostream* out) { *out << name_of(dtype); }
-}  // namespace tessera
 
 namespace tessera::check {
 
@@ -385,10 +381,12 @@ inline std::vector<Storage> storages() {
 }
 
 /// "bf16_192x128"
-inline std::string name_of_storage(const testing::TestParamInfo<Storage>& which) {
-    const auto& [dtype, dims] = which.param;
-    return std::string(name_of(dtype)) + "_" + std::to_string(dims.qk) + "x" + std::to_string(dims.v);
+inline std::string name_of(const Storage& storage) {
+    return std::string(name_of(storage.dtype)) + "_" + std::to_string(storage.dims.qk) + "x" +
+           std::to_string(storage.dims.v);
 }
+inline std::string name_of_storage(const testing::TestParamInfo<Storage>& which) { return name_of(which.param); }
+inline void PrintTo(const Storage& storage, std::ostream* out) { *out << name_of(storage); }
 
 inline constexpr DType kStorageTypes[] = {DType::fp32, DType::bf16, DType::fp16};
 

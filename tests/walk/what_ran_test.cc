@@ -6,6 +6,7 @@
 
 #include "core/case.hpp"
 #include "cpu/matrix/primitives.hpp"
+#include "printed.hpp"
 #include "walk/trace.hpp"
 
 namespace tessera::walk::what_ran_test {

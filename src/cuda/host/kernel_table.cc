@@ -16,6 +16,7 @@
 #include "cuda/gradient/host/dispatch.hpp"
 #include "cuda/host/query_tiles.hpp"
 #include "cuda/standard/host/dispatch.hpp"
+#include "tessera/error.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -237,11 +238,13 @@ std::span<const Row> rows() {
     return list;
 }
 
-const Row* find_row(Schedule schedule, Pass pass) {
+const Row& row_of(Schedule schedule, Pass pass) {
     for (const Row& row : rows()) {
-        if (row.schedule == schedule && row.pass == pass) return &row;
+        if (row.schedule == schedule && row.pass == pass) return row;
     }
-    return nullptr;
+    throw Error(ErrorCode::internal, "",
+                fmt::format("expected a row for cuda.{}.{} in the table of CUDA kernels (kernel_table.cc), got none",
+                            name_of(schedule), name_of(pass)));
 }
 
 Refusal refusal(const Row& row, const Problem& problem, const AskedTile& tile, const Limits& limits) {
@@ -251,7 +254,7 @@ Refusal refusal(const Row& row, const Problem& problem, const AskedTile& tile, c
 }
 
 Refusal refusal(Schedule schedule, Pass pass, const Problem& problem, const AskedTile& tile, const Limits& limits) {
-    return refusal(*find_row(schedule, pass), problem, tile, limits);
+    return refusal(row_of(schedule, pass), problem, tile, limits);
 }
 
 }  // namespace tessera::cuda

@@ -39,8 +39,8 @@ struct Row {
 /// Every CUDA kernel, in order of preference, whether or not this build has it.
 std::span<const Row> rows();
 
-/// The row of a kernel, or null.
-const Row* find_row(Schedule schedule, Pass pass);
+/// The row of a kernel. Throws Error(internal) when there is none: a schedule was added without its rows.
+const Row& row_of(Schedule schedule, Pass pass);
 
 /// Its answer; also for a dtype that it does not take.
 std::optional<std::string> refusal(const Row& row, const Problem& problem, const std::optional<Tile>& tile,

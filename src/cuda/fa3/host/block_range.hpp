@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which blocks of keys some queries need. Plain C++, with tests in tests/model/block_range_test.cc.
+// Which blocks of keys some queries need. Plain C++, with tests in tests/cuda_host/block_range_test.cc.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How long the tiles of a call keep the multiprocessors busy: a model, by which one of two shapes is chosen that give
-// the same bits. Plain C++, with tests in tests/model/queue_time_test.cc.
+// the same bits. Plain C++, with tests in tests/cuda_host/makespan_test.cc.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which tiles of queries are worked on. Plain C++: tests/model/tile_order_test.cc models how it fills a
-// GPU.
+// The order in which tiles of queries are worked on. Plain C++: tests/cuda_host/tile_order_test.cc models how it fills
+// a GPU.
 #pragma once
 
 #include "cuda/host/divider.hpp"

@@ -14,7 +14,7 @@
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
 
-namespace tessera::check::fa3_backward_order_test {
+namespace tessera::check::dq_order_test {
 namespace {
 
 using cuda::fa3::backward::Blocks;
@@ -30,6 +30,21 @@ const Mask kMasks[] = {{},
                        {.window_left = 0, .window_right = 700},
                        {.causal = Causal::top_left, .window_left = 90},
                        {.causal = Causal::bottom_right, .window_left = 1}};
+
+/// The whole case, for the message of a failure.
+std::string describe(const Mask& mask, int block_q, int block_kv, int len_q, int len_kv, int group, int heads,
+                     int parts = 1, int more = 0) {
+    const Problem p{.batch = 1,
+                    .len_q = len_q,
+                    .len_kv = len_kv,
+                    .heads_q = std::int64_t{group} * heads,
+                    .heads_kv = heads,
+                    .head_dim = 64,
+                    .head_dim_v = 64,
+                    .mask = mask};
+    return p.describe() + "; tiles of " + std::to_string(block_q) + " x " + std::to_string(block_kv) + ", parts " +
+           std::to_string(parts) + ", more " + std::to_string(more);
+}
 
 /// Who adds to (sum, block of queries), in the order in which thread blocks start.
 using Adders = std::map<std::pair<int, int>, std::vector<int>>;
@@ -65,6 +80,7 @@ bool touches(const Mask& mask, const Blocks<kBlockQ, kBlockKv>& blocks, int m, i
 /// `more`: blocks that another sequence of the call has more in a part.
 template <int kBlockQ, int kBlockKv>
 void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads = 1, int parts = 1, int more = 0) {
+    SCOPED_TRACE(describe(mask, kBlockQ, kBlockKv, len_q, len_kv, group, heads, parts, more));
     Blocks<kBlockQ, kBlockKv> blocks{};
     blocks.set(mask, len_q, len_kv, group, heads);
     const Adders adders = blocks.rising ? adders_of<true>(blocks, parts, more) : adders_of<false>(blocks, parts, more);
@@ -72,12 +88,13 @@ void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads 
         const auto [sum, m] = sum_and_block;
         for (std::size_t place = 0; place < blocks_of_keys.size(); ++place) {
             const int n = blocks_of_keys[place];
-            ASSERT_EQ(blocks.place(sum, m, n), static_cast<int>(place)) << "sum " << sum << " of " << m << ", by " << n;
+            ASSERT_EQ(blocks.place(sum, m, n), static_cast<int>(place))
+                << "sum " << sum << " of queries " << m << ", added to by keys " << n;
         }
     }
     for (int m = 0; m < blocks.count_q; ++m) {
         for (int sum = 0; sum < 2; ++sum) {
-            ASSERT_EQ(blocks.any(sum, m), adders.count({sum, m}) != 0) << "sum " << sum << " of " << m;
+            ASSERT_EQ(blocks.any(sum, m), adders.count({sum, m}) != 0) << "sum " << sum << " of queries " << m;
         }
         for (int n = 0; n < blocks.count_kv; ++n) {
             int times = 0;
@@ -91,12 +108,10 @@ void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads 
     }
 }
 
-TEST(fa3_backward_order, every_tile_is_added_once_and_in_the_order_of_the_places) {
+TEST(DqOrder, every_tile_is_added_once_and_in_the_order_of_the_places) {
     for (const Mask& mask : kMasks) {
         for (const int len_q : kLengths) {
             for (const int len_kv : kLengths) {
-                SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len_q) + " x " +
-                             std::to_string(len_kv));
                 for (const int group : {1, 8}) {
                     expect_right<64, 128>(mask, len_q, len_kv, group);
                     expect_right<128, 128>(mask, len_q, len_kv, group);
@@ -109,11 +124,10 @@ TEST(fa3_backward_order, every_tile_is_added_once_and_in_the_order_of_the_places
 }
 
 /// Sequences that start in parts, and those that do not, in one call.
-TEST(fa3_backward_order, blocks_in_parts_are_added_in_the_order_of_the_places) {
+TEST(DqOrder, blocks_in_parts_are_added_in_the_order_of_the_places) {
     using cuda::fa3::backward::kParts;
     for (const Mask& mask : kMasks) {
         for (const int len : {1, 200, 2048, 2111, 4000, 4096, 4097, 5555}) {
-            SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len));
             for (const int more : {0, 3}) {
                 expect_right<64, 128>(mask, len, len, 1, 16, kParts, more);
                 expect_right<128, 128>(mask, len, len, 1, 16, kParts, more);
@@ -125,7 +139,7 @@ TEST(fa3_backward_order, blocks_in_parts_are_added_in_the_order_of_the_places) {
 }
 
 /// The longest of a causal mask start first but for the order in their part, and blocks of one sequence alone decide.
-TEST(fa3_backward_order, causal_blocks_of_many_heads_start_in_parts) {
+TEST(DqOrder, causal_blocks_of_many_heads_start_in_parts) {
     Blocks<64, 128> blocks{};
     const Mask causal{.causal = Causal::top_left};
     blocks.set(causal, 4096, 4096, 1, 16);
@@ -145,7 +159,7 @@ TEST(fa3_backward_order, causal_blocks_of_many_heads_start_in_parts) {
 }
 
 /// Without a mask few blocks of keys start together, with one sum; more of them do not, nor do those of groups.
-TEST(fa3_backward_order, few_blocks_without_a_mask_start_at_the_first_queries) {
+TEST(DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
     using cuda::fa3::backward::kMostStraight;
     Blocks<64, 128> blocks{};
     blocks.set({}, 1000, 128 * kMostStraight, 1, 1);
@@ -161,7 +175,7 @@ TEST(fa3_backward_order, few_blocks_without_a_mask_start_at_the_first_queries) {
 
 /// Who makes dQ of the sum: where Blocks says that it is the first block, of the head or of its part, it is, of all of
 /// dQ.
-TEST(fa3_backward_order, the_last_to_add_is_the_first_block_where_it_is_said_to_be) {
+TEST(DqOrder, the_last_to_add_is_the_first_block_where_it_is_said_to_be) {
     using cuda::fa3::backward::kParts;
     int said = 0;
     for (const Mask& mask : kMasks) {
@@ -171,6 +185,7 @@ TEST(fa3_backward_order, the_last_to_add_is_the_first_block_where_it_is_said_to_
                     Blocks<64, 128> blocks{};
                     blocks.set(mask, len_q, len_kv, group, 16);
                     if (!blocks.ends_with_first()) continue;
+                    SCOPED_TRACE(describe(mask, 64, 128, len_q, len_kv, group, 16, blocks.parted ? kParts : 1));
                     ++said;
                     const Adders adders = adders_of<false>(blocks, blocks.parted ? kParts : 1, 0);
                     for (int m = 0; m < blocks.count_q; ++m) {
@@ -188,7 +203,7 @@ TEST(fa3_backward_order, the_last_to_add_is_the_first_block_where_it_is_said_to_
 }
 
 /// All heads of a group are gone through at one block of queries.
-TEST(fa3_backward_order, heads_of_a_group_stay_together_where_blocks_rise) {
+TEST(DqOrder, heads_of_a_group_stay_together_where_blocks_rise) {
     Blocks<64, 128> blocks{};
     blocks.set({.causal = Causal::bottom_right}, 1024, 1024, 4, 1);
     ASSERT_TRUE(blocks.rising);
@@ -206,10 +221,9 @@ TEST(fa3_backward_order, heads_of_a_group_stay_together_where_blocks_rise) {
 
 /// A part of its own for each block, so that heads take turns: the longest blocks of all heads first, or, falling, the
 /// last blocks.
-TEST(fa3_backward_order, single_blocks_in_turn_are_added_in_the_order_of_the_places) {
+TEST(DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_places) {
     for (const Mask& mask : kMasks) {
         for (const int len : {1, 200, 640, 2049}) {
-            SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len));
             const int count = (len + 127) / 128;
             for (const int more : {0, 3}) {
                 expect_right<64, 128>(mask, len, len, 8, 8, count + more);
@@ -223,7 +237,7 @@ TEST(fa3_backward_order, single_blocks_in_turn_are_added_in_the_order_of_the_pla
 
 /// Few causal blocks of keys share their query heads out, so many that no block lasts too long; which is a matter of
 /// the sequence's length and the heads.
-TEST(fa3_backward_order, few_causal_blocks_of_groups_share_the_query_heads) {
+TEST(DqOrder, few_causal_blocks_of_groups_share_the_query_heads) {
     using cuda::fa3::backward::most_shares;
     const Mask causal{.causal = Causal::bottom_right};
     Blocks<64, 128> blocks{};
@@ -257,6 +271,7 @@ TEST(fa3_backward_order, few_causal_blocks_of_groups_share_the_query_heads) {
 template <int kBlockQ, int kBlockKv>
 void expect_full(const Mask& mask, int len_q, int len_kv) {
     constexpr int kKeys = 64;
+    SCOPED_TRACE(describe(mask, kBlockQ, kBlockKv, len_q, len_kv, 1, 1));
     Blocks<kBlockQ, kBlockKv> blocks{};
     blocks.set(mask, len_q, len_kv, 1, 1);
     const Band band = mask.bind(len_q, len_kv);
@@ -271,12 +286,10 @@ void expect_full(const Mask& mask, int len_q, int len_kv) {
     }
 }
 
-TEST(fa3_backward_order, tiles_without_hidden_pairs_are_known) {
+TEST(DqOrder, tiles_without_hidden_pairs_are_known) {
     for (const Mask& mask : kMasks) {
         for (const int len_q : kLengths) {
             for (const int len_kv : kLengths) {
-                SCOPED_TRACE(std::to_string(&mask - kMasks) + ": " + std::to_string(len_q) + " x " +
-                             std::to_string(len_kv));
                 expect_full<64, 128>(mask, len_q, len_kv);
                 expect_full<128, 128>(mask, len_q, len_kv);
                 if (HasFatalFailure()) return;
@@ -287,12 +300,13 @@ TEST(fa3_backward_order, tiles_without_hidden_pairs_are_known) {
 
 template <int kBlockQ, int kBlockKv>
 void expect_one_sum(const Mask& mask, int len, int group) {
+    SCOPED_TRACE(describe(mask, kBlockQ, kBlockKv, len, len, group, 1000));
     Blocks<kBlockQ, kBlockKv> blocks{};
     blocks.set(mask, len, len, group, 1000);
-    for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m)) << len;
+    for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m)) << "queries " << m;
 }
 
-TEST(fa3_backward_order, one_sum_is_enough_where_the_workspace_has_one) {
+TEST(DqOrder, one_sum_is_enough_where_the_workspace_has_one) {
     for (const Mask& mask : kMasks) {
         for (const int len : kLengths) {
             for (const int group : {1, 4}) {
@@ -305,7 +319,7 @@ TEST(fa3_backward_order, one_sum_is_enough_where_the_workspace_has_one) {
     }
 }
 
-TEST(fa3_backward_order, blocks_without_a_mask_start_apart) {
+TEST(DqOrder, blocks_without_a_mask_start_apart) {
     Blocks<64, 128> blocks{};
     blocks.set({}, 4096, 4096, 1, 1);
     for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(Steps<false>(blocks, n, 1).m, 2 * n);
@@ -315,4 +329,4 @@ TEST(fa3_backward_order, blocks_without_a_mask_start_apart) {
 }
 
 }  // namespace
-}  // namespace tessera::check::fa3_backward_order_test
+}  // namespace tessera::check::dq_order_test

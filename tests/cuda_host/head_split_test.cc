@@ -5,7 +5,7 @@
 
 #include "cuda/gradient/host/head_split.hpp"
 
-namespace tessera::check::cuda_shares_test {
+namespace tessera::check::head_split_test {
 namespace {
 
 using cuda::gradient::ShareRule;
@@ -16,7 +16,7 @@ int shares(const Mask& mask, std::int64_t len_q, std::int64_t len_kv, int heads_
     return ShareRule::count(ShareRule::heads(mask.bind(len_q, len_kv), heads_kv, group), group);
 }
 
-TEST(CudaShares, blocks_that_are_too_few_are_shared_out) {
+TEST(HeadSplit, blocks_that_are_too_few_are_shared_out) {
     EXPECT_EQ(shares(kCausal, 512, 512, 8, 8), 2);
     EXPECT_EQ(shares(kCausal, 2048, 2048, 8, 8), 4);
     EXPECT_EQ(shares(kCausal, 4096, 4096, 8, 8), 2);
@@ -30,7 +30,7 @@ TEST(CudaShares, blocks_that_are_too_few_are_shared_out) {
 }
 
 /// Every head is in one share, and no share is empty.
-TEST(CudaShares, all_heads_are_in_some_share) {
+TEST(HeadSplit, all_heads_are_in_some_share) {
     for (int group = 1; group < 80; ++group) {
         for (std::int64_t len = 1; len < 40000; len = len * 3 / 2 + 1) {
             const int heads = ShareRule::heads(kCausal.bind(len, len), 1, group);
@@ -42,7 +42,7 @@ TEST(CudaShares, all_heads_are_in_some_share) {
 }
 
 /// What a ragged batch has memory for.
-TEST(CudaShares, no_sequence_has_more_shares_than_most) {
+TEST(HeadSplit, no_sequence_has_more_shares_than_most) {
     for (const Mask& mask : {Mask{}, kCausal, Mask{.window_left = 100}}) {
         for (const int heads_kv : {1, 3, 8}) {
             for (const int group : {1, 2, 7, 64}) {
@@ -59,4 +59,4 @@ TEST(CudaShares, no_sequence_has_more_shares_than_most) {
 }
 
 }  // namespace
-}  // namespace tessera::check::cuda_shares_test
+}  // namespace tessera::check::head_split_test

@@ -21,7 +21,7 @@ using cuda::fa3::slice_of;
 using cuda::fa3::TileOrder;
 using cuda::fa3::TilePlace;
 
-TEST(Divider, IsADivision) {
+TEST(Divider, is_a_division) {
     std::mt19937 random(1);
     constexpr int kMost = std::numeric_limits<int>::max();
     std::vector<int> divisors{1,       2,         3,    5, 7, 127, 128, 129, 65535, 65536, 65537, (1 << 30) - 1,
@@ -36,7 +36,7 @@ TEST(Divider, IsADivision) {
     }
 }
 
-TEST(TileOrder, HasEveryTileOnceAndTheLastQueriesOfAGroupOfHeadsFirst) {
+TEST(TileOrder, has_every_tile_once_and_the_last_queries_of_a_group_of_heads_first) {
     for (const int heads : {1, 2, 3, 7, 16, 40, 129}) {
         for (const int q_blocks : {1, 2, 3, 12, 33}) {
             for (const int together : {1, 2, 3, 5, heads}) {
@@ -60,7 +60,7 @@ TEST(TileOrder, HasEveryTileOnceAndTheLastQueriesOfAGroupOfHeadsFirst) {
     }
 }
 
-TEST(TileOrder, SlicesGoRound) {
+TEST(TileOrder, slices_go_round) {
     for (const int warpgroups : {1, 2, 3, 4}) {
         std::vector<int> met(static_cast<std::size_t>(warpgroups * warpgroups));
         int rotation = 0;
@@ -110,7 +110,7 @@ double causal_balance(int heads, int len, int together, int thread_blocks, bool 
     return work / thread_blocks / model_time(order, thread_blocks, in_turn, blocks_of);
 }
 
-TEST(TileOrder, KeepsAGpuBusyUnderACausalMask) {
+TEST(TileOrder, keeps_a_gpu_busy_under_a_causal_mask) {
     EXPECT_GT(causal_balance(512, 512, 128, 132), 0.97);
     EXPECT_GT(causal_balance(256, 1024, 64, 132), 0.97);
     EXPECT_GT(causal_balance(64, 4096, 16, 132), 0.97);
@@ -119,7 +119,7 @@ TEST(TileOrder, KeepsAGpuBusyUnderACausalMask) {
     EXPECT_GT(causal_balance(3, 8192, 3, 132), 0.70);  // 192 tiles: the longest alone take half of the time
 }
 
-TEST(TileOrder, IsNoFurtherFromTheBestThanTheLongestTile) {
+TEST(TileOrder, is_no_further_from_the_best_than_the_longest_tile) {
     // Graham's bound of list scheduling, for any number of thread blocks.
     for (const int heads : {1, 3, 16, 40}) {
         for (const int len : {512, 1536, 4096}) {
@@ -134,7 +134,7 @@ TEST(TileOrder, IsNoFurtherFromTheBestThanTheLongestTile) {
     }
 }
 
-TEST(TileOrder, ByTheCounterIsNotBehindTilesInTurn) {
+TEST(TileOrder, by_the_counter_is_not_behind_tiles_in_turn) {
     for (const int heads : {3, 16, 40, 64}) {
         for (const int len : {1024, 4096, 8192}) {
             EXPECT_GE(causal_balance(heads, len, heads, 132), 0.999 * causal_balance(heads, len, heads, 132, true))

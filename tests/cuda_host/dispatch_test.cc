@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape runs a Problem: the lists of src/cuda/*/config.h, which are plain C++ and here in every build.
+// Which compiled shape runs a Problem: the lists of src/cuda/*/host, which are plain C++ and here in every build.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "registry.hpp"
 
-namespace tessera::shapes_test {
+namespace tessera::dispatch_test {
 namespace {
 
 Problem of_dims(std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t len = 1536) {
@@ -61,7 +61,7 @@ std::string fa3_shape(const Problem& p) {
     return place ? cuda::fa3::Shapes::names()[*place] : "none";
 }
 
-TEST(CompiledShapes, fa3) {
+TEST(Dispatch, fa3) {
     EXPECT_EQ(fa3_shape(many(of_dims(64, 64))), "HeadDim64");
     EXPECT_EQ(fa3_shape(many(of_dims(40, 64, 512))), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(many(of_dims(40, 64, 576))), "HeadDim64") << "even tiles are short up to fewer keys";
@@ -92,7 +92,7 @@ TEST(CompiledShapes, fa3) {
 }
 
 /// Rows without a mask, long enough, whose tiles keep pairs of thread blocks as busy as single ones.
-TEST(CompiledShapes, fa3_by_pairs) {
+TEST(Dispatch, fa3_by_pairs) {
     const auto rows = [](std::int64_t batch, std::int64_t heads, std::int64_t len, std::int64_t head_dim = 128) {
         return Problem::dense(batch, len, heads, head_dim, DType::bf16);
     };
@@ -116,7 +116,7 @@ TEST(CompiledShapes, fa3_by_pairs) {
 }
 
 /// Causal rows, long enough, of heads of which two share K and V.
-TEST(CompiledShapes, fa3_by_pairs_of_heads) {
+TEST(Dispatch, fa3_by_pairs_of_heads) {
     const auto rows = [](std::int64_t heads_q, std::int64_t heads_kv, std::int64_t len_q, std::int64_t len_kv) {
         Problem p = Problem::dense(1, len_q, heads_q, 128, DType::bf16);
         p.heads_kv = heads_kv;
@@ -141,7 +141,7 @@ TEST(CompiledShapes, fa3_by_pairs_of_heads) {
 }
 
 /// Long rows of few heads have the tiles that fill the GPU better.
-TEST(CompiledShapes, fa3_by_the_queue) {
+TEST(Dispatch, fa3_by_the_queue) {
     const auto rows = [](std::int64_t batch, std::int64_t heads, std::int64_t len) {
         return Problem::dense(batch, len, heads, 64, DType::bf16);
     };
@@ -164,7 +164,7 @@ TEST(CompiledShapes, fa3_by_the_queue) {
     EXPECT_EQ(fa3_shape(ragged), "HeadDim64") << "lengths are not known";
 }
 
-TEST(CompiledShapes, fa3_backward) {
+TEST(Dispatch, fa3_backward) {
     const auto shape = [](const Problem& p) {
         const auto place = cuda::fa3::backward::shape_of(p);
         return place ? cuda::fa3::backward::Shapes::names()[*place] : "none";
@@ -178,7 +178,7 @@ TEST(CompiledShapes, fa3_backward) {
     EXPECT_EQ(shape(capped(of_dims(192, 64))), "none");
 }
 
-TEST(CompiledShapes, fa1_and_fa2) {
+TEST(Dispatch, fa1_and_fa2) {
     const auto fa1 = [](const Problem& p) { return cuda::fa1::Shapes::names()[cuda::fa1::shape_of(p)]; };
     const auto fa2 = [](const Problem& p) { return cuda::fa2::Shapes::names()[cuda::fa2::shape_of(p)]; };
     EXPECT_EQ(fa1(of_dims(64, 8)), "HeadDim64");
@@ -196,7 +196,7 @@ bool has_no_shape(const Kernel& kernel, const Problem& p) {
 }
 
 /// In builds with CUDA: the names are told apart, and each is the name of what runs some Problem.
-TEST(CompiledShapes, every_one_runs_something) {
+TEST(Dispatch, every_one_runs_something) {
     for (const Kernel& kernel : registry()) {
         std::set<std::string> met;
         for (const DType dtype : kernel.info.dtypes) {
@@ -218,4 +218,4 @@ TEST(CompiledShapes, every_one_runs_something) {
 }
 
 }  // namespace
-}  // namespace tessera::shapes_test
+}  // namespace tessera::dispatch_test

@@ -13,7 +13,7 @@
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/fa3/host/tile_order.hpp"
 
-namespace tessera::queue_time_test {
+namespace tessera::makespan_test {
 namespace {
 
 using cuda::fa3::Config;
@@ -62,14 +62,14 @@ Problem drawn(std::mt19937& random) {
     return p;
 }
 
-TEST(QueueTime, IsNotAskedOfMoreTilesThanCanBeCounted) {
+TEST(Makespan, is_not_asked_of_more_tiles_than_can_be_counted) {
     constexpr std::int64_t kHuge = std::int64_t{1} << 40;
     for (const auto& [heads, len] : {std::pair{kHuge, kHuge}, {kHuge, std::int64_t{1} << 31}, {2, kHuge}})
         EXPECT_FALSE(queue_decides(causal(heads, len), kTileOf192)) << heads << " x " << len;
     EXPECT_TRUE(queue_decides(causal(1, 8192), kTileOf192));
 }
 
-TEST(QueueTime, IsNearTheQueueTileByTile) {
+TEST(Makespan, is_near_the_queue_tile_by_tile) {
     std::mt19937 random(5);
     int asked = 0;
     for (int i = 0; i < 2000; ++i) {
@@ -91,7 +91,7 @@ bool chosen_by_queue(const Problem& p) {
     return p.len_kv > (p.mask.trivial() ? c.short_even_row : c.short_row) && queue_decides(p, kTileOf192);
 }
 
-TEST(QueueTime, NoCallLosesByTheChoice) {
+TEST(Makespan, no_call_loses_by_the_choice) {
     std::mt19937 random(6);
     int wanted = 0;
     for (int i = 0; i < 4000; ++i) {
@@ -103,12 +103,12 @@ TEST(QueueTime, NoCallLosesByTheChoice) {
     EXPECT_GT(wanted, 100);
 }
 
-TEST(QueueTime, OfOneRoundIsTheLongestTile) {
+TEST(Makespan, of_one_round_is_the_longest_tile) {
     EXPECT_DOUBLE_EQ(queue_time(causal(1, 8192), kTileOf192), 64 * kTileOf192.block + kTileOf192.ends);
     EXPECT_DOUBLE_EQ(queue_time(causal(2, 8192), kTileOf128), 64 * kTileOf128.block + kTileOf128.ends);
 }
 
-TEST(QueueTime, CountsAllWorkWhereTilesAreMany) {
+TEST(Makespan, counts_all_work_where_tiles_are_many) {
     const Problem p = causal(64, 4096);
     const HeadTime head(p, kTileOf192);
     double work = 0;
@@ -117,7 +117,7 @@ TEST(QueueTime, CountsAllWorkWhereTilesAreMany) {
 }
 
 /// The case that was measured: 102 microseconds by tiles of 192 queries, 76 by tiles of 128.
-TEST(QueueTime, OfThreeHeadsIsAsMeasured) {
+TEST(Makespan, of_three_heads_is_as_measured) {
     const Problem p = causal(3, 8192);
     constexpr double kLaunch = 4;  // microseconds of any call
     EXPECT_NEAR(queue_time(p, kTileOf192) + kLaunch, 102, 2);
@@ -126,7 +126,7 @@ TEST(QueueTime, OfThreeHeadsIsAsMeasured) {
     EXPECT_NEAR(queue_time(p, kTileOf128), simulated(p, kTileOf128), 1e-9);
 }
 
-TEST(QueueTime, DecidesForRowsOfFewHeadsOnly) {
+TEST(Makespan, decides_for_rows_of_few_heads_only) {
     EXPECT_TRUE(wants_short(causal(1, 32768)));
     EXPECT_TRUE(wants_short(causal(3, 8192)));
     EXPECT_TRUE(wants_short(causal(1, 8192, 3))) << "sequences are heads, too";
@@ -173,7 +173,7 @@ Problem problem_of(const Measured& m) {
 
 /// Calls of short rows, by tiles of 192 and of 128 queries: those where the rule before prices lost most, and those
 /// where tiles of 192 win. (H200, cold L2, medians of eleven in one process.)
-TEST(QueueTime, ShortRowsGetTheTileThatWonByMeasurement) {
+TEST(Makespan, short_rows_get_the_tile_that_won_by_measurement) {
     for (const Measured& m : {Measured{10, 8, 960, 128, false, 25.0, 17.6},
                               {8, 8, 960, 64, false, 22.8, 16.9},
                               {20, 12, 300, 128, false, 24.6, 19.1},
@@ -198,7 +198,7 @@ TEST(QueueTime, ShortRowsGetTheTileThatWonByMeasurement) {
     }
 }
 
-TEST(QueueTime, ShortRowsOfManyTilesGoByTheirNumber) {
+TEST(Makespan, short_rows_of_many_tiles_go_by_their_number) {
     EXPECT_TRUE(wants_short(problem_of({1024, 1, 512, 512, false, 0, 0})));
     EXPECT_FALSE(wants_short(problem_of({1024, 1, 960, 384, false, 0, 0}))) << "5 tiles of 192, 8 of 128";
     constexpr std::int64_t kHuge = std::int64_t{1} << 40;
@@ -212,4 +212,4 @@ TEST(QueueTime, ShortRowsOfManyTilesGoByTheirNumber) {
 }
 
 }  // namespace
-}  // namespace tessera::queue_time_test
+}  // namespace tessera::makespan_test

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes at the edge of what CUDA kernels count in 32 bits, and beyond: known without a GPU.
+// The order in which blocks of keys add to dQ (src/cuda/fa3/host/dq_order.hpp), at the largest lengths that CUDA
+// kernels count in 32 bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,47 +12,12 @@
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/host/kernel_table.hpp"
 
-namespace tessera::counts_test {
+namespace tessera::dq_order_limits_test {
 namespace {
 
 using cuda::kMaxIndex;
 using cuda::fa3::backward::Blocks;
 using cuda::fa3::backward::Span;
-
-const cuda::Limits kDevice{
-    .who = "a device", .capability = 90, .shared_bytes = 227 << 10, .memory_bytes = std::int64_t{1} << 62};
-
-/// Every kernel that takes the dtype says that it can't count this.
-void expect_refused(const Problem& p) {
-    ASSERT_NO_THROW(p.validate()) << p.describe();
-    for (const cuda::Row& row : cuda::rows()) {
-        const auto reason = cuda::refusal(row, p, {}, kDevice);
-        ASSERT_TRUE(reason.has_value()) << row.name << ": " << p.describe();
-        EXPECT_NE(reason->find("count"), std::string::npos) << row.name << ": " << *reason;
-    }
-}
-
-TEST(Counts, tiles_that_pass_int64_are_refused) {
-    // The bounds of a ragged Problem: 2^21 sequences, 2^20 heads and 2^23 tiles of 64 queries are 2^64.
-    Problem p = Problem::dense(std::int64_t{1} << 21, std::int64_t{1} << 29, 1 << 20, 64, DType::bf16);
-    p.len_kv = 1 << 12;
-    p.ragged = true;
-    p.total_q = p.total_kv = p.batch;
-    expect_refused(p);
-    p.heads_q = p.heads_kv = 1 << 19;  // 2^63
-    expect_refused(p);
-}
-
-TEST(Counts, rows_and_tiles_are_taken_up_to_the_limit_and_no_further) {
-    Problem p = Problem::dense(1, kMaxIndex, 1, 64, DType::bf16);
-    p.mask = {.window_left = 100, .window_right = 100};
-    expect_refused(p);
-    --p.len_q, --p.len_kv;
-    for (const cuda::Row& row : cuda::rows()) {
-        if (row.schedule == Schedule::standard) continue;  // its matrix has 2^60 numbers
-        EXPECT_EQ(cuda::refusal(row, p, {}, kDevice), std::nullopt) << row.name;
-    }
-}
 
 Span tiles(Range rows, int block) {
     if (rows.empty()) return {0, 0};
@@ -99,7 +65,7 @@ void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
     }
 }
 
-TEST(Counts, spans_of_blocks_hold_at_the_largest_lengths) {
+TEST(DqOrderLimits, spans_of_blocks_hold_at_the_largest_lengths) {
     constexpr int kMost = static_cast<int>(kMaxIndex) - 1;
     const std::array<Mask, 7> masks{Mask{},
                                     {.causal = Causal::bottom_right},
@@ -125,4 +91,4 @@ TEST(Counts, spans_of_blocks_hold_at_the_largest_lengths) {
 }
 
 }  // namespace
-}  // namespace tessera::counts_test
+}  // namespace tessera::dq_order_limits_test

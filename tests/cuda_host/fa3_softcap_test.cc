@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-namespace tessera::cap_test {
+namespace tessera::fa3_softcap_test {
 namespace {
 
 using cuda::fa3::Cap;
@@ -23,7 +23,7 @@ float capped(const Cap& cap, float x) {
     return x * std::fma(sum, u, 1.0F);
 }
 
-TEST(Cap, is_right_to_few_roundings_at_every_size_of_score_and_of_both_signs) {
+TEST(Fa3Softcap, is_right_to_few_roundings_at_every_size_of_score_and_of_both_signs) {
     for (const double softcap : {1e-2, 0.5, 5.0, 50.0, 1e3}) {
         for (const double scale : {1.0, 0.125, 0.0884}) {
             const Cap cap = cap_of(softcap, scale);
@@ -40,11 +40,11 @@ TEST(Cap, is_right_to_few_roundings_at_every_size_of_score_and_of_both_signs) {
     }
 }
 
-TEST(Cap, fits_where_its_numbers_are_normal) {
+TEST(Fa3Softcap, fits_where_its_numbers_are_normal) {
     EXPECT_TRUE(fits(cap_of(1e3, 1.0)));
     EXPECT_FALSE(fits(cap_of(1e30, 1.0)));
     EXPECT_FALSE(fits(cap_of(1e-30, 1.0)));
 }
 
 }  // namespace
-}  // namespace tessera::cap_test
+}  // namespace tessera::fa3_softcap_test

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <random>
 #include <set>
+#include <string>
 
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/fa3/host/tile_order.hpp"
@@ -45,6 +46,17 @@ struct Case {
     Visibility visible;
     int begin, end;
 };
+
+/// "case 17: queries 3 to 9 see keys q - 5 to q + 7, up to key 44"
+std::string describe(int number, int begin, int end, const Visibility& visible) {
+    const auto from_query = [](int offset) {
+        return (offset < 0 ? "q - " : "q + ") + std::to_string(std::abs(offset));
+    };
+    return "case " + std::to_string(number) + ": queries " + std::to_string(begin) + " to " + std::to_string(end - 1) +
+           " see keys " + from_query(visible.low) + " to " + from_query(visible.high) + ", up to key " +
+           std::to_string(visible.last_key);
+}
+
 Case draw(std::mt19937& random) {
     const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most + 1)); };
     Case c{};
@@ -56,39 +68,42 @@ Case draw(std::mt19937& random) {
     return c;
 }
 
-TEST(BlockRange, HasTheBlocksThatAreSeen) {
+TEST(BlockRange, has_the_blocks_that_are_seen) {
     std::mt19937 random(1);
     int empty = 0;
     for (int i = 0; i < 20000; ++i) {
         const auto [visible, begin, end] = draw(random);
+        SCOPED_TRACE(describe(i, begin, end, visible));
         const BlockRange blocks = blocks_of<kBlock>(begin, end, visible);
         empty += blocks.count() == 0 ? 1 : 0;
         for (int n = 0; n <= visible.last_key / kBlock + 1; ++n) {
             const Met met = pairs(n, begin, end, visible);
             const bool in = blocks.begin <= n && n < blocks.end;
-            ASSERT_TRUE(in || !met.any) << "block " << n << " of queries " << begin << " to " << end;
-            ASSERT_EQ(in && !blocks.partial(n), in && met.all) << "block " << n << " of queries " << begin;
+            ASSERT_TRUE(in || !met.any) << "block " << n;
+            ASSERT_EQ(in && !blocks.partial(n), in && met.all) << "block " << n;
         }
     }
     EXPECT_GT(empty, 1000);
 }
 
-TEST(BlockRange, OfASliceLiesInItsTileAndHasOneBlockAtLeast) {
+TEST(BlockRange, of_a_slice_lies_in_its_tile_and_has_one_block_at_least) {
     std::mt19937 random(2);
     int hidden = 0;
     for (int i = 0; i < 20000; ++i) {
         const auto [visible, begin, end] = draw(random);
+        SCOPED_TRACE(describe(i, begin, end, visible));
         const BlockRange tile = blocks_of<kBlock>(begin, end, visible);
         if (tile.count() == 0) continue;
         for (int first = begin; first < end; first += kSlice) {
             const int last = std::min(first + kSlice, end);
             const BlockRange own = part_of(tile, blocks_of<kBlock>(first, last, visible));
+            SCOPED_TRACE("slice of queries " + std::to_string(first) + " to " + std::to_string(last - 1));
             ASSERT_TRUE(tile.begin <= own.begin && own.begin < own.end && own.end <= tile.end);
             for (int n = tile.begin; n < tile.end; ++n) {
                 const Met met = pairs(n, first, last, visible);
                 const bool in = own.begin <= n && n < own.end;
-                ASSERT_TRUE(in || !met.any) << "block " << n << " of queries " << first << " to " << last;
-                ASSERT_EQ(in && !own.partial(n), in && met.all) << "block " << n << " of queries " << first;
+                ASSERT_TRUE(in || !met.any) << "block " << n;
+                ASSERT_EQ(in && !own.partial(n), in && met.all) << "block " << n;
                 // Only what the guard has looked at is multiplied by weights that are hidden.
                 ASSERT_TRUE(!in || !own.partial(n) || tile.partial(n));
                 hidden += in && !met.any ? 1 : 0;
@@ -106,6 +121,7 @@ template <class Shape>
 void expect_every_pair_once(int len_q, const Visibility& visible) {
     constexpr auto kConfig = Shape::kConfig;
     constexpr int kBlockKv = kConfig.block_kv;
+    SCOPED_TRACE(cuda::shape_name<Shape>());
     const int q_blocks = (len_q + kConfig.block_q() - 1) / kConfig.block_q();
     std::set<int> tiles;
     const cuda::fa3::TileOrder order(1, q_blocks, 1);
@@ -123,11 +139,11 @@ void expect_every_pair_once(int len_q, const Visibility& visible) {
             const int first = std::max(q + visible.low, 0);
             const int last = std::min(q + visible.high, visible.last_key);
             if (first > last) continue;
-            ASSERT_LE(own.begin * kBlockKv, first) << Shape::kConfig.head_dim << ", query " << q;
-            ASSERT_GT(own.end * kBlockKv, last) << Shape::kConfig.head_dim << ", query " << q;
+            ASSERT_LE(own.begin * kBlockKv, first) << "query " << q;
+            ASSERT_GT(own.end * kBlockKv, last) << "query " << q;
             for (int n = own.begin; n < own.end; ++n) {
                 const bool whole = first <= n * kBlockKv && (n + 1) * kBlockKv - 1 <= last;
-                ASSERT_TRUE(own.partial(n) || whole) << Shape::kConfig.head_dim << ", query " << q << ", block " << n;
+                ASSERT_TRUE(own.partial(n) || whole) << "query " << q << ", block " << n;
             }
         }
     }
@@ -139,7 +155,7 @@ void expect_of_every_shape(cuda::ShapeList<Shapes...>, int len_q, const Visibili
     (expect_every_pair_once<Shapes>(len_q, visible), ...);
 }
 
-TEST(BlockRange, ColumnsBeforeAnEndHaveABitEach) {
+TEST(BlockRange, columns_before_an_end_have_a_bit_each) {
     for (int end = -200; end <= 300; ++end) {
         const std::uint32_t bits = cuda::fa3::columns_before(end);
         for (int i = 0; i < 32; ++i) {
@@ -149,7 +165,7 @@ TEST(BlockRange, ColumnsBeforeAnEndHaveABitEach) {
     }
 }
 
-TEST(BlockRange, OfEveryCompiledShapeHasEveryPairOnce) {
+TEST(BlockRange, of_every_compiled_shape_has_every_pair_once) {
     std::mt19937 random(3);
     const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most + 1)); };
     for (int i = 0; i < 300; ++i) {
@@ -158,6 +174,7 @@ TEST(BlockRange, OfEveryCompiledShapeHasEveryPairOnce) {
         if (upto(3) > 0) visible.high = visible.last_key + 1 - len_q;  // causal, to the last key
         if (upto(3) == 0) visible.high = upto(1000) - 300;
         if (upto(3) == 0) visible.low = visible.high - upto(300);
+        SCOPED_TRACE(describe(i, 0, len_q, visible));
         expect_of_every_shape(cuda::fa3::Shapes{}, len_q, visible);
         if (HasFatalFailure()) return;
     }

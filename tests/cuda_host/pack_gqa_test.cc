@@ -9,7 +9,7 @@
 #include <random>
 #include <set>
 
-namespace tessera::head_stack_test {
+namespace tessera::pack_gqa_test {
 namespace {
 
 using cuda::fa3::HeadStack;
@@ -26,7 +26,7 @@ Problem grouped(std::int64_t batch, std::int64_t len_q, std::int64_t len_kv, std
 }
 int heads_stacked(const Problem& p) { return stack_of(p).heads(); }
 
-TEST(HeadStack, HasEveryQueryOfEveryHeadInOneRow) {
+TEST(PackGqa, has_every_query_of_every_head_in_one_row) {
     for (int shift = 0; 1 << shift <= kMostStacked; ++shift) {
         const HeadStack stack{shift};
         std::set<std::pair<int, int>> met;
@@ -40,7 +40,7 @@ TEST(HeadStack, HasEveryQueryOfEveryHeadInOneRow) {
     }
 }
 
-TEST(HeadStack, IsForFewQueriesOfAGroup) {
+TEST(PackGqa, is_for_few_queries_of_a_group) {
     EXPECT_EQ(heads_stacked(grouped(4, 16, 4096, 64, 8)), 8);
     EXPECT_EQ(heads_stacked(grouped(4, 1, 4096, 32, 1)), kMostStacked) << "no more than a warp stores at once";
     EXPECT_EQ(heads_stacked(grouped(4, 16, 4096, 24, 2)), 4) << "of a group of 12";
@@ -58,7 +58,7 @@ TEST(HeadStack, IsForFewQueriesOfAGroup) {
     EXPECT_EQ(heads_stacked(p), 8);
 }
 
-TEST(HeadStack, SavesTilesWhereItIsTaken) {
+TEST(PackGqa, saves_tiles_where_it_is_taken) {
     std::mt19937 random(20261123);
     int taken = 0;
     for (int i = 0; i < 3000; ++i) {
@@ -78,4 +78,4 @@ TEST(HeadStack, SavesTilesWhereItIsTaken) {
 }
 
 }  // namespace
-}  // namespace tessera::head_stack_test
+}  // namespace tessera::pack_gqa_test
