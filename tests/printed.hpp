@@ -7,7 +7,7 @@
 
 #include "check/case.hpp"
 #include "check/feature_cases.hpp"
-#include "cpu/matrix/words.hpp"
+#include "cpu/matrix/primitives.hpp"
 #include "tessera/tensor.hpp"
 
 namespace tessera {

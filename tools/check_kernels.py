@@ -28,9 +28,9 @@ NEEDS = [
     (r"fa3::reset_kernel", set()),
     (r"fa3::backward::backward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
     (r"fa3::backward::delta_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
-    (r"fa3::backward::(dq|shares)_kernel<.*>", set()),
-    (r"fa3::backward::dq_product_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
-    (r"(fa3::backward|gradient)::delta_of_output_kernel<.*>", {"FFMA"}),  # no product
+    (r"fa3::backward::(dq_convert|dkdv_reduce)_kernel<.*>", set()),
+    (r"fa3::backward::dq_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
+    (r"(fa3::backward|gradient)::delta_(of|from)_output_kernel<.*>", {"FFMA"}),  # no product
     (r"fa2::forward_fp32_kernel<.*>", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
     (r"fa2::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"fa2::backward_fp32_kernel<.*>", {"FFMA", "MUFU"}),
@@ -51,10 +51,10 @@ COMPILED = [
     ("fa3", "Shapes", "fa3::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "Shapes", "fa3::backward::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "Shapes", "fa3::backward::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "Shapes", "fa3::backward::shares_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "ShapesThatAdd", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "ShapesByRoles", "fa3::backward::dq_product_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "Shapes", "fa3::backward::delta_of_output_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::dkdv_reduce_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "ShapesAddingDq", "fa3::backward::dq_convert_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "ShapesSplitDvDk", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::delta_from_output_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "Shapes", "fa2::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "ShapesFp32", "fa2::forward_fp32_kernel<{shape}>", ("fp32",)),
     ("fa2", "BackwardShapes", "fa2::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),

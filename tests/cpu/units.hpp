@@ -13,7 +13,7 @@
 <<<<<<< HEAD
 #include "cpu/matrix/primitives.hpp"
 =======
-#include "cpu/matrix/words.hpp"
+#include "cpu/matrix/primitives.hpp"
 #include "printed.hpp"
 >>>>>>> tests
 
