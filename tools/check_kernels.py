@@ -8,7 +8,7 @@ Fails when a kernel
 - uses local memory (spilled registers, arrays with run-time indices) beyond LOCAL_MEMORY,
 - made ptxas serialise its wgmma (messages C75xx in OBJECT.log, which tools/keep_compiler_log.py writes),
 - lacks instructions that NEEDS lists for it, or is not listed there,
-- stands in a list of compiled shapes (src/cuda/*/config.h) and was not compiled, or the other way round.
+- stands in a list of compiled shapes (src/cuda/*/host/*config.h) and was not compiled, or the other way round.
 
 Nothing but Python is needed: kernels are read from the ELF images inside the objects (tools/cubin.py).
 """
@@ -94,7 +94,7 @@ LOCAL_MEMORY = [
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim64>", 16, 22, "numbers kept over a step, when compiled for sm_80"),
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim128>", 16, 10, "the same, when compiled for sm_80"),
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim256>", 8, 7, "one value, outside of the steps on sm_90"),
-    Allowed(r"fa3::forward_kernel<.*HeadDim64>", 72, 85, "scalars of a tile's ends, and the producer's; none in the main loop"),
+    Allowed(r"fa3::forward_kernel<.*HeadDim64>", 72, 85, "scalars of the tile transition and of the producer; none in the main loop"),
 ]
 
 # What ptxas says of a wgmma pipeline, and may say: code -> reason.
@@ -138,12 +138,18 @@ def listed_shapes(config: str, name: str):
     return re.findall(r"\w+", found[1])
 
 
+def config_of(source: pathlib.Path, folder: str):
+    """The header with the lists of compiled shapes of a folder of src/cuda."""
+    headers = {"fa3": "fa3/host/forward_config.h", "fa3/backward": "fa3/host/backward_config.h"}
+    return source / "src/cuda" / headers.get(folder, f"{folder}/host/config.h")
+
+
 def listed_kernels(source: pathlib.Path):
     """The names of all kernels that the lists of compiled shapes make."""
     return WITHOUT_SHAPES | {
         kernel.format(dtype=dtype, shape=shape)
         for folder, name, kernel, dtypes in COMPILED
-        for shape in listed_shapes((source / "src/cuda" / folder / "config.h").read_text(), name) for dtype in dtypes}
+        for shape in listed_shapes(config_of(source, folder).read_text(), name) for dtype in dtypes}
 
 
 def differences(compiled, listed, local_memory):

@@ -236,7 +236,7 @@ void Gpu::add_stream(double main_ms) {
 void Gpu::fused() {
     int launches = split_keys();
     if (is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward &&
-        cuda::fa3::by_counter(q.problem, static_cast<std::int64_t>(sms)))
+        cuda::fa3::dynamic_scheduling(q.problem, static_cast<std::int64_t>(sms)))
         ++launches;  // the counter of tiles is set to 0
     if (writes_dq()) --launches;
     const Stage main = stage();

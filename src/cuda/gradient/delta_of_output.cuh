@@ -39,7 +39,7 @@ struct OutputRows {
                 else
                     chunks[r][c] = {output.o.template chunk<uint4>(row, column, output.dim, false),
                                     output.d_o.template chunk<uint4>(row, column, output.dim, false),
-                                    output.rest.template chunk<uint2>(row, column, output.dim, false)};
+                                    output.residual.template chunk<uint2>(row, column, output.dim, false)};
             }
         }
 #pragma unroll

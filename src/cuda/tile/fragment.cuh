@@ -30,7 +30,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 /// Does `condition` hold in one of the warp's lanes?
-__device__ __forceinline__ bool any_lane(bool condition) { return __any_sync(kAllLanes, condition); }
+__device__ __forceinline__ bool any_lane(int condition) { return __any_sync(kAllLanes, condition); }
 
 /// A value that is the same in all lanes, and that the compiler then knows to be: it lives in a uniform register.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(kAllLanes, value, 0); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A ring of shared-memory stages that one side fills and the other empties. Phases are counted here and nowhere else.
+// Producer/consumer pipeline: a ring of shared-memory stages that one side fills and the other empties, synchronised by
+// mbarriers. Phases are counted here and nowhere else.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
@@ -8,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// Waits for the end of the phase of this parity.
+/// Waits until the phase of this parity has ended.
 __device__ __forceinline__ void wait(ptx::Mbarrier& barrier, std::uint32_t parity) {
     while (!ptx::mbarrier_try_wait(barrier, parity)) {
     }
@@ -61,9 +62,9 @@ struct Ring {
     }
 };
 
-/// The phases of barriers that are not all used in turn, as those of stages that only some copies go to.
+/// Phases of barriers that are not used in ring order: each counts its own.
 struct StagePhases {
-    std::uint32_t phases = 0;  ///< a bit for each stage
+    std::uint32_t phases = 0;  ///< one bit for each stage
 
     __device__ __forceinline__ void wait(ptx::Mbarrier& barrier, int stage) {
         cuda::wait(barrier, phases >> stage & 1);
@@ -73,7 +74,7 @@ struct StagePhases {
 
 /// How a PipelineState is kept in registers.
 enum class StateStorage {
-    counter,          ///< one register, the stages taken; their number is a power of two
+    counter,          ///< one register: how many stages were taken; kStages is a power of two
     index_and_phase,  ///< two registers, for any number of stages
 };
 
@@ -110,7 +111,7 @@ class PipelineState<kStages, StateStorage::index_and_phase> {
     std::uint32_t phase_ = 0;
 };
 
-/// The former name of a PipelineState with its waits, until all folders have the new one.
+/// Deprecated name of PipelineState, with the operations of Ring as members.
 template <int kStages>
 struct RingPosition : PipelineState<kStages> {
     __device__ __forceinline__ int stage() const { return this->index(); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two products of attention on Hopper's tensor cores, S = Q K^T and O += P V, as one warpgroup starts them, goes on
-// beside them, and waits for them.
+// The two GEMMs of attention on Hopper's tensor cores, S = Q K^T and O += P V, asynchronous: one warpgroup starts them,
+// works beside them, and waits for them.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace tessera::cuda {
 
-/// 64 queries of a warpgroup and their operands in registers, in wgmma's layout (ptx/wgmma.cuh). Products run in the
-/// order in which they are started. From the start of one to the wait for it, what it reads and writes belongs to it:
-/// S to the scores, O and P to the output.
+/// 64 queries of a warpgroup and their operands in registers, in wgmma's layout (ptx/wgmma.cuh). GEMMs run in the order
+/// in which they are started. From the start of one to the wait for it, its registers belong to it: S to the scores, O
+/// and P to the output.
 template <class T, int kBlockKv, int kHeadDim, int kHeadDimV>
-struct Products {
-    float s[kBlockKv / 2];              ///< scores, then weights: [64][kBlockKv] of the warpgroup
-    std::uint32_t p[kBlockKv / 16][4];  ///< weights in 16 bits: [64][kBlockKv]
+struct AttentionGemms {
+    float s[kBlockKv / 2];              ///< scores, then probabilities: [64][kBlockKv] of the warpgroup
+    std::uint32_t p[kBlockKv / 16][4];  ///< probabilities in 16 bits: [64][kBlockKv]
     float o[kHeadDimV / 2];             ///< [64][kHeadDimV]
 
     /// Starts S = Q K^T. `q`, `k`: [64][kHeadDim] and [kBlockKv][kHeadDim] in panels (row_descriptor).
@@ -46,23 +46,23 @@ struct Products {
         ptx::wgmma_commit();
     }
 
-    /// S is there, and no product runs.
+    /// S is complete, and no GEMM runs.
     __device__ __forceinline__ void wait_scores() {
         ptx::wgmma_wait<0>();
         ptx::warpgroup_fence_operand(s);
     }
-    /// S is there. The output, started behind it, runs on.
+    /// S is complete. The output, started behind it, runs on.
     __device__ __forceinline__ void wait_scores_beside_output() {
         ptx::wgmma_wait<1>();
         ptx::warpgroup_fence_operand(s);
     }
-    /// O is there, P is free, and no product runs.
+    /// O is complete, P is free, and no GEMM runs.
     __device__ __forceinline__ void wait_output() {
         ptx::wgmma_wait<0>();
         ptx::warpgroup_fence_operand(o);
         ptx::warpgroup_fence_operand(p);
     }
-    /// O is there, P is free. The scores, started behind it, run on.
+    /// O is complete, P is free. The scores, started behind it, run on.
     __device__ __forceinline__ void wait_output_beside_scores() {
         ptx::wgmma_wait<1>();
         ptx::warpgroup_fence_operand(o);
