@@ -173,9 +173,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
         ptx::warpgroup_fence_operand(s);
         if (lane() == 0) shared.k_ring.consumer_release(at);
         const int first_key = n * kConfig.block_kv;
-        const int first_query = tile.query + 64 * warpgroup;
-        const bool full = first_query + 64 <= tile.schedule.len_q &&
-                          tile.schedule.full(first_query, first_query + 64, first_key, first_key + kConfig.block_kv);
+        const bool full = tile.schedule.unmasked(tile.query + 64 * warpgroup, 64, first_key, kConfig.block_kv);
         const int first_column = 2 * (lane() % 4);
         if constexpr (kConfig.general) {
             auto& fragments = reinterpret_cast<float(&)[kPairs / 4][4]>(s);
