@@ -96,6 +96,8 @@ class PipelineState {
 template <int kStages>
 class PipelineState<kStages, StateStorage::index_and_phase> {
  public:
+    PipelineState() = default;
+    __device__ __forceinline__ PipelineState(int index, std::uint32_t phase) : index_(index), phase_(phase) {}
     __device__ __forceinline__ int index() const { return index_; }
     __device__ __forceinline__ std::uint32_t phase() const { return phase_; }
     __device__ __forceinline__ void advance() {
