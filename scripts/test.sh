@@ -42,6 +42,7 @@ check_format() {
 [[ -n $LONG ]] || echo "without what takes long; scripts/test.sh --long has it too"
 say "source"
 python3 tools/check_layers.py || problem "layers"
+python3 tools/check_text.py || problem "pages"
 if ! command -v clang-format-14 >/dev/null; then skip "format" "clang-format-14 is not here"
 elif ! git rev-parse --is-inside-work-tree >/dev/null 2>&1; then skip "format" "git knows no checkout here"
 elif check_format; then echo "format ok"

@@ -107,13 +107,8 @@ def _torch() -> list:
         return [("for torch", "PyTorch is not installed: its operators are not loaded")]
     try:
         from .torch import _library
-        rows = [("for torch", f"{name}: {'loaded' if reason is None else reason}")
+        return [("for torch", f"{name}: {'loaded' if reason is None else reason}")
                 for name, reason in _library.status().items()]
-        if None in _library.status().values():
-            from .torch import _direct, _node
-            node = "by nodes of PyTorch's" if _node.on_cpu and _node.on_cuda else "by Python: this PyTorch has others"
-            rows.append(("for torch", f"small calls: without gradients {_direct.WAY}; gradients {node}"))
-        return rows
     except Exception as error:  # a broken PyTorch may raise anything
         return [("for torch", f"PyTorch can't be imported: {type(error).__name__}: {error}")]
 

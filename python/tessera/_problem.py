@@ -82,6 +82,8 @@ class Call:
         self.stream = None
         stream = None if stream is None else integer("stream", stream)
         self.q = self.borrow("q", q, stream)  # finds the stream that all others are told of
+        if stream is not None and self.q.device[0] != _native.CUDA:
+            expect("stream", "None for arrays of the host", stream)
         self.k, self.v = self.borrow("k", k), self.borrow("v", v)
         self.ragged = scores["cu_seqlens_q"] is not None or scores["cu_seqlens_kv"] is not None
         layout = scores["layout"]

@@ -242,14 +242,19 @@ def test_lengths_on_another_device_are_named(name, device):
         tt.varlen_attention(q, k, v, **call, max_len_q=37, max_len_kv=53)
 
 
+SETTINGS = dict(bias=None, alibi_slopes=None, cu_seqlens_q=None, cu_seqlens_kv=None, seed=None, max_len_q=-1,
+                max_len_kv=-1, causal=0, window_left=-1, window_right=-1, scale=None, softcap=0.0, dropout_p=0.0,
+                kernel=None, bias_gradient=False)
+
+
 @pytest.mark.parametrize("name", ["k", "o", "lse", "d_o"])
 def test_a_backward_with_a_tensor_on_another_device(name, device):
     q, k, v = (t.detach() for t in reference.inputs(device=device))
     o, lse = tt.attention(q, k, v, return_lse=True)
-    call = dict(d_o=o, q=q, k=k, v=v, o=o, lse=lse, o_residual=None)
+    call = dict(d_o=o, dlse=None, q=q, k=k, v=v, o=o, lse=lse, o_residual=None)
     call[name] = call[name].to("meta")
     with pytest.raises((ValueError, RuntimeError), match="expected a tensor on|meta"):
-        torch.ops.tessera.plain_backward.default(**call)
+        torch.ops.tessera.backward.default(**call, **SETTINGS)
 
 
 def test_the_core_takes_no_lazily_negated_tensor(device):

@@ -35,9 +35,10 @@ def test_opcheck(name, device):
     o, lse = torch.ops.tessera.forward.default(*detached)
     d_o, dlse = torch.randn_like(o), torch.randn_like(lse)
     backward = (d_o, dlse, *detached[:3], o, lse, *detached[3:-1], detached[3] is not None, detached[-1])
-    torch.library.opcheck(torch.ops.tessera.backward.default, backward)
+    for operator in (torch.ops.tessera.backward, torch.ops.tessera.attention_backward):
+        torch.library.opcheck(operator.default, backward)
     if name in ("plain", "heads first"):
-        torch.library.opcheck(torch.ops.tessera.plain.default, (*detached[:3], 1, detached[-1]))
+        torch.library.opcheck(torch.ops.tessera.forward_o.default, (*detached[:3], 1, detached[-1]))
 
 
 @pytest.mark.parametrize("features", [{}, dict(causal="bottom-right", softcap=3.0), dict(window=(2, 1), scale=0.7),

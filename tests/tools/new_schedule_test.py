@@ -112,7 +112,7 @@ def add_to_cuda(copy):
     for row in re.findall(r'        \{"cuda\.fa1\.[^"]*".*?[a-z_:]+\},\n', table.read_text(), re.DOTALL):
         own = row.replace("cuda.fa1", "cuda.example").replace("Schedule::fa1", "Schedule::example")
         edit(table, re.escape(row), lambda _: row + own.replace("refuse_fa1", "refuse_example").replace(" fa1::", " example::"))
-    edit(copy / "tests/kernels/limits.hpp", r"(    )(if \(kernel\.schedule != Schedule::fa3\))",
+    edit(copy / "toolkit/check/limits.hpp", r"(    )(if \(kernel\.schedule != Schedule::fa3\))",
          r'\1if (kernel.name.starts_with("cuda.example") && p.bias) return "takes no additive bias";\n\1\2')
     checks = copy / "tools/check_kernels.py"
     for row in re.findall(r'^    \(r?"fa1.*\n', checks.read_text(), re.MULTILINE):
@@ -202,7 +202,7 @@ def check_cuda(copy, tessera):
     words = shlex.split(commands[str(SOURCE / "src/api.cc")]["command"].replace(str(SOURCE), str(copy)))
     includes = [word for word in words if word.startswith(("-I", "-std"))]
     run(words[0] if "ccache" not in words[0] else words[1], *includes, "-fsyntax-only", "-x", "c++",
-        copy / "tests/kernels/limits.hpp")
+        copy / "toolkit/check/limits.hpp")
 
 
 def compile_cuda(copy):

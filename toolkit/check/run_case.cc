@@ -126,7 +126,7 @@ void store_all(const TensorView& from, const TensorView& to) {
         to, [&](std::int64_t flat, std::byte* element) { store_from_double(element, to.dtype, values[flat]); });
 }
 
-/// What rounding them to `dtype` takes off fp64 values.
+/// The residuals of rounding fp64 values to `dtype`.
 void store_residuals(const TensorView& from, const TensorView& to, DType dtype) {
     const auto* values = static_cast<const double*>(from.data);
     for_each_element(to, [&](std::int64_t flat, std::byte* element) {

@@ -14,7 +14,7 @@
 
 namespace tessera::check {
 
-/// What became of one case on one kernel.
+/// The outcome of one case on one kernel.
 struct Outcome {
     std::optional<std::string> refusal;  ///< of the plan or the call; then nothing ran
     bool may_refuse = true;              ///< by limits.hpp, or because it has no device here

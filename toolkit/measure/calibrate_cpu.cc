@@ -222,7 +222,7 @@ model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
 
 model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
     model::Machine m = measure_roofs(threads, progress);
-    m.kernels = measure_kernels(m, [&](const std::string& what) { progress("kernels, " + what); });
+    set_measured_kernels(m, measure_kernels(m, [&](const std::string& what) { progress("kernels, " + what); }));
     validate(m);
     return m;
 }

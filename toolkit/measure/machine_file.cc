@@ -90,7 +90,7 @@ Json to_json(const model::Machine& machine) {
     for_each_quantity(machine, [&](const char* name, const char* unit, const model::Quantity& quantity) {
         json[name] = Json{{"value", quantity.value}, {"unit", unit}, {"source", quantity.source}};
     });
-    for (const MeasuredKernels& one : machine.kernels) json["kernels"].push_back(to_json(one));
+    for (const MeasuredKernels& one : measured_kernels(machine)) json["kernels"].push_back(to_json(one));
     return json;
 }
 
@@ -110,7 +110,7 @@ model::Machine machine_from_json(const Json& json) {
     for (const auto& [key, value] : json.items()) {
         if (!known.contains(key)) bad(key, "a field of a machine", value);
     }
-    machine.kernels = kernels_of(json);
+    set_measured_kernels(machine, kernels_of(json));
     validate(machine);
     return machine;
 }
