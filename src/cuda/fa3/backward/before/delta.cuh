@@ -258,7 +258,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
         const int first_column = 2 * (lane() % 4);
         if constexpr (kConfig.general) {
             auto& fragments = reinterpret_cast<float(&)[kPairs / 4][4]>(s);
-            head.template transform<false>(fragments, Visible(Band{}), query(0), first_key + first_column);
+            head.template transform<false>(fragments, Band32(Band{}), query(0), first_key + first_column);
         }
         if (!full) apply_mask(s, first_key, -INFINITY);
         exponentiate();

@@ -30,8 +30,8 @@ struct Consumer : ConsumerThread<T, kConfig> {
     static constexpr int kBlockQ = kConfig.block_q;
     static_assert(kBlockQ == Config::kRows);
 
-    KeptOfColumns kept;     ///< by dropout, of the thread's pairs
-    bool finishes = false;  ///< KeyBlock::finishes
+    DropoutBitsTransposed kept;  ///< by dropout, of the thread's pairs
+    bool finishes = false;       ///< KeyBlock::finishes
 
     float dk[kConfig.head_dim / 2];      ///< [64 keys][head_dim]
     float dv[kConfig.head_dim_v / 2];    ///< [64 keys][head_dim_v]
