@@ -62,14 +62,14 @@ void predict_candidate(const Question& q, Candidate& candidate) {
 
 std::vector<Candidate> on_gpu(const Question& q) {
     std::vector<Candidate> list;
-    for (const cuda::Row& row : cuda::rows()) {
-        if (row.pass != q.options.pass) continue;
-        Candidate candidate{.kernel = row.name, .schedule = row.schedule};
-        if (const auto reason = cuda::refusal(row, q.problem, q.options.tile, model::limits_of(q.machine))) {
+    for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
+        if (entry.pass != q.options.pass) continue;
+        Candidate candidate{.kernel = entry.name, .schedule = entry.schedule};
+        if (const auto reason = cuda::refusal(entry, q.problem, q.options.tile, model::limits_of(q.machine))) {
             candidate.reason = *reason;
         } else {
             candidate.capable = true;
-            candidate.tile = row.tile_of(q.problem);
+            candidate.tile = entry.tile_of(q.problem);
             predict_candidate(q, candidate);
             if (schedule::countable(q.problem)) candidate.workspace_bytes = footprint_of(q, candidate).workspace;
         }

@@ -136,7 +136,7 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
     const std::string_view by = family.by;
     const cuda::Limits limits = limits_of(machine);
     if (is_ours(family))
-        return cuda::refusal(cuda::row_of(family.schedule, family.pass), problem, std::nullopt, limits);
+        return cuda::refusal(cuda::kernel_entry(family.schedule, family.pass), problem, std::nullopt, limits);
     // flash-attention: README and csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp; cuDNN: support matrix of
     // scaled_dot_product_attention
     if (size_of(problem.dtype) > 2) return std::string(by) + " takes 16-bit inputs";
@@ -160,7 +160,7 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
 Tile tile_of(const Family& family, const Problem& problem, const Machine& machine) {
     const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
     const bool cut = !problem.mask.trivial();
-    if (is_ours(family)) return cuda::row_of(family.schedule, family.pass).tile_of(problem);
+    if (is_ours(family)) return cuda::kernel_entry(family.schedule, family.pass).tile_of(problem);
     if (family.pass == Pass::backward) {
         if (family.schedule == Schedule::fa3 && !(std::string_view(family.by) == "cudnn"))
             return choose(kFlash3Backward, dim, cut);

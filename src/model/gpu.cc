@@ -256,7 +256,7 @@ Problem as_packed(const Problem& p, const Family& family) {
     const bool whole_rows =
         !p.ragged && p.mask.window_left == unbounded && (p.mask.trivial() || p.len_kv >= kNoDiagonal * p.len_q);
     if (is_ours(family)) {
-        const int heads = family.schedule == Schedule::fa3 ? cuda::fa3::stack_of(p).heads() : 1;
+        const int heads = family.schedule == Schedule::fa3 ? cuda::fa3::pack_gqa_of(p).heads() : 1;
         return whole_rows && heads > 1 ? with_stacked(p, heads) : p;
     }
     if (stackable(p)) return stacked(p);

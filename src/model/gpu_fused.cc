@@ -58,10 +58,10 @@ std::int64_t shares_of_groups(const schedule::Workload& w) {
     if (w.pass == Pass::forward || p.group() <= 1 || p.heads_kv == 0 || p.dtype == DType::fp32) return 1;
     if (w.schedule == Schedule::fa3) return cuda::fa3::backward::shares_of_groups(p);
     if (w.schedule != Schedule::fa2) return 1;
-    using cuda::gradient::ShareRule;
+    using cuda::gradient::HeadSplit;
     const auto heads_kv = static_cast<int>(p.heads_kv), group = static_cast<int>(p.group());
-    if (p.ragged) return ShareRule::most(p.mask, p.len_q, p.len_kv, heads_kv, group);
-    return ShareRule::count(ShareRule::heads(p.mask.bind(p.len_q, p.len_kv), heads_kv, group), group);
+    if (p.ragged) return HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, heads_kv, group);
+    return HeadSplit::num_splits(HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), heads_kv, group), group);
 }
 
 /// The main kernel.
@@ -238,7 +238,7 @@ void Gpu::add_stream(double main_ms) {
 void Gpu::fused() {
     int launches = split_keys();
     if (is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward &&
-        cuda::fa3::by_counter(q.problem, static_cast<std::int64_t>(sms)))
+        cuda::fa3::dynamic_scheduling(q.problem, static_cast<std::int64_t>(sms)))
         ++launches;  // the counter of tiles is set to 0
     if (finishes_dq()) --launches;
     const Stage main = stage();

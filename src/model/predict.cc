@@ -28,7 +28,7 @@ std::optional<std::string> refusal_of_machine(const Problem& problem, Schedule s
 std::optional<std::string> refusal_of_tile(const Family& family, const Problem& problem, const Machine& machine,
                                            const Tile& tile) {
     if (is_ours(family))
-        return cuda::refusal(cuda::row_of(family.schedule, family.pass), problem, tile, limits_of(machine));
+        return cuda::refusal(cuda::kernel_entry(family.schedule, family.pass), problem, tile, limits_of(machine));
     const Tile own = tile_of(family, problem, machine);
     if (tile == own) return std::nullopt;
     return fmt::format("its tiles are {} x {} here, got {} x {}", own.block_q, own.block_kv, tile.block_q,

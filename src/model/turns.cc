@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera's backward adds up dQ in a fixed order (cuda/fa3/host/dq_order.hpp, cuda/gradient/place.cuh): a block of
-// keys goes through the tiles of queries from its own place to the last one, then from the first one, and adds to each
-// after the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
-// Under a causal mask long blocks begin first, in parts (cuda/gradient/launch.hpp; fa3's with one head a group).
+// tessera's backward adds up dQ in a fixed order (cuda/fa3/host/dq_order.hpp, cuda/gradient/host/dq_order.hpp): a block
+// of keys goes through the tiles of queries from its own place to the last one, then from the first one, and adds to
+// each after the block that lies one behind it. Where a head has few queries and many keys, blocks wait for each other.
+// Under a causal mask long blocks begin first, in parts (cuda/gradient/host/dq_order.hpp; fa3's with one head a group).
 #include <algorithm>
 #include <queue>
 
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/gradient/host/config.h"
+#include "cuda/gradient/host/dq_order.hpp"
 #include "cuda/gradient/host/head_split.hpp"
 #include "model/stage.hpp"
 #include "schedule/grid.hpp"
@@ -48,15 +49,15 @@ Ways ways_of_fa3(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
 }
 
 Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid, std::int64_t len_q, std::int64_t len_kv) {
-    using cuda::gradient::ShareRule;
+    using cuda::gradient::HeadSplit;
     Ways ways;
     const auto group = static_cast<int>(s.problem.group());
     const Band band = s.problem.mask.bind(len_q, len_kv);
-    const int heads = group > 1 ? ShareRule::heads(band, static_cast<int>(s.problem.heads_kv), group) : 1;
+    const int heads = group > 1 ? HeadSplit::heads_per_split(band, static_cast<int>(s.problem.heads_kv), group) : 1;
     ways.share_heads = heads;
-    ways.shares = group > 1 ? ShareRule::count(heads, group) : 1;
-    ways.parted = ShareRule::triangle(band) &&
-                  s.problem.heads_kv * ways.shares * grid.columns() >= cuda::gradient::kFewestInParts;
+    ways.shares = group > 1 ? HeadSplit::num_splits(heads, group) : 1;
+    ways.parted = cuda::gradient::is_triangle(band) &&
+                  s.problem.heads_kv * ways.shares * grid.columns() >= cuda::gradient::kSegmentedBlocks;
     for (std::int64_t n = 0; n < grid.columns(); ++n) {
         const Range queries = grid.rows_of(n);
         const std::int64_t own = n * s.tile.block_kv / s.tile.block_q;
@@ -170,13 +171,12 @@ Rounds rounds_of_fa3(const Problem& p, std::size_t all) {
     return rounds(1, static_cast<std::int64_t>(all));
 }
 
-/// cuda/gradient/start.cc, key_work.cuh.
+/// cuda/gradient/start.cc, main/cta_work.cuh.
 Rounds rounds_of_fa2(const Problem& p, const std::vector<Sequence>& sequences, std::size_t all) {
     std::int64_t most = 0;
     for (const Sequence& sequence : sequences)
         most = std::max(most, p.heads_kv * sequence.ways.shares * static_cast<std::int64_t>(sequence.count));
-    const bool in_parts = !p.mask.trivial() && most >= cuda::gradient::kFewestInParts;
-    return {in_parts ? cuda::gradient::kParts : 1, all};
+    return {cuda::gradient::most_segments(p.mask, most), all};
 }
 
 }  // namespace
@@ -187,7 +187,7 @@ std::int64_t heads_by_length(std::int64_t blocks, std::int64_t heads, bool roles
     return std::max(few, 128 / blocks);
 }
 
-static_assert(cuda::gradient::kParts == cuda::fa3::backward::kParts);
+static_assert(cuda::gradient::kSegments == cuda::fa3::backward::kParts);
 
 double in_turn(const Stage& s, int multiprocessors) {
     std::vector<Sequence> sequences;

@@ -17,10 +17,10 @@
 namespace tessera::block_range_test {
 namespace {
 
-using cuda::fa3::BlockRange;
-using cuda::fa3::blocks_of;
+using cuda::Band32;
+using cuda::BlockRange;
+using cuda::blocks_of;
 using cuda::fa3::part_of;
-using cuda::fa3::Visibility;
 
 constexpr int kBlock = 16;
 constexpr int kSlice = 8;
@@ -29,7 +29,7 @@ struct Met {
     bool any = false;  ///< a pair of the block is visible
     bool all = true;
 };
-Met pairs(int block, int begin, int end, const Visibility& visible) {
+Met pairs(int block, int begin, int end, const Band32& visible) {
     Met met;
     for (int q = begin; q < end; ++q) {
         for (int k = block * kBlock; k < (block + 1) * kBlock; ++k) {
@@ -43,12 +43,12 @@ Met pairs(int block, int begin, int end, const Visibility& visible) {
 
 /// A band of keys, as masks make it, and queries.
 struct Case {
-    Visibility visible;
+    Band32 visible;
     int begin, end;
 };
 
 /// "case 17: queries 3 to 9 see keys q - 5 to q + 7, up to key 44"
-std::string describe(int number, int begin, int end, const Visibility& visible) {
+std::string describe(int number, int begin, int end, const Band32& visible) {
     const auto from_query = [](int offset) {
         return (offset < 0 ? "q - " : "q + ") + std::to_string(std::abs(offset));
     };
@@ -118,7 +118,7 @@ TEST(BlockRange, of_a_slice_lies_in_its_tile_and_has_one_block_at_least) {
 /// How often each visible pair of a head comes, by the tiles, slices and blocks of a compiled shape; each is to come
 /// once, and a block that has all its pairs seen to be told from one that has not.
 template <class Shape>
-void expect_every_pair_once(int len_q, const Visibility& visible) {
+void expect_every_pair_once(int len_q, const Band32& visible) {
     constexpr auto kConfig = Shape::kConfig;
     constexpr int kBlockKv = kConfig.block_kv;
     SCOPED_TRACE(cuda::shape_name<Shape>());
@@ -151,7 +151,7 @@ void expect_every_pair_once(int len_q, const Visibility& visible) {
 }
 
 template <class... Shapes>
-void expect_of_every_shape(cuda::ShapeList<Shapes...>, int len_q, const Visibility& visible) {
+void expect_of_every_shape(cuda::ShapeList<Shapes...>, int len_q, const Band32& visible) {
     (expect_every_pair_once<Shapes>(len_q, visible), ...);
 }
 
@@ -170,7 +170,7 @@ TEST(BlockRange, of_every_compiled_shape_has_every_pair_once) {
     const auto upto = [&](int most) { return static_cast<int>(random() % static_cast<unsigned>(most + 1)); };
     for (int i = 0; i < 300; ++i) {
         const int len_q = 1 + upto(699);
-        Visibility visible{-10000, 10000, upto(699)};
+        Band32 visible{-10000, 10000, upto(699)};
         if (upto(3) > 0) visible.high = visible.last_key + 1 - len_q;  // causal, to the last key
         if (upto(3) == 0) visible.high = upto(1000) - 300;
         if (upto(3) == 0) visible.low = visible.high - upto(300);

@@ -96,14 +96,14 @@ TEST(Dispatch, fa3_by_pairs) {
     const auto rows = [](std::int64_t batch, std::int64_t heads, std::int64_t len, std::int64_t head_dim = 128) {
         return Problem::dense(batch, len, heads, head_dim, DType::bf16);
     };
-    EXPECT_EQ(fa3_shape(rows(1, 16, 16384)), "HeadDim128Pairs");
-    EXPECT_EQ(fa3_shape(rows(8, 16, 2048)), "HeadDim128Pairs");
+    EXPECT_EQ(fa3_shape(rows(1, 16, 16384)), "HeadDim128Cluster");
+    EXPECT_EQ(fa3_shape(rows(8, 16, 2048)), "HeadDim128Cluster");
     EXPECT_EQ(fa3_shape(rows(8, 16, 2047)), "HeadDim128") << "short";
     EXPECT_EQ(fa3_shape(causal(rows(1, 16, 16384))), "HeadDim128");
     EXPECT_EQ(fa3_shape(rows(2, 8, 16384, 256)), "HeadDim256");
     EXPECT_EQ(fa3_shape(rows(1, 16, 16384, 96)), "HeadDim96");
     EXPECT_EQ(fa3_shape(capped(rows(1, 16, 16384))), "HeadDim128Capped");
-    EXPECT_EQ(fa3_shape(rows(1, 7, 2112)), "HeadDim128Pairs") << "17 tiles of 7 heads: 63 pairs are one round, too";
+    EXPECT_EQ(fa3_shape(rows(1, 7, 2112)), "HeadDim128Cluster") << "17 tiles of 7 heads: 63 pairs are one round, too";
     EXPECT_EQ(fa3_shape(rows(1, 15, 2112)), "HeadDim128") << "255 tiles are two rounds, 135 pairs three";
     EXPECT_EQ(fa3_shape(rows(0, 16, 16384)), "HeadDim128");
     Problem ragged = rows(1, 16, 16384);
@@ -123,13 +123,13 @@ TEST(Dispatch, fa3_by_pairs_of_heads) {
         p.len_kv = len_kv;
         return p;
     };
-    EXPECT_EQ(fa3_shape(causal(rows(64, 8, 16384, 16384))), "HeadDim128HeadPairs");
-    EXPECT_EQ(fa3_shape(causal(rows(6, 3, 8192, 9000))), "HeadDim128HeadPairs");
+    EXPECT_EQ(fa3_shape(causal(rows(64, 8, 16384, 16384))), "HeadDim128ClusterHeads");
+    EXPECT_EQ(fa3_shape(causal(rows(6, 3, 8192, 9000))), "HeadDim128ClusterHeads");
     EXPECT_EQ(fa3_shape(causal(rows(64, 8, 8191, 8191))), "HeadDim128") << "short";
     EXPECT_EQ(fa3_shape(causal(rows(64, 8, 8193, 8192))), "HeadDim128") << "a query without keys";
     EXPECT_EQ(fa3_shape(causal(rows(9, 3, 16384, 16384))), "HeadDim128") << "three share a head";
     EXPECT_EQ(fa3_shape(causal(rows(8, 8, 16384, 16384))), "HeadDim128");
-    EXPECT_EQ(fa3_shape(rows(64, 8, 16384, 16384)), "HeadDim128Pairs") << "of tiles";
+    EXPECT_EQ(fa3_shape(rows(64, 8, 16384, 16384)), "HeadDim128Cluster") << "of tiles";
     EXPECT_EQ(fa3_shape(capped(causal(rows(64, 8, 16384, 16384)))), "HeadDim128Capped");
     Problem window = causal(rows(64, 8, 16384, 16384));
     window.mask.window_left = 1024;

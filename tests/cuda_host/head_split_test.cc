@@ -8,12 +8,12 @@
 namespace tessera::check::head_split_test {
 namespace {
 
-using cuda::gradient::ShareRule;
+using cuda::gradient::HeadSplit;
 
 constexpr Mask kCausal{.causal = Causal::bottom_right};
 
 int shares(const Mask& mask, std::int64_t len_q, std::int64_t len_kv, int heads_kv, int group) {
-    return ShareRule::count(ShareRule::heads(mask.bind(len_q, len_kv), heads_kv, group), group);
+    return HeadSplit::num_splits(HeadSplit::heads_per_split(mask.bind(len_q, len_kv), heads_kv, group), group);
 }
 
 TEST(HeadSplit, blocks_that_are_too_few_are_shared_out) {
@@ -33,8 +33,8 @@ TEST(HeadSplit, blocks_that_are_too_few_are_shared_out) {
 TEST(HeadSplit, all_heads_are_in_some_share) {
     for (int group = 1; group < 80; ++group) {
         for (std::int64_t len = 1; len < 40000; len = len * 3 / 2 + 1) {
-            const int heads = ShareRule::heads(kCausal.bind(len, len), 1, group);
-            const int count = ShareRule::count(heads, group);
+            const int heads = HeadSplit::heads_per_split(kCausal.bind(len, len), 1, group);
+            const int count = HeadSplit::num_splits(heads, group);
             EXPECT_GE(heads * count, group);
             EXPECT_LT(heads * (count - 1), group);
         }
@@ -46,7 +46,7 @@ TEST(HeadSplit, no_sequence_has_more_shares_than_most) {
     for (const Mask& mask : {Mask{}, kCausal, Mask{.window_left = 100}}) {
         for (const int heads_kv : {1, 3, 8}) {
             for (const int group : {1, 2, 7, 64}) {
-                const int most = ShareRule::most(mask, 3000, 5000, heads_kv, group);
+                const int most = HeadSplit::max_splits(mask, 3000, 5000, heads_kv, group);
                 for (std::int64_t len_kv = 0; len_kv <= 5000; len_kv += 61) {
                     for (const std::int64_t len_q : {std::int64_t{0}, std::int64_t{2999}, len_kv}) {
                         if (len_q > 3000) continue;

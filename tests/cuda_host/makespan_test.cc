@@ -18,16 +18,16 @@ namespace {
 
 using cuda::fa3::Config;
 using cuda::fa3::HeadDim64Short;
-using cuda::fa3::HeadTime;
+using cuda::fa3::HeadTileTimes;
 using cuda::fa3::kShortCall;
 using cuda::fa3::kShortTileOf128;
 using cuda::fa3::kShortTileOf192;
 using cuda::fa3::kTileOf128;
 using cuda::fa3::kTileOf192;
-using cuda::fa3::queue_decides;
-using cuda::fa3::queue_time;
+using cuda::fa3::makespan;
+using cuda::fa3::makespan_decides;
+using cuda::fa3::TileCost;
 using cuda::fa3::TileOrder;
-using cuda::fa3::TilePrice;
 using cuda::fa3::wants_short;
 
 Problem causal(std::int64_t heads, std::int64_t len, std::int64_t batch = 1) {
@@ -37,8 +37,8 @@ Problem causal(std::int64_t heads, std::int64_t len, std::int64_t batch = 1) {
 }
 
 /// Whoever is free takes the next tile.
-double simulated(const Problem& p, const TilePrice& price, int workers = cuda::fa3::kMultiprocessors) {
-    const HeadTime head(p, price);
+double simulated(const Problem& p, const TileCost& price, int workers = cuda::fa3::kMultiprocessors) {
+    const HeadTileTimes head(p, price);
     const auto heads = static_cast<int>(p.batch * p.heads_q);
     const TileOrder order(heads, head.tiles(), heads);
     std::vector<double> free_at(static_cast<std::size_t>(workers), 0.0);
@@ -65,8 +65,8 @@ Problem drawn(std::mt19937& random) {
 TEST(Makespan, is_not_asked_of_more_tiles_than_can_be_counted) {
     constexpr std::int64_t kHuge = std::int64_t{1} << 40;
     for (const auto& [heads, len] : {std::pair{kHuge, kHuge}, {kHuge, std::int64_t{1} << 31}, {2, kHuge}})
-        EXPECT_FALSE(queue_decides(causal(heads, len), kTileOf192)) << heads << " x " << len;
-    EXPECT_TRUE(queue_decides(causal(1, 8192), kTileOf192));
+        EXPECT_FALSE(makespan_decides(causal(heads, len), kTileOf192)) << heads << " x " << len;
+    EXPECT_TRUE(makespan_decides(causal(1, 8192), kTileOf192));
 }
 
 TEST(Makespan, is_near_the_queue_tile_by_tile) {
@@ -74,12 +74,12 @@ TEST(Makespan, is_near_the_queue_tile_by_tile) {
     int asked = 0;
     for (int i = 0; i < 2000; ++i) {
         const Problem p = drawn(random);
-        if (!queue_decides(p, kTileOf192)) continue;
+        if (!makespan_decides(p, kTileOf192)) continue;
         ++asked;
-        for (const TilePrice& price : {kTileOf192, kTileOf128}) {
+        for (const TileCost& price : {kTileOf192, kTileOf128}) {
             const double right = simulated(p, price);
-            EXPECT_LE(queue_time(p, price), right * 1.000001) << p.describe();
-            EXPECT_GE(queue_time(p, price), 0.85 * right) << p.describe();
+            EXPECT_LE(makespan(p, price), right * 1.000001) << p.describe();
+            EXPECT_GE(makespan(p, price), 0.85 * right) << p.describe();
         }
     }
     EXPECT_GT(asked, 200);
@@ -88,7 +88,7 @@ TEST(Makespan, is_near_the_queue_tile_by_tile) {
 /// Is a call's tile chosen by the model? That of a short row goes by a rule that was measured in such rows.
 bool chosen_by_queue(const Problem& p) {
     const Config c = HeadDim64Short::kConfig;
-    return p.len_kv > (p.mask.trivial() ? c.short_even_row : c.short_row) && queue_decides(p, kTileOf192);
+    return p.len_kv > (p.mask.trivial() ? c.short_even_row : c.short_row) && makespan_decides(p, kTileOf192);
 }
 
 TEST(Makespan, no_call_loses_by_the_choice) {
@@ -104,26 +104,26 @@ TEST(Makespan, no_call_loses_by_the_choice) {
 }
 
 TEST(Makespan, of_one_round_is_the_longest_tile) {
-    EXPECT_DOUBLE_EQ(queue_time(causal(1, 8192), kTileOf192), 64 * kTileOf192.block + kTileOf192.ends);
-    EXPECT_DOUBLE_EQ(queue_time(causal(2, 8192), kTileOf128), 64 * kTileOf128.block + kTileOf128.ends);
+    EXPECT_DOUBLE_EQ(makespan(causal(1, 8192), kTileOf192), 64 * kTileOf192.block + kTileOf192.ends);
+    EXPECT_DOUBLE_EQ(makespan(causal(2, 8192), kTileOf128), 64 * kTileOf128.block + kTileOf128.ends);
 }
 
 TEST(Makespan, counts_all_work_where_tiles_are_many) {
     const Problem p = causal(64, 4096);
-    const HeadTime head(p, kTileOf192);
+    const HeadTileTimes head(p, kTileOf192);
     double work = 0;
     for (int i = 0; i < head.tiles(); ++i) work += head[i];
-    EXPECT_DOUBLE_EQ(queue_time(p, kTileOf192), 64 * work / cuda::fa3::kMultiprocessors);
+    EXPECT_DOUBLE_EQ(makespan(p, kTileOf192), 64 * work / cuda::fa3::kMultiprocessors);
 }
 
 /// The case that was measured: 102 microseconds by tiles of 192 queries, 76 by tiles of 128.
 TEST(Makespan, of_three_heads_is_as_measured) {
     const Problem p = causal(3, 8192);
     constexpr double kLaunch = 4;  // microseconds of any call
-    EXPECT_NEAR(queue_time(p, kTileOf192) + kLaunch, 102, 2);
-    EXPECT_NEAR(queue_time(p, kTileOf128) + kLaunch, 76, 2);
-    EXPECT_NEAR(queue_time(p, kTileOf192), simulated(p, kTileOf192), 1e-9);
-    EXPECT_NEAR(queue_time(p, kTileOf128), simulated(p, kTileOf128), 1e-9);
+    EXPECT_NEAR(makespan(p, kTileOf192) + kLaunch, 102, 2);
+    EXPECT_NEAR(makespan(p, kTileOf128) + kLaunch, 76, 2);
+    EXPECT_NEAR(makespan(p, kTileOf192), simulated(p, kTileOf192), 1e-9);
+    EXPECT_NEAR(makespan(p, kTileOf128), simulated(p, kTileOf128), 1e-9);
 }
 
 TEST(Makespan, decides_for_rows_of_few_heads_only) {
@@ -193,8 +193,8 @@ TEST(Makespan, short_rows_get_the_tile_that_won_by_measurement) {
                               {24, 8, 306, 1002, true, 48.7, 58.5}}) {
         const Problem p = problem_of(m);
         EXPECT_EQ(wants_short(p), m.of_128 < m.of_192) << p.describe();
-        EXPECT_NEAR(kShortCall + queue_time(p, kShortTileOf192), m.of_192, 0.25 * m.of_192) << p.describe();
-        EXPECT_NEAR(kShortCall + queue_time(p, kShortTileOf128), m.of_128, 0.25 * m.of_128) << p.describe();
+        EXPECT_NEAR(kShortCall + makespan(p, kShortTileOf192), m.of_192, 0.25 * m.of_192) << p.describe();
+        EXPECT_NEAR(kShortCall + makespan(p, kShortTileOf128), m.of_128, 0.25 * m.of_128) << p.describe();
     }
 }
 

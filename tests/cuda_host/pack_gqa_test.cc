@@ -12,9 +12,9 @@
 namespace tessera::pack_gqa_test {
 namespace {
 
-using cuda::fa3::HeadStack;
-using cuda::fa3::kMostStacked;
-using cuda::fa3::stack_of;
+using cuda::fa3::kMaxPackedHeads;
+using cuda::fa3::pack_gqa_of;
+using cuda::fa3::PackGqa;
 using cuda::fa3::tiles_of;
 
 Problem grouped(std::int64_t batch, std::int64_t len_q, std::int64_t len_kv, std::int64_t heads_q,
@@ -24,11 +24,11 @@ Problem grouped(std::int64_t batch, std::int64_t len_q, std::int64_t len_kv, std
     p.heads_kv = heads_kv;
     return p;
 }
-int heads_stacked(const Problem& p) { return stack_of(p).heads(); }
+int heads_stacked(const Problem& p) { return pack_gqa_of(p).heads(); }
 
 TEST(PackGqa, has_every_query_of_every_head_in_one_row) {
-    for (int shift = 0; 1 << shift <= kMostStacked; ++shift) {
-        const HeadStack stack{shift};
+    for (int shift = 0; 1 << shift <= kMaxPackedHeads; ++shift) {
+        const PackGqa stack{shift};
         std::set<std::pair<int, int>> met;
         for (int row = 0; row < 192; ++row) {
             EXPECT_LT(stack.head(row), stack.heads());
@@ -42,7 +42,7 @@ TEST(PackGqa, has_every_query_of_every_head_in_one_row) {
 
 TEST(PackGqa, is_for_few_queries_of_a_group) {
     EXPECT_EQ(heads_stacked(grouped(4, 16, 4096, 64, 8)), 8);
-    EXPECT_EQ(heads_stacked(grouped(4, 1, 4096, 32, 1)), kMostStacked) << "no more than a warp stores at once";
+    EXPECT_EQ(heads_stacked(grouped(4, 1, 4096, 32, 1)), kMaxPackedHeads) << "no more than a warp stores at once";
     EXPECT_EQ(heads_stacked(grouped(4, 16, 4096, 24, 2)), 4) << "of a group of 12";
     EXPECT_EQ(heads_stacked(grouped(4, 16, 4096, 15, 3)), 1) << "of a group of 5";
     EXPECT_EQ(heads_stacked(grouped(4, 16, 4096, 8, 8)), 1) << "no group";
@@ -66,10 +66,10 @@ TEST(PackGqa, saves_tiles_where_it_is_taken) {
         const std::int64_t heads_kv = below(4);
         Problem p = grouped(below(20), below(400), below(3000), heads_kv * below(34), heads_kv, 8 * below(32));
         if (random() % 2 == 0) p.mask.causal = Causal::bottom_right;
-        const HeadStack stack = stack_of(p);
+        const PackGqa stack = pack_gqa_of(p);
         const int block_q = cuda::fa3::config_of(p).block_q();
         EXPECT_EQ(p.group() % stack.heads(), 0);
-        EXPECT_LE(stack.heads(), kMostStacked);
+        EXPECT_LE(stack.heads(), kMaxPackedHeads);
         if (stack.heads() == 1) continue;
         ++taken;
         EXPECT_LE(10 * tiles_of(p, block_q, stack), 9 * tiles_of(p, block_q, {})) << p.describe();

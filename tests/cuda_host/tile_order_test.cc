@@ -17,9 +17,9 @@ namespace {
 
 using cuda::Divider;
 using cuda::fa3::next_rotation;
-using cuda::fa3::slice_of;
+using cuda::fa3::row_block_of;
+using cuda::fa3::TileIndex;
 using cuda::fa3::TileOrder;
-using cuda::fa3::TilePlace;
 
 TEST(Divider, is_a_division) {
     std::mt19937 random(1);
@@ -44,9 +44,9 @@ TEST(TileOrder, has_every_tile_once_and_the_last_queries_of_a_group_of_heads_fir
                 const TileOrder order(heads, q_blocks, together);
                 ASSERT_EQ(order.tiles(), heads * q_blocks);
                 std::vector<int> met(static_cast<std::size_t>(order.tiles()));
-                TilePlace before{-1, 0};
+                TileIndex before{-1, 0};
                 for (int i = 0; i < order.tiles(); ++i) {
-                    const TilePlace place = order[i];
+                    const TileIndex place = order[i];
                     ASSERT_TRUE(place.head >= 0 && place.head < heads && place.block >= 0 && place.block < q_blocks);
                     ++met[static_cast<std::size_t>(place.head * q_blocks + place.block)];
                     const bool same_group = before.head >= 0 && before.head / together == place.head / together;
@@ -66,7 +66,7 @@ TEST(TileOrder, slices_go_round) {
         int rotation = 0;
         for (int tile = 0; tile < warpgroups; ++tile, rotation = next_rotation(rotation, warpgroups)) {
             for (int w = 0; w < warpgroups; ++w)
-                ++met[static_cast<std::size_t>(w * warpgroups + slice_of(w, rotation, warpgroups))];
+                ++met[static_cast<std::size_t>(w * warpgroups + row_block_of(w, rotation, warpgroups))];
         }
         EXPECT_EQ(rotation, 0);
         EXPECT_EQ(std::count(met.begin(), met.end(), 1), warpgroups * warpgroups) << "each has each slice once";
@@ -77,7 +77,7 @@ TEST(TileOrder, slices_go_round) {
 /// for its next tile when it loads the last block of this one; whoever asks first gets the next of the order. In turn:
 /// every thread block has tiles of its own from the start.
 double model_time(const TileOrder& order, int thread_blocks, bool in_turn,
-                  const std::function<int(TilePlace)>& blocks_of) {
+                  const std::function<int(TileIndex)>& blocks_of) {
     constexpr double kEnds = 2;
     struct Worker {
         double free;  ///< when its tile is done
@@ -103,7 +103,7 @@ double model_time(const TileOrder& order, int thread_blocks, bool in_turn,
 /// Of the time that all thread blocks have, how much is work: tiles of 128 queries of causal heads, blocks of 128 keys.
 double causal_balance(int heads, int len, int together, int thread_blocks, bool in_turn = false) {
     const int q_blocks = len / 128;
-    const auto blocks_of = [](TilePlace place) { return place.block + 1; };
+    const auto blocks_of = [](TileIndex place) { return place.block + 1; };
     const TileOrder order(heads, q_blocks, together);
     double work = 0;
     for (int i = 0; i < order.tiles(); ++i) work += blocks_of(order[i]) + 2;

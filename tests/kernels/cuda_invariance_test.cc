@@ -226,7 +226,7 @@ TEST_F(CudaInvariance, pairs_of_thread_blocks_have_the_bits_of_single_ones) {
         std::string in_pairs;
     };
     const auto shape = [](const Problem& p) { return cuda::fa3::Shapes::names().at(cuda::fa3::shape_of(p).value()); };
-    const std::string pairs = "HeadDim128Pairs", of_heads = "HeadDim128HeadPairs";
+    const std::string pairs = "HeadDim128Cluster", of_heads = "HeadDim128ClusterHeads";
     for (const Rows& rows : {Rows{2, 2048, 2048, 2, 1, Causal::none, pairs},
                              {1, 2100, 2077, 4, 2, Causal::none, pairs},
                              {1, 2304, 2049, 9, 3, Causal::none, pairs},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How warps wait for each other and for TMA: one function = one instruction.
+// Barriers, fences and setmaxnreg: how warps wait for each other and for TMA. One function = one instruction.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,8 @@ __device__ __forceinline__ bool mbarrier_test_wait(Mbarrier& barrier, std::uint3
     return done != 0;
 }
 
-/// mbarrier.try_wait.parity: the same; sleeps for up to `nanoseconds` before it says no, and takes few issue slots.
+/// mbarrier.try_wait.parity: has the phase of this parity ended? The warp sleeps for up to `nanoseconds` before the
+/// answer is no, and takes few issue slots.
 __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32_t parity,
                                                   std::uint32_t nanoseconds = 1'000'000) {
     std::uint32_t done;
@@ -64,12 +65,12 @@ __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32
     return done != 0;
 }
 
-/// bar.sync: waits until `threads` threads have come to barrier `id` of the block.
+/// bar.sync: waits until `threads` threads have arrived at barrier `id` of the thread block.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// barrier.red.or: the same; does `any` hold for one of the threads?
+/// barrier.red.or: waits as bar.sync does, and returns whether `any` holds for one of the threads.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool any) {
     int result;
     asm volatile(
@@ -81,28 +82,29 @@ __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool any)
     return result != 0;
 }
 
-/// bar.arrive: comes to the barrier without waiting.
+/// bar.arrive: arrives at the barrier without waiting.
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// fence.proxy.async: shared memory written by ordinary stores is seen by TMA and by wgmma.
+/// fence.proxy.async: TMA and wgmma see what ordinary stores wrote to shared memory.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// fence.proxy.async, global memory: what was written before an acquired word is seen by TMA.
+/// fence.proxy.async, global memory: TMA sees what was written before an acquired word.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-/// The time in nanoseconds, of the whole device (%globaltimer).
+/// %globaltimer: nanoseconds, the same for the whole device.
 __device__ __forceinline__ std::uint64_t global_nanoseconds() {
     std::uint64_t time;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
     return time;
 }
 
-/// griddepcontrol.wait: the grid in front of this one, which was started beside it, has ended, and its writes are seen.
+/// griddepcontrol.wait: waits until the previous grid, beside which this one started, has ended and its writes are
+/// visible.
 __device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-/// griddepcontrol.launch_dependents: the grid behind may start beside this one.
+/// griddepcontrol.launch_dependents: the next grid may start beside this one.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -20,7 +20,7 @@ std::string memory_text(const cudaPointerAttributes& memory) {
     return "host memory";
 }
 
-/// Kernels would fault on anything else, and take every later CUDA call of the process with them.
+/// On other memory a kernel would fault, and with it every later CUDA call of the process.
 void expect_device_memory(const char* name, const void* data, const Device& device) {
     cudaPointerAttributes memory{};
     check(cudaPointerGetAttributes(&memory, data), "attributes of an address");
@@ -35,7 +35,7 @@ void expect_device_memory(const char* name, const TensorView& tensor, const Devi
     if (tensor.given() && tensor.size() > 0) expect_device_memory(name, tensor.data, device);
 }
 
-/// The tensors that both passes have.
+/// Checks the tensors of both passes.
 template <class Args>
 void expect_device_memory(const Call<Args>& call) {
     const Args& a = call.args;
@@ -60,7 +60,7 @@ void expect_device_memory_of_gradients(const BackwardCall& call) {
     for (const auto& [name, view] : tensors) expect_device_memory(name, *view, call.plan.device);
 }
 
-/// [batch, heads, len] or ragged [heads, total].
+/// LSE, [batch, heads, len] or varlen [heads, total].
 Rows lse_of(const TensorView& t) {
     if (!t.given()) return {};
     const bool ragged = t.rank == 2;
@@ -114,7 +114,7 @@ void set_dropout(ForwardParams& params, const Dropout& dropout) {
     params.keep_scale = static_cast<float>(1 / (1 - dropout.probability));
 }
 
-/// Of what both passes have.
+/// The parameters of both passes.
 template <class Args>
 ForwardParams common_params(const Call<Args>& call) {
     const Problem& p = call.plan.problem;

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dropout's mask (core/dropout.hpp) where a warp needs it: every lane draws one patch, and they exchange bits until
-// each has those of its own elements of an mma. Rows and columns of a warp's accumulators: element e of tile j of 8
-// columns is row lane / 4 + 8 * (e / 2), column 8 * j + lane % 4 * 2 + e % 2.
+// The dropout mask (core/dropout.hpp) in the layout of a warp's accumulators. Every lane draws one patch, and the lanes
+// exchange bits until each has those of its own elements. Element e of tile j of 8 columns is row lane / 4 + 8 *
+// (e / 2), column 8 * j + lane % 4 * 2 + e % 2.
 #pragma once
 
 #include <cstdint>
 
 #include "core/dropout.hpp"
+#include "cuda/tile/fragment.cuh"
 
 namespace tessera::cuda {
 
-/// Which weights of kPatches whole patches are kept: a block of Philox for each of them, side by side, until no word is
-/// level with the threshold. Mostly three blocks: 2^-12 of the words are level then.
+/// Which probabilities of kPatches whole patches are kept. Each round draws one block of Philox for every patch, until
+/// no word equals the threshold in the bits drawn so far. Mostly three rounds: 2^-12 of the words are equal then.
 template <int kPatches>
 __device__ __forceinline__ void draw_patches(std::uint32_t (&kept)[kPatches], const KeepRule& rule,
                                              const DropoutPatch (&patches)[kPatches]) {
     KeptBits bits[kPatches];
     std::uint32_t level = ~0U;
-    // Not unrolled: under a product, ptxas would put the wait for it in front of straight code.
+    // Not unrolled: under a GEMM, ptxas would put the wait for it in front of straight code.
 #pragma unroll 1
     for (int block = 0; block < rule.blocks && level != 0; ++block) {
         PhiloxBlock words[kPatches];
@@ -40,34 +41,33 @@ __device__ __forceinline__ void draw_patches(std::uint32_t (&kept)[kPatches], co
     for (int i = 0; i < kPatches; ++i) kept[i] = bits[i].kept;
 }
 
-/// Transposes bits between lanes: bit kLaneBit of the lane's number changes places with bit kBit of the number of a
-/// bit.
+/// Transposes bits between lanes: exchanges bit kLaneBit of the lane number with bit kBit of the bit number.
 template <int kLaneBit, int kBit>
 __device__ __forceinline__ std::uint32_t swap_with_lane(std::uint32_t bits, int lane) {
     constexpr std::uint32_t kClear[5] = {0x55555555, 0x33333333, 0x0F0F0F0F, 0x00FF00FF, 0x0000FFFF};
     const bool set = (lane >> kLaneBit & 1) != 0;
     const std::uint32_t stays = set ? ~kClear[kBit] : kClear[kBit];
-    const std::uint32_t other = __shfl_xor_sync(0xFFFFFFFF, bits, 1 << kLaneBit);
+    const std::uint32_t other = __shfl_xor_sync(kAllLanes, bits, 1 << kLaneBit);
     const std::uint32_t turned = __funnelshift_l(other, other, set ? 32 - (1 << kBit) : 1 << kBit);
     return (bits & stays) | (turned & ~stays);
 }
 
-/// A lane's part of 16 queries, the rows, by 64 keys: bit place(j, e) of element e of tile j.
+/// A lane's part of the mask of 16 queries (the rows) by 64 keys: bit place(j, e) is that of element e of tile j.
 struct KeptOfRows {
     std::uint32_t bits = ~0U;
 
     __device__ __forceinline__ static constexpr int place(int j, int e) {
         return e / 2 * 16 + e % 2 * 8 + j % 2 * 4 + j / 2;
     }
-    /// From query `query` - lane / 4, a multiple of 16, and from key / 64 * 64 on. All lanes of the warp together. As
-    /// tile 0 counts the one of key / 16 * 16.
+    /// The rows begin at query `query` - lane / 4, a multiple of 16, and the keys at key / 64 * 64. Tile 0 is the one
+    /// of key / 16 * 16. All lanes of the warp take part.
     __device__ __forceinline__ static KeptOfRows draw(const KeepRule& rule, std::int64_t batch, int head, int query,
                                                       int key, int lane) {
         KeptOfRows parts[1];
         draw(parts, rule, batch, head, query, key, lane);
         return {parts[0].bits >> (key / 16 % 4)};
     }
-    /// Of several times 64 keys at once, from key / 64 * 64 on.
+    /// Draws kParts times 64 keys at once, from key / 64 * 64 on.
     template <int kParts>
     __device__ __forceinline__ static void draw(KeptOfRows (&parts)[kParts], const KeepRule& rule, std::int64_t batch,
                                                 int head, int query, int key, int lane) {
@@ -92,15 +92,15 @@ struct KeptOfRows {
     __device__ __forceinline__ bool operator()(int j, int e) const { return (bits >> place(j, e) & 1) != 0; }
 };
 
-/// The same on transposed tiles: 16 keys, the rows, by 64 queries.
+/// A lane's part of the mask of a transposed tile: 16 keys (the rows) by 64 queries.
 struct KeptOfColumns {
     std::uint32_t bits = ~0U;
 
     __device__ __forceinline__ static constexpr int place(int j, int e) {
         return e % 2 * 16 + j % 2 * 8 + e / 2 * 4 + j / 2;
     }
-    /// From key `key` - lane / 4, a multiple of 16, and from query / 64 * 64 on. As tile 0 counts the one of
-    /// query / 16 * 16.
+    /// The rows begin at key `key` - lane / 4, a multiple of 16, and the queries at query / 64 * 64. Tile 0 is the one
+    /// of query / 16 * 16.
     __device__ __forceinline__ static KeptOfColumns draw(const KeepRule& rule, std::int64_t batch, int head, int query,
                                                          int key, int lane) {
         const int own = lane / 4 % 2 * 4 + lane / 8 % 2 * 8 + lane / 16 * 16;  // of 32 pairs of queries
@@ -119,7 +119,7 @@ struct KeptOfColumns {
     __device__ __forceinline__ bool operator()(int j, int e) const { return (bits >> place(j, e) & 1) != 0; }
 };
 
-/// Of kCount keys, one after the other, from a multiple of kCount on: bit i of key + i.
+/// The mask of kCount consecutive keys, from a multiple of kCount on: bit i is that of key + i.
 template <int kCount>
 __device__ __forceinline__ std::uint32_t kept_keys(const KeepRule& rule, std::int64_t batch, int head, int query,
                                                    int key) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ std::uint32_t kept_keys(const KeepRule& rule, std::in
     return kept;
 }
 
-/// Of one weight alone.
+/// Is the probability of this pair kept?
 __device__ __forceinline__ bool is_kept(const KeepRule& rule, std::int64_t batch, int head, int query, int key) {
     const int place = bit_in_patch(query, key);
     return (kept_weights(rule, dropout_patch(batch, head, query, key), 1U << place) >> place & 1) != 0;

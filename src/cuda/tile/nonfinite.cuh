@@ -23,7 +23,7 @@ __device__ __forceinline__ std::uint32_t nonfinite(const uint4& c) {
     return nonfinite<T>(c.x) | nonfinite<T>(c.y) | nonfinite<T>(c.z) | nonfinite<T>(c.w);
 }
 
-/// 0 times each number, added up: NaN where one is NaN or infinite, else 0. An instruction a word.
+/// The sum of 0 times each number: NaN if one is NaN or infinite, else 0. One instruction a word.
 template <class T>
 __device__ __forceinline__ auto zero_or_nan(const uint4& c) {
     using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One sequence of a call: its lengths and first rows. cu_seqlens live in device memory, where nobody has checked
-// them: whatever they hold, no row outside the tensors is named.
+// One sequence of a call: its lengths and first rows. cu_seqlens of a varlen call are in device memory and unchecked.
+// Whatever they hold, the clamps here keep every row inside the tensors.
 #pragma once
 
 #include "cuda/host/query_tiles.hpp"
@@ -28,8 +28,9 @@ __device__ __forceinline__ Sequence sequence_of(const ForwardParams& p, std::int
             static_cast<int>(min(max(end_kv - begin_kv, std::int64_t{0}), static_cast<std::int64_t>(p.len_kv)))};
 }
 
-__device__ __forceinline__ QueryTile ragged_tile(const ForwardParams& p, int place, int block_q) {
-    return ragged_tile(static_cast<int>(p.batch), place, block_q, [&](int sequence) {
+/// The tile of queries at `index` of a head of all sequences.
+__device__ __forceinline__ QueryTile ragged_tile(const ForwardParams& p, int index, int block_q) {
+    return ragged_tile(static_cast<int>(p.batch), index, block_q, [&](int sequence) {
         return cu_seqlens_at(p.cu_seqlens_q, sequence * p.cu_stride_q, p.cu_q_is_64, p.total_q);
     });
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of 16-bit elements in shared memory as TMA lays them out and wgmma reads them: panels of 64 columns,
-// [rows][128 bytes], whose 16-byte chunks are exchanged so that neither rows nor columns collide in the banks
-// ("128-byte swizzle": chunk c of row r lies at place c ^ (r % 8)). A panel begins at a multiple of 1024 bytes.
+// Tiles of 16-bit elements in shared memory, as TMA writes and wgmma reads them: panels of 64 columns, [rows][128
+// bytes], whose 16-byte chunks are permuted so that neither rows nor columns have bank conflicts
+// ("128-byte swizzle": chunk c of row r lies at c ^ (r % 8)). A panel begins at a multiple of 1024 bytes.
 #pragma once
 
 #include <cstdint>

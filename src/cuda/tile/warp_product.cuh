@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two products of a warp, S = Q K^T and O += P V, from tiles in shared memory.
+// The two GEMMs of attention in one warp by mma.sync, S = Q K^T and O += P V, from tiles in shared memory.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -8,8 +8,8 @@
 
 namespace tessera::cuda {
 
-/// Where a lane reads its row of the four 8 x 8 matrices of an ldmatrix. Rows and chunks beyond it are compile-time
-/// offsets: the swizzle depends on row % 8 only, and is undone by an exclusive or.
+/// Address of a lane's row of the four 8 x 8 matrices of an ldmatrix. Further rows and chunks are compile-time offsets:
+/// the swizzle depends on row % 8 only, and an exclusive or undoes it.
 template <int kHeadDim>
 struct MatrixAddress {
     std::uint32_t base;
@@ -20,7 +20,7 @@ struct MatrixAddress {
         return (base ^ (chunks * 16 % 128)) + chunks * 16 / 128 * 128 + rows * kHeadDim * 2;
     }
     __device__ __forceinline__ void move(int bytes) { base += bytes; }
-    /// Chunk c ^ `chunks` (less than 8) wherever this one gives chunk c.
+    /// The address of chunk c ^ `chunks` (less than 8) where this one has chunk c.
     __device__ __forceinline__ MatrixAddress swapped(int chunks) const {
         MatrixAddress other = *this;
         other.base ^= chunks * 16;
@@ -58,7 +58,7 @@ struct Queries {
     }
 };
 
-/// Nothing to do between the products.
+/// No work between the MMAs.
 struct NothingBetween {
     __device__ __forceinline__ void operator()(int) const {}
 };
@@ -125,7 +125,7 @@ __device__ __forceinline__ void multiply_stored_pv(float (&o)[kRowTiles][kHeadDi
 }
 
 /// O += P V over one tile of keys; p: [16 rows][8 keys][4], o: [16 rows][8 dims][4]. `prepare`(i) is called before
-/// columns 8 * i ... of P are used: work on them is then done under the products of those before.
+/// columns 8 * i ... of P are used, so that work on them overlaps the MMAs of earlier columns.
 template <class T, int kHeadDim, int kRowTiles, int kTiles, class Prepare = NothingBetween>
 __device__ __forceinline__ void multiply_pv(float (&o)[kRowTiles][kHeadDim / 8][4],
                                             const float (&p)[kRowTiles][kTiles][4], const MatrixAddress<kHeadDim>& v,
