@@ -14,7 +14,7 @@
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
 
-namespace tessera::check::dq_order_test {
+namespace tessera::check::fa3_dq_order_test {
 namespace {
 
 using cuda::fa3::backward::Blocks;
@@ -108,7 +108,7 @@ void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads 
     }
 }
 
-TEST(DqOrder, every_tile_is_added_once_and_in_the_order_of_the_places) {
+TEST(Fa3DqOrder, every_tile_is_added_once_and_in_the_order_of_the_places) {
     for (const Mask& mask : kMasks) {
         for (const int len_q : kLengths) {
             for (const int len_kv : kLengths) {
@@ -124,7 +124,7 @@ TEST(DqOrder, every_tile_is_added_once_and_in_the_order_of_the_places) {
 }
 
 /// Sequences that start in parts, and those that do not, in one call.
-TEST(DqOrder, blocks_in_parts_are_added_in_the_order_of_the_places) {
+TEST(Fa3DqOrder, blocks_in_parts_are_added_in_the_order_of_the_places) {
     using cuda::fa3::backward::kParts;
     for (const Mask& mask : kMasks) {
         for (const int len : {1, 200, 2048, 2111, 4000, 4096, 4097, 5555}) {
@@ -139,7 +139,7 @@ TEST(DqOrder, blocks_in_parts_are_added_in_the_order_of_the_places) {
 }
 
 /// The longest of a causal mask start first but for the order in their part, and blocks of one sequence alone decide.
-TEST(DqOrder, causal_blocks_of_many_heads_start_in_parts) {
+TEST(Fa3DqOrder, causal_blocks_of_many_heads_start_in_parts) {
     Blocks<64, 128> blocks{};
     const Mask causal{.causal = Causal::top_left};
     blocks.set(causal, 4096, 4096, 1, 16);
@@ -159,7 +159,7 @@ TEST(DqOrder, causal_blocks_of_many_heads_start_in_parts) {
 }
 
 /// Without a mask few blocks of keys start together, with one sum; more of them do not, nor do those of groups.
-TEST(DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
+TEST(Fa3DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
     using cuda::fa3::backward::kMostStraight;
     Blocks<64, 128> blocks{};
     blocks.set({}, 1000, 128 * kMostStraight, 1, 1);
@@ -175,7 +175,7 @@ TEST(DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
 
 /// Who makes dQ of the sum: where Blocks says that it is the first block, of the head or of its part, it is, of all of
 /// dQ.
-TEST(DqOrder, the_last_to_add_is_the_first_block_where_it_is_said_to_be) {
+TEST(Fa3DqOrder, the_last_to_add_is_the_first_block_where_it_is_said_to_be) {
     using cuda::fa3::backward::kParts;
     int said = 0;
     for (const Mask& mask : kMasks) {
@@ -203,7 +203,7 @@ TEST(DqOrder, the_last_to_add_is_the_first_block_where_it_is_said_to_be) {
 }
 
 /// All heads of a group are gone through at one block of queries.
-TEST(DqOrder, heads_of_a_group_stay_together_where_blocks_rise) {
+TEST(Fa3DqOrder, heads_of_a_group_stay_together_where_blocks_rise) {
     Blocks<64, 128> blocks{};
     blocks.set({.causal = Causal::bottom_right}, 1024, 1024, 4, 1);
     ASSERT_TRUE(blocks.rising);
@@ -221,7 +221,7 @@ TEST(DqOrder, heads_of_a_group_stay_together_where_blocks_rise) {
 
 /// A part of its own for each block, so that heads take turns: the longest blocks of all heads first, or, falling, the
 /// last blocks.
-TEST(DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_places) {
+TEST(Fa3DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_places) {
     for (const Mask& mask : kMasks) {
         for (const int len : {1, 200, 640, 2049}) {
             const int count = (len + 127) / 128;
@@ -237,7 +237,7 @@ TEST(DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_places) {
 
 /// Few causal blocks of keys share their query heads out, so many that no block lasts too long; which is a matter of
 /// the sequence's length and the heads.
-TEST(DqOrder, few_causal_blocks_of_groups_share_the_query_heads) {
+TEST(Fa3DqOrder, few_causal_blocks_of_groups_share_the_query_heads) {
     using cuda::fa3::backward::most_shares;
     const Mask causal{.causal = Causal::bottom_right};
     Blocks<64, 128> blocks{};
@@ -286,7 +286,7 @@ void expect_full(const Mask& mask, int len_q, int len_kv) {
     }
 }
 
-TEST(DqOrder, tiles_without_hidden_pairs_are_known) {
+TEST(Fa3DqOrder, tiles_without_hidden_pairs_are_known) {
     for (const Mask& mask : kMasks) {
         for (const int len_q : kLengths) {
             for (const int len_kv : kLengths) {
@@ -306,7 +306,7 @@ void expect_one_sum(const Mask& mask, int len, int group) {
     for (int m = 0; m < blocks.count_q; ++m) ASSERT_FALSE(blocks.any(1, m)) << "queries " << m;
 }
 
-TEST(DqOrder, one_sum_is_enough_where_the_workspace_has_one) {
+TEST(Fa3DqOrder, one_sum_is_enough_where_the_workspace_has_one) {
     for (const Mask& mask : kMasks) {
         for (const int len : kLengths) {
             for (const int group : {1, 4}) {
@@ -319,7 +319,7 @@ TEST(DqOrder, one_sum_is_enough_where_the_workspace_has_one) {
     }
 }
 
-TEST(DqOrder, blocks_without_a_mask_start_apart) {
+TEST(Fa3DqOrder, blocks_without_a_mask_start_apart) {
     Blocks<64, 128> blocks{};
     blocks.set({}, 4096, 4096, 1, 1);
     for (int n = 0; n < blocks.count_kv; ++n) ASSERT_EQ(Steps<false>(blocks, n, 1).m, 2 * n);
@@ -329,4 +329,4 @@ TEST(DqOrder, blocks_without_a_mask_start_apart) {
 }
 
 }  // namespace
-}  // namespace tessera::check::dq_order_test
+}  // namespace tessera::check::fa3_dq_order_test
