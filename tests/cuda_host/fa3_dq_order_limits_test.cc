@@ -12,7 +12,7 @@
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/host/kernel_table.hpp"
 
-namespace tessera::dq_order_limits_test {
+namespace tessera::fa3_dq_order_limits_test {
 namespace {
 
 using cuda::kMaxIndex;
@@ -66,7 +66,7 @@ void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
     }
 }
 
-TEST(DqOrderLimits, spans_of_blocks_hold_at_the_largest_lengths) {
+TEST(Fa3DqOrderLimits, spans_of_blocks_hold_at_the_largest_lengths) {
     constexpr int kMost = static_cast<int>(kMaxIndex) - 1;
     const std::array<Mask, 7> masks{Mask{},
                                     {.causal = Causal::bottom_right},
@@ -92,4 +92,4 @@ TEST(DqOrderLimits, spans_of_blocks_hold_at_the_largest_lengths) {
 }
 
 }  // namespace
-}  // namespace tessera::dq_order_limits_test
+}  // namespace tessera::fa3_dq_order_limits_test

@@ -14,7 +14,7 @@
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
 
-namespace tessera::check::dq_order_test {
+namespace tessera::check::fa3_dq_order_test {
 namespace {
 
 using cuda::fa3::backward::BlockSchedule;
@@ -111,7 +111,7 @@ void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads 
     }
 }
 
-TEST(DqOrder, every_tile_is_added_once_and_in_the_order_of_the_positions) {
+TEST(Fa3DqOrder, every_tile_is_added_once_and_in_the_order_of_the_positions) {
     for (const Mask& mask : kMasks) {
         for (const int len_q : kLengths) {
             for (const int len_kv : kLengths) {
@@ -127,7 +127,7 @@ TEST(DqOrder, every_tile_is_added_once_and_in_the_order_of_the_positions) {
 }
 
 /// Sequences that are segmented, and those that are not, in one call.
-TEST(DqOrder, blocks_in_segments_are_added_in_the_order_of_the_positions) {
+TEST(Fa3DqOrder, blocks_in_segments_are_added_in_the_order_of_the_positions) {
     using cuda::fa3::backward::kSegments;
     for (const Mask& mask : kMasks) {
         for (const int len : {1, 200, 2048, 2111, 4000, 4096, 4097, 5555}) {
@@ -142,7 +142,7 @@ TEST(DqOrder, blocks_in_segments_are_added_in_the_order_of_the_positions) {
 }
 
 /// Under a causal mask the segment with the longest blocks starts first. The key blocks of one sequence decide.
-TEST(DqOrder, causal_blocks_of_many_heads_start_in_segments) {
+TEST(Fa3DqOrder, causal_blocks_of_many_heads_start_in_segments) {
     BlockSchedule<64, 128> schedule{};
     const Mask causal{.causal = Causal::top_left};
     schedule.set(causal, 4096, 4096, 1, 16);
@@ -162,7 +162,7 @@ TEST(DqOrder, causal_blocks_of_many_heads_start_in_segments) {
 }
 
 /// Without a mask few key blocks start together, with one accumulator. More of them do not, nor do those of groups.
-TEST(DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
+TEST(Fa3DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
     using cuda::fa3::backward::kMaxAlignedBlocks;
     BlockSchedule<64, 128> schedule{};
     schedule.set({}, 1000, 128 * kMaxAlignedBlocks, 1, 1);
@@ -177,7 +177,7 @@ TEST(DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
 }
 
 /// Where BlockSchedule says that the first block, of the head or of its segment, adds last, it does so to all of dQ.
-TEST(DqOrder, the_first_block_adds_last_where_it_is_said_to) {
+TEST(Fa3DqOrder, the_first_block_adds_last_where_it_is_said_to) {
     using cuda::fa3::backward::kSegments;
     int said = 0;
     for (const Mask& mask : kMasks) {
@@ -205,7 +205,7 @@ TEST(DqOrder, the_first_block_adds_last_where_it_is_said_to) {
 }
 
 /// An ascending key block goes through all heads of the group at each query block.
-TEST(DqOrder, heads_of_a_group_stay_together_where_blocks_ascend) {
+TEST(Fa3DqOrder, heads_of_a_group_stay_together_where_blocks_ascend) {
     BlockSchedule<64, 128> schedule{};
     schedule.set({.causal = Causal::bottom_right}, 1024, 1024, 4, 1);
     ASSERT_TRUE(schedule.ascending);
@@ -223,7 +223,7 @@ TEST(DqOrder, heads_of_a_group_stay_together_where_blocks_ascend) {
 
 /// A segment for each block, so that heads take turns: the longest blocks of all heads first, or, descending, the last
 /// blocks.
-TEST(DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_positions) {
+TEST(Fa3DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_positions) {
     for (const Mask& mask : kMasks) {
         for (const int len : {1, 200, 640, 2049}) {
             const int count = (len + 127) / 128;
@@ -239,7 +239,7 @@ TEST(DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_positions) {
 
 /// Few causal key blocks split their query heads, so that no block lasts too long. The sequence's length and the heads
 /// decide.
-TEST(DqOrder, few_causal_blocks_of_groups_split_the_query_heads) {
+TEST(Fa3DqOrder, few_causal_blocks_of_groups_split_the_query_heads) {
     using cuda::fa3::backward::max_head_splits;
     const Mask causal{.causal = Causal::bottom_right};
     BlockSchedule<64, 128> schedule{};
@@ -288,7 +288,7 @@ void expect_full(const Mask& mask, int len_q, int len_kv) {
     }
 }
 
-TEST(DqOrder, tiles_without_hidden_pairs_are_known) {
+TEST(Fa3DqOrder, tiles_without_hidden_pairs_are_known) {
     for (const Mask& mask : kMasks) {
         for (const int len_q : kLengths) {
             for (const int len_kv : kLengths) {
@@ -308,7 +308,7 @@ void expect_one_accumulator(const Mask& mask, int len, int group) {
     for (int m = 0; m < schedule.count_q; ++m) ASSERT_FALSE(schedule.has_contributions(1, m)) << "queries " << m;
 }
 
-TEST(DqOrder, one_accumulator_is_enough_where_the_workspace_has_one) {
+TEST(Fa3DqOrder, one_accumulator_is_enough_where_the_workspace_has_one) {
     for (const Mask& mask : kMasks) {
         for (const int len : kLengths) {
             for (const int group : {1, 4}) {
@@ -321,7 +321,7 @@ TEST(DqOrder, one_accumulator_is_enough_where_the_workspace_has_one) {
     }
 }
 
-TEST(DqOrder, blocks_without_a_mask_start_apart) {
+TEST(Fa3DqOrder, blocks_without_a_mask_start_apart) {
     BlockSchedule<64, 128> schedule{};
     schedule.set({}, 4096, 4096, 1, 1);
     for (int n = 0; n < schedule.count_kv; ++n) ASSERT_EQ(StepIterator<false>(schedule, n, 1).m, 2 * n);
@@ -331,4 +331,4 @@ TEST(DqOrder, blocks_without_a_mask_start_apart) {
 }
 
 }  // namespace
-}  // namespace tessera::check::dq_order_test
+}  // namespace tessera::check::fa3_dq_order_test
