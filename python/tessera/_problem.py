@@ -4,7 +4,7 @@ import math
 import operator
 
 from . import _native
-from ._arrays import DLPACK_CUDA, DTYPES, FLOATING, NAMES, Array, borrow, dense_strides, expect
+from ._arrays import DLPACK_CUDA, DTYPES, FLOATING, NAMES, Array, borrow, dense_strides, dlpack_device, expect
 from ._results import dlpack_stream, stream_of
 
 _CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
@@ -103,7 +103,7 @@ class Call:
             array = Array(*source.array)
             array.name = name
         else:
-            on_cuda = hasattr(source, "__dlpack_device__") and int(source.__dlpack_device__()[0]) in DLPACK_CUDA
+            on_cuda = hasattr(source, "__dlpack_device__") and dlpack_device(name, source)[0] in DLPACK_CUDA
             if on_cuda and name == "q":
                 self.stream = stream_of(source, stream)
             array = borrow(name, source, dlpack_stream(self.stream) if on_cuda and self.stream is not None else None)

@@ -79,7 +79,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     query, key, value = sdpa.under_autocast(query, key, value)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = attention_mask is None and is_causal and query.shape[2] > 1
-    if causal and key.shape[2] > query.shape[2]:  # the first call with an empty static cache, whose other keys are unset
+    if causal and cu_seq_lens_q is None and key.shape[2] > query.shape[2]:  # a static cache, whose other keys are unset
         key, value = key[:, :, :query.shape[2]], value[:, :, :query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., :query.shape[2]]
     left = sliding_window - 1 if sliding_window is not None and is_causal and attention_mask is None else -1

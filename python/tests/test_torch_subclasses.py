@@ -47,7 +47,7 @@ def test_causal_masks_of_pytorch_mean_what_they_mean_there(mask, lengths, compil
     torch._dynamo.reset()
     for o in (torch.compile(calls, fullgraph=True, backend="aot_eager") if compiled else calls)(bias):
         assert torch.equal(o, want)
-        assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sin().sum(), leaves), gradients))
+        assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sin().sum(), leaves, retain_graph=True), gradients))
     o, lse = tt.attention(*leaves, bias=bias, window=(9, None), scale=0.3, return_lse=True)
     expected = tt.attention(*leaves, causal=ALIGNMENTS[mask], window=(9, None), scale=0.3, return_lse=True)
     assert torch.equal(o, expected[0]) and torch.equal(lse, expected[1])
@@ -116,9 +116,10 @@ def test_a_meaning_of_its_own_is_refused_in_every_argument(function, name, devic
         pytest.importorskip("transformers", reason="transformers is not installed")
     call, tensors, error = arguments(device)[function]
     call(**tensors)
-    for other, cls in ((own(tensors[name]), "Own"), (causal_upper_left(*tensors[name].shape[-2:]), "CausalBias")):
-        if (cls == "CausalBias" and name in ("bias", "attn_mask")) or (tensors[name].dim() < 2 and cls == "CausalBias"):
-            continue
+    others = [(own(tensors[name]), "Own")]
+    if name not in ("bias", "attn_mask"):
+        others.append((causal_upper_left(37, 53), "CausalBias"))
+    for other, cls in others:
         with pytest.raises(error, match=f"^{name}: expected a torch.Tensor whose memory holds its numbers, got a {cls}"):
             call(**{**tensors, name: other})
 
@@ -147,6 +148,16 @@ def test_what_the_dispatcher_or_the_memory_can_tell_works(kind, name, device):
     assert torch.equal(got.a if isinstance(got, TwoTensor) else got.as_subclass(torch.Tensor), want)
 
 
+def test_zeros_without_memory(device):
+    """PyTorch's stand-in for a gradient of zeros."""
+    leaves = reference.inputs(device=device)
+    zeros = torch._efficientzerotensor(leaves[1].shape, device=device)
+    got, want = (tt.attention(leaves[0], k, leaves[2]) for k in (zeros, torch.zeros_like(leaves[1])))
+    assert torch.equal(got, want)
+    for d_o in (torch._efficientzerotensor(got.shape, device=device), torch.zeros_like(got)):
+        assert not any(g.any() for g in torch.autograd.grad(got, leaves[::2], d_o, retain_graph=True))
+
+
 REFUSED = {
     "masked": lambda t: torch.masked.masked_tensor(t, torch.ones_like(t, dtype=torch.bool)),
     "jagged": lambda t: torch.nested.nested_tensor([t[0], t[0]], layout=torch.jagged),
@@ -154,7 +165,6 @@ REFUSED = {
     "sparse": lambda t: t.to_sparse(), "sparse rows": lambda t: t.flatten(0, -2).to_sparse_csr(),
     "quantized": lambda t: torch.quantize_per_tensor(t.cpu().float(), 0.1, 0, torch.qint8),
     "mkldnn": lambda t: t.cpu().float().to_mkldnn(), "meta": lambda t: t.to("meta"),
-    "zero": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype, device=t.device),
     "complex": lambda t: torch.complex(t, t).conj(), "uninitialized": lambda t: torch.nn.UninitializedParameter(),
     "a list": lambda t: t.tolist()}
 

@@ -7,7 +7,7 @@ import torch.autograd.forward_ad
 
 from . import _errors, _functorch, _operators
 from ._operators import Arguments
-from ._tensors import CausalBias, alignment_of, expect_tensor
+from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor
 
 CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _FLOATS = frozenset((type(None), float))
@@ -21,7 +21,9 @@ def _forward_mode():
 
 
 def _needs_gradients(arguments):
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:4])
+    q, k, v, bias = arguments[:4]
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
+                                        or (bias is not None and bias.requires_grad))
 
 
 def number(name, value):
@@ -63,9 +65,7 @@ def run(arguments, with_lse=True):
     A graph gets the operator that has a gradient. An eager call runs one without where no gradient is wanted, and an
     autograd.Function of its own where one is, since both take a fraction of the time.
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
-    for name, tensor in zip(Arguments._fields, arguments[:_operators.TENSORS]):
-        if tensor is not None or name in ("q", "k", "v"):
-            expect_tensor(name, tensor)
+    expect_arguments(arguments)
     compiling = torch.compiler.is_compiling()
     if not compiling:  # a graph may have symbols there
         arguments = _with_numbers(arguments)
