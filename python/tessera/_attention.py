@@ -38,9 +38,10 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     dropout_p, seed: dropout on the weights; the same seed drops the same weights, also in attention_backward().
     cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
     k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals).
-    return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for float64).
-    return_o_residual: the last result, the low-order bits of O that rounding takes off, int8 of the shape of O. It makes
-    attention_backward() faster. None where the kernel does not write it: CUDA's do in 16 bits (docs/numerics.md).
+    return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for
+        float64).
+    return_o_residual: the last result, the low-order bits of O that rounding takes off, int8 of the shape of O. It
+    makes attention_backward() faster. None where the kernel does not write it: CUDA's do in 16 bits (docs/numerics.md).
     deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
     kernel: a name of `tessera list`, with or without its pass ("cpu.fa2", "reference"); default: plan()'s choice.
     threads: number of host threads; default: one per core that this process may use. CUDA kernels use none.
@@ -78,11 +79,11 @@ def attention_backward(do, q, k, v, o, lse, *, dlse=None, o_residual=None, bias_
     """The gradients of attention() for the gradient `do` of O and `dlse` of LSE.
 
     q, k, v, the layout and all other keywords: as for attention(). o, lse: its results. do: shape of o, any strides.
-    dlse: shape of lse; default: 0. o_residual: its result or None; it makes the call faster. out: (dq, dk, dv), arrays to
-    write to. bias_gradient: whether to compute the gradient of the bias.
+    dlse: shape of lse; default: 0. o_residual: its result or None; it makes the call faster. out: (dq, dk, dv), arrays
+    to write to. bias_gradient: whether to compute the gradient of the bias.
 
-    Returns (dq, dk, dv) or (dq, dk, dv, dbias), of the shapes and dtypes of q, k, v and the bias. The gradient of a bias
-    is summed over its dimensions of size 1. Raises as attention() does.
+    Returns (dq, dk, dv) or (dq, dk, dv, dbias), of the shapes and dtypes of q, k, v and the bias. The gradient of a
+    bias is summed over its dimensions of size 1. Raises as attention() does.
     """
     scores = scores_of("attention_backward", scores)
     if bias_gradient and scores["bias"] is None:

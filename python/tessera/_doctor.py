@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera doctor`: installed packages, the kernels that can run here, and the libraries that load or why they do not."""
+"""`tessera doctor`: installed packages, the kernels that can run here, and the libraries that load or why they do
+not."""
 import ctypes
 import importlib.metadata
 import importlib.util

@@ -113,7 +113,8 @@ def library() -> ctypes.CDLL:
 
 
 def check(status: int, names={}) -> None:
-    """Raises the exception for the status and message of the last call. names: argument of the C ABI -> the caller's name."""
+    """Raises the exception for the status and message of the last call. names: argument of the C ABI -> the caller's
+    name."""
     if status == 0:
         return
     message = library().tessera_last_error().decode()

@@ -42,7 +42,8 @@ class Plan(typing.NamedTuple):
 
 
 def plan(q, k, v, *, backward=False, bias_gradient=False, **scores) -> Plan:
-    """The kernel that would run the call, its tile, threads and time, and why no other kernel runs. Nothing is computed.
+    """The kernel that would run the call, its tile, threads and time, and why no other kernel runs. Nothing is
+    computed.
 
     q, k, v and the keywords as in attention(); a tessera.Spec stands for an array. The time is predicted if the model
     knows this machine; predict() takes other machines.

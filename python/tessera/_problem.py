@@ -74,8 +74,8 @@ def _seed(seed) -> int:
 
 
 class Call:
-    """The problem, options and borrowed inputs of one call. scores: the keyword arguments that attention() names. specs:
-    whether a Spec may stand for an array."""
+    """The problem, options and borrowed inputs of one call. scores: the keyword arguments that attention() names.
+    specs: whether a Spec may stand for an array."""
 
     def __init__(self, q, k, v, scores, backward=False, stream=None, bias_gradient=False, specs=False):
         self.backward, self._specs = backward, specs

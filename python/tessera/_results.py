@@ -105,7 +105,8 @@ def library_of(source):
 
 
 def stream_of(source, stream):
-    """The cudaStream_t, as a number, of a call on this array in CUDA memory: `stream` or the current one of its library."""
+    """The cudaStream_t, as a number, of a call on this array in CUDA memory: `stream` or the current one of its
+    library."""
     if stream is not None:
         return stream
     library = library_of(source)

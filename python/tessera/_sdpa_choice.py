@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend that the installed PyTorch takes for a call of its scaled_dot_product_attention on a GPU, and why it refuses
-the others."""
+"""The backend that the installed PyTorch takes for a call of its scaled_dot_product_attention on a GPU, and why it
+refuses the others."""
 import os
 import sys
 import tempfile
@@ -12,7 +12,8 @@ CHOICES = {0: "math", 1: "flash", 2: "memory-efficient", 3: "cuDNN"}
 
 
 def answer_of(torch, function, params):
-    """(whether this backend can run, its warnings). PyTorch 2.15 writes warnings to stderr, not to Python's warnings."""
+    """(whether this backend can run, its warnings). PyTorch 2.15 writes warnings to stderr, not to Python's
+    warnings."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile("w+") as written, warnings.catch_warnings(record=True) as caught:
@@ -29,7 +30,8 @@ def answer_of(torch, function, params):
 
 
 def ask(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
-    """({backend: (whether it can run, its warnings)}, the backend that PyTorch takes or "none" where it would abort)."""
+    """({backend: (whether it can run, its warnings)}, the backend that PyTorch takes or "none" where it would
+    abort)."""
     params = torch.backends.cuda.SDPAParams(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     answers = {name: answer_of(torch, function, params) for name, function in FUNCTIONS.items()}
     with warnings.catch_warnings():

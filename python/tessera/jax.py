@@ -189,7 +189,8 @@ def _check(q, k, v):
 
 
 def _window(size, shape):
-    """(left, right, mask): a window relative to the bottom-right diagonal, as tessera counts, or a mask in its place."""
+    """(left, right, mask): a window relative to the bottom-right diagonal, as tessera counts, or a mask in its
+    place."""
     if size is None:
         return _native.UNBOUNDED, _native.UNBOUNDED, None
     left, right = (size, size) if isinstance(size, int) else size

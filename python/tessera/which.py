@@ -62,8 +62,8 @@ class Explanation:
     taken: "cuDNN", "flash", "memory-efficient", "math"; "none" where PyTorch aborts; None: not known.
     asked: {backend: (may it run, PyTorch's warnings)}, or None where PyTorch could not be asked.
     table: the answer of tessera's table of PyTorch's checks, as `tessera which --torch ... --json` writes it.
-    differences: lines about disagreements of PyTorch and the table; empty when they agree or cannot be compared, which is
-        when PyTorch was not asked or `unsaid` is not empty.
+    differences: lines about disagreements of PyTorch and the table; empty when they agree or cannot be compared, which
+        is when PyTorch was not asked or `unsaid` is not empty.
     unsaid: properties of the call that the table does not take: strides, offsets, a mask that requires a gradient.
     """
 
@@ -138,8 +138,8 @@ class expect:
     families: "flash" (all of FlashAttention), "fa2", "fa3", "cudnn", ..., or a list of them. The context profiles its
         body, which must not be profiled already.
     profiler: replaces torch.profiler.profile(record_shapes=True); it must record CUDA's kernels.
-    Raises UnexpectedKernel at the end if another kernel ran, none did, or a name is ambiguous; ValueError for an unknown
-    family. An exception of the body passes through."""
+    Raises UnexpectedKernel at the end if another kernel ran, none did, or a name is ambiguous; ValueError for an
+    unknown family. An exception of the body passes through."""
 
     def __init__(self, families, profiler=None):
         self.expected = families if isinstance(families, str) else ",".join(families)
@@ -197,7 +197,8 @@ def explain(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
     if attn_mask is not None and not torch.is_tensor(attn_mask):
         raise ValueError(f"attn_mask: expected a PyTorch tensor or None, got {_short(torch, attn_mask)}")
     if torch.version.hip and gpu is None:
-        raise ValueError("gpu: expected one of AMD's (\"gfx942\"): this PyTorch is ROCm's, and only the table is asked there")
+        raise ValueError("gpu: expected one of AMD's (\"gfx942\"): this PyTorch is ROCm's, and only the table is asked "
+                         "there")
     on_gpu = q.device.type == "cuda"
     if gpu is None and not on_gpu:
         raise ValueError(f"gpu: expected a GPU (\"h200\", \"9.0\") for tensors on {q.device.type}, got none")
