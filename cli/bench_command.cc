@@ -95,7 +95,7 @@ struct Result {
     std::optional<measure::AboveRoof> above;
 };
 
-/// `machine`: that --device named; null: the one that the Record's device names.
+/// `machine`: that --device named; null: the one that the Record's device is known as.
 Result result_of(const Plan& plan, Record measured, const model::Machine* machine) {
     Result result{.measured = std::move(measured)};
     if (const auto prediction = measure::predict(result.measured, machine)) {
@@ -267,7 +267,8 @@ void add_bench_command(CLI::App& app, Session& session) {
     const auto add_text = [&](const char* name, std::string& value, const char* type, const char* description) {
         return command->add_option(name, value, description)->type_name(type);
     };
-    add_text("--pass", options->set.passes, "NAME", "forward (default), backward, or both: forward,backward");
+    options->set.pass.declare(*command, "forward (default), backward or both, which is forward,backward",
+                              "The same as --pass backward");
     add_text("--suite", options->suite, "NAME", "Cases of a suite, by name or from a file, instead of those options");
     command->add_flag("--list-suites", options->list_suites, "Show the suites that have names");
     add_text("--repeat", options->repeat, "N", "Measured calls of each; default 9");
@@ -275,7 +276,7 @@ void add_bench_command(CLI::App& app, Session& session) {
              "Calls that are not counted before: one, and until this time; default 20");
     add_text("-o,--output", options->output, "FILE", "Append the records to this file, one line of JSON each");
     add_text("--device", options->device, "NAME",
-             "Machine to predict with: a file of tessera calibrate, or a name; default: by the device's name");
+             "Machine to predict with: a file of tessera calibrate, or a name; default: this one, if it is known");
     command->add_flag("--roofs", options->roofs, "Measure the roofs of this CPU first, and predict and judge by them");
     command->add_flag("--resume", options->resume, "Leave out cases that the output has of this commit and device");
     command->callback([options, command, &session] {

@@ -27,6 +27,8 @@ struct CheckOptions {
     std::string cases = "100";
     std::string seed = "1";
     std::string backend = "auto";
+    std::string schedule = "all";
+    PassOptions pass;
     std::string kernel;
     std::string only;     // --case
     bool shapes = false;  // --shapes
@@ -61,23 +63,34 @@ struct CheckResult {
     std::int64_t cases = 0;
 };
 
-/// All kernels, or those of `--backend` and `--kernel`.
+/// All kernels, or those of `--backend`, `--schedule`, `--pass` and `--kernel`.
 std::vector<Tally> wanted_kernels(const CheckOptions& options) {
     const std::string& name = options.kernel;
     const auto backend = HowOptions{.backend = options.backend}.plan_options(Pass::forward, "auto").backend;
     if (backend == Backend::cuda && !device::cuda_available()) {
         throw Error(ErrorCode::device_unavailable, "--backend", "no CUDA device that this build can use");
     }
+    const auto schedule = parse_schedule<std::optional<Schedule>>("--schedule", options.schedule, {{"all", {}}});
+    const auto passes = options.pass.given() ? options.pass.list() : std::vector{Pass::forward, Pass::backward};
     std::vector<Tally> tallies;
     std::string known;
     for (const KernelInfo& kernel : kernels()) {
         if (backend && kernel.backend != *backend) continue;
+        if (schedule && kernel.schedule != *schedule) continue;
+        if (std::find(passes.begin(), passes.end(), kernel.pass) == passes.end()) continue;
         known += (known.empty() ? "" : ", ") + kernel.name;
         if (name.empty() || kernel.name == name) tallies.push_back({.kernel = &kernel});
     }
+    if (known.empty())
+        throw Error(ErrorCode::unsupported, "--schedule",
+                    fmt::format("this build has no {}kernel of schedule {} (tessera list shows those it has)",
+                                backend ? options.backend + " " : "", options.schedule));
     if (tallies.empty()) unexpected("--kernel", "one of " + known, name);
-    if (!name.empty() && tallies.front().kernel->backend == Backend::cuda && !device::cuda_available())
-        throw Error(ErrorCode::device_unavailable, "--kernel", "no CUDA device that this build can use");
+    const bool all_cuda = std::all_of(tallies.begin(), tallies.end(),
+                                      [](const Tally& tally) { return tally.kernel->backend == Backend::cuda; });
+    if (all_cuda && !device::cuda_available())
+        throw Error(ErrorCode::device_unavailable, name.empty() ? "--schedule" : "--kernel",
+                    "no CUDA device that this build can use");
     return tallies;
 }
 
@@ -128,12 +141,14 @@ void run_one(check::CaseRunner& runner, const check::Case& which, Tally& tally, 
         check::Outcome outcome = runner.run(*tally.kernel);
         if (outcome.refusal) {
             ++tally.refused;
-            return;
+            if (outcome.may_refuse) return;
+            failure.error = "refused what it has to take: " + *outcome.refusal;
+        } else {
+            ++tally.ran;
+            note_worst(tally, outcome.report, which.id);
+            if (outcome.pass()) return;
+            failure.report = std::move(outcome.report);
         }
-        ++tally.ran;
-        note_worst(tally, outcome.report, which.id);
-        if (outcome.pass()) return;
-        failure.report = std::move(outcome.report);
     } catch (const Error& error) {
         if (error.code() == ErrorCode::out_of_memory) throw;
         failure.error = error.what();
@@ -167,6 +182,10 @@ CheckResult run_all(const CheckOptions& options) {
     return result;
 }
 
+bool ran_any(const CheckResult& result) {
+    return std::any_of(result.tallies.begin(), result.tallies.end(), [](const Tally& t) { return t.ran > 0; });
+}
+
 void print_json(const Session& session, const CheckOptions& options, const CheckResult& result) {
     Json rows = Json::array();
     for (const Tally& tally : result.tallies) {
@@ -187,7 +206,7 @@ void print_json(const Session& session, const CheckOptions& options, const Check
         else row["error"] = f.error;
         failures.push_back(row);
     }
-    session.print_json(Json{{"pass", result.failures.empty()},
+    session.print_json(Json{{"pass", result.failures.empty() && ran_any(result)},
                             {"seed", parse_seed("--seed", options.seed)},
                             {"cases", result.cases},
                             {"kernels", rows},
@@ -216,9 +235,7 @@ void print_failures(const Session& session, const std::vector<Failure>& failures
 std::string verdict_of(const CheckResult& result) {
     if (!result.failures.empty()) return fmt::format("FAIL: {} of the runs above", result.failures.size());
     const std::string cases = fmt::format("{} case{}", result.cases, result.cases == 1 ? "" : "s");
-    const bool any =
-        std::any_of(result.tallies.begin(), result.tallies.end(), [](const Tally& t) { return t.ran > 0; });
-    return any ? "ok: " + cases : "nothing ran, so nothing is known: refused in all of " + cases;
+    return ran_any(result) ? "ok: " + cases : "FAIL: nothing ran, so nothing is known: refused in all of " + cases;
 }
 
 void print_text(const Session& session, const CheckResult& result) {
@@ -241,7 +258,7 @@ void execute(const CheckOptions& options, Session& session) {
     const CheckResult result = run_all(options);
     if (session.json) print_json(session, options, result);
     else print_text(session, result);
-    if (!result.failures.empty()) session.exit_code = kCheckFailed;
+    if (!result.failures.empty() || !ran_any(result)) session.exit_code = kCheckFailed;
 }
 
 }  // namespace
@@ -251,6 +268,7 @@ void add_check_command(CLI::App& app, Session& session) {
         app, session, "check", "Run kernels on cases of the whole contract and compare with the fp64 reference",
         {{"tessera check", "every kernel on the corner cases and 100 random ones"},
          {"tessera check --cases 10000 --seed 7 --kernel cpu.fa2.backward", "one kernel, for longer"},
+         {"tessera check --schedule fa1 --backward", "the backwards of one schedule"},
          {"tessera check --shapes --cases 0", "every compiled shape of every kernel, with every feature that it takes"},
          {"tessera check --case causal_square", "one case by its name"},
          {"tessera check --kernel cpu.fa2.forward --seed 7 --case 1234", "a random case again, by its number"}});
@@ -261,6 +279,12 @@ void add_check_command(CLI::App& app, Session& session) {
     command
         ->add_option("--backend", options->backend, "Only kernels of this backend: cpu, cuda or reference; default all")
         ->type_name("NAME");
+    command
+        ->add_option("--schedule", options->schedule,
+                     "Only kernels of this schedule: " + schedule_names() + "; default all")
+        ->type_name("NAME");
+    options->pass.declare(*command, "Only kernels of this pass: forward or backward; default both",
+                          "The same as --pass backward");
     command->add_option("--kernel", options->kernel, "Only this kernel, by its name in tessera list; default all")
         ->type_name("NAME");
     command
@@ -271,7 +295,8 @@ void add_check_command(CLI::App& app, Session& session) {
         "--shapes", options->shapes,
         "Besides, cases for every compiled shape of the kernels with every feature and dtype that it takes");
     command->callback([options, command, &session] {
-        if (!options->only.empty()) expect_only(*command, "--case", {"--seed", "--backend", "--kernel"});
+        if (!options->only.empty())
+            expect_only(*command, "--case", {"--seed", "--backend", "--schedule", "--pass", "--backward", "--kernel"});
         else if (options->cases == "0" && !options->shapes && command->count("--seed") > 0)
             throw UsageError("--seed", "has no effect with --cases 0: expected without it");
         execute(*options, session);

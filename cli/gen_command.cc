@@ -72,7 +72,7 @@ void execute(const GenOptions& options, const Session& session) {
     {
         Progress progress(2);
         progress.step("generating");
-        inputs = generate_inputs(problem, options.shape.members(), layout, fill, seed, options.gradient);
+        inputs = generate_inputs(problem, options.shape.sequences(), layout, fill, seed, options.gradient);
         progress.step("writing " + options.output);
         io::write_safetensors(options.output, inputs.named(),
                               {{"generator", fmt::format("tessera {} ({})", TESSERA_VERSION, TESSERA_COMMIT)},

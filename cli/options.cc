@@ -131,8 +131,8 @@ void ScoreOptions::apply(Problem& problem) const {
 
 void ShapeOptions::declare(CLI::App& command, bool lists) {
     const std::string also_list = lists ? "; a list gives several problems" : "";
-    add_text(command, kProblem, "--batch", batch, "N", "Batch members; default 1");
-    add_text(command, kProblem, "--len", len, "N", "Queries and keys per member; default 1024" + also_list);
+    add_text(command, kProblem, "--batch", batch, "N", "Sequences; default 1");
+    add_text(command, kProblem, "--len", len, "N", "Queries and keys per sequence; default 1024" + also_list);
     add_text(command, kProblem, "--len-q", len_q, "N", "Queries, when they are not as many as keys" + also_list);
     add_text(command, kProblem, "--len-kv", len_kv, "N", "Keys, when they are not as many as queries" + also_list);
     add_text(command, kProblem, "--heads", heads, "Q[/KV]",
@@ -142,7 +142,7 @@ void ShapeOptions::declare(CLI::App& command, bool lists) {
     add_text(command, kProblem, "--dtype", dtype, "TYPE",
              "fp32 (default), bf16, fp16, or fp64 (reference only)" + also_list);
     add_text(command, kProblem, "--ragged", ragged, "LENS",
-             "Lengths of the members of a ragged batch, LEN or QxKV: 100,37,1x512");
+             "Lengths of the sequences of a ragged batch, LEN or QxKV: 100,37,1x512");
     command.add_flag("--alibi", alibi, "With ALiBi slopes")->group(kProblem);
     command.add_flag("--bias", bias, "With an additive bias tensor")->group(kProblem);
 }
@@ -156,7 +156,7 @@ void ShapeOptions::declare_sizes(CLI::App& command) {
     add_text(command, kSizes, "--head-dim", head_dim, "D[/DV]", "Width of q and k, and of v; 1..256, default 64");
 }
 
-std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::members() const {
+std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::sequences() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> result;
     if (ragged.empty()) return result;
     for (const std::string& part : parse_list("--ragged", ragged)) result.push_back(parse_pair("--ragged", part, 'x'));
@@ -199,7 +199,7 @@ Problem ShapeOptions::ragged_shape() const {
     Problem problem = sized(0, 0);
     problem.ragged = true;
     problem.batch = 0;
-    for (const auto& [q, kv] : members()) {
+    for (const auto& [q, kv] : sequences()) {
         ++problem.batch;
         problem.len_q = std::max(problem.len_q, q);
         problem.len_kv = std::max(problem.len_kv, kv);
@@ -280,6 +280,37 @@ void HowOptions::declare_order(CLI::App& command) {
     add_text(command, kHow, "--tile", tile, "Q,KV", "Queries and keys per tile; default: the kernel's own");
 }
 
+void PassOptions::declare(CLI::App& command, const std::string& names, const std::string& backward_description,
+                          const char* group) {
+    CLI::Option* options[] = {command.add_option("--pass", text, names)->type_name("NAME"),
+                              command.add_flag("--backward", backward, backward_description)};
+    for (CLI::Option* option : options) {
+        if (*group != '\0') option->group(group);
+    }
+}
+
+std::vector<Pass> PassOptions::list() const {
+    if (backward && !text.empty())
+        throw UsageError("--backward", fmt::format("stands for --pass backward: expected without --pass {}", text));
+    if (backward) return {Pass::backward};
+    if (text.empty()) return {Pass::forward};
+    std::vector<Pass> passes;
+    for (const std::string& name : parse_list("--pass", text)) {
+        const auto some = parse_choice<std::vector<Pass>>(
+            "--pass", name,
+            {{"forward", {Pass::forward}}, {"backward", {Pass::backward}}, {"both", {Pass::forward, Pass::backward}}});
+        passes.insert(passes.end(), some.begin(), some.end());
+    }
+    expect_each_once("--pass", text, passes);
+    return passes;
+}
+
+Pass PassOptions::one() const {
+    const std::vector<Pass> passes = list();
+    if (passes.size() != 1) unexpected("--pass", "one of forward, backward", text);
+    return passes.front();
+}
+
 PlanOptions HowOptions::plan_options(Pass pass, const std::string& schedule_name) const {
     PlanOptions options{.pass = pass};
     options.backend = parse_choice<std::optional<Backend>>(
@@ -318,9 +349,9 @@ Plan plan_with(const Problem& problem, const PlanOptions& options) {
 }
 
 PlanOn plan_on_with(const model::Machine& machine, const Problem& problem, const PlanOptions& options,
-                    const std::vector<std::pair<std::int64_t, std::int64_t>>& members) {
+                    const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences) {
     try {
-        return plan_on(machine, problem, options, members);
+        return plan_on(machine, problem, options, sequences);
     } catch (const Error& error) {
         rethrow(error);
     }

@@ -62,8 +62,8 @@ struct ShapeOptions {
     /// The same for options that must give exactly one.
     Problem problem(const ScoreOptions& scores) const;
 
-    /// Lengths (queries, keys) of the members of a ragged batch; empty when dense.
-    std::vector<std::pair<std::int64_t, std::int64_t>> members() const;
+    /// Lengths (queries, keys) of the sequences of a ragged batch; empty when dense.
+    std::vector<std::pair<std::int64_t, std::int64_t>> sequences() const;
 
  private:
     std::vector<std::pair<std::int64_t, std::int64_t>> lengths() const;
@@ -86,13 +86,28 @@ struct HowOptions {
     PlanOptions plan_options(Pass pass, const std::string& schedule_name) const;
 };
 
+/// Which passes a command is about: `--pass NAME`, or `--backward` for `--pass backward`.
+struct PassOptions {
+    std::string text;  ///< empty when --pass was not given: the forward
+    bool backward = false;
+
+    /// `names`: what --pass may be, for --help. `group`: of the options in --help, or the default one.
+    void declare(CLI::App& command, const std::string& names, const std::string& backward_description,
+                 const char* group = "");
+    bool given() const { return backward || !text.empty(); }
+    /// Each pass once, in the order of the list; "both" is forward,backward.
+    std::vector<Pass> list() const;
+    /// For commands with one pass. Throws UsageError for a list and for "both".
+    Pass one() const;
+};
+
 /// plan(), with errors that name the options of this command. Throws UsageError, or Error(unsupported) and
 /// Error(device_unavailable) in one line when this build has nothing of that backend or schedule.
 Plan plan_with(const Problem& problem, const PlanOptions& options);
 
 /// plan_on(), with errors that name the options of this command.
 PlanOn plan_on_with(const model::Machine& machine, const Problem& problem, const PlanOptions& options,
-                    const std::vector<std::pair<std::int64_t, std::int64_t>>& members);
+                    const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences);
 
 /// Throws UsageError naming the option for what Problem::validate() finds.
 void validate_options(const Problem& problem);

@@ -21,14 +21,15 @@ struct PlanCommandOptions {
     ShapeOptions shape;
     ScoreOptions scores;
     HowOptions how;
-    bool backward = false;
+    PassOptions pass;
     std::string device;
 };
 
 /// Predictions for kernels on the machine at hand, when the model knows it.
 class Predictor {
  public:
-    Predictor(const PlanCommandOptions& options, const Plan& plan) : members_(options.shape.members()), plan_(plan) {
+    Predictor(const PlanCommandOptions& options, const Plan& plan)
+        : sequences_(options.shape.sequences()), plan_(plan) {
         if (const model::Machine* known = model::machine_of_device(plan.target)) machine_ = *known;
     }
 
@@ -39,14 +40,14 @@ class Predictor {
         if (!machine_ || kernel.pass != plan_.pass) return std::nullopt;
         const bool gpu = machine_->kind == model::MachineKind::gpu;
         if (kernel.backend != (gpu ? Backend::cuda : Backend::cpu)) return std::nullopt;
-        model::PredictOptions options{.by = "tessera", .tile = tile, .members = members_};
+        model::PredictOptions options{.by = "tessera", .tile = tile, .sequences = sequences_};
         if (!gpu) options.threads = plan_.threads;
         if (model::refusal(plan_.problem, kernel.schedule, kernel.pass, *machine_, options)) return std::nullopt;
         return model::predict(plan_.problem, kernel.schedule, kernel.pass, *machine_, options);
     }
 
  private:
-    std::vector<std::pair<std::int64_t, std::int64_t>> members_;
+    std::vector<std::pair<std::int64_t, std::int64_t>> sequences_;
     const Plan& plan_;
     std::optional<model::Machine> machine_;
 };
@@ -91,12 +92,12 @@ void print_text(const Session& session, const Plan& plan, const Predictor& predi
 
 void execute(const PlanCommandOptions& options, const Session& session) {
     const Problem problem = options.shape.problem(options.scores);
-    const Pass pass = options.backward ? Pass::backward : Pass::forward;
+    const Pass pass = options.pass.one();
     if (!options.device.empty()) {
         const model::Machine machine = machine_of_option(options.device);
         expect_for_machine(options.how, machine);
         const PlanOn plan = plan_on_with(machine, problem, options.how.plan_options(pass, options.how.schedule),
-                                         options.shape.members());
+                                         options.shape.sequences());
         return show_plan_on(machine, problem, pass, plan, session);
     }
     const Plan plan = plan_with(problem, options.how.plan_options(pass, options.how.schedule));
@@ -123,7 +124,7 @@ void add_plan_command(CLI::App& app, Session& session) {
     options->shape.declare(*command, false);
     options->scores.declare(*command);
     options->how.declare(*command, false);
-    command->add_flag("--backward", options->backward, "The backward instead of the forward");
+    options->pass.declare(*command, "forward (default) or backward", "The backward instead of the forward");
     command
         ->add_option(
             "--device", options->device,

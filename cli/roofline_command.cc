@@ -168,7 +168,7 @@ void show_timeline(const RooflineOptions& options, const model::Machine& machine
     const std::vector<Pass> passes = options.passes();
     if (asked.size() != 1 && options.schedules != "all")
         unexpected("--schedule", "one schedule with --timeline", options.schedules);
-    if (passes.size() != 1) unexpected("--pass", "forward or backward with --timeline", options.pass);
+    if (passes.size() != 1) unexpected("--pass", "forward or backward with --timeline", options.pass.text);
     schedule::Workload w{.problem = one_problem(options, machine),
                          .schedule = options.schedules != "all" ? asked.front()
                                      : gpu                      ? Schedule::fa3
@@ -248,7 +248,7 @@ void add_roofline_command(CLI::App& app, Session& session) {
         if (options->timeline)
             expect_only(*command, "--timeline",
                         {"--device", "--len", "--len-q", "--len-kv", "--head-dim", "--dtype", "--causal", "--window",
-                         "--schedule", "--pass", "--tile"});
+                         "--schedule", "--pass", "--backward", "--tile"});
         else if (!options->tile.empty())
             expect_only(*command, "--tile",
                         {"--device", "--batch", "--len", "--len-q", "--len-kv", "--heads", "--head-dim", "--dtype"});

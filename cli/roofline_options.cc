@@ -37,12 +37,12 @@ void RooflineOptions::declare(CLI::App& command) {
     };
     add("--device", device, "NAME", "Machine: a file of tessera calibrate, or " + machine_names() + "; default h200");
     add("--schedule", schedules, "NAME", "all (default), or a list of " + schedule_names());
-    add("--pass", pass, "NAME", "forward (default), backward, or both: their sum");
+    pass.declare(command, "forward (default), backward, or both: their sum", "The same as --pass backward");
     add("--by", by, "NAME",
         "Whose kernels: published (default: flash-attention's fa2 and fa3, tessera's standard and fa1), tessera, "
         "flash-attention or cudnn");
     add("--threads", threads, "N", "Threads of a CPU; default: all of the machine");
-    add("--tokens", tokens, "N", "Batch members so that batch * len is N, as published tables have it");
+    add("--tokens", tokens, "N", "Sequences so that batch * len is N, as published tables have it");
     command.add_flag("--worksheet", worksheet, "The prediction as a calculation to be redone by hand");
     add("--svg", svg, "FILE", "Draw the log-log roofline, schedules as points that move with the length");
     add("--png", png, "FILE", "The same as pixels");
@@ -67,11 +67,7 @@ std::vector<Schedule> RooflineOptions::schedule_list() const {
     return list;
 }
 
-std::vector<Pass> RooflineOptions::passes() const {
-    return parse_choice<std::vector<Pass>>(
-        "--pass", pass,
-        {{"forward", {Pass::forward}}, {"backward", {Pass::backward}}, {"both", {Pass::forward, Pass::backward}}});
-}
+std::vector<Pass> RooflineOptions::passes() const { return pass.list(); }
 
 model::PredictOptions RooflineOptions::predict_options(const model::Machine& machine) const {
     model::PredictOptions options;
@@ -82,7 +78,7 @@ model::PredictOptions RooflineOptions::predict_options(const model::Machine& mac
                                             {"cudnn", "cudnn"}});
     if (by_given && by != "tessera" && machine.kind == model::MachineKind::cpu)
         unexpected("--by", fmt::format("tessera: {} is a CPU", machine.name), by);
-    options.members = shape.members();
+    options.sequences = shape.sequences();
     options.worksheet = worksheet;
     if (!threads.empty()) {
         const std::int64_t count = parse_size("--threads", threads);

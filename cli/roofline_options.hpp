@@ -16,7 +16,7 @@ struct RooflineOptions {
     ScoreOptions scores;
     std::string device = "h200";
     std::string schedules = "all";
-    std::string pass = "forward";
+    PassOptions pass;
     std::string by = "published";
     std::string threads;
     std::string tokens;

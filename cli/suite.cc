@@ -34,16 +34,6 @@ std::string schedule_list(const std::string& schedules, Backend backend) {
     return text.empty() ? "auto" : text;
 }
 
-std::vector<Pass> parse_passes(const std::string& text) {
-    std::vector<Pass> passes;
-    for (const std::string& pass : parse_list("--pass", text)) {
-        passes.push_back(
-            parse_choice<Pass>("--pass", pass, {{"forward", Pass::forward}, {"backward", Pass::backward}}));
-    }
-    expect_each_once("--pass", text, passes);
-    return passes;
-}
-
 [[noreturn]] void bad_suite(const std::string& path, const std::string& where, const std::string& what) {
     throw Error(ErrorCode::bad_data, path, where.empty() ? what : where + ": " + what);
 }
@@ -65,25 +55,14 @@ std::string option_text(const std::string& path, const std::string& where, const
 BenchSet read_set(const std::string& path, const std::string& where, const Json& json) {
     if (!json.is_object()) bad_suite(path, where, "expected an object");
     BenchSet set;
-    const std::map<std::string, std::string*> texts = {{"batch", &set.shape.batch},
-                                                       {"len", &set.shape.len},
-                                                       {"len-q", &set.shape.len_q},
-                                                       {"len-kv", &set.shape.len_kv},
-                                                       {"heads", &set.shape.heads},
-                                                       {"head-dim", &set.shape.head_dim},
-                                                       {"dtype", &set.shape.dtype},
-                                                       {"ragged", &set.shape.ragged},
-                                                       {"causal", &set.scores.causal},
-                                                       {"window", &set.scores.window},
-                                                       {"scale", &set.scores.scale},
-                                                       {"softcap", &set.scores.softcap},
-                                                       {"dropout", &set.scores.dropout},
-                                                       {"seed", &set.scores.seed},
-                                                       {"backend", &set.how.backend},
-                                                       {"schedule", &set.how.schedule},
-                                                       {"tile", &set.how.tile},
-                                                       {"threads", &set.how.threads},
-                                                       {"pass", &set.passes}};
+    const std::map<std::string, std::string*> texts = {
+        {"batch", &set.shape.batch},      {"len", &set.shape.len},       {"len-q", &set.shape.len_q},
+        {"len-kv", &set.shape.len_kv},    {"heads", &set.shape.heads},   {"head-dim", &set.shape.head_dim},
+        {"dtype", &set.shape.dtype},      {"ragged", &set.shape.ragged}, {"causal", &set.scores.causal},
+        {"window", &set.scores.window},   {"scale", &set.scores.scale},  {"softcap", &set.scores.softcap},
+        {"dropout", &set.scores.dropout}, {"seed", &set.scores.seed},    {"backend", &set.how.backend},
+        {"schedule", &set.how.schedule},  {"tile", &set.how.tile},       {"threads", &set.how.threads},
+        {"pass", &set.pass.text}};
     const std::map<std::string, bool*> flags = {{"alibi", &set.shape.alibi}, {"bias", &set.shape.bias}};
     for (const auto& [key, value] : json.items()) {
         const std::string field = where + "." + key;
@@ -151,15 +130,15 @@ std::vector<Plan> BenchSet::plans(bool may_be_empty) const {
     const auto schedules = parse_list("--schedule", schedule_list(how.schedule, backend));
     expect_each_once("--schedule", how.schedule, schedules);
     for (const Problem& problem : shape.problems(scores)) {
-        for (const Pass pass : parse_passes(passes)) {
+        for (const Pass one : pass.list()) {
             for (const std::string& schedule : schedules) {
-                const PlanOptions options = how.plan_options(pass, schedule);
+                const PlanOptions options = how.plan_options(one, schedule);
                 try {
                     result.push_back(plan_with(problem, options));
                 } catch (const Error& error) {
                     if (error.code() != ErrorCode::unsupported) throw;
                     reason = error;
-                    print_note(fmt::format("skipped schedule {}, {}, {}", schedule, name_of(pass), problem.describe()));
+                    print_note(fmt::format("skipped schedule {}, {}, {}", schedule, name_of(one), problem.describe()));
                 }
             }
         }

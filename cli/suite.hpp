@@ -16,7 +16,7 @@ struct BenchSet {
     ShapeOptions shape;
     ScoreOptions scores{.seed_makes_inputs = true};
     HowOptions how;
-    std::string passes = "forward";
+    PassOptions pass;
 
     /// A plan for each combination; those that no kernel takes are told on stderr and left out. Throws the last reason
     /// when none is left, unless `may_be_empty`.

@@ -31,7 +31,7 @@ OwnedTensor converted(const std::string& name, const TensorView& from, DType dty
 struct FileLayout {
     Layout layout = Layout::bshd;
     bool ragged = false;     ///< rank 3 is [total, heads, dim] or, as bhsd, [heads, total, dim]
-    bool unbatched = false;  ///< rank 3 is a single batch member
+    bool unbatched = false;  ///< rank 3 is a single sequence
 
     /// The file's tensor as [batch, len, heads, dim] or [total, heads, dim]: the same memory, seen canonically.
     TensorView canonical(const TensorView& in_file) const;

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "commands.hpp"
+#include "core/arguments.hpp"
 #include "core/batch.hpp"
 #include "core/checks.hpp"
 #include "generated.hpp"
@@ -29,15 +30,16 @@ namespace {
 
 struct WalkOptions {
     InputOptions inputs;
-    ShapeOptions shape;
+    ShapeOptions shape{.heads = "", .head_dim = ""};
     ScoreOptions scores{.seed_makes_inputs = true};
     HowOptions how;
-    std::string member = "0";
+    std::string sequence = "0";
     std::string head = "0";
     std::string row;
     std::string q_tile;
     std::string numbers;
-    bool backward = false;
+    PassOptions pass;
+    bool backward = false;  // as `pass` says
     bool by_hand = false;
     bool all = false;
 };
@@ -68,20 +70,14 @@ struct WalkTensors {
         dq = like("dq", args.q, problem.head_dim);
         dk = like("dk", args.k, problem.head_dim);
         dv = like("dv", args.v, problem.head_dim_v);
-        gradients = {.q = args.q,
-                     .k = args.k,
-                     .v = args.v,
-                     .bias = args.bias,
-                     .alibi_slopes = args.alibi_slopes,
-                     .cu_seqlens_q = args.cu_seqlens_q,
-                     .cu_seqlens_kv = args.cu_seqlens_kv,
-                     .o = o.view,
-                     .lse = lse.view,
-                     .d_o = d_o,
-                     .dlse = read.dlse,
-                     .dq = dq.view,
-                     .dk = dk.view,
-                     .dv = dv.view};
+        gradients = inputs_of<BackwardArgs>(args);
+        gradients.o = o.view;
+        gradients.lse = lse.view;
+        gradients.d_o = d_o;
+        gradients.dlse = read.tensors.dlse;
+        gradients.dq = dq.view;
+        gradients.dk = dk.view;
+        gradients.dv = dv.view;
     }
 };
 
@@ -98,14 +94,8 @@ void read_tensors(const WalkOptions& options, WalkTensors& t) {
     t.origin = in.origin();
     t.problem = in.problem;
     validate_problem_of(t.read);
-    t.args = {.q = in.q,
-              .k = in.k,
-              .v = in.v,
-              .bias = in.bias,
-              .alibi_slopes = in.alibi_slopes,
-              .cu_seqlens_q = in.cu_seqlens_q,
-              .cu_seqlens_kv = in.cu_seqlens_kv};
-    t.d_o = in.d_o;
+    t.args = inputs_of<ForwardArgs>(in.tensors);
+    t.d_o = in.tensors.d_o;
     ScoreOptions scores = options.scores;
     scores.seed_makes_inputs = false;  // they are read
     scores.apply(t.problem);
@@ -122,14 +112,14 @@ void generate_tensors(const WalkOptions& options, WalkTensors& t) {
     t.problem = shape.problem(options.scores);
     t.made =
         generate_inputs(t.problem, {}, Layout::bshd, check::Fill::normal, t.problem.dropout.seed, options.backward);
-    t.args = {.q = t.made.q.view, .k = t.made.k.view, .v = t.made.v.view};
-    t.d_o = t.made.d_o.view;
+    t.args = inputs_of<ForwardArgs>(t.made.tensors);
+    t.d_o = t.made.tensors.d_o;
     t.origin = fmt::format("generated, normal, seed {}", t.problem.dropout.seed);
 }
 
 /// A row of the tile that the options ask for: of --row, of --q-tile, or of the last tile.
 walk::Selection selection_of(const WalkOptions& options, const Plan& plan, std::int64_t len_q) {
-    walk::Selection selection{.batch = parse_size("--member", options.member),
+    walk::Selection selection{.batch = parse_size("--sequence", options.sequence),
                               .head = parse_size("--head", options.head)};
     const std::int64_t block = std::max<std::int64_t>(1, std::min(plan.tile.block_q, len_q));
     const std::int64_t tiles = (len_q + block - 1) / block;
@@ -177,15 +167,15 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
     } catch (const Error& error) {
         rethrow_for_files(error, t.read);
     }
-    const auto member = parse_size("--member", options.member);
+    const auto sequence = parse_size("--sequence", options.sequence);
     const Problem& p = t.problem;
     const bool nobody = p.batch == 0 || p.heads_q == 0;
-    if (!nobody && member >= p.batch) unexpected("--member", fmt::format("0..{}", p.batch - 1), options.member);
-    const auto len_q = nobody ? 0 : member_of(p, t.args.cu_seqlens_q, t.args.cu_seqlens_kv, member).len_q;
+    if (!nobody && sequence >= p.batch) unexpected("--sequence", fmt::format("0..{}", p.batch - 1), options.sequence);
+    const auto len_q = nobody ? 0 : sequence_of(p, t.args.cu_seqlens_q, t.args.cu_seqlens_kv, sequence).len_q;
     if (len_q == 0) {
         const char* what = "expected a query to follow, got none";
         if (!options.inputs.files.empty() && (nobody || !p.ragged)) throw Error(ErrorCode::bad_data, t.origin, what);
-        throw UsageError(nobody ? "--heads" : p.ragged ? "--member" : "--len", what);
+        throw UsageError(nobody ? "--heads" : p.ragged ? "--sequence" : "--len", what);
     }
     const walk::Selection selection = selection_of(options, plan, len_q);
     const Execution counted{.parallel_for = progress.counted_parallel_for()};
@@ -252,10 +242,10 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
     const walk::Trace& trace = walked.trace;
     WalkView view{.all = options.all, .width = terminal_width(STDOUT_FILENO)};
     if (!options.row.empty()) view.row = trace.selection.row;
-    const std::string who =
-        fmt::format("queries {}..{} of {}, head {}{}{}", trace.queries.begin, trace.queries.end - 1, trace.len_q,
-                    trace.selection.head, t.problem.batch > 1 ? fmt::format(", member {}", trace.selection.batch) : "",
-                    view.row ? fmt::format("; values of row {}", *view.row) : "");
+    const std::string who = fmt::format("queries {}..{} of {}, head {}{}{}", trace.queries.begin, trace.queries.end - 1,
+                                        trace.len_q, trace.selection.head,
+                                        t.problem.batch > 1 ? fmt::format(", sequence {}", trace.selection.batch) : "",
+                                        view.row ? fmt::format("; values of row {}", *view.row) : "");
     std::string text = facts_text({{"input", t.origin},
                                    {"problem", t.problem.describe()},
                                    {"kernel", plan_text(trace.plan)},
@@ -280,7 +270,7 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
 /// Errors of the selection in terms of the options.
 [[noreturn]] void rethrow_selection(const Error& error) {
     const std::string text = std::string(error.what());
-    for (const auto& [argument, option] : {std::pair{"batch", "--member"}, {"head", "--head"}, {"row", "--row"}}) {
+    for (const auto& [argument, option] : {std::pair{"batch", "--sequence"}, {"head", "--head"}, {"row", "--row"}}) {
         if (error.code() == ErrorCode::invalid_argument && error.argument() == argument)
             throw UsageError(option, text.substr(error.argument().size() + 2));
     }
@@ -343,8 +333,8 @@ void execute(const WalkOptions& options, Session& session) {
     Json json = json_of(walked.trace, row);
     if (row && !options.backward) add_exact(json, tensors, walked.trace);
     json["input"] = tensors.origin;
-    json["words"] = "cpu/lanes";
-    json["words_unwatched"] = walked.may_differ() ? "cpu/matrix" : "cpu/lanes";
+    json["path"] = "cpu/simd";
+    json["path_unobserved"] = walked.may_differ() ? "cpu/matrix" : "cpu/simd";
     json["same_bits_as_unwatched"] = walked.same_bits;
     session.print_json(json);
 }
@@ -364,8 +354,6 @@ void add_walk_command(CLI::App& app, Session& session) {
           "the same with your own numbers and tiles"},
          {"tessera walk --len 200 --tile 32,32 --json", "every value of the trace, for programs"}});
     auto options = std::make_shared<WalkOptions>();
-    options->shape.heads.clear();
-    options->shape.head_dim.clear();
     options->inputs.declare(*command, false);
     options->shape.declare_sizes(*command);
     options->scores.declare(*command);
@@ -377,8 +365,8 @@ void add_walk_command(CLI::App& app, Session& session) {
     add_text("--row", options->row, "Follow this query: its own m, l, rescale and O");
     add_text("--q-tile", options->q_tile, "Follow this tile of queries as a whole; default: the last");
     add_text("--head", options->head, "Query head; default 0");
-    add_text("--member", options->member, "Batch member; default 0");
-    command->add_flag("--backward", options->backward, "The backward instead of the forward")->group(kWhat);
+    add_text("--sequence", options->sequence, "Batch sequence; default 0");
+    options->pass.declare(*command, "forward (default) or backward", "The backward instead of the forward", kWhat);
     command->add_flag("--by-hand", options->by_hand, "A 4 x 4 example in exact fractions instead")->group(kWhat);
     command
         ->add_option("--numbers", options->numbers,
@@ -389,9 +377,11 @@ void add_walk_command(CLI::App& app, Session& session) {
     command->add_flag("--all", options->all, "Show every tile, however many")->group(kWhat);
     command->callback([options, command, &session] {
         if (options->by_hand)
-            expect_only(*command, "--by-hand", {"--backward", "--causal", "--schedule", "--numbers", "--tile"});
+            expect_only(*command, "--by-hand",
+                        {"--backward", "--pass", "--causal", "--schedule", "--numbers", "--tile"});
         else if (options->inputs.files.empty() && command->count("--layout") > 0)
             throw UsageError("--layout", "expected a file with it, whose tensors lie so");
+        options->backward = options->pass.one() == Pass::backward;
         execute(*options, session);
     });
 }

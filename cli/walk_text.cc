@@ -292,7 +292,7 @@ std::string long_run_text(const Plan& plan, std::int64_t pairs, bool has_file) {
     const Problem& p = plan.problem;
     const double flop = measure::flop(p, plan.pass, pairs);
     if (flop < kLong) return "";
-    const std::string all = p.ragged ? fmt::format("all scores of {} members", p.batch)
+    const std::string all = p.ragged ? fmt::format("all scores of {} sequences", p.batch)
                                      : fmt::format("all {} x {} scores", p.len_q, p.len_kv);
     const std::string instead =
         has_file ? "" : fmt::format("; with --len-q {} only those of a tile", plan.tile.block_q);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kGiB = 1073741824.0;
 
-/// What all candidates are asked with.
+/// The question that all candidates are asked.
 struct Question {
     const model::Machine& machine;
     const Problem& problem;
@@ -35,15 +35,15 @@ schedule::Footprint footprint_of(const Question& q, const Candidate& candidate) 
                                 .schedule = candidate.schedule,
                                 .pass = q.options.pass,
                                 .tile = candidate.tile,
-                                .members = q.how.members});
+                                .sequences = q.how.sequences});
 }
 
-/// What tensors and workspace together are over the machine's memory.
+/// The reason when tensors and workspace together are over the machine's memory.
 std::optional<std::string> does_not_fit(const Question& q, const Candidate& candidate) {
     if (!schedule::countable(q.problem)) return "has more bytes than can be counted";
     const Problem& p = q.problem;
     const double scores = static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
-    const double bias = p.bias ? 4 * scores : 0;  // fp32, which the batch members share
+    const double bias = p.bias ? 4 * scores : 0;  // fp32, which the sequences share
     const double needed =
         static_cast<double>(footprint_of(q, candidate).tensors) + bias + static_cast<double>(candidate.workspace_bytes);
     const double has = q.machine.memory_gib * kGiB;
@@ -62,14 +62,14 @@ void predict_candidate(const Question& q, Candidate& candidate) {
 
 std::vector<Candidate> on_gpu(const Question& q) {
     std::vector<Candidate> list;
-    for (const cuda::Row& row : cuda::rows()) {
-        if (row.pass != q.options.pass) continue;
-        Candidate candidate{.kernel = row.name, .schedule = row.schedule};
-        if (const auto reason = cuda::refusal(row, q.problem, q.options.tile, model::limits_of(q.machine))) {
+    for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
+        if (entry.pass != q.options.pass) continue;
+        Candidate candidate{.kernel = entry.name, .schedule = entry.schedule};
+        if (const auto reason = cuda::refusal(entry, q.problem, q.options.tile, model::limits_of(q.machine))) {
             candidate.reason = *reason;
         } else {
             candidate.capable = true;
-            candidate.tile = row.tile_of(q.problem);
+            candidate.tile = entry.tile_of(q.problem);
             predict_candidate(q, candidate);
             if (schedule::countable(q.problem)) candidate.workspace_bytes = footprint_of(q, candidate).workspace;
         }
@@ -110,14 +110,17 @@ const Candidate* PlanOn::chosen() const {
 }
 
 PlanOn plan_on(const model::Machine& machine, const Problem& problem, const PlanOptions& options,
-               const std::vector<std::pair<std::int64_t, std::int64_t>>& members) {
+               const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences) {
     problem.validate();
     validate_plan_options(options);
     const bool gpu = machine.kind == model::MachineKind::gpu;
     PlanOn result;
     result.threads = gpu ? 0 : options.threads > 0 ? options.threads : static_cast<int>(machine.cores.value);
-    const Question question{
-        machine, problem, options, {.by = "tessera", .threads = result.threads, .members = members}, result.threads};
+    const Question question{machine,
+                            problem,
+                            options,
+                            {.by = "tessera", .threads = result.threads, .sequences = sequences},
+                            result.threads};
     result.kernels = gpu ? on_gpu(question) : on_cpu(question);
     std::string chosen;
     for (Candidate& candidate : result.kernels) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plan() for a machine that need not be there: what its kernels refuse is asked of the same rows as at run time, with
-// the machine's numbers; what they cost is the model's.
+// plan_on() is plan() for a machine that need not be there. The rows that refuse a Problem at run time are asked with
+// that machine's numbers, and the cost model predicts the time.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +36,9 @@ struct PlanOn {
 /// Throws Error(invalid_argument) for what no plan can have, wherever it runs: a tile of 0, too many threads.
 void validate_plan_options(const PlanOptions& options);
 
-/// `members`: of a ragged batch, as in model::PredictOptions. Of the options, `backend` and `device` say nothing here:
-/// the machine does. Throws Error(invalid_argument) as plan() does.
+/// `sequences`: of a ragged batch, as in model::PredictOptions. Of the options, `backend` and `device` say nothing
+/// here: the machine does. Throws Error(invalid_argument) as plan() does.
 PlanOn plan_on(const model::Machine& machine, const Problem& problem, const PlanOptions& options = {},
-               const std::vector<std::pair<std::int64_t, std::int64_t>>& members = {});
+               const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences = {});
 
 }  // namespace tessera

@@ -6,9 +6,9 @@
 
 Fails when a kernel
 - uses local memory (spilled registers, arrays with run-time indices) beyond LOCAL_MEMORY,
-- made the assembler serialise its wgmma (messages C75xx in OBJECT.log, which tools/keep_compiler_log.py writes),
+- made ptxas serialise its wgmma (messages C75xx in OBJECT.log, which tools/keep_compiler_log.py writes),
 - lacks instructions that NEEDS lists for it, or is not listed there,
-- stands in a list of compiled shapes (src/cuda/*/config.h) and was not compiled, or the other way round.
+- stands in a list of compiled shapes (src/cuda/*/host/*config.h) and was not compiled, or the other way round.
 
 Nothing but Python is needed: kernels are read from the ELF images inside the objects (tools/cubin.py).
 """
@@ -28,9 +28,9 @@ NEEDS = [
     (r"fa3::reset_kernel", set()),
     (r"fa3::backward::backward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
     (r"fa3::backward::delta_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
-    (r"fa3::backward::(dq|shares)_kernel<.*>", set()),
-    (r"fa3::backward::dq_product_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
-    (r"(fa3::backward|gradient)::delta_of_output_kernel<.*>", {"FFMA"}),  # no product
+    (r"fa3::backward::(dq_convert|dkdv_reduce)_kernel<.*>", set()),
+    (r"fa3::backward::dq_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
+    (r"(fa3::backward|gradient)::delta_(of|from)_output_kernel<.*>", {"FFMA"}),  # no product
     (r"fa2::forward_fp32_kernel<.*>", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
     (r"fa2::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"fa2::backward_fp32_kernel<.*>", {"FFMA", "MUFU"}),
@@ -39,9 +39,9 @@ NEEDS = [
     (r"gradient::(delta|bias)_fp32_kernel<.*>", {"FFMA", "MUFU"}),
     (r"gradient::(delta|bias)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"gradient::dq_(fp32_)?kernel<.*>", set()),
-    (r"gradient::(sum_shares|units)_kernel<.*>", set()),
+    (r"gradient::(dkdv_reduce|fp16_scale)_kernel<.*>", set()),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
-    (r"standard::(scores|values|products|dq|key_product)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
+    (r"standard::(scores|values|gemm|dq|key_gemm)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
     (r"standard::bias_gradient_kernel<.*>", set()),
 ]
@@ -51,10 +51,10 @@ COMPILED = [
     ("fa3", "Shapes", "fa3::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "Shapes", "fa3::backward::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "Shapes", "fa3::backward::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "Shapes", "fa3::backward::shares_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "ShapesThatAdd", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "ShapesByRoles", "fa3::backward::dq_product_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "Shapes", "fa3::backward::delta_of_output_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::dkdv_reduce_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "ShapesAddingDq", "fa3::backward::dq_convert_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "ShapesSplitDvDk", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "Shapes", "fa3::backward::delta_from_output_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "Shapes", "fa2::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "ShapesFp32", "fa2::forward_fp32_kernel<{shape}>", ("fp32",)),
     ("fa2", "BackwardShapes", "fa2::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
@@ -67,14 +67,14 @@ COMPILED = [
     ("fa1", "BackwardShapes", "fa1::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("standard", "Shapes", "standard::products_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::gemm_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("standard", "Shapes", "standard::key_product_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::key_gemm_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
 ]
 WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax", "row_gradient", "bias_gradient")
                   for dtype in ("bf16", "fp16")} | {
-    "fa3::reset_kernel", "gradient::units_kernel<fp16>"} | {f"gradient::sum_shares_kernel<{dtype}>" for dtype in ("bf16", "fp16")} | {
-    f"gradient::delta_of_output_kernel<{dtype}, {chunks}>" for dtype in ("bf16", "fp16") for chunks in (1, 2, 4)} | {
+    "fa3::reset_kernel", "gradient::fp16_scale_kernel<fp16>"} | {f"gradient::dkdv_reduce_kernel<{dtype}>" for dtype in ("bf16", "fp16")} | {
+    f"gradient::delta_from_output_kernel<{dtype}, {chunks}>" for dtype in ("bf16", "fp16") for chunks in (1, 2, 4)} | {
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)}
 
@@ -94,7 +94,7 @@ LOCAL_MEMORY = [
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim64>", 16, 22, "numbers kept over a step, when compiled for sm_80"),
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim128>", 16, 10, "the same, when compiled for sm_80"),
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim256>", 8, 7, "one value, outside of the steps on sm_90"),
-    Allowed(r"fa3::forward_kernel<.*HeadDim64>", 72, 85, "scalars of a tile's ends, and the producer's; none in the main loop"),
+    Allowed(r"fa3::forward_kernel<.*HeadDim64>", 72, 85, "scalars of the tile transition and of the producer; none in the main loop"),
 ]
 
 # What ptxas says of a wgmma pipeline, and may say: code -> reason.
@@ -120,7 +120,7 @@ def problems_of(kernel, needs, local_memory):
 
 
 def messages_of(log: str, allowed):
-    """The assembler's words about wgmma, each kind once for a function."""
+    """ptxas's words about wgmma, each kind once for a function."""
     seen = set()
     for match in MESSAGE.finditer(log):
         function = re.search(r"function '(\w+)'", match[2])
@@ -138,12 +138,18 @@ def listed_shapes(config: str, name: str):
     return re.findall(r"\w+", found[1])
 
 
+def config_of(source: pathlib.Path, folder: str):
+    """The header with the lists of compiled shapes of a folder of src/cuda."""
+    headers = {"fa3": "fa3/host/forward_config.h", "fa3/backward": "fa3/host/backward_config.h"}
+    return source / "src/cuda" / headers.get(folder, f"{folder}/host/config.h")
+
+
 def listed_kernels(source: pathlib.Path):
     """The names of all kernels that the lists of compiled shapes make."""
     return WITHOUT_SHAPES | {
         kernel.format(dtype=dtype, shape=shape)
         for folder, name, kernel, dtypes in COMPILED
-        for shape in listed_shapes((source / "src/cuda" / folder / "config.h").read_text(), name) for dtype in dtypes}
+        for shape in listed_shapes(config_of(source, folder).read_text(), name) for dtype in dtypes}
 
 
 def differences(compiled, listed, local_memory):

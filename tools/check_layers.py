@@ -29,35 +29,19 @@ LAYER_OF = {
     "src/model/": "model",
     "src/kernel/": "kernel",
     "src/cpu/": "cpu",
-    "src/cpu/head_tasks.": "cpu/rooms",
-    "src/cpu/head.": "cpu/rooms",
-    "src/cpu/call.": "cpu/rooms",
-    "src/cpu/lanes/": "cpu/lanes",  # words; the steps that are made of them stand over head.hpp and call.hpp
-    "src/cpu/lanes/step.": "cpu/rooms",
-    "src/cpu/lanes/gradient": "cpu/rooms",
-    "src/cpu/lanes/bias_gradient.": "cpu/rooms",
+    "src/cpu/simd/": "cpu/simd",
     "src/cpu/matrix/": "cpu/matrix",
-    "src/cpu/matrix/layout.": "cpu/rooms",
-    "src/cpu/matrix/step.": "cpu/rooms",
-    "src/cpu/matrix/gradient": "cpu/rooms",
+    "src/cpu/steps/": "cpu/steps",
     "src/cuda/": "cuda",
     "src/cuda/device.": "cuda/shared",
     "src/cuda/ptx/": "cuda/ptx",
     "src/cuda/tile/": "cuda/tile",
     "src/cuda/shared/": "cuda/shared",
     "src/cuda/gradient/": "cuda/gradient",
-    "src/cuda/standard/": "cuda/standard",
-    "src/cuda/fa1/": "cuda/fa1",
-    "src/cuda/fa2/": "cuda/fa2",
-    "src/cuda/fa3/": "cuda/fa3",
     # Plain C++ without CUDA headers, which kernels, plan() and the cost model share: which shapes are compiled, which one
-    # runs a Problem, in which order work is done.
+    # runs a Problem, in which order work is done. Each schedule has a host/ of its own.
     "src/cuda/host/": "cuda/host",
     "src/cuda/gradient/host/": "cuda/host",
-    "src/cuda/standard/host/": "cuda/host",
-    "src/cuda/fa1/host/": "cuda/host",
-    "src/cuda/fa2/host/": "cuda/host",
-    "src/cuda/fa3/host/": "cuda/host",
     "src/registry.": "registry",
     "src/": "api",  # api, c_api, plan, parallel
     "toolkit/check/": "check",
@@ -79,7 +63,7 @@ LAYER_OF = {
 
 CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/host", "cuda/tile"}
 CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared", "cuda/gradient"}
-CPU_WORDS = {"include", "core", "cpu/lanes", "cpu/matrix"}
+CPU_PRIMITIVES = {"include", "core", "cpu/simd", "cpu/matrix"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
 TOOLS = {"io", "device", "check", "measure", "plot", "walk", "report", "diagnose", "learn"}
 # Layer -> the layers that it may include besides itself.
@@ -91,42 +75,38 @@ ALLOWED = {
     "model": {"include", "core", "schedule", "cuda/host"},
     "kernel": {"include", "core", "schedule"},
     "reference": {"include", "core", "kernel"},
-    "cpu/lanes": {"include", "core"},
-    "cpu/matrix": {"include", "core", "cpu/lanes"},
-    "cpu/rooms": CPU_WORDS | {"kernel"},
-    "cpu": CPU_WORDS | {"schedule", "kernel", "cpu/rooms"},
+    "cpu/simd": {"include", "core"},
+    "cpu/matrix": {"include", "core", "cpu/simd"},
+    "cpu/steps": CPU_PRIMITIVES | {"kernel"},
+    "cpu": CPU_PRIMITIVES | {"schedule", "kernel", "cpu/steps"},
     "cuda/ptx": {"include"},
     "cuda/host": {"include", "core"},
     "cuda/tile": CUDA_TILE,
     "cuda/shared": CUDA_TILE | {"kernel"},
     "cuda/gradient": CUDA_TILE | {"kernel", "cuda/shared"},
-    "cuda/standard": CUDA_SCHEDULE,
-    "cuda/fa1": CUDA_SCHEDULE,
-    "cuda/fa2": CUDA_SCHEDULE,
-    "cuda/fa3": CUDA_SCHEDULE,
-    "cuda": CUDA_SCHEDULE | {"cuda/standard", "cuda/fa1", "cuda/fa2", "cuda/fa3"},
+    "cuda": CUDA_SCHEDULE,  # and every schedule, cuda/fa1 for one, whose own rows are CUDA_SCHEDULE: none includes another
     "registry": {"include", "core", "kernel", "reference", "cpu", "cuda"},
     "api": {"include", "core", "schedule", "model", "kernel", "registry", "cuda/host"},
     "device": {"include", "core"},
     "check": LIBRARY | {"io", "device"},
-    "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/lanes", "cpu/matrix"},
+    "measure": LIBRARY | {"io", "device", "check", "plot", "cpu/simd", "cpu/matrix"},
     "plot": {"include"},
     "walk": LIBRARY,
     "report": LIBRARY | {"measure", "plot"},
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "learn": LIBRARY | {"io", "measure", "plot", "walk", "diagnose", "cuda/host"},
     "cli": LIBRARY | TOOLS,
-    "bench": LIBRARY | TOOLS | {"cpu/lanes", "cpu/matrix", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared"},
+    "bench": LIBRARY | TOOLS | {"cpu/simd", "cpu/matrix", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared"},
     "python": LIBRARY | TOOLS,
     "web": LIBRARY | TOOLS | {"cli"},
     "examples": {"include"},
-    "tests": LIBRARY | TOOLS | CPU_WORDS | {"cpu", "cpu/rooms", "cuda", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared",
+    "tests": LIBRARY | TOOLS | CPU_PRIMITIVES | {"cpu", "cpu/steps", "cuda", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared",
                                             "cli"},
 }
 
 # Start of a third-party header -> the layers that may include it.
 THIRD_PARTY = {
-    "hwy/": {"cpu", "cpu/lanes", "cpu/matrix", "tests"},
+    "hwy/": {"cpu", "cpu/simd", "cpu/matrix", "tests"},
     "tbb/": {"api", "tests"},
     "nlohmann/": TOOLS | {"cli", "bench", "tests", "web"},
     "CLI/": {"cli", "web"},
@@ -149,7 +129,16 @@ OPEN_POINT = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
 
 
 def layer_of(path: str) -> str:
-    return LAYER_OF[max((prefix for prefix in LAYER_OF if path.startswith(prefix)), key=len)]
+    layer = LAYER_OF[max((prefix for prefix in LAYER_OF if path.startswith(prefix)), key=len)]
+    schedule = re.match(r"src/cuda/(\w+)/(host/)?", path) if layer == "cuda" else None
+    if schedule is None:
+        return layer
+    return "cuda/host" if schedule[2] else f"cuda/{schedule[1]}"
+
+
+def may_include(layer: str, other: str) -> bool:
+    lists_schedules = layer == "cuda" and other.startswith("cuda/")
+    return other == layer or lists_schedules or other in ALLOWED.get(layer, CUDA_SCHEDULE)
 
 
 def source_files(root: pathlib.Path):
@@ -173,13 +162,14 @@ def check_includes(root: pathlib.Path, path: pathlib.Path, name: str, text: str)
         header = match[1] or match[2]
         line = text.count("\n", 0, match.start(0)) + 1 + match[0].startswith("\n")
         for prefix, layers in THIRD_PARTY.items():
-            if header.startswith(prefix) and layer not in layers and find_header(root, path, header) is None:
+            third_party = layer if layer in ALLOWED else "cuda"
+            if header.startswith(prefix) and third_party not in layers and find_header(root, path, header) is None:
                 yield f"{name}:{line}: {layer} does not use <{header}>"
         target = find_header(root, path, header)
         if target is None:
             continue
         other = layer_of(target)
-        if other != layer and other not in ALLOWED[layer]:
+        if not may_include(layer, other):
             yield f"{name}:{line}: {layer} may not include {other} ({header})"
 
 

@@ -166,7 +166,7 @@ def check(file, functions, kinds=None):
 
 
 def short(name):
-    name = re.sub(r"tessera::cpu::tile::|\(anonymous namespace\)::|^void ", "", name)
+    name = re.sub(r"tessera::cpu::simd::|\(anonymous namespace\)::|^void ", "", name)
     clone = re.search(r" \[clone (.*)\]$", name)
     return re.sub(r"\(.*", "", name) + (f" {clone[1]}" if clone else "")
 

@@ -4,7 +4,7 @@
 
     keep_compiler_log.py COMMAND... -o OBJECT
 
-The assembler tells of serialised wgmma in messages that fail no build; tools/check_kernels.py reads them there.
+ptxas tells of serialised wgmma in messages that fail no build; tools/check_kernels.py reads them there.
 """
 import pathlib
 import subprocess

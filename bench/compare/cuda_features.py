@@ -72,7 +72,7 @@ def feature_cases(make, dim):
     with_ = lambda **other: {**plain, **other}
     yield make("plain", **plain)
     yield make("8 query heads on one of keys", **with_(heads_kv=heads // 8))
-    yield make("ragged, six members of 512 to 5,632", **with_(ragged=[512, 1536, 2560, 3584, 4608, 5632]))
+    yield make("ragged, six sequences of 512 to 5,632", **with_(ragged=[512, 1536, 2560, 3584, 4608, 5632]))
     yield make("2,048 queries on 6,144 keys", **with_(len_q=2048, len_kv=6144))
     yield make("softcap, scores that are small beside it", **with_(softcap=50.0))
     yield make("softcap, scores that are not", **with_(softcap=50.0, scores=40.0))

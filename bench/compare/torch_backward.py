@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backward for torch_cuda.py: beside PyTorch's FlashAttention-2, by its own operator, and cuDNN. Before it is timed,
-each of tessera's results is compared with PyTorch's in fp32, for the first batch member's last kv head: dQ of the last 512
+each of tessera's results is compared with PyTorch's in fp32, for the first sequence's last kv head: dQ of the last 512
 queries, dK and dV of the last 512 keys, to 2 % of their norms. That finds a kernel that is grossly wrong, no more.
 
 Where a backward of tessera takes the residual of O (docs/numerics.md), it gets that with O and LSE from tessera's forward of its
@@ -20,7 +20,7 @@ TAIL = 512
 
 
 def gold(q, k, v, d_o, causal):
-    """dQ, dK and dV of the last rows of the first member's last kv head, in fp32, unfused and in blocks of queries."""
+    """dQ, dK and dV of the last rows of the first sequence's last kv head, in fp32, unfused and in blocks of queries."""
     group = q.shape[1] // k.shape[1]
     q, d_o = q[0, -group:].float(), d_o[0, -group:].float()
     k, v = k[0, -1].float(), v[0, -1].float()

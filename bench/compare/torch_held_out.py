@@ -43,7 +43,7 @@ MOST_SCORES = 4 << 30  # elements of S for which `standard` is asked at all: 16 
 
 class Case:
     """A row of the file with its tensors: [batch, len, heads, head_dim], or [total, heads, head_dim] of a ragged batch,
-    whose `lens` are the lengths of its members."""
+    whose `lens` are the lengths of its sequences."""
 
     def __init__(self, row, dropout=0.0):
         self.dropout = dropout
@@ -63,12 +63,12 @@ class Case:
         self.limits = {} if self.window is None else {"window_size_left": self.window, "window_size_right": 0}
 
     def pairs(self):
-        """Visible pairs of one head, of all members: a band below the bottom-right diagonal, or all."""
+        """Visible pairs of one head, of all sequences: a band below the bottom-right diagonal, or all."""
         if self.lens:
             return sum(n * (n + 1) // 2 if self.causal else n * n for n in self.lens)
-        return self.batch * self.pairs_of_member()
+        return self.batch * self.pairs_of_sequence()
 
-    def pairs_of_member(self):
+    def pairs_of_sequence(self):
         if not self.causal and self.window is None:
             return self.len_q * self.len_kv
         shift = self.len_kv - self.len_q
@@ -96,8 +96,8 @@ class Case:
     def torch_heads_first(self):
         return self.heads_first(self.q, self.k, self.v, self.d_o)
 
-    def members(self):
-        """The arguments that say where members begin."""
+    def sequences(self):
+        """The arguments that say where sequences begin."""
         return dict(cu_seqlens_q=self.starts, cu_seqlens_kv=self.starts) if self.lens else {}
 
     def cudnn_can(self):
@@ -151,7 +151,7 @@ def with_residual(lib, case, options, inputs):
     kept = dict(o=torch.empty_like(q), lse=torch.empty(shape, device=q.device))
     if takes_residual:
         kept["o_residual"] = torch.empty_like(q, dtype=torch.int8)
-    lib.prepare(case.problem(), any_schedule, abi.FORWARD, dict(**inputs, **case.members(), **kept))()
+    lib.prepare(case.problem(), any_schedule, abi.FORWARD, dict(**inputs, **case.sequences(), **kept))()
     return kept
 
 
@@ -164,14 +164,14 @@ def ours(lib, case, schedule, o, lse, gradients):
     if case.direction == "forward":
         mine = {"o": torch.full_like(q, math.nan), "lse": torch.full_like(lse, math.nan)}
         expected = {"o": case.heads_first(o)[0], "lse": lse}
-        call = lib.prepare(case.problem(), options, abi.FORWARD, dict(**inputs, **case.members(), **mine))
+        call = lib.prepare(case.problem(), options, abi.FORWARD, dict(**inputs, **case.sequences(), **mine))
     else:
         mine = {"dq": torch.full_like(q, math.nan), "dk": torch.full_like(k, math.nan), "dv": torch.full_like(v, math.nan)}
         expected = dict(zip(mine, case.heads_first(*gradients)))
         kept = with_residual(lib, case, options, inputs)
         notes = {"features": "residual of O"} if kept and "o_residual" in kept else {}
         kept = kept or dict(o=case.heads_first(o)[0], lse=lse)
-        call = lib.prepare(case.problem(), options, abi.BACKWARD, dict(**inputs, d_o=d_o, **case.members(), **kept, **mine))
+        call = lib.prepare(case.problem(), options, abi.BACKWARD, dict(**inputs, d_o=d_o, **case.sequences(), **kept, **mine))
     call()
     if case.dropout:
         case.results = case.results or {name: t.clone() for name, t in mine.items()}

@@ -9,8 +9,8 @@
 #include <ostream>
 #include <string>
 
-#include "cpu/lanes/words.hpp"
 #include "cpu/matrix/peak.hpp"
+#include "cpu/simd/primitives.hpp"
 #include "measure/host.hpp"
 #include "measure/timer.hpp"
 
@@ -39,16 +39,16 @@ Rates rates_here() {
     rates.clock = clock_ghz(10'000);
     const auto lanes = [&](int times) {
         for (int i = 0; i < times; ++i)
-            cpu::lanes::matmul({.m = 64,
-                                .n = 64,
-                                .k = 64,
-                                .a = tiles->a,
-                                .a_row = 64,
-                                .a_k = 1,
-                                .b = tiles->b,
-                                .b_stride = 64,
-                                .c = tiles->c,
-                                .c_stride = 64});
+            cpu::simd::matmul({.m = 64,
+                               .n = 64,
+                               .k = 64,
+                               .a = tiles->a,
+                               .a_row = 64,
+                               .a_k = 1,
+                               .b = tiles->b,
+                               .b_stride = 64,
+                               .c = tiles->c,
+                               .c_stride = 64});
     };
     constexpr int kTimes = 4, kRounds = 40;
     lanes(1);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The copy engine alone, from L2 to shared memory; and stores to shared memory.
+// TMA alone, from L2 to shared memory; and stores to shared memory.
 #include "cuda/ptx/tma.cuh"
 #include "cuda/shared/tensor_map.hpp"
 #include "cuda/tile/pipeline.cuh"
-#include "cuda/tile/slab.cuh"
+#include "cuda/tile/swizzle_panel.cuh"
 #include "micro/measure.cuh"
 
 namespace tessera::micro {
@@ -13,7 +13,7 @@ namespace {
 using namespace tessera::cuda;
 
 constexpr int kBoxRows = 128;
-constexpr int kBoxBytes = kBoxRows * kSlabRowBytes;
+constexpr int kBoxBytes = kBoxRows * kPanelRowBytes;
 constexpr int kMaxBoxes = 8;
 constexpr int kOwnRows = 1024;  // of each multiprocessor: 128 KiB, together they stay in L2
 
@@ -61,15 +61,15 @@ __global__ void store_matrices(int rounds, long long* clocks) {
 std::vector<Figure> copy_figures(const Chip& chip) {
     std::vector<Figure> figures;
     const int source_rows = kOwnRows * chip.multiprocessors;
-    const Buffer<char> source(static_cast<std::size_t>(source_rows) * kSlabRowBytes);
+    const Buffer<char> source(static_cast<std::size_t>(source_rows) * kPanelRowBytes);
     cuda::check(cudaMemset(source.data(), 0x3F, source.bytes()), "cudaMemset");
-    const RowsShape shape{1, source_rows, 1, kSlabColumns};
-    const Rows rows{.data = source.data(), .row = kSlabColumns, .head = kSlabColumns, .column = 1};
+    const RowsShape shape{1, source_rows, 1, kPanelColumns};
+    const Rows rows{.data = source.data(), .row = kPanelColumns, .head = kPanelColumns, .column = 1};
     const CUtensorMap map = tensor_map(rows, shape, DType::bf16, kBoxRows);
     for (const bool own : {true, false}) {
         for (const int boxes : {1, 2, 4, 8}) {
             const int rounds = 4000 / boxes;
-            Figure figure{.name = "copy engine, L2 to shared memory",
+            Figure figure{.name = "TMA, L2 to shared memory",
                           .variant = std::to_string(boxes) + (own ? " x 16 KiB, own" : " x 16 KiB, same for all"),
                           .resource = "shared",
                           .unit = "B",

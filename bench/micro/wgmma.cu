@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rate of wgmma, by shape, source of A and number of warpgroups; alone, and while the copy engine writes shared
+// The rate of wgmma, by shape, source of A and number of warpgroups; alone, and while TMA writes shared
 // memory.
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/shared/tensor_map.hpp"
 #include "cuda/tile/pipeline.cuh"
-#include "cuda/tile/slab.cuh"
+#include "cuda/tile/swizzle_panel.cuh"
 #include "micro/measure.cuh"
 
 namespace tessera::micro {
@@ -14,14 +14,14 @@ namespace {
 
 using namespace tessera::cuda;
 
-constexpr int kDepth = 128;  // columns of A: two slabs
+constexpr int kDepth = 128;  // columns of A: two panels
 constexpr int kSteps = kDepth / 16;
 constexpr int kRoundSteps = 64;          // wgmma of one round, between two waits
 constexpr double kTensorNominal = 4096;  // FLOP per multiprocessor and clock, 16 bits, dense
 constexpr double kClocks = 4e6;          // about how long a launch takes
 
 constexpr int kBoxRows = 128;
-constexpr int kBoxBytes = kBoxRows * kSlabRowBytes;
+constexpr int kBoxBytes = kBoxRows * kPanelRowBytes;
 constexpr int kMaxBoxes = 4;
 constexpr int kOwnRows = 1024;  // of each multiprocessor: 128 KiB, together they stay in L2
 
@@ -35,7 +35,7 @@ struct Copies {
 template <int kN, int kWarpgroups>
 struct Shared {
     alignas(1024) char a[kWarpgroups][64 * kDepth * 2];
-    alignas(1024) char b[kN * kDepth * 2 + 8192];  // as [kN][128], or [128][kN] in slabs of 64 columns
+    alignas(1024) char b[kN * kDepth * 2 + 8192];  // as [kN][128], or [128][kN] in panels of 64 columns
     alignas(1024) char boxes[kMaxBoxes][kBoxBytes];
     ptx::Mbarrier full[kMaxBoxes];
     int finished;  // warpgroups
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(128 * (kWarpgroups + kCopying), 1)
         float d[kN / 2] = {};
 #pragma unroll 1
         for (int round = 0; round < rounds; ++round) {
-            ptx::keep_in_place(d);
+            ptx::warpgroup_fence_operand(d);
             ptx::wgmma_fence();
 #pragma unroll
             for (int i = 0; i < kRoundSteps; ++i) {
@@ -105,15 +105,15 @@ __global__ void __launch_bounds__(128 * (kWarpgroups + kCopying), 1)
                 if constexpr (kFromRegisters) {
                     ptx::wgmma_rs<kN, __nv_bfloat16>(d, operand[step], b + step * kStepRows, true);
                 } else {
-                    const int in_slab = step % 4 * kStepColumns;
-                    ptx::wgmma_ss<kN, __nv_bfloat16>(d, a + step / 4 * (64 * kSlabRowBytes >> 4) + in_slab,
-                                                     b + step / 4 * (kN * kSlabRowBytes >> 4) + in_slab, true);
+                    const int in_panel = step % 4 * kStepColumns;
+                    ptx::wgmma_ss<kN, __nv_bfloat16>(d, a + step / 4 * (64 * kPanelRowBytes >> 4) + in_panel,
+                                                     b + step / 4 * (kN * kPanelRowBytes >> 4) + in_panel, true);
                 }
             }
             ptx::wgmma_commit();
             ptx::wgmma_wait<0>();
         }
-        ptx::keep_in_place(d);
+        ptx::warpgroup_fence_operand(d);
         float sum = 0;
         for (const float value : d) sum += value;
         if (sum == 0.123F) *sink = sum;
@@ -145,12 +145,12 @@ Figure rate(const Chip& chip, Copies copies = {}) {
 template <int kN, bool kFromRegisters, int kWarpgroups>
 void add_beside_copies(std::vector<Figure>& figures, const Chip& chip, int boxes) {
     const int source_rows = kOwnRows * chip.multiprocessors;
-    const Buffer<char> source(static_cast<std::size_t>(source_rows) * kSlabRowBytes);
+    const Buffer<char> source(static_cast<std::size_t>(source_rows) * kPanelRowBytes);
     cuda::check(cudaMemset(source.data(), 0x3F, source.bytes()), "cudaMemset");
     const Buffer<unsigned long long> bytes(1);
     cuda::check(cudaMemset(bytes.data(), 0, bytes.bytes()), "cudaMemset");
-    const RowsShape shape{1, source_rows, 1, kSlabColumns};
-    const Rows rows{.data = source.data(), .row = kSlabColumns, .head = kSlabColumns, .column = 1};
+    const RowsShape shape{1, source_rows, 1, kPanelColumns};
+    const Rows rows{.data = source.data(), .row = kPanelColumns, .head = kPanelColumns, .column = 1};
     const Copies copies{tensor_map(rows, shape, DType::bf16, kBoxRows), boxes, bytes.data()};
     Figure products = rate<kN, kFromRegisters, kWarpgroups, true>(chip, copies);
     unsigned long long copied = 0;

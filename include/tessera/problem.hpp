@@ -11,14 +11,14 @@
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// Dropout on the attention weights: element (batch, head, query, key) is kept when its Philox4x32-10 word is under
+/// Dropout on the attention weights. Element (batch, head, query, key) is kept when its Philox4x32-10 word is under
 /// (1 - probability) * 2^32, and kept weights are divided by (1 - probability). See docs/numerics.md.
 struct Dropout {
     double probability = 0;  ///< 0 <= probability < 1
     std::uint64_t seed = 0;
 };
 
-/// What to compute, without a word about hardware, tiles or pointers:
+/// A Problem says what to compute, and nothing about hardware, tiles or pointers:
 ///
 ///     S = scale * Q K^T;   softcap c > 0: S = c * tanh(S / c);   ALiBi: S -= slope[h] * |i + len_kv - len_q - j|;
 ///     S += bias;   mask;   P = softmax over keys;   dropout;   O = P V
@@ -27,24 +27,24 @@ struct Dropout {
 struct Problem {
     DType dtype = DType::fp32;  ///< of q, k, v, o and their gradients: fp32, bf16, fp16 (fp64: reference only)
 
-    std::int64_t batch = 1;  ///< members, also when ragged
-    std::int64_t len_q = 0;  ///< queries per batch member; when ragged, an upper bound over the members
+    std::int64_t batch = 1;  ///< sequences, also when ragged
+    std::int64_t len_q = 0;  ///< queries per sequence; when ragged, an upper bound over the sequences
     std::int64_t len_kv = 0;
     std::int64_t heads_q = 1;  ///< a multiple of heads_kv; query head h uses kv head h / (heads_q / heads_kv)
     std::int64_t heads_kv = 1;
     std::int64_t head_dim = 64;    ///< of q and k, 1..256
     std::int64_t head_dim_v = 64;  ///< of v and o, 1..256
 
-    bool ragged = false;       ///< batch members have their own lengths, given by cu_seqlens
-    std::int64_t total_q = 0;  ///< ragged only: rows of q over all members
+    bool ragged = false;       ///< sequences have their own lengths, given by cu_seqlens
+    std::int64_t total_q = 0;  ///< ragged only: rows of q over all sequences
     std::int64_t total_kv = 0;
 
     Mask mask{};
     std::optional<double> scale{};  ///< default 1 / sqrt(head_dim)
     double softcap = 0;             ///< 0: none
-    bool alibi = false;             ///< alibi_slopes will be given
-    bool bias = false;              ///< an additive bias tensor will be given
-    bool bias_gradient = false;     ///< the backward is to give dbias too
+    bool alibi = false;             ///< alibi_slopes are given
+    bool bias = false;              ///< an additive bias tensor is given
+    bool bias_gradient = false;     ///< the backward computes dbias too
     Dropout dropout{};
 
     /// Packed [batch, len, heads, head_dim] with head_dim_v == head_dim and as many query heads as kv heads.
@@ -57,14 +57,14 @@ struct Problem {
     /// The scale that is applied: `scale`, or 1 / sqrt(head_dim).
     double effective_scale() const;
 
-    /// Rows of q (of k) over all members: total_q when ragged, batch * len_q otherwise.
+    /// Rows of q (of k) over all sequences: total_q when ragged, batch * len_q otherwise.
     std::int64_t rows_q() const { return ragged ? total_q : batch * len_q; }
     std::int64_t rows_kv() const { return ragged ? total_kv : batch * len_kv; }
 
     /// Throws Error(invalid_argument) naming the first field that breaks the contract, what was expected, what came.
     void validate() const;
 
-    /// One line: "fp32 batch 2, heads 8/2, len 128 x 256, head_dim 64, causal bottom-right".
+    /// A line of text: "fp32 batch 2, heads 8/2, len 128 x 256, head_dim 64, causal bottom-right".
     std::string describe() const;
 };
 

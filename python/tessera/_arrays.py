@@ -60,6 +60,8 @@ class Array:
     def tensor(self, order=None) -> _native.Tensor:
         """The C struct, with the dimensions in this order."""
         rank = len(self.shape)
+        if rank == 0:  # rank 0 tells the C ABI that a tensor is not given
+            expect(self.name, f"1..{_native.MAX_RANK} dimensions", 0)
         order = range(rank) if order is None else order
         tensor = _native.Tensor(data=self.data, dtype=self.dtype, rank=rank, device_type=self.device[0],
                                 device_index=self.device[1])

@@ -320,14 +320,16 @@ def test_a_plan_honours_its_arguments(function, argument, value):
     assert str(function(**NUMPY, **{argument: value})) != str(function(**NUMPY, **other))
 
 
-def test_a_prediction_honours_its_arguments_or_refuses_them():
+def test_a_prediction_honours_its_arguments():
     q = tessera.Spec((1, 4096, 16, 128), "bfloat16", "cuda")
     base = tessera.predict(q, q, q, machine="h200")
     for change in (dict(machine="a100"), dict(schedule="fa1"), dict(backward=True), dict(causal="top-left"),
                    dict(window=(100, 0))):
         assert tessera.predict(q, q, q, **{**dict(machine="h200"), **change}).ms != base.ms, change
-    with pytest.raises(ValueError, match="^kernel: expected None"):
-        tessera.predict(q, q, q, machine="h200", kernel="reference")
+    on_host = [tessera.predict(**NUMPY, machine="xeon-16", **change) for change in (
+        dict(kernel="cpu.fa1"), dict(schedule="fa1"), dict(kernel="cpu.standard"), dict(kernel="cpu.fa1", threads=1))]
+    assert [p.schedule for p in on_host] == ["fa1", "fa1", "standard", "fa1"]
+    assert on_host[0].ms == on_host[1].ms and len({p.ms for p in on_host}) == 3
 
 
 def test_the_backward_honours_its_arguments():

@@ -45,7 +45,7 @@ DType dtype_of(const char* argument, TensorRef tensor) {
 
 namespace {
 
-/// The device that PyTorch states. libtessera does not verify it (Execution::placed).
+/// The device that PyTorch states. libtessera does not verify it (Execution::skip_memory_check).
 Device device_of(const char* argument, TensorRef tensor) {
     const std::int32_t type = tensor.device_type();
     if (type == aoti_torch_device_type_cpu()) return {};

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/problem_fields.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera {
@@ -35,9 +36,9 @@ void expect_window(const char* field, std::int64_t value) {
 void expect_countable(const Problem& p) {
     const auto at_least_1 = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(n, 1)); };
     const double widest = at_least_1(std::max(p.head_dim, p.head_dim_v));
-    const double members = at_least_1(p.batch);
-    const double rows_q = p.ragged ? std::max(at_least_1(p.total_q), members) : members * at_least_1(p.len_q);
-    const double rows_kv = p.ragged ? std::max(at_least_1(p.total_kv), members) : members * at_least_1(p.len_kv);
+    const double sequences = at_least_1(p.batch);
+    const double rows_q = p.ragged ? std::max(at_least_1(p.total_q), sequences) : sequences * at_least_1(p.len_q);
+    const double rows_kv = p.ragged ? std::max(at_least_1(p.total_kv), sequences) : sequences * at_least_1(p.len_kv);
     const auto limit = static_cast<double>(kMaxElements);
     if (rows_q * at_least_1(p.heads_q) * widest > limit) {
         invalid(p.ragged ? "total_q" : "len_q", "expected sizes of the queries that multiply to 2^62 at most");
@@ -121,6 +122,17 @@ void Problem::validate() const {
     if (bias_gradient && !bias) invalid("bias_gradient", "expected a Problem with a bias");
 }
 
+std::string describe_features(const Problem& problem) {
+    std::string text;
+    const auto add = [&](const std::string& feature) { text += (text.empty() ? "" : ", ") + feature; };
+    if (problem.softcap > 0) add(fmt::format("softcap {}", problem.softcap));
+    if (problem.alibi) add("alibi");
+    if (problem.bias) add(problem.bias_gradient ? "bias with gradient" : "bias");
+    if (problem.dropout.probability > 0)
+        add(fmt::format("dropout {}", problem.dropout.probability));  // last: describe()
+    return text;
+}
+
 std::string Problem::describe() const {
     std::string text = fmt::format("{} batch {}, heads {}/{}, len {} x {}, head_dim {}", name_of(dtype), batch, heads_q,
                                    heads_kv, len_q, len_kv, head_dim);
@@ -128,10 +140,8 @@ std::string Problem::describe() const {
     if (ragged) text += fmt::format(", ragged (rows {} x {})", total_q, total_kv);
     text += describe_mask(mask);
     if (scale) text += fmt::format(", scale {}", *scale);
-    if (softcap > 0) text += fmt::format(", softcap {}", softcap);
-    if (alibi) text += ", alibi";
-    if (bias) text += bias_gradient ? ", bias with gradient" : ", bias";
-    if (dropout.probability > 0) text += fmt::format(", dropout {} seed {}", dropout.probability, dropout.seed);
+    if (const std::string features = describe_features(*this); !features.empty()) text += ", " + features;
+    if (dropout.probability > 0) text += fmt::format(" seed {}", dropout.seed);
     return text;
 }
 

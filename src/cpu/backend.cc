@@ -2,12 +2,12 @@
 #include "cpu/backend.hpp"
 
 #include <fmt/format.h>
-#include <hwy/highway.h>
 
-#include "cpu/fa2/rooms.hpp"
-#include "cpu/lanes/words.hpp"
-#include "cpu/matrix/words.hpp"
+#include "cpu/fa2/paths.hpp"
+#include "cpu/matrix/primitives.hpp"
 #include "cpu/schedules.hpp"
+#include "cpu/simd/isa.hpp"
+#include "cpu/simd/primitives.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -38,12 +38,7 @@ std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& til
     if (tile && (tile->block_q > kMaxBlock || tile->block_kv > kMaxBlock)) {
         return fmt::format("takes tiles up to {} x {}", kMaxBlock, kMaxBlock);
     }
-#if HWY_ARCH_X86
-    // Asked once: each time it runs CPUID, which takes tens of microseconds on a virtual machine.
-    static const bool has_sse4 = (hwy::SupportedTargets() & (HWY_SSE4 | (HWY_SSE4 - 1))) != 0;
-    if (!has_sse4) return "needs a processor with SSE4.2";
-#endif
-    return std::nullopt;
+    return simd::isa_refusal();
 }
 
 /// O is normalised anew at every K/V block, as the paper has it; from here on that rounding alone passes 2e-6.
@@ -52,9 +47,9 @@ constexpr std::int64_t kFa1MaxLenKv = 65536;
 std::optional<std::string> refuse_fa1_forward(const Problem& problem, const std::optional<Tile>& tile,
                                               const Device& device) {
     if (problem.len_kv > kFa1MaxLenKv) {
-        // All that is known of a ragged call's members before cu_seqlens comes.
+        // All that is known of a ragged call's sequences before cu_seqlens comes.
         return fmt::format("renormalises O at every K/V block: too inexact over {} keys, got {}{}", kFa1MaxLenKv,
-                           problem.len_kv, problem.ragged ? " as the bound of the members" : "");
+                           problem.len_kv, problem.ragged ? " as the bound of the sequences" : "");
     }
     return refuse(problem, tile, device);
 }
@@ -100,7 +95,7 @@ Kernel row(const Entry& entry, Pass pass) {
                         : is_forward                    ? fa2_forward_tile
                                                         : fa2_backward_tile,
         .workspace_bytes = is_forward ? entry.forward_workspace : entry.backward_workspace,
-        .target = [](const Device&) { return lanes::target_name(); },
+        .target = [](const Device&) { return simd::target_name(); },
         .matrix_unit = entry.schedule == Schedule::fa2 ? fa2_matrix_unit : nullptr,
         .forward = is_forward ? entry.forward : nullptr,
         .backward = is_forward ? nullptr : entry.backward,

@@ -11,11 +11,11 @@
 namespace tessera::cuda {
 
 std::vector<Kernel> kernels() {
-    std::vector<Kernel> rows = fa3::kernels();
+    std::vector<Kernel> all = fa3::kernels();
     for (auto* of_schedule : {fa2::kernels, fa1::kernels, standard::kernels}) {
-        for (Kernel& kernel : of_schedule()) rows.push_back(std::move(kernel));
+        for (Kernel& kernel : of_schedule()) all.push_back(std::move(kernel));
     }
-    return rows;
+    return all;
 }
 
 }  // namespace tessera::cuda

@@ -5,10 +5,10 @@
 
 namespace tessera::cuda {
 
-/// The CUDA backend's rows for the registry, in order of preference.
+/// The CUDA backend's kernels for the registry, in order of preference.
 std::vector<Kernel> kernels();
 
-/// Why nothing can run on this CUDA device, or nothing.
+/// Why no kernel can run on this CUDA device, or nothing.
 std::optional<std::string> unavailable(const Device& device);
 
 }  // namespace tessera::cuda

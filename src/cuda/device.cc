@@ -22,7 +22,7 @@ DeviceProperties read_properties(int index) {
             .memory_bytes = static_cast<std::int64_t>(read.totalGlobalMem)};
 }
 
-/// What the driver told when it was asked: devices, or why there are none.
+/// The driver's devices, or why there are none.
 struct Devices {
     std::vector<DeviceProperties> list;
     std::string problem;
@@ -32,7 +32,7 @@ struct Devices {
         const cudaError_t status = cudaGetDeviceCount(&count);
         if (status != cudaSuccess) {
             problem = cudaGetErrorString(status);
-            cudaGetLastError();  // it was told: the next call is not to meet it again
+            cudaGetLastError();  // clears the error, which the next call would report again
             return;
         }
         if (count == 0) problem = "the driver lists none";
@@ -88,7 +88,7 @@ void check(cudaError_t status, const char* what) {
 
 CurrentDevice::CurrentDevice(const Device& device) : chosen_(device.index) {
     check(cudaGetDevice(&before_), "asking for the current device");
-    // Where it is the current one already, too: that binds its context to a thread that has none yet.
+    // Set even if it is current already: that binds the device's context to a thread that has none.
     check(cudaSetDevice(chosen_), "choosing a device");
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA devices of this machine and the errors of the runtime, for the host code of the CUDA backend.
+// The CUDA devices of this machine and the errors of the CUDA runtime, for the backend's host code.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,30 +19,30 @@ struct DeviceProperties {
     int major = 0;     ///< compute capability
     int minor = 0;
     int multiprocessors = 0;
-    int shared_bytes = 0;  ///< shared memory that one block can have (opt-in)
+    int shared_bytes = 0;  ///< shared memory that one thread block can have (opt-in)
     std::int64_t l2_bytes = 0;
     std::int64_t memory_bytes = 0;
 };
 
-/// Why there is no such device, in the driver's words; empty when there is. No context is made for asking.
+/// Why there is no such device, in the driver's words; empty when there is. Asking creates no context.
 std::optional<std::string> unavailable(const Device& device);
 
-/// Asked of the driver once. Throws Error(device_unavailable) when there is no such device.
+/// Properties of a device, cached. Throws Error(device_unavailable) when there is no such device.
 const DeviceProperties& properties(const Device& device);
 
 /// Compute capability, two digits in one number: 90 for 9.0.
 inline int capability(const DeviceProperties& p) { return p.major * 10 + p.minor; }
 
-/// What rows ask a device for.
+/// The properties that kernels' refusals read.
 Limits limits(const Device& device);
 
-/// For a row's `target`: "sm_90 (NVIDIA H200)".
+/// Kernel::target of the device: "sm_90 (NVIDIA H200)".
 std::string target(const Device& device);
 
-/// Throws what the runtime says as an Error, "what: its words"; cudaSuccess is nothing.
+/// Throws an Error "CUDA, `what`: the runtime's words" unless `status` is cudaSuccess.
 void check(cudaError_t status, const char* what);
 
-/// The device of the calling thread while this lives; the one before comes back.
+/// Sets the calling thread's device for the lifetime of this object, and restores the previous one.
 class CurrentDevice {
  public:
     explicit CurrentDevice(const Device& device);

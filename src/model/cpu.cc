@@ -22,7 +22,7 @@ constexpr double kGradientCopies = 1.2;  // the backward keeps Q, dO, dQ, dK, dV
 constexpr double kMiB = 1048576;
 constexpr double kSecondLevelBytes = 2 * kMiB;  // of a core: what of its packed tensors stays there
 // Dropout, in the time of exponentials: 16 patches of 2 queries x 16 keys go together in the lanes, three blocks of
-// Philox side by side, further ones while a word of them is level (cpu/lanes/dropout.cc). Chosen on two cores of an AMD
+// Philox side by side, further ones while a word of them is level (cpu/simd/dropout.cc). Chosen on two cores of an AMD
 // EPYC by calls with probabilities of 0.1 and 0.5.
 constexpr Drawing kDrawing{.weights = 32, .together = 512, .first = 3, .further = 1, .spares = true};
 constexpr double kExpsOfBlock = 10;
@@ -119,15 +119,15 @@ struct Cpu {
     void add_roofs();
 };
 
-/// Threads that the work is worth, as src/cpu/head.hpp has it: FLOP of all pairs, or bytes of K and V.
+/// Threads that the work is worth, as src/cpu/steps/head.hpp has it: FLOP of all pairs, or bytes of K and V.
 double Cpu::worthwhile_threads() const {
     const Problem& p = q.problem;
     const auto dims = static_cast<double>(p.head_dim + p.head_dim_v);
-    const auto members = static_cast<double>(p.batch);
+    const auto sequences = static_cast<double>(p.batch);
     const double pairs =
-        members * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
+        sequences * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
     const double bytes =
-        members * static_cast<double>(p.heads_kv * p.len_kv) * dims * static_cast<double>(size_of(p.dtype));
+        sequences * static_cast<double>(p.heads_kv * p.len_kv) * dims * static_cast<double>(size_of(p.dtype));
     return std::max(2 * (forward() ? 1 : 2.5) * pairs * dims / (bf16() ? 6e5 : 3e5), bytes / 2e5);
 }
 
@@ -308,7 +308,7 @@ bool Cpu::in_stripes() const {
 }
 
 /// Bytes that the backward on a matrix unit packs Q, dO, K and V into, some of them twice, and dQ
-/// (cpu/matrix/gradient.cc).
+/// (cpu/steps/matrix/gradient.cc).
 double Cpu::packed_bytes() const {
     const Problem& p = q.problem;
     const double element = 2 * (parts() ? 3.0 : 1.0);

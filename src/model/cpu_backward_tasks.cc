@@ -158,20 +158,20 @@ class MatrixBackward {
     const Problem& p_;
     const schedule::Workload& w_;
     CpuDeal deal_;
-    std::int64_t heads_;  // of queries, of all members
+    std::int64_t heads_;  // of queries, of all sequences
     std::int64_t stripes_ = 1;
     bool striped_ = true;
 };
 
-/// The backward in lanes: whole heads, or the squares of a Latin square round by round (cpu/fa2/lanes/backward.cc).
+/// The backward in lanes: whole heads, or the squares of a Latin square round by round (cpu/fa2/simd/backward.cc).
 class LanesBackward {
  public:
     LanesBackward(const schedule::Workload& w, const CpuDeal& deal)
         : p_(w.problem), w_(w), threads_(deal.threads), heads_(p_.batch * p_.heads_kv) {}
 
     double count() const {
-        const double members = w_.members.empty() ? 1 : static_cast<double>(p_.batch);
-        return members * static_cast<double>(ceil_div(p_.len_q, w_.tile.block_q)) *
+        const double sequences = w_.sequences.empty() ? 1 : static_cast<double>(p_.batch);
+        return sequences * static_cast<double>(ceil_div(p_.len_q, w_.tile.block_q)) *
                static_cast<double>(ceil_div(p_.len_kv, w_.tile.block_kv));
     }
 
@@ -228,7 +228,7 @@ class LanesBackward {
         return loops;
     }
 
-    /// The squares of a member's heads, into the loop of their round.
+    /// The squares of a sequence's heads, into the loop of their round.
     void add_rounds(const Band& band, std::int64_t side, std::vector<Loop>& loops) const {
         const std::int64_t rows = ceil_div(panels(band), side), columns = ceil_div(key_tiles(band), side);
         const std::int64_t n = std::max(rows, columns);
@@ -251,7 +251,7 @@ class LanesBackward {
     const Problem& p_;
     const schedule::Workload& w_;
     int threads_;
-    std::int64_t heads_;  // of keys, of all members
+    std::int64_t heads_;  // of keys, of all sequences
 };
 
 }  // namespace

@@ -91,7 +91,7 @@ std::int64_t masked_in_strips(const Band& band) {
 
 std::int64_t masked_elements(const schedule::Workload& w) {
     std::int64_t sum = 0;
-    for (const auto& [lengths, times] : schedule::distinct_members(w)) {
+    for (const auto& [lengths, times] : schedule::distinct_sequences(w)) {
         const Band band = w.problem.mask.bind(lengths.first, lengths.second);
         sum += times * w.problem.heads_q * (w.pass == Pass::forward ? masked_in_panels(band) : masked_in_strips(band));
     }
@@ -101,7 +101,7 @@ std::int64_t masked_elements(const schedule::Workload& w) {
 std::int64_t computed_elements(const schedule::Workload& w, bool on_matrix_unit) {
     const bool forward = w.pass == Pass::forward;
     std::int64_t sum = 0;
-    for (const auto& [lengths, times] : schedule::distinct_members(w)) {
+    for (const auto& [lengths, times] : schedule::distinct_sequences(w)) {
         const Band band = w.problem.mask.bind(lengths.first, lengths.second);
         const std::int64_t of_head = !on_matrix_unit ? in_lanes({band, w.tile, forward})
                                      : forward       ? in_panels(band)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tasks of fa2's forward on a CPU: cpu/fa2/matrix/forward.cc, cpu/fa2/lanes/forward.cc.
+// The tasks of fa2's forward on a CPU: cpu/fa2/matrix/forward.cc, cpu/fa2/simd/forward.cc.
 #include <algorithm>
 
 #include "model/cpu.hpp"
@@ -73,7 +73,7 @@ class ForwardTasks {
         per_task_ = std::clamp<std::int64_t>(panels_, 1, per_task_);
     }
 
-    /// cpu/fa2/lanes/forward.cc
+    /// cpu/fa2/simd/forward.cc
     void cut_for_lanes() {
         constexpr std::int64_t kMostPanels = 4, kTasks = 4;
         block_q_ = std::min(w_.tile.block_q, round_up(std::max<std::int64_t>(p_.len_q, 1), kLanes));
@@ -150,7 +150,7 @@ class ForwardTasks {
         }
     }
 
-    /// Are K's rows used where they lie (cpu/matrix/layout.hpp), those of a packed tensor?
+    /// Are K's rows used where they lie (cpu/steps/matrix/layout.hpp), those of a packed tensor?
     bool keys_in_place() const {
         constexpr std::int64_t kFarthest = 512;
         return deal_.parts == 1 && p_.head_dim % kDeep == 0 && p_.heads_kv * p_.head_dim <= kFarthest;
@@ -160,7 +160,7 @@ class ForwardTasks {
     const Problem& p_;
     const schedule::Workload& w_;
     CpuDeal deal_;
-    std::int64_t heads_;  // of keys, of all members
+    std::int64_t heads_;  // of keys, of all sequences
     std::int64_t block_q_ = 1, panels_ = 1, chunks_ = 1, per_task_ = 1;
     bool split_ = false;
 };

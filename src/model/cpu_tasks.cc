@@ -98,7 +98,7 @@ double Loop::done(int threads, const Cost& cost) const {
 }
 
 Lengths lengths_of(const schedule::Workload& w) {
-    if (!w.members.empty()) return {w.members.begin(), w.members.end()};
+    if (!w.sequences.empty()) return {w.sequences.begin(), w.sequences.end()};
     return Lengths(static_cast<std::size_t>(w.problem.batch), {w.problem.len_q, w.problem.len_kv});
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The tasks that fa2 cuts a call into on a CPU, and who gets them: how much later than an even share the last thread is
-// done. Loop by loop as the kernels have them (cpu/fa2/deal.hpp, cpu/fa2/matrix).
+// done. Loop by loop as the kernels have them (cpu/fa2/work_split.hpp, cpu/fa2/matrix).
 #pragma once
 
 #include <algorithm>
@@ -54,7 +54,7 @@ inline constexpr double kMostTasks = 1 << 16;
 
 using Lengths = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-/// (queries, keys) of each member.
+/// (queries, keys) of each sequence.
 Lengths lengths_of(const schedule::Workload& workload);
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }

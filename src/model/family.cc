@@ -15,6 +15,7 @@
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/standard/host/dispatch.hpp"
 #include "schedule/grid.hpp"
+#include "tessera/error.hpp"
 
 namespace tessera::model {
 namespace {
@@ -78,9 +79,12 @@ constexpr OurSizes kOurSizes[] = {
 };
 
 std::vector<std::int64_t> our_sizes(const Family& family) {
-    return std::find_if(std::begin(kOurSizes), std::end(kOurSizes),
-                        [&](const OurSizes& of) { return of.schedule == family.schedule && of.pass == family.pass; })
-        ->sizes();
+    for (const OurSizes& of : kOurSizes) {
+        if (of.schedule == family.schedule && of.pass == family.pass) return of.sizes();
+    }
+    throw Error(ErrorCode::internal, "",
+                fmt::format("expected the head dims of cuda.{}.{} in kOurSizes (model/family.cc), got none",
+                            name_of(family.schedule), name_of(family.pass)));
 }
 
 std::vector<std::int64_t> their_sizes(const Family& family) {
@@ -132,7 +136,7 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
     const std::string_view by = family.by;
     const cuda::Limits limits = limits_of(machine);
     if (is_ours(family))
-        return cuda::refusal(*cuda::find_row(family.schedule, family.pass), problem, std::nullopt, limits);
+        return cuda::refusal(cuda::kernel_entry(family.schedule, family.pass), problem, std::nullopt, limits);
     // flash-attention: README and csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp; cuDNN: support matrix of
     // scaled_dot_product_attention
     if (size_of(problem.dtype) > 2) return std::string(by) + " takes 16-bit inputs";
@@ -156,7 +160,7 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
 Tile tile_of(const Family& family, const Problem& problem, const Machine& machine) {
     const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
     const bool cut = !problem.mask.trivial();
-    if (is_ours(family)) return cuda::find_row(family.schedule, family.pass)->tile_of(problem);
+    if (is_ours(family)) return cuda::kernel_entry(family.schedule, family.pass).tile_of(problem);
     if (family.pass == Pass::backward) {
         if (family.schedule == Schedule::fa3 && !(std::string_view(family.by) == "cudnn"))
             return choose(kFlash3Backward, dim, cut);

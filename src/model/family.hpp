@@ -17,8 +17,8 @@ namespace tessera::model {
 /// How the work of a kernel is dealt out.
 enum class Order {
     longest_first,  ///< tiles of most work first, to whoever is free
-    as_they_lie,    ///< heads, in them batch members, in them tiles
-    last_first,     ///< batch members, in them heads, in them the last tiles first
+    as_they_lie,    ///< heads, in them sequences, in them tiles
+    last_first,     ///< sequences, in them heads, in them the last tiles first
     first_first,    ///< the same, the first tiles first
 };
 
@@ -34,7 +34,7 @@ struct Constants {
     double turn_cycles = 0;     ///< from one block of keys that adds to a tile of dQ to the next
     double end_cycles = 0;      ///< of a tile of queries (backward: keys), beside its tiles: filling and emptying
     double end_cycles_per_dim = 0;  ///< the same, for each of the head_dim columns
-    double empty_cycles = 0;        ///< of a tile of keys that a ragged member does not have, but its grid
+    double empty_cycles = 0;        ///< of a tile of keys that a ragged sequence does not have, but its grid
     double mask_exposed = 0;        ///< of the exponentials' time, more in a tile that the mask or an end cuts
     double dram_exposed = 0;        ///< of the DRAM traffic of Q and O; fa1: of the first and last pass over O
     double dropout_exposed = 0;     ///< of the time of drawing dropout's mask; 0: never measured, and not in the time

@@ -36,7 +36,7 @@ schedule::Workload workload_of(const Question& question, const Tile& tile, std::
 /// length.
 schedule::Cost cost_of(const Question& question, const schedule::Workload& workload);
 
-/// Adds a bias to what is moved and held: fp32, [heads_q, len_q, len_kv], as if the batch members each had their own
+/// Adds a bias to what is moved and held: fp32, [heads_q, len_q, len_kv], as if the sequences each had their own
 /// but in memory, where they share it. Its work in the kernel is not modelled.
 void count_bias(const Question& question, Prediction& prediction);
 

@@ -28,7 +28,7 @@ std::optional<std::string> refusal_of_machine(const Problem& problem, Schedule s
 std::optional<std::string> refusal_of_tile(const Family& family, const Problem& problem, const Machine& machine,
                                            const Tile& tile) {
     if (is_ours(family))
-        return cuda::refusal(*cuda::find_row(family.schedule, family.pass), problem, tile, limits_of(machine));
+        return cuda::refusal(cuda::kernel_entry(family.schedule, family.pass), problem, tile, limits_of(machine));
     const Tile own = tile_of(family, problem, machine);
     if (tile == own) return std::nullopt;
     return fmt::format("its tiles are {} x {} here, got {} x {}", own.block_q, own.block_kv, tile.block_q,
@@ -52,7 +52,7 @@ Units units_of(const schedule::Workload& w, bool ends) {
     Units units;
     bool any = false;
     const bool rows_outer = w.pass == Pass::forward;
-    for (const auto& [lengths, times] : schedule::distinct_members(w)) {
+    for (const auto& [lengths, times] : schedule::distinct_sequences(w)) {
         const schedule::Grid grid{w.problem.mask.bind(lengths.first, lengths.second), w.tile, rows_outer};
         const std::int64_t heads = times * w.problem.heads_q;
         if (heads == 0) continue;
@@ -108,7 +108,7 @@ static Held held_in_l2(const Question& q, const Tile& tile, std::int64_t at_once
 
 schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t at_once) {
     schedule::Workload w{
-        .problem = q.problem, .schedule = q.schedule, .pass = q.pass, .tile = tile, .members = q.options.members};
+        .problem = q.problem, .schedule = q.schedule, .pass = q.pass, .tile = tile, .sequences = q.options.sequences};
     w.residency = {.keys = true, .queries = true, .scores = true, .tiles_at_once = std::max<std::int64_t>(1, at_once)};
     return w;
 }
@@ -229,9 +229,9 @@ std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass p
         p.len_kv = len;
         if (square) p.len_q = len;
         // First in double, since what is far too much need not fit an int64.
-        const auto members = static_cast<double>(p.batch);
-        const double queries = members * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q);
-        const double keys = members * static_cast<double>(p.heads_kv) * static_cast<double>(p.len_kv);
+        const auto sequences = static_cast<double>(p.batch);
+        const double queries = sequences * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q);
+        const double keys = sequences * static_cast<double>(p.heads_kv) * static_cast<double>(p.len_kv);
         if ((queries + keys) * static_cast<double>(p.head_dim + p.head_dim_v) > room) return false;
         if (schedule == Schedule::standard && 4 * queries * static_cast<double>(p.len_kv) > room) return false;
         const auto bytes = schedule::footprint({.problem = p, .schedule = schedule, .pass = pass, .tile = {1, 1}});

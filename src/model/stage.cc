@@ -9,7 +9,7 @@
 namespace tessera::model {
 namespace {
 
-/// Clocks of each thread block of a member's head, in the order of the tiles of queries (backward: of keys).
+/// Clocks of each thread block of a sequence's head, in the order of the tiles of queries (backward: of keys).
 std::vector<double> blocks_of_head(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     const schedule::Grid grid{s.problem.mask.bind(len_q, len_kv), s.tile, s.rows_outer};
     const std::int64_t most = schedule::ceil_div(grid.columns(), s.splits);  // inner tiles of a part
@@ -41,45 +41,45 @@ std::vector<double> parts_of_head(const Stage& s, const std::vector<double>& til
 }  // namespace
 
 std::vector<std::pair<std::int64_t, std::int64_t>> Stage::lengths() const {
-    if (!members.empty()) return {members.begin(), members.end()};
+    if (!sequences.empty()) return {sequences.begin(), sequences.end()};
     return {static_cast<std::size_t>(problem.batch), {problem.len_q, problem.len_kv}};
 }
 
 std::vector<double> blocks_in_order(const Stage& s) {
-    std::vector<std::vector<double>> members;
+    std::vector<std::vector<double>> sequences;
     for (const auto& [len_q, len_kv] : s.lengths()) {
-        const bool again = !members.empty() && s.members.empty();
-        members.push_back(again ? members.front() : blocks_of_head(s, len_q, len_kv));
+        const bool again = !sequences.empty() && s.sequences.empty();
+        sequences.push_back(again ? sequences.front() : blocks_of_head(s, len_q, len_kv));
     }
     const std::int64_t heads = s.heads();
     std::vector<double> order;
     const auto add = [&](double clocks) { order.push_back(clocks); };
     if (s.whole_heads) {
-        for (const auto& member : members) {
-            const std::vector<double> parts = parts_of_head(s, member);
+        for (const auto& sequence : sequences) {
+            const std::vector<double> parts = parts_of_head(s, sequence);
             for (std::int64_t head = 0; head < heads; ++head) std::for_each(parts.begin(), parts.end(), add);
         }
         return order;
     }
-    if (s.by_length > 0 && s.members.empty() && !members.empty()) {
-        std::vector<double> blocks = members.front();
+    if (s.heads_longest_first > 0 && s.sequences.empty() && !sequences.empty()) {
+        std::vector<double> blocks = sequences.front();
         if (s.rows_outer) std::reverse(blocks.begin(), blocks.end());
-        const auto all = static_cast<std::int64_t>(members.size()) * heads;
-        for (std::int64_t first = 0; first < all; first += s.by_length) {
-            const auto so_many = static_cast<std::size_t>(std::min(s.by_length, all - first));
+        const auto all = static_cast<std::int64_t>(sequences.size()) * heads;
+        for (std::int64_t first = 0; first < all; first += s.heads_longest_first) {
+            const auto so_many = static_cast<std::size_t>(std::min(s.heads_longest_first, all - first));
             for (const double clocks : blocks) order.insert(order.end(), so_many, clocks);
         }
         return order;
     }
     if (s.order == Order::last_first || s.order == Order::first_first) {
-        for (auto& member : members) {
-            if (s.order == Order::last_first) std::reverse(member.begin(), member.end());
-            for (std::int64_t head = 0; head < heads; ++head) std::for_each(member.begin(), member.end(), add);
+        for (auto& sequence : sequences) {
+            if (s.order == Order::last_first) std::reverse(sequence.begin(), sequence.end());
+            for (std::int64_t head = 0; head < heads; ++head) std::for_each(sequence.begin(), sequence.end(), add);
         }
         return order;
     }
     for (std::int64_t head = 0; head < heads; ++head) {
-        for (const auto& member : members) std::for_each(member.begin(), member.end(), add);
+        for (const auto& sequence : sequences) std::for_each(sequence.begin(), sequence.end(), add);
     }
     if (s.order == Order::longest_first) std::stable_sort(order.begin(), order.end(), std::greater<>());
     return order;

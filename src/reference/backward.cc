@@ -87,22 +87,22 @@ void store_rows(const double* from, std::int64_t len, std::int64_t dim, const He
 }
 
 /// dQ, dK, dV of one kv head and the query heads that share it, those that are wanted.
-void backward_kv_head(const Problem& p, const BackwardArgs& args, const Member& member, std::int64_t kv_head,
+void backward_kv_head(const Problem& p, const BackwardArgs& args, const Sequence& sequence, std::int64_t kv_head,
                       const Scratch& s) {
-    std::fill_n(s.dk, member.len_kv * p.head_dim, 0.0);
-    std::fill_n(s.dv, member.len_kv * p.head_dim_v, 0.0);
+    std::fill_n(s.dk, sequence.len_kv * p.head_dim, 0.0);
+    std::fill_n(s.dv, sequence.len_kv * p.head_dim_v, 0.0);
     for (std::int64_t h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h) {
-        const Head head(p, args, member, h, s.k, s.v);
-        const HeadRows d_o = head_rows(args.d_o, member, member.first_q, h);
-        const HeadRows dlse = lse_rows(args.dlse, member, h);
-        const HeadRows dq = args.dq.given() ? head_rows(args.dq, member, member.first_q, h) : HeadRows{};
-        for (std::int64_t i = 0; i < member.len_q; ++i) backward_row(head, i, d_o, dlse, dq, s);
+        const Head head(p, args, sequence, h, s.k, s.v);
+        const HeadRows d_o = head_rows(args.d_o, sequence, sequence.first_q, h);
+        const HeadRows dlse = lse_rows(args.dlse, sequence, h);
+        const HeadRows dq = args.dq.given() ? head_rows(args.dq, sequence, sequence.first_q, h) : HeadRows{};
+        for (std::int64_t i = 0; i < sequence.len_q; ++i) backward_row(head, i, d_o, dlse, dq, s);
     }
     if (args.dk.given()) {
-        store_rows(s.dk, member.len_kv, p.head_dim, head_rows(args.dk, member, member.first_kv, kv_head));
+        store_rows(s.dk, sequence.len_kv, p.head_dim, head_rows(args.dk, sequence, sequence.first_kv, kv_head));
     }
     if (args.dv.given()) {
-        store_rows(s.dv, member.len_kv, p.head_dim_v, head_rows(args.dv, member, member.first_kv, kv_head));
+        store_rows(s.dv, sequence.len_kv, p.head_dim_v, head_rows(args.dv, sequence, sequence.first_kv, kv_head));
     }
 }
 
@@ -120,15 +120,15 @@ void bias_gradient_row(const Problem& p, const BackwardArgs& args, std::int64_t 
     const Range heads = all_or(dbias.shape[1], p.heads_q, h_fixed);
     std::fill_n(s.dbias_row, p.len_kv, 0.0);
     for (std::int64_t b = batches.begin; b < batches.end; ++b) {
-        const Member member = member_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, b);
-        Range rows = all_or(dbias.shape[2], member.len_q, i_fixed);
-        rows.end = std::min(rows.end, member.len_q);
+        const Sequence sequence = sequence_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, b);
+        Range rows = all_or(dbias.shape[2], sequence.len_q, i_fixed);
+        rows.end = std::min(rows.end, sequence.len_q);
         for (std::int64_t h = heads.begin; h < heads.end; ++h) {
             if (rows.empty()) continue;
-            const Head head(p, args, member, h, s.k, s.v);
+            const Head head(p, args, sequence, h, s.k, s.v);
             for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-                score_gradient(head, i, head_rows(args.d_o, member, member.first_q, h), lse_rows(args.dlse, member, h),
-                               s);
+                score_gradient(head, i, head_rows(args.d_o, sequence, sequence.first_q, h),
+                               lse_rows(args.dlse, sequence, h), s);
                 const Range keys = head.band.row(i);
                 for (std::int64_t j = keys.begin; j < keys.end; ++j) s.dbias_row[j] += s.ds[j];
             }
@@ -160,8 +160,8 @@ void backward(const BackwardCall& call) {
     for (int worker = 0; worker < call.plan.threads; ++worker) scratch.emplace_back(arena, p);
 
     call.parallel_for(p.batch * p.heads_kv, call.plan.threads, [&](std::int64_t task, int worker) {
-        const Member member = member_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, task / p.heads_kv);
-        backward_kv_head(p, args, member, task % p.heads_kv, scratch[static_cast<std::size_t>(worker)]);
+        const Sequence sequence = sequence_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, task / p.heads_kv);
+        backward_kv_head(p, args, sequence, task % p.heads_kv, scratch[static_cast<std::size_t>(worker)]);
     });
     if (!p.bias_gradient) return;
     const std::int64_t rows = args.dbias.shape[0] * args.dbias.shape[1] * args.dbias.shape[2];

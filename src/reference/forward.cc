@@ -60,12 +60,12 @@ void forward(const ForwardCall& call) {
         const Scratch& mine = scratch[static_cast<std::size_t>(worker)];
         const std::int64_t block = task % blocks;
         const std::int64_t query_head = task / blocks % p.heads_q;
-        const Member member = member_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, task / blocks / p.heads_q);
-        const std::int64_t end = std::min(member.len_q, (block + 1) * kRowsPerTask);
+        const Sequence sequence = sequence_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, task / blocks / p.heads_q);
+        const std::int64_t end = std::min(sequence.len_q, (block + 1) * kRowsPerTask);
         if (block * kRowsPerTask >= end) return;
-        const Head head(p, args, member, query_head, mine.k, mine.v);
-        const HeadRows o = head_rows(args.o, member, member.first_q, query_head);
-        const HeadRows lse = lse_rows(args.lse, member, query_head);
+        const Head head(p, args, sequence, query_head, mine.k, mine.v);
+        const HeadRows o = head_rows(args.o, sequence, sequence.first_q, query_head);
+        const HeadRows lse = lse_rows(args.lse, sequence, query_head);
         for (std::int64_t i = block * kRowsPerTask; i < end; ++i) forward_row(head, i, mine, o, lse);
     });
 }

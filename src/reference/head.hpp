@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The definition of attention for one query head of one batch member, in fp64 and element by element. Everything that
+// The definition of attention for one query head of one sequence, in fp64 and element by element. Everything that
 // docs/numerics.md says about scores, masks and dropout is written here once, as plainly as it can be.
 #pragma once
 
@@ -21,7 +21,7 @@ inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// Arrays of one head in fp64, packed: q [len_q, head_dim] is read in place, k and v are unpacked once per task.
 struct Head {
     const Problem& problem;
-    Member member;
+    Sequence sequence;
     std::int64_t head = 0;  ///< query head
     Band band;
     double slope = 0;  ///< ALiBi
@@ -31,10 +31,10 @@ struct Head {
     double* v = nullptr;  ///< [len_kv, head_dim_v]
 
     template <class Args>
-    Head(const Problem& p, const Args& args, const Member& m, std::int64_t query_head, double* k_memory,
+    Head(const Problem& p, const Args& args, const Sequence& m, std::int64_t query_head, double* k_memory,
          double* v_memory)
         : problem(p),
-          member(m),
+          sequence(m),
           head(query_head),
           band(p.mask.bind(m.len_q, m.len_kv)),
           slope(alibi_slope(args.alibi_slopes, m.batch, query_head)),
@@ -63,7 +63,7 @@ struct Head {
     /// Score of query i and key j from its scaled dot product: softcap, then ALiBi, then bias.
     double score(std::int64_t i, std::int64_t j, double dot) const {
         double s = problem.softcap > 0 ? problem.softcap * std::tanh(dot / problem.softcap) : dot;
-        if (slope != 0) s -= slope * static_cast<double>(std::abs(i + member.len_kv - member.len_q - j));
+        if (slope != 0) s -= slope * static_cast<double>(std::abs(i + sequence.len_kv - sequence.len_q - j));
         if (bias.data != nullptr) s += load_as_double(bias.at(i, j), bias.dtype);
         return s;
     }
@@ -75,7 +75,7 @@ struct Head {
         return 1 - t * t;
     }
 
-    /// What dropout multiplies the weight of (i, j) by: 0, or 1 / (1 - probability).
+    /// The factor of dropout for the weight of (i, j): 0, or 1 / (1 - probability).
     double dropout_factor(std::int64_t i, std::int64_t j) const {
         const double p = problem.dropout.probability;
         if (p == 0) return 1;
@@ -86,7 +86,7 @@ struct Head {
     /// largest word that is kept.
     bool is_kept(std::int64_t i, std::int64_t j) const {
         const std::uint64_t last = keep_threshold(problem.dropout.probability) - 1;
-        const DropoutPatch patch = dropout_patch(member.batch, head, i, j);
+        const DropoutPatch patch = dropout_patch(sequence.batch, head, i, j);
         for (int n = 0; n < dropout::kBits; n += dropout::kBitsOfBlock) {
             const PhiloxBlock block =
                 philox4x32(patch.counter(static_cast<std::uint32_t>(n / dropout::kBitsOfBlock)), problem.dropout.seed);
@@ -109,7 +109,7 @@ struct Head {
         const Range keys = band.row(i);
         double maximum = -kInfinity;
         bool poisoned = false;
-        for (std::int64_t j = 0; j < member.len_kv; ++j) weights[j] = 0;
+        for (std::int64_t j = 0; j < sequence.len_kv; ++j) weights[j] = 0;
         for (std::int64_t j = keys.begin; j < keys.end; ++j) {
             const double x = dot(q_row, j);
             if (dots != nullptr) dots[j] = x;

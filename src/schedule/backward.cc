@@ -93,18 +93,18 @@ void run_kv_head(Emitter& out, const KvHead& kv) {
     for (std::int64_t j = 0; j < kv.grid.columns(); ++j) {
         const Range k = kv.grid.keys(j);
         const Range touched = kv.grid.rows_of(j);
-        out.at(kv.member, kv.first_query_head);
+        out.at(kv.sequence, kv.first_query_head);
         if (!touched.empty()) {
             out.emit(Operation::load_k, {}, k, kNothing, moved(k.size() * z.q, true, k.size() * z.q));
             out.emit(Operation::load_v, {}, k, kNothing, moved(k.size() * z.v, true, k.size() * z.v));
         }
         for (std::int64_t h = 0; h < kv.group; ++h) {
             FirstReads& reads = queries[static_cast<std::size_t>(h)];
-            out.at(kv.member, kv.first_query_head + h);
+            out.at(kv.sequence, kv.first_query_head + h);
             reads.begin(j);
             for (std::int64_t i = touched.begin; i < touched.end; ++i) run_tile(out, kv.grid, i, j, reads.first(i));
         }
-        out.at(kv.member, kv.first_query_head);
+        out.at(kv.sequence, kv.first_query_head);
         out.emit(Operation::store_dkv, {}, k, kDk | kDv, moved(k.size() * (z.q + z.v), true));
     }
 }

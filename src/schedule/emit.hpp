@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the schedules share in telling their steps: sizes in bytes, and the loops over members and heads.
+// What the schedules share in telling their steps: sizes in bytes, and the loops over sequences and heads.
 #pragma once
 
 #include "schedule/grid.hpp"
@@ -32,8 +32,8 @@ class Emitter {
     const Workload& workload() const { return workload_; }
     const Sizes& sizes() const { return sizes_; }
 
-    void at(std::int64_t member, std::int64_t query_head) {
-        step_.member = member;
+    void at(std::int64_t sequence, std::int64_t query_head) {
+        step_.sequence = sequence;
         step_.query_head = query_head;
     }
     /// A step that moves or computes something for these queries and keys.
@@ -63,9 +63,9 @@ constexpr Work computed(std::int64_t flop, std::int64_t shared, std::int64_t exp
     return {.bytes = {.shared = shared}, .flop = flop, .exps = exps};
 }
 
-/// One kv head of one member.
+/// One kv head of one sequence.
 struct KvHead {
-    std::int64_t member;
+    std::int64_t sequence;
     Grid grid;
     std::int64_t first_query_head;
     std::int64_t group;
@@ -87,7 +87,7 @@ struct Place {
 template <class Row>
 void for_each_row(Emitter& out, const KvHead& kv, const Row& row) {
     for (std::int64_t h = 0; h < kv.group; ++h) {
-        out.at(kv.member, kv.first_query_head + h);
+        out.at(kv.sequence, kv.first_query_head + h);
         for (std::int64_t i = 0; i < kv.grid.rows(); ++i) row(i, kv.grid.queries(i));
     }
 }
@@ -129,25 +129,26 @@ inline std::int64_t readers(const Workload& w, const Range& rows) {
     return ceil_div(rows.size(), order_of(w.schedule).rows_per_reader);
 }
 
-/// Calls body(KvHead) for every kv head of every member.
+/// Calls body(KvHead) for every kv head of every sequence.
 template <class Body>
 void for_each_kv_head(const Workload& workload, bool trimmed, const Body& body) {
     const Problem& p = workload.problem;
-    std::int64_t member = 0;
-    for (const auto& [lengths, times] : distinct_members(workload)) {
+    std::int64_t sequence = 0;
+    for (const auto& [lengths, times] : distinct_sequences(workload)) {
         const Grid grid{p.mask.bind(lengths.first, lengths.second), workload.tile, trimmed};
-        for (std::int64_t n = 0; n < times; ++n, ++member) {
-            for (std::int64_t h = 0; h < p.heads_kv; ++h) body(KvHead{member, grid, h * p.group(), p.group()});
+        for (std::int64_t n = 0; n < times; ++n, ++sequence) {
+            for (std::int64_t h = 0; h < p.heads_kv; ++h) body(KvHead{sequence, grid, h * p.group(), p.group()});
         }
     }
 }
 
-/// The sum of body(grid) over members, each a Cost of one kv head with its group of query heads; tile counts are added.
+/// The sum of body(grid) over sequences, each a Cost of one kv head with its group of query heads; tile counts are
+/// added.
 template <class Body>
 Cost sum_over_kv_heads(const Workload& workload, bool trimmed, const Body& body) {
     const Problem& p = workload.problem;
     Cost total;
-    for (const auto& [lengths, times] : distinct_members(workload)) {
+    for (const auto& [lengths, times] : distinct_sequences(workload)) {
         const Grid grid{p.mask.bind(lengths.first, lengths.second), workload.tile, trimmed};
         total += times * p.heads_kv * body(grid);
     }

@@ -44,7 +44,7 @@ void forward_steps(Emitter& out) {
     const bool far = !w.residency.queries;
     for_each_kv_head(w, true, [&](const KvHead& kv) {
         for (std::int64_t h = 0; h < kv.group; ++h) {
-            out.at(kv.member, kv.first_query_head + h);
+            out.at(kv.sequence, kv.first_query_head + h);
             for (std::int64_t i = 0; i < kv.grid.rows(); ++i) {
                 const Range q = kv.grid.queries(i);
                 out.emit(Operation::init_state, q, {}, kM | kL | kO, moved(q.size() * z.state(), far));

@@ -22,16 +22,16 @@ void validate(const Workload& w) {
     if (w.tile.block_kv < 1) invalid("block_kv", fmt::format("expected 1 or more, got {}", w.tile.block_kv));
     if (w.residency.tiles_at_once < 1)
         invalid("tiles_at_once", fmt::format("expected 1 or more, got {}", w.residency.tiles_at_once));
-    if (w.members.empty()) return;
-    if (!w.problem.ragged) invalid("members", "expected none for a Problem that is not ragged");
+    if (w.sequences.empty()) return;
+    if (!w.problem.ragged) invalid("sequences", "expected none for a Problem that is not ragged");
     std::int64_t q = 0;
     std::int64_t kv = 0;
-    for (const auto& [len_q, len_kv] : w.members) q += len_q, kv += len_kv;
-    if (static_cast<std::int64_t>(w.members.size()) != w.problem.batch || q != w.problem.total_q ||
+    for (const auto& [len_q, len_kv] : w.sequences) q += len_q, kv += len_kv;
+    if (static_cast<std::int64_t>(w.sequences.size()) != w.problem.batch || q != w.problem.total_q ||
         kv != w.problem.total_kv) {
-        invalid("members",
+        invalid("sequences",
                 fmt::format("expected {} of {} queries and {} keys in all, got {} of {} and {}", w.problem.batch,
-                            w.problem.total_q, w.problem.total_kv, w.members.size(), q, kv));
+                            w.problem.total_q, w.problem.total_kv, w.sequences.size(), q, kv));
     }
 }
 
@@ -45,15 +45,15 @@ bool countable(const Problem& p) {
     return pairs * 16 * static_cast<double>(p.head_dim + p.head_dim_v) <= 4.6e18;
 }
 
-std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::int64_t>> distinct_members(const Workload& w) {
+std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::int64_t>> distinct_sequences(const Workload& w) {
     const Problem& p = w.problem;
     if (!p.ragged) return {{{p.len_q, p.len_kv}, p.batch}};
-    if (w.members.empty()) {
+    if (w.sequences.empty()) {
         if (p.batch == 0) return {};
         return {{{p.total_q / p.batch, p.total_kv / p.batch}, p.batch}};
     }
     std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::int64_t>> runs;
-    for (const auto& lengths : w.members) {
+    for (const auto& lengths : w.sequences) {
         if (!runs.empty() && runs.back().first == lengths) ++runs.back().second;
         else runs.push_back({lengths, 1});
     }

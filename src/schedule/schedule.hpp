@@ -18,7 +18,7 @@ namespace tessera::schedule {
 using Visitor = std::function<void(const Step&)>;
 
 /// Calls visit(step) for every step, in the order in which one multiprocessor would run them.
-/// Throws Error(invalid_argument) for a Problem, tile or member list that breaks the contract.
+/// Throws Error(invalid_argument) for a Problem, tile or sequence list that breaks the contract.
 void for_each_step(const Workload& workload, const Visitor& visit);
 
 /// The sum of all steps, by going through them: what cost() must agree with.
@@ -35,7 +35,8 @@ using tessera::Footprint;
 /// Of one call of this workload.
 Footprint footprint(const Workload& workload);
 
-/// (queries, keys) of every member, and how many members are alike: {{q, kv}, times}.
-std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::int64_t>> distinct_members(const Workload& workload);
+/// (queries, keys) of every sequence, and how many sequences are alike: {{q, kv}, times}.
+std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::int64_t>> distinct_sequences(
+    const Workload& workload);
 
 }  // namespace tessera::schedule

@@ -92,7 +92,7 @@ Cost forward_cost(const Workload& w) {
 /// Matrices of all scores in fp32.
 std::int64_t matrices(const Workload& w, std::int64_t count) {
     std::int64_t bytes = 0;
-    for (const auto& [lengths, times] : distinct_members(w))
+    for (const auto& [lengths, times] : distinct_sequences(w))
         bytes += times * w.problem.heads_q * lengths.first * lengths.second * count * kSum;
     return bytes;
 }

@@ -62,7 +62,7 @@ void multiply_queries(Emitter& out, const KvHead& kv) {
         const Range k = kv.grid.keys(j);
         const Range rows = kv.grid.rows_of(j);
         for (std::int64_t h = 0; h < kv.group; ++h) {
-            out.at(kv.member, kv.first_query_head + h);
+            out.at(kv.sequence, kv.first_query_head + h);
             for (std::int64_t i = rows.begin; i < rows.end; ++i) {
                 const Range q = kv.grid.queries(i);
                 const Range run = kv.grid.computed(i, j);

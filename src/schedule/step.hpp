@@ -56,8 +56,8 @@ enum State : unsigned { kNothing = 0, kM = 1, kL = 2, kO = 4, kS = 8, kP = 16, k
 
 struct Step {
     Operation operation{};
-    std::int64_t member = 0;      ///< of the batch
-    std::int64_t query_head = 0;  ///< within the member; of the first head of the group where a step serves all of it
+    std::int64_t sequence = 0;    ///< of the batch
+    std::int64_t query_head = 0;  ///< within the sequence; of the first head of the group where a step serves all of it
     Range queries{};              ///< empty where a step has none
     Range keys{};
     Coverage coverage = Coverage::full;
@@ -83,8 +83,8 @@ struct Workload {
     Pass pass = Pass::forward;
     Tile tile{};
     Residency residency{};
-    /// (queries, keys) of each member of a ragged batch. Empty and ragged: members of equal lengths are assumed.
-    std::vector<std::pair<std::int64_t, std::int64_t>> members{};
+    /// (queries, keys) of each sequence of a ragged batch. Empty and ragged: sequences of equal lengths are assumed.
+    std::vector<std::pair<std::int64_t, std::int64_t>> sequences{};
 };
 
 }  // namespace tessera::schedule

@@ -208,8 +208,7 @@ TEST(BadCalls, tensors_that_the_problem_does_not_have) {
     check("dbias", c.backward_args(), backward_plan, &BackwardArgs::dbias);
 }
 
-// FA #845: ALiBi slopes cast to fp16 with the rest of the module.
-TEST(Bugs, bug_52_alibi_slopes_must_be_fp32) {
+TEST(BugFamilies, alibi_slopes_must_be_fp32_bug_52) {
     for (const DType dtype : {DType::fp16, DType::bf16, DType::fp64}) {
         const Case c = dense_case();
         const Tensor slopes(dtype, {4});
@@ -230,10 +229,9 @@ TEST(BadCalls, dbias_must_have_the_shape_of_bias) {
     expect_error(c, how, args, Workspace(how), ErrorCode::invalid_argument, {"dbias"}, "dbias of another shape");
 }
 
-// FA #1661, #1773, sgl-flash-attn PR #47: malformed cu_seqlens were accepted.
-TEST(Bugs, bug_64_malformed_cu_seqlens_name_the_index) {
+TEST(BugFamilies, malformed_cu_seqlens_name_the_index_bug_64) {
     struct Malformed {
-        std::vector<std::int64_t> cu;  // for 3 members, 7 queries in all, 5 at most in one
+        std::vector<std::int64_t> cu;  // for 3 sequences, 7 queries in all, 5 at most in one
         const char* index;
     };
     const Malformed rows[] = {{{1, 2, 2, 7}, "index 0"},  {{-1, 2, 2, 7}, "index 0"}, {{0, 3, 2, 7}, "index 2"},

@@ -84,9 +84,11 @@ TEST_F(CommandsTest, bench_measures_each_combination) {
     const auto records =
         run_ok("bench --len 16,32 --heads 2 --head-dim 8 --dtype fp32,bf16 --pass forward,backward --repeat 2 --json")
             .json();
-    ASSERT_EQ(records.size(), 8U);
+    int measured = 0;
     for (const auto& json : records) {
         const measure::Record record = measure::record_from_json(json);
+        if (record.what == "predicted") continue;  // on a machine that the model knows
+        ++measured;
         EXPECT_EQ(record.what, "measured");
         EXPECT_GT(record.ms, 0);
         EXPECT_GT(record.tflops, 0);
@@ -95,7 +97,54 @@ TEST_F(CommandsTest, bench_measures_each_combination) {
         EXPECT_FALSE(record.commit.empty());
         EXPECT_EQ(record.date.size(), 20U);
     }
+    EXPECT_EQ(measured, 8);
     expect_fits(run_ok("bench --len 16,32 --heads 2 --head-dim 8 --schedule all --pass forward,backward --repeat 2"));
+}
+
+TEST_F(CommandsTest, backward_and_pass_are_spellings_of_one_option) {
+    for (const std::string command : {"plan --len 64", "walk --by-hand", "walk --len 64", "roofline --len 64",
+                                      "roofline --timeline --len 64", "check --schedule fa1 --case causal_square"}) {
+        const std::string backward = run_ok(command + " --json --backward").out;
+        EXPECT_EQ(run_ok(command + " --json --pass backward").out, backward) << command;
+        EXPECT_NE(run_ok(command + " --json --pass forward").out, backward) << command;
+        expect_error(command + " --backward --pass forward", 2,
+                     "--backward: stands for --pass backward: expected without --pass forward");
+    }
+    const auto passes = [&](const std::string& options) {
+        std::string list;
+        for (const auto& record : run_ok("bench --json --repeat 1 --len 16 --heads 1 --head-dim 8" + options).json())
+            list += record.at("pass").get<std::string>() + " ";
+        return list;
+    };
+    EXPECT_EQ(passes(""), "forward ");
+    EXPECT_EQ(passes(" --backward"), "backward ");
+    EXPECT_EQ(passes(" --pass both"), "forward backward ");
+    EXPECT_EQ(passes(" --pass backward,forward"), "backward forward ");
+    run_ok("gen --len 8 --heads 2 --head-dim 8 --grad -o in.safetensors");
+    for (const char* pass : {"backward", "both"})
+        run_ok(fmt::format("run in.safetensors --pass {0} -o {0}.safetensors", pass));
+    run_ok("run in.safetensors --backward -o flag.safetensors");
+    EXPECT_EQ(text_of(path("backward.safetensors")), text_of(path("flag.safetensors")));
+    EXPECT_EQ(text_of(path("both.safetensors")), text_of(path("flag.safetensors")));
+    for (const char* command : {"plan", "walk --len 64"})
+        expect_error(fmt::format("{} --pass both", command), 2, "--pass: expected one of forward, backward, got");
+}
+
+TEST_F(CommandsTest, check_takes_the_kernels_of_a_schedule_and_a_pass) {
+    const auto checked = [&](const std::string& options) {
+        std::string list;
+        const auto json = run_ok("check --json --case causal_square --backend cpu" + options).json();
+        for (const auto& row : json.at("kernels")) list += row.at("kernel").get<std::string>() + " ";
+        return list;
+    };
+    EXPECT_EQ(checked(" --schedule fa1"), "cpu.fa1.forward cpu.fa1.backward ");
+    EXPECT_EQ(checked(" --schedule fa2 --pass forward"), "cpu.fa2.forward ");
+    EXPECT_EQ(checked(" --backward --schedule standard"), "cpu.standard.backward ");
+    EXPECT_EQ(checked(" --pass both"), checked(""));
+    expect_error("check --schedule fa9", 2, "--schedule: expected one of all, standard");
+    expect_error("check --schedule fa1 --kernel cpu.fa2.forward", 2,
+                 "--kernel: expected one of cpu.fa1.forward, cpu.fa1.backward");
+    expect_error("check --backend cpu --schedule fa3", 69, "--schedule: this build has no cpu kernel of schedule fa3");
 }
 
 TEST_F(CommandsTest, bench_counts_visible_pairs_only) {
@@ -113,7 +162,7 @@ TEST_F(CommandsTest, bench_appends_records) {
     const std::string bench = "bench --len 16 --heads 2 --head-dim 8 --repeat 1 -o r.jsonl";
     run_ok(bench);
     run_ok(bench + " --alibi --bias --dropout 0.1");
-    const auto records = measure::read_records(path("r.jsonl"));
+    const auto records = measured_records("r.jsonl");
     ASSERT_EQ(records.size(), 2U);
     EXPECT_EQ(records[1].features, "alibi, bias, dropout 0.1");
 }

@@ -110,7 +110,7 @@ TEST_F(RunTest, npy_files_give_the_same_bytes) {
     expect_error("run q.npy k.npy v.npy --q z", 2, "--q: names a tensor of a .safetensors file");
 }
 
-TEST_F(RunTest, rank_three_is_one_batch_member_and_is_written_back_so) {
+TEST_F(RunTest, rank_three_is_one_batch_sequence_and_is_written_back_so) {
     run_ok("gen --len 20 --heads 2 --head-dim 8 -o a.safetensors");
     const io::TensorFile file = io::read_safetensors(path("a.safetensors"));
     for (const char* name : {"q", "k", "v"}) {

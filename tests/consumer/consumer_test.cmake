@@ -72,7 +72,7 @@ build_and_run("add_subdirectory, shared" subdirectory -DTESSERA_CHECKOUT=${SOURC
 run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/no_build_type
     -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DTESSERA_CHECKOUT=${SOURCE} -DTESSERA_CUDA=OFF
     -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
-file(STRINGS ${WORK}/no_build_type/compile_commands.json commands REGEX "command.*cpu/lanes/matmul.cc")
+file(STRINGS ${WORK}/no_build_type/compile_commands.json commands REGEX "command.*cpu/simd/matmul.cc")
 if(NOT commands MATCHES " -O2 ")
     message(FATAL_ERROR "without a build type, expected matmul.cc to be compiled with -O2, got: ${commands}")
 endif()

@@ -126,7 +126,7 @@ struct Case {
     std::int64_t len_q_of(std::int64_t b) const { return problem.ragged ? length(options.cu_q, b) : problem.len_q; }
     std::int64_t len_kv_of(std::int64_t b) const { return problem.ragged ? length(options.cu_kv, b) : problem.len_kv; }
 
-    /// Index of (member, its row, head, column) in q, o and their gradients, and in k, v and theirs.
+    /// Index of (sequence, its row, head, column) in q, o and their gradients, and in k, v and theirs.
     Index in_q(std::int64_t b, std::int64_t row, std::int64_t head, std::int64_t column) const {
         return index(options.cu_q, b, row, head, column);
     }

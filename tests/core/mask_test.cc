@@ -194,8 +194,7 @@ TEST(Mask, causal_is_a_window) {
     });
 }
 
-// FA #282/#436, cutlass #2336, onnxruntime #28958: top-left against bottom-right for len_q <, =, > len_kv.
-TEST(Bugs, bug_46_causal_alignment) {
+TEST(BugFamilies, causal_diagonal_is_top_left_or_bottom_right_bug_46) {
     const auto rows = [](Causal causal, std::int64_t len_q, std::int64_t len_kv) {
         std::vector<std::int64_t> sizes;
         for (std::int64_t q = 0; q < len_q; ++q)

@@ -165,8 +165,7 @@ double chi_square(const std::vector<std::int64_t>& kept, double group_size, doub
     return sum;
 }
 
-// FA #314, PT #99905, ffpa #352, FA PR #2439: masks that repeat, or keep 0.977 instead of 0.90.
-TEST(Bugs, bug_53_keep_rate_is_right_in_every_place_row_head_and_batch) {
+TEST(BugFamilies, keep_rate_is_right_in_every_place_row_head_and_batch_bug_53) {
     constexpr std::int64_t kKeys = 512, kQueries = 64, kHeads = 4, kBatches = 4;
     for (const double p : {0.1, 0.5, 0.9}) {
         const KeepRule rule(42, keep_threshold(p));
@@ -229,7 +228,7 @@ void expect_independent(const std::vector<std::uint32_t>& a, const std::vector<s
     EXPECT_NEAR(t.chi_square, t.pairs, 4.5 * std::sqrt(2.0 * t.pairs));
 }
 
-TEST(Bugs, bug_53_weights_of_a_patch_and_of_its_neighbours_are_independent) {
+TEST(BugFamilies, weights_of_a_patch_and_of_its_neighbours_are_independent_bug_53) {
     constexpr std::uint32_t kPatches = 8192;
     for (const double p : {0.1, 0.5, 0.7}) {
         const KeepRule rule(43, keep_threshold(p));
@@ -252,7 +251,7 @@ TEST(Bugs, bug_53_weights_of_a_patch_and_of_its_neighbours_are_independent) {
     }
 }
 
-TEST(Bugs, bug_53_bits_of_a_word_and_of_its_neighbours_are_independent) {
+TEST(BugFamilies, bits_of_a_word_and_of_its_neighbours_are_independent_bug_53) {
     const auto words = [](std::int64_t query, std::int64_t key) {
         std::vector<std::uint32_t> result;
         for (std::int64_t n = 0; n < 8192; ++n) {
@@ -267,7 +266,7 @@ TEST(Bugs, bug_53_bits_of_a_word_and_of_its_neighbours_are_independent) {
     }
 }
 
-TEST(Bugs, bug_53_masks_of_seeds_batches_heads_and_queries_differ) {
+TEST(BugFamilies, masks_of_seeds_batches_heads_and_queries_differ_bug_53) {
     // Independent masks of keep rate 1/2 agree on half of the keys.
     const auto agreement = [](auto first, auto second) {
         int same = 0;

@@ -97,8 +97,7 @@ TEST(Problem, each_field_wrong_in_turn_is_named) {
     }
 }
 
-// FA #1116: a negative window silently meant "infinite".
-TEST(Bugs, bug_54_negative_window_is_refused) {
+TEST(BugFamilies, negative_window_is_refused_bug_54) {
     for (const std::int64_t side : {std::int64_t{-1}, std::int64_t{-128}, std::numeric_limits<std::int64_t>::min()}) {
         Problem p = dense_problem();
         p.mask.window_left = side;

@@ -239,8 +239,8 @@ TEST(MatrixKernels, nan_of_any_bits_is_told) {
     }
 }
 
-/// Blocks beyond a member's own keys are no tiles.
-TEST(MatrixKernels, ragged_members_count_their_own_tiles) {
+/// Blocks beyond a sequence's own keys are no tiles.
+TEST(MatrixKernels, ragged_sequences_count_their_own_tiles) {
     const std::vector<std::int64_t> of_q = {4, 4, 4}, of_kv = {1300, 40, 0};
     check::Attention x(check::make_ragged(of_q, of_kv, 1, 1, 16, DType::bf16), 1, of_q, of_kv);
     for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {
@@ -253,7 +253,7 @@ TEST(MatrixKernels, ragged_members_count_their_own_tiles) {
             EXPECT_EQ(counters.full, 4) << static_cast<int>(chosen);
             EXPECT_EQ(counters.partial, 0);
             EXPECT_EQ(counters.skipped, 0);
-            EXPECT_EQ(counters.elements, 4 * 1340);
+            EXPECT_EQ(counters.computed_pairs, 4 * 1340);
         }
     }
 }

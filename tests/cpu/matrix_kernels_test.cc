@@ -38,7 +38,7 @@ TEST_P(MatrixRandomCases, are_right_on_every_unit) {
     for (const auto& [chosen, count] : ran) EXPECT_GT(count, 50) << "unit " << static_cast<int>(chosen);
 }
 
-INSTANTIATE_TEST_SUITE_P(all, MatrixRandomCases, testing::Range<std::uint64_t>(0, kRandomCases, kGroup));
+INSTANTIATE_TEST_SUITE_P(All, MatrixRandomCases, testing::Range<std::uint64_t>(0, kRandomCases, kGroup));
 
 /// The last panels of one query head and the first of the next share a task. A window leaves keys between those that
 /// they see, whole blocks of them.

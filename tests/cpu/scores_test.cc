@@ -8,7 +8,7 @@
 
 #include "core/dropout.hpp"
 #include "core/numeric.hpp"
-#include "cpu/lanes/words.hpp"
+#include "cpu/simd/primitives.hpp"
 #include "floats.hpp"
 #include "targets.hpp"
 
@@ -31,8 +31,8 @@ Capped softcap(float scale, float cap, float x, float others) {
     constexpr std::int64_t kLanes = 32;
     Floats s(kLanes, others), slope(kLanes), scratch(kLanes);
     s[5] = x;
-    lanes::transform_scores({.scale = scale, .softcap = cap}, {Mask{}.bind(32, 1), 0, 0}, 1, 32, s, kLanes, scratch,
-                            slope);
+    simd::transform_scores({.scale = scale, .softcap = cap}, {Mask{}.bind(32, 1), 0, 0}, 1, 32, s, kLanes, scratch,
+                           slope);
     return {s[5], slope[5]};
 }
 
@@ -49,8 +49,8 @@ TEST_P(Scores, softcap_is_exact_over_all_arguments) {
                 s[i] = std::ldexp(mantissa, exponent) * (i % 2 == 0 ? 1 : cap) * (rng() % 2 == 0 ? 1 : -1);
             }
             const std::vector<float> x(static_cast<float*>(s), static_cast<float*>(s) + kCount);
-            lanes::transform_scores({.scale = scale, .softcap = cap}, {Mask{}.bind(16, 2048), 0, 0}, 2048, 16, s, 16,
-                                    scratch, slope);
+            simd::transform_scores({.scale = scale, .softcap = cap}, {Mask{}.bind(16, 2048), 0, 0}, 2048, 16, s, 16,
+                                   scratch, slope);
             for (std::int64_t i = 0; i < kCount; ++i) {
                 const double t = std::tanh(static_cast<double>(scale) * x[static_cast<std::size_t>(i)] / cap);
                 ASSERT_NEAR(s[i], cap * t, 4e-7 * std::abs(cap * t)) << cap << " " << x[static_cast<std::size_t>(i)];
@@ -96,10 +96,10 @@ TEST_P(Scores, alibi_is_the_distance_at_any_place) {
             // Of the first key; the last ones are as far as fp32 counts.
             for (const std::int64_t ahead : {-1000000, -70, -5, 0, 5, 70, 1000000, -((1 << 24) - 49), (1 << 24) - 67}) {
                 if (q + ahead < 0) continue;
-                const lanes::Place place{Mask{}.bind(q + 48, q + (1 << 25)), q, q + ahead + 3};
+                const simd::Place place{Mask{}.bind(q + 48, q + (1 << 25)), q, q + ahead + 3};
                 Floats s(keys * kLanes), scratch(keys * kLanes);
-                lanes::transform_scores({.alibi = 0.25F, .diagonal = 3}, place, keys, kLanes, s, kLanes, scratch,
-                                        nullptr);
+                simd::transform_scores({.alibi = 0.25F, .diagonal = 3}, place, keys, kLanes, s, kLanes, scratch,
+                                       nullptr);
                 for (std::int64_t j = 0; j < keys; ++j) {
                     for (std::int64_t i = 0; i < kLanes; ++i) {
                         ASSERT_EQ(s[j * kLanes + i], -0.25F * static_cast<float>(std::abs(i - ahead - j)))
@@ -123,8 +123,8 @@ TEST_P(Scores, bias_of_any_dtype_and_broadcast) {
                     store_from_double(bias.data() + i * size_of(dtype), dtype, std::normal_distribution<>()(rng));
                 }
                 Floats s(kKeys * kLanes, 1.0F), scratch(kKeys * kLanes);
-                lanes::transform_scores({.bias = rows}, {Mask{}.bind(kLenQ, kLenKv), 11, 17}, kKeys, kQueries, s,
-                                        kLanes, scratch, nullptr);
+                simd::transform_scores({.bias = rows}, {Mask{}.bind(kLenQ, kLenKv), 11, 17}, kKeys, kQueries, s, kLanes,
+                                       scratch, nullptr);
                 for (std::int64_t j = 0; j < kKeys; ++j) {
                     for (std::int64_t i = 0; i < kQueries; ++i) {
                         const auto expected = static_cast<float>(load_as_double(rows.at(11 + i, 17 + j), dtype));
@@ -137,11 +137,11 @@ TEST_P(Scores, bias_of_any_dtype_and_broadcast) {
 }
 
 /// Are all factors those of core/dropout.hpp?
-void expect_philox(const lanes::DropoutRule& rule, std::int64_t first_query, std::int64_t first_key, std::int64_t keys,
+void expect_philox(const simd::DropoutRule& rule, std::int64_t first_query, std::int64_t first_key, std::int64_t keys,
                    std::int64_t lanes) {
-    const lanes::Place place{Mask{}.bind(std::int64_t{1} << 40, std::int64_t{1} << 40), first_query, first_key};
+    const simd::Place place{Mask{}.bind(std::int64_t{1} << 40, std::int64_t{1} << 40), first_query, first_key};
     Floats factors(keys * lanes + 1, kNan);
-    lanes::dropout_factors(rule, place, keys, factors, lanes);
+    simd::dropout_factors(rule, place, keys, factors, lanes);
     for (std::int64_t j = 0; j < keys; ++j) {
         for (std::int64_t i = 0; i < lanes; ++i) {
             const bool kept =
@@ -155,12 +155,12 @@ void expect_philox(const lanes::DropoutRule& rule, std::int64_t first_query, std
 
 TEST_P(Scores, dropout_factors_are_the_philox_words) {
     constexpr std::int64_t k32 = std::int64_t{1} << 32;
-    const lanes::DropoutRule rule{.seed = 0xF123456789ABCDEFULL,
-                                  .threshold = keep_threshold(0.3),
-                                  .kept = 1 / 0.7F,
-                                  .batch = 3,
-                                  .head = 5,
-                                  .active = true};
+    const simd::DropoutRule rule{.seed = 0xF123456789ABCDEFULL,
+                                 .threshold = keep_threshold(0.3),
+                                 .kept = 1 / 0.7F,
+                                 .batch = 3,
+                                 .head = 5,
+                                 .active = true};
     for (const std::int64_t key : {std::int64_t{0}, std::int64_t{1}, std::int64_t{15}, std::int64_t{4095}, k32 - 50}) {
         for (const std::int64_t query : {std::int64_t{0}, std::int64_t{1}, std::int64_t{65530}, k32 - 5}) {
             for (const std::int64_t keys : {1, 2, 15, 16, 17, 33, 50}) expect_philox(rule, query, key, keys, 48);
@@ -175,12 +175,12 @@ TEST_P(Scores, dropout_of_every_seed_head_and_rate) {
         for (const std::uint64_t seed :
              {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, ~std::uint64_t{0}}) {
             for (const std::int64_t head : {std::int64_t{0}, std::int64_t{70000}, (std::int64_t{1} << 32) - 1}) {
-                const lanes::DropoutRule rule{.seed = seed,
-                                              .threshold = keep_threshold(p),
-                                              .kept = 2.0F,
-                                              .batch = 3 * head,
-                                              .head = head,
-                                              .active = true};
+                const simd::DropoutRule rule{.seed = seed,
+                                             .threshold = keep_threshold(p),
+                                             .kept = 2.0F,
+                                             .batch = 3 * head,
+                                             .head = head,
+                                             .active = true};
                 expect_philox(rule, 18, 30, 9, 32);
             }
         }
@@ -189,7 +189,7 @@ TEST_P(Scores, dropout_of_every_seed_head_and_rate) {
 
 // Thresholds that are a weight's word, which is then dropped, or one more: it is level to its last bit.
 TEST_P(Scores, dropout_compares_whole_words) {
-    lanes::DropoutRule rule{.seed = 77, .kept = 2.0F, .batch = 1, .head = 2, .active = true};
+    simd::DropoutRule rule{.seed = 77, .kept = 2.0F, .batch = 1, .head = 2, .active = true};
     for (const std::int64_t key : {32, 47, 48, 63}) {
         for (const std::int64_t lane : {0, 1, 14, 31}) {
             for (const std::int64_t query : {6, 9}) {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <random>
 
-#include "cpu/lanes/words.hpp"
+#include "cpu/simd/primitives.hpp"
 #include "kernels/support.hpp"
 #include "targets.hpp"
 
@@ -17,8 +17,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr std::int64_t kKeys = 70, kQueries = 80, kDim = 19;
 
 /// Tiles of kKeys x kQueries that masks cut in different ways.
-std::vector<lanes::Place> places() {
-    std::vector<lanes::Place> result;
+std::vector<simd::Place> places() {
+    std::vector<simd::Place> result;
     const auto add = [&](const Mask& mask, std::int64_t len_q, std::int64_t len_kv, std::int64_t q, std::int64_t kv) {
         result.push_back({mask.bind(len_q, len_kv), q, kv});
     };
@@ -60,14 +60,14 @@ struct Tensor {
     }
 };
 
-bool visible(const lanes::Place& place, std::int64_t key, std::int64_t query) {
+bool visible(const simd::Place& place, std::int64_t key, std::int64_t query) {
     return place.q + query < place.band.len_q && place.band.visible(place.q + query, place.kv + key);
 }
 
 /// Does one of the kLanes queries around `query` see the key?
-bool group_sees(const lanes::Place& place, std::int64_t key, std::int64_t query) {
-    const std::int64_t first = query / lanes::kLanes * lanes::kLanes;
-    for (std::int64_t i = first; i < first + lanes::kLanes; ++i) {
+bool group_sees(const simd::Place& place, std::int64_t key, std::int64_t query) {
+    const std::int64_t first = query / simd::kLanes * simd::kLanes;
+    for (std::int64_t i = first; i < first + simd::kLanes; ++i) {
         if (visible(place, key, i)) return true;
     }
     return false;
@@ -77,9 +77,9 @@ class Trim : public EachTarget {};
 INSTANTIATE_TEST_SUITE_P(Cpu, Trim, testing::ValuesIn(usable_targets()), target_label);
 
 TEST_P(Trim, fill_hidden_is_the_band_and_lanes_without_a_query) {
-    for (const lanes::Place& place : places()) {
+    for (const simd::Place& place : places()) {
         Tensor s(kKeys * kQueries, 1.0F);
-        lanes::fill_masked(place, kKeys, s.data, kQueries, -5.0F);
+        simd::fill_masked(place, kKeys, s.data, kQueries, -5.0F);
         for (std::int64_t at = 0; at < s.size; ++at)
             ASSERT_EQ(s.data[at], visible(place, at / kQueries, at % kQueries) ? 1.0F : -5.0F) << at;
     }
@@ -87,22 +87,22 @@ TEST_P(Trim, fill_hidden_is_the_band_and_lanes_without_a_query) {
 
 TEST_P(Trim, scores_of_hidden_sub_tiles_are_not_computed) {
     std::mt19937 rng(1);
-    for (const lanes::Place& place : places()) {
+    for (const simd::Place& place : places()) {
         const Tensor k(kKeys * kDim, rng), q_t(kDim * kQueries, rng);
         Tensor all(kKeys * kQueries), cut(kKeys * kQueries, 7.0F);
-        lanes::Product product{.m = kKeys,
-                               .n = kQueries,
-                               .k = kDim,
-                               .a = k.data,
-                               .a_row = kDim,
-                               .a_k = 1,
-                               .b = q_t.data,
-                               .b_stride = kQueries,
-                               .c = all.data,
-                               .c_stride = kQueries};
-        lanes::matmul(product);
+        simd::Product product{.m = kKeys,
+                              .n = kQueries,
+                              .k = kDim,
+                              .a = k.data,
+                              .a_row = kDim,
+                              .a_k = 1,
+                              .b = q_t.data,
+                              .b_stride = kQueries,
+                              .c = all.data,
+                              .c_stride = kQueries};
+        simd::matmul(product);
         product.c = cut.data;
-        lanes::matmul_visible_scores(product, place);
+        simd::matmul_visible_scores(product, place);
         for (std::int64_t j = 0; j < kKeys; ++j) {
             for (std::int64_t i = 0; i < kQueries; ++i) {
                 const float expected = group_sees(place, j, i) ? all.data[j * kQueries + i] : 7.0F;
@@ -114,30 +114,30 @@ TEST_P(Trim, scores_of_hidden_sub_tiles_are_not_computed) {
 
 TEST_P(Trim, products_over_keys_read_no_hidden_sub_tile) {
     std::mt19937 rng(2);
-    for (const lanes::Place& place : places()) {
-        for (const lanes::Into into : {lanes::Into::overwrite, lanes::Into::add, lanes::Into::scaled_add}) {
+    for (const simd::Place& place : places()) {
+        for (const simd::Into into : {simd::Into::overwrite, simd::Into::add, simd::Into::scaled_add}) {
             const Tensor v(kKeys * kDim, rng), scale(kQueries, rng);
             Tensor p(kKeys * kQueries, rng), all(kDim * kQueries, rng);
             Tensor cut(all);
-            lanes::fill_masked(place, kKeys, p.data, kQueries, 0.0F);
-            lanes::Product product{.m = kDim,
-                                   .n = kQueries,
-                                   .k = kKeys,
-                                   .a = v.data,
-                                   .a_row = 1,
-                                   .a_k = kDim,
-                                   .b = p.data,
-                                   .b_stride = kQueries,
-                                   .c = all.data,
-                                   .c_stride = kQueries,
-                                   .into = into,
-                                   .lane_scale = scale.data};
-            lanes::matmul(product);
+            simd::fill_masked(place, kKeys, p.data, kQueries, 0.0F);
+            simd::Product product{.m = kDim,
+                                  .n = kQueries,
+                                  .k = kKeys,
+                                  .a = v.data,
+                                  .a_row = 1,
+                                  .a_k = kDim,
+                                  .b = p.data,
+                                  .b_stride = kQueries,
+                                  .c = all.data,
+                                  .c_stride = kQueries,
+                                  .into = into,
+                                  .lane_scale = scale.data};
+            simd::matmul(product);
             for (std::int64_t at = 0; at < p.size; ++at) {
                 if (!group_sees(place, at / kQueries, at % kQueries)) p.data[at] = std::nanf("");
             }
             product.c = cut.data;
-            lanes::matmul_visible_keys(product, place);
+            simd::matmul_visible_keys(product, place);
             ASSERT_TRUE(cut.same_bits(all));
         }
     }
@@ -146,31 +146,31 @@ TEST_P(Trim, products_over_keys_read_no_hidden_sub_tile) {
 TEST_P(Trim, products_over_queries_read_no_query_that_sees_nothing) {
     std::mt19937 rng(3);
     constexpr std::int64_t kStride = 48;
-    for (const lanes::Place& place : places()) {
+    for (const simd::Place& place : places()) {
         for (const std::int64_t queries : {kQueries, kQueries - 11}) {
             const std::int64_t present = std::min(queries, place.band.len_q - place.q);
             Tensor p(kKeys * kQueries, rng), d_o(kQueries * kStride, rng), all(kKeys * kStride, rng);
             Tensor cut(all);
-            lanes::fill_masked(place, kKeys, p.data, kQueries, 0.0F);
-            lanes::Product product{.m = kKeys,
-                                   .n = kStride,
-                                   .k = present,
-                                   .a = p.data,
-                                   .a_row = kQueries,
-                                   .a_k = 1,
-                                   .b = d_o.data,
-                                   .b_stride = kStride,
-                                   .c = all.data,
-                                   .c_stride = kStride,
-                                   .into = lanes::Into::add};
-            lanes::matmul(product);
+            simd::fill_masked(place, kKeys, p.data, kQueries, 0.0F);
+            simd::Product product{.m = kKeys,
+                                  .n = kStride,
+                                  .k = present,
+                                  .a = p.data,
+                                  .a_row = kQueries,
+                                  .a_k = 1,
+                                  .b = d_o.data,
+                                  .b_stride = kStride,
+                                  .c = all.data,
+                                  .c_stride = kStride,
+                                  .into = simd::Into::add};
+            simd::matmul(product);
             for (std::int64_t i = 0; i < present; ++i) {
                 bool sees = false;
                 for (std::int64_t j = 0; j < kKeys; ++j) sees = sees || visible(place, j, i);
                 if (!sees) std::fill_n(d_o.data + i * kStride, kStride, std::nanf(""));
             }
             product.c = cut.data;
-            lanes::matmul_visible_queries(product, place);
+            simd::matmul_visible_queries(product, place);
             ASSERT_TRUE(cut.same_bits(all));
         }
     }
@@ -178,22 +178,22 @@ TEST_P(Trim, products_over_queries_read_no_query_that_sees_nothing) {
 
 TEST_P(Trim, softmax_words_leave_hidden_sub_tiles_out) {
     std::mt19937 rng(4);
-    for (const lanes::Place& place : places()) {
+    for (const simd::Place& place : places()) {
         Tensor all(kKeys * kQueries, rng), m(kQueries), l(kQueries), rescale(kQueries), lse(kQueries, rng);
-        lanes::fill_masked(place, kKeys, all.data, kQueries, -kInf);
+        simd::fill_masked(place, kKeys, all.data, kQueries, -kInf);
         Tensor cut(all), weights(all), cut_weights(all), m2(m), l2(l), rescale2(rescale);
-        lanes::clear_state({m.data, l.data}, kQueries);
-        lanes::clear_state({m2.data, l2.data}, kQueries);
-        lanes::online_softmax(all.data, kKeys, kQueries, kQueries, {m.data, l.data}, rescale.data);
-        lanes::online_softmax(cut.data, kKeys, kQueries, kQueries, {m2.data, l2.data}, rescale2.data, &place);
+        simd::clear_state({m.data, l.data}, kQueries);
+        simd::clear_state({m2.data, l2.data}, kQueries);
+        simd::online_softmax(all.data, kKeys, kQueries, kQueries, {m.data, l.data}, rescale.data);
+        simd::online_softmax(cut.data, kKeys, kQueries, kQueries, {m2.data, l2.data}, rescale2.data, &place);
         EXPECT_TRUE(cut.same_bits(all) && m2.same_bits(m) && l2.same_bits(l) && rescale2.same_bits(rescale));
 
-        lanes::weights_from_lse(weights.data, lse.data, kKeys, kQueries, kQueries);
-        lanes::weights_from_lse(cut_weights.data, lse.data, kKeys, kQueries, kQueries, &place);
+        simd::weights_from_lse(weights.data, lse.data, kKeys, kQueries, kQueries);
+        simd::weights_from_lse(cut_weights.data, lse.data, kKeys, kQueries, kQueries, &place);
         Tensor ds(kKeys * kQueries, rng);
         Tensor cut_ds(ds);
-        lanes::softmax_gradient(weights.data, ds.data, lse.data, kKeys, kQueries, kQueries);
-        lanes::softmax_gradient(weights.data, cut_ds.data, lse.data, kKeys, kQueries, kQueries, &place);
+        simd::softmax_gradient(weights.data, ds.data, lse.data, kKeys, kQueries, kQueries);
+        simd::softmax_gradient(weights.data, cut_ds.data, lse.data, kKeys, kQueries, kQueries, &place);
         for (std::int64_t at = 0; at < ds.size; ++at) {
             if (!visible(place, at / kQueries, at % kQueries)) continue;
             ASSERT_EQ(cut_weights.data[at], weights.data[at]);

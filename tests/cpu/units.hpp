@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "cpu/matrix/words.hpp"
+#include "cpu/matrix/primitives.hpp"
+#include "printed.hpp"
 
 namespace tessera::cpu::matrix {
 

@@ -9,8 +9,8 @@
 namespace tessera::cuda::test {
 namespace {
 
-/// Rows of q, and of k as many, of one member; a query sees the keys `left` before it to `right` behind it.
-struct LargeMember {
+/// Rows of q, and of k as many, of one sequence; a query sees the keys `left` before it to `right` behind it.
+struct LargeSequence {
     std::int64_t begin, end, left, right;
 
     std::int64_t first_key(std::int64_t query) const { return std::max(begin, query - left); }
@@ -22,7 +22,7 @@ struct LargeMember {
 /// A row of q and dq, or of k, v, dk and dv; `head` is a query head.
 struct LargeRow {
     std::int64_t row, head;
-    LargeMember member;
+    LargeSequence sequence;
 };
 
 template <class T>
@@ -125,13 +125,13 @@ class LargeGradients {
     struct Weights {
         Numbers p, ds;
     };
-    Weights weights(std::int64_t query, std::int64_t head, const LargeMember& member) const {
+    Weights weights(std::int64_t query, std::int64_t head, const LargeSequence& sequence) const {
         const Numbers q = numbers(1, query, head);
         const Numbers d_o = numbers(4, query, head);
         Weights out;
         double sum = 0;
         double products = 0;
-        for (std::int64_t j = member.first_key(query); j < member.key_end(query); ++j) {
+        for (std::int64_t j = sequence.first_key(query); j < sequence.key_end(query); ++j) {
             out.p.push_back(std::exp(dot(q, numbers(2, j, head)) * problem_.effective_scale()));  // scores are small
             out.ds.push_back(dot(d_o, numbers(3, j, head)));
             sum += out.p.back();
@@ -148,9 +148,9 @@ class LargeGradients {
         const Problem& p = problem_;
         const auto zeros = Numbers(static_cast<std::size_t>(p.head_dim));
         Numbers dq = zeros;
-        const Weights own = weights(row.row, row.head, row.member);
-        const std::int64_t first_key = row.member.first_key(row.row);
-        for (std::int64_t j = first_key; j < row.member.key_end(row.row); ++j) {
+        const Weights own = weights(row.row, row.head, row.sequence);
+        const std::int64_t first_key = row.sequence.first_key(row.row);
+        for (std::int64_t j = first_key; j < row.sequence.key_end(row.row); ++j) {
             add(dq, own.ds[static_cast<std::size_t>(j - first_key)] * p.effective_scale(), numbers(2, j, row.head));
         }
         expect_near("dQ", dq_, row, p.heads_q, row.head, dq);
@@ -158,9 +158,9 @@ class LargeGradients {
         Numbers dv = zeros;
         const std::int64_t kv_head = row.head / p.group();
         for (std::int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head) {
-            for (std::int64_t i = row.member.first_query(row.row); i < row.member.query_end(row.row); ++i) {
-                const Weights of_query = weights(i, head, row.member);
-                const auto at = static_cast<std::size_t>(row.row - row.member.first_key(i));
+            for (std::int64_t i = row.sequence.first_query(row.row); i < row.sequence.query_end(row.row); ++i) {
+                const Weights of_query = weights(i, head, row.sequence);
+                const auto at = static_cast<std::size_t>(row.row - row.sequence.first_key(i));
                 add(dk, of_query.ds[at] * p.effective_scale(), numbers(1, i, head));
                 add(dv, of_query.p[at], numbers(4, i, head));
             }
@@ -216,7 +216,7 @@ TEST_F(LargeBackward, rows_past_2_to_the_31_elements) {
     LargeGradients<__nv_bfloat16>(p).expect_right(rows);
 }
 
-TEST_F(LargeBackward, batch_members_past_2_to_the_31_elements) {
+TEST_F(LargeBackward, sequences_past_2_to_the_31_elements) {
     constexpr std::int64_t kBatch = 70'000, kLen = 62, kHeads = 8;
     const Problem p = check::make_problem(kBatch, kLen, kLen, kHeads, kHeads, 64, DType::fp16);
     std::vector<LargeRow> rows;

@@ -9,7 +9,7 @@
 namespace tessera::cuda::test {
 namespace {
 
-/// One query of one head, checked against fp64. Rows count over all members.
+/// One query of one head, checked against fp64. Rows count over all sequences.
 struct Row {
     std::int64_t query;               // row of q
     std::int64_t first_key, key_end;  // rows of k and v that it sees
@@ -113,7 +113,7 @@ TEST_F(Large, rows_past_2_to_the_31_elements) {
     LargeCall(p).expect_right(rows);
 }
 
-TEST_F(Large, batch_members_past_2_to_the_31_elements) {
+TEST_F(Large, sequences_past_2_to_the_31_elements) {
     constexpr std::int64_t kBatch = 70'000, kLen = 62, kHeads = 8;
     const Problem p = check::make_problem(kBatch, kLen, kLen, kHeads, kHeads, 64, DType::bf16);
     std::vector<Row> rows;
@@ -126,7 +126,7 @@ TEST_F(Large, batch_members_past_2_to_the_31_elements) {
 }
 
 TEST_F(Large, ragged_rows_past_2_to_the_31_elements) {
-    // Two short members at the ends of a long one, which sees little of itself.
+    // Two short sequences at the ends of a long one, which sees little of itself.
     constexpr std::int64_t kShort = 130, kLong = (std::int64_t{1} << 21) - 77, kTotal = kLong + 2 * kShort;
     constexpr std::int64_t kWindow = 100, kHeads = 9, kKvHeads = 3;
     Problem p =

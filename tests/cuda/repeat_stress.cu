@@ -243,7 +243,7 @@ TEST_P(Repeats, give_the_same_gradients_from_a_graph) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(stress, Repeats, testing::ValuesIn(configurations()),
+INSTANTIATE_TEST_SUITE_P(Stress, Repeats, testing::ValuesIn(configurations()),
                          [](const auto& which) { return which.param.name; });
 
 }  // namespace

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to scores in a fragment, against the host's Mask and Philox and against fp64; and members of a batch.
+// What happens to scores in a fragment, against the host's Mask and Philox and against fp64; and sequences of a batch.
 #include <cmath>
 #include <limits>
 
 #include "core/numeric.hpp"
 #include "cuda/on_device.cuh"
-#include "cuda/tile/member.cuh"
 #include "cuda/tile/score.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::test::score {
 namespace {
@@ -24,7 +24,8 @@ enum class What { hide, transform, transform_masked, drop };
 
 /// One warp: a [16][32] block of scores at `place` of (batch, head), in and out.
 template <class T>
-__global__ void handle(ForwardParams p, Member member, std::int64_t batch, int head, Place place, What what, float* s) {
+__global__ void handle(ForwardParams p, Sequence sequence, std::int64_t batch, int head, Place place, What what,
+                       float* s) {
     const int lane = static_cast<int>(threadIdx.x);
     const auto at = [&](int j, int e) { return (lane / 4 + e / 2 * 8) * kKeys + 8 * j + lane % 4 * 2 + e % 2; };
     float fragment[kTiles][4];
@@ -33,8 +34,8 @@ __global__ void handle(ForwardParams p, Member member, std::int64_t batch, int h
     }
     const int query = place.query + lane / 4;
     const int key = place.key + lane % 4 * 2;
-    const Visible visible(p.mask.bind(member.len_q, member.len_kv));
-    const HeadScores<T> scores(p, member, batch, head);
+    const Band32 visible(p.mask.bind(sequence.len_q, sequence.len_kv));
+    const HeadScores<T> scores(p, sequence, batch, head);
     if (what == What::hide) apply_mask(fragment, visible, query, key);
     if (what == What::transform) scores.template transform<false>(fragment, visible, query, key);
     if (what == What::transform_masked) scores.template transform<true>(fragment, visible, query, key);
@@ -44,15 +45,15 @@ __global__ void handle(ForwardParams p, Member member, std::int64_t batch, int h
     }
 }
 
-__global__ void members(ForwardParams p, int count, Member* out) {
-    for (int b = static_cast<int>(threadIdx.x); b < count; b += 32) out[b] = member_of(p, b);
+__global__ void sequences(ForwardParams p, int count, Sequence* out) {
+    for (int b = static_cast<int>(threadIdx.x); b < count; b += 32) out[b] = sequence_of(p, b);
 }
 
 template <class T>
-std::vector<float> handled(const ForwardParams& p, const Member& member, Place place, What what,
+std::vector<float> handled(const ForwardParams& p, const Sequence& sequence, Place place, What what,
                            const std::vector<float>& scores, std::int64_t batch = 0, int head = 0) {
     Mirror<float> s(scores);
-    run_block(handle<T>, 32, 0, p, member, batch, head, place, what, s.device());
+    run_block(handle<T>, 32, 0, p, sequence, batch, head, place, what, s.device());
     return s.fetch();
 }
 
@@ -174,24 +175,24 @@ TEST_F(Scores, dropped_are_the_weights_that_the_philox_of_the_host_drops) {
     }
 }
 
-std::vector<Member> members_of(ForwardParams p, int count) {
-    Mirror<Member> out(static_cast<std::size_t>(count));
-    run_block(members, 32, 0, p, count, out.device());
+std::vector<Sequence> sequences_of(ForwardParams p, int count) {
+    Mirror<Sequence> out(static_cast<std::size_t>(count));
+    run_block(sequences, 32, 0, p, count, out.device());
     return out.fetch();
 }
 
-TEST_F(Scores, members_of_a_dense_batch_all_have_its_lengths) {
+TEST_F(Scores, sequences_of_a_dense_batch_all_have_its_lengths) {
     ForwardParams p;
     p.len_q = 5;
     p.len_kv = 7;
-    for (const Member& m : members_of(p, 3)) {
+    for (const Sequence& m : sequences_of(p, 3)) {
         EXPECT_EQ(m.first_q + m.first_kv, 0);
         EXPECT_EQ(m.len_q, 5);
         EXPECT_EQ(m.len_kv, 7);
     }
 }
 
-TEST_F(Scores, members_of_a_ragged_batch_are_read_in_both_widths_and_with_strides) {
+TEST_F(Scores, sequences_of_a_ragged_batch_are_read_in_both_widths_and_with_strides) {
     const Mirror<std::int32_t> narrow({0, -1, 3, -1, 3, -1, 10, -1});  // every second counts
     const Mirror<std::int64_t> wide({0, 4, 4, 9});
     ForwardParams p;
@@ -203,8 +204,8 @@ TEST_F(Scores, members_of_a_ragged_batch_are_read_in_both_widths_and_with_stride
     p.total_kv = 9;
     p.len_q = 7;
     p.len_kv = 5;
-    const auto got = members_of(p, 3);
-    const Member expected[] = {{0, 0, 3, 4}, {3, 4, 0, 0}, {3, 4, 7, 5}};
+    const auto got = sequences_of(p, 3);
+    const Sequence expected[] = {{0, 0, 3, 4}, {3, 4, 0, 0}, {3, 4, 7, 5}};
     for (std::size_t b = 0; b < 3; ++b) {
         EXPECT_EQ(got[b].first_q, expected[b].first_q);
         EXPECT_EQ(got[b].first_kv, expected[b].first_kv);
@@ -213,7 +214,7 @@ TEST_F(Scores, members_of_a_ragged_batch_are_read_in_both_widths_and_with_stride
     }
 }
 
-TEST_F(Scores, members_name_no_row_outside_of_the_tensors_whatever_cu_seqlens_hold) {
+TEST_F(Scores, sequences_name_no_row_outside_of_the_tensors_whatever_cu_seqlens_hold) {
     constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
     constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
     const Mirror<std::int64_t> wild({-5, 100, 3, kMost, kLeast, 8, kLeast, kMost});
@@ -224,7 +225,7 @@ TEST_F(Scores, members_name_no_row_outside_of_the_tensors_whatever_cu_seqlens_ho
     p.total_kv = 12;
     p.len_q = 10;
     p.len_kv = 6;
-    for (const Member& m : members_of(p, 7)) {
+    for (const Sequence& m : sequences_of(p, 7)) {
         EXPECT_GE(m.first_q, 0);
         EXPECT_GE(m.len_q, 0);
         EXPECT_LE(m.first_q + m.len_q, 10);

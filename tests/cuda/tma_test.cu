@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The copy engine: boxes arrive in the layout that tile/slab.cuh describes, with zeros for what is outside of the
+// TMA: boxes arrive in the layout that tile/swizzle_panel.cuh describes, with zeros for what is outside of the
 // tensor, and leave without touching anything outside. And stmatrix, which shares its header.
 #include <set>
 
@@ -8,13 +8,13 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/shared/tensor_map.hpp"
 #include "cuda/tile/pipeline.cuh"
-#include "cuda/tile/slab.cuh"
+#include "cuda/tile/swizzle_panel.cuh"
 
 namespace tessera::cuda::test {
 namespace {
 
 constexpr int kBoxRows = 24;
-constexpr std::size_t kSlabBytes = kBoxRows * kSlabRowBytes;
+constexpr std::size_t kPanelBytes = kBoxRows * kPanelRowBytes;
 
 struct Box {
     int column, row, head, batch;
@@ -54,15 +54,15 @@ constexpr Box kOutside[] = {{0, 40, 0, 0}, {128, 0, 0, 0}, {0, 0, 3, 0}, {0, 0, 
 /// For loads only: a store to a negative row is an illegal instruction (seen on an H200).
 constexpr Box kNegative[] = {{0, -10, 1, 0}, {-32, 3, 1, 1}};
 
-__device__ std::uint16_t& slab_element(char* slab, int row, int column) {
-    return *reinterpret_cast<std::uint16_t*>(slab + swizzled(row, column / 8) + column % 8 * 2);
+__device__ std::uint16_t& panel_element(char* panel, int row, int column) {
+    return *reinterpret_cast<std::uint16_t*>(panel + swizzled(row, column / 8) + column % 8 * 2);
 }
 
 __global__ void load_box(const __grid_constant__ CUtensorMap map, Box box, std::uint16_t* out) {
-    extern __shared__ __align__(1024) char slab[];
+    extern __shared__ __align__(1024) char panel[];
     __shared__ ptx::Mbarrier full;
     for (int i = static_cast<int>(threadIdx.x); i < kBoxRows * 64; i += 128) {
-        slab_element(slab, i / 64, i % 64) = 0xFFFF;
+        panel_element(panel, i / 64, i % 64) = 0xFFFF;
     }
     ptx::fence_proxy_async();
     if (threadIdx.x == 0) {
@@ -72,34 +72,34 @@ __global__ void load_box(const __grid_constant__ CUtensorMap map, Box box, std::
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        ptx::mbarrier_arrive_expect(full, kSlabBytes);  // all of the box, whatever lies outside
-        ptx::tma_load_4d(slab, map, box.column, box.row, box.head, box.batch, full, ptx::CacheHint::evict_first);
+        ptx::mbarrier_arrive_expect(full, kPanelBytes);  // all of the box, whatever lies outside
+        ptx::tma_load_4d(panel, map, box.column, box.row, box.head, box.batch, full, ptx::CacheHint::evict_first);
     }
     wait(full, 0);
     for (int i = static_cast<int>(threadIdx.x); i < kBoxRows * 64; i += 128)
-        out[i] = slab_element(slab, i / 64, i % 64);
+        out[i] = panel_element(panel, i / 64, i % 64);
 }
 
 __global__ void store_box(const __grid_constant__ CUtensorMap map, Box box) {
-    extern __shared__ __align__(1024) char slab[];
+    extern __shared__ __align__(1024) char panel[];
     for (int i = static_cast<int>(threadIdx.x); i < kBoxRows * 64; i += 128) {
-        slab_element(slab, i / 64, i % 64) = static_cast<std::uint16_t>(0x8000 + i);
+        panel_element(panel, i / 64, i % 64) = static_cast<std::uint16_t>(0x8000 + i);
     }
     ptx::fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) {
-        ptx::tma_store_4d(slab, map, box.column, box.row, box.head, box.batch);
+        ptx::tma_store_4d(panel, map, box.column, box.row, box.head, box.batch);
         ptx::tma_store_commit();
         ptx::tma_store_wait_read();  // from here on the shared memory may be used for something else
     }
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < kBoxRows * 64; i += 128)
-        slab_element(slab, i / 64, i % 64) = 0xFFFF;
+        panel_element(panel, i / 64, i % 64) = 0xFFFF;
     __syncthreads();
     if (threadIdx.x == 0) ptx::tma_store_wait();
 }
 
-__global__ void slab_offsets(int* offsets) {  // [64 rows][8 chunks]
+__global__ void panel_offsets(int* offsets) {  // [64 rows][8 chunks]
     for (int i = static_cast<int>(threadIdx.x); i < 64 * 8; i += 128) offsets[i] = swizzled(i / 8, i % 8);
 }
 
@@ -118,7 +118,7 @@ void expect_loads_right(std::span<const Box> boxes) {
     const Numbered tensor;
     for (const Box& box : boxes) {
         Mirror<std::uint16_t> out(kBoxRows * 64);
-        run_block(load_box, 128, kSlabBytes, tensor.map(), box, out.device());
+        run_block(load_box, 128, kPanelBytes, tensor.map(), box, out.device());
         out.fetch();
         for (int i = 0; i < kBoxRows * 64; ++i) {
             const int index = Numbered::index(box, i / 64, i % 64);
@@ -133,7 +133,7 @@ void expect_stores_right(std::span<const Box> boxes) {
         SCOPED_TRACE("box " + std::to_string(box.column) + " " + std::to_string(box.row) + " " +
                      std::to_string(box.head) + " " + std::to_string(box.batch));
         Numbered tensor;
-        run_block(store_box, 128, kSlabBytes, tensor.map(), box);
+        run_block(store_box, 128, kPanelBytes, tensor.map(), box);
         if (testing::Test::HasFatalFailure()) return;
         std::vector<std::uint16_t> expected = tensor.data.host;
         for (int i = 0; i < kBoxRows * 64; ++i) {
@@ -144,7 +144,7 @@ void expect_stores_right(std::span<const Box> boxes) {
     }
 }
 
-TEST_F(Tma, loads_a_box_in_the_layout_of_slabs_with_zeros_outside_of_the_tensor) {
+TEST_F(Tma, loads_a_box_in_the_layout_of_panels_with_zeros_outside_of_the_tensor) {
     expect_loads_right(kBoxes);
     expect_loads_right(kOutside);
     expect_loads_right(kNegative);
@@ -154,9 +154,9 @@ TEST_F(Tma, stores_a_box_and_nothing_past_the_end_of_the_tensor) { expect_stores
 
 TEST_F(Tma, stores_nothing_of_a_box_that_lies_outside) { expect_stores_right(kOutside); }
 
-TEST_F(Tma, slab_offsets_are_a_permutation_in_which_eight_rows_of_a_chunk_meet_all_banks) {
+TEST_F(Tma, panel_offsets_are_a_permutation_in_which_eight_rows_of_a_chunk_meet_all_banks) {
     Mirror<int> offsets(64 * 8);
-    run_block(slab_offsets, 128, 0, offsets.device());
+    run_block(panel_offsets, 128, 0, offsets.device());
     offsets.fetch();
     EXPECT_EQ(std::set<int>(offsets.host.begin(), offsets.host.end()).size(), 64U * 8);
     for (int chunk = 0; chunk < 8; ++chunk) {
@@ -164,7 +164,7 @@ TEST_F(Tma, slab_offsets_are_a_permutation_in_which_eight_rows_of_a_chunk_meet_a
             std::set<int> banks;  // in groups of four: 16 bytes
             for (int row = first; row < first + 8; ++row) {
                 const int offset = offsets.host[static_cast<std::size_t>(row * 8 + chunk)];
-                EXPECT_EQ(offset / kSlabRowBytes, row);
+                EXPECT_EQ(offset / kPanelRowBytes, row);
                 banks.insert(offset / 16 % 8);
             }
             EXPECT_EQ(banks.size(), 8U);

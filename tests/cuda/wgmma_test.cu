@@ -3,23 +3,23 @@
 // wgmma, its matrix descriptors and its accumulators: products of matrices of small integers have one right result.
 #include "cuda/on_device.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/tile/slab.cuh"
+#include "cuda/tile/swizzle_panel.cuh"
 
 namespace tessera::cuda::test::wgmma {
 namespace {
 
 constexpr int kRows = 64;
-constexpr int kDepth = 128;  // two slabs of the inner dimension
+constexpr int kDepth = 128;  // two panels of the inner dimension
 constexpr int kSteps = kDepth / 16;
 
-/// A row-major matrix [rows][columns] into slabs of 64 columns.
+/// A row-major matrix [rows][columns] into panels of 64 columns.
 template <class T>
-__device__ void fill_slabs(char* slabs, const T* matrix, int rows, int columns) {
+__device__ void fill_panels(char* panels, const T* matrix, int rows, int columns) {
     for (int i = static_cast<int>(threadIdx.x); i < rows * columns; i += static_cast<int>(blockDim.x)) {
         const int row = i / columns;
         const int column = i % columns;
-        char* slab = slabs + column / kSlabColumns * rows * kSlabRowBytes;
-        *reinterpret_cast<T*>(slab + swizzled(row, column % kSlabColumns / 8) + column % 8 * 2) = matrix[i];
+        char* panel = panels + column / kPanelColumns * rows * kPanelRowBytes;
+        *reinterpret_cast<T*>(panel + swizzled(row, column % kPanelColumns / 8) + column % 8 * 2) = matrix[i];
     }
 }
 
@@ -27,25 +27,25 @@ __device__ void fill_slabs(char* slabs, const T* matrix, int rows, int columns) 
 template <class T, int kN>
 __global__ void product_ss(const T* a, const T* b, float* d, float before, bool accumulate) {
     extern __shared__ __align__(1024) char memory[];
-    char* b_slabs = memory + kRows * kDepth * 2;
-    fill_slabs(memory, a, kRows, kDepth);
-    fill_slabs(b_slabs, b, kN, kDepth);
+    char* b_panels = memory + kRows * kDepth * 2;
+    fill_panels(memory, a, kRows, kDepth);
+    fill_panels(b_panels, b, kN, kDepth);
     ptx::fence_proxy_async();
     __syncthreads();
     float sum[kN / 2];
     for (float& s : sum) s = before;
-    ptx::keep_in_place(sum);
+    ptx::warpgroup_fence_operand(sum);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-        const int slab = step / 4;
-        const int in_slab = step % 4 * kStepColumns;
-        ptx::wgmma_ss<kN, T>(sum, row_descriptor(memory + slab * kRows * kSlabRowBytes) + in_slab,
-                             row_descriptor(b_slabs + slab * kN * kSlabRowBytes) + in_slab, accumulate || step > 0);
+        const int panel = step / 4;
+        const int in_panel = step % 4 * kStepColumns;
+        ptx::wgmma_ss<kN, T>(sum, row_descriptor(memory + panel * kRows * kPanelRowBytes) + in_panel,
+                             row_descriptor(b_panels + panel * kN * kPanelRowBytes) + in_panel, accumulate || step > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::keep_in_place(sum);
+    ptx::warpgroup_fence_operand(sum);
     for (int i = 0; i < kN / 2; ++i) d[static_cast<int>(threadIdx.x) * (kN / 2) + i] = sum[i];
 }
 
@@ -53,7 +53,7 @@ __global__ void product_ss(const T* a, const T* b, float* d, float before, bool 
 template <class T, int kN, bool kRowsOfB>
 __global__ void product_rs(const T* a, const T* b, float* d, float before, bool accumulate) {
     extern __shared__ __align__(1024) char memory[];
-    fill_slabs(memory, b, kRowsOfB ? kN : kDepth, kRowsOfB ? kDepth : kN);
+    fill_panels(memory, b, kRowsOfB ? kN : kDepth, kRowsOfB ? kDepth : kN);
     ptx::fence_proxy_async();
     __syncthreads();
     const int thread = static_cast<int>(threadIdx.x);
@@ -69,21 +69,21 @@ __global__ void product_rs(const T* a, const T* b, float* d, float before, bool 
     }
     float sum[kN / 2];
     for (float& s : sum) s = before;
-    ptx::keep_in_place(sum);
+    ptx::warpgroup_fence_operand(sum);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
         const bool adds = accumulate || step > 0;
         if constexpr (kRowsOfB) {
-            const auto slab = row_descriptor(memory + step / 4 * kN * kSlabRowBytes);
-            ptx::wgmma_rs_rows<kN, T>(sum, operand[step], slab + step % 4 * kStepColumns, adds);
+            const auto panel = row_descriptor(memory + step / 4 * kN * kPanelRowBytes);
+            ptx::wgmma_rs_rows<kN, T>(sum, operand[step], panel + step % 4 * kStepColumns, adds);
         } else {
             ptx::wgmma_rs<kN, T>(sum, operand[step], column_descriptor(memory, kDepth) + step * kStepRows, adds);
         }
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::keep_in_place(sum);
+    ptx::warpgroup_fence_operand(sum);
     for (int i = 0; i < kN / 2; ++i) d[thread * (kN / 2) + i] = sum[i];
 }
 
@@ -91,24 +91,24 @@ __global__ void product_rs(const T* a, const T* b, float* d, float before, bool 
 template <class T, int kN>
 __global__ void product_ss_columns(const T* a, const T* b, float* d, float before, bool accumulate) {
     extern __shared__ __align__(1024) char memory[];
-    char* b_slabs = memory + kRows * kDepth * 2;
-    fill_slabs(memory, a, kRows, kDepth);
-    fill_slabs(b_slabs, b, kDepth, kN);
+    char* b_panels = memory + kRows * kDepth * 2;
+    fill_panels(memory, a, kRows, kDepth);
+    fill_panels(b_panels, b, kDepth, kN);
     ptx::fence_proxy_async();
     __syncthreads();
     float sum[kN / 2];
     for (float& s : sum) s = before;
-    ptx::keep_in_place(sum);
+    ptx::warpgroup_fence_operand(sum);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
         ptx::wgmma_ss_columns<kN, T>(
-            sum, row_descriptor(memory + step / 4 * kRows * kSlabRowBytes) + step % 4 * kStepColumns,
-            column_descriptor(b_slabs, kDepth) + step * kStepRows, accumulate || step > 0);
+            sum, row_descriptor(memory + step / 4 * kRows * kPanelRowBytes) + step % 4 * kStepColumns,
+            column_descriptor(b_panels, kDepth) + step * kStepRows, accumulate || step > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::keep_in_place(sum);
+    ptx::warpgroup_fence_operand(sum);
     for (int i = 0; i < kN / 2; ++i) d[static_cast<int>(threadIdx.x) * (kN / 2) + i] = sum[i];
 }
 
@@ -154,8 +154,8 @@ void expect_rs_right(bool accumulate) {
     Mirror<T> b(small_integers<T>(kN * kDepth, 4));
     Mirror<float> d(128 * kN / 2);
     const float before = accumulate ? 1000.0F : NAN;
-    const int slabs = kRowsOfB ? kDepth / kSlabColumns : (kN + kSlabColumns - 1) / kSlabColumns;
-    run_block(product_rs<T, kN, kRowsOfB>, 128, slabs * (kRowsOfB ? kN : kDepth) * kSlabRowBytes, a.device(),
+    const int panels = kRowsOfB ? kDepth / kPanelColumns : (kN + kPanelColumns - 1) / kPanelColumns;
+    run_block(product_rs<T, kN, kRowsOfB>, 128, panels * (kRowsOfB ? kN : kDepth) * kPanelRowBytes, a.device(),
               b.device(), d.device(), before, accumulate);
     expect_product(d.fetch(), a.host, kN, accumulate ? 1000 : 0, [&](int n, int k) {
         return as_double(b.host[static_cast<std::size_t>(kRowsOfB ? n * kDepth + k : k * kN + n)]);
@@ -169,8 +169,8 @@ void expect_ss_columns_right(bool accumulate) {
     Mirror<T> b(small_integers<T>(kN * kDepth, 6));
     Mirror<float> d(128 * kN / 2);
     const float before = accumulate ? 1000.0F : NAN;
-    const int slabs = (kN + kSlabColumns - 1) / kSlabColumns;
-    run_block(product_ss_columns<T, kN>, 128, kRows * kDepth * 2 + slabs * kDepth * kSlabRowBytes, a.device(),
+    const int panels = (kN + kPanelColumns - 1) / kPanelColumns;
+    run_block(product_ss_columns<T, kN>, 128, kRows * kDepth * 2 + panels * kDepth * kPanelRowBytes, a.device(),
               b.device(), d.device(), before, accumulate);
     expect_product(d.fetch(), a.host, kN, accumulate ? 1000 : 0,
                    [&](int n, int k) { return as_double(b.host[static_cast<std::size_t>(k * kN + n)]); });

@@ -31,7 +31,7 @@ Call on(const Version& torch, int capability) {
     return call;
 }
 
-TEST(Explain, TheOrderFollowsTheRelease) {
+TEST(Explain, the_order_follows_the_release) {
     EXPECT_EQ("flash", taken(on({2, 4, 0}, 90)));
     EXPECT_EQ("cuDNN", taken(on({2, 5, 0}, 90)));
     EXPECT_EQ("flash", taken(on({2, 5, 0}, 80)));
@@ -44,7 +44,7 @@ TEST(Explain, TheOrderFollowsTheRelease) {
     EXPECT_EQ("flash", taken(on({2, 15, 0}, 89)));
 }
 
-TEST(Explain, AVersionOfCudnnDecides) {
+TEST(Explain, a_version_of_cudnn_decides) {
     Call call = on({2, 10, 0}, 90);
     call.cudnn = 91501;
     EXPECT_EQ("cuDNN", taken(call));
@@ -57,7 +57,7 @@ TEST(Explain, AVersionOfCudnnDecides) {
     EXPECT_EQ("cuDNN", taken(call));
 }
 
-TEST(Explain, AMaskMeansEfficientAndGroupedHeadsWithOneMeanMath) {
+TEST(Explain, a_mask_means_efficient_and_grouped_heads_with_one_mean_math) {
     Call call = on({2, 8, 0}, 90);
     set_mask(call, {512, 512});
     EXPECT_EQ("memory-efficient", taken(call));
@@ -68,7 +68,7 @@ TEST(Explain, AMaskMeansEfficientAndGroupedHeadsWithOneMeanMath) {
     EXPECT_EQ("memory-efficient", taken(call)) << "2.14 has grouped heads there, and this cuDNN is older than 9.15";
 }
 
-TEST(Explain, HeadDimsOfCudnn) {
+TEST(Explain, head_dims_of_cudnn) {
     const auto refused = [](const Version& torch, int capability, std::int64_t qk, std::int64_t v, int cudnn) {
         Call call = on(torch, capability);
         set_shapes(call, {2, 8, 512, qk}, {2, 8, 512, qk}, {2, 8, 512, v});
@@ -88,7 +88,7 @@ TEST(Explain, HeadDimsOfCudnn) {
     EXPECT_TRUE(refused({2, 14, 0}, 90, 256, 256, 92200));
 }
 
-TEST(Explain, GpusOfARelease) {
+TEST(Explain, gpus_of_a_release) {
     const auto refused = [](const Version& torch, int capability) {
         return verdict(on(torch, capability), SdpBackend::flash).standing == Standing::refused;
     };
@@ -98,7 +98,7 @@ TEST(Explain, GpusOfARelease) {
     EXPECT_FALSE(refused({2, 8, 0}, 121));
 }
 
-TEST(Explain, WhatIsUnknownStaysUnknownUnlessItDoesNotMatter) {
+TEST(Explain, what_is_unknown_stays_unknown_unless_it_does_not_matter) {
     Call call = on({2, 11, 0}, 90);
     call.gpu.capability.reset();
     EXPECT_EQ("unknown", taken(call));
@@ -118,13 +118,13 @@ TEST(Explain, WhatIsUnknownStaysUnknownUnlessItDoesNotMatter) {
 }
 
 /// FA3 goes through flash's checks and its own: a field that both want is said once.
-TEST(Explain, AFieldThatIsWantingIsSaidOnce) {
+TEST(Explain, a_field_that_is_wanting_is_said_once) {
     Call call = on({2, 11, 0}, 90);
     call.gpu.capability.reset();
     EXPECT_EQ((std::vector<std::string>{"the GPU's compute capability"}), verdict(call, SdpBackend::fa3).wanting);
 }
 
-TEST(Explain, WithoutTheMathPathACallMayAbort) {
+TEST(Explain, without_the_math_path_a_call_may_abort) {
     Call call = on({2, 8, 0}, 90);
     call.enabled->math = false;
     set_elements(call, Element::fp64);
@@ -133,7 +133,7 @@ TEST(Explain, WithoutTheMathPathACallMayAbort) {
     EXPECT_EQ("memory-efficient", taken(call));
 }
 
-TEST(Explain, UnbatchedInputsPassFrom2_14On) {
+TEST(Explain, unbatched_inputs_pass_from_2_14_on) {
     Call call = on({2, 13, 0}, 80);
     set_shapes(call, {8, 512, 64}, {8, 512, 64}, {8, 512, 64});
     EXPECT_EQ("math", taken(call));
@@ -141,7 +141,7 @@ TEST(Explain, UnbatchedInputsPassFrom2_14On) {
     EXPECT_EQ("flash", taken(call));
 }
 
-TEST(Explain, Fa3IsRefusedAsFlashIsAndTakesFp8) {
+TEST(Explain, fa3_is_refused_as_flash_is_and_takes_fp8) {
     Call call = on({2, 11, 0}, 90);
     EXPECT_EQ(Standing::could_run, verdict(call, SdpBackend::fa3).standing);
     set_mask(call, {512, 512});
@@ -152,12 +152,12 @@ TEST(Explain, Fa3IsRefusedAsFlashIsAndTakesFp8) {
     EXPECT_EQ(Standing::could_run, verdict(call, SdpBackend::fa3).standing);
 }
 
-TEST(Explain, RefusesWhatTheTableDoesNotHold) {
+TEST(Explain, refuses_what_the_table_does_not_hold) {
     EXPECT_THROW(explain(Call{.torch = Version{2, 3, 1}}), Error);
     EXPECT_THROW(explain(Call{.torch = Version{2, 16, 0}}), Error);
 }
 
-TEST(Explain, DefaultsAreAssumedInWords) {
+TEST(Explain, defaults_are_assumed_in_words) {
     std::vector<std::string> assumed;
     const Call call = assume_defaults(Call{.torch = Version{2, 11, 0}, .dropout = 0.5}, assumed);
     EXPECT_EQ(91900, *call.cudnn);

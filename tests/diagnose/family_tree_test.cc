@@ -18,7 +18,7 @@ std::set<std::string> names() {
     return found;
 }
 
-TEST(FamilyTree, ParentsStandBeforeTheirChildren) {
+TEST(FamilyTree, parents_stand_before_their_children) {
     std::set<std::string> before = {""};
     for (const Relative& r : relatives()) {
         EXPECT_EQ(1U, before.count(r.parent)) << r.name;
@@ -26,7 +26,7 @@ TEST(FamilyTree, ParentsStandBeforeTheirChildren) {
     }
 }
 
-TEST(FamilyTree, LibrariesEndInRelatives) {
+TEST(FamilyTree, libraries_end_in_relatives) {
     const std::set<std::string> known = names();
     for (const Chooser& chooser : choosers()) {
         std::istringstream list(chooser.ends_in);
@@ -35,7 +35,7 @@ TEST(FamilyTree, LibrariesEndInRelatives) {
     }
 }
 
-TEST(FamilyTree, TextFitsATerminalAndHoldsEveryKernel) {
+TEST(FamilyTree, text_fits_a_terminal_and_holds_every_kernel) {
     const std::string text = family_text();
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
@@ -44,7 +44,7 @@ TEST(FamilyTree, TextFitsATerminalAndHoldsEveryKernel) {
 }
 
 /// What is pasted to `tessera which -` is known there.
-TEST(FamilyTree, ReaderOfNamesKnowsEveryKernel) {
+TEST(FamilyTree, reader_of_names_knows_every_kernel) {
     for (const Relative& r : relatives()) {
         const NameReading reading = read_name(r.kernel);
         EXPECT_GE(reading.confidence, Confidence::likely) << r.name << ": " << r.kernel;
@@ -58,7 +58,7 @@ TEST(FamilyTree, ReaderOfNamesKnowsEveryKernel) {
 }
 
 /// docs/family.md is drawn from the same data.
-TEST(FamilyTree, ThePageIsItsData) {
+TEST(FamilyTree, the_page_is_its_data) {
     std::ifstream file(TESSERA_SOURCE_DIR "/docs/family.md");
     std::ostringstream page;
     page << file.rdbuf();

@@ -16,7 +16,7 @@ Call big_call() {
     return call;
 }
 
-TEST(Gain, IsWhatTheModelPredictsForTheBetterKernel) {
+TEST(Gain, is_what_the_model_predicts_for_the_better_kernel) {
     const Call call = big_call();
     std::string missing;
     const Problem problem = *problem_of(call, missing);
@@ -32,7 +32,7 @@ TEST(Gain, IsWhatTheModelPredictsForTheBetterKernel) {
     EXPECT_TRUE(gain.caveats.empty()) << gain.caveats.front();
 }
 
-TEST(Gain, OfAStepIsAmdahls) {
+TEST(Gain, of_a_step_is_amdahls) {
     const Call call = big_call();
     const double predicted = gain(call, SdpBackend::flash, Pass::forward, {}).predicted_ms;
     const Gain half = gain(call, SdpBackend::flash, Pass::forward, {predicted * 2, 10, predicted * 40});
@@ -40,7 +40,7 @@ TEST(Gain, OfAStepIsAmdahls) {
     EXPECT_NEAR(40.0 / 30, half.step_factor, 1e-12);
 }
 
-TEST(Gain, SaysWhyThereIsNone) {
+TEST(Gain, says_why_there_is_none) {
     Call call = big_call();
     EXPECT_EQ("the model has no row for FA4 kernels", gain(call, SdpBackend::fa4, Pass::forward, {}).missing);
     call.gpu.name = "NVIDIA A100-SXM4-80GB";
@@ -56,7 +56,7 @@ TEST(Gain, SaysWhyThereIsNone) {
     EXPECT_NE("", gain(call, SdpBackend::flash, Pass::forward, {}).missing);
 }
 
-TEST(Gain, FasterBackendsDependOnTheGpu) {
+TEST(Gain, faster_backends_depend_on_the_gpu) {
     using enum SdpBackend;
     EXPECT_EQ((std::vector{fa3, cudnn}), faster_than(flash, {"NVIDIA H200", 90, false}));
     EXPECT_EQ((std::vector{flash, efficient}), faster_than(math, {"NVIDIA A100", 80, false}));

@@ -232,6 +232,7 @@ struct ReleaseCase {
     const char* name;
     const char* release;
 };
+void PrintTo(const ReleaseCase& of, std::ostream* out) { *out << of.name << " is of " << of.release; }
 
 class Releases : public testing::TestWithParam<ReleaseCase> {};
 

@@ -209,7 +209,7 @@ bool refused_by(const Call& call, const Rule& rule) {
     return false;
 }
 
-bool about_members(const Rule& rule) { return std::string(rule.name).find("nested-shapes") != std::string::npos; }
+bool about_sequences(const Rule& rule) { return std::string(rule.name).find("nested-shapes") != std::string::npos; }
 
 Call changed(const Version& torch, const Change& change) {
     Call call = known_call(torch);
@@ -217,7 +217,7 @@ Call changed(const Version& torch, const Change& change) {
     return call;
 }
 
-TEST(Rules, EveryRowRefusesItsCaseAndNotTheNeighbour) {
+TEST(Rules, every_row_refuses_its_case_and_not_the_neighbour) {
     const auto all = cases();
     std::set<const Rule*> triggered;
     for (const Rule& rule : rules()) {
@@ -227,11 +227,11 @@ TEST(Rules, EveryRowRefusesItsCaseAndNotTheNeighbour) {
             std::string(rule.name) + " in " + std::to_string(rule.from.major) + "." + std::to_string(rule.from.minor);
         EXPECT_FALSE(refused_by(changed(rule.from, of_rule.neighbour), rule)) << where;
         const Call call = changed(rule.from, of_rule.trigger);
-        if (about_members(rule)) {  // nobody knows the lengths of the members, so the verdict is unknown
+        if (about_sequences(rule)) {  // nobody knows the lengths of the sequences, so the verdict is unknown
             const Verdict verdict = verdict_of(explain(call), rule.backend);
             EXPECT_EQ(Standing::unknown, verdict.standing) << where;
             ASSERT_FALSE(verdict.wanting.empty()) << where;
-            EXPECT_NE(std::string::npos, verdict.wanting.front().find("members")) << where;
+            EXPECT_NE(std::string::npos, verdict.wanting.front().find("sequences")) << where;
             triggered.insert(&rule);
             continue;
         }
@@ -291,7 +291,7 @@ Cases rocm_cases() {
 }
 
 /// Of ROCm's own rows; the others stand in the table above.
-TEST(Rules, EveryRowOfRocmRefusesItsCaseAndNotTheNeighbour) {
+TEST(Rules, every_row_of_rocm_refuses_its_case_and_not_the_neighbour) {
     const Cases all = rocm_cases();
     std::set<std::string> seen;
     for (const Rule& rule : rocm_rules()) {
@@ -308,7 +308,7 @@ TEST(Rules, EveryRowOfRocmRefusesItsCaseAndNotTheNeighbour) {
     EXPECT_EQ(seen.size(), all.size()) << "every case belongs to a row";
 }
 
-TEST(Rules, RocmTakesFlashFirstAndSaysWhatItDoesNotKnow) {
+TEST(Rules, rocm_takes_flash_first_and_says_what_it_does_not_know) {
     EXPECT_EQ(explain(on_rocm({2, 10, 0})).taken, SdpBackend::flash);
     Call masked = on_rocm({2, 10, 0});
     set_mask(masked, {512, 512});
@@ -329,7 +329,7 @@ TEST(Rules, RocmTakesFlashFirstAndSaysWhatItDoesNotKnow) {
 }
 
 /// What a later release refuses since it goes wrong is said of one that takes it.
-TEST(Rules, FaultsOfCudnnAreSaid) {
+TEST(Rules, faults_of_cudnn_are_said) {
     const auto decoding = [](const Version& version) {
         Call c = known_call(version);
         decode_on(100, 92400)(c);
@@ -351,7 +351,7 @@ TEST(Rules, FaultsOfCudnnAreSaid) {
     EXPECT_EQ(explain(trained).remarks.back().find("pytorch#196678"), std::string::npos);
 }
 
-TEST(Rules, AmdGpusAreKnownByTheirNames) {
+TEST(Rules, amd_gpus_are_known_by_their_names) {
     const auto architecture = [](const char* name) {
         Gpu gpu{.name = name, .capability = 94};
         recognise_amd(gpu);
@@ -365,7 +365,7 @@ TEST(Rules, AmdGpusAreKnownByTheirNames) {
 }
 
 /// Rows of one name follow each other without a gap, so a check never vanishes between two releases.
-TEST(Rules, RowsOfOneNameFollowEachOther) {
+TEST(Rules, rows_of_one_name_follow_each_other) {
     std::map<std::string, Version> until;
     std::vector<Rule> all(rules().begin(), rules().end());
     for (const Rule& rule : rocm_rules()) {

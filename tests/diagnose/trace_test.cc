@@ -75,7 +75,7 @@ void expect_one_step(const Diagnosis& d) {
 }
 
 TEST(Traces, reads_pytorch) { expect_one_step(diagnosis_of(one_step().text())); }
-TEST(Traces, reads_gzip_and_members_after_each_other) {
+TEST(Traces, reads_gzip_and_sequences_after_each_other) {
     const std::string text = one_step().text();
     expect_one_step(diagnosis_of(gzipped(text)));
     expect_one_step(diagnosis_of(gzipped(text.substr(0, 500)) + gzipped(text.substr(500))));

@@ -30,7 +30,7 @@ void expect_all_kernels_right(const Case& which) {
 
 class CornerCase : public testing::TestWithParam<Case> {};
 TEST_P(CornerCase, every_kernel_is_right) { expect_all_kernels_right(GetParam()); }
-INSTANTIATE_TEST_SUITE_P(all_kernels, CornerCase, testing::ValuesIn(corner_cases()),
+INSTANTIATE_TEST_SUITE_P(AllKernels, CornerCase, testing::ValuesIn(corner_cases()),
                          [](const auto& which) { return which.param.id; });
 
 // In groups, so that one program start does not cost more than the cases.
@@ -39,7 +39,7 @@ constexpr std::uint64_t kGroup = 10;
 TEST_P(RandomCases, every_kernel_is_right) {
     for (std::uint64_t i = GetParam(); i < GetParam() + kGroup; ++i) expect_all_kernels_right(random_case(kSeed, i));
 }
-INSTANTIATE_TEST_SUITE_P(all_kernels, RandomCases, testing::Range<std::uint64_t>(0, kRandomCases, kGroup));
+INSTANTIATE_TEST_SUITE_P(AllKernels, RandomCases, testing::Range<std::uint64_t>(0, kRandomCases, kGroup));
 
 /// Many tests ask every kernel and go on where one refuses. What became of that is said when all are done.
 class SaysWhoRan : public testing::Environment {

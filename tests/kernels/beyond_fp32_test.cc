@@ -20,7 +20,7 @@ const TensorReport& of(const Report& report, const std::string& name) {
 }
 
 /// Finite inputs, but the scores of query 3 are no fp32 numbers: its rows may be anything, all others may not.
-TEST(Compare, nothing_is_promised_of_scores_beyond_fp32) {
+TEST(BeyondFp32, nothing_is_promised_of_scores_beyond_fp32) {
     const KernelInfo &forward = kernels()[kernels().size() - 2], &backward = kernels()[kernels().size() - 1];
     Attention a(make_problem(1, 20, 24, 1, 1, 8));
     for (std::int64_t c = 0; c < 8; ++c) a.q.set(2e38 * (c % 2 == 0 ? 1 : -1), 0, 3, 0, c);

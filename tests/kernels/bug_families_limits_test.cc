@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Families of bugs that attention libraries really had: 32-bit index arithmetic, counts past 65,535, layouts. The
-// numbers are those of the project's list of bugs.
+// Families of bugs that attention libraries really had: 32-bit index arithmetic, counts past 65,535, layouts.
+// BUGS.md lists the families by the number at the end of a test's name.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -16,13 +16,13 @@ namespace tessera::check::bug_families_limits_test {
 namespace {
 
 /// Once for each type of storage: most CUDA kernels take 16 bits only.
-class bug_families_limits : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(types, bug_families_limits, testing::ValuesIn(kStorageTypes),
+class BugFamiliesLimits : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Types, BugFamiliesLimits, testing::ValuesIn(kStorageTypes),
                          [](const auto& which) { return std::string(name_of(which.param)); });
 
 constexpr std::int64_t kPast32Bits = (std::int64_t{1} << 32) + 16;  // as a 32-bit number: 16
 
-/// Head dims of tests that are large otherwise: small ones for all kernels, and 8, which is what the copy engine of a
+/// Head dims of tests that are large otherwise: small ones for all kernels, and 8, which is what TMA of a
 /// GPU takes, for kernels that run there.
 struct SmallDim {
     std::int64_t head_dim;
@@ -109,8 +109,8 @@ void expect_spread_is_packed(const Problem& p, std::size_t dimension, std::int64
     });
 }
 
-// flash-attention 1500, 2260; flashinfer 1290; fla 1080: offsets multiplied in 32 bits, landing in mapped memory
-TEST(bug_families, bug_26_30_offsets_past_2_to_the_32) {
+// An offset multiplied in 32 bits lands in mapped memory, and nothing crashes.
+TEST(BugFamilies, offsets_past_2_to_the_32_bug_26_30) {
     const Problem p = make_problem(3, 9, 11, 4, 2, 8, DType::bf16);
     expect_spread_is_packed(p, 0, kPast32Bits);          // batch
     expect_spread_is_packed(p, 2, kPast32Bits);          // heads
@@ -118,8 +118,7 @@ TEST(bug_families, bug_26_30_offsets_past_2_to_the_32) {
     expect_spread_is_packed(p, 1, kPast32Bits / 8 + 3);  // and signed 32 bits
 }
 
-// flash-attention 2662: more than 4M keys
-TEST(bug_families, bug_27_four_million_keys) {
+TEST(BugFamilies, four_million_keys_bug_27) {
     for (const SmallDim& dim : small_dims(1)) {
         for (const std::int64_t extra : {-128, 0, 128}) {
             const std::int64_t len = (std::int64_t{1} << 22) + extra;
@@ -143,8 +142,8 @@ TEST(bug_families, bug_27_four_million_keys) {
     }
 }
 
-// pytorch 147585, 162588; mlx 2894: len_q * len_kv past 2^32, in a bias of which the last rows matter
-TEST(bug_families, bug_30_scores_past_2_to_the_32) {
+// len_q * len_kv is past 2^32, in a bias whose last rows matter.
+TEST(BugFamilies, scores_past_2_to_the_32_bug_30) {
     constexpr std::int64_t kLen = 70'000;
     constexpr std::int64_t kWindow = 8;
     const SparseMemory memory(static_cast<std::size_t>(kLen * kLen) * sizeof(float));
@@ -176,9 +175,8 @@ TEST(bug_families, bug_30_scores_past_2_to_the_32) {
     }
 }
 
-// pytorch 146704, 142228: more than 65,535 batch members or heads. On the host they are a loop's count, whatever the
-// dtype.
-TEST_P(bug_families_limits, bug_32_seventy_thousand_batches_and_heads) {
+// More than 65,535 sequences or heads. On the host they are a loop's count, whatever the dtype.
+TEST_P(BugFamiliesLimits, seventy_thousand_batches_and_heads_bug_32) {
     if (GetParam() != DType::fp32 && !device::cuda_available()) GTEST_SKIP() << "no CUDA device";
     for (const SmallDim& dim : small_dims(2)) {
         if (GetParam() != DType::fp32 && !dim.only) continue;
@@ -193,8 +191,7 @@ TEST_P(bug_families_limits, bug_32_seventy_thousand_batches_and_heads) {
 }
 
 /// dO, and every other tensor, with an order of dimensions, gaps and an alignment of its own.
-// pytorch 138354, 133671 (dO strides taken for O's); flash-attention 2423cca3; pytorch 187506 (innermost stride)
-TEST(bug_families, bug_34_35_every_tensor_has_its_own_strides) {
+TEST(BugFamilies, every_tensor_has_its_own_strides_bug_34_35) {
     for (std::uint64_t seed = 0; seed < 24; ++seed) {
         Case c{.id = "strides", .seed = seed};
         c.problem = make_problem(2, 37, 45, 4, 2, 24, kStorageTypes[seed % 3]);
@@ -209,8 +206,8 @@ TEST(bug_families, bug_34_35_every_tensor_has_its_own_strides) {
     }
 }
 
-// pytorch 174114: a buffer for head_dim 160 written as 192; guard bands tell
-TEST(bug_families, bug_37_nothing_is_written_past_the_end) {
+// Guard bands around every tensor tell.
+TEST(BugFamilies, nothing_is_written_past_the_end_bug_37) {
     for (const std::int64_t dim : {1, 15, 17, 33, 63, 65, 72, 96, 100, 129, 160, 192, 255}) {
         for (const DType dtype : kStorageTypes) {
             Case c{.id = "guards"};
@@ -236,8 +233,7 @@ void expect_rejected(const char* argument, const auto& call) {
     }
 }
 
-// flash-attention 1116: a negative window silently meant no window
-TEST(bug_families, bug_54_negative_window_is_an_error) {
+TEST(BugFamilies, negative_window_is_an_error_bug_54) {
     Problem p = make_problem(1, 4, 4, 1, 1, 8);
     p.mask.window_left = -1;
     expect_rejected("window_left", [&] { (void)plan(p); });
@@ -245,8 +241,8 @@ TEST(bug_families, bug_54_negative_window_is_an_error) {
     expect_rejected("window_right", [&] { (void)plan(p); });
 }
 
-// flash-attention 1661, 1773: malformed cu_seqlens; an invalid call changes no byte
-TEST(bug_families, bug_64_malformed_cu_seqlens) {
+// An invalid call changes no byte.
+TEST(BugFamilies, malformed_cu_seqlens_are_refused_bug_64) {
     const std::vector<std::int64_t> lengths{3, 4, 5};
     Attention a(make_ragged(lengths, lengths, 2, 1, 8), 1, lengths, lengths);
     struct Wrong {
@@ -270,8 +266,7 @@ TEST(bug_families, bug_64_malformed_cu_seqlens) {
     }
 }
 
-// pytorch 193728: keys and values of different lengths were read past the end
-TEST(bug_families, bug_cpu_key_and_value_lengths_differ) {
+TEST(BugFamilies, key_and_value_lengths_that_differ_are_refused_bug_84) {
     Attention a(make_problem(1, 8, 8, 1, 1, 8));
     a.v.view.shape[1] = 7;
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Families of bugs that attention libraries really had: NaN, infinities and masks; zero, tiny and odd sizes. The
-// numbers are those of the project's list of bugs; each name says where the family was seen.
+// Families of bugs that attention libraries really had: NaN, infinities and masks; zero, tiny and odd sizes. BUGS.md
+// lists the families by the number at the end of a test's name.
 #include <gtest/gtest.h>
 
 #include <cfloat>
@@ -25,8 +25,8 @@ bool all_finite(const Tensor& t) {
 }
 
 /// Once for each type of storage: most CUDA kernels take 16 bits only.
-class bug_families_masking : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(types, bug_families_masking, testing::ValuesIn(kStorageTypes),
+class BugFamiliesMasking : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Types, BugFamiliesMasking, testing::ValuesIn(kStorageTypes),
                          [](const auto& which) { return std::string(name_of(which.param)); });
 
 /// Runs a case on every kernel, between guard bands.
@@ -38,8 +38,7 @@ void expect_case_right(const Case& which) {
     }
 }
 
-// flash-attention 334, 1052: columns past the end were not masked in the backward.
-TEST_P(bug_families_masking, bug_1_3_tile_tails_at_every_size) {
+TEST_P(BugFamiliesMasking, keys_past_the_end_of_a_tile_count_for_nothing_bug_1_3) {
     for (std::int64_t q = 1; q <= 17; ++q) {
         for (std::int64_t kv = 1; kv <= 17; kv += q % 3 + 1) {
             for (const double size : {1.0, 3.0, 30.0}) {
@@ -52,8 +51,7 @@ TEST_P(bug_families_masking, bug_1_3_tile_tails_at_every_size) {
     }
 }
 
-// flash-attention 443
-TEST(bug_families, bug_2_ragged_members_of_one_key) {
+TEST(BugFamilies, ragged_sequences_of_one_key_bug_2) {
     for (const DType dtype : kStorageTypes) {
         const std::vector<std::int64_t> of_q{3, 1, 70};
         const std::vector<std::int64_t> of_kv{1, 1, 1};
@@ -62,15 +60,15 @@ TEST(bug_families, bug_2_ragged_members_of_one_key) {
     }
 }
 
-// cudnn-frontend 160, pytorch 139298: finite in, finite out, thousands of times, each kernel with its own LSE
-TEST(bug_families, bug_6_soak) {
+// Finite in, finite out, in hundreds of calls; each backward takes the LSE of its own forward.
+TEST(BugFamilies, finite_inputs_of_random_calls_give_finite_results_bug_6) {
     const Random random(20260101);
     for (std::uint64_t i = 0; i < 400; ++i) {
         const auto draw = [&](std::uint64_t what, std::uint64_t high) {
             return static_cast<std::int64_t>(random.bits(i * 16 + what) % high) + 1;
         };
         Problem p = make_problem(1, draw(0, 40), draw(1, 90), 2, 1, draw(2, 20), kStorageTypes[i % 3]);
-        if (i % 2 == 0) p.head_dim = p.head_dim_v = 8 * draw(2, 16);  // what the copy engine of a GPU takes
+        if (i % 2 == 0) p.head_dim = p.head_dim_v = 8 * draw(2, 16);  // what TMA of a GPU takes
         p.mask.causal = static_cast<Causal>(draw(3, 3) - 1);
         Attention a(p, i);
         a.q.scale_by(std::exp2(static_cast<double>(draw(4, 12)) - 6));
@@ -87,12 +85,12 @@ TEST(bug_families, bug_6_soak) {
     }
 }
 
-// flash-attention 1745, flashinfer 941, vllm 936: 0 * NaN in slots that no query sees
-TEST_P(bug_families_masking, bug_7_poison_in_unused_rows) {
+// A weight of 0 times NaN is NaN, so hidden keys and values must not be multiplied at all.
+TEST_P(BugFamiliesMasking, nan_in_keys_that_no_query_sees_reaches_nothing_bug_7) {
     const std::vector<std::int64_t> of_q{20, 30};
     const std::vector<std::int64_t> of_kv{33, 65};
     const Attention clean(make_ragged(of_q, of_kv, 2, 1, 24, GetParam()), 7, of_q, of_kv);
-    // The window leaves the first keys of each member to nobody.
+    // The window leaves the first keys of each sequence to nobody.
     Attention a = clean;
     a.problem.mask.window_left = 5;
     Attention b = a;
@@ -110,8 +108,8 @@ TEST_P(bug_families_masking, bug_7_poison_in_unused_rows) {
     }
 }
 
-// pytorch 101967: the mask hides a key of NaN, the bias does not matter
-TEST_P(bug_families_masking, bug_8_nan_key_behind_mask_and_bias) {
+// The mask hides a key of NaN, whatever the bias adds there.
+TEST_P(BugFamiliesMasking, nan_key_behind_mask_and_bias_reaches_nothing_bug_8) {
     Problem p = make_problem(1, 40, 80, 1, 1, 16, GetParam());
     p.mask.causal = Causal::top_left;
     p.bias = true;
@@ -127,8 +125,7 @@ TEST_P(bug_families_masking, bug_8_nan_key_behind_mask_and_bias) {
     });
 }
 
-// pytorch 103963, 127055, 156487 and many more; 81: the same on the CPU, with left padding
-TEST(bug_families, bug_10_81_left_padding_leaves_rows_empty) {
+TEST(BugFamilies, left_padding_leaves_rows_empty_bug_10_81) {
     for (const DType dtype : kStorageTypes) {
         Problem p = make_problem(2, 90, 90, 2, 1, 24, dtype);
         p.mask.causal = Causal::bottom_right;
@@ -149,8 +146,7 @@ TEST(bug_families, bug_10_81_left_padding_leaves_rows_empty) {
     }
 }
 
-// pytorch 109517
-TEST_P(bug_families_masking, bug_11_finfo_min_as_mask) {
+TEST_P(BugFamiliesMasking, lowest_finite_bias_as_a_mask_bug_11) {
     for (const double low : {-static_cast<double>(FLT_MAX), -1e30, -kInfinity}) {
         Problem p = make_problem(1, 40, 130, 1, 1, 16, GetParam());
         p.bias = p.bias_gradient = true;
@@ -162,8 +158,8 @@ TEST_P(bug_families_masking, bug_11_finfo_min_as_mask) {
     }
 }
 
-// flashinfer 1178, 1050: whole tiles of -inf before and after the keys that count
-TEST_P(bug_families_masking, bug_14_long_prefix_and_suffix_of_minus_infinity) {
+// Whole tiles of -inf stand before and after the keys that count.
+TEST_P(BugFamiliesMasking, long_prefix_and_suffix_of_minus_infinity_bug_14) {
     Problem p = make_problem(1, 5, 1600, 1, 1, 16, GetParam());
     p.bias = true;
     Attention a(p);
@@ -177,8 +173,7 @@ TEST_P(bug_families_masking, bug_14_long_prefix_and_suffix_of_minus_infinity) {
     });
 }
 
-// flash-attention (ROCm) b46c5875, a3a257c7: zero-length members, in the backward and beyond the end of memory
-TEST_P(bug_families_masking, bug_15_17_zero_length_members) {
+TEST_P(BugFamiliesMasking, zero_length_sequences_bug_15_17) {
     for (const auto& of_q : std::vector<std::vector<std::int64_t>>{{0, 7, 0}, {5, 0, 70}, {0, 0, 0}}) {
         for (const auto& of_kv : std::vector<std::vector<std::int64_t>>{{9, 0, 3}, {0, 65, 0}, {0, 0, 0}}) {
             Case c{.id = "zero_length"};
@@ -191,8 +186,8 @@ TEST_P(bug_families_masking, bug_15_17_zero_length_members) {
     }
 }
 
-// flash-attention 1537, 1619: the path for one query per member, with members of none
-TEST(bug_families, bug_20_ragged_decode_with_empty_members) {
+// One query per sequence is a path of its own in some kernels; some sequences have none.
+TEST(BugFamilies, ragged_decode_with_empty_sequences_bug_20) {
     for (const DType dtype : kStorageTypes) {
         Case c{.id = "ragged_decode"};
         c.problem = make_problem(1, 0, 0, 8, 2, 64, dtype);
@@ -202,8 +197,7 @@ TEST(bug_families, bug_20_ragged_decode_with_empty_members) {
     }
 }
 
-// pytorch 141219 (SIGFPE), 92892
-TEST_P(bug_families_masking, bug_22_empty_tensors) {
+TEST_P(BugFamiliesMasking, empty_tensors_are_calls_like_others_bug_22) {
     for (std::int64_t which = 0; which < 5; ++which) {
         Case c{.id = "empty"};
         c.problem = make_problem(which == 0 ? 0 : 2, which == 1 ? 0 : 5, which == 2 ? 0 : 7, which == 3 ? 0 : 4,
@@ -213,16 +207,15 @@ TEST_P(bug_families_masking, bug_22_empty_tensors) {
     }
 }
 
-// cuDNN 9.18.1: one key, where every gradient of a score is 0
-TEST(bug_families, bug_23_one_key_backward) {
+// With one key every gradient of a score is 0.
+TEST(BugFamilies, backward_of_one_key_bug_23) {
     for (const DType dtype : kStorageTypes) {
         Attention a(make_problem(2, 70, 1, 4, 2, 48, dtype));
         expect_right(a);
     }
 }
 
-// candle 3603: ragged causal batches of uneven lengths
-TEST_P(bug_families_masking, bug_24_uneven_ragged_causal) {
+TEST_P(BugFamiliesMasking, ragged_causal_batches_of_uneven_lengths_bug_24) {
     Case c{.id = "uneven"};
     c.problem = make_problem(1, 0, 0, 2, 1, 16, GetParam());
     c.problem.mask.causal = Causal::bottom_right;
@@ -231,8 +224,8 @@ TEST_P(bug_families_masking, bug_24_uneven_ragged_causal) {
     expect_case_right(c);
 }
 
-// sparkinfer 330: an instance that was never run. Every head_dim there is.
-TEST(bug_families, bug_83_every_head_dim) {
+// Every compiled instance runs, since every head_dim does.
+TEST(BugFamilies, every_head_dim_is_right_bug_83) {
     for (std::int64_t dim = 1; dim <= 256; dim += dim < 40 || dim > 250 ? 1 : dim % 8 == 0 ? 1 : dim % 8 == 1 ? 6 : 1) {
         Attention a(make_problem(1, 19, 21, 1, 1, dim, kStorageTypes[dim % 3]), static_cast<std::uint64_t>(dim));
         expect_right(a);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Families of bugs that attention libraries really had: LSE and merging, masks that are off by one, softcap, dropout,
-// determinism. The numbers are those of the project's list of bugs.
+// determinism. BUGS.md lists the families by the number at the end of a test's name.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,12 +18,12 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Once for each type of storage: most CUDA kernels take 16 bits only.
-class bug_families_scores : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(types, bug_families_scores, testing::ValuesIn(kStorageTypes),
+class BugFamiliesScores : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Types, BugFamiliesScores, testing::ValuesIn(kStorageTypes),
                          [](const auto& which) { return std::string(name_of(which.param)); });
 
-// sglang 40903, vllm 47079, flashinfer 4485: LSE in base 2 taken for base e. Equal scores: LSE = ln(keys) + score.
-TEST(bug_families, bug_38_39_lse_is_the_natural_logarithm) {
+// With equal scores LSE = ln(keys) + score.
+TEST(BugFamilies, lse_is_the_natural_logarithm_bug_38_39) {
     for (const DType dtype : kStorageTypes) {
         for (const std::int64_t keys : {1, 2, 64, 1000, 1537}) {
             Problem p = make_problem(1, 3, keys, 2, 1, 16, dtype);
@@ -42,8 +42,8 @@ TEST(bug_families, bug_38_39_lse_is_the_natural_logarithm) {
     }
 }
 
-// flash-attention 978, FlashMLA 77, vllm 39148: +inf for empty rows breaks merging
-TEST_P(bug_families_scores, bug_40_41_lse_of_an_empty_row_is_minus_infinity) {
+// +inf would break the merging of partial results.
+TEST_P(BugFamiliesScores, lse_of_an_empty_row_is_minus_infinity_bug_40_41) {
     Problem p = make_problem(2, 70, 5, 2, 1, 16, GetParam());
     p.mask.causal = Causal::bottom_right;
     Attention a(p);
@@ -80,8 +80,7 @@ void expect_keys_seen(const Problem& p, std::int64_t (*first)(const Problem&, st
     });
 }
 
-// flash-attention 282, 436; cutlass 2336; onnxruntime 28958; mlx 2835
-TEST_P(bug_families_scores, bug_46_causal_alignment) {
+TEST_P(BugFamiliesScores, causal_diagonal_is_top_left_or_bottom_right_bug_46) {
     const auto zero = [](const Problem&, std::int64_t) { return std::int64_t{0}; };
     for (const std::int64_t q : {1, 5, 64, 65, 130}) {
         for (const std::int64_t kv : {1, 5, 64, 65, 130}) {
@@ -94,8 +93,7 @@ TEST_P(bug_families_scores, bug_46_causal_alignment) {
     }
 }
 
-// flash-attention 1366, ROCm 185, transformers 39408: windows in decode, and whether their ends belong to them
-TEST_P(bug_families_scores, bug_48_49_window_ends_are_inclusive) {
+TEST_P(BugFamiliesScores, window_ends_are_inclusive_bug_48_49) {
     for (const std::int64_t q : {1, 3, 70}) {
         for (const std::int64_t left : {0, 1, 63, 64, 65, 500}) {
             for (const std::int64_t right : {0, 1, 64}) {
@@ -109,8 +107,8 @@ TEST_P(bug_families_scores, bug_48_49_window_ends_are_inclusive) {
     }
 }
 
-// flash-attention 2402: scores * tanh(scores). One key: LSE is the capped score, in closed form.
-TEST_P(bug_families_scores, bug_50_softcap_closed_form) {
+// With one key LSE is the capped score, in closed form.
+TEST_P(BugFamiliesScores, softcap_has_its_closed_form_bug_50) {
     for (const double cap : {0.5, 8.0, 50.0}) {
         for (const double score : {-400.0, -7.0, -0.01, 0.0, 0.3, 20.0, 1e6}) {
             Problem p = make_problem(1, 1, 1, 1, 1, 1, GetParam());
@@ -131,8 +129,7 @@ TEST_P(bug_families_scores, bug_50_softcap_closed_form) {
     }
 }
 
-// flash-attention 2466, 2544: softcap in the backward of ragged batches
-TEST(bug_families, bug_51_softcap_ragged_backward) {
+TEST(BugFamilies, softcap_in_the_backward_of_a_ragged_batch_bug_51) {
     for (const DType dtype : kStorageTypes) {
         const std::vector<std::int64_t> of_q{70, 0, 5, 33};
         const std::vector<std::int64_t> of_kv{65, 9, 1, 80};
@@ -145,8 +142,7 @@ TEST(bug_families, bug_51_softcap_ragged_backward) {
     }
 }
 
-// flash-attention 845: slopes that were cast to fp16
-TEST(bug_families, bug_52_alibi_slopes_must_be_fp32) {
+TEST(BugFamilies, alibi_slopes_must_be_fp32_bug_52) {
     Problem p = make_problem(1, 4, 4, 2, 2, 8, DType::fp16);
     p.alibi = true;
     Attention a(p);
@@ -205,8 +201,7 @@ void expect_philox(const Attention& a, std::int64_t first, std::vector<double>& 
     }
 }
 
-// flash-attention 314, ffpa 352: keep 0.977 instead of 0.90; masks alike across heads; int32 counters
-TEST_P(bug_families_scores, bug_53_dropout_keeps_what_it_says) {
+TEST_P(BugFamiliesScores, dropout_keeps_what_it_says_bug_53) {
     for (const double probability : {0.1, 0.5, 0.9}) {
         for (const DropoutProbe& probe : kDropoutProbes) {
             for (const std::int64_t first : probe.firsts) {
@@ -231,7 +226,7 @@ TEST_P(bug_families_scores, bug_53_dropout_keeps_what_it_says) {
 }
 
 // The same mask in the backward, and another one for another seed.
-TEST_P(bug_families_scores, bug_53_dropout_backward_and_seeds) {
+TEST_P(BugFamiliesScores, dropout_in_the_backward_and_by_the_seed_bug_53) {
     Problem p = make_problem(2, 70, 90, 4, 2, 24, GetParam());
     p.dropout = {.probability = 0.4, .seed = 99};
     p.mask.causal = Causal::bottom_right;
@@ -246,8 +241,8 @@ TEST_P(bug_families_scores, bug_53_dropout_backward_and_seeds) {
     });
 }
 
-// vllm 47069, 51902; flashinfer 2424: bits that depend on neighbours, over more than three blocks of 512 keys
-TEST(bug_families, bug_69_long_rows_do_not_depend_on_neighbours) {
+// A row of 1600 keys spans more than three blocks of 512 keys.
+TEST(BugFamilies, long_rows_do_not_depend_on_neighbours_bug_69) {
     Problem one = make_problem(1, 3, 1600, 4, 2, 32, DType::bf16);
     one.mask.causal = Causal::bottom_right;
     Problem many = one;
@@ -270,8 +265,8 @@ TEST(bug_families, bug_69_long_rows_do_not_depend_on_neighbours) {
     });
 }
 
-// flash-attention 2158, 2510: GQA, ragged, windowed backward that differs from run to run
-TEST(bug_families, bug_71_backward_is_deterministic) {
+// GQA, ragged and windowed at once.
+TEST(BugFamilies, backward_is_deterministic_bug_71) {
     const std::vector<std::int64_t> of_q{200, 0, 65, 300};
     const std::vector<std::int64_t> of_kv{300, 20, 64, 200};
     Problem p = make_ragged(of_q, of_kv, 6, 2, 24);

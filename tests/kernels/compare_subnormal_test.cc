@@ -41,7 +41,7 @@ bool passes(DType dtype, double share) {
     return a.check_backward().pass();
 }
 
-TEST(compare_subnormal, gradients_of_fp16_may_lose_what_is_small_beside_the_largest_of_the_head) {
+TEST(CompareSubnormal, gradients_of_fp16_may_lose_what_is_small_beside_the_largest_of_the_head) {
     EXPECT_TRUE(passes(DType::fp16, 0.9));
     EXPECT_FALSE(passes(DType::fp16, 8));
     EXPECT_FALSE(passes(DType::bf16, 0.9));

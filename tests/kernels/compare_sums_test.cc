@@ -27,7 +27,7 @@ bool lse_passes(double size, double error) {
 }
 
 /// In a row with one large weight LSE is that score, and has its error.
-TEST(compare_sums, lse_is_granted_the_error_of_a_score_where_that_is_more_than_its_limit) {
+TEST(CompareSums, lse_is_granted_the_error_of_a_score_where_that_is_more_than_its_limit) {
     const double score = kScoreRoundings * 0x1p-24;  // of the size
     EXPECT_LT(score * kOrdinaryLse, kLseAbsolute);
     EXPECT_TRUE(lse_passes(0.9 * kOrdinaryLse, 0.9 * kLseAbsolute));
@@ -50,7 +50,7 @@ bool gradient_passes(bool has_copies, double error) {
     return judge(gold, got.view, DType::fp32, Role::gradient).pass;
 }
 
-TEST(compare_sums, what_cancels_in_rows_that_are_copies_is_one_error) {
+TEST(CompareSums, what_cancels_in_rows_that_are_copies_is_one_error) {
     EXPECT_TRUE(gradient_passes(false, 0.9 * kCancelled));
     EXPECT_FALSE(gradient_passes(false, 1.6 * kCancelled));
     EXPECT_TRUE(gradient_passes(true, 0.9 * kCancelled * (1 + kFewElements)));

@@ -41,7 +41,7 @@ const TensorReport& of(const Report& report, const std::string& name) {
     return report.tensors.front();
 }
 
-TEST(compare, right_results_pass) {
+TEST(Compare, right_results_pass) {
     for (const DType dtype : kStorageTypes) {
         const Attention a = finished(dtype);
         EXPECT_TRUE(a.check_forward().pass()) << a.check_forward().describe();
@@ -50,7 +50,7 @@ TEST(compare, right_results_pass) {
 }
 
 /// With one key dS is 0, and what delta is off by is all that there is: so many times K.
-TEST(compare, the_residual_of_o_is_granted_what_it_leaves_of_delta) {
+TEST(Compare, the_residual_of_o_is_granted_what_it_leaves_of_delta) {
     for (const auto& [rest, error, right] : {std::tuple{false, 2e-5, false}, {true, 2e-5, true}, {true, 1e-2, false}}) {
         Attention a = finished(DType::bf16, 1);
         if (rest) a.keep_residual();
@@ -65,7 +65,7 @@ TEST(compare, the_residual_of_o_is_granted_what_it_leaves_of_delta) {
 
 /// A key that takes all of a row and is dropped, and one of hardly any weight that is kept: delta and dS are made of
 /// the second one alone, which may be too small for a kernel.
-TEST(compare, a_weight_too_small_to_be_held_may_be_lost_from_gradients) {
+TEST(Compare, a_weight_too_small_to_be_held_may_be_lost_from_gradients) {
     for (const auto& [bias, right] : {std::pair{-70, true}, {-55, false}}) {
         Problem p = make_problem(1, 1, 2, 1, 1, 32, DType::bf16);
         p.bias = true;
@@ -86,7 +86,7 @@ TEST(compare, a_weight_too_small_to_be_held_may_be_lost_from_gradients) {
     }
 }
 
-TEST(compare, fp32_limit_is_two_in_a_million) {
+TEST(Compare, fp32_limit_is_two_in_a_million) {
     for (const auto& [factor, right] : {std::pair{1 + 1.8e-6, true}, {1 + 2.4e-6, false}, {1 - 2.4e-6, false}}) {
         Attention a = finished(DType::fp32);
         a.o.scale_by(factor);
@@ -101,7 +101,7 @@ TEST(compare, fp32_limit_is_two_in_a_million) {
     }
 }
 
-TEST(compare, one_wrong_element_of_many_fails) {
+TEST(Compare, one_wrong_element_of_many_fails) {
     for (const DType dtype : kStorageTypes) {
         for (Tensor Attention::*which : {&Attention::o, &Attention::dq, &Attention::dk, &Attention::dv}) {
             Attention a = finished(dtype);
@@ -112,7 +112,7 @@ TEST(compare, one_wrong_element_of_many_fails) {
     }
 }
 
-TEST(compare, lse_of_another_base_or_off_by_a_little_fails) {
+TEST(Compare, lse_of_another_base_or_off_by_a_little_fails) {
     for (const DType dtype : kStorageTypes) {
         Attention a = finished(dtype);
         a.lse.scale_by(1.4426950408889634);
@@ -123,7 +123,7 @@ TEST(compare, lse_of_another_base_or_off_by_a_little_fails) {
     }
 }
 
-TEST(compare, nan_is_compared_exactly) {
+TEST(Compare, nan_is_compared_exactly) {
     Attention a = finished(DType::fp32);
     a.o.set(std::nan(""), 0, 3, 1, 4);
     const Report report = a.check_forward();
@@ -142,7 +142,7 @@ TEST(compare, nan_is_compared_exactly) {
 }
 
 /// Cuts the low bits off instead of rounding: every error points to zero.
-TEST(compare, truncation_to_bf16_is_a_bias) {
+TEST(Compare, truncation_to_bf16_is_a_bias) {
     Attention a = finished(DType::bf16);
     const ForwardGold gold(a.problem, a.forward_args());
     const auto* values = static_cast<const double*>(gold.o().data);
@@ -156,7 +156,7 @@ TEST(compare, truncation_to_bf16_is_a_bias) {
 }
 
 /// The unfused computation is the yardstick: it passes, and a result with twice its error does not.
-TEST(compare, unfused_computation_is_the_yardstick) {
+TEST(Compare, unfused_computation_is_the_yardstick) {
     for (const DType dtype : {DType::bf16, DType::fp16}) {
         Attention a(make_problem(2, 160, 20, 2, 1, 32, dtype));
         a.q.scale_by(
@@ -212,7 +212,7 @@ double root_mean_square(const std::vector<double>& all) {
 
 /// Noise that makes the RMSE 1.2 times the unfused one, and 1.0 times for comparison. With small scores the unfused
 /// computation is about as good as any, which leaves the least room.
-TEST(compare, a_fifth_more_noise_than_unfused_fails) {
+TEST(Compare, a_fifth_more_noise_than_unfused_fails) {
     for (const double scale : {0.01, 0.05}) {
         Attention a(make_problem(1, 1024, 256, 2, 2, 32, DType::bf16));
         a.problem.scale = scale;
@@ -231,7 +231,7 @@ TEST(compare, a_fifth_more_noise_than_unfused_fails) {
 }
 
 /// With larger scores the unfused computation rounds S to more than a kernel has to: its noise is refused.
-TEST(compare, noise_of_unfused_scores_fails) {
+TEST(Compare, noise_of_unfused_scores_fails) {
     Attention a(make_problem(1, 1024, 256, 2, 2, 32, DType::bf16));
     Draws draws(a);
     const TensorReport report = draws.judged([&](double, double noise, std::int64_t) { return noise; });
@@ -241,7 +241,7 @@ TEST(compare, noise_of_unfused_scores_fails) {
 }
 
 /// A weight rounded toward zero instead of to nearest, or a result: the error points one way.
-TEST(compare, rounding_toward_zero_fails_in_few_rows_too) {
+TEST(Compare, rounding_toward_zero_fails_in_few_rows_too) {
     for (const std::int64_t rows : {40, 160}) {
         Attention a(make_problem(1, rows, 20, 2, 1, 32, DType::bf16));
         Draws draws(a);
@@ -258,7 +258,7 @@ TEST(compare, rounding_toward_zero_fails_in_few_rows_too) {
 }
 
 /// Four copies of each query, in all of Q: the verdict is that of the rows, however often each is counted.
-TEST(compare, copies_of_rows_do_not_change_the_verdict) {
+TEST(Compare, copies_of_rows_do_not_change_the_verdict) {
     Attention rows(make_problem(1, 40, 64, 2, 1, 32, DType::bf16));
     Attention copies(make_problem(1, 160, 64, 2, 1, 32, DType::bf16));
     copies.k = rows.k;
@@ -286,7 +286,7 @@ TEST(compare, copies_of_rows_do_not_change_the_verdict) {
 
 /// Columns of V that are copies make elements of O that round alike: 16 of them are off by 16 times what one is, others
 /// by 4 times.
-TEST(compare, copies_of_columns_round_alike) {
+TEST(Compare, copies_of_columns_round_alike) {
     const Tensor like(DType::bf16, {1, 1, 1, 16});
     TensorGold columns("o", like.view, DType::bf16);
     TensorGold copies("o", like.view, DType::bf16);
@@ -303,7 +303,7 @@ TEST(compare, copies_of_columns_round_alike) {
 }
 
 /// A key more or less at the diagonal is what masks get wrong.
-TEST(compare, mask_off_by_one_fails) {
+TEST(Compare, mask_off_by_one_fails) {
     for (const DType dtype : kStorageTypes) {
         Problem right = make_problem(1, 160, 200, 2, 1, 32, dtype);
         right.mask.causal = Causal::bottom_right;
@@ -320,7 +320,7 @@ TEST(compare, mask_off_by_one_fails) {
 }
 
 /// The scale folded into Q and rounded to bf16 with it: what a kernel must not do.
-TEST(compare, lse_from_prescaled_bf16_queries_fails) {
+TEST(Compare, lse_from_prescaled_bf16_queries_fails) {
     Attention a(make_problem(1, 64, 64, 1, 1, 64, DType::bf16));
     a.problem.scale = 0.3;
     Attention prescaled = a;
@@ -331,7 +331,7 @@ TEST(compare, lse_from_prescaled_bf16_queries_fails) {
     EXPECT_FALSE(of(a.check_forward(), "lse").pass);
 }
 
-TEST(guarded, tells_gaps_and_bands) {
+TEST(Guarded, tells_gaps_and_bands) {
     GuardedTensor t(DType::bf16, {3, 4, 5}, Layout::random, 11);
     fill(t.view(), Fill::normal, 1);
     t.snapshot();
@@ -349,7 +349,7 @@ TEST(guarded, tells_gaps_and_bands) {
     EXPECT_FALSE(workspace.bands_unchanged());
 }
 
-TEST(generate, same_numbers_everywhere) {
+TEST(Generate, same_numbers_everywhere) {
     const Random random(42);
     EXPECT_EQ(random.bits(0), Random(42).bits(0));
     EXPECT_NE(random.bits(0), random.bits(1));
@@ -377,7 +377,7 @@ TEST(generate, same_numbers_everywhere) {
     EXPECT_LT(large, 90);
 }
 
-TEST(cases, are_reproduced_by_their_number) {
+TEST(Cases, are_reproduced_by_their_number) {
     for (const std::uint64_t index : {0u, 7u, 149u}) {
         const Case a = random_case(3, index);
         const auto b = find_case(3, std::to_string(index));

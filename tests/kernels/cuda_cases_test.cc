@@ -102,7 +102,7 @@ TEST_P(CudaCases, lengths_around_the_block_edges) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(all_kernels, CudaCases, testing::Values(DType::bf16, DType::fp16),
+INSTANTIATE_TEST_SUITE_P(AllKernels, CudaCases, testing::Values(DType::bf16, DType::fp16),
                          [](const auto& which) { return std::string(name_of(which.param)); });
 
 /// The random ones, in groups: the parts of a test program share them.
@@ -126,7 +126,7 @@ std::string name_of_group(const testing::TestParamInfo<std::tuple<DType, std::ui
     return std::string(name_of(std::get<0>(which.param))) + "_" + std::to_string(std::get<1>(which.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(all_kernels, CudaRandomCases,
+INSTANTIATE_TEST_SUITE_P(AllKernels, CudaRandomCases,
                          testing::Combine(testing::Values(DType::bf16, DType::fp16),
                                           testing::Range<std::uint64_t>(0, kRandomCases, kGroup)),
                          name_of_group);

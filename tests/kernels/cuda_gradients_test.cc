@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward promises on a GPU besides right numbers: the bits of a member's gradients depend on the member
+// What the backward promises on a GPU besides right numbers: the bits of a sequence's gradients depend on the sequence
 // alone, blocks of keys that add to the same dQ do so in one order, and broken cu_seqlens are no reason to wait for
 // ever. Skipped without a GPU.
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ const Shape kShapes[] = {
     {150, 170, 2, 1, 40, DType::fp32, {.causal = Causal::bottom_right}},
 };
 
-/// Of fa3: in a batch of nine these have blocks of keys enough for the last one to make dQ, which one member has not.
+/// Of fa3: in a batch of nine these have blocks of keys enough for the last one to make dQ, which one sequence has not.
 const Shape kShapesOfManyHeads[] = {
     {200, 200, 64, 64, 64, DType::bf16, {.causal = Causal::top_left}},
     {260, 260, 48, 48, 128, DType::fp16, {.causal = Causal::bottom_right}},
@@ -119,13 +119,13 @@ void expect_right_gradients_of_fa3(const Problem& problem) {
     });
 }
 
-TEST_F(CudaGradients, a_member_has_the_same_bits_at_every_place_of_every_batch) {
+TEST_F(CudaGradients, a_sequence_has_the_same_bits_at_every_place_of_every_batch) {
     for (const Shape& shape : kShapes) expect_the_same_bits_in_batches(shape);
     for (const Shape& shape : kShapesInShares) expect_the_same_bits_in_batches(shape, Schedule::fa2);
 }
 
 /// With who makes dQ of the sum: a kernel of its own, or the last block of keys to add.
-TEST_F(CudaGradients, a_member_has_the_same_bits_among_few_and_many_blocks) {
+TEST_F(CudaGradients, a_sequence_has_the_same_bits_among_few_and_many_blocks) {
     for (const Shape& shape : kShapesOfManyHeads) expect_the_same_bits_in_batches(shape, Schedule::fa3);
     for (const Shape& shape : kShapesOfShares) expect_the_same_bits_in_batches(shape, Schedule::fa3);
 }
@@ -186,7 +186,7 @@ void expect_the_bits_of_a_dense_one(const Shape& shape, const std::optional<Sche
     });
 }
 
-TEST_F(CudaGradients, a_ragged_member_has_the_bits_of_a_dense_one) {
+TEST_F(CudaGradients, a_ragged_sequence_has_the_bits_of_a_dense_one) {
     for (const Shape& shape : kShapes) expect_the_bits_of_a_dense_one(shape);
     for (const Shape& shape : kShapesInShares) expect_the_bits_of_a_dense_one(shape, Schedule::fa2);
     expect_the_bits_of_a_dense_one(kShapeInParts, Schedule::fa3);

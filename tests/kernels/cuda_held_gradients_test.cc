@@ -175,7 +175,7 @@ TEST(CudaHeldGradientsOfDropped, dlse_is_what_is_left) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(cases, CudaHeldGradients, testing::ValuesIn(kCases), [](const auto& which) {
+INSTANTIATE_TEST_SUITE_P(Cases, CudaHeldGradients, testing::ValuesIn(kCases), [](const auto& which) {
     return std::string(which.param.feature) + "_" + std::to_string(which.param.dims.qk) + "x" +
            std::to_string(which.param.dims.v);
 });

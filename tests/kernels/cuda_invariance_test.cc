@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The bits of a row on a GPU depend on the row, its keys and values, and on nothing else: not on the size of the batch,
-// the place in it, the other members, the other heads. Skipped without a GPU.
+// the place in it, the other sequences, the other heads. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -54,7 +54,7 @@ Bytes part(const Bytes& memory, std::int64_t index, std::size_t size) {
     return {begin, begin + static_cast<std::ptrdiff_t>(size)};
 }
 
-TEST_F(CudaInvariance, a_member_has_the_same_bits_at_every_place_of_every_batch) {
+TEST_F(CudaInvariance, a_sequence_has_the_same_bits_at_every_place_of_every_batch) {
     for (const Shape& shape : kShapes) {
         Attention alone(problem_of(shape, 1), 3);
         for_each_cuda_kernel([&](const KernelInfo& kernel) {
@@ -115,7 +115,7 @@ TEST_F(CudaInvariance, a_head_has_the_same_bits_whatever_the_other_heads_hold_an
     }
 }
 
-TEST_F(CudaInvariance, a_ragged_member_has_the_same_bits_among_members_of_any_length) {
+TEST_F(CudaInvariance, a_ragged_sequence_has_the_same_bits_among_sequences_of_any_length) {
     const std::vector<std::vector<std::int64_t>> neighbours{{}, {1, 700}, {0, 0, 64}, {129, 128, 127, 5}};
     for (const Shape& shape : kShapes) {
         Attention alone(
@@ -151,13 +151,13 @@ TEST_F(CudaInvariance, a_ragged_member_has_the_same_bits_among_members_of_any_le
                     }
                 }
                 EXPECT_TRUE(same) << kernel.name << ": " << alone.problem.describe() << ", behind " << before.size()
-                                  << " members";
+                                  << " sequences";
             }
         });
     }
 }
 
-/// A bound on the lengths of members is no length: it changes no bit. fa3 chooses between two tiles of queries by it,
+/// A bound on the lengths of sequences is no length: it changes no bit. fa3 chooses between two tiles of queries by it,
 /// at head_dim 64, in a dense batch by the length: the same rows come from short tiles and from long ones.
 TEST_F(CudaInvariance, short_and_long_tiles_have_the_same_bits) {
     const std::vector<std::int64_t> of_q{1, 300, 0, 129, 700, 63};
@@ -190,7 +190,7 @@ TEST_F(CudaInvariance, short_and_long_tiles_have_the_same_bits) {
     }
 }
 
-/// The same without a bound: at head_dim 64 a dense call without a mask has long tiles, its members as a ragged batch
+/// The same without a bound: at head_dim 64 a dense call without a mask has long tiles, its sequences as a ragged batch
 /// short ones.
 TEST_F(CudaInvariance, a_dense_batch_has_the_bits_of_a_ragged_one) {
     const std::int64_t len_q = 450;
@@ -218,7 +218,7 @@ TEST_F(CudaInvariance, a_dense_batch_has_the_bits_of_a_ragged_one) {
 }
 
 /// Long rows have two thread blocks that bring K and V to each other: two tiles of a row without a mask, and under a
-/// causal one the same queries of two heads. Members of a ragged batch, the same rows cut out of it, have one.
+/// causal one the same queries of two heads. Sequences of a ragged batch, the same rows cut out of it, have one.
 TEST_F(CudaInvariance, pairs_of_thread_blocks_have_the_bits_of_single_ones) {
     struct Rows {
         std::int64_t batch, len_q, len_kv, heads_q, heads_kv;
@@ -226,7 +226,7 @@ TEST_F(CudaInvariance, pairs_of_thread_blocks_have_the_bits_of_single_ones) {
         std::string in_pairs;
     };
     const auto shape = [](const Problem& p) { return cuda::fa3::Shapes::names().at(cuda::fa3::shape_of(p).value()); };
-    const std::string pairs = "HeadDim128Pairs", of_heads = "HeadDim128HeadPairs";
+    const std::string pairs = "HeadDim128Cluster", of_heads = "HeadDim128ClusterHeads";
     for (const Rows& rows : {Rows{2, 2048, 2048, 2, 1, Causal::none, pairs},
                              {1, 2100, 2077, 4, 2, Causal::none, pairs},
                              {1, 2304, 2049, 9, 3, Causal::none, pairs},
@@ -238,10 +238,10 @@ TEST_F(CudaInvariance, pairs_of_thread_blocks_have_the_bits_of_single_ones) {
             const std::vector<std::int64_t> of_kv(static_cast<std::size_t>(rows.batch), rows.len_kv);
             Problem of_rows =
                 make_problem(rows.batch, rows.len_q, rows.len_kv, rows.heads_q, rows.heads_kv, 128, dtype);
-            Problem of_members = make_ragged(of_q, of_kv, rows.heads_q, rows.heads_kv, 128, dtype);
-            of_rows.mask.causal = of_members.mask.causal = rows.causal;
+            Problem of_sequences = make_ragged(of_q, of_kv, rows.heads_q, rows.heads_kv, 128, dtype);
+            of_rows.mask.causal = of_sequences.mask.causal = rows.causal;
             Attention dense(of_rows, 5);
-            Attention ragged(of_members, 5, of_q, of_kv);
+            Attention ragged(of_sequences, 5, of_q, of_kv);
             ASSERT_EQ(shape(dense.problem), rows.in_pairs) << dense.problem.describe();
             ASSERT_EQ(shape(ragged.problem), "HeadDim128") << ragged.problem.describe();
             for_each_cuda_kernel([&](const KernelInfo& kernel) {

@@ -131,7 +131,7 @@ TEST_P(CudaResidualGradients, keep_to_the_limits_with_no_allowance) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(all_kernels, CudaResidualGradients,
+INSTANTIATE_TEST_SUITE_P(AllKernels, CudaResidualGradients,
                          testing::Combine(testing::ValuesIn(kRoundedTypes),
                                           testing::Values("plain", "causal", "window", "grouped", "dropout", "softcap",
                                                           "bias", "dlse", "short", "ragged")),
@@ -197,8 +197,9 @@ TEST_F(CudaResidualOfO, knows_hidden_nan_from_seen) {
     }
 }
 
-/// Members lie behind one another, so a tile's last rows may be the next member's: a NaN there is none of this one's.
-TEST_F(CudaResidualOfO, stays_with_its_member) {
+/// Sequences lie behind one another, so a tile's last rows may be the next sequence's: a NaN there is none of this
+/// one's.
+TEST_F(CudaResidualOfO, stays_with_its_sequence) {
     for (const DType dtype : kRoundedTypes) {
         for (const auto& shape : {std::pair<std::int64_t, bool>{64, false},
                                   {64, true},

@@ -10,13 +10,14 @@
 #include <vector>
 
 #include "check/feature_cases.hpp"
+#include "check/limits.hpp"
 #include "check/run_case.hpp"
 #include "cuda/fa1/host/dispatch.hpp"
 #include "cuda/fa2/host/dispatch.hpp"
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/fa3/host/pack_gqa.hpp"
-#include "kernels/limits.hpp"
+#include "printed.hpp"
 #include "registry.hpp"
 
 namespace tessera::check::feature_cases_test {
@@ -61,7 +62,7 @@ std::string name_of_case(const testing::TestParamInfo<std::tuple<DeviceType, Fea
     return name_of_place(std::get<0>(which.param)) + "_" + name_of(std::get<1>(which.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(all_kernels, FeatureCases,
+INSTANTIATE_TEST_SUITE_P(AllKernels, FeatureCases,
                          testing::Combine(testing::Values(DeviceType::cpu, DeviceType::cuda),
                                           testing::ValuesIn(kFeatures)),
                          name_of_case);
@@ -113,7 +114,7 @@ TEST_P(FeatureCounts, no_shape_and_no_feature_goes_without_a_case) {
         }
         print(*kernel, counts);
         for (const std::string& shape : kernel_of(*kernel).shapes) {
-            if (shape.find("Pairs") != std::string::npos) continue;  // long rows: CudaInvariance
+            if (shape.find("Cluster") != std::string::npos) continue;  // long rows: CudaInvariance
             EXPECT_TRUE(counts.contains(shape)) << kernel->name << ": no case runs on " << shape;
         }
         for (const Feature feature : kFeatures) {
@@ -142,7 +143,7 @@ TEST_P(FeatureCounts, kernels_refuse_what_they_say_and_nothing_else) {
     for (const auto& [what, count] : refused) fmt::print("refused {} times: {}\n", count, what);
 }
 
-INSTANTIATE_TEST_SUITE_P(all_kernels, FeatureCounts, testing::Values(DeviceType::cpu, DeviceType::cuda),
+INSTANTIATE_TEST_SUITE_P(AllKernels, FeatureCounts, testing::Values(DeviceType::cpu, DeviceType::cuda),
                          [](const auto& which) { return name_of_place(which.param); });
 
 /// Which compiled shapes the cases reach, as the lists of shapes have it: known without a GPU, and without CUDA.
@@ -161,7 +162,7 @@ void expect_all_reached(const char* schedule, const std::vector<Feature>& withou
     };
     const auto has_shapes = [&](const char* part) { return std::any_of(names.begin(), names.end(), named(part)); };
     for (std::size_t i = 0; i < names.size(); ++i) {
-        if (named("Pairs")(names[i])) continue;  // of long rows, whose bits CudaInvariance compares
+        if (named("Cluster")(names[i])) continue;  // of long rows, whose bits CudaInvariance compares
         EXPECT_FALSE(reached[i].empty()) << schedule << ": " << names[i];
         if (named("General")(names[i])) {
             for (const Feature feature : {Feature::alibi, Feature::dropout, Feature::all_but_bias}) {
@@ -212,7 +213,7 @@ TEST(FeatureCasesAlone, stack_the_heads_of_every_shape_of_fa3) {
         if (c.feature != Feature::stacked_heads || p.dtype == DType::fp32) continue;
         EXPECT_FALSE(c.which.o_residual) << c.which.id;
         const std::optional<std::size_t> shape = cuda::fa3::shape_of(p);
-        const int heads = cuda::fa3::stack_of(p).heads();
+        const int heads = cuda::fa3::pack_gqa_of(p).heads();
         if (!shape || heads == 1) continue;
         stacked[*shape].insert(heads);
         causal += p.mask.causal != Causal::none ? 1 : 0;
@@ -220,7 +221,7 @@ TEST(FeatureCasesAlone, stack_the_heads_of_every_shape_of_fa3) {
     }
     for (std::size_t i = 0; i < cuda::fa3::Shapes::names().size(); ++i) {
         const cuda::fa3::Config& config = cuda::fa3::Shapes::kConfigs[i];
-        if (config.scores != cuda::fa3::Scores::plain || config.pairs) continue;
+        if (config.scores != cuda::fa3::Scores::plain || config.cluster_multicast) continue;
         EXPECT_FALSE(stacked[i].empty()) << cuda::fa3::Shapes::names()[i];
     }
     EXPECT_GT(causal, 0);

@@ -11,7 +11,7 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 /// The slope of a softcap at a hidden NaN is NaN itself; 0 * NaN must not reach dK or dQ.
-TEST(finite, hidden_nan_under_a_softcap_leaves_gradients_alone) {
+TEST(Finite, hidden_nan_under_a_softcap_leaves_gradients_alone) {
     Problem p = make_problem(1, 1, 40, 1, 1, 8);
     p.softcap = 10;
     p.mask = {.window_left = 5, .window_right = 0};
@@ -26,7 +26,7 @@ TEST(finite, hidden_nan_under_a_softcap_leaves_gradients_alone) {
 }
 
 /// A mask by finfo.min: all scores equal -FLT_MAX, the weights are 1 / n, and no fp32 LSE can say so.
-TEST(finite, gradients_of_rows_whose_lse_holds_no_sum) {
+TEST(Finite, gradients_of_rows_whose_lse_holds_no_sum) {
     for (const double bias : {-3.4e38, -1e30, 67108864.0, 1e6}) {
         Problem p = make_problem(1, 3, 130, 1, 1, 4);
         p.bias = true;
@@ -44,7 +44,7 @@ TEST(finite, gradients_of_rows_whose_lse_holds_no_sum) {
 }
 
 class FiniteOf : public testing::TestWithParam<Storage> {};
-INSTANTIATE_TEST_SUITE_P(types, FiniteOf, testing::ValuesIn(storages()), name_of_storage);
+INSTANTIATE_TEST_SUITE_P(Types, FiniteOf, testing::ValuesIn(storages()), name_of_storage);
 
 /// The sum of the weights times V passes the largest float before it is divided; the result does not.
 TEST_P(FiniteOf, values_near_the_largest_number) {
@@ -67,7 +67,7 @@ TEST_P(FiniteOf, values_near_the_largest_number) {
 }
 
 /// Weights whose sum is a bit over 1 must not take the largest number beyond itself.
-TEST(finite, values_that_are_the_largest_number) {
+TEST(Finite, values_that_are_the_largest_number) {
     for (const DType dtype : kStorageTypes) {
         const double largest = dtype == DType::fp32   ? static_cast<double>(std::numeric_limits<float>::max())
                                : dtype == DType::fp16 ? 65504.0
@@ -86,7 +86,7 @@ TEST(finite, values_that_are_the_largest_number) {
 }
 
 /// With dropout a row of such values can be over the largest number, and then it is infinite.
-TEST(finite, results_beyond_the_largest_number_are_infinite) {
+TEST(Finite, results_beyond_the_largest_number_are_infinite) {
     Problem p = make_problem(1, 20, 40, 1, 1, 8);
     p.dropout = {0.5, 3};
     Attention a(p);
@@ -100,7 +100,7 @@ TEST(finite, results_beyond_the_largest_number_are_infinite) {
 }
 
 /// The limit of docs/numerics.md: dP, and dS K before the scale, are held in fp32. Up to there gradients are finite.
-TEST(finite, gradients_up_to_the_largest_dp) {
+TEST(Finite, gradients_up_to_the_largest_dp) {
     const auto run = [](double v, double d_o, double k, double scale, const auto& expect) {
         Problem p = make_problem(1, 3, 1, 1, 1, 16);
         p.scale = scale;
@@ -139,7 +139,7 @@ TEST_P(FiniteOf, a_visible_infinity_changes_only_what_sees_it) {
 }
 
 /// A product that underflows to -0 must not tell, by its sign, what a hidden value is.
-TEST(finite, the_sign_of_zero_does_not_tell_of_hidden_values) {
+TEST(Finite, the_sign_of_zero_does_not_tell_of_hidden_values) {
     Problem p = make_problem(1, 2, 3, 1, 1, 1);
     p.scale = 1;
     p.mask.causal = Causal::bottom_right;
@@ -161,7 +161,7 @@ TEST(finite, the_sign_of_zero_does_not_tell_of_hidden_values) {
 }
 
 /// The stride of a size 1 is never stepped, whatever it says.
-TEST(finite, strides_of_size_one_may_be_anything) {
+TEST(Finite, strides_of_size_one_may_be_anything) {
     Attention a(make_problem(1, 1, 1, 1, 1, 8));
     for (Tensor* t : {&a.q, &a.k, &a.v}) {
         t->view.strides[0] = std::numeric_limits<std::int64_t>::min();
@@ -179,7 +179,7 @@ TEST(finite, strides_of_size_one_may_be_anything) {
 }
 
 /// Sizes that no memory has are refused by the plan, not wrapped.
-TEST(finite, impossible_sizes_are_refused) {
+TEST(Finite, impossible_sizes_are_refused) {
     Problem p = make_problem(4294967295, 2097152, 2097152, 1, 1, 256);
     for (const Pass pass : {Pass::forward, Pass::backward}) {
         try {
@@ -192,7 +192,7 @@ TEST(finite, impossible_sizes_are_refused) {
 }
 
 /// Few heads, many empty rounds: a window over a long row costs what its visible tiles cost.
-TEST(finite, empty_rounds_are_not_walked) {
+TEST(Finite, empty_rounds_are_not_walked) {
     Problem p = make_problem(1, 1, 1 << 18, 1, 1, 4);
     Attention a(p);
     a.prepare_backward();

@@ -22,7 +22,7 @@ double largest_difference(const Tensor& a, const Tensor& b) {
     return largest;
 }
 
-TEST(identities, values_of_one_give_one) {
+TEST(Identities, values_of_one_give_one) {
     for (const DType dtype : kStorageTypes) {
         Attention a(make_problem(1, 100, 333, 2, 1, 40, dtype));
         a.v.fill_value(1);
@@ -35,7 +35,7 @@ TEST(identities, values_of_one_give_one) {
 }
 
 /// Every query matches one key so well that the rest weighs nothing: O is a permutation of V, exactly.
-TEST(identities, codes_in_v_come_out_where_the_keys_say) {
+TEST(Identities, codes_in_v_come_out_where_the_keys_say) {
     constexpr std::int64_t kLen = 700;
     for (const DType dtype : kStorageTypes) {
         Attention a(make_problem(1, 90, kLen, 2, 1, 64, dtype));
@@ -64,7 +64,7 @@ TEST(identities, codes_in_v_come_out_where_the_keys_say) {
     }
 }
 
-TEST(identities, order_of_keys_does_not_matter) {
+TEST(Identities, order_of_keys_does_not_matter) {
     const Problem p = make_problem(1, 60, 601, 2, 1, 32);
     Attention a(p);
     Attention b = a;
@@ -109,7 +109,7 @@ bool forward_keys(Attention& part, const Attention& whole, std::int64_t begin, s
     return part.forward(kernel);
 }
 
-TEST(identities, split_and_merged_is_whole) {
+TEST(Identities, split_and_merged_is_whole) {
     const Problem p = make_problem(1, 5, 260, 2, 1, 24);
     Attention whole(p);
     Attention left = whole;
@@ -133,7 +133,7 @@ TEST(identities, split_and_merged_is_whole) {
     });
 }
 
-TEST(identities, merging_nothing_with_nothing_is_nothing) {
+TEST(Identities, merging_nothing_with_nothing_is_nothing) {
     Attention empty(make_problem(1, 3, 0, 1, 1, 8));
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
         if (!empty.forward(kernel)) return;
@@ -146,7 +146,7 @@ TEST(identities, merging_nothing_with_nothing_is_nothing) {
     });
 }
 
-TEST(identities, constant_bias_shifts_lse_only) {
+TEST(Identities, constant_bias_shifts_lse_only) {
     const Problem plain = make_problem(1, 70, 200, 2, 1, 32);
     Problem shifted = plain;
     shifted.bias = true;
@@ -165,7 +165,7 @@ TEST(identities, constant_bias_shifts_lse_only) {
 }
 
 /// The gradient of a softmax sums to 0 over each row; dbias shows it. dLSE adds P, which sums to 1.
-TEST(identities, score_gradients_sum_to_zero) {
+TEST(Identities, score_gradients_sum_to_zero) {
     Problem p = make_problem(1, 50, 170, 2, 1, 32);
     p.bias = p.bias_gradient = true;
     for (const bool with_dlse : {false, true}) {
@@ -189,7 +189,7 @@ TEST(identities, score_gradients_sum_to_zero) {
 }
 
 /// The weights of a row sum to 1, so dV sums to dO over the tokens, column by column.
-TEST(identities, dv_sums_to_do) {
+TEST(Identities, dv_sums_to_do) {
     const Problem p = make_problem(1, 120, 90, 2, 1, 32);
     Attention a(p);
     a.prepare_backward();
@@ -206,7 +206,7 @@ TEST(identities, dv_sums_to_do) {
 }
 
 /// Loss = sum O dO + sum LSE dLSE in fp64: its difference along a random direction is what the gradients say.
-TEST(identities, gradients_are_finite_differences) {
+TEST(Identities, gradients_are_finite_differences) {
     Problem p = make_problem(2, 7, 9, 4, 2, 5, DType::fp64);
     p.mask = {.causal = Causal::bottom_right, .window_left = 6};
     p.softcap = 2;

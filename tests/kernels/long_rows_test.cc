@@ -28,7 +28,7 @@ std::vector<double> exact_o(const Attention& a) {
 }
 
 /// Values of one sign: no sum cancels, and every rounding of the sum counts.
-TEST(long_rows, fp32_stays_within_its_limit) {
+TEST(LongRows, fp32_stays_within_its_limit) {
     for (const std::int64_t keys : {std::int64_t{1} << 16, std::int64_t{1} << 20}) {
         Attention a(make_problem(1, 1, keys, 1, 1, 8));
         a.q.scale_by(0.5);
@@ -50,7 +50,7 @@ TEST(long_rows, fp32_stays_within_its_limit) {
 
 /// Scores whose products are all alike: every rounding of a sum goes the same way. The number of a head is another for
 /// each, and so are the roundings.
-TEST(long_rows, lse_of_products_that_are_all_alike) {
+TEST(LongRows, lse_of_products_that_are_all_alike) {
     constexpr int kHeads = 64;
     for (const std::int64_t head_dim : {48, 64, 65, 96, 128, 129, 192, 256}) {
         for (const std::int64_t len_q : {1, 70}) {
@@ -71,7 +71,7 @@ TEST(long_rows, lse_of_products_that_are_all_alike) {
 }
 
 /// Under a left window the keys of a panel of queries begin elsewhere than those of one query.
-TEST(long_rows, a_decoded_row_has_the_bits_of_the_prefill) {
+TEST(LongRows, a_decoded_row_has_the_bits_of_the_prefill) {
     constexpr std::int64_t kLen = 700;
     for (const std::int64_t block_kv : {64, 37}) {
         for (const DType dtype : kStorageTypes) {

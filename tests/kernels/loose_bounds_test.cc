@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ragged calls whose Problem states lengths far beyond those of its members: what is run follows the members.
+// Ragged calls whose Problem states lengths far beyond those of its sequences: what is run follows the sequences.
 #include <algorithm>
 #include <vector>
 
@@ -34,7 +34,7 @@ struct Lengths {
     std::vector<std::int64_t> kv;
 };
 
-/// Decoding, members without queries or keys, and one that is much longer than the rest.
+/// Decoding, sequences without queries or keys, and one that is much longer than the rest.
 std::vector<Lengths> all_lengths() {
     std::vector<Lengths> all = {{std::vector<std::int64_t>(64, 1), std::vector<std::int64_t>(64, 100)},
                                 {{3, 0, 70, 1}, {600, 40, 0, 1300}},
@@ -75,7 +75,7 @@ void for_each_pair(Pass pass, const F& f) {
 /// With a task for each thread to spare or not: heads are dealt otherwise then.
 constexpr int kThreads[] = {1, 4, 300};
 
-TEST(LooseBounds, forward_runs_as_many_tasks_as_the_members_give_and_has_the_bits_of_tight_bounds) {
+TEST(LooseBounds, forward_runs_as_many_tasks_as_the_sequences_give_and_has_the_bits_of_tight_bounds) {
     for_each_pair(Pass::forward, [](const KernelInfo& kernel, Attention& tight, Attention& loose, const Lengths& of) {
         ASSERT_TRUE(tight.forward(kernel));
         for (const int threads : kThreads) {
@@ -87,7 +87,7 @@ TEST(LooseBounds, forward_runs_as_many_tasks_as_the_members_give_and_has_the_bit
     });
 }
 
-TEST(LooseBounds, backward_runs_as_many_tasks_as_the_members_give_and_has_the_bits_of_tight_bounds) {
+TEST(LooseBounds, backward_runs_as_many_tasks_as_the_sequences_give_and_has_the_bits_of_tight_bounds) {
     for_each_pair(Pass::backward, [](const KernelInfo& kernel, Attention& tight, Attention& loose, const Lengths& of) {
         tight.prepare_backward();
         loose.o = tight.o;

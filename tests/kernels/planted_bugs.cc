@@ -54,7 +54,7 @@ class ForwardHead {
         head_.load_query(i, query_.data());
         m_ = -INFINITY, l_ = 0;
         acc_.assign(size(p_.head_dim_v), 0.0F);
-        for (std::int64_t first = 0; first < head_.member.len_kv; first += kTile) {
+        for (std::int64_t first = 0; first < head_.sequence.len_kv; first += kTile) {
             if (!(bug_ == Bug::skipped_tile && sick(i) && first == kSickTile * kTile)) tile(i, first);
         }
         for (std::int64_t c = 0; c < p_.head_dim_v; ++c) o[size(c)] = l_ == 0 ? 0 : acc_[size(c)] / l_;
@@ -75,7 +75,7 @@ class ForwardHead {
     }
 
     double score(std::int64_t i, std::int64_t j) const {
-        if (j >= head_.member.len_kv) return 0;  // padding
+        if (j >= head_.sequence.len_kv) return 0;  // padding
         double dot = static_cast<float>(head_.dot(query_.data(), j));
         if (bug_ == Bug::queries_prescaled) {
             dot = 0;
@@ -99,11 +99,11 @@ class ForwardHead {
     }
 
     void tile(std::int64_t i, std::int64_t first) {
-        const bool last = first + kTile >= head_.member.len_kv;
-        const std::int64_t padded = bug_ == Bug::padding_counted && last ? first + kTile : head_.member.len_kv;
+        const bool last = first + kTile >= head_.sequence.len_kv;
+        const std::int64_t padded = bug_ == Bug::padding_counted && last ? first + kTile : head_.sequence.len_kv;
         double maximum = m_;
         for (std::int64_t j = first; j < std::min(first + kTile, padded); ++j) {
-            if (sees(i, j) || j >= head_.member.len_kv) maximum = std::max(maximum, score(i, j));
+            if (sees(i, j) || j >= head_.sequence.len_kv) maximum = std::max(maximum, score(i, j));
         }
         if (maximum == -INFINITY) return;
         const float rescale = exponential(m_ - maximum);
@@ -115,7 +115,7 @@ class ForwardHead {
         m_ = maximum;
         for (std::int64_t j = first; j < std::min(first + kTile, padded); ++j) {
             if (bug_ == Bug::key_dropped_at_edge && j == first + kTile - 1) continue;
-            if (!sees(i, j) && j < head_.member.len_kv) continue;
+            if (!sees(i, j) && j < head_.sequence.len_kv) continue;
             add(i, j, bug_ == Bug::key_doubled_at_edge && j == first && first > 0 ? 2 : 1);
         }
     }
@@ -124,7 +124,7 @@ class ForwardHead {
         const auto weight = static_cast<float>(times * exponential(score(i, j) - m_));
         l_ += weight;
         if (bug_ == Bug::sum_in_dtype) l_ = static_cast<float>(precision_.lose(l_, 16));
-        if (j >= head_.member.len_kv) return;
+        if (j >= head_.sequence.len_kv) return;
         const double kept = bug_ == Bug::weights_cut ? precision_.lose(weight, 16, true) : precision_.round(weight);
         const bool off = bug_ == Bug::value_of_neighbour && j == kTile + 5;
         const double* v = head_.v + (off ? j + 1 : j) * p_.head_dim_v;
@@ -152,15 +152,15 @@ void for_each_planted_head(const PackedCall<Args>& packed, Bug bug, F&& f) {
     std::vector<double> k(static_cast<std::size_t>(p.len_kv * p.head_dim));
     std::vector<double> v(static_cast<std::size_t>(p.len_kv * p.head_dim_v));
     for (std::int64_t b = 0; b < p.batch; ++b) {
-        const Member member = member_of(p, {}, {}, b);
+        const Sequence sequence = sequence_of(p, {}, {}, b);
         for (std::int64_t h = 0; h < p.heads_q; ++h) {
-            Head head(p, packed.call, member, h, k.data(), v.data());
+            Head head(p, packed.call, sequence, h, k.data(), v.data());
             if (bug == Bug::other_kv_head) {
                 const std::int64_t kv_head = h % p.heads_kv;
-                Head::unpack(head_rows(packed.call.k, member, 0, kv_head), p.len_kv, p.head_dim, k.data());
-                Head::unpack(head_rows(packed.call.v, member, 0, kv_head), p.len_kv, p.head_dim_v, v.data());
+                Head::unpack(head_rows(packed.call.k, sequence, 0, kv_head), p.len_kv, p.head_dim, k.data());
+                Head::unpack(head_rows(packed.call.v, sequence, 0, kv_head), p.len_kv, p.head_dim_v, v.data());
             }
-            f(head, member, h);
+            f(head, sequence, h);
         }
     }
 }
@@ -249,23 +249,23 @@ void planted_forward(Attention& a, Bug bug) {
     const ForwardGold gold(p, a.forward_args());
     const bool noisy = bug == Bug::late_rows_noisy || bug == Bug::peaked_rows_noisy;
     std::vector<double> row(static_cast<std::size_t>(p.head_dim_v));
-    for_each_planted_head(packed, bug, [&](const Head& head, const Member& member, std::int64_t h) {
+    for_each_planted_head(packed, bug, [&](const Head& head, const Sequence& sequence, std::int64_t h) {
         ForwardHead kernel(head, p.dtype, bug);
-        const HeadRows right = head_rows(gold.o(), member, 0, h);
+        const HeadRows right = head_rows(gold.o(), sequence, 0, h);
         for (std::int64_t i = 0; i < p.len_q; ++i) {
             double lse = kernel.row(bug == Bug::wrong_row && i == kSickRow ? i - 1 : i, row);
-            if (bug == Bug::wrong_row && i == kSickRow) lse = slot(lse_rows(gold.lse(), member, h), i, 0);
+            if (bug == Bug::wrong_row && i == kSickRow) lse = slot(lse_rows(gold.lse(), sequence, h), i, 0);
             if (bug == Bug::lse_of_base_two) lse /= std::log(2.0);
             if (bug == Bug::lse_off_in_one_row && i == kSickRow) lse += 2e-5;
             if (bug == Bug::scores_in_dtype || bug == Bug::queries_prescaled)
-                lse = slot(lse_rows(gold.lse(), member, h), i, 0);
-            a.lse.set(lse, member.batch, h, i);
+                lse = slot(lse_rows(gold.lse(), sequence, h), i, 0);
+            a.lse.set(lse, sequence.batch, h, i);
             const bool worse = noisy && (bug == Bug::peaked_rows_noisy || i >= p.len_q - kTile);
             for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
                 double x = stored(precision, row[static_cast<std::size_t>(c)], bug, Bug::output_cut);
                 if (worse)
                     x = tripled(p.dtype == DType::fp32 ? x * (1 + (c % 2 ? 2e-6 : -2e-6)) : x, slot(right, i, c));
-                a.o.set(x, member.batch, i, h, c);
+                a.o.set(x, sequence.batch, i, h, c);
             }
         }
     });
@@ -279,15 +279,15 @@ void planted_backward(Attention& a, Bug bug) {
     const auto len_q = static_cast<std::size_t>(p.len_q), len_kv = static_cast<std::size_t>(p.len_kv);
     const auto dim = static_cast<std::size_t>(p.head_dim), dim_v = static_cast<std::size_t>(p.head_dim_v);
     std::vector<float> dk, dv;
-    for_each_planted_head(packed, bug, [&](const Head& head, const Member& member, std::int64_t h) {
+    for_each_planted_head(packed, bug, [&](const Head& head, const Sequence& sequence, std::int64_t h) {
         BackwardHead kernel(head, p.dtype, bug);
         std::vector<float> dq(len_q * dim);
         if (h % p.group() == 0) dk.assign(len_kv * dim, 0), dv.assign(len_kv * dim_v, 0);
-        const HeadRows d_o = head_rows(packed.d_o.view, member, 0, h);
+        const HeadRows d_o = head_rows(packed.d_o.view, sequence, 0, h);
         for (std::int64_t i = 0; i < p.len_q; ++i)
-            kernel.row(i, d_o, lse_rows(packed.dlse.view, member, h), dq.data(), dk.data(), dv.data());
+            kernel.row(i, d_o, lse_rows(packed.dlse.view, sequence, h), dq.data(), dk.data(), dv.data());
         const double scale = p.effective_scale();
-        const HeadRows right = head_rows(gold.dq(), member, 0, h);
+        const HeadRows right = head_rows(gold.dq(), sequence, 0, h);
         for (std::int64_t i = 0; i < p.len_q; ++i) {
             const std::int64_t from = bug == Bug::gradient_row_wrong && i == kSickRow ? i - 1 : i;
             for (std::int64_t c = 0; c < p.head_dim; ++c) {
@@ -295,7 +295,7 @@ void planted_backward(Attention& a, Bug bug) {
                     precision.round(scale * dq[static_cast<std::size_t>(from) * dim + static_cast<std::size_t>(c)]);
                 if (bug == Bug::late_dq_noisy && i >= p.len_q - kTile)
                     x = tripled(p.dtype == DType::fp32 ? x * (1 + (c % 2 ? 1e-5 : -1e-5)) : x, slot(right, i, c));
-                a.dq.set(x, member.batch, i, h, c);
+                a.dq.set(x, sequence.batch, i, h, c);
             }
         }
         if (h % p.group() + 1 < p.group()) return;
@@ -303,10 +303,10 @@ void planted_backward(Attention& a, Bug bug) {
         for (std::size_t j = 0; j < len_kv; ++j) {
             const auto row = static_cast<std::int64_t>(j);
             for (std::size_t c = 0; c < dim; ++c)
-                a.dk.set(precision.round(scale_of_dk * dk[j * dim + c]), member.batch, row, h / p.group(),
+                a.dk.set(precision.round(scale_of_dk * dk[j * dim + c]), sequence.batch, row, h / p.group(),
                          static_cast<std::int64_t>(c));
             for (std::size_t c = 0; c < dim_v; ++c)
-                a.dv.set(precision.round(dv[j * dim_v + c]), member.batch, row, h / p.group(),
+                a.dv.set(precision.round(dv[j * dim_v + c]), sequence.batch, row, h / p.group(),
                          static_cast<std::int64_t>(c));
         }
     });

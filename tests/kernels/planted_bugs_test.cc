@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <ostream>
 #include <string>
 #include <tuple>
 
@@ -19,6 +20,7 @@ struct Planted {
     /// Makes the case out of a plain one of 4 heads on 2, 192 x 180, head_dim 24; nothing: as it is.
     void (*prepare)(Attention&) = [](Attention&) {};
 };
+void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
 
 void causal(Attention& a) { a.problem.mask.causal = Causal::bottom_right; }
 void dropout(Attention& a) { a.problem.dropout = {.probability = 0.25, .seed = 11}; }

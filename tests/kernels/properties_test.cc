@@ -77,7 +77,7 @@ Problem draw_problem(DType dtype) {
                         heads_kv, draw_head_dim(), dtype);
 }
 
-RC_GTEST_PROP(properties, causal_is_a_window, ()) {
+RC_GTEST_PROP(Properties, causal_is_a_window, ()) {
     Problem causal = draw_problem(draw_dtype());
     Problem unbounded_left = causal;
     Problem whole_left = causal;
@@ -88,7 +88,7 @@ RC_GTEST_PROP(properties, causal_is_a_window, ()) {
     expect_same_bits(Attention(causal), Attention(whole_left));
 }
 
-RC_GTEST_PROP(properties, alignments_agree_on_squares, ()) {
+RC_GTEST_PROP(Properties, alignments_agree_on_squares, ()) {
     Problem a = draw_problem(draw_dtype());
     a.len_kv = a.len_q;
     Problem b = a;
@@ -97,7 +97,7 @@ RC_GTEST_PROP(properties, alignments_agree_on_squares, ()) {
     expect_same_bits(Attention(a), Attention(b));
 }
 
-RC_GTEST_PROP(properties, power_of_two_moves_between_q_and_scale, ()) {
+RC_GTEST_PROP(Properties, power_of_two_moves_between_q_and_scale, ()) {
     Problem p = draw_problem(*rc::gen::element(DType::fp32, DType::bf16));
     p.scale = 0.125;
     const int k = *rc::gen::element(-7, -1, 1, 4);
@@ -112,7 +112,7 @@ RC_GTEST_PROP(properties, power_of_two_moves_between_q_and_scale, ()) {
     });
 }
 
-RC_GTEST_PROP(properties, threads_and_task_order_change_nothing, ()) {
+RC_GTEST_PROP(Properties, threads_and_task_order_change_nothing, ()) {
     Problem p = draw_problem(draw_dtype());
     p.len_kv += *rc::gen::element<std::int64_t>(0, 1500);
     p.mask.causal = *rc::gen::element(Causal::none, Causal::bottom_right, Causal::top_left);
@@ -134,7 +134,7 @@ RC_GTEST_PROP(properties, threads_and_task_order_change_nothing, ()) {
     expect_same_bits(setup, setup, {.threads = 1}, {.threads = threads, .how = {.parallel_for = shuffled}});
 }
 
-RC_GTEST_PROP(properties, batch_position_and_neighbours_change_nothing, ()) {
+RC_GTEST_PROP(Properties, batch_position_and_neighbours_change_nothing, ()) {
     Problem one = draw_problem(draw_dtype());
     one.batch = 1;
     one.mask.causal = *rc::gen::element(Causal::none, Causal::bottom_right);
@@ -145,22 +145,23 @@ RC_GTEST_PROP(properties, batch_position_and_neighbours_change_nothing, ()) {
     alone.prepare_backward();
     among.prepare_backward();
     const std::int64_t at = *rc::gen::inRange(0, 3);
-    for (auto member : {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o, &Attention::o, &Attention::lse}) {
-        copy_slice(alone.*member, 0, among.*member, at);
+    for (auto sequence :
+         {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o, &Attention::o, &Attention::lse}) {
+        copy_slice(alone.*sequence, 0, among.*sequence, at);
     }
     for (const KernelInfo& kernel : kernels()) {
         Attention a = alone;
         Attention b = among;
         if (!run(a, kernel) || !run(b, kernel, {.threads = 3})) continue;
-        for (auto member : {&Attention::o, &Attention::lse, &Attention::dq, &Attention::dk, &Attention::dv}) {
-            const bool of_forward = member == &Attention::o || member == &Attention::lse;
+        for (auto sequence : {&Attention::o, &Attention::lse, &Attention::dq, &Attention::dk, &Attention::dv}) {
+            const bool of_forward = sequence == &Attention::o || sequence == &Attention::lse;
             if (of_forward != (kernel.pass == Pass::forward)) continue;
-            require(same_slice(a.*member, 0, b.*member, at), kernel, one);
+            require(same_slice(a.*sequence, 0, b.*sequence, at), kernel, one);
         }
     }
 }
 
-RC_GTEST_PROP(properties, doubled_batch_gives_doubled_bits, ()) {
+RC_GTEST_PROP(Properties, doubled_batch_gives_doubled_bits, ()) {
     Problem p = draw_problem(draw_dtype());
     Problem twice = p;
     twice.batch = 2 * p.batch;
@@ -168,8 +169,9 @@ RC_GTEST_PROP(properties, doubled_batch_gives_doubled_bits, ()) {
     Attention b(twice);
     a.prepare_backward();
     b.prepare_backward();
-    for (auto member : {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o, &Attention::o, &Attention::lse}) {
-        for (std::int64_t i = 0; i < twice.batch; ++i) copy_slice(a.*member, i % p.batch, b.*member, i);
+    for (auto sequence :
+         {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o, &Attention::o, &Attention::lse}) {
+        for (std::int64_t i = 0; i < twice.batch; ++i) copy_slice(a.*sequence, i % p.batch, b.*sequence, i);
     }
     for (const KernelInfo& kernel : kernels()) {
         if (!run(a, kernel) || !run(b, kernel)) continue;
@@ -180,8 +182,8 @@ RC_GTEST_PROP(properties, doubled_batch_gives_doubled_bits, ()) {
     }
 }
 
-/// Members of equal lengths: a ragged call is the dense call, bit for bit.
-RC_GTEST_PROP(properties, ragged_is_dense, ()) {
+/// Sequences of equal lengths: a ragged call is the dense call, bit for bit.
+RC_GTEST_PROP(Properties, ragged_is_dense, ()) {
     Problem dense = draw_problem(draw_dtype());
     dense.mask.causal = *rc::gen::element(Causal::none, Causal::bottom_right, Causal::top_left);
     const auto n = static_cast<std::size_t>(dense.batch);
@@ -213,16 +215,16 @@ RC_GTEST_PROP(properties, ragged_is_dense, ()) {
     }
 }
 
-RC_GTEST_PROP(properties, grouped_heads_are_repeated_heads, ()) {
+RC_GTEST_PROP(Properties, grouped_heads_are_repeated_heads, ()) {
     Problem grouped = draw_problem(draw_dtype());
     grouped.heads_q = grouped.heads_kv * 3;
     Problem repeated = grouped;
     repeated.heads_kv = grouped.heads_q;
     Attention a(grouped);
     Attention b(repeated);
-    for (auto member : {&Attention::k, &Attention::v}) {
-        const Tensor& from = a.*member;
-        Tensor& to = b.*member;
+    for (auto sequence : {&Attention::k, &Attention::v}) {
+        const Tensor& from = a.*sequence;
+        Tensor& to = b.*sequence;
         for (std::int64_t i = 0; i < to.view.size(); ++i) {
             const std::int64_t c = i % grouped.head_dim;
             const std::int64_t h = i / grouped.head_dim % repeated.heads_kv;
@@ -245,7 +247,7 @@ RC_GTEST_PROP(properties, grouped_heads_are_repeated_heads, ()) {
 }
 
 /// One query at a time (decode) gives the bits that the same row has among all others (prefill).
-RC_GTEST_PROP(properties, decode_row_is_prefill_row, ()) {
+RC_GTEST_PROP(Properties, decode_row_is_prefill_row, ()) {
     Problem prefill = draw_problem(draw_dtype());
     prefill.batch = 1;
     prefill.len_kv = prefill.len_q + *rc::gen::element<std::int64_t>(0, 3, 600);
@@ -274,15 +276,15 @@ RC_GTEST_PROP(properties, decode_row_is_prefill_row, ()) {
 }
 
 /// Strides say where, never what.
-RC_GTEST_PROP(properties, layout_changes_nothing, ()) {
+RC_GTEST_PROP(Properties, layout_changes_nothing, ()) {
     Problem p = draw_problem(draw_dtype());
     p.batch = 1;
     const Attention packed(p);
     Attention strided = packed;
     // [len, heads, dim] to [heads, len, dim] with gaps of NaN between rows, seen through strides
     std::vector<std::vector<std::byte>> memory;
-    for (auto member : {&Attention::q, &Attention::k, &Attention::v}) {
-        TensorView& view = (strided.*member).view;
+    for (auto sequence : {&Attention::q, &Attention::k, &Attention::v}) {
+        TensorView& view = (strided.*sequence).view;
         const std::int64_t len = view.shape[1];
         const std::int64_t row = view.shape[3] + 3;
         memory.emplace_back(static_cast<std::size_t>(view.shape[2] * len * row * size_of(view.dtype)), std::byte{0xFF});
@@ -308,7 +310,7 @@ RC_GTEST_PROP(properties, layout_changes_nothing, ()) {
 }
 
 /// Tiles so small that the squares of the fa2 backward's rounds have several of them.
-TEST(properties, squares_of_many_tiles_change_nothing) {
+TEST(Properties, squares_of_many_tiles_change_nothing) {
     const Mask masks[] = {{}, {.causal = Causal::bottom_right}, {.window_left = 200, .window_right = 100}};
     for (const auto& [len_q, len_kv] : {std::pair{1100, 1100}, std::pair{1100, 730}, std::pair{650, 1333}}) {
         for (const Mask& mask : masks) {
@@ -331,7 +333,7 @@ TEST(properties, squares_of_many_tiles_change_nothing) {
     }
 }
 
-TEST(properties, run_to_run) {
+TEST(Properties, run_to_run) {
     Problem p = make_problem(2, 200, 1700, 4, 2, 40);
     p.mask.causal = Causal::bottom_right;
     Attention first(p);

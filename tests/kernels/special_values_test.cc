@@ -18,7 +18,7 @@ constexpr double kPoisons[] = {std::numeric_limits<double>::quiet_NaN(), kInfini
 
 /// Over every type of storage and every head_dim that something is compiled for.
 class SpecialValues : public testing::TestWithParam<Storage> {};
-INSTANTIATE_TEST_SUITE_P(types, SpecialValues, testing::ValuesIn(storages()), name_of_storage);
+INSTANTIATE_TEST_SUITE_P(Types, SpecialValues, testing::ValuesIn(storages()), name_of_storage);
 
 /// Every query sees the first keys only; the last `hidden` keys are out of sight.
 Problem with_hidden_keys(const Storage& storage, std::int64_t hidden) {
@@ -157,7 +157,7 @@ TEST_P(SpecialValues, poison_stays_in_the_rows_that_see_it) {
 }
 
 /// The same for gradients: those of queries that do not see the key.
-TEST(special_values, poison_stays_in_the_gradients_that_see_it) {
+TEST(SpecialValuesOnce, poison_stays_in_the_gradients_that_see_it) {
     Problem p = make_problem(1, 130, 130, 1, 1, 24);
     p.mask = {.causal = Causal::bottom_right, .window_left = 40};
     Attention clean(p);
@@ -206,7 +206,7 @@ TEST_P(SpecialValues, infinite_scores) {
 }
 
 /// Rows whose scores are all -inf by the bias have no gradient, whatever comes back for their LSE.
-TEST(special_values, lse_gradients_of_rows_of_minus_infinity) {
+TEST(SpecialValuesOnce, lse_gradients_of_rows_of_minus_infinity) {
     for (const DType dtype : kStorageTypes) {
         for (const double poison : kPoisons) {
             Problem p = make_problem(1, 70, 130, 2, 1, 16, dtype);
@@ -231,9 +231,9 @@ TEST(special_values, lse_gradients_of_rows_of_minus_infinity) {
     }
 }
 
-/// A key of the short member is no number: only the rows of a bias for all members that this member has are none
+/// A key of the short sequence is no number: only the rows of a bias for all sequences that this sequence has are none
 /// either. Summed over queries or keys, a key of weight 0 adds 0.
-TEST(special_values, bias_gradients_of_rows_that_only_others_have) {
+TEST(SpecialValuesOnce, bias_gradients_of_rows_that_only_others_have) {
     for (const DType dtype : kStorageTypes) {
         for (const double poison : kPoisons) {
             Problem p = make_ragged({3, 40}, {5, 70}, 2, 1, 24, dtype);
@@ -347,7 +347,7 @@ TEST_P(SpecialValues, repeated_huge_maxima) {
 /// Products that are all alike round to the same side: the error of their sum must not grow with head_dim. (On the CPU.
 /// Gradients take their P from the reference's LSE, which rounds in another way, and have room for that in 16 bits
 /// only.)
-TEST(special_values, inputs_that_are_all_alike) {
+TEST(SpecialValuesOnce, inputs_that_are_all_alike) {
     for (const DType dtype : kStorageTypes) {
         for (const std::int64_t head_dim : {96, 128, 192, 216, 256}) {
             for (const auto& [q, k] : {std::pair{1.0, 1.0}, {1.0, 4.0}, {1.1, 1.0}, {1.1, 1.3}}) {

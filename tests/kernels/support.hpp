@@ -18,16 +18,12 @@
 
 #include "check/compare.hpp"
 #include "check/generate.hpp"
+#include "check/limits.hpp"
 #include "check/packed.hpp"
 #include "core/numeric.hpp"
 #include "device/device_copy.hpp"
-#include "kernels/limits.hpp"
+#include "printed.hpp"
 #include "tessera/tessera.hpp"
-
-namespace tessera {
-/// How GoogleTest shows a parameter.
-inline void PrintTo(DType dtype, std::ostream* out) { *out << name_of(dtype); }
-}  // namespace tessera
 
 namespace tessera::check {
 
@@ -159,7 +155,7 @@ struct Attention {
     Tensor o, lse, dq, dk, dv, dbias;                      // outputs
     Tensor o_residual;  // of keep_residual(): written and taken by the kernels that know it
 
-    /// `lengths_*`: of the members of a ragged Problem.
+    /// `lengths_*`: of the sequences of a ragged Problem.
     explicit Attention(const Problem& p, std::uint64_t seed = 1, const std::vector<std::int64_t>& lengths_q = {},
                        const std::vector<std::int64_t>& lengths_kv = {});
 
@@ -307,7 +303,7 @@ inline Problem make_problem(std::int64_t batch, std::int64_t q, std::int64_t kv,
             .head_dim_v = head_dim};
 }
 
-/// A ragged Problem of members with these lengths.
+/// A ragged Problem of sequences with these lengths.
 inline Problem make_ragged(const std::vector<std::int64_t>& lengths_q, const std::vector<std::int64_t>& lengths_kv,
                            std::int64_t heads_q, std::int64_t heads_kv, std::int64_t head_dim,
                            DType dtype = DType::fp32) {
@@ -385,10 +381,12 @@ inline std::vector<Storage> storages() {
 }
 
 /// "bf16_192x128"
-inline std::string name_of_storage(const testing::TestParamInfo<Storage>& which) {
-    const auto& [dtype, dims] = which.param;
-    return std::string(name_of(dtype)) + "_" + std::to_string(dims.qk) + "x" + std::to_string(dims.v);
+inline std::string name_of(const Storage& storage) {
+    return std::string(name_of(storage.dtype)) + "_" + std::to_string(storage.dims.qk) + "x" +
+           std::to_string(storage.dims.v);
 }
+inline std::string name_of_storage(const testing::TestParamInfo<Storage>& which) { return name_of(which.param); }
+inline void PrintTo(const Storage& storage, std::ostream* out) { *out << name_of(storage); }
 
 inline constexpr DType kStorageTypes[] = {DType::fp32, DType::bf16, DType::fp16};
 

@@ -36,7 +36,7 @@ std::map<std::string, double> documented() {
     return rows;
 }
 
-TEST(tolerances, are_those_of_the_document) {
+TEST(Tolerances, are_those_of_the_document) {
     const std::map<std::string, double> rows = documented();
     EXPECT_EQ(rows.size(), std::size(kTolerances));
     for (const Tolerance& t : kTolerances) {
@@ -46,7 +46,7 @@ TEST(tolerances, are_those_of_the_document) {
 }
 
 /// The text above the table uses its names, and each of them: a number that stands in the text alone could drift.
-TEST(tolerances, each_is_used_by_the_rules) {
+TEST(Tolerances, each_is_used_by_the_rules) {
     std::ifstream page(TESSERA_SOURCE_DIR "/docs/numerics.md");
     const std::string text((std::istreambuf_iterator<char>(page)), {});
     const std::size_t rules = text.find("## Accuracy");

@@ -17,7 +17,7 @@ namespace {
 using Real = long double;
 using Matrix = std::vector<std::vector<Real>>;
 
-/// One head of one member. Nothing is shared with the reference but the Philox function, which has tests of its own.
+/// One head of one sequence. Nothing is shared with the reference but the Philox function, which has tests of its own.
 struct PlainHead {
     Matrix p;               // [len_q, len_kv], after the softmax and before dropout
     std::vector<Real> lse;  // [len_q]
@@ -181,8 +181,7 @@ TEST(ClosedForm, equal_values_come_out_as_they_are) {
     for (const double o : values(c.o)) EXPECT_NEAR(o, 3, 1e-14);
 }
 
-// FA #2402: the softcap was computed as scores * tanh(scores).
-TEST(Bugs, bug_50_softcap_closed_form) {
+TEST(BugFamilies, softcap_has_its_closed_form_bug_50) {
     Case c = line(1, 1, [](Problem& p) { p.softcap = 5, p.scale = 1; });
     for (const double x : {-1e300, -30.0, -2.0, 0.0, 1e-6, 0.5, 4.0, 100.0, 1e300}) {
         c.q.set(x, 0);

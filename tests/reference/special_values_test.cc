@@ -93,8 +93,7 @@ TEST(SpecialValues, nan_in_a_value_reaches_the_rows_that_see_it) {
                    [&](const Index& i) { ASSERT_EQ(std::isnan(c.dq.at(i)), i[0] == 0 && i[2] >= 2 && i[1] >= 2); });
 }
 
-// FA #1745, #2374, PT #101967: NaN behind the mask leaks because 0 * NaN is NaN.
-TEST(Bugs, bug_8_nan_and_inf_behind_the_mask_change_no_bit) {
+TEST(BugFamilies, nan_and_inf_behind_the_mask_change_no_bit_bug_8) {
     Problem p = causal_problem();
     p.mask.window_left = 3;  // 5 queries, 10 keys: query i sees i + 2 .. i + 5; keys 0, 1 are seen by none
     p.len_kv = 10;
@@ -125,7 +124,7 @@ TEST(SpecialValues, ragged_neighbours_do_not_meet) {
     Case clean(f.problem, f.options);
     Case c = clean;
     for (std::int64_t x = 0; x < f.problem.head_dim; ++x) c.k.set(kNan, c.in_kv(4, 0, 0, x));
-    c.q.set(kInfinity, c.in_q(2, 0, 0, 0));  // member 2 has a query and no key: nothing depends on it
+    c.q.set(kInfinity, c.in_q(2, 0, 0, 0));  // sequence 2 has a query and no key: nothing depends on it
     run(clean), run(c);
     for (std::int64_t b : {0, 1, 2, 3}) {
         for (std::int64_t h = 0; h < f.problem.heads_q; ++h) {
@@ -159,8 +158,7 @@ TEST(SpecialValues, a_score_of_plus_infinity_makes_a_nan_row) {
     }
 }
 
-// PT #103963/#133882, mlx #2608: fully masked rows came out NaN.
-TEST(Bugs, bug_10_rows_without_a_visible_key) {
+TEST(BugFamilies, rows_without_a_visible_key_bug_10) {
     Problem p = causal_problem();
     p.len_kv = 3;  // queries 0 and 1 see nothing
     p.bias = p.bias_gradient = true;
@@ -182,8 +180,7 @@ TEST(Bugs, bug_10_rows_without_a_visible_key) {
     EXPECT_TRUE(all_finite(c.dk) && all_finite(c.dv));
 }
 
-// PT #109517: masks made of the lowest number.
-TEST(Bugs, bug_11_bias_of_minus_infinity_or_nearly) {
+TEST(BugFamilies, bias_of_minus_infinity_or_nearly_bug_11) {
     Problem p = causal_problem();
     p.mask = {};
     p.bias = p.bias_gradient = true;
@@ -239,8 +236,7 @@ TEST(SpecialValues, finite_inputs_give_finite_results) {
     }
 }
 
-// PT #141219: SIGFPE on empty CPU tensors. FA c a3a257c7 and others: zero-length keys.
-TEST(Bugs, bug_22_sizes_of_zero) {
+TEST(BugFamilies, sizes_of_zero_bug_22) {
     for (std::int64_t Problem::*field : {&Problem::batch, &Problem::len_q, &Problem::len_kv, &Problem::heads_q}) {
         for (const bool everything : {false, true}) {
             Problem p = small_problem();
@@ -261,8 +257,7 @@ TEST(Bugs, bug_22_sizes_of_zero) {
     EXPECT_TRUE(values(c.o).empty());
 }
 
-// FA #443, FA #1254, candle #3603: members of length zero at the start, in the middle, at the end.
-TEST(Bugs, bug_17_zero_length_members_at_any_place) {
+TEST(BugFamilies, zero_length_sequences_at_any_place_bug_17) {
     const std::vector<std::int64_t> lens[] = {{0, 2, 3}, {2, 0, 3}, {2, 3, 0}, {0, 0, 4}, {0, 0, 0}};
     for (const auto& lens_q : lens) {
         for (const auto& lens_kv : lens) {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 
+#include "printed.hpp"
 #include "reference/features.hpp"
 
 namespace tessera::test::strides_test {
@@ -39,8 +40,7 @@ std::vector<std::byte> between(Tensor tensor) {
 
 class Strides : public ::testing::TestWithParam<std::tuple<DType, bool>> {};
 
-// PT #138354/#141147/#176915 (dO strides taken from O), FA c 2423cca3, #2545, #2189 (q and k of different strides).
-TEST_P(Strides, bug_34_every_tensor_has_its_own) {
+TEST_P(Strides, every_tensor_has_its_own_bug_34) {
     const Feature f = everything_of(std::get<0>(GetParam()), std::get<1>(GetParam()));
     Case packed(f.problem, f.options);
     packed.run_forward(), packed.run_backward();

@@ -44,11 +44,11 @@ Workload any_workload() {
     p.ragged = *rc::gen::arbitrary<bool>();
     if (p.ragged) {
         for (std::int64_t b = 0; b < p.batch; ++b) {
-            w.members.emplace_back(length(), length());
-            p.len_q = std::max(p.len_q, w.members.back().first);
-            p.len_kv = std::max(p.len_kv, w.members.back().second);
-            p.total_q += w.members.back().first;
-            p.total_kv += w.members.back().second;
+            w.sequences.emplace_back(length(), length());
+            p.len_q = std::max(p.len_q, w.sequences.back().first);
+            p.len_kv = std::max(p.len_kv, w.sequences.back().second);
+            p.total_q += w.sequences.back().first;
+            p.total_kv += w.sequences.back().second;
         }
     } else {
         p.len_q = length();
@@ -121,7 +121,7 @@ TEST(Schedule, work_is_that_of_visible_pairs) {
         std::int64_t pairs = 0;
         const auto add = [&](std::int64_t q, std::int64_t kv) { pairs += w.problem.mask.bind(q, kv).visible_pairs(); };
         if (w.problem.ragged) {
-            for (const auto& [q, kv] : w.members) add(q, kv);
+            for (const auto& [q, kv] : w.sequences) add(q, kv);
         } else {
             for (std::int64_t b = 0; b < w.problem.batch; ++b) add(w.problem.len_q, w.problem.len_kv);
         }
@@ -188,7 +188,7 @@ Counted counted_by_kernel(const Workload& w, int threads) {
     if (p.ragged) {
         std::vector<std::int64_t> q;
         std::vector<std::int64_t> kv;
-        for (const auto& [len_q, len_kv] : w.members) q.push_back(len_q), kv.push_back(len_kv);
+        for (const auto& [len_q, len_kv] : w.sequences) q.push_back(len_q), kv.push_back(len_kv);
         test::set_ragged(p, options, q, kv);
     }
     test::Case c(p, options);
@@ -197,7 +197,7 @@ Counted counted_by_kernel(const Workload& w, int threads) {
         p, {.pass = w.pass, .backend = Backend::cpu, .schedule = w.schedule, .tile = w.tile, .threads = threads});
     if (w.pass == Pass::forward) forward(plan, c.forward_args(), Workspace(plan), {.counters = &counters});
     else backward(plan, c.backward_args(), Workspace(plan), {.counters = &counters});
-    return {counters.full, counters.partial, counters.skipped, counters.elements};
+    return {counters.full, counters.partial, counters.skipped, counters.computed_pairs};
 }
 
 /// With one thread: more of them may deal the lanes of a tile to several tasks (fa2 forward), which makes more tiles.
@@ -223,9 +223,9 @@ TEST(Schedule, refuses_what_is_not_legal) {
     Workload w{.problem = Problem::dense(1, 8, 1, 8), .tile = {0, 4}};
     EXPECT_THROW(cost(w), Error);
     w.tile = {4, 4};
-    w.members = {{8, 8}};
+    w.sequences = {{8, 8}};
     EXPECT_THROW(cost(w), Error);
-    w.members.clear();
+    w.sequences.clear();
     w.problem.head_dim = 0;
     EXPECT_THROW(cost(w), Error);
     w.problem = Problem::dense(1, std::int64_t{1} << 30, 1, 128);  // legal, but its FLOP pass 2^63

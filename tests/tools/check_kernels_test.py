@@ -28,12 +28,12 @@ using namespace tessera::cuda::ptx;
 template <class T, int kN>
 __global__ void product(float* out, unsigned long long a, unsigned long long b) {
     float d[kN / 2] = {};
-    keep_in_place(d);
+    warpgroup_fence_operand(d);
     wgmma_fence();
     wgmma_ss<kN, T>(d, a, b, true);
     wgmma_commit();
     wgmma_wait<0>();
-    keep_in_place(d);
+    warpgroup_fence_operand(d);
     for (int i = 0; i < kN / 2; ++i) out[threadIdx.x * kN / 2 + i] = exp2_approx(d[i]);
 }
 template __global__ void product<__half, 64>(float*, unsigned long long, unsigned long long);

@@ -105,12 +105,12 @@ def check_text():
 
 def compiled_with(change, compiler, commands):
     """The problems of matmul.cc when its sources are changed by change(path, text)."""
-    command = next(c for c in json.loads(commands.read_text()) if c["file"].endswith("cpu/lanes/matmul.cc"))
+    command = next(c for c in json.loads(commands.read_text()) if c["file"].endswith("cpu/simd/matmul.cc"))
     with tempfile.TemporaryDirectory() as folder:
-        tile, made = pathlib.Path(folder) / "cpu/lanes", pathlib.Path(folder) / "matmul.cc.o"
+        tile, made = pathlib.Path(folder) / "cpu/simd", pathlib.Path(folder) / "matmul.cc.o"
         tile.mkdir(parents=True)
         for name in ("matmul.cc", "simd.hpp"):
-            text = (SOURCE / "src/cpu/lanes" / name).read_text()
+            text = (SOURCE / "src/cpu/simd" / name).read_text()
             (tile / name).write_text(change(name, text))
         words = command["command"].replace(command["file"], str(tile / "matmul.cc"))
         check_loops.compile_like(command | {"command": words}, compiler, made, ["-I", folder])

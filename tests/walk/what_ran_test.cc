@@ -5,7 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "core/case.hpp"
-#include "cpu/matrix/words.hpp"
+#include "cpu/matrix/primitives.hpp"
+#include "printed.hpp"
 #include "walk/trace.hpp"
 
 namespace tessera::walk::what_ran_test {
@@ -49,7 +50,7 @@ TEST_P(WhatRan, a_walk_says_which_words_it_shows_and_which_run_otherwise) {
     const Trace trace = trace_forward(how, c.forward_args(), {});
     EXPECT_FALSE(trace.steps.empty()) << "an observed call runs in lanes on every machine";
     const std::string text = what_ran(trace.plan);
-    EXPECT_NE(text.find("cpu/lanes"), std::string::npos);
+    EXPECT_NE(text.find("cpu/simd"), std::string::npos);
     EXPECT_EQ(text.find("cpu/matrix") != std::string::npos, GetParam() == Unit::amx) << text;
     EXPECT_EQ(text.find("on AMX") != std::string::npos, GetParam() == Unit::amx) << text;
 }

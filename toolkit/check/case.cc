@@ -84,7 +84,7 @@ void draw_fills(Draw& draw, Case& c) {
     c.lse = !draw.chance(0.1);
 }
 
-/// Member lengths, some of them 0, within the bounds len_q and len_kv.
+/// Sequence lengths, some of them 0, within the bounds len_q and len_kv.
 void draw_ragged(Draw& draw, Case& c) {
     Problem& p = c.problem;
     if (!draw.chance(0.25)) return;

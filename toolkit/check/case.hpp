@@ -17,7 +17,7 @@
 
 namespace tessera::check {
 
-/// How the tensors of a case lie in memory.
+/// The layout of a case's tensors in memory.
 enum class Layout : std::uint8_t {
     bshd,    ///< packed [batch, len, heads, head_dim]
     bhsd,    ///< packed [batch, heads, len, head_dim], seen through strides
@@ -49,7 +49,7 @@ struct Case {
     bool dlse = false;        ///< the backward is given a gradient of LSE
     bool o_residual = false;  ///< kernels that know the residual of O write it, or take it
 
-    std::vector<std::int64_t> lengths_q;  ///< ragged: one per member
+    std::vector<std::int64_t> lengths_q;  ///< ragged: one per sequence
     std::vector<std::int64_t> lengths_kv;
     DType cu_seqlens_dtype = DType::int32;
 

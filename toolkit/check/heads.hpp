@@ -9,16 +9,16 @@
 
 namespace tessera::check {
 
-/// Calls f(head, member, query_head) for every query head of every member, with k and v unpacked.
+/// Calls f(head, sequence, query_head) for every query head of every sequence, with k and v unpacked.
 template <class Args, class F>
 void for_each_head(const PackedCall<Args>& packed, F&& f) {
     const Problem& p = packed.problem;
     std::vector<double> k(static_cast<std::size_t>(p.len_kv * p.head_dim));
     std::vector<double> v(static_cast<std::size_t>(p.len_kv * p.head_dim_v));
     for (std::int64_t b = 0; b < p.batch; ++b) {
-        const Member member = member_of(p, packed.call.cu_seqlens_q, packed.call.cu_seqlens_kv, b);
+        const Sequence sequence = sequence_of(p, packed.call.cu_seqlens_q, packed.call.cu_seqlens_kv, b);
         for (std::int64_t h = 0; h < p.heads_q; ++h) {
-            f(reference::Head(p, packed.call, member, h, k.data(), v.data()), member, h);
+            f(reference::Head(p, packed.call, sequence, h, k.data(), v.data()), sequence, h);
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How large are the terms that each output is the sum of, and what does an error in the scores do to it? The formulas
-// are the reference's with absolute values in place of the terms.
+// The sizes of the terms that each output is the sum of, and the effect of an error in the scores. The formulas are the
+// reference's with absolute values in place of the terms.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -61,7 +61,7 @@ double score_size(const Head& head, std::int64_t i, std::int64_t j, const Row& r
                                        [](double q, double k) { return std::abs(q * k); });
     sum *= std::abs(p.effective_scale()) * head.score_slope(row.dot(j));
     if (p.softcap > 0) sum += p.softcap * std::abs(std::tanh(row.dot(j) / p.softcap));
-    sum += std::abs(head.slope) * static_cast<double>(std::abs(i + head.member.len_kv - head.member.len_q - j));
+    sum += std::abs(head.slope) * static_cast<double>(std::abs(i + head.sequence.len_kv - head.sequence.len_q - j));
     if (head.bias.data != nullptr) sum += std::abs(load_as_double(head.bias.at(i, j), head.bias.dtype));
     return std::isfinite(sum) ? sum : 0;
 }
@@ -156,7 +156,7 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
     g.largest += g.delta_size;
 }
 
-/// Where the terms of one head go: its rows of one gradient.
+/// The rows of one gradient that the terms of one head go to.
 struct Target {
     TensorGold& gold;
     RoundingsByValue& by_value;
@@ -209,8 +209,8 @@ bool keys_are_copies(const Head& head, const Range& keys) {
     return keys.size() > 1;
 }
 
-/// dS of one value round alike. Where their keys are copies too, their errors add up in each element of dQ, and do not
-/// average: n of them count n^2 times, where add_terms() counted them n times.
+/// Elements of dS with one value round alike. If their keys are copies too, their errors add up in each element of dQ
+/// and do not average: n of them count n^2 times, and add_terms() counted them n times.
 void add_copied_terms(const Target& dq, std::int64_t row, const std::vector<double>& values, const double* key,
                       std::int64_t dim) {
     std::map<float, double> counts;  // fp32, so that the order of a sum in fp64 tells no copies apart
@@ -235,7 +235,7 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
         const double error = g.errors[static_cast<std::size_t>(j)];
         const double ds_error = error * terms + row.weight(j) * g.delta_error;
         const double slope = scale * head.score_slope(row.dot(j));
-        // Of 1 - tanh^2: its own rounding, and 2 / softcap of the error of a large score.
+        // The error of 1 - tanh^2: its own rounding, and 2 / softcap of the error of a large score.
         const double by_score =
             p.softcap > 0 ? 2 / p.softcap * kScoreError * row.sizes[static_cast<std::size_t>(j)] : 0;
         const double slope_error = p.softcap > 0 ? scale * (kSlopeError + by_score) : 0;
@@ -267,7 +267,7 @@ void add_subnormal_gradients(const Head& head, double lost, const Target& dq, co
     const double factor = lost * std::abs(p.effective_scale());
     const auto size_of = [](double x) { return std::isfinite(x) ? std::abs(x) : 0; };
     std::vector<double> query(static_cast<std::size_t>(p.head_dim));
-    for (std::int64_t i = 0; i < head.member.len_q; ++i) {
+    for (std::int64_t i = 0; i < head.sequence.len_q; ++i) {
         head.load_query(i, query.data());
         double* const of_query = packed_row(dq.subnormal, i);
         const Range keys = head.band.row(i);
@@ -282,7 +282,7 @@ void add_subnormal_gradients(const Head& head, double lost, const Target& dq, co
     }
 }
 
-/// What each row of V adds up to: [len_kv] each.
+/// The sums of the rows of V: [len_kv] each.
 struct ValueSums {
     std::vector<double> plain, squares;
     ValueSums(const Head& head, std::int64_t len) : squares(sums_of_squares(head.v, len, head.problem.head_dim_v)) {
@@ -329,15 +329,15 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
     Row row(p);
     o.draws.resize(o.value.data.size() / static_cast<std::size_t>(o.row_size()));
     std::iota(o.draws.begin(), o.draws.end(), std::size_t{0});
-    using Query = std::tuple<std::int64_t, std::int64_t, std::vector<double>>;  // member, KV head, values
+    using Query = std::tuple<std::int64_t, std::int64_t, std::vector<double>>;  // sequence, KV head, values
     std::map<Query, std::size_t> first_rows;
-    for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
-        const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
+    for_each_head(packed, [&](const Head& head, const Sequence& sequence, std::int64_t h) {
+        const auto of_queries = [&](const TensorView& t) { return head_rows(t, sequence, sequence.first_q, h); };
         const Target to(o, of_queries);
-        const Target to_lse(lse, [&](const TensorView& t) { return lse_rows(t, member, h); });
-        const ValueSums v_sums(head, member.len_kv);
+        const Target to_lse(lse, [&](const TensorView& t) { return lse_rows(t, sequence, h); });
+        const ValueSums v_sums(head, sequence.len_kv);
         std::vector<double> signs(static_cast<std::size_t>(p.head_dim_v));
-        for (std::int64_t i = 0; i < member.len_q; ++i) {
+        for (std::int64_t i = 0; i < sequence.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
             if (row.beyond && packed.dtype != DType::fp64) {
@@ -350,7 +350,7 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
             for (std::size_t c = 0; c < signs.size(); ++c) signs[c] = o_row[c] < 0 ? -1 : 1;
             const auto at = static_cast<std::size_t>(o_row - o.value.data.data()) / signs.size();
             if (o.has_copies)
-                o.draws[at] = first_rows.emplace(Query{member.batch, h / p.group(), row.query}, at).first->second;
+                o.draws[at] = first_rows.emplace(Query{sequence.batch, h / p.group(), row.query}, at).first->second;
             add_output_row(head, i, v_sums, row, packed.dtype, signs, o.draws[at], to);
         }
     });
@@ -360,20 +360,22 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
     const Problem& p = packed.problem;
     Row row(p);
     GradientRow g(p, packed.dtype, with_residual ? kResidualOfO * unit_roundoff(packed.dtype) : 0);
-    for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
-        const auto of_queries = [&](const TensorView& t) { return head_rows(t, member, member.first_q, h); };
-        const auto of_keys = [&](const TensorView& t) { return head_rows(t, member, member.first_kv, h / p.group()); };
-        const auto of_bias = [&](const TensorView& t) { return bias_rows(t, member.batch, h); };
+    for_each_head(packed, [&](const Head& head, const Sequence& sequence, std::int64_t h) {
+        const auto of_queries = [&](const TensorView& t) { return head_rows(t, sequence, sequence.first_q, h); };
+        const auto of_keys = [&](const TensorView& t) {
+            return head_rows(t, sequence, sequence.first_kv, h / p.group());
+        };
+        const auto of_bias = [&](const TensorView& t) { return bias_rows(t, sequence.batch, h); };
         const Target dq(*gradients.dq, of_queries);
         const Target dk(*gradients.dk, of_keys);
         const Target dv(*gradients.dv, of_keys);
         std::optional<Target> dbias;
         if (gradients.dbias != nullptr) dbias.emplace(*gradients.dbias, of_bias);
         const HeadRows d_o = of_queries(packed.d_o.view);
-        const HeadRows dlse = lse_rows(packed.dlse.view, member, h);
-        const std::vector<double> k_squares = sums_of_squares(head.k, member.len_kv, p.head_dim);
+        const HeadRows dlse = lse_rows(packed.dlse.view, sequence, h);
+        const std::vector<double> k_squares = sums_of_squares(head.k, sequence.len_kv, p.head_dim);
         double largest = 0;  // of dS
-        for (std::int64_t i = 0; i < member.len_q; ++i) {
+        for (std::int64_t i = 0; i < sequence.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;
             if (row.beyond && packed.dtype != DType::fp64) {

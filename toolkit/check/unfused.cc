@@ -103,9 +103,9 @@ void add_unfused(const PackedCall<ForwardArgs>& packed, DType dtype, TensorGold&
     const Problem& p = packed.problem;
     o.unfused = packed_zeros(o.value.view);
     Row row(p);
-    for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
-        const HeadRows out = head_rows(o.unfused.view, member, member.first_q, h);
-        for (std::int64_t i = 0; i < member.len_q; ++i) {
+    for_each_head(packed, [&](const Head& head, const Sequence& sequence, std::int64_t h) {
+        const HeadRows out = head_rows(o.unfused.view, sequence, sequence.first_q, h);
+        for (std::int64_t i = 0; i < sequence.len_q; ++i) {
             weights_of_row(head, i, dtype, row);
             const Range keys = head.band.row(i);
             for (std::int64_t j = keys.begin; j < keys.end; ++j) {
@@ -123,15 +123,15 @@ void add_unfused(const PackedCall<BackwardArgs>& packed, DType dtype, const Grad
         if (gold != nullptr) gold->unfused = packed_zeros(gold->value.view);
     }
     Row row(p);
-    for_each_head(packed, [&](const Head& head, const Member& member, std::int64_t h) {
-        const HeadRows d_o = head_rows(packed.d_o.view, member, member.first_q, h);
-        const HeadRows dlse = lse_rows(packed.dlse.view, member, h);
-        const HeadRows dq = head_rows(gradients.dq->unfused.view, member, member.first_q, h);
-        const HeadRows dk = head_rows(gradients.dk->unfused.view, member, member.first_kv, h / p.group());
-        const HeadRows dv = head_rows(gradients.dv->unfused.view, member, member.first_kv, h / p.group());
+    for_each_head(packed, [&](const Head& head, const Sequence& sequence, std::int64_t h) {
+        const HeadRows d_o = head_rows(packed.d_o.view, sequence, sequence.first_q, h);
+        const HeadRows dlse = lse_rows(packed.dlse.view, sequence, h);
+        const HeadRows dq = head_rows(gradients.dq->unfused.view, sequence, sequence.first_q, h);
+        const HeadRows dk = head_rows(gradients.dk->unfused.view, sequence, sequence.first_kv, h / p.group());
+        const HeadRows dv = head_rows(gradients.dv->unfused.view, sequence, sequence.first_kv, h / p.group());
         const HeadRows dbias =
-            gradients.dbias != nullptr ? bias_rows(gradients.dbias->unfused.view, member.batch, h) : HeadRows{};
-        for (std::int64_t i = 0; i < member.len_q; ++i) {
+            gradients.dbias != nullptr ? bias_rows(gradients.dbias->unfused.view, sequence.batch, h) : HeadRows{};
+        for (std::int64_t i = 0; i < sequence.len_q; ++i) {
             weights_of_row(head, i, dtype, row);
             score_gradient(head, i, d_o, dlse, dtype, row);
             add_row(head, i, dtype, row, dq, dk, dv, dbias);

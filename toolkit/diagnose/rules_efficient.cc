@@ -95,7 +95,7 @@ constexpr Rule kRules[] = {
      "Memory efficient attention currently doesn't support training with NT inputs.",
      "nested tensors have no backward here", "train with flash (no mask) or with padded tensors", kCommon},
     {"efficient-nested-shapes", kEfficient, k24, kEnd, checks::nested_shapes, "Fused kernels do not support",
-     "members of a nested tensor must not be empty, and must broadcast", "drop empty members", kCommon},
+     "sequences of a nested tensor must not be empty, and must broadcast", "drop empty sequences", kCommon},
     {"efficient-zero-length", kEfficient, k24, k25, checks::zero_length,
      "Both fused kernels do not support zero seq_len_q or seq_len_kv.", "there are no queries, or no keys",
      "skip the call when a length is 0", kCommon},

@@ -136,7 +136,7 @@ constexpr Rule kRules[] = {
      "Flash attention does not support batch size or num_heads greater than", "batch or heads over 65535",
      "cut the batch into several calls", kCuda},
     {"flash-nested-shapes", kFlash, k24, kEnd, checks::nested_shapes, "Fused kernels do not support",
-     "members of a nested tensor must not be empty, and must broadcast", "drop empty members", kCommon},
+     "sequences of a nested tensor must not be empty, and must broadcast", "drop empty sequences", kCommon},
 };
 
 }  // namespace

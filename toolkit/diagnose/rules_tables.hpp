@@ -102,15 +102,15 @@ inline Fact not_half(const Call& c) {
     return !(dtype_among(c, {Element::fp16}) || (new_gpu && dtype_among(c, {Element::bf16})));
 }
 
-/// More than 65535 members of the batch, or heads.
+/// More than 65535 sequences of the batch, or heads.
 inline Fact too_many(const Call& c) {
     const std::int64_t most = 65535;
     return !is_nested(c) && ((batch(c) > most) || (heads_q(c) > most));
 }
 
-/// Ragged batches that do not fit together: the lengths of the members are seldom known, so nobody can say.
+/// Ragged batches that do not fit together: the lengths of the sequences are seldom known, so nobody can say.
 inline Fact nested_shapes(const Call& c) {
-    return is_nested(c) && Fact::unknown("the shapes of the nested tensors' members");
+    return is_nested(c) && Fact::unknown("the shapes of the nested tensors' sequences");
 }
 
 }  // namespace checks

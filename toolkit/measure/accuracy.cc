@@ -77,16 +77,6 @@ std::string family_of(const std::string& by) { return by == "fa2" || by == "fa3"
 
 std::string file_name(const Record& record) { return record.file.substr(record.file.find_last_of('/') + 1); }
 
-/// The machine that was calibrated for a file of Records, if one lies beside it.
-std::optional<model::Machine> machine_beside(const std::string& records) {
-    constexpr std::string_view kEnd = ".jsonl";
-    if (!records.ends_with(kEnd)) return std::nullopt;
-    const std::string path = records.substr(0, records.size() - kEnd.size()) + ".machine.json";
-    std::error_code error;
-    if (!std::filesystem::exists(path, error)) return std::nullopt;
-    return read_machine(path);
-}
-
 /// tessera's kernels on an H200 that are others now, as these commits had them. bench/fit/refit.py adds to it.
 struct Retired {
     Schedule schedule;
@@ -144,8 +134,8 @@ bool sums_delta(const Record& record, Schedule schedule, const model::Machine& m
            schedule != Schedule::standard && record.features.find("residual of O") == std::string::npos;
 }
 
-/// Does a prediction know all features: a ragged batch whose members' lengths are told, what saves the backward's sum,
-/// and, of some kernels, dropout?
+/// Does a prediction know all features: a ragged batch whose sequences' lengths are told, what saves the backward's
+/// sum, and, of some kernels, dropout?
 bool is_modelled(const Record& record) {
     const std::vector<std::string> parts = parts_of(record.features);
     return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
@@ -182,7 +172,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     const Problem problem = problem_of(record);
     const Pass pass = backward ? Pass::backward : Pass::forward;
     const model::PredictOptions options{
-        .by = family_of(record.by), .threads = record.threads, .members = members_of(record)};
+        .by = family_of(record.by), .threads = record.threads, .sequences = sequences_of(record)};
     if (const auto reason = model::refusal(problem, *schedule, pass, *machine, options)) return reason;
     result.record = record;
     result.kernels = fmt::format("{} {}", options.by, record.by == "cudnn" ? "" : name_of(*schedule));
@@ -221,10 +211,10 @@ bool is_of_kind(const Record& record, model::MachineKind kind) {
     return !record.kernel.starts_with(kind == model::MachineKind::gpu ? "cpu." : "cuda.");
 }
 
-std::vector<std::pair<std::int64_t, std::int64_t>> members_of(const Record& record) {
-    std::vector<std::pair<std::int64_t, std::int64_t>> members;
-    for (std::size_t i = 0; i < record.lens_q.size(); ++i) members.emplace_back(record.lens_q[i], record.lens_kv[i]);
-    return members;
+std::vector<std::pair<std::int64_t, std::int64_t>> sequences_of(const Record& record) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> sequences;
+    for (std::size_t i = 0; i < record.lens_q.size(); ++i) sequences.emplace_back(record.lens_q[i], record.lens_kv[i]);
+    return sequences;
 }
 
 Problem problem_of(const Record& record) {
@@ -240,10 +230,10 @@ Problem problem_of(const Record& record) {
     p.mask = mask_of(record.mask);
     p.ragged = record.features.find("ragged") != std::string::npos;
     if (p.ragged) {
-        const auto members = static_cast<std::size_t>(std::max<std::int64_t>(record.batch, 1));
-        if (record.lens_q.size() != members || record.lens_kv.size() != members)
+        const auto sequences = static_cast<std::size_t>(std::max<std::int64_t>(record.batch, 1));
+        if (record.lens_q.size() != sequences || record.lens_kv.size() != sequences)
             throw Error(ErrorCode::bad_data, "lens_q",
-                        fmt::format("expected lengths of {} members, got {} and {}", members, record.lens_q.size(),
+                        fmt::format("expected lengths of {} sequences, got {} and {}", sequences, record.lens_q.size(),
                                     record.lens_kv.size()));
         p.total_q = std::accumulate(record.lens_q.begin(), record.lens_q.end(), std::int64_t{0});
         p.total_kv = std::accumulate(record.lens_kv.begin(), record.lens_kv.end(), std::int64_t{0});
@@ -268,7 +258,7 @@ Comparisons compare(std::span<const Record> records, const model::Machine* machi
             const auto [found, is_new] = beside.try_emplace(record.file);
             if (is_new) found->second = machine_beside(record.file);
             if (found->second) {
-                row.device += ", calibrated";
+                if (!found->second->kernels.empty()) row.device += ", calibrated";
                 if (const auto reason = try_compare(record, &*found->second, row)) ++result.left_out[*reason];
                 else result.rows.push_back(std::move(row));
                 continue;

@@ -13,14 +13,14 @@
 namespace tessera::measure {
 
 /// The Problem that a Record is about. Throws Error(bad_data) for a dtype, a mask or a feature that it does not know;
-/// "causal" alone is bottom-right; or for a ragged one that does not tell the lengths of its members.
+/// "causal" alone is bottom-right; or for a ragged one that does not tell the lengths of its sequences.
 Problem problem_of(const Record& record);
 
 /// Can it have been measured on a machine of this kind: is its kernel of no other backend?
 bool is_of_kind(const Record& record, model::MachineKind kind);
 
-/// (queries, keys) of each member of a ragged Record; of another one nothing.
-std::vector<std::pair<std::int64_t, std::int64_t>> members_of(const Record& record);
+/// (queries, keys) of each sequence of a ragged Record; of another one nothing.
+std::vector<std::pair<std::int64_t, std::int64_t>> sequences_of(const Record& record);
 
 /// A Record beside its prediction.
 struct Comparison {
@@ -61,7 +61,7 @@ struct Comparisons {
 };
 
 /// `machine`: of the Records' device. Null: the file beside theirs that has machine.json instead of jsonl in its name,
-/// which `tessera calibrate` wrote there; else found by the device's name.
+/// which `tessera calibrate` wrote there; else the one that the Record's device is known as.
 Comparisons compare(std::span<const Record> records, const model::Machine* machine = nullptr);
 
 /// Errors of a group of comparisons.

@@ -96,7 +96,7 @@ model::Machine calibrate_gpu(const model::Machine& start, std::span<const Record
     set(m.fma_flop, fma, 2 * fma.value);
     const Best shared = best(micro, "shared memory", bytes);
     set(m.shared_bytes, shared, shared.value);
-    const Best l2 = best(micro, "copy engine, L2", bytes);
+    const Best l2 = best(micro, "TMA, L2", bytes);
     const Best l2_loads = best(micro, "L2, read", bytes);
     set(m.l2_bytes, l2.found() ? l2 : l2_loads, std::max(l2.value, l2_loads.value));
     const Best read = best(micro, "device memory, read", bytes_per_second);

@@ -23,14 +23,14 @@ struct Record {
     std::string pass;
     std::string dtype;
     std::int64_t batch = 0;
-    std::int64_t len_q = 0;  ///< the longest member when ragged
+    std::int64_t len_q = 0;  ///< the longest sequence when ragged
     std::int64_t len_kv = 0;
     std::int64_t heads_q = 0;
     std::int64_t heads_kv = 0;
     std::int64_t head_dim = 0;
     std::int64_t head_dim_v = 0;
     std::string mask = "none";           ///< "none", "causal bottom-right, window 128,0"
-    std::vector<std::int64_t> lens_q{};  ///< of the members of a ragged batch
+    std::vector<std::int64_t> lens_q{};  ///< of the sequences of a ragged batch
     std::vector<std::int64_t> lens_kv{};
     std::string features;  ///< what else the Problem asks for: "softcap 30, alibi"; empty: nothing
     bool deterministic = true;

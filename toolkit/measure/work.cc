@@ -11,8 +11,8 @@ std::int64_t visible_pairs(const Problem& problem, const TensorView& cu_seqlens_
     }
     std::int64_t pairs = 0;
     for (std::int64_t b = 0; b < problem.batch; ++b) {
-        const Member member = member_of(problem, cu_seqlens_q, cu_seqlens_kv, b);
-        pairs += problem.mask.bind(member.len_q, member.len_kv).visible_pairs();
+        const Sequence sequence = sequence_of(problem, cu_seqlens_q, cu_seqlens_kv, b);
+        pairs += problem.mask.bind(sequence.len_q, sequence.len_kv).visible_pairs();
     }
     return pairs * problem.heads_q;
 }

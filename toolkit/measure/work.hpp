@@ -12,7 +12,7 @@
 
 namespace tessera::measure {
 
-/// Visible (query, key) pairs over all batch members and query heads. `cu_seqlens_*` are read for ragged Problems only.
+/// Visible (query, key) pairs over all sequences and query heads. `cu_seqlens_*` are read for ragged Problems only.
 std::int64_t visible_pairs(const Problem& problem, const TensorView& cu_seqlens_q = {},
                            const TensorView& cu_seqlens_kv = {});
 

@@ -10,14 +10,14 @@
 namespace tessera::walk {
 
 ExactRow exact_row(const Problem& problem, const ForwardArgs& args, const Selection& selection) {
-    const Member member = member_of(problem, args.cu_seqlens_q, args.cu_seqlens_kv, selection.batch);
-    if (selection.row < 0 || selection.row >= member.len_q)
-        throw Error(ErrorCode::invalid_argument, "row", "expected a query of the member");
-    std::vector<double> k(static_cast<std::size_t>(member.len_kv * problem.head_dim));
-    std::vector<double> v(static_cast<std::size_t>(member.len_kv * problem.head_dim_v));
-    std::vector<double> weights(static_cast<std::size_t>(member.len_kv));
+    const Sequence sequence = sequence_of(problem, args.cu_seqlens_q, args.cu_seqlens_kv, selection.batch);
+    if (selection.row < 0 || selection.row >= sequence.len_q)
+        throw Error(ErrorCode::invalid_argument, "row", "expected a query of the sequence");
+    std::vector<double> k(static_cast<std::size_t>(sequence.len_kv * problem.head_dim));
+    std::vector<double> v(static_cast<std::size_t>(sequence.len_kv * problem.head_dim_v));
+    std::vector<double> weights(static_cast<std::size_t>(sequence.len_kv));
     std::vector<double> q(static_cast<std::size_t>(problem.head_dim));
-    const reference::Head head(problem, args, member, selection.head, k.data(), v.data());
+    const reference::Head head(problem, args, sequence, selection.head, k.data(), v.data());
     head.load_query(selection.row, q.data());
     ExactRow exact{.o = std::vector<double>(static_cast<std::size_t>(problem.head_dim_v))};
     exact.lse = head.softmax(selection.row, q.data(), weights.data(), nullptr);

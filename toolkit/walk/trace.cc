@@ -45,12 +45,12 @@ std::vector<float> copied(const float* values, std::int64_t count) {
 /// Copies what the kernel tells of one tile of queries.
 class Recorder : public TileObserver {
  public:
-    Recorder(Trace& trace, const Member& member) : trace_(trace) {
-        trace.len_q = member.len_q;
-        trace.len_kv = member.len_kv;
-        const std::int64_t block = std::min(trace.plan.tile.block_q, member.len_q);
+    Recorder(Trace& trace, const Sequence& sequence) : trace_(trace) {
+        trace.len_q = sequence.len_q;
+        trace.len_kv = sequence.len_kv;
+        const std::int64_t block = std::min(trace.plan.tile.block_q, sequence.len_q);
         const std::int64_t first = trace.selection.row / block * block;
-        trace.queries = {first, std::min(member.len_q, first + block)};
+        trace.queries = {first, std::min(sequence.len_q, first + block)};
     }
 
     void saw(const TileReport& report) override {
@@ -157,7 +157,7 @@ void add_traffic(Trace& trace) {
 }
 
 template <class Args>
-Member selected_member(const Plan& plan, const Args& args, const Selection& selection) {
+Sequence selected_sequence(const Plan& plan, const Args& args, const Selection& selection) {
     if (plan.kernel == nullptr || plan.kernel->backend != Backend::cpu) {
         throw Error(ErrorCode::invalid_argument, "plan",
                     "expected one of a CPU kernel, since only those tell their steps");
@@ -168,16 +168,16 @@ Member selected_member(const Plan& plan, const Args& args, const Selection& sele
     const Problem& p = plan.problem;
     expect_within("batch", selection.batch, p.batch);
     expect_within("head", selection.head, p.heads_q);
-    const Member member = member_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, selection.batch);
-    expect_within("row", selection.row, member.len_q);
-    return member;
+    const Sequence sequence = sequence_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, selection.batch);
+    expect_within("row", selection.row, sequence.len_q);
+    return sequence;
 }
 
 template <class Args, class Run>
 Trace traced(const Plan& plan, const Args& args, const Selection& selection, Execution how, const Run& run) {
-    const Member member = selected_member(plan, args, selection);
+    const Sequence sequence = selected_sequence(plan, args, selection);
     Trace trace{.plan = plan, .selection = selection};
-    Recorder recorder(trace, member);
+    Recorder recorder(trace, sequence);
     how.observer = &recorder;
     const Workspace workspace(plan);
     run(plan, args, workspace, how);
@@ -200,10 +200,10 @@ std::int64_t Trace::count(Coverage coverage) const {
 }
 
 std::string what_ran(const Plan& plan) {
-    constexpr const char* kHere = "the words of cpu/lanes: fp32, queries in the lanes";
-    if (plan.matrix_unit.empty()) return fmt::format("{}; so does a call that nobody watches", kHere);
+    constexpr const char* kHere = "the SIMD path (cpu/simd): fp32, one query per lane";
+    if (plan.matrix_unit.empty()) return fmt::format("{}; a call without an observer runs the same path", kHere);
     return fmt::format(
-        "{}; NOT what runs otherwise: a call that nobody watches takes the words of cpu/matrix, tiles of bf16 "
+        "{}; NOT what runs otherwise: a call without an observer takes the matrix path (cpu/matrix), bf16 tiles "
         "on {}, and has other bits",
         kHere, plan.matrix_unit);
 }

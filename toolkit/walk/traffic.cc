@@ -14,7 +14,7 @@ double overlap(const Range& a, const Range& b) {
     return static_cast<double>(Range{std::max(a.begin, b.begin), std::min(a.end, b.end)}.size());
 }
 
-/// One head of one member, which is all that a tile of queries meets.
+/// One head of one sequence, which is all that a tile of queries meets.
 schedule::Workload one_head(const Plan& plan, Schedule schedule, std::int64_t len_q, std::int64_t len_kv) {
     Problem p;
     p.dtype = plan.problem.dtype;

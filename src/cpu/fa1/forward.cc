@@ -8,15 +8,15 @@
 // to several tasks, which are independent runs of the algorithm.
 #include <vector>
 
-#include "cpu/lanes/step.hpp"
 #include "cpu/schedules.hpp"
+#include "cpu/steps/simd/step.hpp"
 
 namespace tessera::cpu::fa1 {
 namespace {
 
 /// Memory of one worker.
 struct ForwardScratch {
-    lanes::TileScratch tiles;
+    simd::TileScratch tiles;
     float* inverse;  // [lanes], 1 / l
     float* old_l;    // [lanes]
     float* spare_o;  // [head_dim_v, lanes]
@@ -32,14 +32,14 @@ struct ForwardScratch {
 struct ForwardWorkspace {
     std::int64_t* ends;  // of tasks
     float* q_t;          // [heads_q, panels, head_dim, lanes]
-    float* sums;         // [heads_q, panels, lanes::PanelSums]
+    float* sums;         // [heads_q, panels, simd::PanelSums]
     std::vector<ForwardScratch> workers;
 
     ForwardWorkspace(Arena& arena, const Plan& plan, const Geometry& g) {
         const std::int64_t panels = total_panels(plan.problem, g);
         ends = take_task_ends(arena, plan.problem);
         q_t = arena.take<float>(plan.problem.heads_q, panels, g.head_dim * g.lanes);
-        sums = arena.take<float>(plan.problem.heads_q, panels, lanes::PanelSums::floats(g));
+        sums = arena.take<float>(plan.problem.heads_q, panels, simd::PanelSums::floats(g));
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g);
     }
 };
@@ -47,20 +47,20 @@ struct ForwardWorkspace {
 /// One (Q block, K/V block) step, lines 6 to 13 of the algorithm:
 ///   P = exp(S - m_new);  l_new = exp(m - m_new) l + rowsum(P);  O = (exp(m - m_new) l / l_new) O + (P / l_new) V
 void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
-          const float* q_t, const ForwardScratch& scratch, lanes::PanelSums& sums) {
+          const float* q_t, const ForwardScratch& scratch, simd::PanelSums& sums) {
     float* old_share = scratch.tiles.rescale;
     std::copy_n(sums.state.l, panel.lanes, scratch.old_l);
-    lanes::scores(head, g, panel, kv, coverage, q_t, scratch.tiles.s, scratch.tiles.other);
-    lanes::online_softmax(scratch.tiles.s, kv.keys, panel.lanes, panel.lanes, sums.state, old_share);
-    lanes::invert_sums(sums.state, panel.lanes, scratch.inverse);
+    simd::scores(head, g, panel, kv, coverage, q_t, scratch.tiles.s, scratch.tiles.other);
+    simd::online_softmax(scratch.tiles.s, kv.keys, panel.lanes, panel.lanes, sums.state, old_share);
+    simd::invert_sums(sums.state, panel.lanes, scratch.inverse);
     for (std::int64_t i = 0; i < panel.lanes; ++i) {
         // A quotient, not a product with 1 / l: exactly 1 where the block is hidden from the row, so that O stays as it
         // is.
         if (sums.state.l[i] != 0) old_share[i] *= scratch.old_l[i] / sums.state.l[i];
     }
-    lanes::scale_lanes(scratch.tiles.s, scratch.inverse, kv.keys, panel.lanes);
-    lanes::add_values(head, g, panel, kv, coverage, scratch.tiles.s, scratch.tiles.other, sums.o,
-                      lanes::Into::scaled_add, old_share);
+    simd::scale_lanes(scratch.tiles.s, scratch.inverse, kv.keys, panel.lanes);
+    simd::add_values(head, g, panel, kv, coverage, scratch.tiles.s, scratch.tiles.other, sums.o, simd::Into::scaled_add,
+                     old_share);
 }
 
 /// The algorithm for panels [begin, end) of one head.
@@ -72,32 +72,32 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
         return workspace.q_t + panel_slot(p, g, head, index) * g.head_dim * g.lanes;
     };
     const auto sums_of = [&](std::int64_t index) {
-        lanes::PanelSums sums(workspace.sums + panel_slot(p, g, head, index) * lanes::PanelSums::floats(g), g);
+        simd::PanelSums sums(workspace.sums + panel_slot(p, g, head, index) * simd::PanelSums::floats(g), g);
         sums.started = true;  // O is 0 before the first block
         return sums;
     };
 
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
-        const Panel panel(index, g.block_q, head.member.len_q);
-        const lanes::PanelSums sums = sums_of(index);
-        lanes::load_queries(head, g, panel, q_t_of(index));
-        lanes::clear_state(sums.state, panel.lanes);
+        const Panel panel(index, g.block_q, head.sequence.len_q);
+        const simd::PanelSums sums = sums_of(index);
+        simd::load_queries(head, g, panel, q_t_of(index));
+        simd::clear_state(sums.state, panel.lanes);
         std::fill_n(sums.o, g.head_dim_v * panel.lanes, 0.0F);
     }
-    for (std::int64_t first = 0; first < head.member.len_kv; first += g.block_kv) {
-        const Range keys{first, std::min(head.member.len_kv, first + g.block_kv)};
+    for (std::int64_t first = 0; first < head.sequence.len_kv; first += g.block_kv) {
+        const Range keys{first, std::min(head.sequence.len_kv, first + g.block_kv)};
         const Range queries = head.band.q_range(keys.begin, keys.end);
         const Range touched{std::max(panels.begin, queries.begin / g.block_q),
                             std::min(panels.end, ceil_div(queries.end, g.block_q))};
         tally.skipped(panels.size(), queries.empty() ? 0 : touched.size());
         if (queries.empty() || touched.empty()) continue;
-        const KvTile loaded = lanes::load_kv(head, g, first, keys.size(), scratch.tiles, touched.size() == 1);
+        const KvTile loaded = simd::load_kv(head, g, first, keys.size(), scratch.tiles, touched.size() == 1);
         for (std::int64_t index = touched.begin; index < touched.end; ++index) {
-            const Panel panel(index, g.block_q, head.member.len_q);
+            const Panel panel(index, g.block_q, head.sequence.len_q);
             KvTile kv = loaded;
             kv.keys = std::min(keys.end, head.keys_of(panel).end) - first;
             const Coverage coverage = head.coverage(panel, kv);
-            lanes::PanelSums sums = sums_of(index);
+            simd::PanelSums sums = sums_of(index);
             step(head, g, panel, kv, coverage, q_t_of(index), scratch, sums);
             tally.ran(coverage, panel, kv);
             tally.tell([&] {
@@ -109,11 +109,11 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
         }
     }
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
-        const Panel panel(index, g.block_q, head.member.len_q);
-        const lanes::PanelSums sums = sums_of(index);
-        if (!lanes::all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
-            lanes::mend_overflow(head, g, panel, q_t_of(index), scratch.tiles, sums.state, sums.o, scratch.spare_o);
-        lanes::store_o_and_lse(head, g, panel, sums, scratch.inverse, call.args);
+        const Panel panel(index, g.block_q, head.sequence.len_q);
+        const simd::PanelSums sums = sums_of(index);
+        if (!simd::all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
+            simd::mend_overflow(head, g, panel, q_t_of(index), scratch.tiles, sums.state, sums.o, scratch.spare_o);
+        simd::store_o_and_lse(head, g, panel, sums, scratch.inverse, call.args);
         tally.tell([&] { return report_of(TileStep::finish, head, panel, head.keys_of(panel), Coverage::full, sums); });
     }
 }
@@ -135,18 +135,18 @@ void forward(const ForwardCall& call) {
     const std::int64_t heads = p.batch * p.heads_q;
     if (heads == 0) return;
     const std::int64_t parts = heads >= call.plan.threads ? 1 : ceil_div(2 * call.plan.threads, heads);
-    const auto panels_per_part = [&](const Member& m) {
+    const auto panels_per_part = [&](const Sequence& m) {
         return std::max<std::int64_t>(1, ceil_div(g.panels_of(m), parts));
     };
     const HeadTasks tasks(call, p.heads_q, workspace.ends,
-                          [&](const Member& m) { return ceil_div(g.panels_of(m), panels_per_part(m)); });
+                          [&](const Sequence& m) { return ceil_div(g.panels_of(m), panels_per_part(m)); });
     call.parallel_for(tasks.total(), call.plan.threads, [&](std::int64_t index, int worker) {
         const HeadTask task = tasks.by_index(index);
-        const Member member = member_of(call, task.head / p.heads_q);
+        const Sequence sequence = sequence_of(call, task.head / p.heads_q);
         const std::int64_t part = task.tasks - 1 - task.index;  // the last queries see the most keys
-        const Range panels{part * panels_per_part(member),
-                           std::min(g.panels_of(member), (part + 1) * panels_per_part(member))};
-        run(call, g, Head(p, call.args, member, task.head % p.heads_q), panels, workspace,
+        const Range panels{part * panels_per_part(sequence),
+                           std::min(g.panels_of(sequence), (part + 1) * panels_per_part(sequence))};
+        run(call, g, Head(p, call.args, sequence, task.head % p.heads_q), panels, workspace,
             workspace.workers[static_cast<std::size_t>(worker)]);
     });
 }

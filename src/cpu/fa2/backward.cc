@@ -4,7 +4,7 @@
 // (docs/decisions/deterministic-backward.md).
 #include <algorithm>
 
-#include "cpu/fa2/rooms.hpp"
+#include "cpu/fa2/paths.hpp"
 #include "cpu/schedules.hpp"
 
 namespace tessera::cpu::fa2 {

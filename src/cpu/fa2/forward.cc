@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 forward: which room computes a call. The loop order is the same in both; lanes/forward.cc is the one to read
+// fa2 forward: which room computes a call. The loop order is the same in both; simd/forward.cc is the one to read
 // first.
 #include <algorithm>
 
-#include "cpu/fa2/rooms.hpp"
+#include "cpu/fa2/paths.hpp"
 #include "cpu/fa2/stack_heads.hpp"
 #include "cpu/schedules.hpp"
 

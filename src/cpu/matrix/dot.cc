@@ -8,9 +8,9 @@
 #include <cstring>
 #include <limits>
 
-#include "cpu/lanes/exp.hpp"
-#include "cpu/lanes/simd.hpp"
 #include "cpu/matrix/units.hpp"
+#include "cpu/simd/exp.hpp"
+#include "cpu/simd/simd.hpp"
 
 HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")
 namespace tessera::cpu::matrix {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/matrix/peak.hpp"
 
-#include "cpu/matrix/words.hpp"
+#include "cpu/matrix/primitives.hpp"
 
 namespace tessera::cpu::matrix {
 

@@ -5,7 +5,7 @@
 
 #include <iterator>
 
-#include "cpu/matrix/words.hpp"
+#include "cpu/matrix/primitives.hpp"
 
 namespace tessera::cpu::matrix {
 

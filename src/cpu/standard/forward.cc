@@ -7,17 +7,17 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/lanes/step.hpp"
 #include "cpu/schedules.hpp"
+#include "cpu/steps/simd/step.hpp"
 
 namespace tessera::cpu::standard {
 namespace {
 
 /// Memory of one worker.
 struct ForwardScratch {
-    lanes::TileScratch tiles;
+    simd::TileScratch tiles;
     float* q_t;  // [head_dim, lanes]
-    lanes::PanelSums sums;
+    simd::PanelSums sums;
     float* part;  // [head_dim_v, lanes], O of kSumKeys keys
 
     ForwardScratch(Arena& arena, const Geometry& g)
@@ -45,7 +45,7 @@ struct ForwardWorkspace {
 /// A panel and its rows of the materialised matrix.
 struct MaterialisedPanel : HeadPanel {
     float* matrix;  // [len_kv, lanes]
-    lanes::RowState state;
+    simd::RowState state;
 
     MaterialisedPanel(const ForwardCall& call, const Geometry& g, const ForwardWorkspace& workspace,
                       const HeadTask& task)
@@ -59,9 +59,8 @@ struct MaterialisedPanel : HeadPanel {
 
 /// Calls body(kv tile, coverage, rows of the matrix) for every tile of the panel that the mask leaves.
 template <class Body>
-void for_each_tile(const MaterialisedPanel& work, const Geometry& g, const lanes::TileScratch& tiles,
-                   const Body& body) {
-    lanes::for_each_kv_tile(work.head, g, work.panel, tiles, [&](const KvTile& kv, Coverage coverage) {
+void for_each_tile(const MaterialisedPanel& work, const Geometry& g, const simd::TileScratch& tiles, const Body& body) {
+    simd::for_each_kv_tile(work.head, g, work.panel, tiles, [&](const KvTile& kv, Coverage coverage) {
         body(kv, coverage, work.matrix + kv.first * work.panel.lanes);
     });
 }
@@ -82,9 +81,9 @@ void materialise_scores(const ForwardCall& call, const Geometry& g, const Materi
                         const ForwardScratch& scratch) {
     TileTally tally(call);
     std::int64_t touched = 0;
-    lanes::load_queries(work.head, g, work.panel, scratch.q_t);
+    simd::load_queries(work.head, g, work.panel, scratch.q_t);
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* s) {
-        lanes::scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.other);
+        simd::scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.other);
         tally.ran(coverage, work.panel, kv);
         tally.tell([&] {
             TileReport report = report_of(TileStep::scores, work.head, work.panel, keys_of(kv), coverage);
@@ -93,22 +92,22 @@ void materialise_scores(const ForwardCall& call, const Geometry& g, const Materi
         });
         ++touched;
     });
-    tally.skipped(ceil_div(work.head.member.len_kv, g.block_kv), touched);
+    tally.skipped(ceil_div(work.head.sequence.len_kv, g.block_kv), touched);
 }
 
 /// P = softmax(S) over all keys of a row at once.
 void softmax_rows(const ForwardCall& call, const Geometry& g, const MaterialisedPanel& work,
                   const ForwardScratch& scratch) {
-    lanes::clear_state(work.state, work.panel.lanes);
+    simd::clear_state(work.state, work.panel.lanes);
     if (work.keys.empty()) return;
     const std::int64_t scored = work.keys.begin / g.block_kv * g.block_kv;
     const std::int64_t begin = scored / 4 * 4;  // online_softmax() counts keys by fours
     float* rows = work.matrix + begin * work.panel.lanes;
     std::fill_n(rows, (scored - begin) * work.panel.lanes, -std::numeric_limits<float>::infinity());
-    lanes::online_softmax(rows, work.keys.end - begin, work.panel.lanes, work.panel.lanes, work.state,
-                          scratch.tiles.rescale, nullptr, begin);
-    lanes::invert_sums(work.state, work.panel.lanes, scratch.tiles.rescale);
-    lanes::scale_lanes(rows, scratch.tiles.rescale, work.keys.end - begin, work.panel.lanes);
+    simd::online_softmax(rows, work.keys.end - begin, work.panel.lanes, work.panel.lanes, work.state,
+                         scratch.tiles.rescale, nullptr, begin);
+    simd::invert_sums(work.state, work.panel.lanes, scratch.tiles.rescale);
+    simd::scale_lanes(rows, scratch.tiles.rescale, work.keys.end - begin, work.panel.lanes);
     TileTally(nullptr, call.observer).tell([&] {
         TileReport report = report_of(TileStep::softmax, work.head, work.panel, {begin, work.keys.end}, Coverage::full);
         report.p = rows;
@@ -126,25 +125,25 @@ void multiply_values(const ForwardCall& call, const Geometry& g, const Materiali
     std::fill_n(o, g.head_dim_v * work.panel.lanes, 0.0F);
     std::fill_n(scratch.part, g.head_dim_v * work.panel.lanes, 0.0F);
     const auto add_part = [&] {
-        lanes::add(o, scratch.part, g.head_dim_v, work.panel.lanes);
+        simd::add(o, scratch.part, g.head_dim_v, work.panel.lanes);
         std::fill_n(scratch.part, g.head_dim_v * work.panel.lanes, 0.0F);
     };
     std::int64_t part = 0;
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* p) {
-        if (kv.first / lanes::kSumKeys != std::exchange(part, kv.first / lanes::kSumKeys)) add_part();
-        lanes::add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.other, scratch.part, lanes::Into::add,
-                          nullptr);
+        if (kv.first / simd::kSumKeys != std::exchange(part, kv.first / simd::kSumKeys)) add_part();
+        simd::add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.other, scratch.part, simd::Into::add,
+                         nullptr);
         tally.tell([&] { return report_of_values(TileStep::values, work, keys_of(kv), coverage, p, scratch.part); });
     });
     add_part();
-    if (!lanes::all_finite(o, work.panel.lanes, g.head_dim_v, work.panel.lanes)) {
-        lanes::load_queries(head, g, work.panel, scratch.q_t);
-        lanes::mend_overflow(head, g, work.panel, scratch.q_t, scratch.tiles, work.state, o, scratch.part);
+    if (!simd::all_finite(o, work.panel.lanes, g.head_dim_v, work.panel.lanes)) {
+        simd::load_queries(head, g, work.panel, scratch.q_t);
+        simd::mend_overflow(head, g, work.panel, scratch.q_t, scratch.tiles, work.state, o, scratch.part);
     }
-    lanes::PanelSums sums = scratch.sums;  // P was normalised, and so is O
+    simd::PanelSums sums = scratch.sums;  // P was normalised, and so is O
     sums.state = work.state;
     sums.started = true;
-    lanes::store_o_and_lse(head, g, work.panel, sums, scratch.tiles.rescale, call.args);
+    simd::store_o_and_lse(head, g, work.panel, sums, scratch.tiles.rescale, call.args);
     tally.tell([&] { return report_of_values(TileStep::finish, work, work.keys, Coverage::full, nullptr, o); });
 }
 
@@ -162,7 +161,7 @@ void forward(const ForwardCall& call) {
     const Geometry g(call.plan);
     Arena arena(call.workspace);
     const ForwardWorkspace workspace(arena, call.plan, g);
-    const HeadTasks panels(call, p.heads_q, workspace.ends, [&](const Member& m) { return g.panels_of(m); });
+    const HeadTasks panels(call, p.heads_q, workspace.ends, [&](const Sequence& m) { return g.panels_of(m); });
     const auto for_each_panel = [&](const auto& body) {
         call.parallel_for(panels.total(), call.plan.threads, [&](std::int64_t task, int worker) {
             const MaterialisedPanel work(call, g, workspace, panels.by_head(task));

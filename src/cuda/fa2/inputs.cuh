@@ -6,7 +6,7 @@
 
 namespace tessera::cuda::fa2 {
 
-/// What a thread block reads, and where it puts it: Q, then a K and a V tile for each stage. No register is held
+/// Shared memory of a CTA, Q, then a K and a V tile for each stage, and the copies into it. No register is needed
 /// between two tiles: strides and sizes are read from the launch, the rest from shared memory.
 template <class T, Config kConfig>
 struct Inputs {
@@ -20,7 +20,7 @@ struct Inputs {
         return {work.k,
                 launch.params.k.row * std::int64_t{sizeof(T)},
                 launch.params.k.column * std::int64_t{sizeof(T)},
-                work.member.len_kv,
+                work.sequence.len_kv,
                 launch.params.head_dim,
                 launch.vector_k};
     }
@@ -28,7 +28,7 @@ struct Inputs {
         return {work.v,
                 launch.params.v.row * std::int64_t{sizeof(T)},
                 launch.params.v.column * std::int64_t{sizeof(T)},
-                work.member.len_kv,
+                work.sequence.len_kv,
                 launch.params.head_dim_v,
                 launch.vector_v};
     }
@@ -39,9 +39,9 @@ struct Inputs {
 
     __device__ __forceinline__ void load_q() const {
         const ForwardParams& p = launch.params;
-        const std::int64_t from = head_offset(p.q, work.batch, work.member.first_q, work.head, sizeof(T));
+        const std::int64_t from = head_offset(p.q, work.batch, work.sequence.first_q, work.head, sizeof(T));
         load<kConfig.block_q(), kConfig.head_dim, kConfig.threads()>(
-            shared, source_of<T>(p.q, from, work.member.len_q, p.head_dim, launch.vector_q), work.q_begin);
+            shared, source_of<T>(p.q, from, work.sequence.len_q, p.head_dim, launch.vector_q), work.q_begin);
         ptx::cp_async_commit();
     }
     __device__ __forceinline__ void load_k(int first_key, int stage) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Division by a number that is known before the launch. Plain C++.
+// Division by a number that is fixed before the launch (CUTLASS: FastDivmod). Plain C++.
 #pragma once
 
 #include <bit>
@@ -10,8 +10,8 @@
 
 namespace tessera::cuda {
 
-/// n / divisor for 0 <= n < 2^31 by a multiplication and a shift (Granlund and Montgomery 1994), where a GPU would take
-/// some 40 instructions, each waiting for the one before.
+/// n / divisor for 0 <= n < 2^31 by a multiplication and a shift (Granlund and Montgomery 1994). A GPU's own division
+/// takes some 40 dependent instructions.
 class Divider {
  public:
     Divider() = default;

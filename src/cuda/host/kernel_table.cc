@@ -16,6 +16,7 @@
 #include "cuda/gradient/host/dispatch.hpp"
 #include "cuda/host/query_tiles.hpp"
 #include "cuda/standard/host/dispatch.hpp"
+#include "tessera/error.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -23,12 +24,12 @@ namespace {
 using Refusal = std::optional<std::string>;
 using AskedTile = std::optional<Tile>;
 
-constexpr int kAmpere = 80;  // bf16 products and cp.async
+constexpr int kAmpere = 80;  // bf16 MMA and cp.async
 constexpr int kHopper = 90;  // wgmma and setmaxnreg exist on 9.0 only
 
 std::string capability_text(int capability) { return fmt::format("{}.{}", capability / 10, capability % 10); }
 
-/// Code for `wanted` or later; `only`: for that one architecture.
+/// Refuses devices older than `wanted`; with `only`, all others.
 Refusal refuse_capability(const Limits& limits, int wanted, bool only = false) {
     if (limits.capability == wanted || (!only && limits.capability > wanted)) return std::nullopt;
     return fmt::format("needs compute capability {}, {} has {}", capability_text(wanted), limits.who,
@@ -42,12 +43,13 @@ Refusal refuse_tile(const AskedTile& asked, const Tile& own) {
 
 std::int64_t longest_of(const Problem& p) { return std::max({p.len_q, p.len_kv, p.total_q, p.total_kv}); }
 
-/// Tiles of `heads` heads in each of `batch` members. The sizes of a ragged Problem are bounds: this may pass int64.
+/// Tiles of `heads` heads in each of `batch` sequences. Saturates: the sizes of a varlen Problem are bounds, whose
+/// product may pass int64.
 std::int64_t tiles_of(std::int64_t batch, std::int64_t heads, std::int64_t len, std::int64_t block) {
     return saturating_product(saturating_product(batch, heads), (len + block - 1) / block);
 }
 
-/// `counted`: "tiles", of which the kernel has so many.
+/// `counted`: the name of what the kernel has `count` of, "tiles".
 Refusal refuse_counts(const Problem& p, const char* counted, std::int64_t count) {
     if (longest_of(p) < kMaxIndex && count < kMaxIndex) return std::nullopt;
     return fmt::format("counts rows and {} up to {}, got {} and {}", counted, kMaxIndex, longest_of(p), count);
@@ -87,11 +89,11 @@ Refusal refuse_fa3_backward(const Problem& p, const AskedTile& tile, const Limit
                            fa3::backward::largest_dim(p), std::max(p.head_dim, p.head_dim_v));
     }
     if (auto reason = refuse_odd_dims(p)) return reason;
-    constexpr std::int64_t kRows = fa3::backward::Config::kRows;  // the least that a block has
+    constexpr std::int64_t kRows = fa3::backward::Config::kRows;  // rows of the smallest block
     const std::int64_t rows_of_blocks =
         p.ragged ? p.total_q / kRows + p.batch : p.batch * ((p.len_q + kRows - 1) / kRows);
     const std::int64_t blocks =
-        std::max({2 * p.heads_q * rows_of_blocks,  // of dQ's two sums
+        std::max({2 * p.heads_q * rows_of_blocks,  // blocks of dQ's two sums
                   tiles_of(p.batch, p.heads_q, p.len_q, kRows), tiles_of(p.batch, p.heads_kv, p.len_kv, kRows)});
     if (auto reason = refuse_counts(p, "blocks", blocks)) return reason;
     return refuse_tile(tile, fa3::backward::tile_of(p));
@@ -115,7 +117,8 @@ Refusal refuse_fa1_forward(const Problem& p, const AskedTile& tile, const Limits
     return refuse_tile(tile, fa1::tile_of(p));
 }
 
-/// Of the backwards that stand on gradient/: their tile, and bytes of shared memory beside what all declare.
+/// Checks shared by the backwards that are built on gradient/. `own`: the kernel's tile; `shared_bytes`: its dynamic
+/// shared memory.
 Refusal refuse_gradient(const Problem& p, const AskedTile& tile, const Limits& limits, const Tile& own,
                         int shared_bytes) {
     if (auto reason = refuse_capability(limits, kAmpere)) return reason;
@@ -127,13 +130,13 @@ Refusal refuse_gradient(const Problem& p, const AskedTile& tile, const Limits& l
         std::max({saturating_product(p.heads_q, tiles_of_head), tiles_of(p.batch, p.heads_q, p.len_q, kQ),
                   tiles_of(p.batch, p.heads_kv, p.len_kv, own.block_kv)});
     if (auto reason = refuse_counts(p, "tiles", tiles)) return reason;
-    constexpr int kDeclared = 6144;  // bytes, more than a kernel has besides
+    constexpr int kDeclared = 6144;  // bytes: a bound on a kernel's static shared memory
     if (auto reason = refuse_shared(p, shared_bytes + kDeclared, limits)) return reason;
     return refuse_tile(tile, own);
 }
 
 gradient::Config fa1_backward_config(const Problem& p) {
-    return fa1::BackwardShapes::kConfigs[gradient::place_by_dim<fa1::BackwardShapes>(p)];
+    return fa1::BackwardShapes::kConfigs[gradient::shape_index_by_dim<fa1::BackwardShapes>(p)];
 }
 
 Tile fa1_backward_tile(const Problem& p) { return {gradient::kBlockQ, fa1_backward_config(p).block_kv()}; }
@@ -143,7 +146,7 @@ Refusal refuse_fa1_backward(const Problem& p, const AskedTile& tile, const Limit
 }
 
 gradient::ConfigFp32 fa2_backward_config_fp32(const Problem& p) {
-    return fa2::BackwardShapesFp32::kConfigs[gradient::place_by_dim<fa2::BackwardShapesFp32>(p)];
+    return fa2::BackwardShapesFp32::kConfigs[gradient::shape_index_by_dim<fa2::BackwardShapesFp32>(p)];
 }
 
 Tile fa2_backward_tile(const Problem& p) {
@@ -158,7 +161,7 @@ Refusal refuse_fa2_backward(const Problem& p, const AskedTile& tile, const Limit
     return refuse_gradient(p, tile, limits, fa2_backward_tile(p), shared_bytes);
 }
 
-/// Matrices of all pairs in fp32, `matrices` of them, and a factor for each row.
+/// Checks of the kernels that keep `matrices` fp32 matrices of all pairs, and one factor for each row.
 Refusal refuse_matrices(const Problem& p, const AskedTile& tile, const Limits& limits, std::int64_t shared,
                         int matrices) {
     if (auto reason = refuse_capability(limits, kAmpere)) return reason;
@@ -196,7 +199,7 @@ Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const 
 }  // namespace
 
 Refusal refuse_sizes(const Problem& p) {
-    // Half of what an int holds, so that a sum of two sizes, and a tile past the end, fit as well.
+    // Half of an int's range, so that a sum of two sizes and a tile past the end fit too.
     constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
     const std::pair<const char*, std::int64_t> sizes[] = {{"batch", p.batch},       {"len_q", p.len_q},
                                                           {"len_kv", p.len_kv},     {"total_q", p.total_q},
@@ -207,9 +210,9 @@ Refusal refuse_sizes(const Problem& p) {
     return std::nullopt;
 }
 
-std::span<const Row> rows() {
+std::span<const KernelEntry> kernel_entries() {
     const auto bf16 = DType::bf16, fp16 = DType::fp16, fp32 = DType::fp32;
-    static const std::vector<Row> list = {
+    static const std::vector<KernelEntry> list = {
         {"cuda.fa3.forward", Schedule::fa3, Pass::forward, {bf16, fp16}, refuse_fa3_forward, fa3::tile_of},
         {"cuda.fa3.backward", Schedule::fa3, Pass::backward, {bf16, fp16}, refuse_fa3_backward, fa3::backward::tile_of},
         {"cuda.fa2.forward", Schedule::fa2, Pass::forward, {bf16, fp16, fp32}, refuse_fa2_forward, fa2::tile_of},
@@ -237,21 +240,23 @@ std::span<const Row> rows() {
     return list;
 }
 
-const Row* find_row(Schedule schedule, Pass pass) {
-    for (const Row& row : rows()) {
-        if (row.schedule == schedule && row.pass == pass) return &row;
+const KernelEntry& kernel_entry(Schedule schedule, Pass pass) {
+    for (const KernelEntry& entry : kernel_entries()) {
+        if (entry.schedule == schedule && entry.pass == pass) return entry;
     }
-    return nullptr;
+    throw Error(ErrorCode::internal, "",
+                fmt::format("expected an entry for cuda.{}.{} in the table of CUDA kernels (kernel_table.cc), got none",
+                            name_of(schedule), name_of(pass)));
 }
 
-Refusal refusal(const Row& row, const Problem& problem, const AskedTile& tile, const Limits& limits) {
-    if (std::find(row.dtypes.begin(), row.dtypes.end(), problem.dtype) == row.dtypes.end())
+Refusal refusal(const KernelEntry& entry, const Problem& problem, const AskedTile& tile, const Limits& limits) {
+    if (std::find(entry.dtypes.begin(), entry.dtypes.end(), problem.dtype) == entry.dtypes.end())
         return fmt::format("does not take {}", name_of(problem.dtype));
-    return row.refuse(problem, tile, limits);
+    return entry.refuse(problem, tile, limits);
 }
 
 Refusal refusal(Schedule schedule, Pass pass, const Problem& problem, const AskedTile& tile, const Limits& limits) {
-    return refusal(*find_row(schedule, pass), problem, tile, limits);
+    return refusal(kernel_entry(schedule, pass), problem, tile, limits);
 }
 
 }  // namespace tessera::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a CUDA kernel asks of a Problem and a device, as plain C++: the same question is put at run time, with the
-// device that is there, and by the model and the command for a GPU that is not.
+// Every CUDA kernel: what it takes and its default tile, as plain C++. The registry asks at run time, with the device
+// that is there; the cost model and the command line ask for a GPU that is not there.
 #pragma once
 
 #include <cstdint>
@@ -18,39 +18,38 @@ namespace tessera::cuda {
 /// Rows and tiles are counted up to this: sums of two such numbers fit 32 bits.
 inline constexpr std::int64_t kMaxIndex = std::int64_t{1} << 30;
 
-/// What a device has, as far as a kernel can need it.
+/// The properties of a device that decide whether a kernel runs on it.
 struct Limits {
     std::string who;                ///< "device 0", "h200"
     int capability = 0;             ///< compute capability, two digits in one number: 90 for 9.0
-    std::int64_t shared_bytes = 0;  ///< shared memory that one block can have
+    std::int64_t shared_bytes = 0;  ///< shared memory that one thread block can have
     std::int64_t memory_bytes = 0;
 };
 
-struct Row {
+/// One CUDA kernel.
+struct KernelEntry {
     const char* name;  ///< "cuda.fa2.forward"
     Schedule schedule;
     Pass pass;
     std::vector<DType> dtypes;
-    /// As Kernel::refuse. The dtype is one of the above.
+    /// Same contract as Kernel::refuse. The dtype is one of the above.
     std::optional<std::string> (*refuse)(const Problem& problem, const std::optional<Tile>& tile, const Limits& limits);
     Tile (*tile_of)(const Problem& problem);
 };
 
-/// Every CUDA kernel, in order of preference, whether or not this build has it.
-std::span<const Row> rows();
+/// All kernels in order of preference, whether or not this build has them.
+std::span<const KernelEntry> kernel_entries();
 
-/// The row of a kernel, or null.
-const Row* find_row(Schedule schedule, Pass pass);
+/// The kernel of a schedule and pass. Throws Error(internal) if there is none: a schedule was added without an entry.
+const KernelEntry& kernel_entry(Schedule schedule, Pass pass);
 
-/// Its answer; also for a dtype that it does not take.
-std::optional<std::string> refusal(const Row& row, const Problem& problem, const std::optional<Tile>& tile,
+/// Why the kernel does not take a Problem, or nothing. Any dtype may be asked about.
+std::optional<std::string> refusal(const KernelEntry& entry, const Problem& problem, const std::optional<Tile>& tile,
                                    const Limits& limits);
-
-/// Of the kernel that has this row: what its Kernel::refuse says.
 std::optional<std::string> refusal(Schedule schedule, Pass pass, const Problem& problem,
                                    const std::optional<Tile>& tile, const Limits& limits);
 
-/// Kernels count rows, heads and batch members in 32 bits. Empty when they fit.
+/// Kernels count rows, heads and sequences in 32 bits. Why a Problem's sizes don't fit, or nothing.
 std::optional<std::string> refuse_sizes(const Problem& problem);
 
 }  // namespace tessera::cuda

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The compiled shapes of a kernel stand once: as types with a member kConfig, in a ShapeList in the config.h of the
-// schedule. Registry, dispatch, instances/, the cost model and tools/check_kernels.py read that list. Plain C++, since
-// the model is there in builds without CUDA.
+// The list of a kernel's compiled shapes: types with a member kConfig, in the schedule's host/config.h. Registry,
+// dispatch, instances/, the cost model and tools/check_kernels.py read that one list. Plain C++, since the model is
+// built without CUDA too.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace tessera::cuda {
 
-/// A shape's name as profilers show it: that of its type, without the namespace.
+/// A shape's name as profilers show it: the name of its type, without the namespace.
 template <class Shape>
 std::string shape_name() {
     std::string_view text = __PRETTY_FUNCTION__;  // "... [with Shape = tessera::cuda::fa3::HeadDim64; ..."
@@ -24,7 +24,7 @@ std::string shape_name() {
     return std::string(text.substr(text.rfind(':') + 1));
 }
 
-/// In order of preference: the first shape that holds a Problem runs it.
+/// Shapes in order of preference: the first that holds a Problem runs it.
 template <class... Shapes>
 struct ShapeList {
     static constexpr std::array kConfigs{Shapes::kConfig...};
@@ -34,7 +34,7 @@ struct ShapeList {
 
     static std::vector<std::string> names() { return {shape_name<Shapes>()...}; }
 
-    /// The place of the first shape whose Config `holds` accepts, or none.
+    /// Index of the first shape whose Config `holds` accepts, or none.
     template <class Holds>
     static constexpr std::optional<std::size_t> first(const Holds& holds) {
         for (std::size_t i = 0; i < kConfigs.size(); ++i) {
@@ -43,12 +43,12 @@ struct ShapeList {
         return std::nullopt;
     }
 
-    /// Calls f(Shape{}) for the shape at `place`.
+    /// Calls f(Shape{}) for the shape at `index`.
     template <class F>
-    static auto call(std::size_t place, const F& f) {
+    static auto call(std::size_t index, const F& f) {
         std::common_type_t<decltype(f(Shapes{}))...> result{};
         std::size_t at = 0;
-        ((at++ == place ? void(result = f(Shapes{})) : void()), ...);
+        ((at++ == index ? void(result = f(Shapes{})) : void()), ...);
         return result;
     }
 };

@@ -5,7 +5,7 @@
 
 namespace tessera::cuda::ptx {
 
-/// The address of shared memory in its own window, as instructions take it.
+/// Address in the shared memory window, as instructions take it.
 __device__ __forceinline__ std::uint32_t shared_address(const void* memory) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(memory));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How warps wait for each other and for the copy engine: one function = one instruction.
+// Barriers, fences and setmaxnreg: how warps wait for each other and for TMA. One function = one instruction.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ __device__ __forceinline__ void mbarrier_inval(Mbarrier& barrier) {
     asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 
-/// fence.mbarrier_init: the copy engine sees initialised barriers.
+/// fence.mbarrier_init: TMA sees initialised barriers.
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -34,7 +34,7 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 
-/// mbarrier.arrive.expect_tx: one arrival, and `bytes` that the copy engine will bring.
+/// mbarrier.arrive.expect_tx: one arrival, and `bytes` that TMA will bring.
 __device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier& barrier, std::uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
                  : "memory");
@@ -51,7 +51,8 @@ __device__ __forceinline__ bool mbarrier_test_wait(Mbarrier& barrier, std::uint3
     return done != 0;
 }
 
-/// mbarrier.try_wait.parity: the same; sleeps for up to `nanoseconds` before it says no, and takes few issue slots.
+/// mbarrier.try_wait.parity: has the phase of this parity ended? The warp sleeps for up to `nanoseconds` before the
+/// answer is no, and takes few issue slots.
 __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32_t parity,
                                                   std::uint32_t nanoseconds = 1'000'000) {
     std::uint32_t done;
@@ -64,12 +65,12 @@ __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, std::uint32
     return done != 0;
 }
 
-/// bar.sync: waits until `threads` threads have come to barrier `id` of the block.
+/// bar.sync: waits until `threads` threads have arrived at barrier `id` of the thread block.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// barrier.red.or: the same; does `any` hold for one of the threads?
+/// barrier.red.or: waits as bar.sync does, and returns whether `any` holds for one of the threads.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool any) {
     int result;
     asm volatile(
@@ -81,41 +82,42 @@ __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool any)
     return result != 0;
 }
 
-/// bar.arrive: comes to the barrier without waiting.
+/// bar.arrive: arrives at the barrier without waiting.
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// fence.proxy.async: shared memory written by ordinary stores is seen by the copy engine and by wgmma.
+/// fence.proxy.async: TMA and wgmma see what ordinary stores wrote to shared memory.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// fence.proxy.async, global memory: what was written before an acquired word is seen by the copy engine.
+/// fence.proxy.async, global memory: TMA sees what was written before an acquired word.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-/// The time in nanoseconds, of the whole device (%globaltimer).
+/// %globaltimer: nanoseconds, the same for the whole device.
 __device__ __forceinline__ std::uint64_t global_nanoseconds() {
     std::uint64_t time;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
     return time;
 }
 
-/// griddepcontrol.wait: the grid in front of this one, which was started beside it, has ended, and its writes are seen.
-__device__ __forceinline__ void wait_for_grid_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/// griddepcontrol.wait: waits until the previous grid, beside which this one started, has ended and its writes are
+/// visible.
+__device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-/// griddepcontrol.launch_dependents: the grid behind may start beside this one.
-__device__ __forceinline__ void let_grid_behind_start() {
+/// griddepcontrol.launch_dependents: the next grid may start beside this one.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 /// setmaxnreg.inc: the warpgroup takes registers up to kRegisters a thread.
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 /// setmaxnreg.dec: the warpgroup gives registers back, down to kRegisters a thread.
 template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 

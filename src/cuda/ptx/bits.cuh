@@ -7,7 +7,8 @@
 
 namespace tessera::cuda::ptx {
 
-/// prmt: the signs of bytes a (of both lower bytes of the result) and b (of both upper ones), each byte full of it.
+/// prmt: fills the two lower bytes of the result with the sign bit of byte a, and the two upper ones with that of byte
+/// b.
 template <int a, int b>
 __device__ __forceinline__ std::uint32_t byte_signs(std::uint32_t bytes) {
     std::uint32_t signs;

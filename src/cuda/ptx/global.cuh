@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Numbers in global memory by which thread blocks tell each other how far they are (PTX manual, "Memory Consistency
-// Model"): one function = one instruction.
+// Semaphores and sums of several thread blocks in global memory (PTX manual, "Memory Consistency Model"): one function
+// = one instruction.
 #pragma once
 
 namespace tessera::cuda::ptx {
 
-/// ld.acquire.gpu: what the writer had written before its store_release() is seen by what follows.
+/// ld.acquire.gpu: what follows sees what the writer wrote before its store_release().
 __device__ __forceinline__ int load_acquire(const int* from) {
     int value;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(from)) : "memory");
@@ -18,8 +18,8 @@ __device__ __forceinline__ void store_release(int* to, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(value) : "memory");
 }
 
-/// red.add.v4.f32: adds to four numbers, 16 bytes, and waits for nothing; before sm_90 one by one.
-__device__ __forceinline__ void reduce_add(float* to, const float (&x)[4]) {
+/// red.add.v4.f32: adds to four numbers, 16 bytes, without waiting; four instructions on GPUs before sm_90.
+__device__ __forceinline__ void red_add_v4(float* to, const float (&x)[4]) {
     const auto address = __cvta_generic_to_global(to);
 #if __CUDA_ARCH__ >= 900
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x[0]), "f"(x[1]),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arithmetic that C++ has no exact word for: one function = one instruction.
+// Arithmetic that C++ has no exact expression for: one function = one instruction.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +11,7 @@
 
 namespace tessera::cuda::ptx {
 
-/// No instruction: the same value, of which the compiler knows nothing.
+/// No instruction: returns the value, about which the compiler then knows nothing.
 __device__ __forceinline__ int opaque(int value) {
     asm volatile("" : "+r"(value));
     return value;
@@ -25,17 +25,17 @@ __device__ __forceinline__ std::int64_t opaque(std::int64_t value) {
     return value;
 }
 
-/// No instruction: what is known of memory is read from there again, and not kept in registers.
-__device__ __forceinline__ void read_memory_again() { asm volatile("" ::: "memory"); }
+/// No instruction: values in memory are read again, not kept in registers.
+__device__ __forceinline__ void compiler_memory_barrier() { asm volatile("" ::: "memory"); }
 
-/// threadIdx.x, read again: one read at the beginning would be kept in a register.
-__device__ __forceinline__ int thread_again() {
+/// %tid.x, read again: the compiler would keep threadIdx.x in a register.
+__device__ __forceinline__ int reload_thread_index() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }
 
-/// ex2.approx.ftz: 2^x to 2 ulp on the special-function unit; 2^-inf = 0, NaN stays.
+/// ex2.approx.ftz: 2^x to 2 ulp, on the special function unit; 2^-inf = 0, NaN stays.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -65,7 +65,7 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
     return packed;
 }
 
-/// cvt: two numbers into a word, over what fp16 holds its largest number instead of infinity. In bf16 as pack().
+/// cvt.rn.satfinite: as pack(), but numbers beyond fp16 become its largest number, not infinity. In bf16 it is pack().
 template <class T>
 __device__ __forceinline__ std::uint32_t pack_finite(float low, float high) {
     std::uint32_t packed;
@@ -74,16 +74,16 @@ __device__ __forceinline__ std::uint32_t pack_finite(float low, float high) {
     return packed;
 }
 
-/// prmt: four bytes, chosen by four bits of kPlaces each, the lowest byte first. Places 0 to 3 are the bytes of a,
-/// places 4 to 7 those of b, and with the fourth bit set it is eight times the highest bit of that byte.
-template <std::uint32_t kPlaces>
+/// prmt: four bytes, each selected by four bits of kSelector, the lowest byte first. 0 to 3 select the bytes of a, 4 to
+/// 7 those of b. With the fourth bit set, the byte's sign bit fills the result's byte.
+template <std::uint32_t kSelector>
 __device__ __forceinline__ std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b) {
     std::uint32_t bytes;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "n"(kPlaces));
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "n"(kSelector));
     return bytes;
 }
 
-/// No asm: one half of what pack() made.
+/// No asm: one half of a word that pack() made.
 template <class T>
 __device__ __forceinline__ float unpack(std::uint32_t packed, int half) {
     const auto bits = static_cast<std::uint16_t>(packed >> (16 * half));

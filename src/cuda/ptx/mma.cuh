@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products and copies of one warp, sm_80 and later: one function = one instruction, named after its section of the PTX
+// MMA and copies of one warp, sm_80 and later: one function = one instruction, named after its section of the PTX
 // manual. `lane` is the thread's number in its warp.
 #pragma once
 
@@ -41,7 +41,7 @@ __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&matrices)[4], std::u
                  : "memory");
 }
 
-/// "Warp-level Matrix Instructions: ldmatrix", .x4.trans: the same, each matrix transposed.
+/// "Warp-level Matrix Instructions: ldmatrix", .x4.trans: as ldmatrix_x4, with each matrix transposed.
 __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&matrices)[4], std::uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
@@ -56,7 +56,7 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from, 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-/// "Data Movement and Conversion Instructions: prefetch": the line of global memory is brought to the L2.
+/// "Data Movement and Conversion Instructions: prefetch": loads a line of global memory into L2.
 __device__ __forceinline__ void prefetch_l2(const void* from) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
 }
@@ -64,7 +64,8 @@ __device__ __forceinline__ void prefetch_l2(const void* from) {
 /// "Data Movement and Conversion Instructions: cp.async.commit_group"
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-/// "Data Movement and Conversion Instructions: cp.async.wait_group": at most kPending of the latest are under way.
+/// "Data Movement and Conversion Instructions: cp.async.wait_group": waits until at most kPending of the latest groups
+/// are incomplete.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hints to the assembler about the order of instructions.
+// Hints to ptxas about the order of instructions.
 #pragma once
 
 namespace tessera::cuda::ptx {
 
-/// Places that the assembler moves no instruction across: what stands before one is issued before what stands behind
-/// it. (Its own order puts long runs of ex2 together, and leaves the issue slots between them empty.) Each place is a
-/// way out of the kernel that is never taken, which only the caller knows.
+/// Fences that ptxas moves no instruction across: what stands before one is issued before what stands behind it. (Its
+/// own order puts long runs of ex2 together and leaves the issue slots between them empty.) Each fence is a conditional
+/// exit of the kernel that is never taken, which ptxas can't know.
 class IssueOrder {
  public:
-    /// `count`: a number of 0 or more, of which the compiler knows nothing.
+    /// `count`: a number of 0 or more, about which the compiler knows nothing.
     __device__ __forceinline__ explicit IssueOrder(int count) : zero_(min(count, 0)) {}
 
-    /// A place: exit, if 0 is kPlace + 1. Each kPlace of a loop has its own number, or the second of two would be
-    /// dropped as settled by the first.
-    template <int kPlace>
+    /// Exit if 0 is kFence + 1. Each fence of a loop has its own number, or the second of two would be dropped as
+    /// decided by the first.
+    template <int kFence>
     __device__ __forceinline__ void fence() const {
-        static_assert(kPlace >= 0);
-        asm volatile("{\n.reg .pred out;\nsetp.eq.s32 out, %0, %1;\n@out exit;\n}\n" ::"r"(zero_), "n"(kPlace + 1)
+        static_assert(kFence >= 0);
+        asm volatile("{\n.reg .pred out;\nsetp.eq.s32 out, %0, %1;\n@out exit;\n}\n" ::"r"(zero_), "n"(kFence + 1)
                      : "memory");
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The copy engine of Hopper (PTX manual, "cp.async.bulk.tensor") and stmatrix: one function = one instruction.
+// The Tensor Memory Accelerator of Hopper (PTX manual, "cp.async.bulk.tensor") and stmatrix: one function = one
+// instruction.
 #pragma once
 
 #include <cuda.h>
@@ -11,7 +12,7 @@
 
 namespace tessera::cuda::ptx {
 
-/// What the second-level cache should do with what is read (createpolicy encodings).
+/// Eviction priority of loaded lines in L2 (createpolicy encodings).
 enum class CacheHint : std::uint64_t {
     normal = 0x1000000000000000,
     evict_first = 0x12F0000000000000,
@@ -34,10 +35,10 @@ __device__ __forceinline__ void tma_load_4d(void* shared, const CUtensorMap& map
         : "memory");
 }
 
-/// The same into each thread block of a cluster of two, at the same place of its shared memory, where the same barrier
-/// counts the bytes.
-__device__ __forceinline__ void tma_load_4d_to_both(void* shared, const CUtensorMap& map, int c0, int c1, int c2,
-                                                    int c3, Mbarrier& barrier, CacheHint hint) {
+/// The multicast form: loads the box into both thread blocks of a 2-CTA cluster, at the same address of their shared
+/// memory, where the same barrier counts the bytes.
+__device__ __forceinline__ void tma_load_4d_multicast(void* shared, const CUtensorMap& map, int c0, int c1, int c2,
+                                                      int c3, Mbarrier& barrier, CacheHint hint) {
     constexpr std::uint16_t kBoth = 0b11;
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
@@ -47,7 +48,7 @@ __device__ __forceinline__ void tma_load_4d_to_both(void* shared, const CUtensor
         : "memory");
 }
 
-/// cp.async.bulk.tensor.4d, shared to global memory. What lies past its end is dropped; a negative coordinate is an
+/// cp.async.bulk.tensor.4d, shared to global memory. Elements past its end are dropped; a negative coordinate is an
 /// illegal instruction (seen on an H200).
 __device__ __forceinline__ void tma_store_4d(const void* shared, const CUtensorMap& map, int c0, int c1, int c2,
                                              int c3) {
@@ -56,7 +57,7 @@ __device__ __forceinline__ void tma_store_4d(const void* shared, const CUtensorM
                  : "memory");
 }
 
-/// cp.async.bulk, global to shared memory: `bytes` in a row, a multiple of 16.
+/// cp.async.bulk, global to shared memory: `bytes` contiguous bytes, a multiple of 16.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, std::uint32_t bytes, Mbarrier& barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(shared)),
@@ -64,7 +65,7 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, std:
                  : "memory");
 }
 
-/// cp.async.bulk, shared to global memory.
+/// cp.async.bulk, shared to global memory: `bytes` contiguous bytes.
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, std::uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
                  "r"(shared_address(shared)), "r"(bytes)
@@ -72,7 +73,7 @@ __device__ __forceinline__ void bulk_store(void* global, const void* shared, std
 }
 
 /// cp.reduce.async.bulk.add.f32: adds numbers of shared memory to those in global memory.
-__device__ __forceinline__ void bulk_add(float* global, const void* shared, std::uint32_t bytes) {
+__device__ __forceinline__ void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
                      __cvta_generic_to_global(global)),
                  "r"(shared_address(shared)), "r"(bytes)
@@ -82,17 +83,17 @@ __device__ __forceinline__ void bulk_add(float* global, const void* shared, std:
 /// cp.async.bulk.commit_group
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-/// cp.async.bulk.wait_group.read: all stores of this thread have read their shared memory, but for the last kPending
-/// groups of them.
+/// cp.async.bulk.wait_group.read: waits until all stores of this thread, except the last kPending groups, have read
+/// their shared memory.
 template <int kPending = 0>
 __device__ __forceinline__ void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-/// cp.async.bulk.wait_group 0: all stores of this thread are done.
+/// cp.async.bulk.wait_group 0: waits until all stores of this thread are complete.
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-/// stmatrix.x4.trans: the same as below, each matrix transposed on its way.
+/// stmatrix.x4.trans: as stmatrix_x4, with each matrix transposed.
 __device__ __forceinline__ void stmatrix_x4_trans(std::uint32_t shared, std::uint32_t r0, std::uint32_t r1,
                                                   std::uint32_t r2, std::uint32_t r3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r0),
@@ -108,7 +109,7 @@ __device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, std::uint32_t 
                  : "memory");
 }
 
-/// ld.shared.v4: 16 bytes, by an address in shared memory's own window.
+/// ld.shared.v4: 16 bytes, by an address in the shared memory window.
 __device__ __forceinline__ uint4 load_shared(std::uint32_t shared) {
     uint4 words;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

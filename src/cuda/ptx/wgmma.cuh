@@ -15,39 +15,40 @@
 
 namespace tessera::cuda::ptx {
 
-/// wgmma.fence: registers written before are seen by the wgmma that follow.
+/// wgmma.fence: the wgmma that follow see registers written before.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 /// wgmma.commit_group
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-/// wgmma.wait_group: at most kPending of the latest groups are still under way.
+/// wgmma.wait_group: waits until at most kPending of the latest groups are incomplete.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// No instruction: keeps the compiler from moving reads or writes of registers that a wgmma works on across this point.
+/// No instruction: the compiler moves no access to these registers of a wgmma across this point (CUTLASS has the same
+/// function).
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(std::uint32_t (&registers)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
 template <int kRows, int kCount>
-__device__ __forceinline__ void keep_in_place(std::uint32_t (&registers)[kRows][kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(std::uint32_t (&registers)[kRows][kCount]) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) keep_in_place(registers[i]);
+    for (int i = 0; i < kRows; ++i) warpgroup_fence_operand(registers[i]);
 }
 
-/// No instruction: what the registers held is not needed any more. (Else the compiler carries it round a loop.)
+/// No instruction: the registers' contents are dead. (Otherwise the compiler carries them around a loop.)
 template <int kRows, int kCount>
-__device__ __forceinline__ void forget(std::uint32_t (&registers)[kRows][kCount]) {
+__device__ __forceinline__ void discard_operand(std::uint32_t (&registers)[kRows][kCount]) {
 #pragma unroll
     for (int i = 0; i < kRows * kCount; ++i) {
         asm volatile("" : "=r"(registers[i / kCount][i % kCount])::"memory");
@@ -210,7 +211,7 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[kN / 2], std::uint64_t desc_
     TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_SS_ROW)
 }
 
-/// The same with the kN columns of B contiguous ("MN-major", transposed).
+/// wgmma.mma_async as wgmma_ss, with the kN columns of B contiguous ("MN-major", transposed).
 template <int kN, class T>
 __device__ __forceinline__ void wgmma_ss_columns(float (&d)[kN / 2], std::uint64_t desc_a, std::uint64_t desc_b,
                                                  bool accumulate) {
@@ -226,7 +227,7 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[kN / 2], const std::uint32_t
     TESSERA_WGMMA_WIDTHS(TESSERA_WGMMA_RS_COLUMNS_ROW)
 }
 
-/// The same with the 16 of the inner dimension of B contiguous ("K-major").
+/// wgmma.mma_async as wgmma_rs, with the 16 of the inner dimension of B contiguous ("K-major").
 template <int kN, class T>
 __device__ __forceinline__ void wgmma_rs_rows(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t desc_b,
                                               bool accumulate) {

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
+#include "core/arguments.hpp"
 #include "core/batch.hpp"
 #include "core/dropout.hpp"
 #include "cuda/device.hpp"
@@ -20,7 +20,7 @@ std::string memory_text(const cudaPointerAttributes& memory) {
     return "host memory";
 }
 
-/// Kernels would fault on anything else, and take every later CUDA call of the process with them.
+/// On other memory a kernel would fault, and with it every later CUDA call of the process.
 void expect_device_memory(const char* name, const void* data, const Device& device) {
     cudaPointerAttributes memory{};
     check(cudaPointerGetAttributes(&memory, data), "attributes of an address");
@@ -35,32 +35,14 @@ void expect_device_memory(const char* name, const TensorView& tensor, const Devi
     if (tensor.given() && tensor.size() > 0) expect_device_memory(name, tensor.data, device);
 }
 
-/// The tensors that both passes have.
 template <class Args>
 void expect_device_memory(const Call<Args>& call) {
-    const Args& a = call.args;
-    const std::pair<const char*, const TensorView*> tensors[] = {{"q", &a.q},
-                                                                 {"k", &a.k},
-                                                                 {"v", &a.v},
-                                                                 {"bias", &a.bias},
-                                                                 {"alibi_slopes", &a.alibi_slopes},
-                                                                 {"cu_seqlens_q", &a.cu_seqlens_q},
-                                                                 {"cu_seqlens_kv", &a.cu_seqlens_kv},
-                                                                 {"o", &a.o},
-                                                                 {"lse", &a.lse},
-                                                                 {"o_residual", &a.o_residual}};
-    for (const auto& [name, view] : tensors) expect_device_memory(name, *view, call.plan.device);
+    for (const TensorArgument<Args>& argument : kTensors<Args>)
+        expect_device_memory(argument.name, call.args.*argument.view, call.plan.device);
     if (call.plan.workspace_bytes > 0) expect_device_memory("workspace", call.workspace.data(), call.plan.device);
 }
 
-void expect_device_memory_of_gradients(const BackwardCall& call) {
-    const BackwardArgs& a = call.args;
-    const std::pair<const char*, const TensorView*> tensors[] = {
-        {"do", &a.d_o}, {"dlse", &a.dlse}, {"dq", &a.dq}, {"dk", &a.dk}, {"dv", &a.dv}, {"dbias", &a.dbias}};
-    for (const auto& [name, view] : tensors) expect_device_memory(name, *view, call.plan.device);
-}
-
-/// [batch, heads, len] or ragged [heads, total].
+/// LSE, [batch, heads, len] or varlen [heads, total].
 Rows lse_of(const TensorView& t) {
     if (!t.given()) return {};
     const bool ragged = t.rank == 2;
@@ -98,7 +80,7 @@ void set_alibi(ForwardParams& params, const TensorView& slopes) {
     params.alibi_head = step(slopes, slopes.rank == 2 ? 1 : 0);
 }
 
-void set_members(ForwardParams& params, const TensorView& cu_q, const TensorView& cu_kv) {
+void set_sequences(ForwardParams& params, const TensorView& cu_q, const TensorView& cu_kv) {
     if (!cu_q.given()) return;
     params.cu_seqlens_q = cu_q.data;
     params.cu_seqlens_kv = cu_kv.data;
@@ -114,12 +96,12 @@ void set_dropout(ForwardParams& params, const Dropout& dropout) {
     params.keep_scale = static_cast<float>(1 / (1 - dropout.probability));
 }
 
-/// Of what both passes have.
+/// The parameters of both passes.
 template <class Args>
 ForwardParams common_params(const Call<Args>& call) {
     const Problem& p = call.plan.problem;
     const Args& a = call.args;
-    if (!call.placed) expect_device_memory(call);
+    if (!call.skip_memory_check) expect_device_memory(call);
     ForwardParams params;
     params.q = rows_of(a.q);
     params.k = rows_of(a.k);
@@ -128,7 +110,7 @@ ForwardParams common_params(const Call<Args>& call) {
     params.lse = lse_of(a.lse);
     params.bias = bias_of(a.bias);
     set_alibi(params, a.alibi_slopes);
-    set_members(params, a.cu_seqlens_q, a.cu_seqlens_kv);
+    set_sequences(params, a.cu_seqlens_q, a.cu_seqlens_kv);
     params.total_q = p.total_q;
     params.total_kv = p.total_kv;
     params.batch = p.batch;
@@ -185,7 +167,6 @@ ForwardParams forward_params(const ForwardCall& call) { return common_params(cal
 
 BackwardParams backward_params(const BackwardCall& call) {
     const BackwardArgs& a = call.args;
-    if (!call.placed) expect_device_memory_of_gradients(call);
     return {.forward = common_params(call),
             .d_o = rows_of(a.d_o),
             .dlse = lse_of(a.dlse),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a validated call to what its kernel is told.
+// From a validated call to the parameters of its kernel.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@
 
 namespace tessera::cuda {
 
-/// A [batch, len, heads, dim] or ragged [total, heads, dim] tensor; null when it is not given.
+/// A [batch, len, heads, dim] or varlen [total, heads, dim] tensor; null when it is not given.
 Rows rows_of(const TensorView& tensor);
 
 /// Can rows of `dim` 16-bit elements be read and written 16 bytes at a time?
@@ -22,17 +22,16 @@ bool takes_vectors(const Rows& rows, int dim);
 /// Can rows of `dim` bytes be read and written 8 bytes at a time?
 bool takes_byte_vectors(const Rows& rows, int dim);
 
-/// (batch, head) pairs, or heads of a ragged call, whose tiles of queries are mixed in the order of the work. Causal
-/// tiles are of different lengths: the longest of several heads come first, as long as the heads' K and V fit
-/// `l2_share` bytes of the L2. Without a diagonal, heads come one after the other. It moves the order of the tiles and
-/// no result.
+/// How many heads, of all sequences or of a varlen call, alternate in the order of the tiles. Causal tiles differ in
+/// length, so the longest of several heads go first: as many heads as have K and V in `l2_share` bytes of the L2.
+/// Without a diagonal, one head follows the other. Results don't depend on it.
 int heads_together(const Problem& problem, std::int64_t l2_share);
 
-/// Checks, too, that every tensor and the workspace are memory of the plan's device: throws Error(invalid_argument)
-/// naming the first one that is not.
+/// Parameters of a forward. Checks that every tensor and the workspace are memory of the plan's device, and throws
+/// Error(invalid_argument) naming the first that is not.
 ForwardParams forward_params(const ForwardCall& call);
 
-/// The same of a backward: gradients that are not given are null.
+/// Parameters of a backward, with the same checks. Gradients that are not given are null.
 BackwardParams backward_params(const BackwardCall& call);
 
 }  // namespace tessera::cuda

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Launches of kernels. Included where kernels are compiled.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,12 +9,12 @@
 
 namespace tessera::cuda {
 
-/// When a grid starts: behind the one before it in the stream, or beside it, once that one lets it; what it writes is
-/// then to be waited for (griddepcontrol.wait).
+/// When a grid starts: behind the previous grid of the stream, or beside it (programmatic dependent launch). A grid
+/// that starts beside another waits for its writes by griddepcontrol.wait.
 enum class Start { behind, beside };
 
-/// Starts `kernel` on `blocks` thread blocks with so much dynamic shared memory, which may be more than the 48 KiB that
-/// a kernel has without asking. Included where kernels are compiled.
+/// Starts `kernel` on `blocks` thread blocks with `shared_bytes` of dynamic shared memory, which may exceed the default
+/// limit of 48 KiB.
 template <class Launch>
 cudaError_t start(void (*kernel)(Launch), std::int64_t blocks, int threads, int shared_bytes, const Launch& launch,
                   cudaStream_t stream, Start when = Start::behind) {
@@ -31,11 +33,11 @@ cudaError_t start(void (*kernel)(Launch), std::int64_t blocks, int threads, int 
     return cudaLaunchKernelEx(&config, kernel, launch);
 }
 
-/// The same, for a persistent kernel of clusters of two thread blocks: `pairs` of them, or as many as run at once. The
-/// others would start when the first ones have done their share.
+/// Starts a persistent kernel of 2-CTA clusters: `clusters` of them, or as many as run at once. Further clusters would
+/// start only when the first have ended.
 template <class Launch>
-cudaError_t start_pairs(void (*kernel)(Launch), int pairs, int threads, int shared_bytes, const Launch& launch,
-                        cudaStream_t stream, Start when = Start::behind) {
+cudaError_t start_clusters(void (*kernel)(Launch), int clusters, int threads, int shared_bytes, const Launch& launch,
+                           cudaStream_t stream, Start when = Start::behind) {
     cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (status != cudaSuccess) return status;
     cudaLaunchAttribute attributes[2]{};
@@ -45,16 +47,16 @@ cudaError_t start_pairs(void (*kernel)(Launch), int pairs, int threads, int shar
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(2 * pairs));
+    config.gridDim = dim3(static_cast<unsigned>(2 * clusters));
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = when == Start::beside ? 2 : 1;
-    int at_once = 0;
-    status = cudaOccupancyMaxActiveClusters(&at_once, kernel, &config);
+    int active = 0;
+    status = cudaOccupancyMaxActiveClusters(&active, kernel, &config);
     if (status != cudaSuccess) return status;
-    if (at_once > 0 && at_once < pairs) config.gridDim.x = static_cast<unsigned>(2 * at_once);
+    if (active > 0 && active < clusters) config.gridDim.x = static_cast<unsigned>(2 * active);
     return cudaLaunchKernelEx(&config, kernel, launch);
 }
 

@@ -35,12 +35,12 @@ PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
     return function;
 }
 
-/// Bytes from one index to the next; a dimension of size 1 is never stepped, so any legal number will do.
+/// Stride in bytes. A dimension of size 1 is never stepped, so any legal number will do.
 std::int64_t stride_bytes(std::int64_t stride, std::int64_t size) { return size == 1 ? kAlignment : stride * kElement; }
 
 }  // namespace
 
-std::optional<std::string> refuse_copy_engine(const Rows& rows, const RowsShape& shape) {
+std::optional<std::string> refuse_tma(const Rows& rows, const RowsShape& shape) {
     if (reinterpret_cast<std::uintptr_t>(rows.data) % kAlignment != 0) {
         return fmt::format("expected an address aligned to {} bytes, got {}", kAlignment,
                            static_cast<const void*>(rows.data));
@@ -64,7 +64,7 @@ std::optional<std::string> refuse_copy_engine(const Rows& rows, const RowsShape&
 
 namespace {
 
-/// One dimension of a tensor map behind the columns.
+/// A dimension of a tensor map after the columns.
 struct Rank {
     std::int64_t size, stride;
     int box;

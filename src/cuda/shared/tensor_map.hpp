@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensor maps: how the copy engine of Hopper is told about a tensor.
+// Tensor maps, the descriptors by which Hopper's TMA addresses a tensor.
 #pragma once
 
 #include <cuda.h>
@@ -15,7 +15,7 @@
 
 namespace tessera::cuda {
 
-/// Sizes of a [batch, len, heads, dim] tensor (ragged: batch 1, len = total).
+/// Sizes of a [batch, len, heads, dim] tensor (varlen: batch 1, len = total).
 struct RowsShape {
     std::int64_t batch = 0;
     std::int64_t len = 0;
@@ -23,19 +23,20 @@ struct RowsShape {
     std::int64_t dim = 0;
 };
 
-/// Why the copy engine can't address this tensor of 16-bit elements, "expected ..., got ..."; empty when it can.
-std::optional<std::string> refuse_copy_engine(const Rows& rows, const RowsShape& shape);
+/// Why TMA can't address this tensor of 16-bit elements, "expected ..., got ..."; empty when it can. TMA wants the
+/// address and all strides aligned to 16 bytes.
+std::optional<std::string> refuse_tma(const Rows& rows, const RowsShape& shape);
 
 /// A map of coordinates (dim, len, heads, batch) whose box is 64 columns x `box_rows` rows, 128-byte swizzle. Reads
-/// outside of the tensor give zeros, writes are dropped. The tensor is not refused by refuse_copy_engine().
+/// outside of the tensor give zeros, writes are dropped. refuse_tma() must accept the tensor.
 /// Throws Error(internal) when the driver does not make the map.
 CUtensorMap tensor_map(const Rows& rows, const RowsShape& shape, DType dtype, int box_rows);
 
-/// The same of coordinates (dim, heads, len, batch): the box is 64 columns x `box_heads` heads x `box_rows` rows, and
-/// the heads of a row lie together in it.
+/// A map of coordinates (dim, heads, len, batch): its box is 64 columns x `box_heads` heads x `box_rows` rows, and the
+/// heads of a row lie together in it (PackGQA).
 CUtensorMap tensor_map_of_heads(const Rows& rows, const RowsShape& shape, DType dtype, int box_heads, int box_rows);
 
-/// Shapes of a call's tensors as the copy engine sees them; dO has that of O.
+/// Shapes of a call's tensors as TMA sees them; dO has the shape of O.
 struct TensorShapes {
     RowsShape q, k, v, o;
     explicit TensorShapes(const Problem& p) {

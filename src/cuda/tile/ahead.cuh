@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The product of a warp whose operands come from shared memory, read ahead of the products that need them.
+// A warp's GEMM whose operands come from shared memory. Fragments are read one step ahead of the MMAs that need them.
 #pragma once
 
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda {
 
-/// The fragments of a product: those in use, and those that are read.
+/// Double-buffered fragments of a GEMM: those in use, and those that are being read.
 template <int kRows>
 struct Fragments {
     std::uint32_t a[2][kRows][4];
     std::uint32_t b[2][4];
 };
 
-/// Item kItem and all after it. A function that calls itself, for a loop of so many items is not always unrolled.
+/// Item kItem and all after it. Recursive, because the compiler does not always unroll a loop of that many items.
 template <class T, int kSteps, int kRows, int kTiles, int kItem, class Sum, class ReadA, class ReadB, class Between>
 __device__ __forceinline__ void multiply_from(Fragments<kRows>& read, const Sum& sum, const ReadA& read_a,
                                               const ReadB& read_b, const Between& between) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void multiply_from(Fragments<kRows>& read, const Sum&
 
 /// sum(m) += A B over kSteps steps of 16, for kRows tiles of 16 rows; sum(m): float[kTiles][4], of 8 columns each.
 /// `read_a`(step, m, a): A fragments of 16 rows; `read_b`(step, n, b): B fragments of 16 columns. `between`(i) is
-/// called after item i of kSteps * kTiles / 2, each kRows * 2 products.
+/// called after item i of kSteps * kTiles / 2; an item is kRows * 2 MMAs.
 template <class T, int kSteps, int kRows, int kTiles, class Sum, class ReadA, class ReadB, class Between>
 __device__ __forceinline__ void multiply(const Sum& sum, const ReadA& read_a, const ReadB& read_b,
                                          const Between& between) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles in shared memory, and the ways in and out. A tile is rows of kHeadDim 16-bit numbers in chunks of 16 bytes;
-// chunk c of row r lies at c ^ (r % 8), so that the eight rows of an 8 x 8 matrix fall on all banks.
+// Tiles of the mma.sync kernels in shared memory, and how they are loaded. A row is kHeadDim 16-bit elements in chunks
+// of 16 bytes. Chunk c of row r lies at c ^ (r % 8), so that the eight rows of an 8 x 8 matrix fall on all banks
+// (swizzle).
 #pragma once
 
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/nonfinite.cuh"
 #include "cuda/tile/params.hpp"
-#include "cuda/tile/special.cuh"
 
 namespace tessera::cuda {
 
@@ -19,7 +20,7 @@ __device__ __forceinline__ int chunk_offset(int row, int chunk) {
     return row * kHeadDim * 2 + ((chunk ^ (row % 8)) * 16);
 }
 
-/// Rows of one head of one member in global memory.
+/// Rows of one head of one sequence in global memory.
 struct Source {
     const char* data = nullptr;  // row 0
     std::int64_t row_bytes = 0;
@@ -28,9 +29,9 @@ struct Source {
     int dim = 0;
     bool vector = false;  // 16 bytes at a time
 
-    /// Eight elements from `column` on, one by one; zeros past the end.
+    /// Eight elements from `column` on, read one by one; zeros past the end.
     __device__ __forceinline__ uint4 elements(int row, int column) const {
-        // Opaque, or the compiler would keep its multiples in registers that a kernel's loop is short of.
+        // Opaque, or the compiler would keep its multiples in registers that the main loop needs.
         const std::int64_t step = ptx::opaque(column_bytes);
         const char* from = data + row * row_bytes + column * column_bytes;
         const int count = row < rows ? dim - column : 0;
@@ -52,7 +53,7 @@ __device__ __forceinline__ Source source_of(const Rows& rows, std::int64_t offse
     return {rows.data + offset, rows.row * kSize, rows.column * kSize, len, dim, vector};
 }
 
-/// A thread's part in bringing kRows rows to a tile: one chunk of every kRowsAtOnce-th row.
+/// A thread's part in loading kRows rows into a tile: one chunk of every kRowsAtOnce-th row.
 template <int kRows, int kHeadDim, int kThreads>
 struct Loader {
     static constexpr int kChunks = kHeadDim / kChunk;
@@ -60,13 +61,13 @@ struct Loader {
     static constexpr int kParts = kRows / kRowsAtOnce;
     static_assert(kThreads % kChunks == 0 && kRows % kRowsAtOnce == 0);
 
-    /// Brings rows [first_row, first_row + kRows); what is outside of the source becomes 0. The vector way is under way
-    /// on return. `thread`: which of the kThreads.
+    /// Loads rows [first_row, first_row + kRows); what is outside of the source becomes 0. Vector loads are cp.async
+    /// and may still run on return. `thread`: which of the kThreads.
     __device__ static __forceinline__ void load(char* tile, const Source& source, int first_row, int thread) {
         const int chunk = thread % kChunks;
         const int row = thread / kChunks;
         const char* from = source.data + (first_row + row) * source.row_bytes + chunk * 16;
-        // Opaque, or the compiler would keep its multiples in registers that a kernel's loop is short of.
+        // Opaque, or the compiler would keep its multiples in registers that the main loop needs.
         const std::int64_t step = ptx::opaque(kRowsAtOnce * source.row_bytes);
         const bool inside = chunk * kChunk < source.dim;
         if (source.vector && first_row + kRows <= source.rows) {
@@ -88,13 +89,13 @@ struct Loader {
         }
     }
 
-    /// The vector way for rows that are all there, in kParts parts that can be put between other work.
+    /// Vector loads of rows that all exist, in kParts parts that can be put between other work.
     class Parts {
      public:
         Parts() = default;
-        /// Of the rows that begin with `first_row`; only zeros unless they `exist`.
+        /// Rows from `first_row` on; zeros are loaded unless they `exist`.
         __device__ __forceinline__ Parts(char* tile, const Source& source, int first_row, bool exist) {
-            // Opaque, or the compiler would keep what follows in registers that a kernel's loop is short of.
+            // Opaque, or the compiler would keep what follows in registers that the main loop needs.
             const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
             const int row = thread / kChunks;
             const int chunk = thread % kChunks;
@@ -104,9 +105,9 @@ struct Loader {
             inside_ = exist && chunk * kChunk < source.dim;
         }
 
-        /// To be called with 0, 1, ... kParts - 1.
+        /// Called with 0, 1, ... kParts - 1.
         __device__ __forceinline__ void start(int part) {
-            // Rows that are 8 apart are swizzled alike, those 4 apart differ in one bit of the place.
+            // Rows 8 apart have the same swizzle, rows 4 apart differ in one bit of the chunk index.
             static_assert(kRowsAtOnce % 4 == 0);
             const std::uint32_t swapped = part * kRowsAtOnce % 8 == 4 ? 64 : 0;
             ptx::cp_async_16((to_ ^ swapped) + part * kRowsAtOnce * kHeadDim * 2, from_, inside_);
@@ -128,17 +129,17 @@ __device__ __forceinline__ void load(char* tile, const Source& source, int first
 
 /// Does this thread's part of a tile hold Inf or NaN?
 template <class T, int kRows, int kHeadDim, int kThreads>
-__device__ __forceinline__ bool holds_special(const char* tile) {
+__device__ __forceinline__ bool holds_nonfinite(const char* tile) {
     std::uint32_t any = 0;
 #pragma unroll 2
     for (int i = static_cast<int>(threadIdx.x) * 16; i < kRows * kHeadDim * 2; i += kThreads * 16) {
         const uint4 chunk = *reinterpret_cast<const uint4*>(tile + i);
-        any |= special<T>(chunk);
+        any |= nonfinite<T>(chunk);
     }
     return any != 0;
 }
 
-/// Replaces Inf and NaN in a tile by 0, and tells whether this thread met any: weights of 0 must not meet them.
+/// Replaces Inf and NaN in a tile by 0, and returns whether this thread met any: 0 * NaN would be NaN in P V.
 template <class T, int kRows, int kHeadDim, int kThreads>
 __device__ __forceinline__ bool clean(char* tile) {
     bool met = false;
@@ -149,7 +150,7 @@ __device__ __forceinline__ bool clean(char* tile) {
         std::uint32_t any = 0;
 #pragma unroll
         for (std::uint32_t& word : words) {
-            const std::uint32_t found = special<T>(word);
+            const std::uint32_t found = nonfinite<T>(word);
             any |= found;
             word &= ~((found >> 15) * 0xFFFF);
         }

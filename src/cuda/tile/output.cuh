@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// O on its way to global memory, by way of shared memory that the rows' warp has for itself.
+// Epilogue of the mma.sync kernels: O goes to global memory through shared memory that the warp of its rows owns.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// A warp's rows of O, normalised and rounded, into shared memory; o: [16 rows][8 dims][4], factor: [16 rows][2].
+/// Writes a warp's rows of O, normalised and rounded, to shared memory; o: [16 rows][8 dims][4], factor: [16 rows][2].
 template <class T, int kHeadDim, int kRowTiles>
 __device__ __forceinline__ void stage(char* tile, const float (&o)[kRowTiles][kHeadDim / 8][4],
                                       const float (&factor)[kRowTiles][2], int first_row, int lane) {
@@ -20,7 +20,7 @@ __device__ __forceinline__ void stage(char* tile, const float (&o)[kRowTiles][kH
             const int row = first_row + 16 * m + 8 * r + lane / 4;
 #pragma unroll
             for (int n = 0; n < kHeadDim / 8; ++n) {
-                // + 0: whether -0 met further products of weight 0 must not show.
+                // fmaf(x, f, 0) turns -0 into +0: the sign must not reveal how many masked products were added.
                 const float low = fmaf(o[m][n][2 * r], factor[m][r], 0.0F);
                 const float high = fmaf(o[m][n][2 * r + 1], factor[m][r], 0.0F);
                 *reinterpret_cast<std::uint32_t*>(tile + chunk_offset<kHeadDim>(row, n) + lane % 4 * 4) =
@@ -30,7 +30,7 @@ __device__ __forceinline__ void stage(char* tile, const float (&o)[kRowTiles][kH
     }
 }
 
-/// Where O goes.
+/// One head of O in global memory.
 struct Target {
     char* data = nullptr;  // row 0 of the head
     std::int64_t row_bytes = 0;
@@ -62,7 +62,7 @@ __device__ __forceinline__ Target target_of(const Rows& rows, std::int64_t offse
     return {rows.data + offset, rows.row * kSize, rows.column * kSize, len, dim, vector};
 }
 
-/// A warp's rows from shared to global memory.
+/// Copies a warp's rows from shared to global memory.
 template <int kHeadDim, int kRows>
 __device__ __forceinline__ void store(const char* tile, const Target& target, int q_begin, int first_row, int lane) {
     constexpr int kChunks = kHeadDim / kChunk;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void store(const char* tile, const Target& target, in
 
 /// a + factor * b in both halves of a word where b is Inf or NaN; a elsewhere.
 template <class T>
-__device__ __forceinline__ std::uint32_t add_special(std::uint32_t a, std::uint32_t b, float factor = 1) {
+__device__ __forceinline__ std::uint32_t add_nonfinite(std::uint32_t a, std::uint32_t b, float factor = 1) {
     float sum[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -101,28 +101,28 @@ __device__ __forceinline__ std::uint32_t add_special(std::uint32_t a, std::uint3
     return ptx::pack<T>(sum[0], sum[1]);
 }
 template <class T>
-__device__ __forceinline__ void add_special(uint4& chunk, const uint4& other, float factor) {
-    chunk = {add_special<T>(chunk.x, other.x, factor), add_special<T>(chunk.y, other.y, factor),
-             add_special<T>(chunk.z, other.z, factor), add_special<T>(chunk.w, other.w, factor)};
+__device__ __forceinline__ void add_nonfinite(uint4& chunk, const uint4& other, float factor) {
+    chunk = {add_nonfinite<T>(chunk.x, other.x, factor), add_nonfinite<T>(chunk.y, other.y, factor),
+             add_nonfinite<T>(chunk.z, other.z, factor), add_nonfinite<T>(chunk.w, other.w, factor)};
 }
 
-/// Inf and NaN of V were taken out of tiles that not every query sees whole (clean()); the queries that do see them get
-/// them back here, times `factor`, in a warp's rows of O that wait in shared memory to be stored.
+/// Adds the infinities and NaN of V, times `factor`, to those of a warp's rows of O in shared memory that see them.
+/// They were taken out of tiles that not every query sees whole (chunks.cuh).
 template <class T, int kHeadDim, int kRows>
-__device__ __forceinline__ void restore(char* tile, const Source& v, const Visible& visible, int q_begin, int first_row,
+__device__ __forceinline__ void restore(char* tile, const Source& v, const Band32& band, int q_begin, int first_row,
                                         int lane, float factor = 1) {
     constexpr int kChunks = kHeadDim / kChunk;
     const int column = lane % kChunks * kChunk;
 #pragma unroll 1
     for (int row = first_row + lane / kChunks; row < first_row + kRows; row += 32 / kChunks) {
-        auto* place = reinterpret_cast<uint4*>(tile + chunk_offset<kHeadDim>(row, column / kChunk));
-        uint4 chunk = *place;
-        const int end = visible.last(q_begin + row) + 1;
+        auto* stored = reinterpret_cast<uint4*>(tile + chunk_offset<kHeadDim>(row, column / kChunk));
+        uint4 chunk = *stored;
+        const int end = band.last(q_begin + row) + 1;
 #pragma unroll 1
-        for (int key = max(visible.first(q_begin + row), 0); key < end; ++key) {
-            add_special<T>(chunk, v.elements(key, column), factor);
+        for (int key = max(band.first(q_begin + row), 0); key < end; ++key) {
+            add_nonfinite<T>(chunk, v.elements(key, column), factor);
         }
-        *place = chunk;
+        *stored = chunk;
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a kernel is told: plain numbers and device addresses, passed by value. Host and device code share it.
+// Kernel parameters: plain numbers and device addresses, passed by value. Host and device code share them.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 
 namespace tessera::cuda {
 
-/// A [batch, len, heads, dim] or ragged [total, heads, dim] tensor in device memory; strides in elements.
+/// A [batch, len, heads, dim] or varlen [total, heads, dim] tensor in device memory; strides in elements.
 struct Rows {
     char* data = nullptr;
-    std::int64_t batch = 0;  ///< 0 when ragged: a member begins at its cu_seqlens row
+    std::int64_t batch = 0;  ///< 0 when ragged: a sequence begins at its cu_seqlens row
     std::int64_t row = 0;
     std::int64_t head = 0;
     std::int64_t column = 0;
 };
 
-/// An additive bias [batch, heads_q, len_q, len_kv]; dimensions of size 1 have stride 0. No bias: null.
+/// An additive bias [batch, heads_q, len_q, len_kv]; dimensions of size 1 have stride 0. Null: no bias.
 struct Bias {
     const char* data = nullptr;
     bool fp32 = false;  ///< otherwise the Problem's dtype
@@ -29,8 +29,8 @@ struct Bias {
     std::int64_t column = 0;
 };
 
-/// One batch member: its lengths, and where its rows begin in a ragged tensor (0 when dense).
-struct Member {
+/// One sequence: its lengths, and its first rows in a varlen tensor (0 when dense).
+struct Sequence {
     std::int64_t first_q = 0;
     std::int64_t first_kv = 0;
     int len_q = 0;
@@ -53,11 +53,11 @@ struct ForwardParams {
     std::int64_t cu_stride_kv = 1;
     bool cu_q_is_64 = false;
     bool cu_kv_is_64 = false;
-    std::int64_t total_q = 0;  ///< ragged: rows of q; begins and ends of members are clamped to it
+    std::int64_t total_q = 0;  ///< ragged: rows of q; begins and ends of sequences are clamped to it
     std::int64_t total_kv = 0;
 
     std::int64_t batch = 0;
-    int len_q = 0;  ///< ragged: the bound over the members
+    int len_q = 0;  ///< ragged: the bound over the sequences
     int len_kv = 0;
     int heads_q = 0;
     int heads_kv = 0;
@@ -68,13 +68,13 @@ struct ForwardParams {
     Mask mask;
     float scale = 0;       ///< S = scale * Q K^T
     float softcap = 0;     ///< 0: none
-    KeepRule keep;         ///< of dropout
+    KeepRule keep;         ///< dropout: which probabilities are kept
     float keep_scale = 1;  ///< 1 / (1 - probability)
 
     TESSERA_HOST_DEVICE bool drops() const { return keep.blocks != 0; }
 };
 
-/// The gradient of a bias, in its shape: dimensions of size 1 have stride 0, and are summed over. Not wanted: null.
+/// The gradient of a bias, in its shape. Dimensions of size 1 have stride 0 and are summed over. Null: not wanted.
 struct BiasGradient {
     char* data = nullptr;
     bool fp32 = false;  ///< otherwise the Problem's dtype
@@ -84,9 +84,9 @@ struct BiasGradient {
     std::int64_t column = 0;
 };
 
-/// What a backward kernel is told.
+/// Parameters of a backward kernel.
 struct BackwardParams {
-    ForwardParams forward;  ///< the inputs; o and lse as the forward gave them, only read
+    ForwardParams forward;  ///< the inputs; o and lse are the forward's results, read only
     Rows d_o;               // [batch, len_q, heads_q, head_dim_v]
     Rows dlse;              // [batch, len_q, heads_q] fp32 (column unused); null: 0
     Rows dq;                // [batch, len_q, heads_q, head_dim]; null: not wanted, as dk and dv

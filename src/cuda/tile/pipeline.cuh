@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A ring of shared-memory stages that one side fills and the other empties. Phases are counted here and nowhere else.
+// Producer/consumer pipeline: a ring of shared-memory stages that one side fills and the other empties, synchronised by
+// mbarriers. Phases are counted here and nowhere else.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
@@ -8,13 +9,14 @@
 
 namespace tessera::cuda {
 
-/// Waits for the end of the phase of this parity.
+/// Waits until the phase of this parity has ended.
 __device__ __forceinline__ void wait(ptx::Mbarrier& barrier, std::uint32_t parity) {
     while (!ptx::mbarrier_try_wait(barrier, parity)) {
     }
 }
 
-/// The barriers of a ring. `full` counts one arrival and the bytes of the copy; `empty` one arrival of every reader.
+/// The mbarriers of a ring of stages, and its four operations (CUTLASS: PipelineTmaAsync). `full` counts one arrival
+/// and the bytes of the copy; `empty` one arrival of every reader. `state`: a PipelineState.
 template <int kStages>
 struct Ring {
     ptx::Mbarrier full[kStages];
@@ -32,11 +34,37 @@ struct Ring {
             ptx::mbarrier_inval(empty[s]);
         }
     }
+
+    /// Producer: waits until the stage may be overwritten. The first round passes at once.
+    template <class State>
+    __device__ __forceinline__ void producer_acquire(const State& state) {
+        wait(empty[state.index()], state.phase() ^ 1);
+    }
+    /// Consumer: does the stage hold its data? Doesn't wait.
+    template <class State>
+    __device__ __forceinline__ bool is_full(const State& state) {
+        return ptx::mbarrier_test_wait(full[state.index()], state.phase());
+    }
+    /// Consumer: waits until the stage holds its data.
+    template <class State>
+    __device__ __forceinline__ void consumer_wait(const State& state) {
+        wait(full[state.index()], state.phase());
+    }
+    /// Consumer: one arrival at `empty`, the stage was read.
+    template <class State>
+    __device__ __forceinline__ void consumer_release(const State& state) {
+        ptx::mbarrier_arrive(empty[state.index()]);
+    }
+    /// Consumer: the arrival goes to the same ring of the thread block of this rank in the cluster.
+    template <class State>
+    __device__ __forceinline__ void consumer_release(const State& state, int rank) {
+        ptx::mbarrier_arrive_cluster(empty[state.index()], rank);
+    }
 };
 
-/// The phases of barriers that are not all used in turn, as those of stages that only some copies go to.
+/// Phases of barriers that are not used in ring order: each counts its own.
 struct StagePhases {
-    std::uint32_t phases = 0;  ///< a bit for each stage
+    std::uint32_t phases = 0;  ///< one bit for each stage
 
     __device__ __forceinline__ void wait(ptx::Mbarrier& barrier, int stage) {
         cuda::wait(barrier, phases >> stage & 1);
@@ -44,28 +72,53 @@ struct StagePhases {
     }
 };
 
-/// Where one side stands in a ring: how many stages it has taken. Both sides take the stages in the same order.
-template <int kStages>
-struct RingPosition {
-    static_assert((kStages & (kStages - 1)) == 0, "the count wraps at a power of two");
-    std::uint32_t taken = 0;
+/// How a PipelineState is kept in registers.
+enum class StateStorage {
+    counter,          ///< one register: how many stages were taken; kStages is a power of two
+    index_and_phase,  ///< two registers, for any number of stages
+};
 
-    __device__ __forceinline__ int stage() const { return static_cast<int>(taken % kStages); }
-    __device__ __forceinline__ std::uint32_t phase() const { return taken / kStages & 1; }
-    __device__ __forceinline__ void advance() { ++taken; }
-    /// Filling side: the stage may be overwritten. The first round passes at once.
-    __device__ __forceinline__ void wait_empty(Ring<kStages>& ring) const { wait(ring.empty[stage()], phase() ^ 1); }
-    /// Reading side: does the stage hold its data? Doesn't wait.
-    __device__ __forceinline__ bool is_full(Ring<kStages>& ring) const {
-        return ptx::mbarrier_test_wait(ring.full[stage()], phase());
+/// Position of one side in a ring: the index of its stage and the parity of its phase (CUTLASS: PipelineState). Both
+/// sides take the stages in the same order.
+template <int kStages, StateStorage kStorage = StateStorage::counter>
+class PipelineState {
+    static_assert((kStages & (kStages - 1)) == 0, "the count wraps at a power of two");
+
+ public:
+    __device__ __forceinline__ int index() const { return static_cast<int>(taken_ % kStages); }
+    __device__ __forceinline__ std::uint32_t phase() const { return taken_ / kStages & 1; }
+    __device__ __forceinline__ void advance() { ++taken_; }
+
+ private:
+    std::uint32_t taken_ = 0;
+};
+
+template <int kStages>
+class PipelineState<kStages, StateStorage::index_and_phase> {
+ public:
+    PipelineState() = default;
+    __device__ __forceinline__ PipelineState(int index, std::uint32_t phase) : index_(index), phase_(phase) {}
+    __device__ __forceinline__ int index() const { return index_; }
+    __device__ __forceinline__ std::uint32_t phase() const { return phase_; }
+    __device__ __forceinline__ void advance() {
+        if (++index_ == kStages) index_ = 0, phase_ ^= 1;
     }
-    /// Reading side: the stage holds its data.
-    __device__ __forceinline__ void wait_full(Ring<kStages>& ring) const { wait(ring.full[stage()], phase()); }
-    __device__ __forceinline__ void release(Ring<kStages>& ring) const { ptx::mbarrier_arrive(ring.empty[stage()]); }
-    /// The same, of the ring of the thread block of this rank in the cluster.
-    __device__ __forceinline__ void release_at(Ring<kStages>& ring, int rank) const {
-        ptx::mbarrier_arrive_at(ring.empty[stage()], rank);
-    }
+    /// Index of the stage before this one.
+    __device__ __forceinline__ int previous_index() const { return index_ == 0 ? kStages - 1 : index_ - 1; }
+
+ private:
+    int index_ = 0;
+    std::uint32_t phase_ = 0;
+};
+
+/// Deprecated name of PipelineState, with the operations of Ring as members.
+template <int kStages>
+struct RingPosition : PipelineState<kStages> {
+    __device__ __forceinline__ int stage() const { return this->index(); }
+    __device__ __forceinline__ void wait_empty(Ring<kStages>& ring) const { ring.producer_acquire(*this); }
+    __device__ __forceinline__ bool is_full(Ring<kStages>& ring) const { return ring.is_full(*this); }
+    __device__ __forceinline__ void wait_full(Ring<kStages>& ring) const { ring.consumer_wait(*this); }
+    __device__ __forceinline__ void release(Ring<kStages>& ring) const { ring.consumer_release(*this); }
 };
 
 }  // namespace tessera::cuda

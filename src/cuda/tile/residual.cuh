@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The residual of O (core/o_residual.hpp): on its way out of a forward's accumulators, and dO . (O + residual) of a
-// row.
+// o_residual, the low-order bits of O (core/o_residual.hpp): a forward's epilogue stores it, and a backward computes
+// dO . (O + residual) of a row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,15 +12,16 @@
 
 #include "core/o_residual.hpp"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/member.cuh"
-#include "cuda/tile/special.cuh"
+#include "cuda/tile/fragment.cuh"
+#include "cuda/tile/nonfinite.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda {
 
 template <class T>
 inline constexpr DType kDTypeOf = std::is_same_v<T, __half> ? DType::fp16 : DType::bf16;
 
-/// Where the rests of one head go: one byte an element.
+/// The residual of one head in global memory, one byte an element.
 struct ResidualTarget {
     char* data = nullptr;  // row 0
     std::int64_t row = 0;
@@ -46,12 +47,18 @@ struct ResidualTarget {
     }
 };
 
-__device__ __forceinline__ ResidualTarget residual_target(const Rows& rest, std::int64_t batch, std::int64_t first_row,
-                                                          int head, int len, int dim, bool vector) {
-    return {rest.data + head_offset(rest, batch, first_row, head, 1), rest.row, rest.column, len, dim, vector};
+__device__ __forceinline__ ResidualTarget residual_target(const Rows& residual, std::int64_t batch,
+                                                          std::int64_t first_row, int head, int len, int dim,
+                                                          bool vector) {
+    return {residual.data + head_offset(residual, batch, first_row, head, 1),
+            residual.row,
+            residual.column,
+            len,
+            dim,
+            vector};
 }
 
-/// Of two neighbours, in the lower 16 bits.
+/// Residuals of two neighbouring elements, in the lower 16 bits.
 template <class T>
 __device__ __forceinline__ std::uint32_t two_residuals(float low, float high) {
     const std::uint32_t rounded = ptx::pack<T>(low, high);
@@ -60,28 +67,27 @@ __device__ __forceinline__ std::uint32_t two_residuals(float low, float high) {
     return (a & 0xFF) | (b & 0xFF) << 8;
 }
 
-/// Each lane of a quad has two bytes of a row in each of four chunks of eight; afterwards lane t has the whole of
-/// chunk t. `chunks01`: those of chunks 0 and 1.
+/// Transposes bytes over a quad: each lane has two bytes of a row in each of four chunks of eight bytes, and gets the
+/// whole of one chunk, lane t chunk t. `chunks01`: its bytes of chunks 0 and 1.
 __device__ __forceinline__ uint2 gather_chunk(std::uint32_t chunks01, std::uint32_t chunks23, int lane) {
-    constexpr unsigned kAll = 0xFFFFFFFF;
     constexpr unsigned kLower = 0x5410;  // the lower halves of two words, and the upper ones
     constexpr unsigned kUpper = 0x7632;
     const bool second = (lane & 2) != 0;
     const bool odd = (lane & 1) != 0;
-    const std::uint32_t other = __shfl_xor_sync(kAll, second ? chunks01 : chunks23, 2);
+    const std::uint32_t other = __shfl_xor_sync(kAllLanes, second ? chunks01 : chunks23, 2);
     const std::uint32_t a = second ? other : chunks01;  // from lane 0 or 1 of the quad
     const std::uint32_t b = second ? chunks23 : other;  // from lane 2 or 3
     const std::uint32_t lower = __byte_perm(a, b, kLower);
     const std::uint32_t upper = __byte_perm(a, b, kUpper);
     const std::uint32_t kept = odd ? upper : lower;
-    const std::uint32_t got = __shfl_xor_sync(kAll, odd ? lower : upper, 1);
+    const std::uint32_t got = __shfl_xor_sync(kAllLanes, odd ? lower : upper, 1);
     const std::uint32_t from_even = odd ? got : kept;
     const std::uint32_t from_odd = odd ? kept : got;
     return {__byte_perm(from_even, from_odd, kLower), __byte_perm(from_even, from_odd, kUpper)};
 }
 
-/// The rests of a warp's 16 rows, from `row` (of this thread) and row + 8 on. value(tile, e): element e of the thread's
-/// accumulator of 8 columns, as it is rounded to O; row e / 2, column 8 * tile + 2 * (lane % 4) + e % 2.
+/// Stores the residuals of a warp's 16 rows; `row` and row + 8 are this thread's. value(tile, e): element e of the
+/// thread's accumulator of 8 columns, before it is rounded to O; row e / 2, column 8 * tile + 2 * (lane % 4) + e % 2.
 template <class T, int kTiles, class Value>
 __device__ __forceinline__ void store_residual(const ResidualTarget& target, int row, int lane, const Value& value) {
     static_assert(kTiles % 4 == 0);
@@ -110,7 +116,8 @@ struct HeadRows {
           row(rows.row * size),
           column(rows.column * size) {}
 
-    /// Eight elements: a Word of them where they lie together (`vector`), else those that exist, and zeros.
+    /// Eight elements in a Word: one load if they are contiguous (`vector`), else element by element, with zeros past
+    /// the end.
     template <class Word>
     __device__ __forceinline__ Word chunk(int at_row, int first, int dim, bool vector) const {
         constexpr int kSize = sizeof(Word) / 8;
@@ -135,43 +142,43 @@ struct HeadRows {
 /// Eight threads share a row: thread `part` has chunks of eight columns, from 8 * part on, every 64 columns.
 inline constexpr int kRowThreads = 8;
 
-/// The same sum in all eight threads of a row.
+/// Sum over the eight threads of a row, with the same bits in each.
 __device__ __forceinline__ float sum_of_row(float x) {
 #pragma unroll
-    for (int distance = 1; distance < kRowThreads; distance *= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, distance);
+    for (int distance = 1; distance < kRowThreads; distance *= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
     return x;
 }
 
-/// Eight columns of a row of O, its rest and dO.
+/// Eight columns of a row of O, its residual and dO.
 struct OutputChunk {
     uint4 o{}, d_o{};
-    uint2 rest{};
+    uint2 residual{};
 
-    /// Adds dO . (O + residual); that is not finite where O or dO is not.
+    /// Adds dO . (O + residual), which is not finite if O or dO is not.
     template <class T>
     __device__ __forceinline__ void add_to(float& sum) const {
         const std::uint32_t o_words[4] = {o.x, o.y, o.z, o.w};
         const std::uint32_t gradients[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
-        // The rest of what is not finite says nothing.
+        // The residual of a non-finite O means nothing.
         const auto zero = zero_or_nan<T>(o);
         const bool finite = (reinterpret_cast<const std::uint32_t&>(zero) & 0x7FFF7FFF) == 0;
-        const uint2 known = finite ? rest : uint2{0, 0};
+        const uint2 known = finite ? residual : uint2{0, 0};
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float g = ptx::unpack<T>(gradients[i / 2], i % 2);
             sum = fmaf(g, exact<T>(ptx::unpack<T>(o_words[i / 2], i % 2), i < 4 ? known.x : known.y, i % 4), sum);
         }
     }
-    /// An element of O and its rest, byte `place` of a word.
+    /// An element of O plus its residual, byte `index` of a word.
     template <class T>
-    __device__ __forceinline__ static float exact(float rounded, std::uint32_t bytes, int place) {
+    __device__ __forceinline__ static float exact(float rounded, std::uint32_t bytes, int index) {
         if constexpr (std::is_same_v<T, __half>) {
-            return with_residual<kDTypeOf<T>>(rounded, static_cast<std::int8_t>(bytes >> (8 * place)));
+            return with_residual<kDTypeOf<T>>(rounded, static_cast<std::int8_t>(bytes >> (8 * index)));
         } else {
-            // with_residual() in two instructions: the byte times 2^8, below it zeros, above it its sign.
-            const std::uint32_t shifted = place == 0   ? ptx::permute_bytes<0x8804>(bytes, 0)
-                                          : place == 1 ? ptx::permute_bytes<0x9914>(bytes, 0)
-                                          : place == 2 ? ptx::permute_bytes<0xAA24>(bytes, 0)
+            // with_residual() in two instructions: the byte times 2^8, sign-extended.
+            const std::uint32_t shifted = index == 0   ? ptx::permute_bytes<0x8804>(bytes, 0)
+                                          : index == 1 ? ptx::permute_bytes<0x9914>(bytes, 0)
+                                          : index == 2 ? ptx::permute_bytes<0xAA24>(bytes, 0)
                                                        : ptx::permute_bytes<0xBB34>(bytes, 0);
             return __int_as_float(__float_as_int(rounded) + static_cast<int>(shifted));
         }
@@ -188,33 +195,33 @@ struct OutputChunk {
     }
 };
 
-/// O, its rest and dO of one head.
+/// O, its residual and dO of one head.
 template <class T>
 struct OutputAndGradient {
-    HeadRows o, rest, d_o;
+    HeadRows o, residual, d_o;
     int dim;
     bool vector;
 
-    /// Columns first ... first + 7 of a row; they lie together.
+    /// Columns first ... first + 7 of a row, which are contiguous.
     __device__ __forceinline__ OutputChunk load(int row, int first) const {
         return {o.template chunk<uint4>(row, first, dim, true), d_o.template chunk<uint4>(row, first, dim, true),
-                rest.template chunk<uint2>(row, first, dim, true)};
+                residual.template chunk<uint2>(row, first, dim, true)};
     }
 
-    /// This thread's share of dO . (O + residual).
+    /// This thread's part of dO . (O + residual).
     __device__ __forceinline__ float dot(int row, int part) const {
         float sum = 0;
         for (int first = 8 * part; first < dim; first += 8 * kRowThreads) {
             const OutputChunk chunk{o.template chunk<uint4>(row, first, dim, vector),
                                     d_o.template chunk<uint4>(row, first, dim, vector),
-                                    rest.template chunk<uint2>(row, first, dim, vector)};
+                                    residual.template chunk<uint2>(row, first, dim, vector)};
             chunk.add_to<T>(sum);
         }
         return sum;
     }
 };
 
-/// This thread's share of 0 * row: 0 where the row, whose chunks lie together, is finite.
+/// This thread's part of 0 * row: 0 where the row is finite, else NaN. Its chunks are contiguous.
 template <class T>
 __device__ __forceinline__ float zero_of_row(const HeadRows& rows, int row, int dim, int part) {
     float zero = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to the score of a (query, key) besides the product, on accumulators of mma.m16n8k16: scale, softcap,
-// ALiBi, bias, mask, dropout. s[kTiles][4]: element e of tile j is row half e / 2 (8 rows apart), key 8 * j + e % 2.
+// Score modifications of the mma.sync kernels, on accumulators of mma.m16n8k16: scale, softcap, ALiBi, bias, mask,
+// dropout. s[kTiles][4]: element e of tile j is row half e / 2 (8 rows apart), key 8 * j + e % 2.
 // `query` and `key` are those of the thread's element 0.
 #pragma once
 
@@ -11,44 +11,21 @@
 #include <cfloat>
 #include <cmath>
 
+#include "cuda/host/band32.hpp"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/kept_weights.cuh"
+#include "cuda/tile/dropout_mask.cuh"
 #include "cuda/tile/params.hpp"
 #include "cuda/tile/softcap.cuh"
 
 namespace tessera::cuda {
 
-/// A Band in 32 bits: query q sees keys max(q + low, 0) ... min(q + high, last_key).
-struct Visible {
-    int low = 0;
-    int high = 0;
-    int last_key = -1;
-
-    Visible() = default;
-    __device__ explicit Visible(const Band& band)
-        : low(static_cast<int>(max(band.low, -band.len_q))),
-          high(static_cast<int>(min(band.high, band.len_kv))),
-          last_key(static_cast<int>(band.len_kv) - 1) {}
-    __device__ __forceinline__ int first(int query) const { return query + low; }
-    __device__ __forceinline__ int last(int query) const { return min(query + high, last_key); }
-    /// Does any of queries [q_begin, q_end) see any key?
-    __device__ __forceinline__ bool any(int q_begin, int q_end) const {
-        return low <= high && max(first(q_begin), 0) <= last(q_end - 1);
-    }
-    /// Do queries [q_begin, q_end) all see all of keys [begin, end)?
-    __device__ __forceinline__ bool full(int q_begin, int q_end, int begin, int end) const {
-        return begin >= first(q_end - 1) && end - 1 <= last(q_begin);
-    }
-    __device__ __forceinline__ bool sees(int query, int key) const { return key >= first(query) && key <= last(query); }
-};
-
 /// Scores of pairs that are not visible become -inf.
 template <int kTiles>
-__device__ __forceinline__ void apply_mask(float (&s)[kTiles][4], const Visible& visible, int query, int key) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTiles][4], const Band32& band, int query, int key) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int first = visible.first(query + 8 * r) - key;  // relative to `key`, columns are compile-time numbers
-        const int last = visible.last(query + 8 * r) - key;
+        const int first = band.first(query + 8 * r) - key;  // relative to `key`, columns are compile-time numbers
+        const int last = band.last(query + 8 * r) - key;
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
@@ -59,7 +36,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTiles][4], const Visible&
     }
 }
 
-/// Where the scores of one head find what is their own.
+/// Per-head inputs of score modifications.
 struct ScoreInputs {
     float slope = 0;             // of ALiBi; 0: none
     const char* bias = nullptr;  // at (query 0, key 0) of the head; null: none
@@ -71,8 +48,8 @@ struct ScoreInputs {
     }
 };
 
-/// What the scores of one head go through. `params` is to be the kernel's parameter: what is read from there needs no
-/// register between two tiles.
+/// The score modifications of one head. `params` refers to the kernel's parameter, from which values are read again for
+/// each tile, without a register in between.
 template <class T>
 struct HeadScores {
     const ForwardParams& params;
@@ -83,23 +60,23 @@ struct HeadScores {
     std::uint32_t batch = 0;
     std::uint32_t head = 0;
 
-    __device__ __forceinline__ HeadScores(const ForwardParams& p, const Member& member, std::int64_t batch_index,
+    __device__ __forceinline__ HeadScores(const ForwardParams& p, const Sequence& sequence, std::int64_t batch_index,
                                           int head_index, const ScoreInputs& inputs)
         : params(p),
           slope(inputs.slope),
-          diagonal(member.len_kv - member.len_q),
-          last_query(member.len_q - 1),
+          diagonal(sequence.len_kv - sequence.len_q),
+          last_query(sequence.len_q - 1),
           bias(inputs.bias),
           batch(static_cast<std::uint32_t>(batch_index)),
           head(static_cast<std::uint32_t>(head_index)) {}
-    __device__ __forceinline__ HeadScores(const ForwardParams& p, const Member& member, std::int64_t batch_index,
+    __device__ __forceinline__ HeadScores(const ForwardParams& p, const Sequence& sequence, std::int64_t batch_index,
                                           int head_index)
-        : HeadScores(p, member, batch_index, head_index, ScoreInputs(p, batch_index, head_index)) {}
+        : HeadScores(p, sequence, batch_index, head_index, ScoreInputs(p, batch_index, head_index)) {}
 
-    /// From products of Q and K to scores in units of the natural logarithm. kMasked: not every pair may be visible;
-    /// what is not becomes -inf, and its bias is not read.
+    /// From Q K^T to scores in units of the natural logarithm. kMasked: some pairs may be hidden; their scores become
+    /// -inf, and their bias is not read.
     template <bool kMasked, int kTiles>
-    __device__ __forceinline__ void transform(float (&s)[kTiles][4], const Visible& visible, int query, int key) const {
+    __device__ __forceinline__ void transform(float (&s)[kTiles][4], const Band32& band, int query, int key) const {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
@@ -107,29 +84,29 @@ struct HeadScores {
         }
         if (params.softcap > 0) cap(s);
         if (slope != 0) add_alibi(s, query, key);
-        if (bias) add_bias<kMasked>(s, visible, query, key);
-        if constexpr (kMasked) apply_mask(s, visible, query, key);
+        if (bias) add_bias<kMasked>(s, band, query, key);
+        if constexpr (kMasked) apply_mask(s, band, query, key);
     }
 
     __device__ __forceinline__ bool drops() const { return params.drops(); }
 
-    /// Which weights of 16 rows x 64 keys are kept; rows from a multiple of 16 on. All lanes of the warp together.
-    __device__ __forceinline__ KeptOfRows draw(int query, int key, int lane) const {
-        return KeptOfRows::draw(params.keep, batch, head, query, key, lane);
+    /// Dropout mask of 16 rows x 64 keys; rows from a multiple of 16 on. All lanes of the warp take part.
+    __device__ __forceinline__ DropoutBits draw(int query, int key, int lane) const {
+        return DropoutBits::draw(params.keep, batch, head, query, key, lane);
     }
-    /// Dropped weights of 8 keys become 0.
-    __device__ __forceinline__ static void drop(float (&p)[4], const KeptOfRows& kept, int tile) {
+    /// Dropped probabilities of 8 keys become 0.
+    __device__ __forceinline__ static void drop(float (&p)[4], const DropoutBits& kept, int tile) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             if (!kept(tile, e)) p[e] = 0;
         }
     }
-    /// Dropped weights become 0: keys from a multiple of their number on, which is one of 16.
+    /// Dropped probabilities become 0. The first key is a multiple of the number of keys, which is a multiple of 16.
     template <int kTiles>
     __device__ __forceinline__ void drop(float (&p)[kTiles][4], int query, int key, int lane) const {
         static_assert(kTiles % 2 == 0);
         constexpr bool kAligned = kTiles % 8 == 0 || 8 % kTiles == 0;  // no draw ends between two of them
-        KeptOfRows kept;
+        DropoutBits kept;
 #pragma unroll
         for (int j = 0; j < kTiles; j += 2) {
             const bool begins = j % 8 == 0 || (!kAligned && (key + 8 * j) % 64 < 16);
@@ -155,12 +132,12 @@ struct HeadScores {
     __device__ __forceinline__ void add_alibi(float (&s)[kTiles][4], int query, int key) const {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const auto apart = static_cast<float>(query + 8 * r + diagonal - key);  // exact up to 2^24
+            const auto first = static_cast<float>(query + 8 * r + diagonal - key);  // exact up to 2^24
 #pragma unroll
             for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    const float distance = fabsf(apart - static_cast<float>(8 * j + e));
+                    const float distance = fabsf(first - static_cast<float>(8 * j + e));
                     s[j][2 * r + e] = fmaf(-slope, distance, s[j][2 * r + e]);
                 }
             }
@@ -168,17 +145,17 @@ struct HeadScores {
     }
 
     template <bool kMasked, int kTiles>
-    __device__ __forceinline__ void add_bias(float (&s)[kTiles][4], const Visible& visible, int query, int key) const {
+    __device__ __forceinline__ void add_bias(float (&s)[kTiles][4], const Band32& band, int query, int key) const {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            // Rows past the last are computed and thrown away; the bias has none.
+            // Rows past the last query are computed and dropped, but the bias has no such rows.
             std::int64_t at = min(query + 8 * r, last_query) * params.bias.row + key * params.bias.column;
-            const std::int64_t step = ptx::opaque(params.bias.column);  // its multiples would take registers
+            const std::int64_t step = ptx::opaque(params.bias.column);  // opaque, or its multiples would take registers
 #pragma unroll
             for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    if (kMasked && !visible.sees(query + 8 * r, key + 8 * j + e)) continue;
+                    if (kMasked && !band.sees(query + 8 * r, key + 8 * j + e)) continue;
                     s[j][2 * r + e] += bias_at(at + e * step);
                 }
                 at += 8 * step;

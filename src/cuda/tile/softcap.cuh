@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tanh for a softcap, without a branch: 1 - 2 / (exp(2 |x|) + 1), and near 0, where that cancels, an odd polynomial. In
-// fp32, where every digit counts, fa2 takes tanhf.
+// tanh for a softcap, without a branch: 1 - 2 / (exp(2 |x|) + 1), and near 0, where that cancels, an odd polynomial.
+// The fp32 kernels of fa2 call tanhf, which is more exact.
 #pragma once
 
 #include "cuda/host/constants.hpp"
@@ -17,12 +17,12 @@ __device__ __forceinline__ float tanh_near(float u, const float (&c)[4]) {
     return fmaf(p, u, c[0]);
 }
 
-/// tanh(x) for x = exponent * ln(2) / 2, over 0.
+/// tanh(x) for x = exponent * ln(2) / 2 > 0.
 __device__ __forceinline__ float tanh_far(float exponent) {
     return fmaf(-2.0F, ptx::reciprocal_approx(ptx::exp2_approx(exponent) + 1.0F), 1.0F);
 }
 
-/// tanh(x) to 4e-7 of itself.
+/// tanh(x) with a relative error of 4e-7.
 __device__ __forceinline__ float hyperbolic_tangent(float x) {
     constexpr float kCoefficients[4] = {static_cast<float>(kTanh[0]), static_cast<float>(kTanh[1]),
                                         static_cast<float>(kTanh[2]), static_cast<float>(kTanh[3])};

@@ -2,24 +2,25 @@
 //
 // fa2 backward on a matrix unit (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed: dK and dV
 // of a key over queries rising for each query head and then over these, dQ of a query over keys rising, each in steps
-// of 32, without atomics.
+// of 32 and in parts of matrix::sum_rows(), without atomics.
 //
 // Heads enough for all threads: five products for each tile, key blocks outer, stripes of queries inner, whose next
 // blocks are dealt out as they get ready (stripes.hpp). Fewer heads: some tasks make dK and dV of a few keys over all
 // queries, the others dQ of a few queries over all keys. Scores and dP are made twice (seven products), but no task
 // waits for another, and one head keeps all threads busy. The sums are the same, so the bits are
 // (docs/decisions/bf16-tiles.md).
-#include "cpu/fa2/rooms.hpp"
+#include "cpu/fa2/paths.hpp"
 
 #include "cpu/fa2/matrix/stripes.hpp"
-#include "cpu/lanes/gradient.hpp"
-#include "cpu/matrix/gradient_step.hpp"
+#include "cpu/steps/matrix/gradient_step.hpp"
+#include "cpu/steps/simd/gradient.hpp"
 
 namespace tessera::cpu::fa2::on_matrix {
 namespace {
 
 constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 for a product of dK and dV
 constexpr std::int64_t kBlockKv = 256;  // keys of a tile: with their dK and dV they stay in the second-level cache
+static_assert(matrix::sum_rows(1) % kBlockKv == 0 && matrix::sum_rows(3) % kBlockKv == 0 && kBlockKv % kBlockQ == 0);
 constexpr std::int64_t kQueryTasksPerWorker = 2;
 constexpr std::int64_t kStripesPerWorker = 4;
 constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that share keys, where queries are not more
@@ -27,7 +28,7 @@ constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that
 /// How the tiles are dealt out.
 struct BackwardPartition {
     int threads;           ///< that take part
-    std::int64_t heads;    ///< query heads of all members; each has sums of dK and dV of its own
+    std::int64_t heads;    ///< query heads of all sequences; each has sums of dK and dV of its own
     std::int64_t stripes;  ///< of a head; more than there are key blocks could not run at once
     bool striped;          ///< else in parts
 
@@ -55,8 +56,12 @@ struct BackwardScratch : matrix::GradientScratch {
     float* group_dk = nullptr;  // [kBlockKv, 16 * dim_tiles], sums over query heads that share a kv head
     float* group_dv = nullptr;  // [kBlockKv, 16 * dim_tiles_v]
 
-    BackwardScratch(Arena& arena, const matrix::Layout& g, bool grouped)
+    BackwardScratch(Arena& arena, const matrix::Layout& g, bool grouped, bool in_parts)
         : matrix::GradientScratch(arena, g, kBlockQ, kBlockKv) {
+        if (in_parts) {
+            dk_total = arena.take<double>(kBlockKv, g.dim_tiles * matrix::kTileRows);
+            dv_total = arena.take<double>(kBlockKv, g.dim_tiles_v * matrix::kTileRows);
+        }
         if (!grouped) return;
         group_dk = arena.take<float>(kBlockKv, g.dim_tiles * matrix::kTileRows);
         group_dv = arena.take<float>(kBlockKv, g.dim_tiles_v * matrix::kTileRows);
@@ -66,21 +71,29 @@ struct BackwardScratch : matrix::GradientScratch {
 /// Do kv heads have another number of query heads than one?
 bool grouped(const Problem& p) { return p.heads_q != p.heads_kv; }
 
+/// Are sums over queries made in parts?
+bool in_parts(const Problem& p) { return p.len_q > matrix::sum_rows(matrix::parts_of(p.dtype)); }
+
 struct BackwardWorkspace {
     matrix::GradientMemory memory;
     WorkerMemory workers;
-    float* dk = nullptr;  // [heads_q, padded keys, k_stride], where sums outlast a task's block
-    float* dv = nullptr;  // likewise, v_stride
+    float* dk = nullptr;         // [heads_q, padded keys, k_stride], where sums outlast a task's block
+    float* dv = nullptr;         // likewise, v_stride
+    double* dk_total = nullptr;  // as dk and dv, of the parts before, where sums are made in_parts()
+    double* dv_total = nullptr;
 
     BackwardWorkspace(Arena& arena, const Plan& plan, const matrix::Layout& g, const BackwardPartition& part)
         : memory(arena, plan, g) {
-        workers =
-            WorkerMemory(arena, part.threads, [&](Arena& one) { BackwardScratch(one, g, grouped(plan.problem)); });
+        workers = WorkerMemory(arena, part.threads, [&](Arena& one) {
+            BackwardScratch(one, g, grouped(plan.problem), in_parts(plan.problem));
+        });
         if (!part.striped || (part.stripes == 1 && !grouped(plan.problem))) return;
-        dk =
-            arena.take<float>(plan.problem.heads_q, matrix::padded_keys(plan.problem), g.dim_tiles * matrix::kTileRows);
-        dv = arena.take<float>(plan.problem.heads_q, matrix::padded_keys(plan.problem),
-                               g.dim_tiles_v * matrix::kTileRows);
+        const std::int64_t rows = plan.problem.heads_q * matrix::padded_keys(plan.problem);
+        dk = arena.take<float>(rows, g.dim_tiles * matrix::kTileRows);
+        dv = arena.take<float>(rows, g.dim_tiles_v * matrix::kTileRows);
+        if (!in_parts(plan.problem)) return;
+        dk_total = arena.take<double>(rows, g.dim_tiles * matrix::kTileRows);
+        dv_total = arena.take<double>(rows, g.dim_tiles_v * matrix::kTileRows);
     }
 };
 
@@ -111,27 +124,42 @@ class BackwardRun {
     }
     BackwardScratch scratch(int worker) const {
         Arena memory = workspace_.workers.arena(worker);
-        return {memory, g_, grouped(p_)};
+        return {memory, g_, grouped(p_), in_parts(p_)};
     }
-    matrix::TilePanel head(const Member& member, std::int64_t query_head) const {
-        return {p_, call_.args, g_, member, query_head, 0};
+    matrix::TilePanel head(const Sequence& sequence, std::int64_t query_head) const {
+        return {p_, call_.args, g_, sequence, query_head, 0};
     }
 
     /// Keys [begin, end), at most kBlockKv, against tiles [begin, end) of a head's queries; adds to dK and dV of `at`.
-    void run_keys(const Member& member, std::int64_t query_head, const Range& keys, const Range& tiles,
+    void run_keys(const Sequence& sequence, std::int64_t query_head, const Range& keys, const Range& tiles,
                   const matrix::GradientScratch& at, bool with_queries) const {
-        matrix::TilePanel work = head(member, query_head);
-        for (std::int64_t q = tiles.begin * kBlockQ; q < std::min(member.len_q, tiles.end * kBlockQ); q += kBlockQ) {
+        matrix::TilePanel work = head(sequence, query_head);
+        for (std::int64_t q = tiles.begin * kBlockQ; q < std::min(sequence.len_q, tiles.end * kBlockQ); q += kBlockQ) {
             const Range seen = work.head.band.q_range(keys.begin, keys.end);
+            if (matrix::begins_part(q, seen, g_.parts)) {
+                simd::move_to_total(at.dk, at.dk_total, keys.size(), k_stride());
+                simd::move_to_total(at.dv, at.dv_total, keys.size(), v_stride());
+            }
             if (seen.begin >= q + kBlockQ || seen.end <= q) continue;
-            matrix::backward_tile(workspace_.memory, at, work, {q, std::min(member.len_q, q + kBlockQ)}, keys,
+            matrix::backward_tile(workspace_.memory, at, work, {q, std::min(sequence.len_q, q + kBlockQ)}, keys,
                                   call_.args, {.keys = true, .queries = with_queries});
         }
     }
 
-    void clear_keys(const Range& keys, float* dk, float* dv) const {
-        std::fill_n(dk, keys.size() * k_stride(), 0.0F);
-        std::fill_n(dv, keys.size() * v_stride(), 0.0F);
+    template <class T>
+    void clear_keys(const Range& keys, T* dk, T* dv) const {
+        std::fill_n(dk, keys.size() * k_stride(), T{});
+        std::fill_n(dv, keys.size() * v_stride(), T{});
+    }
+    void clear_keys(const Range& keys, const matrix::GradientScratch& at) const {
+        clear_keys(keys, at.dk, at.dv);
+        if (in_parts(p_)) clear_keys(keys, at.dk_total, at.dv_total);
+    }
+    /// The parts before, added to the last one.
+    void add_totals(const Range& keys, const matrix::GradientScratch& at) const {
+        if (!in_parts(p_)) return;
+        simd::add_total(at.dk, at.dk_total, keys.size(), k_stride());
+        simd::add_total(at.dv, at.dv_total, keys.size(), v_stride());
     }
 
     /// Adds what a query head gives to the sums of its group.
@@ -140,27 +168,27 @@ class BackwardRun {
         for (std::int64_t i = 0; i < keys.size() * v_stride(); ++i) to.group_dv[i] += from.dv[i];
     }
 
-    void store_keys(const float* dk, const float* dv, const Member& member, std::int64_t kv_head,
+    void store_keys(const float* dk, const float* dv, const Sequence& sequence, std::int64_t kv_head,
                     const Range& keys) const {
         const auto scale = static_cast<float>(p_.effective_scale());
         const auto kept = static_cast<float>(1 / (1 - p_.dropout.probability));  // weights were packed without it
         if (call_.args.dk.given()) {
-            lanes::store_rows(dk, k_stride(), keys.size(), g_.head_dim, scale,
-                              head_rows(call_.args.dk, member, member.first_kv, kv_head), keys.begin);
+            simd::store_rows(dk, k_stride(), keys.size(), g_.head_dim, scale,
+                             head_rows(call_.args.dk, sequence, sequence.first_kv, kv_head), keys.begin);
         }
         if (call_.args.dv.given()) {
-            lanes::store_rows(dv, v_stride(), keys.size(), g_.head_dim_v, kept,
-                              head_rows(call_.args.dv, member, member.first_kv, kv_head), keys.begin);
+            simd::store_rows(dv, v_stride(), keys.size(), g_.head_dim_v, kept,
+                             head_rows(call_.args.dv, sequence, sequence.first_kv, kv_head), keys.begin);
         }
     }
 
     /// dQ of queries [begin, end), at most kBlockQ.
-    void run_queries(const Member& member, std::int64_t query_head, const Range& queries, int worker) const {
-        matrix::TilePanel work = head(member, query_head);
+    void run_queries(const Sequence& sequence, std::int64_t query_head, const Range& queries, int worker) const {
+        matrix::TilePanel work = head(sequence, query_head);
         const Range keys = work.head.band.kv_range(queries.begin, queries.end);
         const BackwardScratch at = scratch(worker);
         for (std::int64_t k = keys.begin / kBlockKv * kBlockKv; k < keys.end; k += kBlockKv) {
-            matrix::backward_tile(workspace_.memory, at, work, queries, {k, std::min(member.len_kv, k + kBlockKv)},
+            matrix::backward_tile(workspace_.memory, at, work, queries, {k, std::min(sequence.len_kv, k + kBlockKv)},
                                   call_.args, {.keys = false, .queries = true});
         }
         store_queries(work.head, queries);
@@ -176,8 +204,8 @@ class BackwardRun {
     void fill_norms() const {
         call_.parallel_for(p_.batch * p_.heads_q, threads_, [&](std::int64_t task, int worker) {
             const matrix::Session session(*matrix::words_of_unit());
-            matrix::TilePanel work = head(member_of(call_, task / p_.heads_q), task % p_.heads_q);
-            for (std::int64_t q = 0; q < work.head.member.len_q; q += matrix::kTileDepth) {
+            matrix::TilePanel work = head(sequence_of(call_, task / p_.heads_q), task % p_.heads_q);
+            for (std::int64_t q = 0; q < work.head.sequence.len_q; q += matrix::kTileDepth) {
                 matrix::fill_norm(workspace_.memory, scratch(worker), work, call_.args, q);
             }
         });
@@ -191,30 +219,33 @@ class BackwardRun {
         call_.parallel_for(parts.total(), threads_, [&](std::int64_t index, int worker) {
             const matrix::Session session(*matrix::words_of_unit());
             const HeadTask task = parts.by_index(index);
-            const Member member = member_of(call_, task.head / p_.heads_q);
+            const Sequence sequence = sequence_of(call_, task.head / p_.heads_q);
             const std::int64_t first = (task.tasks - 1 - task.index) * rows;
-            const Range queries{first, std::min(member.len_q, first + rows)};
-            matrix::TilePanel work = head(member, task.head % p_.heads_q);
+            const Range queries{first, std::min(sequence.len_q, first + rows)};
+            matrix::TilePanel work = head(sequence, task.head % p_.heads_q);
             matrix::sum_delta(workspace_.memory, scratch(worker), work, call_.args, queries);
         });
     }
 
     /// BackwardScratch whose sums of the keys outlast the block, where another stripe goes on with them or a group has
     /// others.
-    matrix::GradientScratch sums_of(const Member& member, std::int64_t query_head, const Range& keys,
+    matrix::GradientScratch sums_of(const Sequence& sequence, std::int64_t query_head, const Range& keys,
                                     int worker) const {
         matrix::GradientScratch at = scratch(worker);
         if (workspace_.dk == nullptr) return at;
         const std::int64_t row =
-            query_head * matrix::padded_keys(p_) + matrix::first_padded_key(p_, member) + keys.begin;
+            query_head * matrix::padded_keys(p_) + matrix::first_padded_key(p_, sequence) + keys.begin;
         at.dk = workspace_.dk + row * k_stride();
         at.dv = workspace_.dv + row * v_stride();
+        if (!in_parts(p_)) return at;
+        at.dk_total = workspace_.dk_total + row * k_stride();
+        at.dv_total = workspace_.dv_total + row * v_stride();
         return at;
     }
 
     void stripes() const {
         const auto blocks_of = [&](std::int64_t head) {
-            return std::max<std::int64_t>(1, ceil_div(member_of(call_, head / p_.heads_q).len_kv, kBlockKv));
+            return std::max<std::int64_t>(1, ceil_div(sequence_of(call_, head / p_.heads_q).len_kv, kBlockKv));
         };
         if (part_.stripes == 1 && (threads_ == 1 || part_.heads >= kStripesPerWorker * threads_)) {
             call_.parallel_for(part_.heads, threads_, [&](std::int64_t head, int worker) {
@@ -225,10 +256,7 @@ class BackwardRun {
             return;
         }
         Stripes stripes(part_.heads, part_.stripes);
-        for (std::int64_t head = 0; head < part_.heads; ++head) {
-            const std::int64_t blocks = blocks_of(head);
-            stripes.set_blocks(head, blocks);
-        }
+        for (std::int64_t head = 0; head < part_.heads; ++head) stripes.set_blocks(head, blocks_of(head));
         const std::int64_t workers = std::min<std::int64_t>(threads_, part_.heads * part_.stripes);
         call_.parallel_for(workers, threads_, [&](std::int64_t, int worker) {
             const matrix::Session session(*matrix::words_of_unit());
@@ -237,19 +265,20 @@ class BackwardRun {
     }
 
     void run_block(const Stripes::Block& block, int worker) const {
-        const Member member = member_of(call_, block.head / p_.heads_q);
+        const Sequence sequence = sequence_of(call_, block.head / p_.heads_q);
         const std::int64_t query_head = block.head % p_.heads_q;
-        const Range keys{std::min(member.len_kv, block.block * kBlockKv),
-                         std::min(member.len_kv, (block.block + 1) * kBlockKv)};
-        const std::int64_t tiles = ceil_div(member.len_q, kBlockQ);
+        const Range keys{std::min(sequence.len_kv, block.block * kBlockKv),
+                         std::min(sequence.len_kv, (block.block + 1) * kBlockKv)};
+        const std::int64_t tiles = ceil_div(sequence.len_q, kBlockQ);
         const Range mine{tiles * block.stripe / part_.stripes, tiles * (block.stripe + 1) / part_.stripes};
-        const matrix::GradientScratch at = sums_of(member, query_head, keys, worker);
-        if (block.stripe == 0) clear_keys(keys, at.dk, at.dv);
-        run_keys(member, query_head, keys, mine, at, true);
-        if (block.last_of_block && !grouped(p_)) store_keys(at.dk, at.dv, member, query_head, keys);
+        const matrix::GradientScratch at = sums_of(sequence, query_head, keys, worker);
+        if (block.stripe == 0) clear_keys(keys, at);
+        run_keys(sequence, query_head, keys, mine, at, true);
+        if (block.last_of_block) add_totals(keys, at);
+        if (block.last_of_block && !grouped(p_)) store_keys(at.dk, at.dv, sequence, query_head, keys);
         if (!block.last_of_stripe) return;
-        const Head of(p_, call_.args, member, query_head);
-        store_queries(of, {mine.begin * kBlockQ, std::min(member.len_q, mine.end * kBlockQ)});
+        const Head of(p_, call_.args, sequence, query_head);
+        store_queries(of, {mine.begin * kBlockQ, std::min(sequence.len_q, mine.end * kBlockQ)});
     }
 
     /// dK and dV of kv heads from those of their query heads.
@@ -257,16 +286,16 @@ class BackwardRun {
         const HeadTasks blocks = parts_of_keys(kBlockKv);
         call_.parallel_for(blocks.total(), threads_, [&](std::int64_t index, int worker) {
             const HeadTask task = blocks.by_head(index);
-            const Member member = member_of(call_, task.head / p_.heads_kv);
+            const Sequence sequence = sequence_of(call_, task.head / p_.heads_kv);
             const std::int64_t kv_head = task.head % p_.heads_kv;
             const std::int64_t first = task.index * kBlockKv;
-            const Range keys{first, std::min(member.len_kv, first + kBlockKv)};
+            const Range keys{first, std::min(sequence.len_kv, first + kBlockKv)};
             const BackwardScratch to = scratch(worker);
             clear_keys(keys, to.group_dk, to.group_dv);
             for (std::int64_t i = 0; i < p_.group(); ++i) {
-                add_to_group(sums_of(member, kv_head * p_.group() + i, keys, worker), keys, to);
+                add_to_group(sums_of(sequence, kv_head * p_.group() + i, keys, worker), keys, to);
             }
-            store_keys(to.group_dk, to.group_dv, member, kv_head, keys);
+            store_keys(to.group_dk, to.group_dv, sequence, kv_head, keys);
         });
     }
 
@@ -279,23 +308,24 @@ class BackwardRun {
     /// Tasks of so many rows, of every query head and of every kv head.
     HeadTasks parts_of_queries(std::int64_t rows) const {
         return {call_, p_.heads_q, workspace_.memory.task_ends(0),
-                [&](const Member& m) { return ceil_div(m.len_q, rows); }};
+                [&](const Sequence& m) { return ceil_div(m.len_q, rows); }};
     }
     HeadTasks parts_of_keys(std::int64_t rows) const {
         return {call_, p_.heads_kv, workspace_.memory.task_ends(1),
-                [&](const Member& m) { return ceil_div(m.len_kv, rows); }};
+                [&](const Sequence& m) { return ceil_div(m.len_kv, rows); }};
     }
 
     /// dK and dV of keys, at most kBlockKv, over all query heads of a kv head.
-    void run_group(const Member& member, std::int64_t kv_head, const Range& keys, const BackwardScratch& at) const {
+    void run_group(const Sequence& sequence, std::int64_t kv_head, const Range& keys, const BackwardScratch& at) const {
         const bool sums = grouped(p_);
         if (sums) clear_keys(keys, at.group_dk, at.group_dv);
         for (std::int64_t i = 0; i < p_.group(); ++i) {
-            clear_keys(keys, at.dk, at.dv);
-            run_keys(member, kv_head * p_.group() + i, keys, {0, ceil_div(member.len_q, kBlockQ)}, at, false);
+            clear_keys(keys, at);
+            run_keys(sequence, kv_head * p_.group() + i, keys, {0, ceil_div(sequence.len_q, kBlockQ)}, at, false);
+            add_totals(keys, at);
             if (sums) add_to_group(at, keys, at);
         }
-        store_keys(sums ? at.group_dk : at.dk, sums ? at.group_dv : at.dv, member, kv_head, keys);
+        store_keys(sums ? at.group_dk : at.dk, sums ? at.group_dv : at.dv, sequence, kv_head, keys);
     }
 
     void parts() const {
@@ -309,14 +339,15 @@ class BackwardRun {
             const matrix::Session session(*matrix::words_of_unit());
             if (index < of_keys.total()) {
                 const HeadTask task = of_keys.by_index(index);
-                const Member member = member_of(call_, task.head / p_.heads_kv);
+                const Sequence sequence = sequence_of(call_, task.head / p_.heads_kv);
                 const std::int64_t k = task.index * rows_kv;
-                run_group(member, task.head % p_.heads_kv, {k, std::min(member.len_kv, k + rows_kv)}, scratch(worker));
+                run_group(sequence, task.head % p_.heads_kv, {k, std::min(sequence.len_kv, k + rows_kv)},
+                          scratch(worker));
             } else {
                 const HeadTask task = of_queries.by_index(index - of_keys.total());
-                const Member member = member_of(call_, task.head / p_.heads_q);
+                const Sequence sequence = sequence_of(call_, task.head / p_.heads_q);
                 const std::int64_t q = (task.tasks - 1 - task.index) * rows_q;
-                run_queries(member, task.head % p_.heads_q, {q, std::min(member.len_q, q + rows_q)}, worker);
+                run_queries(sequence, task.head % p_.heads_q, {q, std::min(sequence.len_q, q + rows_q)}, worker);
             }
         });
     }
@@ -325,13 +356,13 @@ class BackwardRun {
     void count() const {
         TileTally tally(call_.counters);
         for (std::int64_t head = 0; head < p_.batch * p_.heads_q; ++head) {
-            const Head of(p_, call_.args, member_of(call_, head / p_.heads_q), head % p_.heads_q);
-            for (std::int64_t q = 0; q < of.member.len_q; q += kBlockQ) {
-                for (std::int64_t k = 0; k < of.member.len_kv; k += kBlockKv) {
-                    const Coverage coverage = of.band.coverage(q, std::min(of.member.len_q, q + kBlockQ), k,
-                                                               std::min(of.member.len_kv, k + kBlockKv));
+            const Head of(p_, call_.args, sequence_of(call_, head / p_.heads_q), head % p_.heads_q);
+            for (std::int64_t q = 0; q < of.sequence.len_q; q += kBlockQ) {
+                for (std::int64_t k = 0; k < of.sequence.len_kv; k += kBlockKv) {
+                    const Coverage coverage = of.band.coverage(q, std::min(of.sequence.len_q, q + kBlockQ), k,
+                                                               std::min(of.sequence.len_kv, k + kBlockKv));
                     const std::int64_t elements =
-                        std::min(kBlockQ, of.member.len_q - q) * std::min(kBlockKv, of.member.len_kv - k);
+                        std::min(kBlockQ, of.sequence.len_q - q) * std::min(kBlockKv, of.sequence.len_kv - k);
                     if (coverage == Coverage::empty) tally.skipped(1, 0);
                     else tally.ran(coverage, elements);
                 }

@@ -19,8 +19,8 @@ class DecodeTask {
         : run_(run), g_(run.g), scratch_(run.decode_scratch(worker)), work_(run.panel(kv_head, 0)) {}
 
     const matrix::TilePanel& work() const { return work_; }
-    lanes::PanelSums total() const { return {scratch_.total, g_}; }
-    lanes::PanelSums of_block() const { return {scratch_.block, g_}; }
+    simd::PanelSums total() const { return {scratch_.total, g_}; }
+    simd::PanelSums of_block() const { return {scratch_.block, g_}; }
 
     void pack_queries() {
         q_finite_ =
@@ -36,7 +36,7 @@ class DecodeTask {
     }
 
     /// Result of one block of keys alone; false: none of them is seen.
-    bool run_block(std::int64_t block, lanes::PanelSums& sums) {
+    bool run_block(std::int64_t block, simd::PanelSums& sums) {
         TileTally tally(run_.call.counters);
         const matrix::SeenKeys keys = keys_seen(run_, work_, block, &tally);
         if (keys.keys.empty()) return false;
@@ -50,9 +50,9 @@ class DecodeTask {
     }
 
     /// Merges another block's result of some queries into `total`, which takes the first one's.
-    void merge(lanes::PanelSums& total, const lanes::PanelSums& next, const Range& queries) const {
+    void merge(simd::PanelSums& total, const simd::PanelSums& next, const Range& queries) const {
         if (total.started) {
-            lanes::merge_rows(total.state, total.o, next.state, next.o, queries, value_rows(g_));
+            simd::merge_rows(total.state, total.o, next.state, next.o, queries, value_rows(g_));
             return;
         }
         std::copy_n(next.state.m, g_.lanes, total.state.m);
@@ -63,7 +63,7 @@ class DecodeTask {
     }
 
     /// Writes O and LSE of some queries. They become the panel's only ones: the last use of a task.
-    void finish(lanes::PanelSums& total, const Range& queries) {
+    void finish(simd::PanelSums& total, const Range& queries) {
         work_.panel.first += queries.begin;
         work_.panel.queries = queries.size();
         if (total.started && queries.begin > 0) {
@@ -71,7 +71,7 @@ class DecodeTask {
             std::copy(total.state.l + queries.begin, total.state.l + queries.end, total.state.l);
             std::copy(total.o + queries.begin * value_rows(g_), total.o + queries.end * value_rows(g_), total.o);
         }
-        lanes::PanelSums columns = total;
+        simd::PanelSums columns = total;
         columns.o = scratch_.columns;
         for (std::int64_t row = 0; total.started && row < value_rows(g_); row += matrix::kTileRows) {
             run_.words.transpose(total.o + row, value_rows(g_), columns.o + row * g_.lanes, g_.lanes);
@@ -165,9 +165,9 @@ void run_whole(const ForwardRun& run) {
         const Range queries{0, task.work().panel.queries};
         matrix::Session session(run.words);
         task.pack_queries();
-        lanes::PanelSums total = task.total();
-        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.member); ++block) {
-            lanes::PanelSums next = task.of_block();
+        simd::PanelSums total = task.total();
+        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.sequence); ++block) {
+            simd::PanelSums next = task.of_block();
             if (task.run_block(block, next)) task.merge(total, next, queries);
         }
         task.finish(total, queries);
@@ -180,22 +180,22 @@ void run_split(const ForwardRun& run) {
         DecodeTask task(run, kv_head, worker);
         matrix::Session session(run.words);
         task.pack_queries();
-        lanes::PanelSums sums = run.partial(kv_head, 0, block);
+        simd::PanelSums sums = run.partial(kv_head, 0, block);
         task.run_block(block, sums);
     };
     const auto merge = [&](std::int64_t kv_head, std::int64_t index, int worker) {
         const Range query{index, index + 1};
         DecodeTask task(run, kv_head, worker);
         matrix::Session session(run.words);
-        lanes::PanelSums total = task.total();
-        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.member); ++block) {
+        simd::PanelSums total = task.total();
+        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.sequence); ++block) {
             if (keys_seen(run, task.work(), block).keys.empty()) continue;
             task.merge(total, run.partial(kv_head, 0, block), query);
         }
         task.finish(total, query);
     };
     deal_split(
-        run.call, run.deal, run.workspace.ends, [](const Member& m) { return m.len_q; }, run_block, merge);
+        run.call, run.deal, run.workspace.ends, [](const Sequence& m) { return m.len_q; }, run_block, merge);
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 forward on a matrix unit: the loop order of ../lanes/forward.cc.
+// fa2 forward on a matrix unit: the loop order of ../simd/forward.cc.
 //
 // A task packs a block of K and V^T for its panels of queries. A step is one panel against one block of keys, on its
 // own: S^T = K Q^T, P and its sums, O^T = V^T P; then it is merged into the panel's result, blocks in
 // rising order. The steps of a task are a pipeline: while the vector unit takes the exponentials of step t, the matrix
 // unit multiplies the values of step t - 1. Which steps share a task changes no bit.
-#include "cpu/fa2/rooms.hpp"
+#include "cpu/fa2/paths.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -78,10 +78,10 @@ class PanelsTask {
 
     const matrix::TilePanel& work(std::size_t i) const { return works_[i]; }
     std::size_t panels() const { return works_.size(); }
-    lanes::PanelSums& total(std::size_t i) { return totals_[i]; }
+    simd::PanelSums& total(std::size_t i) { return totals_[i]; }
 
     /// Writes O and LSE of panel i from its sums.
-    void finish(std::size_t i, lanes::PanelSums& sums) const { epilogue(run_, works_[i], scratch_.finish, sums); }
+    void finish(std::size_t i, simd::PanelSums& sums) const { epilogue(run_, works_[i], scratch_.finish, sums); }
 
  private:
     /// Of the step at hand, and of the one before.
@@ -118,7 +118,7 @@ class PanelsTask {
 
     /// Packs a block that all panels of the task use. Which blocks come, panels decide: a window may leave some out.
     void pack_block(const Head& head, std::int64_t block) {
-        const Range all = run_.keys_of_block(head.member, block);
+        const Range all = run_.keys_of_block(head.sequence, block);
         k_packed_ = all;
         if (matrix::tiles_in_place(head.k, g_.head_dim)) {  // all but a last, partial tile are used where they lie
             k_packed_.begin += all.size() / matrix::kTileDepth * matrix::kTileDepth;
@@ -196,13 +196,13 @@ class PanelsTask {
     void add_result(const Step& step, const Stage& at) {
         const matrix::TilePanel& work = works_[step.panel];
         const std::int64_t lanes = work.panel.lanes;
-        lanes::PanelSums& total = totals_[step.panel];
+        simd::PanelSums& total = totals_[step.panel];
         float* o = result_of(step);
         if (g_.parts == 1 && work.head.dropout.active) std::copy_n(at.rounded_l, lanes, o + sum_row(g_) * lanes);
         if (!v_finite_[step.values])
             matrix::add_special_keys(work, step, work.head.v, g_.head_dim_v, at.p, {o, lanes, 1});
         if (total.started) {
-            lanes::merge(total.state, total.o, at.state, o, merged_rows(g_), lanes, lanes);
+            simd::merge(total.state, total.o, at.state, o, merged_rows(g_), lanes, lanes);
         } else {
             std::copy_n(at.state.m, lanes, total.state.m);
             std::copy_n(at.state.l, lanes, total.state.l);
@@ -216,7 +216,7 @@ class PanelsTask {
     std::array<Stage, 2> stages_;
     std::vector<matrix::TilePanel> works_;
     std::vector<std::int64_t> index_;  // of the panel, in its kv head
-    std::vector<lanes::PanelSums> totals_;
+    std::vector<simd::PanelSums> totals_;
     std::vector<Step> steps_;  // of the block at hand
     std::optional<Step> previous_;
     std::size_t steps_run_ = 0;
@@ -230,7 +230,7 @@ class PanelsTask {
 void run_whole(const ForwardRun& run) {
     deal_whole(run.call, run.deal, run.workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
         PanelsTask task(run, kv_head, panels, worker);
-        task.run_blocks({0, run.deal.chunks_of(task.work(0).head.member)});
+        task.run_blocks({0, run.deal.chunks_of(task.work(0).head.sequence)});
         for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, task.total(i));
     });
 }
@@ -244,18 +244,18 @@ void run_split(const ForwardRun& run) {
     const auto merge = [&](std::int64_t kv_head, std::int64_t panel, int worker) {
         PanelsTask task(run, kv_head, {panel, panel + 1}, worker);
         const matrix::TilePanel& work = task.work(0);
-        lanes::PanelSums total = merge_chunks(
-            run.deal.chunks_of(work.head.member), task.total(0),
+        simd::PanelSums total = merge_chunks(
+            run.deal.chunks_of(work.head.sequence), task.total(0),
             [&](std::int64_t block) { return !keys_seen(run, work, block).keys.empty(); },
             [&](std::int64_t block) { return run.partial(kv_head, panel, block); },
-            [&](lanes::PanelSums& into, const lanes::PanelSums& next, std::int64_t) {
-                lanes::merge(into.state, into.o, next.state, next.o, merged_rows(run.g), work.panel.lanes,
-                             work.panel.lanes);
+            [&](simd::PanelSums& into, const simd::PanelSums& next, std::int64_t) {
+                simd::merge(into.state, into.o, next.state, next.o, merged_rows(run.g), work.panel.lanes,
+                            work.panel.lanes);
             });
         task.finish(0, total);
     };
     deal_split(
-        run.call, run.deal, run.workspace.ends, [&](const Member& m) { return run.deal.panels_of(m); }, run_block,
+        run.call, run.deal, run.workspace.ends, [&](const Sequence& m) { return run.deal.panels_of(m); }, run_block,
         merge);
 }
 

@@ -5,8 +5,8 @@
 
 #include <array>
 
-#include "cpu/fa2/deal.hpp"
-#include "cpu/matrix/step.hpp"
+#include "cpu/fa2/work_split.hpp"
+#include "cpu/steps/matrix/step.hpp"
 
 namespace tessera::cpu::fa2::on_matrix {
 
@@ -78,10 +78,10 @@ inline double ForwardDeal::bytes_of_partials(const matrix::Layout& g) const {
 
 /// What a step holds between its stages; two are in flight.
 struct Stage {
-    Bf16* p;                // pair tiles [block_kv / 32][lanes / 16]
-    lanes::RowState state;  // [lanes] each, of this step alone
-    float* maximum;         // [lanes], of s before its scale
-    float* rounded_l;       // [lanes], with dropout in bf16: sums of the rounded weights without it
+    Bf16* p;               // pair tiles [block_kv / 32][lanes / 16]
+    simd::RowState state;  // [lanes] each, of this step alone
+    float* maximum;        // [lanes], of s before its scale
+    float* rounded_l;      // [lanes], with dropout in bf16: sums of the rounded weights without it
 
     Stage(Arena& arena, const matrix::Layout& g)
         : p(arena.take<Bf16>(g.block_kv_rows(), g.lanes * g.parts)),
@@ -93,11 +93,11 @@ struct Stage {
 /// Room for writing a panel's result, and for what an overflow needs.
 struct EpilogueScratch {
     Geometry exact;
-    lanes::TileScratch exact_tiles;
+    simd::TileScratch exact_tiles;
     float* q_t;      // [head_dim, lanes]
     float* other_o;  // [head_dim_v, lanes]
     float* spare_o;  // [head_dim_v, lanes]
-    lanes::PanelSums again;
+    simd::PanelSums again;
 
     EpilogueScratch(Arena& arena, const matrix::Layout& g)
         : exact(exact_geometry(g)),

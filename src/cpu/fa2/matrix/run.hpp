@@ -34,16 +34,16 @@ struct ForwardRun {
         Arena memory = workspace.workers.arena(worker);
         return {memory, g};
     }
-    /// Panel `index` of kv head `kv_head` (of all batch members).
+    /// Panel `index` of kv head `kv_head` (of all sequences).
     matrix::TilePanel panel(std::int64_t kv_head, std::int64_t index) const {
         const DealtPanel panel(call, g, kv_head, index);
-        return {problem(), call.args, g, panel.member, panel.query_head, panel.index};
+        return {problem(), call.args, g, panel.sequence, panel.query_head, panel.index};
     }
     /// Sums of a block of keys that wait to be merged.
-    lanes::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t block) const {
+    simd::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t block) const {
         return {workspace.partials + deal.partial(kv_head, panel, block) * sums_floats(g), g};
     }
-    Range keys_of_block(const Member& m, std::int64_t block) const {
+    Range keys_of_block(const Sequence& m, std::int64_t block) const {
         return {block * g.block_kv, std::min(m.len_kv, (block + 1) * g.block_kv)};
     }
     /// Both return whether all of the keys could be packed.

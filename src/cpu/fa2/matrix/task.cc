@@ -8,7 +8,7 @@
 namespace tessera::cpu::fa2::on_matrix {
 
 matrix::SeenKeys keys_seen(const ForwardRun& run, const matrix::TilePanel& work, std::int64_t block, TileTally* tally) {
-    const Range all = run.keys_of_block(work.head.member, block);
+    const Range all = run.keys_of_block(work.head.sequence, block);
     if (all.empty()) return {};
     Range seen{std::max(all.begin, work.keys.begin), std::min(all.end, work.keys.end)};
     if (tally != nullptr) {
@@ -63,10 +63,10 @@ matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::Seen
                                float* other, const float* offsets, const Stage& at) {
     if (work.head.dropout.active) {
         // 1 where kept: the factor 1 / (1 - p) comes after the sum, so that it doesn't meet the rounding of P.
-        lanes::DropoutRule rule = work.head.dropout;
+        simd::DropoutRule rule = work.head.dropout;
         rule.kept = 1;
-        lanes::dropout_factors(rule, {work.head.band, work.panel.first, keys.keys.begin}, keys.keys.size(), other,
-                               work.panel.lanes);
+        simd::dropout_factors(rule, {work.head.band, work.panel.first, keys.keys.begin}, keys.keys.size(), other,
+                              work.panel.lanes);
     }
     return {.s = s,
             .keys = keys.keys.size(),
@@ -86,7 +86,7 @@ namespace {
 
 /// Could scores of the row have been finite though what is left of them is not? Without a bias all are finite, or q and
 /// k are not.
-bool may_have_overflowed(const matrix::TilePanel& work, const lanes::RowState& state, std::int64_t row) {
+bool may_have_overflowed(const matrix::TilePanel& work, const simd::RowState& state, std::int64_t row) {
     if (std::isfinite(state.m[row]) && std::isfinite(state.l[row])) return false;
     const bool all_hidden = state.m[row] == -std::numeric_limits<float>::infinity();
     if (!all_hidden) return true;
@@ -97,18 +97,18 @@ bool may_have_overflowed(const matrix::TilePanel& work, const lanes::RowState& s
 /// Rows whose products passed the largest float before the scale, which fp32 has in the query: once more in fp32. Which
 /// rows, each one's own scores decide.
 void redo_overflowed_rows(const matrix::TilePanel& work, const matrix::Layout& g, const EpilogueScratch& scratch,
-                          lanes::PanelSums& sums) {
+                          simd::PanelSums& sums) {
     const std::int64_t lanes = work.panel.lanes;
     bool any = false;
     for (std::int64_t r = 0; r < work.panel.queries; ++r) any = any || may_have_overflowed(work, sums.state, r);
     if (!any) return;
-    lanes::PanelSums again = scratch.again;
-    lanes::load_queries(work.head, scratch.exact, work.panel, scratch.q_t);
+    simd::PanelSums again = scratch.again;
+    simd::load_queries(work.head, scratch.exact, work.panel, scratch.q_t);
     for (std::int64_t key = work.keys.begin / kExactBlock * kExactBlock; key < work.keys.end; key += kExactBlock) {
-        const KvTile kv = lanes::load_kv(work.head, scratch.exact, key, std::min(kExactBlock, work.keys.end - key),
-                                         scratch.exact_tiles, true);
-        lanes::online_softmax_step(work.head, scratch.exact, work.panel, kv, work.head.coverage(work.panel, kv),
-                                   scratch.q_t, scratch.exact_tiles, again);
+        const KvTile kv = simd::load_kv(work.head, scratch.exact, key, std::min(kExactBlock, work.keys.end - key),
+                                        scratch.exact_tiles, true);
+        simd::online_softmax_step(work.head, scratch.exact, work.panel, kv, work.head.coverage(work.panel, kv),
+                                  scratch.q_t, scratch.exact_tiles, again);
     }
     for (std::int64_t r = 0; again.started && r < work.panel.queries; ++r) {
         if (!may_have_overflowed(work, sums.state, r)) continue;
@@ -122,7 +122,7 @@ void redo_overflowed_rows(const matrix::TilePanel& work, const matrix::Layout& g
 }  // namespace
 
 void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const EpilogueScratch& scratch,
-              lanes::PanelSums& sums) {
+              simd::PanelSums& sums) {
     const matrix::Layout& g = run.g;
     const std::int64_t lanes = work.panel.lanes;
     float* factor = scratch.exact_tiles.rescale;
@@ -136,24 +136,25 @@ void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const Epilog
             const float sum = std::isnan(sums.state.l[r]) ? sums.state.l[r] : l[r];
             factor[r] = sum == 0 ? 0.0F : work.head.dropout.kept / sum;
         }
-        const HeadRows o = head_rows(run.call.args.o, work.head.member, work.head.member.first_q, work.head.query_head);
+        const HeadRows o =
+            head_rows(run.call.args.o, work.head.sequence, work.head.sequence.first_q, work.head.query_head);
         if (run.words.store_columns(sums.o, lanes, work.panel.queries, g.head_dim_v, factor, o, work.panel.first)) {
-            lanes::store_lse(sums.state, work.panel.queries,
-                             lse_rows(run.call.args.lse, work.head.member, work.head.query_head), work.panel.first);
+            simd::store_lse(sums.state, work.panel.queries,
+                            lse_rows(run.call.args.lse, work.head.sequence, work.head.query_head), work.panel.first);
             return;
         }
         // NaN or infinite: perhaps only before the division. What is finite keeps its bits.
         std::copy_n(sums.o, g.head_dim_v * lanes, scratch.other_o);
-        lanes::scale_lanes(scratch.other_o, factor, g.head_dim_v, lanes);
+        simd::scale_lanes(scratch.other_o, factor, g.head_dim_v, lanes);
         for (std::int64_t r = 0; r < lanes; ++r) factor[r] *= sums.state.l[r];
-        lanes::scale_lanes(sums.o, factor, g.head_dim_v, lanes);
-        lanes::load_queries(work.head, g, work.panel, scratch.q_t);
+        simd::scale_lanes(sums.o, factor, g.head_dim_v, lanes);
+        simd::load_queries(work.head, g, work.panel, scratch.q_t);
     }
-    lanes::normalise(work.head, scratch.exact, work.panel, scratch.q_t, scratch.exact_tiles, sums, scratch.spare_o);
+    simd::normalise(work.head, scratch.exact, work.panel, scratch.q_t, scratch.exact_tiles, sums, scratch.spare_o);
     for (std::int64_t at = 0; sums.started && at < g.head_dim_v * lanes; ++at) {
         if (std::isfinite(scratch.other_o[at])) sums.o[at] = scratch.other_o[at];
     }
-    lanes::store_o_and_lse(work.head, g, work.panel, sums, factor, run.call.args);
+    simd::store_o_and_lse(work.head, g, work.panel, sums, factor, run.call.args);
 }
 
 }  // namespace tessera::cpu::fa2::on_matrix

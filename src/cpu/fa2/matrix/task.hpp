@@ -29,6 +29,6 @@ matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::Seen
 
 /// Writes O and LSE of a panel from its sums.
 void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const EpilogueScratch& scratch,
-              lanes::PanelSums& sums);
+              simd::PanelSums& sums);
 
 }  // namespace tessera::cpu::fa2::on_matrix

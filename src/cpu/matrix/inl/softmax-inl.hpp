@@ -3,18 +3,17 @@
 // Softmax weights from scores, and the backward's gradient of the scores, packed as the products take them. Included
 // inside the namespace and the target attributes of a unit's file.
 
-/// exp(x) for x <= 0 (lanes/exp.hpp), as in lanes/exp-inl.hpp. Results under exp(lowest) are 0.
+/// exp(x) for x <= 0 (simd/exp.hpp), as in simd/exp-inl.hpp. Results under exp(lowest) are 0.
 inline __m512 exp_of_nonpositive(__m512 x, float lowest) {
     // By a mask: SCALEF takes hundreds of cycles to make a subnormal number, or a 0 of one.
     const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(lowest), _CMP_NLT_UQ);
-    const __m512 rounder = _mm512_set1_ps(lanes::exp::kRounder);
-    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(lanes::exp::kLog2E), rounder), rounder);
-    const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(lanes::exp::kLn2), x);
-    __m512 p =
-        _mm512_fmadd_ps(_mm512_set1_ps(lanes::exp::kPolynomial[0]), r, _mm512_set1_ps(lanes::exp::kPolynomial[1]));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(lanes::exp::kPolynomial[2]));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(lanes::exp::kPolynomial[3]));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(lanes::exp::kPolynomial[4]));
+    const __m512 rounder = _mm512_set1_ps(simd::exp::kRounder);
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(simd::exp::kLog2E), rounder), rounder);
+    const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(simd::exp::kLn2), x);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(simd::exp::kPolynomial[0]), r, _mm512_set1_ps(simd::exp::kPolynomial[1]));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(simd::exp::kPolynomial[2]));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(simd::exp::kPolynomial[3]));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(simd::exp::kPolynomial[4]));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
     return _mm512_maskz_scalef_ps(normal, p, n);
 }
@@ -22,7 +21,7 @@ inline __m512 exp_of_nonpositive(__m512 x, float lowest) {
 /// The exponent under which a weight counts as 0: ln 2^-126, and with three parts ln 2^-102, so that each part is a
 /// normal number. Neither adds anything to a sum that holds a 1.
 template <int kParts>
-inline constexpr float kLowest = kParts == 1 ? lanes::exp::kLowest : -70.70101F;
+inline constexpr float kLowest = kParts == 1 ? simd::exp::kLowest : -70.70101F;
 
 /// Weights as a pair tile's row.
 template <int kParts>

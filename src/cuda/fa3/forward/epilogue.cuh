@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to O and LSE after the last block of keys.
+// The epilogue: O and LSE after the last block of keys, through shared memory and TMA where it can store them.
 #pragma once
 
 #include "cuda/fa3/forward/shared_storage.cuh"
@@ -18,34 +18,34 @@ __device__ __forceinline__ T* element(const Rows& rows, int batch, int head, std
            column * rows.column;
 }
 
-/// Row of the tensor (ragged: over all members) of a query.
+/// Row of the tensor (varlen: over all sequences) of a query.
 __device__ __forceinline__ std::int64_t tensor_row(const WorkTile& tile, int query) {
     return std::int64_t{tile.first_q} + query;
 }
 
-/// A tile whose O leaves, and a thread's rows of it: worked out beside its last P V. Its place in the ring is given
-/// back by then.
-struct LeavingTile {
-    int batch, head;   ///< as in WorkTile
-    int first_row;     ///< row of the tensor of its first query
-    int queries;       ///< so many rows of the tensor from there on
-    int row;           ///< the thread's first one in the tile
-    bool wants_care;   ///< O of this warp can't just be stored (OutputStage::store)
-    float inverse[2];  ///< what O is multiplied by
-    float lse;         ///< of the row that the thread writes (lse_target)
+/// A tile and a thread's rows in it, as the epilogue needs them. Worked out beside the tile's last P V, after which
+/// the tile's slot in the ring is released.
+struct EpilogueTile {
+    int batch, head;       ///< as in WorkTile
+    int first_row;         ///< row of the tensor of the tile's first query
+    int queries;           ///< rows of the tensor from there on
+    int row;               ///< the thread's first row in the tile
+    bool needs_slow_path;  ///< this warp's O is not stored by TMA alone (OutputStage::store)
+    float inverse[2];      ///< factors of O: keep_scale / l
+    float lse;             ///< of the row that the thread writes (lse_target)
 };
 
-/// Where a thread writes LSE, or null: all four lanes of a quad hold both of its rows, and the first writes one, the
-/// second the other.
-__device__ __forceinline__ float* lse_target(const ForwardParams& p, HeadStack stack, const LeavingTile& tile,
-                                             int lane) {
+/// Address at which a thread writes LSE, or null. All four lanes of a quad hold both of its rows; the first lane writes
+/// one and the second lane the other.
+__device__ __forceinline__ float* lse_target(const ForwardParams& p, PackGqa pack, const EpilogueTile& tile, int lane) {
     const int row = tile.row + lane % 4 * 8;
-    const int query = stack.query(row);
+    const int query = pack.query(row);
     if (p.lse.data == nullptr || lane % 4 > 1 || query >= tile.queries) return nullptr;
-    return element<float>(p.lse, tile.batch, tile.head + stack.head(row), std::int64_t{tile.first_row} + query, 0);
+    return element<float>(p.lse, tile.batch, tile.head + pack.head(row), std::int64_t{tile.first_row} + query, 0);
 }
 
-/// What rounding takes off O, for those who keep it; o as it is rounded. Heads are not stacked then.
+/// Stores o_residual, the low-order bits that rounding takes off O; `o` is not yet rounded. A call with
+/// o_residual has no PackGQA.
 template <class T, int kCount>
 __device__ __forceinline__ void store_residual(const float (&o)[kCount], const Launch& launch, const WorkTile& tile,
                                                int row, int lane) {
@@ -59,12 +59,12 @@ __device__ __forceinline__ void store_residual(const float (&o)[kCount], const L
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_empty_rows(const Launch& launch, const WorkTile& tile, int row, int lane) {
     const ForwardParams& p = launch.params;
-    const LeavingTile leaving{tile.batch, tile.head, tile.first_q + tile.q_begin, tile.q_end - tile.q_begin, row};
-    if (float* const to = lse_target(p, launch.stack, leaving, lane)) *to = -INFINITY;
-#pragma unroll 1  // little code: it lies in the middle of what is not rare
+    const EpilogueTile epilogue{tile.batch, tile.head, tile.first_q + tile.q_begin, tile.q_end - tile.q_begin, row};
+    if (float* const to = lse_target(p, launch.pack, epilogue, lane)) *to = -INFINITY;
+#pragma unroll 1  // rare, and in the middle of hot code: keep it small
     for (int own = row; own < row + 16; own += 8) {
-        const int query = tile.q_begin + launch.stack.query(own);
-        const int head = tile.head + launch.stack.head(own);
+        const int query = tile.q_begin + launch.pack.query(own);
+        const int head = tile.head + launch.pack.head(own);
         if (query >= tile.q_end) continue;
         for (int column = lane % 4; column < p.head_dim_v; column += 4) {
             *element<T>(p.o, tile.batch, head, tensor_row(tile, query), column) = T(0.0F);
@@ -75,11 +75,11 @@ __device__ __forceinline__ void store_empty_rows(const Launch& launch, const Wor
     }
 }
 
-/// O on its way out: each warp lays its 16 rows down in shared memory and starts a store of them. Where O has memory of
-/// its own, nobody waits for that store before the next tile's O.
+/// O on its way out: each warp writes its 16 rows to shared memory and starts a TMA store of them. If O has its own
+/// shared memory, that store is waited for only before the next tile's O.
 template <Config kConfig>
 struct OutputStage {
-    /// The copy engine has read what this warp laid down before.
+    /// Waits until TMA has read what this warp wrote before.
     __device__ __forceinline__ void wait(int lane) const {
         if (lane == 0) ptx::tma_store_wait_read();
         __syncwarp();
@@ -88,99 +88,98 @@ struct OutputStage {
         if (lane == 0) ptx::tma_store_wait();
     }
 
-    /// `details`(): the LeavingTile. `tile`: read where that wants care.
-    template <class T, class Slab, int kSlabs, class Details>
+    /// `details`() gives the EpilogueTile, `tile` is read on the slow path only.
+    template <class T, class Panel, int kPanels, class Details>
     __device__ __forceinline__ void store(const float (&o)[kConfig.head_dim_v / 2], const Launch& launch, int row,
-                                          const WorkTile& tile, Slab (&slabs)[kSlabs], int lane,
+                                          const WorkTile& tile, Panel (&panels)[kPanels], int lane,
                                           const Details& details) const {
         const int warp_row = row - lane / 4;  // first of the warp's 16 rows in the tile
-        const int slab_row = warp_row % 64;
-        const int matrix_row = slab_row + lane % 8 + (lane / 8 % 2) * 8;
+        const int panel_row = warp_row % 64;
+        const int matrix_row = panel_row + lane % 8 + (lane / 8 % 2) * 8;
 #pragma unroll
         for (int j = 0; j < kConfig.head_dim_v / 8; j += 2) {  // 16 columns at a time
-            const auto slab = ptx::shared_address(slabs[j / 8]);
-            ptx::stmatrix_x4(slab + swizzled(matrix_row, j % 8 + lane / 16), ptx::pack<T>(o[4 * j], o[4 * j + 1]),
+            const auto panel = ptx::shared_address(panels[j / 8]);
+            ptx::stmatrix_x4(panel + swizzled(matrix_row, j % 8 + lane / 16), ptx::pack<T>(o[4 * j], o[4 * j + 1]),
                              ptx::pack<T>(o[4 * j + 2], o[4 * j + 3]), ptx::pack<T>(o[4 * j + 4], o[4 * j + 5]),
                              ptx::pack<T>(o[4 * j + 6], o[4 * j + 7]));
         }
-        const LeavingTile leaving = details();
-        if (leaving.wants_care) {
-            if (tile.dirty) restore_lost<T>(slabs, launch, tile, warp_row, lane);
-            if (!is_whole(launch, tile, warp_row)) {
-                ptx::fence_proxy_async();  // before K or V are written here, once this memory is given back
-                return copy_out<T>(slabs, launch, tile, warp_row, lane);
+        const EpilogueTile epilogue = details();
+        if (epilogue.needs_slow_path) {
+            if (tile.v_is_sanitized) restore_nonfinite<T>(panels, launch, tile, warp_row, lane);
+            if (!tma_can_store(launch, tile, warp_row)) {
+                ptx::fence_proxy_async();  // K or V may be written here once this stage is returned
+                return store_predicated<T>(panels, launch, tile, warp_row, lane);
             }
         }
-        ptx::fence_proxy_async();  // for the copy engine, which reads these rows
+        ptx::fence_proxy_async();  // for TMA, which reads these rows
         __syncwarp();
         if (lane != 0) return;
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        const int first_row = leaving.first_row + launch.stack.query(warp_row);
+        const int first_row = epilogue.first_row + launch.pack.query(warp_row);
 #pragma unroll
-        for (int slab = 0; slab < kConfig.v_slabs(); ++slab) {
-            ptx::tma_store_4d(&slabs[slab][slab_row], launch.o, slab * kSlabColumns, leaving.head, first_row,
-                              ragged ? 0 : leaving.batch);
+        for (int panel = 0; panel < kConfig.v_panels(); ++panel) {
+            ptx::tma_store_4d(&panels[panel][panel_row], launch.o, panel * kPanelColumns, epilogue.head, first_row,
+                              ragged ? 0 : epilogue.batch);
         }
         ptx::tma_store_commit();
     }
-    /// Can the copy engine store the warp's 16 rows from `warp_row` on?
-    __device__ __forceinline__ static bool is_whole(const Launch& launch, const WorkTile& tile, int warp_row) {
+    /// Can TMA store the warp's 16 rows from `warp_row` on?
+    __device__ __forceinline__ static bool tma_can_store(const Launch& launch, const WorkTile& tile, int warp_row) {
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        return launch.store_by_copy_engine &
-               (!ragged | (tile.q_begin + launch.stack.query(warp_row + 16) <= tile.q_end));
+        return launch.store_by_tma & (!ragged | (tile.q_begin + launch.pack.query(warp_row + 16) <= tile.q_end));
     }
 
  private:
-    /// What follows is rare, and loops over shared memory: written out on registers it was more than half of the
-    /// kernel's code, which short rows waited for.
+    // The slow path is rare and loops over shared memory. Unrolled over registers it would be more than half of the
+    // kernel's code, whose loading short rows wait for.
 
     /// A Piece at column `column` of row `row` of the warpgroup.
-    template <class Piece, class Slab, int kSlabs>
-    __device__ __forceinline__ static Piece& piece(Slab (&slabs)[kSlabs], int row, int column) {
-        auto* slab = reinterpret_cast<char*>(slabs[column / kSlabColumns]);
-        return *reinterpret_cast<Piece*>(slab + swizzled(row % 64, column % kSlabColumns / 8) +
+    template <class Piece, class Panel, int kPanels>
+    __device__ __forceinline__ static Piece& piece(Panel (&panels)[kPanels], int row, int column) {
+        auto* panel = reinterpret_cast<char*>(panels[column / kPanelColumns]);
+        return *reinterpret_cast<Piece*>(panel + swizzled(row % 64, column % kPanelColumns / 8) +
                                          column % 8 * static_cast<int>(sizeof(std::uint16_t)));
     }
 
-    /// Adds the NaN and infinities that the guard took out of V to the rows that see them. Slow.
-    template <class T, class Slab, int kSlabs>
-    __device__ __forceinline__ static void restore_lost(Slab (&slabs)[kSlabs], const Launch& launch,
-                                                        const WorkTile& tile, int warp_row, int lane) {
+    /// Adds the NaN and infinities that sanitize_v() took out of V to the rows that see them.
+    template <class T, class Panel, int kPanels>
+    __device__ __forceinline__ static void restore_nonfinite(Panel (&panels)[kPanels], const Launch& launch,
+                                                             const WorkTile& tile, int warp_row, int lane) {
         const ForwardParams& p = launch.params;
         __syncwarp();
 #pragma unroll 1
         for (int i = lane; i < 16 * p.head_dim_v; i += 32) {
             const int column = i / 16;
             const int row = warp_row + i % 16;
-            const int query = tile.q_begin + launch.stack.query(row);
-            T& o = piece<T>(slabs, row, column);
+            const int query = tile.q_begin + launch.pack.query(row);
+            T& o = piece<T>(panels, row, column);
             const T* value = element<T>(p.v, tile.batch, tile.kv_head, tile.first_kv, column);
-            const int last = min(query + tile.high, tile.last_key);
+            const int last = tile.band().last(query);
 #pragma unroll 1
-            for (int key = max(query + tile.low, 0); key <= last; ++key) {
+            for (int key = max(tile.band().first(query), 0); key <= last; ++key) {
                 const float v = static_cast<float>(value[key * p.v.row]);
                 if (!isfinite(v)) o = T(static_cast<float>(o) + v);
             }
         }
     }
 
-    /// The rows of a ragged member's end, or of an O that the copy engine can't write.
-    template <class T, class Slab, int kSlabs>
-    __device__ __forceinline__ static void copy_out(Slab (&slabs)[kSlabs], const Launch& launch, const WorkTile& tile,
-                                                    int warp_row, int lane) {
+    /// Predicated stores: the rows at the end of a varlen sequence, or an O that TMA can't address.
+    template <class T, class Panel, int kPanels>
+    __device__ __forceinline__ static void store_predicated(Panel (&panels)[kPanels], const Launch& launch,
+                                                            const WorkTile& tile, int warp_row, int lane) {
         const ForwardParams& p = launch.params;
-        const int step = launch.store_by_copy_engine ? 8 : 1;  // columns; rows of 16 bytes, or any
+        const int step = launch.store_by_tma ? 8 : 1;  // columns: 16 bytes, or one element
         const int pieces = p.head_dim_v / step;
         __syncwarp();
 #pragma unroll 1
         for (int i = lane; i < 16 * pieces; i += 32) {
             const int row = warp_row + i / pieces;
             const int column = i % pieces * step;
-            const int query = tile.q_begin + launch.stack.query(row);
+            const int query = tile.q_begin + launch.pack.query(row);
             if (query >= tile.q_end) return;
-            T* to = element<T>(p.o, tile.batch, tile.head + launch.stack.head(row), tensor_row(tile, query), column);
-            if (step == 8) *reinterpret_cast<uint4*>(to) = piece<uint4>(slabs, row, column);
-            else *to = piece<T>(slabs, row, column);
+            T* to = element<T>(p.o, tile.batch, tile.head + launch.pack.head(row), tensor_row(tile, query), column);
+            if (step == 8) *reinterpret_cast<uint4*>(to) = piece<uint4>(panels, row, column);
+            else *to = piece<T>(panels, row, column);
         }
     }
 };

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FlashAttention-3 forward (Shah et al. 2024, Algorithm 1 and section 3): Q tiles outer, K/V blocks inner, as in
-// FlashAttention-2; a producer warp fills shared memory by the copy engine; two or three consumer warpgroups multiply
-// and exponentiate, one beside the other's products (section 3.1; two of them take turns in the exponentials); within
-// one, the scores of a block are multiplied together with P V of the block before (section 3.2), and the exponentials
-// run under no product of their own. The grid is persistent, and the blocks of all tiles of a thread block are one
-// stream: a tile's first scores are multiplied beside the last P V of the tile before.
+// FlashAttention-3 forward (Shah et al. 2024, Algorithm 1 and section 3). Q tiles are the outer loop and K/V blocks the
+// inner loop, as in FlashAttention-2. Hopper adds:
+//   - warp specialization: a producer warp fills shared memory by TMA, two or three consumer warpgroups compute;
+//   - ping-pong scheduling (section 3.1): of two consumers, one exponentiates beside the other's GEMMs;
+//   - within a warpgroup, S of a block runs beside P V of the previous block (section 3.2), and no GEMM of its own
+//   under
+//     its exponentials;
+//   - a persistent grid: the blocks of all tiles of a thread block form one stream, and a tile's first S runs beside
+//     the last P V of the previous tile.
 #pragma once
 
 #include "cuda/fa3/forward/mainloop.cuh"
@@ -25,30 +28,30 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
         for (const CUtensorMap* map : {&launch.q, &launch.k, &launch.v, &launch.o}) ptx::prefetch_tensor_map(*map);
         shared.init_barriers();
     }
-    if constexpr (kConfig.pairs) ptx::cluster_sync();
+    if constexpr (kConfig.cluster_multicast) ptx::cluster_sync();
     else __syncthreads();
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup == 0) {
         const int thread = static_cast<int>(threadIdx.x);
-        ptx::give_registers<kConfig.producer_registers()>();
+        ptx::setmaxnreg_dec<kConfig.producer_registers()>();
         if (thread == 0) Producer<kConfig>{launch, shared}.run();
-        else if (thread >= 32) guard<T, kConfig>(shared, thread - 32);
+        else if (thread >= 32) sanitize_v<T, kConfig>(shared, thread - 32);
     } else {
-        ptx::take_registers<kConfig.consumer_registers()>();
+        ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
         Consumer<T, kConfig>{launch, shared, warpgroup - 1}.run();
     }
-    if constexpr (kConfig.pairs) ptx::cluster_sync();  // the other one still writes here until it is done, too
+    if constexpr (kConfig.cluster_multicast) ptx::cluster_sync();  // the other CTA may still write to this one
 }
 
 template <class T, class Shape>
 cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream) {
-    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
+    static_assert(Shapes::kHas<Shape>, "not in the list of forward_config.h");
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
-    const Start when = launch.next_tile == nullptr ? Start::behind : Start::beside;
-    if constexpr (Shape::kConfig.pairs) {
-        return start_pairs(forward_kernel<T, Shape>, blocks / 2, Shape::kConfig.threads(), kBytes, launch, stream,
-                           when);
+    const Start when = launch.tile_counter == nullptr ? Start::behind : Start::beside;
+    if constexpr (Shape::kConfig.cluster_multicast) {
+        return start_clusters(forward_kernel<T, Shape>, blocks / 2, Shape::kConfig.threads(), kBytes, launch, stream,
+                              when);
     }
     return start(forward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream, when);
 }

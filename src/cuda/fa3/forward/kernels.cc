@@ -19,15 +19,17 @@
 namespace tessera::cuda::fa3 {
 namespace {
 
-constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of K and V that shall stay in a 50 MB L2
+constexpr std::int64_t kL2Share = std::int64_t{32} << 20;  // bytes of a 50 MB L2 that K and V may fill
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
     return refusal(Schedule::fa3, Pass::forward, problem, tile, limits(device));
 }
 
-bool by_counter(const Plan& plan) { return fa3::by_counter(plan.problem, properties(plan.device).multiprocessors); }
+bool dynamic_scheduling(const Plan& plan) {
+    return fa3::dynamic_scheduling(plan.problem, properties(plan.device).multiprocessors);
+}
 
-std::size_t workspace_bytes(const Plan& plan) { return by_counter(plan) ? Plan::kWorkspaceAlignment : 0; }
+std::size_t workspace_bytes(const Plan& plan) { return dynamic_scheduling(plan) ? Plan::kWorkspaceAlignment : 0; }
 
 Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_residual) {
     const Problem& p = plan.problem;
@@ -35,28 +37,29 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     const TensorShapes shapes(p);
     Launch launch{};
     launch.params = params;
-    const bool scaled = c.scores == Scores::alibi || c.scores == Scores::general;  // before the softmax (extras.cuh)
+    const bool scaled = c.scores == Scores::alibi || c.scores == Scores::general;  // ScoreMod scales
     launch.scale_log2 = scaled ? kLog2E : params.scale * kLog2E;
     launch.unscale = 1 / launch.scale_log2;
-    if (c.scores == Scores::capped) launch.cap = cap_of(p.softcap, params.scale);
+    if (c.scores == Scores::capped) launch.softcap = softcap_of(p.softcap, params.scale);
     launch.o_residual = o_residual;
-    // Who keeps the residual of O is going to train, on rows that fill their tiles.
-    launch.stack = o_residual.data == nullptr ? stack_of(p) : HeadStack{};
-    if (c.pairs_of_heads) launch.stack = {};  // no tiles to save in long rows
-    const int stacked = launch.stack.heads();
-    launch.q = tensor_map_of_heads(params.q, shapes.q, p.dtype, stacked, 64 / stacked);
+    // With o_residual requested (training, long rows) PackGQA saves nothing; nor do long rows in clusters.
+    const bool may_pack = o_residual.data == nullptr && !c.cluster_over_heads;
+    launch.pack = may_pack ? pack_gqa_of(p) : PackGqa{};
+    const int packed = launch.pack.heads();
+    launch.q = tensor_map_of_heads(params.q, shapes.q, p.dtype, packed, 64 / packed);
     if (p.len_kv > 0 && shapes.k.len > 0) {
         launch.k = tensor_map(params.k, shapes.k, p.dtype, c.kv_box());
         launch.v = tensor_map(params.v, shapes.v, p.dtype, c.kv_box());
     }
-    launch.store_by_copy_engine = !refuse_copy_engine(params.o, shapes.o);
-    if (launch.store_by_copy_engine) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, stacked, 16 / stacked);
-    const std::int64_t tiles = query_tiles(p, c.block_q() / stacked);
-    const int together = c.pairs_of_heads ? 2 : stacked;  // heads of a place in the order
+    launch.store_by_tma = !refuse_tma(params.o, shapes.o);
+    if (launch.store_by_tma) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, packed, 16 / packed);
+    const std::int64_t tiles = query_tiles(p, c.block_q() / packed);
+    const int together = c.cluster_over_heads ? 2 : packed;  // heads of one index of the order
+    const bool cluster_over_tiles = c.cluster_multicast && !c.cluster_over_heads;
     launch.order = TileOrder(static_cast<int>(query_heads(p)) / together,
-                             static_cast<int>(c.pairs && !c.pairs_of_heads ? (tiles + 1) / 2 : tiles),
+                             static_cast<int>(cluster_over_tiles ? (tiles + 1) / 2 : tiles),
                              std::max(heads_together(p, kL2Share) / together, 1));
-    launch.stacks = Divider(params.heads_q / together);
+    launch.packed_heads = Divider(params.heads_q / together);
     launch.group = Divider(params.group);
     const Band band = p.mask.bind(p.len_q, p.len_kv);
     launch.low = static_cast<int>(band.low);
@@ -71,12 +74,12 @@ void forward(const ForwardCall& call) {
     const CurrentDevice current(call.plan.device);
     Launch launch = make_launch(call.plan, params, rows_of(call.args.o_residual));
     launch.residual_by_vectors = takes_byte_vectors(launch.o_residual, params.head_dim_v);
-    if (by_counter(call.plan)) {
-        launch.next_tile = reinterpret_cast<unsigned*>(call.workspace.data());
-        check(start_reset(launch.next_tile, stream_of(call)), "cuda.fa3.forward, counter of tiles");
+    if (dynamic_scheduling(call.plan)) {
+        launch.tile_counter = reinterpret_cast<unsigned*>(call.workspace.data());
+        check(start_counter_reset(launch.tile_counter, stream_of(call)), "cuda.fa3.forward, tile counter");
     }
-    const int blocks =
-        std::min(properties(call.plan.device).multiprocessors, launch.order.tiles() * (config_of(p).pairs ? 2 : 1));
+    const int blocks = std::min(properties(call.plan.device).multiprocessors,
+                                launch.order.tiles() * (config_of(p).cluster_multicast ? 2 : 1));
     const cudaError_t status = Shapes::call(*shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));
@@ -85,7 +88,7 @@ void forward(const ForwardCall& call) {
     check(status, "cuda.fa3.forward");
 }
 
-/// The copy engine needs aligned rows, which only the call shows.
+/// TMA needs aligned rows, which only a call shows.
 std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const ForwardArgs& args) {
     const TensorShapes shapes(problem);
     const struct {
@@ -95,7 +98,7 @@ std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const Forwar
     } inputs[] = {{"q", &args.q, &shapes.q}, {"k", &args.k, &shapes.k}, {"v", &args.v, &shapes.v}};
     for (const auto& [name, view, shape] : inputs) {
         if (view->size() == 0) continue;
-        if (auto reason = refuse_copy_engine(rows_of(*view), *shape)) return TensorRefusal{name, *reason};
+        if (auto reason = refuse_tma(rows_of(*view), *shape)) return TensorRefusal{name, *reason};
     }
     return std::nullopt;
 }
@@ -103,26 +106,25 @@ std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const Forwar
 }  // namespace
 
 std::vector<Kernel> kernels() {
-    return {
-        {.info = {.name = "cuda.fa3.forward",
-                  .backend = Backend::cuda,
-                  .schedule = Schedule::fa3,
-                  .pass = Pass::forward,
-                  .dtypes = {DType::bf16, DType::fp16},
-                  .summary = "producer and consumer warps, S of a block beside P V of the one before; memory O(len)",
-                  .limits = "sm_90; no additive bias; head_dim in multiples of 8, over 128 scale and mask only; "
-                            "16-byte aligned rows"},
-         .refuse = refuse,
-         .default_tile = tile_of,
-         .workspace_bytes = workspace_bytes,
-         .target = target,
-         .forward = forward,
-         .backward = nullptr,
-         .refuse_tensors = refuse_tensors,
-         .uses_o_residual = [](const Problem&) { return true; },
-         .shapes = Shapes::names(),
-         .shape_of = [](const Problem& p) { return *shape_of(p); }},
-        backward_kernel()};
+    return {{.info = {.name = "cuda.fa3.forward",
+                      .backend = Backend::cuda,
+                      .schedule = Schedule::fa3,
+                      .pass = Pass::forward,
+                      .dtypes = {DType::bf16, DType::fp16},
+                      .summary = "warp-specialized: a TMA producer, ping-pong consumer warpgroups; memory O(len)",
+                      .limits = "sm_90; no additive bias; head_dim in multiples of 8, over 128 scale and mask only; "
+                                "16-byte aligned rows"},
+             .refuse = refuse,
+             .default_tile = tile_of,
+             .workspace_bytes = workspace_bytes,
+             .target = target,
+             .forward = forward,
+             .backward = nullptr,
+             .refuse_tensors = refuse_tensors,
+             .uses_o_residual = [](const Problem&) { return true; },
+             .shapes = Shapes::names(),
+             .shape_of = [](const Problem& p) { return *shape_of(p); }},
+            backward_kernel()};
 }
 
 }  // namespace tessera::cuda::fa3

@@ -12,28 +12,29 @@
 
 namespace tessera::cuda::fa3 {
 
-/// What the kernel is launched with.
+/// The kernel's argument.
 struct Launch {
     ForwardParams params;
-    CUtensorMap q, k, v, o;  ///< q and o: of heads (tensor_map_of_heads)
-    float scale_log2;  ///< of Q K^T to scores in units of log2; with ALiBi and in general shapes, of scores to that
-    float unscale;     ///< 1 / scale_log2
-    Cap cap;           ///< in shapes with a softcap
-    bool store_by_copy_engine;  ///< O has a tensor map
-    HeadStack stack;            ///< of a tile
-    TileOrder order;            ///< of tiles; of a ragged call, of those of all members
-    Divider stacks, group;      ///< stacks of heads of a batch member; query heads of a head of K and V
-    int low, high;              ///< of a dense call: the band of its mask
-    Rows o_residual;            ///< what rounding took off O, a byte an element; null: not wanted
-    bool residual_by_vectors;   ///< 8 bytes at a time
-    unsigned* next_tile;        ///< counter, set to 0 by start_reset: whoever is free takes the next; null: in turn
+    CUtensorMap q, k, v, o;  ///< q and o: tensor_map_of_heads
+    float scale_log2;        ///< from Q K^T to log2 units; with ALiBi and in general shapes, from scores to log2 units
+    float unscale;           ///< 1 / scale_log2
+    Softcap softcap;         ///< in the capped shapes
+    bool store_by_tma;       ///< O has a tensor map
+    PackGqa pack;            ///< query heads in a tile
+    TileOrder order;         ///< tiles in launch order; those of all sequences of a varlen call
+    Divider packed_heads;    ///< heads of a sequence, as `order` counts them: divided by those in a tile or cluster
+    Divider group;           ///< query heads per K/V head
+    int low, high;           ///< the mask's band, in a dense call
+    Rows o_residual;         ///< low-order bits that rounding takes off O, one byte an element; null: not wanted
+    bool residual_by_vectors;  ///< 8 bytes at a time
+    unsigned* tile_counter;    ///< of the dynamic tile scheduler, reset by start_counter_reset(); null: static
 };
 
-/// Sets the counter of tiles to 0, in a kernel beside which the forward may start: a memset in front of it costs 5 to 8
-/// microseconds.
-cudaError_t start_reset(unsigned* next_tile, cudaStream_t stream);
+/// Sets the tile counter to 0, in a kernel beside which the forward may start: a memset in front of it costs 5 to 8
+/// microseconds (H200).
+cudaError_t start_counter_reset(unsigned* tile_counter, cudaStream_t stream);
 
-/// Starts the kernel on `blocks` multiprocessors. One instance each in instances/.
+/// Starts the kernel with `blocks` thread blocks. One instance each in instances/.
 template <class T, class Shape>
 cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream);
 

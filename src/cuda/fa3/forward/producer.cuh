@@ -1,37 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The producer warpgroup: one warp starts copies of Q, K and V tiles, three look for NaN and infinities in V.
+// The producer warpgroup: one warp issues the TMA loads of Q, K and V tiles, three warps sanitize V.
 #pragma once
 
 #include "cuda/fa3/forward/shared_storage.cuh"
 #include "cuda/fa3/forward/tile_scheduler.cuh"
 #include "cuda/ptx/tma.cuh"
-#include "cuda/tile/special.cuh"
+#include "cuda/tile/fragment.cuh"
+#include "cuda/tile/nonfinite.cuh"
+#include "cuda/tile/tma_copy.cuh"
 
 namespace tessera::cuda::fa3 {
 
-/// Starts the copy of a block of K or V: slabs of rows from row `row` of (head, batch). Of a pair of thread blocks,
-/// each brings half of the rows to both.
-template <Config kConfig, class Slab, int kSlabs>
-__device__ __forceinline__ void copy_in(Slab (&slabs)[kSlabs], const CUtensorMap& map, int row, int head, int batch,
+/// Starts the load of a block of K or V, from row `row` of (head, batch) on: multicast in a cluster.
+template <Config kConfig, class Panel, int kPanels>
+__device__ __forceinline__ void copy_kv(Panel (&panels)[kPanels], const CUtensorMap& map, int row, int head, int batch,
                                         ptx::Mbarrier& full) {
     constexpr auto kHint = ptx::CacheHint::evict_last;
-    if constexpr (kConfig.pairs) {
-        const int first = ptx::cluster_rank() * kConfig.kv_box();
-#pragma unroll
-        for (int s = 0; s < kSlabs; ++s) {
-            ptx::tma_load_4d_to_both(&slabs[s][first], map, s * kSlabColumns, row + first, head, batch, full, kHint);
-        }
+    if constexpr (kConfig.cluster_multicast) {
+        copy_in_multicast<kConfig.kv_box()>(panels, map, row, head, batch, full, kHint);
     } else {
-#pragma unroll
-        for (int s = 0; s < kSlabs; ++s) {
-            ptx::tma_load_4d(slabs[s], map, s * kSlabColumns, row, head, batch, full, kHint);
-        }
+        copy_in(panels, map, row, head, batch, full, kHint);
     }
 }
 
-/// One thread: all copies, in the order in which the consumers take them. V comes one block behind K, over the ends of
-/// tiles too: the first scores of a tile are multiplied beside the last P V of the one before.
+/// One thread: all loads, in the order in which the consumers take them. V comes one block behind K, across tiles too,
+/// since the first scores of a tile run beside the last P V of the previous tile.
 template <Config kConfig>
 struct Producer {
     struct Block {
@@ -41,13 +35,13 @@ struct Producer {
 
     const Launch& launch;
     Shared<kConfig>& shared;
-    RingPosition<kConfig.q_stages> q{};
-    RingPosition<kConfig.kv_stages> k{}, v{};
-    Block late{};           ///< the block whose K was asked for and whose V was not yet
+    PipelineState<kConfig.q_stages> q{};
+    PipelineState<kConfig.kv_stages> k{}, v{};
+    Block pending_v{};      ///< the block whose K was loaded and whose V was not yet
     bool had_keys = false;  ///< a tile with keys came
 
     __device__ __forceinline__ void run() {
-        TileScheduler<kConfig> scheduler{launch, shared.tiles, shared.drawn_tiles()};
+        TileScheduler<kConfig> scheduler{launch, shared.tiles, shared.cluster_tile_indices()};
         while (true) {
             const WorkTile& tile = scheduler.next();
             if (!tile.exists) break;
@@ -56,85 +50,86 @@ struct Producer {
                 const Block block{true, tile.blocks.partial(n), tile.first_kv + n * kConfig.block_kv, tile.kv_head,
                                   batch};
                 const bool first = n == tile.blocks.end - 1;
-                if (n == tile.blocks.begin) scheduler.choose_upcoming();
+                if (n == tile.blocks.begin) scheduler.choose_next();
                 load_k(block);
-                if (late.exists) load_v(late);
+                if (pending_v.exists) load_v(pending_v);
                 if (first) load_q(tile, batch);
-                if (first && had_keys) lend_stages();
-                late = block;
+                if (first && had_keys) hand_stages_to_epilogue();
+                pending_v = block;
                 had_keys = true;
-                // The next K has to wait until O has left what was lent; this V has not.
-                if (first && !kConfig.own_o()) load_late_v();
+                // The next K has to wait until O has left the epilogue's stages; this V has not.
+                if (first && !kConfig.own_o()) load_pending_v();
             }
             if (tile.has_keys()) continue;
-            // Consumers wait for the last V of a tile before they look for the next one; after this there may be more
-            // tiles without keys than places in the ring.
-            load_late_v();
-            scheduler.choose_upcoming();
+            // Consumers wait for the last V of a tile before they look for the next tile, and more tiles without keys
+            // than the ring has slots may follow.
+            load_pending_v();
+            scheduler.choose_next();
         }
-        load_late_v();
-        if (had_keys) lend_stages();
+        load_pending_v();
+        if (had_keys) hand_stages_to_epilogue();
     }
 
     /// The V that is still to come, if there is one.
-    __device__ __forceinline__ void load_late_v() {
-        if (late.exists) load_v(late);
-        late.exists = false;
+    __device__ __forceinline__ void load_pending_v() {
+        if (pending_v.exists) load_v(pending_v);
+        pending_v.exists = false;
     }
 
-    /// Where O has no memory of its own: a stage of K and one of V that are read no more, for O of a tile. Behind the
-    /// next tile's first K and this one's last V, so that nothing that the consumers wait for waits for O to leave.
-    __device__ __forceinline__ void lend_stages() {
+    /// Without shared memory of its own, a tile's O aliases one stage of K and one of V, which the producer hands to
+    /// the epilogue as if they were loaded. They come behind the next tile's first K and this tile's last V, so that no
+    /// load that the consumers wait for waits for O to leave.
+    __device__ __forceinline__ void hand_stages_to_epilogue() {
         if constexpr (!kConfig.own_o()) {
-            k.wait_empty(shared.k_ring);
-            ptx::mbarrier_arrive(shared.k_ring.full[k.stage()]);
+            shared.k_ring.producer_acquire(k);
+            ptx::mbarrier_arrive(shared.k_ring.full[k.index()]);
             k.advance();
-            v.wait_empty(shared.v_ring);
-            ptx::mbarrier_arrive(shared.v_ring.full[v.stage()]);
+            shared.v_ring.producer_acquire(v);
+            ptx::mbarrier_arrive(shared.v_ring.full[v.index()]);
             v.advance();
         }
     }
 
     __device__ __forceinline__ void load_q(const WorkTile& tile, int batch) {
-        q.wait_empty(shared.q_ring);
-        ptx::Mbarrier& full = shared.q_ring.full[q.stage()];
-        const int rows = launch.stack.query(64);
-        const int slices = kConfig.skips_blocks()
-                               ? min((tile.q_end - tile.q_begin + rows - 1) / rows, kConfig.consumers)
-                               : kConfig.consumers;
-        ptx::mbarrier_arrive_expect(full, slices * sizeof(shared.q[0][0]));
+        shared.q_ring.producer_acquire(q);
+        ptx::Mbarrier& full = shared.q_ring.full[q.index()];
+        const int rows = launch.pack.query(64);
+        const int row_blocks = kConfig.skips_blocks()
+                                   ? min((tile.q_end - tile.q_begin + rows - 1) / rows, kConfig.consumers)
+                                   : kConfig.consumers;
+        ptx::mbarrier_arrive_expect(full, row_blocks * sizeof(shared.q[0][0]));
         int row = tile.first_q + tile.q_begin;
-        for (int w = 0; w < slices; ++w, row += rows) {
+        for (int w = 0; w < row_blocks; ++w, row += rows) {
 #pragma unroll
-            for (int s = 0; s < kConfig.qk_slabs(); ++s) {
-                ptx::tma_load_4d(shared.q[q.stage()][w][s], launch.q, s * kSlabColumns, tile.head, row, batch, full,
+            for (int s = 0; s < kConfig.qk_panels(); ++s) {  // the map's coordinates are (dim, heads, len, batch)
+                ptx::tma_load_4d(shared.q[q.index()][w][s], launch.q, s * kPanelColumns, tile.head, row, batch, full,
                                  ptx::CacheHint::evict_first);
             }
         }
         q.advance();
     }
     __device__ __forceinline__ void load_k(const Block& block) {
-        k.wait_empty(shared.k_ring);
-        ptx::Mbarrier& full = shared.k_ring.full[k.stage()];
+        shared.k_ring.producer_acquire(k);
+        ptx::Mbarrier& full = shared.k_ring.full[k.index()];
         ptx::mbarrier_arrive_expect(full, sizeof(shared.k[0]));
-        copy_in<kConfig>(shared.k[k.stage()], launch.k, block.row, block.head, block.batch, full);
+        copy_kv<kConfig>(shared.k[k.index()], launch.k, block.row, block.head, block.batch, full);
         k.advance();
     }
     __device__ __forceinline__ void load_v(const Block& block) {
-        v.wait_empty(shared.v_ring);
-        ptx::Mbarrier& full = block.partial ? shared.v_raw[v.stage()] : shared.v_ring.full[v.stage()];
+        shared.v_ring.producer_acquire(v);
+        ptx::Mbarrier& full = block.partial ? shared.v_unsanitized[v.index()] : shared.v_ring.full[v.index()];
         ptx::mbarrier_arrive_expect(full, sizeof(shared.v[0]));
-        copy_in<kConfig>(shared.v[v.stage()], launch.v, block.row, block.head, block.batch, full);
+        copy_kv<kConfig>(shared.v[v.index()], launch.v, block.row, block.head, block.batch, full);
         v.advance();
     }
 };
 
-/// Sets NaN and infinities of one V tile to 0. Returns whether this warp met any.
+/// Sets NaN and infinities of one V tile to 0. Returns whether this warp found any.
 template <class T, int kBytes>
-__device__ __forceinline__ bool clean(void* tile, int thread) {
+__device__ __forceinline__ bool sanitize(void* tile, int thread) {
     constexpr int kChunks = kBytes / static_cast<int>(sizeof(uint4));
-    constexpr int kThreads = 32 * kGuardWarps;
-    constexpr int kAtOnce = 4;  // reads that wait for each other
+    constexpr int kThreads = 32 * kSanitizeWarps;
+    constexpr int kAtOnce = 4;  // loads in flight
     auto* chunks = static_cast<uint4*>(tile);
     bool found = false;
     for (int first = thread; first < kChunks; first += kAtOnce * kThreads) {
@@ -143,39 +138,41 @@ __device__ __forceinline__ bool clean(void* tile, int thread) {
         for (int i = 0; i < kAtOnce; ++i) read[i] = chunks[min(first + i * kThreads, kChunks - 1)];
         const auto sum = __hadd2(__hadd2(zero_or_nan<T>(read[0]), zero_or_nan<T>(read[1])),
                                  __hadd2(zero_or_nan<T>(read[2]), zero_or_nan<T>(read[3])));
-        if (special<T>(reinterpret_cast<const std::uint32_t&>(sum)) == 0) continue;
+        if (nonfinite<T>(reinterpret_cast<const std::uint32_t&>(sum)) == 0) continue;
         found = true;
         for (int i = first; i < min(first + kAtOnce * kThreads, kChunks); i += kThreads) {
             auto* words = reinterpret_cast<std::uint32_t*>(&chunks[i]);
-            for (int w = 0; w < 4; ++w) words[w] &= ~((special<T>(words[w]) >> 15) * 0xFFFF);
+            for (int w = 0; w < 4; ++w) words[w] &= ~((nonfinite<T>(words[w]) >> 15) * 0xFFFF);
         }
     }
-    return __any_sync(kAllLanes, found);
+    return any_lane(found);
 }
 
-/// A hidden weight is 0, but 0 * NaN is NaN: in blocks where some row does not see some key, non-finite elements of V
-/// are set to 0 before the consumers are told of it; they put them back into the rows that see them (restore_lost).
-/// `thread`: of the guard's warps.
+/// Sanitizes V of partial blocks, in which some row does not see some key: a hidden probability is 0, but 0 * NaN is
+/// NaN. Non-finite elements of V become 0 before the consumers see the block; restore_nonfinite() adds them to the rows
+/// that see them. `thread`: index in the sanitizing warps.
 template <class T, Config kConfig>
-__device__ __forceinline__ void guard(Shared<kConfig>& shared, int thread) {
-    RingPosition<kConfig.kv_stages> v;
-    StagePhases raw;
+__device__ __forceinline__ void sanitize_v(Shared<kConfig>& shared, int thread) {
+    PipelineState<kConfig.kv_stages> v;
+    StagePhases unsanitized;
     TileReader tiles{shared.tiles};
     while (true) {
-        const int place = tiles.open();
-        const WorkTile tile = tiles[place];
-        tiles.close(place, thread % 32);
+        const int slot = tiles.acquire();
+        const WorkTile tile = tiles[slot];
+        tiles.release(slot, thread % 32);
         if (!tile.exists) return;
         for (int n = tile.blocks.end - 1; n >= tile.blocks.begin; --n, v.advance()) {
             if (!tile.blocks.partial(n)) continue;
-            raw.wait(shared.v_raw[v.stage()], v.stage());
-            // The consumers keep the tile's place in the ring until its last V.
-            if (clean<T, sizeof(shared.v[0])>(shared.v[v.stage()], thread)) shared.tiles.tiles[place].dirty = true;
+            unsanitized.wait(shared.v_unsanitized[v.index()], v.index());
+            // The consumers hold the tile's slot until its last V.
+            if (sanitize<T, sizeof(shared.v[0])>(shared.v[v.index()], thread)) {
+                shared.tiles.tiles[slot].v_is_sanitized = true;
+            }
             ptx::fence_proxy_async();
-            ptx::named_barrier_sync(kGuardBarrier, 32 * kGuardWarps);
-            if (thread == 0) ptx::mbarrier_arrive(shared.v_ring.full[v.stage()]);
+            ptx::named_barrier_sync(kSanitizeBarrier, 32 * kSanitizeWarps);
+            if (thread == 0) ptx::mbarrier_arrive(shared.v_ring.full[v.index()]);
         }
-        if (!kConfig.own_o() && tile.has_keys()) v.advance();  // the stage that is lent for O
+        if (!kConfig.own_o() && tile.has_keys()) v.advance();  // the stage that the epilogue has
     }
 }
 

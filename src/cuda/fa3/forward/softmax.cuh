@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Online softmax on the accumulators of wgmma: a thread holds two rows (r = 0, 1), a quad of threads a whole row. A
-// block of scores goes through these, in this order:
+// Online softmax on the accumulators of wgmma, with conditional rescaling: a thread holds two rows (r = 0, 1), a quad
+// of threads a whole row. A block of scores goes through these, in this order:
 //
 //     apply_mask                        hidden pairs, where there are any
-//     OnlineSoftmax::needs_rescale      does some score exceed its row's m by more than that row's slack? If so:
-//     OnlineSoftmax::rescale            m, l, and by what O has to be multiplied
-//     OnlineSoftmax::count_near, set_limits    the slack, after a row's first block
+//     OnlineSoftmax::needs_rescale      does a score exceed its row's m by more than that row's rescale threshold? If
+//     so: OnlineSoftmax::rescale            the new m and l, and the factor that O has to be multiplied by
+//     OnlineSoftmax::count_near_max, set_rescale_threshold    the threshold, after a row's first block
 //     exponentiate                      P = exp2(S - m), and l
 //
-// Scores stay products of Q and K: the scale is part of the exponent's multiply-add.
+// Scores stay elements of Q K^T: the scale is part of the exponent's multiply-add.
 #pragma once
 
 #include <cmath>
@@ -19,23 +19,20 @@
 #include "cuda/host/constants.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/order.cuh"
-#include "cuda/tile/headroom.cuh"
+#include "cuda/tile/exponent_offset.cuh"
+#include "cuda/tile/fragment.cuh"
 
 namespace tessera::cuda::fa3 {
 
-/// Element 4 * j + 2 * r + e of an accumulator is row r, column 8 * j + 2 * (lane % 4) + e.
-constexpr int row_of(int element) { return element / 2 % 2; }
-constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
-
-/// Scores of pairs that are not visible become -inf. `query`: of the thread's rows.
+/// Scores of pairs that are not visible become -inf. `query`: queries of the thread's rows.
 template <int kCount>
-__device__ __forceinline__ void apply_mask(float (&scores)[kCount], const Visibility& seen, const int (&query)[2],
+__device__ __forceinline__ void apply_mask(float (&scores)[kCount], const Band32& band, const int (&query)[2],
                                            int first_key, int lane) {
     const int key = first_key + 2 * (lane % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const std::uint32_t visible = columns_before(min(query[r] + seen.high, seen.last_key) + 1 - key) &
-                                      ~columns_before(query[r] + seen.low - key);
+        const std::uint32_t visible =
+            columns_before(band.last(query[r]) + 1 - key) & ~columns_before(band.first(query[r]) - key);
 #pragma unroll
         for (int i = 0; i < kCount / 2; ++i) {
             float& score = scores[i / 2 * 4 + 2 * r + i % 2];
@@ -44,80 +41,79 @@ __device__ __forceinline__ void apply_mask(float (&scores)[kCount], const Visibi
     }
 }
 
-/// Slack: a maximum m is left alone by scores that are a little over it, so that O is rescaled in few blocks only; the
-/// division by l makes up for weights over 1. A little: where many scores of the row's first block are near the
-/// maximum, so that none of them weighs much; a score that outweighs the others is to have weight 1, which 16 bits hold
-/// exactly. And never over 2^kMostSlack.
-inline constexpr int kMostSlack = 8;
+/// Conditional rescaling: scores that exceed m by less than a threshold leave m alone, so that O is rescaled in few
+/// blocks only. P may then exceed 1, and the division by l makes up for it. The threshold of a row is at most
+/// 2^kRescaleThreshold. It is that large where many scores of the row's first block are near the maximum and none of
+/// them weighs much. A score that outweighs the others shall have P = 1, which 16 bits hold exactly: then it is 1.
+inline constexpr int kRescaleThreshold = 8;
 
 template <class T>
-inline constexpr float kHeadroom = cuda::kHeadroom<T, kMostSlack>;
+inline constexpr float kExponentOffset = cuda::kExponentOffset<T, kRescaleThreshold>;
 
-/// A row's scores in a quad of threads, in 16 parts: of each part the largest is known.
+/// The quad's four threads hold a row's scores in 16 parts; the largest score of each part is known.
 inline constexpr int kPartsOfThread = 4;
 
-/// Maximum m and sum l of two rows. What a row gets depends on that row alone.
+/// Maximum m and sum l of two rows. A row's values depend on that row alone.
 template <class T>
 struct OnlineSoftmax {
-    float max[2] = {-INFINITY, -INFINITY};  ///< in units of log2 (scaled); up to kMostSlack under the largest so far
-    float sum[2] = {0, 0};                  ///< this thread's share until finish()
-    float subtract[2];                      ///< weight = exp2(score * scale - subtract)
-    /// Bits of the largest score that leaves the maximum alone: scores over 0 compare like their bits.
-    int limit[2] = {};
-    /// Limits don't hold: a row of this warp has met no key yet, or has large scores or a limit under 0.
-    bool rescales_all = true;
-    // From rescale() to set_limits():
-    bool limits_are_due = true;
+    float row_max[2] = {-INFINITY, -INFINITY};  ///< m in units of log2; up to kRescaleThreshold under the largest score
+    float row_sum[2] = {0, 0};                  ///< l, this thread's part until finish()
+    float subtract[2];                          ///< P = exp2(score * scale - subtract)
+    /// Bits of the largest score that leaves m alone; scores over 0 compare like their bits.
+    int threshold[2] = {};
+    /// The thresholds don't hold: a row of this warp has met no key yet, or has large scores or a threshold under 0.
+    bool always_rescale = true;
+    // From rescale() to set_rescale_threshold():
+    bool threshold_is_due = true;
     bool first[2];                     ///< the block was the row's first
-    float largest[2][kPartsOfThread];  ///< the largest scores of this thread's parts of it
-    float near[2];                     ///< so many scores are near its maximum, in this thread's parts
+    float largest[2][kPartsOfThread];  ///< the largest scores of this thread's parts of the block
+    float near_max[2];                 ///< how many scores are near the row's maximum, in this thread's parts
 
-    /// Has a block of scores, [2 rows][kCount / 2 columns], to be given to rescale()? The same for all lanes of the
-    /// warp.
+    /// Does a block of scores, [2 rows][kCount / 2 columns], need rescale()? Uniform over the warp.
     template <int kCount>
     __device__ __forceinline__ bool needs_rescale(const float (&scores)[kCount]) const;
 
-    /// The online softmax: brings the maxima up to those of a block, where it takes that, and l to them; O has to be
-    /// multiplied by `factor`.
+    /// The online softmax: raises m to the block's maximum where that exceeds the threshold, and brings l to it. O has
+    /// to be multiplied by `factor`.
     template <int kCount>
     __device__ __forceinline__ void rescale(float (&scores)[kCount], float scale_log2, float unscale,
                                             float (&factor)[2]);
 
-    /// The second half of rescale(), which nothing waits for before the next needs_rescale(): of rows whose first block
-    /// it was, how far over m later scores may be. To be called under a product; behind a tile's last block not at all.
-    /// The block, of kBlockKv keys, begins at `first_key`; `query`: of the thread's rows.
+    /// The second half of rescale(): sets the threshold of rows whose first block it was. The next needs_rescale()
+    /// wants it, so both calls run under a GEMM; a tile's last block needs neither. The block, of kBlockKv keys, begins
+    /// at `first_key`; `query`: queries of the thread's rows.
     template <int kBlockKv>
-    __device__ __forceinline__ void count_near(const WorkTile& tile, const int (&query)[2], int first_key,
-                                               float scale_log2);
-    __device__ __forceinline__ void set_limits(float unscale);
+    __device__ __forceinline__ void count_near_max(const WorkTile& tile, const int (&query)[2], int first_key,
+                                                   float scale_log2);
+    __device__ __forceinline__ void set_rescale_threshold(float unscale);
 
-    /// Sums over the quad.
+    /// Sums l over the quad.
     __device__ __forceinline__ void finish() {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 1);
-            sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 2);
-        }
+        for (int r = 0; r < 2; ++r) row_sum[r] = quad_sum(row_sum[r]);
     }
-    /// After finish(): the natural logarithm of the row's sum of exponentials; -inf for a row without keys.
+    /// After finish(): LSE of the row, by the natural logarithm; -inf for a row without keys.
     __device__ __forceinline__ float lse(int r) const {
-        return (max[r] + ptx::log2_approx(sum[r] * kHeadroomUnit<T, kMostSlack>)) * kLn2;
+        return (row_max[r] + ptx::log2_approx(row_sum[r] * kExponentOffsetFactor<T, kRescaleThreshold>)) * kLn2;
     }
     __device__ __forceinline__ float inverse_sum(int r) const {
-        return sum[r] == 0.0F ? 0.0F : ptx::reciprocal_approx(sum[r]);
+        return row_sum[r] == 0.0F ? 0.0F : ptx::reciprocal_approx(row_sum[r]);
     }
 
  private:
-    /// Of these rows the scale is no part of the exponent's multiply-add: rescale() subtracts m, rounded as m was.
-    __device__ __forceinline__ bool large(int r) const { return max[r] != -INFINITY && fabsf(max[r]) >= kLargeScore; }
-    __device__ __forceinline__ float finite_max(int r) const { return max[r] == -INFINITY ? 0.0F : max[r]; }
+    /// In rows with such large scores the scale is no part of the exponent's multiply-add: rescale() subtracts m,
+    /// rounded as m was.
+    __device__ __forceinline__ bool large(int r) const {
+        return row_max[r] != -INFINITY && fabsf(row_max[r]) >= kLargeScore;
+    }
+    __device__ __forceinline__ float finite_max(int r) const { return row_max[r] == -INFINITY ? 0.0F : row_max[r]; }
 };
 
 template <class T>
 template <int kCount>
 __device__ __forceinline__ bool OnlineSoftmax<T>::needs_rescale(const float (&scores)[kCount]) const {
-    constexpr int kChains = 4;  // so that no maximum waits for the one before
-    bool over = rescales_all;
+    constexpr int kChains = 4;  // independent chains of maxima, for latency
+    bool over = always_rescale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         int chain[kChains];
@@ -127,9 +123,9 @@ __device__ __forceinline__ bool OnlineSoftmax<T>::needs_rescale(const float (&sc
             const int high = __float_as_int(scores[4 * i + 2 * r + 1]);
             chain[i % kChains] = i < kChains ? ::max(low, high) : __vimax3_s32(chain[i % kChains], low, high);
         }
-        over |= __vimax3_s32(chain[0], chain[1], ::max(chain[2], chain[3])) > limit[r];
+        over |= __vimax3_s32(chain[0], chain[1], ::max(chain[2], chain[3])) > threshold[r];
     }
-    return __any_sync(kAllLanes, over);
+    return any_lane(over);
 }
 
 /// The largest scores of this thread's parts of both rows.
@@ -143,19 +139,10 @@ __device__ __forceinline__ void largest_of_parts(const float (&scores)[kCount], 
     }
 }
 
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-    return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(kAllLanes, x, 1);
-    return x + __shfl_xor_sync(kAllLanes, x, 2);
-}
-
-/// How many scores of a row's first block are near its maximum m: the largest ones of this thread's parts count from 1
-/// at m to 0 at a 16th of its weight. (All scores would tell a little more, and cost 110 instructions more.)
-__device__ __forceinline__ float near_maximum(const float (&largest)[kPartsOfThread], float m, float scale_log2) {
+/// How many scores of a row's first block are near its maximum m. The largest of each part counts, from 1 at m down to
+/// 0 where P is a 16th. (All scores would be a little more exact, at 110 instructions more.)
+__device__ __forceinline__ float count_near_max_of_parts(const float (&largest)[kPartsOfThread], float m,
+                                                         float scale_log2) {
     float near = 0;
 #pragma unroll
     for (const float score : largest) near += __saturatef(fmaf(score, scale_log2 / 4, 1 - m / 4));
@@ -167,7 +154,7 @@ template <int kCount>
 __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount], float scale_log2, float unscale,
                                                           float (&factor)[2]) {
     largest_of_parts(scores, largest);
-    // Both rows at each step, and no branches between: a shuffle takes as long as 25 instructions.
+    // Both rows at each step, without branches: a shuffle takes as long as 25 instructions.
     float block_max[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -175,26 +162,27 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const float before = max[r];
-        first[r] = before == -INFINITY;
-        const bool raise = first[r] | large(r) | (block_max[r] > __int_as_float(limit[r]));
-        // Rounded as the subtraction will round it: m is what is subtracted, to the last bit, in O, l and LSE.
-        const float raised = fmaxf(before, __fmul_rn(block_max[r], scale_log2)) + kHeadroom<T> - kHeadroom<T>;
-        max[r] = raise ? raised : before;
-        limit[r] = raise ? __float_as_int(block_max[r]) : limit[r];
-        // Nothing visible yet: exp2(-inf - 0) is the 0 that is wanted.
-        factor[r] = ptx::exp2_approx(before - finite_max(r));
-        sum[r] = __fmul_rn(sum[r], factor[r]);  // never one operation with the addition behind it
-        subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kHeadroom<T>;
+        const float previous_max = row_max[r];
+        first[r] = previous_max == -INFINITY;
+        const bool raise = first[r] | large(r) | (block_max[r] > __int_as_float(threshold[r]));
+        // Rounded as the subtraction rounds it, so that O, l and LSE use the same m to the last bit.
+        const float new_max =
+            fmaxf(previous_max, __fmul_rn(block_max[r], scale_log2)) + kExponentOffset<T> - kExponentOffset<T>;
+        row_max[r] = raise ? new_max : previous_max;
+        threshold[r] = raise ? __float_as_int(block_max[r]) : threshold[r];
+        // With no visible key so far, exp2(-inf - 0) gives the right factor, 0.
+        factor[r] = ptx::exp2_approx(previous_max - finite_max(r));
+        row_sum[r] = __fmul_rn(row_sum[r], factor[r]);  // never fused with the addition behind it
+        subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kExponentOffset<T>;
     }
-    limits_are_due = true;
-    if (!__any_sync(kAllLanes, large(0) | large(1))) return;
-    // Rows that are not large stay as they are, to the last bit. exponentiate() will scale once more.
+    threshold_is_due = true;
+    if (!any_lane(large(0) | large(1))) return;
+    // Rows that are not large keep their scores to the last bit. exponentiate() scales once more.
     float times[2], minus[2], back[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         times[r] = large(r) ? scale_log2 : 1.0F;
-        minus[r] = large(r) ? max[r] : 0.0F;
+        minus[r] = large(r) ? row_max[r] : 0.0F;
         back[r] = large(r) ? unscale : 1.0F;
     }
 #pragma unroll
@@ -203,44 +191,45 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
     }
 }
 
-/// The room is up to 2^kMostSlack where near-by scores are many, and none where one outweighs the others.
 template <class T>
 template <int kBlockKv>
-__device__ __forceinline__ void OnlineSoftmax<T>::count_near(const WorkTile& tile, const int (&query)[2], int first_key,
-                                                             float scale_log2) {
+__device__ __forceinline__ void OnlineSoftmax<T>::count_near_max(const WorkTile& tile, const int (&query)[2],
+                                                                 int first_key, float scale_log2) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        // Of a block that the row sees a part of, the rest is taken to be like that part.
+        // Keys that the row doesn't see are counted like those that it sees.
         const int begin = ::max(query[r] + tile.low - first_key, 0);
         const int end = ::min(::min(query[r] + tile.high, tile.last_key) + 1 - first_key, kBlockKv);
         const float more = __fdividef(0.75F * kBlockKv, static_cast<float>(end - begin));
-        near[r] = near_maximum(largest[r], finite_max(r), scale_log2) * more;
+        near_max[r] = count_near_max_of_parts(largest[r], finite_max(r), scale_log2) * more;
     }
 }
 
 template <class T>
-__device__ __forceinline__ void OnlineSoftmax<T>::set_limits(float unscale) {
+__device__ __forceinline__ void OnlineSoftmax<T>::set_rescale_threshold(float unscale) {
     bool all = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const float room = fminf(fmaxf(__log2f(quad_sum(near[r])) * 1.25F, 0.0F), float{kMostSlack});
-        limit[r] = !first[r] ? limit[r] : __float_as_int((finite_max(r) + room) * unscale);
-        all |= limit[r] < 0 || large(r) || max[r] == -INFINITY;
+        // log2 of the threshold: 0 for one score near the maximum, more for many.
+        const float log2_threshold =
+            fminf(fmaxf(__log2f(quad_sum(near_max[r])) * 1.25F, 0.0F), float{kRescaleThreshold});
+        threshold[r] = !first[r] ? threshold[r] : __float_as_int((finite_max(r) + log2_threshold) * unscale);
+        all |= threshold[r] < 0 || large(r) || row_max[r] == -INFINITY;
     }
-    rescales_all = __any_sync(kAllLanes, all);
-    limits_are_due = false;
+    always_rescale = any_lane(all);
+    threshold_is_due = false;
 }
 
-/// From scores to weights: p = exp2(scale * s - m), its sum, and its 16-bit form, which is the A operand of P V.
+/// From scores to probabilities: P = exp2(scale * S - m), its row sums, and its 16-bit form, the A operand of P V.
 ///
-/// A warp issues an ex2 every 8 cycles at best, and everything else fits between: the fused multiply-adds of scores to
-/// come, the sums and the packing of weights that are done. The assembler does not find that order by itself, so the
-/// work is cut into chunks that it may not mix (ptx/order.cuh).
-template <class T, int kCount, class Extra>
+/// A warp issues an ex2 every 8 cycles at best, and everything else fits between: the multiply-adds of later scores,
+/// the sums and the packing of finished probabilities. ptxas does not find that order by itself, so the work is cut
+/// into chunks that it may not mix (ptx/order.cuh).
+template <class T, int kCount, class Mod>
 struct Exponentials {
     static constexpr int kChunk = 8;  // exponentials
     static constexpr int kChunks = kCount / kChunk;
-    static constexpr int kAhead = 3;  // chunks whose exponents are ready before their turn
+    static constexpr int kAhead = 3;  // chunks whose exponents are ready early
     static_assert(kCount % kChunk == 0);
 
     float (&scores)[kCount];
@@ -248,7 +237,7 @@ struct Exponentials {
     const float (&subtract)[2];
     float scale_log2;
     ptx::IssueOrder order;
-    const Extra& extra;
+    const Mod& score_mod;
     float parts[2][2];  // two partial sums a row: short chains, and small rounding errors over long rows
 
     template <int kBegin, int kEnd>
@@ -272,11 +261,11 @@ struct Exponentials {
         }
 #pragma unroll
         for (int i = kPart * kChunk; i < (kPart + 1) * kChunk; i += 2) {
-            p[i / 8][i % 8 / 2] = extra.drop(ptx::pack<T>(scores[i], scores[i + 1]), i);
+            p[i / 8][i % 8 / 2] = score_mod.drop(ptx::pack<T>(scores[i], scores[i + 1]), i);
         }
     }
 
-    /// Chunk kPart and all after it. `beside`() is done in the shadow of the last one.
+    /// Chunk kPart and all after it. `beside`() runs in the shadow of the last one.
     template <int kPart, class Beside>
     __device__ __forceinline__ void run(const Beside& beside) {
         if constexpr (kPart == 0) exponents<0, kAhead + 1>();
@@ -291,16 +280,16 @@ struct Exponentials {
     }
 };
 
-/// Scores [2 rows][kCount / 2 columns] of this thread become weights in p, and their sums are added to the rows'; what
-/// `extra` drops is part of the sums only. `beside`() is done in the shadow of the last ones.
-template <class T, int kCount, class Extra, class Beside>
+/// Scores [2 rows][kCount / 2 columns] of this thread become probabilities in p, and their sums are added to l. What
+/// dropout drops counts in the sums only. `beside`() runs in the shadow of the last exponentials.
+template <class T, int kCount, class Mod, class Beside>
 __device__ __forceinline__ void exponentiate(float (&scores)[kCount], std::uint32_t (&p)[kCount / 8][4],
                                              OnlineSoftmax<T>& rows, float scale_log2, ptx::IssueOrder order,
-                                             const Extra& extra, const Beside& beside) {
-    Exponentials<T, kCount, Extra> exponentials{scores, p, rows.subtract, scale_log2, order, extra};
+                                             const Mod& score_mod, const Beside& beside) {
+    Exponentials<T, kCount, Mod> exponentials{scores, p, rows.subtract, scale_log2, order, score_mod};
     exponentials.template run<0>(beside);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) rows.sum[r] += exponentials.parts[r][0] + exponentials.parts[r][1];
+    for (int r = 0; r < 2; ++r) rows.row_sum[r] += exponentials.parts[r][0] + exponentials.parts[r][1];
 }
 
 }  // namespace tessera::cuda::fa3

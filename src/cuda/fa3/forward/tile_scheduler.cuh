@@ -1,84 +1,84 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tile scheduler of the persistent grid: which tile of queries comes when. The producer decides, works out what the
-// tile needs, and tells the other roles.
+// The tile scheduler of the persistent grid: which tile of queries comes when. The producer picks a tile, works out the
+// key blocks that it needs (causal tiles past the diagonal are skipped here), and passes it to the other warps.
 #pragma once
 
 #include "cuda/fa3/forward/launch.hpp"
 #include "cuda/fa3/host/block_range.hpp"
-#include "cuda/tile/member.cuh"
 #include "cuda/tile/pipeline.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa3 {
 
-/// One tile of queries of one head, and the K/V blocks that it needs. 32 bits are enough: the kernel refuses longer
-/// tensors, and registers are short.
+/// One tile of queries, and the K/V blocks that it needs. 32 bits suffice, since longer tensors are refused, and save
+/// registers.
 struct WorkTile {
-    int batch, head, kv_head;  ///< head: the first one of those that are stacked
-    int first_q, first_kv;     ///< rows where a ragged member begins
-    int q_begin, q_end;        ///< queries; none past the end of a ragged member
-    int low, high;             ///< key k is visible to query q if q + low <= k <= q + high ...
-    int last_key;              ///< ... and k <= last_key
+    int batch, head, kv_head;  ///< head: the first of those that PackGQA put into the tile
+    int first_q, first_kv;     ///< rows of the tensors where a varlen sequence begins; 0 when dense
+    int q_begin, q_end;        ///< queries of the sequence; an empty range past a varlen sequence's end
+    int low, high, last_key;   ///< of the band: which keys a query sees
     BlockRange blocks;
-    int rotation;  ///< of its slices, where they go round (slice_of)
-    bool dirty;    ///< the guard took a NaN or infinity out of a V; known when the last V is there
-    bool exists;   ///< it has queries. In the ring, false is the end: no tile comes after it
+    int rotation;         ///< of its row blocks over the warpgroups (row_block_of)
+    bool v_is_sanitized;  ///< a NaN or infinity was taken out of V; known once the last V is there
+    bool exists;          ///< it has queries. In the ring, false ends the stream: no tile comes after it
 
     __device__ __forceinline__ bool has_keys() const { return blocks.begin < blocks.end; }
-    __device__ __forceinline__ Visibility visible() const { return {low, high, last_key}; }
+    __device__ __forceinline__ Band32 band() const { return {low, high, last_key}; }
 };
 
-/// The two rows of a tile that a thread of a consumer holds (ptx/wgmma.cuh).
+/// The two rows of a tile that a consumer thread holds (ptx/wgmma.cuh).
 struct ThreadRows {
     int query[2];
     int head[2];
 
     /// `row`: the first one, in the tile.
-    __device__ __forceinline__ ThreadRows(const WorkTile& tile, HeadStack stack, int row)
-        : query{tile.q_begin + stack.query(row), tile.q_begin + stack.query(row + 8)},
-          head{tile.head + stack.head(row), tile.head + stack.head(row + 8)} {}
+    __device__ __forceinline__ ThreadRows(const WorkTile& tile, PackGqa pack, int row)
+        : query{tile.q_begin + pack.query(row), tile.q_begin + pack.query(row + 8)},
+          head{tile.head + pack.head(row), tile.head + pack.head(row + 8)} {}
 };
 
-/// The tile of a place in the order of the work. Of pairs: of two tiles in the same order, or of two heads, this thread
+/// The tile at an index of the launch order. In a cluster, which takes two tiles or two heads at once: this thread
 /// block's one.
 template <Config kConfig>
 __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     const ForwardParams& p = launch.params;
-    const TilePlace place = launch.order[index];
+    const TileIndex at = launch.order[index];
     WorkTile tile;
-    int block = kConfig.pairs && !kConfig.pairs_of_heads ? 2 * place.block + ptx::cluster_rank() : place.block;
-    const int queries = launch.stack.query(kConfig.block_q());
-    Member member{0, 0, p.len_q, p.len_kv};
+    int block =
+        kConfig.cluster_multicast && !kConfig.cluster_over_heads ? 2 * at.block + ptx::cluster_rank() : at.block;
+    const int queries = launch.pack.query(kConfig.block_q());
+    Sequence sequence{0, 0, p.len_q, p.len_kv};
     tile.low = launch.low;
     tile.high = launch.high;
     if (p.cu_seqlens_q == nullptr) {
-        tile.batch = launch.stacks.quotient(place.head);
-        tile.head = (place.head - tile.batch * launch.stacks.divisor()) << launch.stack.shift;
-        if constexpr (kConfig.pairs_of_heads) tile.head = 2 * tile.head + ptx::cluster_rank();
+        tile.batch = launch.packed_heads.quotient(at.head);
+        tile.head = (at.head - tile.batch * launch.packed_heads.divisor()) << launch.pack.shift;
+        if constexpr (kConfig.cluster_over_heads) tile.head = 2 * tile.head + ptx::cluster_rank();
     } else {
-        const QueryTile of = ragged_tile(p, place.block, queries);
+        const QueryTile of = ragged_tile(p, at.block, queries);
         block = of.block;
         tile.batch = of.batch;
-        tile.head = place.head << launch.stack.shift;
-        member = member_of(p, tile.batch);
-        const Band band = p.mask.bind(member.len_q, member.len_kv);
+        tile.head = at.head << launch.pack.shift;
+        sequence = sequence_of(p, tile.batch);
+        const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
         tile.low = static_cast<int>(band.low);
         tile.high = static_cast<int>(band.high);
     }
     tile.kv_head = launch.group.quotient(tile.head);
-    tile.first_q = static_cast<int>(member.first_q);
-    tile.first_kv = static_cast<int>(member.first_kv);
+    tile.first_q = static_cast<int>(sequence.first_q);
+    tile.first_kv = static_cast<int>(sequence.first_kv);
     tile.q_begin = block * queries;
-    tile.q_end = min(tile.q_begin + queries, member.len_q);
-    // The second tile of a pair may have no queries: the first one's K and V come to it, too.
-    tile.exists = kConfig.pairs || tile.q_begin < tile.q_end;
-    tile.last_key = member.len_kv - 1;
-    tile.blocks = blocks_of<kConfig.block_kv>(tile.q_begin, tile.q_end, tile.visible());
-    tile.dirty = false;
+    tile.q_end = min(tile.q_begin + queries, sequence.len_q);
+    // A cluster's second tile may have no queries: it still loads its half of K and V.
+    tile.exists = kConfig.cluster_multicast || tile.q_begin < tile.q_end;
+    tile.last_key = sequence.len_kv - 1;
+    tile.blocks = blocks_of<kConfig.block_kv>(tile.q_begin, tile.q_end, tile.band());
+    tile.v_is_sanitized = false;
     return tile;
 }
 
-/// The tiles of one block of a persistent grid, on their way from the producer to the other roles.
+/// Tiles of one thread block, on their way from the producer to the other warps.
 inline constexpr int kTileStages = 4;
 
 struct TileRing {
@@ -86,99 +86,99 @@ struct TileRing {
     WorkTile tiles[kTileStages];
 };
 
-/// What the first thread block of a pair draws from the counter, on its way to the second. The first is at most three
-/// draws ahead: both bring halves of every block, the stages of K are two, and every tile has a block.
-struct DrawnTiles {
+/// Tile indices that the first CTA of a cluster draws from the counter, on their way to the second. The first CTA is at
+/// most three draws ahead: both load halves of every block, K has two stages, and every tile has a block.
+struct ClusterTileIndices {
     static constexpr int kStages = 4;
 
-    ptx::Mbarrier here[kStages];
-    std::uint32_t drawn[kStages];
+    ptx::Mbarrier full[kStages];
+    std::uint32_t index[kStages];
 
     __device__ void init() {
-        for (auto& barrier : here) ptx::mbarrier_init(barrier, 1);
+        for (auto& barrier : full) ptx::mbarrier_init(barrier, 1);
     }
 };
 
-/// The scheduler, on the producer's side. With a counter, tiles go to whoever is free (Launch::next_tile); without,
-/// they go round.
+/// The producer's side of the scheduler. Dynamic: a counter in the workspace (FlashAttention-3's tile_count_semaphore)
+/// hands the next tile to whichever thread block is free. Static, without the counter: round-robin.
 template <Config kConfig>
 struct TileScheduler {
-    static constexpr int kBlocks = kConfig.pairs ? 2 : 1;  ///< that take a place in the order together
+    static constexpr int kBlocks = kConfig.cluster_multicast ? 2 : 1;  ///< CTAs that share an index of the order
 
     const Launch& launch;
     TileRing& ring;
-    DrawnTiles* pair;  ///< with pairs_of_heads
-    RingPosition<kTileStages> position{};
-    int upcoming = static_cast<int>(blockIdx.x) / kBlocks;
+    ClusterTileIndices* cluster;  ///< with cluster_over_heads
+    PipelineState<kTileStages> state{};
+    int next_index = static_cast<int>(blockIdx.x) / kBlocks;
     int rotation = 0;
 
-    /// The next tile that has queries; the other roles are told of it. It may be read until three more were asked for.
-    /// Before each call but the first, choose_upcoming() has to be called.
+    /// The next tile that has queries, passed to the other warps too. The reference holds for three more calls.
+    /// choose_next() comes before each call but the first.
     __device__ __forceinline__ const WorkTile& next() {
-        position.wait_empty(ring.ring);
-        WorkTile& tile = ring.tiles[position.stage()];
+        ring.ring.producer_acquire(state);
+        WorkTile& tile = ring.tiles[state.index()];
         tile.exists = false;
-        if constexpr (kConfig.pairs_of_heads) tell_pair();
-        while (upcoming < launch.order.tiles()) {
-            tile = tile_at<kConfig>(launch, upcoming);
+        if constexpr (kConfig.cluster_over_heads) share_next_index();
+        while (next_index < launch.order.tiles()) {
+            tile = tile_at<kConfig>(launch, next_index);
             if (tile.exists) break;
-            choose_upcoming();
+            choose_next();
         }
         tile.rotation = rotation;
         if (kConfig.skips_blocks()) rotation = next_rotation(rotation, kConfig.consumers);
-        ptx::mbarrier_arrive(ring.ring.full[position.stage()]);
-        position.advance();
+        ptx::mbarrier_arrive(ring.ring.full[state.index()]);
+        state.advance();
         return tile;
     }
-    /// Decides which tile is next. As late as the answer can still come in time: who is free is known better then.
-    __device__ __forceinline__ void choose_upcoming() {
+    /// Chooses the next tile. Called as late as its loads allow, when it is better known which thread block is free.
+    __device__ __forceinline__ void choose_next() {
         const int blocks = static_cast<int>(gridDim.x) / kBlocks;
-        if (launch.next_tile == nullptr) {
-            upcoming += blocks;
+        if (launch.tile_counter == nullptr) {
+            next_index += blocks;
         } else {
-            if (kConfig.pairs_of_heads && ptx::cluster_rank() != 0) return;
-            ptx::wait_for_grid_before();  // the counter is 0
-            upcoming = blocks + static_cast<int>(atomicAdd(launch.next_tile, 1));
+            if (kConfig.cluster_over_heads && ptx::cluster_rank() != 0) return;
+            ptx::griddepcontrol_wait();  // the counter was reset
+            next_index = blocks + static_cast<int>(atomicAdd(launch.tile_counter, 1));
         }
     }
 
-    // Of a pair of heads the first thread block draws, and tells the second: not before the answer is wanted.
-    RingPosition<DrawnTiles::kStages> told{};
-    bool drew = false;  ///< not before the first tile
-    __device__ __forceinline__ void tell_pair() {
-        if (drew && launch.next_tile != nullptr) {
-            const int stage = told.stage();
+    // With cluster_over_heads the first CTA draws an index and sends it to the second, when the second asks for it.
+    PipelineState<ClusterTileIndices::kStages> index_state{};
+    bool had_tile = false;  ///< the first tile's index is not drawn
+    __device__ __forceinline__ void share_next_index() {
+        if (had_tile && launch.tile_counter != nullptr) {
+            const int stage = index_state.index();
             if (ptx::cluster_rank() == 0) {
-                ptx::store_at(pair->drawn[stage], static_cast<std::uint32_t>(upcoming), pair->here[stage], 1);
+                ptx::st_async(cluster->index[stage], static_cast<std::uint32_t>(next_index), cluster->full[stage], 1);
             } else {
-                ptx::mbarrier_arrive_expect(pair->here[stage], sizeof(pair->drawn[0]));
-                wait(pair->here[stage], told.phase());
-                upcoming = static_cast<int>(*static_cast<volatile std::uint32_t*>(&pair->drawn[stage]));
+                ptx::mbarrier_arrive_expect(cluster->full[stage], sizeof(cluster->index[0]));
+                wait(cluster->full[stage], index_state.phase());
+                next_index = static_cast<int>(*static_cast<volatile std::uint32_t*>(&cluster->index[stage]));
             }
-            told.advance();
+            index_state.advance();
         }
-        drew = true;
+        had_tile = true;
     }
 };
 
-/// The other roles' side; each of their warps has one. A tile is named by its place in the ring, from open() to
-/// close().
+/// The other warps' side; each has one. A tile is named by its slot in the ring, from acquire() to release().
 struct TileReader {
     TileRing& ring;
-    RingPosition<kTileStages> position{};
+    PipelineState<kTileStages> state{};
 
-    __device__ __forceinline__ const WorkTile& operator[](int place) const { return ring.tiles[place]; }
-    /// Is the next one there already? Doesn't wait.
-    __device__ __forceinline__ bool is_next_here() const { return position.is_full(ring.ring); }
-    __device__ __forceinline__ int open(bool is_here = false) {
-        if (!is_here) position.wait_full(ring.ring);
-        const int place = position.stage();
-        position.advance();
-        return place;
+    __device__ __forceinline__ const WorkTile& operator[](int slot) const { return ring.tiles[slot]; }
+    /// Is the next tile there already? Doesn't wait.
+    __device__ __forceinline__ bool is_next_ready() const { return ring.ring.is_full(state); }
+    /// Slot of the next tile. `is_ready`: it is known to be there.
+    __device__ __forceinline__ int acquire(bool is_ready = false) {
+        if (!is_ready) ring.ring.consumer_wait(state);
+        const int slot = state.index();
+        state.advance();
+        return slot;
     }
-    __device__ __forceinline__ void close(int place, int lane) {
+    __device__ __forceinline__ void release(int slot, int lane) {
         __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(ring.ring.empty[place]);
+        if (lane == 0) ptx::mbarrier_arrive(ring.ring.empty[slot]);
     }
 };
 

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Softcap as the forward evaluates it: constants that the host works out once a call. Plain C++, tested by
+// fa3_softcap_test.
 #pragma once
 
 #include <cmath>
@@ -8,30 +11,30 @@
 
 namespace tessera::cuda::fa3 {
 
-/// A softcap c over scores S = scale * x, on products x of Q and K, so that S stays scale * (what x becomes):
+/// A softcap c over scores S = scale * x. It is applied to x, an element of Q K^T, and keeps S = scale * (its result):
 /// x -> c / scale * tanh(x * scale / c).
-struct Cap {
-    float near;             ///< under this |x|, the polynomial x (1 + c[0] x^2 + c[1] x^4 + ...)
-    float coefficients[4];  ///< in powers of x^2
-    float exponent;         ///< over it, most - swing / (2^(exponent x) + 1)
-    float most, swing;
+struct Softcap {
+    float near;             ///< for |x| below it: x (1 + c[0] x^2 + c[1] x^4 + ...)
+    float coefficients[4];  ///< c[]
+    float exponent;         ///< for |x| from `near` on: cap - twice_cap / (2^(exponent x) + 1)
+    float cap, twice_cap;   ///< c / scale, and 2 c / scale
 };
 
-inline Cap cap_of(double softcap, double scale) {
+inline Softcap softcap_of(double softcap, double scale) {
     const double to_unit = scale / softcap;
-    Cap cap{.near = static_cast<float>(kTanhNear / to_unit),
-            .coefficients = {},
-            .exponent = static_cast<float>(2 * std::numbers::log2e * to_unit),
-            .most = static_cast<float>(1 / to_unit),
-            .swing = static_cast<float>(2 / to_unit)};
-    for (int i = 0; i < 4; ++i) cap.coefficients[i] = static_cast<float>(kTanh[i] * std::pow(to_unit, 2 * i + 2));
-    return cap;
+    Softcap result{.near = static_cast<float>(kTanhNear / to_unit),
+                   .coefficients = {},
+                   .exponent = static_cast<float>(2 * std::numbers::log2e * to_unit),
+                   .cap = static_cast<float>(1 / to_unit),
+                   .twice_cap = static_cast<float>(2 / to_unit)};
+    for (int i = 0; i < 4; ++i) result.coefficients[i] = static_cast<float>(kTanh[i] * std::pow(to_unit, 2 * i + 2));
+    return result;
 }
 
-/// Are all numbers of a cap normal in fp32?
-inline bool fits(const Cap& cap) {
-    bool all = std::isnormal(cap.near) && std::isnormal(cap.exponent) && std::isnormal(cap.most);
-    for (const float c : cap.coefficients) all &= std::isnormal(c);
+/// Are all constants of a softcap normal in fp32?
+inline bool fits(const Softcap& softcap) {
+    bool all = std::isnormal(softcap.near) && std::isnormal(softcap.exponent) && std::isnormal(softcap.cap);
+    for (const float c : softcap.coefficients) all &= std::isnormal(c);
     return all;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which tiles of queries are worked on. Plain C++: tests/model/tile_order_test.cc models how it fills a
+// The order in which the tile scheduler hands out tiles of queries. Plain C++; tile_order_test models how it fills a
 // GPU.
 #pragma once
 
@@ -8,15 +8,16 @@
 
 namespace tessera::cuda::fa3 {
 
-/// A head is here one of a batch member's, of a ragged call one of all members'.
-struct TilePlace {
+/// A tile of the order. A dense call counts the heads of all its sequences, a ragged one has the heads of one sequence
+/// and counts the tiles of all sequences in each.
+struct TileIndex {
     int head;   ///< of all heads of the call
     int block;  ///< tile of queries of that head
 };
 
-/// All tiles of a call: groups of heads whose K and V stay in L2 together, one group after the other; within one, from
-/// the last queries to the first, the heads mixed. Under a causal mask the longest tiles then go first, and short ones
-/// fill up.
+/// All tiles of a call in launch order. Heads come in groups whose K and V fit in L2, one group after the other.
+/// Within a group the heads alternate, from the last queries to the first: under a causal mask the longest tiles go
+/// first, and short ones fill up the end.
 class TileOrder {
  public:
     TileOrder() = default;
@@ -25,15 +26,15 @@ class TileOrder {
           q_blocks_(q_blocks),
           group_(heads_together * q_blocks),
           together_(heads_together),
-          rest_((heads - 1) % heads_together + 1) {}
+          last_group_((heads - 1) % heads_together + 1) {}
 
     TESSERA_HOST_DEVICE int tiles() const { return heads_ * q_blocks_; }
-    TESSERA_HOST_DEVICE TilePlace operator[](int index) const {
+    TESSERA_HOST_DEVICE TileIndex operator[](int index) const {
         const int group = group_.quotient(index);
         const int within = index - group * group_.divisor();
         const int first_head = group * together_.divisor();
-        // The last group has what heads are left.
-        const Divider& here = heads_ - first_head < together_.divisor() ? rest_ : together_;
+        // The last group may have fewer heads.
+        const Divider& here = heads_ - first_head < together_.divisor() ? last_group_ : together_;
         const int row = here.quotient(within);
         return {first_head + within - row * here.divisor(), q_blocks_ - 1 - row};
     }
@@ -41,15 +42,15 @@ class TileOrder {
  private:
     int heads_ = 0;
     int q_blocks_ = 0;
-    Divider group_, together_, rest_;
+    Divider group_, together_, last_group_;
 };
 
-/// Slices of 64 rows of a tile, one for each of `warpgroups`. They go round from tile to tile, `rotation` counts up
-/// to `warpgroups`: the last slices of a causal tile see more keys than the first, those of a row's last tile have no
-/// rows.
-TESSERA_HOST_DEVICE inline int slice_of(int warpgroup, int rotation, int warpgroups) {
-    const int slice = warpgroup + rotation;
-    return slice < warpgroups ? slice : slice - warpgroups;
+/// Which 64 rows of a tile (M of a wgmma) are a warpgroup's. The assignment rotates from tile to tile, because row
+/// blocks differ in work: the last of a causal tile see more keys than the first, and those of a row's last tile may be
+/// empty. `rotation` is below `warpgroups`.
+TESSERA_HOST_DEVICE inline int row_block_of(int warpgroup, int rotation, int warpgroups) {
+    const int row_block = warpgroup + rotation;
+    return row_block < warpgroups ? row_block : row_block - warpgroups;
 }
 TESSERA_HOST_DEVICE inline int next_rotation(int rotation, int warpgroups) {
     return rotation + 1 < warpgroups ? rotation + 1 : 0;

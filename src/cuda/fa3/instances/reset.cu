@@ -5,13 +5,13 @@
 
 namespace tessera::cuda::fa3 {
 
-__global__ void reset_kernel(unsigned* next_tile) {
-    ptx::let_grid_behind_start();
-    *next_tile = 0;
+__global__ void reset_kernel(unsigned* tile_counter) {
+    ptx::griddepcontrol_launch_dependents();
+    *tile_counter = 0;
 }
 
-cudaError_t start_reset(unsigned* next_tile, cudaStream_t stream) {
-    return start(reset_kernel, 1, 1, 0, next_tile, stream);
+cudaError_t start_counter_reset(unsigned* tile_counter, cudaStream_t stream) {
+    return start(reset_kernel, 1, 1, 0, tile_counter, stream);
 }
 
 }  // namespace tessera::cuda::fa3

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The exponential of the words, once for each target that a file is compiled for (Highway).
+#if defined(TESSERA_CPU_TILE_EXP_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_CPU_TILE_EXP_INL_HPP
+#undef TESSERA_CPU_TILE_EXP_INL_HPP
+#else
+#define TESSERA_CPU_TILE_EXP_INL_HPP
+#endif
+
+#include <hwy/highway.h>
+
+#include "cpu/simd/exp.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu::simd::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Highway numbers its targets from the best down; on x86 those before AVX2 round a product before they add to it.
+constexpr bool kFusedMultiplyAdd = !HWY_ARCH_X86 || HWY_TARGET <= HWY_AVX2;
+
+/// exp(x) for x <= 0 (exp.hpp). Results under 2^-126 are 0: they could not change a sum that holds a 1, and subnormal
+/// numbers are slow. 2^n is made from the exponent field.
+template <class V>
+HWY_INLINE V exp_of_nonpositive(V x) {
+    const hn::DFromV<V> d;
+    const hn::RebindToSigned<hn::DFromV<V>> di;
+    // With 127 more the integer in the lowest bits is the exponent field of 2^n.
+    const V rounder = hn::Set(d, exp::kRounder + 127.0F);
+    const V n_in_low_bits = hn::MulAdd(x, hn::Set(d, exp::kLog2E), rounder);
+    const V n = hn::Sub(n_in_low_bits, rounder);
+    V r;
+    if constexpr (kFusedMultiplyAdd) {
+        r = hn::NegMulAdd(n, hn::Set(d, exp::kLn2), x);
+    } else {  // ln 2 in two parts, the first short enough for an exact product
+        r = hn::NegMulAdd(n, hn::Set(d, 0.693145752F), x);
+        r = hn::NegMulAdd(n, hn::Set(d, 1.42860677e-6F), r);
+    }
+    V p = hn::MulAdd(hn::Set(d, exp::kPolynomial[0]), r, hn::Set(d, exp::kPolynomial[1]));
+    p = hn::MulAdd(p, r, hn::Set(d, exp::kPolynomial[2]));
+    p = hn::MulAdd(p, r, hn::Set(d, exp::kPolynomial[3]));
+    p = hn::MulAdd(p, r, hn::Set(d, exp::kPolynomial[4]));
+    p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+    // A product, not a sum of exponent fields: n of a NaN is any integer, and only a product keeps the NaN.
+    const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, n_in_low_bits)));
+    return hn::IfThenElse(hn::Lt(x, hn::Set(d, exp::kLowest)), hn::Zero(d), hn::Mul(p, power));
+}
+
+}  // namespace tessera::cpu::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

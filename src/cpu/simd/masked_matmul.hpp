@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The product of a tile of weights, or of their gradient, with rows of keys or queries. In tiles that the mask cuts a
+// hidden pair must not touch the result: its weight is 0, but 0 times a NaN or an infinity is not, and tiles with such
+// rows take the slow twin.
+#pragma once
+
+#include <algorithm>
+
+#include "cpu/simd/primitives.hpp"
+
+namespace tessera::cpu::simd {
+
+/// K^T or V^T times [keys, lanes].
+inline void matmul_over_keys(const Product& product, const Place& place, Coverage coverage) {
+    if (coverage == Coverage::full) matmul(product);
+    else if (all_finite(product.a, product.a_k, product.k, product.m)) matmul_visible_keys(product, place);
+    else matmul_hidden_keys(product, place);
+}
+
+/// [keys, lanes] times Q or dO.
+inline void matmul_over_queries(const Product& product, const Place& place, Coverage coverage) {
+    if (coverage == Coverage::full) matmul(product);
+    else if (all_finite(product.b, product.b_stride, product.k, product.n)) matmul_visible_queries(product, place);
+    else matmul_hidden_queries(product, place);
+}
+
+/// K Q^T or V dO^T: a tile of scores, or of their gradient. No sum is of more than kLongestSum products: where all are
+/// alike each rounds to the same side, and the error of a sum grows with its length, not with the square root.
+inline void matmul_scores(const Product& product, const Place& place, Coverage coverage) {
+    constexpr std::int64_t kLongestSum = 64;
+    Product part = product;
+    for (std::int64_t done = 0; done < product.k; done += kLongestSum) {
+        part.k = std::min(kLongestSum, product.k - done);
+        part.a = product.a + done * product.a_k;
+        part.b = product.b + done * product.b_stride;
+        if (done > 0) part.into = Into::add;
+        if (coverage == Coverage::full) matmul(part);
+        else matmul_visible_scores(part, place);
+    }
+}
+
+}  // namespace tessera::cpu::simd

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/numeric.hpp"
+#include "cpu/simd/primitives.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/softmax.cc"
+#include <hwy/foreach_target.h>  // first: it compiles this file once for each target
+
+#include <hwy/highway.h>
+
+#include "cpu/simd/exp-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu::simd::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+
+constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
+
+/// x, or 0 where it is more; NaN stays NaN.
+HWY_INLINE V at_most_zero(V x) {
+    const V zero = hn::Zero(D());
+    if constexpr (HWY_ARCH_X86) return hn::Min(zero, x);   // of a NaN and a number, the second one
+    else return hn::IfThenElse(hn::Gt(x, zero), zero, x);  // NEON's minimum is the number
+}
+
+/// The maximum that is subtracted: 0 in place of -inf, so that a row without a key gets exp(-inf - 0) = 0, not NaN.
+HWY_INLINE V shift_of(V maximum) {
+    const D d;
+    return hn::IfThenElse(hn::Eq(maximum, hn::Set(d, -std::numeric_limits<float>::infinity())), hn::Zero(d), maximum);
+}
+
+/// The keys that a vector of lanes is concerned with: all, or what the mask leaves to its kLanes queries.
+HWY_INLINE Range keys_to_read(const Place* cut, std::int64_t lane, std::int64_t keys) {
+    return cut == nullptr ? Range{0, keys} : cut->keys_of_lanes(lane / kLanes * kLanes, keys);
+}
+
+// A long row is summed in blocks, and these in longer ones (kSumKeys), so that the rounding of its sum grows with the
+// square root of the most that are added one after another.
+constexpr std::int64_t kSumBlock = 256;
+static_assert(kSumKeys % kSumBlock == 0);
+
+/// Replaces the scores of keys [first, end) in one vector of lanes by exp(s - shift) and returns their sum. Four
+/// partial sums hide the latency; each takes every fourth key counted from the first, so that hidden keys, which add 0,
+/// leave the bits of a row alone.
+HWY_INLINE V exponentiate(float* s, std::int64_t first, std::int64_t end, std::int64_t stride, V shift) {
+    const D d;
+    const auto weight = [&](std::int64_t key) HWY_ATTR {
+        float* at = s + key * stride;
+        const V p = exp_of_nonpositive(hn::Sub(hn::Load(d, at), shift));
+        hn::Store(p, d, at);
+        return p;
+    };
+    V sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+    std::int64_t j = first;
+    for (; j + 4 <= end; j += 4) {
+        sum0 = hn::Add(sum0, weight(j));
+        sum1 = hn::Add(sum1, weight(j + 1));
+        sum2 = hn::Add(sum2, weight(j + 2));
+        sum3 = hn::Add(sum3, weight(j + 3));
+    }
+    if (j < end) sum0 = hn::Add(sum0, weight(j));
+    if (j + 1 < end) sum1 = hn::Add(sum1, weight(j + 1));
+    if (j + 2 < end) sum2 = hn::Add(sum2, weight(j + 2));
+    return hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
+}
+
+void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
+                   float* rescale, const Place* cut, std::int64_t before) {
+    const D d;
+    for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+        const V old = hn::Load(d, state.m + lane);
+        Range seen = keys_to_read(cut, lane, keys);
+        seen.begin = seen.begin / 4 * 4;  // a key's partial sum goes by its place in the tile, whatever is cut
+        // Four independent maxima hide the latency.
+        V max0 = old, max1 = old, max2 = old, max3 = old;
+        std::int64_t j = seen.begin;
+        for (; j + 4 <= seen.end; j += 4) {
+            max0 = hn::Max(max0, hn::Load(d, s + j * stride + lane));
+            max1 = hn::Max(max1, hn::Load(d, s + (j + 1) * stride + lane));
+            max2 = hn::Max(max2, hn::Load(d, s + (j + 2) * stride + lane));
+            max3 = hn::Max(max3, hn::Load(d, s + (j + 3) * stride + lane));
+        }
+        for (; j < seen.end; ++j) max0 = hn::Max(max0, hn::Load(d, s + j * stride + lane));
+        const V maximum = hn::Max(hn::Max(max0, max1), hn::Max(max2, max3));
+        const V shift = shift_of(maximum);
+        V sum = hn::Zero(d);
+        V part = sum;
+        for (std::int64_t first = seen.begin, end = 0; first < seen.end; first = end) {
+            end = std::min(seen.end, ((before + first) / kSumBlock + 1) * kSumBlock - before);
+            part = hn::Add(part, exponentiate(s + lane, first, end, stride, shift));
+            if ((before + end) % kSumKeys != 0) continue;
+            sum = hn::Add(sum, part);
+            part = hn::Zero(d);
+        }
+        sum = hn::Add(sum, part);
+        for (j = 0; j < seen.begin; ++j) hn::Store(hn::Zero(d), d, s + j * stride + lane);
+        for (j = seen.end; j < keys; ++j) hn::Store(hn::Zero(d), d, s + j * stride + lane);
+        const V alpha = exp_of_nonpositive(hn::Sub(old, shift));
+        hn::Store(alpha, d, rescale + lane);
+        hn::Store(maximum, d, state.m + lane);
+        hn::Store(hn::MulAdd(hn::Load(d, state.l + lane), alpha, sum), d, state.l + lane);
+    }
+}
+
+/// Merges the states of a vector of lanes; a and b: what sums relative to their old maxima are multiplied by.
+HWY_INLINE void merge_states(const RowState& into, const RowState& state, std::int64_t lane, V& a, V& b) {
+    const D d;
+    const V m_a = hn::Load(d, into.m + lane);
+    const V m_b = hn::Load(d, state.m + lane);
+    const V maximum = hn::Max(m_a, m_b);
+    const V shift = shift_of(maximum);
+    a = exp_of_nonpositive(hn::Sub(m_a, shift));
+    b = exp_of_nonpositive(hn::Sub(m_b, shift));
+    const V l = hn::MulAdd(hn::Load(d, into.l + lane), a, hn::Mul(hn::Load(d, state.l + lane), b));
+    hn::Store(maximum, d, into.m + lane);
+    hn::Store(l, d, into.l + lane);
+}
+
+/// x = x * a + y * b
+HWY_INLINE void merge_vector(float* x, V a, const float* y, V b) {
+    const D d;
+    hn::Store(hn::MulAdd(hn::Load(d, x), a, hn::Mul(hn::Load(d, y), b)), d, x);
+}
+
+void Merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,
+           std::int64_t lanes, std::int64_t stride) {
+    for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+        V a, b;
+        merge_states(into, state, lane, a, b);
+        for (std::int64_t c = 0; c < dim; ++c) {
+            merge_vector(into_o + c * stride + lane, a, o + c * stride + lane, b);
+        }
+    }
+}
+
+void MergeRows(const RowState& into, float* into_o, const RowState& state, const float* o, const Range& queries,
+               std::int64_t stride) {
+    const D d;
+    HWY_ALIGN float of_a[kLanes];
+    HWY_ALIGN float of_b[kLanes];
+    for (std::int64_t lane = 0; lane < kLanes; lane += kWidth) {
+        V a, b;
+        merge_states(into, state, lane, a, b);
+        hn::Store(a, d, of_a + lane);
+        hn::Store(b, d, of_b + lane);
+    }
+    for (std::int64_t r = queries.begin; r < queries.end; ++r) {
+        const V a = hn::Set(d, of_a[r]);
+        const V b = hn::Set(d, of_b[r]);
+        for (std::int64_t c = r * stride; c < (r + 1) * stride; c += kWidth) merge_vector(into_o + c, a, o + c, b);
+    }
+}
+
+void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
+                    const Place* cut) {
+    const D d;
+    for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+        const Range seen = keys_to_read(cut, lane, keys);
+        for (std::int64_t j = seen.begin; j < seen.end; ++j) {
+            float* at = s + j * stride + lane;
+            // A weight is at most 1: where the LSE was rounded below a score, the difference is cut to 0.
+            const V x = hn::Sub(hn::Load(d, at), hn::Load(d, lse + lane));
+            hn::Store(exp_of_nonpositive(at_most_zero(x)), d, at);
+        }
+    }
+}
+
+void AddWeightedSums(const float* p, const float* x, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
+                     double* weights, double* products) {
+    const D d;
+    HWY_ALIGN float tile_weights[kWidth];
+    HWY_ALIGN float tile_products[kWidth];
+    for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+        // Of two sums each, even and odd keys, so that one addition need not wait for the one before.
+        V weight[2] = {hn::Zero(d), hn::Zero(d)};
+        V product[2] = {hn::Zero(d), hn::Zero(d)};
+        const auto add = [&](std::int64_t j, int i) HWY_ATTR {
+            const V of_p = hn::Load(d, p + j * stride + lane);
+            weight[i] = hn::Add(weight[i], of_p);
+            product[i] = hn::MulAdd(of_p, hn::Load(d, x + j * stride + lane), product[i]);
+        };
+        std::int64_t j = 0;
+        for (; j + 2 <= keys; j += 2) add(j, 0), add(j + 1, 1);
+        if (j < keys) add(j, 0);
+        hn::Store(hn::Add(weight[0], weight[1]), d, tile_weights);
+        hn::Store(hn::Add(product[0], product[1]), d, tile_products);
+        for (std::int64_t i = 0; i < kWidth; ++i) {
+            weights[lane + i] += static_cast<double>(tile_weights[i]);
+            products[lane + i] += static_cast<double>(tile_products[i]);
+        }
+    }
+}
+
+void SoftmaxGradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
+                     std::int64_t stride, const Place* cut) {
+    const D d;
+    for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
+        const Range seen = keys_to_read(cut, lane, keys);
+        for (std::int64_t j = seen.begin; j < seen.end; ++j) {
+            float* at = dp + j * stride + lane;
+            const V difference = hn::Sub(hn::Load(d, at), hn::Load(d, delta + lane));
+            hn::Store(hn::Mul(hn::Load(d, p + j * stride + lane), difference), d, at);
+        }
+    }
+}
+
+}  // namespace tessera::cpu::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::cpu::simd {
+
+HWY_EXPORT(OnlineSoftmax);
+HWY_EXPORT(Merge);
+HWY_EXPORT(MergeRows);
+HWY_EXPORT(WeightsFromLse);
+HWY_EXPORT(AddWeightedSums);
+HWY_EXPORT(SoftmaxGradient);
+
+void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
+                    float* rescale, const Place* cut, std::int64_t before) {
+    HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(s, keys, lanes, stride, state, rescale, cut, before);
+}
+
+void merge(const RowState& into, float* into_o, const RowState& state, const float* o, std::int64_t dim,
+           std::int64_t lanes, std::int64_t stride) {
+    HWY_DYNAMIC_DISPATCH(Merge)(into, into_o, state, o, dim, lanes, stride);
+}
+
+void merge_rows(const RowState& into, float* into_o, const RowState& state, const float* o, const Range& queries,
+                std::int64_t stride) {
+    HWY_DYNAMIC_DISPATCH(MergeRows)(into, into_o, state, o, queries, stride);
+}
+
+void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
+                      const Place* cut) {
+    HWY_DYNAMIC_DISPATCH(WeightsFromLse)(s, lse, keys, lanes, stride, cut);
+}
+
+void add_weighted_sums(const float* p, const float* x, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
+                       double* weights, double* products) {
+    HWY_DYNAMIC_DISPATCH(AddWeightedSums)(p, x, keys, lanes, stride, weights, products);
+}
+
+void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
+                      std::int64_t stride, const Place* cut) {
+    HWY_DYNAMIC_DISPATCH(SoftmaxGradient)(p, dp, delta, keys, lanes, stride, cut);
+}
+
+void clear_state(const RowState& state, std::int64_t lanes) {
+    for (std::int64_t i = 0; i < lanes; ++i) {
+        state.m[i] = -std::numeric_limits<float>::infinity();
+        state.l[i] = 0;
+    }
+}
+
+void invert_sums(const RowState& state, std::int64_t lanes, float* inverse) {
+    for (std::int64_t i = 0; i < lanes; ++i) inverse[i] = state.l[i] == 0 ? 0.0F : 1.0F / state.l[i];
+}
+
+void store_lse(const RowState& state, std::int64_t rows, const HeadRows& to, std::int64_t first) {
+    if (to.data == nullptr) return;
+    for (std::int64_t i = 0; i < rows; ++i) {
+        const double lse = static_cast<double>(state.m[i]) + std::log(static_cast<double>(state.l[i]));
+        if (to.dtype == DType::fp32) *static_cast<float*>(to.at(first + i, 0)) = static_cast<float>(lse);
+        else store_from_double(to.at(first + i, 0), to.dtype, lse);
+    }
+}
+
+}  // namespace tessera::cpu::simd
+#endif

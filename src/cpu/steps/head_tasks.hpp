@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tasks of a loop over heads. In a ragged call each sequence has as many as its own lengths give: the Problem
+// states only bounds of them, which may be a thousand times what cu_seqlens brings.
+#pragma once
+
+#include <algorithm>
+
+#include "core/arena.hpp"
+#include "core/batch.hpp"
+#include "kernel/kernel.hpp"
+
+namespace tessera::cpu {
+
+/// Sequence `batch` of a call.
+template <class Args>
+Sequence sequence_of(const Call<Args>& call, std::int64_t batch) {
+    return tessera::sequence_of(call.plan.problem, call.args.cu_seqlens_q, call.args.cu_seqlens_kv, batch);
+}
+
+/// Memory of a HeadTasks; loops that follow each other may share it.
+inline std::int64_t* take_task_ends(Arena& arena, const Problem& p) {
+    return arena.take<std::int64_t>(p.ragged ? p.batch : 0);
+}
+
+/// Task `index` of the `tasks` of a head, which is counted over all sequences.
+struct HeadTask {
+    std::int64_t head;
+    std::int64_t index;
+    std::int64_t tasks;
+};
+
+/// How many tasks every head has, and which one is the n-th of all.
+class HeadTasks {
+ public:
+    /// tasks_of(sequence): of each of the sequence's heads. ends: take_task_ends()
+    template <class Args, class TasksOf>
+    HeadTasks(const Call<Args>& call, std::int64_t heads_per_sequence, std::int64_t* ends, const TasksOf& tasks_of)
+        : ragged_(call.plan.problem.ragged),
+          batch_(call.plan.problem.batch),
+          heads_(ragged_ ? heads_per_sequence : batch_ * heads_per_sequence),
+          ends_(ends) {
+        if (!ragged_ && heads_ > 0) total_ = heads_ * tasks_of(sequence_of(call, 0));
+        for (std::int64_t b = 0; ragged_ && b < batch_; ++b) {
+            total_ += heads_ * tasks_of(sequence_of(call, b));
+            ends_[b] = total_;
+        }
+    }
+
+    std::int64_t total() const { return total_; }
+
+    /// The tasks of a head one after another, head by head.
+    HeadTask by_head(std::int64_t task) const {
+        const Run run = run_of(task);
+        return {run.first_head + run.task / run.tasks, run.task % run.tasks, run.tasks};
+    }
+    /// The first tasks of all heads that have the same number, then their second ones.
+    HeadTask by_index(std::int64_t task) const {
+        const Run run = run_of(task);
+        return {run.first_head + run.task % heads_, run.task / heads_, run.tasks};
+    }
+
+ private:
+    /// Heads with the same number of tasks: of one ragged sequence, or of a dense call.
+    struct Run {
+        std::int64_t first_head;
+        std::int64_t task;   ///< of these heads
+        std::int64_t tasks;  ///< of each
+    };
+    Run run_of(std::int64_t task) const {
+        if (!ragged_) return {0, task, total_ / heads_};
+        const std::int64_t b = std::upper_bound(ends_, ends_ + batch_, task) - ends_;
+        const std::int64_t begin = b == 0 ? 0 : ends_[b - 1];
+        return {b * heads_, task - begin, (ends_[b] - begin) / heads_};
+    }
+
+    bool ragged_;
+    std::int64_t batch_;
+    std::int64_t heads_;  ///< of a sequence, or of a dense call
+    std::int64_t* ends_;  // [batch]: one past the last task of each ragged sequence
+    std::int64_t total_ = 0;
+};
+
+}  // namespace tessera::cpu

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/steps/simd/step.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "cpu/simd/masked_matmul.hpp"
+
+namespace tessera::cpu::simd {
+namespace {
+
+/// Can the rows be used where they lie? Rows a multiple of 1 KiB (256 floats) apart share a few sets of the first-level
+/// cache, and a tile read down its columns would evict itself: a copy is faster.
+bool usable_in_place(const HeadRows& rows, std::int64_t dim) {
+    const bool crowds_cache = rows.row_stride > dim && rows.row_stride % 256 == 0;
+    return rows.dtype == DType::fp32 && rows.column_stride == 1 && !crowds_cache;
+}
+
+/// Weights that are summed again are made this much smaller, so that no sum of them times V passes the largest float on
+/// its way.
+constexpr float kRoom = 0x1p-6F;
+
+/// x / kRoom; the largest float where it is rounding alone that takes x / kRoom beyond it, as of values that are all
+/// the largest float and weights whose sum is a bit over 1.
+float without_room(float x) {
+    constexpr float kLargest = std::numeric_limits<float>::max();
+    constexpr float kRounding = 0x1p-16F;
+    if (std::abs(x) > kLargest * kRoom && std::abs(x) <= kLargest * kRoom * (1 + kRounding))
+        return std::copysign(kLargest, x);
+    return x / kRoom;
+}
+
+}  // namespace
+
+TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage,
+                     const PanelSums& sums) {
+    TileReport report = report_of(step, head, panel, keys, coverage);
+    report.m = sums.state.m;
+    report.l = sums.state.l;
+    report.o = sums.o;
+    return report;
+}
+
+KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,
+               bool borrow) {
+    KvTile kv{.first = first, .keys = keys};
+    if (borrow && usable_in_place(head.k, g.head_dim)) {
+        kv.k = static_cast<const float*>(head.k.at(first, 0));
+        kv.k_stride = head.k.row_stride;
+    } else {
+        load_rows(head.k, first, keys, g.head_dim, scratch.k, g.k_stride);
+        kv.k = scratch.k;
+        kv.k_stride = g.k_stride;
+    }
+    if (borrow && usable_in_place(head.v, g.head_dim_v)) {
+        kv.v = static_cast<const float*>(head.v.at(first, 0));
+        kv.v_stride = head.v.row_stride;
+    } else {
+        load_rows(head.v, first, keys, g.head_dim_v, scratch.v, g.v_stride);
+        kv.v = scratch.v;
+        kv.v_stride = g.v_stride;
+    }
+    return kv;
+}
+
+void load_queries(const Head& head, const Geometry& g, const Panel& panel, float* q_t) {
+    load_transposed(head.q, panel.first, panel.queries, g.head_dim, head.query_scale, q_t, panel.lanes);
+}
+
+void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+            const float* q_t, float* s, float* scratch, float* cap_slope) {
+    const Place place = head.place(panel, kv);
+    matmul_scores({.m = kv.keys,
+                   .n = panel.lanes,
+                   .k = g.head_dim,
+                   .a = kv.k,
+                   .a_row = kv.k_stride,
+                   .a_k = 1,
+                   .b = q_t,
+                   .b_stride = panel.lanes,
+                   .c = s,
+                   .c_stride = panel.lanes},
+                  place, coverage);
+    if (!head.rule.trivial()) {
+        transform_scores(head.rule, place, kv.keys, panel.queries, s, panel.lanes, scratch, cap_slope);
+    }
+    if (coverage == Coverage::partial) {
+        fill_masked(place, kv.keys, s, panel.lanes, -std::numeric_limits<float>::infinity());
+        // The slope of a hidden NaN is NaN, and would come back by 0 * NaN.
+        if (head.rule.softcap > 0 && cap_slope != nullptr) {
+            fill_masked(place, kv.keys, cap_slope, panel.lanes, 0.0F);
+        }
+    }
+}
+
+void add_values(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, float* s,
+                float* scratch, float* o, Into into, const float* rescale) {
+    const Place place = head.place(panel, kv);
+    if (head.dropout.active) {
+        dropout_factors(head.dropout, place, kv.keys, scratch, panel.lanes);
+        multiply(s, scratch, kv.keys, panel.lanes);
+    }
+    const Product product{.m = g.head_dim_v,
+                          .n = panel.lanes,
+                          .k = kv.keys,
+                          .a = kv.v,
+                          .a_row = 1,
+                          .a_k = kv.v_stride,
+                          .b = s,
+                          .b_stride = panel.lanes,
+                          .c = o,
+                          .c_stride = panel.lanes,
+                          .into = into,
+                          .lane_scale = rescale};
+    matmul_over_keys(product, place, coverage);
+}
+
+void online_softmax_step(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
+                         const float* q_t, const TileScratch& scratch, PanelSums& sums) {
+    scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
+    if (!sums.started) clear_state(sums.state, panel.lanes);
+    const Place place = head.place(panel, kv);
+    online_softmax(scratch.s, kv.keys, panel.lanes, panel.lanes, sums.state, scratch.rescale,
+                   coverage == Coverage::full ? nullptr : &place);
+    const Into into = sums.started ? Into::scaled_add : Into::overwrite;
+    add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, sums.o, into, scratch.rescale);
+    sums.started = true;
+}
+
+void normalise(const Head& head, const Geometry& g, const Panel& panel, const float* q_t, const TileScratch& scratch,
+               PanelSums& sums, float* spare_o) {
+    if (!sums.started) return;
+    invert_sums(sums.state, panel.lanes, scratch.rescale);
+    scale_lanes(sums.o, scratch.rescale, g.head_dim_v, panel.lanes);
+    if (!all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
+        mend_overflow(head, g, panel, q_t, scratch, sums.state, sums.o, spare_o);
+}
+
+void mend_overflow(const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
+                   const TileScratch& scratch, const RowState& state, float* o, float* spare_o) {
+    float* inverse = scratch.rescale;
+    invert_sums(state, panel.lanes, inverse);
+    // m is final: exp(s - m) / l are the weights. A row that saw no key has m = -inf; its weights are exp(-inf) = 0.
+    for (std::int64_t i = 0; i < panel.lanes; ++i) {
+        inverse[i] *= kRoom;
+        if (state.l[i] == 0) state.m[i] = std::numeric_limits<float>::infinity();
+    }
+    std::fill_n(spare_o, g.head_dim_v * panel.lanes, 0.0F);
+    for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
+        scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
+        weights_from_lse(scratch.s, state.m, kv.keys, panel.lanes, panel.lanes);
+        scale_lanes(scratch.s, inverse, kv.keys, panel.lanes);
+        add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, spare_o, Into::add, nullptr);
+    });
+    for (std::int64_t at = 0; at < g.head_dim_v * panel.lanes; ++at) {
+        if (!std::isfinite(o[at]) && std::isfinite(without_room(spare_o[at]))) o[at] = without_room(spare_o[at]);
+    }
+    for (std::int64_t i = 0; i < panel.lanes; ++i) {
+        if (state.l[i] == 0) state.m[i] = -std::numeric_limits<float>::infinity();
+    }
+}
+
+void store_o_and_lse(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* ones,
+                     const ForwardArgs& args) {
+    const HeadRows o = head_rows(args.o, head.sequence, head.sequence.first_q, head.query_head);
+    if (!sums.started) {
+        clear_state(sums.state, panel.lanes);
+        std::fill_n(sums.o, g.head_dim_v * panel.lanes, 0.0F);
+    }
+    std::fill_n(ones, panel.lanes, 1.0F);
+    store_transposed(sums.o, panel.lanes, panel.queries, g.head_dim_v, ones, o, panel.first);
+    store_lse(sums.state, panel.queries, lse_rows(args.lse, head.sequence, head.query_head), panel.first);
+}
+
+}  // namespace tessera::cpu::simd

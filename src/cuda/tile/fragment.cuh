@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The accumulator fragment of mma.m16n8 and wgmma, and what the lanes of a warp do together: which row and column an
+// element is, reductions over the quad that shares a row, values known to be the same in all lanes.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::cuda {
+
+/// The mask of warp-wide instructions in which all 32 lanes take part.
+inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
+
+/// Row of an accumulator element, counted in steps of 8 rows from the thread's first. Element 4 * j + 2 * r + e is row
+/// lane / 4 + 8 * r and column 8 * j + 2 * (lane % 4) + e of the warp's 16 rows.
+constexpr int row_of(int element) { return element / 2 % 2; }
+/// Column of an accumulator element, counted from the thread's first, which is 2 * (lane % 4).
+constexpr int column_of(int element) { return element / 4 * 8 + element % 2; }
+
+/// Maximum over the quad: the four lanes that hold one row.
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+    return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+
+/// Sum over the quad, with the same bits in its four lanes.
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(kAllLanes, x, 1);
+    return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+/// Does `condition` hold in one of the warp's lanes?
+__device__ __forceinline__ bool any_lane(int condition) { return __any_sync(kAllLanes, condition); }
+
+/// A value that is the same in all lanes, and that the compiler then knows to be: it lives in a uniform register.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(kAllLanes, value, 0); }
+
+/// A matrix descriptor that is the same in all lanes. Its lower half, which holds the address, then lives in a uniform
+/// register, and no instruction stands between two MMAs.
+__device__ __forceinline__ std::uint64_t uniform(std::uint64_t descriptor) {
+    const std::uint32_t low = __shfl_sync(kAllLanes, static_cast<std::uint32_t>(descriptor), 0);
+    return descriptor >> 32 << 32 | low;
+}
+
+}  // namespace tessera::cuda
