@@ -20,7 +20,8 @@ from tessera.torch import _operators
 RUNS, CALLS = 4, 12
 SIZES = [  # batch, len, heads_q, heads_kv, head_dim, causal
     (1, 128, 4, 4, 64, True), (8, 128, 16, 16, 128, True), (8, 512, 16, 16, 128, True), (4, 2048, 16, 16, 128, True),
-    (2, 4096, 16, 16, 64, True), (2, 4096, 16, 16, 128, True), (2, 4096, 16, 4, 128, True), (2, 4096, 16, 16, 128, False),
+    (2, 4096, 16, 16, 64, True), (2, 4096, 16, 16, 128, True), (2, 4096, 16, 4, 128, True),
+    (2, 4096, 16, 16, 128, False),
     (1, 16384, 16, 16, 128, True)]
 
 
@@ -75,7 +76,8 @@ def main():
         print(json.dumps(dict(torch=torch.__version__, device=torch.cuda.get_device_name(), rows=results)))
         return
     print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name()}, bf16, both passes")
-    print(f"{'batch, len, heads_q, heads_kv, head_dim, causal':<48}{'ms':>8}{'gain':>8}{'of flash':>10}{'of cudnn':>10}")
+    print(f"{'batch, len, heads_q, heads_kv, head_dim, causal':<48}"
+          f"{'ms':>8}{'gain':>8}{'of flash':>10}{'of cudnn':>10}")
     for r in results:
         size = ", ".join(map(str, r["size"]))
         print(f"{size:<48}{r['ms']:8.3f}{r['gain']:8.2f}{r['of_flash']:10.2f}{r['of_cudnn']:10.2f}")

@@ -38,8 +38,8 @@ def expect_arguments(arguments):
 
 
 def alignment_of(name, bias, len_q, len_kv):
-    """The alignment of a CausalBias: "top-left" or "bottom-right". Raises ValueError naming the argument when its lengths
-    are not those of the call."""
+    """The alignment of a CausalBias: "top-left" or "bottom-right". Raises ValueError naming the argument when its
+    lengths are not those of the call."""
     if (bias.seq_len_q, bias.seq_len_kv) != (len_q, len_kv):
         raise ValueError(f"{name}: expected a CausalBias of {len_q} queries and {len_kv} keys, got one of "
                          f"{bias.seq_len_q} and {bias.seq_len_kv}")
