@@ -19,18 +19,18 @@ constexpr std::int64_t kMaxBlock = 1024;
 /// with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and pass.
 Tile default_tile(const Problem&) { return {64, 64}; }
 
-bool on_matrix(const Problem& problem) { return matrix::packing_pays(problem.dtype); }
+bool matrix_path(const Problem& problem) { return matrix::packing_pays(problem.dtype); }
 
 /// On a matrix unit: the two lane tiles of 32 queries fill the accumulators of AMX, and a block of keys bounds what a
 /// merge costs.
-Tile fa2_forward_tile(const Problem& problem) { return on_matrix(problem) ? Tile{32, 512} : default_tile(problem); }
+Tile fa2_forward_tile(const Problem& problem) { return matrix_path(problem) ? Tile{32, 512} : default_tile(problem); }
 Tile fa2_backward_tile(const Problem& problem) {
-    return on_matrix(problem) && !problem.bias_gradient ? Tile{128, 256} : default_tile(problem);
+    return matrix_path(problem) && !problem.bias_gradient ? Tile{128, 256} : default_tile(problem);
 }
 
 std::string fa2_matrix_unit(const Plan& plan) {
     const bool taken =
-        plan.pass == Pass::forward ? fa2::on_matrix::takes_forward(plan) : fa2::on_matrix::takes_backward(plan);
+        plan.pass == Pass::forward ? fa2::matrix_path::takes_forward(plan) : fa2::matrix_path::takes_backward(plan);
     return taken ? matrix::name_of(matrix::unit()) : "";
 }
 

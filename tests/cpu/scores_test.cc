@@ -96,9 +96,9 @@ TEST_P(Scores, alibi_is_the_distance_at_any_place) {
             // Of the first key; the last ones are as far as fp32 counts.
             for (const std::int64_t ahead : {-1000000, -70, -5, 0, 5, 70, 1000000, -((1 << 24) - 49), (1 << 24) - 67}) {
                 if (q + ahead < 0) continue;
-                const simd::Place place{Mask{}.bind(q + 48, q + (1 << 25)), q, q + ahead + 3};
+                const simd::TilePosition position{Mask{}.bind(q + 48, q + (1 << 25)), q, q + ahead + 3};
                 Floats s(keys * kLanes), scratch(keys * kLanes);
-                simd::transform_scores({.alibi = 0.25F, .diagonal = 3}, place, keys, kLanes, s, kLanes, scratch,
+                simd::transform_scores({.alibi = 0.25F, .diagonal = 3}, position, keys, kLanes, s, kLanes, scratch,
                                        nullptr);
                 for (std::int64_t j = 0; j < keys; ++j) {
                     for (std::int64_t i = 0; i < kLanes; ++i) {
@@ -139,9 +139,10 @@ TEST_P(Scores, bias_of_any_dtype_and_broadcast) {
 /// Are all factors those of core/dropout.hpp?
 void expect_philox(const simd::DropoutRule& rule, std::int64_t first_query, std::int64_t first_key, std::int64_t keys,
                    std::int64_t lanes) {
-    const simd::Place place{Mask{}.bind(std::int64_t{1} << 40, std::int64_t{1} << 40), first_query, first_key};
+    const simd::TilePosition position{Mask{}.bind(std::int64_t{1} << 40, std::int64_t{1} << 40), first_query,
+                                      first_key};
     Floats factors(keys * lanes + 1, kNan);
-    simd::dropout_factors(rule, place, keys, factors, lanes);
+    simd::dropout_factors(rule, position, keys, factors, lanes);
     for (std::int64_t j = 0; j < keys; ++j) {
         for (std::int64_t i = 0; i < lanes; ++i) {
             const bool kept =

@@ -11,7 +11,7 @@
 
 #include "check/run_case.hpp"
 
-namespace tessera::cpu::fa2::on_matrix::stripes_test {
+namespace tessera::cpu::fa2::matrix_path::stripes_test {
 namespace {
 
 /// Every block once, each stripe's in order, and each after the stripe before it has taken that block.
@@ -91,4 +91,4 @@ TEST(Stripes, make_a_right_backward) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu::fa2::on_matrix::stripes_test
+}  // namespace tessera::cpu::fa2::matrix_path::stripes_test

@@ -27,7 +27,7 @@ void run_queries(const Head& head, const Geometry& g, Range keys, const simd::Gr
         float* dv = memory.dv(head.sequence, head.kv_head, keys.begin);
         simd::backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
         tally.ran(coverage, panel, kv);
-        tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
+        tally.report([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
         memory.added_to_keys(head, keys);
         memory.added_to_queries(head, index);
     }

@@ -100,7 +100,7 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
             simd::PanelSums sums = sums_of(index);
             step(head, g, panel, kv, coverage, q_t_of(index), scratch, sums);
             tally.ran(coverage, panel, kv);
-            tally.tell([&] {
+            tally.report([&] {
                 TileReport report = report_of(TileStep::values, head, panel, {first, first + kv.keys}, coverage, sums);
                 report.p = scratch.tiles.s;
                 report.rescale = scratch.tiles.rescale;
@@ -112,9 +112,10 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
         const Panel panel(index, g.block_q, head.sequence.len_q);
         const simd::PanelSums sums = sums_of(index);
         if (!simd::all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
-            simd::mend_overflow(head, g, panel, q_t_of(index), scratch.tiles, sums.state, sums.o, scratch.spare_o);
+            simd::recompute_overflow(head, g, panel, q_t_of(index), scratch.tiles, sums.state, sums.o, scratch.spare_o);
         simd::store_o_and_lse(head, g, panel, sums, scratch.inverse, call.args);
-        tally.tell([&] { return report_of(TileStep::finish, head, panel, head.keys_of(panel), Coverage::full, sums); });
+        tally.report(
+            [&] { return report_of(TileStep::finish, head, panel, head.keys_of(panel), Coverage::full, sums); });
     }
 }
 

@@ -12,7 +12,7 @@
 namespace tessera::cpu::fa2 {
 
 /// The panels of a kv head are those of all query heads that share it, one after another.
-struct Deal {
+struct WorkSplit {
     std::int64_t kv_heads;            ///< of all sequences
     std::int64_t panels_per_kv_head;  ///< of the longest sequence that the Problem allows
     std::int64_t panels_per_task = 1;
@@ -23,7 +23,7 @@ struct Deal {
     int threads;         ///< that take part
     bool split = false;  ///< a task is one chunk of keys for its panels, and a second loop merges
 
-    Deal(const Plan& plan, const Geometry& g, std::int64_t chunk)
+    WorkSplit(const Plan& plan, const Geometry& g, std::int64_t chunk)
         : kv_heads(plan.problem.batch * plan.problem.heads_kv),
           panels_per_kv_head(plan.problem.group() * g.panels),
           chunks(ceil_div(plan.problem.len_kv, chunk)),
@@ -48,12 +48,12 @@ struct Deal {
 };
 
 /// Panel `index` of kv head `kv_head` (of all sequences): which panel of which query head that is.
-struct DealtPanel {
+struct AssignedPanel {
     Sequence sequence;
     std::int64_t query_head;
     std::int64_t index;  ///< of the query head
 
-    DealtPanel(const ForwardCall& call, const Geometry& g, std::int64_t kv_head, std::int64_t of_kv_head)
+    AssignedPanel(const ForwardCall& call, const Geometry& g, std::int64_t kv_head, std::int64_t of_kv_head)
         : sequence(sequence_of(call, kv_head / call.plan.problem.heads_kv)) {
         const std::int64_t panels = std::max<std::int64_t>(1, g.panels_of(sequence));  // of a query head
         query_head = kv_head % call.plan.problem.heads_kv * call.plan.problem.group() + of_kv_head / panels;
@@ -63,34 +63,34 @@ struct DealtPanel {
 
 /// Tasks that own their panels from the first key to the last: run(kv_head, panels, worker). ends: take_task_ends()
 template <class Run>
-void deal_whole(const ForwardCall& call, const Deal& deal, std::int64_t* ends, const Run& run) {
+void run_unsplit(const ForwardCall& call, const WorkSplit& work_split, std::int64_t* ends, const Run& run) {
     const Problem& p = call.plan.problem;
-    const HeadTasks tasks(call, p.heads_kv, ends, [&](const Sequence& m) { return deal.tasks_of(m); });
-    call.parallel_for(tasks.total(), deal.threads, [&](std::int64_t index, int worker) {
+    const HeadTasks tasks(call, p.heads_kv, ends, [&](const Sequence& m) { return work_split.tasks_of(m); });
+    call.parallel_for(tasks.total(), work_split.threads, [&](std::int64_t index, int worker) {
         // Under a causal mask the last panels see the most keys: they go first, of all heads, so that the loop ends
         // with short tasks. Otherwise neighbours in time share K and V.
         HeadTask task = p.mask.trivial() ? tasks.by_head(index) : tasks.by_index(index);
         if (!p.mask.trivial()) task.index = task.tasks - 1 - task.index;
-        run(task.head, deal.panels_of_task(sequence_of(call, task.head / p.heads_kv), task.index), worker);
+        run(task.head, work_split.panels_of_task(sequence_of(call, task.head / p.heads_kv), task.index), worker);
     });
 }
 
 /// Few panels, many keys: run(kv_head, panels, chunk, worker) for each chunk of keys by itself, and when all are done
 /// merge(kv_head, part, worker) for the parts_of(sequence) of every kv head that are merged apart.
 template <class PartsOf, class Run, class Merge>
-void deal_split(const ForwardCall& call, const Deal& deal, std::int64_t* ends, const PartsOf& parts_of, const Run& run,
-                const Merge& merge) {
+void run_split_keys(const ForwardCall& call, const WorkSplit& work_split, std::int64_t* ends, const PartsOf& parts_of,
+                    const Run& run, const Merge& merge) {
     const std::int64_t heads_kv = call.plan.problem.heads_kv;
     const HeadTasks chunks(call, heads_kv, ends,
-                           [&](const Sequence& m) { return deal.tasks_of(m) * deal.chunks_of(m); });
-    call.parallel_for(chunks.total(), deal.threads, [&](std::int64_t index, int worker) {
+                           [&](const Sequence& m) { return work_split.tasks_of(m) * work_split.chunks_of(m); });
+    call.parallel_for(chunks.total(), work_split.threads, [&](std::int64_t index, int worker) {
         const HeadTask task = chunks.by_head(index);
         const Sequence sequence = sequence_of(call, task.head / heads_kv);
-        const std::int64_t of_panels = deal.chunks_of(sequence);
-        run(task.head, deal.panels_of_task(sequence, task.index / of_panels), task.index % of_panels, worker);
+        const std::int64_t of_panels = work_split.chunks_of(sequence);
+        run(task.head, work_split.panels_of_task(sequence, task.index / of_panels), task.index % of_panels, worker);
     });
     const HeadTasks parts(call, heads_kv, ends, parts_of);
-    call.parallel_for(parts.total(), deal.threads, [&](std::int64_t index, int worker) {
+    call.parallel_for(parts.total(), work_split.threads, [&](std::int64_t index, int worker) {
         const HeadTask part = parts.by_head(index);
         merge(part.head, part.index, worker);
     });

@@ -200,19 +200,19 @@ void release() { _tile_release(); }
 
 }  // namespace
 
-const Words kAmxWords = {.pack = pack,
-                         .multiply = multiply,
-                         .multiply_rows = multiply_rows,
-                         .weights = weights,
-                         .maximum = maximum,
-                         .multiply_beside_weights = multiply_beside_weights,
-                         .gradient = gradient,
-                         .add_weighted_sums = add_weighted_sums,
-                         .transpose = transpose_words,
-                         .store_columns = store_columns,
-                         .row_dots = row_dots,
-                         .begin = configure,
-                         .end = release};
+const Primitives kAmxPrimitives = {.pack = pack,
+                                   .multiply = multiply,
+                                   .multiply_rows = multiply_rows,
+                                   .weights = weights,
+                                   .maximum = maximum,
+                                   .multiply_beside_weights = multiply_beside_weights,
+                                   .gradient = gradient,
+                                   .add_weighted_sums = add_weighted_sums,
+                                   .transpose = transpose_words,
+                                   .store_columns = store_columns,
+                                   .row_dots = row_dots,
+                                   .begin = configure,
+                                   .end = release};
 
 }  // namespace tessera::cpu::matrix
 HWY_POP_ATTRIBUTES

@@ -109,19 +109,19 @@ void nothing_to_set_up() {}
 
 }  // namespace
 
-const Words kDotWords = {.pack = pack,
-                         .multiply = multiply,
-                         .multiply_rows = multiply_rows,
-                         .weights = weights,
-                         .maximum = maximum,
-                         .multiply_beside_weights = multiply_beside_weights,
-                         .gradient = gradient,
-                         .add_weighted_sums = add_weighted_sums,
-                         .transpose = transpose_words,
-                         .store_columns = store_columns,
-                         .row_dots = row_dots,
-                         .begin = nothing_to_set_up,
-                         .end = nothing_to_set_up};
+const Primitives kDotPrimitives = {.pack = pack,
+                                   .multiply = multiply,
+                                   .multiply_rows = multiply_rows,
+                                   .weights = weights,
+                                   .maximum = maximum,
+                                   .multiply_beside_weights = multiply_beside_weights,
+                                   .gradient = gradient,
+                                   .add_weighted_sums = add_weighted_sums,
+                                   .transpose = transpose_words,
+                                   .store_columns = store_columns,
+                                   .row_dots = row_dots,
+                                   .begin = nothing_to_set_up,
+                                   .end = nothing_to_set_up};
 
 }  // namespace tessera::cpu::matrix
 HWY_POP_ATTRIBUTES

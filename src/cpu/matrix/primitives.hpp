@@ -168,7 +168,7 @@ struct GradientJob {
 };
 
 /// The words of one unit.
-struct Words {
+struct Primitives {
     bool (*pack)(const PackJob&);
     void (*multiply)(const TileProduct&);
     /// Returns whether all of V could be packed.
@@ -196,19 +196,19 @@ struct Words {
     void (*end)();
 };
 
-/// Words of unit(); null when there is none.
-const Words* words_of_unit();
+/// Primitives of unit(); null when there is none.
+const Primitives* primitives_of_unit();
 
 /// A task's use of the words.
 class Session {
  public:
-    explicit Session(const Words& words) : words_(words) { words_.begin(); }
-    ~Session() { words_.end(); }
+    explicit Session(const Primitives& primitives) : primitives_(primitives) { primitives_.begin(); }
+    ~Session() { primitives_.end(); }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
  private:
-    const Words& words_;
+    const Primitives& primitives_;
 };
 
 }  // namespace tessera::cpu::matrix

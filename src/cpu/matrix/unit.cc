@@ -111,11 +111,11 @@ bool has_unit([[maybe_unused]] Unit unit) {
 #endif
 }
 
-const Words* words_of_unit() {
+const Primitives* primitives_of_unit() {
 #if defined(__x86_64__)
     switch (unit()) {
-        case Unit::amx: return &kAmxWords;
-        case Unit::dot: return &kDotWords;
+        case Unit::amx: return &kAmxPrimitives;
+        case Unit::dot: return &kDotPrimitives;
         case Unit::none: return nullptr;
     }
 #endif

@@ -29,7 +29,7 @@ constexpr PairOfParts mirrored_pair(std::size_t i) {
     return {kPairs<kParts>[i].b, kPairs<kParts>[i].a};
 }
 
-extern const Words kDotWords;
-extern const Words kAmxWords;
+extern const Primitives kDotPrimitives;
+extern const Primitives kAmxPrimitives;
 
 }  // namespace tessera::cpu::matrix

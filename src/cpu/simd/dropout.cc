@@ -213,14 +213,15 @@ HWY_INLINE void store_block(VU bits, V kept, std::int64_t first, std::int64_t ke
 
 /// For a rule that takes kBlocks blocks, or more when that is kFirstBlocks.
 template <int kBlocks>
-void fill_tile(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors, std::int64_t stride) {
+void fill_tile(const DropoutRule& rule, const TilePosition& position, std::int64_t keys, float* factors,
+               std::int64_t stride) {
     const V kept = hn::Set(D(), rule.kept);
     const HeadRule head(rule);
-    const std::int64_t begin = place.kv / kKeys * kKeys - place.kv;
-    const auto block_of = [&](std::int64_t key) { return static_cast<std::uint32_t>((place.kv + key) / kKeys); };
+    const std::int64_t begin = position.kv / kKeys * kKeys - position.kv;
+    const auto block_of = [&](std::int64_t key) { return static_cast<std::uint32_t>((position.kv + key) / kKeys); };
     for (std::int64_t lane = 0; lane < stride; lane += kWidth, factors += kWidth) {
-        const Pairs pairs = pairs_of(head, (place.q + lane) / 2);
-        if (place.q % 2 == 0) {
+        const Pairs pairs = pairs_of(head, (position.q + lane) / 2);
+        if (position.q % 2 == 0) {
             for (std::int64_t key = begin; key < keys; key += 2 * kKeys) {
                 const VU bits = kept_of<kBlocks>(head, pairs, block_of(key), pairs, block_of(key + kKeys));
                 store_block(hn::OddEven(hn::DupEven(bits), hn::ShiftLeft<16>(bits)), kept, key, keys, factors, stride);
@@ -228,7 +229,7 @@ void fill_tile(const DropoutRule& rule, const Place& place, std::int64_t keys, f
                             stride);
             }
         } else {  // the last query of a pair, and the first of the next
-            const Pairs next = pairs_of(head, (place.q + lane) / 2 + 1);
+            const Pairs next = pairs_of(head, (position.q + lane) / 2 + 1);
             for (std::int64_t key = begin; key < keys; key += kKeys) {
                 const VU bits = kept_of<kBlocks>(head, pairs, block_of(key), next, block_of(key));
                 store_block(hn::OddEven(hn::ShiftLeft<16>(bits), bits), kept, key, keys, factors, stride);
@@ -237,13 +238,13 @@ void fill_tile(const DropoutRule& rule, const Place& place, std::int64_t keys, f
     }
 }
 
-void DropoutFactors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors,
+void DropoutFactors(const DropoutRule& rule, const TilePosition& position, std::int64_t keys, float* factors,
                     std::int64_t stride) {
     switch (std::min(KeepRule(rule.seed, rule.threshold).blocks, kFirstBlocks)) {
         case 0: std::fill_n(factors, keys * stride, rule.kept); break;
-        case 1: fill_tile<1>(rule, place, keys, factors, stride); break;
-        case 2: fill_tile<2>(rule, place, keys, factors, stride); break;
-        default: fill_tile<kFirstBlocks>(rule, place, keys, factors, stride);
+        case 1: fill_tile<1>(rule, position, keys, factors, stride); break;
+        case 2: fill_tile<2>(rule, position, keys, factors, stride); break;
+        default: fill_tile<kFirstBlocks>(rule, position, keys, factors, stride);
     }
 }
 
@@ -255,9 +256,9 @@ namespace tessera::cpu::simd {
 
 HWY_EXPORT(DropoutFactors);
 
-void dropout_factors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors,
+void dropout_factors(const DropoutRule& rule, const TilePosition& position, std::int64_t keys, float* factors,
                      std::int64_t stride) {
-    HWY_DYNAMIC_DISPATCH(DropoutFactors)(rule, place, keys, factors, stride);
+    HWY_DYNAMIC_DISPATCH(DropoutFactors)(rule, position, keys, factors, stride);
 }
 
 }  // namespace tessera::cpu::simd

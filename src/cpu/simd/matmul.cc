@@ -143,9 +143,9 @@ HWY_INLINE void matmul_part(const Product& p, const Range& rows, const Range& la
     Matmul(part);
 }
 
-void MatmulVisibleScores(const Product& p, const Place& place) {
+void MatmulVisibleScores(const Product& p, const TilePosition& position) {
     const auto lanes_of = [&](std::int64_t key) {
-        const Range seeing = place.queries_of_keys(key, key + 1, p.n);
+        const Range seeing = position.queries_of_keys(key, key + 1, p.n);
         return Range{seeing.begin / kLanes * kLanes, padded(seeing.end)};
     };
     for (std::int64_t key = 0, end = 0; key < p.m; key = end) {
@@ -156,27 +156,27 @@ void MatmulVisibleScores(const Product& p, const Place& place) {
     }
 }
 
-void MatmulVisibleKeys(const Product& p, const Place& place) {
+void MatmulVisibleKeys(const Product& p, const TilePosition& position) {
     for (std::int64_t lane = 0, end = 0; lane < p.n; lane = end) {
         // Lanes that see the same keys go together.
-        const Range keys = place.keys_of_lanes(lane, p.k);
-        for (end = lane + kLanes; end < p.n && place.keys_of_lanes(end, p.k) == keys;) end += kLanes;
+        const Range keys = position.keys_of_lanes(lane, p.k);
+        for (end = lane + kLanes; end < p.n && position.keys_of_lanes(end, p.k) == keys;) end += kLanes;
         matmul_part(p, {0, p.m}, {lane, end}, keys);
     }
 }
 
-void MatmulVisibleQueries(const Product& p, const Place& place) {
+void MatmulVisibleQueries(const Product& p, const TilePosition& position) {
     constexpr std::int64_t kColumn = kMaxVectors * kWidth;
     for (std::int64_t lane = 0; lane < p.n; lane += kColumn) {
         const Range lanes{lane, std::min(p.n, lane + kColumn)};
         for (std::int64_t key = 0; key < p.m; key += kMaxRows) {
             const Range keys{key, std::min(p.m, key + kMaxRows)};
-            matmul_part(p, keys, lanes, place.queries_of_keys(keys.begin, keys.end, p.k));
+            matmul_part(p, keys, lanes, position.queries_of_keys(keys.begin, keys.end, p.k));
         }
     }
 }
 
-void MatmulHiddenKeys(const Product& p, const Place& place) {
+void MatmulHiddenKeys(const Product& p, const TilePosition& position) {
     const D d;
     const hn::RebindToSigned<D> di;
     for (std::int64_t lane = 0; lane < p.n; lane += kWidth) {
@@ -184,12 +184,14 @@ void MatmulHiddenKeys(const Product& p, const Place& place) {
         for (std::int64_t row = 0; row < p.m; ++row) {
             V sum = hn::Zero(d);
             for (std::int64_t k = 0; k < p.k; ++k) {
-                // Lane i is query place.q + i, visible to the key when key - high <= query <= key - low.
+                // Lane i is query position.q + i, visible to the key when key - high <= query <= key - low.
                 const auto limit = [&](std::int64_t q) {
-                    return static_cast<std::int32_t>(q - place.q < -1 ? -1 : q - place.q > p.n ? p.n : q - place.q);
+                    return static_cast<std::int32_t>(q - position.q < -1    ? -1
+                                                     : q - position.q > p.n ? p.n
+                                                                            : q - position.q);
                 };
-                const auto lowest = hn::Set(di, limit(place.kv + k - place.band.high));
-                const auto highest = hn::Set(di, limit(place.kv + k - place.band.low));
+                const auto lowest = hn::Set(di, limit(position.kv + k - position.band.high));
+                const auto highest = hn::Set(di, limit(position.kv + k - position.band.low));
                 const auto hidden = hn::Or(hn::Lt(query, lowest), hn::Gt(query, highest));
                 const V a = hn::Set(d, p.a[row * p.a_row + k * p.a_k]);
                 const V next = hn::MulAdd(a, hn::Load(d, p.b + k * p.b_stride + lane), sum);
@@ -201,13 +203,13 @@ void MatmulHiddenKeys(const Product& p, const Place& place) {
     }
 }
 
-void MatmulHiddenQueries(const Product& p, const Place& place) {
+void MatmulHiddenQueries(const Product& p, const TilePosition& position) {
     const D d;
     for (std::int64_t lane = 0; lane < p.n; lane += kWidth) {
         for (std::int64_t row = 0; row < p.m; ++row) {
             V sum = hn::Zero(d);
             for (std::int64_t k = 0; k < p.k; ++k) {
-                if (!place.band.visible(place.q + k, place.kv + row)) continue;
+                if (!position.band.visible(position.q + k, position.kv + row)) continue;
                 sum = hn::MulAdd(hn::Set(d, p.a[row * p.a_row + k * p.a_k]), hn::Load(d, p.b + k * p.b_stride + lane),
                                  sum);
             }
@@ -231,20 +233,20 @@ HWY_EXPORT(MatmulHiddenKeys);
 HWY_EXPORT(MatmulHiddenQueries);
 
 void matmul(const Product& product) { HWY_DYNAMIC_DISPATCH(Matmul)(product); }
-void matmul_visible_scores(const Product& product, const Place& place) {
-    HWY_DYNAMIC_DISPATCH(MatmulVisibleScores)(product, place);
+void matmul_visible_scores(const Product& product, const TilePosition& position) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleScores)(product, position);
 }
-void matmul_visible_keys(const Product& product, const Place& place) {
-    HWY_DYNAMIC_DISPATCH(MatmulVisibleKeys)(product, place);
+void matmul_visible_keys(const Product& product, const TilePosition& position) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleKeys)(product, position);
 }
-void matmul_visible_queries(const Product& product, const Place& place) {
-    HWY_DYNAMIC_DISPATCH(MatmulVisibleQueries)(product, place);
+void matmul_visible_queries(const Product& product, const TilePosition& position) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleQueries)(product, position);
 }
-void matmul_hidden_keys(const Product& product, const Place& place) {
-    HWY_DYNAMIC_DISPATCH(MatmulHiddenKeys)(product, place);
+void matmul_hidden_keys(const Product& product, const TilePosition& position) {
+    HWY_DYNAMIC_DISPATCH(MatmulHiddenKeys)(product, position);
 }
-void matmul_hidden_queries(const Product& product, const Place& place) {
-    HWY_DYNAMIC_DISPATCH(MatmulHiddenQueries)(product, place);
+void matmul_hidden_queries(const Product& product, const TilePosition& position) {
+    HWY_DYNAMIC_DISPATCH(MatmulHiddenQueries)(product, position);
 }
 
 }  // namespace tessera::cpu::simd

@@ -80,7 +80,7 @@ struct Product {
 void matmul(const Product& product);
 
 /// Where a tile lies in the score matrix, for masks.
-struct Place {
+struct TilePosition {
     Band band;
     std::int64_t q = 0;   ///< first query
     std::int64_t kv = 0;  ///< first key
@@ -109,20 +109,20 @@ struct Place {
 // finite.
 
 /// m runs over keys and n over queries: C in hidden sub-tiles keeps what it holds.
-void matmul_visible_scores(const Product& product, const Place& place);
+void matmul_visible_scores(const Product& product, const TilePosition& position);
 
 /// k runs over keys and n over queries; B is 0 where hidden.
-void matmul_visible_keys(const Product& product, const Place& place);
+void matmul_visible_keys(const Product& product, const TilePosition& position);
 
 /// m runs over keys and k over queries; A is 0 where hidden.
-void matmul_visible_queries(const Product& product, const Place& place);
+void matmul_visible_queries(const Product& product, const TilePosition& position);
 
 /// matmul_visible_keys where pairs that the band hides add nothing, not even 0 * NaN. Equal to it (+0 equals -0) when
 /// all numbers are finite and hidden weights are 0; slow, for tiles that hold NaN or Inf.
-void matmul_hidden_keys(const Product& product, const Place& place);
+void matmul_hidden_keys(const Product& product, const TilePosition& position);
 
 /// matmul_visible_queries in the same way.
-void matmul_hidden_queries(const Product& product, const Place& place);
+void matmul_hidden_queries(const Product& product, const TilePosition& position);
 
 // ---- Scores -----------------------------------------------------------------------------------------------
 
@@ -139,11 +139,11 @@ struct ScoreRule {
 
 /// Applies the rule to s: [keys, stride]. `scratch`: another tile of that size, used when there is a bias.
 /// `cap_slope`, when given, receives 1 - tanh^2, the derivative of the softcap.
-void transform_scores(const ScoreRule& rule, const Place& place, std::int64_t keys, std::int64_t queries, float* s,
-                      std::int64_t stride, float* scratch, float* cap_slope);
+void transform_scores(const ScoreRule& rule, const TilePosition& position, std::int64_t keys, std::int64_t queries,
+                      float* s, std::int64_t stride, float* scratch, float* cap_slope);
 
 /// The mask: s[j, i] = value where the band hides key j from query i, or there is no such query. s: [keys, stride]
-void fill_masked(const Place& place, std::int64_t keys, float* s, std::int64_t stride, float value);
+void fill_masked(const TilePosition& position, std::int64_t keys, float* s, std::int64_t stride, float value);
 
 /// Seed and rate of dropout, and the head it is for.
 struct DropoutRule {
@@ -156,7 +156,7 @@ struct DropoutRule {
 };
 
 /// factors[j, i] = rule.kept or 0. factors: [keys, stride]
-void dropout_factors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors,
+void dropout_factors(const DropoutRule& rule, const TilePosition& position, std::int64_t keys, float* factors,
                      std::int64_t stride);
 
 /// x *= y, both [rows, stride].
@@ -194,7 +194,7 @@ void clear_state(const RowState& state, std::int64_t lanes);
 /// `before`: keys of the rows that lie before s, a multiple of 4. Long sums are made of blocks that begin at multiples
 /// of their size, from the row's first key on: where s begins changes no bit.
 void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                    float* rescale, const Place* cut = nullptr, std::int64_t before = 0);
+                    float* rescale, const TilePosition* cut = nullptr, std::int64_t before = 0);
 
 /// A sum over this many keys or more is made of sums over so many each, from the row's first key on.
 inline constexpr std::int64_t kSumKeys = 16384;
@@ -216,7 +216,7 @@ void store_lse(const RowState& state, std::int64_t rows, const HeadRows& to, std
 
 /// s = exp(s - lse): the weights again, from the scores and the LSE of the forward. `lse` of an empty row is +inf here.
 void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
-                      const Place* cut = nullptr);
+                      const TilePosition* cut = nullptr);
 
 /// weights[i] += sum over keys of p, products[i] += sum over keys of p * x. A tile is summed in fp32 and then added, so
 /// that rows of any length keep the accuracy of one tile. p, x: [keys, stride]; masked pairs must be 0 in both.
@@ -225,6 +225,6 @@ void add_weighted_sums(const float* p, const float* x, std::int64_t keys, std::i
 
 /// dp = p * (dp - delta): the gradient of the scores (FlashAttention paper, appendix B.2). p, dp: [keys, stride]
 void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
-                      std::int64_t stride, const Place* cut = nullptr);
+                      std::int64_t stride, const TilePosition* cut = nullptr);
 
 }  // namespace tessera::cpu::simd

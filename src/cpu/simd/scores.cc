@@ -88,13 +88,13 @@ void ScaleAndCap(const ScoreRule& rule, std::int64_t keys, float* s, std::int64_
 }
 
 /// s = scale * s - slope * distance
-void SubtractDistances(const ScoreRule& rule, float scale, const Place& place, std::int64_t keys, float* s,
+void SubtractDistances(const ScoreRule& rule, float scale, const TilePosition& position, std::int64_t keys, float* s,
                        std::int64_t stride) {
     const D d;
     const V slope = hn::Set(d, rule.alibi);
     const V factor = hn::Set(d, scale);
     for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
-        const std::int64_t first = place.q + lane + rule.diagonal - place.kv;
+        const std::int64_t first = position.q + lane + rule.diagonal - position.kv;
         const auto subtract = [&](std::int64_t j, V distance) HWY_ATTR {
             float* at = s + j * stride + lane;
             hn::Store(hn::NegMulAdd(slope, hn::Abs(distance), hn::Mul(hn::Load(d, at), factor)), d, at);
@@ -117,7 +117,7 @@ void SubtractDistances(const ScoreRule& rule, float scale, const Place& place, s
     }
 }
 
-void FillMasked(const Place& place, std::int64_t keys, float* s, std::int64_t stride, float value) {
+void FillMasked(const TilePosition& position, std::int64_t keys, float* s, std::int64_t stride, float value) {
     const D d;
     const DI di;
     const V fill = hn::Set(d, value);
@@ -127,9 +127,9 @@ void FillMasked(const Place& place, std::int64_t keys, float* s, std::int64_t st
         // Lane lane + i sees keys j, low + i <= j <= high + i: some lanes rows [low, high + kWidth), all of them rows
         // [low + kWidth - 1, high + 1). Only rows between those mix, at the most kWidth - 1 of them at either edge, and
         // all rows of a vector in which some lanes have no query.
-        const std::int64_t low = place.q + lane + place.band.low - place.kv;
-        const std::int64_t high = place.q + lane + place.band.high - place.kv;
-        const std::int64_t present = std::clamp<std::int64_t>(place.band.len_q - place.q - lane, 0, kWidth);
+        const std::int64_t low = position.q + lane + position.band.low - position.kv;
+        const std::int64_t high = position.q + lane + position.band.high - position.kv;
+        const std::int64_t present = std::clamp<std::int64_t>(position.band.len_q - position.q - lane, 0, kWidth);
         const Range some{row(low), row(high + kWidth)};
         const Range all{row(low + kWidth - 1), present == kWidth ? row(high + 1) : 0};
         const auto lane_limit = [&](std::int64_t i) {
@@ -217,28 +217,28 @@ HWY_EXPORT(MoveToTotal);
 HWY_EXPORT(AddToRows);
 HWY_EXPORT(ScaleLanes);
 
-void transform_scores(const ScoreRule& rule, const Place& place, std::int64_t keys, std::int64_t queries, float* s,
-                      std::int64_t stride, float* scratch, float* cap_slope) {
+void transform_scores(const ScoreRule& rule, const TilePosition& position, std::int64_t keys, std::int64_t queries,
+                      float* s, std::int64_t stride, float* scratch, float* cap_slope) {
     // Distances take the scale along, where no softcap comes between: one pass over the scores, not two.
     const bool apart = rule.softcap > 0 || (rule.scale != 1 && rule.alibi == 0);
     if (apart) HWY_DYNAMIC_DISPATCH(ScaleAndCap)(rule, keys, s, stride, cap_slope);
     if (rule.alibi != 0) {
-        HWY_DYNAMIC_DISPATCH(SubtractDistances)(rule, apart ? 1.0F : rule.scale, place, keys, s, stride);
+        HWY_DYNAMIC_DISPATCH(SubtractDistances)(rule, apart ? 1.0F : rule.scale, position, keys, s, stride);
     }
     if (rule.bias.data == nullptr) return;
     HeadRows columns = rule.bias;
-    columns.data = static_cast<char*>(columns.at(0, place.kv));
+    columns.data = static_cast<char*>(columns.at(0, position.kv));
     if (rule.bias.row_stride == 0) {  // the same for all queries, as a mask of padding is
         load_rows(columns, 0, 1, keys, scratch, padded(keys));
         HWY_DYNAMIC_DISPATCH(AddToRows)(s, scratch, keys, stride);
         return;
     }
-    load_transposed(columns, place.q, queries, keys, 1.0F, scratch, stride);
+    load_transposed(columns, position.q, queries, keys, 1.0F, scratch, stride);
     add(s, scratch, keys, stride);
 }
 
-void fill_masked(const Place& place, std::int64_t keys, float* s, std::int64_t stride, float value) {
-    HWY_DYNAMIC_DISPATCH(FillMasked)(place, keys, s, stride, value);
+void fill_masked(const TilePosition& position, std::int64_t keys, float* s, std::int64_t stride, float value) {
+    HWY_DYNAMIC_DISPATCH(FillMasked)(position, keys, s, stride, value);
 }
 
 void multiply(float* x, const float* y, std::int64_t rows, std::int64_t stride) {

@@ -37,7 +37,7 @@ HWY_INLINE V shift_of(V maximum) {
 }
 
 /// The keys that a vector of lanes is concerned with: all, or what the mask leaves to its kLanes queries.
-HWY_INLINE Range keys_to_read(const Place* cut, std::int64_t lane, std::int64_t keys) {
+HWY_INLINE Range keys_to_read(const TilePosition* cut, std::int64_t lane, std::int64_t keys) {
     return cut == nullptr ? Range{0, keys} : cut->keys_of_lanes(lane / kLanes * kLanes, keys);
 }
 
@@ -72,7 +72,7 @@ HWY_INLINE V exponentiate(float* s, std::int64_t first, std::int64_t end, std::i
 }
 
 void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                   float* rescale, const Place* cut, std::int64_t before) {
+                   float* rescale, const TilePosition* cut, std::int64_t before) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const V old = hn::Load(d, state.m + lane);
@@ -159,7 +159,7 @@ void MergeRows(const RowState& into, float* into_o, const RowState& state, const
 }
 
 void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
-                    const Place* cut) {
+                    const TilePosition* cut) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const Range seen = keys_to_read(cut, lane, keys);
@@ -199,7 +199,7 @@ void AddWeightedSums(const float* p, const float* x, std::int64_t keys, std::int
 }
 
 void SoftmaxGradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
-                     std::int64_t stride, const Place* cut) {
+                     std::int64_t stride, const TilePosition* cut) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const Range seen = keys_to_read(cut, lane, keys);
@@ -225,7 +225,7 @@ HWY_EXPORT(AddWeightedSums);
 HWY_EXPORT(SoftmaxGradient);
 
 void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                    float* rescale, const Place* cut, std::int64_t before) {
+                    float* rescale, const TilePosition* cut, std::int64_t before) {
     HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(s, keys, lanes, stride, state, rescale, cut, before);
 }
 
@@ -240,7 +240,7 @@ void merge_rows(const RowState& into, float* into_o, const RowState& state, cons
 }
 
 void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
-                      const Place* cut) {
+                      const TilePosition* cut) {
     HWY_DYNAMIC_DISPATCH(WeightsFromLse)(s, lse, keys, lanes, stride, cut);
 }
 
@@ -250,7 +250,7 @@ void add_weighted_sums(const float* p, const float* x, std::int64_t keys, std::i
 }
 
 void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
-                      std::int64_t stride, const Place* cut) {
+                      std::int64_t stride, const TilePosition* cut) {
     HWY_DYNAMIC_DISPATCH(SoftmaxGradient)(p, dp, delta, keys, lanes, stride, cut);
 }
 

@@ -40,7 +40,7 @@ void materialise(const BackwardCall& call, const Geometry& g, const Materialised
         simd::score_gradient(head, g, panel, kv, coverage, workspace.memory.panel(head, index), scratch);
         simd::through_softcap(head, panel, kv, scratch);
         tally.ran(coverage, panel, kv);
-        tally.tell([&] {
+        tally.report([&] {
             return report_of(TileStep::weights, head, panel, kv, coverage, workspace.memory.panel(head, index),
                              scratch.s, scratch.ds);
         });
@@ -58,7 +58,7 @@ void query_gradient(const BackwardCall& call, const Geometry& g, const Materiali
     simd::for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         const std::int64_t at = workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
         simd::add_dq(head, g, panel, kv, coverage, from, workspace.ds + at);
-        TileTally(nullptr, call.observer).tell([&] {
+        TileTally(nullptr, call.observer).report([&] {
             TileReport report =
                 report_of(TileStep::dq, head, panel, kv, coverage, from, workspace.p + at, workspace.ds + at);
             report.dq = from.dq_t;
@@ -84,7 +84,7 @@ void key_gradient(const BackwardCall& call, const Geometry& g, const Materialise
         float* dv = workspace.memory.dv(head.sequence, head.kv_head, kv.first);
         simd::add_dv(head, g, panel, kv, coverage, from, workspace.p + at, dv);
         simd::add_dk(head, g, panel, kv, coverage, from, workspace.ds + at, dk);
-        TileTally(nullptr, call.observer).tell([&] {
+        TileTally(nullptr, call.observer).report([&] {
             TileReport report =
                 report_of(TileStep::dk_and_dv, head, panel, kv, coverage, from, workspace.p + at, workspace.ds + at);
             report.dk = dk;

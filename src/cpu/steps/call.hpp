@@ -28,7 +28,7 @@ class TileTally {
     void skipped(std::int64_t all, std::int64_t touched) { skipped_ += all - touched; }
     /// make_report() is called only when somebody looks on.
     template <class MakeReport>
-    void tell(const MakeReport& make_report) const {
+    void report(const MakeReport& make_report) const {
         if (observer_ != nullptr) observer_->saw(make_report());
     }
 

@@ -130,7 +130,7 @@ struct Head {
         return band.coverage(panel.first, panel.first + panel.queries, kv.first, kv.first + kv.keys);
     }
 
-    simd::Place place(const Panel& panel, const KvTile& kv) const { return {band, panel.first, kv.first}; }
+    simd::TilePosition position(const Panel& panel, const KvTile& kv) const { return {band, panel.first, kv.first}; }
 };
 
 /// A panel with its head and the keys that it sees. Keys before and after them are skipped.

@@ -15,7 +15,7 @@
 #include "cpu/steps/matrix/gradient_step.hpp"
 #include "cpu/steps/simd/gradient.hpp"
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 namespace {
 
 constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 for a product of dK and dV
@@ -203,7 +203,7 @@ class BackwardRun {
     /// Rows whose LSE is too large, before the tiles need their factors.
     void fill_norms() const {
         call_.parallel_for(p_.batch * p_.heads_q, threads_, [&](std::int64_t task, int worker) {
-            const matrix::Session session(*matrix::words_of_unit());
+            const matrix::Session session(*matrix::primitives_of_unit());
             matrix::TilePanel work = head(sequence_of(call_, task / p_.heads_q), task % p_.heads_q);
             for (std::int64_t q = 0; q < work.head.sequence.len_q; q += matrix::kTileDepth) {
                 matrix::fill_norm(workspace_.memory, scratch(worker), work, call_.args, q);
@@ -217,7 +217,7 @@ class BackwardRun {
         const HeadTasks parts = parts_of_queries(rows);
         // Under a causal mask the last queries have the most to do: they go first.
         call_.parallel_for(parts.total(), threads_, [&](std::int64_t index, int worker) {
-            const matrix::Session session(*matrix::words_of_unit());
+            const matrix::Session session(*matrix::primitives_of_unit());
             const HeadTask task = parts.by_index(index);
             const Sequence sequence = sequence_of(call_, task.head / p_.heads_q);
             const std::int64_t first = (task.tasks - 1 - task.index) * rows;
@@ -249,7 +249,7 @@ class BackwardRun {
         };
         if (part_.stripes == 1 && (threads_ == 1 || part_.heads >= kStripesPerWorker * threads_)) {
             call_.parallel_for(part_.heads, threads_, [&](std::int64_t head, int worker) {
-                const matrix::Session session(*matrix::words_of_unit());
+                const matrix::Session session(*matrix::primitives_of_unit());
                 const std::int64_t blocks = blocks_of(head);
                 for (std::int64_t j = 0; j < blocks; ++j) run_block({head, 0, j, j + 1 == blocks, true}, worker);
             });
@@ -259,7 +259,7 @@ class BackwardRun {
         for (std::int64_t head = 0; head < part_.heads; ++head) stripes.set_blocks(head, blocks_of(head));
         const std::int64_t workers = std::min<std::int64_t>(threads_, part_.heads * part_.stripes);
         call_.parallel_for(workers, threads_, [&](std::int64_t, int worker) {
-            const matrix::Session session(*matrix::words_of_unit());
+            const matrix::Session session(*matrix::primitives_of_unit());
             stripes.work([&](const Stripes::Block& block) { run_block(block, worker); });
         });
     }
@@ -336,7 +336,7 @@ class BackwardRun {
         const HeadTasks of_queries = parts_of_queries(rows_q);
         // Under a causal mask the first keys and the last queries have the most to do: they go first.
         call_.parallel_for(of_keys.total() + of_queries.total(), threads_, [&](std::int64_t index, int worker) {
-            const matrix::Session session(*matrix::words_of_unit());
+            const matrix::Session session(*matrix::primitives_of_unit());
             if (index < of_keys.total()) {
                 const HeadTask task = of_keys.by_index(index);
                 const Sequence sequence = sequence_of(call_, task.head / p_.heads_kv);
@@ -396,4 +396,4 @@ std::size_t backward_workspace(const Plan& plan) {
 
 void backward(const BackwardCall& call) { BackwardRun(call).all(); }
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

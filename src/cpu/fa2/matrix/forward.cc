@@ -16,7 +16,7 @@
 #include "cpu/fa2/matrix/decode.hpp"
 #include "cpu/fa2/matrix/task.hpp"
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 namespace {
 
 /// One panel against keys of one block.
@@ -54,12 +54,12 @@ class PanelsTask {
     /// Results of the panels over blocks [begin, end) of keys, in totals().
     void run_blocks(Range blocks) {
         TileTally tally(run_.call.counters);
-        matrix::Session session(run_.words);
+        matrix::Session session(run_.primitives);
         for (std::size_t i = 0; i < works_.size(); ++i) {
             const matrix::TilePanel& work = works_[i];
-            const bool finite = run_.words.pack({work.head.q, work.panel.first, work.panel.queries, g_.head_dim,
-                                                 matrix::Form::column_pairs, work.pairs(scratch_.queries[i]), false,
-                                                 work.query_scale()});
+            const bool finite = run_.primitives.pack({work.head.q, work.panel.first, work.panel.queries, g_.head_dim,
+                                                      matrix::Form::column_pairs, work.pairs(scratch_.queries[i]),
+                                                      false, work.query_scale()});
             q_finite_.push_back(finite ? 1 : 0);
             if (g_.parts == 1) rounding_offsets(work, scratch_.queries[i], g_.depth_tiles, scratch_.offsets[i]);
         }
@@ -71,7 +71,7 @@ class PanelsTask {
         }
         if (previous_) {
             const std::array products = value_products(*previous_, last_stage());
-            for (std::size_t i = 0; i < product_count(); ++i) run_.words.multiply(products[i]);
+            for (std::size_t i = 0; i < product_count(); ++i) run_.primitives.multiply(products[i]);
             add_result(*previous_, last_stage());
         }
     }
@@ -107,7 +107,7 @@ class PanelsTask {
         compute_scores(step);
         std::array<matrix::TileProduct, 2> products;
         if (previous_) products = value_products(*previous_, last_stage());
-        run_.words.multiply_beside_weights(
+        run_.primitives.multiply_beside_weights(
             std::span(products.data(), previous_ ? product_count() : 0),
             weights_job(work, step, scratch_.s, scratch_.other, scratch_.offsets[step.panel], at));
         if (previous_) add_result(*previous_, last_stage());
@@ -136,7 +136,7 @@ class PanelsTask {
         const bool plain =
             finite && work.plain && step.rows() == step.keys.size() && matrix::all_visible(work, step.keys);
         // Else some keys at a time, so that what is done to their scores finds them in the first-level cache.
-        const std::int64_t at_once = plain && !run_.deal.from_memory ? step.rows() : kScoreRows;
+        const std::int64_t at_once = plain && !run_.work_split.from_memory ? step.rows() : kScoreRows;
         matrix::SeenKeys some;
         for (std::int64_t key = step.keys.begin; key < step.keys.end; key = some.keys.end) {
             some.keys = {key, std::min(step.keys.end, key + at_once)};
@@ -144,7 +144,7 @@ class PanelsTask {
             float* s = scratch_.s + (key - step.keys.begin) * work.panel.lanes;
             matrix::TileProduct product = product_of_scores(step, some, s);
             if (plain) product.maximum = maximum;
-            run_.words.multiply(product);
+            run_.primitives.multiply(product);
             if (!plain) transform_and_mask_some(run_, work, some, finite, s, scratch_.other, maximum);
         }
     }
@@ -161,7 +161,7 @@ class PanelsTask {
             matrix::scores_product(work, some, tiles, scratch_.queries[step.panel], g_.depth_tiles, s);
         if (!packed) {
             product.a_stride = k.row_stride;
-            if (run_.deal.from_memory) matrix::fetch_rows(k, some.keys.begin, some.keys.end, g_.head_dim);
+            if (run_.work_split.from_memory) matrix::fetch_rows(k, some.keys.begin, some.keys.end, g_.head_dim);
         }
         return product;
     }
@@ -228,9 +228,9 @@ class PanelsTask {
 };
 
 void run_whole(const ForwardRun& run) {
-    deal_whole(run.call, run.deal, run.workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
+    run_unsplit(run.call, run.work_split, run.workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
         PanelsTask task(run, kv_head, panels, worker);
-        task.run_blocks({0, run.deal.chunks_of(task.work(0).head.sequence)});
+        task.run_blocks({0, run.work_split.chunks_of(task.work(0).head.sequence)});
         for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, task.total(i));
     });
 }
@@ -245,7 +245,7 @@ void run_split(const ForwardRun& run) {
         PanelsTask task(run, kv_head, {panel, panel + 1}, worker);
         const matrix::TilePanel& work = task.work(0);
         simd::PanelSums total = merge_chunks(
-            run.deal.chunks_of(work.head.sequence), task.total(0),
+            run.work_split.chunks_of(work.head.sequence), task.total(0),
             [&](std::int64_t block) { return !keys_seen(run, work, block).keys.empty(); },
             [&](std::int64_t block) { return run.partial(kv_head, panel, block); },
             [&](simd::PanelSums& into, const simd::PanelSums& next, std::int64_t) {
@@ -254,9 +254,9 @@ void run_split(const ForwardRun& run) {
             });
         task.finish(0, total);
     };
-    deal_split(
-        run.call, run.deal, run.workspace.ends, [&](const Sequence& m) { return run.deal.panels_of(m); }, run_block,
-        merge);
+    run_split_keys(
+        run.call, run.work_split, run.workspace.ends, [&](const Sequence& m) { return run.work_split.panels_of(m); },
+        run_block, merge);
 }
 
 }  // namespace
@@ -266,15 +266,15 @@ bool takes_forward(const Plan& plan) { return matrix::takes(plan); }
 std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
     const matrix::Layout g(plan, plan.tile.block_q);
-    ForwardWorkspace(arena, plan.problem, g, ForwardDeal(plan, g));
+    ForwardWorkspace(arena, plan.problem, g, ForwardWorkSplit(plan, g));
     return arena.used();
 }
 
 void forward(const ForwardCall& call) {
     const ForwardRun run(call);
-    if (queries_as_rows(run.deal, run.g)) return decode(run);
-    if (run.deal.split) run_split(run);
+    if (queries_as_rows(run.work_split, run.g)) return decode(run);
+    if (run.work_split.split) run_split(run);
     else run_whole(run);
 }
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

@@ -8,7 +8,7 @@
 #include "cpu/fa2/work_split.hpp"
 #include "cpu/steps/matrix/step.hpp"
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 
 inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block of K and V in the second-level cache
 inline constexpr std::int64_t kTasksPerWorker = 3;
@@ -22,14 +22,14 @@ inline constexpr double kMostPartials = 1 << 28;      // bytes, where K and V ar
 /// How the panels are dealt out; a chunk is a block of keys. Each task packs the keys of its panels for itself, into
 /// its own cache: to fetch what another core has packed takes longer. To pack a key takes the time of one panel with
 /// it, so a task has as many panels as it can.
-struct ForwardDeal : Deal {
+struct ForwardWorkSplit : WorkSplit {
     bool from_memory;  ///< the keys of a thread are more than its caches hold
 
-    ForwardDeal(const Plan& plan, const matrix::Layout& g) : Deal(plan, g, g.block_kv) {
+    ForwardWorkSplit(const Plan& plan, const matrix::Layout& g) : WorkSplit(plan, g, g.block_kv) {
         const double keys = bytes_of_keys(plan.problem);
         panels_per_task = kMaxPanels;
         split = chunks > 1 && too_few_tasks(kTasksPerWorker) && bytes_of_partials(g) <= std::max(kMostPartials, keys);
-        if (chunks <= 1) deal_short_rows();
+        if (chunks <= 1) split_short_rows();
         while (chunks > 1 && panels_per_task > 1 && too_few_tasks(kTasksPerWorker)) panels_per_task /= 2;
         panels_per_task = std::clamp<std::int64_t>(panels_per_kv_head, 1, panels_per_task);
         from_memory = keys > threads * kCachePerThread;
@@ -43,7 +43,7 @@ struct ForwardDeal : Deal {
     bool too_few_tasks(std::int64_t per_worker) const {
         return threads > 1 && tasks_of(panels_per_task) < per_worker * threads;
     }
-    void deal_short_rows() {
+    void split_short_rows() {
         while (panels_per_task > 1 && too_few_tasks(kTasksOfShortRows)) panels_per_task /= 2;
         // Not less than fewer tasks at a time would take.
         const auto time = [&](std::int64_t panels) { return ceil_div(tasks_of(panels), threads) * panels; };
@@ -58,8 +58,8 @@ struct ForwardDeal : Deal {
 
 /// Does each kv head have one panel, of so few queries that they fit one lane tile? Decoding has, where the query heads
 /// of a group can be stacked (stack_heads.hpp).
-inline bool queries_as_rows(const ForwardDeal& deal, const matrix::Layout& g) {
-    return g.lanes == matrix::kTileRows && deal.panels_per_kv_head == 1;
+inline bool queries_as_rows(const ForwardWorkSplit& work_split, const matrix::Layout& g) {
+    return g.lanes == matrix::kTileRows && work_split.panels_per_kv_head == 1;
 }
 
 /// O^T as products write it: 16 * dim_tiles_v rows; in bf16, whose product takes rounded weights, also a tile whose
@@ -72,7 +72,7 @@ inline std::int64_t merged_rows(const matrix::Layout& g) { return sum_row(g) + (
 /// A panel's result: m, l, O^T [value_rows, lanes]; where queries are rows, O [lanes, value_rows].
 inline std::int64_t sums_floats(const matrix::Layout& g) { return (2 + value_rows(g)) * g.lanes; }
 
-inline double ForwardDeal::bytes_of_partials(const matrix::Layout& g) const {
+inline double ForwardWorkSplit::bytes_of_partials(const matrix::Layout& g) const {
     return static_cast<double>(panels()) * static_cast<double>(chunks * sums_floats(g)) * sizeof(float);
 }
 
@@ -128,7 +128,7 @@ struct PanelsScratch {
     std::array<float*, kMaxPanels> totals{};   // per panel: m, l, O^T
     EpilogueScratch finish;
 
-    PanelsScratch(Arena& arena, const matrix::Layout& g, const ForwardDeal& deal)
+    PanelsScratch(Arena& arena, const matrix::Layout& g, const ForwardWorkSplit& work_split)
         : stages{Stage(arena, g), Stage(arena, g)},
           s(arena.take<float>(g.block_kv_rows(), g.lanes)),
           ones(arena.take<Bf16>(matrix::kTileElements)),
@@ -137,7 +137,7 @@ struct PanelsScratch {
           finish(arena, g) {
         k = arena.take<Bf16>(g.block_kv_rows(), g.depth_row(g.depth_tiles));
         for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
-        for (std::size_t i = 0; i < static_cast<std::size_t>(deal.panels_per_task); ++i) {
+        for (std::size_t i = 0; i < static_cast<std::size_t>(work_split.panels_per_task); ++i) {
             queries[i] = arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes);
             offsets[i] = arena.take<float>(g.lanes);
             totals[i] = arena.take<float>(sums_floats(g));
@@ -180,16 +180,16 @@ struct ForwardWorkspace {
     float* partials = nullptr;     // [kv_heads, panels_per_kv_head, chunks, sums], when keys are split
     WorkerMemory workers;          // of a PanelsScratch each
 
-    ForwardWorkspace(Arena& arena, const Problem& p, const matrix::Layout& g, const ForwardDeal& deal)
+    ForwardWorkspace(Arena& arena, const Problem& p, const matrix::Layout& g, const ForwardWorkSplit& work_split)
         : ends(take_task_ends(arena, p)) {
-        if (deal.split) {
-            partials = arena.take<float>(deal.panels(), deal.chunks, sums_floats(g));
+        if (work_split.split) {
+            partials = arena.take<float>(work_split.panels(), work_split.chunks, sums_floats(g));
         }
-        workers = WorkerMemory(arena, deal.threads, [&](Arena& one) {
-            if (queries_as_rows(deal, g)) DecodeScratch(one, g);
-            else PanelsScratch(one, g, deal);
+        workers = WorkerMemory(arena, work_split.threads, [&](Arena& one) {
+            if (queries_as_rows(work_split, g)) DecodeScratch(one, g);
+            else PanelsScratch(one, g, work_split);
         });
     }
 };
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

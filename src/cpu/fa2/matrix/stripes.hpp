@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 
 class Stripes {
  public:
@@ -104,4 +104,4 @@ class Stripes {
     bool failed_ = false;
 };
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 
 matrix::SeenKeys keys_seen(const ForwardRun& run, const matrix::TilePanel& work, std::int64_t block, TileTally* tally) {
     const Range all = run.keys_of_block(work.head.sequence, block);
@@ -30,7 +30,7 @@ void transform_and_mask_some(const ForwardRun& run, const matrix::TilePanel& wor
                                       s, work.panel.lanes);
     }
     matrix::transform_and_mask(work, some, s, other);
-    run.words.maximum(s, some.keys.size(), work.panel.lanes, maximum);
+    run.primitives.maximum(s, some.keys.size(), work.panel.lanes, maximum);
 }
 
 void rounding_offsets(const matrix::TilePanel& work, const Bf16* query_pairs, std::int64_t depth_tiles,
@@ -138,7 +138,8 @@ void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const Epilog
         }
         const HeadRows o =
             head_rows(run.call.args.o, work.head.sequence, work.head.sequence.first_q, work.head.query_head);
-        if (run.words.store_columns(sums.o, lanes, work.panel.queries, g.head_dim_v, factor, o, work.panel.first)) {
+        if (run.primitives.store_columns(sums.o, lanes, work.panel.queries, g.head_dim_v, factor, o,
+                                         work.panel.first)) {
             simd::store_lse(sums.state, work.panel.queries,
                             lse_rows(run.call.args.lse, work.head.sequence, work.head.query_head), work.panel.first);
             return;
@@ -157,4 +158,4 @@ void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const Epilog
     simd::store_o_and_lse(work.head, g, work.panel, sums, factor, run.call.args);
 }
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

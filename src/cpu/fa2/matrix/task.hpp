@@ -6,7 +6,7 @@
 
 #include "cpu/fa2/matrix/run.hpp"
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 
 /// Keys of one block that a panel sees, from a multiple of 32 on; none: it sees no key. Counted in `tally`, when given.
 matrix::SeenKeys keys_seen(const ForwardRun& run, const matrix::TilePanel& work, std::int64_t block,
@@ -31,4 +31,4 @@ matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::Seen
 void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const EpilogueScratch& scratch,
               simd::PanelSums& sums);
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

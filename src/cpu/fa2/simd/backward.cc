@@ -16,7 +16,7 @@
 #include "cpu/fa2/paths.hpp"
 #include "cpu/steps/simd/gradient.hpp"
 
-namespace tessera::cpu::fa2::in_lanes {
+namespace tessera::cpu::fa2::simd_path {
 namespace {
 
 /// One query head in tiles.
@@ -80,7 +80,7 @@ void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panel
             float* dv = memory.dv(head.sequence, head.kv_head, tile_keys.begin);
             simd::backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
             tally.ran(coverage, panel, kv);
-            tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
+            tally.report([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
             memory.added_to_keys(head, tile_keys);
             memory.added_to_queries(head, i);
         }
@@ -282,4 +282,4 @@ void backward(const BackwardCall& call) {
     workspace.memory.finish(call);
 }
 
-}  // namespace tessera::cpu::fa2::in_lanes
+}  // namespace tessera::cpu::fa2::simd_path

@@ -76,7 +76,7 @@ inline __m512i load_words(const HeadRows& from, std::int64_t row, std::int64_t c
 
 /// How a tile is read: PLAIN, when all of its rows are inside the matrix and lie in memory as they are needed, or with
 /// CARE: 0 outside and for elements that can't be packed.
-enum class Reading { plain, care };
+enum class Reading { plain, checked };
 
 /// Reads words of a job's matrix for one tile, and notices elements that can't be packed.
 template <class T, Reading kReading>
@@ -221,7 +221,7 @@ inline bool pack_as(const PackJob& job) {
             fetched += share;
             const bool inside = contiguous && row + kRows <= job.rows && column + kColumns <= job.dim;
             if (inside && pack_tile<kForm, T, Reading::plain>(job, row, column)) continue;
-            if (!pack_tile<kForm, T, Reading::care>(job, row, column)) all = false;
+            if (!pack_tile<kForm, T, Reading::checked>(job, row, column)) all = false;
         }
     }
     return all;

@@ -55,7 +55,7 @@ class RowsInSteps {
         for (std::int64_t column = tile * kTileRows; column < end; column += kColumns) {
             const bool inside = contiguous_ && row + kTileDepth <= v_.rows && column + kColumns <= v_.dim;
             if (inside && pack_tile<Form::row_pairs, T, Reading::plain>(v_, row, column)) continue;
-            if (!pack_tile<Form::row_pairs, T, Reading::care>(v_, row, column)) all_packable_ = false;
+            if (!pack_tile<Form::row_pairs, T, Reading::checked>(v_, row, column)) all_packable_ = false;
         }
     }
 

@@ -76,25 +76,25 @@ GradientMemory::Keys GradientMemory::keys(const Sequence& sequence, std::int64_t
 }
 
 bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const {
-    const Words& words = *words_of_unit();
+    const Primitives& primitives = *primitives_of_unit();
     const std::int64_t rows = std::min(rows_per_task_, head.sequence.len_q - first);
     const Queries to = queries(head, first);
     const HeadRows d_o = head_rows(args.d_o, head.sequence, head.sequence.first_q, head.query_head);
     const HeadRows o = head_rows(args.o, head.sequence, head.sequence.first_q, head.query_head);
     // As in the forward: fp32 queries take the scale along, where it is no more than 1.
     const float scale = g_.parts == 1 ? 1.0F : head.query_scale;
-    words.pack({head.q, first, rows, g_.head_dim, Form::column_pairs, to.q_pairs, false, scale});
-    words.pack({d_o, first, rows, g_.head_dim_v, Form::column_pairs, to.do_pairs});
+    primitives.pack({head.q, first, rows, g_.head_dim, Form::column_pairs, to.q_pairs, false, scale});
+    primitives.pack({d_o, first, rows, g_.head_dim_v, Form::column_pairs, to.do_pairs});
     if (g_.parts == 1) std::fill_n(to.delta, rows, 0.0F);
-    else words.row_dots(d_o, o, first, rows, g_.head_dim_v, to.delta);
+    else primitives.row_dots(d_o, o, first, rows, g_.head_dim_v, to.delta);
     const std::int64_t sums = round_up(rows, kGroup) * g_.dim_tiles * kTileRows;
     std::fill_n(to.dq_t, sums, 0.0F);
     if (to.dq_total != nullptr) std::fill_n(to.dq_total, sums, 0.0);
     for (std::int64_t r = 0; r < rows; r += kGroup) {
         const std::int64_t count = std::min(kGroup, rows - r);
         const Queries at = queries(head, first + r);
-        *at.q_finite = words.pack({head.q, first + r, count, g_.head_dim, Form::row_pairs, at.q_rows, true});
-        *at.do_finite = words.pack({d_o, first + r, count, g_.head_dim_v, Form::row_pairs, at.do_rows, true});
+        *at.q_finite = primitives.pack({head.q, first + r, count, g_.head_dim, Form::row_pairs, at.q_rows, true});
+        *at.do_finite = primitives.pack({d_o, first + r, count, g_.head_dim_v, Form::row_pairs, at.do_rows, true});
         *at.has_norm = 0;
         if (count > kTileRows) continue;  // else the second 16 lanes are all padding
         std::fill_n(at.q_pairs.data + at.q_pairs.column_step, at.q_pairs.column_step, Bf16{});
@@ -121,15 +121,15 @@ bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head,
 }
 
 void GradientMemory::prepare_keys(const Head& head, std::int64_t first) const {
-    const Words& words = *words_of_unit();
+    const Primitives& primitives = *primitives_of_unit();
     const std::int64_t rows = std::min(rows_per_task_, head.sequence.len_kv - first);
     const Keys to = keys(head.sequence, head.kv_head, first);
-    words.pack({head.k, first, rows, g_.head_dim, Form::rows, to.k_rows});
+    primitives.pack({head.k, first, rows, g_.head_dim, Form::rows, to.k_rows});
     for (std::int64_t r = 0; r < rows; r += kGroup) {
         const std::int64_t count = std::min(kGroup, rows - r);
         const Keys at = keys(head.sequence, head.kv_head, first + r);
-        *at.v_finite = words.pack({head.v, first + r, count, g_.head_dim_v, Form::rows, at.v_rows});
-        *at.k_finite = words.pack({head.k, first + r, count, g_.head_dim, Form::columns, at.k_columns, true});
+        *at.v_finite = primitives.pack({head.v, first + r, count, g_.head_dim_v, Form::rows, at.v_rows});
+        *at.k_finite = primitives.pack({head.k, first + r, count, g_.head_dim, Form::columns, at.k_columns, true});
     }
 }
 
@@ -165,8 +165,9 @@ void GradientMemory::store_queries(const BackwardArgs& args, const Head& head, s
         const bool sees_keys = !head.band.kv_range(first + r, first + r + 1).empty();
         if (sees_keys) scale[r] = std::numeric_limits<float>::quiet_NaN();
     }
-    words_of_unit()->store_columns(from.dq_t, kGroup, rows, g_.head_dim, scale,
-                                   head_rows(args.dq, head.sequence, head.sequence.first_q, head.query_head), first);
+    primitives_of_unit()->store_columns(from.dq_t, kGroup, rows, g_.head_dim, scale,
+                                        head_rows(args.dq, head.sequence, head.sequence.first_q, head.query_head),
+                                        first);
 }
 
 }  // namespace tessera::cpu::matrix

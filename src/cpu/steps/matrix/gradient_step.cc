@@ -29,7 +29,7 @@ class Strip {
           const Range& queries, const Range& keys)
         : g_(memory.geometry()),
           scratch_(scratch),
-          words_(*words_of_unit()),
+          primitives_(*primitives_of_unit()),
           work_(work),
           args_(args),
           queries_(queries),
@@ -43,7 +43,7 @@ class Strip {
 
     std::int64_t lanes() const { return work_.panel.lanes; }
     bool full() const { return all_visible(work_, keys_.keys); }
-    simd::Place place() const { return {work_.head.band, queries_.begin, keys_.keys.begin}; }
+    simd::TilePosition position() const { return {work_.head.band, queries_.begin, keys_.keys.begin}; }
 
     void scores() const {
         product(kv_.k_rows, q_.q_pairs, g_.depth_tiles, scratch_.s);
@@ -60,12 +60,12 @@ class Strip {
         job.p_rows = rows(scratch_.p_rows);
         job.ds_rows = rows(scratch_.ds_rows);
         job.ds_pairs = ds_pairs;
-        words_.gradient(job);
+        primitives_.gradient(job);
     }
 
     /// Sums of P and P * dP over the strip's keys; both [lanes].
     void add_weighted_sums(double* weights, double* products) const {
-        words_.add_weighted_sums(scores_and_dp(), weights, products);
+        primitives_.add_weighted_sums(scores_and_dp(), weights, products);
     }
 
     /// Makes the scores and dP; the job that takes them has all its inputs.
@@ -89,7 +89,7 @@ class Strip {
         if (work_.head.dropout.active) {
             simd::DropoutRule rule = work_.head.dropout;
             rule.kept = 1;
-            simd::dropout_factors(rule, place(), keys_.keys.size(), scratch_.factors, lanes());
+            simd::dropout_factors(rule, position(), keys_.keys.size(), scratch_.factors, lanes());
             job.factors = scratch_.factors;
             job.kept = work_.head.dropout.kept;
         }
@@ -103,10 +103,10 @@ class Strip {
 
     /// dV += P^T dO, dK += dS^T Q, for the strip's keys. dv: [32, 16 * dim_tiles_v], dk: [32, 16 * dim_tiles]
     void add_to_keys(float* dk, float* dv) const {
-        words_.multiply({g_.parts, 2, g_.dim_tiles_v, lanes() / kGroup, rows(scratch_.p_rows), q_.do_rows, dv,
-                         g_.dim_tiles_v * kTileRows, true});
-        words_.multiply({g_.parts, 2, g_.dim_tiles, lanes() / kGroup, rows(scratch_.ds_rows), q_.q_rows, dk,
-                         g_.dim_tiles * kTileRows, true});
+        primitives_.multiply({g_.parts, 2, g_.dim_tiles_v, lanes() / kGroup, rows(scratch_.p_rows), q_.do_rows, dv,
+                              g_.dim_tiles_v * kTileRows, true});
+        primitives_.multiply({g_.parts, 2, g_.dim_tiles, lanes() / kGroup, rows(scratch_.ds_rows), q_.q_rows, dk,
+                              g_.dim_tiles * kTileRows, true});
         for (std::int64_t group = 0; group < lanes() / kGroup; ++group) {
             const std::int64_t first = queries_.begin + group * kGroup;
             const Range of_group{first, std::min(first + kGroup, work_.head.sequence.len_q)};
@@ -133,15 +133,15 @@ class Strip {
         return all;
     }
     void product(const Tiles& a, const Tiles& b, std::int64_t depth, float* c) const {
-        words_.multiply({.parts = g_.parts,
-                         .m = 2,
-                         .n = lanes() / kTileRows,
-                         .k = depth,
-                         .a = a,
-                         .b = b,
-                         .c = c,
-                         .c_stride = lanes(),
-                         .small_first = true});
+        primitives_.multiply({.parts = g_.parts,
+                              .m = 2,
+                              .n = lanes() / kTileRows,
+                              .k = depth,
+                              .a = a,
+                              .b = b,
+                              .c = c,
+                              .c_stride = lanes(),
+                              .small_first = true});
     }
 
     /// visible = 1 where a query sees a key; lanes beyond the last query see none, whatever the band says of them.
@@ -151,7 +151,7 @@ class Strip {
             std::fill_n(row, work_.panel.queries, 1.0F);
             std::fill(row + work_.panel.queries, row + lanes(), 0.0F);
         }
-        if (!full()) simd::fill_masked(place(), keys_.keys.size(), scratch_.visible, lanes(), 0.0F);
+        if (!full()) simd::fill_masked(position(), keys_.keys.size(), scratch_.visible, lanes(), 0.0F);
     }
 
     /// sums[key, c] += weight[key, i] * x[i, c] for special x, where query i sees the key.
@@ -169,7 +169,7 @@ class Strip {
 
     const Layout& g_;
     const GradientScratch& scratch_;
-    const Words& words_;
+    const Primitives& primitives_;
     TilePanel& work_;
     const BackwardArgs& args_;
     Range queries_;
@@ -192,7 +192,8 @@ void add_to_queries(const GradientMemory& memory, TilePanel& work, std::int64_t 
     const GradientMemory::Queries to = memory.queries(work.head, query);
     float* dq_t = to.dq_t;
     if (begins_part(keys.begin, all, g.parts)) simd::move_to_total(dq_t, to.dq_total, g.dim_tiles * kTileRows, kGroup);
-    words_of_unit()->multiply({g.parts, g.dim_tiles, 2, seen.size() / kGroup, kv.k_columns, pairs, dq_t, kGroup, true});
+    primitives_of_unit()->multiply(
+        {g.parts, g.dim_tiles, 2, seen.size() / kGroup, kv.k_columns, pairs, dq_t, kGroup, true});
     work.panel = Panel(0, kGroup, end - query);
     work.panel.first = query;
     work.panel.lanes = kGroup;

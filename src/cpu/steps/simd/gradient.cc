@@ -203,8 +203,8 @@ void GradientMemory::sum_delta(const Head& head, std::int64_t index, const Gradi
     for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         weights_and_dp(head, g_, panel, kv, coverage, to, scratch);
         if (coverage == Coverage::partial) {
-            fill_masked(head.place(panel, kv), kv.keys, scratch.s, panel.lanes, 0.0F);
-            fill_masked(head.place(panel, kv), kv.keys, scratch.ds, panel.lanes, 0.0F);
+            fill_masked(head.position(panel, kv), kv.keys, scratch.s, panel.lanes, 0.0F);
+            fill_masked(head.position(panel, kv), kv.keys, scratch.ds, panel.lanes, 0.0F);
         }
         add_weighted_sums(scratch.s, scratch.ds, kv.keys, panel.lanes, panel.lanes, weights, products);
     });

@@ -87,8 +87,8 @@ void normalise(const Head& head, const Geometry& g, const Panel& panel, const fl
 
 /// Sums elements of O that are not finite again, from weights that are divided first: what the result is when it can be
 /// held. state: of all keys of the panel
-void mend_overflow(const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
-                   const TileScratch& scratch, const RowState& state, float* o, float* spare_o);
+void recompute_overflow(const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
+                        const TileScratch& scratch, const RowState& state, float* o, float* spare_o);
 
 /// Epilogue, second half: writes O, normalised, and the LSE of a panel; zeros and -inf where no key was seen.
 void store_o_and_lse(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* ones,
