@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The words on the dot products of AVX512-BF16: VDPBF16PS adds two products to each of 16 lanes. 8 x 2 accumulators
-// take 16 of them for 10 loads.
+// The primitives on AVX512-BF16. VDPBF16PS adds two products to each of 16 lanes. 8 x 2 accumulators take 16 of these
+// for 10 loads.
 #include <immintrin.h>
 
 #include <hwy/base.h>
@@ -34,7 +34,7 @@ inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, 
             sums[r][v] = p.add ? _mm512_load_ps(c + r * p.c_stride + v * kTileRows) : _mm512_setzero_ps();
         }
     }
-    // Once over k for all pairs of parts, or, with the small products first, twice.
+    // One pass over k for all pairs of parts; with small_first two, the small products first.
     constexpr std::size_t kAll = std::size(kPairs<kParts>);
     const std::size_t before = kParts > 1 && p.small_first ? kAll - 1 : kAll;
     for (std::int64_t step = 0; step < (before < kAll ? 2 * p.k : p.k); ++step) {
@@ -84,7 +84,7 @@ class RowSums {
         product_.c_stride = stride;
         product_.k = 1;
     }
-    /// A function of its own: inside the loop that packs, its sums went to the stack.
+    /// Not inlined: inside the packing loop the compiler spilled its sums to the stack.
     template <int kParts>
     HWY_NOINLINE void add(Bf16* p, Bf16* v) {
         product_.a = {p, 0, 0};

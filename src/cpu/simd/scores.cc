@@ -42,12 +42,13 @@ HWY_INLINE V small_excess(V z) {
     return hn::Mul(p, z);
 }
 
-/// s = cap * tanh(scale * s / cap). Most scores are far under the cap, where a short polynomial does; the exponential
-/// runs for vectors that hold a large one. Each element is chosen for by itself, so its bits don't depend on others.
+/// s = cap * tanh(scale * s / cap). Most scores are far under the cap and need only a short polynomial. The exponential
+/// runs for vectors that hold a large score. The choice is made per element, so its bits don't depend on other
+/// elements.
 template <bool kSlope>
 HWY_INLINE void Cap(const ScoreRule& rule, std::int64_t count, float* s, float* cap_slope) {
     const D d;
-    // A cap so small that its inverse is infinite would make NaN of a score of 0.
+    // Clamped, since an infinite inverse of a tiny cap would turn a score of 0 into NaN.
     const float inverse =
         std::clamp(rule.scale / rule.softcap, -std::numeric_limits<float>::max(), std::numeric_limits<float>::max());
     const V to_argument = hn::Set(d, inverse);
@@ -99,8 +100,8 @@ void SubtractDistances(const ScoreRule& rule, float scale, const TilePosition& p
             float* at = s + j * stride + lane;
             hn::Store(hn::NegMulAdd(slope, hn::Abs(distance), hn::Mul(hn::Load(d, at), factor)), d, at);
         };
-        // Differences of positions are exact in fp32 up to here; beyond, each is made from its own, so that errors
-        // don't add up.
+        // Positions are exact in fp32 up to here. Beyond, each distance is computed from its own position, so that
+        // errors don't add up.
         constexpr std::int64_t kExact = std::int64_t{1} << 24;
         std::int64_t j = 0;
         if (first - keys > -kExact && first + kWidth < kExact) {
@@ -124,9 +125,9 @@ void FillMasked(const TilePosition& position, std::int64_t keys, float* s, std::
     const auto row = [&](std::int64_t j) { return std::clamp<std::int64_t>(j, 0, keys); };
     const auto iota = hn::Iota(di, 0);
     for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
-        // Lane lane + i sees keys j, low + i <= j <= high + i: some lanes rows [low, high + kWidth), all of them rows
-        // [low + kWidth - 1, high + 1). Only rows between those mix, at the most kWidth - 1 of them at either edge, and
-        // all rows of a vector in which some lanes have no query.
+        // Lane lane + i sees the keys low + i <= j <= high + i. Some lanes see rows [low, high + kWidth), all of them
+        // rows [low + kWidth - 1, high + 1). Only the rows between the two ranges are mixed, at most kWidth - 1 at
+        // either edge. All rows are mixed for a vector in which some lanes have no query.
         const std::int64_t low = position.q + lane + position.band.low - position.kv;
         const std::int64_t high = position.q + lane + position.band.high - position.kv;
         const std::int64_t present = std::clamp<std::int64_t>(position.band.len_q - position.q - lane, 0, kWidth);
@@ -219,7 +220,7 @@ HWY_EXPORT(ScaleLanes);
 
 void transform_scores(const ScoreRule& rule, const TilePosition& position, std::int64_t keys, std::int64_t queries,
                       float* s, std::int64_t stride, float* scratch, float* cap_slope) {
-    // Distances take the scale along, where no softcap comes between: one pass over the scores, not two.
+    // Without a softcap, the scale is applied together with the distances: one pass over the scores, not two.
     const bool apart = rule.softcap > 0 || (rule.scale != 1 && rule.alibi == 0);
     if (apart) HWY_DYNAMIC_DISPATCH(ScaleAndCap)(rule, keys, s, stride, cap_slope);
     if (rule.alibi != 0) {
@@ -228,7 +229,7 @@ void transform_scores(const ScoreRule& rule, const TilePosition& position, std::
     if (rule.bias.data == nullptr) return;
     HeadRows columns = rule.bias;
     columns.data = static_cast<char*>(columns.at(0, position.kv));
-    if (rule.bias.row_stride == 0) {  // the same for all queries, as a mask of padding is
+    if (rule.bias.row_stride == 0) {  // one row for all queries, such as a padding mask
         load_rows(columns, 0, 1, keys, scratch, padded(keys));
         HWY_DYNAMIC_DISPATCH(AddToRows)(s, scratch, keys, stride);
         return;
