@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 backward: which room computes a call. They sum in other orders, each of which is fixed
+// fa2 backward: chooses the path of a call. The paths sum in different orders, each of which is fixed
 // (docs/decisions/deterministic-backward.md).
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 namespace tessera::cpu::fa2 {
 
 std::size_t backward_workspace(const Plan& plan) {
-    // A call that is observed runs in lanes, whatever would run else.
+    // An observed call runs on the SIMD path, so the workspace must suffice for both.
     const std::size_t bytes = simd_path::backward_workspace(plan);
     return matrix_path::takes_backward(plan) ? std::max(bytes, matrix_path::backward_workspace(plan)) : bytes;
 }

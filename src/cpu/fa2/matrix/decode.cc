@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 forward on a matrix unit, of few queries for each kv head: no key is used twice, so to pack it is most of the
-// work. K and V are read in the order of memory, a slice of keys at a time, and are used as soon as they are packed.
-// O = P V has its queries as rows, for which V need not be transposed. Bits are those of forward.cc.
+// fa2 forward on a matrix unit for few queries per kv head. No key is used twice, so packing is most of the work. K and
+// V are read in memory order, a slice of keys at a time, and used as soon as they are packed. O = P V has queries as
+// rows, so V need not be transposed. The bits are those of forward.cc.
 #include "cpu/fa2/matrix/decode.hpp"
 
 #include <limits>
@@ -35,7 +35,7 @@ class DecodeTask {
         }
     }
 
-    /// Result of one block of keys alone; false: none of them is seen.
+    /// Computes the result of one block of keys alone. Returns false if none of them is seen.
     bool run_block(std::int64_t block, simd::PanelSums& sums) {
         TileTally tally(run_.call.counters);
         const matrix::SeenKeys keys = keys_seen(run_, work_, block, &tally);
@@ -49,7 +49,7 @@ class DecodeTask {
         return true;
     }
 
-    /// Merges another block's result of some queries into `total`, which takes the first one's.
+    /// Merges another block's result of some queries into `total`, which becomes the first block's result.
     void merge(simd::PanelSums& total, const simd::PanelSums& next, const Range& queries) const {
         if (total.started) {
             simd::merge_rows(total.state, total.o, next.state, next.o, queries, value_rows(g_));
@@ -62,7 +62,7 @@ class DecodeTask {
         total.started = true;
     }
 
-    /// Writes O and LSE of some queries. They become the panel's only ones: the last use of a task.
+    /// Writes O and LSE of some queries. The panel shrinks to them, so this is the last use of a task.
     void finish(simd::PanelSums& total, const Range& queries) {
         work_.panel.first += queries.begin;
         work_.panel.queries = queries.size();
@@ -80,7 +80,7 @@ class DecodeTask {
     }
 
  private:
-    /// S^T, slice by slice; a slice is fetched while the one before is worked on.
+    /// Computes S^T slice by slice; the next slice is prefetched meanwhile.
     void compute_scores(const matrix::SeenKeys& keys) {
         const HeadRows& k = work_.head.k;
         float* maximum = scratch_.stage.maximum;
@@ -93,7 +93,7 @@ class DecodeTask {
             slice.keys = {key, std::min(keys.keys.end, key + kSliceKeys)};
             const std::int64_t whole = slice.keys.size() / matrix::kTileDepth * matrix::kTileDepth;
             const bool packed = !in_place || whole == 0;
-            if (!packed) slice.keys.end = key + whole;  // a last tile that K does not fill is packed
+            if (!packed) slice.keys.end = key + whole;  // a last, partial tile of K is packed
             fetch(k, {slice.keys.end, keys.keys.end}, kSliceKeys, g_.head_dim);
             const matrix::Tiles tiles =
                 packed ? matrix::key_rows(scratch_.k, g_, g_.depth_tiles, 0) : matrix::rows_in_place(k, key);
@@ -109,16 +109,16 @@ class DecodeTask {
             if (!only_maximum)
                 transform_and_mask_some(run_, work_, slice, finite && q_finite_, s, scratch_.other, maximum);
         }
-        fetch(work_.head.v, keys.keys, matrix::kTileDepth, g_.head_dim_v);  // multiply_rows() fetches what follows
+        fetch(work_.head.v, keys.keys, matrix::kTileDepth, g_.head_dim_v);  // multiply_rows() prefetches the rest
     }
 
-    /// The first of some keys, where they are not in a cache.
+    /// Prefetches the first `count` of `keys`, unless they are in a cache.
     void fetch(const HeadRows& x, const Range& keys, std::int64_t count, std::int64_t dim) const {
         if (!run_.work_split.from_memory || x.column_stride != 1) return;
         matrix::fetch_rows(x, keys.begin, std::min(keys.end, keys.begin + count), dim);
     }
 
-    /// o = P V, and in bf16 the sum of P as it was rounded. o: [lanes, value_rows]
+    /// o = P V, and in bf16 the sum of the rounded P. o: [lanes, value_rows]
     void add_values(const matrix::SeenKeys& keys, float* o) {
         Bf16* p = scratch_.stage.p;
         const matrix::PackJob v{.from = work_.head.v,
@@ -140,7 +140,7 @@ class DecodeTask {
                                       .c = o + sum_row(g_),
                                       .c_stride = value_rows(g_)});
         }
-        if (g_.parts == 1 && work_.head.dropout.active) {  // which took from that sum
+        if (g_.parts == 1 && work_.head.dropout.active) {  // dropout reduced that sum
             for (std::int64_t i = 0; i < g_.lanes; ++i)
                 o[i * value_rows(g_) + sum_row(g_)] = scratch_.stage.rounded_l[i];
         }
@@ -174,7 +174,7 @@ void run_whole(const ForwardRun& run) {
     });
 }
 
-/// A query at a time is merged: one panel for each kv head leaves threads without work.
+/// Merges one query per task: one panel for each kv head would leave threads idle.
 void run_split(const ForwardRun& run) {
     const auto run_block = [&](std::int64_t kv_head, Range, std::int64_t block, int worker) {
         DecodeTask task(run, kv_head, worker);

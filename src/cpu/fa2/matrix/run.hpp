@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tasks of a forward call on a matrix unit share.
+// The state that the tasks of a forward call on a matrix unit share.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace tessera::cpu::fa2::matrix_path {
 
-/// One call: where everything lies.
+/// One call with its sizes, work split and workspace.
 struct ForwardRun {
     const ForwardCall& call;
     matrix::Layout g;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 forward (FlashAttention-2 paper, Algorithm 1): Q blocks outer, K/V blocks inner; m, l and O stay in fast memory
-// until the block is done, and O is written once. Parallel over batch, heads and Q blocks, and over K/V when those are
+// fa2 forward (FlashAttention-2 paper, Algorithm 1): Q blocks outer, K/V blocks inner. m, l and O stay in fast memory
+// until the block is done, and O is written once. Parallel over batch, heads and Q blocks; also over K/V if those are
 // fewer than the threads.
 //
-// The keys of a row are summed in chunks of kChunk keys (work_split.hpp). What a K/V tile does to m, l and O, the
-// rescaling among it, is online_softmax_step() of cpu/steps/simd/step.cc; tiles that a causal mask hides are skipped in
-// run_chunk().
+// The keys of a row are summed in chunks of kChunk keys (work_split.hpp). online_softmax_step() of
+// cpu/steps/simd/step.cc updates m, l and O for a K/V tile, including the rescaling. run_chunk() skips tiles that a
+// causal mask hides.
 #include <vector>
 
 #include "core/split.hpp"
@@ -21,8 +21,8 @@ constexpr std::int64_t kChunk = kSplitKeys;
 constexpr std::int64_t kMaxPanels = 4;  // panels of a task: they share each K/V tile that is loaded
 constexpr std::int64_t kTasksPerWorker = 4;
 
-/// The sizes of this call. Lanes are independent of each other, so where tiles are fewer than threads the lanes of a
-/// panel are dealt to several tasks; no bit of a row depends on who its neighbours in the lanes are.
+/// The sizes of this call. If tiles are fewer than threads, the lanes of a panel are split over several tasks. Lanes
+/// are independent, so a row's bits do not depend on its neighbours.
 Geometry geometry_of(const Plan& plan) {
     constexpr std::int64_t kFewestLanes = simd::kLanes;
     Geometry g(plan);
@@ -41,7 +41,7 @@ WorkSplit work_split_of(const Plan& plan, const Geometry& g) {
            work_split.panels() < work_split.panels_per_task * work_split.threads * kTasksPerWorker) {
         work_split.panels_per_task /= 2;
     }
-    // Then panels_per_task is 1.
+    // If this splits, panels_per_task is 1.
     work_split.split = work_split.threads > 1 && work_split.chunks > 1 && work_split.panels() < 2 * work_split.threads;
     return work_split;
 }
@@ -51,7 +51,7 @@ struct ForwardScratch {
     simd::TileScratch tiles;
     std::vector<float*> q_t;              // per panel: [head_dim, lanes]
     std::vector<simd::PanelSums> totals;  // per panel
-    std::vector<simd::PanelSums> chunks;  // per panel: of the chunk at hand
+    std::vector<simd::PanelSums> chunks;  // per panel: the current chunk's
 
     ForwardScratch(Arena& arena, const Geometry& g, std::int64_t panels) : tiles(arena, g) {
         for (std::int64_t i = 0; i < panels; ++i) {
@@ -67,7 +67,7 @@ struct ForwardWorkspace {
     const WorkSplit& work_split;
     std::int64_t* ends;  // of tasks
     WorkerMemory workers;
-    float* partials = nullptr;  // [kv_heads, panels_per_kv_head, chunks, simd::PanelSums], only when K/V is split
+    float* partials = nullptr;  // [kv_heads, panels_per_kv_head, chunks, simd::PanelSums], only if K/V is split
 
     ForwardWorkspace(Arena& arena, const Problem& p, const Geometry& geometry, const WorkSplit& of_call)
         : g(geometry),
@@ -91,8 +91,8 @@ HeadPanel panel_of(const ForwardCall& call, const Geometry& g, std::int64_t kv_h
     return {Head(call.plan.problem, call.args, panel.sequence, panel.query_head), panel.index, g.block_q};
 }
 
-/// Runs the K/V tiles of one chunk for panels that share a kv head: K/V tile outer so that each is loaded once, the
-/// panels inner; a tile of which a panel sees no key is skipped. sums[i] receives the panel's result for this chunk
+/// Runs the K/V tiles of one chunk for panels that share a kv head. K/V tiles are outer, so that each is loaded once;
+/// panels are inner. A panel skips tiles of which it sees no key. sums[i] receives the panel's result for this chunk
 /// alone.
 void run_chunk(std::span<const HeadPanel> works, const Geometry& g, std::int64_t chunk, std::span<float* const> q_t,
                const simd::TileScratch& tiles, std::span<simd::PanelSums* const> sums, TileTally& tally) {
@@ -154,14 +154,14 @@ void epilogue(const ForwardCall& call, const Geometry& g, const HeadPanel& work,
     tell_sums(TileTally(nullptr, call.observer), TileStep::finish, work, work.keys, total);
 }
 
-/// Folds the sums of a chunk into those of the chunks before it.
+/// Merges the sums of a chunk into those of the earlier chunks.
 void merge_chunk(const ForwardCall& call, const Geometry& g, const HeadPanel& work, simd::PanelSums& total,
                  const simd::PanelSums& next, std::int64_t chunk) {
     simd::merge(total.state, total.o, next.state, next.o, g.head_dim_v, work.panel.lanes, work.panel.lanes);
     tell_sums(TileTally(nullptr, call.observer), TileStep::merge, work, chunk_keys(work, chunk), total);
 }
 
-/// A task that owns its panels from the first key to the last.
+/// Runs a task that owns its panels from the first key to the last.
 void run_panels(const ForwardCall& call, const Geometry& g, std::span<const HeadPanel> works, ForwardScratch& scratch) {
     TileTally tally(call);
     Range keys = works.front().keys;
@@ -194,7 +194,7 @@ void forward_whole(const ForwardCall& call, const Geometry& g, const WorkSplit& 
                    const ForwardWorkspace& workspace) {
     run_unsplit(call, work_split, workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
         std::vector<HeadPanel> works;
-        works.reserve(kMaxPanels);  // as much for one as for many
+        works.reserve(kMaxPanels);  // a constant, so that memory does not depend on the task
         for (std::int64_t index = panels.begin; index < panels.end; ++index) {
             const HeadPanel work = panel_of(call, g, kv_head, index);
             if (work.panel.queries > 0) works.push_back(work);

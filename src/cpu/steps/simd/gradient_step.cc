@@ -37,7 +37,7 @@ void score_gradient(const Head& head, const Geometry& g, const Panel& panel, con
     softmax_gradient(scratch.s, scratch.ds, from.delta, kv.keys, panel.lanes, panel.lanes, cut);
     if (head.dropout.active) multiply(scratch.s, scratch.other, kv.keys, panel.lanes);
     if (coverage == Coverage::partial) {
-        // Not 0 by itself: a hidden key or value may be NaN, and so may dP or the LSE be.
+        // Hidden pairs need an explicit 0: a hidden key or value may be NaN, and so may dP or the LSE.
         fill_masked(position, kv.keys, scratch.s, panel.lanes, 0.0F);
         fill_masked(position, kv.keys, scratch.ds, panel.lanes, 0.0F);
     }

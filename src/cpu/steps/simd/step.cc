@@ -9,19 +9,18 @@
 namespace tessera::cpu::simd {
 namespace {
 
-/// Can the rows be used where they lie? Rows a multiple of 1 KiB (256 floats) apart share a few sets of the first-level
-/// cache, and a tile read down its columns would evict itself: a copy is faster.
+/// Can the rows be used where they lie? Rows a multiple of 1 KiB (256 floats) apart share a few sets of the L1 cache. A
+/// tile read down its columns would evict itself, so a copy is faster.
 bool usable_in_place(const HeadRows& rows, std::int64_t dim) {
     const bool crowds_cache = rows.row_stride > dim && rows.row_stride % 256 == 0;
     return rows.dtype == DType::fp32 && rows.column_stride == 1 && !crowds_cache;
 }
 
-/// Weights that are summed again are made this much smaller, so that no sum of them times V passes the largest float on
-/// its way.
+/// The factor on weights when an overflowed sum is recomputed: no sum of them times V can then overflow on its way.
 constexpr float kOverflowMargin = 0x1p-6F;
 
-/// x / kOverflowMargin; the largest float where it is rounding alone that takes x / kOverflowMargin beyond it, as of
-/// values that are all the largest float and weights whose sum is a bit over 1.
+/// x / kOverflowMargin. If rounding alone takes the quotient beyond the largest float, returns the largest float. This
+/// happens if all values are the largest float and the weights sum to slightly over 1.
 float remove_overflow_margin(float x) {
     constexpr float kLargest = std::numeric_limits<float>::max();
     constexpr float kRounding = 0x1p-16F;
@@ -86,7 +85,7 @@ void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTil
     }
     if (coverage == Coverage::partial) {
         fill_masked(position, kv.keys, s, panel.lanes, -std::numeric_limits<float>::infinity());
-        // The slope of a hidden NaN is NaN, and would come back by 0 * NaN.
+        // A hidden NaN has a NaN slope, which would come back as 0 * NaN.
         if (head.rule.softcap > 0 && cap_slope != nullptr) {
             fill_masked(position, kv.keys, cap_slope, panel.lanes, 0.0F);
         }
@@ -140,7 +139,7 @@ void recompute_overflow(const Head& head, const Geometry& g, const Panel& panel,
                         const TileScratch& scratch, const RowState& state, float* o, float* spare_o) {
     float* inverse = scratch.rescale;
     invert_sums(state, panel.lanes, inverse);
-    // m is final: exp(s - m) / l are the weights. A row that saw no key has m = -inf; its weights are exp(-inf) = 0.
+    // m is final, so exp(s - m) / l are the weights. A row that saw no key has m = -inf and weights exp(-inf) = 0.
     for (std::int64_t i = 0; i < panel.lanes; ++i) {
         inverse[i] *= kOverflowMargin;
         if (state.l[i] == 0) state.m[i] = std::numeric_limits<float>::infinity();
