@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3 forward (FlashAttention-3 paper, Algorithms 1 and 2): the tiles of fa2 in another order. A producer loads K_j and
-// V_j ahead, and the products of the next scores run beside the softmax: S_j is begun before O += P_{j-1} V_{j-1}, so
-// that V trails K by one tile (section 3.2). The sums are those of fa2, except that wgmma reads Q from shared memory
-// for every tile of keys. fa3 backward (section 3.4 and Appendix B.1) is fa2's in steps and bytes.
+// V_j ahead, and the GEMM of the next scores overlaps the softmax. S_j is issued before O += P_{j-1} V_{j-1}, so V
+// trails K by one tile (section 3.2). The sums are those of fa2, except that wgmma reads Q from shared memory for every
+// tile of keys. fa3 backward (section 3.4 and Appendix B.1) has the steps and bytes of fa2's.
 #include "schedule/emit.hpp"
 
 namespace tessera::schedule {

@@ -5,7 +5,8 @@
 //   S = Q K^T      reads Q once and K for every tile of queries; writes 4 N^2
 //   P = softmax(S) reads 4 N^2, writes e N^2 (e: bytes of the Problem's dtype)
 //   O = P V        reads e N^2 and V for every tile of queries; writes O and LSE
-// so N^2 (8 + 2 e) bytes for scores: 12 a pair in 16 bits, 16 in fp32. With S kept in e bytes it is the paper's 4 e.
+// The scores thus move N^2 (8 + 2 e) bytes: 12 per pair in 16 bits, 16 in fp32. With S in e bytes this is the paper's 4
+// e.
 #include "schedule/emit.hpp"
 
 namespace tessera::schedule {
@@ -89,7 +90,7 @@ Cost forward_cost(const Workload& w) {
     });
 }
 
-/// Matrices of all scores in fp32.
+/// The bytes of `count` matrices of all scores in fp32.
 std::int64_t matrices(const Workload& w, std::int64_t count) {
     std::int64_t bytes = 0;
     for (const auto& [lengths, times] : distinct_sequences(w))
@@ -97,10 +98,10 @@ std::int64_t matrices(const Workload& w, std::int64_t count) {
     return bytes;
 }
 
-/// S, with P in its place.
+/// The workspace: S, overwritten by P.
 std::int64_t forward_workspace(const Workload& w) { return matrices(w, 1); }
 
-/// P and dS, and D of every query.
+/// The workspace: P and dS, and D of every query.
 std::int64_t backward_workspace(const Workload& w) {
     return matrices(w, 2) + w.problem.rows_q() * w.problem.heads_q * kSum;
 }
