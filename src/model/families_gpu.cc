@@ -6,7 +6,7 @@
 namespace tessera::model {
 namespace {
 
-// Of drawn*.jsonl, only shapes with an even number of keys are used.
+// Only shapes of drawn*.jsonl with an even number of keys are used.
 constexpr const char* kOurs = "bench/results/h200/forward.jsonl";
 constexpr const char* kOfWarps = "bench/results/h200/forward.jsonl and drawn*.jsonl";
 constexpr const char* kNow = "bench/results/h200/now/forward.jsonl";

@@ -72,7 +72,7 @@ struct KvHead {
 };
 
 /// The position of a step: a tile of queries and a tile of keys.
-struct Place {
+struct TilePosition {
     std::int64_t i = 0;
     std::int64_t j = 0;
     Range queries{};
@@ -98,7 +98,7 @@ void for_each_tile(const Grid& grid, std::int64_t i, FirstReads& reads, const Ti
     reads.begin(i);
     const Range columns = grid.columns_of(i);
     for (std::int64_t j = columns.begin; j < columns.end; ++j) {
-        tile(Place{i, j, grid.queries(i), grid.keys(j), grid.computed(i, j), reads.first(j)});
+        tile(TilePosition{i, j, grid.queries(i), grid.keys(j), grid.computed(i, j), reads.first(j)});
     }
 }
 

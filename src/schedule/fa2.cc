@@ -22,7 +22,7 @@ void forward_steps(Emitter& out) {
         FirstReads reads = reads_of_keys(w);
         for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
             out.emit(Operation::load_q, q, {}, kM | kL | kO, moved(q.size() * z.q, true, q.size() * z.q));
-            for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+            for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
                 const std::int64_t pairs = kv.grid.pairs(i, at.j);
                 const std::int64_t read = readers(w, q) * at.computed.size();
                 const std::int64_t k_bytes = at.loaded.size() * z.q;

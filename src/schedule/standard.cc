@@ -18,7 +18,7 @@ void make_scores(Emitter& out, const KvHead& kv) {
     FirstReads reads = reads_of_keys(w);
     for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
         out.emit(Operation::load_q, q, {}, kNothing, moved(q.size() * z.q, true, q.size() * z.q));
-        for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+        for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
             const std::int64_t bytes = at.loaded.size() * z.q;
             out.emit(Operation::load_k, {}, at.loaded, kNothing, moved(bytes, at.first, bytes));
             out.emit(Operation::scores, q, at.computed, kS,
@@ -49,7 +49,7 @@ void multiply_values(Emitter& out, const KvHead& kv) {
     const Sizes& z = out.sizes();
     FirstReads reads = reads_of_keys(w);
     for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
-        for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+        for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
             const std::int64_t bytes = at.loaded.size() * z.v;
             const std::int64_t weights = at.elements() * z.e;
             out.emit(Operation::load_v, {}, at.loaded, kNothing, moved(bytes, at.first, bytes));

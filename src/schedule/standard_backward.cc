@@ -20,7 +20,7 @@ void make_weights_and_ds(Emitter& out, const KvHead& kv) {
         out.emit(Operation::row_dots, q, {}, kNothing, moved(q.size() * 2 * z.v, true));
         out.emit(Operation::load_q, q, {}, kNothing, moved(q.size() * z.q, true, q.size() * z.q));
         out.emit(Operation::load_gradients, q, {}, kNothing, moved(q.size() * kSum, true, q.size() * z.v));
-        for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+        for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
             const std::int64_t pairs = kv.grid.pairs(i, at.j);
             const std::int64_t read = readers(w, q) * at.computed.size();
             const std::int64_t matrix = at.elements() * kSum;
@@ -43,7 +43,7 @@ void multiply_keys(Emitter& out, const KvHead& kv) {
     const Sizes& z = out.sizes();
     FirstReads reads = reads_of_keys(w);
     for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
-        for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+        for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
             const std::int64_t bytes = at.loaded.size() * z.q;
             out.emit(Operation::load_k, {}, at.loaded, kNothing, moved(bytes, at.first, bytes));
             out.emit(Operation::load_ds, q, at.computed, kNothing, moved(at.elements() * kSum, !w.residency.scores));
