@@ -52,7 +52,7 @@ struct Cpu {
     Units units{};
     std::vector<Loop> loops{};  ///< loops of tasks; empty if unknown or very many
     double busy = 1;            ///< threads that have work
-    double crowd = 0;           ///< 0: one thread has work, 1: all cores have; each doubling of threads is as much
+    double contention = 0;      ///< 0: one thread has work, 1: all cores have; each doubling of threads is as much
     double per_ms = 0;          ///< clocks
 
     Cpu(const Question& question, const CpuConstants& constants, Prediction& prediction)
@@ -80,9 +80,9 @@ struct Cpu {
             loops = loops_of(workload, {static_cast<int>(threads), on_matrix_unit(), parts() ? 3 : 1});
         busy = std::min(threads, std::max(1.0, tasks()));
         const Machine& m = q.machine;
-        crowd = busy > 1 ? std::log2(busy) / std::log2(m.cores) : 0.0;
-        out.clock_ghz = m.clock_ghz - (m.clock_ghz - m.loaded_clock_ghz) * crowd;
-        per_ms = out.clock_ghz * 1e6 * std::pow(c.crowd, std::sqrt(crowd));
+        contention = busy > 1 ? std::log2(busy) / std::log2(m.cores) : 0.0;
+        out.clock_ghz = m.clock_ghz - (m.clock_ghz - m.loaded_clock_ghz) * contention;
+        per_ms = out.clock_ghz * 1e6 * std::pow(c.crowd, std::sqrt(contention));
     }
 
     bool forward() const { return q.pass == Pass::forward; }
@@ -164,11 +164,11 @@ void Cpu::note_speed() {
     const Machine& m = q.machine;
     if (busy > 1)
         account.note("crowd", "doublings of threads: log2({:.0f}) / log2({:.0f} cores) = {:.4g}", busy, m.cores.value,
-                     crowd);
+                     contention);
     account.note("clock", "{:.4g} - ({:.4g} - {:.4g}) * {:.4g} = {:.5g} GHz", m.clock_ghz.value, m.clock_ghz.value,
-                 m.loaded_clock_ghz.value, crowd, out.clock_ghz);
-    account.note("speed of a thread", "{:.5g} * {:.4g} ^ ({:.4g} ^ 0.5) = {:.5g} GHz", out.clock_ghz, c.crowd, crowd,
-                 per_ms * 1e-6);
+                 m.loaded_clock_ghz.value, contention, out.clock_ghz);
+    account.note("speed of a thread", "{:.5g} * {:.4g} ^ ({:.4g} ^ 0.5) = {:.5g} GHz", out.clock_ghz, c.crowd,
+                 contention, per_ms * 1e-6);
 }
 
 /// On a matrix unit head_dim is padded to tiles: 32 deep in S and dP, 16 rows of O, dQ, dK and dV (cpu/README.md).
@@ -357,10 +357,10 @@ void Cpu::add_memory() {
 /// Adds the fixed cost of a call and the start of threads.
 void Cpu::add_loops() {
     const double starts = threads > 1 ? c.loops : 0;
-    const double ms = (c.call_us + starts * q.machine.launch_us + c.start_us * crowd) * 1e-3;
+    const double ms = (c.call_us + starts * q.machine.launch_us + c.start_us * contention) * 1e-3;
     account.part("launch", ms,
                  "a call, parallel loops, threads that wake: {:.4g} us + {:.4g} * {:.4g} us + {:.4g} us * {:.4g}",
-                 c.call_us, starts, q.machine.launch_us.value, c.start_us, crowd);
+                 c.call_us, starts, q.machine.launch_us.value, c.start_us, contention);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ using schedule::ceil_div;
 /// The backward on a matrix unit: cpu/fa2/matrix/backward.cc.
 class MatrixBackward {
  public:
-    MatrixBackward(const schedule::Workload& w, const CpuDeal& deal)
+    MatrixBackward(const schedule::Workload& w, const CpuWorkSplit& deal)
         : p_(w.problem), w_(w), deal_(deal), heads_(p_.batch * p_.heads_q) {
         const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p_.len_kv, kBlockKv));
         const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(p_.len_q, kBlockQ));
@@ -158,7 +158,7 @@ class MatrixBackward {
 
     const Problem& p_;
     const schedule::Workload& w_;
-    CpuDeal deal_;
+    CpuWorkSplit deal_;
     std::int64_t heads_;  // query heads of all sequences
     std::int64_t stripes_ = 1;
     bool striped_ = true;
@@ -166,9 +166,9 @@ class MatrixBackward {
 
 /// The backward on the SIMD path: whole heads, or the squares of a Latin square round by round
 /// (cpu/fa2/simd/backward.cc).
-class LanesBackward {
+class SimdBackward {
  public:
-    LanesBackward(const schedule::Workload& w, const CpuDeal& deal)
+    SimdBackward(const schedule::Workload& w, const CpuWorkSplit& deal)
         : p_(w.problem), w_(w), threads_(deal.threads), heads_(p_.batch * p_.heads_kv) {}
 
     double count() const {
@@ -258,12 +258,12 @@ class LanesBackward {
 
 }  // namespace
 
-std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuDeal& deal) {
+std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal) {
     if (deal.on_matrix_unit) {
         const MatrixBackward tasks(workload, deal);
         return tasks.count() > kMostTasks ? std::vector<Loop>{} : tasks.loops();
     }
-    const LanesBackward tasks(workload, deal);
+    const SimdBackward tasks(workload, deal);
     return tasks.count() > kMostTasks ? std::vector<Loop>{} : tasks.loops();
 }
 

@@ -16,7 +16,7 @@ constexpr std::int64_t kKeysOfBlock = 512,
 std::int64_t filled(std::int64_t n, std::int64_t to) { return schedule::ceil_div(n, to) * to; }
 
 /// Computed elements of a head on the SIMD path. A tile that a mask cuts counts whole, up to the last visible key.
-std::int64_t in_lanes(const schedule::Grid& grid) {
+std::int64_t on_simd_path(const schedule::Grid& grid) {
     std::int64_t sum = 0;
     schedule::for_each_run_of_rows(grid, [&](std::int64_t i, std::int64_t alike) {
         const Range columns = grid.columns_of(i);
@@ -106,7 +106,7 @@ std::int64_t computed_elements(const schedule::Workload& w, bool on_matrix_unit)
     std::int64_t sum = 0;
     for (const auto& [lengths, times] : schedule::distinct_sequences(w)) {
         const Band band = w.problem.mask.bind(lengths.first, lengths.second);
-        const std::int64_t of_head = !on_matrix_unit ? in_lanes({band, w.tile, forward})
+        const std::int64_t of_head = !on_matrix_unit ? on_simd_path({band, w.tile, forward})
                                      : forward       ? in_panels(band)
                                                      : in_strips(band);
         sum += times * w.problem.heads_q * of_head;

@@ -21,10 +21,10 @@ constexpr double kSpilled = 1.15;
 /// The tasks of the forward: panels of queries against blocks of keys.
 class ForwardTasks {
  public:
-    ForwardTasks(const schedule::Workload& w, const CpuDeal& deal)
+    ForwardTasks(const schedule::Workload& w, const CpuWorkSplit& deal)
         : p_(w.problem), w_(w), deal_(deal), heads_(p_.batch * p_.heads_kv) {
         if (deal.on_matrix_unit) cut_for_matrix_unit();
-        else cut_for_lanes();
+        else cut_for_simd();
     }
 
     double count() const {
@@ -74,7 +74,7 @@ class ForwardTasks {
     }
 
     /// cpu/fa2/simd/forward.cc
-    void cut_for_lanes() {
+    void cut_for_simd() {
         constexpr std::int64_t kMostPanels = 4, kTasks = 4;
         block_q_ = std::min(w_.tile.block_q, round_up(std::max<std::int64_t>(p_.len_q, 1), kLanes));
         count_panels();
@@ -159,7 +159,7 @@ class ForwardTasks {
     static constexpr std::int64_t kStrip = 32, kDeep = 32, kRows = 16;  // tiles of the matrix unit
     const Problem& p_;
     const schedule::Workload& w_;
-    CpuDeal deal_;
+    CpuWorkSplit deal_;
     std::int64_t heads_;  // kv heads of all sequences
     std::int64_t block_q_ = 1, panels_ = 1, chunks_ = 1, per_task_ = 1;
     bool split_ = false;
@@ -167,7 +167,7 @@ class ForwardTasks {
 
 }  // namespace
 
-std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuDeal& deal) {
+std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal) {
     const ForwardTasks tasks(workload, deal);
     if (tasks.count() > kMostTasks) return {};
     return {tasks.loop()};

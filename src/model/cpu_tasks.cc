@@ -102,7 +102,7 @@ Lengths lengths_of(const schedule::Workload& w) {
     return Lengths(static_cast<std::size_t>(w.problem.batch), {w.problem.len_q, w.problem.len_kv});
 }
 
-std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuDeal& deal) {
+std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuWorkSplit& deal) {
     return workload.pass == Pass::forward ? forward_loops(workload, deal) : backward_loops(workload, deal);
 }
 

@@ -40,16 +40,16 @@ struct Loop {
 };
 
 /// The settings that the kernels split by.
-struct CpuDeal {
+struct CpuWorkSplit {
     int threads = 1;
     bool on_matrix_unit = false;
     int parts = 1;  ///< parts of an element on a matrix unit
 };
 
 /// The loops of fa2's call; empty if tasks are so many that each thread gets an even share.
-std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuDeal& deal);
-std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuDeal& deal);
-std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuDeal& deal);
+std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuWorkSplit& deal);
+std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal);
+std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal);
 inline constexpr double kMostTasks = 1 << 16;
 
 using Lengths = std::vector<std::pair<std::int64_t, std::int64_t>>;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Few queries on a matrix unit: their product with V as rows, on every matrix unit of this processor, and the kernel.
+// Few queries on a matrix unit: the GEMM with V with queries as rows, on every matrix unit of this processor, and the
+// kernel.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -16,7 +17,7 @@ namespace {
 class DecodeWords : public MatrixPrimitives {};
 INSTANTIATE_TEST_SUITE_P(Cpu, DecodeWords, testing::Values(Unit::dot, Unit::amx), unit_label);
 
-/// P [keys, 16] as pair tiles and V [keys, dim] with gaps between rows, for a product in both ways.
+/// P [keys, 16] as pair tiles and V [keys, dim] with gaps between rows, for both forms of the GEMM.
 struct Operands {
     std::int64_t keys;
     std::int64_t dim;
@@ -196,8 +197,8 @@ TEST(MatrixKernels, few_queries_have_the_bits_of_many_heads) {
     }
 }
 
-/// A panel with a NaN is stored another way. Its other rows keep their bits, subnormal ones too, whoever shares the
-/// task.
+/// A panel with a NaN takes another store path. Its other rows keep their bits, including subnormal ones, whichever
+/// panels share the task.
 TEST(MatrixKernels, subnormal_results_do_not_depend_on_neighbours) {
     for (const Unit chosen : {Unit::dot, Unit::amx}) {
         if (!has_unit(chosen)) continue;
@@ -214,7 +215,7 @@ TEST(MatrixKernels, subnormal_results_do_not_depend_on_neighbours) {
     }
 }
 
-/// Memory filled with 0xFF holds NaN of such bits that adding to them makes 0.
+/// Memory filled with 0xFF holds NaNs whose bits become 0 under an integer addition.
 TEST(MatrixKernels, nan_of_any_bits_is_told) {
     for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {
         if (!has_unit(chosen)) continue;

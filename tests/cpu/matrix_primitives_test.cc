@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The words of the matrix room against plain loops, on every matrix unit of this processor.
+// The primitives of the matrix path against plain loops, on every matrix unit of this processor.
 #include "units.hpp"
 
 #include <cmath>

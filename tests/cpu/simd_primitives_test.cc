@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each word of the tile vocabulary against plain loops, on every instruction set that this processor has.
+// Each tile primitive against plain loops, on every instruction set that this processor has.
 #include "cpu/simd/primitives.hpp"
 
 #include <cmath>

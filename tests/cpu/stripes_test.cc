@@ -65,8 +65,8 @@ TEST(Stripes, an_exception_ends_all_workers) {
     EXPECT_GE(thrown, 1);
 }
 
-/// Three stripes and three key blocks to a head, which has its keys for itself or shares them. (That threads change no
-/// bit: tests/kernels/properties_test.cc.)
+/// Three stripes and three key blocks per head, with own or shared keys. (tests/kernels/properties_test.cc checks that
+/// threads change no bit.)
 TEST(Stripes, make_a_right_backward) {
     for (const auto& [dtype, heads_kv] :
          {std::pair{DType::bf16, 4}, std::pair{DType::fp32, 4}, std::pair{DType::bf16, 2}, std::pair{DType::fp32, 1}}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Work that a mask hides is left out, and nothing else changes: the words that trim a tile against those that do not,
-// and whole kernels under a mask against the same mask written as a bias, on every instruction set.
+// Work that a mask hides is skipped, and nothing else changes. Compares the primitives that trim a tile with those that
+// do not, and whole kernels under a mask with the same mask written as a bias, on every instruction set.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -202,8 +202,8 @@ TEST_P(Trim, softmax_words_leave_hidden_sub_tiles_out) {
     }
 }
 
-/// The keys that a mask hides add exact zeros, wherever they lie in a tile; written as a bias of -inf it leaves every
-/// tile whole, and the bits are the same.
+/// Masked keys add exact zeros, wherever they lie in a tile. Written as a bias of -inf, the mask leaves every tile
+/// whole, and the bits are the same.
 TEST_P(Trim, a_mask_has_the_bits_of_a_bias) {
     const Mask masks[] = {{.causal = Causal::bottom_right},
                           {.causal = Causal::top_left},
