@@ -21,7 +21,7 @@ struct Drawing {
 /// a probability of 1/2 or 1/16.
 double blocks_of_draw(double probability, const Drawing& drawing);
 
-/// The way in which tessera's kernels of a family draw for a Problem (cuda/tile/kept_weights.cuh).
+/// The way in which tessera's kernels of a family draw for a Problem (cuda/tile/dropout_mask.cuh).
 Drawing drawing_of(const Family& family, const Problem& problem);
 
 /// Instructions of a Philox block: ten rounds of two wide products and two three-input exclusive-ors.

@@ -11,7 +11,7 @@
 namespace tessera::model {
 namespace {
 
-TEST(WorkSplit, by_hand) {
+TEST(Deal, by_hand) {
     // Two multiprocessors: 3 and 1 first, then 2 and 4 to who is free: 0 [3, 4], 1 [1, 2]; 4 begins at 3 on both
     // counts.
     EXPECT_DOUBLE_EQ(dealt(std::vector<double>{3, 1, 2, 4}, {2}), 7);
@@ -29,7 +29,7 @@ TEST(WorkSplit, by_hand) {
 
 /// Never before an equal share or the longest block, never later than one after the other; more multiprocessors than
 /// blocks: the longest.
-TEST(WorkSplit, bounds) {
+TEST(Deal, bounds) {
     std::mt19937 random(7);
     for (int i = 0; i < 300; ++i) {
         std::vector<double> blocks(1 + random() % 40);

@@ -13,7 +13,7 @@
 #include "cuda/gradient/host/dq_order.hpp"
 #include "cuda/gradient/host/fp16_scale.hpp"
 
-namespace tessera::check::cuda_dq_order_test {
+namespace tessera::check::gradient_dq_order_test {
 namespace {
 
 using cuda::gradient::KeyBlockOrder;
@@ -85,7 +85,7 @@ void expect_right(const Call& call) {
     }
 }
 
-TEST(CudaDqOrder, each_block_follows_the_one_that_has_added_last) {
+TEST(GradientDqOrder, each_block_follows_the_one_that_has_added_last) {
     for (const Mask& mask : kMasks) {
         for (const int len_q : kLengths) {
             for (const int len_kv : kLengths) {
@@ -99,7 +99,7 @@ TEST(CudaDqOrder, each_block_follows_the_one_that_has_added_last) {
     }
 }
 
-TEST(CudaDqOrder, segments_of_a_triangle_start_with_the_first_blocks) {
+TEST(GradientDqOrder, segments_of_a_triangle_start_with_the_first_blocks) {
     for (const int len : kLengths) {
         const Band band = Mask{.causal = Causal::bottom_right}.bind(len, len);
         ASSERT_TRUE(cuda::gradient::is_triangle(band));
@@ -114,7 +114,7 @@ TEST(CudaDqOrder, segments_of_a_triangle_start_with_the_first_blocks) {
     EXPECT_EQ(first.block, 3) << "of 16 blocks in 4 segments";
 }
 
-TEST(CudaDqOrder, only_a_plain_causal_mask_over_a_square_is_a_triangle) {
+TEST(GradientDqOrder, only_a_plain_causal_mask_over_a_square_is_a_triangle) {
     using cuda::gradient::is_triangle;
     const Mask causal{.causal = Causal::bottom_right};
     EXPECT_TRUE(is_triangle(causal.bind(100, 100)));
@@ -124,7 +124,7 @@ TEST(CudaDqOrder, only_a_plain_causal_mask_over_a_square_is_a_triangle) {
 }
 
 /// A bound in [2^e, 2^(e + 1)) times the scale is in [2^14, 2^15), which fp16 holds.
-TEST(CudaFp16Scale, a_bound_becomes_a_number_under_2_to_the_15th) {
+TEST(Fp16Scale, a_bound_becomes_a_number_under_2_to_the_15th) {
     using cuda::gradient::fp16_scale_exponent;
     for (int e = -46; e <= 74; ++e) EXPECT_EQ(fp16_scale_exponent(127 + e) + e, 14) << "bound 2^" << e;
     EXPECT_EQ(fp16_scale_exponent(1), 60);
@@ -133,4 +133,4 @@ TEST(CudaFp16Scale, a_bound_becomes_a_number_under_2_to_the_15th) {
 }
 
 }  // namespace
-}  // namespace tessera::check::cuda_dq_order_test
+}  // namespace tessera::check::gradient_dq_order_test
