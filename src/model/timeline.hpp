@@ -16,8 +16,8 @@ namespace tessera::model {
 /// The unit that a step occupies.
 enum class Unit : std::uint8_t {
     memory,    ///< loads and stores between slow and fast memory
-    products,  ///< tensor cores
-    exps,      ///< SFU (MUFU.EX2)
+    products,  ///< GEMM unit (GPUs: tensor cores)
+    exps,      ///< exponential unit (GPUs: SFU)
 };
 const char* name_of(Unit unit);
 

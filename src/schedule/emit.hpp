@@ -92,7 +92,7 @@ void for_each_row(Emitter& out, const KvHead& kv, const Row& row) {
     }
 }
 
-/// Calls tile(place) for every tile of row i, in order.
+/// Calls tile(TilePosition) for every tile of row i, in order.
 template <class Tile>
 void for_each_tile(const Grid& grid, std::int64_t i, FirstReads& reads, const Tile& tile) {
     reads.begin(i);

@@ -109,11 +109,11 @@ inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between&
 }
 
 #include "cpu/matrix/inl/parts-inl.hpp"
-// These use pack() and the parts, so they come after them.
+// These use parts-inl.hpp.
 #include "cpu/matrix/inl/pack-inl.hpp"
 #include "cpu/matrix/inl/softmax-inl.hpp"
 #include "cpu/matrix/inl/store-inl.hpp"
-// This uses WeightsInSteps, so it comes last.
+// This uses softmax-inl.hpp.
 #include "cpu/matrix/inl/multiply-inl.hpp"
 
 /// Sums [16, 64] of a RowsProduct in the first four tile registers; the left operand's parts come next, then the right.

@@ -17,10 +17,10 @@ namespace tessera::cpu::matrix {
 namespace {
 
 #include "cpu/matrix/inl/parts-inl.hpp"
-// After what it uses.
+// These use parts-inl.hpp.
 #include "cpu/matrix/inl/pack-inl.hpp"
 #include "cpu/matrix/inl/store-inl.hpp"
-// After what it uses.
+// This uses pack-inl.hpp.
 #include "cpu/matrix/inl/softmax-inl.hpp"
 
 /// 8 rows of one row tile by kLanes pair tiles.
