@@ -40,7 +40,7 @@ struct QueryTiles {
         if (q_begin >= q_end) return;
         begin = q_begin / block_q;
         end = (q_end + block_q - 1) / block_q;
-        begin += (own - first % stride + stride) % stride;
+        begin += (own - begin % stride + stride) % stride;
     }
 };
 
