@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "commit.hpp"
+#include "core/arguments.hpp"
 #include "device/device_copy.hpp"
 #include "generated.hpp"
 #include "measure/work.hpp"
@@ -27,15 +28,15 @@ struct Operands {
             shape.back() = dim;
             return make_tensor(name, dtype, shape);
         };
-        o = like("o", in.q.view, p.head_dim_v, p.dtype);
+        o = like("o", in.tensors.q, p.head_dim_v, p.dtype);
         lse = make_tensor("lse", DType::fp32, in.layout.lse_in_file(p));
         if (backward && is_16_bit(p.dtype)) {
-            o_residual = like("o_residual", in.q.view, p.head_dim_v, DType::int8);
+            o_residual = like("o_residual", in.tensors.q, p.head_dim_v, DType::int8);
         }
         if (backward) {
-            dq = like("dq", in.q.view, p.head_dim, p.dtype);
-            dk = like("dk", in.k.view, p.head_dim, p.dtype);
-            dv = like("dv", in.v.view, p.head_dim_v, p.dtype);
+            dq = like("dq", in.tensors.q, p.head_dim, p.dtype);
+            dk = like("dk", in.tensors.k, p.head_dim, p.dtype);
+            dv = like("dv", in.tensors.v, p.head_dim_v, p.dtype);
         }
         for (const auto& [name, view] : in.named()) views.push_back(view);
         for (const OwnedTensor* t : {&o, &lse, &o_residual, &dq, &dk, &dv}) {
@@ -44,32 +45,21 @@ struct Operands {
     }
 
     ForwardArgs forward() const {
-        return {.q = in.q.view,
-                .k = in.k.view,
-                .v = in.v.view,
-                .bias = in.bias.view,
-                .alibi_slopes = in.alibi_slopes.view,
-                .cu_seqlens_q = in.cu_seqlens_q.view,
-                .cu_seqlens_kv = in.cu_seqlens_kv.view,
-                .o = o.view,
-                .lse = lse.view,
-                .o_residual = o_residual.view};
+        auto args = inputs_of<ForwardArgs>(in.tensors);
+        args.o = o.view;
+        args.lse = lse.view;
+        args.o_residual = o_residual.view;
+        return args;
     }
     BackwardArgs backward() const {
-        return {.q = in.q.view,
-                .k = in.k.view,
-                .v = in.v.view,
-                .bias = in.bias.view,
-                .alibi_slopes = in.alibi_slopes.view,
-                .cu_seqlens_q = in.cu_seqlens_q.view,
-                .cu_seqlens_kv = in.cu_seqlens_kv.view,
-                .o = o.view,
-                .lse = lse.view,
-                .d_o = in.d_o.view,
-                .dq = dq.view,
-                .dk = dk.view,
-                .dv = dv.view,
-                .o_residual = o_residual.view};
+        BackwardArgs args = in.tensors;
+        args.o = o.view;
+        args.lse = lse.view;
+        args.o_residual = o_residual.view;
+        args.dq = dq.view;
+        args.dk = dk.view;
+        args.dv = dv.view;
+        return args;
     }
 };
 
@@ -125,8 +115,9 @@ measure::Measurement time_pass(const Plan& plan, const Operands& operands, Bench
 measure::Record described(const Plan& plan, const measure::Host& host) {
     measure::Record record = measure::record_of(plan, {}, 0);
     const bool on_host = plan.device.type == DeviceType::cpu;
-    record.device = on_host ? fmt::format("{} ({})", host.cpu, plan.target) : plan.target;
+    record.device = on_host ? measure::text_of(host) : plan.target;
     record.versions = {{"tessera", TESSERA_VERSION}, {"compiler", TESSERA_COMPILER}};
+    if (host.faked) record.versions["host"] = "faked";
     record.commit = TESSERA_COMMIT;
     return record;
 }
@@ -142,7 +133,7 @@ measure::Record measure_case(const Plan& plan, const BenchSet& set, BenchRun& ru
     }
     const measure::Measurement measured = time_pass(plan, operands, run, progress);
     const auto pairs =
-        measure::visible_pairs(plan.problem, operands.in.cu_seqlens_q.view, operands.in.cu_seqlens_kv.view);
+        measure::visible_pairs(plan.problem, operands.in.tensors.cu_seqlens_q, operands.in.tensors.cu_seqlens_kv);
     record.ms = measured.ms.median;
     record.ms_spread = measured.ms.spread;
     record.tflops = measure::gflops(measure::flop(plan.problem, plan.pass, pairs), measured.ms.median) / 1e3;

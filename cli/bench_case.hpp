@@ -15,7 +15,7 @@ namespace tessera::cli {
 struct BenchRun {
     measure::Method method;
     measure::Host host = measure::describe_host();
-    measure::ColdCache cache{host.cache_bytes};
+    measure::ColdCache cache{measure::last_level_cache()};
 };
 
 /// The Record of a case, without its measurement: what a Record in a file must agree with to be of the same case.

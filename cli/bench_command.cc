@@ -95,7 +95,7 @@ struct Result {
     std::optional<measure::AboveRoof> above;
 };
 
-/// `machine`: that --device named; null: the one that the Record's device names.
+/// `machine`: that --device named; null: the one that the Record's device is known as.
 Result result_of(const Plan& plan, Record measured, const model::Machine* machine) {
     Result result{.measured = std::move(measured)};
     if (const auto prediction = measure::predict(result.measured, machine)) {
@@ -276,7 +276,7 @@ void add_bench_command(CLI::App& app, Session& session) {
              "Calls that are not counted before: one, and until this time; default 20");
     add_text("-o,--output", options->output, "FILE", "Append the records to this file, one line of JSON each");
     add_text("--device", options->device, "NAME",
-             "Machine to predict with: a file of tessera calibrate, or a name; default: by the device's name");
+             "Machine to predict with: a file of tessera calibrate, or a name; default: this one, if it is known");
     command->add_flag("--roofs", options->roofs, "Measure the roofs of this CPU first, and predict and judge by them");
     command->add_flag("--resume", options->resume, "Leave out cases that the output has of this commit and device");
     command->callback([options, command, &session] {

@@ -104,7 +104,7 @@ std::string BenchTable::row(const Record& measured, const std::optional<Record>&
 
 std::string bench_method_text(const measure::Host& host, const measure::Method& method) {
     return facts_text(
-        {{"machine", host.cpu},
+        {{"machine", measure::text_of(host)},
          {"method", fmt::format("median and interquartile range of {} calls after {:g} ms of warm-up, caches "
                                 "cold before each",
                                 method.repeat, method.warm_up_ms)}},

@@ -19,7 +19,7 @@ namespace tessera::cli {
 /// columns are what differs, and the measurements.
 class BenchTable {
  public:
-    /// `machine`: to predict with; null: found by the device's name.
+    /// `machine`: to predict with; null: the one that the Record's device is known as.
     BenchTable(std::span<const Plan> plans, const measure::Host& host, const model::Machine* machine);
 
     /// What the rows share, and the titles.

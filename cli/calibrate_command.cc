@@ -11,9 +11,9 @@
 #include "device_option.hpp"
 #include "io/atomic_file.hpp"
 #include "measure/calibrate.hpp"
-#include "measure/host.hpp"
 #include "measure/machine_file.hpp"
 #include "outputs.hpp"
+#include "parallel.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "records.hpp"
@@ -34,11 +34,11 @@ struct CalibrateOptions {
 std::string kernels_text(const model::Machine& machine, int width) {
     const auto is_measured = [](std::string_view name) { return name != "last" && name != "loops"; };
     std::vector<Column> columns{{"kernels"}};
-    for_each_share(machine.kernels.front().shares, [&](const char* name, const double&) {
+    for_each_share(measured_kernels(machine).front().shares, [&](const char* name, const double&) {
         if (is_measured(name)) columns.push_back({name, Align::right});
     });
     Table table(columns);
-    for (const MeasuredKernels& one : machine.kernels) {
+    for (const MeasuredKernels& one : measured_kernels(machine)) {
         std::vector<std::string> cells{one.kernels};
         for_each_share(one.shares, [&](const char* name, const double& value) {
             if (is_measured(name)) cells.push_back(fmt::format("{:.3g}", value));
@@ -60,7 +60,7 @@ std::string text_of(const model::Machine& machine) {
                        {"exps", fmt::format("{:.4g} a second at most",
                                             machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e9)}},
                       width) +
-           "\n" + table.text(width) + (machine.kernels.empty() ? "" : "\n" + kernels_text(machine, width));
+           "\n" + table.text(width) + (machine.kernels == nullptr ? "" : "\n" + kernels_text(machine, width));
 }
 
 model::Machine calibrate(const CalibrateOptions& options) {
@@ -73,7 +73,7 @@ model::Machine calibrate(const CalibrateOptions& options) {
     if (!options.device.empty()) throw UsageError("--device", "expected --micro RECORDS with it");
     const auto threads = options.threads.empty() ? 0 : parse_size("--threads", options.threads);
     constexpr std::int64_t kMost = 1024;
-    const std::int64_t most = std::min<std::int64_t>(kMost, measure::describe_host().cores);
+    const std::int64_t most = std::min<std::int64_t>(kMost, available_threads());
     if (threads > most || (threads == 0 && !options.threads.empty()))
         unexpected("--threads", fmt::format("1..{}, the cores of this process", most), options.threads);
     Progress progress(measure::kCpuMeasurements);

@@ -141,12 +141,14 @@ void run_one(check::CaseRunner& runner, const check::Case& which, Tally& tally, 
         check::Outcome outcome = runner.run(*tally.kernel);
         if (outcome.refusal) {
             ++tally.refused;
-            return;
+            if (outcome.may_refuse) return;
+            failure.error = "refused what it has to take: " + *outcome.refusal;
+        } else {
+            ++tally.ran;
+            note_worst(tally, outcome.report, which.id);
+            if (outcome.pass()) return;
+            failure.report = std::move(outcome.report);
         }
-        ++tally.ran;
-        note_worst(tally, outcome.report, which.id);
-        if (outcome.pass()) return;
-        failure.report = std::move(outcome.report);
     } catch (const Error& error) {
         if (error.code() == ErrorCode::out_of_memory) throw;
         failure.error = error.what();
@@ -180,6 +182,10 @@ CheckResult run_all(const CheckOptions& options) {
     return result;
 }
 
+bool ran_any(const CheckResult& result) {
+    return std::any_of(result.tallies.begin(), result.tallies.end(), [](const Tally& t) { return t.ran > 0; });
+}
+
 void print_json(const Session& session, const CheckOptions& options, const CheckResult& result) {
     Json rows = Json::array();
     for (const Tally& tally : result.tallies) {
@@ -200,7 +206,7 @@ void print_json(const Session& session, const CheckOptions& options, const Check
         else row["error"] = f.error;
         failures.push_back(row);
     }
-    session.print_json(Json{{"pass", result.failures.empty()},
+    session.print_json(Json{{"pass", result.failures.empty() && ran_any(result)},
                             {"seed", parse_seed("--seed", options.seed)},
                             {"cases", result.cases},
                             {"kernels", rows},
@@ -229,9 +235,7 @@ void print_failures(const Session& session, const std::vector<Failure>& failures
 std::string verdict_of(const CheckResult& result) {
     if (!result.failures.empty()) return fmt::format("FAIL: {} of the runs above", result.failures.size());
     const std::string cases = fmt::format("{} case{}", result.cases, result.cases == 1 ? "" : "s");
-    const bool any =
-        std::any_of(result.tallies.begin(), result.tallies.end(), [](const Tally& t) { return t.ran > 0; });
-    return any ? "ok: " + cases : "nothing ran, so nothing is known: refused in all of " + cases;
+    return ran_any(result) ? "ok: " + cases : "FAIL: nothing ran, so nothing is known: refused in all of " + cases;
 }
 
 void print_text(const Session& session, const CheckResult& result) {
@@ -254,7 +258,7 @@ void execute(const CheckOptions& options, Session& session) {
     const CheckResult result = run_all(options);
     if (session.json) print_json(session, options, result);
     else print_text(session, result);
-    if (!result.failures.empty()) session.exit_code = kCheckFailed;
+    if (!result.failures.empty() || !ran_any(result)) session.exit_code = kCheckFailed;
 }
 
 }  // namespace

@@ -1,30 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "generated.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <string_view>
+
+#include "core/arguments.hpp"
 
 namespace tessera::cli {
 namespace {
 
 using check::Fill;
 
-/// A tensor of a canonical shape, filled; each role has a seed of its own.
-OwnedTensor filled(const char* name, const FileLayout& layout, DType dtype, const std::vector<std::int64_t>& canonical,
-                   Fill fill, std::uint64_t seed) {
-    OwnedTensor tensor = make_tensor(name, dtype, layout.in_file(canonical));
-    check::fill(layout.canonical(tensor.view), fill, seed);
-    return tensor;
+using Input = TensorArgument<BackwardArgs>;
+
+/// The tensors that are filled at random: the n-th one of a seed takes stream 8 * seed + n.
+constexpr std::string_view kStreams[] = {"q", "k", "v", "do", "bias"};
+constexpr std::uint64_t kStreamsPerSeed = 8;
+static_assert(std::size(kStreams) <= kStreamsPerSeed);
+
+std::uint64_t stream_of(std::string_view name, std::uint64_t seed) {
+    const auto found = std::find(std::begin(kStreams), std::end(kStreams), name);
+    return seed * kStreamsPerSeed + static_cast<std::uint64_t>(found - std::begin(kStreams));
 }
 
 /// Which tensors a kind is about: large logits come from q alone, and a code of the row belongs to the values that the
 /// weights pick. The others stay normal.
-Fill fill_of_role(Fill kind, char role) {
-    if (kind == Fill::large_logits && role != 'q') return Fill::normal;
-    if (kind == Fill::index_coded && role != 'v') return Fill::normal;
+Fill fill_of(Fill kind, const Input& input) {
+    const bool is_input_row = input.shape == ShapeRule::q || input.shape == ShapeRule::k || input.shape == ShapeRule::v;
+    if (!is_input_row) return Fill::normal;
+    if (kind == Fill::large_logits && input.shape != ShapeRule::q) return Fill::normal;
+    if (kind == Fill::index_coded && input.shape != ShapeRule::v) return Fill::normal;
     return kind;
 }
 
+/// A tensor in the shape and dtype of its rules, filled.
+OwnedTensor filled(const Input& input, const Problem& p, const FileLayout& layout, Fill kind, std::uint64_t seed) {
+    const Shape full = full_shape(p, input.shape);
+    std::vector<std::int64_t> shape(full.begin(), full.end());
+    const bool has_rows = input.shape == ShapeRule::o || fill_of(Fill::outliers, input) == Fill::outliers;
+    if (input.shape == ShapeRule::bias) shape.front() = 1;  // shared by the batch
+    OwnedTensor tensor = make_tensor(input.name, usual_dtype(p, input.dtype), has_rows ? layout.in_file(shape) : shape);
+    check::fill(has_rows ? layout.canonical(tensor.view) : tensor.view, fill_of(kind, input),
+                stream_of(input.name, seed));
+    return tensor;
+}
+
+/// 2^(-8 (h + 1) / heads) for head h.
 OwnedTensor slopes(std::int64_t heads) {
     OwnedTensor tensor = make_tensor("alibi_slopes", DType::fp32, std::vector<std::int64_t>{heads});
     for (std::int64_t h = 0; h < heads; ++h) {
@@ -34,6 +58,7 @@ OwnedTensor slopes(std::int64_t heads) {
     return tensor;
 }
 
+/// int32, or int64 when the total needs it.
 OwnedTensor running_sums(const char* name, const std::vector<std::int64_t>& lengths, std::int64_t total) {
     const DType dtype = total > std::numeric_limits<std::int32_t>::max() ? DType::int64 : DType::int32;
     OwnedTensor tensor =
@@ -52,16 +77,8 @@ OwnedTensor running_sums(const char* name, const std::vector<std::int64_t>& leng
 
 std::vector<std::pair<std::string, TensorView>> GeneratedInputs::named() const {
     std::vector<std::pair<std::string, TensorView>> result;
-    const std::pair<const char*, const OwnedTensor*> all[] = {{"q", &q},
-                                                              {"k", &k},
-                                                              {"v", &v},
-                                                              {"do", &d_o},
-                                                              {"bias", &bias},
-                                                              {"alibi_slopes", &alibi_slopes},
-                                                              {"cu_seqlens_q", &cu_seqlens_q},
-                                                              {"cu_seqlens_kv", &cu_seqlens_kv}};
-    for (const auto& [name, tensor] : all) {
-        if (tensor->view.given()) result.emplace_back(name, tensor->view);
+    for (const Input& input : kTensors<BackwardArgs>) {
+        if ((tensors.*input.view).given()) result.emplace_back(input.name, tensors.*input.view);
     }
     return result;
 }
@@ -70,27 +87,22 @@ GeneratedInputs generate_inputs(const Problem& p, const std::vector<std::pair<st
                                 Layout layout, Fill fill, std::uint64_t seed, bool gradient) {
     GeneratedInputs in;
     in.layout = {.layout = layout, .ragged = p.ragged};
-    using Shape = std::vector<std::int64_t>;
-    const auto shape = [&](bool queries, std::int64_t heads, std::int64_t dim) {
-        if (p.ragged) return Shape{queries ? p.total_q : p.total_kv, heads, dim};
-        return Shape{p.batch, queries ? p.len_q : p.len_kv, heads, dim};
+    std::vector<std::int64_t> lengths_q, lengths_kv;
+    for (const auto& [q, kv] : sequences) lengths_q.push_back(q), lengths_kv.push_back(kv);
+    const auto made = [&](const Input& input) {
+        switch (input.shape) {
+            case ShapeRule::alibi_slopes: return slopes(p.heads_q);
+            case ShapeRule::cu_seqlens_q: return running_sums(input.name, lengths_q, p.total_q);
+            case ShapeRule::cu_seqlens_kv: return running_sums(input.name, lengths_kv, p.total_kv);
+            default: return filled(input, p, in.layout, fill, seed);
+        }
     };
-    const std::uint64_t first = seed * 8;  // eight streams per seed, so that no two roles share their numbers
-    in.q = filled("q", in.layout, p.dtype, shape(true, p.heads_q, p.head_dim), fill_of_role(fill, 'q'), first);
-    in.k = filled("k", in.layout, p.dtype, shape(false, p.heads_kv, p.head_dim), fill_of_role(fill, 'k'), first + 1);
-    in.v = filled("v", in.layout, p.dtype, shape(false, p.heads_kv, p.head_dim_v), fill_of_role(fill, 'v'), first + 2);
-    if (gradient)
-        in.d_o = filled("do", in.layout, p.dtype, shape(true, p.heads_q, p.head_dim_v), Fill::normal, first + 3);
-    if (p.bias) {
-        in.bias = make_tensor("bias", p.dtype, Shape{1, p.heads_q, p.len_q, p.len_kv});
-        check::fill(in.bias.view, Fill::normal, first + 4);
-    }
-    if (p.alibi) in.alibi_slopes = slopes(p.heads_q);
-    if (p.ragged) {
-        Shape of_q, of_kv;
-        for (const auto& [q, kv] : sequences) of_q.push_back(q), of_kv.push_back(kv);
-        in.cu_seqlens_q = running_sums("cu_seqlens_q", of_q, p.total_q);
-        in.cu_seqlens_kv = running_sums("cu_seqlens_kv", of_kv, p.total_kv);
+    for (const Input& input : kTensors<BackwardArgs>) {
+        const bool wanted = input.need == Need::with_option ? p.*input.option.field : input.need == Need::always;
+        if (!wanted || input.use != Use::input || is_result(input) || (input.view == &BackwardArgs::d_o && !gradient))
+            continue;
+        in.owned.push_back(made(input));
+        in.tensors.*input.view = in.owned.back().view;
     }
     return in;
 }

@@ -15,17 +15,16 @@ namespace tessera::cli {
 
 struct GeneratedInputs {
     FileLayout layout;
-    OwnedTensor q, k, v;
-    OwnedTensor d_o;                          ///< only when asked for
-    OwnedTensor bias;                         ///< [1, heads_q, len_q, len_kv], when the Problem has one
-    OwnedTensor alibi_slopes;                 ///< 2^(-8 (h + 1) / heads_q), when the Problem has them
-    OwnedTensor cu_seqlens_q, cu_seqlens_kv;  ///< int32, or int64 when the totals need it; when ragged
+    std::vector<OwnedTensor> owned;
+    /// Views in the shapes that a file gets. The gradient of O is there when it is asked for, other tensors when the
+    /// Problem has them.
+    BackwardArgs tensors;
 
     /// Name and tensor of everything that was made.
     std::vector<std::pair<std::string, TensorView>> named() const;
 };
 
-/// `sequences`: lengths of a ragged batch. The same seed gives the same values whatever the layout.
+/// `sequences`: lengths of a ragged batch. A seed gives the same values in every layout.
 GeneratedInputs generate_inputs(const Problem& problem,
                                 const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences, Layout layout,
                                 check::Fill fill, std::uint64_t seed, bool gradient);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "core/arguments.hpp"
 #include "core/batch.hpp"
 #include "io/npy.hpp"
 #include "io/safetensors.hpp"
@@ -25,6 +26,17 @@ constexpr const char* kPositional[] = {"q", "k", "v", "do"};
 std::string option_of_role(std::string role) {
     std::replace(role.begin(), role.end(), '_', '-');
     return "--" + role;
+}
+
+/// Does a file have it? The backward's inputs that are results of the forward are computed.
+bool is_read(const TensorArgument<BackwardArgs>& argument) {
+    return argument.use == Use::input && !is_result(argument);
+}
+
+/// Is it an input of the backward alone?
+bool of_gradient(const TensorArgument<BackwardArgs>& argument) {
+    return std::none_of(kTensors<ForwardArgs>.begin(), kTensors<ForwardArgs>.end(),
+                        [&](const auto& other) { return std::string_view(other.name) == argument.name; });
 }
 
 /// Reads the files into a map from role to tensor.
@@ -147,25 +159,28 @@ std::int64_t longest_sequence(const TensorView& cu_seqlens, std::int64_t total) 
 
 void set_ragged(Inputs& inputs) {
     Problem& p = inputs.problem;
-    if (!inputs.cu_seqlens_q.given()) throw UsageError("--cu-seqlens-q", "expected with --cu-seqlens-kv, got nothing");
-    if (!inputs.cu_seqlens_kv.given()) throw UsageError("--cu-seqlens-kv", "expected with --cu-seqlens-q, got nothing");
+    if (!inputs.tensors.cu_seqlens_q.given())
+        throw UsageError("--cu-seqlens-q", "expected with --cu-seqlens-kv, got nothing");
+    if (!inputs.tensors.cu_seqlens_kv.given())
+        throw UsageError("--cu-seqlens-kv", "expected with --cu-seqlens-q, got nothing");
     for (const auto& [role, t] :
-         {std::pair{"cu_seqlens_q", &inputs.cu_seqlens_q}, {"cu_seqlens_kv", &inputs.cu_seqlens_kv}}) {
+         {std::pair{"cu_seqlens_q", &inputs.tensors.cu_seqlens_q}, {"cu_seqlens_kv", &inputs.tensors.cu_seqlens_kv}}) {
         if (t->rank != 1 || t->shape[0] < 1 || is_floating(t->dtype)) {
             bad_tensor(inputs, role, "expected int32 or int64 [batch + 1], got " + t->describe());
         }
     }
     p.ragged = true;
-    p.batch = inputs.cu_seqlens_q.shape[0] - 1;
-    p.total_q = inputs.q.shape[0];
-    p.total_kv = inputs.k.shape[0];
-    p.len_q = longest_sequence(inputs.cu_seqlens_q, p.total_q);
-    p.len_kv = longest_sequence(inputs.cu_seqlens_kv, p.total_kv);
+    p.batch = inputs.tensors.cu_seqlens_q.shape[0] - 1;
+    p.total_q = inputs.tensors.q.shape[0];
+    p.total_kv = inputs.tensors.k.shape[0];
+    p.len_q = longest_sequence(inputs.tensors.cu_seqlens_q, p.total_q);
+    p.len_kv = longest_sequence(inputs.tensors.cu_seqlens_kv, p.total_kv);
 }
 
 /// Shapes as q, k and v state them; that they agree is for the library to check.
 void set_shapes(Inputs& inputs) {
-    for (const auto& [role, t] : {std::pair{"q", &inputs.q}, {"k", &inputs.k}, {"v", &inputs.v}}) {
+    for (const auto& [role, t] :
+         {std::pair{"q", &inputs.tensors.q}, {"k", &inputs.tensors.k}, {"v", &inputs.tensors.v}}) {
         expect_rank(inputs, role, *t);
         *t = inputs.layout.canonical(*t);
     }
@@ -173,17 +188,19 @@ void set_shapes(Inputs& inputs) {
     if (inputs.layout.ragged) {
         set_ragged(inputs);
     } else {
-        p.batch = inputs.q.shape[0];
-        p.len_q = inputs.q.shape[1];
-        p.len_kv = inputs.k.shape[1];
+        p.batch = inputs.tensors.q.shape[0];
+        p.len_q = inputs.tensors.q.shape[1];
+        p.len_kv = inputs.tensors.k.shape[1];
     }
-    const auto heads = static_cast<std::size_t>(inputs.q.rank - 2);
-    p.heads_q = inputs.q.shape[heads];
-    p.heads_kv = inputs.k.shape[heads];
-    p.head_dim = inputs.q.shape[heads + 1];
-    p.head_dim_v = inputs.v.shape[heads + 1];
-    p.bias = inputs.bias.given();
-    p.alibi = inputs.alibi_slopes.given();
+    const auto heads = static_cast<std::size_t>(inputs.tensors.q.rank - 2);
+    p.heads_q = inputs.tensors.q.shape[heads];
+    p.heads_kv = inputs.tensors.k.shape[heads];
+    p.head_dim = inputs.tensors.q.shape[heads + 1];
+    p.head_dim_v = inputs.tensors.v.shape[heads + 1];
+    for (const auto& argument : kTensors<BackwardArgs>) {
+        if (is_read(argument) && argument.need == Need::with_option)
+            p.*argument.option.field = (inputs.tensors.*argument.view).given();
+    }
 }
 
 /// Brings a tensor to the Problem's dtype, when --dtype names one; otherwise it must have it already.
@@ -205,22 +222,18 @@ void InputOptions::declare(CLI::App& command, bool required) {
     command.add_option("FILE", files, "One .safetensors file, or .npy files: q k v, and do for --backward")
         ->required(required)
         ->group("Input");
-    const auto add_name = [&](const char* role, const char* option, const char* description) {
+    for (const auto& argument : kTensors<BackwardArgs>) {
+        if (!is_read(argument)) continue;
+        const std::string role = argument.name;
+        const std::string otherwise = argument.need == Need::always ? role : "none";
         command
             .add_option_function<std::string>(
-                option, [this, role](const std::string& name) { names[role] = name; }, description)
+                option_of_role(role), [this, role](const std::string& name) { names[role] = name; },
+                fmt::format("{}{}; default {}", argument.about, of_gradient(argument) ? ", for --backward" : "",
+                            otherwise))
             ->type_name("NAME")
             ->group(kFiles);
-    };
-    add_name("q", "--q", "Queries; default q");
-    add_name("k", "--k", "Keys; default k");
-    add_name("v", "--v", "Values; default v");
-    add_name("do", "--do", "Gradient of the output, for --backward; default do");
-    add_name("dlse", "--dlse", "Gradient of the LSE, for --backward; default none");
-    add_name("bias", "--bias", "Additive bias [batch, heads, len_q, len_kv], any size also 1; default none");
-    add_name("alibi_slopes", "--alibi-slopes", "fp32 [heads] or [batch, heads]; default none");
-    add_name("cu_seqlens_q", "--cu-seqlens-q", "First rows of the sequences of a ragged batch, int [batch + 1]");
-    add_name("cu_seqlens_kv", "--cu-seqlens-kv", "The same for the keys");
+    }
     command
         .add_option("--layout", layout,
                     "bshd (default): [batch, len, heads, dim]; bhsd: [batch, heads, len, dim]; batch may be left out")
@@ -260,33 +273,35 @@ Inputs read_inputs(const InputOptions& options, bool backward) {
     inputs.layout.layout = parse_layout(options.layout);
     const bool keep = options.dtype == "keep";
     if (!keep) inputs.problem.dtype = parse_dtype(options.dtype);
-    for (const char* role : {"do", "dlse"}) {
-        if (!backward && options.names.contains(role))
-            throw UsageError(option_of_role(role), "expected --backward with it");
+    for (const auto& argument : kTensors<BackwardArgs>) {
+        if (!backward && of_gradient(argument) && options.names.contains(argument.name))
+            throw UsageError(option_of_role(argument.name), "expected --backward with it");
     }
     const Reader reader(options, inputs);
     note_other_layout(inputs);
-    inputs.q = reader.find("q");
-    inputs.k = reader.find("k");
-    inputs.v = reader.find("v");
-    inputs.bias = reader.find_optional("bias");
-    inputs.alibi_slopes = reader.find_optional("alibi_slopes");
-    inputs.cu_seqlens_q = reader.find_optional("cu_seqlens_q");
-    inputs.cu_seqlens_kv = reader.find_optional("cu_seqlens_kv");
-    inputs.layout.ragged = inputs.cu_seqlens_q.given() || inputs.cu_seqlens_kv.given();
-    inputs.layout.unbatched = !inputs.layout.ragged && inputs.q.rank == 3;
-    if (keep) inputs.problem.dtype = inputs.q.dtype;
-    if (!is_floating(inputs.q.dtype))
-        bad_tensor(inputs, "q", "expected fp64, fp32, fp16 or bf16, got " + inputs.q.describe());
+    const auto find = [&](const TensorArgument<BackwardArgs>& argument) {
+        return argument.need == Need::always ? reader.find(argument.name) : reader.find_optional(argument.name);
+    };
+    for (const auto& argument : kTensors<BackwardArgs>) {
+        if (is_read(argument) && !of_gradient(argument)) inputs.tensors.*argument.view = find(argument);
+    }
+    inputs.layout.ragged = inputs.tensors.cu_seqlens_q.given() || inputs.tensors.cu_seqlens_kv.given();
+    inputs.layout.unbatched = !inputs.layout.ragged && inputs.tensors.q.rank == 3;
+    if (keep) inputs.problem.dtype = inputs.tensors.q.dtype;
+    if (!is_floating(inputs.tensors.q.dtype))
+        bad_tensor(inputs, "q", "expected fp64, fp32, fp16 or bf16, got " + inputs.tensors.q.describe());
     set_shapes(inputs);
-    if (backward) {
-        inputs.d_o = inputs.layout.canonical(reader.find("do"));
-        inputs.dlse = inputs.layout.canonical_lse(reader.find_optional("dlse"));
+    for (const auto& argument : kTensors<BackwardArgs>) {
+        if (!is_read(argument)) continue;
+        TensorView& t = inputs.tensors.*argument.view;
+        if (of_gradient(argument) && backward) {
+            t = find(argument);
+            t = argument.shape == ShapeRule::lse ? inputs.layout.canonical_lse(t) : inputs.layout.canonical(t);
+        }
+        const bool any_of_two = argument.dtype == DTypeRule::fp32_or_problem;
+        if (argument.dtype == DTypeRule::problem || (any_of_two && t.dtype != DType::fp32))
+            set_dtype(inputs, keep, argument.name, t);
     }
-    for (const auto& [role, t] : {std::pair{"q", &inputs.q}, {"k", &inputs.k}, {"v", &inputs.v}, {"do", &inputs.d_o}}) {
-        set_dtype(inputs, keep, role, *t);
-    }
-    if (inputs.bias.dtype != DType::fp32) set_dtype(inputs, keep, "bias", inputs.bias);
     return inputs;
 }
 

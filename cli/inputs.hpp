@@ -30,15 +30,13 @@ struct InputOptions {
     void expect_no_names() const;
 };
 
-/// What was read. Views point into `files` and `converted`.
+/// The tensors that were read. Views point into `files` and `owned`.
 struct Inputs {
     std::vector<io::TensorFile> files;
     std::vector<OwnedTensor> owned;  ///< tensors that had to change dtype
     FileLayout layout;
-    Problem problem;     ///< shapes, dtype, raggedness, optional tensors; the scores are the caller's to set
-    TensorView q, k, v;  ///< canonical
-    TensorView bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv;
-    TensorView d_o, dlse;  ///< for the backward
+    Problem problem;       ///< shapes, dtype, raggedness, optional tensors; the scores are the caller's to set
+    BackwardArgs tensors;  ///< the inputs, canonical; d_o and dlse for the backward only
     std::map<std::string, std::string> metadata;
 
     /// "qkv.safetensors", or the files' names with commas.

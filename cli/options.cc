@@ -291,7 +291,7 @@ void PassOptions::declare(CLI::App& command, const std::string& names, const std
 
 std::vector<Pass> PassOptions::list() const {
     if (backward && !text.empty())
-        throw UsageError("--backward", fmt::format("is --pass backward: expected without --pass {}", text));
+        throw UsageError("--backward", fmt::format("stands for --pass backward: expected without --pass {}", text));
     if (backward) return {Pass::backward};
     if (text.empty()) return {Pass::forward};
     std::vector<Pass> passes;

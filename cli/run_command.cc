@@ -10,6 +10,7 @@
 #include "check/compare.hpp"
 #include "commands.hpp"
 #include "commit.hpp"
+#include "core/arguments.hpp"
 #include "device/device_copy.hpp"
 #include "inputs.hpp"
 #include "io/memory.hpp"
@@ -76,51 +77,38 @@ OwnedTensor make_like(const Run& run, const char* name, const TensorView& canoni
 void make_outputs(Run& run) {
     const Problem& p = run.inputs.problem;
     Outputs& out = run.outputs;
-    out.o = make_like(run, "o", run.inputs.q, p.head_dim_v, p.dtype);
+    out.o = make_like(run, "o", run.inputs.tensors.q, p.head_dim_v, p.dtype);
     out.lse = make_tensor("lse", DType::fp32, run.inputs.layout.lse_in_file(p));
     out.named = {{"o", out.o.view}, {"lse", out.lse.view}};
     if (!run.options.backward) return;
-    out.dq = make_like(run, "dq", run.inputs.q, p.head_dim, p.dtype);
-    out.dk = make_like(run, "dk", run.inputs.k, p.head_dim, p.dtype);
-    out.dv = make_like(run, "dv", run.inputs.v, p.head_dim_v, p.dtype);
+    out.dq = make_like(run, "dq", run.inputs.tensors.q, p.head_dim, p.dtype);
+    out.dk = make_like(run, "dk", run.inputs.tensors.k, p.head_dim, p.dtype);
+    out.dv = make_like(run, "dv", run.inputs.tensors.v, p.head_dim_v, p.dtype);
     if (run.forward.plan.o_residual && run.backward.plan.o_residual) {
-        out.o_residual = make_like(run, "o_residual", run.inputs.q, p.head_dim_v, DType::int8);
+        out.o_residual = make_like(run, "o_residual", run.inputs.tensors.q, p.head_dim_v, DType::int8);
     }
     out.named.insert(out.named.end(), {{"dq", out.dq.view}, {"dk", out.dk.view}, {"dv", out.dv.view}});
 }
 
 ForwardArgs forward_args(const Run& run) {
-    const Inputs& in = run.inputs;
-    return {.q = in.q,
-            .k = in.k,
-            .v = in.v,
-            .bias = in.bias,
-            .alibi_slopes = in.alibi_slopes,
-            .cu_seqlens_q = in.cu_seqlens_q,
-            .cu_seqlens_kv = in.cu_seqlens_kv,
-            .o = in.layout.canonical(run.outputs.o.view),
-            .lse = in.layout.canonical_lse(run.outputs.lse.view),
-            .o_residual = in.layout.canonical(run.outputs.o_residual.view)};
+    const FileLayout& layout = run.inputs.layout;
+    auto args = inputs_of<ForwardArgs>(run.inputs.tensors);
+    args.o = layout.canonical(run.outputs.o.view);
+    args.lse = layout.canonical_lse(run.outputs.lse.view);
+    args.o_residual = layout.canonical(run.outputs.o_residual.view);
+    return args;
 }
 
 BackwardArgs backward_args(const Run& run) {
-    const Inputs& in = run.inputs;
-    const auto canonical = [&](const OwnedTensor& t) { return in.layout.canonical(t.view); };
-    return {.q = in.q,
-            .k = in.k,
-            .v = in.v,
-            .bias = in.bias,
-            .alibi_slopes = in.alibi_slopes,
-            .cu_seqlens_q = in.cu_seqlens_q,
-            .cu_seqlens_kv = in.cu_seqlens_kv,
-            .o = canonical(run.outputs.o),
-            .lse = in.layout.canonical_lse(run.outputs.lse.view),
-            .d_o = in.d_o,
-            .dlse = in.dlse,
-            .dq = canonical(run.outputs.dq),
-            .dk = canonical(run.outputs.dk),
-            .dv = canonical(run.outputs.dv),
-            .o_residual = canonical(run.outputs.o_residual)};
+    const auto canonical = [&](const OwnedTensor& t) { return run.inputs.layout.canonical(t.view); };
+    BackwardArgs args = run.inputs.tensors;
+    args.o = canonical(run.outputs.o);
+    args.lse = run.inputs.layout.canonical_lse(run.outputs.lse.view);
+    args.o_residual = canonical(run.outputs.o_residual);
+    args.dq = canonical(run.outputs.dq);
+    args.dk = canonical(run.outputs.dk);
+    args.dv = canonical(run.outputs.dv);
+    return args;
 }
 
 /// Times call(tensors, workspace, how) on tensors where the plan wants them; copies are no part of it.
@@ -139,7 +127,8 @@ void time_pass(const Run& run, PassResult& result, const Args& args, Progress& p
     } catch (const Error& error) {
         rethrow_for_files(error, run.inputs);
     }
-    const auto pairs = measure::visible_pairs(run.inputs.problem, run.inputs.cu_seqlens_q, run.inputs.cu_seqlens_kv);
+    const auto pairs =
+        measure::visible_pairs(run.inputs.problem, run.inputs.tensors.cu_seqlens_q, run.inputs.tensors.cu_seqlens_kv);
     result.gflops = measure::gflops(measure::flop(run.inputs.problem, result.plan.pass, pairs), result.ms);
 }
 
@@ -164,7 +153,8 @@ void compute(Run& run, Progress& progress) {
 
 /// What the reference holds: every tensor of both passes in fp64, and of each result what compare.hpp needs besides.
 std::uint64_t bytes_to_check(const Run& run) {
-    const TensorView &q = run.inputs.q, &k = run.inputs.k, &v = run.inputs.v, &o = run.outputs.o.view;
+    const TensorView &q = run.inputs.tensors.q, &k = run.inputs.tensors.k, &v = run.inputs.tensors.v,
+                     &o = run.outputs.o.view;
     constexpr std::int64_t kOfResult = 5 * 8;
     const std::int64_t inputs = 8 * (q.size() + k.size() + v.size());
     if (!run.options.backward) return static_cast<std::uint64_t>(inputs + kOfResult * o.size());

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "commands.hpp"
+#include "core/arguments.hpp"
 #include "core/batch.hpp"
 #include "core/checks.hpp"
 #include "generated.hpp"
@@ -69,20 +70,14 @@ struct WalkTensors {
         dq = like("dq", args.q, problem.head_dim);
         dk = like("dk", args.k, problem.head_dim);
         dv = like("dv", args.v, problem.head_dim_v);
-        gradients = {.q = args.q,
-                     .k = args.k,
-                     .v = args.v,
-                     .bias = args.bias,
-                     .alibi_slopes = args.alibi_slopes,
-                     .cu_seqlens_q = args.cu_seqlens_q,
-                     .cu_seqlens_kv = args.cu_seqlens_kv,
-                     .o = o.view,
-                     .lse = lse.view,
-                     .d_o = d_o,
-                     .dlse = read.dlse,
-                     .dq = dq.view,
-                     .dk = dk.view,
-                     .dv = dv.view};
+        gradients = inputs_of<BackwardArgs>(args);
+        gradients.o = o.view;
+        gradients.lse = lse.view;
+        gradients.d_o = d_o;
+        gradients.dlse = read.tensors.dlse;
+        gradients.dq = dq.view;
+        gradients.dk = dk.view;
+        gradients.dv = dv.view;
     }
 };
 
@@ -99,14 +94,8 @@ void read_tensors(const WalkOptions& options, WalkTensors& t) {
     t.origin = in.origin();
     t.problem = in.problem;
     validate_problem_of(t.read);
-    t.args = {.q = in.q,
-              .k = in.k,
-              .v = in.v,
-              .bias = in.bias,
-              .alibi_slopes = in.alibi_slopes,
-              .cu_seqlens_q = in.cu_seqlens_q,
-              .cu_seqlens_kv = in.cu_seqlens_kv};
-    t.d_o = in.d_o;
+    t.args = inputs_of<ForwardArgs>(in.tensors);
+    t.d_o = in.tensors.d_o;
     ScoreOptions scores = options.scores;
     scores.seed_makes_inputs = false;  // they are read
     scores.apply(t.problem);
@@ -123,8 +112,8 @@ void generate_tensors(const WalkOptions& options, WalkTensors& t) {
     t.problem = shape.problem(options.scores);
     t.made =
         generate_inputs(t.problem, {}, Layout::bshd, check::Fill::normal, t.problem.dropout.seed, options.backward);
-    t.args = {.q = t.made.q.view, .k = t.made.k.view, .v = t.made.v.view};
-    t.d_o = t.made.d_o.view;
+    t.args = inputs_of<ForwardArgs>(t.made.tensors);
+    t.d_o = t.made.tensors.d_o;
     t.origin = fmt::format("generated, normal, seed {}", t.problem.dropout.seed);
 }
 

@@ -5,7 +5,7 @@
 #
 # Downloads the libraries that tessera and its tests are built with, for 64-bit Arm, and unpacks them in FOLDER. Nothing
 # of the machine changes and root is not needed: apt works on lists and a cache of its own, as on an Arm machine with
-# nothing installed. Exit status 3: they cannot be had here, and the last line says why.
+# nothing installed. Exit status 77: they cannot be had here, and the last line says why.
 set -euo pipefail
 
 PACKAGES=(libhwy-dev libtbb-dev libfmt-dev libgtest-dev librapidcheck-dev nlohmann-json3-dev libcli11-dev
@@ -13,7 +13,7 @@ PACKAGES=(libhwy-dev libtbb-dev libfmt-dev libgtest-dev librapidcheck-dev nlohma
 # They come with the cross compiler.
 OF_THE_COMPILER='^(libc6|libgcc-s1|libstdc\+\+6|libcrypt1|gcc-[0-9]+-base)_'
 
-cannot() { echo "no libraries for 64-bit Arm: $*"; exit 3; }
+cannot() { echo "no libraries for 64-bit Arm: $*"; exit 77; }
 
 [[ $# == 1 ]] || { echo "usage: ${0##*/} FOLDER" >&2; exit 2; }
 mkdir -p "$1"

@@ -3,7 +3,7 @@
 #
 # Everything that a change must pass: the checks of the source, all tests of the release build (GCC), the Python package
 # from a wheel (scripts/test_python.sh), the page in a browser (scripts/test_web.sh), all tests of a build with clang under ASan and UBSan, the kernels on threads under
-# TSan, and the CPU kernels for 64-bit Arm (NEON) under qemu-user. The last lines name what took longest, what was skipped
+# TSan, and the CPU kernels for 64-bit Arm (NEON) under qemu-user. The last lines name the time of each stage, what was skipped
 # and why, and sum up; the exit status is 0 only when all went well.
 #
 #   scripts/test.sh [--long] [--without-torch]
@@ -13,6 +13,8 @@
 # of the instruction set or of memory. Takes hours; for nights and releases.
 # shellcheck source=scripts/setup.sh
 source "$(dirname "$0")/setup.sh"
+# shellcheck source=scripts/stages.sh
+source scripts/stages.sh
 
 LONG= PYTHON_OPTIONS=()
 while [[ $# -gt 0 ]]; do
@@ -28,51 +30,8 @@ done
 need "${BUILD_PACKAGES[@]}" libgtest-dev librapidcheck-dev clang libclang-rt-dev python3 ccache
 use_ccache
 if ! command -v clang-format-14 >/dev/null && command -v apt-get >/dev/null; then
-    apt_install clang-format-14 || echo "clang-format-14 cannot be had here: the format is not checked"
+    apt_install clang-format-14 || true  # without it the format is not checked, which the sum says
 fi
-
-failed=0  # what is no test of ctest's: checks of the source, builds
-skipped=0
-problems=()
-stages=()  # NAME=FOLDER of what ctest ran
-
-# problem WHAT: something failed that is no test of ctest's.
-problem() {
-    echo "FAILED: $1"
-    problems+=("$1")
-    failed=$((failed + 1))
-}
-
-# build NAME FOLDER OPTION...
-build() {
-    local name=$1 folder=$2 begin=$SECONDS
-    shift 2
-    say "$name: build"
-    configure_and_build "$folder" "$@" && echo "$((SECONDS - begin)) s" && return
-    problem "$name: build"
-    return 1
-}
-
-# tests NAME FOLDER CTEST-ARGUMENT...: runs ctest, and remembers where the results are. What a program says of tests that
-# were right is not shown.
-tests() {
-    local name=$1 folder=$2 begin=$SECONDS
-    shift 2
-    say "$name: tests"
-    rm -rf "$folder/results" "$folder/ctest.xml"
-    stages+=("$name=$folder")
-    ctest --test-dir "$folder" --output-on-failure --timeout 900 -j "$JOBS" --output-junit ctest.xml "$@" 2>&1 |
-        tee "$folder/ctest.log" | short || true
-    echo "$((SECONDS - begin)) s"
-}
-
-# skip WHAT WHY: a whole stage.
-skip() {
-    say "$1: skipped: $2"
-    skipped=$((skipped + 1))
-    skipped_stages+=("$1: $2")
-}
-skipped_stages=()
 
 check_format() {
     local files
@@ -83,8 +42,11 @@ check_format() {
 [[ -n $LONG ]] || echo "without what takes long; scripts/test.sh --long has it too"
 say "source"
 python3 tools/check_layers.py || problem "layers"
-if command -v clang-format-14 >/dev/null && git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
-    if check_format; then echo "format ok"; else problem "format"; fi
+python3 tools/check_text.py || problem "pages"
+if ! command -v clang-format-14 >/dev/null; then skip "format" "clang-format-14 is not here"
+elif ! git rev-parse --is-inside-work-tree >/dev/null 2>&1; then skip "format" "git knows no checkout here"
+elif check_format; then echo "format ok"
+else problem "format"
 fi
 
 WITH_TESTS=(-DTESSERA_BUILD_TESTS=ON -DTESSERA_BUILD_EXAMPLES=ON)
@@ -98,22 +60,10 @@ if build release build --preset ci "${RELEASE[@]}"; then
 fi
 
 # The Python package, from a wheel, which is another build: a shared library, without CUDA.
-say "Python"
-begin=$SECONDS
-scripts/test_python.sh "${PYTHON_OPTIONS[@]}" || true  # pytest's results tell; without any, the summary does
-stages+=("Python=build-python")
-echo "$((SECONDS - begin)) s"
+script Python build-python scripts/test_python.sh "${PYTHON_OPTIONS[@]}"
 
 # The page, its core as WebAssembly, in Chromium.
-say "page"
-begin=$SECONDS
-status=0
-mkdir -p build-web
-scripts/test_web.sh | tee build-web/log || status=$?
-if [[ $status == 3 ]]; then skip "page" "$(tail -n 1 build-web/log)"
-else stages+=("page=build-web")  # pytest's results tell; without any, the summary does
-fi
-echo "$((SECONDS - begin)) s"
+script page build-web scripts/test_web.sh
 
 # The second compiler and the sanitizers in one build. -O1 and line numbers only: compiled in a fraction of the time.
 # Without NDEBUG, so assertions are on. Without CUDA: nvcc has its own host compiler, and no kernel could run here.
@@ -158,8 +108,9 @@ no_neon() {
         echo "aarch64-linux-gnu-g++ and qemu-aarch64 are not here"
         return
     fi
-    # Another status than 3 is a failure, which the build will report.
-    scripts/aarch64_sysroot.sh "$NEON/sysroot" >"$NEON/packages.log" 2>&1 || [[ $? != 3 ]] || tail -n 1 "$NEON/packages.log"
+    # Any other failure than CANNOT leaves no libraries, and the build reports it.
+    scripts/aarch64_sysroot.sh "$NEON/sysroot" >"$NEON/packages.log" 2>&1 || [[ $? != "$CANNOT" ]] ||
+        tail -n 1 "$NEON/packages.log"
 }
 
 NEON=build-aarch64
@@ -173,8 +124,4 @@ elif build "NEON (qemu-user)" "$NEON" --preset ci -B "$NEON" --toolchain cmake/a
     GTEST_FILTER="$EMULATED:-$NOT_EMULATED" tests "NEON (qemu-user)" "$NEON" -L '^kernels_test$'
 fi
 
-say "sum"
-[[ ${#skipped_stages[@]} == 0 ]] || printf 'skipped: %s\n' "${skipped_stages[@]}"
-[[ ${#problems[@]} == 0 ]] || printf 'failed: %s\n' "${problems[@]}"
-printf 'took %d minutes\n\n' $(((SECONDS + 30) / 60))
-python3 tools/test_summary.py --known "0,$skipped,$failed" "${stages[@]}"
+sum

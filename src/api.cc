@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/arena.hpp"
+#include "core/arguments.hpp"
 #include "core/checks.hpp"
 #include "core/float_mode.hpp"
 #include "parallel.hpp"
@@ -53,8 +54,8 @@ void check_workspace(const Plan& plan, std::span<std::byte> workspace) {
     }
 }
 
-/// The loop of a call on the CPU, whose tasks compute in the default mode, whatever mode its threads are in: a thread
-/// has that of its maker.
+/// The parallel loop of a call on the CPU. Each task sets the default floating-point mode, since a worker thread
+/// inherits the rounding and flush-to-zero mode of the thread that created it.
 ParallelFor loop_of(const Plan& plan, const Execution& how) {
     if (plan.device.type == DeviceType::cuda) return {};
     ParallelFor loop = how.parallel_for ? how.parallel_for : ParallelFor(default_parallel_for);
@@ -73,7 +74,8 @@ Call<Args> checked_call(const Plan& plan, const Args& args, std::span<std::byte>
     plan.problem.validate();
     check_tensors(plan.problem, args, plan.device, workspace.first(std::min(workspace.size(), plan.workspace_bytes)));
     check_workspace(plan, workspace);
-    return {plan, args, workspace, loop_of(plan, how), how.counters, how.stream, how.observer, how.placed};
+    return {plan,         only_given(args), workspace,    loop_of(plan, how),
+            how.counters, how.stream,       how.observer, how.skip_memory_check};
 }
 
 template <class Args>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI over the C++ API: reads the structs, calls, and turns exceptions into a status and a message.
+// The C ABI calls the C++ API: it reads the structs, and turns exceptions into a status and a message.
 #include "tessera/tessera.h"
 
 #include <fmt/format.h>
@@ -13,8 +13,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "c_api.hpp"
+#include "core/arguments.hpp"
+#include "core/problem_fields.hpp"
 
 namespace tessera {
 namespace {
@@ -82,31 +85,34 @@ Enum enum_value(const char* name, std::int32_t value, Enum last, int first = 0, 
     return static_cast<Enum>(value - first);
 }
 
-bool flag(const char* name, std::int32_t value) {
+// Between a field of tessera_problem and the member of Problem, for each kind of TESSERA_PROBLEM_FIELDS.
+DType read_dtype(const char* name, std::int32_t value) { return enum_value(name, value, DType::int8); }
+Causal read_causal(const char* name, std::int32_t value) { return enum_value(name, value, Causal::top_left); }
+bool read_flag(const char* name, std::int32_t value) {
     if (value != 0 && value != 1) invalid(name, fmt::format("expected 0 or 1, got {}", value));
     return value == 1;
 }
+std::int64_t read_size(const char*, std::int64_t value) { return value; }
+double read_number(const char*, double value) { return value; }
+std::uint64_t read_seed(const char*, std::uint64_t value) { return value; }
+std::optional<double> read_scale(const char*, double value) {
+    return value == TESSERA_DEFAULT_SCALE ? std::nullopt : std::optional(value);
+}
+
+std::int32_t write_dtype(DType value) { return static_cast<std::int32_t>(value); }
+std::int32_t write_causal(Causal value) { return static_cast<std::int32_t>(value); }
+std::int32_t write_flag(bool value) { return value ? 1 : 0; }
+std::int64_t write_size(std::int64_t value) { return value; }
+double write_number(double value) { return value; }
+std::uint64_t write_seed(std::uint64_t value) { return value; }
+double write_scale(const std::optional<double>& value) { return value.value_or(TESSERA_DEFAULT_SCALE); }
 
 Problem read_problem(const tessera_problem* from) {
     const tessera_problem p = read_struct("problem", from);
-    Problem problem{.dtype = enum_value("dtype", p.dtype, DType::int8),
-                    .batch = p.batch,
-                    .len_q = p.len_q,
-                    .len_kv = p.len_kv,
-                    .heads_q = p.heads_q,
-                    .heads_kv = p.heads_kv,
-                    .head_dim = p.head_dim,
-                    .head_dim_v = p.head_dim_v,
-                    .ragged = flag("ragged", p.ragged),
-                    .total_q = p.total_q,
-                    .total_kv = p.total_kv,
-                    .mask = {enum_value("causal", p.causal, Causal::top_left), p.window_left, p.window_right},
-                    .softcap = p.softcap,
-                    .alibi = flag("alibi", p.alibi),
-                    .bias = flag("bias", p.bias),
-                    .bias_gradient = flag("bias_gradient", p.bias_gradient),
-                    .dropout = {p.dropout_probability, p.dropout_seed}};
-    if (p.scale != TESSERA_DEFAULT_SCALE) problem.scale = p.scale;
+    Problem problem;
+#define TESSERA_READ(kind, field, member) problem.member = read_##kind(#field, p.field);
+    TESSERA_PROBLEM_FIELDS(TESSERA_READ)
+#undef TESSERA_READ
     return problem;
 }
 
@@ -127,7 +133,9 @@ Plan plan_of(const tessera_problem* problem, const tessera_options& o, Pass pass
     return plan(read_problem(problem), options);
 }
 
+/// A tensor of rank 0 is not given: none of its other fields is read.
 TensorView tensor_of(const char* name, const tessera_tensor& t) {
+    if (t.rank == 0) return {};
     if (t.rank < 0 || t.rank > TESSERA_MAX_RANK) {
         invalid(name, fmt::format("expected rank 0..{}, got {}", TESSERA_MAX_RANK, t.rank));
     }
@@ -140,36 +148,27 @@ TensorView tensor_of(const char* name, const tessera_tensor& t) {
     return view;
 }
 
-/// The tensors that both passes take.
-template <class Args, class From>
-Args inputs_of(const From& from) {
-    Args args;
-    args.q = tensor_of("q", from.q);
-    args.k = tensor_of("k", from.k);
-    args.v = tensor_of("v", from.v);
-    args.bias = tensor_of("bias", from.bias);
-    args.alibi_slopes = tensor_of("alibi_slopes", from.alibi_slopes);
-    args.cu_seqlens_q = tensor_of("cu_seqlens_q", from.cu_seqlens_q);
-    args.cu_seqlens_kv = tensor_of("cu_seqlens_kv", from.cu_seqlens_kv);
-    args.o = tensor_of("o", from.o);
-    args.lse = tensor_of("lse", from.lse);
-    args.o_residual = tensor_of("o_residual", from.o_residual);
+ForwardArgs args_of(const tessera_forward_args* from) {
+    const tessera_forward_args a = read_struct("args", from);
+    ForwardArgs args;
+#define TESSERA_READ(member, name, ...) args.member = tensor_of(name, a.member);
+    TESSERA_FORWARD_TENSORS(TESSERA_READ)
     return args;
 }
-
-ForwardArgs args_of(const tessera_forward_args* from) { return inputs_of<ForwardArgs>(read_struct("args", from)); }
 
 BackwardArgs args_of(const tessera_backward_args* from) {
     const tessera_backward_args a = read_struct("args", from);
-    auto args = inputs_of<BackwardArgs>(a);
-    args.d_o = tensor_of("do", a.d_o);
-    args.dlse = tensor_of("dlse", a.dlse);
-    args.dq = tensor_of("dq", a.dq);
-    args.dk = tensor_of("dk", a.dk);
-    args.dv = tensor_of("dv", a.dv);
-    args.dbias = tensor_of("dbias", a.dbias);
+    BackwardArgs args;
+    TESSERA_BACKWARD_TENSORS(TESSERA_READ)
+#undef TESSERA_READ
     return args;
 }
+
+template <class Args, class From>
+constexpr bool kAllTensorsListed = sizeof(From) ==
+                                   sizeof(std::size_t) + std::size(kTensors<Args>) * sizeof(tessera_tensor);
+static_assert(kAllTensorsListed<ForwardArgs, tessera_forward_args>);
+static_assert(kAllTensorsListed<BackwardArgs, tessera_backward_args>);
 
 /// With TESSERA_BACKEND_CUDA the device of the call is that of q; nothing when q is elsewhere or wrong, or for the
 /// host.
@@ -241,7 +240,7 @@ std::span<std::byte> bytes_of(void* workspace, std::size_t bytes) {
 
 tessera_status fail(ErrorCode code, const char* message, const char* argument) noexcept {
     copy_text(last_error.message, message);
-    // Of the struct's fields two are one field of the C++ Problem.
+    // Two fields of the struct are one field of the C++ Problem.
     copy_text(last_error.argument, std::string_view(argument) == "dropout" ? "dropout_probability" : argument);
     return static_cast<tessera_status>(code);
 }
@@ -263,6 +262,27 @@ const char* tessera_version(void) { return TESSERA_VERSION; }
 const char* tessera_last_error(void) { return last_error.message; }
 const char* tessera_last_error_argument(void) { return last_error.argument; }
 
+const char* tessera_struct_fields(const char* name) {
+    // The kinds of TESSERA_PROBLEM_FIELDS, and of the other structs' fields, as the names of C types.
+#define TESSERA_TYPE_dtype "int32"
+#define TESSERA_TYPE_causal "int32"
+#define TESSERA_TYPE_flag "int32"
+#define TESSERA_TYPE_size "int64"
+#define TESSERA_TYPE_number "double"
+#define TESSERA_TYPE_scale "double"
+#define TESSERA_TYPE_seed "uint64"
+#define TESSERA_FIELD(kind, field, member) " " #field ":" TESSERA_TYPE_##kind
+#define TESSERA_TENSOR(member, ...) " " #member ":tensor"
+    constexpr std::pair<std::string_view, const char*> kStructs[] = {
+        {"tessera_problem", "struct_size:size_t" TESSERA_PROBLEM_FIELDS(TESSERA_FIELD)},
+        {"tessera_forward_args", "struct_size:size_t" TESSERA_FORWARD_TENSORS(TESSERA_TENSOR)},
+        {"tessera_backward_args", "struct_size:size_t" TESSERA_BACKWARD_TENSORS(TESSERA_TENSOR)}};
+    for (const auto& [known, fields] : kStructs) {
+        if (name != nullptr && known == name) return fields;
+    }
+    return nullptr;
+}
+
 size_t tessera_kernel_count(void) {
     std::size_t count = 0;
     guarded([&] { count = kernels().size(); });
@@ -282,15 +302,9 @@ tessera_status tessera_problem_init(tessera_problem* problem, size_t struct_size
         const Problem defaults;
         std::memset(static_cast<void*>(problem), 0, struct_size);
         problem->struct_size = struct_size;
-        problem->dtype = static_cast<std::int32_t>(defaults.dtype);
-        problem->batch = defaults.batch;
-        problem->heads_q = defaults.heads_q;
-        problem->heads_kv = defaults.heads_kv;
-        problem->head_dim = defaults.head_dim;
-        problem->head_dim_v = defaults.head_dim_v;
-        problem->window_left = defaults.mask.window_left;
-        problem->window_right = defaults.mask.window_right;
-        problem->scale = TESSERA_DEFAULT_SCALE;
+#define TESSERA_WRITE(kind, field, member) problem->field = write_##kind(defaults.member);
+        TESSERA_PROBLEM_FIELDS(TESSERA_WRITE)
+#undef TESSERA_WRITE
     });
 }
 

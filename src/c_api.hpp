@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the files of the C ABI share: exceptions as a status and a message, and the C structs as those of the C++ API.
+// The files of the C ABI share this: exceptions become a status and a message, C structs become those of the C++ API.
 #pragma once
 
 #include <fmt/format.h>
@@ -43,7 +43,7 @@ inline void expect_address(const char* name, const void* address) {
     if (address == nullptr) invalid(name, "expected an address, got null");
 }
 
-/// The least that a caller's struct can have: the size of its first version.
+/// The least size that a caller's struct can have: that of its first version.
 template <class T>
 inline constexpr std::size_t kFirstSize = sizeof(T);
 template <>
@@ -53,7 +53,7 @@ inline constexpr std::size_t kFirstSize<tessera_backward_args> = offsetof(tesser
 template <>
 inline constexpr std::size_t kFirstSize<tessera_plan_info> = offsetof(tessera_plan_info, o_residual);
 
-/// All bytes of a struct are looked at or set: one that was never given its size must not lead far beyond it.
+/// Checks struct_size before all bytes of the struct are read or set: an uninitialised one must not lead far beyond it.
 /// `name` is that of the struct, or "".
 template <class T>
 void expect_struct_size(const char* name, std::size_t size) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI's view of a Plan as data, and of what the model says that a schedule takes.
+// The C ABI of a Plan as data, and of the cost model.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -83,6 +83,22 @@ const Machine& machine_of(const Plan& plan) {
                 fmt::format("the model does not know {}; name a machine that it knows", plan.target));
 }
 
+/// The schedule of the kernel that the options name, which must be one for the machine and the pass; nothing when they
+/// name none.
+std::optional<Schedule> schedule_of_kernel(const tessera_options& options, Pass pass, const Machine& machine) {
+    if (options.kernel == nullptr) return std::nullopt;
+    const auto all = kernels();
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const KernelInfo& k) { return k.name == options.kernel; });
+    if (found == all.end())
+        invalid("kernel", fmt::format("expected the name of a kernel of this build, got \"{}\"", options.kernel));
+    const Backend backend = machine.kind == MachineKind::gpu ? Backend::cuda : Backend::cpu;
+    if (found->pass != pass || found->backend != backend)
+        throw Error(ErrorCode::unsupported, "kernel",
+                    fmt::format("{} is no {} kernel for {}", found->name, name_of(pass), machine.name));
+    return found->schedule;
+}
+
 /// The fastest prediction of the schedules asked for.
 Prediction fastest(const Problem& problem, const tessera_options& options, Pass pass, const Machine& machine) {
     problem.validate();
@@ -90,9 +106,11 @@ Prediction fastest(const Problem& problem, const tessera_options& options, Pass 
         invalid("schedule", fmt::format("expected 0..{}, got {}", std::size(kSchedules), options.schedule));
     PredictOptions how{.by = "tessera", .threads = options.threads};
     if (options.block_q != 0 || options.block_kv != 0) how.tile = Tile{options.block_q, options.block_kv};
+    const std::optional<Schedule> of_kernel = schedule_of_kernel(options, pass, machine);
     std::optional<Prediction> best;
     std::string reasons;
     for (const Schedule schedule : kSchedules) {
+        if (of_kernel && schedule != *of_kernel) continue;
         if (options.schedule != TESSERA_ANY_SCHEDULE && options.schedule != static_cast<int>(schedule) + 1) continue;
         if (const auto reason = refusal(problem, schedule, pass, machine, how)) {
             reasons += fmt::format("\n  {}: {}", name_of(schedule), *reason);

@@ -8,9 +8,9 @@ namespace tessera {
 /// Threads that this process may use at once (its CPU affinity counts).
 int available_threads();
 
-/// What runs where a caller hands over no ParallelFor: threads that stay ready between calls, oneTBB while another call
-/// has those. Tasks are taken one by one in rising order, so a caller that lists its longest tasks first gets a
-/// balanced loop.
+/// The ParallelFor of callers that have none: threads that stay ready between calls, or oneTBB while another call has
+/// those. Tasks are taken one by one in rising order, so a caller that lists its longest tasks first gets a balanced
+/// loop.
 void default_parallel_for(std::int64_t tasks, int workers, const TaskBody& body);
 
 }  // namespace tessera

@@ -45,7 +45,7 @@ void validate_plan_options(const PlanOptions& options) {
 
 namespace {
 
-/// Where the tensors live, as PlanOptions::device says.
+/// The device of the tensors, as PlanOptions::device says.
 Device device_of(const PlanOptions& options) {
     if (options.device) return *options.device;
     bool on_cuda = options.backend == Backend::cuda;
@@ -154,7 +154,7 @@ std::string entry(std::string_view label, std::string_view words) {
     return text + '\n';
 }
 
-/// What a caller who keeps o_residual pays, and what it saves.
+/// The cost and the gain of keeping o_residual, as text.
 std::string o_residual_text(const Plan& plan) {
     const Problem& p = plan.problem;
     const auto bytes = static_cast<std::size_t>(p.rows_q() * p.heads_q * p.head_dim_v);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kGiB = 1073741824.0;
 
-/// What all candidates are asked with.
+/// The question that all candidates are asked.
 struct Question {
     const model::Machine& machine;
     const Problem& problem;
@@ -38,7 +38,7 @@ schedule::Footprint footprint_of(const Question& q, const Candidate& candidate) 
                                 .sequences = q.how.sequences});
 }
 
-/// What tensors and workspace together are over the machine's memory.
+/// The reason when tensors and workspace together are over the machine's memory.
 std::optional<std::string> does_not_fit(const Question& q, const Candidate& candidate) {
     if (!schedule::countable(q.problem)) return "has more bytes than can be counted";
     const Problem& p = q.problem;

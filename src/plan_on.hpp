@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plan() for a machine that need not be there: what its kernels refuse is asked of the same rows as at run time, with
-// the machine's numbers; what they cost is the model's.
+// plan_on() is plan() for a machine that need not be there. The rows that refuse a Problem at run time are asked with
+// that machine's numbers, and the cost model predicts the time.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-/// How long a thread looks for work before it sleeps: longer than the pause between the calls of a model's layers.
+/// A thread looks for work for so long before it sleeps: longer than the pause between the calls of a model's layers.
 constexpr std::chrono::microseconds kReadyFor{200};
 
 void pause_briefly() {

@@ -39,9 +39,9 @@ NEEDS = [
     (r"gradient::(delta|bias)_fp32_kernel<.*>", {"FFMA", "MUFU"}),
     (r"gradient::(delta|bias)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"gradient::dq_(fp32_)?kernel<.*>", set()),
-    (r"gradient::(sum_shares|units)_kernel<.*>", set()),
+    (r"gradient::(dkdv_reduce|fp16_scale)_kernel<.*>", set()),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
-    (r"standard::(scores|values|products|dq|key_product)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
+    (r"standard::(scores|values|gemm|dq|key_gemm)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
     (r"standard::bias_gradient_kernel<.*>", set()),
 ]
@@ -67,14 +67,14 @@ COMPILED = [
     ("fa1", "BackwardShapes", "fa1::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("standard", "Shapes", "standard::products_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::gemm_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("standard", "Shapes", "standard::key_product_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("standard", "Shapes", "standard::key_gemm_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
 ]
 WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax", "row_gradient", "bias_gradient")
                   for dtype in ("bf16", "fp16")} | {
-    "fa3::reset_kernel", "gradient::units_kernel<fp16>"} | {f"gradient::sum_shares_kernel<{dtype}>" for dtype in ("bf16", "fp16")} | {
-    f"gradient::delta_of_output_kernel<{dtype}, {chunks}>" for dtype in ("bf16", "fp16") for chunks in (1, 2, 4)} | {
+    "fa3::reset_kernel", "gradient::fp16_scale_kernel<fp16>"} | {f"gradient::dkdv_reduce_kernel<{dtype}>" for dtype in ("bf16", "fp16")} | {
+    f"gradient::delta_from_output_kernel<{dtype}, {chunks}>" for dtype in ("bf16", "fp16") for chunks in (1, 2, 4)} | {
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)}
 

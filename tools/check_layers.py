@@ -38,18 +38,10 @@ LAYER_OF = {
     "src/cuda/tile/": "cuda/tile",
     "src/cuda/shared/": "cuda/shared",
     "src/cuda/gradient/": "cuda/gradient",
-    "src/cuda/standard/": "cuda/standard",
-    "src/cuda/fa1/": "cuda/fa1",
-    "src/cuda/fa2/": "cuda/fa2",
-    "src/cuda/fa3/": "cuda/fa3",
     # Plain C++ without CUDA headers, which kernels, plan() and the cost model share: which shapes are compiled, which one
-    # runs a Problem, in which order work is done.
+    # runs a Problem, in which order work is done. Each schedule has a host/ of its own.
     "src/cuda/host/": "cuda/host",
     "src/cuda/gradient/host/": "cuda/host",
-    "src/cuda/standard/host/": "cuda/host",
-    "src/cuda/fa1/host/": "cuda/host",
-    "src/cuda/fa2/host/": "cuda/host",
-    "src/cuda/fa3/host/": "cuda/host",
     "src/registry.": "registry",
     "src/": "api",  # api, c_api, plan, parallel
     "toolkit/check/": "check",
@@ -92,11 +84,7 @@ ALLOWED = {
     "cuda/tile": CUDA_TILE,
     "cuda/shared": CUDA_TILE | {"kernel"},
     "cuda/gradient": CUDA_TILE | {"kernel", "cuda/shared"},
-    "cuda/standard": CUDA_SCHEDULE,
-    "cuda/fa1": CUDA_SCHEDULE,
-    "cuda/fa2": CUDA_SCHEDULE,
-    "cuda/fa3": CUDA_SCHEDULE,
-    "cuda": CUDA_SCHEDULE | {"cuda/standard", "cuda/fa1", "cuda/fa2", "cuda/fa3"},
+    "cuda": CUDA_SCHEDULE,  # and every schedule, cuda/fa1 for one, whose own rows are CUDA_SCHEDULE: none includes another
     "registry": {"include", "core", "kernel", "reference", "cpu", "cuda"},
     "api": {"include", "core", "schedule", "model", "kernel", "registry", "cuda/host"},
     "device": {"include", "core"},
@@ -141,7 +129,16 @@ OPEN_POINT = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
 
 
 def layer_of(path: str) -> str:
-    return LAYER_OF[max((prefix for prefix in LAYER_OF if path.startswith(prefix)), key=len)]
+    layer = LAYER_OF[max((prefix for prefix in LAYER_OF if path.startswith(prefix)), key=len)]
+    schedule = re.match(r"src/cuda/(\w+)/(host/)?", path) if layer == "cuda" else None
+    if schedule is None:
+        return layer
+    return "cuda/host" if schedule[2] else f"cuda/{schedule[1]}"
+
+
+def may_include(layer: str, other: str) -> bool:
+    lists_schedules = layer == "cuda" and other.startswith("cuda/")
+    return other == layer or lists_schedules or other in ALLOWED.get(layer, CUDA_SCHEDULE)
 
 
 def source_files(root: pathlib.Path):
@@ -165,13 +162,14 @@ def check_includes(root: pathlib.Path, path: pathlib.Path, name: str, text: str)
         header = match[1] or match[2]
         line = text.count("\n", 0, match.start(0)) + 1 + match[0].startswith("\n")
         for prefix, layers in THIRD_PARTY.items():
-            if header.startswith(prefix) and layer not in layers and find_header(root, path, header) is None:
+            third_party = layer if layer in ALLOWED else "cuda"
+            if header.startswith(prefix) and third_party not in layers and find_header(root, path, header) is None:
                 yield f"{name}:{line}: {layer} does not use <{header}>"
         target = find_header(root, path, header)
         if target is None:
             continue
         other = layer_of(target)
-        if other != layer and other not in ALLOWED[layer]:
+        if not may_include(layer, other):
             yield f"{name}:{line}: {layer} may not include {other} ({header})"
 
 

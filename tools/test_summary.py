@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums up what ctest ran: test by test, what was skipped and why, what failed, what took longest.
 
-    tools/test_summary.py [--slowest N] [--known PASSED,SKIPPED,FAILED] NAME=FOLDER...
+    tools/test_summary.py [--slowest N] [--known PASSED,SKIPPED,FAILED] [NAME=FOLDER...]
 
 FOLDER is a build folder after `ctest --output-junit FOLDER/ctest.xml`. A part of a GoogleTest program counts as the tests
 that it ran (FOLDER/results/PART.xml), any other test of ctest's as one. A part that failed and says of no test that it
 failed has crashed or hung, and counts as one failure. What pytest --junitxml wrote to FOLDER/ctest.xml is read the same way.
-The last line is "N passed, M skipped, K failed"; the exit status is 1 when K is not 0. --known adds checks that were no
-tests of ctest's.
+FOLDER/status, where it exists, is the exit status of what ran. A stage counts one failure when it has no results, results
+that cannot be read, or a status other than 0 without a failed test.
+The last line is "N passed, M skipped, K failed"; the exit status is 1 when K is not 0. Without a stage nothing ran, which
+counts as one failure. --known adds checks that were no tests of ctest's.
 """
 import argparse
 import collections
@@ -56,30 +58,58 @@ def of_ctest(case: ElementTree.Element) -> Result:
     if case.get("status") == "fail" or case.find("failure") is not None or case.find("error") is not None:
         return Result(name, seconds, "failed")
     skipped = case.find("skipped")
+    message = skipped.get("message", "") if skipped is not None else ""
+    # ctest says "notrun" of a program that is missing, too. A test that skips itself has SKIP_RETURN_CODE or
+    # SKIP_REGULAR_EXPRESSION in its message.
+    if case.get("status") == "notrun" and not message.startswith("SKIP_"):
+        return Result(f"{name} (not run: {message or 'no reason was given'})", seconds, "failed")
     if skipped is not None:
-        return Result(name, seconds, "skipped", first_line(case.findtext("system-out") or skipped.get("message") or ""))
+        return Result(name, seconds, "skipped", first_line(case.findtext("system-out") or message))
     return Result(name, seconds, "passed")
 
 
+def of_case(folder: pathlib.Path, case: ElementTree.Element) -> list[Result]:
+    whole = of_ctest(case)
+    parts = folder / "results" / f"{case.get('name')}.xml"
+    crashed = Result(f"{whole.name} (crashed, hung or did not start)", whole.seconds, "failed")
+    if not parts.exists():
+        # tessera_add_shards() gives the parts of GoogleTest programs a number, and results.
+        is_part = re.fullmatch(r".+\.\d+", case.get("name", "")) is not None
+        if is_part and case.get("status") == "run":
+            return [Result(f"{whole.name} (passed, but left no results)", whole.seconds, "failed")]
+        return [crashed if is_part and case.get("status") == "fail" else whole]
+    inside = of_gtest(parts)
+    if whole.state == "failed" and not any(r.state == "failed" for r in inside):
+        inside.append(crashed)
+    return inside
+
+
 def read(folder: pathlib.Path) -> list[Result]:
+    status = (folder / "status").read_text(encoding="utf-8").strip() if (folder / "status").exists() else "0"
+    ended = "" if status == "0" else f" (it ended with status {status})"
     if not (folder / "ctest.xml").exists():
-        return [Result(f"no results in {folder}", 0, "failed")]
-    results = []
-    for case in ElementTree.parse(folder / "ctest.xml").getroot().iter("testcase"):
-        whole = of_ctest(case)
-        parts = folder / "results" / f"{whole.name}.xml"
-        inside = of_gtest(parts) if parts.exists() else []
-        if whole.state == "failed" and not any(r.state == "failed" for r in inside):
-            inside.append(Result(f"{whole.name} (crashed, hung or did not start)", whole.seconds, "failed"))
-        results += inside or [whole]
-    return results or [Result(f"no test ran in {folder}", 0, "failed")]
+        return [Result(f"no results in {folder}{ended}", 0, "failed")]
+    try:
+        cases = list(ElementTree.parse(folder / "ctest.xml").getroot().iter("testcase"))
+        results = [result for case in cases for result in of_case(folder, case)]
+    except ElementTree.ParseError as error:
+        return [Result(f"results in {folder} that cannot be read: {error}{ended}", 0, "failed")]
+    if not results:
+        return [Result(f"no test ran in {folder}{ended}", 0, "failed")]
+    if ended and not any(r.state == "failed" for r in results):
+        results.append(Result(f"no test of {folder} failed, but it ended with status {status}", 0, "failed"))
+    return results
 
 
 def print_calls(folder: pathlib.Path) -> None:
     """How often kernels ran in tests that ask all of them, as the programs told (tests/kernels/all_kernels_test.cc)."""
     ran, refused = collections.Counter(), collections.Counter()
     for path in sorted((folder / "results").glob("*.xml")):
-        for name, value in ElementTree.parse(path).getroot().attrib.items():
+        try:
+            attributes = ElementTree.parse(path).getroot().attrib
+        except ElementTree.ParseError:
+            continue  # read() counts it as failed
+        for name, value in attributes.items():
             if name.startswith("ran_"):
                 ran[name[4:]] += int(value)
             if name.startswith("refused_"):
@@ -94,7 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--slowest", type=int, default=15)
     parser.add_argument("--known", default="0,0,0")
-    parser.add_argument("stages", nargs="+", metavar="NAME=FOLDER")
+    parser.add_argument("stages", nargs="*", metavar="NAME=FOLDER")
     options = parser.parse_args()
     passed, skipped, failed = (int(n) for n in options.known.split(","))
     total = collections.Counter(passed=passed, skipped=skipped, failed=failed)
@@ -111,7 +141,11 @@ def main() -> int:
     print("\nslowest tests, in seconds on a machine that does other things too:")
     for name, result in sorted(every, key=lambda entry: -entry[1].seconds)[: options.slowest]:
         print(f"{result.seconds:8.1f}  {name}: {result.name}")
-    print_calls(pathlib.Path(options.stages[0].split("=", 1)[1]))
+    if options.stages:
+        print_calls(pathlib.Path(options.stages[0].split("=", 1)[1]))
+    else:
+        print("failed: nothing ran")
+        total["failed"] += 1
     why = collections.Counter((name, r.reason) for name, r in every if r.state == "skipped")
     if why:
         print()

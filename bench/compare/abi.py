@@ -24,27 +24,27 @@ class Tensor(c.Structure):
                 ("strides", c.c_int64 * 4), ("device_type", c.c_int32), ("device_index", c.c_int32)]
 
 
-class Problem(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("dtype", c.c_int32), ("ragged", c.c_int32)] + \
-        [(n, c.c_int64) for n in ("batch", "len_q", "len_kv", "heads_q", "heads_kv", "head_dim", "head_dim_v",
-                                  "total_q", "total_kv", "window_left", "window_right")] + \
-        [(n, c.c_int32) for n in ("causal", "alibi", "bias", "bias_gradient")] + \
-        [("scale", c.c_double), ("softcap", c.c_double), ("dropout_probability", c.c_double), ("dropout_seed", c.c_uint64)]
+TYPES = {"size_t": c.c_size_t, "int32_t": c.c_int32, "int64_t": c.c_int64, "uint64_t": c.c_uint64, "double": c.c_double,
+         "tessera_tensor": Tensor}
+
+
+def struct_of(name):
+    """The struct of this name as the header states it."""
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", text, re.DOTALL)[1]
+    fields = re.findall(r"(\w+)\s+(\w+)\s*;", body)
+    return type(name, (c.Structure,), {"_fields_": [(field, TYPES[kind]) for kind, field in fields]})
+
+
+Problem = struct_of("tessera_problem")
+ForwardArgs = struct_of("tessera_forward_args")
+BackwardArgs = struct_of("tessera_backward_args")
 
 
 class Options(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("backend", c.c_int32), ("schedule", c.c_int32), ("kernel", c.c_char_p),
                 ("block_q", c.c_int64), ("block_kv", c.c_int64), ("threads", c.c_int32), ("reserved", c.c_int32),
                 ("parallel_for", c.c_void_p), ("parallel_for_context", c.c_void_p)]
-
-
-def args_struct(names):
-    return type("Args", (c.Structure,), {"_fields_": [("struct_size", c.c_size_t)] + [(n, Tensor) for n in names]})
-
-
-ForwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse", "o_residual"])
-BackwardArgs = args_struct(["q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse", "d_o",
-                            "dlse", "dq", "dk", "dv", "dbias", "o_residual"])
 
 
 def view(t):

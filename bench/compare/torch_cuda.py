@@ -3,7 +3,10 @@
 """Times tessera's CUDA kernels beside PyTorch's FlashAttention-2 and cuDNN in one process, call by call in turn.
 
     python3 bench/compare/torch_cuda.py build/src/libtessera.so [--pass backward [--residual both]] [--schedules fa3]
-        [--rows 128] [--dtype fp16] [--out records.jsonl]
+        [--rows 128] [--dtype fp16] [--fa3] [--before other/libtessera.so] [--out records.jsonl]
+
+--fa3 adds FlashAttention-3's forward, from the package `fa3-fwd` of PyPI. --before times another build of the library
+beside this one, in the same process and order, and prints how many times as fast this one is.
 
 The shapes and targets are those of h200_forward.json: times cuDNN; and of h200_backward.json: TFLOP/s of the better of
 FlashAttention-3 and -4 (torch_backward.py, which also says what --residual is). Before each call 256 MiB are written, so that no operand is left
@@ -57,7 +60,14 @@ def check(name, o, lse, q, k, v, causal):
     return error
 
 
-def calls_of(lib, row, schedules, dtype=torch.bfloat16):
+def fa3_call(q, k, v, causal):
+    """FlashAttention-3's forward as `fa3-fwd` 0.0.3 registers it: [batch, len, heads, dim], O and LSE."""
+    import fa3_fwd._C  # noqa: F401  (registers torch.ops.fa3_fwd)
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return lambda: torch.ops.fa3_fwd.fwd(q, k, v, is_causal=bool(causal))
+
+
+def calls_of(lib, row, schedules, dtype=torch.bfloat16, fa3=False):
     dim, heads_q, heads_kv, causal, batch, length = row[:6]
     make = lambda heads: torch.randn(batch, length, heads, dim, device="cuda", dtype=dtype).transpose(1, 2)
     q, k, v = make(heads_q), make(heads_kv), make(heads_kv)
@@ -70,6 +80,7 @@ def calls_of(lib, row, schedules, dtype=torch.bfloat16):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=bool(causal), enable_gqa=heads_q != heads_kv)
         return call
     calls = {"fa2": torch_call(SDPBackend.FLASH_ATTENTION), "cudnn": torch_call(SDPBackend.CUDNN_ATTENTION)}
+    if fa3: calls["fa3 fa3"] = fa3_call(q, k, v, causal)
     for schedule in schedules:
         o = torch.full_like(q, math.nan)
         lse = torch.full((batch, heads_q, length), math.nan, device="cuda")
@@ -136,25 +147,35 @@ def main():
     parser.add_argument("--residual", choices=("kept", "summed", "both"), default="kept",
                         help="backward: with the residual of O, without it, or both")
     parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--fa3", action="store_true", help="forward: FlashAttention-3 by the package fa3-fwd beside the others")
+    parser.add_argument("--before", metavar="LIBRARY", help="another build of the library, timed in the same process")
     parser.add_argument("--out", help="append Records (JSON lines) to this file")
     parser.add_argument("--commit", default="unknown", help="of the library")
     options = parser.parse_args()
     lib = abi.Library(options.library)
+    before = abi.Library(options.before) if options.before else None
     schedules = options.schedules.split(",")
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
     rows = json.loads((HERE / f"h200_{options.direction}.json").read_text())["rows"]
     if options.rows:
         rows = [r for r in rows if str(r[0]) in options.rows.split(",")]
     forward = options.direction == "forward"
-    prepare = calls_of if forward else functools.partial(torch_backward.calls_of, residual=options.residual)
+    prepare = functools.partial(calls_of, fa3=options.fa3) if forward else \
+        functools.partial(torch_backward.calls_of, residual=options.residual)
     ends = {"kept": [""], "summed": [" summed"], "both": ["", " summed"]}[options.residual]
     names = schedules if forward else [s + end for s in schedules for end in ends]
     peer = "cudnn" if forward else "fa2"
     ratios = {s: [] for s in names}
+    gains = {s: [] for s in names}  # over the build before
     print(f"TFLOP/s; (times {peer})\n dim heads  mask   batch x len     fa2 cudnn  " + "  ".join(f"{s:>12}" for s in names) + "  target")
     for row in rows:
         torch.cuda.empty_cache()
-        calls = prepare(lib, row, schedules, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[options.dtype])
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[options.dtype]
+        calls = prepare(lib, row, schedules, dtype=dtype)
+        if before:
+            others = prepare(before, row, schedules, dtype=dtype)
+            calls.update({f"before {name.removeprefix('tessera ')}": call for name, call in others.items()
+                          if name.startswith("tessera ")})
         times = times_of(calls, options.repeat, flush)
         common = {"dtype": options.dtype, "device": torch.cuda.get_device_name(), "clock_mhz": int(query("clocks.sm") or 0),
                   "versions": {"tessera": lib.version(), "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()),
@@ -164,7 +185,7 @@ def main():
         for name, r in records.items(): r.update(getattr(calls[name], "notes", {}))
         if options.out:
             with open(options.out, "a") as out:
-                out.writelines(json.dumps(r) + "\n" for r in records.values())
+                out.writelines(json.dumps(r) + "\n" for r in records.values() if r["by"] != "before")
         speed = {name: r["tflops"] for name, r in records.items()}
         of_peer = lambda name: f"{speed[name]:5.0f}" if name in speed else "    -"
         line = f"{row[0]:4} {row[1]:>2}/{row[2]:<2} {'causal' if row[3] else 'full':>6} {row[4]:4} x {row[5]:<6} {of_peer('fa2')} {of_peer('cudnn')}  "
@@ -176,7 +197,16 @@ def main():
             if forward: ratios[s].append(ratio / row[6])
             elif row[7]: ratios[s].append(speed[f"tessera {s}"] / row[7])
             line += f"{speed[f'tessera {s}']:5.0f} ({ratio:.2f})  "
+        for s in names:
+            if f"before {s}" in speed and f"tessera {s}" in speed:
+                gains[s].append(speed[f"tessera {s}"] / speed[f"before {s}"])
+                line += f"{gains[s][-1]:.3f} of before  "
+        if "fa3 fa3" in speed: line += f"fa3 {speed['fa3 fa3']:.0f}  "
         print(line + (f"{row[6]:.2f}" if forward else f"{row[7]:.0f}" if row[7] else "-"), flush=True)
+    for s, values in gains.items():
+        if values:
+            print(f"{s}: of the build before, geometric mean {math.exp(statistics.fmean(map(math.log, values))):.4f}, "
+                  f"{min(values):.3f} to {max(values):.3f}")
     for s, values in ratios.items():
         if values: print(f"{s}: of target, geometric mean {math.exp(statistics.fmean(map(math.log, values))):.3f}, worst {min(values):.3f}")
 

@@ -162,6 +162,7 @@ void judge_host(const Asked& asked, const std::string& first) {
     }
     std::vector<double> errors[2];
     model::Machine calibrated;
+    std::vector<MeasuredKernels> found;
     for (const auto& [name, rows] : kinds) {
         if (!asked.wants(name)) continue;
         std::vector<measure::TimedCall> calls;
@@ -175,15 +176,15 @@ void judge_host(const Asked& asked, const std::string& first) {
                                             return row->measured.record.file == first;
                                         }))->machine;
         const KernelShares shares = measure::fitted_shares(machine, kind.schedule, kind.pass, calls);
-        if (calibrated.name.empty()) calibrated = machine, calibrated.kernels.clear();
-        calibrated.kernels.push_back({name, shares, fmt::format("{} calls of {}", calls.size(), first)});
+        if (calibrated.name.empty()) calibrated = machine;
+        found.push_back({name, shares, fmt::format("{} calls of {}", calls.size(), first)});
         fmt::print("\n{}, {} calls:", name, calls.size());
         for_each_share(shares, [](const char* share, double value) { fmt::print(" {} {:.4g}", share, value); });
         fmt::print("\n");
         std::vector<double> own[2];
         for (const Row* row : rows) {
             model::Machine there = machine;
-            there.kernels = {{name, shares, first}};
+            set_measured_kernels(there, {{name, shares, first}});
             const double ms = predict(row->problem, kind.schedule, kind.pass, there, options_of(*row)).ms;
             const measure::Record& r = row->measured.record;
             const bool held_out = r.file != first;
@@ -197,9 +198,12 @@ void judge_host(const Asked& asked, const std::string& first) {
             errors[i].insert(errors[i].end(), own[i].begin(), own[i].end());
         }
     }
-    if (calibrated.kernels.empty())
+    if (found.empty())
         throw Error(ErrorCode::bad_data, first, "expected Records of kernels that are asked for: nothing was fitted");
-    if (!asked.write.empty()) measure::write_machine(asked.write, calibrated);
+    if (!asked.write.empty()) {
+        set_measured_kernels(calibrated, std::move(found));
+        measure::write_machine(asked.write, calibrated);
+    }
     fmt::print("\nall, fitted:   {}\nall, held out: {}\n", errors_text(errors[0]), errors_text(errors[1]));
 }
 
@@ -218,20 +222,19 @@ void probe(const std::string& path) {
             problem, {.pass = pass, .backend = Backend::cpu, .schedule = kind.schedule, .threads = one.threads});
         measure::Record record =
             measure::record_of(plan, ms, measure::flop(problem, pass, measure::visible_pairs(problem)));
-        record.device = host.cpu;
+        record.device = measure::text_of(host);
         record.date = measure::utc_date();
         record.versions = {{"tessera", tessera_version()}};
         measure::append_records(path, {record});
     };
-    machine.kernels = measure::measure_kernels(machine, progress, keep);
+    set_measured_kernels(machine, measure::measure_kernels(machine, progress, keep));
     measure::write_machine(beside, machine);
     progress("done");
 }
 
 /// The machine of a file's Records; null: one that the model does not know.
 std::optional<model::Machine> machine_of(const std::string& path, const measure::Record& record) {
-    const auto beside = std::filesystem::path(path).replace_extension(".machine.json");
-    if (std::filesystem::exists(beside)) return measure::read_machine(beside.string());
+    if (auto beside = measure::machine_beside(path)) return beside;
     const model::Machine* known = model::machine_of_device(record.device);
     if (known == nullptr) return std::nullopt;
     return *known;

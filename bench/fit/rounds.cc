@@ -239,7 +239,7 @@ class Rounds {
         }
         const std::vector<Rates> last = rates_of(c.threads);
         measure::Record record = measure::record_of(timed, measure::summarize(ms), 0);
-        record.device = host_.cpu;
+        record.device = measure::text_of(host_);
         record.date = measure::utc_date();
         for (const auto& [q, kv] : c.members) record.lens_q.push_back(q), record.lens_kv.push_back(kv);
         Json json = measure::to_json(record);

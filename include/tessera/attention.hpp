@@ -15,19 +15,19 @@
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// One task of a parallel loop: `worker` is in [0, workers) and no two bodies that run at once share it.
+/// One task of a parallel loop. `worker` is in [0, workers); two tasks that run at the same time have different ones.
 using TaskBody = std::function<void(std::int64_t task, int worker)>;
 
 /// Runs body(task, worker) once for every task in [0, tasks), in any order, on at most `workers` threads, and returns
 /// when all are done. An exception of a body is to be rethrown to the caller. No task waits for another.
 using ParallelFor = std::function<void(std::int64_t tasks, int workers, const TaskBody& body)>;
 
-/// Tiles that a call touched, as the kernel itself counted them.
+/// How many tiles a call touched. The kernel itself counts them.
 struct TileCounters {
-    std::atomic<std::int64_t> full{0};      ///< every pair visible: ran without mask code
-    std::atomic<std::int64_t> partial{0};   ///< some pairs visible: ran with the mask
-    std::atomic<std::int64_t> skipped{0};   ///< no pair visible: never touched
-    std::atomic<std::int64_t> elements{0};  ///< (query, key) pairs of the tiles that ran, hidden ones too
+    std::atomic<std::int64_t> full{0};            ///< tiles whose pairs are all visible: they ran without mask code
+    std::atomic<std::int64_t> partial{0};         ///< tiles with visible and hidden pairs: they ran with the mask
+    std::atomic<std::int64_t> skipped{0};         ///< tiles without a visible pair: nothing of them was read
+    std::atomic<std::int64_t> computed_pairs{0};  ///< (query, key) pairs of the full and partial tiles, hidden ones too
 };
 
 /// How to run. Everything is optional.
@@ -35,15 +35,18 @@ struct Execution {
     ParallelFor parallel_for{};        ///< empty: tessera's own threads
     TileCounters* counters = nullptr;  ///< when set, the CPU kernels add their tile counts
     void* stream = nullptr;            ///< cudaStream_t; null: the default stream. Unused on the CPU
-    TileObserver* observer = nullptr;  ///< when set, the CPU kernels tell it of every tile
-    bool placed = false;  ///< the caller knows that all memory is where its view says: the CUDA driver is not asked
+    TileObserver* observer = nullptr;  ///< when set, the CPU kernels report every tile to it
+    /// CUDA: every pointer is taken to be memory of its view's device. Otherwise the driver is asked for each one, and
+    /// host memory is an error and not a fault of the kernel.
+    bool skip_memory_check = false;
 };
 
-/// All tensors of a call live on plan.device. The cu_seqlens of a CUDA call are not validated, since reading them would
-/// wait for the device: its kernels clamp every entry to 0..total and every length to the Problem's bound, so entries
-/// that break the contract give wrong results, never an access outside the tensors.
+/// The tensors of a forward call, all on plan.device. Shapes are [...] dense | [...] ragged; each tensor has strides of
+/// its own. An optional tensor is left out by a default-constructed view (TensorView::given()).
 ///
-/// Tensors of a forward call. Shapes ([...] dense | [...] ragged); strides are free, each tensor has its own.
+/// cu_seqlens on a CUDA device are not validated, since reading them would wait for the device. The kernels clamp every
+/// entry to 0..total and every length to the Problem's bound: entries that break the contract give wrong results, never
+/// an access outside the tensors.
 struct ForwardArgs {
     TensorView q;               ///< [batch, len_q, heads_q, head_dim]     | [total_q, heads_q, head_dim]
     TensorView k;               ///< [batch, len_kv, heads_kv, head_dim]   | [total_kv, heads_kv, head_dim]
@@ -54,12 +57,12 @@ struct ForwardArgs {
     TensorView cu_seqlens_kv{};
     TensorView o;      ///< out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v]
     TensorView lse{};  ///< out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q]; natural logarithm
-    /// out, optional, of a bf16 or fp16 Problem whose Plan says o_residual: int8, shape of o; what rounding took off O,
-    /// in 256ths of O's last place (docs/numerics.md, "The residual of O")
+    /// out, optional, for a bf16 or fp16 Problem whose Plan says o_residual: int8, shape of o. It holds what rounding
+    /// took off O, in 256ths of O's last place (docs/numerics.md, "The residual of O").
     TensorView o_residual{};
 };
 
-/// Tensors of a backward call: the forward's inputs and results, the gradients of O and LSE, and where to put the rest.
+/// The tensors of a backward call: inputs and results of the forward, the gradients of O and LSE, and the outputs.
 struct BackwardArgs {
     TensorView q;
     TensorView k;
@@ -72,28 +75,28 @@ struct BackwardArgs {
     TensorView lse;      ///< as the forward gave it
     TensorView d_o;      ///< gradient of O, shape of o, strides of its own; "do" in messages
     TensorView dlse{};   ///< gradient of LSE, optional, shape and dtype of lse
-    TensorView dq;       ///< out, shape of q; as dk and dv, left out when it is not wanted
+    TensorView dq;       ///< out, optional like dk and dv: shape of q
     TensorView dk;       ///< out, shape of k
     TensorView dv;       ///< out, shape of v
     TensorView dbias{};  ///< out, when problem.bias_gradient: shape of bias (sizes 1 are summed over)
-    /// As the forward gave it, optional. A kernel whose Plan says o_residual saves two of its seven products with it;
-    /// the others do not look at it. What is right does not depend on it.
+    /// As the forward gave it, optional. A kernel whose Plan says o_residual saves two of its seven matrix products
+    /// with it; the others do not read it. The contract of the results is the same with and without it.
     TensorView o_residual{};
 };
 
-/// O = attention(Q, K, V), and LSE. Validates everything first: a call that throws has changed nothing. On a CUDA
-/// device the work is queued on how.stream: the call returns before it is done, and `workspace` is memory of that
-/// device. Throws Error(invalid_argument) naming the tensor, Error(workspace_too_small) when `workspace` is shorter
-/// than plan.workspace_bytes or not aligned to Plan::kWorkspaceAlignment, Error(unsupported) naming a
-/// tensor whose strides or alignment a CUDA kernel does not take, Error(internal) when CUDA refuses a launch.
+/// Computes O = attention(Q, K, V), and LSE. Everything is validated first: a call that throws has changed nothing. On
+/// a CUDA device the work is queued on how.stream: the call returns before it is done, and `workspace` is memory of
+/// that device. Throws Error(invalid_argument) naming the tensor, Error(workspace_too_small) when `workspace` is
+/// shorter than plan.workspace_bytes or not aligned to Plan::kWorkspaceAlignment, Error(unsupported) naming a tensor
+/// whose strides or alignment a CUDA kernel does not take, Error(internal) when CUDA refuses a launch.
 void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how = {});
 
-/// dQ, dK, dV (and dbias) by recomputing P from Q, K and LSE: no N x N matrix is kept from the forward.
-/// Deterministic: the same bits whatever the number of threads. Errors as forward().
+/// Computes dQ, dK, dV (and dbias) from P, which is recomputed from Q, K and LSE: no N x N matrix is kept from the
+/// forward. It is deterministic: the bits do not depend on the number of threads. Errors are those of forward().
 void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how = {});
 
 /// Owns a workspace of the right size and alignment for plans, in host memory.
-/// Throws Error(out_of_memory) when it cannot be had.
+/// Throws Error(out_of_memory) when there is not so much memory.
 class Workspace {
  public:
     explicit Workspace(std::size_t bytes);

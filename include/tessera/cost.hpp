@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a schedule moves, computes and holds: counts, exact and without a device. docs/model.md tells the rules.
+// The exact counts of what a schedule moves, computes and holds, without a device. docs/model.md has the rules.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// Bytes moved. `l2`: between a multiprocessor and what all share (on a CPU: beyond the core's own caches). `dram`:
-/// the part of those that also crosses the device memory's bus. `shared`: into and out of a multiprocessor's own
+/// Bytes moved. `l2` is traffic between a multiprocessor and the L2 cache (on a CPU: beyond the core's own caches).
+/// `dram` is the part of it that crosses the bus of the device memory. `shared` is traffic into and out of shared
 /// memory.
 struct Bytes {
     std::int64_t dram = 0;
@@ -20,27 +20,27 @@ struct Bytes {
 
 struct Work {
     Bytes bytes{};
-    std::int64_t flop = 0;  ///< of matrix products, for pairs that the mask lets through
-    std::int64_t exps = 0;  ///< for the same pairs
+    std::int64_t flop = 0;  ///< FLOP of the matrix products of visible pairs
+    std::int64_t exps = 0;  ///< exponentials of visible pairs
     Work& operator+=(const Work& other);
     friend bool operator==(const Work&, const Work&) = default;
 };
 Work operator*(std::int64_t times, const Work& work);
 
-/// What a whole schedule costs.
+/// The cost of a whole schedule.
 struct Cost {
     Work work{};
     std::int64_t full = 0;      ///< tiles whose pairs are all visible
     std::int64_t partial = 0;   ///< tiles with visible and hidden pairs
     std::int64_t skipped = 0;   ///< tiles without a visible pair
-    std::int64_t elements = 0;  ///< pairs of the tiles that run, hidden ones too: what hardware computes
-    std::int64_t pairs = 0;     ///< visible ones
+    std::int64_t elements = 0;  ///< pairs that the hardware computes: all pairs of the tiles that run
+    std::int64_t pairs = 0;     ///< visible pairs
     Cost& operator+=(const Cost& other);
     friend bool operator==(const Cost&, const Cost&) = default;
 };
 Cost operator*(std::int64_t times, const Cost& cost);
 
-/// Bytes of memory at the peak: tensors of the call and what the schedule keeps beside them.
+/// Bytes of memory at the peak: the tensors of the call and the workspace of the schedule.
 struct Footprint {
     std::int64_t tensors = 0;    ///< inputs and outputs
     std::int64_t workspace = 0;  ///< S and P; O, m, l; dQ, D

@@ -6,8 +6,8 @@
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// Element types. Attention runs on fp32, bf16 and fp16 (fp64 in the reference); int32 and int64 are for cu_seqlens,
-/// int8 for what rounding took off O.
+/// Element types. Attention runs on fp32, bf16 and fp16 (fp64 in the reference). int32 and int64 are for cu_seqlens,
+/// int8 is for the residual of O.
 enum class DType : std::uint8_t { fp64, fp32, fp16, bf16, int32, int64, int8 };
 
 /// Bytes of one element.

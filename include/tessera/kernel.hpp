@@ -15,7 +15,7 @@
 namespace tessera {
 
 // clang-format off
-/// Every schedule, once: row(name) for each. Whoever needs the list makes it from this, or loops over kSchedules.
+/// The list of all schedules: row(name) for each. Every other list is made from this one, or loops over kSchedules.
 #define TESSERA_SCHEDULES(row)                                                                       \
     row(standard) /* S and P are materialised in memory */                                           \
     row(fa1)      /* K/V blocks outer, Q blocks inner; O, m, l rescaled and written back each step */ \
@@ -23,7 +23,7 @@ namespace tessera {
     row(fa3)      /* fa2 with producer and consumer warps and asynchronous products (sm_90a) */
 // clang-format on
 
-/// The order of the work. All compute the same function.
+/// A schedule is the order of the work. All schedules compute the same function.
 enum class Schedule : std::uint8_t {
 #define TESSERA_ENUMERATOR(name) name,
     TESSERA_SCHEDULES(TESSERA_ENUMERATOR)
@@ -66,8 +66,8 @@ struct Tile {
     friend bool operator==(const Tile&, const Tile&) = default;
 };
 
-/// What a kernel is. The kernels that are compiled in are the kernels that can be chosen: kernels() lists them all,
-/// in order of preference; the last ones are the reference, which takes every legal Problem.
+/// A kernel that plan() can choose. kernels() lists every kernel that is compiled in, in order of preference. The last
+/// ones are the reference, which takes every legal Problem.
 struct KernelInfo {
     std::string name;  ///< unique and stable: "cpu.fa2.forward"
     Backend backend = Backend::reference;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which keys may a query see? A Mask is the rule (causal, window); bound to the two lengths it becomes a Band, which
-// answers the only three questions that any kernel asks: is (q, k) visible, which keys does a block of queries touch,
-// and is a tile full, partial or empty. Everything is constexpr and runs on host and device.
+// A Mask is the rule which keys a query sees (causal, window). Bound to the two lengths it becomes a Band, which
+// answers the only three questions that a kernel asks: is (q, k) visible, which keys does a block of queries touch, and
+// is a tile full, partial or empty. Everything is constexpr and runs on host and device.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// How the causal diagonal meets a rectangle of len_q != len_kv. Libraries differ, so it is always named.
+/// The place of the causal diagonal where len_q != len_kv. Libraries differ in it, so it is always named.
 enum class Causal : std::uint8_t {
     none,
     bottom_right,  ///< the last query sees the last key: key <= query + len_kv - len_q (flash-attn, serving)
     top_left,      ///< the first query sees the first key only: key <= query (torch)
 };
 
-/// A window side without limit.
+/// The width of a window side without limit.
 inline constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max();
 
 /// Half-open interval of indices.
@@ -75,7 +75,7 @@ struct Band {
         return full ? Coverage::full : Coverage::partial;
     }
 
-    /// Number of visible (query, key) pairs: what the arithmetic of attention is proportional to.
+    /// Number of visible (query, key) pairs. The FLOP of attention are proportional to it.
     TESSERA_HOST_DEVICE constexpr std::int64_t visible_pairs() const {
         std::int64_t pairs = 0;
         for (std::int64_t q = 0; q < len_q; ++q) pairs += row(q).size();
@@ -90,8 +90,9 @@ struct Band {
     }
 };
 
-/// The rule. The window is inclusive on both sides and relative to the bottom-right diagonal: query q sees keys
-/// q + len_kv - len_q - window_left ... q + len_kv - len_q + window_right. Causal and window hold together.
+/// The rule of a mask. The window is inclusive on both sides and relative to the bottom-right diagonal: query q sees
+/// keys q + len_kv - len_q - window_left ... q + len_kv - len_q + window_right. A key must pass both, causal and
+/// window.
 struct Mask {
     Causal causal = Causal::none;
     std::int64_t window_left = unbounded;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Looking on while a CPU kernel works: what it tells after each step, for programs that show or check the algorithm.
+// Observing a CPU kernel: what it reports after each step, for programs that show or check the algorithm.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// What has just been done with a tile of queries x keys.
+/// A step that a kernel has just done with a tile of queries x keys.
 enum class TileStep : std::uint8_t {
     scores,     ///< standard: S of the tile was written to memory
     softmax,    ///< standard: all keys of the queries at once, S became P, normalised
@@ -24,8 +24,9 @@ enum class TileStep : std::uint8_t {
     dk_and_dv,  ///< standard backward: dV and dK of the tile were added
 };
 
-/// One step, with the kernel's own numbers: the arrays are its working memory, fp32, and good during the call only.
-/// Queries lie in the lanes: an array [n, lanes] has the value of query i at n * lanes + i. Null: not of this step.
+/// One step, with the kernel's own numbers. The arrays are the kernel's working memory in fp32 and are valid during the
+/// call only. An array [n, lanes] has the value of query i at n * lanes + i. Arrays that the step does not use are
+/// null.
 struct TileReport {
     TileStep step = TileStep::values;
     Pass pass = Pass::forward;
@@ -45,23 +46,23 @@ struct TileReport {
 
     const float* ds = nullptr;     ///< [keys, lanes] gradient of the scores
     const float* dq = nullptr;     ///< [head_dim, lanes] sum of K^T dS so far; the scale comes at the end
-    const float* dk = nullptr;     ///< [keys, dk_stride] sum of dS^T Q so far; the scale comes at the end
+    const float* dk = nullptr;     ///< [keys, dk_stride] sum of dS^T Q so far, like dv; without the scale
     std::int64_t dk_stride = 0;    ///< floats
-    const float* dv = nullptr;     ///< [keys, dv_stride] sum of P^T dO so far
+    const float* dv = nullptr;     ///< [keys, dv_stride] sum of P^T dO so far, or of the last 256 tiles at most
     std::int64_t dv_stride = 0;    ///< floats
     const float* lse = nullptr;    ///< [lanes] of the forward, +inf for rows that see no key
     const float* delta = nullptr;  ///< [lanes] rowsum(dO * O) - dLSE
 };
 
-/// Set Execution::observer to be told of every tile that a CPU kernel runs. Tiles that the mask skips are not run and
-/// not told. Where a kernel multiplies on a matrix unit (Plan::matrix_unit), or has the heads of a group stacked, a
-/// call with an observer runs the same schedule in fp32 with queries in the lanes, and has the bits of that.
+/// Execution::observer is called for every tile that a CPU kernel runs, and not for tiles that the mask skips. A call
+/// with an observer runs in fp32 with queries in the lanes, and has the bits of that. This matters for kernels that
+/// otherwise use a matrix unit (Plan::matrix_unit) or stack the heads of a group.
 class TileObserver {
  public:
     virtual ~TileObserver() = default;
 
-    /// Called by the thread that ran the tile, so by several at once when the plan has several; a plan with one thread
-    /// tells the steps in the order of the algorithm. What it throws ends the call.
+    /// Called by the thread that ran the tile: by several threads at once when the plan has several. A plan with one
+    /// thread reports the steps in the order of the algorithm. An exception ends the call.
     virtual void saw(const TileReport& report) = 0;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long a schedule takes on a machine, and why, without running anything: docs/model.md tells the formulas in words,
-// tests/consumer/project/from_cpp.cc calls it.
+// predict() says how long a schedule takes on a machine, and why, without running anything. docs/model.md explains the
+// formulas, and tests/consumer/project/from_cpp.cc is an example.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// What the prediction is about, beside the Problem.
+/// The options of a prediction.
 struct PredictOptions {
-    /// Whose kernels: "tessera", "flash-attention" (its fa2 and fa3), "cudnn" (as fa3), or "" for the kernels that
-    /// constants were fitted for, tessera's first.
+    /// The library of the kernels: "tessera", "flash-attention" (its fa2 and fa3), "cudnn" (as fa3), or "" for any
+    /// library that constants were fitted for, tessera first.
     std::string by{};
     std::optional<Tile> tile{};  ///< default: the kernel's own
     int threads = 0;             ///< CPU: 0 for all cores of the machine
@@ -30,14 +30,14 @@ struct PredictOptions {
     bool worksheet = false;  ///< fill Prediction::worksheet
 };
 
-/// Time that one unit would need for the whole problem if nothing else took any, at the rated clock.
+/// A roof: the time that one unit would need for the whole problem at the rated clock if nothing else took time.
 struct Roof {
     std::string name;  ///< "tensor", "exp unit", "shared memory", "L2", "DRAM", "launch"; CPU: "FMA", "exp", ...
     double ms = 0;
     double percent = 0;  ///< of the predicted time
 };
 
-/// A part of the predicted time. The parts add up to it.
+/// A part of the predicted time. The parts add up to the whole.
 struct Part {
     std::string name;
     double ms = 0;
@@ -58,7 +58,7 @@ struct Prediction {
     /// constants are those of a relative.
     std::string fitted_on;
     bool measured = false;  ///< CPU: fitted_on are calls of such kernels on this very machine (Machine::kernels)
-    /// What the Problem asks for and the time is without: "softcap, dropout"; empty: nothing.
+    /// Features of the Problem whose time is left out: "softcap, dropout"; empty: none.
     std::string not_modelled;
     Tile tile{};
     double ms = 0;
@@ -74,14 +74,14 @@ struct Prediction {
     std::vector<WorksheetLine> worksheet;
 };
 
-/// Why there is no prediction (a dtype that the machine lacks, fa3 where there is no wgmma, no kernel of `by`), or
-/// nothing.
+/// The reason why there is no prediction (a dtype that the machine lacks, fa3 without wgmma, no kernel of `by`), or
+/// nothing when there is one.
 std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                                    const PredictOptions& options = {});
 
-/// The time of one call of `schedule`'s kernel on `machine`. The Problem's shapes are those of the call: q [batch,
-/// len_q, heads_q, head_dim], k [batch, len_kv, heads_kv, head_dim], v [batch, len_kv, heads_kv, head_dim_v]; nothing
-/// is allocated and nothing runs. docs/model.md says how far predictions of each kind were off. Throws
+/// Predicts the time of one call of `schedule`'s kernel on `machine`. The Problem's shapes are those of the call: q
+/// [batch, len_q, heads_q, head_dim], k [batch, len_kv, heads_kv, head_dim], v [batch, len_kv, heads_kv, head_dim_v];
+/// nothing is allocated and nothing runs. docs/model.md says how far predictions of each kind were off. Throws
 /// Error(unsupported) with refusal()'s reason, Error(invalid_argument) as Problem::validate(), or when counts of the
 /// Problem pass 2^62.
 Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,

@@ -11,14 +11,14 @@
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// Dropout on the attention weights: element (batch, head, query, key) is kept when its Philox4x32-10 word is under
+/// Dropout on the attention weights. Element (batch, head, query, key) is kept when its Philox4x32-10 word is under
 /// (1 - probability) * 2^32, and kept weights are divided by (1 - probability). See docs/numerics.md.
 struct Dropout {
     double probability = 0;  ///< 0 <= probability < 1
     std::uint64_t seed = 0;
 };
 
-/// What to compute, without a word about hardware, tiles or pointers:
+/// A Problem says what to compute, and nothing about hardware, tiles or pointers:
 ///
 ///     S = scale * Q K^T;   softcap c > 0: S = c * tanh(S / c);   ALiBi: S -= slope[h] * |i + len_kv - len_q - j|;
 ///     S += bias;   mask;   P = softmax over keys;   dropout;   O = P V
@@ -42,9 +42,9 @@ struct Problem {
     Mask mask{};
     std::optional<double> scale{};  ///< default 1 / sqrt(head_dim)
     double softcap = 0;             ///< 0: none
-    bool alibi = false;             ///< alibi_slopes will be given
-    bool bias = false;              ///< an additive bias tensor will be given
-    bool bias_gradient = false;     ///< the backward is to give dbias too
+    bool alibi = false;             ///< alibi_slopes are given
+    bool bias = false;              ///< an additive bias tensor is given
+    bool bias_gradient = false;     ///< the backward computes dbias too
     Dropout dropout{};
 
     /// Packed [batch, len, heads, head_dim] with head_dim_v == head_dim and as many query heads as kv heads.
@@ -64,7 +64,7 @@ struct Problem {
     /// Throws Error(invalid_argument) naming the first field that breaks the contract, what was expected, what came.
     void validate() const;
 
-    /// One line: "fp32 batch 2, heads 8/2, len 128 x 256, head_dim 64, causal bottom-right".
+    /// A line of text: "fp32 batch 2, heads 8/2, len 128 x 256, head_dim 64, causal bottom-right".
     std::string describe() const;
 };
 

@@ -13,7 +13,7 @@ namespace tessera {
 
 enum class DeviceType : std::uint8_t { cpu, cuda };
 
-/// Where the memory of a tensor lives.
+/// The device whose memory holds a tensor.
 struct Device {
     DeviceType type = DeviceType::cpu;
     int index = 0;
@@ -32,6 +32,7 @@ struct TensorView {
     std::array<std::int64_t, kMaxRank> strides{};
     Device device{};
 
+    /// Is it a tensor at all? Of one that is not given, no other field is read.
     bool given() const { return rank > 0; }
 
     /// Number of elements: the product of the shape. Stays at the largest int64 instead of wrapping.
@@ -56,7 +57,7 @@ TensorView dense_view(const void* data, DType dtype, std::initializer_list<std::
 TensorView strided_view(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
                         std::initializer_list<std::int64_t> strides, Device device = {});
 
-/// The same memory with dimensions `a` and `b` exchanged: a [batch, heads, len, head_dim] tensor becomes the
+/// A view of the same memory with dimensions `a` and `b` exchanged: a [batch, heads, len, head_dim] tensor becomes the
 /// canonical [batch, len, heads, head_dim] by `transposed(view, 1, 2)`, without a copy.
 TensorView transposed(const TensorView& view, int a, int b);
 

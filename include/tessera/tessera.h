@@ -95,7 +95,8 @@ typedef struct tessera_tensor {
  * TESSERA_INVALID_ARGUMENT, and so is a struct_size over TESSERA_MAX_STRUCT_SIZE. */
 #define TESSERA_MAX_STRUCT_SIZE 4096
 
-/* What to compute; every field as in tessera::Problem (problem.hpp). Start from tessera_problem_init. */
+/* A problem: what to compute. The fields are those of tessera::Problem (problem.hpp). tessera_problem_init sets them
+ * to their defaults. */
 typedef struct tessera_problem {
     size_t struct_size;
     int32_t dtype;              /* TESSERA_FP32; of q, k, v, o and their gradients */
@@ -112,9 +113,9 @@ typedef struct tessera_problem {
     int64_t window_left;        /* TESSERA_UNBOUNDED; inclusive, relative to the bottom-right diagonal */
     int64_t window_right;       /* TESSERA_UNBOUNDED */
     int32_t causal;             /* TESSERA_CAUSAL_NONE */
-    int32_t alibi;              /* 0; 1: alibi_slopes will be given */
-    int32_t bias;               /* 0; 1: an additive bias will be given */
-    int32_t bias_gradient;      /* 0; 1: the backward is to give dbias too */
+    int32_t alibi;              /* 0; 1: alibi_slopes are given */
+    int32_t bias;               /* 0; 1: an additive bias is given */
+    int32_t bias_gradient;      /* 0; 1: the backward computes dbias too */
     double scale;               /* TESSERA_DEFAULT_SCALE */
     double softcap;             /* 0: none */
     double dropout_probability; /* 0; 0 <= p < 1 */
@@ -131,7 +132,7 @@ typedef void (*tessera_task)(void* task_context, int64_t task, int32_t worker);
 typedef void (*tessera_parallel_for)(void* context, int64_t tasks, int32_t workers, tessera_task task,
                                      void* task_context);
 
-/* How to run; all zero (but for struct_size), or a null pointer instead of options: tessera chooses. */
+/* How to run a problem. tessera chooses everything that is zero; a null pointer instead of options means all zero. */
 typedef struct tessera_options {
     size_t struct_size;
     int32_t backend;    /* TESSERA_ANY_BACKEND */
@@ -159,8 +160,8 @@ typedef struct tessera_forward_args {
     tessera_tensor lse; /* out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q] */
     /* Not in the first version of this struct, which is taken too: */
     tessera_tensor
-        o_residual; /* out, optional, where tessera_plan_info.o_residual is 1: int8, shape of o; what rounding to
-                     * 16 bits took off O, in 256ths of its last place: to be kept for the backward */
+        o_residual; /* out, optional, when tessera_plan_info.o_residual is 1: int8, shape of o; what rounding to
+                     * 16 bits took off O, in 256ths of its last place. The backward can take it. */
 } tessera_forward_args;
 
 /* Tensors of a backward call. */
@@ -183,7 +184,7 @@ typedef struct tessera_backward_args {
     tessera_tensor dbias; /* out, when problem.bias_gradient: shape of bias */
     /* Not in the first version of this struct, which is taken too: */
     tessera_tensor
-        o_residual; /* as the forward gave it, optional; not looked at where tessera_plan_info.o_residual is 0 */
+        o_residual; /* as the forward gave it, optional; not read when tessera_plan_info.o_residual is 0 */
 } tessera_backward_args;
 
 /* "0.1.0": of the library that is running; TESSERA_VERSION is that of the header. */
@@ -194,6 +195,11 @@ const char* tessera_version(void);
 const char* tessera_last_error(void);
 const char* tessera_last_error_argument(void);
 
+/* The fields of tessera_problem, tessera_forward_args or tessera_backward_args in their order, for callers that build
+ * the struct at run time: "struct_size:size_t dtype:int32 ...". A type is size_t, int32, int64, uint64, double or
+ * tensor (a tessera_tensor). Null for any other name. */
+const char* tessera_struct_fields(const char* name);
+
 /* Every kernel of this build in order of preference. The name is null when index >= tessera_kernel_count(). */
 size_t tessera_kernel_count(void);
 const char* tessera_kernel_name(size_t index);
@@ -201,7 +207,7 @@ const char* tessera_kernel_name(size_t index);
 /* Sets the defaults that stand beside the fields. struct_size is sizeof(tessera_problem) in the caller's header. */
 tessera_status tessera_problem_init(tessera_problem* problem, size_t struct_size);
 
-/* How many bytes, aligned to TESSERA_WORKSPACE_ALIGNMENT, the call with the same problem and options needs. */
+/* The bytes of workspace, aligned to TESSERA_WORKSPACE_ALIGNMENT, that the call with this problem and options needs. */
 tessera_status tessera_workspace_bytes(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                        size_t* bytes);
 
@@ -211,7 +217,7 @@ tessera_status tessera_workspace_bytes(const tessera_problem* problem, const tes
 tessera_status tessera_plan_describe(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                      char* buffer, size_t size, size_t* needed);
 
-/* The same choice as data. Texts are cut off where they are longer than their arrays. */
+/* The choice of a kernel as data. Texts that are longer than their arrays are cut off. */
 typedef struct tessera_plan_info {
     size_t struct_size;
     const char* kernel; /* name of the chosen kernel; lives as long as the library */
@@ -223,8 +229,8 @@ typedef struct tessera_plan_info {
     char target[128];     /* instruction set or device: "AVX3", "sm_90 (NVIDIA H200)" */
     char matrix_unit[32]; /* "AMX"; "": the kernel uses none */
     /* Not in the first version of this struct, which is taken too: */
-    int32_t o_residual; /* forward: 1: o_residual can be written; backward: 1: o_residual saves two of seven products a
-                           pair */
+    int32_t o_residual; /* 1: the forward can write o_residual; with it the backward saves two of seven matrix
+                         * products. Else 0. */
     int32_t reserved;
 } tessera_plan_info;
 
@@ -235,7 +241,7 @@ typedef struct tessera_refusal {
     char reason[500];
 } tessera_refusal;
 
-/* What tessera_plan_describe tells as text. `info->struct_size` is set by the caller. */
+/* Gives as data what tessera_plan_describe gives as text. The caller sets `info->struct_size`. */
 tessera_status tessera_plan_query(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                   tessera_plan_info* info);
 
@@ -254,10 +260,11 @@ typedef struct tessera_prediction {
     char machine[64];        /* name of the machine */
 } tessera_prediction;
 
-/* What tessera's kernels would take on a machine, by the cost model (docs/model.md); nothing is run. `machine` is one
- * that `tessera roofline --help` lists, such as "h200", or null for the one that the problem would run on. Of `options`
- * schedule (any: the fastest), tile and threads count. TESSERA_UNSUPPORTED when the model does not know the machine or
- * the machine can't run the problem. Ragged batches are taken to have sequences of their upper bounds. */
+/* Predicts by the cost model (docs/model.md) how long a call takes on a machine; nothing is run. `machine` is one that
+ * `tessera roofline --help` lists, such as "h200", or null for the one that the problem would run on. Of several
+ * schedules that `options` leave, the fastest one counts; `backend` is that of the machine. TESSERA_UNSUPPORTED when
+ * the model does not know the machine or the machine can't run the problem. Ragged batches are taken to have sequences
+ * of their upper bounds. */
 tessera_status tessera_predict(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                const char* machine, tessera_prediction* prediction);
 
@@ -276,24 +283,24 @@ typedef struct tessera_machine {
     double cores;             /* multiprocessors; hardware threads */
     double clock_ghz;         /* highest clock, under light load */
     double rated_clock_ghz;   /* at which the maker states peak rates */
-    double loaded_clock_ghz;  /* with all product units busy */
+    double loaded_clock_ghz;  /* clock with all matrix units busy */
     double matrix_flop;       /* FLOP/clk/core of 16-bit products with fp32 sums */
-    double warp_matrix_share; /* of it that warp-wide instructions reach */
+    double warp_matrix_share; /* share of matrix_flop that mma.sync reaches */
     double fma_flop;          /* FLOP/clk/core of fp32 multiply-adds */
     double exp_rate;          /* exponentials/clk/core */
-    double shared_bytes;      /* bytes/clk/core of near memory: shared memory; CPU: its second-level cache */
-    double shared_kib;        /* KiB/core of it */
-    double l2_bytes;          /* bytes/clk/core from what all cores share */
-    double l2_mib;            /* MiB of it */
-    double reduce_bytes;      /* bytes/clk/core of fp32 sums added there by all cores at once; CPU: 0 */
+    double shared_bytes;      /* bytes/clk/core of shared memory; CPU: of the core's second-level cache */
+    double shared_kib;        /* KiB of that memory for one core */
+    double l2_bytes;          /* bytes/clk/core of the L2 cache; CPU: of the last-level cache */
+    double l2_mib;            /* MiB of that cache */
+    double reduce_bytes;      /* bytes/clk/core of fp32 reductions into L2 with all cores busy; CPU: 0 */
     double dram_gbs;          /* GB/s, peak */
-    double dram_read_share;   /* of it that reading reaches */
-    double dram_copy_share;   /* of it that reading and writing at once reach */
+    double dram_read_share;   /* share of dram_gbs that reading reaches */
+    double dram_copy_share;   /* share of dram_gbs that reading and writing at once reach */
     double memory_gib;        /* GiB */
     double launch_us;         /* microseconds from one kernel to the next; CPU: to start a parallel loop */
 } tessera_machine;
 
-/* How many machines are known by name. */
+/* The number of machines that are known by name. */
 int32_t tessera_machine_count(void);
 
 /* Fills in the machine of this index, from 0 to under tessera_machine_count(). `machine->struct_size` is set by the
@@ -307,14 +314,14 @@ tessera_status tessera_machine_named(const char* name, tessera_machine* machine)
 tessera_status tessera_predict_on(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                   const tessera_machine* machine, tessera_prediction* prediction);
 
-/* O = attention(Q, K, V), and LSE. `workspace` may be null when workspace_bytes is 0 and nothing is needed; what the
- * call needs of it (tessera_workspace_bytes) may not overlap a tensor. With TESSERA_BACKEND_CUDA all tensors and the
- * workspace are to be on the CUDA device of q, and the work is queued on `stream` (a cudaStream_t; null: the default
- * one); otherwise they are in host memory and `stream` is unused. */
+/* Computes O = attention(Q, K, V), and LSE. `workspace` may be null when workspace_bytes is 0 and nothing is needed;
+ * what the call needs of it (tessera_workspace_bytes) may not overlap a tensor. With TESSERA_BACKEND_CUDA all tensors
+ * and the workspace must be on the CUDA device of q, and the work is queued on `stream` (a cudaStream_t; null: the
+ * default one). Otherwise they are in host memory and `stream` is unused. */
 tessera_status tessera_forward(const tessera_problem* problem, const tessera_options* options,
                                const tessera_forward_args* args, void* workspace, size_t workspace_bytes, void* stream);
 
-/* dQ, dK, dV (and dbias). */
+/* Computes dQ, dK, dV (and dbias). */
 tessera_status tessera_backward(const tessera_problem* problem, const tessera_options* options,
                                 const tessera_backward_args* args, void* workspace, size_t workspace_bytes,
                                 void* stream);

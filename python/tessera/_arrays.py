@@ -2,13 +2,14 @@
 """Arrays of other libraries as tensors of the C ABI: NumPy's by its array interface, all others by DLPack.
 
 NumPy's DLPack refuses bfloat16 of ml_dtypes and, in older versions, read-only arrays; its array interface has both.
-A DLPack capsule is borrowed: it is held for the length of the call and keeps its name, so its own destructor frees it.
+A DLPack capsule is borrowed for the length of the call: it keeps its name, so its own destructor frees it.
 """
 import ctypes
 import functools
 import sys
 
 from . import _native
+from ._subclasses import overridden
 
 _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 1, 2, 3, 13
 _DLPACK_INT, _DLPACK_FLOAT, _DLPACK_BFLOAT = 0, 2, 4
@@ -45,7 +46,7 @@ _get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class Array:
-    """A borrowed array: what the C ABI needs of it, and what keeps its memory alive.
+    """A borrowed array: the fields of the C ABI's tensor, and the objects that keep its memory alive.
 
     shape, strides: tuples, strides in elements. dtype: a code of _native. device: (_native.CPU or CUDA, index).
     """
@@ -57,8 +58,10 @@ class Array:
         self.read_only, self._keep = read_only, keep
 
     def tensor(self, order=None) -> _native.Tensor:
-        """As the C struct, its dimensions in this order."""
+        """The C struct, with the dimensions in this order."""
         rank = len(self.shape)
+        if rank == 0:  # rank 0 tells the C ABI that a tensor is not given
+            expect(self.name, f"1..{_native.MAX_RANK} dimensions", 0)
         order = range(rank) if order is None else order
         tensor = _native.Tensor(data=self.data, dtype=self.dtype, rank=rank, device_type=self.device[0],
                                 device_index=self.device[1])
@@ -68,7 +71,7 @@ class Array:
         return tensor
 
     def padded(self):
-        """With leading dimensions of size 1 up to four, as NumPy broadcasts."""
+        """The array with leading dimensions of size 1 up to four, as NumPy broadcasts."""
         missing = _native.MAX_RANK - len(self.shape)
         return Array(self.name, self.source, self.data, self.dtype, (1,) * missing + self.shape,
                      (0,) * missing + self.strides, self.device, self.read_only, self._keep)
@@ -81,10 +84,12 @@ def expect(name, expected, got):
 def borrow(name, source, stream=None, written=False) -> Array:
     """Reads an array without a copy.
 
-    stream: what __dlpack__ of an array in CUDA memory is told that its consumer works on; None: its library's choice.
-    written: the array is an output. ValueError names the argument when it is no array, has a dtype or rank that no
-    tensor of tessera has, lies on another kind of device, or is an output that is read-only.
+    stream: the consumer's stream, for __dlpack__ of an array in CUDA memory; None: its library's choice.
+    written: the array is an output.
+    Raises ValueError naming the argument when it is no array, has a dtype or rank that no tensor of tessera has, lies
+    on another kind of device, gives its memory a meaning of its own, or is an output that is read-only.
     """
+    _expect_memory(name, source)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(source, numpy.ndarray):
         array = _of_numpy(name, source)
@@ -101,8 +106,24 @@ def borrow(name, source, stream=None, written=False) -> Array:
 
 @functools.lru_cache(maxsize=64)
 def _code_of_numpy(dtype):
-    """The code of a NumPy dtype, or None. Its name is slow to ask for."""
+    """The code of a NumPy dtype, or None. Cached, since NumPy computes a dtype's name at each access."""
     return DTYPES.get(dtype.name) if dtype.isnative else None
+
+
+def _expect_memory(name, source):
+    """Raises ValueError for an array of a subclass that gives its memory a meaning of its own, or has none."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    cls, hook = type(source), None
+    if numpy is not None and isinstance(source, numpy.ndarray):
+        if cls is not numpy.ndarray and isinstance(source, numpy.ma.MaskedArray):
+            hook = "its mask"
+        elif cls is not numpy.ndarray:
+            hook = overridden(cls, numpy.ndarray, ("__array_ufunc__", "__array_function__"))
+    elif torch is not None and isinstance(source, torch.Tensor) and cls is not torch.Tensor:
+        hook = overridden(cls, torch.Tensor, ("__torch_function__", "__torch_dispatch__"),
+                          (torch._C._disabled_torch_function_impl,))
+    if hook is not None:
+        expect(name, "an array whose memory holds its numbers", f"a {cls.__name__}, whose meaning depends on {hook}")
 
 
 def _of_numpy(name, source) -> Array:
@@ -117,8 +138,21 @@ def _of_numpy(name, source) -> Array:
                  (_native.CPU, 0), not source.flags.writeable, source)
 
 
+def dlpack_device(name, source) -> tuple:
+    """(type, index) of an array's device, as DLPack numbers them. Raises ValueError when its library can't say."""
+    try:
+        kind, index = source.__dlpack_device__()
+        return int(kind), int(index)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise _not_lent(name, error) from error
+
+
+def _not_lent(name, error):
+    return ValueError(f"{name}: expected an array that can be lent by DLPack; its library says: {error}")
+
+
 def _capsule(source, device_type, stream):
-    """The capsule of an array, asked for as producers of DLPack 1.0 and of before know it."""
+    """The capsule of an array, also from producers older than DLPack 1.0."""
     asked = {"stream": stream} if device_type in DLPACK_CUDA and stream is not None else {}
     try:
         return source.__dlpack__(max_version=_VERSION, **asked)
@@ -150,13 +184,13 @@ def _dtype_of(name, tensor) -> int:
 
 
 def _of_dlpack(name, source, stream) -> Array:
-    if hasattr(source, "is_neg") and source.is_neg():  # PyTorch lends the memory of x for its view -x
+    if hasattr(source, "is_neg") and source.is_neg():  # for a view -x PyTorch's DLPack has the memory of x
         expect(name, "an array whose numbers lie in memory (PyTorch's resolve_neg() gives one)", "a lazily negated one")
-    device_type = int(source.__dlpack_device__()[0])
+    device_type, _ = dlpack_device(name, source)
     try:
         capsule = _capsule(source, device_type, stream)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected an array that can be lent by DLPack; its library says: {error}") from error
+        raise _not_lent(name, error) from error
     tensor, read_only = _tensor_of(name, capsule)
     devices = {_DLPACK_CPU: _native.CPU, _DLPACK_CUDA_HOST: _native.CPU, _DLPACK_CUDA: _native.CUDA,
                _DLPACK_CUDA_MANAGED: _native.CUDA}

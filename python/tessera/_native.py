@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libtessera through ctypes: where the library lies, its structs, its status codes as exceptions."""
+"""libtessera through ctypes: the path of the library, its structs, and its status codes as exceptions."""
 import ctypes
 import functools
 import os
@@ -18,27 +18,17 @@ INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, DEVICE_UNAVAILABLE = 1, 2, 4, 8
 
 
 class Unsupported(ValueError):
-    """A legal call that no kernel takes under the options given; the message has every kernel's reason."""
+    """No kernel runs a valid call with these options; the message has every kernel's reason."""
 
 
 class DeviceUnavailable(RuntimeError):
-    """The arrays live on a device that this build or this machine can't compute on."""
+    """The arrays are on a device for which this build or this machine has no kernels."""
 
 
 class Tensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("rank", ctypes.c_int32),
                 ("shape", ctypes.c_int64 * MAX_RANK), ("strides", ctypes.c_int64 * MAX_RANK),
                 ("device_type", ctypes.c_int32), ("device_index", ctypes.c_int32)]
-
-
-class Problem(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("dtype", ctypes.c_int32), ("ragged", ctypes.c_int32)]
-    _fields_ += [(name, ctypes.c_int64) for name in (
-        "batch", "len_q", "len_kv", "heads_q", "heads_kv", "head_dim", "head_dim_v", "total_q", "total_kv",
-        "window_left", "window_right")]
-    _fields_ += [(name, ctypes.c_int32) for name in ("causal", "alibi", "bias", "bias_gradient")]
-    _fields_ += [("scale", ctypes.c_double), ("softcap", ctypes.c_double),
-                 ("dropout_probability", ctypes.c_double), ("dropout_seed", ctypes.c_uint64)]
 
 
 class Options(ctypes.Structure):
@@ -48,16 +38,23 @@ class Options(ctypes.Structure):
                 ("parallel_for_context", ctypes.c_void_p)]
 
 
-INPUTS = ("q", "k", "v", "bias", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "o", "lse")
+_TYPES = {"size_t": ctypes.c_size_t, "int32": ctypes.c_int32, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64,
+          "double": ctypes.c_double, "tensor": Tensor}
+_STRUCTS = {"Problem": "tessera_problem", "ForwardArgs": "tessera_forward_args", "BackwardArgs": "tessera_backward_args"}
 
 
-class ForwardArgs(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t)] + [(name, Tensor) for name in INPUTS + ("o_residual",)]
+def __getattr__(name):
+    """Problem, ForwardArgs and BackwardArgs, with the fields that the library says they have."""
+    if name not in _STRUCTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _struct(library(), name)
 
 
-class BackwardArgs(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t)] + [
-        (name, Tensor) for name in INPUTS + ("d_o", "dlse", "dq", "dk", "dv", "dbias", "o_residual")]
+@functools.lru_cache(maxsize=None)
+def _struct(lib, name):
+    lib.tessera_struct_fields.restype = ctypes.c_char_p
+    fields = [field.split(":") for field in lib.tessera_struct_fields(_STRUCTS[name].encode()).decode().split()]
+    return type(name, (ctypes.Structure,), {"_fields_": [(field, _TYPES[kind]) for field, kind in fields]})
 
 
 class PlanInfo(ctypes.Structure):
@@ -94,26 +91,28 @@ def library() -> ctypes.CDLL:
         raise ImportError(f"libtessera can't be loaded from {path}: {error}; `python -m tessera doctor` says more"
                           ) from error
     pointer, size = ctypes.POINTER, ctypes.c_size_t
+    problem, forward, backward = (pointer(_struct(lib, name)) for name in _STRUCTS)
     for name in ("tessera_version", "tessera_last_error", "tessera_last_error_argument"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.tessera_kernel_count.restype = size
     lib.tessera_kernel_name.restype = ctypes.c_char_p
     lib.tessera_kernel_name.argtypes = [size]
-    lib.tessera_problem_init.argtypes = [pointer(Problem), size]
-    planned = [pointer(Problem), pointer(Options), ctypes.c_int32]
+    lib.tessera_problem_init.argtypes = [problem, size]
+    planned = [problem, pointer(Options), ctypes.c_int32]
     lib.tessera_workspace_bytes.argtypes = planned + [pointer(size)]
     lib.tessera_plan_describe.argtypes = planned + [ctypes.c_char_p, size, pointer(size)]
     lib.tessera_plan_query.argtypes = planned + [pointer(PlanInfo)]
     lib.tessera_plan_refusal.argtypes = planned + [ctypes.c_int32, pointer(Refusal)]
     lib.tessera_predict.argtypes = planned + [ctypes.c_char_p, pointer(Prediction)]
     run = [ctypes.c_void_p, size, ctypes.c_void_p]
-    lib.tessera_forward.argtypes = [pointer(Problem), pointer(Options), pointer(ForwardArgs)] + run
-    lib.tessera_backward.argtypes = [pointer(Problem), pointer(Options), pointer(BackwardArgs)] + run
+    lib.tessera_forward.argtypes = [problem, pointer(Options), forward] + run
+    lib.tessera_backward.argtypes = [problem, pointer(Options), backward] + run
     return lib
 
 
 def check(status: int, names={}) -> None:
-    """Raises what the last call's status and message say; `names`: what the caller calls an argument of the C ABI."""
+    """Raises the exception for the status and message of the last call. names: argument of the C ABI -> the caller's
+    name."""
     if status == 0:
         return
     message = library().tessera_last_error().decode()
@@ -130,9 +129,9 @@ def sized(struct_type):
     return struct_type(struct_size=ctypes.sizeof(struct_type))
 
 
-def new_problem() -> Problem:
-    problem = Problem()
-    check(library().tessera_problem_init(ctypes.byref(problem), ctypes.sizeof(Problem)))
+def new_problem():
+    problem = _struct(library(), "Problem")()
+    check(library().tessera_problem_init(ctypes.byref(problem), ctypes.sizeof(problem)))
     return problem
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan() and predict(): what a call would do, without doing it."""
+"""plan() and predict(): the kernel and the time of a call, without running it."""
 import ctypes
 import typing
 
@@ -12,7 +12,7 @@ from ._problem import Call
 class Refusal(typing.NamedTuple):
     kernel: str
     reason: str
-    capable: bool  # it could run the problem, but another kernel comes first or was asked for
+    capable: bool  # the kernel could run the problem, but another one comes first or was named
 
 
 class Prediction(typing.NamedTuple):
@@ -20,12 +20,12 @@ class Prediction(typing.NamedTuple):
     schedule: str
     ms: float
     tflops: float  # of visible pairs
-    bound: str  # the roof that is nearest, or what takes most of the time
+    bound: str  # the nearest roof, or the part that takes most of the time
     percent_of_bound: float
 
 
 class Plan(typing.NamedTuple):
-    """What a call would do. str() of it is the same for people."""
+    """The plan of a call; str() gives it as text."""
     kernel: str
     target: str  # instruction set or device
     matrix_unit: str  # "AMX"; "": none
@@ -42,10 +42,11 @@ class Plan(typing.NamedTuple):
 
 
 def plan(q, k, v, *, backward=False, bias_gradient=False, **scores) -> Plan:
-    """Which kernel would run the call, how, in what time, and why no other. Nothing is computed.
+    """The kernel that would run the call, its tile, threads and time, and why no other kernel runs. Nothing is
+    computed.
 
-    q, k, v and the keywords as in attention(); a tessera.Spec stands for an array that is not there. The time is
-    predicted when the model knows the machine that the call would run on; predict() takes others.
+    q, k, v and the keywords as in attention(); a tessera.Spec stands for an array. The time is predicted if the model
+    knows this machine; predict() takes other machines.
     Raises ValueError as attention() does, and tessera.Unsupported with every kernel's reason when none would run it.
     """
     call = Call(q, k, v, scores_of("plan", scores), backward=backward, bias_gradient=bias_gradient, specs=True)
@@ -63,10 +64,11 @@ def plan(q, k, v, *, backward=False, bias_gradient=False, **scores) -> Plan:
 
 
 def predict(q, k, v, *, machine, schedule=None, backward=False, **scores) -> Prediction:
-    """What tessera's kernels would take on a machine that need not be here, by the cost model of docs/model.md.
+    """The time of a call on a machine, which need not be this one, by the cost model of docs/model.md.
 
-    q, k, v: arrays or tessera.Spec. machine: a name that `tessera roofline --help` lists, such as "h200". schedule:
-    "standard", "fa1", "fa2" or "fa3"; default: the fastest. Ragged batches count as members of the bounds' lengths.
+    q, k, v and the keywords as in plan(). machine: a name that `tessera roofline --help` lists, such as
+    "h200". schedule: "standard", "fa1", "fa2" or "fa3"; default: the fastest. threads: of a CPU; default: its cores.
+    A ragged batch counts as sequences of the lengths max_len_q and max_len_kv.
     Raises ValueError naming the argument, and tessera.Unsupported where there is no prediction.
     """
     call = Call(q, k, v, scores_of("predict", scores), backward=backward, specs=True)
@@ -83,7 +85,7 @@ def _predict(call: Call, machine, schedule, tile=(0, 0), threads=None) -> Predic
     if machine is not None and not isinstance(machine, str):
         expect("machine", "a name", repr(machine))
     options = _native.sized(_native.Options)
-    options.backend, options.schedule = call.options.backend, schedule
+    options.backend, options.schedule, options.kernel = call.options.backend, schedule, call.options.kernel
     options.block_q, options.block_kv = tile
     options.threads = call.options.threads if threads is None else threads
     result = _native.sized(_native.Prediction)
@@ -96,7 +98,7 @@ def _predict(call: Call, machine, schedule, tile=(0, 0), threads=None) -> Predic
 
 
 def _prediction_of(call: Call, kernel, info):
-    """The prediction for the chosen kernel, or None where the model knows nothing."""
+    """The prediction for the chosen kernel, or None if the model does not know the machine."""
     schedule = _native.SCHEDULES.get(kernel.split(".")[1])
     try:
         return schedule and _predict(call, None, schedule, (info.block_q, info.block_kv), info.threads)

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of flash_attn 2.8 on tessera: names, order of arguments, defaults and return values are flash-attn's.
+"""The functions of flash_attn 2.8 on tessera, with flash-attn's names, order of arguments, defaults and return values.
 
-Where flash-attn's meaning and tessera's differ, this module has flash-attn's:
+Where the meanings of flash-attn and tessera differ, this module has flash-attn's:
 - causal is bottom-right; a window side of -1 (any negative number) is no limit; softcap <= 0 is none.
 - The LSE of a query that sees no key is +inf (tessera: -inf). Its output is 0 in both.
 - softcap with dropout is refused. Wrong arguments raise RuntimeError.
-Beyond flash-attn: the CPU, float32 and float64, any head_dim up to 256 without padding, head_dim of v of its own, int64
-cu_seqlens, and the LSE is differentiable. `deterministic` is accepted and changes nothing: results always are.
+Beyond flash-attn: the CPU, float32 and float64, any head_dim up to 256 without padding, another head_dim of v, int64
+cu_seqlens, and an LSE that is differentiable. `deterministic` changes nothing: results always have the same bits.
 """
 import torch
 
 from . import _native
 from .torch import _attention, _dropout_weights
+from .torch._operators import Arguments
+from .torch._tensors import expect_tensor
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
            "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
@@ -41,12 +43,29 @@ def _int(length):
 
 
 def _unpacked(name, packed, parts, dim, meaning):
-    """The tensors that are packed in one."""
-    if not isinstance(packed, torch.Tensor):
-        raise RuntimeError(f"{name}: expected a torch.Tensor, got a {type(packed).__name__}")
+    """The tensors that one packed tensor holds."""
+    _expect_tensors(**{name: packed})
     if packed.dim() != dim + 3 or packed.shape[dim] != parts:
         raise RuntimeError(f"{name}: expected shape {meaning}, got {list(packed.shape)}")
     return packed.unbind(dim)
+
+
+def _window(window_size):
+    """(left, right) for the operators: each an integer, -1 for no limit."""
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise RuntimeError(f"window_size: expected (left, right), got {window_size!r}") from None
+    return _side(left), _side(right)
+
+
+def _expect_tensors(**tensors):
+    """Raises RuntimeError unless each is a tensor."""
+    for name, tensor in tensors.items():
+        try:
+            expect_tensor(name, tensor)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
 
 
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
@@ -55,27 +74,19 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
     if softcap > 0 and dropout_p > 0:
         raise RuntimeError("softcap: expected 0 with dropout, as flash-attn has it, got "
                            f"softcap={softcap} and dropout_p={dropout_p}")
-    left, right = _side(window_size[0]), _side(window_size[1])
-    causal = 1 if causal else 0
+    left, right = _window(window_size)
     try:
-        if alibi_slopes is cu_seqlens_q is cu_seqlens_k is None and softcap <= 0 and dropout_p == 0:
-            if not return_attn_probs:
-                return _attention.run_o(q, k, v, causal, False, softmax_scale, left, right)
-            o, lse = _attention.run_plain(q, k, v, causal, False, softmax_scale, left, right)
-        else:
-            _attention.no_gradient("alibi_slopes", alibi_slopes)
-            seed = _attention.seed_tensor(None, dropout_p)
-            arguments = (q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seed, _int(max_seqlen_q),
-                         _int(max_seqlen_k), causal, left, right, softmax_scale, max(softcap, 0.0), dropout_p, None, False)
-            o, lse = _attention.run(*arguments)
+        _attention.no_gradient("alibi_slopes", alibi_slopes)
+        arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k,
+                              _attention.seed_tensor(None, dropout_p), _int(max_seqlen_q), _int(max_seqlen_k),
+                              1 if causal else 0, left, right, softmax_scale, max(softcap, 0.0), dropout_p)
+        result = _attention.run(arguments, return_attn_probs)
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None
     if not return_attn_probs:
-        return o
-    if dropout_p > 0:
-        weights = _dropout_weights.signed_weights(arguments)
-    else:
-        weights = q.new_empty((0,))
+        return result
+    o, lse = result
+    weights = _dropout_weights.signed_weights(arguments) if dropout_p > 0 else q.new_empty((0,))
     return o, torch.where(lse == float("-inf"), float("inf"), lse), weights
 
 
@@ -117,6 +128,7 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     block_table (paged keys) is refused. Returns as flash_attn_func does, softmax_lse being (nheads, total_q)."""
     if block_table is not None:
         raise NotImplementedError("block_table: expected None, since tessera has no paged keys yet, got a tensor")
+    _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
                 window_size, softcap, alibi_slopes, return_attn_probs)
 

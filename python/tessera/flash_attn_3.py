@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of FlashAttention-3's module flash_attn_interface on tessera, with its names, order and return values.
 
-The LSE of a query that sees no key is -inf here, as in FlashAttention-3 (2.8: +inf). Refused with NotImplementedError:
-qv, the descale factors of fp8, attention_chunk. num_splits, pack_gqa, sm_margin and deterministic are accepted and change
-nothing: they choose between ways to the same result.
+The LSE of a query that sees no key is -inf, as in FlashAttention-3 (2.8: +inf). qv, the descale factors of fp8 and
+attention_chunk raise NotImplementedError. num_splits, pack_gqa, sm_margin and deterministic change nothing: they choose
+between ways to the same result.
 """
 import torch
 
 from . import _native
-from .flash_attn import _int, _side
+from .flash_attn import _expect_tensors, _int, _number, _window
 from .torch import _attention
+from .torch._operators import Arguments
 
 __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
            "flash_attn_with_kvcache", "get_scheduler_metadata"]
@@ -22,7 +23,7 @@ def _refuse(**arguments):
 
 
 def _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
-    """cu_seqlens of three members for each one: the rows in use, keys that no query meets, queries that meet no key."""
+    """cu_seqlens with three sequences for each one: the rows in use, keys without a query, queries without a key."""
     begins_q, ends_q, begins_k, ends_k = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
     used_q = ends_q if seqused_q is None else begins_q + seqused_q
     used_k = ends_k if seqused_k is None else begins_k + seqused_k
@@ -32,13 +33,13 @@ def _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
 
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
          return_attn_probs):
+    left, right = _window(window_size)
     try:
-        o, lse = _attention.run(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None, _int(max_seqlen_q),
-                                _int(max_seqlen_k), 1 if causal else 0, _side(window_size[0]), _side(window_size[1]),
-                                softmax_scale, max(float(softcap), 0.0), 0.0, None, False)
+        return _attention.run(Arguments(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None, _int(max_seqlen_q),
+                                        _int(max_seqlen_k), 1 if causal else 0, left, right, softmax_scale,
+                                        max(_number("softcap", softcap), 0.0)), return_attn_probs)
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None
-    return (o, lse) if return_attn_probs else o
 
 
 def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
@@ -57,6 +58,7 @@ def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=N
                               num_heads_q=None, sm_margin=0, return_attn_probs=False):
     """flash_attn_func of one tensor: qkv (batch, seqlen, 3, nheads, headdim), or, with num_heads_q,
     (batch, seqlen, num_heads_q + 2 * nheads_k, headdim)."""
+    _expect_tensors(qkv=qkv)
     if qkv.dim() == 5:
         q, k, v = qkv.unbind(2)
     elif num_heads_q is None:
@@ -73,10 +75,14 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
                            v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
                            pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False):
     """flash_attn_func of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, ..), cu_seqlens int32
-    (batch + 1,) from 0 to the total; softmax_lse is (nheads, total_q). seqused_q, seqused_k int32 (batch,): of each
-    member the first so many rows; the others' output and gradients are 0 (FlashAttention-3 leaves them as they were)."""
+    (batch + 1,) from 0 to the total; softmax_lse is (nheads, total_q). seqused_q, seqused_k: int32 (batch,), the number
+    of rows of each sequence that are in use. Output and gradients of the other rows are 0 (FlashAttention-3 does not
+    write them)."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if seqused_q is not None or seqused_k is not None:
+        _expect_tensors(**{name: used for name, used in (("seqused_q", seqused_q), ("seqused_k", seqused_k))
+                           if used is not None})
         cu_seqlens_q, cu_seqlens_k = _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size,
                 softcap, return_attn_probs)

@@ -161,3 +161,10 @@ def test_a_wrong_residual_of_o_is_refused(rng):
             tessera.attention_backward(do, q, k, v, o, lse, o_residual=wrong)
     with pytest.raises(ValueError, match="^q: expected dtype float64, float32, float16, bfloat16, got int8"):
         tessera.attention(q.astype(numpy.int8), k, v)
+
+
+def test_an_array_without_dimensions_is_no_tensor_left_out(rng):
+    q, k, v, do = inputs(rng, "float32")
+    o, lse = tessera.attention(q, k, v, return_lse=True)
+    with pytest.raises(ValueError, match="dlse: expected 1..4 dimensions, got 0"):
+        tessera.attention_backward(do, q, k, v, o, lse, dlse=numpy.array(1, numpy.float32))

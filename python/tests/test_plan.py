@@ -48,6 +48,8 @@ def test_predict():
     standard = tessera.predict(HALF, HALF, HALF, machine="h200", causal="bottom-right", schedule="standard")
     backward = tessera.predict(HALF, HALF, HALF, machine="h200", causal="bottom-right", backward=True)
     assert standard.schedule == "standard" and standard.ms > forward.ms and backward.ms > forward.ms
+    named = tessera.predict(HALF, HALF, HALF, machine="xeon-16", kernel="cpu.fa1")
+    assert named.schedule == "fa1"
     on_host = tessera.predict(HALF, HALF, HALF, machine="xeon-16", threads=1)
     assert on_host.ms > tessera.predict(HALF, HALF, HALF, machine="xeon-16", threads=16).ms
 

@@ -15,14 +15,14 @@ on_cuda = pytest.mark.skipif(NO_CUDA is not None, reason=f"no kernel here has a 
 LIMIT = 2 * 1.5 * 2**-8  # of gradients in bf16: docs/numerics.md
 
 
-@pytest.fixture(autouse=True)
-def small_calls_keep_it(monkeypatch):
-    """Tests are small; calls that are get none."""
-    monkeypatch.setattr(_operators, "LEAST_FOR_REST", 0)
-
-
 def inputs(**sizes):
     return reference.inputs(**{**dict(dtype=torch.bfloat16, device="cuda", head_dim=64), **sizes})
+
+
+def backward_arguments(d_o, q, k, v, o, lse, o_residual, causal, heads_first=False):
+    """The operator's arguments for a call without other features."""
+    return (d_o, None, q, k, v, o, lse, *(None,) * 5, -1, -1, causal, -1, -1, None, 0.0, 0.0, None, False, heads_first,
+            o_residual)
 
 
 def kept_by(function):
@@ -41,19 +41,16 @@ def kept_by(function):
 def test_opcheck(name, device):
     args = samples(device)[name]
     torch.library.opcheck(torch.ops.tessera.attention_with_residual.default, args)
-    q, k, v = (t.detach() for t in args[:3])
-    if name not in ("plain", "transposed bf16", "heads first"):
-        return
-    settings = (1, args[-1], None, -1, -1)
-    torch.library.opcheck(torch.ops.tessera.plain_with_residual.default, (q, k, v, *settings))
-    o, lse, o_residual = torch.ops.tessera.plain_with_residual.default(q, k, v, *settings)
-    torch.library.opcheck(torch.ops.tessera.plain_backward.default,
-                          (torch.randn_like(o), q, k, v, o, lse, o_residual, *settings))
+    detached = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
+    torch.library.opcheck(torch.ops.tessera.forward_with_residual.default, detached)
+    o, lse, o_residual = torch.ops.tessera.forward_with_residual.default(*detached)
+    backward = (torch.randn_like(o), None, *detached[:3], o, lse, *detached[3:-1], False, detached[-1], o_residual)
+    torch.library.opcheck(torch.ops.tessera.attention_backward.default, backward)
 
 
 @pytest.mark.parametrize("name", ["everything", "transposed bf16", "heads first", "ragged"])
 def test_the_operator_with_it_is_the_one_without(name, device):
-    """The same O and LSE in every bit; gradients, too, where there is no rest."""
+    """The same O and LSE in every bit; gradients too, where no residual is kept."""
     args = samples(device)[name]
     leaves = [t for t in args[:4] if t is not None]
     found = []
@@ -85,13 +82,13 @@ def test_the_cpu_keeps_none(dtype):
     leaves = reference.inputs(dtype=dtype)
     o, shapes = kept_by(lambda: tt.attention(*leaves, causal="bottom-right"))
     assert shapes == []
-    o, lse, o_residual = torch.ops.tessera.plain_with_residual.default(*(t.detach() for t in leaves), 1)
+    o, lse, o_residual = torch.ops.tessera.forward_with_residual.default(*arguments(*(t.detach() for t in leaves)))
     assert o_residual.shape == (0,) and o_residual.dtype == torch.int8
 
 
 @pytest.mark.parametrize("call", [dict(), dict(softcap=2.0), dict(layout="bhsd")], ids=str)
-def test_a_rest_that_was_not_written_changes_nothing(call, monkeypatch):
-    """The way through autograd that a kept rest takes, with the empty one that the CPU's kernels give."""
+def test_a_residual_that_was_not_written_changes_nothing(call, monkeypatch):
+    """Autograd keeps the residual, here the empty one that the CPU's kernels return, and hands it to the backward."""
     leaves = reference.inputs(len_q=20, len_kv=20, heads_q=4, heads_kv=4, dtype=torch.bfloat16)
     found = []
     for keep in (False, True):
@@ -105,17 +102,17 @@ def test_a_rest_that_was_not_written_changes_nothing(call, monkeypatch):
         assert torch.equal(a, b)
 
 
-def test_a_rest_of_another_shape(device):
+def test_a_residual_of_another_shape(device):
     """An error where it is read; the CPU's kernels do not look at it."""
     q, k, v = (t.detach() for t in reference.inputs(dtype=torch.bfloat16, device=device))
     o, lse = tt.attention(q, k, v, return_lse=True)
     for wrong in (torch.zeros(1, 2, 3, 4, dtype=torch.int8, device=device), torch.zeros(o.shape, device=device)):
-        call = (o, q, k, v, o, lse, wrong)
+        call = backward_arguments(o, q, k, v, o, lse, wrong, 0)
         if device == "cpu":
-            torch.ops.tessera.plain_backward.default(*call)
+            torch.ops.tessera.backward.default(*call)
         else:
             with pytest.raises(RuntimeError, match="o_residual: expected"):
-                torch.ops.tessera.plain_backward.default(*call)
+                torch.ops.tessera.backward.default(*call)
 
 
 CALLS = {
@@ -151,18 +148,8 @@ def test_it_is_not_kept(call):
 
 
 @on_cuda
-def test_small_calls_keep_none(monkeypatch):
-    monkeypatch.setattr(_operators, "LEAST_FOR_REST", 2 * 37 * 4 * 64 * 53)
-    assert kept_by(lambda: tt.attention(*inputs()))[1] == [(2, 37, 4, 64)]
-    turned = [t.detach().transpose(1, 2).requires_grad_() for t in inputs()]
-    assert kept_by(lambda: tt.attention(*turned, layout="bhsd", softcap=1.0))[1] == [(2, 4, 37, 64)]
-    assert kept_by(lambda: tt.attention(*inputs(len_kv=52)))[1] == []
-    assert kept_by(lambda: tt.attention(*inputs(len_kv=52), softcap=1.0))[1] == []
-
-
-@on_cuda
 def test_plans_say_the_same():
-    """keeps_residual() is what the plans of both passes say; not of fp16, whose rest fa3's backward alone reads."""
+    """keeps_residual() is what the plans of both passes say; not of fp16, whose residual only fa3's backward reads."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for call in (dict(), dict(dropout_p=0.1), dict(softcap=2.0), dict(kernel="cuda.fa1"), dict(kernel="cuda.fa2")):
             if call.get("kernel") == "cuda.fa1" and dtype == torch.float32:
@@ -224,13 +211,14 @@ def test_the_core_api_gives_it_and_takes_it(layout):
     if layout == "bhsd":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     do = torch.randn_like(q)
-    o, lse, o_residual = tessera.attention(q, k, v, causal="top-left", layout=layout, return_lse=True, return_o_residual=True)
+    o, lse, o_residual = tessera.attention(q, k, v, causal="top-left", layout=layout, return_lse=True,
+                                           return_o_residual=True)
     assert o_residual.dtype == torch.int8 and o_residual.shape == o.shape
-    want = torch.ops.tessera.plain_with_residual.default(q, k, v, 2, layout == "bhsd")
+    want = torch.ops.tessera.forward_with_residual.default(*arguments(q, k, v, causal=2, heads_first=layout == "bhsd"))
     assert all(torch.equal(a, b) for a, b in zip((o, lse, o_residual), want))
     scores = dict(causal="top-left", layout=layout)
     got = tessera.attention_backward(do, q, k, v, o, lse, o_residual=o_residual, **scores)
-    want = torch.ops.tessera.plain_backward.default(do, q, k, v, o, lse, o_residual, 2, layout == "bhsd")
+    want = torch.ops.tessera.backward.default(*backward_arguments(do, q, k, v, o, lse, o_residual, 2, layout == "bhsd"))
     assert all(torch.equal(a, b) for a, b in zip(got, want))
     for a, b in zip(got, tessera.attention_backward(do, q, k, v, o, lse, **scores)):
         reference.expect_close(a, b, LIMIT, "gradient")

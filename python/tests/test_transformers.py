@@ -69,19 +69,54 @@ def test_padded_batches_give_what_each_text_gives_alone(ours, eager, device):
                 torch.testing.assert_close(got[i][mask[i].bool()], ours(text(t, device=device)).logits[0], **SAME)
 
 
+POSITIONS = {"begin anew": [*range(12), *range(9)], "jump": [*range(10), *range(100, 111)],
+             "repeat": [*range(15), *[14] * 6], "whole": [*range(21)]}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
+def test_packing_is_inferred_where_eager_infers_it(ours, eager, name, cache, device):
+    """From position_ids without a cache, and never with one; the compiled model infers what the eager one does."""
+    ids = text("In the beginning God created", device=device)[:, :21]
+    positions = torch.tensor([POSITIONS[name]], device=device)
+    with torch.no_grad():
+        want = eager(ids, position_ids=positions, use_cache=cache).logits
+        torch.testing.assert_close(ours(ids, position_ids=positions, use_cache=cache).logits, want, **SAME)
+        if not cache:
+            torch._dynamo.reset()
+            compiled = torch.compile(ours, backend="aot_eager")
+            torch.testing.assert_close(compiled(ids, position_ids=positions, use_cache=False).logits, want, **SAME)
+
+
 def test_packed_sequences_do_not_see_each_other(ours, device):
-    """position_ids that begin anew; with a cache transformers makes no mask for them."""
+    """By position_ids without a cache, by cu_seq_lens with one and without, and by both."""
     texts = "In the beginning God created", "And the earth was without form"
     first, second = (text(t, device=device) for t in texts)
     packed = torch.cat([first, second], 1)
     positions = torch.cat([torch.arange(t.shape[1], device=device) for t in (first, second)])[None]
+    cu = torch.tensor([0, first.shape[1], packed.shape[1]], dtype=torch.int32, device=device)
+    lengths = dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=40, max_length_k=40)
     with torch.no_grad():
         want = torch.cat([ours(first).logits, ours(second).logits], 1)
-        for cache in (True, False):
-            got = ours(packed, position_ids=positions, use_cache=cache).logits
-            torch.testing.assert_close(got, want, **SAME)
+        for call in (dict(use_cache=False), dict(use_cache=False, **lengths), dict(use_cache=True, **lengths)):
+            torch.testing.assert_close(ours(packed, position_ids=positions, **call).logits, want, **SAME)
         contaminated = ours(packed).logits
     assert (contaminated - want).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_trains_as_sdpa_does(dtype, cache, device):
+    """RoPE hands over q and k in fp32 and v in the dtype of autocast."""
+    ids = torch.randint(1, 64, (2, 19), generator=torch.Generator().manual_seed(1)).to(device)
+    losses = []
+    for attention in ("tessera", "sdpa"):
+        network = small("Llama", attention, device).train()
+        with torch.autocast(device, dtype=dtype):
+            loss = network(ids, labels=ids, use_cache=cache).loss
+        loss.backward()
+        losses.append(torch.stack([loss.detach(), network.model.layers[0].self_attn.q_proj.weight.grad.norm()]))
+    torch.testing.assert_close(*losses, rtol=2e-2, atol=2e-3)
 
 
 def test_a_few_training_steps_as_with_eager_attention(device):
@@ -182,7 +217,10 @@ def test_a_window_without_a_mask_counts_the_query_itself():
     torch.testing.assert_close(one, v)
 
 
-@pytest.mark.parametrize("keywords,words", [(dict(s_aux=torch.zeros(4)), "s_aux"), (dict(cache=object()), "cache")],
+@pytest.mark.parametrize("keywords,words", [
+    (dict(s_aux=torch.zeros(4)), "^s_aux: "), (dict(sinks=torch.zeros(4)), "^sinks: "),
+    (dict(cache=object()), "^cache: "),
+    (dict(head_mask=torch.ones(4)), "^head_mask: "), (dict(cu_seq_lens_q=torch.tensor([0, 11])), "^cu_seq_lens_k: ")],
                          ids=lambda k: k if isinstance(k, str) else "")
 def test_what_is_not_there_is_refused(keywords, words):
     with pytest.raises(ValueError, match=words):
@@ -212,18 +250,3 @@ def test_compile_of_a_whole_model(device):
         loss.backward()
         results.append((loss.detach(), network.model.layers[0].self_attn.q_proj.weight.grad))
     torch.testing.assert_close(results[0], results[1])
-
-
-def test_positions_are_read_once_for_all_layers_and_again_when_they_change():
-    from tessera.transformers import _member_starts
-    positions = torch.arange(8)[None]
-    assert _member_starts(positions, 1) is None
-    positions[0, 5:] = torch.arange(3)
-    starts = _member_starts(positions, 1)
-    assert starts.tolist() == [0, 5, 8] and _member_starts(positions, 1) is starts
-    assert _member_starts(positions, 2).tolist() == [0, 5, 8, 13, 16]
-    with torch.inference_mode():  # such tensors don't count their changes
-        positions = torch.arange(8)[None]
-        assert _member_starts(positions, 1) is None
-        positions[0, 5:] = torch.arange(3)
-        assert _member_starts(positions, 1).tolist() == [0, 5, 8]

@@ -17,7 +17,8 @@ void expect_rank(const char* argument, TensorRef tensor, std::int64_t rank, bool
                           (rank == 4 ? dense : "[total, heads, head_dim]") + "), got " + std::to_string(tensor.dim()));
 }
 
-/// The longest member. On CUDA the lengths are not read, since that would wait for the device: the total bounds them.
+/// The length of the longest sequence. On CUDA it is `total`, an upper bound: reading lengths would wait for the
+/// device.
 std::int64_t longest(const char* argument, TensorRef cu_seqlens, std::int64_t total) {
     if (cu_seqlens.is_cuda()) return total;
     const TensorView view = view_of(argument, cu_seqlens);
@@ -51,8 +52,8 @@ Causal causal_of(std::int64_t causal) {
     return static_cast<Causal>(causal);
 }
 
-/// Has the same plan: the seed of dropout is no matter of a plan.
-bool same_but_for_the_seed(const Problem& a, const Problem& b) {
+/// Whether two problems have one plan: they differ in the seed of dropout at most.
+bool equal_but_for_seed(const Problem& a, const Problem& b) {
     const auto key = [](const Problem& p) {
         return std::tuple(p.len_q, p.len_kv, p.batch, p.heads_q, p.heads_kv, p.head_dim, p.head_dim_v, p.dtype,
                           p.ragged, p.total_q, p.total_kv, p.mask.causal, p.mask.window_left, p.mask.window_right,
@@ -61,18 +62,18 @@ bool same_but_for_the_seed(const Problem& a, const Problem& b) {
     return key(a) == key(b);
 }
 
-/// The plans of one thread and pass that were made last, and what for. A place is used again when all are taken.
-class Kept {
+/// The last plans of one thread and pass. A full cache replaces its oldest entry.
+class PlanCache {
  public:
-    const Plan& planned(const Problem& problem, const PlanOptions& options) {
-        const auto fits = [&](const Entry& e) {
+    const Plan& plan_for(const Problem& problem, const PlanOptions& options) {
+        const auto matches = [&](const Entry& e) {
             return e.options.threads == options.threads && e.options.device == options.device &&
-                   e.options.kernel == options.kernel && same_but_for_the_seed(e.plan.problem, problem);
+                   e.options.kernel == options.kernel && equal_but_for_seed(e.plan.problem, problem);
         };
-        const auto found = std::find_if(entries_.begin(), entries_.end(), fits);
-        Plan& kept = found != entries_.end() ? found->plan : made(problem, options);
-        kept.problem.dropout.seed = problem.dropout.seed;
-        return kept;
+        const auto found = std::find_if(entries_.begin(), entries_.end(), matches);
+        Plan& cached = found != entries_.end() ? found->plan : insert(problem, options);
+        cached.problem.dropout.seed = problem.dropout.seed;
+        return cached;
     }
 
  private:
@@ -80,14 +81,14 @@ class Kept {
         PlanOptions options;
         Plan plan;
     };
-    static constexpr std::size_t kMost = 16;  // more than the kinds of layers that a model has
+    static constexpr std::size_t kCapacity = 16;  // more than the kinds of layers that a model has
 
-    Plan& made(const Problem& problem, const PlanOptions& options) {
+    Plan& insert(const Problem& problem, const PlanOptions& options) {
         Entry entry{options, plan(problem, options)};
-        if (entries_.size() < kMost) return entries_.emplace_back(std::move(entry)).plan;
-        Entry& place = entries_[oldest_++ % kMost];
-        place = std::move(entry);
-        return place.plan;
+        if (entries_.size() < kCapacity) return entries_.emplace_back(std::move(entry)).plan;
+        Entry& oldest = entries_[oldest_++ % kCapacity];
+        oldest = std::move(entry);
+        return oldest.plan;
     }
 
     std::vector<Entry> entries_;
@@ -142,9 +143,9 @@ Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradien
 
 const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, TensorRef q) {
     PlanOptions options{.pass = pass, .kernel = settings.kernel.value_or("")};
-    set_place(options, q);
-    thread_local Kept first[2];
-    return first[pass == Pass::forward ? 0 : 1].planned(problem, options);
+    set_device_and_threads(options, q);
+    thread_local PlanCache caches[2];
+    return caches[pass == Pass::forward ? 0 : 1].plan_for(problem, options);
 }
 
 const Plan* next_plan(const Plan& plan, const Settings& settings) {
@@ -152,10 +153,10 @@ const Plan* next_plan(const Plan& plan, const Settings& settings) {
     const auto next =
         std::find_if(plan.refused.begin(), plan.refused.end(), [](const Refusal& r) { return r.capable; });
     if (next == plan.refused.end()) return nullptr;
-    thread_local Kept second[2];
+    thread_local PlanCache caches[2];
     const PlanOptions options{
         .pass = plan.pass, .kernel = next->kernel->name, .threads = plan.threads, .device = plan.device};
-    return &second[plan.pass == Pass::forward ? 0 : 1].planned(plan.problem, options);
+    return &caches[plan.pass == Pass::forward ? 0 : 1].plan_for(plan.problem, options);
 }
 
 }  // namespace tessera::torch_ops

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the forward and the backward operator share: from the arguments of the schema to a plan, and how to run it.
+// From the arguments of an operator's schema to a plan, and the run of that plan; both passes use it.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace tessera::torch_ops {
 
-/// The arguments of the schema that say what to compute; the names are those of operators.cc.
+/// The schema's arguments that are no tensors, under the names of operators.cc.
 struct Settings {
-    std::int64_t max_len_q = -1;  ///< ragged only: a bound of the lengths; -1: not known
+    std::int64_t max_len_q = -1;  ///< ragged batches only: an upper bound of the lengths; -1: unknown
     std::int64_t max_len_kv = -1;
     std::int64_t causal = 0;        ///< 0 none, 1 bottom-right, 2 top-left
-    std::int64_t window_left = -1;  ///< -1: without limit
+    std::int64_t window_left = -1;  ///< number of keys; -1: no limit
     std::int64_t window_right = -1;
     std::optional<double> scale{};
     double softcap = 0;
@@ -27,7 +27,7 @@ struct Settings {
     bool heads_first = false;  ///< dense q, k, v, o and gradients are [batch, heads, len, dim]
 };
 
-/// The inputs that both passes take.
+/// Input tensors of both passes.
 struct Inputs {
     TensorRef q;  // [batch, len_q, heads_q, head_dim] | [total_q, heads_q, head_dim]
     TensorRef k;
@@ -42,22 +42,22 @@ struct Inputs {
 /// The Problem that shapes and settings describe. Throws Error(invalid_argument).
 Problem problem_of(const Inputs& in, const Settings& settings, bool bias_gradient);
 
-/// The plan of a problem for tensors on the device of q; the last ones are kept for each thread and pass, since a model
-/// calls with few problems many times. The reference lives until the next call of this function on the thread.
+/// The plan of a problem for tensors on the device of q. Each thread caches its last plans by pass, since a model
+/// repeats few problems. The reference is valid until the thread's next call of this function.
 const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings, TensorRef q);
 
-/// The plan for the kernel that comes next in the order of preference after that of `plan`, kept in the same way; null
-/// when there is none, or when the caller named the kernel.
+/// The plan for the kernel after that of `plan` in the order of preference, cached in the same way. Null when there is
+/// none or the caller named the kernel.
 const Plan* next_plan(const Plan& plan, const Settings& settings);
 
-/// Says where the tensors live and on how many threads to run: of cpu.cc or cuda.cc, whichever is linked. Throws
-/// Error(invalid_argument) when q doesn't live there.
-void set_place(PlanOptions& options, TensorRef q);
+/// Sets the device and the number of threads. cpu.cc and cuda.cc define it, one in each library. Throws
+/// Error(invalid_argument) when q is on another device.
+void set_device_and_threads(PlanOptions& options, TensorRef q);
 
-/// How to run beside q: PyTorch's threads on the CPU, its current stream on CUDA.
+/// PyTorch's threads on the CPU, its current stream on CUDA.
 Execution execution_of(TensorRef q);
 
-/// Fills the fields that ForwardArgs and BackwardArgs share.
+/// ForwardArgs or BackwardArgs with the fields that both have.
 template <class Args>
 Args args_of(const Inputs& in, bool heads_first) {
     Args args;
@@ -71,9 +71,9 @@ Args args_of(const Inputs& in, bool heads_first) {
     return args;
 }
 
-/// forward() or backward() by the plan of the problem, its workspace from PyTorch's allocator. A kernel that can't work
-/// on the strides or the alignment of these tensors gives way to the next one. Takes o_residual out of `args` where the
-/// kernel doesn't know it.
+/// Runs forward() or backward() by the plan of the problem, with a workspace from PyTorch's allocator. The next kernel
+/// runs when the planned one refuses the strides or the alignment of these tensors. Clears args.o_residual when the
+/// kernel does not support it.
 template <class Args>
 void run(const Problem& problem, Pass pass, const Settings& settings, TensorRef q, Args& args) {
     const auto run_by = [&](const Plan& plan) {
@@ -93,8 +93,8 @@ void run(const Problem& problem, Pass pass, const Settings& settings, TensorRef 
     run_by(*next);
 }
 
-/// Runs `body`; an Error leaves as std::runtime_error whose text begins with "tessera <code>: ", from which Python
-/// makes the class of its exception.
+/// Runs `body` and turns an Error into a std::runtime_error whose text begins with "tessera <code>: ". Python derives
+/// the class of its exception from that code (_errors.py).
 template <class Body>
 auto with_torch_errors(const Body& body) {
     try {

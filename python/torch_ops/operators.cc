@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operators of schema.cc on PyTorch's stable ABI. One source, compiled once for each dispatch key
-// (TESSERA_TORCH_KEY). Fake kernels, gradients and the vmap rule are Python's (python/tessera/torch): the stable ABI
-// has no words for them.
+// Kernels for the operators of schema.cc, through PyTorch's stable ABI. The file is compiled once for each dispatch key
+// (TESSERA_TORCH_KEY). The stable ABI has no interface for gradients, fake kernels and vmap rules, so Python registers
+// those (python/tessera/torch/_operators.py, _functorch.py).
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
@@ -14,34 +14,40 @@
 namespace tessera::torch_ops {
 namespace {
 
-using Forward = std::tuple<Tensor, Tensor>;
-using ThreeGradients = std::tuple<Tensor, Tensor, Tensor>;
 using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-/// What the forward operators return: with the residual of O or without.
+/// (o, lse), and o_residual where the operator returns it.
 template <bool with_residual>
-using Returned = std::conditional_t<with_residual, std::tuple<Tensor, Tensor, Tensor>, Forward>;
+using Forward = std::conditional_t<with_residual, std::tuple<Tensor, Tensor, Tensor>, std::tuple<Tensor, Tensor>>;
 
+// TORCH_BOX derives an operator's boxing from the parameters of its function, so each function lists all of them.
 template <bool with_residual>
-Returned<with_residual> forward_results(const Inputs& in, const Settings& settings) {
-    Results found = run_forward(in, settings, {.rest = with_residual});
-    if constexpr (with_residual) return {std::move(found.o), *std::move(found.lse), *std::move(found.o_residual)};
-    else return {std::move(found.o), *std::move(found.lse)};
+Forward<with_residual> forward_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
+                                  const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
+                                  const OptionalTensor cu_seqlens_kv, const OptionalTensor seed, std::int64_t max_len_q,
+                                  std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left,
+                                  std::int64_t window_right, std::optional<double> scale, double softcap,
+                                  double dropout_p, const std::optional<std::string> kernel, bool heads_first) {
+    return with_torch_errors([&]() -> Forward<with_residual> {
+        Results found = run_forward(
+            {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed},
+            {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first},
+            {.residual = with_residual});
+        if constexpr (with_residual) return {std::move(found.o), *std::move(found.lse), *std::move(found.o_residual)};
+        else return {std::move(found.o), *std::move(found.lse)};
+    });
 }
 
-// PyTorch boxes a function by its parameters, so that each operator has to list all of them.
-template <bool with_residual>
-Returned<with_residual> forward_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
-                                   const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
-                                   const OptionalTensor cu_seqlens_kv, const OptionalTensor seed,
-                                   std::int64_t max_len_q, std::int64_t max_len_kv, std::int64_t causal,
-                                   std::int64_t window_left, std::int64_t window_right, std::optional<double> scale,
-                                   double softcap, double dropout_p, const std::optional<std::string> kernel,
-                                   bool heads_first) {
+/// O alone, of the arguments that most calls use: it allocates no LSE and converts 8 arguments instead of 18.
+Tensor forward_o_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, bool heads_first,
+                    std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
     return with_torch_errors([&] {
-        return forward_results<with_residual>(
-            {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed},
-            {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first});
+        const Settings settings{.causal = causal,
+                                .window_left = window_left,
+                                .window_right = window_right,
+                                .scale = scale,
+                                .heads_first = heads_first};
+        return run_forward({q, k, v}, settings, {.lse = false}).o;
     });
 }
 
@@ -62,55 +68,15 @@ Backward backward_op(const Tensor d_o, const OptionalTensor dlse, const Tensor q
     });
 }
 
-Settings plain_settings(std::int64_t causal, bool heads_first, std::optional<double> scale, std::int64_t window_left,
-                        std::int64_t window_right) {
-    return {.causal = causal,
-            .window_left = window_left,
-            .window_right = window_right,
-            .scale = scale,
-            .heads_first = heads_first};
-}
-
-template <bool with_residual>
-Returned<with_residual> plain_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, bool heads_first,
-                                 std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
-    return with_torch_errors([&] {
-        return forward_results<with_residual>({q, k, v},
-                                              plain_settings(causal, heads_first, scale, window_left, window_right));
-    });
-}
-
-/// Without LSE, for calls that drop it: a tensor less to allocate and to hand to Python.
-Tensor plain_o_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, bool heads_first,
-                  std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
-    return with_torch_errors([&] {
-        return run_forward({q, k, v}, plain_settings(causal, heads_first, scale, window_left, window_right),
-                           {.lse = false})
-            .o;
-    });
-}
-
-ThreeGradients plain_backward_op(const Tensor d_o, const Tensor q, const Tensor k, const Tensor v, const Tensor o,
-                                 const Tensor lse, const OptionalTensor o_residual, std::int64_t causal,
-                                 bool heads_first, std::optional<double> scale, std::int64_t window_left,
-                                 std::int64_t window_right) {
-    return with_torch_errors([&]() -> ThreeGradients {
-        Gradients found = run_backward(d_o, {}, {q, k, v}, o, lse, o_residual,
-                                       plain_settings(causal, heads_first, scale, window_left, window_right), false);
-        return {std::move(found.dq), std::move(found.dk), std::move(found.dv)};
-    });
-}
-
 }  // namespace
 }  // namespace tessera::torch_ops
 
 STABLE_TORCH_LIBRARY_IMPL(tessera, TESSERA_TORCH_KEY, m) {
-    m.impl("forward", TORCH_BOX(&tessera::torch_ops::forward_op<false>));
     m.impl("attention", TORCH_BOX(&tessera::torch_ops::forward_op<false>));
     m.impl("attention_with_residual", TORCH_BOX(&tessera::torch_ops::forward_op<true>));
+    m.impl("attention_backward", TORCH_BOX(&tessera::torch_ops::backward_op));
+    m.impl("forward", TORCH_BOX(&tessera::torch_ops::forward_op<false>));
+    m.impl("forward_with_residual", TORCH_BOX(&tessera::torch_ops::forward_op<true>));
+    m.impl("forward_o", TORCH_BOX(&tessera::torch_ops::forward_o_op));
     m.impl("backward", TORCH_BOX(&tessera::torch_ops::backward_op));
-    m.impl("plain", TORCH_BOX(&tessera::torch_ops::plain_op<false>));
-    m.impl("plain_with_residual", TORCH_BOX(&tessera::torch_ops::plain_op<true>));
-    m.impl("plain_backward", TORCH_BOX(&tessera::torch_ops::plain_backward_op));
-    m.impl("plain_o", TORCH_BOX(&tessera::torch_ops::plain_o_op));
 }

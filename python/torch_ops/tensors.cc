@@ -8,7 +8,7 @@ namespace tessera::torch_ops {
 
 namespace {
 
-/// What a function of PyTorch's shim says of a tensor.
+/// Calls a getter of PyTorch's C shim.
 template <class Value, class Function>
 Value asked(Function function, AtenTensorHandle tensor) {
     Value value{};
@@ -45,7 +45,7 @@ DType dtype_of(const char* argument, TensorRef tensor) {
 
 namespace {
 
-/// Where PyTorch says that the memory is: libtessera takes its word for it (Execution::placed).
+/// The device that PyTorch states. libtessera does not verify it (Execution::skip_memory_check).
 Device device_of(const char* argument, TensorRef tensor) {
     const std::int32_t type = tensor.device_type();
     if (type == aoti_torch_device_type_cpu()) return {};

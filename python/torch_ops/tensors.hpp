@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensors of PyTorch's stable ABI as tensors of tessera, and new ones from PyTorch's allocator.
+// Views of PyTorch's tensors for libtessera, and new tensors from PyTorch's allocator, through the stable ABI.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -22,8 +22,7 @@ namespace tessera::torch_ops {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-/// A tensor that somebody else keeps alive, or none. (A Tensor is a shared pointer: one to make costs as much as all
-/// that is asked of it here.)
+/// A tensor that the caller keeps alive, or none. It copies no shared pointer, as a Tensor would.
 class TensorRef {
  public:
     TensorRef() = default;
@@ -53,15 +52,15 @@ class TensorRef {
     throw Error(ErrorCode::invalid_argument, argument, message);
 }
 
-/// The dtype that tessera has for it; throws Error(invalid_argument) naming `argument` when there is none.
+/// The tensor's dtype. Throws Error(invalid_argument) naming `argument` when tessera has no such dtype.
 DType dtype_of(const char* argument, TensorRef tensor);
 
-/// The same memory as a view; of rank 0 for none. Throws Error(invalid_argument) for dtypes and ranks that tessera
-/// doesn't have.
+/// A view of the tensor's memory, of rank 0 for no tensor. Throws Error(invalid_argument) for a dtype or rank that
+/// tessera does not have.
 TensorView view_of(const char* argument, TensorRef tensor);
 
-/// The same of q, k, v, o or a gradient: [batch, len, heads, dim] or ragged [total, heads, dim], as tessera has them,
-/// of a dense tensor that has its heads first.
+/// view_of() of q, k, v, o or a gradient, in tessera's order: [batch, len, heads, dim] or ragged [total, heads, dim].
+/// With heads_first a dense tensor is [batch, heads, len, dim].
 TensorView rows_of(const char* argument, TensorRef tensor, bool heads_first);
 
 /// A new contiguous tensor on the device of `like`; `dtype` is one of PyTorch's numbers (aoti_torch_dtype_float32()).
@@ -70,14 +69,14 @@ inline Tensor empty(TensorRef like, std::initializer_list<std::int64_t> shape, s
     return empty(like, std::span(shape.begin(), shape.size()), dtype);
 }
 
-/// A new tensor [batch, heads, len, dim] that lies in memory as `like` does, with its heads or its rows outermost.
+/// A new tensor [batch, heads, len, dim] whose dimensions have the order of `like` in memory: heads or len outermost.
 Tensor empty_heads_first(TensorRef like, const std::array<std::int64_t, 4>& shape, std::int32_t dtype);
 
-/// A new tensor of the shape and dtype of `like`: contiguous, or as empty_heads_first() has it.
+/// A new tensor of the shape and dtype of `like`: contiguous, or with heads_first by empty_heads_first().
 Tensor empty_like(TensorRef like, bool heads_first = false);
 
-/// The workspace of a plan, from the allocator of the device that `like` lies on. Lives as long as the object: on CUDA
-/// PyTorch gives the memory to later work of the same stream only, so it may go while the kernel still runs.
+/// The workspace of a plan, from PyTorch's allocator for the device of `like`, freed with the object. On CUDA that may
+/// be while the kernel still runs: the allocator reuses the memory for later work on the same stream only.
 class TorchWorkspace {
  public:
     TorchWorkspace(TensorRef like, const Plan& plan);

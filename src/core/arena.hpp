@@ -48,8 +48,8 @@ class Arena {
     std::size_t used_ = 0;
 };
 
-/// As much memory for each worker, one after another. A worker lays its own out when it begins: done for all of them
-/// before the first task, that would take longer than a short call.
+/// Memory of the same size for each worker, one after another. A worker lays its own out when it begins: laying out all
+/// of them before the first task would take longer than a short call.
 class WorkerMemory {
  public:
     WorkerMemory() = default;

@@ -32,7 +32,8 @@ inline Sequence sequence_of(const Problem& problem, const TensorView& cu_q, cons
     return {batch, q, kv, cu_seqlen(cu_q, batch + 1) - q, cu_seqlen(cu_kv, batch + 1) - kv};
 }
 
-/// The rows of one head of one sequence: element (row, column), whatever the layout.
+/// The rows of one head of one sequence: element (row, column), whatever the layout. `data` is null when the tensor was
+/// not given, whatever pointer its view has.
 struct HeadRows {
     char* data = nullptr;
     DType dtype = DType::fp32;
@@ -49,9 +50,12 @@ inline std::int64_t step(const TensorView& t, std::size_t dimension) {
     return t.shape[dimension] == 1 ? 0 : t.strides[dimension];
 }
 
+/// Was the tensor given, and are there elements to point at? No offset may be added to the null of an empty tensor.
+inline bool has_elements(const TensorView& t) { return t.given() && t.data != nullptr; }
+
 /// Rows of a [batch, len, heads, dim] or ragged [total, heads, dim] tensor; `first` is the sequence's first ragged row.
 inline HeadRows head_rows(const TensorView& t, const Sequence& sequence, std::int64_t first, std::int64_t head) {
-    if (t.data == nullptr) return {};  // an empty tensor; no offset may be added to null
+    if (!has_elements(t)) return {};
     auto* base = static_cast<char*>(t.data);
     if (t.rank == 3) {
         return {base + (first * step(t, 0) + head * step(t, 1)) * size_of(t.dtype), t.dtype, step(t, 0), step(t, 2)};
@@ -62,7 +66,7 @@ inline HeadRows head_rows(const TensorView& t, const Sequence& sequence, std::in
 
 /// The LSE entries of one head: [batch, heads, len] or ragged [heads, total]; one column.
 inline HeadRows lse_rows(const TensorView& t, const Sequence& sequence, std::int64_t head) {
-    if (t.data == nullptr) return {};
+    if (!has_elements(t)) return {};
     auto* base = static_cast<char*>(t.data);
     if (t.rank == 2) {
         return {base + (head * step(t, 0) + sequence.first_q * step(t, 1)) * size_of(t.dtype), t.dtype, step(t, 1), 0};
@@ -72,7 +76,7 @@ inline HeadRows lse_rows(const TensorView& t, const Sequence& sequence, std::int
 
 /// The [len_q, len_kv] matrix of a bias (or dbias) for one head: sizes 1 are broadcast by stride 0.
 inline HeadRows bias_rows(const TensorView& t, std::int64_t batch, std::int64_t head) {
-    if (t.data == nullptr) return {};
+    if (!has_elements(t)) return {};
     auto* base = static_cast<char*>(t.data) + (batch * step(t, 0) + head * step(t, 1)) * size_of(t.dtype);
     return {base, t.dtype, step(t, 2), step(t, 3)};
 }

@@ -7,49 +7,28 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <initializer_list>
 #include <span>
 
+#include "core/arguments.hpp"
 #include "core/batch.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera {
 namespace {
 
-/// Up to kMaxRank sizes: nothing here allocates, since every call comes through.
-class Shape {
- public:
-    Shape(std::initializer_list<std::int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
-    explicit Shape(std::span<const std::int64_t> sizes) : rank_(sizes.size()) {
-        std::copy(sizes.begin(), sizes.end(), sizes_.begin());
-    }
-    const std::int64_t* begin() const { return sizes_.data(); }
-    const std::int64_t* end() const { return begin() + rank_; }
-    std::size_t size() const { return rank_; }
-    std::int64_t operator[](std::size_t d) const { return sizes_[d]; }
-
- private:
-    std::array<std::int64_t, TensorView::kMaxRank> sizes_{};
-    std::size_t rank_;
-};
-
 struct Named {
     const char* name;
     const TensorView* view;
 };
 
-/// The tensors of a list that were given: at most four.
-class Given {
+/// Some of the tensors of a call.
+class NamedList {
  public:
-    explicit Given(std::initializer_list<Named> all) {
-        for (const Named& named : all) {
-            if (named.view->given()) list_[size_++] = named;
-        }
-    }
+    void add(const Named& named) { list_[size_++] = named; }
     operator std::span<const Named>() const { return {list_.data(), size_}; }
 
  private:
-    std::array<Named, 4> list_{};
+    std::array<Named, std::size(kTensors<BackwardArgs>)> list_{};
     std::size_t size_ = 0;
 };
 
@@ -80,11 +59,9 @@ bool same_memory(const Device& a, const Device& b) {
     return a.type == b.type && (a.type == DeviceType::cpu || a.index == b.index);
 }
 
-void expect_devices(std::span<const Named> tensors, const Device& device) {
-    for (const auto& [name, view] : tensors) {
-        if (!view->given() || same_memory(view->device, device)) continue;
-        invalid(name, fmt::format("expected a tensor {}, got one {}", place_of(device), place_of(view->device)));
-    }
+void expect_device(const char* name, const TensorView& t, const Device& device) {
+    if (same_memory(t.device, device)) return;
+    invalid(name, fmt::format("expected a tensor {}, got one {}", place_of(device), place_of(t.device)));
 }
 
 /// The dtype is known to be right: without it there is no telling what is aligned.
@@ -114,76 +91,55 @@ void expect_dtype(const char* name, const TensorView& t, DType expected) {
     }
 }
 
-/// [batch, len, heads, dim], or [total, heads, dim] when ragged.
-void check_rows(const Problem& p, const char* name, const TensorView& t, bool of_queries, std::int64_t dim,
-                DType dtype) {
-    const std::int64_t heads = of_queries ? p.heads_q : p.heads_kv;
-    const Shape expected = p.ragged ? Shape{of_queries ? p.total_q : p.total_kv, heads, dim}
-                                    : Shape{p.batch, of_queries ? p.len_q : p.len_kv, heads, dim};
-    expect_shape(name, t, expected);
-    expect_dtype(name, t, dtype);
-    expect_memory(name, t);
+/// The shape that a rule asks for; of two that are allowed, the one of the tensor's rank.
+Shape expected_shape(const Problem& p, ShapeRule rule, const TensorView& t) {
+    if (rule == ShapeRule::alibi_slopes && t.rank == 2) return {p.batch, p.heads_q};
+    return full_shape(p, rule);
 }
 
-/// q, k, v, o and gradients: the Problem's dtype.
-void check_rows(const Problem& p, const char* name, const TensorView& t, bool of_queries, std::int64_t dim) {
-    check_rows(p, name, t, of_queries, dim, p.dtype);
-}
-
-void check_lse(const Problem& p, const char* name, const TensorView& t) {
-    expect_shape(name, t, p.ragged ? Shape{p.heads_q, p.total_q} : Shape{p.batch, p.heads_q, p.len_q});
-    if (p.dtype != DType::fp64 || t.dtype != DType::fp64) expect_dtype(name, t, DType::fp32);
-    expect_memory(name, t);
-}
-
-/// int8, in the shape of o.
-void check_o_residual(const Problem& p, const TensorView& t) {
-    if (!t.given()) return;
-    if (!is_16_bit(p.dtype)) {
-        invalid("o_residual", fmt::format("expected nothing, since O in {} is not rounded to 16 bits, got {}",
-                                          name_of(p.dtype), t.describe()));
-    }
-    check_rows(p, "o_residual", t, true, p.head_dim_v, DType::int8);
-}
-
-void check_bias_like(const Problem& p, const char* name, const TensorView& t) {
-    const Shape full{p.batch, p.heads_q, p.len_q, p.len_kv};
+/// The full shape, any size also 1.
+void expect_bias_shape(const Problem& p, const char* name, const TensorView& t) {
+    const Shape full = full_shape(p, ShapeRule::bias);
     const auto shape = shape_of(t);
-    bool fits = t.rank == 4;
+    bool fits = t.rank == static_cast<int>(full.size());
     for (std::size_t d = 0; fits && d < full.size(); ++d) fits = shape[d] == full[d] || shape[d] == 1;
-    if (!fits) {
-        invalid(name, fmt::format("expected [{}], any size also 1, got {}", fmt::join(full, ", "),
-                                  t.given() ? fmt::format("[{}]", fmt::join(shape, ", ")) : "nothing"));
-    }
-    if (t.dtype != DType::fp32 && t.dtype != p.dtype) {
-        const std::string own = p.dtype == DType::fp32 ? "" : fmt::format(" or {}", name_of(p.dtype));
-        invalid(name, fmt::format("expected dtype fp32{}, got {}", own, name_of(t.dtype)));
-    }
-    expect_memory(name, t);
+    if (fits) return;
+    invalid(name, fmt::format("expected [{}], any size also 1, got {}", fmt::join(full, ", "),
+                              t.given() ? fmt::format("[{}]", fmt::join(shape, ", ")) : "nothing"));
 }
 
-void expect_absent(const char* name, const TensorView& t, const char* field) {
-    if (t.given())
-        invalid(name, fmt::format("expected nothing, since problem.{} is not set, got {}", field, t.describe()));
-}
-
-void check_alibi(const Problem& p, const TensorView& t) {
-    if (!p.alibi) return expect_absent("alibi_slopes", t, "alibi");
-    expect_shape("alibi_slopes", t, t.rank == 2 ? Shape{p.batch, p.heads_q} : Shape{p.heads_q});
-    expect_dtype("alibi_slopes", t, DType::fp32);
-    expect_memory("alibi_slopes", t);
+void expect_dtype(const Problem& p, const char* name, const TensorView& t, DTypeRule rule) {
+    const auto expect = [&](DType expected) { expect_dtype(name, t, expected); };
+    switch (rule) {
+        case DTypeRule::problem: return expect(p.dtype);
+        case DTypeRule::fp32: return expect(DType::fp32);
+        case DTypeRule::fp32_or_fp64:
+            if (p.dtype != DType::fp64 || t.dtype != DType::fp64) expect(DType::fp32);
+            return;
+        case DTypeRule::fp32_or_problem:
+            if (t.dtype != DType::fp32 && t.dtype != p.dtype) {
+                const std::string own = p.dtype == DType::fp32 ? "" : fmt::format(" or {}", name_of(p.dtype));
+                invalid(name, fmt::format("expected dtype fp32{}, got {}", own, name_of(t.dtype)));
+            }
+            return;
+        case DTypeRule::residual:
+            if (!is_16_bit(p.dtype)) {
+                invalid(name, fmt::format("expected nothing, since O in {} is not rounded to 16 bits, got {}",
+                                          name_of(p.dtype), t.describe()));
+            }
+            return expect(DType::int8);
+        case DTypeRule::index:
+            if (t.dtype != DType::int32 && t.dtype != DType::int64) {
+                invalid(name, fmt::format("expected dtype int32 or int64, got {}", name_of(t.dtype)));
+            }
+            return;
+    }
 }
 
 /// From 0 to the total, never falling, and no sequence longer than the bound that the Problem states. Values on a CUDA
 /// device are left to the kernels: to read them would be to wait for the device.
 void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, std::int64_t total,
                       std::int64_t longest) {
-    if (!p.ragged) return expect_absent(name, t, "ragged");
-    expect_shape(name, t, {p.batch + 1});
-    if (t.dtype != DType::int32 && t.dtype != DType::int64) {
-        invalid(name, fmt::format("expected dtype int32 or int64, got {}", name_of(t.dtype)));
-    }
-    expect_memory(name, t);
     if (t.device.type == DeviceType::cuda) return;
     if (cu_seqlen(t, 0) != 0) invalid(name, fmt::format("expected 0 at index 0, got {}", cu_seqlen(t, 0)));
     for (std::int64_t b = 0; b < p.batch; ++b) {
@@ -206,16 +162,29 @@ void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, s
     }
 }
 
+void check_values(const Problem& p, const char* name, const TensorView& t, ShapeRule rule) {
+    if (rule == ShapeRule::cu_seqlens_q) check_cu_seqlens(p, name, t, p.total_q, p.len_q);
+    if (rule == ShapeRule::cu_seqlens_kv) check_cu_seqlens(p, name, t, p.total_kv, p.len_kv);
+}
+
+/// `bias`: the shape that ShapeRule::like_bias asks for.
 template <class Args>
-void check_inputs(const Problem& p, const Args& args) {
-    check_rows(p, "q", args.q, true, p.head_dim);
-    check_rows(p, "k", args.k, false, p.head_dim);
-    check_rows(p, "v", args.v, false, p.head_dim_v);
-    if (p.bias) check_bias_like(p, "bias", args.bias);
-    else expect_absent("bias", args.bias, "bias");
-    check_alibi(p, args.alibi_slopes);
-    check_cu_seqlens(p, "cu_seqlens_q", args.cu_seqlens_q, p.total_q, p.len_q);
-    check_cu_seqlens(p, "cu_seqlens_kv", args.cu_seqlens_kv, p.total_kv, p.len_kv);
+void check_tensor(const Problem& p, const TensorArgument<Args>& argument, const TensorView& t, const TensorView& bias) {
+    const char* name = argument.name;
+    if (t.rank < 0) invalid(name, fmt::format("expected rank 0..{}, got {}", TensorView::kMaxRank, t.rank));
+    if (argument.need == Need::if_wanted && !t.given()) return;
+    if (argument.need == Need::with_option && !(p.*argument.option.field)) {
+        if (!t.given()) return;
+        invalid(name, fmt::format("expected nothing, since problem.{} is not set, got {}", argument.option.name,
+                                  t.describe()));
+    }
+    const bool of_bias = argument.shape == ShapeRule::bias || argument.shape == ShapeRule::like_bias;
+    if (of_bias) expect_bias_shape(p, name, t);
+    else expect_shape(name, t, expected_shape(p, argument.shape, t));
+    expect_dtype(p, name, t, argument.dtype);
+    expect_memory(name, t);
+    if (argument.shape == ShapeRule::like_bias) expect_shape(name, t, Shape(shape_of(bias)));
+    check_values(p, name, t, argument.shape);
 }
 
 /// No output may share memory with itself, with another output or with an input, and no tensor with the workspace.
@@ -239,60 +208,65 @@ void check_memory(std::span<const Named> outputs, std::span<const Named> inputs,
     }
 }
 
+template <class Args>
+void check_call(const Problem& p, const Args& args, const Device& device, std::span<const std::byte> workspace) {
+    NamedList inputs;
+    NamedList outputs;
+    for (const TensorArgument<Args>& argument : kTensors<Args>) {
+        const TensorView& view = args.*argument.view;
+        if (!view.given()) continue;
+        expect_device(argument.name, view, device);
+        (argument.use == Use::input ? inputs : outputs).add({argument.name, &view});
+    }
+    for (const TensorArgument<Args>& argument : kTensors<Args>) {
+        check_tensor(p, argument, args.*argument.view, args.bias);
+    }
+    check_memory(outputs, inputs, workspace);
+}
+
 }  // namespace
+
+Shape full_shape(const Problem& p, ShapeRule rule) {
+    const auto rows = [&](bool of_queries, std::int64_t dim) {
+        const std::int64_t heads = of_queries ? p.heads_q : p.heads_kv;
+        if (p.ragged) return Shape{of_queries ? p.total_q : p.total_kv, heads, dim};
+        return Shape{p.batch, of_queries ? p.len_q : p.len_kv, heads, dim};
+    };
+    switch (rule) {
+        case ShapeRule::q: return rows(true, p.head_dim);
+        case ShapeRule::k: return rows(false, p.head_dim);
+        case ShapeRule::v: return rows(false, p.head_dim_v);
+        case ShapeRule::o: return rows(true, p.head_dim_v);
+        case ShapeRule::lse: return p.ragged ? Shape{p.heads_q, p.total_q} : Shape{p.batch, p.heads_q, p.len_q};
+        case ShapeRule::bias:
+        case ShapeRule::like_bias: return {p.batch, p.heads_q, p.len_q, p.len_kv};
+        case ShapeRule::alibi_slopes: return {p.heads_q};
+        case ShapeRule::cu_seqlens_q:
+        case ShapeRule::cu_seqlens_kv: return {p.batch + 1};
+    }
+    return {};
+}
+
+DType usual_dtype(const Problem& p, DTypeRule rule) {
+    switch (rule) {
+        case DTypeRule::problem:
+        case DTypeRule::fp32_or_problem: return p.dtype;
+        case DTypeRule::fp32: return DType::fp32;
+        case DTypeRule::fp32_or_fp64: return p.dtype == DType::fp64 ? DType::fp64 : DType::fp32;
+        case DTypeRule::residual: return DType::int8;
+        case DTypeRule::index: return DType::int32;
+    }
+    return p.dtype;
+}
 
 void check_tensors(const Problem& p, const ForwardArgs& args, const Device& device,
                    std::span<const std::byte> workspace) {
-    const std::array<Named, 7> inputs{{{"q", &args.q},
-                                       {"k", &args.k},
-                                       {"v", &args.v},
-                                       {"bias", &args.bias},
-                                       {"alibi_slopes", &args.alibi_slopes},
-                                       {"cu_seqlens_q", &args.cu_seqlens_q},
-                                       {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
-    const Given outputs{{"o", &args.o}, {"lse", &args.lse}, {"o_residual", &args.o_residual}};
-    expect_devices(inputs, device);
-    expect_devices(outputs, device);
-    check_inputs(p, args);
-    check_rows(p, "o", args.o, true, p.head_dim_v);
-    if (args.lse.given()) check_lse(p, "lse", args.lse);
-    check_o_residual(p, args.o_residual);
-    check_memory(outputs, inputs, workspace);
+    check_call(p, args, device, workspace);
 }
 
 void check_tensors(const Problem& p, const BackwardArgs& args, const Device& device,
                    std::span<const std::byte> workspace) {
-    const std::array<Named, 12> inputs{{{"q", &args.q},
-                                        {"k", &args.k},
-                                        {"v", &args.v},
-                                        {"o", &args.o},
-                                        {"o_residual", &args.o_residual},
-                                        {"lse", &args.lse},
-                                        {"do", &args.d_o},
-                                        {"dlse", &args.dlse},
-                                        {"bias", &args.bias},
-                                        {"alibi_slopes", &args.alibi_slopes},
-                                        {"cu_seqlens_q", &args.cu_seqlens_q},
-                                        {"cu_seqlens_kv", &args.cu_seqlens_kv}}};
-    const Given outputs{{"dq", &args.dq}, {"dk", &args.dk}, {"dv", &args.dv}, {"dbias", &args.dbias}};
-    expect_devices(inputs, device);
-    expect_devices(outputs, device);
-    check_inputs(p, args);
-    check_rows(p, "o", args.o, true, p.head_dim_v);
-    check_lse(p, "lse", args.lse);
-    check_o_residual(p, args.o_residual);
-    check_rows(p, "do", args.d_o, true, p.head_dim_v);
-    if (args.dlse.given()) check_lse(p, "dlse", args.dlse);
-    if (args.dq.given()) check_rows(p, "dq", args.dq, true, p.head_dim);
-    if (args.dk.given()) check_rows(p, "dk", args.dk, false, p.head_dim);
-    if (args.dv.given()) check_rows(p, "dv", args.dv, false, p.head_dim_v);
-    if (p.bias_gradient) {
-        check_bias_like(p, "dbias", args.dbias);
-        expect_shape("dbias", args.dbias, Shape(shape_of(args.bias)));
-    } else {
-        expect_absent("dbias", args.dbias, "bias_gradient");
-    }
-    check_memory(outputs, inputs, workspace);
+    check_call(p, args, device, workspace);
 }
 
 }  // namespace tessera

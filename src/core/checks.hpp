@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// Throw Error(invalid_argument) naming the tensor, what was expected and what came. Every tensor is to be on `device`;
-/// of those on a CUDA device the values are not read, so cu_seqlens there are checked in their shape only.
-/// No tensor may share memory with the workspace.
+/// Throw Error(invalid_argument) naming the tensor, what was expected and what came. Every tensor must be on `device`.
+/// Values on a CUDA device are not read: of cu_seqlens there only the shape is checked. No tensor may share memory with
+/// the workspace.
 void check_tensors(const Problem& problem, const ForwardArgs& args, const Device& device,
                    std::span<const std::byte> workspace = {});
 void check_tensors(const Problem& problem, const BackwardArgs& args, const Device& device,
@@ -20,7 +20,7 @@ void check_tensors(const Problem& problem, const BackwardArgs& args, const Devic
 /// than a call should counts as sharing, so that a rare interleaved pair is refused without need.
 bool may_overlap(const TensorView& a, const TensorView& b);
 
-/// The same for a view and a stretch of memory.
+/// True when a view and a stretch of memory share a byte; as sure as may_overlap().
 bool may_touch(const TensorView& view, std::span<const std::byte> memory);
 
 /// True when two different indices of the view are the same element (stride 0, or strides that fold back).

@@ -2,9 +2,9 @@
 //
 // The dropout mask. The weight of element (batch, head, query, key) is kept where a random word is under a threshold.
 // The words are drawn a bit at a time, from the top: a block of Philox holds four bits of the words of a whole patch, 2
-// queries x 16 keys, and after 12 to 16 bits hardly a word is still level with the threshold. So 32 weights take three
-// blocks or four, where whole words take eight. What a word is depends on the seed, the four numbers and nothing else:
-// every kernel, backend and pass sees the same mask.
+// queries x 16 keys. After 12 to 16 bits hardly any word still equals the threshold so far, so 32 weights take three or
+// four blocks, where whole words take eight. A word depends on the seed and the four numbers alone: every kernel,
+// backend and pass sees the same mask.
 #pragma once
 
 #include "core/philox_rounds.hpp"
@@ -80,12 +80,12 @@ struct KeepRule {
     }
 };
 
-/// What is known of the words of a patch after some of their bits.
+/// The comparison of a patch's words with the threshold after some of their bits.
 struct KeptBits {
     std::uint32_t kept = ~0U;   ///< over the threshold: 0; under it, or level with it as far as it has been seen: 1
     std::uint32_t level = ~0U;  ///< level with it so far
 
-    /// Of one block: its bits against last_kept[0] ... last_kept[kBitsOfBlock - 1].
+    /// The comparison of one block's bits with last_kept[0] ... last_kept[kBitsOfBlock - 1].
     TESSERA_HOST_DEVICE static constexpr KeptBits of(const PhiloxBlock& block, const std::uint32_t* last_kept) {
         KeptBits bits;
         for (int n = dropout::kBitsOfBlock - 1; n >= 0; --n) {  // what is lower counts where what is higher is level

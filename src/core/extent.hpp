@@ -15,7 +15,7 @@ struct Reach {
     std::int64_t highest = 0;
 };
 
-/// Of a view that has elements.
+/// The reach of a view that has elements.
 inline Reach reach_of(const TensorView& view) {
     Reach reach;
     for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {

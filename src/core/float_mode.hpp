@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Arithmetic as IEEE 754 has it by default while this lives: to nearest, with subnormal numbers, without traps. What
-/// the thread had before is given back. On x86-64 the C library's fegetround() would not see a mode of vectors alone.
+/// Sets the default arithmetic of IEEE 754 while it lives: round to nearest, with subnormal numbers, without traps. The
+/// destructor restores the thread's mode. On x86-64 fegetround() of the C library would miss the mode of vectors.
 class DefaultFloatMode {
  public:
 #if defined(__x86_64__)

@@ -28,7 +28,7 @@ TESSERA_HOST_DEVICE constexpr std::int32_t exponent_fp16(std::int32_t bits) {
 
 }  // namespace residual_detail
 
-/// The byte for x, which is `rounded` in bf16 or fp16. Where `rounded` is not finite it says nothing.
+/// The residual of x, which is `rounded` in bf16 or fp16. It is meaningless when `rounded` is not finite.
 template <DType kType>
 TESSERA_HOST_DEVICE constexpr std::int32_t residual_of(float x, float rounded) {
     using namespace residual_detail;

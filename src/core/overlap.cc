@@ -50,7 +50,7 @@ std::uint64_t floor_sum(std::uint64_t n, std::uint64_t m, std::uint64_t a, std::
 /// Is one of large.stride * x + small.stride * y in `wanted`? wanted is shorter than either stride, so that a value of
 /// x leaves one y at most.
 bool two_axes_reach(const Axis& large, const Axis& small, const Interval& wanted) {
-    // Where y is neither below 0 nor over its steps.
+    // The range of x for which y is neither below 0 nor over its steps.
     const std::int64_t first =
         std::max<std::int64_t>(0, ceil_div(wanted.first - small.stride * small.steps, large.stride));
     const std::int64_t last = std::min(large.steps, floor_div(wanted.last, large.stride));

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/problem_fields.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera {
@@ -121,6 +122,17 @@ void Problem::validate() const {
     if (bias_gradient && !bias) invalid("bias_gradient", "expected a Problem with a bias");
 }
 
+std::string describe_features(const Problem& problem) {
+    std::string text;
+    const auto add = [&](const std::string& feature) { text += (text.empty() ? "" : ", ") + feature; };
+    if (problem.softcap > 0) add(fmt::format("softcap {}", problem.softcap));
+    if (problem.alibi) add("alibi");
+    if (problem.bias) add(problem.bias_gradient ? "bias with gradient" : "bias");
+    if (problem.dropout.probability > 0)
+        add(fmt::format("dropout {}", problem.dropout.probability));  // last: describe()
+    return text;
+}
+
 std::string Problem::describe() const {
     std::string text = fmt::format("{} batch {}, heads {}/{}, len {} x {}, head_dim {}", name_of(dtype), batch, heads_q,
                                    heads_kv, len_q, len_kv, head_dim);
@@ -128,10 +140,8 @@ std::string Problem::describe() const {
     if (ragged) text += fmt::format(", ragged (rows {} x {})", total_q, total_kv);
     text += describe_mask(mask);
     if (scale) text += fmt::format(", scale {}", *scale);
-    if (softcap > 0) text += fmt::format(", softcap {}", softcap);
-    if (alibi) text += ", alibi";
-    if (bias) text += bias_gradient ? ", bias with gradient" : ", bias";
-    if (dropout.probability > 0) text += fmt::format(", dropout {} seed {}", dropout.probability, dropout.seed);
+    if (const std::string features = describe_features(*this); !features.empty()) text += ", " + features;
+    if (dropout.probability > 0) text += fmt::format(" seed {}", dropout.seed);
     return text;
 }
 

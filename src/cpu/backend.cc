@@ -2,11 +2,11 @@
 #include "cpu/backend.hpp"
 
 #include <fmt/format.h>
-#include <hwy/highway.h>
 
 #include "cpu/fa2/paths.hpp"
 #include "cpu/matrix/primitives.hpp"
 #include "cpu/schedules.hpp"
+#include "cpu/simd/isa.hpp"
 #include "cpu/simd/primitives.hpp"
 
 namespace tessera::cpu {
@@ -38,12 +38,7 @@ std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& til
     if (tile && (tile->block_q > kMaxBlock || tile->block_kv > kMaxBlock)) {
         return fmt::format("takes tiles up to {} x {}", kMaxBlock, kMaxBlock);
     }
-#if HWY_ARCH_X86
-    // Asked once: each time it runs CPUID, which takes tens of microseconds on a virtual machine.
-    static const bool has_sse4 = (hwy::SupportedTargets() & (HWY_SSE4 | (HWY_SSE4 - 1))) != 0;
-    if (!has_sse4) return "needs a processor with SSE4.2";
-#endif
-    return std::nullopt;
+    return simd::isa_refusal();
 }
 
 /// O is normalised anew at every K/V block, as the paper has it; from here on that rounding alone passes 2e-6.

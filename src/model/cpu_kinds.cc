@@ -62,7 +62,7 @@ const MeasuredKernels* measured_of(const Question& q) {
     const PredictOptions own_tile;
     if (by_tiles(q) != by_tiles({q.problem, q.schedule, q.pass, q.machine, own_tile})) return nullptr;
     const std::string kernels = cpu_kernels_of(q.schedule, q.pass, q.problem.dtype);
-    const auto& all = q.machine.kernels;
+    const auto all = measured_kernels(q.machine);
     const auto found = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.kernels == kernels; });
     return found == all.end() ? nullptr : &*found;
 }
@@ -70,7 +70,7 @@ const MeasuredKernels* measured_of(const Question& q) {
 KernelShares shares_of(const Question& question) {
     if (const MeasuredKernels* own = measured_of(question)) return own->shares;
     KernelShares shares = cpu_family_of(question).constants;
-    const auto& measured = question.machine.kernels;
+    const auto measured = measured_kernels(question.machine);
     if (measured.empty()) return shares;
     // Threads that wake and what they lose beside each other are the host's: without them, a kind that was not measured
     // would look faster than those that were.

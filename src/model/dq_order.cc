@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The main kernels of tessera's backward that add up dQ in a fixed order (cuda/fa3/host/dq_order.hpp,
-// cuda/gradient/place.cuh). A key block goes through the query tiles from its start to the last one, then from the
-// first one, and adds to each after the key block before it. Where a head has few queries and many keys, blocks wait
-// for each other. The launch order is the kernel's: fa3's by the same functions, fa2's as in cuda/gradient/launch.hpp.
+// cuda/gradient/host/dq_order.hpp). A key block goes through the query tiles from its start to the last one, then from
+// the first one, and adds to each after the key block before it. Where a head has few queries and many keys, blocks
+// wait for each other. The launch order is the kernel's: fa3's by the same functions, fa2's as in
+// cuda/gradient/start.cc.
 #include "model/dq_order.hpp"
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/gradient/host/config.h"
+#include "cuda/gradient/host/dq_order.hpp"
 #include "cuda/gradient/host/head_split.hpp"
 #include "model/stage.hpp"
 #include "schedule/grid.hpp"
@@ -61,15 +63,15 @@ Ways ways_of_fa3(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
 }
 
 Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid, std::int64_t len_q, std::int64_t len_kv) {
-    using cuda::gradient::ShareRule;
+    using cuda::gradient::HeadSplit;
     Ways ways;
     const auto group = static_cast<int>(s.problem.group());
     const Band band = s.problem.mask.bind(len_q, len_kv);
-    const int heads = group > 1 ? ShareRule::heads(band, static_cast<int>(s.problem.heads_kv), group) : 1;
+    const int heads = group > 1 ? HeadSplit::heads_per_split(band, static_cast<int>(s.problem.heads_kv), group) : 1;
     ways.heads_per_split = heads;
-    ways.splits = group > 1 ? ShareRule::count(heads, group) : 1;
-    ways.segmented = ShareRule::triangle(band) &&
-                     s.problem.heads_kv * ways.splits * grid.columns() >= cuda::gradient::kFewestInParts;
+    ways.splits = group > 1 ? HeadSplit::num_splits(heads, group) : 1;
+    ways.segmented = cuda::gradient::is_triangle(band) &&
+                     s.problem.heads_kv * ways.splits * grid.columns() >= cuda::gradient::kSegmentedBlocks;
     for (std::int64_t n = 0; n < grid.columns(); ++n) {
         const Range queries = grid.rows_of(n);
         const std::int64_t own = n * s.tile.block_kv / s.tile.block_q;
@@ -151,14 +153,14 @@ Sequence sequence_of(const Stage& s, const std::pair<std::int64_t, std::int64_t>
     return sequence;
 }
 
-/// The launch order of fa2's backward (cuda/gradient/start.cc, key_work.cuh): segment by segment, of all heads. `start`
-/// is called for each key block.
+/// The launch order of fa2's backward (cuda/gradient/start.cc, main/cta_work.cuh): segment by segment, of all heads.
+/// `start` is called for each key block.
 template <class Start>
 void for_each_start_of_fa2(const Problem& p, std::vector<Sequence>& sequences, const Start& start) {
     std::int64_t most = 0;
     for (const Sequence& sequence : sequences)
         most = std::max(most, p.heads_kv * sequence.ways.splits * static_cast<std::int64_t>(sequence.count));
-    const int segments = !p.mask.trivial() && most >= cuda::gradient::kFewestInParts ? cuda::gradient::kParts : 1;
+    const int segments = cuda::gradient::most_segments(p.mask, most);
     for (int segment = 0; segment < segments; ++segment) {
         for (Sequence& sequence : sequences) {
             const int size = (sequence.count + segments - 1) / segments;

@@ -57,10 +57,10 @@ std::int64_t shares_of_groups(const schedule::Workload& w) {
     if (w.pass == Pass::forward || p.group() <= 1 || p.heads_kv == 0 || p.dtype == DType::fp32) return 1;
     if (w.schedule == Schedule::fa3) return cuda::fa3::backward::head_splits(p);
     if (w.schedule != Schedule::fa2) return 1;
-    using cuda::gradient::ShareRule;
+    using cuda::gradient::HeadSplit;
     const auto heads_kv = static_cast<int>(p.heads_kv), group = static_cast<int>(p.group());
-    if (p.ragged) return ShareRule::most(p.mask, p.len_q, p.len_kv, heads_kv, group);
-    return ShareRule::count(ShareRule::heads(p.mask.bind(p.len_q, p.len_kv), heads_kv, group), group);
+    if (p.ragged) return HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, heads_kv, group);
+    return HeadSplit::num_splits(HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), heads_kv, group), group);
 }
 
 /// The main kernel.

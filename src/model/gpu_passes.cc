@@ -67,7 +67,7 @@ void Gpu::add_rows(double elements) {
     const bool forward = q.pass == Pass::forward;
     const char* name = forward ? "softmax" : "rows";
     const double matrices = forward ? 1 : 2;
-    const double most = forward ? cuda::standard::kKeysHeld : cuda::standard::kGradientKeysHeld;  // keys, of each
+    const double most = forward ? cuda::standard::kKeysCached : cuda::standard::kGradientKeysCached;  // keys, of each
     const double held = 4 * matrices * std::min(static_cast<double>(q.problem.len_kv), most) + 64;
     const double blocks = std::clamp(std::floor(q.machine.shared_kib * 1024 / held), 1.0, kMostRows);
     const double slowed = std::max(1.0, kRowsForFullRate / blocks);

@@ -68,8 +68,9 @@ const Machine* machine_of_device(std::string_view device) {
         {"V100", "v100"},
         {"T4", "t4"},
         {"B200", "b200"},
-        {"Intel(R) Xeon(R) Processor", "xeon-16"},
     };
+    if (const char* host = model::name_of_host(device)) return find_machine(host);
+    if (device.starts_with("AMD ") || device.starts_with("Intel")) return nullptr;  // "AMD A10-7850K" is no NVIDIA A10
     for (const Known& known : kKnown) {
         const std::size_t at = device.find(known.text);
         if (at == std::string_view::npos) continue;
@@ -86,13 +87,14 @@ void validate_kernels(const Machine& machine) {
     const auto bad = [](const std::string& field, const std::string& expected, const auto& got) {
         throw Error(ErrorCode::bad_data, field, fmt::format("expected {}, got {}", expected, got));
     };
-    if (machine.kind == MachineKind::gpu && !machine.kernels.empty())
-        bad("kernels", "nothing of a GPU", machine.kernels.front().kernels);
+    const auto measured = measured_kernels(machine);
+    if (machine.kind == MachineKind::gpu && !measured.empty())
+        bad("kernels", "nothing of a GPU", measured.front().kernels);
     const auto known = model::cpu_kernel_kinds();
-    for (auto one = machine.kernels.begin(); one != machine.kernels.end(); ++one) {
+    for (auto one = measured.begin(); one != measured.end(); ++one) {
         if (std::find(known.begin(), known.end(), one->kernels) == known.end())
             bad("kernels", fmt::format("one of {}", fmt::join(known, ", ")), one->kernels);
-        const bool again = std::any_of(machine.kernels.begin(), one,
+        const bool again = std::any_of(measured.begin(), one,
                                        [&](const MeasuredKernels& before) { return before.kernels == one->kernels; });
         if (again) bad("kernels", "each kind once", "a second " + one->kernels);
         for_each_share(one->shares, [&](const std::string& name, const double& value) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/host/kernel_table.hpp"
+#include "model/kernel_shares.hpp"
 #include "tessera/machine.hpp"
 
 namespace tessera::model {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "model/machine.hpp"
@@ -9,5 +10,9 @@ namespace tessera::model {
 
 std::vector<Machine> gpu_machines();
 std::vector<Machine> cpu_machines();
+
+/// The name of the machine in cpu_machines() that this host is, or null. `host` is the text of measure::text_of(Host):
+/// processor, instruction set, matrix unit, cores and last-level cache, all of which must agree.
+const char* name_of_host(std::string_view host);
 
 }  // namespace tessera::model

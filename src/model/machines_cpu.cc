@@ -40,4 +40,9 @@ std::vector<Machine> cpu_machines() {
     };
 }
 
+const char* name_of_host(std::string_view host) {
+    // The hosts of bench/results/cpu/*_xeon16.machine.json.
+    return host == "Intel(R) Xeon(R) Processor (AVX3, AMX, 16 cores, 300 MiB cache)" ? "xeon-16" : nullptr;
+}
+
 }  // namespace tessera::model

@@ -75,7 +75,7 @@ struct Head {
         return 1 - t * t;
     }
 
-    /// What dropout multiplies the weight of (i, j) by: 0, or 1 / (1 - probability).
+    /// The factor of dropout for the weight of (i, j): 0, or 1 / (1 - probability).
     double dropout_factor(std::int64_t i, std::int64_t j) const {
         const double p = problem.dropout.probability;
         if (p == 0) return 1;

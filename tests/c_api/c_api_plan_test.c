@@ -92,6 +92,13 @@ static void test_predict(void) {
     CHECK(tessera_predict(&p, NULL, TESSERA_BACKWARD, "h200", &one) == TESSERA_OK && one.ms > best.ms);
     options.schedule = TESSERA_SCHEDULE_FA3; /* an A100 has no wgmma */
     CHECK(tessera_predict(&p, &options, TESSERA_FORWARD, "a100", &one) == TESSERA_UNSUPPORTED);
+    /* A kernel by its name: the prediction is that of its schedule, on a machine that has such kernels. */
+    tessera_options named = {.struct_size = sizeof named, .kernel = "cpu.fa1.forward"};
+    CHECK(tessera_predict(&p, &named, TESSERA_FORWARD, "xeon-16", &one) == TESSERA_OK);
+    CHECK(one.schedule == TESSERA_SCHEDULE_FA1);
+    CHECK(tessera_predict(&p, &named, TESSERA_BACKWARD, "xeon-16", &one) == TESSERA_UNSUPPORTED);
+    CHECK(tessera_predict(&p, &named, TESSERA_FORWARD, "h200", &one) == TESSERA_UNSUPPORTED);
+    CHECK(strcmp(tessera_last_error_argument(), "kernel") == 0);
     p.len_q = -1;
     CHECK(tessera_predict(&p, NULL, TESSERA_FORWARD, "h200", &one) == TESSERA_INVALID_ARGUMENT);
     CHECK(strcmp(tessera_last_error_argument(), "len_q") == 0);
@@ -120,6 +127,8 @@ static void test_errors(void) {
     expect_invalid(__LINE__, tessera_predict(p, NULL, TESSERA_FORWARD, "h200", NULL), "prediction");
     tessera_options options = {.struct_size = sizeof options, .schedule = 77};
     expect_invalid(__LINE__, tessera_predict(p, &options, TESSERA_FORWARD, "h200", &prediction), "schedule");
+    options.schedule = TESSERA_ANY_SCHEDULE, options.kernel = "cpu.fa9.forward";
+    expect_invalid(__LINE__, tessera_predict(p, &options, TESSERA_FORWARD, "h200", &prediction), "kernel");
     info.struct_size = refusal.struct_size = prediction.struct_size = 8;
     expect_invalid(__LINE__, tessera_plan_query(p, NULL, TESSERA_FORWARD, &info), "info.struct_size");
     expect_invalid(__LINE__, tessera_plan_refusal(p, NULL, TESSERA_FORWARD, 0, &refusal), "refusal.struct_size");

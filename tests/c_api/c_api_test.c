@@ -210,6 +210,37 @@ static void test_names(void) {
     CHECK(tessera_kernel_name(count) == NULL);
 }
 
+/* The fields that the library names are those of the header, in this order. */
+static void test_struct_fields(void) {
+    CHECK(strcmp(tessera_struct_fields("tessera_problem"),
+                 "struct_size:size_t dtype:int32 ragged:int32 batch:int64 len_q:int64 len_kv:int64 heads_q:int64 "
+                 "heads_kv:int64 head_dim:int64 head_dim_v:int64 total_q:int64 total_kv:int64 window_left:int64 "
+                 "window_right:int64 causal:int32 alibi:int32 bias:int32 bias_gradient:int32 scale:double softcap:double "
+                 "dropout_probability:double dropout_seed:uint64") == 0);
+    CHECK(strcmp(tessera_struct_fields("tessera_forward_args"),
+                 "struct_size:size_t q:tensor k:tensor v:tensor bias:tensor alibi_slopes:tensor cu_seqlens_q:tensor "
+                 "cu_seqlens_kv:tensor o:tensor lse:tensor o_residual:tensor") == 0);
+    CHECK(strncmp(tessera_struct_fields("tessera_backward_args"), "struct_size:size_t q:tensor", 27) == 0);
+    CHECK(tessera_struct_fields("tessera_options") == NULL && tessera_struct_fields(NULL) == NULL);
+}
+
+/* A tensor of rank 0 is not given: nothing else of it is read, and nothing is written where it points. */
+static void test_rank_0(const Fixture* f) {
+    static Outputs before;
+    const tessera_tensor nothing = {.data = (void*)65, .dtype = 99, .device_type = 7, .device_index = -3};
+    tessera_forward_args forward = f->forward;
+    forward.lse = forward.o_residual = nothing;
+    CHECK(tessera_forward(&f->problem, NULL, &forward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
+    tessera_backward_args backward = f->backward;
+    memset(&backward.dlse, 0, sizeof backward.dlse);
+    memset(&backward.o_residual, 0, sizeof backward.o_residual);
+    CHECK(tessera_backward(&f->problem, NULL, &backward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
+    memcpy(&before, &f->out, sizeof before);
+    backward.dlse = backward.o_residual = nothing;
+    CHECK(tessera_backward(&f->problem, NULL, &backward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
+    CHECK(memcmp(&f->out, &before, sizeof before) == 0);
+}
+
 int main(void) {
     static Fixture f;
     CHECK(strcmp(tessera_last_error(), "") == 0 && strcmp(tessera_last_error_argument(), "") == 0);
@@ -219,6 +250,8 @@ int main(void) {
     test_defaults();
     test_newer_caller(&f);
     test_older_caller(&f);
+    test_struct_fields();
+    test_rank_0(&f);
     test_describe(&f);
     test_names();
     free(f.workspace);

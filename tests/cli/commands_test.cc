@@ -84,9 +84,11 @@ TEST_F(CommandsTest, bench_measures_each_combination) {
     const auto records =
         run_ok("bench --len 16,32 --heads 2 --head-dim 8 --dtype fp32,bf16 --pass forward,backward --repeat 2 --json")
             .json();
-    ASSERT_EQ(records.size(), 8U);
+    int measured = 0;
     for (const auto& json : records) {
         const measure::Record record = measure::record_from_json(json);
+        if (record.what == "predicted") continue;  // on a machine that the model knows
+        ++measured;
         EXPECT_EQ(record.what, "measured");
         EXPECT_GT(record.ms, 0);
         EXPECT_GT(record.tflops, 0);
@@ -95,6 +97,7 @@ TEST_F(CommandsTest, bench_measures_each_combination) {
         EXPECT_FALSE(record.commit.empty());
         EXPECT_EQ(record.date.size(), 20U);
     }
+    EXPECT_EQ(measured, 8);
     expect_fits(run_ok("bench --len 16,32 --heads 2 --head-dim 8 --schedule all --pass forward,backward --repeat 2"));
 }
 
@@ -104,7 +107,8 @@ TEST_F(CommandsTest, backward_and_pass_are_spellings_of_one_option) {
         const std::string backward = run_ok(command + " --json --backward").out;
         EXPECT_EQ(run_ok(command + " --json --pass backward").out, backward) << command;
         EXPECT_NE(run_ok(command + " --json --pass forward").out, backward) << command;
-        expect_error(command + " --backward --pass forward", 2, "--backward: is --pass backward: expected without");
+        expect_error(command + " --backward --pass forward", 2,
+                     "--backward: stands for --pass backward: expected without --pass forward");
     }
     const auto passes = [&](const std::string& options) {
         std::string list;
@@ -129,8 +133,8 @@ TEST_F(CommandsTest, backward_and_pass_are_spellings_of_one_option) {
 TEST_F(CommandsTest, check_takes_the_kernels_of_a_schedule_and_a_pass) {
     const auto checked = [&](const std::string& options) {
         std::string list;
-        for (const auto& row : run_ok("check --json --case causal_square --backend cpu" + options).json().at("kernels"))
-            list += row.at("kernel").get<std::string>() + " ";
+        const auto json = run_ok("check --json --case causal_square --backend cpu" + options).json();
+        for (const auto& row : json.at("kernels")) list += row.at("kernel").get<std::string>() + " ";
         return list;
     };
     EXPECT_EQ(checked(" --schedule fa1"), "cpu.fa1.forward cpu.fa1.backward ");
@@ -158,7 +162,7 @@ TEST_F(CommandsTest, bench_appends_records) {
     const std::string bench = "bench --len 16 --heads 2 --head-dim 8 --repeat 1 -o r.jsonl";
     run_ok(bench);
     run_ok(bench + " --alibi --bias --dropout 0.1");
-    const auto records = measure::read_records(path("r.jsonl"));
+    const auto records = measured_records("r.jsonl");
     ASSERT_EQ(records.size(), 2U);
     EXPECT_EQ(records[1].features, "alibi, bias, dropout 0.1");
 }

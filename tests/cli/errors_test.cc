@@ -107,6 +107,19 @@ TEST_F(ErrorsTest, what_is_not_built_is_69) {
         expect_error("why --schedule fa3", 69, "--schedule: this build has no forward kernel of schedule fa3");
 }
 
+/// A kernel that refuses what it has to take is no success, though it computed nothing wrong.
+TEST_F(ErrorsTest, check_fails_when_a_kernel_refuses_what_it_takes) {
+    const std::string check = "check --kernel cpu.fa2.forward --case causal_square";
+    EXPECT_NE(run_ok(check).out.find("ok: 1 case"), std::string::npos);
+    const Outcome outcome = run(check, "TESSERA_MAX_ISA=AVX9");
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_NE(outcome.out.find("refused what it has to take: "), std::string::npos) << outcome.out;
+    EXPECT_NE(outcome.out.find("TESSERA_MAX_ISA: expected SSE4, AVX2, AVX3, AVX512-BF16 or AMX, got \"AVX9\""),
+              std::string::npos)
+        << outcome.out;
+    EXPECT_NE(outcome.out.find("FAIL: 1 of the runs"), std::string::npos) << outcome.out;
+}
+
 TEST_F(ErrorsTest, out_of_memory_is_71) {
     expect_error("gen --len 60000000 --heads 64 --head-dim 256 -o big.safetensors", 71, "q");
     EXPECT_EQ(names(), Names{});
@@ -176,8 +189,11 @@ TEST_F(ErrorsTest, interrupted_is_130_and_keeps_what_is_done) {
     const std::string records = path("r.jsonl");
     const std::vector<std::string> bench = {"tessera", "bench", "--len", "8,2048", "--repeat", "100000", "-o", records};
     for (const auto& [signal_number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}}) {
+        std::filesystem::remove(records);
         const pid_t child = start(bench);
-        std::this_thread::sleep_for(std::chrono::milliseconds(700));
+        // It makes the file when it begins to measure, which takes longer than any test.
+        while (!std::filesystem::exists(records) && ::waitpid(child, nullptr, WNOHANG) == 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
         EXPECT_EQ(code_after_signal(child, signal_number), code);
     }
     for (const std::string& name : names()) EXPECT_EQ(name, "r.jsonl");

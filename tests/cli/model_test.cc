@@ -319,7 +319,7 @@ TEST_F(ModelCommandsTest, errors_name_the_option) {
     run_ok("plan --seed 3 --dropout 0.5");
     expect_error("roofline --device a100 --schedule fa3", 69, "wgmma");
     expect_error("calibrate --threads 0", 2, "--threads");
-    expect_error("calibrate --threads 1024", 2, "--threads: expected 1..");
+    expect_error("calibrate --threads 1025", 2, "--threads: expected 1..");
     expect_error("calibrate --name 'a\nb' --threads 1", 2, "--name: expected text on one line");
     const std::string micro = " --micro " TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl";
     expect_error("calibrate --device xeon-16" + micro, 2, "--device: expected the GPU that the Records are of");

@@ -63,7 +63,7 @@ TEST_F(OutputsTest, their_own_outputs_are_written_again) {
         run_ok("gen --len 8 -o in.safetensors");
         run_ok("run in.safetensors -o out.safetensors");
     }
-    EXPECT_EQ(measure::read_records(path("r.jsonl")).size(), 2U);
+    EXPECT_EQ(measured_records("r.jsonl").size(), 2U);
 }
 
 /// Tensors that change the result where they are asked for.
@@ -78,7 +78,7 @@ TEST_F(OutputsTest, tensors_that_are_not_used_are_told) {
 }
 
 TEST_F(OutputsTest, a_machine_of_another_kind_judges_nothing) {
-    run_ok("bench --len 16 --repeat 1 --warm-up 0 -o r.jsonl");
+    run_on(kUnknownHost, "bench --backend cpu --len 16 --repeat 1 --warm-up 0 -o r.jsonl");
     expect_error("report r.jsonl --device h200 -o page.html", 2, "--device: expected a CPU");
     run_ok("report r.jsonl --device xeon-16 -o page.html");
     const Outcome none = run_ok("roofline --accuracy --records r.jsonl --device h200");

@@ -15,11 +15,20 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <vector>
+
+#include "measure/record.hpp"
 
 namespace tessera {
 
 inline const std::string kSample = TESSERA_SOURCE_DIR "/examples/data/kjv-layer2.safetensors";
 inline const std::string kSampleOptions = kSample + " --layout bhsd --causal bottom-right --scale 0.125";
+
+/// Hosts for TESSERA_FAKE_HOST (measure/host.hpp). The model knows the last one.
+inline const std::string kUnknownHost =
+    "cpu=a processor that no machine has; isa=AVX2; matrix_unit=; cores=3; cache_mib=7";
+inline const std::string kCloudXeon2 = "cpu=Intel(R) Xeon(R) Processor; isa=AVX3; matrix_unit=; cores=2; cache_mib=300";
+inline const std::string kXeon16 = "cpu=Intel(R) Xeon(R) Processor; isa=AVX3; matrix_unit=AMX; cores=16; cache_mib=300";
 
 struct Outcome {
     int code = -1;  ///< exit code; 128 + n when signal n ended it
@@ -57,7 +66,14 @@ class CommandTest : public testing::Test {
         return {code, text_of(root_ / "out"), text_of(root_ / "err")};
     }
 
-    /// The same, expecting success.
+    /// The same on a faked host, expecting success.
+    Outcome run_on(const std::string& host, const std::string& arguments) const {
+        Outcome outcome = run(arguments, fmt::format("TESSERA_FAKE_HOST='{}'", host));
+        EXPECT_EQ(outcome.code, 0) << "tessera " << arguments << " on " << host << "\n" << outcome.err;
+        return outcome;
+    }
+
+    /// run(), expecting success.
     Outcome run_ok(const std::string& arguments) const {
         Outcome outcome = run(arguments);
         EXPECT_EQ(outcome.code, 0) << "tessera " << arguments << "\n" << outcome.err;
@@ -79,6 +95,13 @@ class CommandTest : public testing::Test {
     }
     static void expect_note(const Outcome& outcome, const std::string& text) {
         EXPECT_NE(outcome.err.find(text), std::string::npos) << text << "\n" << outcome.err;
+    }
+
+    /// Without those that the model predicted, which are there on a machine that it knows.
+    std::vector<measure::Record> measured_records(const std::string& name) const {
+        std::vector<measure::Record> records = measure::read_records(path(name));
+        std::erase_if(records, [](const measure::Record& record) { return record.what != "measured"; });
+        return records;
     }
 
     /// The names in folder().

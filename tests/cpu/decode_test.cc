@@ -253,7 +253,7 @@ TEST(MatrixKernels, ragged_sequences_count_their_own_tiles) {
             EXPECT_EQ(counters.full, 4) << static_cast<int>(chosen);
             EXPECT_EQ(counters.partial, 0);
             EXPECT_EQ(counters.skipped, 0);
-            EXPECT_EQ(counters.elements, 4 * 1340);
+            EXPECT_EQ(counters.computed_pairs, 4 * 1340);
         }
     }
 }

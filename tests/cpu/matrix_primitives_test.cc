@@ -188,6 +188,7 @@ TEST_P(MatrixWords, gradient_of_the_scores) {
     randomise(rng, s, keys * lanes, 2), randomise(rng, dp, keys * lanes), randomise(rng, delta, lanes);
     randomise(rng, norm, lanes), randomise(rng, slope, keys * lanes);
     for (std::int64_t i = 0; i < keys * lanes; i += 2) factors[i] = 1;
+    for (std::int64_t i = 0; i < lanes; i += 3) lse[i] = -0.5F;  // below many scores, whose weights are cut to 1
     for (std::int64_t i = 0; i < keys * lanes; i += 5) visible[i] = 0, s[i] = dp[i] = std::nanf("");
     Array<Bf16> p(rows * lanes), ds(rows * lanes), pairs(rows * lanes);
     const Tiles p_rows{p, 2 * kTileElements, kTileElements}, ds_rows{ds, 2 * kTileElements, kTileElements};
@@ -203,7 +204,7 @@ TEST_P(MatrixWords, gradient_of_the_scores) {
                 const std::int64_t at = j * lanes + i;
                 double weight = 0, slope_of_s = 0;
                 if (j < keys && visible[at] != 0) {
-                    weight = std::exp(std::min(0.0, 0.5 * s[at] - 3.0)) * (all ? norm[i] : 1);
+                    weight = std::exp(std::min(0.0, 0.5 * s[at] - lse[i])) * (all ? norm[i] : 1);
                     slope_of_s = weight * (dp[at] * (all ? 1.25 * factors[at] : 1) - delta[i]) * (all ? slope[at] : 1);
                     weight *= all ? factors[at] : 1;
                 }
@@ -222,6 +223,7 @@ TEST_P(MatrixWords, weighted_sums_of_visible_keys) {
         visible(keys * lanes, 1.0F);
     randomise(rng, s, keys * lanes, 2), randomise(rng, dp, keys * lanes), randomise(rng, norm, lanes);
     for (std::int64_t i = 0; i < keys * lanes; i += 2) factors[i] = 1;
+    for (std::int64_t i = 0; i < lanes; i += 3) lse[i] = -0.5F;  // below many scores, whose weights are cut to 1
     for (std::int64_t i = 0; i < keys * lanes; i += 5) visible[i] = 0, s[i] = dp[i] = std::nanf("");
     for (const bool all : {false, true}) {
         GradientJob job{.s = s, .dp = dp, .keys = keys, .lanes = lanes, .scale = 0.5F, .lse = lse, .visible = visible};
@@ -232,7 +234,7 @@ TEST_P(MatrixWords, weighted_sums_of_visible_keys) {
             double sum = 2, product = 2;
             for (std::int64_t at = i; at < keys * lanes; at += lanes) {
                 if (visible[at] == 0) continue;
-                const double weight = std::exp(std::min(0.0, 0.5 * s[at] - 3.0)) * (all ? norm[i] : 1);
+                const double weight = std::exp(std::min(0.0, 0.5 * s[at] - lse[i])) * (all ? norm[i] : 1);
                 sum += weight;
                 product += weight * dp[at] * (all ? 1.25 * factors[at] : 1);
             }

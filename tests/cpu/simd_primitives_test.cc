@@ -214,9 +214,9 @@ TEST_P(LaneWords, weights_from_lse_are_at_most_1_and_keep_nan) {
     constexpr std::int64_t kLanes = 16;
     Floats s(kLanes, 2.0F), lse(kLanes, 2.0F);
     s[1] = std::nextafter(2.0F, 3.0F), s[2] = -kInf, s[3] = std::nanf(""), lse[4] = kInf, lse[5] = std::nanf(""),
-    s[6] = 1;
+    s[6] = 1, s[8] = 3, s[9] = 200;
     simd::weights_from_lse(s, lse, 1, kLanes, kLanes);
-    for (const std::int64_t i : {0, 1, 7, 15}) EXPECT_EQ(s[i], 1.0F) << i;
+    for (const std::int64_t i : {0, 1, 7, 8, 9, 15}) EXPECT_EQ(s[i], 1.0F) << i;
     for (const std::int64_t i : {2, 4}) EXPECT_EQ(s[i], 0.0F) << i;
     for (const std::int64_t i : {3, 5}) EXPECT_TRUE(std::isnan(s[i])) << i;
     EXPECT_NEAR(s[6], std::exp(-1.0F), 1e-6F);

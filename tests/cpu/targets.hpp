@@ -10,12 +10,13 @@
 
 namespace tessera::cpu {
 
-/// Instruction sets that were compiled in and that this processor has, best first.
+/// Instruction sets that were compiled in and that this processor has, best first; up to TESSERA_MAX_ISA.
 inline std::vector<std::int64_t> usable_targets() {
     std::vector<std::int64_t> targets;
     hwy::SetSupportedTargetsForTest(0);
     for (std::int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1)
         targets.push_back(rest & -rest);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());  // the reset forgot the limit
     return targets;
 }
 

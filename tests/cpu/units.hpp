@@ -10,12 +10,8 @@
 #include <string>
 #include <vector>
 
-<<<<<<< HEAD
-#include "cpu/matrix/primitives.hpp"
-=======
 #include "cpu/matrix/primitives.hpp"
 #include "printed.hpp"
->>>>>>> tests
 
 namespace tessera::cpu::matrix {
 

@@ -35,19 +35,19 @@ __global__ void pass_through_ring(int rounds, int slow_side, int* wrong) {
     const int readers = static_cast<int>(blockDim.x) / 32 - 1;
     if (threadIdx.x == 0) ring.init(readers);
     __syncthreads();
-    RingPosition<kStages> at;
+    PipelineState<kStages> at;
     for (int i = 0; i < rounds; ++i, at.advance()) {
         if (slow_side == (warp == 0 ? 0 : 1)) pause(i + warp);
         if (warp == 0) {
-            at.wait_empty(ring);
-            stages[at.stage()][lane] = i + lane;
+            ring.producer_acquire(at);
+            stages[at.index()][lane] = i + lane;
             __syncwarp();
-            if (lane == 0) ptx::mbarrier_arrive(ring.full[at.stage()]);
+            if (lane == 0) ptx::mbarrier_arrive(ring.full[at.index()]);
         } else {
-            at.wait_full(ring);
-            if (stages[at.stage()][lane] != i + lane) atomicAdd(wrong, 1);
+            ring.consumer_wait(at);
+            if (stages[at.index()][lane] != i + lane) atomicAdd(wrong, 1);
             __syncwarp();
-            if (lane == 0) at.release(ring);
+            if (lane == 0) ring.consumer_release(at);
         }
     }
 }

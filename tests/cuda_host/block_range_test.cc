@@ -48,7 +48,7 @@ struct Case {
 };
 
 /// "case 17: queries 3 to 9 see keys q - 5 to q + 7, up to key 44"
-std::string describe(int number, int begin, int end, const cuda::Band32& visible) {
+std::string describe(int number, int begin, int end, const Band32& visible) {
     const auto from_query = [](int offset) {
         return (offset < 0 ? "q - " : "q + ") + std::to_string(std::abs(offset));
     };
@@ -79,8 +79,8 @@ TEST(BlockRange, has_the_blocks_that_are_seen) {
         for (int n = 0; n <= visible.last_key / kBlock + 1; ++n) {
             const Met met = pairs(n, begin, end, visible);
             const bool in = blocks.begin <= n && n < blocks.end;
-            ASSERT_TRUE(in || !met.any) << "block " << n;
-            ASSERT_EQ(in && !blocks.partial(n), in && met.all) << "block " << n;
+            ASSERT_TRUE(in || !met.any) << "block of keys " << n;
+            ASSERT_EQ(in && !blocks.partial(n), in && met.all) << "block of keys " << n;
         }
     }
     EXPECT_GT(empty, 1000);
@@ -102,8 +102,8 @@ TEST(BlockRange, of_a_slice_lies_in_its_tile_and_has_one_block_at_least) {
             for (int n = tile.begin; n < tile.end; ++n) {
                 const Met met = pairs(n, first, last, visible);
                 const bool in = own.begin <= n && n < own.end;
-                ASSERT_TRUE(in || !met.any) << "block " << n;
-                ASSERT_EQ(in && !own.partial(n), in && met.all) << "block " << n;
+                ASSERT_TRUE(in || !met.any) << "block of keys " << n;
+                ASSERT_EQ(in && !own.partial(n), in && met.all) << "block of keys " << n;
                 // Only what the guard has looked at is multiplied by weights that are hidden.
                 ASSERT_TRUE(!in || !own.partial(n) || tile.partial(n));
                 hidden += in && !met.any ? 1 : 0;
@@ -143,7 +143,7 @@ void expect_every_pair_once(int len_q, const Band32& visible) {
             ASSERT_GT(own.end * kBlockKv, last) << "query " << q;
             for (int n = own.begin; n < own.end; ++n) {
                 const bool whole = first <= n * kBlockKv && (n + 1) * kBlockKv - 1 <= last;
-                ASSERT_TRUE(own.partial(n) || whole) << "query " << q << ", block " << n;
+                ASSERT_TRUE(own.partial(n) || whole) << "query " << q << ", block of keys " << n;
             }
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the query heads of a group are shared out to thread blocks (cuda/gradient/host/head_split.hpp). Needs no GPU.
+// The split of a group's query heads over CTAs (cuda/gradient/host/head_split.hpp). No GPU is needed.
 #include <gtest/gtest.h>
 
 #include "cuda/gradient/host/head_split.hpp"
@@ -8,49 +8,49 @@
 namespace tessera::check::head_split_test {
 namespace {
 
-using cuda::gradient::ShareRule;
+using cuda::gradient::HeadSplit;
 
 constexpr Mask kCausal{.causal = Causal::bottom_right};
 
-int shares(const Mask& mask, std::int64_t len_q, std::int64_t len_kv, int heads_kv, int group) {
-    return ShareRule::count(ShareRule::heads(mask.bind(len_q, len_kv), heads_kv, group), group);
+int splits(const Mask& mask, std::int64_t len_q, std::int64_t len_kv, int heads_kv, int group) {
+    return HeadSplit::num_splits(HeadSplit::heads_per_split(mask.bind(len_q, len_kv), heads_kv, group), group);
 }
 
-TEST(HeadSplit, blocks_that_are_too_few_are_shared_out) {
-    EXPECT_EQ(shares(kCausal, 512, 512, 8, 8), 2);
-    EXPECT_EQ(shares(kCausal, 2048, 2048, 8, 8), 4);
-    EXPECT_EQ(shares(kCausal, 4096, 4096, 8, 8), 2);
-    EXPECT_EQ(shares(kCausal, 8192, 8192, 8, 8), 2);
-    EXPECT_EQ(shares(kCausal, 16384, 16384, 8, 8), 1);
-    EXPECT_EQ(shares({}, 1024, 1024, 8, 8), 2);
-    EXPECT_EQ(shares({}, 2048, 2048, 8, 8), 1);
-    EXPECT_EQ(shares(kCausal, 2048, 2048, 1, 64), 32);
-    EXPECT_EQ(shares(kCausal, 2048, 2048, 16, 1), 1);  // nothing to share
-    EXPECT_EQ(shares({}, 1, 4096, 1, 64), 1);          // no work that is worth a sum
+TEST(HeadSplit, few_key_blocks_split_the_heads) {
+    EXPECT_EQ(splits(kCausal, 512, 512, 8, 8), 2);
+    EXPECT_EQ(splits(kCausal, 2048, 2048, 8, 8), 4);
+    EXPECT_EQ(splits(kCausal, 4096, 4096, 8, 8), 2);
+    EXPECT_EQ(splits(kCausal, 8192, 8192, 8, 8), 2);
+    EXPECT_EQ(splits(kCausal, 16384, 16384, 8, 8), 1);
+    EXPECT_EQ(splits({}, 1024, 1024, 8, 8), 2);
+    EXPECT_EQ(splits({}, 2048, 2048, 8, 8), 1);
+    EXPECT_EQ(splits(kCausal, 2048, 2048, 1, 64), 32);
+    EXPECT_EQ(splits(kCausal, 2048, 2048, 16, 1), 1);  // nothing to split
+    EXPECT_EQ(splits({}, 1, 4096, 1, 64), 1);          // no work that is worth a sum
 }
 
-/// Every head is in one share, and no share is empty.
-TEST(HeadSplit, all_heads_are_in_some_share) {
+/// Every head is in one split, and no split is empty.
+TEST(HeadSplit, each_head_is_in_one_split) {
     for (int group = 1; group < 80; ++group) {
         for (std::int64_t len = 1; len < 40000; len = len * 3 / 2 + 1) {
-            const int heads = ShareRule::heads(kCausal.bind(len, len), 1, group);
-            const int count = ShareRule::count(heads, group);
+            const int heads = HeadSplit::heads_per_split(kCausal.bind(len, len), 1, group);
+            const int count = HeadSplit::num_splits(heads, group);
             EXPECT_GE(heads * count, group);
             EXPECT_LT(heads * (count - 1), group);
         }
     }
 }
 
-/// What a ragged batch has memory for.
-TEST(HeadSplit, no_sequence_has_more_shares_than_most) {
+/// A ragged batch has memory for max_splits().
+TEST(HeadSplit, no_sequence_has_more_than_max_splits) {
     for (const Mask& mask : {Mask{}, kCausal, Mask{.window_left = 100}}) {
         for (const int heads_kv : {1, 3, 8}) {
             for (const int group : {1, 2, 7, 64}) {
-                const int most = ShareRule::most(mask, 3000, 5000, heads_kv, group);
+                const int most = HeadSplit::max_splits(mask, 3000, 5000, heads_kv, group);
                 for (std::int64_t len_kv = 0; len_kv <= 5000; len_kv += 61) {
                     for (const std::int64_t len_q : {std::int64_t{0}, std::int64_t{2999}, len_kv}) {
                         if (len_q > 3000) continue;
-                        EXPECT_LE(shares(mask, len_q, len_kv, heads_kv, group), most);
+                        EXPECT_LE(splits(mask, len_q, len_kv, heads_kv, group), most);
                     }
                 }
             }

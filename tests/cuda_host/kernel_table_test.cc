@@ -21,10 +21,10 @@ const cuda::Limits kDevice{
 /// Every kernel that takes the dtype says that it can't count this.
 void expect_refused(const Problem& p) {
     ASSERT_NO_THROW(p.validate()) << p.describe();
-    for (const cuda::KernelEntry& row : cuda::kernel_entries()) {
-        const auto reason = cuda::refusal(row, p, {}, kDevice);
-        ASSERT_TRUE(reason.has_value()) << row.name << ": " << p.describe();
-        EXPECT_NE(reason->find("count"), std::string::npos) << row.name << ": " << *reason;
+    for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
+        const auto reason = cuda::refusal(entry, p, {}, kDevice);
+        ASSERT_TRUE(reason.has_value()) << entry.name << ": " << p.describe();
+        EXPECT_NE(reason->find("count"), std::string::npos) << entry.name << ": " << *reason;
     }
 }
 
@@ -44,9 +44,9 @@ TEST(KernelTable, rows_and_tiles_are_taken_up_to_the_limit_and_no_further) {
     p.mask = {.window_left = 100, .window_right = 100};
     expect_refused(p);
     --p.len_q, --p.len_kv;
-    for (const cuda::KernelEntry& row : cuda::kernel_entries()) {
-        if (row.schedule == Schedule::standard) continue;  // its matrix has 2^60 numbers
-        EXPECT_EQ(cuda::refusal(row, p, {}, kDevice), std::nullopt) << row.name;
+    for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
+        if (entry.schedule == Schedule::standard) continue;  // its matrix has 2^60 numbers
+        EXPECT_EQ(cuda::refusal(entry, p, {}, kDevice), std::nullopt) << entry.name;
     }
 }
 
@@ -54,7 +54,7 @@ TEST(KernelTable, a_kernel_without_a_row_is_an_error_that_names_it) {
     EXPECT_STREQ(cuda::kernel_entry(Schedule::fa2, Pass::backward).name, "cuda.fa2.backward");
     try {
         cuda::kernel_entry(static_cast<Schedule>(std::size(kSchedules)), Pass::backward);
-        ADD_FAILURE() << "a schedule that does not exist has a row";
+        ADD_FAILURE() << "a schedule that does not exist has an entry";
     } catch (const Error& e) {
         EXPECT_EQ(e.code(), ErrorCode::internal);
         EXPECT_STREQ(e.what(),

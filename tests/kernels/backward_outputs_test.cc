@@ -74,6 +74,27 @@ double rounding(DType dtype, double count) {
     return unit * std::sqrt(count);
 }
 
+/// LSE may be rounded below a score, by the last place of a large number. The weight is cut to 1: with one query and
+/// one key, dV is dO. (CUDA kernels take the largest score of rows whose LSE is large.)
+TEST(BackwardOutputs, a_weight_is_at_most_1_where_lse_is_rounded_below_the_score) {
+    for (const DType dtype : kStorageTypes) {
+        for (const double root : {0x1p2, 0x1p4, 0x1p14, 0x1p50}) {
+            if (dtype == DType::fp16 && root > 65504) continue;
+            Problem p = make_problem(1, 1, 1, 1, 1, 8, dtype);
+            p.scale = 1;
+            Attention a(p);
+            a.q.fill_value(0), a.k.fill_value(0);
+            a.q.set(root, 0, 0, 0, 0), a.k.set(root, 0, 0, 0, 0);
+            a.prepare_backward();
+            *a.lse.view.at<float>(0, 0, 0) = std::nextafter(static_cast<float>(root * root), 0.0F);
+            for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+                if (kernel.backend == Backend::cuda || !a.backward(kernel)) return;
+                EXPECT_TRUE(a.dv.same_bits(a.d_o)) << name_of(dtype) << ", score " << root * root;
+            });
+        }
+    }
+}
+
 /// Without a score every visible key weighs the same, and dV is the mean of dO over the queries that see the key.
 TEST(BackwardOutputs, dv_of_equal_weights_is_a_mean) {
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {

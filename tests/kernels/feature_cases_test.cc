@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "check/feature_cases.hpp"
+#include "check/limits.hpp"
 #include "check/run_case.hpp"
 #include "cuda/fa1/host/dispatch.hpp"
 #include "cuda/fa2/host/dispatch.hpp"
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/fa3/host/pack_gqa.hpp"
-#include "kernels/limits.hpp"
 #include "printed.hpp"
 #include "registry.hpp"
 

@@ -18,10 +18,10 @@
 
 #include "check/compare.hpp"
 #include "check/generate.hpp"
+#include "check/limits.hpp"
 #include "check/packed.hpp"
 #include "core/numeric.hpp"
 #include "device/device_copy.hpp"
-#include "kernels/limits.hpp"
 #include "printed.hpp"
 #include "tessera/tessera.hpp"
 

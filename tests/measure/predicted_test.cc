@@ -97,7 +97,7 @@ TEST(Roof, of_a_calibrated_host_is_not_certain) {
     p.dtype = DType::fp16;
     r.tflops = 1.5 * machine.product_flop(p.dtype, false) * machine.clock_ghz * 1e-3;
     EXPECT_TRUE(above_roof(r, p, machine)->certain);
-    machine.kernels.push_back({"fp16 forward", {}, "26 calls timed by tessera calibrate"});
+    set_measured_kernels(machine, {{"fp16 forward", {}, "26 calls timed by tessera calibrate"}});
     EXPECT_FALSE(above_roof(r, p, machine)->certain);
     r.tflops *= 2;
     EXPECT_TRUE(above_roof(r, p, machine)->certain);

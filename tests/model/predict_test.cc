@@ -146,7 +146,7 @@ TEST(Predict, measured_kernels_of_a_cpu_count) {
     const double before = ms(Schedule::fa2), other = ms(Schedule::fa1);
     const double in_lanes = ms(Schedule::fa2, {.tile = Tile{33, 64}});
     KernelShares shares{.product_share = 0.5, .exp_share = 1, .last = 0, .loops = 0, .call_us = 20};
-    machine.kernels = {{"bf16 forward", shares, "a test"}};
+    set_measured_kernels(machine, {{"bf16 forward", shares, "a test"}});
     EXPECT_EQ(predict(p, Schedule::fa2, Pass::forward, machine).fitted_on, "a test");
     EXPECT_TRUE(predict(p, Schedule::fa2, Pass::forward, machine).measured);
     for (const PredictOptions& options : {PredictOptions{}, PredictOptions{.tile = Tile{33, 64}}}) {
@@ -157,12 +157,14 @@ TEST(Predict, measured_kernels_of_a_cpu_count) {
     EXPECT_LT(ms(Schedule::fa2, {.tile = Tile{33, 64}}), in_lanes);
     const double fast = ms(Schedule::fa2);
     EXPECT_NE(fast, before);
-    machine.kernels[0].shares.crowd = 0.5;  // all cores at half the speed
-    machine.kernels[0].shares.start_us = 300;
+    KernelShares crowded = shares;
+    crowded.crowd = 0.5;  // all cores at half the speed
+    crowded.start_us = 300;
+    set_measured_kernels(machine, {{"bf16 forward", crowded, "a test"}});
     const double slow = ms(Schedule::fa2);
     EXPECT_GT(slow, fast + 0.3);
     const double slow_alone = ms(Schedule::fa2, {.threads = 1});
-    machine.kernels[0].shares = shares;
+    set_measured_kernels(machine, {{"bf16 forward", shares, "a test"}});
     EXPECT_EQ(slow_alone, ms(Schedule::fa2, {.threads = 1}));
 }
 
@@ -177,17 +179,20 @@ TEST(Predict, what_a_cpu_measured_is_told_of_other_kernels_too) {
     };
     EXPECT_NE(error_of(Schedule::fa1).find("its kernels were not measured"), std::string::npos);
     KernelShares shares{.product_share = 0.5, .exp_share = 1, .last = 0, .loops = 0, .call_us = 20};
+    std::vector<MeasuredKernels> all;
     for (const auto& [kernels, start_us, crowd] :
          {std::tuple{"bf16 forward", 700.0, 0.5}, {"fp32 forward", 100.0, 0.4}, {"bf16 backward", 300.0, 0.9}}) {
         shares.start_us = start_us, shares.crowd = crowd;
-        machine.kernels.push_back({kernels, shares, "a test"});
+        all.push_back({kernels, shares, "a test"});
     }
+    set_measured_kernels(machine, all);
     const PredictOptions options;
     const Question fa1{p, Schedule::fa1, Pass::forward, machine, options};
     EXPECT_EQ(shares_of(fa1).start_us, 300);
     EXPECT_EQ(shares_of(fa1).crowd, 0.5);
     EXPECT_EQ(shares_of(fa1).product_share, cpu_family_of(fa1).constants.product_share);
-    machine.kernels.pop_back();
+    all.pop_back();
+    set_measured_kernels(machine, all);
     EXPECT_EQ(shares_of(fa1).start_us, 400);
     EXPECT_EQ(shares_of({p, Schedule::fa2, Pass::forward, machine, options}).start_us, 700);  // its own
     EXPECT_NE(error_of(Schedule::fa2).find("in the median on two cores"), std::string::npos);

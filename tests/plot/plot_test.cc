@@ -209,5 +209,27 @@ TEST(Png, is_a_picture_of_the_asked_size_or_a_clear_refusal) {
     EXPECT_THROW(png(svg(figure), 1e6), Error);
 }
 
+TEST(Panels, stand_in_one_drawing_with_one_legend) {
+    Panels panels{.title = "Two", .legend = speed_by_length().series, .footer = {"where from"}};
+    panels.panels = {speed_by_length(), speed_by_length()};
+    panels.panels[1].title = "another";
+    panels.columns = 2;
+    const std::string text = svg(panels);
+    EXPECT_EQ(first_xml_error(text), "");
+    const auto count = [&](const std::string& part) {
+        int found = 0;
+        for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+        return found;
+    };
+    EXPECT_EQ(count(">fa3<"), 1) << "the legend stands once";
+    EXPECT_EQ(count(">another<"), 1);
+    EXPECT_EQ(count(">where from<"), 1);
+    panels.columns = 0;
+    EXPECT_THROW(svg(panels), Error);
+    panels.columns = 1;
+    panels.panels.clear();
+    EXPECT_THROW(svg(panels), Error);
+}
+
 }  // namespace
 }  // namespace tessera::plot::plot_test

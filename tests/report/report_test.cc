@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "plot/svg.hpp"
 #include "plot/xml_check.hpp"
+#include "report/chart.hpp"
 #include "report/figures.hpp"
+#include "tessera/error.hpp"
 
 namespace tessera::report::report_test {
 namespace {
@@ -228,6 +231,68 @@ TEST(Accuracy, is_said_in_words) {
               std::string::npos)
         << accuracy_text(predicted_rows(all.devices[0], "forward"));
     EXPECT_EQ(accuracy_text({}), "");
+}
+
+std::string error_of(const Sorted& all, const ChartOptions& options) {
+    try {
+        chart(all, options);
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "no error";
+}
+
+/// Calls of two head_dims and of two heads, each in several lengths.
+std::vector<Record> records_of_four_panels() {
+    std::vector<Record> records;
+    for (const std::int64_t head_dim : {64, 128}) {
+        for (const char* mask : {"none", "causal"}) {
+            for (Record record : some_records()) {
+                record.head_dim = record.head_dim_v = head_dim;
+                record.heads_q = record.heads_kv = 2048 / head_dim;
+                record.mask = mask;
+                record.commit = "a1b2c3d";
+                records.push_back(record);
+            }
+        }
+    }
+    return records;
+}
+
+TEST(Chart, has_a_panel_for_each_kind_of_call_and_says_once_what_they_share) {
+    const plot::Panels panels = chart(sorted(records_of_four_panels()), {.title = "Speed"});
+    ASSERT_EQ(panels.panels.size(), 4U);
+    std::vector<std::string> titles;
+    for (const plot::Figure& panel : panels.panels) {
+        titles.push_back(panel.title);
+        EXPECT_EQ(panel.series.size(), 3U) << panel.title;
+        EXPECT_EQ(panel.series.back().name, "tessera fa3") << "the first of the legend lies on top";
+        EXPECT_EQ(panel.y.most, panels.panels[0].y.most) << "one scale for all";
+    }
+    EXPECT_EQ(titles, (std::vector<std::string>{"head_dim 64, full mask", "head_dim 64, causal",
+                                                "head_dim 128, full mask", "head_dim 128, causal"}));
+    for (const char* part : {"NVIDIA H200", "forward", "bf16", "32 or 16 heads", "16,384 tokens in all", "TFLOP/s"})
+        EXPECT_NE(panels.subtitle.find(part), std::string::npos) << panels.subtitle;
+    EXPECT_EQ(panels.footer[0], "tessera fa3: commit a1b2c3d; 2026-11-20");
+    EXPECT_TRUE(panels.legend[0].strong);
+    EXPECT_EQ(plot::first_xml_error(plot::svg(panels)), "");
+}
+
+TEST(Chart, draws_the_chosen_panels_and_lines) {
+    const Sorted all = sorted(records_of_four_panels());
+    const plot::Panels panels = chart(all, {.title = "",
+                                            .note = "A note.",
+                                            .only = {{"causal"}, {"head_dim 64", "head_dim 128"}},
+                                            .without = {"32 heads"},
+                                            .lines = {"cuDNN", "tessera fa3"}});
+    ASSERT_EQ(panels.panels.size(), 1U);
+    ASSERT_EQ(panels.legend.size(), 2U);
+    EXPECT_EQ(panels.legend[0].name, "cuDNN");
+    EXPECT_EQ(panels.footer[0], "A note.");
+    EXPECT_EQ(panels.columns, 1U) << "no empty columns";
+    EXPECT_NE(panels.subtitle.find("head_dim 128"), std::string::npos) << panels.subtitle;
+    EXPECT_NE(error_of(all, {.only = {{"backward"}}}).find("--only"), std::string::npos);
+    EXPECT_NE(error_of(all, {.lines = {"nobody"}}).find("expected one of \"tessera fa3\""), std::string::npos);
 }
 
 }  // namespace

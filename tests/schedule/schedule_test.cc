@@ -197,7 +197,7 @@ Counted counted_by_kernel(const Workload& w, int threads) {
         p, {.pass = w.pass, .backend = Backend::cpu, .schedule = w.schedule, .tile = w.tile, .threads = threads});
     if (w.pass == Pass::forward) forward(plan, c.forward_args(), Workspace(plan), {.counters = &counters});
     else backward(plan, c.backward_args(), Workspace(plan), {.counters = &counters});
-    return {counters.full, counters.partial, counters.skipped, counters.elements};
+    return {counters.full, counters.partial, counters.skipped, counters.computed_pairs};
 }
 
 /// With one thread: more of them may deal the lanes of a tile to several tasks (fa2 forward), which makes more tiles.

@@ -17,7 +17,7 @@
 
 namespace tessera::check {
 
-/// How the tensors of a case lie in memory.
+/// The layout of a case's tensors in memory.
 enum class Layout : std::uint8_t {
     bshd,    ///< packed [batch, len, heads, head_dim]
     bhsd,    ///< packed [batch, heads, len, head_dim], seen through strides

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What chance may do. The rules of bf16 and fp16 compare a kernel with the unfused computation, and both errors are
-// draws. What does not depend on luck is the error that is left when everything but two roundings is exact: of the
-// weights (in gradients of Q and K: of dS), and of the result. Its variance in each element is known, so is what it
-// passes once in 10^5 tensors, and no kernel of this precision can be asked to stay under that
+// The errors that chance alone can make. The rules of bf16 and fp16 compare a kernel with the unfused computation, and
+// both errors are draws. What does not depend on luck is the error that is left when everything but two roundings is
+// exact: of the weights (in gradients of Q and K: of dS), and of the result. Its variance in each element is known, so
+// is what it passes once in 10^5 tensors, and no kernel of this precision can be asked to stay under that
 // (docs/decisions/judging-draws.md).
 #pragma once
 
@@ -27,7 +27,7 @@ class Chance {
     };
     /// `of`: how many sets of rows are asked for.
     Squares squares(const std::vector<std::size_t>& rows, double of) const;
-    /// What the largest error passes once in 10^5. `at_least`: a number known to be under it.
+    /// The value that the largest error passes once in 10^5. `at_least`: a number known to be under it.
     double largest(double at_least) const;
     /// Deviation of the sum of the errors over some rows, or of the errors away from 0.
     double deviation_of_sum(const std::vector<std::size_t>& rows, bool outward) const;

@@ -15,7 +15,7 @@
 
 namespace tessera::check {
 
-/// How one output tensor compares. Of the rules that apply, the one that is used up furthest (or broken) is reported.
+/// The comparison of one output tensor. It reports the rule that is broken or nearest to its limit.
 struct TensorReport {
     std::string name;          ///< "o", "lse", "dq", ...
     double relative_rmse = 0;  ///< ||x - x*|| / ||x*|| over the finite elements

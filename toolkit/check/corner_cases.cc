@@ -99,6 +99,7 @@ void add_scores(List& list) {
     Case& scalar = list.add("bias_scalar_gradient", {2, 30, 40, 2, 2, 8, 8});
     scalar.problem.bias = scalar.problem.bias_gradient = true;
     scalar.bias_broadcast = {true, true, true, true};
+    scalar.dlse = true;  // a row of dS sums to its dLSE: without it this gradient is 0, whatever a kernel adds up
     Case& dropout = list.add("dropout_half", {2, 100, 130, 2, 1, 32, 32});
     dropout.problem.dropout = {.probability = 0.5, .seed = 42};
     dropout.dlse = true;
@@ -154,6 +155,19 @@ void add_waiting(List& list) {
         Causal::bottom_right;
 }
 
+/// One bias for a batch, for all heads, for all queries: its gradient is the sum over them.
+void add_shared_biases(List& list) {
+    const auto shared = [&](const char* id, std::array<bool, 4> broadcast, DType dtype = DType::fp32) {
+        Case& c = list.add(id, {3, 30, 40, 4, 2, 8, 8}, dtype);
+        c.problem.bias = c.problem.bias_gradient = true;
+        c.bias_broadcast = broadcast;
+    };
+    shared("bias_gradient_of_a_batch", {true, false, false, false});
+    shared("bias_gradient_of_all_heads", {true, true, false, false});
+    shared("bias_gradient_of_all_heads_bf16", {true, true, false, false}, DType::bf16);
+    shared("bias_gradient_of_all_queries", {true, true, true, false});
+}
+
 }  // namespace
 
 std::vector<Case> corner_cases() {
@@ -164,6 +178,7 @@ std::vector<Case> corner_cases() {
     add_ragged(list);
     add_layouts(list);
     add_waiting(list);
+    add_shared_biases(list);
     return std::move(list.cases);
 }
 

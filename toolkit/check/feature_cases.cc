@@ -132,8 +132,8 @@ Case make_case(Feature feature, DType dtype, Dims dims, Size size, std::uint64_t
     return c;
 }
 
-/// How many cases like this one a shape of a kernel gets. Kernels that are compiled for one shape meet every head_dim
-/// and size in the random cases; here they get one case of each feature and dtype.
+/// The number of cases like this one that a shape of a kernel gets. Kernels that are compiled for one shape meet every
+/// head_dim and size in the random cases; here they get one case of each feature and dtype.
 int most(const KernelInfo& kernel, const FeatureCase& c) {
     if (kernel_of(kernel).shapes.size() > 1) return c.padded ? 1 : 2;
     return c.padded ? 0 : 1;

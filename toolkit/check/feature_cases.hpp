@@ -15,7 +15,7 @@
 
 namespace tessera::check {
 
-/// What a case has besides, or instead of, plain attention. A kernel may have code of its own for each.
+/// A feature of a case besides, or instead of, plain attention. A kernel may have code of its own for each.
 enum class Feature : std::uint8_t {
     plain,
     large_logits,
@@ -79,7 +79,7 @@ struct FeatureCase {
 /// keys, and a row longer than any that counts as short. The numbers of queries and keys depend on the seed.
 std::vector<FeatureCase> feature_cases(std::uint64_t seed);
 
-/// What a kernel says of a Problem on this machine.
+/// The answer of a kernel to a Problem on this machine.
 struct Answer {
     bool takes = false;
     bool unavailable = false;  ///< its device is not there, which says nothing about the Problem
@@ -94,9 +94,9 @@ struct Chosen {
     std::vector<const KernelInfo*> kernels;
 };
 
-/// Of feature_cases(), enough that each of these kernels gets two cases for every compiled shape x feature x dtype that
-/// it takes, and one of a padded head_dim; kernels of one shape get one. Nothing for kernels whose device is not there.
-/// `only`: of one feature.
+/// Enough of feature_cases() that each of these kernels gets two cases for every compiled shape x feature x dtype that
+/// it takes, and one of a padded head_dim; kernels of one shape get one. Kernels whose device is not there get none.
+/// `only`: one feature.
 std::vector<Chosen> choose_feature_cases(std::uint64_t seed, const std::vector<const KernelInfo*>& kernels,
                                          std::optional<Feature> only = {});
 

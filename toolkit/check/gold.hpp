@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What compare.cc holds a result against, one struct per output tensor; everything is fp64 and packed.
+// The gold that compare.cc holds a result against, one struct per output tensor; everything is fp64 and packed.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that tells: every byte that no element owns is poison before a call and has to be poison after it.
+// Guarded memory: every byte that no element owns is poison before a call and must be poison after it.
 #pragma once
 
 #include <cstddef>

@@ -102,7 +102,7 @@ class Judge {
         return report_;
     }
 
-    /// What is nobody's fault in an element: errors of large scores, numbers too small for the dtype, fp32 sums.
+    /// The allowance of an element: errors of large scores, numbers too small for the dtype, fp32 sums.
     double allowance(std::size_t i) const {
         const double sums = in_16_bits() ? kFp32Sums * 0x1p-24 * gold_.magnitude.data[i] : 0;
         return gold_.score.data[i] + gold_.subnormal.data[i] + tiny_ + sums;
@@ -236,10 +236,10 @@ class Judge {
             const Sums sums = sums_of(rows);
             if (sums.count == 0) continue;
             const double value = std::sqrt(sums.value);
-            // As many equal elements would make up the RMS: one large row is few, whatever is beside it.
+            // The number of equal elements that would make up the RMS: one large row counts as few.
             const double elements = sums.value > 0 ? sums.value * (sums.value / sums.value_fourth) : sums.count;
             const double few = 1 + kFewElements / std::sqrt(elements);
-            // What is left of terms that are copies is one error: nothing averages.
+            // Terms that are copies have one error: nothing averages.
             const double few_cancelled = gold_.has_copies ? 1 + kFewElements : few;
             const double cancelled = kCancelled * unit_ * std::sqrt(sums.magnitude);
             const double norm = value > 0 ? value : 1;
@@ -260,7 +260,7 @@ class Judge {
             if (sums.count == 0) continue;
             const Chance::Squares by_chance = chance.squares(rows, static_cast<double>(all.size()));
             const double ratio = kRmseRatio * std::sqrt(std::max(sums.unfused, sums.perfect));
-            // Where correct rounding costs more than expected, since numbers are alike, it does so in every kernel.
+            // Correct rounding of numbers that are alike costs more than expected, in every kernel.
             const double unlucky = std::max(0.0, sums.perfect - by_chance.last);
             const double sharp = kSharpRatio * std::sqrt(by_chance.expected + unlucky);
             const bool is_sharp = sharp < ratio && !gold_.has_copies;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How large are the terms that each output is the sum of, and what does an error in the scores do to it? The formulas
-// are the reference's with absolute values in place of the terms.
+// The sizes of the terms that each output is the sum of, and the effect of an error in the scores. The formulas are the
+// reference's with absolute values in place of the terms.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -156,7 +156,7 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
     g.largest += g.delta_size;
 }
 
-/// Where the terms of one head go: its rows of one gradient.
+/// The rows of one gradient that the terms of one head go to.
 struct Target {
     TensorGold& gold;
     RoundingsByValue& by_value;
@@ -209,8 +209,8 @@ bool keys_are_copies(const Head& head, const Range& keys) {
     return keys.size() > 1;
 }
 
-/// dS of one value round alike. Where their keys are copies too, their errors add up in each element of dQ, and do not
-/// average: n of them count n^2 times, where add_terms() counted them n times.
+/// Elements of dS with one value round alike. If their keys are copies too, their errors add up in each element of dQ
+/// and do not average: n of them count n^2 times, and add_terms() counted them n times.
 void add_copied_terms(const Target& dq, std::int64_t row, const std::vector<double>& values, const double* key,
                       std::int64_t dim) {
     std::map<float, double> counts;  // fp32, so that the order of a sum in fp64 tells no copies apart
@@ -235,7 +235,7 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
         const double error = g.errors[static_cast<std::size_t>(j)];
         const double ds_error = error * terms + row.weight(j) * g.delta_error;
         const double slope = scale * head.score_slope(row.dot(j));
-        // Of 1 - tanh^2: its own rounding, and 2 / softcap of the error of a large score.
+        // The error of 1 - tanh^2: its own rounding, and 2 / softcap of the error of a large score.
         const double by_score =
             p.softcap > 0 ? 2 / p.softcap * kScoreError * row.sizes[static_cast<std::size_t>(j)] : 0;
         const double slope_error = p.softcap > 0 ? scale * (kSlopeError + by_score) : 0;
@@ -282,7 +282,7 @@ void add_subnormal_gradients(const Head& head, double lost, const Target& dq, co
     }
 }
 
-/// What each row of V adds up to: [len_kv] each.
+/// The sums of the rows of V: [len_kv] each.
 struct ValueSums {
     std::vector<double> plain, squares;
     ValueSums(const Head& head, std::int64_t len) : squares(sums_of_squares(head.v, len, head.problem.head_dim_v)) {

@@ -52,7 +52,7 @@ void for_each_element_of_slices(const TensorView& t, std::int64_t begin, std::in
     }
 }
 
-/// The same for every element.
+/// Calls f(flat, element) for every element.
 template <class F>
 void for_each_element(const TensorView& t, F&& f) {
     if (!t.given() || t.size() == 0) return;

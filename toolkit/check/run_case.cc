@@ -6,11 +6,13 @@
 #include <initializer_list>
 #include <limits>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "check/guarded.hpp"
+#include "check/limits.hpp"
 #include "check/packed.hpp"
 #include "core/numeric.hpp"
 #include "core/o_residual.hpp"
@@ -124,7 +126,7 @@ void store_all(const TensorView& from, const TensorView& to) {
         to, [&](std::int64_t flat, std::byte* element) { store_from_double(element, to.dtype, values[flat]); });
 }
 
-/// What rounding them to `dtype` takes off fp64 values.
+/// The residuals of rounding fp64 values to `dtype`.
 void store_residuals(const TensorView& from, const TensorView& to, DType dtype) {
     const auto* values = static_cast<const double*>(from.data);
     for_each_element(to, [&](std::int64_t flat, std::byte* element) {
@@ -157,15 +159,27 @@ Report appended(Report report, const Report& more) {
 }
 
 /// The plan of a case for one kernel, or why there is none.
-std::variant<Plan, std::string> plan_of(const Case& c, const KernelInfo& kernel) {
+/// May the kernel refuse the case for this reason?
+bool may_refuse(const Case& c, const KernelInfo& kernel, const Error& reason) {
+    if (reason.code() == ErrorCode::device_unavailable) return true;
+    const auto says = [&](std::string_view text) {
+        return !text.empty() && std::string_view(reason.what()).find(text) != std::string_view::npos;
+    };
+    const bool lacks =
+        says("needs compute capability") || says("bytes of shared memory");  // a GPU that it is not made for
+    return (kernel.backend == Backend::cuda && lacks) || says(expected_refusal(kernel, c.problem));
+}
+
+/// A Plan, or why there is none.
+std::variant<Plan, Outcome> plan_of(const Case& c, const KernelInfo& kernel) {
     PlanOptions options{.pass = kernel.pass, .kernel = kernel.name, .tile = c.tile, .threads = c.threads};
     for (;;) {
         try {
             return plan(c.problem, options);
         } catch (const Error& e) {
-            if (e.code() == ErrorCode::device_unavailable) return std::string(e.what());
-            if (e.code() != ErrorCode::unsupported) throw;
-            if (!options.tile) return std::string(e.what());
+            if (e.code() != ErrorCode::unsupported && e.code() != ErrorCode::device_unavailable) throw;
+            if (!options.tile || e.code() == ErrorCode::device_unavailable)
+                return Outcome{.refusal = e.what(), .may_refuse = may_refuse(c, kernel, e)};
             options.tile.reset();
         }
     }
@@ -341,12 +355,9 @@ Report CaseRunner::State::run_backward(const Plan& plan, const Execution& how, c
 
 Outcome CaseRunner::run(const KernelInfo& kernel, const Execution& how) {
     State& s = *state_;
-    Outcome outcome;
     auto planned = plan_of(s.c, kernel);
-    if (auto* refusal = std::get_if<std::string>(&planned)) {
-        outcome.refusal = std::move(*refusal);
-        return outcome;
-    }
+    if (auto* refused = std::get_if<Outcome>(&planned)) return std::move(*refused);
+    Outcome outcome;
     const Plan& plan = std::get<Plan>(planned);
     try {
         if (kernel.pass == Pass::forward) {
@@ -360,6 +371,7 @@ Outcome CaseRunner::run(const KernelInfo& kernel, const Execution& how) {
     } catch (const Error& e) {  // a tensor whose strides the kernel does not take
         if (e.code() != ErrorCode::unsupported) throw;
         outcome.refusal = e.what();
+        outcome.may_refuse = kernel.backend == Backend::cuda;
     }
     return outcome;
 }

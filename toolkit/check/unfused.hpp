@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same-precision unfused computation: attention as a framework without a fused kernel computes it, with every
-// matrix in the dtype of the inputs. It is what a bf16 or fp16 kernel has to be at least as good as.
+// The unfused computation in the same precision: attention as a framework without a fused kernel computes it, with
+// every matrix in the dtype of the inputs. It is what a bf16 or fp16 kernel has to be at least as good as.
 //
 //     S = round(scale Q K^T);  softcap, ALiBi and bias unrounded;  P = round(softmax(S));  O = round(dropout(P) V)
 //     dV = round(dropout(P)^T dO);  dP = round(dO V^T);  dS = round(P (dropout(dP) - rowsum(P dropout(dP)) + dLSE))

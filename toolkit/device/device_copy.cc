@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <type_traits>
 #include <utility>
 
+#include "core/arguments.hpp"
 #include "core/extent.hpp"
 #include "device/memory.hpp"
 
@@ -21,18 +21,6 @@ constexpr std::size_t kMoreThanCaches = std::size_t{256} << 20;  // second-level
 bool contains(std::span<const std::byte> outer, std::span<const std::byte> inner) {
     const std::less_equal<> at_most;
     return at_most(outer.data(), inner.data()) && at_most(inner.data() + inner.size(), outer.data() + outer.size());
-}
-
-template <class Args>
-std::vector<TensorView Args::*> tensors_of() {
-    using A = Args;
-    std::vector<TensorView A::*> all{
-        &A::q, &A::k,   &A::v,         &A::bias, &A::alibi_slopes, &A::cu_seqlens_q, &A::cu_seqlens_kv,
-        &A::o, &A::lse, &A::o_residual};
-    if constexpr (std::is_same_v<A, BackwardArgs>) {
-        all.insert(all.end(), {&A::d_o, &A::dlse, &A::dq, &A::dk, &A::dv, &A::dbias});
-    }
-    return all;
 }
 
 /// Ranges that overlap become one: views of a packed buffer, whose elements lie between each other's.
@@ -102,13 +90,13 @@ TensorView DeviceCopy::add(const TensorView& host) {
 template <class Args>
 Args DeviceCopy::add_all(const Args& host) {
     std::vector<std::span<std::byte>> ranges;
-    for (TensorView Args::*tensor : tensors_of<Args>()) {
-        const std::span<std::byte> bytes = extent(host.*tensor);
+    for (const TensorArgument<Args>& argument : kTensors<Args>) {
+        const std::span<std::byte> bytes = extent(host.*argument.view);
         if (!bytes.empty()) ranges.push_back(bytes);
     }
     for (const std::span<std::byte>& range : merged(std::move(ranges))) add_memory(range);
     Args result = host;
-    for (TensorView Args::*tensor : tensors_of<Args>()) result.*tensor = add(host.*tensor);
+    for (const TensorArgument<Args>& argument : kTensors<Args>) result.*argument.view = add(host.*argument.view);
     return result;
 }
 

@@ -17,7 +17,7 @@ class Telemetry {
     Telemetry(const Telemetry&) = delete;
     Telemetry& operator=(const Telemetry&) = delete;
 
-    /// Of the multiprocessors, at this moment, in MHz; 0 when nothing tells.
+    /// The clock of the multiprocessors at this moment, in MHz; 0 when it is not known.
     double clock_mhz() const;
 
     /// Used since the driver was loaded; nothing when the device does not count it.

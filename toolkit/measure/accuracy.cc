@@ -77,16 +77,6 @@ std::string family_of(const std::string& by) { return by == "fa2" || by == "fa3"
 
 std::string file_name(const Record& record) { return record.file.substr(record.file.find_last_of('/') + 1); }
 
-/// The machine that was calibrated for a file of Records, if one lies beside it.
-std::optional<model::Machine> machine_beside(const std::string& records) {
-    constexpr std::string_view kEnd = ".jsonl";
-    if (!records.ends_with(kEnd)) return std::nullopt;
-    const std::string path = records.substr(0, records.size() - kEnd.size()) + ".machine.json";
-    std::error_code error;
-    if (!std::filesystem::exists(path, error)) return std::nullopt;
-    return read_machine(path);
-}
-
 /// tessera's kernels on an H200 that are others now, as these commits had them. bench/fit/refit.py adds to it.
 struct Retired {
     Schedule schedule;
@@ -268,7 +258,7 @@ Comparisons compare(std::span<const Record> records, const model::Machine* machi
             const auto [found, is_new] = beside.try_emplace(record.file);
             if (is_new) found->second = machine_beside(record.file);
             if (found->second) {
-                row.device += ", calibrated";
+                if (!found->second->kernels.empty()) row.device += ", calibrated";
                 if (const auto reason = try_compare(record, &*found->second, row)) ++result.left_out[*reason];
                 else result.rows.push_back(std::move(row));
                 continue;

@@ -61,7 +61,7 @@ struct Comparisons {
 };
 
 /// `machine`: of the Records' device. Null: the file beside theirs that has machine.json instead of jsonl in its name,
-/// which `tessera calibrate` wrote there; else found by the device's name.
+/// which `tessera calibrate` wrote there; else the one that the Record's device is known as.
 Comparisons compare(std::span<const Record> records, const model::Machine* machine = nullptr);
 
 /// Errors of a group of comparisons.

@@ -153,11 +153,11 @@ double rounded(double value) {
 }  // namespace
 
 model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
-    const Host host = describe_host();
-    if (threads <= 0) threads = host.cores;
-    if (threads > host.cores)
+    const int cores = available_threads();
+    if (threads <= 0) threads = cores;
+    if (threads > cores)
         throw Error(ErrorCode::invalid_argument, "threads",
-                    fmt::format("expected up to {}, the cores of this process, got {}", host.cores, threads));
+                    fmt::format("expected up to {}, the cores of this process, got {}", cores, threads));
     double had = 1;
     const auto rate = [&](const char* what, int workers, const std::function<Work(int)>& make) {
         progress(fmt::format("{}, {} thread{}", what, workers, workers == 1 ? "" : "s"));
@@ -176,7 +176,7 @@ model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
     const double exps = rate("exponentials", 1, [](int) { return exponentials(); });
     constexpr std::size_t kSecondLevel = std::size_t{384} << 10;
     const double near = rate("second-level cache", 1, [](int) { return reading(kSecondLevel); });
-    const std::size_t last = std::max<std::size_t>(static_cast<std::size_t>(host.cache_bytes), std::size_t{4} << 20);
+    const std::size_t last = std::max<std::size_t>(static_cast<std::size_t>(last_level_cache()), std::size_t{4} << 20);
     const auto share = last / 2 / static_cast<std::size_t>(threads);
     tiles = std::max(tiles, tile_rate());
     const double far = rate("last-level cache", threads, [&](int) { return reading(share); });
@@ -188,7 +188,7 @@ model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
 
     model::Machine m;
     m.name = "this-host";
-    m.title = fmt::format("{}, {} threads", host.cpu, threads);
+    m.title = fmt::format("{}, {} threads", describe_host().cpu, threads);
     m.kind = model::MachineKind::cpu;
     m.capability = {0, "none"};
     m.cores = {static_cast<double>(threads), "the threads that were measured"};
@@ -222,7 +222,7 @@ model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
 
 model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress) {
     model::Machine m = measure_roofs(threads, progress);
-    m.kernels = measure_kernels(m, [&](const std::string& what) { progress("kernels, " + what); });
+    set_measured_kernels(m, measure_kernels(m, [&](const std::string& what) { progress("kernels, " + what); }));
     validate(m);
     return m;
 }

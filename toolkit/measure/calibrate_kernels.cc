@@ -168,7 +168,7 @@ Summary time_probe(const KernelProbe& probe, Schedule schedule, Pass pass, DType
     const Workspace memory(first);
     const auto call_forward = [&] { forward(first, tensors.forward(), memory); };
     call_forward();
-    ColdCache cache(describe_host().cache_bytes);
+    ColdCache cache(last_level_cache());
     const std::vector<TensorView> views = tensors.views();
     if (pass == Pass::forward) return time_call(call_forward, views, cache, method_of(probe)).ms;
     const Plan second = plan_of(Pass::backward);

@@ -45,13 +45,13 @@ std::string error_bar_text(const Problem& problem, const model::Prediction& pred
                "8 % on sixteen that others use (79 %), where tessera calibrate's half minute gave 10 to 12 % and a "
                "single run is 3 to 12 % off its own median; 78 % at worst";
     if (machine.kind == model::MachineKind::cpu) {
-        if (machine.name == "xeon-16" && machine.kernels.empty())
+        if (machine.name == "xeon-16" && measured_kernels(machine).empty())
             return "on its Records that no constant was fitted on: 20 % in the median, 69 % at worst";
         return fmt::format(
             "{} not measured (tessera calibrate does): hosts of which none were, were 13, 18 and 58 % off in the "
             "median, "
             "159 % at worst",
-            machine.kernels.empty() ? "its kernels were" : "such kernels were");
+            measured_kernels(machine).empty() ? "its kernels were" : "such kernels were");
     }
     const Schedule schedule = prediction.schedule;
     const bool plain = schedule == Schedule::standard || schedule == Schedule::fa1;

@@ -4,11 +4,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
 
+#include "cpu/matrix/primitives.hpp"
+#include "cpu/simd/primitives.hpp"
 #include "parallel.hpp"
+#include "tessera/error.hpp"
 
 namespace tessera::measure {
 namespace {
@@ -50,6 +54,41 @@ std::int64_t cache_size(const std::string& text) {
     return number;
 }
 
+constexpr const char* kFakeHost = "TESSERA_FAKE_HOST";
+
+std::string_view trimmed(std::string_view text) {
+    const std::size_t begin = text.find_first_not_of(' ');
+    if (begin == std::string_view::npos) return {};
+    return text.substr(begin, text.find_last_not_of(' ') - begin + 1);
+}
+
+int whole_number(std::string_view field, std::string_view text) {
+    constexpr int kMost = 1 << 20;
+    int value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < 0 || value > kMost)
+        throw Error(ErrorCode::invalid_argument, kFakeHost,
+                    fmt::format("{}: expected 0..{}, got \"{}\"", field, kMost, text));
+    return value;
+}
+
+/// Sets one field from "cores=16".
+void fake_field(Host& host, std::string_view setting) {
+    const std::size_t equals = std::min(setting.find('='), setting.size());
+    const std::string_view field = trimmed(setting.substr(0, equals));
+    const std::string_view value = equals < setting.size() ? trimmed(setting.substr(equals + 1)) : std::string_view();
+    if (field == "cpu") host.cpu = value;
+    else if (field == "isa") host.isa = value;
+    else if (field == "matrix_unit") host.matrix_unit = value;
+    else if (field == "cores") host.cores = std::max(1, whole_number(field, value));
+    else if (field == "cache_mib") host.cache_bytes = std::int64_t{whole_number(field, value)} << 20;
+    else
+        throw Error(ErrorCode::invalid_argument, kFakeHost,
+                    fmt::format("expected cpu, isa, matrix_unit, cores or cache_mib, got \"{}\"", field));
+}
+
+}  // namespace
+
 std::int64_t last_level_cache() {
     constexpr int kMostLevels = 8;
     std::int64_t largest = 0;
@@ -61,9 +100,30 @@ std::int64_t last_level_cache() {
     return largest;
 }
 
-}  // namespace
+Host describe_host() {
+    Host host{.cpu = cpu_name(),
+              .isa = cpu::simd::target_name(),
+              .matrix_unit = cpu::matrix::name_of(cpu::matrix::unit()),
+              .cores = available_threads(),
+              .cache_bytes = last_level_cache()};
+    const char* fake = std::getenv(kFakeHost);
+    std::string_view rest = fake == nullptr ? "" : fake;
+    host.faked = !rest.empty();
+    while (!rest.empty()) {
+        const std::size_t end = std::min(rest.find(';'), rest.size());
+        if (!trimmed(rest.substr(0, end)).empty()) fake_field(host, rest.substr(0, end));
+        rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+    return host;
+}
 
-Host describe_host() { return {.cpu = cpu_name(), .cores = available_threads(), .cache_bytes = last_level_cache()}; }
+std::string text_of(const Host& host) {
+    std::string text = fmt::format("{} ({}", host.cpu, host.isa);
+    if (!host.matrix_unit.empty()) text += ", " + host.matrix_unit;
+    text += fmt::format(", {} core{}", host.cores, host.cores == 1 ? "" : "s");
+    if (host.cache_bytes > 0) text += fmt::format(", {} MiB cache", host.cache_bytes >> 20);
+    return text + ")";
+}
 
 double clock_mhz() {
     double fastest = 0;

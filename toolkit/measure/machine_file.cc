@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -89,7 +90,7 @@ Json to_json(const model::Machine& machine) {
     for_each_quantity(machine, [&](const char* name, const char* unit, const model::Quantity& quantity) {
         json[name] = Json{{"value", quantity.value}, {"unit", unit}, {"source", quantity.source}};
     });
-    for (const MeasuredKernels& one : machine.kernels) json["kernels"].push_back(to_json(one));
+    for (const MeasuredKernels& one : measured_kernels(machine)) json["kernels"].push_back(to_json(one));
     return json;
 }
 
@@ -109,7 +110,7 @@ model::Machine machine_from_json(const Json& json) {
     for (const auto& [key, value] : json.items()) {
         if (!known.contains(key)) bad(key, "a field of a machine", value);
     }
-    machine.kernels = kernels_of(json);
+    set_measured_kernels(machine, kernels_of(json));
     validate(machine);
     return machine;
 }
@@ -119,11 +120,25 @@ model::Machine read_machine(const std::string& path) {
     const std::string_view text(reinterpret_cast<const char*>(bytes.data.get()), bytes.size);
     const Json json = Json::parse(text, nullptr, false);
     if (json.is_discarded()) throw Error(ErrorCode::bad_data, path, "expected a machine file: one JSON object");
+    if (json.is_string()) {
+        if (const model::Machine* known = model::find_machine(json.get<std::string>())) return *known;
+        throw Error(ErrorCode::bad_data, path,
+                    fmt::format("expected the name of a machine that the model knows, got {}", json.dump()));
+    }
     try {
         return machine_from_json(json);
     } catch (const Error& error) {
         throw Error(ErrorCode::bad_data, path, error.what());
     }
+}
+
+std::optional<model::Machine> machine_beside(const std::string& records) {
+    constexpr std::string_view kEnd = ".jsonl";
+    if (!records.ends_with(kEnd)) return std::nullopt;
+    const std::string path = records.substr(0, records.size() - kEnd.size()) + ".machine.json";
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) return std::nullopt;
+    return read_machine(path);
 }
 
 void write_machine(const std::string& path, const model::Machine& machine) {

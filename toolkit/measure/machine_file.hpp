@@ -4,6 +4,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "model/machine.hpp"
@@ -17,8 +18,12 @@ nlohmann::ordered_json to_json(const model::Machine& machine);
 /// Error(bad_data) naming the field, what was expected and what came.
 model::Machine machine_from_json(const nlohmann::ordered_json& json);
 
-/// The machine in a file. Throws Error(cannot_open), or Error(bad_data) naming the file and the field.
+/// The machine in a file: all its quantities, or the name of a machine that the model knows ("xeon-16", a JSON string).
+/// Throws Error(cannot_open), or Error(bad_data) naming the file and the field.
 model::Machine read_machine(const std::string& path);
+
+/// The machine in X.machine.json that a file of Records, X.jsonl, was measured on; nothing when there is no such file.
+std::optional<model::Machine> machine_beside(const std::string& records);
 
 /// Writes it, or leaves what was there. Throws Error(cannot_write).
 void write_machine(const std::string& path, const model::Machine& machine);

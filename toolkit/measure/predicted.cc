@@ -59,7 +59,7 @@ std::optional<AboveRoof> above_roof(const Record& measured, const Problem& probl
     const double roof = machine.product_flop(problem.dtype, false) * cores * machine.clock_ghz * 1e-3;  // TFLOP/s
     // What tessera calibrate timed for less than a second is no datasheet: cores that others share get quicker, too.
     constexpr double kDoubtful = 2;
-    const bool timed = is_cpu && !machine.kernels.empty();
+    const bool timed = is_cpu && !measured_kernels(machine).empty();
     if (measured.tflops > roof) {
         const bool estimate = is_estimate(machine.matrix_flop) || is_estimate(machine.fma_flop) ||
                               is_estimate(machine.clock_ghz) || (timed && measured.tflops < kDoubtful * roof);

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "core/problem_fields.hpp"
 #include "measure/work.hpp"
 #include "tessera/error.hpp"
 
@@ -118,10 +119,7 @@ std::string mask_text(const Mask& mask) {
 std::string features_text(const Problem& problem) {
     std::string text;
     if (problem.ragged) join(text, fmt::format("ragged rows {} x {}", problem.total_q, problem.total_kv));
-    if (problem.softcap > 0) join(text, fmt::format("softcap {}", problem.softcap));
-    if (problem.alibi) join(text, "alibi");
-    if (problem.bias) join(text, problem.bias_gradient ? "bias with gradient" : "bias");
-    if (problem.dropout.probability > 0) join(text, fmt::format("dropout {}", problem.dropout.probability));
+    if (const std::string features = describe_features(problem); !features.empty()) join(text, features);
     return text;
 }
 

@@ -46,6 +46,7 @@ struct Series {
     Mark mark = Mark::line_and_points;
     std::optional<int> color{};  ///< index of the palette (0..kColors-1, wraps); without it the place in the figure
     bool dashed = false;
+    bool strong = false;  ///< a thicker line: the one that the reader looks for
 };
 
 /// A straight line in data coordinates behind the series, in quiet ink: a roof, the diagonal of equality.
@@ -83,6 +84,19 @@ struct Figure {
     Names names = Names::automatic;
     double width = 400;
     double height = 320;  ///< with one line of title; further lines and the legend come on top
+    double title_size = 16;
+    bool dense = false;  ///< numbers of the axes stand closer together: for a small panel
+};
+
+/// Several Figures of the same size in one drawing, with one legend for all: small multiples.
+struct Panels {
+    std::string title;
+    std::string subtitle{};
+    std::vector<Series> legend{};  ///< the names, colours and dashes of all panels; points are not looked at
+    std::vector<Figure> panels{};  ///< column by column; their names are not drawn
+    std::size_t columns = 1;
+    std::vector<std::string> footer{};  ///< small print below: where the figures come from
+    double width = 720;
 };
 
 }  // namespace tessera::plot

@@ -18,7 +18,8 @@ constexpr double kSample = 22;          // room of a legend's sample
 constexpr double kPixelsPerX = 58;      // at least, between two numbers of an axis
 constexpr double kPixelsPerPower = 40;  // the same on a log axis, whose numbers are short
 constexpr double kPixelsPerY = 38;
-constexpr double kAscent = 0.75 * kTextSize;  // of letters
+constexpr double kDensePerPower = 29, kDensePerY = 25;  // in a dense figure
+constexpr double kAscent = 0.75 * kTextSize;            // of letters
 
 /// Where the plotting area begins below a single line of title.
 constexpr double heading_of_one_line() { return kEdge - 2 + 2 * kLine + 14; }
@@ -80,13 +81,15 @@ Frame::Frame(const Figure& figure)
     const Names names = names_of(figure, x);
     place_heading(figure, names == Names::legend);
     height = figure.height + top - heading_of_one_line();
-    bottom = height - kEdge - 2 * kLine - 4;
-    y_ticks = ticks(y, y_scale_, std::max(2, static_cast<int>((bottom - top) / kPixelsPerY)));
+    bottom = height - kEdge - (figure.x.label.empty() ? 1 : 2) * kLine - 4;
+    y_ticks =
+        ticks(y, y_scale_, std::max(2, static_cast<int>((bottom - top) / (figure.dense ? kDensePerY : kPixelsPerY))));
     double widest = 0;
     for (const Tick& tick : y_ticks) widest = std::max(widest, text_width(tick.text, kTextSize));
     left = kEdge + widest + 8;
     right = figure.width - kEdge - (names == Names::at_lines ? widest_name(figure) + 10 : 6);
-    const double apart = x_scale_ == Scale::linear ? kPixelsPerX : kPixelsPerPower;
+    const double per_power = figure.dense ? kDensePerPower : kPixelsPerPower;
+    const double apart = x_scale_ == Scale::linear ? kPixelsPerX : per_power;
     x_ticks = ticks(x, x_scale_, std::max(2, static_cast<int>((right - left) / apart)));
     if (names == Names::at_lines) place_end_labels(figure);
     place_notes(figure);
@@ -95,7 +98,7 @@ Frame::Frame(const Figure& figure)
 /// Title, subtitle, legend, and the label of the y axis, which stands above the axis so that nobody tilts the head.
 void Frame::place_heading(const Figure& figure, bool with_legend) {
     const double room = figure.width - 2 * kEdge;
-    title = wrapped_to(figure.title, kTitleSize * kBold, room);
+    title = wrapped_to(figure.title, figure.title_size * kBold, room);
     subtitle = wrapped_to(figure.subtitle, kTextSize, room);
     double baseline = kEdge - 2 + kLine * static_cast<double>(title.size() + subtitle.size());
     if (with_legend) {
@@ -111,7 +114,7 @@ void Frame::place_heading(const Figure& figure, bool with_legend) {
             at += width + 14;
         }
     }
-    top = baseline + kLine + 14;
+    top = baseline + (figure.y.label.empty() ? 0 : kLine) + 14;
 }
 
 void Frame::place_end_labels(const Figure& figure) {

@@ -11,6 +11,7 @@
 #include "plot/mark.hpp"
 #include "plot/style.hpp"
 #include "plot/text.hpp"
+#include "tessera/error.hpp"
 
 namespace tessera::plot {
 namespace {
@@ -23,7 +24,55 @@ class Drawing {
     Drawing(const Figure& figure, Home home) : figure_(figure), frame_(figure), home_(home) {}
 
     std::string text() {
-        head();
+        head(frame_.height);
+        heading();
+        body();
+        text_ += "</svg>\n";
+        return std::move(text_);
+    }
+
+    /// This figure's heading and legend over other figures. Nested drawings keep each panel in its cell.
+    std::string text_over(const Panels& panels) {
+        const std::size_t rows = (panels.panels.size() + panels.columns - 1) / panels.columns;
+        const double width = figure_.width / static_cast<double>(panels.columns);
+        std::vector<Drawing> drawings;
+        double cell = 0;
+        for (const Figure& panel : panels.panels) {
+            drawings.emplace_back(panel, Home::page);
+            cell = std::max(cell, drawings.back().frame_.height);
+        }
+        const double top = frame_.top - 8;
+        std::vector<std::string> footer;
+        for (const std::string& line : panels.footer) {
+            for (std::string& part : wrapped_to(line, kSmallSize, figure_.width - 16))
+                footer.push_back(std::move(part));
+        }
+        const double below = top + static_cast<double>(rows) * cell;
+        head(below + static_cast<double>(footer.size()) * kSmallLine + (footer.empty() ? 0 : 8));
+        heading();
+        names();
+        for (std::size_t i = 0; i < drawings.size(); ++i) {
+            put("<svg x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\">\n",
+                width * static_cast<double>(i / rows), top + cell * static_cast<double>(i % rows), width, cell);
+            drawings[i].heading();
+            drawings[i].body();
+            text_ += std::move(drawings[i].text_) + "</svg>\n";
+        }
+        double baseline = below;
+        for (const std::string& line : footer) {
+            baseline += kSmallLine;
+            put("<text class=\"plot-quiet\" x=\"8\" y=\"{:.1f}\" font-size=\"{:g}\" fill=\"{}\">{}</text>\n", baseline,
+                kSmallSize, palette(Theme::light).quiet, escaped(line));
+        }
+        text_ += "</svg>\n";
+        return std::move(text_);
+    }
+
+ private:
+    static constexpr double kSmallSize = 11, kSmallLine = 15;  // of a footer
+
+    /// Everything but the heading.
+    void body() {
         axes();
         begin_clip();
         for (const Guide& guide : figure_.guides) guide_line(guide);
@@ -32,22 +81,19 @@ class Drawing {
         for (const Guide& guide : figure_.guides) guide_label(guide);
         for (const NoteLabel& note : frame_.notes) note_text(note.x, note.y, note.text);
         names();
-        text_ += "</svg>\n";
-        return std::move(text_);
     }
 
- private:
     template <class... T>
     void put(fmt::format_string<T...> format, T&&... values) {
         fmt::format_to(Out(text_), format, std::forward<T>(values)...);
     }
 
-    void head() {
+    void head(double height) {
         const Palette& light = palette(Theme::light);
         // An HTML page knows what an <svg> is; a file must say it.
         put("<svg{} class=\"plot\" viewBox=\"0 0 {:g} {:g}\"",
-            home_ == Home::file ? " xmlns=\"http://www.w3.org/2000/svg\"" : "", figure_.width, frame_.height);
-        if (home_ == Home::file) put(" width=\"{:g}\" height=\"{:g}\"", figure_.width, frame_.height);
+            home_ == Home::file ? " xmlns=\"http://www.w3.org/2000/svg\"" : "", figure_.width, height);
+        if (home_ == Home::file) put(" width=\"{:g}\" height=\"{:g}\"", figure_.width, height);
         put(" role=\"img\" aria-label=\"{}\" font-family=\"{}\" font-size=\"{:g}\">\n", escaped(figure_.title),
             escaped(kFontFamily), kTextSize);
         if (home_ == Home::file) put("{}\n", kSvgMark);
@@ -57,12 +103,16 @@ class Drawing {
                 css_variables(Theme::light), css_variables(Theme::dark), css_rules());
             put("<rect class=\"plot-surface\" width=\"100%\" height=\"100%\" fill=\"{}\"/>\n", light.surface);
         }
+    }
+
+    void heading() {
+        const Palette& light = palette(Theme::light);
         double baseline = 6;
         for (const std::string& line : frame_.title) {
             baseline += 18;
             put("<text class=\"plot-ink\" x=\"8\" y=\"{:g}\" font-size=\"{:g}\" font-weight=\"600\" "
                 "fill=\"{}\">{}</text>\n",
-                baseline, kTitleSize, light.ink, escaped(line));
+                baseline, figure_.title_size, light.ink, escaped(line));
         }
         for (const std::string& line : frame_.subtitle) {
             baseline += 18;
@@ -113,10 +163,12 @@ class Drawing {
         put("<g class=\"plot-c{}\" color=\"{}\">", color, palette(Theme::light).series[color]);
     }
 
+    static const char* width_of(const Series& s) { return s.strong ? "3.6" : "2.2"; }
+
     void line(const Series& s) {
         if (s.mark == Mark::points || s.points.size() < 2) return;
-        put("<path fill=\"none\" stroke=\"currentColor\" stroke-width=\"2.2\" stroke-linejoin=\"round\"{} d=\"",
-            s.dashed ? " stroke-dasharray=\"6 4\"" : "");
+        put("<path fill=\"none\" stroke=\"currentColor\" stroke-width=\"{}\" stroke-linejoin=\"round\"{} d=\"",
+            width_of(s), s.dashed ? " stroke-dasharray=\"6 4\"" : "");
         char command = 'M';
         for (const Point& p : s.points) {
             put("{}{:.1f} {:.1f}", command, frame_.px(p.x), frame_.py(p.y));
@@ -213,7 +265,7 @@ class Drawing {
             const Series& s = figure_.series[entry.series];
             begin_color(entry.series);
             if (s.mark != Mark::points) {
-                put("<path stroke=\"currentColor\" stroke-width=\"2.2\"{} d=\"M{:.1f} {:.1f}h22\"/>",
+                put("<path stroke=\"currentColor\" stroke-width=\"{}\"{} d=\"M{:.1f} {:.1f}h22\"/>", width_of(s),
                     s.dashed ? " stroke-dasharray=\"6 4\"" : "", entry.x, entry.y - 4.5);
             }
             if (s.mark != Mark::line) mark(entry.series, entry.x + 11, entry.y - 4.5, "");
@@ -241,5 +293,21 @@ class Drawing {
 }  // namespace
 
 std::string svg(const Figure& figure, Home home) { return Drawing(figure, home).text(); }
+
+std::string svg(const Panels& panels) {
+    if (panels.panels.empty() || panels.columns == 0)
+        throw Error(ErrorCode::invalid_argument, panels.columns == 0 ? "columns" : "panels",
+                    "expected at least one, got 0");
+    Figure heading{.title = panels.title, .subtitle = panels.subtitle, .series = panels.legend};
+    for (Series& series : heading.series) series.points.clear();
+    heading.names = Names::legend;
+    heading.width = panels.width;
+    Panels cells = panels;
+    for (Figure& panel : cells.panels) {
+        panel.names = Names::none;
+        panel.width = panels.width / static_cast<double>(panels.columns);
+    }
+    return Drawing(heading, Home::file).text_over(cells);
+}
 
 }  // namespace tessera::plot

@@ -16,4 +16,7 @@ enum class Home : bool {
 /// page. Throws Error(invalid_argument) naming the axis for data that don't fit it.
 std::string svg(const Figure& figure, Home home = Home::file);
 
+/// All panels as one SVG file. Throws Error(invalid_argument) where there is no panel, or no column.
+std::string svg(const Panels& panels);
+
 }  // namespace tessera::plot

@@ -24,7 +24,9 @@ int color_of(const DeviceRows& device, const std::string& who) {
     static const std::vector<std::string> preferred = {
         "tessera fa3",      "cuDNN",       "FlashAttention-3", "tessera fa1",
         "FlashAttention-2", "tessera fa2", "tessera standard"};
-    const std::string name = who.substr(0, who.find(kDeterministic));
+    std::string name = who.substr(0, who.find(kDeterministic));
+    if (name == "cuDNN by autograd") name = "cuDNN";
+    if (name == "FlashAttention-4") name = "tessera fa1";  // they are seldom in one plot
     const auto at = std::find(preferred.begin(), preferred.end(), name);
     if (at != preferred.end()) return static_cast<int>(at - preferred.begin());
     int color = 1;
@@ -139,6 +141,12 @@ void add_roofs(Figure& figure, const model::Machine& machine, const Row& any, do
 }
 
 }  // namespace
+
+plot::Series line_style(const DeviceRows& device, const std::string& who) {
+    Series series = series_of(device, who);
+    series.strong = who.starts_with("tessera");
+    return series;
+}
 
 Unit unit_of(const DeviceRows& device) {
     double most = 0;

@@ -35,4 +35,7 @@ struct Unit {
 };
 Unit unit_of(const DeviceRows& device);
 
+/// Name, colour and dash of a line of a chart, without points; tessera's are thicker.
+plot::Series line_style(const DeviceRows& device, const std::string& who);
+
 }  // namespace tessera::report

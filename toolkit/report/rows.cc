@@ -25,8 +25,11 @@ constexpr const char* kAutograd = "autograd";
 
 /// Peers by the names that people know them by.
 std::string who_of(const Record& r) {
-    static const std::map<std::string, std::string> known = {
-        {"cudnn", "cuDNN"}, {"fa2", "FlashAttention-2"}, {"fa3", "FlashAttention-3"}, {"torch_cpu", "PyTorch"}};
+    static const std::map<std::string, std::string> known = {{"cudnn", "cuDNN"},
+                                                             {"fa2", "FlashAttention-2"},
+                                                             {"fa3", "FlashAttention-3"},
+                                                             {"fa4", "FlashAttention-4"},
+                                                             {"torch_cpu", "PyTorch"}};
     if (r.by == "tessera") return "tessera " + r.schedule;
     const auto found = known.find(r.by);
     std::string who = found == known.end() ? r.by : found->second;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions of the operators: PyTorch makes each of them a RuntimeError, the text begins with tessera's code."""
+"""From the operators' exceptions to tessera's. PyTorch turns each one into a RuntimeError; its text begins with
+tessera's code (python/torch_ops/call.hpp)."""
 import re
 
 import torch
@@ -12,15 +13,16 @@ _CLASSES = {_native.INVALID_ARGUMENT: ValueError, _native.UNSUPPORTED: _native.U
             _native.OUT_OF_MEMORY: MemoryError, _native.DEVICE_UNAVAILABLE: _native.DeviceUnavailable}
 
 
-# What PyTorch says of an argument that is not what an operator's schema has.
-_SCHEMA = re.compile(r"(?:tessera|aten)::\w+\(\) Expected a value of type '(?:Optional\[)?(\w+)\]?' for argument '(\w+)' "
+# PyTorch's text for an argument of another type than the operator's schema has.
+_SCHEMA = re.compile(r"tessera::\w+\(\) Expected a value of type '(?:Optional\[)?(\w+)\]?' for argument '(\w+)' "
                      r"but instead found type '(.+?)'")
-# The functions' names where the operators have others.
+# Arguments that the public functions name otherwise than the operators.
 _NAMES = {"dropout": "dropout_p", "window_left": "window", "window_right": "window"}
 
 
 def translated(error: Exception) -> Exception:
-    """The exception that `error` stands for: ValueError for a wrong argument; `error` itself if it isn't tessera's."""
+    """The exception that `error` stands for (ValueError for a wrong argument), or `error` itself if it is not
+    tessera's."""
     match = _PATTERN.match(str(error))
     if match is not None:
         name, colon, text = match[2].partition(": ")
@@ -31,9 +33,14 @@ def translated(error: Exception) -> Exception:
     return error
 
 
-def of_the_place(q, k, v) -> Exception:
-    """Why there is no operator for tensors like these."""
-    for name, tensor in zip(("q", "k", "v"), (q, k, v)):
+def without_kernel(tensors: dict) -> Exception:
+    """Why the dispatcher found no kernel for these tensors (argument -> tensor or None)."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return ValueError(f"{name}: expected a tensor that tessera's operators can be called with, got a "
+                              f"{type(tensor).__name__}, which does not implement them")
         if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type not in ("cpu", "cuda"):
             kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
             return ValueError(f"{name}: expected a strided tensor on the CPU or a CUDA device, got one that is {kind} "
@@ -41,5 +48,8 @@ def of_the_place(q, k, v) -> Exception:
         if tensor.is_quantized:
             return ValueError(f"{name}: expected dtype float32, bfloat16, float16 or float64, got {tensor.dtype}")
     reason = _library.status()[_library.CUDA_LIBRARY]
+    if reason is None:
+        return NotImplementedError("tessera: PyTorch found no kernel for these tensors: "
+                                   + ", ".join(f"{name} on {t.device}" for name, t in tensors.items() if t is not None))
     return _native.DeviceUnavailable("q: expected a tensor on the CPU, since no operators for CUDA are loaded: "
                                      f"{reason}")

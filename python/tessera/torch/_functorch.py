@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators under torch.func: grad, vmap, and one in the other.
+"""The operators under torch.func: grad, vmap, and one inside the other.
 
-A mapped dimension becomes part of the batch. Calls whose result depends on the number of a batch member (dropout) and
-ragged ones run once for each entry, which is what vmap means: vmap(f)(x)[i] == f(x[i])."""
+A mapped dimension is folded into the batch. Ragged calls, and calls whose result depends on the index in the batch
+(dropout), run once for each entry: vmap(f)(x)[i] == f(x[i])."""
 import torch
 
 from . import _operators
 
-# Places of tensors in the arguments of the forward and of the backward operator.
+# Indices of tensors in the arguments of the forward and of the backward operator.
 FORWARD_DENSE, FORWARD_BIAS, FORWARD_ALIBI = (0, 1, 2), 3, 4
 BACKWARD_DENSE, BACKWARD_BIAS, BACKWARD_ALIBI = (0, 1, 2, 3, 4, 5, 6), 7, 8
 
 
 def _front(tensor, dim, size):
-    """[size, *shape of one entry]; a tensor that isn't mapped is repeated without a copy."""
+    """[size, *shape of one entry]; a tensor that is not mapped is expanded without a copy."""
     return tensor.unsqueeze(0).expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
@@ -22,7 +22,7 @@ def _folded(tensor, dim, size):
 
 
 def _folded_bias(bias, dim, size, batch, whole):
-    """[size * batch, ...] or [1, ...]. `whole`: every member needs a gradient of its own."""
+    """[size * batch, ...], or [1, ...] if the bias is not mapped. whole: each entry needs a gradient of its own."""
     if bias is None or (dim is None and bias.shape[0] == 1 and not whole):
         return bias
     bias = _front(bias, dim, size)
@@ -46,7 +46,7 @@ def _each(op, size, in_dims, args):
 
 
 def _unfolded(result, size, batch):
-    """A residual of O that was not kept, [0], is every entry's."""
+    """[size, batch, ...] of [size * batch, ...]; the residual [0], which was not kept, becomes [size, 0]."""
     return result.expand(size, 0) if result.dim() == 1 else result.unflatten(0, (size, batch))
 
 
@@ -69,14 +69,14 @@ def _forward_rule(info, in_dims, *args):
     return _forward_rule_of(attention, info, in_dims, args)
 
 
-def _with_rest_rule(info, in_dims, *args):
+def _with_residual_rule(info, in_dims, *args):
     return _forward_rule_of(_operators.attention_with_residual, info, in_dims, args)
 
 
-def _backward_rule(info, in_dims, *args):
+def _backward_rule_of(run, info, in_dims, args):
     size = info.batch_size
     if args[9] is not None or args[_operators.DROPOUT_P + 4] != 0:
-        return _each(_Backward.apply, size, in_dims, args), (0,) * 4
+        return _each(run, size, in_dims, args), (0,) * 4
     folded = list(args)
     for place in BACKWARD_DENSE:
         folded[place] = _folded(args[place], in_dims[place], size)
@@ -84,7 +84,7 @@ def _backward_rule(info, in_dims, *args):
     bias, bias_dim, bias_gradient = args[BACKWARD_BIAS], in_dims[BACKWARD_BIAS], args[-2]
     folded[BACKWARD_BIAS] = _folded_bias(bias, bias_dim, size, batch, bias_gradient)
     folded[BACKWARD_ALIBI] = _folded_slopes(args[BACKWARD_ALIBI], in_dims[BACKWARD_ALIBI], size, batch)
-    dq, dk, dv, dbias = _Backward.apply(*folded)
+    dq, dk, dv, dbias = run(*folded)
     dq, dk, dv = (g.unflatten(0, (size, batch)) for g in (dq, dk, dv))
     if not bias_gradient:
         return (dq, dk, dv, dbias.unsqueeze(0).expand(size, 0)), (0,) * 4
@@ -93,8 +93,16 @@ def _backward_rule(info, in_dims, *args):
     return (dq, dk, dv, dbias.sum(1, keepdim=True) if one_for_all else dbias), (0,) * 4
 
 
+def _backward_rule(info, in_dims, *args):
+    return _backward_rule_of(_Backward.apply, info, in_dims, args)
+
+
+def _operators_backward_rule(info, in_dims, *args):
+    return _backward_rule_of(_operators.attention_backward, info, in_dims, args)
+
+
 class _Attention(torch.autograd.Function):
-    """The operator with a setup_context of its own, as torch.func wants it."""
+    """The forward operator with a separate setup_context, which torch.func requires."""
 
     @staticmethod
     def forward(*args):
@@ -129,4 +137,5 @@ class _Backward(torch.autograd.Function):
 
 attention = _Attention.apply
 torch.library.register_vmap("tessera::attention", _forward_rule)
-torch.library.register_vmap("tessera::attention_with_residual", _with_rest_rule)
+torch.library.register_vmap("tessera::attention_with_residual", _with_residual_rule)
+torch.library.register_vmap("tessera::attention_backward", _operators_backward_rule)

@@ -1,65 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operators of libtessera_torch need from Python: fake kernels, gradients, the vmap rule.
+"""The operators of libtessera_torch: their arguments, fake kernels, gradients, and which of them a call runs.
 
-torch.ops.tessera.attention is the public operator: it differentiates, compiles and vmaps. attention_with_residual is the
-same for calls that will have a backward: it gives the residual of O too (docs/numerics.md), which makes that faster. The
-others are the bare kernels under them, for this package only: they have no gradients of their own, since a registered
-one runs Python code in every call, with gradients or without. plain, plain_with_residual and plain_backward are for calls
-without what most calls leave out, since each argument costs; plain_o gives no LSE, which most calls drop.
-
-Arguments after q, k, v, in this order, the first five of them tensors:
-    bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, max_len_q, max_len_kv, causal, window_left, window_right,
-    scale, softcap, dropout_p, kernel, heads_first
-and of the plain ones, with defaults:
-    causal, heads_first, scale, window_left, window_right
+torch.ops.tessera.attention is the operator that graphs contain: it has a gradient and a vmap rule.
+attention_with_residual also returns the residual of O (docs/numerics.md), which makes the backward faster. forward,
+forward_with_residual, forward_o and backward run the same kernels and have no gradient: a gradient registered through
+torch.library runs Python in every call, wanted or not. EagerAttention and calls without gradients use these.
 """
-import contextlib
+import typing
 
 import torch
 
 from . import _errors, _library
+from ._tensors import expect_tensor
 
 _library.require()
 
 forward = torch.ops.tessera.forward.default
+forward_with_residual = torch.ops.tessera.forward_with_residual.default
+forward_o = torch.ops.tessera.forward_o.default
 backward = torch.ops.tessera.backward.default
 attention = torch.ops.tessera.attention.default
 attention_with_residual = torch.ops.tessera.attention_with_residual.default
-# What the Python class of an operator would call: a function of PyTorch's own.
-_forward, _with_residual, _backward = forward._op, attention_with_residual._op, backward._op
-_plain, _plain_o, _plain_with_residual, _plain_backward = (
-    getattr(torch.ops.tessera, name).default._op for name in ("plain", "plain_o", "plain_with_residual", "plain_backward"))
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+attention_backward = torch.ops.tessera.attention_backward.default
 
-TENSORS = 8  # q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed
-ARGUMENTS = 18
-DROPOUT_P, KERNEL = 15, 16  # their places in the list of arguments
-NO_FORWARD_MODE = "tessera: derivatives of attention by forward mode are not there"
-LEAST_FOR_REST = 2**30  # elements of q times keys: a backward that takes an H200 some 30 us
+NO_FORWARD_MODE = "tessera: derivatives of attention by forward mode (jvp, jacfwd, hessian) are not there"
+
+
+class Arguments(typing.NamedTuple):
+    """The arguments of the forward operators, in their order."""
+    q: torch.Tensor  # [batch, len_q, heads_q, head_dim]; with cu_seqlens [total_q, heads_q, head_dim]
+    k: torch.Tensor
+    v: torch.Tensor
+    bias: typing.Optional[torch.Tensor] = None  # 4 dimensions
+    alibi_slopes: typing.Optional[torch.Tensor] = None
+    cu_seqlens_q: typing.Optional[torch.Tensor] = None
+    cu_seqlens_kv: typing.Optional[torch.Tensor] = None
+    seed: typing.Optional[torch.Tensor] = None  # int64 [1] in host memory
+    max_len_q: int = -1  # -1: unknown
+    max_len_kv: int = -1
+    causal: int = 0  # 0: none, 1: bottom-right, 2: top-left
+    window_left: int = -1  # -1: no limit
+    window_right: int = -1
+    scale: typing.Optional[float] = None
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    kernel: typing.Optional[str] = None
+    heads_first: bool = False  # dense tensors are [batch, heads, len, head_dim]
+
+
+TENSORS = 8  # Arguments begins with so many tensors
+DROPOUT_P = Arguments._fields.index("dropout_p")
+
+
+def has_o_alone(arguments):
+    """Whether forward_o, which has few of the arguments, can run this call."""
+    _, _, _, bias, alibi_slopes, cu_q, cu_kv, _, _, _, _, _, _, _, softcap, dropout_p, kernel, _ = arguments
+    return (bias is None and alibi_slopes is None and cu_q is None and cu_kv is None and kernel is None
+            and softcap == 0 and dropout_p == 0)
+
+
+def o_alone(arguments):
+    """O by forward_o."""
+    q, k, v, _, _, _, _, _, _, _, causal, left, right, scale, _, _, _, heads_first = arguments
+    return forward_o(q, k, v, causal, heads_first, scale, left, right)
 
 
 def keeps_residual(q, dropout_p=0.0, kernel=None):
-    """Whether a forward that will have a backward is to give the residual of O: where kernels write it and read it.
+    """Whether a forward that will have a backward keeps the residual of O: where kernels write it and read it.
 
-    (tessera.plan knows better, but a compiled graph has to know it of every problem that it may meet.)"""
+    The answer depends on no size: with the residual delta is computed in another way, which gives gradients other bits,
+    and a sequence has the same bits in every batch. tessera.plan() knows more, but a compiled graph needs one answer
+    for every problem that it may meet."""
     return (q.is_cuda and q.dtype == torch.bfloat16 and dropout_p == 0
             and (kernel is None or kernel.startswith(("cuda.fa2.", "cuda.fa3."))))
 
 
-def pays_residual(q, k, heads_first):
-    """Whether a call is large enough for a residual of O to save more than its making costs."""
-    return k.dim() > 2 and q.numel() * k.shape[-2 if heads_first else -3] >= LEAST_FOR_REST
-
-
-def is_plain(bias, rest):
-    """Whether the plain operators can run a call; rest: the arguments after bias."""
-    alibi_slopes, cu_q, cu_kv, seed, _, _, _, _, _, _, softcap, dropout_p, kernel, _ = rest
-    return (bias is None and alibi_slopes is None and cu_q is None and cu_kv is None and kernel is None
-            and seed is None and softcap == 0 and dropout_p == 0)
-
-
 def _empty_like(tensor, shape, heads_first):
-    """A new tensor as the libraries make it: contiguous, or with heads first as `tensor` lies in memory."""
+    """A fake of what the libraries allocate: contiguous, or with heads_first in the memory order of `tensor`."""
     if heads_first and tensor.stride(1) < tensor.stride(2):
         batch, heads, length, dim = shape
         return tensor.new_empty((batch, length, heads, dim)).transpose(1, 2)
@@ -72,44 +89,28 @@ def _expect_one_device(q, **tensors):
             raise ValueError(f"{name}: expected a tensor on {q.device}, where q is, got one on {tensor.device}")
 
 
-def _fake_forward(q, k, v, bias, alibi_slopes, cu_seqlens_q, *rest):
-    _expect_one_device(q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q,
-                       cu_seqlens_kv=rest[0] if rest else None)
-    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    heads_first = len(rest) == ARGUMENTS - 6 and rest[-1]
-    o = _empty_like(q, (*q.shape[:-1], v.shape[-1]), heads_first)
-    if cu_seqlens_q is not None:
-        return o, q.new_empty((q.shape[1], q.shape[0]), dtype=lse_dtype)
-    rows = q.shape[1:3] if heads_first else (q.shape[2], q.shape[1])
-    return o, q.new_empty((q.shape[0], *rows), dtype=lse_dtype)
+def _fake_forward(*arguments):
+    a = Arguments(*arguments)
+    _expect_one_device(a.q, k=a.k, v=a.v, bias=a.bias, alibi_slopes=a.alibi_slopes, cu_seqlens_q=a.cu_seqlens_q,
+                       cu_seqlens_kv=a.cu_seqlens_kv)
+    lse_dtype = torch.float64 if a.q.dtype == torch.float64 else torch.float32
+    o = _empty_like(a.q, (*a.q.shape[:-1], a.v.shape[-1]), a.heads_first)
+    if a.cu_seqlens_q is not None:
+        return o, a.q.new_empty((a.q.shape[1], a.q.shape[0]), dtype=lse_dtype)
+    rows = a.q.shape[1:3] if a.heads_first else (a.q.shape[2], a.q.shape[1])
+    return o, a.q.new_empty((a.q.shape[0], *rows), dtype=lse_dtype)
 
 
-def _fake_with_residual(q, *arguments):
-    o, lse = _fake_forward(q, *arguments)
-    if keeps_residual(q, arguments[DROPOUT_P - 1], arguments[KERNEL - 1]):
+def _fake_forward_with_residual(*arguments):
+    a = Arguments(*arguments)
+    o, lse = _fake_forward(*arguments)
+    if keeps_residual(a.q, a.dropout_p, a.kernel):
         return o, lse, torch.empty_like(o, dtype=torch.int8)
-    return o, lse, q.new_empty((0,), dtype=torch.int8)
+    return o, lse, a.q.new_empty((0,), dtype=torch.int8)
 
 
-def plain(op, q, k, v, causal, heads_first, scale, window_left, window_right):
-    """A plain operator that runs forward. What has its default is left out, since each argument costs."""
-    if window_left != -1 or window_right != -1:
-        return op(q, k, v, causal, heads_first, scale, window_left, window_right)
-    if scale is not None:
-        return op(q, k, v, causal, heads_first, scale)
-    if heads_first:
-        return op(q, k, v, causal, True)
-    return op(q, k, v, causal) if causal else op(q, k, v)
-
-
-def plain_settings(rest):
-    """The arguments of the plain operators after v, from those of the others after bias."""
-    return rest[6], rest[13], rest[9], rest[7], rest[8]
-
-
-def all_arguments(q, k, v, causal=0, heads_first=False, scale=None, window_left=-1, window_right=-1):
-    """Those of a plain operator as the others take them."""
-    return q, k, v, *(None,) * 5, -1, -1, causal, window_left, window_right, scale, 0.0, 0.0, None, heads_first
+def _fake_forward_o(q, k, v, causal=0, heads_first=False, scale=None, window_left=-1, window_right=-1):
+    return _fake_forward(*Arguments(q, k, v, heads_first=heads_first))[0]
 
 
 def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
@@ -119,27 +120,23 @@ def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
     return *gradients, bias.new_empty(bias.shape) if bias_gradient else q.new_empty((0,))
 
 
-def _fake_plain_backward(d_o, q, k, v, o, lse, o_residual, causal=0, heads_first=False, *_):
-    _expect_one_device(q, do=d_o, k=k, v=v, o=o, lse=lse, o_residual=o_residual)
-    return tuple(_empty_like(t, t.shape, heads_first) for t in (q, k, v))
-
-
-for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), ("attention_with_residual", _fake_with_residual),
-                     ("plain", lambda *arguments: _fake_forward(*all_arguments(*arguments))),
-                     ("plain_o", lambda *arguments: _fake_forward(*all_arguments(*arguments))[0]),
-                     ("plain_with_residual", lambda *arguments: _fake_with_residual(*all_arguments(*arguments))),
-                     ("backward", _fake_backward), ("plain_backward", _fake_plain_backward)):
+for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), ("forward_o", _fake_forward_o),
+                     ("forward_with_residual", _fake_forward_with_residual),
+                     ("attention_with_residual", _fake_forward_with_residual),
+                     ("backward", _fake_backward), ("attention_backward", _fake_backward)):
     torch.library.register_fake("tessera::" + _name)(_fake)
 
 
 def backward_kernel(kernel):
-    """The kernel of the backward that belongs to a forward one: "cpu.fa2.forward" -> "cpu.fa2.backward"."""
+    """The backward kernel of a forward one: "cpu.fa2.forward" -> "cpu.fa2.backward"."""
     return None if kernel is None else kernel.removesuffix(".forward") + ".backward"
 
 
 def gradients(run_backward, saved, settings, d_o, dlse, needs_bias):
-    """Gradients of q, k, v and bias. `run_backward`: the operator or what stands for it; `saved`: the 8 input tensors,
-    o, lse and, if it was kept, the residual of O; `settings`: the other arguments; d_o or dlse may be None."""
+    """(dq, dk, dv, dbias or None); all None when neither O nor LSE has a gradient.
+
+    run_backward: an operator with the schema of tessera::backward. saved: the 8 input tensors, o, lse and, if the
+    forward kept it, o_residual. settings: the arguments after the tensors. d_o, dlse: each may be None."""
     q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, o, lse, *o_residual = saved
     if d_o is None:
         if dlse is None:
@@ -158,13 +155,13 @@ def setup_context(ctx, inputs, output):
 
 
 def gradients_of_all(run_backward, ctx, d_o, dlse):
-    """Of all arguments, for a context of setup_context()."""
+    """The gradients of all arguments, for a context of setup_context()."""
     found = gradients(run_backward, ctx.saved_tensors, ctx.settings, d_o, dlse, bool(ctx.needs_input_grad[3]))
-    return found + (None,) * (ARGUMENTS - 4)
+    return found + (None,) * (len(Arguments._fields) - 4)
 
 
-def _compiled_backward(ctx, d_o, dlse, _=None):
-    return gradients_of_all(backward, ctx, d_o, dlse)
+def _registered_backward(ctx, d_o, dlse, _=None):
+    return gradients_of_all(attention_backward, ctx, d_o, dlse)
 
 
 def no_second_derivative(ctx, *grads):
@@ -176,77 +173,38 @@ def no_forward_mode(*_):
 
 
 for _name in ("attention", "attention_with_residual"):
-    torch.library.register_autograd("tessera::" + _name, _compiled_backward, setup_context=setup_context)
-torch.library.register_autograd("tessera::backward", no_second_derivative)
+    torch.library.register_autograd("tessera::" + _name, _registered_backward, setup_context=setup_context)
+torch.library.register_autograd("tessera::attention_backward", no_second_derivative)
 
-
-# The bare ones go past autograd: PyTorch's own fallback for operators without gradients costs as much as the rest.
-_library_of_rules = torch.library.Library("tessera", "IMPL")
-for _name in ("forward", "plain", "plain_o", "plain_with_residual", "plain_backward"):
-    _library_of_rules.impl(_name, torch.library.fallthrough_kernel, "Autograd")
-
-
-def call(q, k, v, bias, rest):
-    """O and LSE without gradients; rest: the arguments after bias."""
-    if is_plain(bias, rest):
-        return plain(_plain, q, k, v, *plain_settings(rest))
-    return _forward(q, k, v, bias, *rest)
-
-
-def _past_autograd():
-    """For a backward: past the Python code of no_second_derivative, unless somebody builds a graph of the gradients."""
-    return contextlib.nullcontext() if torch.is_grad_enabled() else _below_autograd()
+_without_gradient = torch.library.Library("tessera", "IMPL")
+for _name in ("forward", "forward_with_residual", "forward_o", "backward"):
+    _without_gradient.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
 class EagerAttention(torch.autograd.Function):
-    """The operator for eager calls that need gradients. Context in forward: a separate setup_context would cost more
-    than the rest of the call. What gets no gradient comes in one tuple, since each argument costs."""
+    """(o, lse) of an eager call that needs gradients. settings: the arguments after bias in one tuple, since apply()
+    takes time for each argument. forward() fills the context itself: PyTorch binds the arguments of a Function with a
+    separate setup_context by inspect.signature, which takes longer than the whole call."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, rest):
-        o_residual = None
-        if keeps_residual(q, rest[11], rest[12]) and pays_residual(q, k, rest[13]):
-            with _below_autograd():
-                o, lse, o_residual = _with_residual(q, k, v, bias, *rest)
+    def forward(ctx, q, k, v, bias, settings):
+        arguments = Arguments(q, k, v, bias, *settings)
+        if keeps_residual(q, arguments.dropout_p, arguments.kernel):
+            results = forward_with_residual(*arguments)
         else:
-            o, lse = _forward(q, k, v, bias, *rest)
-        ctx.save_for_backward(q, k, v, bias, *rest[:4], o, lse, o_residual)
-        ctx.settings = rest[4:]
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    def backward(ctx, d_o, dlse):
-        try:
-            with _past_autograd():
-                return *gradients(_backward, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad[3]), None
-        except RuntimeError as error:
-            raise _errors.translated(error) from None
-
-
-class PlainAttention(torch.autograd.Function):
-    """EagerAttention for the calls of the plain operators. settings: their arguments after v."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, settings):
-        if keeps_residual(q) and pays_residual(q, k, settings[1]):
-            results = _plain_with_residual(q, k, v, *settings)
-        else:
-            results = *plain(_plain, q, k, v, *settings), None
-        ctx.save_for_backward(q, k, v, *results)
-        ctx.settings = settings
-        ctx.set_materialize_grads(False)
+            results = forward(*arguments)
+        setup_context(ctx, arguments, results)
         return results[:2]
 
     @staticmethod
     def backward(ctx, d_o, dlse):
+        for tensor, name in ((d_o, "do"), (dlse, "dlse")):
+            if tensor is not None:
+                expect_tensor(name, tensor)
+        # With create_graph=True gradients are enabled here, and the operator that refuses to be differentiated runs.
+        run_backward = attention_backward if torch.is_grad_enabled() else backward
         try:
-            q, k, v, *results = ctx.saved_tensors
-            if dlse is None and d_o is not None and not torch.is_grad_enabled():
-                return *_plain_backward(d_o, q, k, v, *results, *ctx.settings), None
-            whole = all_arguments(q, k, v, *ctx.settings)
-            saved = *whole[:TENSORS], *results
-            with _past_autograd():
-                return *gradients(_backward, saved, whole[TENSORS:], d_o, dlse, False)[:3], None
+            found = gradients(run_backward, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad[3])
         except RuntimeError as error:
             raise _errors.translated(error) from None
+        return *found, None

@@ -3,16 +3,17 @@
 import torch
 
 from . import _attention, _dropout_weights, _library, _operators
+from ._operators import Arguments
+from ._tensors import CausalBias, alignment_of, expect_tensor
 
 _BLOCKED = float("-inf")
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask"}
 _NONE, _BOTTOM_RIGHT, _TOP_LEFT = 0, 1, 2
 
 
 def bias_of(mask, q_shape, len_kv, dtype):
-    """The additive bias [.., .., .., ..] of torch's attn_mask: bool (True: takes part) or a number to add. A mask of
-    fewer than 4 dimensions gets dimensions of 1 in front."""
+    """The additive bias of 4 dimensions for torch's attn_mask: bool (True: the key takes part) or numbers to add. A
+    mask of fewer dimensions gets dimensions of 1 in front. None for None."""
     if mask is None:
         return None
     batch, heads, len_q = q_shape[0], q_shape[1], q_shape[2]
@@ -28,7 +29,7 @@ def bias_of(mask, q_shape, len_kv, dtype):
 
 
 def _four_dimensions(tensor):
-    """[batch, heads, len, head_dim] of [..., len, head_dim]; all leading dimensions but the last make the batch."""
+    """[batch, heads, len, head_dim] from [..., len, head_dim]; the batch has all leading dimensions but the last."""
     if tensor.dim() == 4:
         return tensor
     if tensor.dim() > 4:
@@ -36,19 +37,13 @@ def _four_dimensions(tensor):
     return tensor[(None,) * (4 - tensor.dim())]
 
 
-def _under_autocast(*tensors):
+def under_autocast(*tensors):
+    """The tensors as torch's attention takes them under autocast: in its dtype, but for fp64 and what is no float."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
-
-
-def _is_plain(query, key, value, enable_gqa):
-    """Whether an eager call without mask and dropout can go to the operator as it stands."""
-    return (not _attention._is_compiling() and not _is_any_autocast_enabled()
-            and isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)
-            and query.dim() == key.dim() == value.dim() == 4 and (enable_gqa or query.size(1) == key.size(1)))
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
@@ -58,56 +53,59 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     query: [..., heads, len_q, head_dim]; key, value: [..., heads, len_kv, ..]. is_causal is TOP-LEFT: query i sees the
         keys 0 .. i, whatever the lengths are (attention() has both alignments). dropout_p holds in eval() too.
     attn_mask: bool, True where the key takes part, or numbers that are added to the scores, float32 or the dtype of
-        query; broadcasts to [..., heads, len_q, len_kv]; numbers get a gradient.
+        query; broadcasts to [..., heads, len_q, len_kv]; numbers get a gradient. A CausalBias of
+        torch.nn.attention.bias means what it means there.
     Returns [..., heads, len_q, head_dim_v]. Where a query sees no key the output is 0, as PyTorch's is since 2.5.
     Unlike torch's: head_dim up to 256 only; no nested tensors; dropout draws other bits. Under autocast the
         inputs are cast as torch's are.
     Raises ValueError that names the argument; tessera.Unsupported."""
     try:
-        if attn_mask is None and dropout_p == 0 and _is_plain(query, key, value, enable_gqa):
-            return _attention.run_o(query, key, value, _TOP_LEFT if is_causal else _NONE, True, scale, -1, -1)
         return _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     except ValueError as error:
         raise _named_as_here(error) from None
 
 
 def _named_as_here(error):
-    """An error of attention(), whose q, k, v and bias have other names here."""
-    name, colon, rest = str(error).partition(":")
-    return type(error)(_NAMES.get(name, name) + colon + rest)
+    """An error that names q, k, v or bias, with the names of this function."""
+    name, colon, text = str(error).partition(":")
+    return type(error)(_NAMES.get(name, name) + colon + text)
 
 
 def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-    causal = _TOP_LEFT if is_causal else _NONE
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        _attention.expect_tensor(name, tensor)
-    if attn_mask is not None:
-        _attention.expect_tensor("attn_mask", attn_mask)
+        expect_tensor(name, tensor)
+    if not isinstance(is_causal, bool):
+        raise ValueError(f"is_causal: expected a bool, got {is_causal!r}")
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask: expected None with is_causal=True, got both")
     if query.dim() < 2 or key.dim() != query.dim() or value.dim() != query.dim():
         raise ValueError("query: expected query, key and value of one number of dimensions, 2 or more, got "
                          f"{query.dim()}, {key.dim()} and {value.dim()}")
-    leading = query.shape[:-2]
     if not enable_gqa and query.dim() > 2 and key.shape[-3] != query.shape[-3]:
         raise ValueError(f"key: expected {query.shape[-3]} heads as query has (enable_gqa=False), got {key.shape[-3]}")
-    query, key, value = _under_autocast(query, key, value)
+    causal = _TOP_LEFT if is_causal else _NONE
+    if isinstance(attn_mask, CausalBias):
+        alignment = alignment_of("attn_mask", attn_mask, query.shape[-2], key.shape[-2])
+        causal, attn_mask = _attention.CAUSAL[alignment], None
+    query, key, value = under_autocast(query, key, value)
     q, k, v = _four_dimensions(query), _four_dimensions(key), _four_dimensions(value)
-    if attn_mask is not None and attn_mask.dim() > 4:
-        attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-2:]).flatten(0, -4)
-    bias = bias_of(attn_mask, q.shape, k.shape[2], q.dtype)
-    if bias is None and dropout_p == 0:
-        o = _attention.run_o(q, k, v, causal, True, scale, -1, -1)
-    else:
-        o, _ = _attention.run(q, k, v, bias, None, None, None, _attention.seed_tensor(None, dropout_p), -1, -1, causal,
-                              -1, -1, scale, 0.0, dropout_p, None, True)
-    return o if query.dim() == 4 else o.reshape(*leading, *o.shape[-2:])
+    bias = None
+    if attn_mask is not None:
+        expect_tensor("attn_mask", attn_mask)
+        if attn_mask.dim() > 4:
+            attn_mask = attn_mask.expand(*query.shape[:-2], *attn_mask.shape[-2:]).flatten(0, -4)
+        bias = bias_of(attn_mask, q.shape, k.shape[2], q.dtype)
+    o = _attention.run(Arguments(q, k, v, bias, seed=_attention.seed_tensor(None, dropout_p), causal=causal,
+                                 scale=scale,
+                                 dropout_p=dropout_p, heads_first=True), False)
+    return o if query.dim() == 4 else o.reshape(*query.shape[:-2], *o.shape[-2:])
 
 
 def _forward(query, key, value, bias, seed, causal, scale, dropout_p):
-    """O and LSE, both [batch, heads, len, ..], O with the strides that PyTorch's fake kernels promise: those of query."""
-    o, lse = _operators.forward(query, key, value, bias, None, None, None, seed, -1, -1, causal, -1, -1, scale, 0.0,
-                                dropout_p, None, True)
+    """O [batch, heads, len_q, head_dim_v] and LSE [batch, heads, len_q]. O has the strides that PyTorch's fake kernels
+    promise, those of query."""
+    o, lse = _operators.forward(*Arguments(query, key, value, bias, seed=seed, causal=causal, scale=scale,
+                                           dropout_p=dropout_p, heads_first=True))
     promised = torch.empty_like(query) if query.shape == o.shape else o
     return (o if promised.stride() == o.stride() else promised.copy_(o)), lse
 
@@ -118,18 +116,19 @@ def _backward(grad_out, query, key, value, out, lse, bias, seed, causal, scale, 
 
 
 def _causal_on_cpu(is_causal):
-    """PyTorch's flash kernel for the CPU is asked for any lengths and means what its SDPA means."""
+    """Causal of PyTorch's flash kernel for the CPU: top-left, as its SDPA has it, for any lengths."""
     return _TOP_LEFT if is_causal else _NONE
 
 
 def _causal_on_cuda(is_causal):
-    """That for CUDA is flash-attention's, whose last query sees the last key. PyTorch's SDPA asks it for equal lengths
-    only; torch.nn.attention.bias.causal_lower_right asks it for others too."""
+    """Causal of PyTorch's flash kernel for CUDA: bottom-right, as flash-attention has it. SDPA calls that kernel with
+    equal lengths only; torch.nn.attention.bias.causal_lower_right also with others."""
     return _BOTTOM_RIGHT if is_causal else _NONE
 
 
 def _flash_for_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    """aten::_scaled_dot_product_flash_attention_for_cpu; its LSE is [batch, len, heads] in memory."""
+    """aten::_scaled_dot_product_flash_attention_for_cpu. Its LSE [batch, heads, len] is [batch, len, heads] in
+    memory."""
     bias = bias_of(attn_mask, query.shape, key.shape[2], query.dtype)
     o, lse = _forward(query, key, value, bias, None, _causal_on_cpu(is_causal), scale, dropout_p)
     return o, lse.transpose(1, 2).contiguous().transpose(1, 2)
@@ -137,7 +136,8 @@ def _flash_for_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_ma
 
 def _flash_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None,
                             scale=None):
-    """Its gradients are [batch, len, heads, head_dim] in memory, whatever its inputs are."""
+    """aten::_scaled_dot_product_flash_attention_for_cpu_backward. Its gradients are [batch, len, heads, head_dim] in
+    memory, whatever the order of its inputs."""
     bias = bias_of(attn_mask, query.shape, key.shape[2], query.dtype)
     tensors = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
     gradients = _backward(*tensors, logsumexp, bias, None, _causal_on_cpu(is_causal), scale, dropout_p, False)
@@ -145,15 +145,15 @@ def _flash_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout
 
 
 def _flash_for_cuda(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    """aten::_scaled_dot_product_flash_attention. In the place of PyTorch's state of its generator stands our seed, in
-    host memory, drawn from the generator of the CPU. The debug mask: _dropout_weights.py."""
+    """aten::_scaled_dot_product_flash_attention. philox_seed is tessera's seed, in host memory, drawn from the CPU
+    generator. _dropout_weights.py computes the debug mask."""
     seed, causal = _attention.seed_tensor(None, dropout_p), _causal_on_cuda(is_causal)
     o, lse = _forward(query, key, value, None, seed, causal, scale, dropout_p)
     none = debug_mask = query.new_empty(0)
     if return_debug_mask and seed is not None:
         rows = (t.transpose(1, 2) for t in (query, key, value))
-        debug_mask = _dropout_weights.signed_weights((*rows, *(None,) * 4, seed, -1, -1, causal, -1, -1, scale, 0.0,
-                                                      dropout_p, None))
+        debug_mask = _dropout_weights.signed_weights(Arguments(*rows, seed=seed, causal=causal, scale=scale,
+                                                               dropout_p=dropout_p))
     return o, lse, None, None, query.shape[2], key.shape[2], none if seed is None else seed, none, debug_mask
 
 
@@ -171,7 +171,7 @@ _KERNELS = {"CPU": {"_scaled_dot_product_flash_attention_for_cpu": _flash_for_cp
 
 
 class _Handle:
-    """What PyTorch keeps while the provider is active; remove() gives PyTorch its own kernels back."""
+    """The handle that PyTorch holds while the provider is active; remove() gives PyTorch its own kernels back."""
 
     def __init__(self):
         keys = ["CPU"] if _library.status()[_library.CUDA_LIBRARY] else ["CPU", "CUDA"]
@@ -188,8 +188,8 @@ class _Handle:
 
 def register_provider(name="tessera"):
     """Makes `name` known to PyTorch: torch.nn.attention.activate_flash_attention_impl(name) then runs
-    torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel, on the CPU and
-    on CUDA, and torch.nn.attention.restore_flash_attention_impl() ends that.
+    torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel, on the CPU
+    and on CUDA, and torch.nn.attention.restore_flash_attention_impl() ends that.
 
     Raises ImportError when this PyTorch has no such registry (it came after 2.10)."""
     from torch.nn import attention

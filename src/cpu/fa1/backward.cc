@@ -28,6 +28,8 @@ void run_queries(const Head& head, const Geometry& g, Range keys, const simd::Gr
         simd::backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
         tally.ran(coverage, panel, kv);
         tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
+        memory.added_to_keys(head, keys);
+        memory.added_to_queries(head, index);
     }
 }
 

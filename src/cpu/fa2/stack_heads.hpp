@@ -26,7 +26,7 @@ inline ForwardArgs stacked(ForwardArgs args, std::int64_t group) {
         t->shape = {t->shape[0], group, t->shape[2] / group, t->shape[3]};
         t->strides = {t->strides[0], head, head * group, t->strides[3]};
     }
-    if (args.lse.data != nullptr) {
+    if (args.lse.given()) {
         const std::int64_t head = args.lse.strides[1];
         args.lse.shape = {args.lse.shape[0], args.lse.shape[1] / group, group};
         args.lse.strides = {args.lse.strides[0], head * group, head};

@@ -5,6 +5,8 @@
 
 #include <atomic>
 
+#include "cpu/simd/isa.hpp"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include "cpu/matrix/units.hpp"
@@ -33,8 +35,9 @@ bool bit(unsigned word, int index) { return (word >> index & 1U) != 0; }
 
 /// AVX512 F, DQ, BW, VL and BF16. Compilers' own check includes that the operating system saves the registers.
 bool has_avx512_bf16() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && bit(cpuid(7, 1).eax, 5);
+    return simd::may_use(simd::Isa::avx512_bf16) && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && bit(cpuid(7, 1).eax, 5);
 }
 
 /// VDPBF16PS takes twice the multiply-adds of fp32 on AMD from Zen 4 on (2.0 times measured on Zen 5, 2026-11); on
@@ -59,7 +62,8 @@ bool tile_registers_granted() {
 bool has_amx() {
     static const bool has = [] {
         const unsigned features = cpuid(7, 0).edx;
-        return bit(features, 22) && bit(features, 24) && has_avx512_bf16() && tile_registers_granted();
+        return simd::may_use(simd::Isa::amx) && bit(features, 22) && bit(features, 24) && has_avx512_bf16() &&
+               tile_registers_granted();
     }();
     return has;
 }

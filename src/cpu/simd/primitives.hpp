@@ -165,6 +165,12 @@ void multiply(float* x, const float* y, std::int64_t rows, std::int64_t stride);
 /// x += y, both [rows, stride].
 void add(float* x, const float* y, std::int64_t rows, std::int64_t stride);
 
+/// A long sum is made in parts: total += sum, sum = 0, before the next part begins. Both [rows, stride].
+void move_to_total(float* sum, double* total, std::int64_t rows, std::int64_t stride);
+
+/// sum += total, rounded once: the last part and all before it. Both [rows, stride].
+void add_total(float* sum, const double* total, std::int64_t rows, std::int64_t stride);
+
 /// x[r, i] *= lane_scale[i]. x: [rows, stride]
 void scale_lanes(float* x, const float* lane_scale, std::int64_t rows, std::int64_t stride);
 

@@ -169,6 +169,16 @@ void Add(float* x, const float* y, std::int64_t count) {
         hn::Store(hn::Add(hn::Load(d, x + i), hn::Load(d, y + i)), d, x + i);
 }
 
+void MoveToTotal(float* sum, double* total, std::int64_t count) {
+    const hn::ScalableTag<double> dd;
+    const hn::Rebind<float, decltype(dd)> d;
+    for (std::int64_t i = 0; i < count; i += static_cast<std::int64_t>(hn::Lanes(dd))) {
+        const auto x = hn::PromoteTo(dd, hn::Load(d, sum + i));
+        hn::Store(hn::Add(hn::Load(dd, total + i), x), dd, total + i);
+        hn::Store(hn::Zero(d), d, sum + i);
+    }
+}
+
 /// x[r, i] += y[r]
 void AddToRows(float* x, const float* y, std::int64_t rows, std::int64_t stride) {
     const D d;
@@ -203,6 +213,7 @@ HWY_EXPORT(SubtractDistances);
 HWY_EXPORT(FillMasked);
 HWY_EXPORT(Multiply);
 HWY_EXPORT(Add);
+HWY_EXPORT(MoveToTotal);
 HWY_EXPORT(AddToRows);
 HWY_EXPORT(ScaleLanes);
 
@@ -236,6 +247,15 @@ void multiply(float* x, const float* y, std::int64_t rows, std::int64_t stride) 
 
 void add(float* x, const float* y, std::int64_t rows, std::int64_t stride) {
     HWY_DYNAMIC_DISPATCH(Add)(x, y, rows * stride);
+}
+
+void move_to_total(float* sum, double* total, std::int64_t rows, std::int64_t stride) {
+    HWY_DYNAMIC_DISPATCH(MoveToTotal)(sum, total, rows * stride);
+}
+
+void add_total(float* sum, const double* total, std::int64_t rows, std::int64_t stride) {
+    for (std::int64_t i = 0; i < rows * stride; ++i)
+        sum[i] = static_cast<float>(static_cast<double>(sum[i]) + total[i]);
 }
 
 void scale_lanes(float* x, const float* lane_scale, std::int64_t rows, std::int64_t stride) {

@@ -64,6 +64,7 @@ void query_gradient(const BackwardCall& call, const Geometry& g, const Materiali
             report.dq = from.dq_t;
             return report;
         });
+        workspace.memory.added_to_queries(head, index);
     });
 }
 
@@ -92,6 +93,7 @@ void key_gradient(const BackwardCall& call, const Geometry& g, const Materialise
             report.dv_stride = g.v_stride;
             return report;
         });
+        workspace.memory.added_to_keys(head, keys);
     }
 }
 

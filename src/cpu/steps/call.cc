@@ -8,7 +8,7 @@ TileTally::~TileTally() {
     counters_->full += full_;
     counters_->partial += partial_;
     counters_->skipped += skipped_;
-    counters_->elements += elements_;
+    counters_->computed_pairs += computed_pairs_;
 }
 
 TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage) {

@@ -19,10 +19,10 @@ class TileTally {
     TileTally(const TileTally&) = delete;
     TileTally& operator=(const TileTally&) = delete;
     void ran(Coverage coverage, const Panel& panel, const KvTile& kv) { ran(coverage, panel.queries * kv.keys); }
-    /// A tile of so many pairs of a query and a key.
-    void ran(Coverage coverage, std::int64_t elements) {
+    /// A tile of so many (query, key) pairs.
+    void ran(Coverage coverage, std::int64_t pairs) {
         ++(coverage == Coverage::full ? full_ : partial_);
-        elements_ += elements;
+        computed_pairs_ += pairs;
     }
     /// Of `all` tiles of a panel, `touched` ran.
     void skipped(std::int64_t all, std::int64_t touched) { skipped_ += all - touched; }
@@ -38,7 +38,7 @@ class TileTally {
     std::int64_t full_ = 0;
     std::int64_t partial_ = 0;
     std::int64_t skipped_ = 0;
-    std::int64_t elements_ = 0;
+    std::int64_t computed_pairs_ = 0;
 };
 
 /// What an observer is told of a panel and some keys; the schedule adds the arrays.

@@ -7,7 +7,7 @@
 
 namespace tessera::cuda::fa1 {
 
-/// Starts a block for every (batch, kv head). One instance each in instances/.
+/// Starts a CTA for every (batch, kv head). instances/ has one instance of each shape and dtype.
 template <class T, class Shape>
 cudaError_t start_backward(const gradient::Launch& launch, cudaStream_t stream);
 

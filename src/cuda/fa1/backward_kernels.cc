@@ -12,10 +12,10 @@
 namespace tessera::cuda::fa1 {
 namespace {
 
-std::size_t place_of(const Problem& p) { return gradient::place_by_dim<BackwardShapes>(p); }
+std::size_t shape_index(const Problem& p) { return gradient::shape_index_by_dim<BackwardShapes>(p); }
 
 gradient::Extents extents_of(const Problem& p) {
-    const gradient::Config c = BackwardShapes::kConfigs[place_of(p)];
+    const gradient::Config c = BackwardShapes::kConfigs[shape_index(p)];
     return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general};
 }
 
@@ -26,7 +26,7 @@ std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& t
 }
 
 cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t stream) {
-    return BackwardShapes::call(place_of(p), [&](auto shape) {
+    return BackwardShapes::call(shape_index(p), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_backward<__nv_bfloat16, Shape>(launch, stream);
         return start_backward<__half, Shape>(launch, stream);
@@ -59,7 +59,7 @@ Kernel backward_kernel() {
             .backward = backward,
             .uses_o_residual = gradient::uses_o_residual,
             .shapes = BackwardShapes::names(),
-            .shape_of = place_of};
+            .shape_of = shape_index};
 }
 
 }  // namespace tessera::cuda::fa1

@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FlashAttention (Dao, 2022), algorithm 1: blocks of K and V outer, tiles of queries inner. O, m and l of every query
-// live in memory: each block of keys reads, rescales and writes back all of them. The warps of a group split the keys
-// of the block, so that each has a part of every sum, and meet through shared memory to add them up.
+// FlashAttention (Dao, 2022), algorithm 1: K/V blocks outer, query tiles inner. O, m and l of every query live in
+// memory: each key block reads, rescales and writes back all of them. The warps of a group split the keys of the block,
+// so each has a part of every sum, and they add the parts through shared memory.
 #pragma once
 
 #include "cuda/fa1/combine.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/output.cuh"
 #include "cuda/tile/score.cuh"
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::fa1 {
 
-/// What stays the same over the blocks of keys.
+/// The work of a CTA on one head, and what stays the same over its key blocks.
 template <class T, Config kConfig>
 struct Head {
     static constexpr int kHeadDim = kConfig.head_dim;
     const Launch& launch;
     const Work& work;
     const Shared<kConfig>& shared;
-    const Visible visible;
+    const Band32 band;
     const HeadScores<T> scores;
-    const int own;  // tiles of queries own, own + stride(), ... are the group's
+    const int own;  // query tiles own, own + stride(), ... belong to the group
 
     __device__ Head(const Launch& launch, const Work& work, const Shared<kConfig>& shared)
         : launch(launch),
           work(work),
           shared(shared),
-          visible(work.band),
+          band(work.band),
           scores(launch.params, work.sequence, work.batch, work.head),
           own(work.part * kConfig.groups + shared.group) {}
 
     __device__ __forceinline__ int stride() const { return launch.parts * kConfig.groups; }
 
-    // The rows of the head, made anew for every use: the registers that would keep them are needed in between.
+    // The sources are computed for every use: the registers that would keep them are needed in between.
     __device__ static __forceinline__ Work this_block(const Launch& launch) {
         return {launch, static_cast<unsigned>(ptx::opaque(static_cast<int>(blockIdx.x))), kConfig.block_q()};
     }
@@ -56,17 +56,16 @@ struct Head {
     __device__ __forceinline__ std::int64_t offset(const Rows& rows, std::int64_t first_row, int head) const {
         return head_offset(rows, work.batch, first_row, head, sizeof(T));
     }
-    /// The group's tiles of queries that see one of keys [begin, end); the others are skipped.
+    /// The group's query tiles that see one of keys [begin, end).
     __device__ __forceinline__ QueryTiles tiles_of(int begin, int end) const {
-        return {max(begin - visible.high, 0), min(end - visible.low, work.sequence.len_q), kConfig.block_q(), own,
-                stride()};
+        return {max(begin - band.high, 0), min(end - band.low, work.sequence.len_q), kConfig.block_q(), own, stride()};
     }
-    /// O, m and l of a tile as they are before the block of keys.
+    /// O, m and l of a tile before this key block.
     __device__ __forceinline__ Stored<kConfig> stored_of(int first_key, int tile) const {
-        const bool begun = first_key > max(visible.first(tile * kConfig.block_q()), 0);  // it has met keys before
+        const bool begun = first_key > max(band.first(tile * kConfig.block_q()), 0);  // it has seen keys before
         return {launch, work, shared, tile, begun};
     }
-    /// Brings a tile of Q to shared memory, and its O, m and l to the L2.
+    /// Copies a tile of Q to shared memory, and prefetches its O, m and l to the L2.
     __device__ __forceinline__ void fetch(int first_key, int tile) const {
         stored_of(first_key, tile).prefetch(shared.lane);
         load<kConfig.block_q(), kHeadDim, kGroupThreads>(shared.q(), queries(), tile * kConfig.block_q(),
@@ -74,33 +73,33 @@ struct Head {
         ptx::cp_async_commit();
     }
 
-    /// Brings a block of K and V; all threads of the block take part.
+    /// Copies a block of K and V. All threads of the CTA take part.
     __device__ __forceinline__ void load_kv(int first_key) const {
-        __syncthreads();                                                // all are done with the block before
-        const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // addresses are made anew
+        __syncthreads();                                                // all threads are done with the block before
+        const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // so that no address is kept in a register
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.k(), k(), first_key, thread);
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v(), v(), first_key, thread);
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>();
         __syncthreads();
         const int end = first_key + kConfig.block_kv;
-        if (visible.full(0, work.sequence.len_q, first_key, end)) return;
-        if (clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v())) shared.cleaned() = true;
+        if (band.full(0, work.sequence.len_q, first_key, end)) return;
+        if (clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v())) shared.replaced() = true;
         __syncthreads();
     }
 
-    /// S of 16 rows and the warp's keys becomes P.
+    /// Turns S of 16 rows and the warp's keys into P.
     template <bool kMasked, int kTiles>
-    __device__ __forceinline__ void weights(float (&s)[kTiles][4], int row, int key, float2 (&ml)[2]) const {
+    __device__ __forceinline__ void probabilities(float (&s)[kTiles][4], int row, int key, float2 (&ml)[2]) const {
         if constexpr (kConfig.general) {
-            scores.template transform<kMasked>(s, visible, row, key);
+            scores.template transform<kMasked>(s, band, row, key);
         } else {
 #pragma unroll
             for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) s[j][e] = __fmul_rn(s[j][e], scores.params.scale);
             }
-            if constexpr (kMasked) apply_mask(s, visible, row, key);
+            if constexpr (kMasked) apply_mask(s, band, row, key);
         }
         exponentiate<T>(s, ml);
         if constexpr (kConfig.general) {
@@ -108,13 +107,13 @@ struct Head {
         }
     }
 
-    /// O, m and l of the warp's own keys.
+    /// Computes O, m and l of the warp's own keys.
     template <bool kMasked>
     __device__ __forceinline__ void multiply(Parts<kConfig>& parts, int q_begin, int first_key) const {
         constexpr int kKeys = kConfig.keys_per_warp();
         constexpr int kRowBytes = kHeadDim * 2;
         const int warp_key = shared.warp * kKeys;
-        const int lane = ptx::opaque(shared.lane);  // addresses are made anew, so that none is kept between the steps
+        const int lane = ptx::opaque(shared.lane);  // so that no address is kept between the steps
         float s[kConfig.row_tiles][kKeys / 8][4];   // S, then P: [16 rows][8 keys][4]
         Queries<kHeadDim, kConfig.row_tiles, false> queries(shared.q(), 0, lane);
         multiply_qk<T>(s, queries, MatrixAddress<kHeadDim>::chunks_first(shared.k() + warp_key * kRowBytes, lane));
@@ -122,7 +121,7 @@ struct Head {
         for (int m = 0; m < kConfig.row_tiles; ++m) {
             const int row = 16 * m + shared.lane / 4;  // of the tile
             float2 ml[2];
-            weights<kMasked>(s[m], q_begin + row, first_key + warp_key + shared.lane % 4 * 2, ml);
+            probabilities<kMasked>(s[m], q_begin + row, first_key + warp_key + shared.lane % 4 * 2, ml);
             if (shared.lane % 4 != 0) continue;
             shared.ml(shared.warp, row) = ml[0];
             shared.ml(shared.warp, row + 8) = ml[1];
@@ -131,14 +130,14 @@ struct Head {
         multiply_pv<T, kHeadDim>(parts.o, s, v.swapped(2 * shared.warp));
     }
 
-    /// One tile of queries and one block of keys, lines 8 to 13 of the algorithm. `next`: the group's next tile, or
-    /// none from `end` on.
+    /// One query tile and one key block, lines 8 to 13 of the algorithm. `next`: the group's next tile, if it is below
+    /// `end`.
     __device__ __forceinline__ void step(int first_key, int tile, int next, int end) const {
         const int q_begin = tile * kConfig.block_q();
         ptx::cp_async_wait<0>();
-        shared.sync();  // Q is there; all are done with what the last step exchanged
+        shared.sync();  // Q has arrived, and all warps are done with the exchange of the last step
         Parts<kConfig> parts;
-        if (visible.full(q_begin, q_begin + kConfig.block_q(), first_key, first_key + kConfig.block_kv)) {
+        if (band.full(q_begin, q_begin + kConfig.block_q(), first_key, first_key + kConfig.block_kv)) {
             multiply<false>(parts, q_begin, first_key);
         } else {
             multiply<true>(parts, q_begin, first_key);
@@ -155,26 +154,26 @@ struct Head {
             const int unit = round * kConfig.units_at_once();
             const bool last = round + 1 == kConfig.rounds();
             if (!last) old[round + 1].read(stored, unit + kConfig.units_at_once());
-            shared.sync();  // all have sent, and are done with Q
+            shared.sync();  // all warps have sent, and are done with Q
             if (round == 0) {
                 if (next < end) fetch(first_key, next);
                 combine_rows(combination, rows, stored);
             }
             parts.combine(shared, unit, old[round], rows, stored);
             if (last) break;
-            shared.sync();  // all have taken what was sent
+            shared.sync();  // all warps have received
             parts.send(shared, unit + kConfig.units_at_once());
         }
     }
 
-    /// What the rows of the tile are multiplied by: each lane finds it for one row, given the row's old m and l, and
-    /// gets it for its own, rows: [16 rows][2]. One warp writes m and l back.
+    /// Computes the factors of the tile's rows. Each lane computes those of one row, from the row's old m and l, and
+    /// receives those of its own rows, [16 rows][2]. One warp writes m and l back.
     __device__ __forceinline__ void combine_rows(Combination& of_lane, Combination (&rows)[kConfig.row_tiles][2],
                                                  const Stored<kConfig>& stored) const {
         const int row = shared.lane % kConfig.block_q();
         float2 of_warps[kWarps];
 #pragma unroll
-        for (int turn = 0; turn < kWarps; ++turn) of_warps[turn] = shared.ml(partner(shared.warp, turn), row);
+        for (int w = 0; w < kWarps; ++w) of_warps[w] = shared.ml(partner(shared.warp, w), row);
         of_lane.set(of_lane.ml, of_warps);
         if (shared.warp == 0) stored.ml[row] = of_lane.ml;
 #pragma unroll
@@ -185,14 +184,14 @@ struct Head {
     }
 };
 
-/// The end of the algorithm for one tile of queries: O, rounded, and LSE to where the caller wants them.
+/// The epilogue of one query tile: rounds O, and writes O and LSE.
 template <class T, Config kConfig>
 __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     const Shared<kConfig>& shared = head.shared;
     const ForwardParams& p = head.launch.params;
     const Sequence& sequence = head.work.sequence;
     const int q_begin = tile * kConfig.block_q();
-    const bool begun = head.visible.any(q_begin, min(q_begin + kConfig.block_q(), sequence.len_q));
+    const bool begun = head.band.any(q_begin, min(q_begin + kConfig.block_q(), sequence.len_q));
     const Stored<kConfig> stored(head.launch, head.work, shared, tile, begun);
 #pragma unroll
     for (int unit = 0; unit < kConfig.units(); ++unit) {
@@ -214,9 +213,8 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     const Target target = target_of<T>(p.o, head.offset(p.o, sequence.first_q, head.work.head), sequence.len_q,
                                        p.head_dim_v, head.launch.vector_o);
     constexpr int kRows = kConfig.block_q() / kWarps;
-    if (shared.cleaned()) {
-        restore<T, kConfig.head_dim, kRows>(shared.q(), head.v(), head.visible, q_begin, shared.warp * kRows,
-                                            shared.lane);
+    if (shared.replaced()) {
+        restore<T, kConfig.head_dim, kRows>(shared.q(), head.v(), head.band, q_begin, shared.warp * kRows, shared.lane);
     }
     store<kConfig.head_dim, kRows>(shared.q(), target, q_begin, shared.warp * kRows, shared.lane);
     const int row = shared.lane + 32 * shared.warp;
@@ -227,10 +225,10 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
         reinterpret_cast<float*>(p.lse.data + offset)[(q_begin + row) * p.lse.row] =
             finite_max(ml.x) + logf(ml.y * exp2f(kExponentOffset<T>));
     }
-    shared.sync();  // all are done with the tile in shared memory
+    shared.sync();  // all warps are done with the tile in shared memory
 }
 
-/// The loops of the algorithm: over blocks of keys, then over the tiles of queries that see one of them.
+/// The loops of the algorithm, over key blocks, then over the query tiles that see them.
 template <class T, Config kConfig>
 __device__ __forceinline__ void attend(const Launch& launch, const Shared<kConfig>& shared) {
     const Work work = Head<T, kConfig>::this_block(launch);
@@ -248,7 +246,7 @@ __device__ __forceinline__ void attend(const Launch& launch, const Shared<kConfi
     }
 }
 
-/// O and LSE of all queries to where the caller wants them.
+/// The epilogue of all query tiles.
 template <class T, Config kConfig>
 __device__ __forceinline__ void finish(const Launch& launch, const Shared<kConfig>& shared) {
     const Work work = Head<T, kConfig>::this_block(launch);
@@ -262,10 +260,10 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(128) char memory[];
     const Shared<kConfig> shared(memory);
-    if (threadIdx.x == 0) shared.cleaned() = false;
+    if (threadIdx.x == 0) shared.replaced() = false;
 
     attend<T>(launch, shared);
-    __syncthreads();  // m and l are written by one warp of the group, and read by all
+    __syncthreads();  // one warp of the group writes m and l, all read them
     finish<T>(launch, shared);
 }
 

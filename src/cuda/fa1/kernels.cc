@@ -18,9 +18,9 @@ namespace {
 
 std::int64_t tiles_of(std::int64_t rows, const Config& c) { return (rows + c.block_q() - 1) / c.block_q(); }
 
-/// What the algorithm keeps of every query between blocks of keys.
+/// O, m and l of every query between key blocks.
 struct Workspace {
-    std::int64_t tiles;  // of queries of a head; of ragged sequences, each may share one with the next
+    std::int64_t tiles;  // query tiles of a head; ragged: one more for each sequence
     float* o;            // [heads_q, tiles, block_q, head_dim]
     float2* ml;          // [heads_q, tiles, block_q]
 
@@ -34,8 +34,8 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     return refusal(Schedule::fa1, Pass::forward, problem, tile, limits(device));
 }
 
-/// One thread block has a (batch, head), as in the paper, unless multiprocessors would then have none: the tiles of
-/// queries of each are dealt to several, which are independent runs of the algorithm. No bit depends on it.
+/// CTAs of a (batch, head): one, as in the paper, unless some multiprocessors would have none. Several CTAs then have
+/// some of the query tiles each, as independent runs of the algorithm. No bit depends on it.
 int parts_of(const Problem& p, const Config& c, int multiprocessors) {
     const std::int64_t most = std::max<std::int64_t>(tiles_of(p.len_q, c) / c.groups, 1);
     return static_cast<int>(std::clamp<std::int64_t>(multiprocessors / (p.batch * p.heads_q), 1, most));

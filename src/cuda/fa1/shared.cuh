@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared memory of a thread block: the block of K and V that all work on, then for each group of warps its tile of
-// queries and the place where the warps meet.
+// Shared memory of a CTA: the K/V block for all warps, then for each group of warps its query tile and the buffers of
+// the exchange.
 #pragma once
 
 #include "cuda/fa1/host/config.h"
@@ -31,27 +31,26 @@ struct Shared {
                                          kConfig.units_at_once() * kConfig.unit_bytes())[of * kConfig.block_q() + row];
     }
 
-    /// Four numbers of a thread's share of O on their way from warp to warp: those of unit `unit` (of the units that
-    /// are exchanged at once), tile `tile` of the two that warp `to` owns, from its `turn`-th partner. A thread gets
-    /// what the thread of the same lane held.
-    __device__ __forceinline__ float4& part(int unit, int to, int turn, int tile) const {
-        const int slot = ((unit * kWarps + to) * (kWarps - 1) + turn - 1) * 2 + tile;
+    /// A float4 of O on its way from warp to warp: unit `unit` of those that are exchanged at once, tile `tile` of the
+    /// two that warp `to` owns, from its partner at `distance`. It goes to the thread of the same lane.
+    __device__ __forceinline__ float4& part(int unit, int to, int distance, int tile) const {
+        const int slot = ((unit * kWarps + to) * (kWarps - 1) + distance - 1) * 2 + tile;
         return reinterpret_cast<float4*>(parts())[slot * 32 + lane];
     }
 
-    /// Did a block of V hold Inf or NaN?
-    __device__ __forceinline__ bool& cleaned() const {
+    /// True if Inf or NaN in V were replaced by 0.
+    __device__ __forceinline__ bool& replaced() const {
         return *reinterpret_cast<bool*>(memory + 2 * kConfig.kv_bytes() + kConfig.groups * kConfig.group_bytes());
     }
 
-    /// All warps of the group have come here.
+    /// The barrier of the group's warps.
     __device__ __forceinline__ void sync() const { ptx::named_barrier_sync(1 + group, kGroupThreads); }
 
  private:
     __device__ __forceinline__ char* parts() const { return q() + kConfig.q_bytes(); }
 };
 
-/// The partner of a warp in turn 1, 2 or 3; the same in both directions. Turn 0 is the warp itself.
-__device__ __forceinline__ int partner(int warp, int turn) { return warp ^ turn; }
+/// The partner of a warp at distance 1, 2 or 3, which is the same in both directions; 0 is the warp itself.
+__device__ __forceinline__ int partner(int warp, int distance) { return warp ^ distance; }
 
 }  // namespace tessera::cuda::fa1

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The maxima and sums of one step: m and l of a warp over its own keys, of all warps over the block, and of a query
-// over all blocks so far.
+// m and l: of a warp over its own keys, of all warps over the key block, and of a query over all blocks so far.
 #pragma once
 
 #include "cuda/fa1/host/config.h"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/fragment.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace tessera::cuda::fa1 {
 
-/// exp(m - larger), where nothing visible yet, m = -inf, counts 0.
+/// exp(m - larger); 0 for m = -inf, a row without visible keys.
 __device__ __forceinline__ float decay(float m, float larger) { return ptx::exp2_approx((m - larger) * kLog2E); }
 
 __device__ __forceinline__ float finite_max(float m) { return m == -INFINITY ? 0.0F : m; }
 
-/// Softmax over a warp's keys of 16 rows, of which a thread holds parts of two, a quad of threads all: S becomes
-/// P = 2^-kExponentOffset * exp(S - m). Returns (m, l) of both rows.
+/// Softmax of 16 rows over a warp's keys: S becomes P = 2^-kExponentOffset * exp(S - m). A quad of lanes shares two
+/// rows. Returns (m, l) of both.
 template <class T, int kTiles>
 __device__ __forceinline__ void exponentiate(float (&s)[kTiles][4], float2 (&ml)[2]) {
 #pragma unroll
@@ -24,8 +24,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[kTiles][4], float2 (&ml)
         float m = -INFINITY;
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) m = fmaxf(m, fmaxf(s[j][2 * r], s[j][2 * r + 1]));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFF, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFF, m, 2));
+        m = quad_max(m);
         const float subtracted = finite_max(m);
         float l[2] = {0, 0};
 #pragma unroll
@@ -37,16 +36,13 @@ __device__ __forceinline__ void exponentiate(float (&s)[kTiles][4], float2 (&ml)
                 l[e] += p;
             }
         }
-        float sum = l[0] + l[1];
-        sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
-        sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-        ml[r] = {m, sum};
+        ml[r] = {m, quad_sum(l[0] + l[1])};
     }
 }
 
-/// Lines 10 to 12 of the algorithm for one row: what the old O and the warps' partial sums of O are multiplied by.
+/// Lines 10 to 12 of the algorithm for one row: the factors of the old O and of the warps' partial sums.
 struct Combination {
-    float2 ml;              // of the row, with this block
+    float2 ml;              // of the row, including this block
     float of_old;           // exp(m_old - m) l_old / l
     float of_part[kWarps];  // exp(m_w - m) / l
 
@@ -62,9 +58,10 @@ struct Combination {
             of_part[w] = decay(parts[w].x, larger);
             sums[w] = of_part[w] * parts[w].y;
         }
-        // In pairs: the same bits in every warp, though each begins with its own part.
+        // Added in pairs, so that every warp gets the same bits, though each begins with its own part.
         const float l = old_l + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
-        // A quotient, not a product with 1 / l: exactly 1 where the block is hidden from the row, so that O stays.
+        // old_l / l is exactly 1 where the block is hidden from the row, which leaves O as it is; old_l * (1 / l) is
+        // not.
         of_old = l == 0 ? 0 : old_l / l;
         const float inverse = l == 0 ? 0 : 1 / l;
 #pragma unroll
@@ -72,12 +69,12 @@ struct Combination {
         ml = {m, l};
     }
 
-    /// That of the row that lane `lane` of the warp has, without its m and l.
+    /// The Combination of lane `lane`, without its m and l.
     __device__ __forceinline__ Combination of_lane(int lane) const {
         Combination other;
-        other.of_old = __shfl_sync(0xFFFFFFFF, of_old, lane);
+        other.of_old = __shfl_sync(kAllLanes, of_old, lane);
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) other.of_part[w] = __shfl_sync(0xFFFFFFFF, of_part[w], lane);
+        for (int w = 0; w < kWarps; ++w) other.of_part[w] = __shfl_sync(kAllLanes, of_part[w], lane);
         return other;
     }
 };

@@ -7,7 +7,7 @@
 
 namespace tessera::cuda::fa1 {
 
-/// What one thread block works on: a (batch, head), or a part of its tiles of queries.
+/// The work of a CTA: a (batch, head), or a part of its query tiles.
 struct Work {
     int batch;
     int head;
@@ -23,24 +23,24 @@ struct Work {
           sequence(sequence_of(launch.params, batch)),
           band(launch.params.mask.bind(sequence.len_q, sequence.len_kv)) {
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        const std::int64_t before =  // a sequence may share its first tile with the one before: one more for each
+        const std::int64_t before =  // one tile more per sequence, since each may begin inside of a tile
             ragged ? sequence.first_q / block_q + batch
                    : std::int64_t{batch} * ((launch.params.len_q + block_q - 1) / block_q);
         first_tile = head * launch.tiles + before;
     }
 };
 
-/// Tiles of queries of one group of warps, every stride-th of the range.
+/// Query tiles of one group of warps, every stride-th of a range.
 struct QueryTiles {
-    int first = 0;
+    int begin = 0;
     int end = 0;
 
-    /// Those that hold one of queries [q_begin, q_end).
+    /// The tiles that hold one of queries [q_begin, q_end).
     __device__ QueryTiles(int q_begin, int q_end, int block_q, int own, int stride) {
         if (q_begin >= q_end) return;
-        first = q_begin / block_q;
+        begin = q_begin / block_q;
         end = (q_end + block_q - 1) / block_q;
-        first += (own - first % stride + stride) % stride;
+        begin += (own - begin % stride + stride) % stride;
     }
 };
 

@@ -6,9 +6,9 @@
 
 namespace tessera::cuda::fa2 {
 
-/// Which rows and columns a thread has to do with. Worked out where it is needed: in the loop registers are few.
+/// The rows and columns of a thread. They are computed where they are used, since registers are few in the loop.
 struct Position {
-    int first_row;  // of the warp in its tile of queries
+    int first_row;  // of the warp in its query tile
     int lane;
 
     template <Config kConfig>
@@ -20,8 +20,7 @@ struct Position {
     __device__ __forceinline__ int column() const { return lane % 4 * 2; }       // of accumulators
 };
 
-/// One thread's share of O, m and l of its warp's rows. m and l are read and written once for a tile of keys, so that
-/// they can be in shared memory meanwhile.
+/// O, m and l of a thread. m and l are read and written once for a key tile, so shared memory can hold them between.
 template <class T, Config kConfig>
 class Accumulators {
  public:
@@ -29,7 +28,7 @@ class Accumulators {
     static constexpr int kDimTiles = kConfig.head_dim / 8;
     float o[kRowTiles][kDimTiles][4];  // [16 rows][8 dims][4]
 
-    /// `shared`: of the block.
+    /// `shared`: of the CTA.
     __device__ __forceinline__ explicit Accumulators(char* shared) : shared_(shared) { clear(); }
 
     __device__ __forceinline__ void clear() {
@@ -45,12 +44,12 @@ class Accumulators {
     }
 
     __device__ __forceinline__ OnlineSoftmax<T> rows(int m) const {
-        if constexpr (kConfig.rows_in_shared) return *place(m);
-        else return held_[m];
+        if constexpr (kConfig.rows_in_shared) return *slot(m);
+        else return in_registers_[m];
     }
     __device__ __forceinline__ void set_rows(int m, const OnlineSoftmax<T>& rows) {
-        if constexpr (kConfig.rows_in_shared) *place(m) = rows;
-        else held_[m] = rows;
+        if constexpr (kConfig.rows_in_shared) *slot(m) = rows;
+        else in_registers_[m] = rows;
     }
 
     __device__ __forceinline__ void rescale(int m, const Rescaling& rescaling) {
@@ -61,8 +60,8 @@ class Accumulators {
         }
     }
 
-    /// Did Inf or NaN come in through V? One row of the thread is enough to know: a weight of 0 makes NaN of them.
-    __device__ __forceinline__ bool poisoned() const {
+    /// True if Inf or NaN came in through V. One row of the thread is enough, since P = 0 times them is NaN.
+    __device__ __forceinline__ bool has_nonfinite() const {
         float probe = 0;  // x * 0 is NaN unless x is finite
 #pragma unroll
         for (int n = 0; n < kDimTiles; ++n) probe = fmaf(o[0][n][0], 0.0F, fmaf(o[0][n][1], 0.0F, probe));
@@ -70,13 +69,13 @@ class Accumulators {
     }
 
  private:
-    __device__ __forceinline__ OnlineSoftmax<T>* place(int m) const {
+    __device__ __forceinline__ OnlineSoftmax<T>* slot(int m) const {
         const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
         return reinterpret_cast<OnlineSoftmax<T>*>(shared_ + kConfig.rows_offset()) + m * kConfig.threads() + thread;
     }
 
     char* shared_;
-    OnlineSoftmax<T> held_[kConfig.rows_in_shared ? 1 : kRowTiles];
+    OnlineSoftmax<T> in_registers_[kConfig.rows_in_shared ? 1 : kRowTiles];
 };
 
 }  // namespace tessera::cuda::fa2

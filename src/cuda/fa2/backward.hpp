@@ -7,11 +7,11 @@
 
 namespace tessera::cuda::fa2 {
 
-/// Starts a block for every block of keys. One instance each in instances/.
+/// Starts a CTA for every key block. instances/ has one instance of each shape and dtype.
 template <class T, class Shape>
 cudaError_t start_backward(const gradient::Launch& launch, cudaStream_t stream);
 
-/// The same in fp32.
+/// The fp32 form.
 template <class Shape>
 cudaError_t start_backward_fp32(const gradient::Launch& launch, cudaStream_t stream);
 

@@ -14,23 +14,24 @@ namespace {
 
 gradient::Extents extents_of(const Problem& p) {
     if (p.dtype == DType::fp32) {
-        const gradient::ConfigFp32 c = BackwardShapesFp32::kConfigs[gradient::place_by_dim<BackwardShapesFp32>(p)];
+        const gradient::ConfigFp32 c =
+            BackwardShapesFp32::kConfigs[gradient::shape_index_by_dim<BackwardShapesFp32>(p)];
         return {c.head_dim, c.block_kv, c.shared_bytes(), true};
     }
     const gradient::Config c = backward_config_of(p);
     return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general, true};
 }
 
-/// Those in 16 bits, then those in fp32.
+/// Names of the 16-bit shapes, then of the fp32 shapes.
 std::vector<std::string> shape_names() {
     std::vector<std::string> names = BackwardShapes::names();
     for (std::string& name : BackwardShapesFp32::names()) names.push_back(std::move(name));
     return names;
 }
 
-std::size_t place_of(const Problem& p) {
-    if (p.dtype != DType::fp32) return gradient::place_in<BackwardShapes>(p);
-    return BackwardShapes::kConfigs.size() + gradient::place_by_dim<BackwardShapesFp32>(p);
+std::size_t shape_index(const Problem& p) {
+    if (p.dtype != DType::fp32) return gradient::shape_index<BackwardShapes>(p);
+    return BackwardShapes::kConfigs.size() + gradient::shape_index_by_dim<BackwardShapesFp32>(p);
 }
 
 Tile backward_tile_of(const Problem& p) {
@@ -44,11 +45,11 @@ std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& t
 
 cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t stream) {
     if (p.dtype == DType::fp32) {
-        return BackwardShapesFp32::call(gradient::place_by_dim<BackwardShapesFp32>(p), [&](auto shape) {
+        return BackwardShapesFp32::call(gradient::shape_index_by_dim<BackwardShapesFp32>(p), [&](auto shape) {
             return start_backward_fp32<decltype(shape)>(launch, stream);
         });
     }
-    return BackwardShapes::call(gradient::place_in<BackwardShapes>(p), [&](auto shape) {
+    return BackwardShapes::call(gradient::shape_index<BackwardShapes>(p), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_backward<__nv_bfloat16, Shape>(launch, stream);
         return start_backward<__half, Shape>(launch, stream);
@@ -81,7 +82,7 @@ Kernel backward_kernel() {
             .backward = backward,
             .uses_o_residual = gradient::uses_o_residual,
             .shapes = shape_names(),
-            .shape_of = place_of};
+            .shape_of = shape_index};
 }
 
 }  // namespace tessera::cuda::fa2

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FlashAttention-2 (Dao, 2023), algorithm 1: a thread block owns a tile of queries and goes over the tiles of keys that
-// they see; O, the maximum m and the sum l stay in registers until the end. The next tile of K and V is copied while
-// the products of this one run.
+// FlashAttention-2 (Dao, 2023), algorithm 1: a CTA owns a query tile and goes over the key tiles that it sees. O, the
+// maximum m and the sum l stay in registers until the end. The next tile of K and V is copied while the GEMMs of this
+// one run.
 #pragma once
 
 #include <new>
 
-#include "cuda/fa2/key_loop.cuh"
+#include "cuda/fa2/mainloop.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/output.cuh"
 #include "cuda/tile/residual.cuh"
@@ -32,7 +32,7 @@ __device__ __forceinline__ void write_lse(const Launch& launch, const Work& work
     }
 }
 
-/// A warp's rows of O, normalised, by way of the shared memory of Q, where it owns the rows that it alone read.
+/// Writes a warp's rows of O, normalised, through the shared memory of Q, whose rows only this warp has read.
 template <class T, Config kConfig>
 __device__ __forceinline__ void write_o(const Inputs<T, kConfig>& inputs, const Work& work,
                                         const Accumulators<T, kConfig>& out) {
@@ -60,8 +60,8 @@ __device__ __forceinline__ void write_o(const Inputs<T, kConfig>& inputs, const 
     const std::int64_t offset = head_offset(p.o, work.batch, work.sequence.first_q, work.head, sizeof(T));
     const Target target = target_of<T>(p.o, offset, work.sequence.len_q, p.head_dim_v, inputs.launch.vector_o);
     constexpr int kRows = kConfig.rows_per_warp();
-    if (work.guarded) {
-        restore<T, kConfig.head_dim, kRows>(inputs.shared, inputs.v(), work.visible, work.q_begin, position.first_row,
+    if (work.sanitizes) {
+        restore<T, kConfig.head_dim, kRows>(inputs.shared, inputs.v(), work.band, work.q_begin, position.first_row,
                                             position.lane);
     }
     store<kConfig.head_dim, kRows>(inputs.shared, target, work.q_begin, position.first_row, position.lane);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     forward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(128) char memory[];
-    // What all threads share, and need between two tiles only, is kept out of their registers.
+    // The work lies in shared memory: it is needed between two tiles only, and registers are few.
     __shared__ alignas(Work) char work_memory[sizeof(Work)];
     Work& work = *reinterpret_cast<Work*>(work_memory);
     if (threadIdx.x == 0) new (work_memory) Work(launch, blockIdx.x, kConfig.block_q(), kConfig.block_kv, sizeof(T));
@@ -82,22 +82,22 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     const ForwardParams& p = launch.params;
     const Inputs<T, kConfig> inputs{launch, work, memory};
     const Position position = Position::of_thread<kConfig>();
-    KeyLoop<T, kConfig> loop{.inputs = inputs,
-                             .work = work,
-                             .scale = kConfig.general ? Scale{} : Scale{p.scale, p.scale * kLog2E},
-                             .queries = {memory, position.first_row, position.lane}};
+    Mainloop<T, kConfig> mainloop{.inputs = inputs,
+                                  .work = work,
+                                  .scale = kConfig.general ? Scale{} : Scale{p.scale, p.scale * kLog2E},
+                                  .queries = {memory, position.first_row, position.lane}};
     if (work.tiles.count() > 0) inputs.load_q();
     if constexpr (kConfig.q_in_registers) {
         ptx::cp_async_wait<0>();
         __syncthreads();
-        loop.queries.read_all();
+        mainloop.queries.read_all();
     }
     Accumulators<T, kConfig> out(memory);
     for (;;) {
-        loop.multiply(out);
-        // Hidden Inf and NaN of V are rare: only when some have come through is the work done again without them.
-        if (work.guarded || work.tiles.all_full() || !__syncthreads_or(out.poisoned())) break;
-        if (threadIdx.x == 0) work.guarded = true;
+        mainloop.run(out);
+        // Inf and NaN of hidden V are rare: the work is done again without them only where they have come through.
+        if (work.sanitizes || work.tiles.all_full() || !__syncthreads_or(out.has_nonfinite())) break;
+        if (threadIdx.x == 0) work.sanitizes = true;
         out.clear();
         __syncthreads();
     }
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
         rows.finish();
         out.set_rows(m, rows);
     }
-    write_lse<T, kConfig>(launch, work, out, loop.scale);
+    write_lse<T, kConfig>(launch, work, out, mainloop.scale);
     write_o<T, kConfig>(inputs, work, out);
 }
 

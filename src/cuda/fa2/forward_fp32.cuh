@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same algorithm in fp32: every product is an FMA of fp32 numbers, every exponential is accurate, for those who
-// need that. 16 x 16 threads; each has a few rows of the tile of queries (16 apart), and of S a few keys (16 apart), of
-// O four columns in every 64.
+// Algorithm 1 in fp32: every product is an FMA of fp32 numbers, every exponential is accurate. 16 x 16 threads; a
+// thread has rows of the query tile 16 apart, keys of S 16 apart, and four columns of O in every 64.
 #pragma once
 
 #include <cfloat>
@@ -11,6 +10,7 @@
 #include "cuda/fa2/work.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/exponent_offset.cuh"
+#include "cuda/tile/fragment.cuh"
 
 namespace tessera::cuda::fa2 {
 
@@ -20,9 +20,9 @@ struct LayoutFp32 {
     static constexpr int kThreads = 256;
     static constexpr int kBlock = kConfig.block;  // queries, and keys
     static constexpr int kPer = kBlock / 16;      // rows of a thread, and keys
-    static constexpr int kRow = kHeadDim + 4;     // floats from one row to the next: no two lanes in one bank
+    static constexpr int kRow = kHeadDim + 4;     // floats from one row to the next, padded against bank conflicts
     static constexpr int kRowP = kBlock + 4;
-    static constexpr int kFloats = 2 * kBlock * kRow + kBlock * kRowP;  // Q, then K and V in turn, then P
+    static constexpr int kFloats = 2 * kBlock * kRow + kBlock * kRowP;  // Q, then K or V, then P
 
     float* q;
     float* kv;
@@ -32,7 +32,7 @@ struct LayoutFp32 {
         : q(reinterpret_cast<float*>(memory)), kv(q + kBlock * kRow), p(kv + kBlock * kRow) {}
 };
 
-/// Rows [first_row, first_row + kBlock) of a head; zeros for what does not exist.
+/// Loads rows [first_row, first_row + kBlock) of a head; rows and columns that do not exist become 0.
 template <class Layout>
 __device__ void load_fp32(float* to, const char* data, const Rows& rows, int first_row, int row_count, int dim) {
     for (int i = static_cast<int>(threadIdx.x); i < Layout::kBlock * Layout::kHeadDim; i += Layout::kThreads) {
@@ -46,11 +46,11 @@ __device__ void load_fp32(float* to, const char* data, const Rows& rows, int fir
     }
 }
 
-/// One thread's rows.
+/// m, l and O of one thread's rows.
 template <class Layout>
 struct RowsFp32 {
     float max[Layout::kPer];
-    float sum[Layout::kPer];  // the thread's share
+    float sum[Layout::kPer];  // over the thread's keys
     float o[Layout::kPer][Layout::kHeadDim / 16];
 
     __device__ RowsFp32() {
@@ -64,16 +64,16 @@ struct RowsFp32 {
     }
 };
 
-/// Over the 16 threads of a row.
+/// Reduces over the 16 threads of a row.
 template <class Combine>
 __device__ __forceinline__ float over_row(float value, const Combine& combine) {
 #pragma unroll
-    for (int lane = 1; lane < 16; lane *= 2) value = combine(value, __shfl_xor_sync(0xFFFFFFFF, value, lane));
+    for (int lane = 1; lane < 16; lane *= 2) value = combine(value, __shfl_xor_sync(kAllLanes, value, lane));
     return value;
 }
 
 template <class Layout>
-struct LoopFp32 {
+struct MainloopFp32 {
     static constexpr int kPer = Layout::kPer;
     static constexpr int kBlock = Layout::kBlock;
     using Scores = float[kPer][kPer];  // [rows][keys]
@@ -86,8 +86,8 @@ struct LoopFp32 {
 
     __device__ __forceinline__ int query(int i) const { return work.q_begin + row + 16 * i; }
 
-    /// S = Q K^T, sums of kDims products added: where all products are alike, one sum of 96 and more is off by more
-    /// than LSE may be.
+    /// S = Q K^T as a sum of sums over kDims dims. A plain sum over 96 dims and more is off by more than the LSE may be
+    /// where all products are equal: every rounding goes the same way.
     __device__ void multiply_qk(Scores& s) const {
         constexpr int kDims = Layout::kHeadDim > 128 ? 8 : 4;
 #pragma unroll
@@ -127,9 +127,9 @@ struct LoopFp32 {
         return sum;
     }
 
-    /// What a score is besides the product, in units of the natural logarithm; -inf if the pair is not visible.
+    /// The score of a pair, in units of the natural logarithm; -inf if it is not visible.
     __device__ float score(float product, int query, int key) const {
-        if (!work.visible.sees(query, key) || query >= work.sequence.len_q) return -INFINITY;
+        if (!work.band.sees(query, key) || query >= work.sequence.len_q) return -INFINITY;
         float s = __fmul_rn(product, params.scale);
         if (params.softcap > 0) s = params.softcap * tanhf(s / params.softcap);
         if (work.scores.slope != 0) {
@@ -143,8 +143,9 @@ struct LoopFp32 {
         return s;
     }
 
-    /// Which of the thread's weights dropout keeps: bit kPer * i + j. One by one, for a generator's code is long.
-    __device__ std::uint32_t kept_weights_of(int first_key) const {
+    /// Bit kPer * i + j is set if dropout keeps that element of P. The loop is not unrolled: the generator's code is
+    /// long.
+    __device__ std::uint32_t kept_by_dropout(int first_key) const {
         if (!params.drops()) return ~0U;
         std::uint32_t kept = 0;
 #pragma unroll 1
@@ -155,9 +156,9 @@ struct LoopFp32 {
         return kept;
     }
 
-    /// S becomes P, in shared memory; O and l are rescaled to the new maxima.
+    /// Turns S into P, in shared memory, and rescales O and l to the new maxima.
     __device__ void online_softmax(Scores& s, int first_key, RowsFp32<Layout>& rows) const {
-        const std::uint32_t kept = kept_weights_of(first_key);
+        const std::uint32_t kept = kept_by_dropout(first_key);
 #pragma unroll
         for (int i = 0; i < kPer; ++i) {
             float found = rows.max[i];
@@ -167,7 +168,7 @@ struct LoopFp32 {
                 found = fmaxf(found, s[i][j]);
             }
             found = over_row(found, [](float a, float b) { return fmaxf(a, b); });
-            const float m = found == -INFINITY ? 0.0F : found;  // nothing visible yet: exp(-inf - 0) is the 0 wanted
+            const float m = found == -INFINITY ? 0.0F : found;  // no visible key yet: exp(-inf - 0) = 0
             const float rescale = expf(rows.max[i] - m);
             rows.max[i] = found;
             float part = 0;
@@ -184,8 +185,8 @@ struct LoopFp32 {
         }
     }
 
-    /// O += P V, a tile's keys summed first: in one sum, 65,536 keys were off by 4e-6. kMasked: keys that a row does
-    /// not see are left out, since 0 times what V holds there may be NaN.
+    /// O += P V. The tile is summed on its own first: a plain sum over 65,536 keys is off by 4e-6. kMasked: keys that a
+    /// row does not see are left out, since 0 times Inf or NaN is NaN.
     template <bool kMasked>
     __device__ void multiply_pv(int first_key, RowsFp32<Layout>& rows) const {
         float part[kPer][Layout::kHeadDim / 16];
@@ -201,7 +202,7 @@ struct LoopFp32 {
 #pragma unroll
             for (int i = 0; i < kPer; ++i) {
                 p[i] = tile.p[(row + 16 * i) * Layout::kRowP + key];
-                wanted[i] = !kMasked || work.visible.sees(query(i), first_key + key);
+                wanted[i] = !kMasked || work.band.sees(query(i), first_key + key);
             }
 #pragma unroll
             for (int n = 0; n < Layout::kHeadDim / 64; ++n) {
@@ -227,8 +228,8 @@ struct LoopFp32 {
         return *reinterpret_cast<const float4*>(from);
     }
 
-    /// x in units of the headroom as a number; the largest float where rounding alone takes it beyond, as of values
-    /// that are all the largest float and weights whose sum is a bit over 1.
+    /// Takes the exponent offset off O. A result that overflows by rounding alone becomes the largest float, as for V
+    /// that is the largest float everywhere and P that sums to a bit over 1.
     __device__ static float without_exponent_offset(float x) {
         constexpr float kRounding = 0x1p-16F;
         constexpr float kMost = FLT_MAX / kExponentOffsetFactor<float>;
@@ -236,7 +237,7 @@ struct LoopFp32 {
         return x * kExponentOffsetFactor<float>;
     }
 
-    /// O, normalised, and LSE to global memory.
+    /// Writes O, normalised, and the LSE.
     __device__ void store(const RowsFp32<Layout>& rows) const {
         const std::int64_t first = work.sequence.first_q;
         char* o = params.o.data + head_offset(params.o, work.batch, first, work.head, sizeof(float));
@@ -271,27 +272,27 @@ __global__ void __launch_bounds__(LayoutFp32<Shape::kConfig>::kThreads)
     if (work.q_begin >= work.sequence.len_q) return;
 
     const ForwardParams& p = launch.params;
-    const LoopFp32<Layout> loop{p, work, Layout(memory), static_cast<int>(threadIdx.x / 16),
-                                static_cast<int>(threadIdx.x % 16)};
+    const MainloopFp32<Layout> mainloop{p, work, Layout(memory), static_cast<int>(threadIdx.x / 16),
+                                        static_cast<int>(threadIdx.x % 16)};
     const char* q = p.q.data + head_offset(p.q, work.batch, work.sequence.first_q, work.head, sizeof(float));
-    load_fp32<Layout>(loop.tile.q, q, p.q, work.q_begin, work.sequence.len_q, p.head_dim);
+    load_fp32<Layout>(mainloop.tile.q, q, p.q, work.q_begin, work.sequence.len_q, p.head_dim);
     RowsFp32<Layout> rows;
     for (int i = 0; i < work.tiles.count(); ++i) {
-        const int number = work.tiles.first + i;
+        const int number = work.tiles.begin + i;
         const int first_key = number * Layout::kBlock;
-        typename LoopFp32<Layout>::Scores s;
-        __syncthreads();  // all are done with V of the tile before
-        load_fp32<Layout>(loop.tile.kv, work.k, p.k, first_key, work.sequence.len_kv, p.head_dim);
+        typename MainloopFp32<Layout>::Scores s;
+        __syncthreads();  // all threads are done with V of the tile before
+        load_fp32<Layout>(mainloop.tile.kv, work.k, p.k, first_key, work.sequence.len_kv, p.head_dim);
         __syncthreads();
-        loop.multiply_qk(s);
-        loop.online_softmax(s, first_key, rows);
+        mainloop.multiply_qk(s);
+        mainloop.online_softmax(s, first_key, rows);
         __syncthreads();
-        load_fp32<Layout>(loop.tile.kv, work.v, p.v, first_key, work.sequence.len_kv, p.head_dim_v);
+        load_fp32<Layout>(mainloop.tile.kv, work.v, p.v, first_key, work.sequence.len_kv, p.head_dim_v);
         __syncthreads();
-        if (work.tiles.full(number)) loop.template multiply_pv<false>(first_key, rows);
-        else loop.template multiply_pv<true>(first_key, rows);
+        if (work.tiles.full(number)) mainloop.template multiply_pv<false>(first_key, rows);
+        else mainloop.template multiply_pv<true>(first_key, rows);
     }
-    loop.store(rows);
+    mainloop.store(rows);
 }
 
 template <class Shape>

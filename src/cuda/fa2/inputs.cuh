@@ -6,7 +6,7 @@
 
 namespace tessera::cuda::fa2 {
 
-/// What a thread block reads, and where it puts it: Q, then a K and a V tile for each stage. No register is held
+/// Shared memory of a CTA, Q, then a K and a V tile for each stage, and the copies into it. No register is needed
 /// between two tiles: strides and sizes are read from the launch, the rest from shared memory.
 template <class T, Config kConfig>
 struct Inputs {

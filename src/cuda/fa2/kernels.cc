@@ -55,14 +55,14 @@ void forward(const ForwardCall& call) {
     check(start(p, launch, stream_of(call)), "cuda.fa2.forward");
 }
 
-/// Those in 16 bits, then those in fp32.
+/// Names of the 16-bit shapes, then of the fp32 shapes.
 std::vector<std::string> shape_names() {
     std::vector<std::string> names = Shapes::names();
     for (std::string& name : ShapesFp32::names()) names.push_back(std::move(name));
     return names;
 }
 
-std::size_t place_of(const Problem& p) {
+std::size_t shape_index(const Problem& p) {
     return p.dtype == DType::fp32 ? Shapes::kConfigs.size() + shape_of_fp32(p) : shape_of(p);
 }
 
@@ -84,7 +84,7 @@ std::vector<Kernel> kernels() {
              .backward = nullptr,
              .uses_o_residual = [](const Problem&) { return true; },
              .shapes = shape_names(),
-             .shape_of = place_of},
+             .shape_of = shape_index},
             backward_kernel()};
 }
 

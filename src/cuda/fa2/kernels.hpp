@@ -7,10 +7,10 @@
 
 namespace tessera::cuda::fa2 {
 
-/// FlashAttention-2 on every GPU from compute capability 8.0 on, in order of preference.
+/// FlashAttention-2 on GPUs from compute capability 8.0 on.
 std::vector<Kernel> kernels();
 
-/// Its row for the backward.
+/// The kernel of the backward.
 Kernel backward_kernel();
 
 }  // namespace tessera::cuda::fa2

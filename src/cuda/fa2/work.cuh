@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one thread block works on: a tile of queries of one head, and the tiles of keys that it sees.
+// The work of a CTA: a query tile of one head, and the key tiles that it sees.
 #pragma once
 
 #include "cuda/fa2/launch.hpp"
-#include "cuda/tile/key_tiles.cuh"
+#include "cuda/host/block_range.hpp"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa2 {
 
-/// Steps of the work, numbered from 0 as the tiles of keys are from tiles.first: in [begin, end) the tile is full, and
-/// the next one, if there is one, is all there and can be read 16 bytes at a time.
-struct Run {
+/// The steps [begin, end) of Mainloop::run_full(), numbered from 0 at tiles.begin. Their tiles are full: all pairs are
+/// visible. The tile after each, if there is one, has no missing rows, and can be read 16 bytes at a time.
+struct FullRun {
     int begin = 0;
     int end = 0;
 
-    Run() = default;
-    __device__ Run(const KeyTiles& tiles, std::int64_t len_kv, int block_kv, bool vector) {
-        const int count = tiles.end - tiles.first;
-        const int whole = static_cast<int>(len_kv / block_kv) - tiles.first;
-        begin = max(tiles.full_begin - tiles.first, 0);
-        end = min(tiles.full_end - tiles.first, whole < count ? whole - 1 : count);
+    FullRun() = default;
+    __device__ FullRun(const BlockRange& tiles, std::int64_t len_kv, int block_kv, bool vector) {
+        const int count = tiles.end - tiles.begin;
+        const int whole = static_cast<int>(len_kv / block_kv) - tiles.begin;
+        begin = max(tiles.full_begin - tiles.begin, 0);
+        end = min(tiles.full_end - tiles.begin, whole < count ? whole - 1 : count);
         if (!vector || end < begin) end = begin;
     }
 };
@@ -34,14 +34,13 @@ struct Work {
     const char* k = nullptr;  // row 0 of the head
     const char* v = nullptr;
     ScoreInputs scores;
-    Visible visible;
-    KeyTiles tiles;
-    Run run;
-    bool guarded = false;  // Inf and NaN of V are taken out of tiles that not every query sees whole
+    Band32 band;
+    BlockRange tiles;
+    FullRun full_run;
+    bool sanitizes = false;  // the second run: Inf and NaN of V are replaced by 0 in tiles that are not full
 
-    /// `index`: of the thread block; there are less than 2^31.
-    /// Tiles of queries go from last to first: the longest of a causal mask come first. Inside a group of heads, all
-    /// heads come before the next tile; heads of one kv head are neighbours.
+    /// `index`: of the CTA, under 2^31. Query tiles start from the last, since those are the longest under a causal
+    /// mask. Of `heads_together` heads a tile of each starts before the next tile; heads of one kv head are neighbours.
     __device__ Work(const Launch& launch, unsigned index, int block_q, int block_kv, int element_bytes) {
         const ForwardParams& p = launch.params;
         const auto heads_q = static_cast<unsigned>(p.heads_q);
@@ -53,9 +52,9 @@ struct Work {
         const unsigned in_group = index - first_pair * q_blocks;
         const unsigned heads = min(pairs - first_pair, together);
         const unsigned pair = first_pair + in_group % heads;
-        const auto place = static_cast<int>(q_blocks - 1 - in_group / heads);
+        const auto number = static_cast<int>(q_blocks - 1 - in_group / heads);
         const QueryTile tile =
-            ragged ? ragged_tile(p, place, block_q) : QueryTile{static_cast<int>(pair / heads_q), place};
+            ragged ? ragged_tile(p, number, block_q) : QueryTile{static_cast<int>(pair / heads_q), number};
         batch = tile.batch;
         head = static_cast<int>(pair % heads_q);
         q_begin = tile.block * block_q;
@@ -63,11 +62,11 @@ struct Work {
         k = p.k.data + head_offset(p.k, batch, sequence.first_kv, head / p.group, element_bytes);
         v = p.v.data + head_offset(p.v, batch, sequence.first_kv, head / p.group, element_bytes);
         scores = ScoreInputs(p, batch, head);
-        const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
-        visible = Visible(band);
+        const Band bound = p.mask.bind(sequence.len_q, sequence.len_kv);
+        band = Band32(bound);
         if (q_begin >= sequence.len_q) return;
-        tiles = KeyTiles(band, q_begin, min(q_begin + block_q, sequence.len_q), block_kv);
-        run = Run(tiles, sequence.len_kv, block_kv, launch.vector_k && launch.vector_v);
+        tiles = BlockRange(bound, q_begin, min(q_begin + block_q, sequence.len_q), block_kv);
+        full_run = FullRun(tiles, sequence.len_kv, block_kv, launch.vector_k && launch.vector_v);
     }
 };
 

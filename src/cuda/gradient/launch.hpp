@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The workspace of a backward, and what its kernels are launched with. Queries are counted in tiles of kBlockQ, those
-// of a ragged batch by where a sequence's rows begin: a sequence never shares a tile with another one.
+// The workspace of a backward pass, and the arguments of its kernels. Queries are counted in tiles of kBlockQ. The
+// tiles of a ragged batch are numbered by where a sequence's rows begin; two sequences never share a tile.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "core/arena.hpp"
 #include "cuda/gradient/host/config.h"
+#include "cuda/gradient/host/dq_order.hpp"
 #include "cuda/gradient/host/head_split.hpp"
 #include "cuda/host/divider.hpp"
 #include "cuda/tile/params.hpp"
@@ -15,90 +16,92 @@
 
 namespace tessera::cuda::gradient {
 
-/// What the kernels that come after delta need of kBlockQ queries. An ordinary row has norm 0, and
-/// P = exp2(scale * log2(e) * product - offset). Where |LSE| passes 256, P = exp2((S - max) * log2(e)) * norm, S and
-/// max in units of the natural logarithm. A row without keys: offset +inf, the rest 0.
+/// Row data of kBlockQ queries, from the delta kernels. An ordinary row has norm 0, and
+/// P = exp2(scale * log2(e) * (Q K^T) - offset). A row with |LSE| over 256 has P = exp2((S - max) * log2(e)) * norm, S
+/// and max in units of the natural logarithm. A row without keys has offset +inf and 0 elsewhere.
 struct RowTile {
     float offset[kBlockQ];
-    float delta[kBlockQ];  // sum of P dP, less dLSE
+    float delta[kBlockQ];  // sum of P dP, minus dLSE
     float norm[kBlockQ];
     float max[kBlockQ];
 };
 
-/// What all kernels of one call count in.
+/// Numbers of tiles and blocks that all kernels of a call share.
 struct Counts {
     int block_kv = 0;
-    int q_tiles = 0;                 // tiles of queries of one sequence at most
-    int key_blocks = 0;              // blocks of keys, likewise
-    std::int64_t tiles_of_head = 0;  // tiles of queries of one head, over all sequences
+    int q_tiles = 0;                 // query tiles of the longest sequence
+    int key_blocks = 0;              // key blocks of the longest sequence
+    std::int64_t tiles_of_head = 0;  // query tiles of one head, over all sequences
 
     Counts(const Problem& p, int keys_of_block)
         : block_kv(keys_of_block),
           q_tiles(static_cast<int>((p.len_q + kBlockQ - 1) / kBlockQ)),
           key_blocks(static_cast<int>((p.len_kv + keys_of_block - 1) / keys_of_block)),
-          // A ragged sequence begins anywhere in a tile, and may share its first one with the sequence before: one more
-          // each.
+          // A ragged sequence may begin inside of a tile, which then counts once more: one tile more per sequence.
           tiles_of_head(p.ragged ? p.total_q / kBlockQ + 1 + p.batch : p.batch * q_tiles) {}
 };
 
-/// How far the sums of dQ are. Zeroed before each call.
-struct Progress {
-    int ticket = 0;     // blocks of keys that have begun
-    int broken = 0;     // cu_seqlens fall somewhere: nothing is waited for, whatever the result
-    int some_left = 0;  // with the residual of O: rows are left to the kernel that sums delta
+/// Counters of one call, zeroed before it.
+struct Counters {
+    int next_cta = 0;             // key blocks that have been taken, see take_key_block()
+    int cu_seqlens_decrease = 0;  // 1: sequences overlap. CTAs then do not wait, and dQ is not defined
+    int rows_left = 0;            // 1: delta_from_output_kernel has left rows to delta_kernel
 };
 
 struct Workspace {
     RowTile* rows;       // [heads_q, tiles_of_head]
-    float* dq;           // [2 sweeps, heads_q, tiles_of_head, kBlockQ, padded head_dim], in the order of DqTile
-    Progress* progress;  // with `done` behind it
-    int* done;           // [2 sweeps, heads_q, tiles_of_head]: the last block of keys that has added to the tile, + 1
+    float* dq;           // [2 accumulators, heads_q, tiles_of_head, kBlockQ * padded head_dim], laid out as DqTile
+    Counters* counters;  // all that follows is zeroed together with it
+    int* dq_semaphores;  // [2 accumulators, heads_q, tiles_of_head]: DqSemaphore
     // In fp16:
-    float* limits;  // [batch, heads_q]: over every |dS| of the head, or with the residual of O every |delta|; in the
-                    // end the power of two that dS is held times
-    float* do_squares;  // [batch, heads_q]: with the residual of O, over |row|^2 of dO
-    float* v_squares;   // [batch, heads_kv]: and of V
-    ShareSums shares;
+    float* ds_scales;   // [batch, heads_q]: a bound of |dS| of the head, or with o_residual of |delta|; in the end
+                        // the scale of dS
+    float* do_squares;  // [batch, heads_q]: with o_residual, the largest |row|^2 of dO
+    float* v_squares;   // [batch, heads_kv]: likewise of V
+    PartialSums partial;
 
-    Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool with_shares)
+    Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool splits_heads)
         : rows(arena.take<RowTile>(p.heads_q, counts.tiles_of_head)),
           dq(arena.take<float>(2, p.heads_q, counts.tiles_of_head, kBlockQ, padded_dim)),
-          progress(arena.take<Progress>(1)),
-          done(arena.take<int>(2, p.heads_q, counts.tiles_of_head)),
-          limits(arena.take<float>(p.batch, p.heads_q)),
+          counters(arena.take<Counters>(1)),
+          dq_semaphores(arena.take<int>(2, p.heads_q, counts.tiles_of_head)),
+          ds_scales(arena.take<float>(p.batch, p.heads_q)),
           do_squares(arena.take<float>(p.batch, p.heads_q)),
           v_squares(arena.take<float>(p.batch, p.heads_kv)),
-          shares{.keys = p.ragged ? p.total_kv : p.batch * p.len_kv,
-                 .heads_kv = static_cast<int>(p.heads_kv),
-                 .dim = padded_dim} {
-        if (!with_shares || p.heads_q == 0) return;
+          partial{.keys = p.ragged ? p.total_kv : p.batch * p.len_kv,
+                  .heads_kv = static_cast<int>(p.heads_kv),
+                  .dim = padded_dim} {
+        if (!splits_heads || p.heads_q == 0) return;
         const auto group = static_cast<int>(p.heads_q / p.heads_kv);
-        shares.most = p.ragged ? ShareRule::most(p.mask, p.len_q, p.len_kv, shares.heads_kv, group)
-                               : ShareRule::count(
-                                     ShareRule::heads(p.mask.bind(p.len_q, p.len_kv), shares.heads_kv, group), group);
-        if (shares.most > 1) shares.data = arena.take<float>(2, shares.most, p.heads_kv, shares.keys, padded_dim);
+        partial.max_splits =
+            p.ragged ? HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, partial.heads_kv, group)
+                     : HeadSplit::num_splits(
+                           HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), partial.heads_kv, group), group);
+        if (partial.max_splits == 1) return;
+        partial.data = arena.take<float>(2, partial.max_splits, p.heads_kv, partial.keys, padded_dim);
     }
 };
 
-/// What the kernel that sums shares is launched with.
-struct SumSharesLaunch {
+/// Arguments of dkdv_reduce_kernel.
+struct DkdvReduceLaunch {
     static constexpr int kThreads = 256;
     static constexpr int kKeys = 64;  // of a tile
 
     BackwardParams params;
-    ShareSums sums;
+    PartialSums partial;
     int tiles = 0;           // of a head's keys
     bool vector_dk = false;  // written 16 bytes at a time
     bool vector_dv = false;
 };
 
+/// Arguments of all other kernels.
 struct Launch {
     BackwardParams params;
     RowTile* rows = nullptr;
     float* dq = nullptr;
-    Progress* progress = nullptr;
-    int* done = nullptr;
-    float* limits = nullptr;
+    Counters* counters = nullptr;
+    int* dq_semaphores = nullptr;
+    float* ds_scales = nullptr;
     float* do_squares = nullptr;
     float* v_squares = nullptr;
     std::int64_t tiles_of_head = 0;
@@ -111,31 +114,29 @@ struct Launch {
     bool vector_dq = false;  // and written so
     bool vector_dk = false;
     bool vector_dv = false;
-    Rows o_residual;               // what rounding took off O, a byte an element; null: delta is summed
-    bool vector_residual = false;  // O, the bytes and dO are read eight elements at a time
-    int parts = 1;                 // that blocks of keys start in
-    ShareSums shares;              // of a group's heads
-    // From a thread block's number to what it works on, without divisions: blocks of a part of a share, shares of a
-    // part, shares of a kv head, kv heads.
-    Divider by_blocks, by_shares, by_share, by_heads;
+    Rows o_residual;               // low-order bits of O, a byte an element; null: delta is the sum of P dP
+    bool vector_residual = false;  // O, its residual and dO are read eight elements at a time
+    int segments = 1;              // of a head's key blocks (host/dq_order.hpp)
+    PartialSums partial;           // of the splits of a group's heads
+    // They decode the number of a CTA without divisions: key blocks of a segment; splits of all heads; splits of a
+    // head; kv heads.
+    Divider block_divider, segment_divider, split_divider, kv_head_divider;
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }
-    /// Of a head that has so many blocks of keys: how many are in a part.
-    TESSERA_HOST_DEVICE int part_size(int blocks) const { return parts > 1 ? (blocks + kParts - 1) / kParts : blocks; }
-    TESSERA_HOST_DEVICE std::int64_t heads() const { return params.forward.batch * params.forward.heads_kv; }
-    /// Thread blocks that take a block of keys; some find none.
-    TESSERA_HOST_DEVICE std::int64_t thread_blocks() const {
-        return heads() * shares.most * parts * part_size(key_blocks);
+    TESSERA_HOST_DEVICE std::int64_t kv_heads() const { return params.forward.batch * params.forward.heads_kv; }
+    /// CTAs of the main kernel; some find no key block.
+    TESSERA_HOST_DEVICE std::int64_t ctas() const {
+        return kv_heads() * partial.max_splits * segments * segment_size(segments, key_blocks);
     }
-    /// Once all of the above is known.
+    /// To be called when all of the above is set.
     void set_dividers() {
         const auto divider = [](std::int64_t n) {
             return Divider(static_cast<int>(std::clamp(n, std::int64_t{1}, std::int64_t{1} << 30)));
         };
-        by_blocks = divider(part_size(key_blocks));
-        by_shares = divider(heads() * shares.most);
-        by_share = divider(shares.most);
-        by_heads = divider(params.forward.heads_kv);
+        block_divider = divider(segment_size(segments, key_blocks));
+        segment_divider = divider(kv_heads() * partial.max_splits);
+        split_divider = divider(partial.max_splits);
+        kv_head_divider = divider(params.forward.heads_kv);
     }
 };
 

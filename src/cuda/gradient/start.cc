@@ -14,23 +14,23 @@ namespace {
 
 template <class T>
 cudaError_t delta(const Problem& p, const Launch& launch, bool general, cudaStream_t stream) {
-    return RowShapes::call(place_in<RowShapes>(p, general),
+    return RowShapes::call(shape_index<RowShapes>(p, general),
                            [&](auto shape) { return start_delta<T, decltype(shape)>(launch, stream); });
 }
 
 cudaError_t delta_fp32(const Problem& p, const Launch& launch, cudaStream_t stream) {
-    return RowShapesFp32::call(place_by_dim<RowShapesFp32>(p),
+    return RowShapesFp32::call(shape_index_by_dim<RowShapesFp32>(p),
                                [&](auto shape) { return start_delta_fp32<decltype(shape)>(launch, stream); });
 }
 
 template <class T>
 cudaError_t bias(const Problem& p, const Launch& launch, cudaStream_t stream) {
-    return BiasShapes::call(place_by_dim<BiasShapes>(p),
+    return BiasShapes::call(shape_index_by_dim<BiasShapes>(p),
                             [&](auto shape) { return start_bias<T, decltype(shape)>(launch, stream); });
 }
 
 cudaError_t bias_fp32(const Problem& p, const Launch& launch, cudaStream_t stream) {
-    return RowShapesFp32::call(place_by_dim<RowShapesFp32>(p),
+    return RowShapesFp32::call(shape_index_by_dim<RowShapesFp32>(p),
                                [&](auto shape) { return start_bias_fp32<decltype(shape)>(launch, stream); });
 }
 
@@ -45,25 +45,23 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     const Problem& p = call.plan.problem;
     const Counts counts(p, extents.block_kv);
     Arena arena(call.workspace);
-    const Workspace workspace(arena, p, counts, extents.head_dim, extents.shares);
+    const Workspace workspace(arena, p, counts, extents.head_dim, extents.splits_heads);
     Launch launch;
     launch.params = backward_params(call);
     const BackwardParams& params = launch.params;
     const ForwardParams& inputs = params.forward;
     launch.rows = workspace.rows;
     launch.dq = workspace.dq;
-    launch.progress = workspace.progress;
-    launch.done = workspace.done;
-    launch.limits = workspace.limits;
+    launch.counters = workspace.counters;
+    launch.dq_semaphores = workspace.dq_semaphores;
+    launch.ds_scales = workspace.ds_scales;
     launch.do_squares = workspace.do_squares;
     launch.v_squares = workspace.v_squares;
     launch.tiles_of_head = counts.tiles_of_head;
     launch.q_tiles = counts.q_tiles;
     launch.key_blocks = counts.key_blocks;
-    launch.shares = workspace.shares;
-    const std::int64_t blocks = p.heads_kv * launch.shares.most * counts.key_blocks;
-    const bool in_parts = !p.mask.trivial() && blocks >= kFewestInParts;
-    launch.parts = in_parts ? kParts : 1;
+    launch.partial = workspace.partial;
+    launch.segments = most_segments(p.mask, p.heads_kv * launch.partial.max_splits * counts.key_blocks);
     launch.set_dividers();
     if (uses_o_residual(p)) launch.o_residual = rows_of(call.args.o_residual);
     launch.vector_residual = takes_vectors(inputs.o, inputs.head_dim_v) &&
@@ -79,40 +77,42 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     return launch;
 }
 
-/// Does any block of keys exist?
+/// True if there is a key block.
 bool has_keys(const Problem& p) { return p.len_kv > 0 && p.batch > 0 && p.heads_kv > 0; }
 
-/// What runs before the kernel of a schedule, and after it.
+/// Starts the kernels that run before the main kernel.
 void start_before(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
     const std::int64_t heads = launch.params.forward.batch * launch.params.forward.heads_q;
     const auto* const end = launch.v_squares + launch.params.forward.batch * launch.params.forward.heads_kv;
     const auto bytes =
-        static_cast<std::size_t>(reinterpret_cast<const char*>(end) - reinterpret_cast<char*>(launch.progress));
-    check(cudaMemsetAsync(launch.progress, 0, bytes, stream), "counters of the backward");
+        static_cast<std::size_t>(reinterpret_cast<const char*>(end) - reinterpret_cast<char*>(launch.counters));
+    check(cudaMemsetAsync(launch.counters, 0, bytes, stream), "counters of the backward");
     if (launch.q_tiles == 0 || heads == 0) return;
     if (launch.o_residual.data != nullptr) {
         const bool bf16 = p.dtype == DType::bf16;
-        const auto start = bf16 ? start_delta_of_output<__nv_bfloat16> : start_delta_of_output<__half>;
+        const auto start = bf16 ? start_delta_from_output<__nv_bfloat16> : start_delta_from_output<__half>;
         check(start(launch, stream), "delta");
     }
     if (p.dtype == DType::fp32) check(delta_fp32(p, launch, stream), "delta");
     else if (p.dtype == DType::bf16) check(delta<__nv_bfloat16>(p, launch, extents.general, stream), "delta");
     else check(delta<__half>(p, launch, extents.general, stream), "delta");
-    if (p.dtype == DType::fp16) check(start_units<__half>(launch, stream), "units of dS");
+    if (p.dtype == DType::fp16) check(start_fp16_scale<__half>(launch, stream), "fp16 scales of dS");
 }
 
-void start_sums(const Problem& p, const Launch& launch, cudaStream_t stream) {
-    if (launch.shares.most == 1) return;
-    const SumSharesLaunch sums{
+void start_dkdv_reduce(const Problem& p, const Launch& launch, cudaStream_t stream) {
+    if (launch.partial.max_splits == 1) return;
+    const DkdvReduceLaunch sums{
         .params = launch.params,
-        .sums = launch.shares,
-        .tiles = static_cast<int>((p.len_kv + SumSharesLaunch::kKeys - 1) / SumSharesLaunch::kKeys),
+        .partial = launch.partial,
+        .tiles = static_cast<int>((p.len_kv + DkdvReduceLaunch::kKeys - 1) / DkdvReduceLaunch::kKeys),
         .vector_dk = launch.vector_dk,
         .vector_dv = launch.vector_dv};
-    const auto start = p.dtype == DType::bf16 ? start_sum_shares<__nv_bfloat16> : start_sum_shares<__half>;
-    check(start(sums, stream), "sums of shares");
+    const auto start =
+        p.dtype == DType::bf16 ? gradient::start_dkdv_reduce<__nv_bfloat16> : gradient::start_dkdv_reduce<__half>;
+    check(start(sums, stream), "dK and dV of split heads");
 }
 
+/// Starts the kernels that run after it, but for dkdv_reduce_kernel.
 void start_after(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
     if (launch.q_tiles > 0 && p.batch > 0 && p.heads_q > 0) {
         const int dim = extents.head_dim;
@@ -131,7 +131,7 @@ bool uses_o_residual(const Problem& p) { return p.dtype != DType::fp32 && p.drop
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     Arena arena;
-    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim, extents.shares);
+    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim, extents.splits_heads);
     return arena.used();
 }
 
@@ -144,7 +144,7 @@ void run(const BackwardCall& call, const Extents& extents,
     start_before(p, launch, extents, stream);
     if (has_keys(p)) {
         check(start(p, launch, stream), name);
-        start_sums(p, launch, stream);
+        start_dkdv_reduce(p, launch, stream);
     }
     start_after(p, launch, extents, stream);
 }

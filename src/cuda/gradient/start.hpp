@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a call to what its kernels are launched with; what runs before the kernel of a schedule, and after it.
+// One backward pass: the arguments of its kernels, and the kernels that run before and after the main kernel of the
+// schedule.
 #pragma once
 
 #include "cuda/gradient/launch.hpp"
@@ -8,23 +9,23 @@
 
 namespace tessera::cuda::gradient {
 
-/// Delta and the LSE as other kernels want it. One instance each in instances/.
+/// Row data (RowTile), with delta from a sum of P dP. instances/ has one instance of each function.
 template <class T, class Shape>
 cudaError_t start_delta(const Launch& launch, cudaStream_t stream);
 
-/// Delta from O and the rest of it.
+/// Row data, with delta from O and its residual.
 template <class T>
-cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream);
+cudaError_t start_delta_from_output(const Launch& launch, cudaStream_t stream);
 
-/// The powers of two that dS of a head is held times, in fp16; before it, limits.
+/// fp16: scales of dS from bounds of |dS|.
 template <class T>
-cudaError_t start_units(const Launch& launch, cudaStream_t stream);
+cudaError_t start_fp16_scale(const Launch& launch, cudaStream_t stream);
 
-/// dK and dV of groups that were shared out.
+/// dK and dV from the partial sums of split groups.
 template <class T>
-cudaError_t start_sum_shares(const SumSharesLaunch& launch, cudaStream_t stream);
+cudaError_t start_dkdv_reduce(const DkdvReduceLaunch& launch, cudaStream_t stream);
 
-/// dQ out of the workspace.
+/// dQ from its accumulators in the workspace.
 template <class T, int kHeadDim>
 cudaError_t start_dq(const Launch& launch, cudaStream_t stream);
 
@@ -32,7 +33,7 @@ cudaError_t start_dq(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
 cudaError_t start_bias(const Launch& launch, cudaStream_t stream);
 
-/// The same in fp32.
+/// The fp32 forms.
 template <class Shape>
 cudaError_t start_delta_fp32(const Launch& launch, cudaStream_t stream);
 template <int kHeadDim>
@@ -40,23 +41,23 @@ cudaError_t start_dq_fp32(const Launch& launch, cudaStream_t stream);
 template <class Shape>
 cudaError_t start_bias_fp32(const Launch& launch, cudaStream_t stream);
 
-/// What the host knows of a compiled shape of the kernel of a schedule.
+/// What the host has to know about a compiled shape of the main kernel.
 struct Extents {
     int head_dim;
     int block_kv;
     int shared_bytes;
-    bool general;         ///< as in Config
-    bool shares = false;  ///< a group's query heads may be shared out
+    bool general;               ///< as in Config
+    bool splits_heads = false;  ///< a group's query heads may be split over CTAs (HeadSplit)
 };
 
-/// Is delta made of O and its rest, where that is given? In fp32 O has no rest; and with dropout a row that sees one
-/// key has dS = 0 only by the sum.
+/// True if delta comes from O and its residual when that is given. In fp32 O has no residual; with dropout dS of a row
+/// that sees one key is 0 only if delta is the sum of P dP.
 bool uses_o_residual(const Problem& problem);
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents);
 
-/// All kernels of a call; `start`: that of the schedule, called `name`. Throws Error(internal) when CUDA refuses a
-/// launch.
+/// Starts all kernels of a call. `start` starts the main kernel, which is called `name` in messages. Throws
+/// Error(internal) when CUDA refuses a launch.
 void run(const BackwardCall& call, const Extents& extents,
          cudaError_t (*start)(const Problem&, const Launch&, cudaStream_t), const char* name);
 

@@ -10,10 +10,28 @@
 namespace tessera::cuda {
 
 /// Blocks [begin, end) of a sequence's keys, some of which need no mask code. All other blocks are skipped: under a
-/// causal mask, those past the tile's last query.
+/// causal mask, those past the tile's last query. A block is full when the tile's last query sees its first key and the
+/// first query its last key.
 struct BlockRange {
-    int begin, end;
-    int full_begin, full_end;  ///< every pair of these blocks is visible
+    int begin = 0;
+    int end = 0;
+    int full_begin = 0;  ///< every pair of blocks [full_begin, full_end) is visible
+    int full_end = 0;
+
+    BlockRange() = default;
+    /// The blocks that queries [q_begin, q_end) need; empty where they see no key. fa1, fa2, standard and gradient take
+    /// them in ascending order whatever the mask: a row then meets its keys in the same order in every tile, and its
+    /// bits do not depend on the rows around it.
+    TESSERA_HOST_DEVICE BlockRange(const Band& band, std::int64_t q_begin, std::int64_t q_end, int block_kv) {
+        const Range keys = band.kv_range(q_begin, q_end);
+        if (keys.empty()) return;
+        const std::int64_t lowest = larger(q_end - 1 + band.low, std::int64_t{0});
+        const std::int64_t highest = larger(smaller(q_begin + band.high + 1, band.len_kv), std::int64_t{0});
+        begin = static_cast<int>(keys.begin / block_kv);
+        end = static_cast<int>((keys.end + block_kv - 1) / block_kv);
+        full_begin = static_cast<int>((lowest + block_kv - 1) / block_kv);
+        full_end = static_cast<int>(highest / block_kv);
+    }
 
     TESSERA_HOST_DEVICE int count() const { return end - begin; }
     TESSERA_HOST_DEVICE bool contains(int n) const { return n >= begin && n < end; }
@@ -21,10 +39,13 @@ struct BlockRange {
     /// Does block n hold a pair that is not visible?
     TESSERA_HOST_DEVICE bool partial(int n) const { return n < full_begin || n >= full_end; }
     TESSERA_HOST_DEVICE bool all_full() const { return full_begin <= begin && full_end >= end; }
+
+ private:
+    TESSERA_HOST_DEVICE static std::int64_t larger(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+    TESSERA_HOST_DEVICE static std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 };
 
-/// The blocks that queries [begin, end) need; empty where they see no key. A block is full when the last query sees its
-/// first key and the first query its last.
+/// The blocks that queries [begin, end) need, in 32-bit arithmetic with a block size that is known to the compiler.
 template <int kBlockKv>
 TESSERA_HOST_DEVICE inline BlockRange blocks_of(int begin, int end, const Band32& band) {
     const auto smaller = [](int a, int b) { return a < b ? a : b; };

@@ -136,7 +136,7 @@ Refusal refuse_gradient(const Problem& p, const AskedTile& tile, const Limits& l
 }
 
 gradient::Config fa1_backward_config(const Problem& p) {
-    return fa1::BackwardShapes::kConfigs[gradient::place_by_dim<fa1::BackwardShapes>(p)];
+    return fa1::BackwardShapes::kConfigs[gradient::shape_index_by_dim<fa1::BackwardShapes>(p)];
 }
 
 Tile fa1_backward_tile(const Problem& p) { return {gradient::kBlockQ, fa1_backward_config(p).block_kv()}; }
@@ -146,7 +146,7 @@ Refusal refuse_fa1_backward(const Problem& p, const AskedTile& tile, const Limit
 }
 
 gradient::ConfigFp32 fa2_backward_config_fp32(const Problem& p) {
-    return fa2::BackwardShapesFp32::kConfigs[gradient::place_by_dim<fa2::BackwardShapesFp32>(p)];
+    return fa2::BackwardShapesFp32::kConfigs[gradient::shape_index_by_dim<fa2::BackwardShapesFp32>(p)];
 }
 
 Tile fa2_backward_tile(const Problem& p) {

@@ -32,7 +32,7 @@ struct KernelEntry {
     Schedule schedule;
     Pass pass;
     std::vector<DType> dtypes;
-    /// As Kernel::refuse. The dtype is one of the above.
+    /// Same contract as Kernel::refuse. The dtype is one of the above.
     std::optional<std::string> (*refuse)(const Problem& problem, const std::optional<Tile>& tile, const Limits& limits);
     Tile (*tile_of)(const Problem& problem);
 };
@@ -40,7 +40,7 @@ struct KernelEntry {
 /// All kernels in order of preference, whether or not this build has them.
 std::span<const KernelEntry> kernel_entries();
 
-/// The kernel of a schedule and pass. Throws Error(internal) if CUDA has none.
+/// The kernel of a schedule and pass. Throws Error(internal) if there is none: a schedule was added without an entry.
 const KernelEntry& kernel_entry(Schedule schedule, Pass pass);
 
 /// Why the kernel does not take a Problem, or nothing. Any dtype may be asked about.

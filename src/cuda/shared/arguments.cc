@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
+#include "core/arguments.hpp"
 #include "core/batch.hpp"
 #include "core/dropout.hpp"
 #include "cuda/device.hpp"
@@ -35,29 +35,11 @@ void expect_device_memory(const char* name, const TensorView& tensor, const Devi
     if (tensor.given() && tensor.size() > 0) expect_device_memory(name, tensor.data, device);
 }
 
-/// Checks the tensors of both passes.
 template <class Args>
 void expect_device_memory(const Call<Args>& call) {
-    const Args& a = call.args;
-    const std::pair<const char*, const TensorView*> tensors[] = {{"q", &a.q},
-                                                                 {"k", &a.k},
-                                                                 {"v", &a.v},
-                                                                 {"bias", &a.bias},
-                                                                 {"alibi_slopes", &a.alibi_slopes},
-                                                                 {"cu_seqlens_q", &a.cu_seqlens_q},
-                                                                 {"cu_seqlens_kv", &a.cu_seqlens_kv},
-                                                                 {"o", &a.o},
-                                                                 {"lse", &a.lse},
-                                                                 {"o_residual", &a.o_residual}};
-    for (const auto& [name, view] : tensors) expect_device_memory(name, *view, call.plan.device);
+    for (const TensorArgument<Args>& argument : kTensors<Args>)
+        expect_device_memory(argument.name, call.args.*argument.view, call.plan.device);
     if (call.plan.workspace_bytes > 0) expect_device_memory("workspace", call.workspace.data(), call.plan.device);
-}
-
-void expect_device_memory_of_gradients(const BackwardCall& call) {
-    const BackwardArgs& a = call.args;
-    const std::pair<const char*, const TensorView*> tensors[] = {
-        {"do", &a.d_o}, {"dlse", &a.dlse}, {"dq", &a.dq}, {"dk", &a.dk}, {"dv", &a.dv}, {"dbias", &a.dbias}};
-    for (const auto& [name, view] : tensors) expect_device_memory(name, *view, call.plan.device);
 }
 
 /// LSE, [batch, heads, len] or varlen [heads, total].
@@ -119,7 +101,7 @@ template <class Args>
 ForwardParams common_params(const Call<Args>& call) {
     const Problem& p = call.plan.problem;
     const Args& a = call.args;
-    if (!call.placed) expect_device_memory(call);
+    if (!call.skip_memory_check) expect_device_memory(call);
     ForwardParams params;
     params.q = rows_of(a.q);
     params.k = rows_of(a.k);
@@ -185,7 +167,6 @@ ForwardParams forward_params(const ForwardCall& call) { return common_params(cal
 
 BackwardParams backward_params(const BackwardCall& call) {
     const BackwardArgs& a = call.args;
-    if (!call.placed) expect_device_memory_of_gradients(call);
     return {.forward = common_params(call),
             .d_o = rows_of(a.d_o),
             .dlse = lse_of(a.dlse),

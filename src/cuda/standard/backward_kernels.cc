@@ -16,7 +16,7 @@
 namespace tessera::cuda::standard {
 namespace {
 
-/// S and dP of all pairs, then P and dS over them.
+/// S and dP of all pairs, which P and dS overwrite.
 struct Workspace {
     Matrix matrix;
     float* dp;         // [heads_q, rows, pitch]
@@ -40,8 +40,8 @@ std::optional<std::string> refuse(const Problem& problem, const std::optional<Ti
     return refusal(Schedule::standard, Pass::backward, problem, tile, limits(device));
 }
 
-/// The products of the rows of `q` and of `k`, which have `dim` columns, to a matrix.
-Launch product_launch(const Launch& forward, const Rows& q, const Rows& k, int dim, float* to) {
+/// The GEMM of `q` and `k`, which have `dim` columns, into a matrix.
+Launch gemm_launch(const Launch& forward, const Rows& q, const Rows& k, int dim, float* to) {
     Launch launch = forward;
     launch.params.q = q;
     launch.params.k = k;
@@ -52,7 +52,7 @@ Launch product_launch(const Launch& forward, const Rows& q, const Rows& k, int d
     return launch;
 }
 
-/// dQ, as O of dS and K.
+/// dQ = dS K, as O = P V with other tensors.
 Launch dq_launch(const Launch& forward, const BackwardParams& params, float* ds) {
     Launch launch = forward;
     launch.params.v = forward.params.k;
@@ -64,40 +64,40 @@ Launch dq_launch(const Launch& forward, const BackwardParams& params, float* ds)
     return launch;
 }
 
-KeyProductLaunch key_launch(const Launch& forward, float* matrix, const Rows& rows, const Rows& to, int dim,
-                            float factor, const float* exact) {
-    KeyProductLaunch launch{.forward = forward,
-                            .rows = rows,
-                            .to = to,
-                            .dim = dim,
-                            .key_blocks = (forward.params.len_kv + kKeysOfBlock - 1) / kKeysOfBlock,
-                            .factor = factor,
-                            .exact = exact,
-                            .vector_rows = takes_vectors(rows, dim),
-                            .vector_to = takes_vectors(to, dim)};
+KeyGemmLaunch key_launch(const Launch& forward, float* matrix, const Rows& rows, const Rows& to, int dim, float factor,
+                         const float* exact) {
+    KeyGemmLaunch launch{.forward = forward,
+                         .rows = rows,
+                         .to = to,
+                         .dim = dim,
+                         .key_blocks = (forward.params.len_kv + kKeysOfBlock - 1) / kKeysOfBlock,
+                         .factor = factor,
+                         .exact = exact,
+                         .vector_rows = takes_vectors(rows, dim),
+                         .vector_to = takes_vectors(to, dim)};
     launch.forward.scores = matrix;
     return launch;
 }
 
 template <class T>
-cudaError_t key_products(const KeyProductLaunch& launch, cudaStream_t stream) {
+cudaError_t key_gemm(const KeyGemmLaunch& launch, cudaStream_t stream) {
     return Shapes::call(shape_of(launch.dim),
-                        [&](auto shape) { return start_key_products<T, decltype(shape)>(launch, stream); });
+                        [&](auto shape) { return start_key_gemm<T, decltype(shape)>(launch, stream); });
 }
 
 template <class T>
-cudaError_t products(const Launch& launch, cudaStream_t stream) {
+cudaError_t gemm(const Launch& launch, cudaStream_t stream) {
     return Shapes::call(shape_of(launch.params.head_dim),
-                        [&](auto shape) { return start_products<T, decltype(shape)>(launch, stream); });
+                        [&](auto shape) { return start_gemm<T, decltype(shape)>(launch, stream); });
 }
 
-/// P and dS of all pairs, and dQ.
+/// Starts the kernels whose CTAs own queries: P and dS of all pairs, and dQ.
 template <class T>
 void start_of_queries(const Launch& forward, const BackwardParams& params, const Workspace& workspace,
                       cudaStream_t stream) {
     const ForwardParams& p = params.forward;
-    check(products<T>(product_launch(forward, p.q, p.k, p.head_dim, forward.scores), stream), "S of the backward");
-    check(products<T>(product_launch(forward, params.d_o, p.v, p.head_dim_v, workspace.dp), stream), "dP");
+    check(gemm<T>(gemm_launch(forward, p.q, p.k, p.head_dim, forward.scores), stream), "S of the backward");
+    check(gemm<T>(gemm_launch(forward, params.d_o, p.v, p.head_dim_v, workspace.dp), stream), "dP");
     const RowGradientLaunch of_rows{.forward = forward,
                                     .dp = workspace.dp,
                                     .exact = workspace.exact,
@@ -119,14 +119,14 @@ void start(const Problem& problem, const BackwardParams& params, const Workspace
     if (problem.rows_q() > 0 && p.heads_q > 0 && p.len_q > 0) start_of_queries<T>(forward, params, workspace, stream);
     if (p.batch > 0 && p.heads_kv > 0 && p.len_kv > 0) {
         if (params.dv.data != nullptr) {
-            check(key_products<T>(
+            check(key_gemm<T>(
                       key_launch(forward, forward.scores, params.d_o, params.dv, p.head_dim_v, p.keep_scale, nullptr),
                       stream),
                   "dV");
         }
         if (params.dk.data != nullptr) {
-            check(key_products<T>(
-                      key_launch(forward, workspace.dp, p.q, params.dk, p.head_dim, p.scale, workspace.exact), stream),
+            check(key_gemm<T>(key_launch(forward, workspace.dp, p.q, params.dk, p.head_dim, p.scale, workspace.exact),
+                              stream),
                   "dK");
         }
     }
@@ -163,7 +163,7 @@ Kernel backward_kernel() {
             .forward = nullptr,
             .backward = backward,
             .shapes = shape_names(),
-            .shape_of = place_of};
+            .shape_of = shape_index};
 }
 
 }  // namespace tessera::cuda::standard

@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gradient of a bias: dS as it was before rounding, summed over what the bias has once. A thread block owns a tile
-// of elements and goes over all tiles of pairs that those were added to, in one order.
+// The gradient of a bias: dS before rounding, summed over the dimensions in which the bias has one element. A CTA owns
+// a tile of the bias and goes over all score tiles that it was added to, in a fixed order.
 #pragma once
 
-#include "cuda/gradient/bias_task.cuh"
+#include "cuda/gradient/after/bias_task.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace tessera::cuda::standard {
 
-/// The elements of a thread: rows and columns 16 apart.
+/// The elements of a thread, whose rows and columns are kStride apart.
 struct BiasElements {
-    static constexpr int kApart = 16;
-    static constexpr int kEach = kBiasTile / kApart;
+    static constexpr int kStride = 16;
+    static constexpr int kEach = kBiasTile / kStride;
     static constexpr int kPitch = kBiasTile + 1;  // floats from one row to the next in shared memory
     float sums[kEach][kEach] = {};
 
-    __device__ static __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kApart; }
-    __device__ static __forceinline__ int column() { return static_cast<int>(threadIdx.x) % kApart; }
+    __device__ static __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kStride; }
+    __device__ static __forceinline__ int column() { return static_cast<int>(threadIdx.x) % kStride; }
 
-    __device__ __forceinline__ void add(const Head& head, std::int64_t pitch, const Visible& visible, int first_query,
+    __device__ __forceinline__ void add(const Head& head, std::int64_t pitch, const Band32& band, int first_query,
                                         int first_key) {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-            const int query = first_query + row() + kApart * i;
+            const int query = first_query + row() + kStride * i;
             if (query >= head.sequence.len_q) return;
 #pragma unroll
             for (int j = 0; j < kEach; ++j) {
-                const int key = first_key + column() + kApart * j;
-                if (visible.sees(query, key)) sums[i][j] += head.scores[query * pitch + key];
+                const int key = first_key + column() + kStride * j;
+                if (band.sees(query, key)) sums[i][j] += head.scores[query * pitch + key];
             }
         }
     }
@@ -48,10 +48,10 @@ __global__ void __launch_bounds__(kBiasThreads)
     for (int batch = task.batches.begin; batch < task.batches.end; ++batch) {
         for (int of_head = task.heads.begin; of_head < task.heads.end; ++of_head) {
             const Head head(launch.forward, std::int64_t{batch} * p.heads_q + of_head);
-            const Visible visible(head.band);
+            const Band32 band(head.band);
             for (int q = task.q_tiles.begin; q < task.q_tiles.end; ++q) {
                 for (int k = task.key_tiles.begin; k < task.key_tiles.end; ++k) {
-                    elements.add(head, launch.forward.pitch, visible, q * kBiasTile, k * kBiasTile);
+                    elements.add(head, launch.forward.pitch, band, q * kBiasTile, k * kBiasTile);
                 }
             }
         }
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kBiasThreads)
     for (int i = 0; i < BiasElements::kEach; ++i) {
 #pragma unroll
         for (int j = 0; j < BiasElements::kEach; ++j) {
-            shared[(elements.row() + elements.kApart * i) * elements.kPitch + elements.column() + elements.kApart * j] =
-                elements.sums[i][j];
+            shared[(elements.row() + elements.kStride * i) * elements.kPitch + elements.column() +
+                   elements.kStride * j] = elements.sums[i][j];
         }
     }
     __syncthreads();

@@ -73,7 +73,7 @@ std::vector<Kernel> kernels() {
                           .forward = forward,
                           .backward = nullptr,
                           .shapes = shape_names(),
-                          .shape_of = place_of};
+                          .shape_of = shape_index};
     return {std::move(forward_kernel), backward_kernel()};
 }
 

@@ -10,7 +10,7 @@ namespace tessera::cuda::standard {
 /// Attention with S and P in memory, and its backward, on every GPU from compute capability 8.0 on.
 std::vector<Kernel> kernels();
 
-/// Its row for the backward.
+/// The kernel of the backward.
 Kernel backward_kernel();
 
 }  // namespace tessera::cuda::standard

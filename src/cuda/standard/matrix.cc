@@ -27,7 +27,7 @@ std::vector<std::string> shape_names() {
     return names;
 }
 
-std::size_t place_of(const Problem& p) {
+std::size_t shape_index(const Problem& p) {
     return shape_of(p.head_dim) * Shapes::kConfigs.size() + shape_of(p.head_dim_v);
 }
 

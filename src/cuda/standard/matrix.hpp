@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The N x N matrix of a call, and what both passes do with it on the host.
+// The N x N matrix of a call, and host functions that both passes share.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,10 +16,10 @@
 
 namespace tessera::cuda::standard {
 
-/// S of all pairs, and what a row of a product with it is multiplied by at the end.
+/// S of all pairs, and a factor for each row of a GEMM with it.
 struct Matrix {
     std::int64_t rows;   // of a head
-    std::int64_t pitch;  // whole tiles of keys
+    std::int64_t pitch;  // len_kv rounded up to whole tiles
     float* scores;       // [heads_q, rows, pitch]
     float* factors;      // [heads_q, rows]
 
@@ -32,8 +32,8 @@ struct Matrix {
 
 Launch make_launch(const Problem& problem, const ForwardParams& params, const Matrix& matrix);
 
-/// "HeadDim64/HeadDim128": the products over head_dim by the first, those over head_dim_v by the second.
+/// Names such as "HeadDim64/HeadDim128": the shape of GEMMs over head_dim, then that over head_dim_v.
 std::vector<std::string> shape_names();
-std::size_t place_of(const Problem& problem);
+std::size_t shape_index(const Problem& problem);
 
 }  // namespace tessera::cuda::standard

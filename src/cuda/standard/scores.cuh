@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The first kernel: S = scale * Q K^T and what else scores go through, to memory in fp32. A thread block owns a tile of
-// queries; the next tile of K is copied while this one is multiplied. Tiles that the mask empties are left out. The
-// backward takes the products as they are, of Q and K, and of dO and V.
+// The first kernel: S = scale * Q K^T with softcap, ALiBi, bias and mask, to memory in fp32. A CTA owns a query tile;
+// the next K tile is copied while the GEMM of this one runs. Tiles that the mask empties are skipped. The backward
+// takes Q K^T and dO V^T without the rest (gemm_kernel).
 #pragma once
 
 #include "cuda/shared/start.cuh"
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/chunks.cuh"
 #include "cuda/tile/score.cuh"
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::standard {
 
-/// A warp's part of a tile of S; s: [16 rows][8 keys][4], `row`, `key`: those of the thread's first element.
+/// Writes a warp's part of a tile of S. s: [16 rows][8 keys][4]; `row`, `key`: of the thread's first element.
 template <int kRowTiles, int kTiles>
 __device__ __forceinline__ void write_scores(const Head& head, std::int64_t pitch,
                                              const float (&s)[kRowTiles][kTiles][4], int row, int key) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void write_scores(const Head& head, std::int64_t pitc
     }
 }
 
-/// Q K^T of all tiles of keys that a tile of queries sees; kTransforms: what scores go through is done to them.
+/// Q K^T of a query tile and all key tiles that it sees. kTransforms: with scale, softcap, ALiBi, bias and mask.
 template <class T, Config kConfig, bool kTransforms>
 __device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memory) {
     constexpr int kHeadDim = kConfig.head_dim;
@@ -41,8 +41,8 @@ __device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memor
     const Sequence& sequence = head.sequence;
     const int q_begin = static_cast<int>(blockIdx.x % launch.q_blocks) * kConfig.block_q();
     if (q_begin >= sequence.len_q) return;
-    const KeyTiles tiles = head.tiles(q_begin);
-    if (tiles.first >= tiles.end) return;
+    const BlockRange tiles = head.tiles(q_begin);
+    if (tiles.begin >= tiles.end) return;
 
     const std::int64_t k_offset = head_offset(p.k, head.batch, sequence.first_kv, head.head / p.group, sizeof(T));
     const std::int64_t q_offset = head_offset(p.q, head.batch, sequence.first_q, head.head, sizeof(T));
@@ -54,17 +54,17 @@ __device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memor
         ptx::cp_async_commit();
     };
     load<kConfig.block_q(), kHeadDim, kConfig.threads()>(memory, q, q_begin);
-    load_k(tiles.first);
+    load_k(tiles.begin);
 
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first_row = static_cast<int>(threadIdx.x) / 32 * kConfig.rows_per_warp();
     const int row = q_begin + first_row + lane / 4;
-    const Visible visible(head.band);
+    const Band32 band(head.band);
     const HeadScores<T> transforms(p, sequence, head.batch, head.head);
     Queries<kHeadDim, kConfig.row_tiles, false> queries(memory, first_row, lane);
-    for (int tile = tiles.first; tile < tiles.end; ++tile) {
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // this tile is there for all, and all are done with the one before
+        __syncthreads();  // all threads have this tile, and are done with the one before
         if (tile + 1 < tiles.end) load_k(tile + 1);
         float s[kConfig.row_tiles][kConfig.block_kv() / 8][4];  // [16 rows][8 keys][4]
         multiply_qk<T>(s, queries, MatrixAddress<kHeadDim>::chunks_first(k_tile(tile), lane));
@@ -72,8 +72,8 @@ __device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memor
 #pragma unroll
         for (int m = 0; m < kConfig.row_tiles; ++m) {
             if constexpr (!kTransforms) break;
-            if (tiles.full(tile)) transforms.template transform<false>(s[m], visible, row + 16 * m, key);
-            else transforms.template transform<true>(s[m], visible, row + 16 * m, key);
+            if (tiles.full(tile)) transforms.template transform<false>(s[m], band, row + 16 * m, key);
+            else transforms.template transform<true>(s[m], band, row + 16 * m, key);
         }
         write_scores(head, launch.pitch, s, row, key);
     }
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
-    products_kernel(const __grid_constant__ Launch launch) {
+    gemm_kernel(const __grid_constant__ Launch launch) {
     extern __shared__ __align__(128) char memory[];
     multiply_tiles<T, Shape::kConfig, false>(launch, memory);
 }
@@ -102,11 +102,11 @@ cudaError_t start_scores(const Launch& launch, cudaStream_t stream) {
 }
 
 template <class T, class Shape>
-cudaError_t start_products(const Launch& launch, cudaStream_t stream) {
+cudaError_t start_gemm(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr Config kConfig = Shape::kConfig;
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
-    return start(products_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.score_shared_bytes(), launch, stream);
+    return start(gemm_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.score_shared_bytes(), launch, stream);
 }
 
 }  // namespace tessera::cuda::standard

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The third kernel: O = P V / l. A thread block owns a tile of queries; tiles of P and V are copied some steps ahead of
-// their product. In the backward it is dQ = dS K.
+// The third kernel: O = P V / l. A CTA owns a query tile; tiles of P and V are copied some steps ahead of their GEMM.
+// The backward computes dQ = dS K with it.
 #pragma once
 
 #include "cuda/shared/start.cuh"
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/output.cuh"
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::standard {
 
-/// What one thread block reads, and where it puts it: a P and a V tile for each stage.
+/// Shared memory of a CTA, a P and a V tile for each stage, and the copies into it.
 template <class T, Config kConfig>
 struct ValueTiles {
     static constexpr int kStages = kConfig.value_stages();
-    const KeyTiles tiles;
+    const BlockRange tiles;
     const Source v;
     const Head& head;
     std::int64_t pitch;
@@ -23,11 +23,11 @@ struct ValueTiles {
     char* shared;
 
     __device__ __forceinline__ char* p_tile(int tile) const {
-        return shared + (tile - tiles.first) % kStages * (kConfig.p_bytes() + kConfig.kv_bytes());
+        return shared + (tile - tiles.begin) % kStages * (kConfig.p_bytes() + kConfig.kv_bytes());
     }
     __device__ __forceinline__ char* v_tile(int tile) const { return p_tile(tile) + kConfig.p_bytes(); }
 
-    /// A group of copies for every tile, an empty one past the end: what is under way can be counted.
+    /// Starts the copies of a tile as one group. A group past the end is empty, so that the number in flight is known.
     __device__ __forceinline__ void load_tile(int tile) const {
         if (tile < tiles.end) {
             const int key = tile * kConfig.block_kv();
@@ -44,10 +44,10 @@ struct ValueTiles {
     }
 };
 
-/// A warp's rows of O, multiplied by their factors, to memory by way of shared memory. `nonfinite`: what Inf and NaN of
-/// V that were taken out are multiplied by when they come back.
+/// Writes a warp's rows of O times their factors, through shared memory. `nonfinite`: the factor of Inf and NaN of V
+/// that were replaced by 0, when they are added.
 template <class T, Config kConfig>
-__device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T, kConfig>& inputs, bool cleaned,
+__device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T, kConfig>& inputs, bool replaced,
                                         const float (&o)[kConfig.row_tiles][kConfig.head_dim / 8][4], int first_row,
                                         int lane, float nonfinite) {
     const Head& head = inputs.head;
@@ -66,14 +66,14 @@ __device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T
     const std::int64_t offset = head_offset(p.o, head.batch, head.sequence.first_q, head.head, sizeof(T));
     const Target target = target_of<T>(p.o, offset, head.sequence.len_q, p.head_dim_v, launch.vector_o);
     constexpr int kRows = kConfig.rows_per_warp();
-    if (cleaned) {
-        restore<T, kConfig.head_dim, kRows>(inputs.shared, inputs.v, Visible(head.band), inputs.q_begin, first_row,
-                                            lane, nonfinite);
+    if (replaced) {
+        restore<T, kConfig.head_dim, kRows>(inputs.shared, inputs.v, Band32(head.band), inputs.q_begin, first_row, lane,
+                                            nonfinite);
     }
     store<kConfig.head_dim, kRows>(inputs.shared, target, inputs.q_begin, first_row, lane);
 }
 
-/// P V of a tile of queries.
+/// O = P V of a query tile.
 template <class T, Config kConfig>
 __device__ __forceinline__ void multiply_values(const Launch& launch, char* memory, float nonfinite) {
     constexpr int kHeadDim = kConfig.head_dim;
@@ -89,27 +89,27 @@ __device__ __forceinline__ void multiply_values(const Launch& launch, char* memo
         .pitch = launch.pitch,
         .q_begin = q_begin,
         .shared = memory};
-    const KeyTiles& tiles = inputs.tiles;
+    const BlockRange& tiles = inputs.tiles;
 #pragma unroll
-    for (int i = 0; i + 1 < kConfig.value_stages(); ++i) inputs.load_tile(tiles.first + i);
+    for (int i = 0; i + 1 < kConfig.value_stages(); ++i) inputs.load_tile(tiles.begin + i);
 
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first_row = static_cast<int>(threadIdx.x) / 32 * kConfig.rows_per_warp();
     float o[kConfig.row_tiles][kHeadDim / 8][4] = {};  // [16 rows][8 dims][4]
-    bool cleaned = false;                              // a tile of V held Inf or NaN
-    for (int tile = tiles.first; tile < tiles.end; ++tile) {
+    bool replaced = false;                             // Inf or NaN in V were replaced by 0
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
         ptx::cp_async_wait<kConfig.value_stages() - 2>();
-        __syncthreads();  // this tile is there for all, and all are done with the one before
+        __syncthreads();  // all threads have this tile, and are done with the one before
         inputs.load_tile(tile + kConfig.value_stages() - 1);
         char* v_tile = inputs.v_tile(tile);
         if (!tiles.full(tile)) {
-            cleaned |= __syncthreads_or(clean<T, kConfig.block_kv(), kHeadDim, kConfig.threads()>(v_tile)) != 0;
+            replaced |= __syncthreads_or(clean<T, kConfig.block_kv(), kHeadDim, kConfig.threads()>(v_tile)) != 0;
         }
         multiply_stored_pv<T>(o, MatrixAddress<kConfig.block_kv()>::rows_first(inputs.p_tile(tile), first_row, lane),
                               MatrixAddress<kHeadDim>::rows_first(v_tile, 0, lane));
     }
-    __syncthreads();  // O goes where other warps' tiles were
-    write_o(launch, inputs, cleaned, o, first_row, lane, nonfinite);
+    __syncthreads();  // O is staged over the tiles of other warps
+    write_o(launch, inputs, replaced, o, first_row, lane, nonfinite);
 }
 
 template <class T, class Shape>
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     multiply_values<T, Shape::kConfig>(launch, memory, 1);
 }
 
-/// Inf or NaN in a key that a query sees are NaN in its dQ, whatever their sign: where they made P 0, 0 times them is
-/// NaN.
+/// dQ = dS K. Inf or NaN in a key that a query sees makes its dQ NaN, whatever the sign: they may have made P 0, and 0
+/// times them is NaN.
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
     dq_kernel(const __grid_constant__ Launch launch) {
@@ -132,7 +132,7 @@ template <class T, class Shape>
 cudaError_t start_values(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr Config kConfig = Shape::kConfig;
-    static_assert(kConfig.value_shared_bytes() >= kConfig.q_bytes(), "O leaves through the tiles");
+    static_assert(kConfig.value_shared_bytes() >= kConfig.q_bytes(), "O is staged in the tiles");
     const std::int64_t blocks = launch.params.batch * launch.params.heads_q * launch.q_blocks;
     return start(values_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.value_shared_bytes(), launch, stream);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/host/block_range.hpp"
 #include "cuda/host/query_tiles.hpp"
 #include "cuda/standard/launch.hpp"
-#include "cuda/tile/key_tiles.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::standard {
@@ -29,33 +29,32 @@ struct Head {
         factors = launch.factors + row;
     }
 
-    /// The keys for which S and P of a tile of queries are written: whole tiles.
-    __device__ __forceinline__ KeyTiles tiles(int q_begin) const {
+    /// The key tiles for which S and P of a query tile are written.
+    __device__ __forceinline__ BlockRange tiles(int q_begin) const {
         return {band, q_begin, min(q_begin + kBlockQ, sequence.len_q), kBlockKv};
     }
 };
 
-/// Of kernels with a thread block for each query: how many blocks a head has. Ragged sequences lie one behind the
-/// other, as tiles of one query (query_tiles.hpp), so that this grows with their rows and not with the bound on their
-/// lengths.
-__host__ __device__ inline std::int64_t places_of_head(const ForwardParams& p) {
+/// CTAs of one head in kernels with a CTA for each query. Ragged sequences are numbered one behind the other as tiles
+/// of one query (cuda/host/query_tiles.hpp), so the number grows with their rows, not with the bound on their lengths.
+__host__ __device__ inline std::int64_t ctas_of_head(const ForwardParams& p) {
     return p.cu_seqlens_q != nullptr ? p.total_q + p.batch : p.len_q;
 }
 inline std::int64_t query_blocks(const ForwardParams& p) {
-    return (p.cu_seqlens_q != nullptr ? p.heads_q : p.batch * p.heads_q) * places_of_head(p);
+    return (p.cu_seqlens_q != nullptr ? p.heads_q : p.batch * p.heads_q) * ctas_of_head(p);
 }
 
-/// The query of this thread block, and of which head, numbered through all sequences; past a sequence's end is none.
+/// The query of this CTA and its (batch, head). A query past the end of its sequence is no work.
 struct QueryWork {
     std::int64_t pair;
     int query;
 
     __device__ __forceinline__ explicit QueryWork(const ForwardParams& p) {
-        const auto places = static_cast<unsigned>(places_of_head(p));
-        const int place = static_cast<int>(blockIdx.x % places);
+        const auto ctas = static_cast<unsigned>(ctas_of_head(p));
+        const int number = static_cast<int>(blockIdx.x % ctas);
         const bool ragged = p.cu_seqlens_q != nullptr;
-        const QueryTile tile = ragged ? ragged_tile(p, place, 1) : QueryTile{0, place};
-        pair = std::int64_t{tile.batch} * p.heads_q + blockIdx.x / places;
+        const QueryTile tile = ragged ? ragged_tile(p, number, 1) : QueryTile{0, number};
+        pair = std::int64_t{tile.batch} * p.heads_q + blockIdx.x / ctas;
         query = tile.block;
     }
 };

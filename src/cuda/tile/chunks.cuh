@@ -139,7 +139,7 @@ __device__ __forceinline__ bool holds_nonfinite(const char* tile) {
     return any != 0;
 }
 
-/// Replaces Inf and NaN in a tile by 0, and tells whether this thread met any: weights of 0 must not meet them.
+/// Replaces Inf and NaN in a tile by 0, and returns whether this thread met any: 0 * NaN would be NaN in P V.
 template <class T, int kRows, int kHeadDim, int kThreads>
 __device__ __forceinline__ bool clean(char* tile) {
     bool met = false;

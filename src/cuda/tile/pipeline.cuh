@@ -78,7 +78,7 @@ enum class StateStorage {
     index_and_phase,  ///< two registers, for any number of stages
 };
 
-/// Where one side stands in a ring: the index of its stage and the parity of its phase (CUTLASS: PipelineState). Both
+/// Position of one side in a ring: the index of its stage and the parity of its phase (CUTLASS: PipelineState). Both
 /// sides take the stages in the same order.
 template <int kStages, StateStorage kStorage = StateStorage::counter>
 class PipelineState {
@@ -109,16 +109,6 @@ class PipelineState<kStages, StateStorage::index_and_phase> {
  private:
     int index_ = 0;
     std::uint32_t phase_ = 0;
-};
-
-/// Deprecated name of PipelineState, with the operations of Ring as members.
-template <int kStages>
-struct RingPosition : PipelineState<kStages> {
-    __device__ __forceinline__ int stage() const { return this->index(); }
-    __device__ __forceinline__ void wait_empty(Ring<kStages>& ring) const { ring.producer_acquire(*this); }
-    __device__ __forceinline__ bool is_full(Ring<kStages>& ring) const { return ring.is_full(*this); }
-    __device__ __forceinline__ void wait_full(Ring<kStages>& ring) const { ring.consumer_wait(*this); }
-    __device__ __forceinline__ void release(Ring<kStages>& ring) const { ring.consumer_release(*this); }
 };
 
 }  // namespace tessera::cuda

@@ -2,7 +2,7 @@
 //
 // fa2 backward on a matrix unit (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed: dK and dV
 // of a key over queries rising for each query head and then over these, dQ of a query over keys rising, each in steps
-// of 32, without atomics.
+// of 32 and in parts of matrix::sum_rows(), without atomics.
 //
 // Heads enough for all threads: five products for each tile, key blocks outer, stripes of queries inner, whose next
 // blocks are dealt out as they get ready (stripes.hpp). Fewer heads: some tasks make dK and dV of a few keys over all
@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 for a product of dK and dV
 constexpr std::int64_t kBlockKv = 256;  // keys of a tile: with their dK and dV they stay in the second-level cache
+static_assert(matrix::sum_rows(1) % kBlockKv == 0 && matrix::sum_rows(3) % kBlockKv == 0 && kBlockKv % kBlockQ == 0);
 constexpr std::int64_t kQueryTasksPerWorker = 2;
 constexpr std::int64_t kStripesPerWorker = 4;
 constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that share keys, where queries are not more
@@ -55,8 +56,12 @@ struct BackwardScratch : matrix::GradientScratch {
     float* group_dk = nullptr;  // [kBlockKv, 16 * dim_tiles], sums over query heads that share a kv head
     float* group_dv = nullptr;  // [kBlockKv, 16 * dim_tiles_v]
 
-    BackwardScratch(Arena& arena, const matrix::Layout& g, bool grouped)
+    BackwardScratch(Arena& arena, const matrix::Layout& g, bool grouped, bool in_parts)
         : matrix::GradientScratch(arena, g, kBlockQ, kBlockKv) {
+        if (in_parts) {
+            dk_total = arena.take<double>(kBlockKv, g.dim_tiles * matrix::kTileRows);
+            dv_total = arena.take<double>(kBlockKv, g.dim_tiles_v * matrix::kTileRows);
+        }
         if (!grouped) return;
         group_dk = arena.take<float>(kBlockKv, g.dim_tiles * matrix::kTileRows);
         group_dv = arena.take<float>(kBlockKv, g.dim_tiles_v * matrix::kTileRows);
@@ -66,21 +71,29 @@ struct BackwardScratch : matrix::GradientScratch {
 /// Do kv heads have another number of query heads than one?
 bool grouped(const Problem& p) { return p.heads_q != p.heads_kv; }
 
+/// Are sums over queries made in parts?
+bool in_parts(const Problem& p) { return p.len_q > matrix::sum_rows(matrix::parts_of(p.dtype)); }
+
 struct BackwardWorkspace {
     matrix::GradientMemory memory;
     WorkerMemory workers;
-    float* dk = nullptr;  // [heads_q, padded keys, k_stride], where sums outlast a task's block
-    float* dv = nullptr;  // likewise, v_stride
+    float* dk = nullptr;         // [heads_q, padded keys, k_stride], where sums outlast a task's block
+    float* dv = nullptr;         // likewise, v_stride
+    double* dk_total = nullptr;  // as dk and dv, of the parts before, where sums are made in_parts()
+    double* dv_total = nullptr;
 
     BackwardWorkspace(Arena& arena, const Plan& plan, const matrix::Layout& g, const BackwardPartition& part)
         : memory(arena, plan, g) {
-        workers =
-            WorkerMemory(arena, part.threads, [&](Arena& one) { BackwardScratch(one, g, grouped(plan.problem)); });
+        workers = WorkerMemory(arena, part.threads, [&](Arena& one) {
+            BackwardScratch(one, g, grouped(plan.problem), in_parts(plan.problem));
+        });
         if (!part.striped || (part.stripes == 1 && !grouped(plan.problem))) return;
-        dk =
-            arena.take<float>(plan.problem.heads_q, matrix::padded_keys(plan.problem), g.dim_tiles * matrix::kTileRows);
-        dv = arena.take<float>(plan.problem.heads_q, matrix::padded_keys(plan.problem),
-                               g.dim_tiles_v * matrix::kTileRows);
+        const std::int64_t rows = plan.problem.heads_q * matrix::padded_keys(plan.problem);
+        dk = arena.take<float>(rows, g.dim_tiles * matrix::kTileRows);
+        dv = arena.take<float>(rows, g.dim_tiles_v * matrix::kTileRows);
+        if (!in_parts(plan.problem)) return;
+        dk_total = arena.take<double>(rows, g.dim_tiles * matrix::kTileRows);
+        dv_total = arena.take<double>(rows, g.dim_tiles_v * matrix::kTileRows);
     }
 };
 
@@ -111,7 +124,7 @@ class BackwardRun {
     }
     BackwardScratch scratch(int worker) const {
         Arena memory = workspace_.workers.arena(worker);
-        return {memory, g_, grouped(p_)};
+        return {memory, g_, grouped(p_), in_parts(p_)};
     }
     matrix::TilePanel head(const Sequence& sequence, std::int64_t query_head) const {
         return {p_, call_.args, g_, sequence, query_head, 0};
@@ -123,15 +136,30 @@ class BackwardRun {
         matrix::TilePanel work = head(sequence, query_head);
         for (std::int64_t q = tiles.begin * kBlockQ; q < std::min(sequence.len_q, tiles.end * kBlockQ); q += kBlockQ) {
             const Range seen = work.head.band.q_range(keys.begin, keys.end);
+            if (matrix::begins_part(q, seen, g_.parts)) {
+                simd::move_to_total(at.dk, at.dk_total, keys.size(), k_stride());
+                simd::move_to_total(at.dv, at.dv_total, keys.size(), v_stride());
+            }
             if (seen.begin >= q + kBlockQ || seen.end <= q) continue;
             matrix::backward_tile(workspace_.memory, at, work, {q, std::min(sequence.len_q, q + kBlockQ)}, keys,
                                   call_.args, {.keys = true, .queries = with_queries});
         }
     }
 
-    void clear_keys(const Range& keys, float* dk, float* dv) const {
-        std::fill_n(dk, keys.size() * k_stride(), 0.0F);
-        std::fill_n(dv, keys.size() * v_stride(), 0.0F);
+    template <class T>
+    void clear_keys(const Range& keys, T* dk, T* dv) const {
+        std::fill_n(dk, keys.size() * k_stride(), T{});
+        std::fill_n(dv, keys.size() * v_stride(), T{});
+    }
+    void clear_keys(const Range& keys, const matrix::GradientScratch& at) const {
+        clear_keys(keys, at.dk, at.dv);
+        if (in_parts(p_)) clear_keys(keys, at.dk_total, at.dv_total);
+    }
+    /// The parts before, added to the last one.
+    void add_totals(const Range& keys, const matrix::GradientScratch& at) const {
+        if (!in_parts(p_)) return;
+        simd::add_total(at.dk, at.dk_total, keys.size(), k_stride());
+        simd::add_total(at.dv, at.dv_total, keys.size(), v_stride());
     }
 
     /// Adds what a query head gives to the sums of its group.
@@ -209,6 +237,9 @@ class BackwardRun {
             query_head * matrix::padded_keys(p_) + matrix::first_padded_key(p_, sequence) + keys.begin;
         at.dk = workspace_.dk + row * k_stride();
         at.dv = workspace_.dv + row * v_stride();
+        if (!in_parts(p_)) return at;
+        at.dk_total = workspace_.dk_total + row * k_stride();
+        at.dv_total = workspace_.dv_total + row * v_stride();
         return at;
     }
 
@@ -225,10 +256,7 @@ class BackwardRun {
             return;
         }
         Stripes stripes(part_.heads, part_.stripes);
-        for (std::int64_t head = 0; head < part_.heads; ++head) {
-            const std::int64_t blocks = blocks_of(head);
-            stripes.set_blocks(head, blocks);
-        }
+        for (std::int64_t head = 0; head < part_.heads; ++head) stripes.set_blocks(head, blocks_of(head));
         const std::int64_t workers = std::min<std::int64_t>(threads_, part_.heads * part_.stripes);
         call_.parallel_for(workers, threads_, [&](std::int64_t, int worker) {
             const matrix::Session session(*matrix::words_of_unit());
@@ -244,8 +272,9 @@ class BackwardRun {
         const std::int64_t tiles = ceil_div(sequence.len_q, kBlockQ);
         const Range mine{tiles * block.stripe / part_.stripes, tiles * (block.stripe + 1) / part_.stripes};
         const matrix::GradientScratch at = sums_of(sequence, query_head, keys, worker);
-        if (block.stripe == 0) clear_keys(keys, at.dk, at.dv);
+        if (block.stripe == 0) clear_keys(keys, at);
         run_keys(sequence, query_head, keys, mine, at, true);
+        if (block.last_of_block) add_totals(keys, at);
         if (block.last_of_block && !grouped(p_)) store_keys(at.dk, at.dv, sequence, query_head, keys);
         if (!block.last_of_stripe) return;
         const Head of(p_, call_.args, sequence, query_head);
@@ -291,8 +320,9 @@ class BackwardRun {
         const bool sums = grouped(p_);
         if (sums) clear_keys(keys, at.group_dk, at.group_dv);
         for (std::int64_t i = 0; i < p_.group(); ++i) {
-            clear_keys(keys, at.dk, at.dv);
+            clear_keys(keys, at);
             run_keys(sequence, kv_head * p_.group() + i, keys, {0, ceil_div(sequence.len_q, kBlockQ)}, at, false);
+            add_totals(keys, at);
             if (sums) add_to_group(at, keys, at);
         }
         store_keys(sums ? at.group_dk : at.dk, sums ? at.group_dv : at.dv, sequence, kv_head, keys);

@@ -81,6 +81,8 @@ void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panel
             simd::backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
             tally.ran(coverage, panel, kv);
             tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
+            memory.added_to_keys(head, tile_keys);
+            memory.added_to_queries(head, i);
         }
     }
 }
@@ -251,7 +253,7 @@ class BackwardRun {
         }
         call_.counters->full += ran_.full;
         call_.counters->partial += ran_.partial;
-        call_.counters->elements += ran_.elements;
+        call_.counters->computed_pairs += ran_.computed_pairs;
         call_.counters->skipped += all - ran_.full - ran_.partial;
     }
 

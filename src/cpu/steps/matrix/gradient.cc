@@ -30,6 +30,7 @@ GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Layout& g) 
     delta_ = arena.take<float>(heads, queries);
     norm_ = arena.take<float>(heads, queries);
     dq_t_ = arena.take<float>(heads, queries, g.dim_tiles * kTileRows);
+    if (problem_.len_kv > sum_rows(g.parts)) dq_total_ = arena.take<double>(heads, queries, g.dim_tiles * kTileRows);
     flags_q_ = arena.take<char>(3, heads, queries / kGroup);
     const std::int64_t keys = padded_keys(problem_);
     k_rows_ = arena.take<Bf16>(problem_.heads_kv, keys, g.depth_row(g.depth_tiles));
@@ -57,6 +58,7 @@ GradientMemory::Queries GradientMemory::queries(const Head& head, std::int64_t f
             .delta = delta_ + row,
             .norm = norm_ + row,
             .dq_t = dq_t_ + row * g_.dim_tiles * kTileRows,
+            .dq_total = dq_total_ == nullptr ? nullptr : dq_total_ + row * g_.dim_tiles * kTileRows,
             .has_norm = flags,
             .q_finite = flags + plane,
             .do_finite = flags + 2 * plane};
@@ -85,7 +87,9 @@ bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head,
     words.pack({d_o, first, rows, g_.head_dim_v, Form::column_pairs, to.do_pairs});
     if (g_.parts == 1) std::fill_n(to.delta, rows, 0.0F);
     else words.row_dots(d_o, o, first, rows, g_.head_dim_v, to.delta);
-    std::fill_n(to.dq_t, round_up(rows, kGroup) * g_.dim_tiles * kTileRows, 0.0F);
+    const std::int64_t sums = round_up(rows, kGroup) * g_.dim_tiles * kTileRows;
+    std::fill_n(to.dq_t, sums, 0.0F);
+    if (to.dq_total != nullptr) std::fill_n(to.dq_total, sums, 0.0);
     for (std::int64_t r = 0; r < rows; r += kGroup) {
         const std::int64_t count = std::min(kGroup, rows - r);
         const Queries at = queries(head, first + r);
@@ -155,6 +159,7 @@ void GradientMemory::store_queries(const BackwardArgs& args, const Head& head, s
     std::fill_n(scale, kGroup, static_cast<float>(problem_.effective_scale()));
     const std::int64_t rows = std::min(kGroup, head.sequence.len_q - first);
     const Queries from = queries(head, first);
+    if (from.dq_total != nullptr) simd::add_total(from.dq_t, from.dq_total, g_.dim_tiles * kTileRows, kGroup);
     for (std::int64_t r = 0; r < rows; ++r) {  // a NaN of dS may be lost where it is rounded (to_bf16_pairs)
         if (!std::isnan(from.lse[r]) && !std::isnan(from.delta[r])) continue;
         const bool sees_keys = !head.band.kv_range(first + r, first + r + 1).empty();

@@ -8,6 +8,16 @@
 
 namespace tessera::cpu::matrix {
 
+/// A tile product adds its 32 products to a sum one pair after another, so the rounding of a sum grows with its rows. A
+/// sum over more rows than this, of queries for dK and dV or of keys for dQ, is made of sums over so many, from the
+/// sequence's first row on. Of fp32 in parts each product is six, and a result has more digits to lose.
+constexpr std::int64_t sum_rows(int parts) { return parts == 1 ? 2048 : 512; }
+
+/// Do the rows that are added to a sum, `seen`, go on from an earlier part into a new one that begins at `first`?
+constexpr bool begins_part(std::int64_t first, const Range& seen, int parts) {
+    return first % sum_rows(parts) == 0 && seen.begin < first && first - sum_rows(parts) < seen.end;
+}
+
 /// Rows of one head, packed; `rows` counts from the head's first, a multiple of 32.
 class GradientMemory {
  public:
@@ -22,17 +32,18 @@ class GradientMemory {
 
     /// Everything of a query head, from query `first` on.
     struct Queries {
-        Tiles q_pairs;    // Q^T, pair tiles [depth_tiles][queries / 16]
-        Tiles q_rows;     // Q, pair tiles [queries / 32][dim_tiles], finite
-        Tiles do_pairs;   // dO^T, pair tiles [depth_tiles_v][queries / 16]
-        Tiles do_rows;    // dO, pair tiles [queries / 32][dim_tiles_v], finite
-        float* lse;       // [queries], +inf for empty rows
-        float* delta;     // [queries], rowsum(P * dP) - dLSE, which is rowsum(dO * O) - dLSE
-        float* norm;      // [queries], factors of P, valid where has_norm
-        float* dq_t;      // [queries / 32][16 * dim_tiles, 32]
-        char* has_norm;   // [queries / 32]: LSE is too large to hold the row's sum
-        char* q_finite;   // [queries / 32]
-        char* do_finite;  // [queries / 32]
+        Tiles q_pairs;     // Q^T, pair tiles [depth_tiles][queries / 16]
+        Tiles q_rows;      // Q, pair tiles [queries / 32][dim_tiles], finite
+        Tiles do_pairs;    // dO^T, pair tiles [depth_tiles_v][queries / 16]
+        Tiles do_rows;     // dO, pair tiles [queries / 32][dim_tiles_v], finite
+        float* lse;        // [queries], +inf for empty rows
+        float* delta;      // [queries], rowsum(P * dP) - dLSE, which is rowsum(dO * O) - dLSE
+        float* norm;       // [queries], factors of P, valid where has_norm
+        float* dq_t;       // [queries / 32][16 * dim_tiles, 32]: of all keys, or of the last part of them
+        double* dq_total;  // likewise of the parts before, or null: there is one part
+        char* has_norm;    // [queries / 32]: LSE is too large to hold the row's sum
+        char* q_finite;    // [queries / 32]
+        char* do_finite;   // [queries / 32]
     };
     Queries queries(const Head& head, std::int64_t first) const;
 
@@ -68,6 +79,7 @@ class GradientMemory {
     float* delta_;
     float* norm_;
     float* dq_t_;
+    double* dq_total_ = nullptr;
     char* flags_q_;  // [3, heads_q, padded queries / 32]
     Bf16* k_rows_;
     Bf16* k_columns_;

@@ -183,12 +183,15 @@ void add_to_queries(const GradientMemory& memory, TilePanel& work, std::int64_t 
                     const Tiles& ds_pairs) {
     const Layout& g = memory.geometry();
     const std::int64_t end = std::min(query + kGroup, work.head.sequence.len_q);
-    const Range seen = common(rounded(common(work.head.band.kv_range(query, end), keys)), rounded(keys));
+    const Range all = work.head.band.kv_range(query, end);
+    const Range seen = common(rounded(common(all, keys)), rounded(keys));
     if (seen.empty()) return;
     const GradientMemory::Keys kv = memory.keys(work.head.sequence, work.head.kv_head, seen.begin);
     Tiles pairs = ds_pairs;
     pairs.data += (seen.begin - keys.begin) / kGroup * ds_pairs.row_step;
-    float* dq_t = memory.queries(work.head, query).dq_t;
+    const GradientMemory::Queries to = memory.queries(work.head, query);
+    float* dq_t = to.dq_t;
+    if (begins_part(keys.begin, all, g.parts)) simd::move_to_total(dq_t, to.dq_total, g.dim_tiles * kTileRows, kGroup);
     words_of_unit()->multiply({g.parts, g.dim_tiles, 2, seen.size() / kGroup, kv.k_columns, pairs, dq_t, kGroup, true});
     work.panel = Panel(0, kGroup, end - query);
     work.panel.first = query;

@@ -10,18 +10,20 @@ namespace tessera::cpu::matrix {
 
 /// Room for the tiles of one worker. A strip is 32 keys by all queries of the tile.
 struct GradientScratch {
-    float* s;          // [32, block_q]
-    float* dp;         // [32, block_q]
-    float* other;      // [32, block_q]: bias
-    float* factors;    // [32, block_q]: dropout
-    float* cap_slope;  // [32, block_q]
-    float* visible;    // [32, block_q]
-    double* sums;      // [2, block_q]: of P and P * dP
-    Bf16* p_rows;      // row tiles [2][block_q / 32]
-    Bf16* ds_rows;     // row tiles [2][block_q / 32]
-    Bf16* ds_pairs;    // pair tiles [block_kv / 32][block_q / 16]
-    float* dk;         // [block_kv, 16 * dim_tiles]
-    float* dv;         // [block_kv, 16 * dim_tiles_v]
+    float* s;                    // [32, block_q]
+    float* dp;                   // [32, block_q]
+    float* other;                // [32, block_q]: bias
+    float* factors;              // [32, block_q]: dropout
+    float* cap_slope;            // [32, block_q]
+    float* visible;              // [32, block_q]
+    double* sums;                // [2, block_q]: of P and P * dP
+    Bf16* p_rows;                // row tiles [2][block_q / 32]
+    Bf16* ds_rows;               // row tiles [2][block_q / 32]
+    Bf16* ds_pairs;              // pair tiles [block_kv / 32][block_q / 16]
+    float* dk;                   // [block_kv, 16 * dim_tiles]
+    float* dv;                   // [block_kv, 16 * dim_tiles_v]
+    double* dk_total = nullptr;  // as dk and dv, of the parts before the last one; the caller's
+    double* dv_total = nullptr;
 
     GradientScratch(Arena& arena, const Layout& g, std::int64_t block_q, std::int64_t block_kv);
 };
@@ -33,7 +35,7 @@ struct Wanted {
 };
 
 /// Adds what queries [begin, end) and keys [begin, end), both from multiples of 32 on, give to the sums. Sums don't
-/// depend on how a range of queries or keys is cut into tiles.
+/// depend on how a range of queries or keys is cut into tiles, as long as a tile of keys begins where a part does.
 void backward_tile(const GradientMemory& memory, const GradientScratch& scratch, TilePanel& work, const Range& queries,
                    const Range& keys, const BackwardArgs& args, Wanted wanted);
 

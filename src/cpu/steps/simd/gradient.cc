@@ -12,6 +12,14 @@ namespace {
 
 constexpr std::int64_t kRowsPerTask = 256;  // of dK and dV, when they are cleared and written
 
+/// Tiles of keys of all sequences; a ragged one begins at its first row / block_kv + its index (first_panel()).
+std::int64_t total_key_tiles(const Problem& p, const Geometry& g) {
+    return p.ragged ? p.total_kv / g.block_kv + p.batch : p.batch * ceil_div(p.len_kv, g.block_kv);
+}
+std::int64_t first_key_tile(const Problem& p, const Geometry& g, const Sequence& m) {
+    return p.ragged ? m.first_kv / g.block_kv + m.batch : m.batch * ceil_div(p.len_kv, g.block_kv);
+}
+
 /// In double; four sums, so that one addition need not wait for the one before. n: a multiple of 16
 double dot(const float* a, const float* b, std::int64_t n) {
     double sums[4] = {};
@@ -23,13 +31,24 @@ double dot(const float* a, const float* b, std::int64_t n) {
 
 }  // namespace
 
-GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g) : problem_(plan.problem), g_(g) {
+GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g)
+    : problem_(plan.problem),
+      g_(g),
+      queries_in_parts_(ceil_div(problem_.len_kv, g.block_kv) > kSumTiles),
+      keys_in_parts_(problem_.group() * g.panels > kSumTiles) {
     panel_floats_ = (2 * g.head_dim + g.head_dim_v + 4) * g.lanes + g.block_q * (g.k_stride + g.v_stride);
+    if (queries_in_parts_) panel_floats_ += 2 * g.head_dim * g.lanes;  // in fp64
     panel_floats_ = padded(panel_floats_);
     ends_ = take_task_ends(arena, problem_);
     panels_ = arena.take<float>(problem_.heads_q, total_panels(problem_, g), panel_floats_);
     dk_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.k_stride);
     dv_ = arena.take<float>(problem_.heads_kv, problem_.rows_kv(), g.v_stride);
+    if (queries_in_parts_) panel_tiles_ = arena.take<std::int32_t>(problem_.heads_q, total_panels(problem_, g));
+    if (keys_in_parts_) {
+        key_tiles_ = arena.take<std::int32_t>(problem_.heads_kv, total_key_tiles(problem_, g));
+        dk_total_ = arena.take<double>(problem_.heads_kv, problem_.rows_kv(), g.k_stride);
+        dv_total_ = arena.take<double>(problem_.heads_kv, problem_.rows_kv(), g.v_stride);
+    }
     for (int worker = 0; worker < plan.threads; ++worker) o_.push_back(arena.take<float>(g.block_q * g.v_stride));
 }
 
@@ -44,15 +63,41 @@ GradientPanel GradientMemory::panel(const Head& head, std::int64_t index) const 
             .lse = take(g_.lanes),
             .delta = take(g_.lanes),
             .norm = take(2 * g_.lanes),
-            .dq_t = take(g_.head_dim * g_.lanes)};
+            .dq_t = take(g_.head_dim * g_.lanes),
+            .dq_total = queries_in_parts_ ? reinterpret_cast<double*>(at) : nullptr};
+}
+
+std::int64_t GradientMemory::key_row(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const {
+    return kv_head * problem_.rows_kv() + first_kv_row(problem_, sequence) + first;
 }
 
 float* GradientMemory::dk(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const {
-    return dk_ + (kv_head * problem_.rows_kv() + first_kv_row(problem_, sequence) + first) * g_.k_stride;
+    return dk_ + key_row(sequence, kv_head, first) * g_.k_stride;
 }
 
 float* GradientMemory::dv(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const {
-    return dv_ + (kv_head * problem_.rows_kv() + first_kv_row(problem_, sequence) + first) * g_.v_stride;
+    return dv_ + key_row(sequence, kv_head, first) * g_.v_stride;
+}
+
+void GradientMemory::added_to_keys(const Head& head, const Range& keys) const {
+    if (!keys_in_parts_) return;
+    const std::int64_t tile = head.kv_head * total_key_tiles(problem_, g_) +
+                              first_key_tile(problem_, g_, head.sequence) + keys.begin / g_.block_kv;
+    if (++key_tiles_[tile] < kSumTiles) return;
+    key_tiles_[tile] = 0;
+    const std::int64_t row = key_row(head.sequence, head.kv_head, keys.begin);
+    move_to_total(dk_ + row * g_.k_stride, dk_total_ + row * g_.k_stride, keys.size(), g_.k_stride);
+    move_to_total(dv_ + row * g_.v_stride, dv_total_ + row * g_.v_stride, keys.size(), g_.v_stride);
+}
+
+void GradientMemory::added_to_queries(const Head& head, std::int64_t index) const {
+    if (!queries_in_parts_) return;
+    std::int32_t& tiles = panel_tiles_[panel_slot(problem_, g_, head, index)];
+    if (++tiles < kSumTiles) return;
+    tiles = 0;
+    const GradientPanel at = panel(head, index);
+    const std::int64_t lanes = Panel(index, g_.block_q, head.sequence.len_q).lanes;
+    move_to_total(at.dq_t, at.dq_total, g_.head_dim, lanes);
 }
 
 void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, std::int64_t index, float* o) const {
@@ -70,6 +115,10 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
                   g_.head_dim_v, o, g_.v_stride);
     }
     std::fill_n(to.dq_t, g_.head_dim * panel.lanes, 0.0F);
+    if (queries_in_parts_) {
+        std::fill_n(to.dq_total, g_.head_dim * panel.lanes, 0.0);
+        panel_tiles_[panel_slot(problem_, g_, head, index)] = 0;
+    }
 
     const HeadRows lse = lse_rows(args.lse, sequence, head.query_head);
     const HeadRows dlse = lse_rows(args.dlse, sequence, head.query_head);
@@ -88,6 +137,15 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
     }
 }
 
+/// Rows of all kv heads.
+void GradientMemory::clear_keys(std::int64_t first, std::int64_t count) const {
+    std::fill_n(dk_ + first * g_.k_stride, count * g_.k_stride, 0.0F);
+    std::fill_n(dv_ + first * g_.v_stride, count * g_.v_stride, 0.0F);
+    if (!keys_in_parts_) return;
+    std::fill_n(dk_total_ + first * g_.k_stride, count * g_.k_stride, 0.0);
+    std::fill_n(dv_total_ + first * g_.v_stride, count * g_.v_stride, 0.0);
+}
+
 void GradientMemory::prepare(const BackwardCall& call) {
     const Problem& p = problem_;
     const HeadTasks tasks = panels(call);
@@ -99,10 +157,9 @@ void GradientMemory::prepare(const BackwardCall& call) {
     const std::int64_t rows = p.heads_kv * p.rows_kv();
     call.parallel_for(ceil_div(rows, kRowsPerTask), worthwhile_threads(call.plan), [&](std::int64_t task, int) {
         const std::int64_t first = task * kRowsPerTask;
-        const std::int64_t count = std::min(kRowsPerTask, rows - first);
-        std::fill_n(dk_ + first * g_.k_stride, count * g_.k_stride, 0.0F);
-        std::fill_n(dv_ + first * g_.v_stride, count * g_.v_stride, 0.0F);
+        clear_keys(first, std::min(kRowsPerTask, rows - first));
     });
+    if (keys_in_parts_) std::fill_n(key_tiles_, p.heads_kv * total_key_tiles(p, g_), 0);
 }
 
 void BackwardWorkspace::prepare(const BackwardCall& call) {
@@ -124,14 +181,16 @@ void GradientMemory::fill_norm(const Head& head, std::int64_t index, const Gradi
     bool any = false;
     for (std::int64_t r = 0; r < panel.queries; ++r) any = any || inexact(r);
     if (!any) return;
-    std::fill_n(to.norm, panel.lanes, 0.0F);
+    double* weights = scratch.sums;
+    double* squares = scratch.sums + panel.lanes;  // add_weighted_sums() makes a sum of products too
+    std::fill_n(scratch.sums, 2 * panel.lanes, 0.0);
     for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         scores(head, g_, panel, kv, coverage, to.q_t, scratch.s, scratch.other);
         weights_from_lse(scratch.s, to.lse, kv.keys, panel.lanes, panel.lanes);
-        for (std::int64_t j = 0; j < kv.keys; ++j) add(to.norm, scratch.s + j * panel.lanes, 1, panel.lanes);
+        add_weighted_sums(scratch.s, scratch.s, kv.keys, panel.lanes, panel.lanes, weights, squares);
     });
     for (std::int64_t r = 0; r < panel.lanes; ++r)
-        to.norm[r] = r < panel.queries && inexact(r) ? 1.0F / to.norm[r] : 1.0F;
+        to.norm[r] = r < panel.queries && inexact(r) ? static_cast<float>(1 / weights[r]) : 1.0F;
     to.norm[panel.lanes] = 1.0F;
 }
 
@@ -165,6 +224,7 @@ void GradientMemory::finish(const BackwardCall& call) const {
         const Head head = head_of(call, task.head);
         const Panel panel(task.index, g_.block_q, head.sequence.len_q);
         const GradientPanel from = this->panel(head, task.index);
+        if (queries_in_parts_) add_total(from.dq_t, from.dq_total, g_.head_dim, panel.lanes);
         std::fill_n(from.delta, panel.lanes, scale);  // delta has served
         store_transposed(from.dq_t, panel.lanes, panel.queries, g_.head_dim, from.delta,
                          head_rows(call.args.dq, head.sequence, head.sequence.first_q, head.query_head), panel.first);
@@ -176,6 +236,11 @@ void GradientMemory::finish(const BackwardCall& call) const {
         const std::int64_t kv_head = task.head % p.heads_kv;
         const std::int64_t first = task.index * kRowsPerTask;
         const std::int64_t rows = std::min(kRowsPerTask, sequence.len_kv - first);
+        const std::int64_t row = key_row(sequence, kv_head, first);
+        if (keys_in_parts_) {
+            add_total(dk_ + row * g_.k_stride, dk_total_ + row * g_.k_stride, rows, g_.k_stride);
+            add_total(dv_ + row * g_.v_stride, dv_total_ + row * g_.v_stride, rows, g_.v_stride);
+        }
         if (call.args.dk.given()) {
             store_rows(dk(sequence, kv_head, first), g_.k_stride, rows, g_.head_dim, scale,
                        head_rows(call.args.dk, sequence, sequence.first_kv, kv_head), first);

@@ -10,6 +10,10 @@
 
 namespace tessera::cpu::simd {
 
+/// A sum of more tiles than this is made of sums of so many: one fp32 number that a million tiles are added to loses
+/// the small ones.
+inline constexpr std::int64_t kSumTiles = 256;
+
 /// Slow memory of a backward call.
 class GradientMemory {
  public:
@@ -18,9 +22,15 @@ class GradientMemory {
     /// Panel `index` of a head.
     GradientPanel panel(const Head& head, std::int64_t index) const;
 
-    /// Sums of a kv head from key `first` on: dK [len_kv, k_stride], dV [len_kv, v_stride].
+    /// Sums of a kv head from key `first` on: dK [len_kv, k_stride], dV [len_kv, v_stride], of all tiles or of the last
+    /// ones, at most kSumTiles.
     float* dk(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const;
     float* dv(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const;
+
+    /// Follow each tile that was added to dK and dV of keys [begin, end), a tile of the plan, or to dQ of a panel.
+    /// After kSumTiles of them they move the sum to the total.
+    void added_to_keys(const Head& head, const Range& keys) const;
+    void added_to_queries(const Head& head, std::int64_t index) const;
 
     /// Fills the panels: Q, dO and their transposes in fp32, LSE, delta (short of what sum_delta() adds). Clears the
     /// sums.
@@ -46,14 +56,22 @@ class GradientMemory {
 
  private:
     void prepare_panel(const BackwardArgs& args, const Head& head, std::int64_t index, float* o) const;
+    void clear_keys(std::int64_t first, std::int64_t count) const;
+    std::int64_t key_row(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const;
 
     const Problem& problem_;
     Geometry g_;
     std::int64_t panel_floats_;
-    std::int64_t* ends_;     // of tasks
-    float* panels_;          // [heads_q, total_panels, panel_floats]
-    float* dk_;              // [heads_kv, rows_kv, k_stride]
-    float* dv_;              // [heads_kv, rows_kv, v_stride]
+    std::int64_t* ends_;                   // of tasks
+    float* panels_;                        // [heads_q, total_panels, panel_floats]
+    float* dk_;                            // [heads_kv, rows_kv, k_stride]
+    float* dv_;                            // [heads_kv, rows_kv, v_stride]
+    bool queries_in_parts_;                ///< a panel may have more than kSumTiles tiles
+    bool keys_in_parts_;                   ///< keys may have
+    std::int32_t* panel_tiles_ = nullptr;  // [heads_q, total_panels]: added to dQ since it was last moved to the total
+    std::int32_t* key_tiles_ = nullptr;    // [heads_kv, key_tiles()]: likewise to dK and dV
+    double* dk_total_ = nullptr;           // as dk_, when keys_in_parts_
+    double* dv_total_ = nullptr;
     std::vector<float*> o_;  // per worker: [block_q, v_stride]
 };
 
@@ -64,13 +82,20 @@ class BiasGradient {
     void run(const BackwardCall& call, const GradientMemory& memory, const std::vector<GradientScratch>& workers) const;
 
  private:
+    /// Sums of one worker. After kSumTiles panels `sum` is added to `total`.
+    struct Sums {
+        float* sum = nullptr;     // [len_kv, lanes], dS^T
+        double* total = nullptr;  // likewise, or null: there are no more panels than that
+        std::int64_t panels = 0;
+    };
     void add_head(const GradientMemory& memory, const Head& head, Range panels, const GradientScratch& scratch,
-                  float* sums) const;
-    void store(const TensorView& dbias, std::int64_t batch, std::int64_t head, Range queries, const float* sums,
-               std::int64_t len_kv) const;
+                  Sums& sums) const;
+    void move_to_total(Sums& sums) const;
+    void store(const TensorView& dbias, std::int64_t batch, std::int64_t head, Range queries, const Sums& sums) const;
 
     Geometry g_;
-    std::vector<float*> sums_;  // per worker: [len_kv, lanes], dS^T
+    std::int64_t len_kv_;
+    std::vector<Sums> sums_;  // per worker
 };
 
 /// The memory of a backward call whose tiles are run by backward_tile().

@@ -17,7 +17,8 @@ struct GradientPanel {
     float* lse;    // [lanes], +inf for empty rows
     float* delta;  // [lanes], rowsum(P * dP) - dLSE, which is rowsum(dO * O) - dLSE
     float* norm;   // [lanes + 1], factors of P where LSE is too large to hold the row's sum; the last: 0 if all are 1
-    float* dq_t;   // [head_dim, lanes], the sum K^T dS so far
+    float* dq_t;   // [head_dim, lanes], the sum K^T dS so far, or since it was last added to dq_total
+    double* dq_total;  // [head_dim, lanes], or null: the panel has kSumTiles tiles of keys at most
 };
 
 /// Room for the tiles of one backward worker, beyond TileScratch.

@@ -6,24 +6,24 @@
 
 namespace tessera::cuda::fa1 {
 
-/// The warps that split the keys of a block among them and share a tile of queries.
+/// Warps of a group, which split the keys of a block and share a query tile.
 inline constexpr int kWarps = 4;
 inline constexpr int kGroupThreads = 32 * kWarps;
 
 /// One compiled shape of the kernel. head_dim and head_dim_v of a Problem are padded with zeros to `head_dim`.
 struct Config {
     int head_dim;   ///< of Q, K, V and O in shared memory: 64, 128 or 256
-    int block_kv;   ///< keys of a block: as many as fit, since every block costs a pass over O
-    int row_tiles;  ///< queries of a tile in units of 16; O of a tile is held by every warp
-    int groups;     ///< of kWarps warps, each with its own tiles of queries: one computes while another one exchanges
+    int block_kv;   ///< keys of a block, as many as fit: every block costs a pass over O
+    int row_tiles;  ///< queries of a tile in units of 16; every warp holds all rows of O
+    int groups;     ///< of kWarps warps, each with its own query tiles: one computes while another one exchanges
     bool general;   ///< softcap, ALiBi, bias, dropout
 
     constexpr int block_q() const { return 16 * row_tiles; }
     constexpr int keys_per_warp() const { return block_kv / kWarps; }
     constexpr int threads() const { return kGroupThreads * groups; }
 
-    /// Sums of O are exchanged in units of 16 rows x 64 columns, of which each warp owns 16 columns: two tiles of 16 x
-    /// 8 numbers, which it gets from each of the others.
+    /// Sums of O are exchanged in units of 16 rows x 64 columns. Each warp owns 16 columns of a unit, two tiles of 16 x
+    /// 8, which it receives from each of the others.
     constexpr int units() const { return row_tiles * head_dim / 64; }
     constexpr int units_at_once() const { return units() > 1 ? 2 : 1; }
     constexpr int rounds() const { return units() / units_at_once(); }
@@ -36,7 +36,8 @@ struct Config {
     constexpr int shared_bytes() const { return 2 * kv_bytes() + groups * group_bytes() + 16; }
 };
 
-/// The compiled shapes (cuda/host/shape_list.hpp), as types: what __global__ functions can be templates of.
+/// The compiled shapes (cuda/host/shape_list.hpp). They are types, since __global__ functions can be templates of
+/// those.
 struct HeadDim64 {
     static constexpr Config kConfig{.head_dim = 64, .block_kv = 256, .row_tiles = 2, .groups = 2, .general = false};
 };
@@ -57,7 +58,7 @@ struct HeadDim256General {
 };
 using Shapes = ShapeList<HeadDim64, HeadDim64General, HeadDim128, HeadDim128General, HeadDim256, HeadDim256General>;
 
-/// Of the backward. Scores may go through anything in all of them: what is here to be compared with is compiled once.
+/// The shapes of the backward. All of them are general, since fa1 is there for comparison.
 struct BackwardHeadDim64 {
     static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 2, .general = true};
 };

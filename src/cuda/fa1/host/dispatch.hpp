@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape runs a Problem.
+// The compiled shape that runs a Problem.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace tessera::cuda::fa1 {
 
-/// Its place in Shapes: there is one for every legal Problem.
+/// The index in Shapes; every legal Problem has a shape.
 inline std::size_t shape_of(const Problem& p) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
     return *Shapes::first([&](const Config& c) { return c.general == changes_scores(p) && dim <= c.head_dim; });

@@ -10,13 +10,13 @@ namespace tessera::cuda::fa2 {
 struct Config {
     int head_dim;   ///< of Q, K, V and O in shared memory: 64, 128 or 256
     int block_kv;   ///< keys of a tile
-    int warps;      ///< each has its own rows of the tile of queries
+    int warps;      ///< each has its own rows of the query tile
     int row_tiles;  ///< rows of a warp in units of 16: each fragment of K and V serves all of them
-    int stages;     ///< of K and of V. 2: one is loaded while the other is worked on. 1: V is loaded while K is, and K
-                    ///< of the next tile while V is
+    int stages;     ///< of K and V. 2: the next tile is loaded during this one. 1: V is loaded during Q K^T, the next K
+                    ///< during P V
     bool q_in_registers;
-    bool rows_in_shared;  ///< m and l are kept in shared memory, where registers would not do
-    int blocks_per_sm;    ///< that registers must allow for
+    bool rows_in_shared;  ///< m and l are kept in shared memory, where registers do not suffice
+    int blocks_per_sm;    ///< occupancy that the registers must allow
     bool general;         ///< softcap, ALiBi, bias, dropout and scales of 0 and less
 
     constexpr int rows_per_warp() const { return 16 * row_tiles; }
@@ -33,12 +33,12 @@ struct Config {
 /// One compiled shape of the kernel in fp32.
 struct ConfigFp32 {
     int head_dim;  ///< 64, 128 or 256: head_dim and head_dim_v are padded with zeros to it
-    int block;     ///< queries of a tile, and keys
+    int block;     ///< queries and keys of a tile
 };
 
-/// The compiled shapes (cuda/host/shape_list.hpp), as types: what __global__ functions can be templates of. The general
-/// shape of a head_dim has the same tile; it needs registers for more than the products, so that fewer blocks share a
-/// multiprocessor, or more warps have fewer rows each.
+/// The compiled shapes (cuda/host/shape_list.hpp). They are types, since __global__ functions can be templates of
+/// those. The general shape of a head_dim has the same tile, but needs more registers: its occupancy is lower, or it
+/// has more warps with fewer rows each.
 struct HeadDim64 {
     static constexpr Config kConfig{.head_dim = 64,
                                     .block_kv = 64,
@@ -118,10 +118,10 @@ struct HeadDim256Fp32 {
 };
 using ShapesFp32 = ShapeList<HeadDim64Fp32, HeadDim128Fp32, HeadDim256Fp32>;
 
-/// Of the backward, in 16 bits.
+/// The shapes of the backward, in 16 bits.
 struct BackwardHeadDim64 {
     static constexpr gradient::Config kConfig{
-        .head_dim = 64, .key_tiles = 2, .general = false, .stages = 3, .query_tiles = 2, .own_sums = true};
+        .head_dim = 64, .key_tiles = 2, .general = false, .stages = 3, .query_tiles = 2, .split_queries = true};
 };
 struct BackwardHeadDim64General {
     static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 2, .general = true};

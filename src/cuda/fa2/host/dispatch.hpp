@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape runs a Problem.
+// The compiled shape that runs a Problem.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@
 
 namespace tessera::cuda::fa2 {
 
-/// Its place in Shapes, for 16 bits: there is one for every legal Problem.
+/// The index in Shapes, in 16 bits; every legal Problem has a shape.
 inline std::size_t shape_of(const Problem& p) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
     const bool general = changes_scores(p) || !scale_can_wait(p);
     return *Shapes::first([&](const Config& c) { return c.general == general && dim <= c.head_dim; });
 }
 
-/// Its place in ShapesFp32.
+/// The index in ShapesFp32.
 inline std::size_t shape_of_fp32(const Problem& p) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
     return *ShapesFp32::first([&](const ConfigFp32& c) { return dim <= c.head_dim; });
@@ -34,9 +34,9 @@ inline Tile tile_of(const Problem& p) {
     return {c.block_q(), c.block_kv};
 }
 
-/// Of the backward, in 16 bits.
+/// The shape of the backward, in 16 bits.
 inline gradient::Config backward_config_of(const Problem& p) {
-    return BackwardShapes::kConfigs[gradient::place_in<BackwardShapes>(p)];
+    return BackwardShapes::kConfigs[gradient::shape_index<BackwardShapes>(p)];
 }
 
 }  // namespace tessera::cuda::fa2

@@ -140,7 +140,7 @@ __device__ __forceinline__ void largest_of_parts(const float (&scores)[kCount], 
 }
 
 /// How many scores of a row's first block are near its maximum m. The largest of each part counts, from 1 at m down to
-/// 0 at a 16th of its weight. (All scores would be a little more exact, at 110 instructions more.)
+/// 0 where P is a 16th. (All scores would be a little more exact, at 110 instructions more.)
 __device__ __forceinline__ float count_near_max_of_parts(const float (&largest)[kPartsOfThread], float m,
                                                          float scale_log2) {
     float near = 0;

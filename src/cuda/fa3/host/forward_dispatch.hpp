@@ -34,7 +34,7 @@ inline Scores scores_of(const Problem& p) {
 inline constexpr TileCost kTileOf192{HeadDim64::kConfig.block_q(), 1.5, 2.5};
 inline constexpr TileCost kTileOf128{HeadDim64Short::kConfig.block_q(), 1.1, 1.5};
 
-/// The same tiles in short rows, and the time of a call besides its tiles. Fitted to 91 calls of 64 to 1,024 keys and
+/// These tiles in short rows, and the time of a call besides its tiles. Fitted to 91 calls of 64 to 1,024 keys and
 /// up to five rounds of tiles of 192 queries, judged by 79 others.
 inline constexpr TileCost kShortTileOf192{HeadDim64::kConfig.block_q(), 1.55, 1.95};
 inline constexpr TileCost kShortTileOf128{HeadDim64Short::kConfig.block_q(), 1.20, 0.82};

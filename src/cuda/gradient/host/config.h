@@ -5,31 +5,26 @@
 
 namespace tessera::cuda::gradient {
 
-/// Rows of a tile of queries in the workspace, whichever kernel writes or reads it.
+/// Rows of a query tile in the workspace, for all kernels that write or read it.
 inline constexpr int kBlockQ = 64;
 
-/// Under a causal mask blocks of keys of low numbers have the most queries. They start in this many parts, those of all
-/// heads before the next part of any, where a sequence has that many blocks; else all blocks of a head one after
-/// another.
-inline constexpr int kParts = 4;
-inline constexpr int kFewestInParts = 256;  // blocks of keys of a sequence's heads
-
-/// One compiled shape of the kernels that own a block of keys. head_dim and head_dim_v of a Problem are padded with
-/// zeros to `head_dim`.
+/// One compiled shape of the main kernels, whose CTAs own a key block. head_dim and head_dim_v of a Problem are padded
+/// with zeros to `head_dim`.
 struct Config {
     int head_dim;         ///< 64, 128 or 256
     int key_tiles;        ///< keys of a pair of warps in units of 16: each fragment of Q and dO serves all of them
-    bool general;         ///< softcap, ALiBi, bias, dropout and scales of 0 and less
+    bool general;         ///< softcap, ALiBi, bias, dropout and scales of 0 and less: MainloopWarpPairs
     int stages = 2;       ///< of Q and dO: one is worked on while the others are loaded
-    int query_tiles = 1;  ///< of a step, in bf16 with plain scores
-    /// Of a warp of the split step: queries whose scores it has at once, keys of its scores and of its sums in units of
-    /// 16 (0: key_tiles), dims of dQ that it makes at once in units of 8.
+    int query_tiles = 1;  ///< of kBlockQ queries, in a step with plain scores
+    /// The rest is about mainloops for plain scores: what one warp has at once. Queries of S and dP; keys of S and dP,
+    /// and of dV and dK, in units of 16 (0: key_tiles); dims of dQ in units of 8.
     int score_queries = 32;
     int score_tiles = 0;
     int sum_tiles = 0;
     int dq_columns = 4;
-    /// Of a warp of the split step: its sums are of its own queries alone, and all columns (head_dim 64).
-    bool own_sums = false;
+    /// dV and dK of a warp are of its own queries and all columns (MainloopSplitQueries, head_dim 64), not of all
+    /// queries and some columns (MainloopSplitColumns).
+    bool split_queries = false;
 
     static constexpr int kPairs = 4;
     static constexpr int kRowBytes = 4 * kBlockQ * 4;
@@ -37,30 +32,31 @@ struct Config {
     constexpr int warps_of_keys(int tiles) const { return block_kv() / (16 * tiles); }
     constexpr int key_tiles_of_scores() const { return score_tiles == 0 ? key_tiles : score_tiles; }
     constexpr int key_tiles_of_sums() const { return sum_tiles == 0 ? key_tiles : sum_tiles; }
-    /// Warps that have the same keys: they share the queries of a step, or the columns of the sums.
+    /// Warps that have the same keys split the queries of S and dP, and the columns of dV and dK.
     constexpr int query_parts() const { return 2 * kPairs / warps_of_keys(key_tiles_of_scores()); }
-    constexpr int column_parts() const { return own_sums ? 1 : 2 * kPairs / warps_of_keys(key_tiles_of_sums()); }
+    constexpr int column_parts() const { return split_queries ? 1 : 2 * kPairs / warps_of_keys(key_tiles_of_sums()); }
 
     constexpr int keys_per_pair() const { return 16 * key_tiles; }
     constexpr int block_kv() const { return kPairs * keys_per_pair(); }
     constexpr int threads() const { return 2 * kPairs * 32; }
     constexpr int kv_bytes() const { return block_kv() * head_dim * 2; }
-    constexpr int q_bytes() const { return kBlockQ * head_dim * 2; }                         ///< a tile
+    constexpr int q_bytes() const { return kBlockQ * head_dim * 2; }                         ///< one tile
     constexpr int stage_bytes() const { return query_tiles * (2 * q_bytes() + kRowBytes); }  ///< Q, dO, row data
-    constexpr int score_bytes() const { return block_kv() * kBlockQ * 2; }                   ///< a tile of P or dS
-    constexpr int weights_bytes() const { return 2 * score_bytes(); }  ///< in fp32, or of two tiles
+    constexpr int score_bytes() const { return block_kv() * kBlockQ * 2; }                   ///< one tile of P or dS
+    /// P in fp32 (MainloopWarpPairs), or P in 16 bits and the second buffer of dS.
+    constexpr int p_bytes() const { return 2 * score_bytes(); }
     constexpr int ds_bytes() const { return query_tiles * score_bytes(); }
     constexpr int stage_offset() const { return 2 * kv_bytes(); }
-    constexpr int weights_offset() const { return stage_offset() + stages * stage_bytes(); }
-    constexpr int ds_offset() const { return weights_offset() + weights_bytes(); }
+    constexpr int p_offset() const { return stage_offset() + stages * stage_bytes(); }
+    constexpr int ds_offset() const { return p_offset() + p_bytes(); }
     constexpr int shared_bytes() const { return ds_offset() + ds_bytes(); }
 };
 
-/// One compiled shape of the kernels that own a tile of queries: delta, and the gradient of the bias.
+/// One compiled shape of the kernels whose CTAs own a query tile: delta, and the gradient of the bias.
 struct RowConfig {
     int head_dim;
     int block_kv;
-    int blocks_per_sm;  ///< that registers must allow for
+    int blocks_per_sm;  ///< occupancy that the registers must allow
     bool general;
 
     static constexpr int kWarps = 8;  // 16 queries each
@@ -73,13 +69,14 @@ struct RowConfig {
     constexpr int shared_bytes() const { return 2 * q_bytes() + kStages * 2 * kv_bytes(); }
 };
 
-/// One compiled shape of the kernels in fp32; those that own queries have the same tile.
+/// One compiled shape of the fp32 kernels: the main kernel, delta and the gradient of the bias have the same tile.
 struct ConfigFp32 {
     int head_dim;
     int block_kv;
 
-    /// Q, dO, K, V, then P and dS. Four floats more in a row: no two lanes in one bank.
+    /// Q, dO, K and V. Rows are padded by four floats against bank conflicts.
     constexpr int floats() const { return 2 * (kBlockQ + block_kv) * (head_dim + 4); }
+    /// P and dS follow.
     constexpr int shared_bytes() const { return 4 * (floats() + 2 * kBlockQ * (block_kv + 4)); }
 };
 
@@ -103,7 +100,7 @@ struct RowsHeadDim256General {
 };
 using RowShapes = ShapeList<RowsHeadDim64, RowsHeadDim64General, RowsHeadDim128, RowsHeadDim128General, RowsHeadDim256,
                             RowsHeadDim256General>;
-/// A bias is none of the plain ones.
+/// The gradient of a bias has general shapes only.
 using BiasShapes = ShapeList<RowsHeadDim64General, RowsHeadDim128General, RowsHeadDim256General>;
 
 struct RowsHeadDim64Fp32 {

@@ -10,22 +10,22 @@
 
 namespace tessera::cuda::gradient {
 
-/// The place in a list of compiled shapes of the first one that is as wide as a Problem.
+/// The index of the first shape of a list that is wide enough for the Problem.
 template <class Shapes>
-std::size_t place_by_dim(const Problem& p) {
+std::size_t shape_index_by_dim(const Problem& p) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
     return *Shapes::first([&](const auto& c) { return dim <= c.head_dim; });
 }
 
-/// The same in a list that has a plain shape and a general one of each.
+/// The same in a list that has a plain and a general shape of each width.
 template <class Shapes>
-std::size_t place_in(const Problem& p, bool general) {
+std::size_t shape_index(const Problem& p, bool general) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
     return *Shapes::first([&](const auto& c) { return c.general == general && dim <= c.head_dim; });
 }
 template <class Shapes>
-std::size_t place_in(const Problem& p) {
-    return place_in<Shapes>(p, changes_scores(p) || !scale_can_wait(p));
+std::size_t shape_index(const Problem& p) {
+    return shape_index<Shapes>(p, changes_scores(p) || !scale_can_wait(p));
 }
 
 }  // namespace tessera::cuda::gradient

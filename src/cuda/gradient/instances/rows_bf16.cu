@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/gradient/bias.cuh"
-#include "cuda/gradient/delta.cuh"
-#include "cuda/gradient/delta_of_output.cuh"
-#include "cuda/gradient/dq.cuh"
-#include "cuda/gradient/sum_shares.cuh"
+#include "cuda/gradient/after/bias.cuh"
+#include "cuda/gradient/after/dkdv_reduce.cuh"
+#include "cuda/gradient/after/dq_convert.cuh"
+#include "cuda/gradient/before/delta.cuh"
+#include "cuda/gradient/before/delta_from_output.cuh"
 
-template cudaError_t tessera::cuda::gradient::start_delta_of_output<__nv_bfloat16>(
+template cudaError_t tessera::cuda::gradient::start_delta_from_output<__nv_bfloat16>(
     const tessera::cuda::gradient::Launch&, cudaStream_t);
 template cudaError_t tessera::cuda::gradient::start_delta<__nv_bfloat16, tessera::cuda::gradient::RowsHeadDim64>(
     const tessera::cuda::gradient::Launch&, cudaStream_t);
@@ -33,5 +33,5 @@ template cudaError_t tessera::cuda::gradient::start_dq<__nv_bfloat16, 128>(const
                                                                            cudaStream_t);
 template cudaError_t tessera::cuda::gradient::start_dq<__nv_bfloat16, 256>(const tessera::cuda::gradient::Launch&,
                                                                            cudaStream_t);
-template cudaError_t tessera::cuda::gradient::start_sum_shares<__nv_bfloat16>(
-    const tessera::cuda::gradient::SumSharesLaunch&, cudaStream_t);
+template cudaError_t tessera::cuda::gradient::start_dkdv_reduce<__nv_bfloat16>(
+    const tessera::cuda::gradient::DkdvReduceLaunch&, cudaStream_t);

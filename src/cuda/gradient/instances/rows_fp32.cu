@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/gradient/dq.cuh"
-#include "cuda/gradient/rows_fp32.cuh"
+#include "cuda/gradient/after/dq_convert.cuh"
+#include "cuda/gradient/before/delta_fp32.cuh"
 
 template cudaError_t tessera::cuda::gradient::start_delta_fp32<tessera::cuda::gradient::RowsHeadDim64Fp32>(
     const tessera::cuda::gradient::Launch&, cudaStream_t);

@@ -5,12 +5,12 @@
 
 namespace tessera::cuda::standard {
 
-/// One compiled shape of the two products. head_dim of a Problem (head_dim_v for P V) is padded with zeros.
+/// One compiled shape of the GEMMs. head_dim of a Problem (head_dim_v for P V) is padded with zeros.
 struct Config {
     int head_dim;       ///< 64, 128 or 256
-    int warps;          ///< each has its own rows of the tile of queries
+    int warps;          ///< each has its own rows of the query tile
     int row_tiles;      ///< rows of a warp in units of 16: each fragment of K or V serves all of them
-    int blocks_per_sm;  ///< that registers must allow for
+    int blocks_per_sm;  ///< occupancy that the registers must allow
 
     constexpr int rows_per_warp() const { return 16 * row_tiles; }
     constexpr int block_q() const { return rows_per_warp() * warps; }
@@ -21,12 +21,12 @@ struct Config {
     constexpr int kv_bytes() const { return block_kv() * head_dim * 2; }
     constexpr int score_stages() const { return 2; }  ///< of K: one is loaded while the other is worked on
     constexpr int score_shared_bytes() const { return q_bytes() + score_stages() * kv_bytes(); }
-    constexpr int value_stages() const { return head_dim > 128 ? 2 : 3; }  ///< of P and V: P always comes from afar
+    constexpr int value_stages() const { return head_dim > 128 ? 2 : 3; }  ///< of P and V; P is read from global memory
     constexpr int value_shared_bytes() const { return value_stages() * (p_bytes() + kv_bytes()); }
 };
 
-/// The compiled shapes (cuda/host/shape_list.hpp), as types: what __global__ functions can be templates of. All have
-/// tiles of 128 x 64.
+/// The compiled shapes (cuda/host/shape_list.hpp). They are types, since __global__ functions can be templates of
+/// those. All have tiles of 128 x 64.
 struct HeadDim64 {
     static constexpr Config kConfig{.head_dim = 64, .warps = 4, .row_tiles = 2, .blocks_per_sm = 2};
 };
@@ -42,16 +42,16 @@ inline constexpr int kBlockQ = Shapes::kConfigs[0].block_q();
 inline constexpr int kBlockKv = Shapes::kConfigs[0].block_kv();
 static_assert(!Shapes::first([](const Config& c) { return c.block_q() != kBlockQ || c.block_kv() != kBlockKv; }));
 
-/// The softmax kernel: one block for each row.
+/// The softmax kernel, with one CTA for each row.
 inline constexpr int kSoftmaxThreads = 128;
 inline constexpr int kKeysPerThread = 4;  ///< 16 bytes of S
 inline constexpr int kKeysAtOnce = kSoftmaxThreads * kKeysPerThread;
-inline constexpr int kKeysHeld = 16384;  ///< of a row in shared memory; what is longer is read twice
+inline constexpr int kKeysCached = 16384;  ///< of a row in shared memory; the rest of a longer row is read twice
 
-/// The backward, which reads a row of S and one of dP.
-inline constexpr int kGradientKeysHeld = 4096;
-inline constexpr int kKeysOfBlock = kBlockQ;  ///< of dK and dV, whose rows are keys
-inline constexpr int kStepQueries = 64;       ///< that a block of keys takes at once
+/// The same in the backward, which reads a row of S and one of dP.
+inline constexpr int kGradientKeysCached = 4096;
+inline constexpr int kKeysOfBlock = kBlockQ;  ///< of a CTA that computes dK or dV
+inline constexpr int kStepQueries = 64;       ///< queries of one step of such a CTA
 inline constexpr int kBiasTile = 64;          ///< queries, and keys, of a tile of dbias
 inline constexpr int kBiasThreads = 256;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape computes S (of head_dim), and which one O (of head_dim_v).
+// The compiled shape that computes S (by head_dim), and the one that computes O (by head_dim_v).
 #pragma once
 
 #include "cuda/standard/host/config.h"
@@ -9,7 +9,7 @@
 
 namespace tessera::cuda::standard {
 
-/// Its place in Shapes, for columns of Q and K, or of V.
+/// The index in Shapes for `dim` columns of Q and K, or of V.
 constexpr std::size_t shape_of(std::int64_t dim) {
     return *Shapes::first([&](const Config& c) { return dim <= c.head_dim; });
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/standard/key_products.cuh"
+#include "cuda/standard/key_gemm.cuh"
 #include "cuda/standard/scores.cuh"
 #include "cuda/standard/values.cuh"
 
-template cudaError_t tessera::cuda::standard::start_products<__half, tessera::cuda::standard::HeadDim128>(
+template cudaError_t tessera::cuda::standard::start_gemm<__half, tessera::cuda::standard::HeadDim128>(
     const tessera::cuda::standard::Launch&, cudaStream_t);
 template cudaError_t tessera::cuda::standard::start_dq<__half, tessera::cuda::standard::HeadDim128>(
     const tessera::cuda::standard::Launch&, cudaStream_t);
-template cudaError_t tessera::cuda::standard::start_key_products<__half, tessera::cuda::standard::HeadDim128>(
-    const tessera::cuda::standard::KeyProductLaunch&, cudaStream_t);
+template cudaError_t tessera::cuda::standard::start_key_gemm<__half, tessera::cuda::standard::HeadDim128>(
+    const tessera::cuda::standard::KeyGemmLaunch&, cudaStream_t);

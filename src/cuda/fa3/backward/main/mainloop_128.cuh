@@ -31,8 +31,8 @@ struct Consumer : ConsumerThread<T, kConfig> {
     static constexpr int kBlockQ = kConfig.block_q;
     static_assert(kBlockQ == Config::kRows);
 
-    KeptOfColumns kept;      ///< by dropout, of the thread's pairs
-    bool writes_dq = false;  ///< KeyBlock::writes_dq
+    DropoutBitsTransposed kept;  ///< by dropout, of the thread's pairs
+    bool writes_dq = false;      ///< KeyBlock::writes_dq
 
     float dk[kConfig.head_dim / 2];      ///< [64 keys][head_dim]
     float dv[kConfig.head_dim_v / 2];    ///< [64 keys][head_dim_v]

@@ -10,7 +10,7 @@
 #include "core/dropout.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/kept_weights.cuh"
+#include "cuda/tile/dropout_mask.cuh"
 #include "cuda/tile/params.hpp"
 #include "cuda/tile/softcap.cuh"
 
@@ -43,11 +43,11 @@ struct ScoreMod {
     }
 
     /// Which P of a warp's 16 keys and 64 queries dropout keeps.
-    __device__ __forceinline__ KeptOfColumns kept(int query, int key, int lane) const {
+    __device__ __forceinline__ DropoutBitsTransposed kept(int query, int key, int lane) const {
         if (!params.drops()) return {};
         // Opaque: what follows from them is computed anew, so that no register holds it over the loop.
-        return KeptOfColumns::draw(params.keep, ptx::opaque(batch), ptx::opaque(head), ptx::opaque(query),
-                                   ptx::opaque(key), ptx::opaque(lane));
+        return DropoutBitsTransposed::draw(params.keep, ptx::opaque(batch), ptx::opaque(head), ptx::opaque(query),
+                                           ptx::opaque(key), ptx::opaque(lane));
     }
 };
 

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every argument of every public function either changes the result as documented, or is refused, or is documented to
+change nothing. A new argument fails here until it stands in a table."""
+import inspect
+import typing
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import tessera  # noqa: E402
+import tessera.torch as tt  # noqa: E402
+import torch_reference as reference  # noqa: E402
+from tessera import flash_attn, flash_attn_3  # noqa: E402
+
+BATCH, LEN_Q, LEN_KV, HEADS, HEADS_KV, DIM = 2, 11, 17, 4, 2, 8
+Q, K, V = (t.detach() for t in reference.inputs(BATCH, LEN_Q, LEN_KV, HEADS, HEADS_KV, DIM))
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.7])
+BIAS = reference.random((1, HEADS, LEN_Q, LEN_KV), 5)
+SEEN = torch.rand(LEN_Q, LEN_KV, generator=torch.Generator().manual_seed(4)) > 0.3
+SEEN[:, 0] = True
+HIDDEN = torch.zeros(LEN_Q, LEN_KV).masked_fill(~SEEN, float("-inf"))
+
+
+class As(typing.NamedTuple):
+    """The result is that of torch_reference.attention() with the keywords `means`, and differs from the one without
+    `value`. more: other arguments of both calls."""
+    value: object
+    means: typing.Optional[dict]  # None: only the change is asked for
+    more: dict = {}
+
+
+class Same(typing.NamedTuple):
+    """The result has the same bits, as the documentation says, which names the argument."""
+    value: object
+    more: dict = {}
+
+
+class Refused(typing.NamedTuple):
+    """The call raises an error whose text matches `words`."""
+    value: object
+    words: str
+    more: dict = {}
+
+
+class Gives(typing.NamedTuple):
+    """check(result, base) asserts the effect of the argument; base: the result without it."""
+    value: object
+    check: typing.Callable
+    more: dict = {}
+
+
+class Function(typing.NamedTuple):
+    call: typing.Callable
+    base: dict  # the arguments of the call that all others are compared with
+    table: dict  # argument -> what becomes of it, or a list of that
+    rows: typing.Callable = lambda o: o  # O as [batch, len_q, heads, head_dim]
+    of: typing.Optional[typing.Callable] = None  # whose signature and documentation it is; default: call
+
+
+def o_of(result):
+    o = result[0] if isinstance(result, (tuple, list)) else result
+    return torch.as_tensor(numpy.asarray(o))
+
+
+def is_lse(lse, causal=None):
+    _, want = reference.attention(Q, K, V, causal=causal)
+    reference.expect_lse(torch.as_tensor(numpy.asarray(lse)).reshape(want.shape), want)
+
+
+def turned(t):
+    return t.transpose(1, 2)
+
+
+def flat(t):
+    return t.flatten(0, 1)
+
+
+def cumulated(length, dtype=torch.int32):
+    return torch.arange(BATCH + 1, dtype=dtype) * length
+
+
+CU_Q, CU_K = cumulated(LEN_Q), cumulated(LEN_KV)
+DROPPED = dict(dropout_p=0.5, seed=1)
+TENSORS = dict(q=As(2 * Q, dict(q=2 * Q)), k=As(2 * K, dict(k=2 * K)), v=As(2 * V, dict(v=2 * V)))
+SCORES = dict(causal=[As("bottom-right", dict(causal="bottom-right")), As("top-left", dict(causal="top-left")),
+                      Refused(True, "^causal: ")],
+              window=[As((3, 1), dict(window=(3, 1))), Refused(4, "^window: "), Refused((1, 2, 3), "^window: ")],
+              scale=As(0.3, dict(scale=0.3)), softcap=As(0.5, dict(softcap=0.5)))
+OWN = dict(TENSORS, **SCORES, alibi_slopes=As(SLOPES, dict(alibi_slopes=SLOPES)), dropout_p=As(0.5, None, dict(seed=1)),
+           seed=As(2, None, DROPPED), return_lse=Gives(True, lambda r, base: is_lse(r[1])), deterministic=Same(False),
+           kernel=[As("reference", {}, dict(window=(40, 40))), Refused("cuda.fa3", "cuda|kernel|device|fa3")])
+FLASH_TAIL = dict(dropout_p=As(0.5, None), softmax_scale=As(0.3, dict(scale=0.3)),
+                  causal=As(True, dict(causal="bottom-right")),
+                  window_size=[As((3, 1), dict(window=(3, 1))), Refused(4, "^window_size: "),
+                               Refused((1, 2, 3), "^window_size: ")],
+                  softcap=As(0.5, dict(softcap=0.5)), alibi_slopes=As(SLOPES, dict(alibi_slopes=SLOPES)),
+                  deterministic=Same(True),
+                  return_attn_probs=Gives(True, lambda r, base: (is_lse(r[1]),
+                                                                 r[2].numel() == 0 or pytest.fail("S_dmask"))))
+FLASH_3 = dict(softmax_scale=FLASH_TAIL["softmax_scale"], causal=FLASH_TAIL["causal"],
+               window_size=FLASH_TAIL["window_size"],
+               softcap=FLASH_TAIL["softcap"], deterministic=Same(True), sm_margin=Same(3), num_splits=Same(4),
+               pack_gqa=Same(True), qv=Refused(Q, "^qv: "), attention_chunk=Refused(8, "^attention_chunk: "),
+               **{f"{x}_descale": Refused(torch.ones(1), f"^{x}_descale: ") for x in "qkv"},
+               return_attn_probs=Gives(True, lambda r, base: is_lse(r[1])))
+ROWS = dict(q=flat(Q), k=flat(K), v=flat(V))
+FLAT = {name: As(flat(entry.value), entry.means) for name, entry in TENSORS.items()}
+SHORT_Q, SHORT_K = torch.tensor([0, 5, 22], dtype=torch.int32), torch.tensor([0, 9, 34], dtype=torch.int32)
+LENGTHS = dict(cu_seqlens_q=As(SHORT_Q, None, dict(max_seqlen_q=17)),
+               cu_seqlens_k=As(SHORT_K, None, dict(max_seqlen_k=25)), max_seqlen_q=Refused(3, "len_q|cu_seqlens_q"),
+               max_seqlen_k=Refused(3, "len_kv|cu_seqlens_kv"))
+BOUND = dict(cu_seqlens_q=CU_Q, cu_seqlens_k=CU_K, max_seqlen_q=LEN_Q, max_seqlen_k=LEN_KV)
+
+
+def unflat(o):
+    return o.unflatten(0, (BATCH, -1))
+
+
+def layer(is_causal=False):
+    module = torch.nn.Identity()
+    module.is_causal = is_causal
+    return module
+
+
+def transformers_forward(**arguments):
+    from tessera import transformers
+    return transformers.attention_forward(**arguments)
+
+
+def numpy_of(entries):
+    """A table whose tensors are NumPy's arrays."""
+    def changed(value):
+        if isinstance(value, torch.Tensor):
+            return value.numpy()
+        return {k: changed(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return {name: [e._replace(value=changed(e.value), more=changed(e.more))
+                   for e in (entry if type(entry) is list else [entry])] for name, entry in entries.items()}
+
+
+OUT, OUT_LSE = numpy.empty((BATCH, LEN_Q, HEADS, DIM), numpy.float32), numpy.empty((BATCH, HEADS, LEN_Q), numpy.float32)
+CORE = numpy_of(dict(
+    OWN, bias=As(BIAS, dict(bias=BIAS)), threads=Same(1), layout=Refused("sbhd", "^layout: "),
+    cu_seqlens_q=Refused(CU_Q, "^cu_seqlens_kv: ", {n: flat(t) for n, t in zip("qkv", (Q, K, V))}),
+    cu_seqlens_kv=Refused(CU_K, "^cu_seqlens_q: ", {n: flat(t) for n, t in zip("qkv", (Q, K, V))}),
+    max_len_q=Refused(3, "^max_len_q: expected None without cu_seqlens"),
+    max_len_kv=Refused(3, "^max_len_kv: expected None without cu_seqlens"), stream=Refused(1, "^stream: expected None"),
+    return_o_residual=Gives(True, lambda r, base: r[1] is None or pytest.fail("a residual on the CPU")),
+    out=Gives(OUT, lambda r, base: numpy.array_equal(OUT, base) or pytest.fail("out was not written")),
+    out_lse=Gives(OUT_LSE, lambda r, base: is_lse(OUT_LSE))))
+CORE["layout"].append(Gives("bhsd", lambda r, base: numpy.array_equal(r, base.swapaxes(1, 2)) or pytest.fail("layout"),
+                            {n: turned(t).numpy() for n, t in zip("qkv", (Q, K, V))}))
+CORE_RAGGED = numpy_of(dict(cu_seqlens_q=As(SHORT_Q, None), cu_seqlens_kv=As(SHORT_K, None),
+                            max_len_q=Refused(3, "len_q|cu_seqlens_q"), max_len_kv=Refused(3, "len_kv|cu_seqlens_kv")))
+NUMPY = {name: t.numpy() for name, t in zip("qkv", (Q, K, V))}
+
+
+def jax_of(**arguments):
+    import jax.numpy as jnp
+    from tessera.jax import dot_product_attention
+    return dot_product_attention(**{name: jnp.asarray(value.numpy()) if isinstance(value, torch.Tensor) else value
+                                    for name, value in arguments.items()})
+
+
+def jax_signature():
+    pytest.importorskip("jax", reason="JAX is not installed")
+    from tessera.jax import dot_product_attention
+    return dot_product_attention
+
+
+KEYS = torch.tensor([9, 17], dtype=torch.int32)
+FUNCTIONS = {
+    "torch.attention": Function(tt.attention, dict(q=Q, k=K, v=V), dict(
+        OWN, bias=As(BIAS, dict(bias=BIAS)),
+        layout=[Refused("sbhd", "^layout: "),
+                Gives("bhsd", lambda r, base: torch.equal(turned(r), base) or pytest.fail("layout"),
+                      {n: turned(t) for n, t in zip("qkv", (Q, K, V))})])),
+    "torch.varlen_attention": Function(tt.varlen_attention, dict(ROWS, cu_seqlens_q=CU_Q, cu_seqlens_kv=CU_K), dict(
+        OWN, **FLAT, cu_seqlens_q=As(SHORT_Q, None), cu_seqlens_kv=As(SHORT_K, None),
+        max_len_q=[Same(LEN_Q), Refused(3, "len_q|cu_seqlens_q")],
+        max_len_kv=[Same(LEN_KV), Refused(3, "len_kv|cu_seqlens_kv")],
+        return_lse=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
+    "torch.sdpa": Function(tt.scaled_dot_product_attention, dict(query=turned(Q), key=turned(K), value=turned(V),
+                                                                 enable_gqa=True), dict(
+        query=As(2 * turned(Q), dict(q=2 * Q)), key=As(2 * turned(K), dict(k=2 * K)),
+        value=As(2 * turned(V), dict(v=2 * V)),
+        attn_mask=[As(SEEN, dict(bias=HIDDEN)), As(BIAS, dict(bias=BIAS))], dropout_p=As(0.5, None),
+        is_causal=[As(True, dict(causal="top-left")), Refused(1, "^is_causal: ")], scale=As(0.3, dict(scale=0.3)),
+        enable_gqa=Refused(False, "^key: expected 4 heads")), turned),
+    "attention": Function(tessera.attention, NUMPY, CORE),
+    "attention, ragged": Function(tessera.attention, dict({n: flat(t).numpy() for n, t in zip("qkv", (Q, K, V))},
+                                                          cu_seqlens_q=CU_Q.numpy(), cu_seqlens_kv=CU_K.numpy()),
+                                  CORE_RAGGED, unflat, of=lambda **_: 0),
+    "flash_attn": Function(flash_attn.flash_attn_func, dict(q=Q, k=K, v=V), dict(TENSORS, **FLASH_TAIL)),
+    "flash_attn, kvpacked": Function(flash_attn.flash_attn_kvpacked_func, dict(q=Q, kv=torch.stack((K, V), 2)), dict(
+        FLASH_TAIL, q=TENSORS["q"], kv=As(torch.stack((2 * K, V), 2), dict(k=2 * K)))),
+    "flash_attn, qkvpacked": Function(lambda **a: flash_attn.flash_attn_qkvpacked_func(**a)[:, -LEN_Q:],
+                                      dict(qkv=torch.stack((torch.cat((K[:, :LEN_KV - LEN_Q], Q[:, :, :2]), 1), K, V),
+                                                           2)), dict(
+        {n: e if n in ("deterministic", "dropout_p", "window_size", "return_attn_probs") else As(e.value, None)
+         for n, e in FLASH_TAIL.items()}, qkv=As(torch.stack((K, K, V), 2), None), alibi_slopes=As(SLOPES[:2], None),
+        window_size=As((3, 1), None), return_attn_probs=Refused(True, "slice|indices|tuple")), lambda o: o,
+        flash_attn.flash_attn_qkvpacked_func),
+    "flash_attn, varlen": Function(flash_attn.flash_attn_varlen_func, dict(ROWS, **BOUND), dict(
+        FLASH_TAIL, **FLAT, **LENGTHS, block_table=Refused(torch.zeros(1, 1), "^block_table: "),
+        return_attn_probs=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
+    "flash_attn, varlen kvpacked": Function(
+        flash_attn.flash_attn_varlen_kvpacked_func, dict(q=flat(Q), kv=flat(torch.stack((K, V), 2)), **BOUND), dict(
+            FLASH_TAIL, **LENGTHS, q=FLAT["q"], kv=As(flat(torch.stack((2 * K, V), 2)), dict(k=2 * K)),
+            return_attn_probs=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))),
+            unflat),
+    "flash_attn, varlen qkvpacked": Function(
+        flash_attn.flash_attn_varlen_qkvpacked_func, dict(qkv=flat(torch.stack((K, K, V), 2)), cu_seqlens=CU_K,
+                                                          max_seqlen=LEN_KV), dict(
+            {n: e if n in ("deterministic", "dropout_p") else As(e.value, None) for n, e in FLASH_TAIL.items()
+             if n != "window_size"}, window_size=As((3, 1), None), alibi_slopes=As(SLOPES[:2], None),
+            qkv=As(flat(torch.stack((2 * K, K, V), 2)), None), cu_seqlens=As(SHORT_K, None, dict(max_seqlen=25)),
+            max_seqlen=Refused(3, "len_q|cu_seqlens_q"), return_attn_probs=Gives(True, lambda r, base: len(r) == 3)),
+            unflat),
+    "flash_attn_3": Function(flash_attn_3.flash_attn_func, dict(q=Q, k=K, v=V), dict(TENSORS, **FLASH_3)),
+    "flash_attn_3, qkvpacked": Function(flash_attn_3.flash_attn_qkvpacked_func, dict(qkv=torch.stack((K, K, V), 2)),
+                                        dict(
+        {n: As(e.value, None) if isinstance(e, As) else e for n, e in FLASH_3.items()
+         if n not in ("qv", "num_splits", "pack_gqa", "window_size")}, window_size=As((3, 1), None),
+        qkv=As(torch.stack((2 * K, K, V), 2), None), return_attn_probs=Gives(True, lambda r, base: len(r) == 2),
+        num_heads_q=Gives(2, lambda r, base: torch.equal(r, base), dict(qkv=torch.cat((K, K, V), 2))))),
+    "flash_attn_3, varlen": Function(flash_attn_3.flash_attn_varlen_func, dict(ROWS, **BOUND), dict(
+        FLASH_3, **FLAT, **LENGTHS, seqused_q=As(torch.tensor([5, 11], dtype=torch.int32), None),
+        seqused_k=As(KEYS, dict(bias=torch.zeros(BATCH, 1, 1, LEN_KV).masked_fill(
+            torch.arange(LEN_KV) >= KEYS[:, None, None, None], float("-inf")))),
+        return_attn_probs=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
+    "transformers": Function(transformers_forward, dict(module=layer(), query=turned(Q), key=turned(K), value=turned(V),
+                                                        attention_mask=None), dict(
+        module=Same(layer()), query=As(2 * turned(Q), dict(q=2 * Q)), key=As(2 * turned(K), dict(k=2 * K)),
+        value=As(2 * turned(V), dict(v=2 * V)), attention_mask=[As(SEEN[None, None], dict(bias=HIDDEN)),
+                                                                As(BIAS, dict(bias=BIAS))],
+        dropout=As(0.5, None), scaling=As(0.3, dict(scale=0.3)),
+        sliding_window=As(4, None, dict(module=layer(True), key=turned(K[:, :LEN_Q]), value=turned(V[:, :LEN_Q]))),
+        softcap=As(0.5, dict(softcap=0.5)), is_causal=As(True, None), s_aux=Refused(SLOPES, "^s_aux: "),
+        sinks=Refused(SLOPES, "^sinks: "), head_mask=Refused(SLOPES, "^head_mask: "),
+        cache=Refused(object(), "^cache: "),
+        position_bias=As(BIAS, dict(bias=BIAS)),
+        cu_seq_lens_q=[As(SHORT_Q, None, dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)),
+                       Refused(CU_Q, "^cu_seq_lens_k: ")],
+        cu_seq_lens_k=[As(SHORT_K, None, dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)),
+                       Refused(CU_K, "^cu_seq_lens_q: "),
+                       Refused(CU_K, "^position_bias: ", dict(cu_seq_lens_q=CU_Q, position_bias=BIAS))],
+        max_length_q=Refused(3, "len_q|cu_seqlens_q", dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)),
+        max_length_k=Refused(3, "len_kv|cu_seqlens_kv", dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)),
+        output_attentions=Same(True), kwargs=Same({}))),
+    "jax": Function(jax_of, dict(query=Q, key=K, value=V), dict(
+        query=As(2 * Q, dict(q=2 * Q)), key=As(2 * K, dict(k=2 * K)), value=As(2 * V, dict(v=2 * V)),
+        bias=As(BIAS, dict(bias=BIAS)), mask=As(SEEN, dict(bias=HIDDEN)), scale=As(0.3, dict(scale=0.3)),
+        is_causal=As(True, dict(causal="top-left")), query_seq_lengths=As(torch.tensor([5, 11]), None),
+        key_value_seq_lengths=As(KEYS, dict(bias=torch.zeros(BATCH, 1, 1, LEN_KV).masked_fill(
+            torch.arange(LEN_KV) >= KEYS[:, None, None, None], float("-inf")))),
+        local_window_size=[As((2, 9), dict(window=(8, 3))), Refused((1, 2, 3), "local_window_size|unpack")],
+        softcap=As(0.5, dict(softcap=0.5)),
+        return_residual=Gives(True, lambda r, base: is_lse(numpy.asarray(r[1]).transpose(0, 2, 1)))), of=jax_signature),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_stands_in_a_table(name):
+    function = FUNCTIONS[name]
+    if name == "attention, ragged":
+        return
+    if name == "transformers":
+        pytest.importorskip("transformers", reason="transformers is not installed")
+        from tessera.transformers import attention_forward as of
+    else:
+        of = function.of() if name == "jax" else function.of or function.call
+    assert set(inspect.signature(of).parameters) == set(function.table)
+    said = (of.__doc__ or "") + (inspect.getmodule(of).__doc__ or "")
+    for argument, entries in function.table.items():
+        for entry in entries if type(entries) is list else [entries]:
+            if isinstance(entry, Same) and argument not in ("module", "kwargs", "max_len_q", "max_len_kv"):
+                assert argument in said, f"{argument} changes nothing, and the documentation does not say so"
+
+
+CASES = [(name, argument, entry) for name, function in FUNCTIONS.items() for argument, entries in function.table.items()
+         for entry in (entries if type(entries) is list else [entries])]
+
+
+@pytest.mark.filterwarnings("ignore:attn_implementation")
+@pytest.mark.parametrize("name,argument,entry", CASES, ids=[f"{n}-{a}-{type(e).__name__}" for n, a, e in CASES])
+def test_an_argument_is_honoured_or_refused(name, argument, entry):
+    for package in ("jax", "transformers"):
+        if name == package:
+            pytest.importorskip(package, reason=f"{package} is not installed")
+    function = FUNCTIONS[name]
+    base = {**function.base, **entry.more}
+    if argument in entry.more and not argument.startswith(("seed", "cu_")):
+        del base[argument]
+    call = {**base, **(entry.value if argument == "kwargs" else {argument: entry.value})}
+    if isinstance(entry, Refused):
+        with pytest.raises((ValueError, RuntimeError, TypeError), match=entry.words):
+            function.call(**call)
+        return
+    torch.manual_seed(0)
+    result = function.call(**call)
+    if isinstance(entry, Gives):
+        entry.check(result, function.call(**function.base))
+        return
+    without = function.call(**base)
+    if isinstance(entry, Same):
+        assert torch.equal(o_of(result), o_of(without))
+        return
+    if argument != "kernel":
+        assert o_of(result).shape != o_of(without).shape or not torch.allclose(o_of(result), o_of(without), atol=1e-3)
+    if entry.means is not None:
+        want, _ = reference.attention(**{**dict(q=Q, k=K, v=V), **entry.means})
+        reference.expect_close(function.rows(o_of(result)), want, 1e-5, argument)
+
+
+@pytest.mark.parametrize("function,argument,value", [
+    (tessera.plan, "backward", True), (tessera.plan, "threads", 1), (tessera.plan, "kernel", "reference")], ids=str)
+def test_a_plan_honours_its_arguments(function, argument, value):
+    other = {"threads": 2} if argument == "threads" else {}
+    assert str(function(**NUMPY, **{argument: value})) != str(function(**NUMPY, **other))
+
+
+def test_a_prediction_honours_its_arguments():
+    q = tessera.Spec((1, 4096, 16, 128), "bfloat16", "cuda")
+    base = tessera.predict(q, q, q, machine="h200")
+    for change in (dict(machine="a100"), dict(schedule="fa1"), dict(backward=True), dict(causal="top-left"),
+                   dict(window=(100, 0))):
+        assert tessera.predict(q, q, q, **{**dict(machine="h200"), **change}).ms != base.ms, change
+    on_host = [tessera.predict(**NUMPY, machine="xeon-16", **change) for change in (
+        dict(kernel="cpu.fa1"), dict(schedule="fa1"), dict(kernel="cpu.standard"), dict(kernel="cpu.fa1", threads=1))]
+    assert [p.schedule for p in on_host] == ["fa1", "fa1", "standard", "fa1"]
+    assert on_host[0].ms == on_host[1].ms and len({p.ms for p in on_host}) == 3
+
+
+def test_the_backward_honours_its_arguments():
+    o, lse = tessera.attention(**NUMPY, return_lse=True)
+    rng = numpy.random.default_rng(1)
+    do, dlse = (rng.standard_normal(a.shape).astype(numpy.float32) for a in (o, lse))
+    call = dict(do=do, **NUMPY, o=o, lse=lse)
+    base = tessera.attention_backward(**call)
+    assert not numpy.allclose(tessera.attention_backward(**{**call, "dlse": dlse})[0], base[0])
+    assert not numpy.allclose(tessera.attention_backward(**{**call, "do": 2 * do})[0], base[0])
+    out = tuple(numpy.empty_like(g) for g in base)
+    assert all(a is b for a, b in zip(tessera.attention_backward(**call, out=out), out))
+    assert all((a == b).all() for a, b in zip(out, base))
+    assert len(tessera.attention_backward(**call, bias=numpy.zeros((1, 1, 1, LEN_KV), numpy.float32),
+                                          bias_gradient=True)) == 4
+    for wrong, words in ((dict(bias_gradient=True), "^bias_gradient: "), (dict(out=out[:2]), "^out: "),
+                         (dict(stream=3), "^stream: expected None")):
+        with pytest.raises(ValueError, match=words):
+            tessera.attention_backward(**call, **wrong)

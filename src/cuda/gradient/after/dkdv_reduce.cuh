@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dK and dV of a group whose query heads are split over CTAs: the partial sums, added up in order and rounded.
+#pragma once
+
+#include "cuda/gradient/launch.hpp"
+#include "cuda/ptx/math.cuh"
+#include "cuda/shared/start.cuh"
+#include "cuda/tile/chunks.cuh"
+#include "cuda/tile/output.cuh"
+#include "cuda/tile/sequence.cuh"
+
+namespace tessera::cuda::gradient {
+
+/// A CTA has one tile of keys of one head, of dK or dV.
+template <class T>
+__global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
+    dkdv_reduce_kernel(const __grid_constant__ DkdvReduceLaunch launch) {
+    const ForwardParams& p = launch.params.forward;
+    const bool dv = blockIdx.x % 2 != 0;
+    const Rows& rows = dv ? launch.params.dv : launch.params.dk;
+    if (rows.data == nullptr) return;
+    const auto tiles = static_cast<unsigned>(launch.tiles);
+    const unsigned pair = blockIdx.x / 2 / tiles;
+    const std::int64_t batch = pair / static_cast<unsigned>(p.heads_kv);
+    const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_kv));
+    const Sequence sequence = sequence_of(p, batch);
+    const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
+    const int splits = HeadSplit::num_splits(HeadSplit::heads_per_split(band, p.heads_kv, p.group), p.group);
+    if (splits == 1) return;
+
+    const int dim = dv ? p.head_dim_v : p.head_dim;
+    const Target target = target_of<T>(rows, head_offset(rows, batch, sequence.first_kv, head, sizeof(T)),
+                                       sequence.len_kv, dim, dv ? launch.vector_dv : launch.vector_dk);
+    const int chunks = launch.partial.dim / kChunk;
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int column = thread % chunks * kChunk;
+    if (column >= dim) return;
+    const int first = static_cast<int>(blockIdx.x / 2 % tiles) * DkdvReduceLaunch::kKeys;
+    const int end = min(first + DkdvReduceLaunch::kKeys, sequence.len_kv);
+    const std::int64_t first_row = p.cu_seqlens_kv != nullptr ? sequence.first_kv : batch * p.len_kv;
+    const std::int64_t split_stride = launch.partial.row(false, 1, 0, 0) - launch.partial.row(false, 0, 0, 0);
+    for (int key = first + thread / chunks; key < end; key += DkdvReduceLaunch::kThreads / chunks) {
+        const float* from = launch.partial.row(dv, 0, head, first_row + key) + column;
+        float4 low = {};
+        float4 high = {};
+#pragma unroll 4
+        for (int split = 0; split < splits; ++split) {
+            const float4 x = __ldcs(reinterpret_cast<const float4*>(from));
+            const float4 y = __ldcs(reinterpret_cast<const float4*>(from) + 1);
+            low = {low.x + x.x, low.y + x.y, low.z + x.z, low.w + x.w};
+            high = {high.x + y.x, high.y + y.y, high.z + y.z, high.w + y.w};
+            from += split_stride;
+        }
+        const uint4 chunk = {ptx::pack<T>(low.x, low.y), ptx::pack<T>(low.z, low.w), ptx::pack<T>(high.x, high.y),
+                             ptx::pack<T>(high.z, high.w)};
+        if (target.vector) *reinterpret_cast<uint4*>(target.at(key, column)) = chunk;
+        else target.store(key, column, chunk);
+    }
+}
+
+template <class T>
+cudaError_t start_dkdv_reduce(const DkdvReduceLaunch& launch, cudaStream_t stream) {
+    const ForwardParams& p = launch.params.forward;
+    if (launch.partial.max_splits == 1) return cudaSuccess;
+    const std::int64_t blocks = 2 * p.batch * p.heads_kv * launch.tiles;
+    return start(dkdv_reduce_kernel<T>, blocks, DkdvReduceLaunch::kThreads, 0, launch, stream);
+}
+
+}  // namespace tessera::cuda::gradient

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of fp32 whose CTAs own a query tile: delta with the LSE, and the gradient of the bias.
+#pragma once
+
+#include <new>
+
+#include "cuda/gradient/after/bias_task.cuh"
+#include "cuda/gradient/before/query_tile.cuh"
+#include "cuda/gradient/main/tile_fp32.cuh"
+#include "cuda/shared/start.cuh"
+#include "cuda/tile/fragment.cuh"
+
+namespace tessera::cuda::gradient {
+
+/// m, l and the sum of P dP of one row, over the keys of one thread.
+struct DeltaFp32 {
+    float max = -INFINITY;
+    float sum = 0;
+    float sum_p_dp = 0;
+
+    __device__ __forceinline__ void rescale(float to) {
+        const float m = to == -INFINITY ? 0.0F : to;  // no visible key yet: exp(-inf - 0) = 0
+        const float factor = expf(max - m);
+        sum *= factor;
+        sum_p_dp *= factor;
+        max = to;
+    }
+    __device__ __forceinline__ void add(float score, float dp) {
+        const float p = expf(score - (max == -INFINITY ? 0.0F : max));
+        sum += p;
+        sum_p_dp = fmaf(p, dp, sum_p_dp);
+    }
+    /// Reduces over the 16 threads of a row.
+    __device__ __forceinline__ void finish() {
+        float found = max;
+#pragma unroll
+        for (int lane = 1; lane < 16; lane *= 2) found = fmaxf(found, __shfl_xor_sync(kAllLanes, found, lane));
+        rescale(found);
+#pragma unroll
+        for (int lane = 1; lane < 16; lane *= 2) {
+            sum += __shfl_xor_sync(kAllLanes, sum, lane);
+            sum_p_dp += __shfl_xor_sync(kAllLanes, sum_p_dp, lane);
+        }
+    }
+    __device__ __forceinline__ void store(RowTile& to, int row, float dlse) const {
+        const bool empty = max == -INFINITY && sum == 0;
+        to.offset[row] = 0;
+        to.delta[row] = empty ? 0.0F : sum_p_dp / sum - dlse;
+        to.norm[row] = empty ? 0.0F : 1 / sum;
+        to.max[row] = max == -INFINITY ? 0.0F : max;
+    }
+};
+
+template <ConfigFp32 kConfig>
+struct RowsFp32 {
+    using Tile = TileFp32<kConfig>;
+    const Launch& launch;
+    const RowWork& work;
+    const Tile tile;
+
+    __device__ __forceinline__ int query(int i) const { return work.q_begin + Tile::row() + 16 * i; }
+    __device__ __forceinline__ int key(int number, int j) const {
+        return number * Tile::kBlockKv + Tile::column() + 16 * j;
+    }
+
+    /// Calls f(s, dp, number) for the key tiles in [begin, end) that some query sees, in ascending order. s and dp are
+    /// Q K^T and dO V^T, unscaled.
+    template <class F>
+    __device__ void for_each_tile(int begin, int end, const F& f) const {
+        const int first = max(begin, work.tiles.begin);
+        const int last = min(end, work.tiles.end);
+        if (first >= last) return;
+        const ForwardParams& p = launch.params.forward;
+        tile.load_queries(launch.params, work.sequence, work.batch, work.head, work.q_begin);
+        for (int number = first; number < last; ++number) {
+            __syncthreads();
+            tile.load_keys(p, work.sequence, work.batch, work.head / p.group, number * Tile::kBlockKv);
+            __syncthreads();
+            typename Tile::Scores s;
+            typename Tile::Scores dp;
+            Tile::multiply(s, tile.q, tile.k);
+            Tile::multiply(dp, tile.d_o, tile.v);
+            f(s, dp, number);
+        }
+    }
+};
+
+template <class Shape>
+__global__ void __launch_bounds__(256, 1) delta_fp32_kernel(const __grid_constant__ Launch launch) {
+    using Rows32 = RowsFp32<Shape::kConfig>;
+    using Tile = typename Rows32::Tile;
+    extern __shared__ __align__(128) char memory[];
+    __shared__ alignas(RowWork) char work_memory[sizeof(RowWork)];
+    const RowWork& work = *reinterpret_cast<const RowWork*>(work_memory);
+    const ForwardParams& p = launch.params.forward;
+    if (threadIdx.x == 0) {
+        const auto tiles = static_cast<unsigned>(launch.q_tiles);
+        const unsigned pair = blockIdx.x / tiles;
+        const auto tile = static_cast<int>(tiles - 1 - blockIdx.x % tiles);
+        const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
+        new (work_memory) RowWork(p, batch, static_cast<int>(pair % static_cast<unsigned>(p.heads_q)), tile * kBlockQ,
+                                  kBlockQ, Tile::kBlockKv);
+        if (cu_seqlens_decrease(p, batch)) launch.counters->cu_seqlens_decrease = 1;
+    }
+    __syncthreads();
+    if (!work.exists()) return;
+
+    const Rows32 rows{launch, work, Tile(memory)};
+    const ScoresFp32 scores(p, work.sequence, work.band, work.batch, work.head);
+    DeltaFp32 sums[Tile::kQueries];
+    rows.for_each_tile(0, work.tiles.end, [&](auto& s, const auto& dp, int number) {
+#pragma unroll
+        for (int i = 0; i < Tile::kQueries; ++i) {
+            float found = sums[i].max;
+#pragma unroll
+            for (int j = 0; j < Tile::kKeys; ++j) {
+                float slope;
+                const int key = rows.key(number, j);
+                s[i][j] =
+                    scores.sees(rows.query(i), key) ? scores.score(s[i][j], rows.query(i), key, slope) : -INFINITY;
+                found = fmaxf(found, s[i][j]);
+            }
+            sums[i].rescale(found);
+#pragma unroll
+            for (int j = 0; j < Tile::kKeys; ++j) {
+                const int key = rows.key(number, j);
+                if (!scores.sees(rows.query(i), key)) continue;
+                const float factor = scores.dropout(rows.query(i), key);
+                sums[i].add(s[i][j], factor == 0 ? 0.0F : dp[i][j] * factor);
+            }
+        }
+    });
+    const Rows& dlse = launch.params.dlse;
+    const char* const from = dlse.data + head_offset(dlse, work.batch, work.sequence.first_q, work.head, 4);
+    RowTile& to = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + work.q_begin / kBlockQ];
+#pragma unroll
+    for (int i = 0; i < Tile::kQueries; ++i) {
+        sums[i].finish();
+        if (Tile::column() != 0) continue;
+        const int query = rows.query(i);
+        const bool takes_dlse = dlse.data != nullptr && query < work.sequence.len_q;
+        sums[i].store(to, query % kBlockQ,
+                      takes_dlse ? *reinterpret_cast<const float*>(from + query * dlse.row * std::int64_t{4}) : 0.0F);
+    }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant__ Launch launch) {
+    using Rows32 = RowsFp32<Shape::kConfig>;
+    using Tile = typename Rows32::Tile;
+    extern __shared__ __align__(128) char memory[];
+    __shared__ alignas(RowWork) char work_memory[sizeof(RowWork)];
+    const RowWork& work = *reinterpret_cast<const RowWork*>(work_memory);
+    const ForwardParams& p = launch.params.forward;
+    const int key_tiles = (p.len_kv + Tile::kBlockKv - 1) / Tile::kBlockKv;
+    const BiasTask task(p, launch.params.dbias, blockIdx.x, launch.q_tiles, key_tiles);
+    const Rows32 rows{launch, work, Tile(memory)};
+    typename Tile::Scores sums = {};
+    for (int batch = task.batches.begin; batch < task.batches.end; ++batch) {
+        for (int head = task.heads.begin; head < task.heads.end; ++head) {
+            for (int q_tile = task.q_tiles.begin; q_tile < task.q_tiles.end; ++q_tile) {
+                __syncthreads();
+                if (threadIdx.x == 0) {
+                    new (work_memory) RowWork(p, batch, head, q_tile * kBlockQ, kBlockQ, Tile::kBlockKv);
+                }
+                __syncthreads();
+                if (!work.exists()) break;
+                const ScoresFp32 scores(p, work.sequence, work.band, work.batch, work.head);
+                const RowTile& of = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + q_tile];
+                rows.for_each_tile(task.key_tiles.begin, task.key_tiles.end, [&](auto& s, const auto& dp, int number) {
+#pragma unroll
+                    for (int i = 0; i < Tile::kQueries; ++i) {
+#pragma unroll
+                        for (int j = 0; j < Tile::kKeys; ++j) {
+                            float slope;
+                            const int query = rows.query(i);
+                            const int key = rows.key(number, j);
+                            if (!scores.sees(query, key)) continue;
+                            const float prob =
+                                probability_fp32(of, query % kBlockQ, scores.score(s[i][j], query, key, slope));
+                            const float factor = scores.dropout(query, key);
+                            sums[i][j] += prob * ((factor == 0 ? 0.0F : dp[i][j] * factor) - of.delta[query % kBlockQ]);
+                        }
+                    }
+                });
+            }
+        }
+    }
+    __syncthreads();
+    auto* const shared = reinterpret_cast<float*>(memory);
+#pragma unroll
+    for (int i = 0; i < Tile::kQueries; ++i) {
+#pragma unroll
+        for (int j = 0; j < Tile::kKeys; ++j) {
+            shared[(Tile::row() + 16 * i) * Tile::kRowOfScores + Tile::column() + 16 * j] = sums[i][j];
+        }
+    }
+    __syncthreads();
+    task.store<float, kBlockQ, Tile::kBlockKv>(p, launch.params.dbias, shared, Tile::kRowOfScores);
+}
+
+template <class Shape>
+cudaError_t start_delta_fp32(const Launch& launch, cudaStream_t stream) {
+    using Tile = TileFp32<Shape::kConfig>;
+    const std::int64_t blocks = launch.params.forward.batch * launch.params.forward.heads_q * launch.q_tiles;
+    return start(delta_fp32_kernel<Shape>, blocks, Tile::kThreads, Tile::kFloats * 4, launch, stream);
+}
+
+template <class Shape>
+cudaError_t start_bias_fp32(const Launch& launch, cudaStream_t stream) {
+    using Tile = TileFp32<Shape::kConfig>;
+    const int key_tiles = (launch.params.forward.len_kv + Tile::kBlockKv - 1) / Tile::kBlockKv;
+    const std::int64_t blocks = bias_tasks(launch.params.forward, launch.params.dbias, launch.q_tiles, key_tiles);
+    if (blocks == 0) return cudaSuccess;
+    return start(bias_fp32_kernel<Shape>, blocks, Tile::kThreads, Tile::kFloats * 4, launch, stream);
+}
+
+}  // namespace tessera::cuda::gradient

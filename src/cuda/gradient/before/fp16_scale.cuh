@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernel that turns a bound of |dS| of each head into the fp16 scale of dS (host/fp16_scale.hpp).
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/gradient/host/fp16_scale.hpp"
+#include "cuda/gradient/launch.hpp"
+#include "cuda/shared/start.cuh"
+
+namespace tessera::cuda::gradient {
+
+inline constexpr int kFp16ScaleThreads = 128;
+
+/// A thread has the query heads of one kv head. With o_residual the bound is |delta| + |dO| |V|, by the largest rows.
+template <class T>
+__global__ void __launch_bounds__(kFp16ScaleThreads) fp16_scale_kernel(const __grid_constant__ Launch launch) {
+    const ForwardParams& p = launch.params.forward;
+    const std::int64_t kv_head = std::int64_t{blockIdx.x} * kFp16ScaleThreads + threadIdx.x;
+    if (kv_head >= launch.kv_heads()) return;
+    const std::int64_t first = kv_head * p.group;
+    const float largest_value = sqrtf(launch.v_squares[kv_head]);
+    int largest = 0;  // biased exponent of the group's largest bound
+    for (int i = 0; i < p.group; ++i) {
+        float& bound = launch.ds_scales[first + i];
+        bound = fmaf(sqrtf(launch.do_squares[first + i]), largest_value, bound);
+        largest = max(largest, __float_as_int(bound) >> 23);
+    }
+    for (int i = 0; i < p.group; ++i) {
+        float& scale = launch.ds_scales[first + i];
+        const int exponent = max(__float_as_int(scale) >> 23, largest - kFp16MaxScaleSpread);
+        const int power = largest == 0 ? 0 : fp16_scale_exponent(exponent);
+        scale = __int_as_float((127 + power) << 23);
+    }
+}
+
+template <class T>
+cudaError_t start_fp16_scale(const Launch& launch, cudaStream_t stream) {
+    const std::int64_t blocks = (launch.kv_heads() + kFp16ScaleThreads - 1) / kFp16ScaleThreads;
+    return start(fp16_scale_kernel<T>, blocks, kFp16ScaleThreads, 0, launch, stream);
+}
+
+}  // namespace tessera::cuda::gradient

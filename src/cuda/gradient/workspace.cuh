@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where kernels find things in the workspace (launch.hpp).
+#pragma once
+
+#include "cuda/gradient/launch.hpp"
+#include "cuda/tile/score.cuh"
+
+namespace tessera::cuda::gradient {
+
+/// The first tile of queries of a sequence's head.
+__device__ __forceinline__ std::int64_t first_tile(const Launch& launch, const Sequence& sequence, std::int64_t batch,
+                                                   int head) {
+    const bool ragged = launch.params.forward.cu_seqlens_q != nullptr;
+    const std::int64_t before = ragged ? sequence.first_q / kBlockQ + batch : batch * launch.q_tiles;
+    return head * launch.tiles_of_head + before;
+}
+
+/// The fp16 scale of dS of a head (before/fp16_scale.cuh); 1 in other formats.
+template <class T>
+__device__ __forceinline__ float ds_scale(const Launch& launch, std::int64_t batch, int head) {
+    if constexpr (!std::is_same_v<T, __half>) return 1;
+    return launch.ds_scales[batch * launch.params.forward.heads_q + head];
+}
+
+/// The layout of a dQ accumulator, fp32 [kBlockQ][kHeadDim] in the order of the threads that hold it: float4 number i
+/// of thread t lies at [i][t], so that a warp reads and writes neighbouring 16 bytes. The float4s are accumulators of
+/// mma.m16n8k16; eight warps are two halves of the queries times four quarters of the columns.
+template <int kHeadDim>
+struct DqTile {
+    static constexpr int kThreads = 256;
+    static constexpr int kRowTiles = kBlockQ / 2 / 16;
+    static constexpr int kColumnTiles = kHeadDim / 4 / 8;
+    static constexpr std::int64_t kFloats = std::int64_t{kBlockQ} * kHeadDim;
+
+    __device__ static __forceinline__ int first_row(int warp) { return warp / 4 * (kBlockQ / 2); }
+    __device__ static __forceinline__ int first_chunk(int warp) { return warp % 4 * kColumnTiles; }
+    __device__ static __forceinline__ std::int64_t offset(int m, int n, int thread) {
+        return (std::int64_t{m * kColumnTiles + n} * kThreads + thread) * 4;
+    }
+};
+
+}  // namespace tessera::cuda::gradient

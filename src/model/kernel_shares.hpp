@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the cost model knows of a kind of CPU kernel on a machine: fitted constants, which bench/fit and
+// `tessera calibrate` find. They are part of the model and not of the public API.
+#pragma once
+
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/machine.hpp"
+
+namespace tessera {
+
+/// The share of a machine's rates that a kind of CPU kernel reaches, and the costs of a call beside it.
+struct KernelShares {
+    double product_share;  ///< of the rate of matrix products; over 1 by as much as that rate was timed too low
+    double exp_share;      ///< time of the softmax around the exponentials, in times of the exponentials alone
+    double last;           ///< load imbalance: extra tiles of queries (backward: of keys) of the slowest thread
+    double loops;          ///< parallel loops whose start is charged to a call
+    double call_us;        ///< microseconds of a call of any size: cold code and tables
+    double pack_ns = 0;    ///< nanoseconds to fetch and pack an element
+    double crowd = 1;     ///< contention: share of a thread's speed that is left, beyond the clock, with all cores busy
+    double start_us = 0;  ///< microseconds until sleeping threads run, with all cores
+    double read_share = 1;  ///< of the memory's read rate for cold tensors; over 1 where a cache has part of them
+    double mask_share = 0;  ///< time of the mask on a matrix unit, in times of the exponentials alone
+};
+
+struct MeasuredKernels {
+    std::string kernels;  ///< "bf16 forward", "standard backward"
+    KernelShares shares;
+    std::string source;
+};
+
+/// Calls f(name, shares.member) for each number, in the order above.
+template <class S, class F>
+void for_each_share(S& s, F&& f) {
+    f("product_share", s.product_share), f("exp_share", s.exp_share), f("last", s.last), f("loops", s.loops);
+    f("call_us", s.call_us), f("pack_ns", s.pack_ns), f("crowd", s.crowd), f("start_us", s.start_us);
+    f("read_share", s.read_share), f("mask_share", s.mask_share);
+}
+
+/// Machine::kernels; empty when there are none.
+inline std::span<const MeasuredKernels> measured_kernels(const Machine& machine) {
+    return machine.kernels == nullptr ? std::span<const MeasuredKernels>() : *machine.kernels;
+}
+
+inline void set_measured_kernels(Machine& machine, std::vector<MeasuredKernels> kernels) {
+    if (kernels.empty()) machine.kernels = nullptr;
+    else machine.kernels = std::make_shared<const std::vector<MeasuredKernels>>(std::move(kernels));
+}
+
+}  // namespace tessera

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The order in which key blocks add to dQ in cuda.fa1.backward and cuda.fa2.backward (cuda/gradient/host/dq_order.hpp),
+// and the rule of fp16 scales. No GPU is needed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/gradient/host/dq_order.hpp"
+#include "cuda/gradient/host/fp16_scale.hpp"
+
+namespace tessera::check::gradient_dq_order_test {
+namespace {
+
+using cuda::gradient::KeyBlockOrder;
+using cuda::gradient::kSegments;
+using cuda::gradient::segment_size;
+
+constexpr int kLengths[] = {1, 63, 64, 65, 129, 333, 1000, 2049};
+
+const Mask kMasks[] = {{},
+                       {.causal = Causal::bottom_right},
+                       {.causal = Causal::top_left},
+                       {.window_left = 100, .window_right = 50},
+                       {.window_left = 0, .window_right = 700},
+                       {.causal = Causal::top_left, .window_left = 90}};
+
+/// The numbers of a call that the order depends on.
+struct Call {
+    Band band;
+    int block_kv;
+    int log2_block_q;
+    int segments;     // of the call
+    bool segmented;   // this sequence is cut into them
+    int more_blocks;  // of the longest sequence
+
+    int blocks() const { return static_cast<int>((band.len_kv + block_kv - 1) / block_kv); }
+    std::string name() const {
+        return "len_q " + std::to_string(band.len_q) + ", len_kv " + std::to_string(band.len_kv) + ", band " +
+               std::to_string(band.low) + " ... " + std::to_string(band.high) + ", block_kv " +
+               std::to_string(block_kv) + ", block_q 2^" + std::to_string(log2_block_q) + ", segments " +
+               std::to_string(segments) + (segmented ? ", segmented" : "") + ", " + std::to_string(more_blocks) +
+               " more blocks";
+    }
+};
+
+/// Starts all CTAs of one head in order. Each key block has to start once and visit the tiles that see it once; each
+/// predecessor has to be the block that has added to the accumulator last.
+void expect_right(const Call& call) {
+    SCOPED_TRACE(call.name());
+    std::map<std::pair<int, int>, int> last;    // (accumulator, tile): the last block that added
+    std::map<std::pair<int, int>, int> visits;  // (block, tile)
+    std::vector<int> starts(call.blocks(), 0);
+    const int most = call.blocks() + call.more_blocks;
+    for (int segment = 0; segment < call.segments; ++segment) {
+        for (int started = 0; started < segment_size(call.segments, most); ++started) {
+            KeyBlockOrder order;
+            order.set_started(call.band, segment, started, call.segments, call.blocks(), most, call.segmented,
+                              call.block_kv, call.log2_block_q);
+            if (order.block >= call.blocks()) continue;
+            ++starts[order.block];
+            for (int i = 0; i < order.own.count(); ++i) {
+                const std::pair<int, int> to{order.own.accumulator(i), order.own.tile(i)};
+                const auto found = last.find(to);
+                EXPECT_EQ(order.predecessor(to.first, to.second), found == last.end() ? -1 : found->second)
+                    << "block " << order.block << ", accumulator " << to.first << ", tile " << to.second;
+                last[to] = order.block;
+                ++visits[{order.block, to.second}];
+            }
+        }
+    }
+    const int block_q = 1 << call.log2_block_q;
+    for (int n = 0; n < call.blocks(); ++n) {
+        EXPECT_EQ(starts[n], 1) << "block " << n;
+        const std::int64_t first_key = std::int64_t{n} * call.block_kv;
+        const Range queries = call.band.q_range(first_key, std::min(first_key + call.block_kv, call.band.len_kv));
+        for (int tile = 0; tile * block_q < call.band.len_q; ++tile) {
+            const bool sees = !queries.empty() && queries.begin < (tile + 1) * block_q && queries.end > tile * block_q;
+            EXPECT_EQ((visits[{n, tile}]), sees ? 1 : 0) << "block " << n << ", tile " << tile;
+        }
+    }
+}
+
+TEST(GradientDqOrder, each_block_follows_the_one_that_has_added_last) {
+    for (const Mask& mask : kMasks) {
+        for (const int len_q : kLengths) {
+            for (const int len_kv : kLengths) {
+                const Band band = mask.bind(len_q, len_kv);
+                for (const int segments : {1, kSegments}) {
+                    expect_right({band, 64, 6, segments, false, 0});
+                    expect_right({band, 128, 7, segments, false, 5});
+                }
+            }
+        }
+    }
+}
+
+TEST(GradientDqOrder, segments_of_a_triangle_start_with_the_first_blocks) {
+    for (const int len : kLengths) {
+        const Band band = Mask{.causal = Causal::bottom_right}.bind(len, len);
+        ASSERT_TRUE(cuda::gradient::is_triangle(band));
+        for (const int more_blocks : {0, 1, 7}) {
+            expect_right({band, 64, 6, kSegments, true, more_blocks});
+            expect_right({band, 128, 7, kSegments, true, more_blocks});
+            expect_right({band, 128, 6, kSegments, true, more_blocks});
+        }
+    }
+    KeyBlockOrder first;
+    first.set_started(Mask{.causal = Causal::bottom_right}.bind(1024, 1024), 0, 0, kSegments, 16, 16, true, 64, 6);
+    EXPECT_EQ(first.block, 3) << "of 16 blocks in 4 segments";
+}
+
+TEST(GradientDqOrder, only_a_plain_causal_mask_over_a_square_is_a_triangle) {
+    using cuda::gradient::is_triangle;
+    const Mask causal{.causal = Causal::bottom_right};
+    EXPECT_TRUE(is_triangle(causal.bind(100, 100)));
+    EXPECT_FALSE(is_triangle(causal.bind(100, 101)));
+    EXPECT_FALSE(is_triangle(Mask{}.bind(100, 100)));
+    EXPECT_FALSE(is_triangle((Mask{.causal = Causal::bottom_right, .window_left = 50}).bind(100, 100)));
+}
+
+/// A bound in [2^e, 2^(e + 1)) times the scale is in [2^14, 2^15), which fp16 holds.
+TEST(Fp16Scale, a_bound_becomes_a_number_under_2_to_the_15th) {
+    using cuda::gradient::fp16_scale_exponent;
+    for (int e = -46; e <= 74; ++e) EXPECT_EQ(fp16_scale_exponent(127 + e) + e, 14) << "bound 2^" << e;
+    EXPECT_EQ(fp16_scale_exponent(1), 60);
+    EXPECT_EQ(fp16_scale_exponent(254), -60);
+    EXPECT_EQ(fp16_scale_exponent(127, 10), 10) << "an upper limit";
+}
+
+}  // namespace
+}  // namespace tessera::check::gradient_dq_order_test

@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""tools/check_text.py finds each kind of violation, and nothing in pages without any."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+CHECKER = pathlib.Path(sys.argv[1])
+LONG = "word " * 30
+
+CLEAN = {
+    "README.md": "# A\n\nA line with [a link](docs/a.md#a-part-of-it) and [one](#a).\n",
+    "docs/a.md": f"## A part, of `it`\n\n```\n{LONG}\n```\n\n    {LONG}\n\n| {LONG} |\n\n![{LONG}](../README.md)\n",
+    "src/b/README.md": "[outside](https://example.org/nothing)\n",
+    "docs/learn/deep.md": LONG + "\n",  # not among the folders
+}
+
+# File, text, and a piece of the expected line.
+VIOLATIONS = [
+    ("README.md", "line\n" * 161, "README.md: 161 lines, at most 160"),
+    ("README.md", LONG + "\n", "README.md:1: 150 columns, at most 120"),
+    ("docs/a.md", "# A part of it\n" + LONG + "\n", "docs/a.md:2: 150 columns"),
+    ("docs/a.md", f"# A part of it\n{LONG}[a](../README.md)\n", "docs/a.md:2: 167 columns"),
+    ("src/b/README.md", "| [gone](../../docs/a.md#nothing) |\n", "link to ../../docs/a.md#nothing, which is not there"),
+    ("docs/learn/deep.md", "[gone](#nothing)\n", "docs/learn/deep.md:1: link to #nothing"),
+    ("src/b/README.md", "[gone](nothing.md)\n", "src/b/README.md:1: link to nothing.md, which is not there"),
+]
+
+
+def run(files):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            path = pathlib.Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return subprocess.run([sys.executable, CHECKER, folder], capture_output=True, text=True)
+
+
+clean = run(CLEAN)
+assert clean.returncode == 0 and not clean.stdout, clean.stdout + clean.stderr
+for name, text, expected in VIOLATIONS:
+    result = run({**CLEAN, name: text})
+    assert result.returncode == 1, f"not found: {expected}"
+    assert expected in result.stdout, f"expected {expected!r}, got:\n{result.stdout}{result.stderr}"
+    assert len(result.stdout.splitlines()) == 1, result.stdout

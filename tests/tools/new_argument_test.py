@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/architecture.md promises of a new tensor argument, "A new tensor argument".
+
+    new_argument_test.py SOURCE_FOLDER COMPILER [FLAGS...]
+
+First, the files that name alibi_slopes, a tensor that an option of the Problem switches on, must be those that the page
+lists, and few. Second, a copy of the source gets a tensor "sinks" and an option of the same name, by edits of the four files
+that describe them. The checks, the C ABI, the device copies and the command line must compile with it unedited, and the
+checks must know it.
+"""
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+SOURCE, COMPILER, FLAGS = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], sys.argv[3:]
+FOLDERS = ("include", "src", "toolkit", "cli", "python/tessera", "python/torch_ops")
+ENDINGS = (".hpp", ".h", ".cc", ".cu", ".cuh", ".py")
+KERNELS = ("src/cpu/", "src/cuda/", "src/reference/")
+MOST_FILES, MOST_OF_KERNELS = 25, 10
+
+PROGRAM = """
+#include "core/arguments.hpp"
+#include "core/checks.hpp"
+#include "tessera/error.hpp"
+#include <cstdio>
+#include <string>
+using namespace tessera;
+
+/// Does the call fail, and is this argument named?
+bool refused(const Problem& p, const ForwardArgs& args, const std::string& name) {
+    try {
+        check_tensors(p, args, Device{});
+    } catch (const Error& e) {
+        std::puts(e.what());
+        return e.argument() == name;
+    }
+    return false;
+}
+
+int main() {
+    static float memory[4][64];
+    Problem p = Problem::dense(1, 4, 2, 8);
+    const auto rows = [&](int i) { return dense_view(memory[i], DType::fp32, {1, 4, 2, 8}); };
+    ForwardArgs args{.q = rows(0), .k = rows(1), .v = rows(2), .o = rows(3)};
+    float sinks[2] = {};
+    check_tensors(p, args, Device{});
+    args.sinks.data = sinks;  // of rank 0: not given
+    check_tensors(p, args, Device{});
+    if (only_given(args).sinks.data != nullptr) return 1;
+    args.sinks = dense_view(sinks, DType::fp32, {2});
+    if (!refused(p, args, "sinks")) return 2;  // without its option
+    p.sinks = true;
+    check_tensors(p, args, Device{});
+    if (inputs_of<BackwardArgs>(args).sinks.data != sinks) return 3;
+    args.sinks = dense_view(sinks, DType::bf16, {2});
+    if (!refused(p, args, "sinks")) return 4;
+    args.sinks = dense_view(nullptr, DType::fp32, {2});
+    if (!refused(p, args, "sinks")) return 5;
+    args.sinks = dense_view(memory[3], DType::fp32, {2});
+    if (!refused(p, args, "o")) return 6;  // the output overlaps it
+    args.sinks = {};
+    return refused(p, args, "sinks") ? 0 : 7;
+}
+"""
+
+
+def listed():
+    """The files that docs/architecture.md lists."""
+    page = (SOURCE / "docs/architecture.md").read_text()
+    section = re.search(r"\n### A new tensor argument\n(.*?)\n##", page, re.DOTALL)[1]
+    return {name for name in re.findall(r"`([^`\s]+/[^`\s]+)`", section) if (SOURCE / name).is_file()}
+
+
+def naming(word):
+    for folder in FOLDERS:
+        for path in (SOURCE / folder).rglob("*"):
+            if path.suffix in ENDINGS and re.search(rf"\b{word}\b", path.read_text()):
+                yield str(path.relative_to(SOURCE))
+
+
+def edit(path, pattern, replacement, count=1):
+    text = path.read_text()
+    changed, found = re.subn(pattern, replacement, text)
+    assert found == count, f"{path}: {found} places match {pattern}, expected {count}"
+    path.write_text(changed)
+
+
+def add_argument(copy):
+    include = copy / "include/tessera"
+    edit(include / "problem.hpp", r"(    bool alibi = false;[^\n]*\n)", r"\1    bool sinks = false;  ///< sinks will be given\n")
+    edit(include / "attention.hpp", r"(    TensorView o_residual\{\};\n)", r"\1    TensorView sinks{};  ///< fp32 [heads_q]\n", 2)
+    edit(include / "tessera.h", r"(\} tessera_(?:forward|backward)_args;)", r"    tessera_tensor sinks; /* fp32 [heads_q] */\n\1", 2)
+    edit(include / "tessera.h", r"(\} tessera_problem;)", r"    int32_t sinks; /* 0; 1: sinks will be given */\n    int32_t reserved;\n\1")
+    core = copy / "src/core"
+    edit(core / "arguments.hpp", r'(        "What rounding took off the output"\))\n',
+         r'\1 \\\n    row(sinks, "sinks", input, with_option, sinks, alibi_slopes, fp32, "Sinks, fp32 [heads]")\n', 2)
+    edit(core / "arguments.hpp", r"(inline constexpr TensorOption none\{\};\n)",
+         r'\1inline constexpr TensorOption sinks{"sinks", &Problem::sinks};\n')
+    edit(core / "problem_fields.hpp", r"(    row\(seed, [^\n]*\))\n", r"\1 \\\n    row(flag, sinks, sinks)\n")
+
+
+def compiled(copy, source, output, *flags):
+    command = [COMPILER, *FLAGS, "-std=c++20", "-O0", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror",
+               *(f"-I{copy / folder}" for folder in ("include", "src", "toolkit", "cli")), *flags, str(source)]
+    subprocess.run(command + (["-o", str(output)] if output else []), check=True)
+
+
+def main():
+    promised, found = listed(), set(naming("alibi_slopes"))
+    assert found <= promised, f"docs/architecture.md does not list {sorted(found - promised)}"
+    kernels = [name for name in promised if name.startswith(KERNELS)]
+    assert len(promised) <= MOST_FILES and len(kernels) <= MOST_OF_KERNELS, (len(promised), len(kernels))
+    print(f"alibi_slopes stands in {len(found)} files, of them {len([f for f in found if f.startswith(KERNELS)])} of kernels; "
+          f"docs/architecture.md lists {len(promised)} and {len(kernels)}")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder)
+        for name in ("include", "src", "toolkit", "cli"):
+            shutil.copytree(SOURCE / name, copy / name)
+        add_argument(copy)
+        for source in ("src/c_api.cc", "toolkit/device/device_copy.cc", "cli/inputs.cc", "cli/generated.cc"):
+            compiled(copy, copy / source, None, "-fsyntax-only")
+        program = copy / "program.cc"
+        program.write_text(PROGRAM)
+        objects = []
+        for source in (program, *(copy / f"src/core/{name}.cc" for name in ("checks", "overlap", "tensor", "problem"))):
+            objects.append(source.with_suffix(".o"))
+            compiled(copy, source, objects[-1], "-c")
+        subprocess.run([COMPILER, *map(str, objects), "-lfmt", "-o", str(copy / "program")], check=True)
+        subprocess.run([str(copy / "program")], check=True)
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()

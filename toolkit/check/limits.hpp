@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What each kernel takes and may refuse, written down a second time: a kernel that refuses anything else fails the
+// tests and `tessera check`, instead of leaving their cases.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "tessera/kernel.hpp"
+#include "tessera/problem.hpp"
+
+namespace tessera::check {
+
+/// Does this kernel take the dtype? Independent of KernelInfo::dtypes, which a change may shorten by mistake.
+inline bool takes(const KernelInfo& kernel, DType dtype) {
+    if (kernel.backend == Backend::reference) return true;
+    if (is_16_bit(dtype)) return true;
+    const bool fp32 = kernel.backend == Backend::cpu || kernel.schedule == Schedule::fa2;
+    return dtype == DType::fp32 && fp32;
+}
+
+/// Do scores go through nothing but a positive scale and the mask?
+inline bool plain_scores(const Problem& p) {
+    const auto scale = static_cast<float>(p.effective_scale());
+    return p.softcap == 0 && !p.alibi && !p.bias && p.dropout.probability == 0 && std::isnormal(scale) && scale > 0;
+}
+
+/// How the reason begins for which this kernel refuses the Problem on a device that it is made for; "" when it has to
+/// take it.
+inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) {
+    if (!takes(kernel, p.dtype)) return "does not take " + std::string(name_of(p.dtype));
+    if (kernel.name == "cpu.fa1.forward" && p.len_kv > 65536) return "renormalises O at every K/V block";
+    if (kernel.schedule != Schedule::fa3) return "";
+    if (p.bias) return "takes no additive bias";
+    if (!plain_scores(p) && std::max(p.head_dim, p.head_dim_v) > 128) {
+        return "takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim 128";
+    }
+    if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) return "takes a head_dim in multiples of 8";
+    return "";
+}
+
+}  // namespace tessera::check

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One drawing of speed by length for a README: a panel for each kind of call, a line for each library.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plot/figure.hpp"
+#include "report/rows.hpp"
+
+namespace tessera::report {
+
+/// Which panels and lines a chart has. A kind of call is described by parts: "forward", "bf16", "head_dim 128",
+/// "causal" or "full mask", "16 heads", "16 threads".
+struct ChartOptions {
+    std::string title{};
+    std::string note{};                            ///< first line of the footer; empty: none
+    std::vector<std::vector<std::string>> only{};  ///< a panel has one part of each list
+    std::vector<std::string> without{};            ///< a panel has none of these parts
+    std::vector<std::string> lines{};              ///< names in the order of the legend; empty: all
+    std::size_t columns = 3;                       ///< panels fill a column before the next one begins
+};
+
+/// The chart of one device: the one that has all lines and the most panels. All panels share one scale; the subtitle
+/// says what they have in common, the footer the commit or version and the date behind each line. Throws
+/// Error(invalid_argument) naming "--line" or "--only" where nothing is left to draw.
+plot::Panels chart(const Sorted& sorted, const ChartOptions& options);
+
+}  // namespace tessera::report
